@@ -1,7 +1,7 @@
-"""What is known of a LoRA adapter without its weights: the facts of one revision of its source.
+"""Facts of a LoRA adapter: what one revision of its source says without its weights being read.
 
-A small Job reads them for a batch of a pool's adapters (`AdapterBatch` in its environment) and leaves them in its
-termination message (`core.adapters.facts`); an agent reads them again from the files that it staged.
+A small Job reads the facts for a batch of a pool's adapters (`AdapterBatch` in its environment) and writes them to its
+termination message (`core.adapters.facts`). An agent reads them again from the files that it staged.
 """
 
 from typing import Annotated, Final
@@ -15,59 +15,61 @@ from shoal.api.replica import Message
 BATCH_ENV: Final = "SHOAL_ADAPTER_FACTS"
 """Environment variable of the Job: `AdapterBatch` as JSON."""
 BATCH_ADAPTERS: Final = 16
-"""Most of one Job: their facts have to fit into a termination message."""
+"""Adapters per Job at most: their facts must fit into a termination message."""
 
 MOST_RANK: Final = 1_000_000
 MOST_MODULES: Final = 256
-"""Different ones, of one adapter; no base has so many."""
+"""Distinct modules of one adapter at most; no base model has as many."""
 MOST_LAYERS: Final = 100_000
 
 ModuleName = Annotated[str, StringConstraints(max_length=256)]
 Widths = tuple[Count, Count]
-"""What a layer reads and what it writes."""
+"""Input and output width of a layer."""
 
 
 class AdapterFacts(Message):
-    """The facts of one revision of an adapter that SGLang could serve, on a base that fits."""
+    """The facts of one revision of an adapter that SGLang can serve on a matching base model."""
 
     revision: Digest
     """Digest of the manifest of its source: names, sizes and validators of all files."""
     commit: Annotated[str, StringConstraints(max_length=128)] | None = None
-    """hf: the commit to which the source's branch was resolved."""
+    """hf: the commit that the source's branch was resolved to."""
     rank: Annotated[int, Field(ge=1, le=MOST_RANK)]
     alpha: Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
-    """The adapter is scaled by alpha / rank."""
+    """LoRA alpha; the adapter's update is scaled by alpha / rank."""
     size_bytes: Bytes
-    """Of the weights' file."""
+    """Size of the weights file."""
     file_bytes: Bytes
-    """Of all files that a replica needs."""
+    """Size of all files that a replica needs."""
     modules: Annotated[dict[ModuleName, Widths | None], Field(max_length=MOST_MODULES)]
-    """Modules that its tensors change -> widths; None: layers differ. An expert's begin with `experts.`."""
+    """Modules that the adapter's tensors change -> widths; None: the widths differ between layers. Names of expert
+    modules begin with `experts.`."""
     targets: Annotated[tuple[ModuleName, ...], Field(max_length=MOST_MODULES)]
-    """Modules that its config names, without what stands before the last dot; ("all",): it says all-linear."""
+    """Last part (after the last dot) of the module names in adapter_config.json; ("all",): the config says
+    all-linear."""
     layers: Annotated[int, Field(ge=0, le=MOST_LAYERS)]
-    """Decoder layers that its base needs at least."""
+    """Least number of decoder layers that the base model must have."""
     base: Annotated[str, StringConstraints(max_length=256)] | None = None
-    """The base that its config names: nobody checks that name, so it is for people only."""
+    """Base model named in the adapter's config. It is shown to people and not validated."""
     added_token: Annotated[int, Field(ge=-MOST_COUNT, le=MOST_COUNT)] | None = None
-    """The highest id in added_tokens.json: one outside the base's vocabulary is a new token."""
+    """Highest token id in added_tokens.json. An id outside the base model's vocabulary is a new token."""
 
 
 class AdapterToRead(Message):
-    """One source of a batch."""
+    """One adapter source of a batch."""
 
     key: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
-    """`loraadapter.source_key` of it: names it in the answer."""
+    """`loraadapter.source_key` of the source: identifies it in the answer."""
     uri: str
     digest: Digest | None = None
-    """Digest that its content must have."""
+    """Required digest of the content."""
 
 
 class AdapterBatch(Message):
-    """What a Job reads."""
+    """Input of one Job."""
 
     adapters: Annotated[tuple[AdapterToRead, ...], Field(max_length=BATCH_ADAPTERS)]
     credentials: tuple[str, ...] = ()
-    """Prefixes of sources, in the order of the folders of ADAPTER_SECRETS_DIR."""
+    """URI prefixes of the pool's credentials, in the order of the folders in ADAPTER_SECRETS_DIR."""
     max_bytes: Positive
-    """Most that the files of one adapter may have: an archive that is larger is not fetched."""
+    """Size limit for the files of one adapter, in bytes: a larger archive is not fetched."""

@@ -1,13 +1,14 @@
-"""What gateways and operators say to an agent about adapters (streams.md, "Slots"); JSON, camelCase.
+"""The agent's API for adapters (streams.md, "Slots"): requests of gateways and operators. JSON, camelCase.
 
-`POST /v1/adapters/{engine name}/ensure` with an `Ensure` (gateways; operators to load ahead): 200 with a `Lease` when
-the adapter is resident, else an `AdapterRefusal`: 409 the caller's stream is not known here or is of another boot of
-this agent, 422 the adapter can never be loaded here as it is, 503 not now (slots full for `waitSeconds`, draining,
-engine down or restarted meanwhile, load failed or hangs).
+`POST /v1/adapters/{engine name}/ensure` with an `Ensure`: a gateway needs the adapter, or an operator preloads it. 200
+with a `Lease` when the adapter is resident, else an `AdapterRefusal`: 409 the caller has no stream to this agent, or
+its stream is to an earlier start of this agent; 422 this revision of the adapter can never be loaded here; 503 not now
+(no free slot within `waitSeconds`, draining, engine down or restarted, load failed or hangs).
 
-`PUT /v1/adapters` with a `Floor` (operators): 204. What the replica should hold from now on; the latest floor counts.
+`PUT /v1/adapters` with `DesiredAdapters` (operators): 204. The adapters that the replica should hold; each call
+replaces the previous list.
 
-What the agent has is in its stream: `ReplicaKeys.adapters`.
+The adapters that an agent has are in its stream: `ReplicaKeys.adapters`.
 """
 
 from typing import Annotated, Final
@@ -19,8 +20,8 @@ from shoal.api.loraadapter import Digest
 from shoal.api.replica import Message
 
 LEASE_SECONDS: Final = 10.0
-"""How long a lease holds after the gateway was last heard to use it: its grant, or an acknowledgement that shows the
-adapter running."""
+"""Duration of a lease. It runs from the grant, or from the gateway's last acknowledgement that counts the adapter as
+running."""
 ENSURE_SECONDS: Final = 60.0
 """Longest `waitSeconds`."""
 
@@ -32,32 +33,33 @@ ADAPTERS_ENV: Final = "SHOAL_AGENT_ADAPTERS"
 
 
 class AdapterSettings(Message):
-    """What an agent is told of its Model's pool when it starts; a change of it replaces the pod."""
+    """The LoRAPool settings with which an agent starts. Changing them replaces the pod."""
 
     pool: str
     """`namespace/name`, for messages."""
     slots: Annotated[int, Field(ge=2)]
-    """Places in GPU memory; the base model counts as one, so leases cover one adapter less."""
+    """Adapter slots in GPU memory. The base model takes one, so leases cover at most `slots` - 1 adapters."""
     cached: Annotated[int, Field(ge=2)]
-    """Adapters that the engine keeps in host memory (`--max-loaded-loras`), and whose files are kept."""
+    """Adapters that the engine keeps in host memory (`--max-loaded-loras`) and whose files stay on disk."""
     max_rank: Annotated[int, Field(ge=1)]
     target_modules: tuple[str, ...]
-    """As the pool names them; ("all",) means every module."""
+    """Target modules of the pool; ("all",): every module."""
     max_bytes: Annotated[int, Field(ge=1)]
-    """Most that the files of one adapter may have: the folder has room for twice `cached` of them."""
+    """Size limit for the files of one adapter, in bytes. The adapter folder has room for 2 * `cached` adapters of that
+    size."""
     credentials: tuple[str, ...] = ()
-    """Prefixes of sources: the i-th one's Secret is mounted at ADAPTER_SECRETS_DIR/i. The longest that matches counts;
-    without any that matches a source is read without credentials."""
+    """URI prefixes of sources: the Secret of the i-th prefix is mounted at ADAPTER_SECRETS_DIR/i. The longest matching
+    prefix applies; a source that matches none is read without credentials."""
     architecture: str | None = None
-    """Of the base, such as LlamaForCausalLM; None: not known."""
+    """Architecture of the base model, such as LlamaForCausalLM; None: unknown."""
     widths: LayerWidths | None = None
-    """Of the base; None: not known, and an adapter's shapes are then not compared."""
+    """Layer widths of the base model; None: unknown, and the shapes of adapters are not checked."""
     vocabulary: int | None = None
-    """Of the base; None: not known."""
+    """Vocabulary size of the base model; None: unknown."""
 
 
 class AdapterWanted(Message):
-    """One revision of an adapter, as an agent needs it to stage and load it."""
+    """One revision of an adapter: what an agent needs to stage and load it."""
 
     name: EngineName
     revision: Digest
@@ -65,15 +67,15 @@ class AdapterWanted(Message):
 
 
 class Ensure(AdapterWanted):
-    """A caller wants to use the adapter now."""
+    """A request for a lease: the caller is about to use the adapter."""
 
     gateway: str
-    """Name of the caller's pod, as in HEADER_CALLER of its stream."""
+    """Name of the calling pod, as in HEADER_CALLER of its stream."""
     boot: str
-    """Its boot id, as in HEADER_BOOT of its stream."""
+    """The caller's boot id, as in HEADER_BOOT of its stream."""
     agent_boot: str
     wait_seconds: Annotated[float, Field(ge=0, le=ENSURE_SECONDS)] = 30.0
-    """How long the caller waits for a slot and for loading."""
+    """How long the caller waits for a free slot and for the load, in seconds."""
 
 
 class Lease(Message):
@@ -81,27 +83,28 @@ class Lease(Message):
 
     name: str
     engine_boot: str
-    """The engine's boot that has it: with another one the lease is over."""
+    """Boot id of the engine that holds the adapter. The lease ends when the engine restarts."""
     seq: int = 0
-    """Of the stream's message by which the adapter is `loaded`. A request may be sent under the lease once the gateway
-    has read so far and the last that it read still says so: a lease that comes late must not outdo a retirement that
-    was acknowledged meanwhile."""
+    """Sequence number of the stream message that reported the adapter as `loaded`. A gateway may send a request under
+    the lease only after it has read the stream up to `seq`, and only while the stream still reports the adapter as
+    `loaded`. Otherwise a lease that arrives late would outlive a retirement that the gateway has already
+    acknowledged."""
     seconds: float = LEASE_SECONDS
     loaded: bool = False
-    """It was not resident before."""
+    """This call loaded the adapter; it was not resident before."""
     staged_seconds: float = 0.0
-    """What fetching and verifying took, of this call."""
+    """Time that this call spent on fetching and verifying."""
     load_seconds: float = 0.0
-    """What the engine took to load it, of this call."""
+    """Time that the engine spent on loading for this call."""
     waited_seconds: float = 0.0
-    """What waiting for a slot or for other loads took."""
+    """Time that this call waited for a slot or for other loads."""
 
 
 class AdapterRefusal(Message):
-    """Why there is no lease."""
+    """Why no lease was granted."""
 
     reason: str
-    """A reason of `reasons.py`."""
+    """A reason from `reasons.py`."""
     message: str
     retry_after: int | None = None
 
@@ -110,11 +113,11 @@ class DesiredAdapter(AdapterWanted):
     """An adapter that the replica should hold."""
 
     pinned: bool = False
-    """Never evicted."""
+    """The adapter is never evicted."""
 
 
 class DesiredAdapters(Message):
-    """What a replica should hold, from the leading operator."""
+    """The adapters that a replica should hold, as decided by the leading operator."""
 
     operator: str
     """Name of the operator's pod."""

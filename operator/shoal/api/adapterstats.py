@@ -1,4 +1,4 @@
-"""What the operator tells of adapters: `GET /v1/adapters` on its OPS_PORT, read by `kubectl shoal adapters`."""
+"""Answer of the operator's `GET /v1/adapters` on OPS_PORT, read by `kubectl shoal adapters`."""
 
 from datetime import datetime
 
@@ -6,15 +6,15 @@ from shoal.api.replica import Message
 
 
 class AdapterFigures(Message):
-    """One LoRAAdapter now. None: unknown."""
+    """Current state of one LoRAAdapter. None: unknown."""
 
     adapter: str
     """namespace/name."""
     residency: str
     revision: str | None = None
-    """Of the one that answers: the 12 digits of its engine name."""
+    """Revision in service: the 12 hex digits of its engine name."""
     next: str | None = None
-    """Of the one that is to take over."""
+    """Revision that will replace it, in the same form."""
     rank: int | None = None
     size_bytes: int | None = None
     ready: str = "Unknown"
@@ -22,7 +22,7 @@ class AdapterFigures(Message):
     reason: str = ""
     message: str = ""
     wanted: int | None = None
-    """Copies that replicas are told to keep; None: on no floor, loaded when it is asked for."""
+    """Copies that replicas are told to keep; None: the adapter is loaded on demand only."""
     resident: tuple[str, ...] | None = ()
     """Pods that have it loaded; None: no replica is heard."""
     desired: tuple[str, ...] = ()
@@ -34,43 +34,43 @@ class AdapterFigures(Message):
     misses: int | None = None
     """Of these, those that found it at no replica."""
     last_used: datetime | None = None
-    """When the operator last heard of a request; None: not since it leads."""
+    """When the operator last saw a request for the adapter; None: none since this operator became leader."""
 
 
 class ReplicaAdapters(Message):
-    """One replica of a pool. None: unknown."""
+    """Current state of one replica of a pool. None: unknown."""
 
     pod: str
     ready: bool
     live: bool
     slots: int | None = None
-    """Distinct adapters that requests may use at once."""
+    """Distinct adapters that requests can use at the same time."""
     leased: int | None = None
     waiting: int | None = None
-    """Callers that wait for a slot."""
+    """Callers that wait for a free slot."""
     loaded: int | None = None
     failed: int | None = None
     loads: int | None = None
-    """By its engine, since its agent started."""
+    """Loads since the agent started."""
     evictions: int | None = None
 
 
 class PoolFigures(Message):
-    """One LoRAPool."""
+    """Current state of one LoRAPool."""
 
     pool: str
     """namespace/name."""
     model: str
     """namespace/name."""
     slots: int
-    """Per replica, for adapters."""
+    """Adapter slots per replica."""
     cached: int
-    """Adapters in a replica's host memory."""
+    """Adapters kept in the host memory of one replica."""
     ready: str = "Unknown"
     reason: str = ""
     message: str = ""
     stale: tuple[str, ...] = ()
-    """Gateways that are not heard: what they have is not in the figures."""
+    """Gateways whose signals are stale; their requests are missing from these numbers."""
     replicas: tuple[ReplicaAdapters, ...] = ()
     adapters: tuple[AdapterFigures, ...] = ()
 

@@ -1,8 +1,8 @@
-"""What the ledger answers to questions on usage and money (docs/billing.md).
+"""The ledger's answers about usage and money (docs/billing.md).
 
-Amounts are decimal texts: `amount` and its kind are rounded to the smallest unit of the currency, `exact` are not.
-Prices are per million tokens. In a row a field that was not asked for is absent, and null is "none": an `adapter` of
-null is the model without one.
+Amounts are decimal strings. `amount`, `usage`, `credit` and `total` are rounded to the smallest unit of the currency;
+`exact` is not rounded. Prices are per million tokens. A field of a row is absent when it was not part of the query, and
+null when the value is "none": an `adapter` of null is the base model without an adapter.
 """
 
 from typing import Literal
@@ -20,19 +20,19 @@ class TokenCounts(Message):
 
     requests: int = 0
     input_tokens: int = 0
-    """Cached ones included."""
+    """Cached input tokens included."""
     cached_tokens: int = 0
     unknown_cached_input_tokens: int = 0
-    """Of the input: that of requests that do not say how much was cached."""
+    """Part of the input tokens: tokens of requests for which the number of cached tokens is unknown."""
     output_tokens: int = 0
-    """Reasoning included."""
+    """Reasoning tokens included."""
     reasoning_tokens: int = 0
     unknown_requests: int = 0
-    """Requests that an engine had and whose tokens nobody knows."""
+    """Requests that reached an engine and whose token counts are unknown."""
 
 
 class UsageRow(TokenCounts):
-    """Of one combination of what was asked for with `by`."""
+    """Usage of one combination of the dimensions in `by`."""
 
     tenant: str | None = None
     key: str | None = None
@@ -54,13 +54,13 @@ class UsagePage(Message):
     by: tuple[By, ...] = ()
     rows: tuple[UsageRow, ...] = ()
     next: str | None = None
-    """There is more: ask again with `after` set to this."""
+    """Cursor of the next page: repeat the query with `after` set to this value."""
     unseen: tuple[str, ...] = ()
-    """Tenants that were asked for and of which there is no usage at any time."""
+    """Queried tenants that have never had any usage."""
 
 
 class RateFigures(Message):
-    """Prices of a million tokens."""
+    """Prices per million tokens."""
 
     input: str
     cached: str
@@ -68,7 +68,7 @@ class RateFigures(Message):
 
 
 class BillLine(TokenCounts):
-    """What one price was paid for."""
+    """Usage that was billed at one price."""
 
     model: str
     adapter: str | None = None
@@ -76,13 +76,13 @@ class BillLine(TokenCounts):
     rate: RateFigures
     unknown_cached: UnknownCached
     lists: tuple[str, ...]
-    """The price lists that say so."""
+    """Names of the price lists that contain this price."""
     exact: str
     amount: str
 
 
 class UnpricedLine(TokenCounts):
-    """Usage for which no price list has a price. It is in no total."""
+    """Usage that no price list has a price for. It is not part of any total."""
 
     model: str
     adapter: str | None = None
@@ -90,13 +90,13 @@ class UnpricedLine(TokenCounts):
 
 
 class CreditEntry(Message):
-    """A credit."""
+    """One credit of a tenant."""
 
     id: str
     tenant: str
     month: str
     amount: str
-    """Positive is for the tenant."""
+    """A positive amount is in the tenant's favour."""
     currency: str
     note: str
     made_at: str
@@ -110,14 +110,14 @@ class Credits(Message):
 
 
 class NewCredit(Message):
-    """`POST /v1/credits`. The same id again with the same content makes no second one."""
+    """Body of `POST /v1/credits`. Repeating a request with the same id and the same content has no effect."""
 
     id: str = Field(min_length=1, max_length=128)
     tenant: str = Field(min_length=1, max_length=253)
     month: str
     amount: str
     currency: str | None = None
-    """Default: that of the price lists."""
+    """Default: the currency of the price lists."""
     note: str = Field("", max_length=1000)
     made_by: str = Field("", max_length=253)
 
@@ -129,77 +129,77 @@ class BillStatement(Message):
     month: str
     external_ids: tuple[str, ...] = Field((), validation_alias="externalIDs", serialization_alias="externalIDs")
     currency: str | None = None
-    """None: no price list."""
+    """None: there is no price list."""
     lines: tuple[BillLine, ...] = ()
     unpriced: tuple[UnpricedLine, ...] = ()
     credits: tuple[CreditEntry, ...] = ()
     foreign_credits: tuple[CreditEntry, ...] = ()
-    """In another currency: not taken off."""
+    """Credits in another currency. They are not deducted."""
     usage: str | None = None
     """The sum of the lines."""
     credit: str | None = None
     """The sum of the credits."""
     total: str | None = None
-    """What is to be paid; below zero it is the tenant's."""
+    """Amount due; a negative amount is owed to the tenant."""
     month_ended: bool = False
     open_requests: int = 0
-    """Of this month, that have not ended: they are not on it yet."""
+    """Requests of this month that have not ended. They are not billed yet."""
     known: bool = True
-    """False: the ledger has never seen usage or a credit of this tenant."""
+    """False: the ledger has never had usage or a credit of this tenant."""
 
 
 class PriceText(Message):
-    """A price list that is sent along."""
+    """A price list in the body of a request."""
 
     file: str = Field(max_length=253)
     text: str
 
 
 class RateAgain(Message):
-    """`POST /v1/bill`: the bill of a month as other price lists would have made it."""
+    """Body of `POST /v1/bill`: computes the bill of a month with other price lists."""
 
     tenant: str = Field(min_length=1, max_length=253)
     month: str
     prices: tuple[PriceText, ...] = Field(min_length=1, max_length=64)
-    """A single one counts for the whole month, several each from its own moment on."""
+    """A single price list applies to the whole month. Several price lists apply from their effective dates on."""
 
 
 class RatedAgain(Message):
-    """Answer to it; nothing is kept."""
+    """Answer to `POST /v1/bill`; nothing is stored."""
 
     bill: BillStatement
-    """With the price lists in force."""
+    """The bill with the price lists in force."""
     other: BillStatement
-    """With those that were sent."""
+    """The bill with the price lists of the request."""
     difference: str | None = None
-    """Total of `other` minus that of `bill`; None where their currencies differ or one has none."""
+    """Total of `other` minus total of `bill`; None when the currencies differ or a total is missing."""
 
 
 class MarginRow(Message):
-    """Of one combination of what was asked for with `by`."""
+    """Revenue and cost of one combination of the dimensions in `by`."""
 
     gpu_class: str | None = Field(None, validation_alias="class", serialization_alias="class")
-    """None: requests of which no engine is known."""
+    """None: requests whose engine is unknown."""
     model: str | None = None
     day: str | None = None
     month: str | None = None
     tokens: int = 0
-    """Billed: input and output."""
+    """Billed input and output tokens."""
     unpriced_tokens: int = 0
-    """Of these, those without a price: they are not in the revenue."""
+    """Part of `tokens` that has no price and is missing from `revenue`."""
     revenue: str | None = None
-    """Exact, credits not taken off; None: nothing of it has a price."""
+    """Exact, before credits; None: none of the usage has a price."""
     gpu_hours: float | None = None
-    """For which GPUs were held; None: not known."""
+    """Hours for which GPUs were held; None: unknown."""
     unpriced_gpu_hours: float = 0.0
-    """Of these, those of a class without a price: they are not in the cost."""
+    """Part of `gpuHours` on GPU classes without a price. It is missing from `cost`."""
     cost: str | None = None
-    """Exact; None: not known."""
+    """Exact; None: unknown."""
     cost_currency: str | None = None
     margin: str | None = None
-    """Revenue minus cost; None where one of them is not known, or they have different currencies."""
+    """Revenue minus cost; None when one of the two is unknown or their currencies differ."""
     margin_percent: str | None = None
-    """Of the revenue."""
+    """Margin as a percentage of the revenue."""
 
 
 class Margin(Message):
@@ -209,5 +209,5 @@ class Margin(Message):
     end: str = Field(validation_alias="to", serialization_alias="to")
     by: tuple[Literal["class", "model", "day", "month"], ...] = ()
     currency: str | None = None
-    """Of the revenue."""
+    """Currency of the revenue."""
     rows: tuple[MarginRow, ...] = ()

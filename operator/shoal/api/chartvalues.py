@@ -1,6 +1,7 @@
-"""The values of charts/shoal, as models: values.yaml, its comments, its JSON schema and a table for the docs.
+"""The values of charts/shoal as models. values.yaml, its comments, its JSON schema and a table in the docs are
+generated from them.
 
-What the operator's configuration file has too is taken from `api/config.py`, so that chart and operator cannot differ.
+Settings that the operator's configuration file also has are taken from `api/config.py`, so chart and operator agree.
 """
 
 from typing import Any, Final, Literal
@@ -24,9 +25,9 @@ from shoal.api.config import (
 )
 
 RUNBOOKS: Final = "https://github.com/shoal-dev/shoal/blob/main/docs/runbooks"
-"""Where the alerts' pages are, unless a value says otherwise."""
+"""Default location of the runbooks of alerts."""
 Free = dict[str, Any]
-"""Something that goes into an object as it is; Kubernetes' own API checks it."""
+"""Part of a Kubernetes object, passed through unchanged and validated by the API server."""
 _SIZE: Final = r"^[1-9][0-9]*(Mi|Gi|Ti|M|G|T)$"
 
 
@@ -39,69 +40,69 @@ class Section(BaseModel):
 
 class ImageValues(Section):
     repository: str = Field(default="ghcr.io/shoal-dev/shoal", min_length=1)
-    """Shoal's image, of operator, gateway, ledger, agent and stage containers."""
+    """Repository of Shoal's image, for operator, gateway, ledger, agent and stage containers."""
     tag: str = ""
-    """Tag. Default: the chart's appVersion."""
+    """Tag of the image. Default: the chart's appVersion."""
     digest: str = Field(default="", pattern=r"^(sha256:[0-9a-f]{64})?$")
-    """Digest, `sha256:...`; wins over the tag."""
+    """Digest of the image, `sha256:...`; overrides the tag."""
     pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     """Pull policy of Shoal's image."""
     pull_secrets: tuple[str, ...] = ()
-    """Names of pull secrets in the release's namespace. For engine pods see `pods.imagePullSecrets`."""
+    """Names of image pull secrets in the release's namespace. For engine pods see `pods.imagePullSecrets`."""
 
 
 class PodValues(Section):
-    """What the pods of operator, gateway and ledger have in common."""
+    """Settings that the pods of operator, gateway and ledger have in common."""
 
     resources: Free
-    """Requests and limits of the container."""
+    """Resource requests and limits of the container."""
     node_selector: dict[str, str] = {}
-    """Labels of the nodes."""
+    """Node selector of the pods."""
     tolerations: tuple[Free, ...] = ()
-    """Tolerations."""
+    """Tolerations of the pods."""
     affinity: Free = {}
-    """Affinity. Default: replicas prefer different nodes."""
+    """Affinity of the pods. Default: prefers different nodes for replicas."""
     topology_spread_constraints: tuple[Free, ...] = ()
-    """Topology spread constraints."""
+    """Topology spread constraints of the pods."""
     priority_class_name: str = ""
-    """PriorityClass."""
+    """PriorityClass of the pods."""
     pod_labels: dict[str, str] = {}
-    """Further labels of the pods."""
+    """Additional labels of the pods."""
     pod_annotations: dict[str, str] = {}
-    """Further annotations of the pods."""
+    """Additional annotations of the pods."""
     extra_env: tuple[Free, ...] = ()
-    """Further environment variables, as in a container."""
+    """Additional environment variables, as in a container."""
     service_account_annotations: dict[str, str] = {}
     """Annotations of the ServiceAccount."""
 
 
 class OperatorValues(PodValues):
     replicas: int = Field(default=2, ge=1, le=5)
-    """Pods; one leads by a Lease, the others stand by."""
+    """Number of pods. One is the leader, by a Lease; the others are on standby."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Log level."""
     resync_seconds: int = Field(default=600, ge=10)
-    """How often everything is listed anew, against missed watch events."""
+    """Interval in seconds at which everything is listed again, in case watch events were missed."""
     signals: Signals = Signals()
-    """Where the operator hears of load and demand."""
+    """Where the operator gets load and demand from."""
     scaling: Scaling = Scaling()
-    """Who writes replicas."""
+    """What writes the replicas of Models."""
     resources: Free = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
-    """Requests and limits of the container."""
+    """Resource requests and limits of the container."""
 
 
 class ServiceValues(Section):
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
     """Type of the Service."""
     port: int = Field(default=80, ge=1, le=65535)
-    """Port of the Service; 443 fits when `gateway.tls` is set."""
+    """Port of the Service; use 443 with `gateway.tls`."""
     annotations: dict[str, str] = {}
     """Annotations, such as those of a cloud's load balancer."""
 
 
 class Persistence(Section):
     enabled: bool = True
-    """Keep usage records on a volume. Without it a deleted pod's records that nobody took are lost."""
+    """Keeps usage records on a volume. Off: records that the ledger does not have yet are lost with the pod."""
     size: str = "2Gi"
     """Size of each gateway's volume."""
     storage_class_name: str = ""
@@ -110,106 +111,110 @@ class Persistence(Section):
 
 class Tls(Section):
     secret_name: str = ""
-    """Secret of type kubernetes.io/tls in the release's namespace. Empty: plain HTTP. Reread when it changes."""
+    """Secret of type kubernetes.io/tls in the release's namespace, read again when it changes. Empty: plain HTTP."""
 
 
 class Ingress(Section):
     enabled: bool = False
-    """Make an Ingress."""
+    """Creates an Ingress."""
     class_name: str = ""
     """IngressClass."""
     annotations: dict[str, str] = {}
-    """Annotations; streams need a long read timeout and no response buffering at the proxy."""
+    """Annotations of the Ingress. Streams need a long read timeout and no response buffering at the proxy."""
     host: str = ""
-    """Host name; empty: every one."""
+    """Host name; empty: all hosts."""
     tls_secret_name: str = ""
-    """Secret with the certificate for the Ingress; empty: no TLS there."""
+    """Secret with the certificate of the Ingress; empty: no TLS."""
 
 
 class HTTPRoute(Section):
     enabled: bool = False
-    """Make an HTTPRoute of the Gateway API."""
+    """Creates an HTTPRoute of the Gateway API."""
     annotations: dict[str, str] = {}
     """Annotations."""
     parent_refs: tuple[Free, ...] = ()
-    """Gateways that it attaches to."""
+    """Gateways that the route attaches to."""
     hostnames: tuple[str, ...] = ()
-    """Host names; empty: every one."""
+    """Host names; empty: all hosts."""
 
 
 class LogPersistence(Section):
     enabled: bool = False
-    """Keep request logs on a volume of their own. Without it they are on an emptyDir and go with the pod. Choose at
-    installation: Kubernetes adds no volume to a StatefulSet that is there (docs/chart.md says how to go about it)."""
+    """Keeps request logs on a volume of their own. Off: they are on an emptyDir and are deleted with the pod. Choose at
+    installation: Kubernetes cannot add a volume to an existing StatefulSet (docs/chart.md describes a way around
+    this)."""
     size: str = Field(default="5Gi", pattern=_SIZE)
-    """Size of each gateway's volume; without `enabled`, bound of the emptyDir."""
+    """Size of each gateway's volume; without `enabled`, size limit of the emptyDir."""
     storage_class_name: str = ""
     """StorageClass; empty: the cluster's default."""
 
 
 class LogBucket(Section):
     url: str = Field(default="", pattern=r"^((s3|gs|az)://[^ ]+)?$")
-    """Where finished files go, such as s3://bucket/prefix (gs://, az://). Empty: they stay on the gateways."""
+    """Bucket for finished log files, such as s3://bucket/prefix (gs://, az://). Empty: they stay on the gateways."""
     secret_name: str = ""
-    """Secret in the release's namespace that opens the bucket, with keys as in docs/sources.md. Empty: the identity of
-    the gateways' ServiceAccount does."""
+    """Secret in the release's namespace with credentials of the bucket; keys as in docs/sources.md. Empty: the identity
+    of the gateways' ServiceAccount is used."""
 
 
 class LogEncryption(Section):
     secret_name: str = ""
-    """Secret in the release's namespace: its key `current` (32 bytes) encrypts, each other one of it still reads.
-    Empty: request logs are not encrypted."""
+    """Secret in the release's namespace. Its key `current` (32 bytes) encrypts; all its keys decrypt. Empty: request
+    logs are not encrypted."""
 
 
 class RequestLogValues(Section):
     persistence: LogPersistence = LogPersistence()
-    """Where the files are; nine tenths of it are used."""
+    """Storage of the log files; at most nine tenths of it are used."""
     bucket: LogBucket = LogBucket()
-    """An object store for them."""
+    """Object store for the log files."""
     encryption: LogEncryption = LogEncryption()
-    """Keys of their own for them."""
+    """Encryption of the log files."""
 
 
 class GatewayMedia(Section):
     egress: bool = False
-    """Gateways fetch the images and sounds that clients name by https, from the hosts that a Model's
-    `media.allowedHosts` names (docs/models.md). Off: only `data:` URLs are taken. With `networkPolicy.gatewayEgress` it
+    """Gateways fetch images and audio that clients reference by https URL, from the hosts in a Model's
+    `media.allowedHosts` (docs/models.md). Off: only `data:` URLs are accepted. With `networkPolicy.gatewayEgress` it
     also opens port 443 of public addresses to gateways."""
 
 
 class GatewayValues(PodValues):
     replicas: int = Field(default=2, ge=1)
-    """Pods."""
+    """Number of pods."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Log level."""
     installation: str = Field(default="shoal", min_length=1, max_length=128)
-    """Names this installation: `source` of every usage record. Give each cluster its own, and never change it."""
+    """Name of this installation: `source` of every usage record. Use a different name in each cluster, and never change
+    it."""
     request_seconds: int = Field(default=900, ge=1)
-    """Longest that one request may take at replicas; also decides the pods' termination grace period."""
+    """Longest time that a request may take at replicas, in seconds. It also determines the pods' termination grace
+    period."""
     hold_seconds: int = Field(default=600, ge=0, le=3600)
-    """Longest that a request waits for a replica, whatever its Model's `hold.timeoutSeconds` allows; also part of the
-    grace period, because a gateway that stops keeps what waits until it is served or due."""
+    """Longest time that a request is held, in seconds. A Model's `hold.timeoutSeconds` may be shorter. It is added to
+    the termination grace period, because a terminating gateway keeps held requests until they are served or time
+    out."""
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
-    """Largest request body in bytes."""
+    """Limit for the size of a request body in bytes."""
     max_body_values: int = Field(default=1024 * 1024, ge=1024)
-    """Most values of one request body; each token of a prompt that is sent as numbers is one. A decoded value takes up
+    """Limit of JSON values in a request body; each token of a prompt sent as numbers is one. A decoded value takes up
     to 80 bytes of memory."""
     replica_header: bool = False
-    """Tell clients which pod answered, in the header x-shoal-replica."""
+    """Tells clients which pod answered, in the header x-shoal-replica."""
     media: GatewayMedia = GatewayMedia()
-    """Images and sounds of requests."""
+    """Images and audio in requests."""
     resources: Free = {"requests": {"cpu": "500m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
-    """Requests and limits of the container. What requests, answers and connections may hold follows from the memory
-    limit (docs/gateway.md)."""
+    """Resource requests and limits of the container. Buffers for requests, answers and connections are derived from the
+    memory limit (docs/gateway.md)."""
     service: ServiceValues = ServiceValues()
     """The Service `shoal-gateway`."""
     persistence: Persistence = Persistence()
     """The spool of usage records."""
     when_spool_full: Literal["Refuse", "Serve"] = "Refuse"
-    """When usage can no longer be kept. Refuse: requests get a 503. Serve: they are served, and the records that are
-    lost are counted."""
+    """Behaviour when the spool of usage records is full. Refuse: requests get a 503. Serve: requests are served, and
+    the lost records are counted."""
     request_log: RequestLogValues = RequestLogValues()
-    """The request logs of those Tenants that ask for one with `logging`."""
+    """Request logs of Tenants that enable `logging`."""
     tls: Tls = Tls()
     """TLS at the gateway itself."""
     ingress: Ingress = Ingress()
@@ -228,61 +233,62 @@ class LedgerDatabase(Section):
 
 class LedgerPersistence(Section):
     enabled: bool = True
-    """Keep the SQLite file on a volume. Without it a deleted pod's usage records are lost, also those that gateways
-    have taken off their spools. Not asked for with `ledger.database.secretName`."""
+    """Keeps the SQLite file on a volume. Off: usage records are lost with the pod, including those that gateways have
+    already deleted from their spools. Not used with `ledger.database.secretName`."""
     size: str = Field(default="20Gi", pattern=_SIZE)
-    """Size of the volume; docs/ledger.md says how much a record takes."""
+    """Size of the volume; docs/ledger.md states the size of a record."""
     storage_class_name: str = ""
-    """StorageClass; empty: the cluster's default. Not a network file system: SQLite needs locks that hold."""
+    """StorageClass; empty: the cluster's default. Do not use a network file system: SQLite needs reliable locks."""
 
 
 class GatewayTokens(Section):
     enabled: bool = True
-    """A gateway proves to the ledger from which pod it sends usage records (TokenReview of a token that the kubelet
-    makes for the pod), and can send only its own. Off: who has the gateways' key can send records in the name of any
+    """Each gateway proves to the ledger from which pod it sends usage records (TokenReview of the pod's projected
+    token), and can send only its own records. Off: anyone with the gateways' key can send records in the name of any
     gateway."""
 
 
 class LedgerValues(PodValues):
     enabled: bool = True
-    """Run the ledger. Without it usage records stay on the gateways' volumes, and nothing sums them up: budgets and
-    `kubectl shoal usage` do not work, limits do."""
+    """Runs the ledger. Off: usage records stay on the gateways' volumes and are not summed up; budgets and `kubectl
+    shoal usage` do not work, rate limits do."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Log level."""
     database: LedgerDatabase = LedgerDatabase()
-    """PostgreSQL instead of SQLite."""
+    """PostgreSQL in place of SQLite."""
     persistence: LedgerPersistence = LedgerPersistence()
-    """The volume of the SQLite file; it outlives the release."""
+    """The volume of the SQLite file; it is kept when the release is deleted."""
     gateway_tokens: GatewayTokens = GatewayTokens()
-    """Whose records a gateway can send."""
+    """Verification of the gateway that sends usage records."""
     prices: dict[str, str] = {}
-    """Price lists: file name -> text of the file. A change reaches the ledger within a minute or two, without a
-    restart. `--set-file 'ledger.prices.2027\\.yaml=prices/2027.yaml'` takes a file as it is."""
+    """Price lists: file name -> content. A change reaches the ledger within two minutes, without a restart. `--set-file
+    'ledger.prices.2027\\.yaml=prices/2027.yaml'` sets a file."""
     prices_config_map: str = Field(default="", alias="pricesConfigMap")
-    """Instead: a ConfigMap in the release's namespace with a price list per key, such as GitOps makes."""
+    """ConfigMap in the release's namespace with one price list per key, in place of `prices`, for instance made by
+    GitOps."""
     retention_days: int = Field(default=92, ge=1, le=36500)
-    """Days that single usage records are kept."""
+    """Days for which single usage records are kept."""
     hours_retention_days: int = Field(default=1100, ge=32, le=36500)
-    """Days that hourly sums are kept, from which bills are made."""
+    """Days for which hourly sums are kept. Bills are made from them."""
     resources: Free = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
-    """Requests and limits of the container."""
+    """Resource requests and limits of the container."""
 
 
 class Simulator(Section):
     enabled: bool = False
-    """Run `shoal sim engine` from Shoal's image instead of every engine of the table: for clusters without GPUs. That
-    image must have been built with `make image DEV=1`."""
+    """Runs `shoal sim engine` from Shoal's image in place of every engine, for clusters without GPUs. The image must be
+    built with `make image DEV=1`."""
     args: tuple[str, ...] = ()
     """Arguments for each simulated engine, such as --sim-speed=4."""
     env: tuple[NamedValue, ...] = ()
-    """Environment of each simulated engine."""
+    """Environment variables of each simulated engine."""
 
 
 class Engines(Section):
     default_version: str = Field(default="0.5.23", min_length=1)
-    """Version for Models that name none; a row of the table below."""
+    """Default engine version; must be a key of `versions`."""
     versions: dict[str, EngineVersion] = {"0.5.23": EngineVersion(image="lmsysorg/sglang:v0.5.23")}
-    """The engine table: version -> image, command, args (for every Model), env."""
+    """The engine table: version -> image, command, args (for every Model) and env."""
     cpu_per_gpu: str = Field(default="4", alias="cpuPerGPU", min_length=1)
     """CPU request of an engine per GPU."""
     memory_per_gpu: str = Field(default="32Gi", alias="memoryPerGPU", min_length=1)
@@ -300,146 +306,148 @@ class AgentValues(Section):
 
 class NodeCache(Section):
     enabled: bool = True
-    """Run the node cache, and let stage containers ask it. Needs a namespace that allows hostPath volumes. Off, each
-    pod fetches into an emptyDir of its own and asks for ephemeral storage of 1.1 times its model."""
+    """Runs the node cache and lets stage containers use it. It needs a namespace that allows hostPath volumes. Off:
+    each pod fetches into an emptyDir of its own and requests ephemeral storage of 1.1 times the size of its model."""
     host_path: str = Field(default="/var/lib/shoal/cache", pattern=r"^/[^ ]+$")
-    """The cache's folder on each node."""
+    """Folder of the cache on each node."""
     size: str = Field(default="500Gi", pattern=r"^[1-9][0-9]*(Mi|Gi|Ti|M|G|T)?$")
-    """Bound of what is kept on each node; the least recently used of what no pod uses goes first."""
+    """Size limit of the cache on each node. Models that no pod uses are evicted, least recently used first."""
     free_percent: int = Field(default=15, ge=0, le=90)
-    """Share of the folder's disk that is left free. With less, a kubelet evicts pods: below 10 % of its own disk, or
-    15 % of the images'. A disk that only the cache uses can do with 1."""
+    """Share of the folder's disk, in percent, that is kept free. The kubelet evicts pods when less than 10 % of its own
+    disk or 15 % of the image disk is free. Use 1 for a disk that only the cache uses."""
     node_selector: dict[str, str] = {}
-    """Labels of the nodes that have a cache; empty: every Linux node. Engine pods run on these only."""
+    """Labels of the nodes that have a cache; empty: every Linux node. Engine pods run only on these nodes."""
     tolerations: tuple[Free, ...] = ({"operator": "Exists"},)
-    """Tolerations. GPU nodes are often tainted."""
+    """Tolerations of the pods. GPU nodes are often tainted."""
     resources: Free = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
-    """Requests and limits of the container."""
+    """Resource requests and limits of the container."""
     priority_class_name: str = ""
-    """PriorityClass, such as system-node-critical: no engine starts on a node without its cache."""
+    """PriorityClass of the pods, such as system-node-critical: without the cache no engine starts on a node."""
     se_linux_options: Free = {}
-    """For nodes that enforce SELinux: options by which the container may write the folder."""
+    """SELinux options of the container, for nodes that enforce SELinux: they must allow it to write the folder."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Log level."""
     pod_labels: dict[str, str] = {}
-    """Further labels of the pods."""
+    """Additional labels of the pods."""
     pod_annotations: dict[str, str] = {}
-    """Further annotations of the pods."""
+    """Additional annotations of the pods."""
     extra_env: tuple[Free, ...] = ()
-    """Further environment variables, as in a container."""
+    """Additional environment variables, as in a container."""
     service_account_annotations: dict[str, str] = {}
     """Annotations of the ServiceAccount."""
 
 
 class NetworkPolicy(Section):
     enabled: bool = True
-    """NetworkPolicies for operator, gateway and ledger. For engine pods see `pods.networkPolicy`."""
+    """Creates NetworkPolicies for operator, gateway and ledger. For engine pods see `pods.networkPolicy`."""
     api_servers: tuple[str, ...] = ()
-    """Networks (CIDR) of the API servers, through whose proxy `kubectl shoal` reaches operator, gateways and ledger.
-    Given: besides gateways nobody else reaches the ledger's port; empty: everyone, and the key alone decides. With
-    `pods.scraperNamespaces`, or without `metrics.auth`, they are needed for `kubectl shoal top`, `why`, `adapters` and
-    `logs`."""
+    """Networks (CIDR) of the API servers, through whose proxy `kubectl shoal` reaches operator, gateways and ledger. If
+    set, only they and gateways reach the ledger's port; if empty, everyone does, and access depends on the key alone.
+    With `pods.scraperNamespaces`, or without `metrics.auth`, they are required for `kubectl shoal top`, `why`,
+    `adapters` and `logs`."""
     gateway_egress: bool = False
-    """Gateways reach names, pods, private networks and `apiServers`, and beyond these what other values name: port 443
-    of public addresses with `gateway.media.egress`, the port of `tracing.endpoint`, the bucket of request logs. An API
-    server with a public address must stand in `apiServers`, by the address that pods call. Off: nothing bounds where
-    gateways call but the gateways themselves."""
+    """Restricts the egress of gateways to DNS, pods, private networks and `apiServers`, and to targets that other
+    values require: port 443 of public addresses with `gateway.media.egress`, the port of `tracing.endpoint`, the bucket
+    of request logs. An API server with a public address must be in `apiServers`, with the address that pods connect to.
+    Off: egress is not restricted."""
 
 
 class ReaderValues(Section):
     name: str = Field(min_length=1)
     """Name of the ServiceAccount."""
     namespace: str = Field(min_length=1)
-    """Its namespace."""
+    """Namespace of the ServiceAccount."""
 
 
 class Scope(Section):
     namespaces: tuple[str, ...] = ()
-    """The namespaces whose Models, pools and adapters Shoal serves; empty: all. Given, operator, gateways and ledger
-    get Roles there and in the release's namespace, and of the cluster they may read only what is in no namespace. They
+    """Namespaces whose Models, pools and adapters Shoal serves; empty: all. If set, operator, gateways and ledger get
+    Roles there and in the release's namespace, and their ClusterRoles only read cluster-scoped objects. The namespaces
     must exist."""
 
 
 class MetricsAuth(Section):
     enabled: bool = True
-    """The metrics of operator, gateway, ledger and node cache, and the operator's decisions, are for those alone whose
-    Kubernetes token may `get` them (TokenReview and SubjectAccessReview, as kube-rbac-proxy does). Off: where a mesh
-    does that; then only operator, gateways, `networkPolicy.apiServers` and `pods.scraperNamespaces` reach them."""
+    """Restricts the metrics of operator, gateway, ledger and node cache, and the operator's decisions, to callers whose
+    Kubernetes token is allowed to `get` them (TokenReview and SubjectAccessReview, as kube-rbac-proxy does). Turn it
+    off where a mesh does this; then only operator, gateways, `networkPolicy.apiServers` and `pods.scraperNamespaces`
+    reach them."""
     readers: tuple[ReaderValues, ...] = ()
-    """ServiceAccounts that may read the metrics: that of the Prometheus, `{name: ..., namespace: ...}`."""
+    """ServiceAccounts that may read the metrics, such as that of Prometheus: `{name: ..., namespace: ...}`."""
 
 
 class MetricsValues(Section):
     auth: MetricsAuth = MetricsAuth()
-    """Who may read them."""
+    """Access to the metrics."""
 
 
 class DisruptionBudget(Section):
     enabled: bool = True
-    """PodDisruptionBudgets for operator and gateway: a drain of nodes takes one pod at a time."""
+    """Creates PodDisruptionBudgets for operator and gateway: a node drain evicts one pod at a time."""
 
 
 class Rbac(Section):
     aggregate: bool = True
-    """Let the cluster's own view, edit and admin roles cover Models (and view GPUClasses and Tenants)."""
+    """Aggregates permissions on Models to the cluster's view, edit and admin roles (view also covers GPUClasses and
+    Tenants)."""
 
 
 class LoRAPoolPolicies(Section):
     enabled: bool = True
-    """Refuse, when they are applied, a LoRAPool and a Model whose engine arguments do not go together, and a second
-    pool for one Model. Off: their status says so."""
+    """Refuses on apply a LoRAPool and a Model whose engine arguments are incompatible, and a second pool for one Model.
+    Off: only their status reports it."""
 
 
 class ChildrenPolicy(Section):
     enabled: bool = True
-    """Refuse that anybody but Shoal and the cluster's own controllers writes what Shoal made for a Model, or passes a
-    pod off as an engine."""
+    """Refuses writes to objects that Shoal made for a Model, and pods that pose as engines, except from Shoal and the
+    cluster's own controllers."""
 
 
 class Admission(Section):
     lora_pools: LoRAPoolPolicies = LoRAPoolPolicies()
-    """On LoRAPools and their Models."""
+    """Policies on LoRAPools and their Models."""
     children: ChildrenPolicy = ChildrenPolicy()
-    """On what Shoal makes for a Model."""
+    """Policies on objects that Shoal makes for a Model."""
 
 
 class Monitor(Section):
     enabled: bool = False
-    """Needs the CustomResourceDefinitions of the Prometheus operator."""
+    """Creates the object. It needs the CustomResourceDefinitions of the Prometheus operator."""
     interval: str = "15s"
-    """Interval between scrapes."""
+    """Scrape interval."""
     labels: dict[str, str] = {}
-    """Labels by which your Prometheus finds it."""
+    """Labels by which your Prometheus selects the object."""
 
 
 class ServiceMonitor(Monitor):
     bearer_token_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 - a path
-    """With `metrics.auth`: where Prometheus has the token of its own ServiceAccount."""
+    """With `metrics.auth`: path of the token of Prometheus' own ServiceAccount."""
     authorization: Free = {}
-    """Instead of that file, an `authorization` of the endpoint, such as a Secret with a token."""
+    """`authorization` of the endpoint, such as a Secret with a token, in place of that file."""
 
 
 class PrometheusRule(Section):
     enabled: bool = False
-    """Needs the CustomResourceDefinitions of the Prometheus operator."""
+    """Creates the object. It needs the CustomResourceDefinitions of the Prometheus operator."""
     labels: dict[str, str] = {}
-    """Labels by which your Prometheus finds it."""
+    """Labels by which your Prometheus selects the object."""
     runbook_base_url: str = RUNBOOKS
-    """Where the alerts' pages are (`docs/runbooks`); your own copies, perhaps."""
+    """URL of the alerts' runbooks (`docs/runbooks`), such as that of your own copies."""
 
 
 class Dashboards(Section):
     enabled: bool = False
-    """Make a ConfigMap of each Grafana board, as the sidecar of Grafana's chart reads them."""
+    """Creates a ConfigMap for each Grafana dashboard, in the format of the sidecar of Grafana's chart."""
     labels: dict[str, str] = {"grafana_dashboard": "1"}
-    """Labels by which your Grafana finds them."""
+    """Labels by which your Grafana selects them."""
     annotations: dict[str, str] = {"grafana_folder": "Shoal"}
-    """Annotations: the sidecar puts the boards into this folder, where its `folderAnnotation` is `grafana_folder`."""
+    """Annotations. The sidecar puts the dashboards into this folder if its `folderAnnotation` is `grafana_folder`."""
 
 
 class Values(Section):
     image: ImageValues = ImageValues()
-    """Shoal's own image."""
+    """Shoal's image."""
     common_labels: dict[str, str] = {}
     """Labels for every object of the chart."""
     operator: OperatorValues = OperatorValues()
@@ -447,13 +455,13 @@ class Values(Section):
     gateway: GatewayValues = GatewayValues()
     """The gateway: the OpenAI API."""
     ledger: LedgerValues = LedgerValues()
-    """The ledger: what each tenant used."""
+    """The ledger: usage and bills of tenants."""
     engines: Engines = Engines()
-    """Which engines there are."""
+    """The engines."""
     agent: AgentValues = AgentValues()
-    """The agent, beside each engine."""
+    """The agent in each engine pod."""
     cache: NodeCache = NodeCache()
-    """The node cache: each model is fetched once per node."""
+    """The node cache, which fetches each model once per node."""
     pods: Pods = Pods(
         priority_bands=(
             PriorityBand(name="shoal-low", minimum=-1000, value=1000),
@@ -461,29 +469,29 @@ class Values(Section):
             PriorityBand(name="shoal-high", minimum=100, value=3000),
         )
     )
-    """What every engine pod gets."""
+    """Settings of all engine pods."""
     proxy: Proxy = Proxy()
-    """HTTP proxy for staging weights."""
+    """HTTP proxy for fetching weights."""
     ca_bundle: CABundle = CABundle()
-    """Further CA certificates for staging weights."""
+    """Additional CA certificates for fetching weights."""
     hub_endpoint: str = ""
     """A mirror of the Hugging Face hub, such as https://hub.example.com. Empty: the hub."""
     sources: Sources = Sources()
-    """From where weights and adapters may be fetched (docs/sources.md)."""
+    """Sources from which weights and adapters may be fetched (docs/sources.md)."""
     tracing: TracingConfig = TracingConfig()
     """OpenTelemetry traces (docs/tracing.md)."""
     transport: TransportConfig = TransportConfig(mtls=MTLS(enabled=True))
-    """How Shoal's processes reach each other and the engines (docs/transport.md)."""
+    """Connections between Shoal's processes and engines (docs/transport.md)."""
     network_policy: NetworkPolicy = NetworkPolicy()
-    """Who may reach Shoal's own pods."""
+    """Network access to Shoal's own pods."""
     pod_disruption_budget: DisruptionBudget = DisruptionBudget()
-    """Drains of nodes."""
+    """Protection during node drains."""
     rbac: Rbac = Rbac()
-    """Roles for people."""
+    """Roles for users."""
     admission: Admission = Admission()
-    """ValidatingAdmissionPolicies, which the API server itself evaluates (policies/admission)."""
+    """ValidatingAdmissionPolicies, evaluated by the API server (policies/admission)."""
     scope: Scope = Scope()
-    """Which namespaces Shoal may read and write."""
+    """Namespaces that Shoal may read and write."""
     metrics: MetricsValues = MetricsValues()
     """Metrics of Shoal's own processes."""
     service_monitor: ServiceMonitor = ServiceMonitor()
@@ -493,6 +501,6 @@ class Values(Section):
     prometheus_rule: PrometheusRule = PrometheusRule()
     """Recording rules and alerts."""
     dashboards: Dashboards = Dashboards()
-    """Grafana boards: fleet, Model, gateway, tenant, adapters, GPU classes and cost."""
+    """Grafana dashboards: fleet, Model, gateway, tenant, adapters, GPU classes and cost."""
     extra_objects: tuple[Free, ...] = ()
-    """Further objects to install with the chart, rendered as templates."""
+    """Additional objects to install with the chart, rendered as templates."""

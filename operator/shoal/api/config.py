@@ -1,6 +1,6 @@
-"""The operator's configuration file, as the chart writes it (`SHOAL_CONFIG`, default /etc/shoal/config.yaml).
+"""The operator's configuration file, written by the chart (`SHOAL_CONFIG`, default /etc/shoal/config.yaml).
 
-One file, because it decides the shape of every engine pod: the engine table, proxy, hub mirror, security defaults.
+It contains everything that determines engine pods: engine versions, proxy, hub mirror, security defaults.
 """
 
 from typing import Annotated, Final, Literal, Self
@@ -11,9 +11,9 @@ from pydantic.alias_generators import to_camel
 from shoal.api.model import Driver
 
 SOURCES_ENV: Final = "SHOAL_SOURCES"
-"""`Sources` as JSON, for whatever fetches; without it, the defaults hold."""
+"""`Sources` as JSON, for every process that fetches. Unset: the defaults."""
 HUB_STORES: Final = ("huggingface.co", ".huggingface.co", ".hf.co")
-"""Where the public hub redirects to for the content of files."""
+"""Hosts to which the public Hugging Face hub redirects for file contents."""
 
 
 class _Section(BaseModel):
@@ -29,16 +29,16 @@ class NamedValue(_Section):
 
 
 class EngineVersion(_Section):
-    """One row of the engine table."""
+    """One supported version of the engine."""
 
     image: str
     """The engine's image."""
     command: tuple[str, ...] = ("python3", "-m", "sglang.launch_server")
-    """What starts the server; Shoal's arguments follow."""
+    """Command that starts the server; Shoal's arguments follow it."""
     args: tuple[str, ...] = ()
     """Platform arguments for every Model, such as --device cpu. A Model's own extraArgs come after these."""
     env: tuple[NamedValue, ...] = ()
-    """Environment of every engine of this version."""
+    """Environment variables of every engine of this version."""
 
 
 class Engines(_Section):
@@ -52,7 +52,7 @@ class Engines(_Section):
 
 class AgentImage(_Section):
     image: str
-    """Shoal's own image: agent and stage containers."""
+    """Shoal's image, for agent and stage containers."""
     pull_policy: str = "IfNotPresent"
     cpu: str = "50m"
     memory: str = "128Mi"
@@ -75,7 +75,7 @@ class CABundle(_Section):
     config_map: str = ""
     """Name of the ConfigMap; empty: none."""
     key: str = "ca.crt"
-    """Its key that holds the certificates."""
+    """Key of the ConfigMap that contains the certificates."""
 
 
 _HOST = r"^(\.?[A-Za-z0-9_]([-A-Za-z0-9_.]{0,251}[A-Za-z0-9_])?|[0-9A-Fa-f:.]+(/[0-9]{1,3})?)$"
@@ -84,91 +84,99 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class Sources(_Section):
-    """From where weights and adapters may be fetched. Metadata servers and link-local addresses never are sources."""
+    """Sources from which weights and adapters may be fetched. Metadata servers and link-local addresses are always
+    refused."""
 
     allowed_hosts: tuple[SourceHost, ...] = ()
-    """Hosts (".example.com": every name below it) and networks (CIDR) with private addresses that sources may name,
-    such as minio.storage.svc. The hub's mirror and the proxies need not be named again."""
+    """Hosts and networks with private addresses that sources may use, such as minio.storage.svc, ".example.com" (every
+    name below it) or a CIDR. The mirror of the hub and the proxies are allowed implicitly."""
     allow_private_addresses: bool = False
-    """Sources may name any host with a private address: of your network, and of the cluster's own Services."""
+    """Allows sources on every host with a private address, including your network and the cluster's Services."""
     redirect_hosts: tuple[SourceHost, ...] = HUB_STORES
-    """Hosts to which a source's server may redirect, beside itself. Credentials are never sent along."""
+    """Hosts to which a source's server may redirect, besides itself. Credentials are never sent to them."""
     folders: tuple[Annotated[str, StringConstraints(pattern=r"^/")], ...] = ("/opt/shoal",)
-    """Folders of Shoal's own image that `file://` may name: those of the demo's models, as it ships them."""
+    """Folders of Shoal's image that `file://` sources may use. The default contains the models of the demo."""
     ports: tuple[Port, ...] = (443,)
-    """TCP ports of sources, for the NetworkPolicies of what fetches; those of hubEndpoint and proxies are added. Of a
-    Service in the cluster it is mostly the pods' port that counts."""
+    """TCP ports of sources, for the NetworkPolicies of pods that fetch. The ports of `hubEndpoint` and of the proxies
+    are added. For a Service in the cluster most network plugins compare the port of its pods."""
 
 
 class PriorityBand(_Section):
-    """A PriorityClass for engine pods, for Models from this priority on."""
+    """A PriorityClass for the engine pods of Models from a certain priority on."""
 
     name: str
     """Name of the PriorityClass."""
     minimum: int
     """The lowest `spec.priority` of the band."""
     value: int = Field(0, ge=-1_000_000_000, le=1_000_000_000)
-    """Value of the PriorityClass that the chart makes. Kubernetes does not let it change: take another name with it."""
+    """Value of the PriorityClass that the chart makes. Kubernetes does not allow it to change: choose another name
+    together with another value."""
 
 
 class Pods(_Section):
-    """What every engine pod gets."""
+    """Settings of all engine pods."""
 
     run_as_user: int = 65532
     """Numeric user and group of all containers of an engine pod."""
     run_as_root: bool = False
-    """For an engine image that does not work as a numeric user; leaves the restricted pod standard."""
+    """Runs engines as root, for an image that does not work with a numeric user. The pods then violate the restricted
+    Pod Security Standard."""
     read_only_root: bool = True
-    """Engines write to volumes alone: /tmp, their HOME, /dev/shm. Off: for an engine image that writes elsewhere."""
+    """Mounts the root file system of engines read-only; they write to /tmp, HOME and /dev/shm. Off: for an engine image
+    that writes elsewhere."""
     image_pull_secrets: tuple[str, ...] = ()
-    """Names of pull secrets that each Model's namespace has."""
+    """Names of image pull secrets that exist in the namespace of each Model."""
     priority_class_name: str = ""
-    """PriorityClass of all engine pods, instead of those of `priorityBands`."""
+    """PriorityClass of all engine pods, in place of `priorityBands`."""
     priority_bands: tuple[PriorityBand, ...] = ()
-    """PriorityClasses that the chart makes, by a Model's priority: its pods get that of the band with the highest
-    minimum that the priority reaches. They never preempt."""
+    """PriorityClasses that the chart makes. The pods of a Model get the band with the highest `minimum` that does not
+    exceed the Model's priority. The classes never preempt."""
     network_policy: bool = True
-    """A NetworkPolicy per Model: engine port from gateways; agent port from gateways, operators and the ledger."""
+    """Makes a NetworkPolicy per Model: the engine port accepts gateways; the agent port accepts gateways, operators and
+    the ledger."""
     scraper_namespaces: tuple[str, ...] = ()
-    """Namespaces from which engine pods may be scraped; empty: none. Given, nobody else reaches Shoal's own metrics."""
+    """Namespaces from which engine pods may be scraped; empty: none. If set, only these namespaces reach the metrics of
+    Shoal's own processes."""
 
 
 class Cache(_Section):
-    """The node cache, as far as the objects that the operator makes need it."""
+    """Settings of the node cache that the operator's objects depend on."""
 
     enabled: bool = False
-    """Stage containers ask the node cache; off, each pod fetches into an emptyDir of its own."""
+    """Stage containers use the node cache. Off: each pod fetches into an emptyDir of its own."""
     host_path: str = "/var/lib/shoal/cache"
-    """The cache's folder on each node."""
+    """Folder of the cache on each node."""
     size: str = "500Gi"
-    """Bound of the cache on each node (a Quantity)."""
+    """Size limit of the cache on each node (a Quantity)."""
     node_selector: dict[str, str] = {}
-    """Labels of the nodes that have a cache; empty: every Linux node. Engine pods that use it run on these only."""
+    """Labels of the nodes that have a cache; empty: every Linux node. Engine pods that use the cache run only on these
+    nodes."""
 
 
 class Prometheus(_Section):
     """A Prometheus that scrapes agents and gateways."""
 
     url: str = Field(default="", pattern=r"^(https?://[^ ]+)?$")
-    """Its address, such as http://prometheus.monitoring.svc:9090."""
+    """Its URL, such as http://prometheus.monitoring.svc:9090."""
     scrape_seconds: int = Field(default=15, ge=1, le=300)
-    """How often it scrapes agents and gateways. What is older than three of these is unknown."""
+    """Scrape interval of agents and gateways. A sample that is older than three intervals counts as unknown."""
     timeout_seconds: int = Field(default=5, ge=1, le=60)
-    """Longest that an answer may take."""
+    """Timeout of a query, in seconds."""
     token_file: str = Field(default="", pattern=r"^(/[^ ]+)?$")
-    """File with a bearer token for it, such as /var/run/secrets/kubernetes.io/serviceaccount/token; empty: none."""
+    """File with a bearer token for Prometheus, such as /var/run/secrets/kubernetes.io/serviceaccount/token; empty:
+    none."""
     match: str = ""
-    """Label matchers for all queries, where one Prometheus has several clusters, such as cluster="east"."""
+    """Label matchers for all queries, such as cluster="east", for a Prometheus that covers several clusters."""
 
 
 class Signals(_Section):
-    """Where the operator hears of load and demand."""
+    """Where the operator gets load and demand from."""
 
     source: Literal["Streams", "Prometheus"] = "Streams"
-    """Streams: from each agent and gateway within milliseconds. Prometheus: from its samples, so that a wake from zero
-    waits for a scrape. It needs `prometheus.url`."""
+    """Streams: directly from each agent and gateway, within milliseconds. Prometheus: from its samples, so a wake from
+    zero waits for the next scrape; needs `prometheus.url`."""
     prometheus: Prometheus = Prometheus()
-    """The Prometheus that is asked."""
+    """The Prometheus to query."""
 
     @model_validator(mode="after")
     def _has_a_url(self) -> Self:
@@ -178,28 +186,29 @@ class Signals(_Section):
 
 
 class KEDA(_Section):
-    """How KEDA asks the operator for decisions, and what ScaledObjects say."""
+    """Connection between KEDA and the operator's external scaler, and settings of ScaledObjects."""
 
     address: str = ""
-    """Host and port of the operator's external scaler, as KEDA reaches it. Empty: its Service in Shoal's namespace."""
+    """Host and port of the operator's external scaler, as KEDA reaches it. Empty: the Service shoal-scaler in Shoal's
+    namespace."""
     tls: bool = True
-    """Answer with a certificate, whose CA KEDA is given. Off: plain HTTP/2."""
+    """Serves TLS; KEDA is given the CA certificate. Off: plain HTTP/2."""
     tls_secret_name: str = ""
-    """Secret of type kubernetes.io/tls in the release's namespace with a ca.crt, such as cert-manager makes, for the
-    name shoal-scaler.NAMESPACE.svc; read again when it changes. Empty: the chart makes shoal-scaler-tls and keeps it
-    over upgrades. Name one where manifests are rendered without a cluster (GitOps): each rendering would make
-    another."""
+    """Secret of type kubernetes.io/tls with a ca.crt in the release's namespace, such as cert-manager makes, for the
+    name shoal-scaler.NAMESPACE.svc. It is read again when it changes. Empty: the chart makes shoal-scaler-tls and keeps
+    it over upgrades. Set a name where manifests are rendered without access to the cluster (GitOps): otherwise each
+    rendering makes a new certificate."""
     polling_seconds: int = Field(default=5, ge=1, le=300)
-    """How often KEDA looks at whether a Model has demand, besides what is pushed to it."""
+    """Interval at which KEDA polls whether a Model has demand, in addition to the changes that the operator pushes."""
 
 
 class Scaling(_Section):
-    """Who writes replicas."""
+    """What writes the replicas of Models."""
 
     driver: Driver = "BuiltIn"
-    """Of Models that name none. KEDA: through ScaledObjects, which KEDA and its HPA act on."""
+    """Default driver of Models. KEDA: replicas are written by KEDA and its HPA, through ScaledObjects."""
     keda: KEDA = KEDA()
-    """Of Models whose driver is KEDA."""
+    """Settings of Models whose driver is KEDA."""
 
 
 Sampler = Literal[
@@ -216,17 +225,18 @@ class TracingConfig(_Section):
     """OpenTelemetry traces of requests and decisions."""
 
     endpoint: str = Field(default="", pattern=r"^(https?://[^ ]+)?$")
-    """A collector's address for OTLP over HTTP, such as http://otel-collector.monitoring:4318. Empty: no traces."""
+    """Endpoint of a collector that takes OTLP over HTTP, such as http://otel-collector.monitoring:4318. Empty: no
+    traces."""
     sampler: Sampler = "parentbased_always_on"
-    """Which requests are traced (OTEL_TRACES_SAMPLER). Parent-based: as the client's `traceparent` says, where it
-    sends one."""
+    """Sampler of requests (OTEL_TRACES_SAMPLER). The parent-based samplers follow the client's `traceparent`, where a
+    client sends one."""
     ratio: float = Field(default=1.0, ge=0, le=1)
-    """Share of the requests that the samplers with a ratio trace (OTEL_TRACES_SAMPLER_ARG)."""
+    """Share of requests to trace, for the samplers with a ratio (OTEL_TRACES_SAMPLER_ARG)."""
     per_second: float = Field(default=100.0, gt=0)
-    """Traces per second and pod at most, whatever clients ask for."""
+    """Limit of traces per second and pod, whatever clients request."""
     engines: bool = False
-    """Engines send spans of their own, which join the gateway's. SGLang's images can; turning it on or off rolls the
-    engine pods. An image of your own without OpenTelemetry does not start then."""
+    """Engines send spans that join the trace of the gateway's request. SGLang's images support it. Changing this
+    setting rolls the engine pods. A custom image without OpenTelemetry does not start with it."""
 
     @model_validator(mode="after")
     def _has_an_endpoint(self) -> Self:
@@ -239,60 +249,61 @@ class MTLS(_Section):
     """Mutual TLS between Shoal's processes, and in front of each engine."""
 
     enabled: bool = False
-    """Processes show certificates that the operator issues. Off where a service mesh does it already; turning it on or
-    off rolls the engine pods."""
+    """Processes present certificates that the operator issues. Turn it off where a service mesh already does this.
+    Changing this setting rolls the engine pods."""
     trust_domain: str = Field(default="shoal.internal", pattern=r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")
-    """First part of the names in the certificates (spiffe://TRUST DOMAIN/...)."""
+    """Trust domain of the certificates' URIs (spiffe://TRUST DOMAIN/...)."""
     ca_secret_name: str = ""
-    """Secret of type kubernetes.io/tls in the release's namespace with an authority (tls.crt, tls.key), such as a
-    Certificate of cert-manager's with isCA. When it changes, trust moves to the new one first. Empty: the operator
-    makes and renews one, in the Secret shoal-ca."""
+    """Secret of type kubernetes.io/tls in the release's namespace with a certificate authority (tls.crt, tls.key), such
+    as a cert-manager Certificate with isCA. When it changes, the new authority is trusted before certificates of it are
+    issued. Empty: the operator makes and renews an authority in the Secret shoal-ca."""
     certificate_hours: int = Field(default=168, ge=1, le=8760)
-    """Life of a certificate. Each is renewed after a third of it: the operator may be away for the rest."""
+    """Lifetime of a certificate in hours. A certificate is renewed after a third of it, so the operator may be down for
+    the other two thirds."""
     authority_days: int = Field(default=365, ge=1, le=3650)
-    """Life of the authority that the operator makes. The next one is made after two thirds of it."""
+    """Lifetime of the authority that the operator makes, in days. The next authority is made after two thirds of it."""
 
 
 class Sidecar(_Section):
-    """What ends mutual TLS in front of each engine: Envoy, of Shoal's own image."""
+    """The TLS sidecar of each engine pod: Envoy, from Shoal's image."""
 
     cpu: str = "50m"
     """CPU request in each engine pod (a Quantity)."""
     memory: str = "256Mi"
-    """Memory request and limit in each engine pod (a Quantity): 70 MiB, and 128 KiB for each stream whose client does
-    not take it."""
+    """Memory request and limit in each engine pod (a Quantity): 70 MiB, plus 128 KiB for each stream that its client
+    reads too slowly."""
 
 
 class TransportConfig(_Section):
-    """How Shoal's processes reach each other and the engines."""
+    """Connections between Shoal's processes and engines."""
 
     mtls: MTLS = MTLS()
     """Mutual TLS between Shoal's processes, and in front of each engine."""
     sidecar: Sidecar = Sidecar()
-    """What ends mutual TLS in front of each engine: Envoy, of Shoal's own image."""
+    """The TLS sidecar of each engine pod: Envoy, from Shoal's image."""
 
 
 class OperatorConfig(_Section):
-    """The whole file."""
+    """The whole configuration file."""
 
     engines: Engines
     agent: AgentImage
     proxy: Proxy = Proxy()
     ca_bundle: CABundle = CABundle()
     hub_endpoint: str = ""
-    """HF_ENDPOINT of the stage containers: a mirror of the Hugging Face hub."""
+    """HF_ENDPOINT of the stage containers: a mirror of the Hugging Face hub. Empty: the hub."""
     sources: Sources = Sources()
-    """From where weights may be fetched."""
+    """Sources from which weights and adapters may be fetched."""
     pods: Pods = Pods()
     cache: Cache = Cache()
     signals: Signals = Signals()
     scaling: Scaling = Scaling()
     tracing: TracingConfig = TracingConfig()
     scope_namespaces: tuple[str, ...] = ()
-    """The only namespaces that Shoal reads and writes, its own among them; empty: all."""
+    """Namespaces that Shoal reads and writes, including its own; empty: all."""
     metrics_auth: bool = False
-    """Whether the operator's pages (/metrics, /v1/decisions, /v1/adapters) are for those alone whose Kubernetes token
-    may `get` them."""
+    """Restricts the operator's endpoints (/metrics, /v1/decisions, /v1/adapters) to callers whose Kubernetes token is
+    allowed to `get` them."""
     transport: TransportConfig = TransportConfig()
     resync_seconds: float = 600.0
     log_level: str = "info"

@@ -1,4 +1,4 @@
-"""What the operator tells of its decisions on scaling: `GET /v1/decisions`, read by `kubectl shoal why` and `top`."""
+"""Answer of the operator's `GET /v1/decisions` on OPS_PORT, read by `kubectl shoal why` and `top`."""
 
 from datetime import datetime
 
@@ -6,44 +6,44 @@ from shoal.api.replica import Message
 
 
 class RuleResult(Message):
-    """What one rule asks for, and from what."""
+    """Result of one scaling rule with its inputs."""
 
     rule: str
-    """Such as kvCache, queue, rate, backlog, held, minimum, idle, stabilization."""
+    """Name of the rule, such as kvCache, queue, rate, backlog, held, minimum, idle, stabilization."""
     replicas: int | None
-    """None: it could not be computed, an input is unknown."""
+    """Replicas that the rule asks for; None: unknown, because an input is unknown."""
     inputs: dict[str, float | int | str | None]
-    """The figures that went in, by name with their unit, such as kvTokensUsed."""
+    """Inputs by name; a name contains the unit, such as kvTokensUsed."""
     sentence: str
-    """For a person."""
+    """The result in one sentence, for people."""
 
 
 class DecisionRecord(Message):
-    """One decision. Only those that differ from the one before are kept."""
+    """One scaling decision. A decision that equals its predecessor is counted instead of stored."""
 
     time: datetime
     before: int
     """Replicas wanted before."""
     wanted: int
     reason: str
-    """A reason of `reasons.py`."""
+    """A reason from `reasons.py`."""
     message: str
     rules: tuple[RuleResult, ...] = ()
-    """All rules, the deciding one first."""
+    """Results of all rules, the deciding rule first."""
     alternative: str = ""
-    """What was not done, and why."""
+    """The rejected alternative and why it was rejected."""
     count: int = 1
-    """How often in a row this was decided."""
+    """How often in a row this decision was made."""
 
 
 class ReplicaFigures(Message):
-    """One replica as the operator hears it. None: unknown."""
+    """Current state of one replica, as the operator sees it. None: unknown."""
 
     pod: str
     gpu_class: str | None = None
     phase: str | None = None
     age_seconds: float | None = None
-    """Of what was heard."""
+    """Age of the agent's last message."""
     running: int | None = None
     waiting: int | None = None
     kv_tokens_used: int | None = None
@@ -52,20 +52,21 @@ class ReplicaFigures(Message):
 
 
 class DrivenVariant(Message):
-    """One variant whose replicas KEDA writes."""
+    """One variant whose replicas are written by KEDA."""
 
     gpu_class: str
     answered: int | None = None
-    """Replicas that KEDA was told; None: nothing yet in this operator's term."""
+    """Replicas last answered to KEDA; None: none since this operator became leader."""
     replicas_written: int | None = None
-    """That its Deployment asks for: what KEDA and its HPA made of it."""
+    """`spec.replicas` of the variant's Deployment, as written by KEDA and its HPA."""
 
 
 class DriverFigures(Message):
-    """Of a Model whose replicas KEDA writes, or just did: the condition ScalingActive, and what KEDA is answered."""
+    """Driver of a Model whose replicas are, or just were, written by KEDA: the condition ScalingActive, and the answers
+    to KEDA."""
 
     driver: str
-    """KEDA, or BuiltIn on the way back."""
+    """KEDA; BuiltIn while the Model switches back."""
     status: str
     reason: str
     message: str
@@ -73,7 +74,7 @@ class DriverFigures(Message):
 
 
 class ModelFigures(Message):
-    """One Model now."""
+    """Current state of one Model."""
 
     model: str
     """namespace/name."""
@@ -85,14 +86,14 @@ class ModelFigures(Message):
     in_flight: int | None = None
     arrivals_per_second: float | None = None
     stale: tuple[str, ...] = ()
-    """Voices that are not fresh: pods of gateways and replicas."""
+    """Stale signal sources: pods of gateways and replicas."""
     driven: DriverFigures | None = None
-    """None: Shoal writes the replicas itself."""
+    """None: Shoal writes the replicas."""
     hourly_cost: str | None = None
     currency: str | None = None
     replicas: tuple[ReplicaFigures, ...] = ()
     decisions: tuple[DecisionRecord, ...] = ()
-    """Newest first; only in the answer about one Model."""
+    """Newest first; set only in the answer about one Model."""
 
 
 class Decisions(Message):
@@ -101,6 +102,6 @@ class Decisions(Message):
     operator: str
     """Name of the operator's pod."""
     leads: bool
-    """Only the leader decides; another one answers 503 and names the leader where it knows it."""
+    """Only the leader makes decisions. Another operator answers 503 and names the leader if known."""
     time: datetime
     models: tuple[ModelFigures, ...] = ()

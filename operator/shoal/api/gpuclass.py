@@ -22,13 +22,13 @@ class Toleration(Object):
     """A toleration that engine pods of this class get, as in a pod."""
 
     key: Annotated[str, StringConstraints(max_length=253)] | None = None
-    """The taint's key; absent with operator Exists: every taint."""
+    """Key of the taint. Absent with operator Exists: every taint matches."""
     operator: Literal["Exists", "Equal"] = "Equal"
-    """How the taint is compared: Equal with `value`, or Exists whatever its value."""
+    """Equal: key and `value` must match. Exists: the key must match, with any value."""
     value: LabelValue | None = None
-    """The taint's value, for operator Equal."""
+    """Value of the taint, for operator Equal."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    """The taint's effect; absent matches all."""
+    """Effect of the taint. Default: all effects match."""
 
 
 class Money(Object):
@@ -41,16 +41,16 @@ class Money(Object):
         StringConstraints(min_length=3, max_length=3, pattern=r"^[A-Z]{3}$"),
         K8s(pattern_message="must be an ISO 4217 code, such as 'USD'"),
     ] = "USD"
-    """Currency as its ISO 4217 code."""
+    """ISO 4217 code of the currency."""
 
 
 class GPUClassSpec(Object):
-    """Which nodes belong to the class and what one of its GPUs is."""
+    """Selects the nodes of the class and describes one of their GPUs."""
 
     node_selector: Annotated[dict[str, LabelValue], Field(min_length=1, max_length=16)]
-    """Labels that a node of this class carries; usually nvidia.com/gpu.product as GPU feature discovery writes it."""
+    """Labels of the nodes of this class, usually nvidia.com/gpu.product as set by GPU feature discovery."""
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=16), K8s(list_type="atomic")] = ()
-    """Tolerations that engine pods need to get onto these nodes."""
+    """Tolerations of the engine pods, for the taints of these nodes."""
     resource_name: Annotated[
         str,
         StringConstraints(
@@ -60,9 +60,9 @@ class GPUClassSpec(Object):
         ),
         K8s(pattern_message="must be a domain, '/' and a name, such as 'nvidia.com/gpu'"),
     ] = "nvidia.com/gpu"
-    """The extended resource that the device plugin advertises."""
+    """Extended resource that the device plugin advertises."""
     memory_per_gpu: Annotated[Quantity, Field(alias="memoryPerGPU")]
-    """Memory of one GPU as its data sheet says, such as 80Gi."""
+    """Memory of one GPU according to its data sheet, such as 80Gi."""
     memory_bandwidth_gbps: Annotated[int, Field(ge=1, le=100000)] | None = Field(None, alias="memoryBandwidthGBps")
     """Memory bandwidth of one GPU in 10^9 bytes per second."""
     compute_capability: (
@@ -75,11 +75,11 @@ class GPUClassSpec(Object):
     ) = None
     """CUDA compute capability, such as "9.0"."""
     interconnect: Literal["NVLink", "PCIe"] = "PCIe"
-    """How the GPUs of one node are connected."""
+    """Interconnect of the GPUs of one node."""
     hourly_cost: Money | None = None
-    """What one GPU costs per hour. Classes without a price come after those with one."""
+    """Cost of one GPU per hour. Cheaper classes are used first, classes without a cost last."""
     interruptible: bool = False
-    """Whether nodes of this class may be taken away at short notice (spot)."""
+    """Whether nodes of this class can be reclaimed at short notice (spot nodes)."""
 
     cel: ClassVar = (
         CELRule(
@@ -87,7 +87,7 @@ class GPUClassSpec(Object):
             "a toleration with operator 'Equal' must have a `key`",
         ),
         CELRule(
-            # A quantity that does not parse is told by the field's own rule.
+            # The field's own rule reports a quantity that does not parse.
             "!isQuantity(string(self.memoryPerGPU)) || "
             "quantity(string(self.memoryPerGPU)).compareTo(quantity('1Gi')) >= 0",
             "`memoryPerGPU` must be at least '1Gi'; write the unit, as in '80Gi'",
@@ -96,51 +96,53 @@ class GPUClassSpec(Object):
 
 
 class GPUCounts(Object):
-    """GPUs of the class, counted over its nodes and over every pod that asks for GPUs, not only Shoal's."""
+    """GPUs of the class, counted over its nodes and over all pods that request GPUs, not only Shoal's."""
 
     capacity: Count
-    """GPUs that the nodes have."""
+    """Total GPUs of the nodes."""
     allocatable: Count
-    """GPUs that healthy, schedulable nodes offer."""
+    """GPUs that healthy, schedulable nodes offer to pods."""
     allocated: Count
-    """GPUs that pods bound to these nodes hold; terminating pods hold theirs until they are gone."""
+    """GPUs held by pods that are bound to these nodes. A terminating pod holds its GPUs until it is gone."""
     free: Count
-    """GPUs that a new pod could get: allocatable minus allocated, on schedulable nodes."""
+    """GPUs available to new pods: allocatable minus allocated, on schedulable nodes."""
     largest_free_on_one_node: Count
-    """The largest replica, in GPUs, that still fits on one node."""
+    """Most free GPUs on a single node: the size of the largest replica that still fits."""
 
 
 class GPUMemory(Object):
-    """Memory of one GPU as sizing counts with it."""
+    """Memory of one GPU as used for sizing."""
 
     per_gpu: Annotated[Quantity, Field(alias="perGPU")]
     """Memory of one GPU."""
     source: Literal["NodeLabels", "Spec"]
-    """NodeLabels: the least of what the nodes' label nvidia.com/gpu.memory says. Spec: `memoryPerGPU`."""
+    """NodeLabels: the smallest value of the nodes' label nvidia.com/gpu.memory. Spec: `memoryPerGPU`."""
     overhead: Quantity | None = None
-    """Memory of one GPU that is gone before an engine asks for any (CUDA context, NCCL), measured: computed back from
-    what engines on this class said of their KV cache. Absent: none has started yet, an estimate is used."""
+    """Memory of one GPU that is used before the engine allocates any (CUDA context, NCCL). It is derived from the KV
+    cache sizes that engines of this class reported. Absent: no engine has started on this class yet, and an estimate is
+    used."""
 
 
 class GPUClassStatus(Object):
-    """What was found."""
+    """Observed state of the class."""
 
     conditions: Conditions = ()
-    """Condition Ready says whether the class has nodes: NodesFound, NoNodes, LabelsDisagree, Overlaps, Invalid."""
+    """Conditions of the class. Ready says whether the class has nodes: NodesFound, NoNodes, LabelsDisagree, Overlaps,
+    Invalid."""
     observed_generation: Count | None = None
-    """The generation that this status is about."""
+    """Generation of the spec that this status describes."""
     nodes: Count | None = None
     """Nodes that match the selector."""
     gpus: GPUCounts | None = None
-    """Counts over all nodes of the class."""
+    """GPU counts over all nodes of the class."""
     memory: GPUMemory | None = None
-    """Memory of one GPU as sizing counts with it."""
+    """Memory of one GPU as used for sizing."""
     largest_node: Count | None = None
-    """GPUs of the largest node: no replica can have more."""
+    """GPUs of the largest node: the upper limit for the size of a replica."""
 
 
 class GPUClass(CustomResource):
-    """A kind of GPU in the fleet: which nodes have it, what it can hold, what it costs."""
+    """GPUClass describes a kind of GPU in the fleet: its nodes, its memory and its cost."""
 
     kind_name: ClassVar = "GPUClass"
     plural: ClassVar = "gpuclasses"

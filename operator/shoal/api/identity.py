@@ -1,19 +1,19 @@
-"""Who a process is, as its certificate says.
+"""Identities in the certificates of Shoal's processes.
 
-Two names in each certificate: a URI in the style of SPIFFE, by which a server knows its caller's role, and a DNS name,
-by which a client knows its server within the TLS handshake, before it says anything.
+Each certificate has two names: a URI in the style of SPIFFE, from which a server derives its caller's role, and a DNS
+name, which a client verifies during the TLS handshake.
 
     spiffe://TRUST DOMAIN/ns/NAMESPACE/gateway          gateway.shoal.internal
     spiffe://TRUST DOMAIN/ns/NAMESPACE/model/UID        UID.model.shoal.internal
 
-NAMESPACE is Shoal's own, also for Models: two installations in one trust domain are not each other's.
+NAMESPACE is Shoal's own namespace, for Models too, so two installations in one trust domain do not accept each other.
 """
 
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 DOMAIN: Final = "shoal.internal"
-"""Of the DNS names. They are in no DNS: peers are dialled by address."""
+"""Domain of the DNS names. It is not resolvable: peers are dialled by address."""
 
 ProcessRole = Literal["gateway", "operator", "ledger"]
 PROCESS_ROLES: Final[tuple[ProcessRole, ...]] = get_args(ProcessRole)
@@ -28,28 +28,28 @@ class CertificateIdentity:
 
 
 def process(trust_domain: str, namespace: str, role: ProcessRole) -> CertificateIdentity:
-    """A process of Shoal's own; all gateways share one identity."""
+    """Identity of one of Shoal's processes. All gateways share one identity."""
     return CertificateIdentity(f"{_prefix(trust_domain, namespace)}{role}", server_name(role))
 
 
 def model(trust_domain: str, namespace: str, uid: str) -> CertificateIdentity:
-    """The pods of the Model with this uid; `namespace` is Shoal's."""
+    """Identity of the pods of the Model with this uid. `namespace` is Shoal's own."""
     return CertificateIdentity(f"{_prefix(trust_domain, namespace)}model/{uid}", model_server_name(uid))
 
 
 def server_name(role: ProcessRole) -> str:
-    """What a client expects of a process of Shoal's."""
+    """DNS name that a client expects of one of Shoal's processes."""
     return f"{role}.{DOMAIN}"
 
 
 def model_server_name(uid: str) -> str:
-    """What a client expects of an engine pod."""
+    """DNS name that a client expects of an engine pod."""
     return f"{uid}.model.{DOMAIN}"
 
 
 def role_of(own_uri: str, uri: str) -> ProcessRole | None:
-    """The role that `uri` names in the installation to which `own_uri` belongs; None: it is of another one, or a
-    Model's."""
+    """Role of the peer with this URI, for a process with the URI `own_uri`; None: the peer belongs to another
+    installation, or to a Model."""
     prefix = own_uri.removesuffix("/").rpartition("/model/")[0] or own_uri.rpartition("/")[0]
     for role in PROCESS_ROLES:
         if uri == f"{prefix}/{role}":

@@ -1,6 +1,6 @@
-"""The API linter: house rules that every generated CustomResourceDefinition follows (after kube-api-linter).
+"""The API linter: rules that every generated CustomResourceDefinition follows (after kube-api-linter).
 
-It reads the finished schema, not the Python behind it: what the cluster gets is what is checked.
+It checks the generated schema, which is what the cluster gets, not the Python types.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ class SchemaFinding:
 
 
 def lint(crd: JsonObject) -> list[SchemaFinding]:
-    """What is wrong with a CustomResourceDefinition; empty when nothing is."""
+    """Findings of a CustomResourceDefinition; empty: none."""
     found: list[SchemaFinding] = []
     kind = crd["spec"]["names"]["kind"]
     for version in crd["spec"]["versions"]:

@@ -35,11 +35,11 @@ class PoolReference(Object):
     name: ResourceName
     """Name of the pool."""
     namespace: Name | None = None
-    """Namespace of the pool, which must allow the adapter's. Default: the adapter's own."""
+    """Namespace of the pool. The pool must allow the adapter's namespace. Default: the adapter's own."""
 
 
 class AdapterSource(Object):
-    """Where the adapter's files are: adapter_config.json and its weights, as PEFT saves them."""
+    """Location of the adapter's files: adapter_config.json and the weights, as saved by PEFT."""
 
     uri: Annotated[
         str,
@@ -53,31 +53,31 @@ class AdapterSource(Object):
             "'https://host/archive.tar[.gz]' or 'file:///path'"
         ),
     ]
-    """Address of the files: hf://owner/repo[@revision], s3://bucket/prefix (gs://, az://),
-    https://host/archive.tar[.gz], or file:///path (a path inside the agent's image: for tests and demos). Another
-    address is another revision: it is loaded beside the present one before it takes over."""
+    """URI of the files: hf://owner/repo[@revision], s3://bucket/prefix (gs://, az://), https://host/archive.tar[.gz],
+    or file:///path (a path inside the agent's image: for tests and demos). Changing it makes a new revision, which is
+    loaded beside the present one before it takes over."""
     digest: Annotated[Digest, K8s(pattern_message="must be 'sha256:' and 64 lower-case hex digits")] | None = None
-    """Digest that the source must have, as of a Model's source."""
+    """Required digest of the source, as for the source of a Model."""
 
 
 class LoRAAdapterSpec(Object):
-    """What is loaded, where it may be kept, who may use it."""
+    """Desired state of the adapter: its files, where they are kept, and which tenants may use it."""
 
     pool_ref: PoolReference
-    """The pool on whose replicas it is loaded."""
+    """Pool whose replicas load the adapter."""
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=16), K8s(list_type="set")] = ()
-    """Names that clients put in `model`. Default: the object's name. `namespace/name` works too. Among what a tenant
-    may use, a name belongs to the oldest Model that claims it, and where there is none to the oldest adapter."""
+    """Names by which clients request the adapter in `model`. Default: the object's name. `namespace/name` works too. If
+    several objects that a tenant may use claim a name, the oldest Model gets it, or else the oldest adapter."""
     source: AdapterSource
-    """The adapter's files."""
+    """Location of the adapter's files."""
     residency: Annotated[Literal["OnDemand", "Warm", "Pinned"], K8s(default_in_code=True)] = "OnDemand"
-    """OnDemand: loaded where requests come, gone when others need the place. Warm: kept in the host memory of
-    `minCopies` replicas. Pinned: kept there and never evicted. Default: OnDemand."""
+    """OnDemand: loaded by requests, and evicted when other adapters need the slot. Warm: kept in the host memory of
+    `minCopies` replicas. Pinned: like Warm, and never evicted. Default: OnDemand."""
     min_copies: Annotated[int, Field(ge=1, le=1000), K8s(default_in_code=True)] = 1
-    """With Warm and Pinned: replicas that keep it, or all where there are fewer. Default: 1."""
+    """Number of replicas that keep the adapter with Warm and Pinned, or all replicas if there are fewer. Default: 1."""
     tenants: Annotated[tuple[TenantName, ...], Field(min_length=1, max_length=256), K8s(list_type="set")]
-    """Tenants that may use it, if they grant it: by `models` of the Tenant (the pool's Model, where the adapter is in
-    its namespace) or by `adapters`. '*' says everyone who may use the pool's Model and grants the adapter."""
+    """Tenants that may use the adapter. The Tenant must grant it too: by `models` (the pool's Model, for an adapter in
+    the Model's namespace) or by `adapters`. '*': every tenant that may use the pool's Model and grants the adapter."""
 
     cel: ClassVar = (
         CELRule(
@@ -88,45 +88,45 @@ class LoRAAdapterSpec(Object):
 
 
 class AdapterRevision(Object):
-    """One revision of the files, as the source was when it was read."""
+    """One revision of the files, fixed when the source was read."""
 
     revision: Digest
     """Digest of the manifest: names, sizes and validators of all files."""
     uri: Annotated[str, StringConstraints(max_length=1024)]
-    """The source that it was read from; a hub's branch is resolved to its commit."""
+    """URI that the revision was read from. A branch of the hub is resolved to its commit."""
     rank: Positive
     """Rank of the adapter."""
     size_bytes: Bytes
-    """Bytes of its weights' file."""
+    """Size of the weights file in bytes."""
 
 
 class LoRAAdapterStatus(Object):
-    """What was found, and which revision answers."""
+    """Observed state of the adapter."""
 
     conditions: Conditions = ()
-    """Accepted, Available and Ready: RankTooHigh, ModulesNotInPool, BaseMismatch, SourceUnreachable, TooLarge, Corrupt,
-    NoRoom say what is wrong."""
+    """Conditions Accepted, Available and Ready. Reasons for failure: RankTooHigh, ModulesNotInPool, BaseMismatch,
+    SourceUnreachable, TooLarge, Corrupt, NoRoom."""
     observed_generation: Count | None = None
-    """The generation that this status is about."""
+    """Generation of the spec that this status describes."""
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=16), K8s(list_type="set")] = ()
-    """Short names that it owns; a name that a Model or an older adapter claims is not among them."""
+    """Short names that the adapter owns. A name that a Model or an older adapter claims is left out."""
     revision: Digest | None = None
-    """The revision that answers requests: gateways send to no other."""
+    """Revision in service: gateways send requests to this revision only."""
     uri: Annotated[str, StringConstraints(max_length=1024)] | None = None
-    """Where that revision was read from."""
+    """URI that this revision was read from."""
     rank: Positive | None = None
-    """Its rank."""
+    """Rank of this revision."""
     size_bytes: Bytes | None = None
-    """Bytes of its weights."""
+    """Size of the weights of this revision in bytes."""
     next: AdapterRevision | None = None
-    """A newer revision that was read and is being loaded beside it."""
+    """Newer revision that was read and is being loaded."""
     read_by: Annotated[str, StringConstraints(max_length=16)] | None = None
-    """Names what was read last: the source as it was declared, and what its pool and base asked of it. While these are
-    the same, nothing is read again."""
+    """Fingerprint of the last read: the declared source, and the requirements of pool and base model. The source is
+    read again only when it changes."""
 
 
 class LoRAAdapter(CustomResource):
-    """A LoRA fine-tune that a pool's replicas serve."""
+    """LoRAAdapter is a LoRA fine-tune that the replicas of a pool serve."""
 
     kind_name: ClassVar = "LoRAAdapter"
     plural: ClassVar = "loraadapters"
@@ -144,7 +144,7 @@ class LoRAAdapter(CustomResource):
     )
 
     cel: ClassVar = (
-        # namespace (63) + '.' + name + '@' + 12 digits: what an engine is told, and a file's name
+        # namespace (63) + '.' + name + '@' + 12 digits: the engine's name of the adapter, and a file name
         CELRule(
             "self.metadata.name.size() <= 128",
             "`metadata.name` may not be longer than 128 characters: it is a part of a file's name",
@@ -156,7 +156,7 @@ class LoRAAdapter(CustomResource):
 
     @property
     def claimed_names(self) -> tuple[str, ...]:
-        """Short names that the adapter asks for; an object's name that is no served name is none."""
+        """Short names that the adapter claims."""
         return self.spec.served_names or (self.metadata.name,)
 
     @property
@@ -166,7 +166,7 @@ class LoRAAdapter(CustomResource):
 
     @property
     def current(self) -> AdapterRevision | None:
-        """The revision that answers; None: none does yet."""
+        """The revision in service; None: none yet."""
         status = self.status
         if status is None or status.revision is None or status.uri is None or status.rank is None:
             return None
@@ -176,14 +176,14 @@ class LoRAAdapter(CustomResource):
 
 
 def engine_name(key: str, revision: str) -> str:
-    """What an engine calls one revision of the adapter `namespace/name`: `<namespace>.<name>@<12 hex of the digest>`.
+    """Name of one revision of the adapter `namespace/name` at the engine: `<namespace>.<name>@<12 hex of the digest>`.
 
-    Neither '.' nor '@' is in a namespace, and '@' in no name, so two adapters never share one.
+    A namespace contains neither '.' nor '@', and a name no '@', so the names of two adapters never collide.
     """
     namespace, _, name = key.partition("/")
     return f"{namespace}.{name}@{revision.removeprefix('sha256:')[:12]}"
 
 
 def source_key(uri: str, digest: str | None) -> str:
-    """Names a source as it is declared: what was read of another one says nothing of this one. 16 hex digits."""
+    """Identifies a source as declared (URI and digest): 16 hex digits."""
     return hashlib.sha256(f"{uri}\n{digest or ''}".encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""LoRAPool: gives the replicas of one Model places for LoRA adapters. Namespaced."""
+"""LoRAPool: slots for LoRA adapters on the replicas of one Model. Namespaced."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -32,23 +32,23 @@ TargetModule = Annotated[
     ),
 ]
 LINEAR: tuple[TargetModule, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""What most fine-tunes train: every linear layer of attention and feed-forward."""
+"""The modules that most fine-tunes train: all linear layers of attention and feed-forward."""
 
 
 class NamespaceSelector(Object):
-    """Namespaces by their labels."""
+    """Selects namespaces by label."""
 
     match_labels: Annotated[dict[str, LabelValue], Field(min_length=1, max_length=16)]
-    """Labels that a namespace must have, all of them."""
+    """Labels that a namespace must have. All must match."""
 
 
 class AllowedNamespaces(Object):
-    """From where adapters may join, as in the Gateway API."""
+    """Namespaces whose adapters may use the pool, as in the Gateway API."""
 
     from_: Annotated[Literal["Same", "All", "Selector"], Field(alias="from"), K8s(default_in_code=True)] = "Same"
-    """Same: the pool's own namespace. All: every namespace. Selector: those that `selector` matches. Default: Same."""
+    """Same: the pool's namespace. All: all namespaces. Selector: namespaces that match `selector`. Default: Same."""
     selector: NamespaceSelector | None = None
-    """With `from: Selector`."""
+    """Selects the namespaces; required with `from: Selector`."""
 
     cel: ClassVar = (
         CELRule(
@@ -59,7 +59,7 @@ class AllowedNamespaces(Object):
 
 
 class SourceCredentials(Object):
-    """Credentials for the sources of adapters that begin with a prefix."""
+    """Credentials for adapter sources whose URI has a certain prefix."""
 
     uri_prefix: Annotated[
         str,
@@ -74,35 +74,37 @@ class SourceCredentials(Object):
             "'s3://adapters/', 'hf://acme/' or 'https://files.example.com/adapters/'"
         ),
     ]
-    """How a source begins: scheme, host (or bucket, or owner), and perhaps folders. It ends where a folder does:
-    `s3://adapters` is not the beginning of `s3://adapters-of-others/a`. The longest prefix that matches counts."""
+    """Prefix of source URIs: scheme, host (or bucket, or owner) and optional folders. It matches whole folders only:
+    `s3://adapters` does not match `s3://adapters-of-others/a`. The longest matching prefix applies."""
     secret_ref: SecretReference
-    """Secret in the pool's namespace, with the keys of a Model's `source.secretRef`. Its adapters' sources are read
-    with it whoever declared them: a prefix should name no more than the pool may read."""
+    """Secret in the pool's namespace, with the keys of a Model's `source.secretRef`. It is used for every adapter of
+    the pool with a matching source, whoever created the adapter: grant it no more than what the pool may read."""
 
 
 class LoRAPoolSpec(Object):
-    """Whose replicas, for which adapters, how many at once."""
+    """Desired state of the pool."""
 
     model_ref: LocalObjectReference
-    """The Model in the same namespace. One pool per Model: the oldest counts."""
+    """Model in the same namespace whose replicas load the adapters. A Model has one pool; if several name it, the
+    oldest applies."""
     max_rank: Annotated[int, Field(ge=1, le=1024), K8s(default_in_code=True)] = 64
-    """Largest rank of an adapter. GPU memory is set aside for it in every slot. Default: 64."""
+    """Largest rank of an adapter. Every slot reserves GPU memory for it. Default: 64."""
     target_modules: Annotated[
         tuple[TargetModule, ...], Field(min_length=1, max_length=16), K8s(list_type="set", default_in_code=True)
     ] = LINEAR
-    """Modules that adapters may change; `all` stands alone. Default: the linear layers of attention and
+    """Modules that adapters may change; `all` excludes other values. Default: the linear layers of attention and
     feed-forward."""
     slots_per_replica: Annotated[int, Field(ge=2, le=256), K8s(default_in_code=True)] = 8
-    """Adapters in the GPU memory of one replica at a time; the base model counts as one. Default: 8."""
+    """Adapters in the GPU memory of one replica at the same time, including one slot for the base model. Default: 8."""
     cached_per_replica: Annotated[int, Field(ge=2, le=4096)] | None = None
     """Adapters in the host memory of one replica. Default: 8 times `slotsPerReplica`."""
     allowed_namespaces: AllowedNamespaces = AllowedNamespaces()
-    """From where adapters may join."""
+    """Namespaces whose adapters may use the pool."""
     credentials: Annotated[
         tuple[SourceCredentials, ...], Field(max_length=16), K8s(list_type="map", keys=("uriPrefix",))
     ] = ()
-    """Credentials for the adapters' sources. A change rolls the Model: a running pod cannot mount another Secret."""
+    """Credentials for the adapters' sources. Changing them rolls the Model's replicas, because a running pod cannot
+    mount another Secret."""
 
     cel: ClassVar = (
         CELRule(
@@ -123,34 +125,34 @@ class LoRAPoolSpec(Object):
 
     @property
     def slots(self) -> int:
-        """Distinct adapters that requests may use at once on one replica."""
+        """Distinct adapters that requests can use at the same time on one replica."""
         return self.slots_per_replica - 1
 
 
 class AdapterCounts(Object):
-    """The pool's adapters."""
+    """Counts of the pool's adapters."""
 
     total: Count
-    """Adapters that name the pool and may."""
+    """Adapters that name the pool and are allowed to."""
     available: Count
-    """Those that answer, at once or after being loaded."""
+    """Adapters that can serve requests, at once or after being loaded."""
     failed: Count
-    """Those that cannot be used as they are."""
+    """Adapters that cannot be used."""
 
 
 class LoRAPoolStatus(Object):
-    """What was found."""
+    """Observed state of the pool."""
 
     conditions: Conditions = ()
-    """Accepted and Ready."""
+    """Conditions Accepted and Ready."""
     observed_generation: Count | None = None
-    """The generation that this status is about."""
+    """Generation of the spec that this status describes."""
     adapters: AdapterCounts | None = None
-    """How many adapters the pool has."""
+    """Counts of the pool's adapters."""
 
 
 class LoRAPool(CustomResource):
-    """Places for LoRA adapters on the replicas of a Model."""
+    """LoRAPool provides slots for LoRA adapters on the replicas of a Model."""
 
     kind_name: ClassVar = "LoRAPool"
     plural: ClassVar = "lorapools"

@@ -1,8 +1,8 @@
 """What all kinds share: the base model, conditions, and the markers from which the CRDs are generated.
 
-A kind is a pydantic model whose `spec` and `status` are `Object`s. What OpenAPI cannot say (list types, CEL rules,
-immutability, printer columns) stands beside the field as a `K8s` marker, so that the schema, the documentation and the
-validation in the operator come from one place.
+A kind is a pydantic model whose `spec` and `status` are `Object`s. What JSON schema cannot express (list types, CEL
+rules, immutability, printer columns) is a `K8s` marker on the field, so that schema, documentation and validation have
+one source.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ CATEGORY = "shoal"
 
 @dataclass(frozen=True, slots=True)
 class CELRule:
-    """One CEL validation. `message` is what a person reads at `kubectl apply`: say what must hold and what to do."""
+    """One CEL validation. `message` is shown by `kubectl apply`: it states the rule and the remedy."""
 
     rule: str
     message: str
@@ -36,13 +36,13 @@ class CELRule:
 
 @dataclass(frozen=True, slots=True)
 class K8s:
-    """Kubernetes facts of a field or a model that JSON schema has no word for.
+    """Kubernetes properties of a field or a model that JSON schema cannot express.
 
     `list_type` is atomic, set or map (with `keys`); `cel` are rules on this node; `immutable` adds `self == oldSelf`;
-    `quantity` makes the field a Kubernetes Quantity (`x-kubernetes-int-or-string`). `pattern_message` is what a person
-    reads when the field's pattern does not match. `default_in_code` keeps the field's default out of the schema, so
-    that it is not written into stored objects and a later version may decide it. `pattern_in_rules` leaves the pattern
-    to a CEL rule of the object around the field.
+    `quantity` makes the field a Kubernetes Quantity (`x-kubernetes-int-or-string`). `pattern_message` is shown when the
+    pattern of the field does not match. `default_in_code` keeps the default out of the schema, so that it is not stored
+    in objects and a later version can change it. `pattern_in_rules` leaves the pattern to a CEL rule of the enclosing
+    object.
     """
 
     list_type: Literal["atomic", "set", "map"] | None = None
@@ -55,7 +55,7 @@ class K8s:
     pattern_in_rules: bool = False
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Writes the marker beside what pydantic says of the field; `schema.py` makes a structural schema of both."""
+        """Adds the marker to pydantic's schema of the field; `schema.py` makes a structural schema of both."""
         node = handler.resolve_ref_schema(handler(schema))
         if self.list_type:
             node["x-kubernetes-list-type"] = self.list_type
@@ -79,7 +79,7 @@ class K8s:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A printer column of `kubectl get`. `priority=1` shows it with `-o wide` only."""
+    """A printer column of `kubectl get`. `priority=1`: only with `-o wide`."""
 
     name: str
     json_path: str
@@ -88,7 +88,7 @@ class Column:
 
 
 class Object(BaseModel):
-    """Base of everything inside a custom resource. Unknown fields are ignored when read: versions mix in an upgrade."""
+    """Base of all types inside a custom resource. Unknown fields are ignored: versions mix during an upgrade."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -136,7 +136,7 @@ NAME_IS_LABEL = CELRule(
     "`metadata.name` may not be longer than 63 characters: it becomes a label of every pod",
 )
 MOST_COUNT = 2**53 - 1
-"""Whole numbers up to here are the same to everybody who reads JSON, and sums of them fit everywhere."""
+"""Largest integer that every JSON parser reads exactly."""
 Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
 Positive = Annotated[int, Field(ge=1, le=MOST_COUNT)]
 Bytes = Count
@@ -145,20 +145,20 @@ ConditionStatus = Literal["True", "False", "Unknown"]
 
 
 class Condition(Object):
-    """Condition as in metav1.Condition. `lastTransitionTime` moves only when `status` flips."""
+    """Condition as in metav1.Condition. `lastTransitionTime` changes only with `status`."""
 
     type: Annotated[str, StringConstraints(max_length=64)]
-    """Type of condition in CamelCase."""
+    """Type of the condition in CamelCase."""
     status: ConditionStatus
     """Status of the condition: True, False or Unknown."""
     observed_generation: Count | None = None
-    """The generation of the spec that this condition was computed from."""
+    """Generation of the spec that the condition describes."""
     last_transition_time: datetime
-    """When the status last flipped."""
+    """Last time at which `status` changed."""
     reason: Annotated[str, StringConstraints(min_length=1, max_length=128)]
-    """Why, in one CamelCase word. It is also the reason of the event."""
+    """Reason for the status as one CamelCase word. It is also the reason of the event."""
     message: Annotated[str, StringConstraints(max_length=4096)]
-    """Why, for a person: what is missing and what to do."""
+    """Explanation for people: what is missing and what to do."""
 
 
 Conditions = Annotated[tuple[Condition, ...], Field(max_length=16), K8s(list_type="map", keys=("type",))]
@@ -188,7 +188,7 @@ class ObjectMeta(BaseModel):
 
 
 class CustomResource(Object):
-    """Base of the custom resources. The class variables hold what the CustomResourceDefinition says about the kind."""
+    """Base of the custom resources. The class variables describe the kind in its CustomResourceDefinition."""
 
     kind_name: ClassVar[str]
     plural: ClassVar[str]
@@ -211,4 +211,4 @@ class CustomResource(Object):
 
 
 JsonObject = dict[str, Any]
-"""A decoded JSON object at the border to the API server or an engine."""
+"""A decoded JSON object from the API server or an engine."""

@@ -21,7 +21,8 @@ from shoal.api.meta import (
 )
 
 ServedName = Annotated[
-    # No colon: SGLang reads what follows one as an adapter's name. No slash: `namespace/name` always means that object.
+    # No colon: SGLang reads what follows one as the name of an adapter. No slash: `namespace/name` always means that
+    # object.
     str,
     StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"),
     K8s(
@@ -36,7 +37,7 @@ ParserName = Annotated[
 ]
 MediaHost = Annotated[
     str,
-    # As in `core/fields/remote.py`. The last part begins with a letter, so that no address is a name.
+    # As in `core/fields/remote.py`. The last label begins with a letter, so that no IP address matches.
     StringConstraints(
         min_length=1,
         max_length=253,
@@ -50,7 +51,7 @@ MediaHost = Annotated[
 
 
 class Source(Object):
-    """Where the weights are."""
+    """Location of the weights."""
 
     uri: Annotated[
         str,
@@ -65,9 +66,9 @@ class Source(Object):
             "'https://host/archive.tar[.gz]', 'oci://registry/image:tag', 'pvc://claim[/path]' or 'file:///path'"
         ),
     ]
-    """Address of the weights: hf://owner/repo[@revision], s3://bucket/prefix (gs://, az://),
-    https://host/archive.tar[.gz], oci://registry/image:tag, pvc://claim[/path], or file:///path (a path inside the
-    stage container's image: for tests and demos)."""
+    """URI of the weights: hf://owner/repo[@revision], s3://bucket/prefix (gs://, az://), https://host/archive.tar[.gz],
+    oci://registry/image:tag, pvc://claim[/path], or file:///path (a path inside the stage container's image: for tests
+    and demos)."""
     digest: (
         Annotated[
             str,
@@ -76,11 +77,12 @@ class Source(Object):
         ]
         | None
     ) = None
-    """Digest that the source must have: of an https archive its SHA-256; of a directory the SHA-256 of the output of
-    `find . -type f | LC_ALL=C sort | xargs sha256sum`."""
+    """Required digest of the source: of an https archive its SHA-256; of a directory the SHA-256 of the output of `find
+    . -type f | LC_ALL=C sort | xargs sha256sum`."""
     secret_ref: SecretReference | None = None
-    """Credentials in the Model's namespace: key `token` for hf:// and for https:// (sent as a bearer token); for
-    s3://, gs:// and az:// keys named like their environment variables, such as AWS_ACCESS_KEY_ID."""
+    """Secret with credentials in the Model's namespace: key `token` for hf:// and for https:// (sent as a bearer
+    token); for s3://, gs:// and az:// keys named like the environment variables of the provider, such as
+    AWS_ACCESS_KEY_ID."""
 
     cel: ClassVar = (
         CELRule(
@@ -91,17 +93,17 @@ class Source(Object):
 
 
 class Parallelism(Object):
-    """How one replica is spread over GPUs."""
+    """Parallelism of one replica over GPUs."""
 
     tensor: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Tensor parallelism: GPUs of one replica. Default: for each class the smallest number that fits."""
+    """Tensor parallelism: GPUs of one replica. Default: the smallest number that fits, per GPU class."""
 
 
 class Engine(Object):
     """The engine and its arguments."""
 
     type: Literal["SGLang"] = "SGLang"
-    """The engine's kind."""
+    """Type of the engine."""
     version: (
         Annotated[
             str,
@@ -110,24 +112,25 @@ class Engine(Object):
         ]
         | None
     ) = None
-    """Engine version: the image is looked up in the chart's table. Default: the chart's default."""
+    """Version of the engine. It selects the image from the chart's engine table. Default: the chart's default
+    version."""
     image: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
-    """An image of your own; `version` must stand beside it, since arguments differ between versions."""
+    """Custom image of the engine; requires `version`, since arguments differ between versions."""
     context_length: Annotated[int, Field(ge=128, le=10_000_000)] | None = None
-    """Longest prompt plus answer, in tokens. Default: what the model's config says."""
+    """Context length: longest prompt plus output, in tokens. Default: from the model's config."""
     parallelism: Parallelism = Parallelism()
-    """GPUs of one replica."""
+    """Parallelism of one replica."""
     tool_call_parser: ParserName | None = None
-    """Name of the parser that reads tool calls out of the answer (SGLang's --tool-call-parser)."""
+    """Parser of tool calls (SGLang's --tool-call-parser)."""
     reasoning_parser: ParserName | None = None
-    """Name of the parser that tells reasoning from the answer (SGLang's --reasoning-parser)."""
+    """Parser that separates reasoning from the answer (SGLang's --reasoning-parser)."""
     extra_args: Annotated[
         tuple[Annotated[str, StringConstraints(min_length=1, max_length=256)], ...],
         Field(max_length=64),
         K8s(list_type="atomic"),
     ] = ()
-    """Further engine arguments, `--name=value` or `--flag`. Those that Shoal owns, abbreviations and names that this
-    version does not know are refused."""
+    """Additional engine arguments, `--name=value` or `--flag`. Refused: arguments that Shoal sets, abbreviations, and
+    names that this version does not know."""
 
     cel: ClassVar = (
         CELRule(
@@ -142,41 +145,41 @@ class Engine(Object):
 
 
 class Variant(Object):
-    """One GPU class that the Model may run on."""
+    """A GPU class that the Model may run on."""
 
     gpu_class: Annotated[ResourceName, Field(alias="class")]
     """Name of a GPUClass."""
     quantization: Literal["FP8"] | None = None
-    """Quantizes the weights while they are loaded: for a checkpoint that is not quantized itself."""
+    """Quantizes the weights at load time, for a checkpoint that is not quantized."""
     max_replicas: Annotated[int, Field(ge=0, le=1000)] | None = None
-    """Replicas that may run on this class. Default: as many as the Model has."""
+    """Limit of replicas on this class. Default: the Model's limit."""
     tensor: Annotated[int, Field(ge=1, le=64)] | None = None
-    """GPUs of one replica on this class. Default: what `engine.parallelism` says."""
+    """GPUs of one replica on this class. Default: `engine.parallelism`."""
 
 
 Driver = Literal["BuiltIn", "KEDA"]
-"""Who writes a Model's replicas."""
+"""What writes the replicas of a Model."""
 
 
 class Scaling(Object):
-    """How many replicas, and by what they are counted."""
+    """How the number of replicas is decided."""
 
     driver: Driver | None = None
-    """Who writes the replicas, by the same decision: BuiltIn, or KEDA with its HPA, through a ScaledObject per variant.
-    It may change while the Model serves. Default: what the chart says (`operator.scaling.driver`), which is BuiltIn."""
+    """What writes the replicas: BuiltIn, or KEDA with its HPA, through a ScaledObject per variant. The decision is the
+    same. It can change while the Model serves. Default: the chart's `operator.scaling.driver`, which is BuiltIn."""
     min_replicas: Annotated[int, Field(ge=0, le=1000), K8s(default_in_code=True)] = 0
-    """Replicas that are kept without any request. Default: 0, so an idle Model goes to zero and the next request wakes
-    it. A new Model starts with one replica in any case, so that a fault shows at once."""
+    """Lower limit of replicas. With 0, an idle Model scales to zero and the next request wakes it. A new Model always
+    starts with one replica, so that errors show at once. Default: 0."""
     max_replicas: Annotated[int, Field(ge=1, le=1000)] | None = None
-    """Replicas at most, over all variants. Default: 10, or `minReplicas` where that is more."""
+    """Upper limit of replicas over all variants. Default: 10, or `minReplicas` if that is larger."""
     kv_utilization_percent: Annotated[int, Field(ge=1, le=100), K8s(default_in_code=True)] = 80
-    """Share of the KV cache that requests may fill, on average over the replicas. Default: 80."""
+    """Target utilization of the KV cache in percent, on average over the replicas. Default: 80."""
     queued_requests_per_replica: Annotated[int, Field(ge=1, le=10_000), K8s(default_in_code=True)] = 4
-    """Requests that may wait in an engine's queue, on average over the replicas. Default: 4."""
+    """Target length of an engine's queue, in requests, on average over the replicas. Default: 4."""
     idle_seconds: Annotated[int, Field(ge=1, le=2_592_000), K8s(default_in_code=True)] = 600
-    """How long no request may have come before the last replicas go. Default: 600."""
+    """Time without any request after which the Model scales down to `minReplicas`. Default: 600."""
     stabilization_seconds: Annotated[int, Field(ge=0, le=86_400), K8s(default_in_code=True)] = 120
-    """How long fewer replicas must have been enough before one goes. Default: 120."""
+    """Time for which fewer replicas must have sufficed before the Model scales down. Default: 120."""
 
     cel: ClassVar = (
         CELRule(
@@ -187,30 +190,30 @@ class Scaling(Object):
 
 
 class Hold(Object):
-    """Requests that wait at a gateway while no replica can take them. The limits are those of each gateway."""
+    """Requests on hold: they wait at a gateway while no replica can take them. The limits apply per gateway."""
 
     max_requests: Annotated[int, Field(ge=0, le=1_000_000), K8s(default_in_code=True)] = 2000
-    """Requests that wait at most; further ones are refused with 503 and Retry-After. 0: none waits. Default: 2000."""
+    """Limit of held requests; further requests get 503 with Retry-After. 0: requests are never held. Default: 2000."""
     max_bytes: Annotated[Quantity, K8s(default_in_code=True)] = "256Mi"
-    """Bytes of their bodies at most. Default: 256Mi."""
+    """Limit for the total size of held request bodies. Default: 256Mi."""
     max_tenant_percent: Annotated[int, Field(ge=1, le=100), K8s(default_in_code=True)] = 50
-    """Share of both that one tenant may take. Default: 50."""
+    """Share of both limits, in percent, that one tenant may use. Default: 50."""
     timeout_seconds: Annotated[int, Field(ge=1, le=3600), K8s(default_in_code=True)] = 600
-    """How long a request waits at most; less where the measured cold start is short: never more than two cold starts
-    and 30 s. Default: 600."""
+    """Longest time that a request is held. It is less when cold starts were measured to be short: at most two cold
+    starts plus 30 s. Default: 600."""
 
 
 class Sizing(Object):
-    """Figures for a model that Shoal cannot size by itself; they win over what it computes."""
+    """Sizes of a model that Shoal cannot compute. They override what Shoal computes."""
 
     weight_bytes: Quantity | None = None
-    """Bytes of the weights on the GPUs of one replica, all together, such as 15Gi."""
+    """Total size of the weights on the GPUs of one replica, such as 15Gi."""
     kv_bytes_per_token: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
-    """Bytes of the KV cache of one token on each GPU of a replica."""
+    """Size of one token in the KV cache on each GPU of a replica, in bytes."""
 
 
 class LocalObjectReference(Object):
-    """An object in the same namespace."""
+    """Reference to an object in the same namespace."""
 
     name: ResourceName
     """Name of the object."""
@@ -226,16 +229,16 @@ class EnvVar(Object):
     ]
     """Name of the variable."""
     value: Annotated[str, StringConstraints(max_length=4096)] = ""
-    """Value of the variable. It is readable by whoever may read the Model: no secrets here."""
+    """Value of the variable. Everyone who can read the Model can read it: do not put secrets here."""
 
 
 class Resources(Object):
-    """Requests and limits of the engine container besides GPUs."""
+    """Resource requests and limits of the engine container, except GPUs."""
 
     requests: Annotated[dict[str, Quantity], Field(max_length=8)] = {}
-    """Requests by resource, such as cpu and memory."""
+    """Requests by resource name, such as cpu and memory."""
     limits: Annotated[dict[str, Quantity], Field(max_length=8)] = {}
-    """Limits by resource, such as memory."""
+    """Limits by resource name, such as memory."""
 
     cel: ClassVar = (
         CELRule(
@@ -247,52 +250,54 @@ class Resources(Object):
 
 
 class RequestLimits(Object):
-    """Caps for one request."""
+    """Limits of a single request."""
 
     max_output_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
-    """Longest answer in tokens: the bound of a request that names none, and a smaller one where it names more.
-    Default: what the context length leaves."""
+    """Longest output in tokens. It applies to requests that set no limit or a higher one. Default: what the context
+    length leaves."""
     request_seconds: Annotated[int, Field(ge=1, le=86400)] | None = None
-    """Longest time at replicas, to the last byte; the gateway's own bound holds too. Default: the gateway's."""
+    """Longest time that a request may take at replicas, to the last byte. The gateway's own limit applies too. Default:
+    the gateway's limit."""
 
 
 class PrefixCache(Object):
-    """What engines keep of prompts that they have read, so as not to read the same beginning twice."""
+    """The engines' prefix cache: KV cache entries of earlier prompts that are reused for requests with the same
+    beginning."""
 
     isolation: Annotated[Literal["Tenant", "Shared"], K8s(default_in_code=True)] = "Tenant"
-    """Tenant: a request finds only what its own tenant, or a Tenant of the same `prefixCacheGroup`, asked before.
-    Shared: what anybody asked this Model. With Shared a tenant can find out, by the time that an answer takes and by
-    `cached_tokens`, whether another tenant has sent a prompt that begins like its own. Default: Tenant."""
+    """Who shares cache entries. Tenant: requests of one tenant, or of Tenants with the same `prefixCacheGroup`. Shared:
+    all requests to this Model. With Shared, a tenant can find out from response times and from `cached_tokens` whether
+    another tenant has sent a prompt with the same beginning. Default: Tenant."""
 
 
 class Media(Object):
-    """Images and sound of requests."""
+    """Images and audio in requests."""
 
     allowed_hosts: Annotated[tuple[MediaHost, ...], Field(max_length=32), K8s(list_type="set")] = ()
-    """Hosts from which gateways fetch what a client names by an https URL, by exactly these names: redirects are not
-    followed, and private addresses are refused. It takes the chart's `gateway.media.egress` too. Empty: such URLs are
-    refused, and media come as `data:` URLs. Engines get `data:` URLs in any case."""
+    """Hosts from which gateways fetch media that a client references by https URL. Names must match exactly. Redirects
+    are not followed, and private addresses are refused. It also requires the chart's `gateway.media.egress`. Empty:
+    such URLs are refused, and clients send `data:` URLs. Engines always get `data:` URLs."""
 
 
 class PodTemplate(Object):
-    """Additions to the engine pods."""
+    """Additional settings of the engine pods."""
 
     labels: Annotated[dict[str, LabelValue], Field(max_length=32)] = {}
-    """Labels of the pods; shoal.dev/ and app.kubernetes.io/ keys are Shoal's."""
+    """Labels of the pods. Keys below shoal.dev/ and app.kubernetes.io/ are reserved."""
     annotations: Annotated[dict[str, Annotated[str, StringConstraints(max_length=4096)]], Field(max_length=32)] = {}
-    """Annotations of the pods; shoal.dev/ keys are Shoal's."""
+    """Annotations of the pods. Keys below shoal.dev/ are reserved."""
     image_pull_secrets: Annotated[
         tuple[LocalObjectReference, ...], Field(max_length=8), K8s(list_type="map", keys=("name",))
     ] = ()
-    """Pull secrets in the Model's namespace, besides the chart's."""
+    """Image pull secrets in the Model's namespace, in addition to the chart's."""
     service_account_name: ResourceName | None = None
-    """ServiceAccount of the Model's pods, in its namespace. As its cloud identity a bucket is read that no key of
-    `source.secretRef` opens. It brings no token of the Kubernetes API. Default: the namespace's own, whose identity is
-    not used."""
+    """ServiceAccount of the Model's pods, in its namespace. Its cloud identity is used to read a bucket when
+    `source.secretRef` has no key for it. Its token for the Kubernetes API is not mounted. Default: the namespace's
+    default ServiceAccount, whose identity is not used."""
     env: Annotated[tuple[EnvVar, ...], Field(max_length=64), K8s(list_type="map", keys=("name",))] = ()
-    """Environment of the engine container."""
+    """Environment variables of the engine container."""
     resources: Resources = Resources()
-    """CPU and memory of the engine container. Default: the chart's amounts per GPU."""
+    """CPU and memory of the engine container. Default: the chart's values per GPU."""
 
     cel: ClassVar = (
         CELRule(
@@ -308,107 +313,107 @@ class PodTemplate(Object):
 
 
 class ModelSpec(Object):
-    """What is served, from where, on what."""
+    """Desired state of the Model."""
 
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=16), K8s(list_type="set")] = ()
-    """Names that clients put in `model`. Default: the object's name. `namespace/name` always works. Among what a tenant
-    may use, a short name belongs to the oldest Model that claims it; a Model comes before every adapter."""
+    """Names by which clients request the Model in `model`. Default: the object's name. `namespace/name` always works.
+    If several objects that a tenant may use claim a name, the oldest Model gets it; Models come before adapters."""
     source: Source
-    """Where the weights are."""
+    """Location of the weights."""
     engine: Engine = Engine()
     """The engine and its arguments."""
     variants: Annotated[tuple[Variant, ...], Field(max_length=8), K8s(list_type="map", keys=("class",))] = ()
-    """GPU classes to use, filled cheapest first; empty: every class on which the Model fits."""
+    """GPU classes to use, cheapest first. Default: every class on which the Model fits."""
     priority: Annotated[int, Field(ge=-1000, le=1000), K8s(default_in_code=True)] = 0
-    """Which Model gets GPUs when they are short: the higher number. Default: 0."""
+    """Priority of the Model when GPUs are short. A higher number wins. Default: 0."""
     scaling: Scaling = Scaling()
-    """How many replicas."""
+    """How the number of replicas is decided."""
     hold: Hold = Hold()
-    """Requests that wait at a gateway while no replica can take them."""
+    """Requests that are held while no replica can take them."""
     interruptible_percent: Annotated[int, Field(ge=0, le=100), K8s(default_in_code=True)] = 100
-    """Share of the replicas that may run on interruptible classes. Default: 100."""
+    """Share of the replicas, in percent, that may run on interruptible classes. Default: 100."""
     sizing: Sizing = Sizing()
-    """Figures for a model that Shoal cannot size by itself."""
+    """Sizes of a model that Shoal cannot compute."""
     drain_seconds: Annotated[int, Field(ge=0, le=86400), K8s(default_in_code=True)] = 900
-    """How long a replica that is to go may finish its answers. Default: 900."""
+    """Time that a draining replica has to finish its requests. Default: 900."""
     stall_seconds: Annotated[int, Field(ge=30, le=3600), K8s(default_in_code=True)] = 180
-    """An engine that has requests and makes no progress for so long (no token, no prefill) is restarted. Default:
-    180."""
+    """Time without progress (no token, no prefill) after which an engine with requests is restarted. Default: 180."""
     limits: RequestLimits = RequestLimits()
-    """Caps for one request, whoever asks."""
+    """Limits of a single request, for all tenants."""
     prefix_cache: PrefixCache = PrefixCache()
-    """Whether tenants find each other's prompts in the engines' caches."""
+    """Sharing of the engines' prefix cache between tenants."""
     media: Media = Media()
-    """Images and sound of requests."""
+    """Images and audio in requests."""
     pod: PodTemplate = PodTemplate()
-    """Additions to the engine pods."""
+    """Additional settings of the engine pods."""
 
 
 class KVTokens(Object):
-    """Tokens that the KV cache of one replica holds."""
+    """Size of the KV cache of one replica, in tokens."""
 
     predicted: Count | None = None
-    """As Shoal computes them."""
+    """Computed by Shoal."""
     engine: Count | None = None
-    """As the engine itself says, once one has started on this class."""
+    """Reported by the engine, once one has started on this class."""
 
 
 class VariantStatus(Object):
-    """What was decided and found for one GPU class."""
+    """Decisions and observations for one GPU class."""
 
     gpu_class: Annotated[ResourceName, Field(alias="class")]
     """Name of the GPUClass."""
     gpus_per_replica: Count | None = Field(None, alias="gpusPerReplica")
     """GPUs of one replica."""
     kv_tokens_per_replica: KVTokens | None = None
-    """Tokens that the KV cache of one replica holds."""
+    """Size of the KV cache of one replica, in tokens."""
     desired: Count = 0
-    """Replicas wanted."""
+    """Desired replicas."""
     ready: Count = 0
-    """Replicas that serve."""
+    """Replicas that are ready to serve."""
     waiting: Count | None = None
-    """Replicas that are wanted and wait for GPUs which others still hold; absent: none."""
+    """Desired replicas that wait for GPUs which other replicas still hold; absent: none."""
     step: Literal["Waiting", "Fetching", "Loading", "Ready"] | None = None
-    """How far the replica that is the least far is: it waits for GPUs, its weights are fetched, its engine loads, it
-    serves. `kubectl shoal status` shows the per cent."""
+    """Progress of the replica that is the least far: Waiting for GPUs, Fetching its weights, Loading its engine, Ready
+    to serve. `kubectl shoal status` shows percentages."""
     hourly_cost: Quantity | None = None
-    """Cost of one replica per hour where none is wanted, else of the wanted replicas."""
+    """Cost per hour of the desired replicas, or of one replica if none is desired."""
     cold_start_seconds: Count | None = None
-    """Measured from the pod's creation to Ready, of the last replica that started on this class."""
+    """Cold start of the latest replica on this class, measured from the creation of the pod to Ready."""
     excluded: Annotated[str, StringConstraints(max_length=512)] | None = None
-    """Why the class is not used."""
+    """Why this class is not used."""
 
 
 class ReplicaCounts(Object):
     """Replicas over all variants."""
 
     desired: Count
-    """Replicas wanted."""
+    """Desired replicas."""
     ready: Count
-    """Replicas that serve."""
+    """Replicas that are ready to serve."""
 
 
 class ModelStatus(Object):
-    """What was decided and found."""
+    """Observed state of the Model."""
 
     conditions: Conditions = ()
-    """Conditions Accepted, Placed, Available and Ready; Reconciling, Stalled and SignalsUnknown only while true."""
+    """Conditions Accepted, Placed, Available and Ready. Reconciling, Stalled and SignalsUnknown are present only while
+    they are true."""
     observed_generation: Count | None = None
-    """The generation that this status is about."""
+    """Generation of the spec that this status describes."""
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=16), K8s(list_type="set")] = ()
-    """Short names that this Model owns; a name that an older Model claims is not among them."""
+    """Short names that the Model owns. A name that an older Model claims is left out."""
     artifact: ArtifactFacts | None = None
-    """What is known of the weights."""
+    """Facts of the weights."""
     variants: Annotated[tuple[VariantStatus, ...], Field(max_length=32), K8s(list_type="map", keys=("class",))] = ()
-    """One entry per GPU class that is used or was looked at."""
+    """One entry per GPU class that is used or was considered."""
     replicas: ReplicaCounts | None = None
     """Replicas over all variants."""
     cold_start_seconds: Count | None = None
-    """The longest of the measured cold starts of the classes in use."""
+    """Longest measured cold start of the classes in use."""
 
 
 class Model(CustomResource):
-    """A model that the fleet serves."""
+    """Model is a model that the fleet serves."""
 
     kind_name: ClassVar = "Model"
     plural: ClassVar = "models"
@@ -432,10 +437,10 @@ class Model(CustomResource):
 
     @property
     def claimed_names(self) -> tuple[str, ...]:
-        """Short names that the Model asks for."""
+        """Short names that the Model claims."""
         return self.spec.served_names or (self.metadata.name,)
 
     @property
     def engine_model_name(self) -> str:
-        """The name under which the engine serves the base model. Never contains a colon."""
+        """The engine's name of the base model. It never contains a colon."""
         return self.key

@@ -1,6 +1,6 @@
-"""Every name that two parts of Shoal must agree on: labels, annotations, ports, paths, field managers.
+"""Names that two parts of Shoal agree on: labels, annotations, ports, paths, field managers.
 
-One file, so that a reader finds both ends of each agreement, and a rename is one line.
+They are in one file so that both ends of each agreement are found, and renamed, in one place.
 """
 
 from typing import Final
@@ -16,7 +16,7 @@ LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 MANAGED_BY: Final = "shoal"
 
 LABEL_MODEL: Final = f"{GROUP}/model"
-"""Name of the Model, on every object made for it. An engine pod is one that has this and LABEL_COMPONENT=engine."""
+"""Name of the Model, on every object made for it. A pod with this label and LABEL_COMPONENT=engine is an engine pod."""
 LABEL_MODEL_UID: Final = f"{GROUP}/model-uid"
 LABEL_GPU_CLASS: Final = f"{GROUP}/gpu-class"
 LABEL_POOL: Final = f"{GROUP}/lora-pool"
@@ -36,26 +36,25 @@ COMPONENT_CACHE: Final = "cache"
 ANNOTATION_INSTALL_KEY: Final = f"{GROUP}/install-key"
 """On engine pods: fingerprint of the install key from which the pod's keys were derived (`keys.fingerprint`)."""
 ANNOTATION_KEYS: Final = f"{GROUP}/keys"
-"""On gateways: which keys they know. Absent: only the install key of before (up to 0.1)."""
+"""On gateways: the generation of keys that they know. Absent: only the install key of version 0.1."""
 ANNOTATION_ENGINE_VERSION: Final = f"{GROUP}/engine-version"
 ANNOTATION_PAUSED: Final = f"{GROUP}/paused"
-"""On a Model, "true": Shoal decides but applies nothing and says so."""
+"""On a Model, "true": Shoal makes decisions, does not apply them, and reports that in the status."""
 ANNOTATION_WAKE: Final = f"{GROUP}/wake"
-"""On a Model, a time (RFC 3339): counts as a request that came at that time (`kubectl shoal wake`)."""
+"""On a Model, a time (RFC 3339): counts as a request at that time (`kubectl shoal wake`)."""
 ANNOTATION_READS: Final = f"{GROUP}/reads"
-"""On a Job that reads adapters: the `read_by` of each, separated by blanks: a restarted operator finds what is being
-read already."""
+"""On a Job that reads adapters: the `read_by` of each, separated by blanks. A restarted operator thereby knows which
+adapters are being read."""
 
 ANNOTATION_TRANSPORT: Final = f"{GROUP}/transport"
-"""On pods of Shoal and of engines, TRANSPORT_MTLS: they speak mutual TLS, on ports of their own. Without it: plain
-HTTP."""
+"""On pods of Shoal and of engines, TRANSPORT_MTLS: the pod serves mutual TLS on separate ports. Absent: plain HTTP."""
 TRANSPORT_MTLS: Final = "mtls"
 ANNOTATION_CERTIFICATE: Final = f"{GROUP}/certificate"
-"""On Secrets with a certificate: its dates, names and authorities (`certificates.Leaf`), so that whoever renews it need
-not read the key."""
+"""On Secrets with a certificate: its dates, names and authorities (`certificates.Leaf`). Renewal therefore does not
+have to read the private key."""
 
 ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
-"""Kubernetes' own: of the pods of a Deployment that shrinks, those with the lowest cost go first."""
+"""Of Kubernetes: when a Deployment scales down, the pods with the lowest cost are deleted first."""
 
 
 def key_secret(role: str) -> str:
@@ -74,127 +73,131 @@ MANAGER_INSTALL: Final = "shoal-install"
 
 # --- Shoal's own objects --------------------------------------------------------------------------------------------
 ROOT_KEY_SECRET: Final = "shoal-root-key"  # noqa: S105 - a name, not a secret
-"""The install key, for the operator alone. Others have what `key_secret` names."""
+"""Secret in Shoal's namespace with the install key, for the operator only. Other processes use the Secret of
+`key_secret`."""
 INSTALL_KEY_SECRET: Final = "shoal-install-key"  # noqa: S105 - a name, not a secret
-"""The install key of before: up to 0.1 every process had it."""
-"""Secret in Shoal's namespace, made by the operator, mounted by gateways. Data: `current`, and `previous` while two
-are valid."""
+"""Secret in Shoal's namespace with the install key of version 0.1, where every process had it. Data: `current`, and
+`previous` while two are valid."""
 AUTHORITY_SECRET: Final = "shoal-ca"  # noqa: S105 - a name, not a secret
-"""Secret in Shoal's namespace, made by the operator, read by nobody else: the authority of every certificate."""
+"""Secret in Shoal's namespace with the authority of all certificates, made and read by the operator only."""
 LEASE_NAME: Final = "shoal-operator"
 DECISIONS_ACCOUNT: Final = "shoal-decisions"
-"""ServiceAccount in Shoal's namespace that may read the operator's decisions and nothing else: the command line asks
-the API server for a token of it."""
+"""ServiceAccount in Shoal's namespace that may only read the operator's decisions. The command line requests a token
+for it from the API server."""
 SCALER_SERVICE: Final = "shoal-scaler"
-"""Service without a selector in Shoal's namespace: the operator that leads writes its own address into the one
-EndpointSlice of the same name."""
+"""Service without a selector in Shoal's namespace. The leading operator writes its own address into the EndpointSlice
+of the same name."""
 SCALER_TLS_SECRET: Final = "shoal-scaler-tls"  # noqa: S105 - a name, not a secret
 """Secret in Shoal's namespace: tls.crt, tls.key, ca.crt of the external scaler."""
 CACHE_CLAIM: Final = "shoal-cache"
-"""How the name of a PersistentVolumeClaim begins in each namespace that has Models: that namespace's folder of the node
-cache."""
+"""Prefix of the PersistentVolumeClaim in each namespace that has Models: the namespace's folder of the node cache."""
 CACHE_SOCKET: Final = "cache.sock"
-"""In a namespace's folder of the node cache: who can reach it is of that namespace."""
+"""Unix socket in a namespace's folder of the node cache. Only pods of that namespace can reach it."""
 
 # --- containers, ports and paths of an engine pod -------------------------------------------------------------------
 CONTAINER_ENGINE: Final = "engine"
 CONTAINER_AGENT: Final = "agent"
 CONTAINER_STAGE: Final = "stage"
 CONTAINER_TLS: Final = "tls"
-"""Native sidecar: ends mutual TLS in front of the engine."""
+"""Native sidecar that terminates mutual TLS in front of the engine."""
 
 ENGINE_PORT: Final = 30000
 AGENT_PORT: Final = 8400
-"""The agent's API: /v1/replica (keys), /healthz, /metrics."""
+"""Port of the agent's API: /v1/replica (keys), /healthz, /metrics."""
 GATEWAY_PORT: Final = 8080
 """The OpenAI API."""
 OPS_PORT: Final = 9090
-"""Of gateway and operator: /healthz, /readyz, /metrics."""
+"""Port of gateway and operator: /healthz, /readyz, /metrics."""
 SCALER_PORT: Final = 9666
-"""Of the operator that leads: KEDA's external scaler, gRPC."""
+"""Port of the leading operator: KEDA's external scaler, gRPC."""
 
 ENGINE_TLS_PORT: Final = 30443
-"""Of an engine pod with TRANSPORT_MTLS: the serving paths of its engine, which itself listens on localhost only."""
+"""Port of an engine pod with TRANSPORT_MTLS: the engine's SERVING_PATHS. The engine itself listens on localhost
+only."""
 ENGINE_PROBE_PORT: Final = 30001
-"""Of an engine pod with TRANSPORT_MTLS, plain: /ready for the kubelet, /metrics for scrapers."""
+"""Plain-HTTP port of an engine pod with TRANSPORT_MTLS: /ready for the kubelet, /metrics for scrapers."""
 AGENT_TLS_PORT: Final = 8443
-"""Of an agent with TRANSPORT_MTLS: everything that takes a key."""
+"""Port of an agent with TRANSPORT_MTLS: every endpoint that requires a key."""
 OPS_TLS_PORT: Final = 9443
-"""Of a gateway with TRANSPORT_MTLS: what takes a key on OPS_PORT."""
+"""Port of a gateway with TRANSPORT_MTLS: the endpoints of OPS_PORT that require a key."""
 LEDGER_TLS_PORT: Final = 8543
-"""Of a ledger with TRANSPORT_MTLS: what LEDGER_PORT has."""
+"""Port of a ledger with TRANSPORT_MTLS: the endpoints of LEDGER_PORT."""
 
 SERVING_PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-"""Of an engine: what gateways call. Nothing else of it can be reached from outside a pod with TRANSPORT_MTLS."""
+"""Paths of an engine that gateways call. No other path is reachable from outside a pod with TRANSPORT_MTLS."""
 HEADER_SIDECAR: Final = "x-shoal-sidecar"
-"""On answers that are not the engine's but of what ends mutual TLS in front of it: Envoy's response flags, which say
-why (UF: the engine took no connection; UC: it ended it)."""
+"""On responses that the TLS sidecar made in place of the engine: Envoy's response flags, which give the cause (UF: the
+engine accepted no connection; UC: it closed the connection)."""
 REPLICA_PATH: Final = "/v1/replica"
 ACK_PATH: Final = "/v1/replica/ack"
 ABORT_PATH: Final = "/v1/replica/abort"
-"""Of the agent, for gateways: `replica.Abort`."""
+"""Path of the agent, for gateways: `replica.Abort`."""
 ADAPTERS_PATH: Final = "/v1/adapters"
-"""Of the agent (streams.md); `/v1/adapters/{name}/ensure` for one."""
+"""Path of the agent (streams.md); `/v1/adapters/{name}/ensure` for one adapter."""
 DEMAND_PATH: Final = "/v1/demand"
-"""Of the gateway, on OPS_PORT."""
+"""Path of the gateway, on OPS_PORT."""
 LEDGER_PORT: Final = 8500
-"""Of the ledger: RECORDS_PATH, TOTALS_PATH, USAGE_PATH and the other queries (keys)."""
+"""Port of the ledger: RECORDS_PATH, TOTALS_PATH, USAGE_PATH and the other queries. All require a key."""
 RECORDS_PATH: Final = "/v1/records"
 TOTALS_PATH: Final = "/v1/totals"
 USAGE_PATH: Final = "/v1/usage"
-"""Of the ledger, and of the gateway for a tenant's own key."""
+"""Path of the ledger; at the gateway with a tenant's own API key."""
 UNATTRIBUTED_PATH: Final = "/v1/unattributed"
-"""Of the ledger: what engines counted themselves beside what was billed (`reconciliation.Unattributed`)."""
+"""Path of the ledger: tokens that engines counted and that were not billed (`reconciliation.UnattributedPage`)."""
 BILL_PATH: Final = "/v1/bill"
 CREDITS_PATH: Final = "/v1/credits"
 MARGIN_PATH: Final = "/v1/margin"
 FOCUS_PATH: Final = "/v1/focus"
-"""Of the ledger: questions on money (`billing.py`)."""
+"""Paths of the ledger: queries about money (`billing.py`)."""
 LOGS_PATH: Final = "/v1/logs"
-"""Of the gateway, for a tenant's own key: its request log."""
+"""Path of the gateway, with a tenant's own API key: the tenant's request log."""
 HEADER_KEY: Final = "x-shoal-key"
-"""Instead of `Authorization`, through the API server's proxy, which keeps that one for itself."""
+"""Header for the key in place of `Authorization`, which the API server's proxy uses itself."""
 HEADER_POD_TOKEN: Final = "x-shoal-pod-token"  # noqa: S105 - a name, not a secret
-"""With a gateway's batch of records: the token that the kubelet made for its pod, for LEDGER_AUDIENCE."""
+"""Header of a gateway's batch of records: the pod's projected ServiceAccount token for LEDGER_AUDIENCE."""
 LEDGER_AUDIENCE: Final = "shoal-ledger"
-"""Who takes that token: the API server itself does not."""
+"""Audience of that token; the API server itself does not accept it."""
 DECISIONS_PATH: Final = "/v1/decisions"
-"""Of the operator, on OPS_PORT: `decisions.Decisions`; `/v1/decisions/<namespace>/<name>` for one Model."""
+"""Path of the operator, on OPS_PORT: `decisions.Decisions`; `/v1/decisions/<namespace>/<name>` for one Model."""
 HEADER_CALLER: Final = "x-shoal-caller"
-"""Who opens a stream: the name of its pod."""
+"""Header of a stream request: the name of the calling pod."""
 HEADER_BOOT: Final = "x-shoal-boot"
-"""The caller's boot id, random per start of its process; a gateway's begins with its pod (`usage.gateway_boot`)."""
+"""Header of a stream request: the caller's boot id, random per start of its process. A gateway's boot id begins with
+the name of its pod (`usage.gateway_boot`)."""
 
 RUN_DIR: Final = "/shoal/run"
-"""emptyDir shared by agent and engine: `boot` (the engine's boot id), `stalled` (liveness), the two of the drain."""
+"""emptyDir shared by agent and engine: `boot` (the engine's boot id), `stalled` (liveness), and the two files of the
+drain."""
 BOOT_FILE: Final = f"{RUN_DIR}/boot"
 STALLED_FILE: Final = f"{RUN_DIR}/stalled"
 DRAIN_FILE: Final = f"{RUN_DIR}/drain"
-"""Made by the engine's preStop hook, which waits until the agent removes it."""
+"""Created by the engine's preStop hook, which waits until the agent removes it."""
 DRAIN_STATE_FILE: Final = f"{RUN_DIR}/draining"
-"""Written by the agent every second of a drain: a number that changes, and what the drain waits for."""
+"""Written by the agent every second of a drain: a counter, and what the drain waits for."""
 STAGE_PROGRESS_FILE: Final = f"{RUN_DIR}/stage.json"
 """Written by the stage container, read by the agent: `replica.StageProgress`."""
 MODELS_DIR: Final = "/shoal/models"
 """emptyDir: written by the stage container, read-only for the engine."""
 MODEL_PATH: Final = f"{MODELS_DIR}/model"
-"""The engine's --model-path: where the stage container puts the weights (renamed into place when whole)."""
+"""The engine's --model-path: the stage container writes the weights elsewhere and renames them to this path when they
+are complete."""
 ADAPTERS_DIR: Final = "/shoal/adapters"
 """emptyDir: one folder per adapter and revision, named as the engine calls it; written by the agent, read-only for the
 engine."""
 ADAPTER_SECRETS_DIR: Final = "/shoal/adapter-secrets"
-"""In the agent, and in the Job that reads adapters' metadata: a folder `0`, `1`, ... for each of the pool's
-credentials, in the order of their prefixes in the agent's settings."""
+"""In the agent, and in the Job that reads adapters' metadata: one folder (`0`, `1`, ...) per credential of the pool, in
+the order of the prefixes in the agent's settings."""
 SOURCE_DIR: Final = "/shoal/source"
-"""Where a pvc:// source is mounted, read-only, in stage and engine; the engine's --model-path then points into it."""
+"""Read-only mount of a pvc:// source, in stage container and engine. The engine's --model-path is inside it."""
 SOURCE_SECRET_DIR: Final = "/shoal/source-secret"  # noqa: S105
 """The Secret of `source.secretRef`, mounted in the stage container only."""
 CACHE_DIR: Final = "/shoal/cache"
-"""The namespace's folder of the node cache, read-only, in agent, stage and engine: its socket and its models."""
+"""Read-only mount of the namespace's folder of the node cache, in agent, stage container and engine: the socket and the
+models."""
 CACHE_MODEL_FILE: Final = f"{RUN_DIR}/cache-model"
 """Written by the stage container, read by the agent: the key of the cached model that this pod uses."""
 KEYS_DIR: Final = "/shoal/keys"
-"""The Model's key Secret. The engine mounts `engine.yaml` only, the agent `agent.json` only."""
+"""Mount of the Model's key Secret. The engine mounts only `engine.yaml`, the agent only `agent.json`."""
 ENGINE_CONFIG_FILE: Final = f"{KEYS_DIR}/engine.yaml"
 """SGLang's --config: api-key and admin-api-key."""
 AGENT_KEYS_FILE: Final = f"{KEYS_DIR}/agent.json"
@@ -202,28 +205,27 @@ AGENT_KEYS_FILE: Final = f"{KEYS_DIR}/agent.json"
 HOME_DIR: Final = "/shoal/home"
 """emptyDir: HOME and the engine's compile caches."""
 TLS_DIR: Final = "/shoal/tls"
-"""Where a process of Shoal, or the agent of an engine pod, has its certificate: CERTIFICATE_FILE, CERTIFICATE_KEY_FILE,
+"""Certificate of a process of Shoal, or of the agent of an engine pod: CERTIFICATE_FILE, CERTIFICATE_KEY_FILE,
 TRUST_FILE."""
 CERTIFICATE_FILE: Final = "tls.crt"
 CERTIFICATE_KEY_FILE: Final = "tls.key"
 TRUST_FILE: Final = "ca.crt"
-"""Every authority that is trusted: the one in force, the next one, the one before."""
+"""All trusted authorities: current, next and previous."""
 STRICT_FILE: Final = "strict"
-"""There once every process of Shoal speaks mutual TLS: nobody is answered without from then on."""
+"""Present once every process of Shoal uses mutual TLS. From then on plain HTTP is refused."""
 SCALER_TLS_DIR: Final = "/shoal/scaler-tls"
 """Where the operator mounts SCALER_TLS_SECRET."""
 ROLE_KEYS_DIR: Final = "/shoal/role-keys"
-"""Of gateways and the ledger: their Secret of `key_secret`."""
+"""Mount of the Secret of `key_secret`, in gateways and the ledger."""
 INSTALL_KEY_DIR: Final = "/shoal/install-key"
-"""Of the same: the install key of before, while there is one."""
-"""Where gateways mount the install key's Secret."""
+"""Mount of the install key of version 0.1, in gateways and the ledger, while there is one."""
 PRICES_DIR: Final = "/shoal/prices"
 """Where the ledger mounts the price lists."""
 LEDGER_TOKEN_FILE: Final = "/shoal/ledger-token/token"  # noqa: S105 - a path
-"""Where a gateway has the token of HEADER_POD_TOKEN; the kubelet renews it."""
+"""The gateway's token for HEADER_POD_TOKEN; the kubelet renews it."""
 LEDGER_DIR: Final = "/var/lib/shoal-ledger"
-"""The ledger's persistent volume: its SQLite file, where no PostgreSQL is set."""
+"""The ledger's persistent volume: its SQLite file, where PostgreSQL is not used."""
 LOGS_DIR: Final = "/var/lib/shoal-logs"
-"""The gateway's persistent volume of request logs, where no object store is set."""
+"""The gateway's persistent volume of request logs, where no object store is used."""
 SPOOL_DIR: Final = "/var/lib/shoal"
 """The gateway's persistent volume: the spool of usage records."""

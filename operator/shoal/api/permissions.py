@@ -1,7 +1,7 @@
-"""What Shoal's processes may do at the API server: the chart's roles are generated from here.
+"""Permissions of Shoal's processes at the API server. The chart's roles are generated from this file.
 
-One row per use, with its reason. A verb that nothing uses is a finding in a security review; one that is missing is
-a 403 in production: change the row together with the call.
+One row per use, with its purpose. A verb that nothing uses is a finding in a security review; a missing verb is a 403
+in production: change the row together with the call.
 """
 
 from dataclasses import dataclass, replace
@@ -11,16 +11,16 @@ from shoal.api import names
 from shoal.api.meta import GROUP
 
 FOLLOW: Final = ("list", "watch")
-"""What a reflector does."""
+"""Verbs of a reflector."""
 KEEP: Final = ("get", "list", "watch", "create", "patch", "delete")
-"""What a controller does with its children; server-side apply of a new object asks for `create` too."""
+"""Verbs of a controller on its children. Server-side apply of a new object requires `create`."""
 READ: Final = ("get", "list", "watch")
 WRITE: Final = ("create", "update", "patch", "delete", "deletecollection")
 
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """Verbs on resources of one API group, and why."""
+    """Verbs on resources of one API group, and their purpose."""
 
     why: str
     group: str
@@ -30,40 +30,40 @@ class Permission:
 
 
 OPERATOR: Final = (
-    Permission("what is declared", GROUP, ("gpuclasses", "loraadapters", "lorapools", "models", "tenants"), FOLLOW),
     Permission(
-        "what was found and decided",
+        "watch the declared resources", GROUP, ("gpuclasses", "loraadapters", "lorapools", "models", "tenants"), FOLLOW
+    ),
+    Permission(
+        "write status",
         GROUP,
         ("gpuclasses/status", "loraadapters/status", "lorapools/status", "models/status", "tenants/status"),
         ("patch",),
     ),
     Permission(
-        "children are owned by their Model (asked for where OwnerReferencesPermissionEnforcement is on)",
+        "own children (required where OwnerReferencesPermissionEnforcement is on)",
         GROUP,
         ("models/finalizers",),
         ("update",),
     ),
-    Permission("free GPUs, and why a replica does not start", "", ("nodes", "pods"), FOLLOW),
-    Permission("which namespaces' adapters a LoRAPool allows", "", ("namespaces",), FOLLOW),
-    Permission("whether an engine pod belongs to its Model", "apps", ("replicasets",), FOLLOW),
-    Permission("which of a variant's pods goes first", "", ("pods",), ("patch",)),
+    Permission("count free GPUs, and find out why a replica does not start", "", ("nodes", "pods"), FOLLOW),
+    Permission("match the namespaces that a LoRAPool allows", "", ("namespaces",), FOLLOW),
+    Permission("verify that an engine pod belongs to its Model", "apps", ("replicasets",), FOLLOW),
+    Permission("choose which pod of a variant is deleted first", "", ("pods",), ("patch",)),
     Permission("one Deployment per variant of a Model", "apps", ("deployments",), KEEP),
-    Permission("replicas, through a field manager of their own", "apps", ("deployments/scale",), ("patch",)),
+    Permission("scale, with a separate field manager", "apps", ("deployments/scale",), ("patch",)),
     Permission(
-        "Jobs that read a source's metadata; they end, and their time to live takes them away",
+        "Jobs that read a source's metadata; their TTL deletes them",
         "batch",
         ("jobs",),
         ("list", "watch", "create", "patch"),
     ),
     Permission(
-        "a namespace's share in the node cache: a volume and its claim",
+        "a namespace's folder of the node cache: a volume and its claim",
         "",
         ("persistentvolumes", "persistentvolumeclaims"),
         ("list", "watch", "create", "patch", "delete"),
     ),
-    Permission(
-        "children of a Model; garbage collection takes them away", "policy", ("poddisruptionbudgets",), KEEP[:-1]
-    ),
+    Permission("children of a Model, deleted by garbage collection", "policy", ("poddisruptionbudgets",), KEEP[:-1]),
     Permission("children of a Model, unless switched off", "networking.k8s.io", ("networkpolicies",), KEEP),
     # No `list` and no `watch`: a Secret is read by a name that somebody gave, and of all but Shoal's own only the
     # metadata, which RBAC cannot tell from the content. What bounds this is `scope.namespaces`.
@@ -74,23 +74,23 @@ OPERATOR: Final = (
         ("get", "create", "patch", "delete"),
     ),
     Permission(
-        "one ScaledObject per variant of a Model whose driver is KEDA, and how KEDA knows the operator",
+        "one ScaledObject per variant of a Model whose driver is KEDA, and its TriggerAuthentication",
         "keda.sh",
         ("scaledobjects", "triggerauthentications"),
         KEEP,
     ),
     Permission("the CA of the external scaler, for KEDA", "", ("configmaps",), ("get", "create", "patch", "delete")),
-    Permission("who else scales a Model's Deployments", "autoscaling", ("horizontalpodautoscalers",), FOLLOW),
-    Permission("what happened, for people", "events.k8s.io", ("events",), ("get", "create", "patch")),
+    Permission("find other autoscalers of a Model's Deployments", "autoscaling", ("horizontalpodautoscalers",), FOLLOW),
+    Permission("record events", "events.k8s.io", ("events",), ("get", "create", "patch")),
 )
 """The operator, in all namespaces."""
 
 OPERATOR_OWN_NAMESPACE: Final = (
-    Permission("who leads", "coordination.k8s.io", ("leases",), ("create",)),
-    Permission("who leads", "coordination.k8s.io", ("leases",), ("get", "update"), (names.LEASE_NAME,)),
-    Permission("where KEDA finds the one that leads", "discovery.k8s.io", ("endpointslices",), ("create",)),
+    Permission("leader election", "coordination.k8s.io", ("leases",), ("create",)),
+    Permission("leader election", "coordination.k8s.io", ("leases",), ("get", "update"), (names.LEASE_NAME,)),
+    Permission("publish the leader's address for KEDA", "discovery.k8s.io", ("endpointslices",), ("create",)),
     Permission(
-        "where KEDA finds the one that leads",
+        "publish the leader's address for KEDA",
         "discovery.k8s.io",
         ("endpointslices",),
         ("get", "patch"),
@@ -100,85 +100,95 @@ OPERATOR_OWN_NAMESPACE: Final = (
 """The operator, in its own namespace."""
 
 GATEWAY: Final = (
-    Permission("whose keys, and which models", GROUP, ("loraadapters", "lorapools", "models", "tenants"), FOLLOW),
-    Permission("replicas, and the other gateways", "", ("pods",), FOLLOW),
-    Permission("whether an engine pod belongs to its Model", "apps", ("deployments", "replicasets"), FOLLOW),
+    Permission("watch API keys and models", GROUP, ("loraadapters", "lorapools", "models", "tenants"), FOLLOW),
+    Permission("find replicas and the other gateways", "", ("pods",), FOLLOW),
+    Permission("verify that an engine pod belongs to its Model", "apps", ("deployments", "replicasets"), FOLLOW),
 )
 """The gateway, in all namespaces. No Secrets: its keys are mounted."""
 
 LEDGER: Final = (
-    Permission("engines, whose own counters it compares with what was billed", "", ("pods",), FOLLOW),
-    Permission("whether an engine pod belongs to its Model", "apps", ("deployments", "replicasets"), FOLLOW),
-    Permission("what a GPU of a class costs, and which Models there are", GROUP, ("gpuclasses", "models"), FOLLOW),
+    Permission("find engines, whose counters are compared with billed usage", "", ("pods",), FOLLOW),
+    Permission("verify that an engine pod belongs to its Model", "apps", ("deployments", "replicasets"), FOLLOW),
+    Permission("read the cost of GPU classes, and find Models", GROUP, ("gpuclasses", "models"), FOLLOW),
 )
 """The ledger, in all namespaces. No Secrets: its keys are mounted."""
 
-CACHE: Final = (Permission("which namespaces have a share in the cache", "", ("persistentvolumes",), FOLLOW),)
+CACHE: Final = (Permission("find the namespaces that have a folder in the cache", "", ("persistentvolumes",), FOLLOW),)
 """The node cache, in the whole cluster. No Secrets: credentials come with each request."""
 
-VIEWERS: Final = (Permission("reading", GROUP, ("gpuclasses", "loraadapters", "lorapools", "models", "tenants"), READ),)
+VIEWERS: Final = (
+    Permission("read all kinds", GROUP, ("gpuclasses", "loraadapters", "lorapools", "models", "tenants"), READ),
+)
 EDITORS: Final = (
     Permission(
-        "Models of their namespace, and adapters", GROUP, ("loraadapters", "lorapools", "models"), (*READ, *WRITE)
+        "edit Models, pools and adapters of a namespace",
+        GROUP,
+        ("loraadapters", "lorapools", "models"),
+        (*READ, *WRITE),
     ),
 )
-PLATFORM: Final = (Permission("the fleet and its tenants", GROUP, ("gpuclasses", "tenants"), (*READ, *WRITE)),)
-"""For those who run the fleet: bound by hand, never aggregated."""
+PLATFORM: Final = (Permission("edit GPU classes and tenants", GROUP, ("gpuclasses", "tenants"), (*READ, *WRITE)),)
+"""For platform administrators. Bound by hand, never aggregated."""
 ACCESS: Final = (
-    Permission("whose token a caller of /metrics has", "authentication.k8s.io", ("tokenreviews",), ("create",)),
-    Permission("whether that may read it", "authorization.k8s.io", ("subjectaccessreviews",), ("create",)),
+    Permission("authenticate callers of /metrics", "authentication.k8s.io", ("tokenreviews",), ("create",)),
+    Permission("authorize callers of /metrics", "authorization.k8s.io", ("subjectaccessreviews",), ("create",)),
 )
 """Operator, gateway, ledger and node cache, in the whole cluster, unless `metrics.auth` is off."""
 SENDERS: Final = (
-    Permission("from which pod usage records come", "authentication.k8s.io", ("tokenreviews",), ("create",)),
+    Permission("verify which pod sends usage records", "authentication.k8s.io", ("tokenreviews",), ("create",)),
 )
 """The ledger, in the whole cluster, unless `ledger.gatewayTokens` is off."""
 DECISIONS: Final = (
     Permission(
-        "what the operator is shown for it",
+        "get a token that the operator accepts",
         "",
         ("serviceaccounts/token",),
         ("create",),
         (names.DECISIONS_ACCOUNT,),
     ),
-    Permission("which pod of the operator leads", "coordination.k8s.io", ("leases",), ("get",), (names.LEASE_NAME,)),
-    Permission("`kubectl shoal why` and `top` ask it through the API server", "", ("pods/proxy",), ("get",)),
+    Permission("find the leading operator", "coordination.k8s.io", ("leases",), ("get",), (names.LEASE_NAME,)),
+    Permission(
+        "`kubectl shoal why` and `top` call the operator through the API server's proxy", "", ("pods/proxy",), ("get",)
+    ),
 )
-"""For those who may see load and decisions of all Models, in Shoal's namespace: bound by hand."""
+"""For people who may see load and decisions of all Models, in Shoal's namespace. Bound by hand."""
 
 
 def _key(role: str) -> Permission:
-    return Permission(
-        "the key of such a person, which opens nothing else", "", ("secrets",), ("get",), (names.key_secret(role),)
-    )
+    return Permission("read the key of this role", "", ("secrets",), ("get",), (names.key_secret(role),))
 
 
 BILLING: Final = (
     _key("billing"),
-    Permission("where the ledger is", "", ("pods",), ("list",)),
+    Permission("find the ledger", "", ("pods",), ("list",)),
     Permission(
-        "`kubectl shoal usage` and `bill` ask it through the API server", "", ("pods/proxy",), ("get", "create")
+        "`kubectl shoal usage` and `bill` call it through the API server's proxy",
+        "",
+        ("pods/proxy",),
+        ("get", "create"),
     ),
 )
-"""For those who see what tenants used and paid, in Shoal's namespace: bound by hand."""
+"""For people who may see usage and bills of tenants, in Shoal's namespace. Bound by hand."""
 LOGS: Final = (
     _key("logs"),
-    Permission("where the gateways are", "", ("pods",), ("list",)),
-    Permission("which gateways were scaled away and left their volume", "", ("persistentvolumeclaims",), ("list",)),
-    Permission("`kubectl shoal logs` asks them through the API server", "", ("pods/proxy",), ("get", "delete")),
+    Permission("find the gateways", "", ("pods",), ("list",)),
+    Permission("find gateways that were scaled down and left their volume", "", ("persistentvolumeclaims",), ("list",)),
+    Permission(
+        "`kubectl shoal logs` calls them through the API server's proxy", "", ("pods/proxy",), ("get", "delete")
+    ),
 )
-"""For those who may read and delete tenants' request logs, in Shoal's namespace: bound by hand."""
+"""For people who may read and delete tenants' request logs, in Shoal's namespace. Bound by hand."""
 
 
 CLUSTER_SCOPED: Final = frozenset(
     {"gpuclasses", "tenants", "nodes", "namespaces", "persistentvolumes", "tokenreviews", "subjectaccessreviews"}
 )
-"""Of the resources above, those that no Role can grant."""
+"""Resources above that only a ClusterRole can grant."""
 
 
 def in_cluster(permissions: tuple[Permission, ...], *, scoped: bool) -> tuple[Permission, ...]:
-    """The rows for a ClusterRole where `scope.namespaces` is set (`scoped`: what is in no namespace), or the rest, for
-    a Role in each of them."""
+    """Rows of cluster-scoped resources, for a ClusterRole, where `scope.namespaces` is set (`scoped`), or all other
+    rows, for a Role in each of these namespaces."""
     found: list[Permission] = []
     for row in permissions:
         kept = tuple(r for r in row.resources if (r.partition("/")[0] in CLUSTER_SCOPED) == scoped)

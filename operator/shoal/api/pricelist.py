@@ -1,4 +1,4 @@
-"""A price list as people write it: a YAML file in Git, mounted into the ledger (docs/billing.md)."""
+"""Price list files: YAML in Git, mounted into the ledger (docs/billing.md)."""
 
 from datetime import UTC, date, datetime
 from typing import Annotated, Any, Final
@@ -10,13 +10,13 @@ from shoal.api.ledger import Rate, UnknownCached
 
 MOST_ROWS: Final = 10_000
 DECIMALS: Final = 6
-"""Of a price: 0.000001 of the currency per million tokens is the smallest."""
+"""Decimals of a price: the smallest price is 0.000001 of the currency per million tokens."""
 _LABEL: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _OBJECT: Final = rf"^(\*|{_LABEL}/[a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?)$"
 
 
 def _short(text: object) -> str:
-    """As it may stand in a message. What is no scalar is not written out: it may be of any size and depth."""
+    """A value, cut for a message. A value that is not a scalar is not printed: it may be of any size and depth."""
     return repr(text)[:80] if isinstance(text, str | int | float) else f"a {type(text).__name__}"
 
 
@@ -47,14 +47,14 @@ def _moment(text: Any) -> datetime:
     try:
         found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
     except OverflowError:
-        raise ValueError(f"{_short(text)} is out of all time") from None
+        raise ValueError(f"{_short(text)} is out of range") from None
     if found.minute or found.second or found.microsecond:
         raise ValueError(f"{_short(text)} is not on the hour (UTC): usage is summed by the hour")
     return found
 
 
 Price = Annotated[int, BeforeValidator(_price)]
-"""In millionths of the currency per million tokens."""
+"""Price in millionths of the currency per million tokens."""
 Moment = Annotated[datetime, BeforeValidator(_moment)]
 Served = Annotated[str, StringConstraints(pattern=_OBJECT)]
 
@@ -64,20 +64,20 @@ class _Part(BaseModel):
 
 
 class PriceRow(_Part):
-    """Three prices, of a million tokens each."""
+    """Prices of a model or adapter, per million tokens."""
 
     plan: Annotated[str, StringConstraints(pattern=rf"^{_LABEL}$")] | None = None
-    """Of the Tenant; absent: every plan that has no price of its own, and tenants without one."""
+    """Plan of the Tenant; absent: every plan without a price of its own, and tenants without a plan."""
     model: Served
     """namespace/name, or "*"."""
     adapter: Served | None = None
-    """namespace/name, or "*" for every adapter; absent: the model without one."""
+    """namespace/name, or "*" for every adapter; absent: the model without an adapter."""
     input: Price
-    """Input that was not cached."""
+    """Price of input that was not cached."""
     cached: Price
-    """Input that the engine had cached."""
+    """Price of input that the engine had cached."""
     output: Price
-    """Output, reasoning included."""
+    """Price of output, including reasoning."""
 
     def rate(self) -> Rate:
         return Rate(
@@ -91,18 +91,18 @@ class PriceRow(_Part):
 
 
 class PriceFile(_Part):
-    """One file."""
+    """One price list file."""
 
     name: (
         Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][-_.A-Za-z0-9]*$")] | None
     ) = None
-    """Stands on bills. Default: the file's name without .yaml."""
+    """Name of the price list, shown on bills. Default: the file's name without .yaml."""
     currency: Annotated[str, StringConstraints(pattern=r"^[A-Z]{3}$")]
-    """ISO 4217."""
+    """ISO 4217 code."""
     effective_from: Moment
-    """UTC, on the hour."""
+    """Start of validity: UTC, on the hour."""
     effective_until: Moment | None = None
-    """Exclusive. Default: until the next list begins."""
+    """End of validity, exclusive. Default: the start of the next price list."""
     unknown_cached: UnknownCached = "Fresh"
-    """How input counts of which it is not known how much was cached, as after a cut stream."""
+    """Price of input whose number of cached tokens is unknown, as after a cut stream."""
     prices: Annotated[tuple[PriceRow, ...], Field(min_length=1, max_length=MOST_ROWS)]

@@ -1,4 +1,5 @@
-"""What `GET /v1/unattributed` of the ledger says (docs/reconciliation.md)."""
+"""The ledger's answer to `GET /v1/unattributed`: tokens that engines counted and that were not billed
+(docs/reconciliation.md)."""
 
 from typing import Literal, get_args
 
@@ -8,14 +9,15 @@ from shoal.api.replica import Message
 
 UnattributedBy = Literal["model", "class", "hour", "day", "month", "engine"]
 UNATTRIBUTED_BY: tuple[UnattributedBy, ...] = get_args(UnattributedBy)
-"""What rows can be told apart by. `engine`: one row per process of an engine, over its whole life."""
+"""Dimensions of the rows. `engine`: one row per engine process, over its whole lifetime."""
 
 
 class UnattributedRow(Message):
-    """The engines' own counters beside what was billed. Tokens; input includes cached ones, output reasoning ones.
+    """The engines' counters compared with billed usage, in tokens. Input includes cached tokens, output includes
+    reasoning.
 
-    unattributed = engine - billed; `notBilled` is the part of it that the ledger has records of. None: no engine was
-    heard, so it is not known.
+    unattributed = engine - billed. `notBilled` is the part of unattributed that the ledger has records of. None: no
+    engine reported, so the value is unknown.
     """
 
     hour: str | None = None
@@ -27,26 +29,26 @@ class UnattributedRow(Message):
     engine: str | None = None
     """Boot id of the engine's process."""
     replica: str | None = None
-    """With `engine`: namespace/pod."""
+    """With `engine`: namespace/name of the pod."""
     last_report: str | None = None
-    """With `engine`: when it was heard last. What it counted after that is nowhere."""
+    """With `engine`: time of its last report. Tokens that it counted later are not included."""
     engine_input: int | None = None
     engine_output: int | None = None
     billed_input: int = 0
     billed_output: int = 0
     not_billed_input: int = 0
-    """Tries whose answer nobody got, and estimates."""
+    """Attempts whose response reached no client, and estimates."""
     not_billed_output: int = 0
     estimated_input: int | None = None
-    """Of `notBilledInput`, prompts that an engine took and of which it said nothing."""
+    """Part of `notBilledInput`: prompts that an engine accepted and did not report usage for."""
     unattributed_input: int | None = None
     unattributed_output: int | None = None
     share: float | None = None
-    """Unattributed tokens as a part of what the engines counted; None where that is nothing or unknown."""
+    """Unattributed tokens as a fraction of the engines' count; None: that count is zero or unknown."""
 
 
 class UnattributedPage(Message):
-    """The answer."""
+    """Answer to `GET /v1/unattributed`."""
 
     start: str = Field(alias="from")
     end: str = Field(alias="to")
@@ -54,8 +56,8 @@ class UnattributedPage(Message):
     rows: tuple[UnattributedRow, ...] = ()
     total: UnattributedRow
     watching: bool
-    """The ledger knows which engines there are."""
+    """Whether the ledger knows the list of engines."""
     live: int
     """Engine pods whose agents report their counters now."""
     stale: tuple[str, ...] = ()
-    """namespace/pod of the others that run, at most 100: their counters are as old as their last reading."""
+    """namespace/name of the other running engine pods, at most 100: their counters are as old as their last report."""

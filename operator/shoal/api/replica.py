@@ -1,10 +1,10 @@
 """Messages of `GET /v1/replica`, the agent's stream (streams.md).
 
 Server-sent events, one JSON object per `data:` line, no `event:` field. The first message has `full: true` and every
-key that the agent knows; later ones carry the keys that changed, with absolute values; null says that a key became
+key that the agent knows; later messages carry the keys that changed, with absolute values; null means that a key became
 unknown. `seq` grows by one with each message that carries keys; a heartbeat (every 5 s) repeats the last `seq` and has
-no keys. A gap in `seq` or another `boot` means: connect again. 12 s of silence: the stream is down and what it said is
-unknown. A key that is absent from the full state is unknown, never zero. Unknown keys are ignored.
+no keys. On a gap in `seq` or another `boot` the reader reconnects. After 12 s of silence the stream is down and its
+keys are unknown. A key that is absent from the full state is unknown, never zero. Unrecognized keys are ignored.
 """
 
 from typing import Annotated, Final, Literal
@@ -16,12 +16,12 @@ HEARTBEAT_SECONDS = 5.0
 SILENCE_SECONDS = 12.0
 
 MOST_ADAPTERS: Final = 8192
-"""That one replica may name; a floor has half as many at most."""
+"""Adapters that one replica may report at most; `DesiredAdapters` has at most half as many."""
 
-# What a peer says is bounded before anybody computes with it: a message that is not is not understood, and what the
-# peer says is then unknown. A sentence for people is cut instead.
+# Values from a peer are bounded before they are used: a message with a value out of bounds is invalid, and the peer's
+# state is then unknown. Sentences for people are cut instead.
 Tally = Annotated[int, Field(ge=0, le=2**53 - 1)]
-"""A count: small enough for sums of all peers, and for every reader of JSON."""
+"""A count, small enough for sums over all peers and for every JSON parser."""
 Amount = Annotated[int, Field(ge=-(10**30), le=10**30)]
 """Money, in 10^-12 of its currency."""
 Seconds = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
@@ -29,9 +29,9 @@ Id = Annotated[str, StringConstraints(max_length=512)]
 Sentence = Annotated[str, AfterValidator(lambda text: text[:4096])]
 
 RID: Final = r"^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}(\.[1-9][0-9]{0,3})?$"
-"""An engine's id of a request: what `gateway/ids.py` makes, and which try."""
+"""The engine's request id: an id from `gateway/ids.py`, and the number of the attempt."""
 MOST_PROMPTS: Final = 64
-"""Of one request that may be aborted."""
+"""Prompts of one abortable request at most."""
 
 Phase = Literal["fetching", "loading", "ready", "stalled", "draining"]
 
@@ -43,63 +43,63 @@ class Message(BaseModel):
 
 
 class StageProgress(Message):
-    """What the stage container tells of itself, through a file."""
+    """Progress of the stage container, written to STAGE_PROGRESS_FILE."""
 
     state: Literal["fetching", "verifying", "done", "failed"]
     bytes_done: Tally = 0
     bytes_total: Tally | None = None
-    """None: the source does not say."""
+    """None: unknown, because the source does not provide it."""
     reason: Id | None = None
-    """With `failed`: a reason of `reasons.py`, such as SourceUnreachable."""
+    """With `failed`: a reason from `reasons.py`, such as SourceUnreachable."""
     message: Sentence | None = None
 
 
 class AdapterState(Message):
-    """One adapter at a replica."""
+    """State of one adapter at a replica."""
 
     state: Literal["staging", "loading", "loaded", "retiring", "failed"]
-    """Requests go to it while it is `loaded`, under a lease. `retiring`: no new ones; it is unloaded when every gateway
-    has acknowledged that none of its own runs."""
+    """Requests are sent to an adapter while it is `loaded`, under a lease. `retiring`: no new requests; the adapter is
+    unloaded when every gateway has acknowledged that it has none in flight."""
     reason: Id | None = None
-    """With `failed`: a reason of `reasons.py`."""
+    """With `failed`: a reason from `reasons.py`."""
     message: Sentence | None = None
 
 
 class ReplicaKeys(Message):
-    """The state of one replica. None is "unknown"."""
+    """State of one replica. None: unknown."""
 
     phase: Phase | None = None
     fetched_bytes: Tally | None = None
     fetch_total_bytes: Tally | None = None
     engine_boot: Id | None = None
-    """Random per start of the engine's process; counters below belong to it."""
+    """Random per start of the engine's process; the counters below belong to this start."""
     running: Tally | None = None
     """Requests in the running batch."""
     waiting: Tally | None = None
     """Requests in the engine's queue."""
     waiting_tokens: Tally | None = None
-    """Their prompt tokens that no cache covers."""
+    """Prompt tokens of the waiting requests, without tokens in the prefix cache."""
     kv_tokens_used: Tally | None = None
-    """KV cache tokens in use, evictable prefix cache not counted."""
+    """KV cache tokens in use, without the evictable prefix cache."""
     kv_tokens_total: Tally | None = None
     prompt_tokens_total: Tally | None = None
     """Monotonic per engine boot."""
     generation_tokens_total: Tally | None = None
     """Monotonic per engine boot."""
     max_running: Tally | None = None
-    """Requests that the engine runs at a time at most."""
+    """Limit of concurrently running requests of the engine."""
     adapters: Annotated[dict[Id, AdapterState], Field(max_length=MOST_ADAPTERS)] | None = None
-    """By engine name, what this boot of the engine has or is about to have; the whole map each time. None: adapters are
-    not served here, or after a restart the floor is not loaded yet."""
+    """By engine name: the adapters that this start of the engine has or is about to load. Always the whole map. None:
+    no adapters are served here, or the desired adapters are not loaded yet after a restart."""
     adapter_slots: Tally | None = None
-    """Distinct adapters that leases may cover at once."""
+    """Distinct adapters that leases can cover at the same time."""
     adapter_slots_leased: Tally | None = None
     adapters_waiting: Tally | None = None
-    """Callers that wait for a slot."""
+    """Callers that wait for a free slot."""
     adapter_loads_total: Tally | None = None
-    """Loads by the engine, monotonic per boot of the agent."""
+    """Loads, monotonic per boot of the agent."""
     adapter_evictions_total: Tally | None = None
-    """Adapters that went because others needed the place, monotonic per boot of the agent."""
+    """Evictions for other adapters, monotonic per boot of the agent."""
 
 
 class ReplicaMessage(Message):
@@ -110,14 +110,15 @@ class ReplicaMessage(Message):
     seq: Tally
     full: bool = False
     keys: ReplicaKeys | None = None
-    """None in a heartbeat. Only the keys present in the JSON are meant (`model_fields_set`)."""
+    """None in a heartbeat. Only the keys that are present in the JSON are valid (`model_fields_set`)."""
 
 
 class Ack(Message):
-    """Body of `POST /v1/replica/ack`: "I act on what you said up to `seq`; so much of mine is in flight here".
+    """Body of `POST /v1/replica/ack`: the gateway has applied the stream up to `seq` and has `running` requests in
+    flight.
 
-    Sent on every change of the phase, when `running` falls to 0 while the replica drains, and every 5 s. Answered with
-    204; 409 when `agent_boot` is not the agent's (the caller listens to a former one: connect again).
+    It is sent on every change of the phase, when `running` falls to 0 while the replica drains, and every 5 s. Answers:
+    204; 409 when `agent_boot` is not the agent's boot id (the caller's stream is to an earlier start: reconnect).
     """
 
     gateway: Id
@@ -129,19 +130,20 @@ class Ack(Message):
     running: Tally
     """Requests of this gateway that were sent to this replica and have not ended."""
     running_by_adapter: Annotated[dict[Id, Tally], Field(max_length=MOST_ADAPTERS)] = {}
-    """The same of each adapter that runs here, by engine name."""
+    """The same per adapter, by engine name."""
 
 
 class Abort(Message):
-    """Body of `POST /v1/replica/abort`: "my client has left, so the engine may end this request now".
+    """Body of `POST /v1/replica/abort`: the client has disconnected, so the engine can end this request.
 
-    The engine then ends its answer with what it has, and its usage block says what it computed. Answered with 204, also
-    where the engine has no such request (any more, or yet: whoever hears nothing may ask again); 503 when the engine
-    could not be asked. SGLang ends every request whose id begins with the one that it is given, an empty one all of
-    them: so an id is whole, and of the gateways' own form.
+    The engine then completes the response with what it has, and the usage block contains what it computed. Answers:
+    204, also when the engine does not have the request (any more, or yet: a caller that gets no response may repeat the
+    call); 503 when the engine could not be reached. SGLang aborts every request whose id begins with the given id (an
+    empty id: all requests), so `rid` must be a complete id in the gateways' format.
     """
 
     rid: Annotated[str, StringConstraints(pattern=RID, max_length=64)]
-    """The id under which the engine has the request: that of the request, and from the second try on `.` and which."""
+    """The engine's request id: the gateway's id, and from the second attempt on `.` and the number of the attempt."""
     prompts: Annotated[int, Field(ge=0, le=MOST_PROMPTS)] = 0
-    """It may have a list of so many prompts: SGLang adds `_` and the place of each to the id."""
+    """Number of prompts, for a request with a list of prompts: SGLang appends `_` and the index of each prompt to the
+    id."""

@@ -1,11 +1,13 @@
-"""CustomResourceDefinitions from the kinds: structural schemas (OpenAPI 3.0 as Kubernetes reads it) from pydantic's.
+"""Makes CustomResourceDefinitions: structural schemas (OpenAPI 3.0 as Kubernetes reads it) from pydantic's JSON
+schemas.
 
-What a structural schema refuses or reads differently is rewritten: references are inlined, `X | None` is an optional
-field (never nullable), titles go, constants become enums, a Quantity becomes an integer or a string. What cannot be
-rewritten honestly (floats, free unions, tuples of mixed types) is an error, so that it never reaches a cluster.
+Constructs that a structural schema does not allow are rewritten: references are inlined, `X | None` becomes an optional
+field (never nullable), titles are removed, constants become enums, a Quantity becomes an integer or a string.
+Constructs that cannot be rewritten without loss (floats, free unions, tuples of mixed types) raise SchemaError.
 
-A default stands in the schema only where it is a scalar that no later version will decide: it is written into stored
-objects. Empty lists, maps and objects mean "not said" and are left out, and so is `K8s(default_in_code=True)`.
+Defaults in the schema are stored in objects, so the schema contains only scalar defaults that no later version will
+change. Empty lists, maps and objects mean "not set" and are left out, and so are fields with
+`K8s(default_in_code=True)`.
 """
 
 import copy
@@ -31,7 +33,7 @@ _INT32_MAX: Final = 2**31 - 1
 
 
 class SchemaError(Exception):
-    """A kind says something that a structural schema cannot."""
+    """A kind contains a construct that a structural schema cannot express."""
 
 
 def custom_resource_definition(kind: type[CustomResource]) -> JsonObject:
@@ -118,7 +120,7 @@ def _structural(node: JsonObject, defs: JsonObject, path: str, inside: tuple[str
     if "const" in node:
         node["enum"] = [node.pop("const")]
     if pattern_message is not None:
-        # A pattern's own message is the regular expression; a person needs the sentence.
+        # Kubernetes' message for a pattern is the regular expression; a CEL rule has a readable message.
         pattern = node.pop("pattern").replace("\\", "\\\\").replace("'", "\\'")
         subject = "self" if not quantity else "string(self)"
         validations = [*validations, {"rule": f"{subject}.matches('{pattern}')", "message": pattern_message}]
@@ -174,9 +176,10 @@ def _fill_object(out: JsonObject, node: JsonObject, defs: JsonObject, path: str,
 def _resolve(
     node: JsonObject, defs: JsonObject, path: str, inside: tuple[str, ...]
 ) -> tuple[JsonObject, tuple[str, ...]]:
-    """Inlines references and unwraps `X | None`. A description beside the reference wins over the one behind it.
+    """Inlines references and unwraps `X | None`. A description at the reference overrides the description of the
+    referenced type.
 
-    `inside` are the objects that the node is part of: a structural schema cannot contain itself.
+    `inside` are the enclosing objects: a structural schema cannot be recursive.
     """
     node = copy.deepcopy(node)
     while True:

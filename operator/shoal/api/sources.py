@@ -1,4 +1,4 @@
-"""What a Model's source URI means: one parser for manifests (mounts), staging (fetching) and the engine (its path)."""
+"""Parses source URIs, for manifests (mounts), staging (fetching) and the engine (its path)."""
 
 import posixpath
 import re
@@ -23,7 +23,7 @@ _CODED = re.compile(r"%(2e|2f|5c|25|[01][0-9a-f]|7f)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class SourceUri:
-    """A source, taken apart. Which fields are set depends on the scheme."""
+    """A parsed source URI. The scheme determines which fields are set."""
 
     scheme: Scheme
     uri: str
@@ -34,28 +34,30 @@ class SourceUri:
     bucket: str = ""
     """s3, gs: name of the bucket. az: name of the container."""
     image: str = ""
-    """oci: the image, as a container runtime names it."""
+    """oci: image reference."""
     claim: str = ""
     """pvc: name of the PersistentVolumeClaim in the Model's namespace."""
     path: str = ""
-    """pvc: the folder inside the volume, "" for its root. s3, gs, az: what the objects' keys begin with, "" for the
-    whole bucket. file: an absolute path."""
+    """pvc: folder inside the volume, "" for its root. s3, gs, az: key prefix of the objects, "" for the whole bucket.
+    file: absolute path."""
 
     @property
     def in_place(self) -> bool:
-        """Whether the engine reads the weights from a mounted volume, and nothing is fetched."""
+        """Whether the engine reads the weights from a mounted volume, so that nothing is fetched."""
         return self.scheme in ("pvc", "oci")
 
 
 def shown(uri: str) -> str:
-    """The source as it may stand in a log, a message or an event: a signed URL carries its key after the "?"."""
+    """The source URI for logs, messages and events. The query string is removed: in a signed URL it contains the
+    key."""
     return re.split(r"[?#]", uri, maxsplit=1)[0] if uri.startswith("https://") else uri
 
 
 def parse_source(uri: str) -> SourceUri:
-    """Takes a source URI apart. Raises ValueError with a message for the person who wrote it.
+    """Parses a source URI. Raises ValueError with a message for the author of the URI.
 
-    One address has one reading: what libraries, servers and prefixes of credentials could read differently is refused.
+    A URI has exactly one meaning: forms that libraries, servers and credential prefixes could interpret differently are
+    refused.
     """
     scheme, separator, rest = uri.partition("://")
     if not separator or scheme not in SCHEMES or not rest:
@@ -72,12 +74,12 @@ def parse_source(uri: str) -> SourceUri:
             return _web(uri)
         case "s3" | "gs" | "az":
             bucket, _, path = rest.partition("/")
-            if not _BUCKET.fullmatch(bucket) or ".." in bucket or _climbs(path) or "%" in path:
+            if not _BUCKET.fullmatch(bucket) or ".." in bucket or _has_dot_segments(path) or "%" in path:
                 raise ValueError(f"{uri!r} does not name a bucket and a prefix: write {scheme}://bucket/prefix")
             return SourceUri(scheme, uri, bucket=bucket, path="/".join(part for part in path.split("/") if part))
         case "oci":
             host, slash, name = rest.partition("/")
-            if not (host and slash and name) or "@" in host or re.search(r"[\s%]", rest) or _climbs(name):
+            if not (host and slash and name) or "@" in host or re.search(r"[\s%]", rest) or _has_dot_segments(name):
                 raise ValueError(f"{uri!r} does not name an image: write oci://registry/image:tag")
             return SourceUri("oci", uri, image=rest)
         case "pvc":
@@ -110,8 +112,8 @@ def _web(uri: str) -> SourceUri:
         raise ValueError("an https:// source names a host and carries no user or password: use `secretRef` for a token")
     if not _HOST.fullmatch(host):
         raise ValueError(f"{shown(uri)!r} has a host that is no name of DNS: write it in ASCII (xn--...)")
-    # Where a server stands for another path than the one that was written, a prefix of credentials means nothing.
-    if _climbs(parts.path) or _CODED.search(parts.path):
+    # A server could resolve such a path to another path, and credential prefixes would then match the wrong one.
+    if _has_dot_segments(parts.path) or _CODED.search(parts.path):
         raise ValueError(
             f"{shown(uri)!r} has a path that does not stand for itself (., .., or such a character as %2e, %2f): write "
             "the path that is meant"
@@ -119,12 +121,12 @@ def _web(uri: str) -> SourceUri:
     return SourceUri("https", uri)
 
 
-def _climbs(path: str) -> bool:
+def _has_dot_segments(path: str) -> bool:
     return any(part in (".", "..") for part in path.split("/"))
 
 
 def covers(prefix: str, uri: str) -> bool:
-    """Whether an address begins with a prefix of addresses, and the prefix ends where a part of the address does.
+    """Whether a URI begins with a prefix that ends at a path separator.
 
     `s3://adapters` covers `s3://adapters/a`, not `s3://adapters-of-others/a`; `https://host` covers no other host or
     port. A prefix without a host covers nothing.
@@ -138,9 +140,8 @@ def covers(prefix: str, uri: str) -> bool:
 
 
 def engine_model_path(uri: str) -> str:
-    """The engine's --model-path: where the stage container leaves the weights, or the mounted volume they lie on.
-
-    The weights of an oci:// image lie in its root.
+    """The engine's --model-path: where the stage container writes the weights, or the mounted volume. The weights of an
+    oci:// image are in its root.
 
     Raises ValueError as `parse_source` does.
     """

@@ -1,4 +1,5 @@
-"""Tenant: who may use the fleet. Cluster-scoped; holds key hashes only, so it can live in Git."""
+"""Tenant: a user of the fleet with its API keys, grants and limits. Cluster-scoped; contains only hashes of keys, so it
+can live in Git."""
 
 from datetime import datetime
 from typing import Annotated, ClassVar, Literal
@@ -9,19 +10,19 @@ from shoal.api.meta import CELRule, Column, Conditions, Count, CustomResource, K
 
 
 class TenantKey(Object):
-    """One API key, as the SHA-256 of the bearer token. Rotate by adding one and removing the other."""
+    """One API key, as the SHA-256 of the bearer token. To rotate a key, add the new one and then remove the old one."""
 
     name: Name
-    """Name of the key; it stands on usage records."""
+    """Name of the key, copied to usage records."""
     sha256: Annotated[str, StringConstraints(max_length=64, pattern=r"^[0-9a-f]{64}$"), K8s(pattern_in_rules=True)]
     """The SHA-256 of the key in lower-case hex, as `printf %s "$KEY" | sha256sum` prints it."""
     expires: datetime | None = None
-    """After this moment the key is refused."""
+    """Time after which the key is refused."""
     disabled: bool = False
-    """A disabled key is refused and stays listed."""
+    """Refuses the key without removing it."""
 
     cel: ClassVar = (
-        # On the object and not on the field: a field's message repeats its value, which may be the key itself.
+        # On the object, not on the field: the message of a field repeats its value, which may be the key itself.
         CELRule(
             "self.sha256.matches('^[0-9a-f]{64}$')",
             "`sha256` must be the SHA-256 of the key, 64 lower-case hex digits, never the key itself: "
@@ -42,49 +43,49 @@ class TenantModel(Object):
     ]
     """Name of the Model."""
     adapters: Annotated[Literal["Same", "None"], K8s(default_in_code=True)] = "Same"
-    """Same: also the adapters of the Model's pool that list the tenant and are in the Model's own namespace, where
-    whoever may write decides what the Model itself answers, too. None: the Model alone. Adapters of other namespaces
+    """Same: also grants the adapters of the Model's pool that list the tenant and are in the Model's own namespace,
+    where whoever can write adapters can change the Model too. None: grants only the Model. Adapters of other namespaces
     are granted by `spec.adapters`. Default: Same."""
 
 
 AdapterName = Annotated[
-    # No words of our own for a name that does not fit: a rule that has them costs more than the API server allows here.
+    # No pattern message: the CEL rule for it would exceed the API server's cost limit here.
     str, StringConstraints(min_length=1, max_length=128, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
 ]
 
 
 class TenantAdapters(Object):
-    """LoRAAdapters of one namespace that the tenant may use, if they list it."""
+    """LoRAAdapters of one namespace that the tenant may use. Each adapter must list the tenant too."""
 
     namespace: Name
     """Namespace of the adapters."""
     names: Annotated[tuple[AdapterName, ...], Field(min_length=1, max_length=256), K8s(list_type="set")] | None = None
-    """Names of the adapters. Default: every one of the namespace that lists the tenant, now and later."""
+    """Names of the adapters. Default: all adapters of the namespace that list the tenant, including future ones."""
 
 
 class TenantLimits(Object):
-    """What a tenant may use at a time, over all gateways. Approximate: docs/quota.md states the bound."""
+    """Rate limits of a tenant over all gateways. They are approximate: docs/quota.md states the error bound."""
 
     requests_per_minute: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     """Accepted requests in any 60 seconds. Default: no limit."""
     tokens_per_minute: Annotated[int, Field(ge=1, le=1_000_000_000_000)] | None = None
     """Input and output tokens in any 60 seconds. Default: no limit."""
     concurrent_requests: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Requests at a time, those that wait for a replica counted. Default: no limit."""
+    """Concurrent requests, including held requests. Default: no limit."""
 
 
 class TenantBudget(Object):
-    """What a tenant may use in a calendar month (UTC): an amount of money at the price list in force, or tokens."""
+    """Budget of a tenant per calendar month (UTC): money at the price list in force, or tokens."""
 
     amount: Quantity | None = None
-    """Money per calendar month, such as "500"; `currency` says which."""
+    """Amount of money per calendar month, such as "500", in `currency`."""
     currency: Annotated[str, StringConstraints(max_length=3, pattern=r"^[A-Z]{3}$")] | None = None
-    """Of `amount`, as in ISO 4217; must be that of the price list."""
+    """ISO 4217 code of the currency of `amount`. It must be the currency of the price list."""
     tokens: Annotated[int, Field(ge=1, le=1_000_000_000_000_000)] | None = None
     """Input and output tokens per calendar month."""
     when_unknown: Annotated[Literal["Serve", "Refuse"], K8s(default_in_code=True)] = "Serve"
-    """What happens while the month's total is not known, because the ledger does not answer: Serve goes on, counting
-    what this gateway knows; Refuse answers 429 until it is known again. Default: Serve."""
+    """Behaviour while the ledger does not respond and the month's total is unknown. Serve: serves requests, and each
+    gateway counts its own. Refuse: answers 429 until the total is known. Default: Serve."""
 
     cel: ClassVar = (
         CELRule("has(self.amount) != has(self.tokens)", "give either `amount` and `currency`, or `tokens`"),
@@ -103,37 +104,37 @@ class TenantBudget(Object):
 
 
 class Redaction(Object):
-    """A pattern whose matches are taken out of what is logged, before it reaches a disk."""
+    """A pattern whose matches are replaced before request logs are written to disk."""
 
     name: Name
-    """Name of the rule; the match is replaced by [name]."""
+    """Name of the rule; a match is replaced by [name]."""
     builtin: Literal["Email", "CreditCard", "IPAddress", "PhoneNumber", "Secret"] | None = None
-    """A pattern of Shoal's own. Secret: what looks like an API key or a token."""
+    """A built-in pattern. Secret matches what looks like an API key or a token."""
     pattern: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
-    """A regular expression in RE2's syntax."""
+    """A regular expression in RE2 syntax."""
 
     cel: ClassVar = (CELRule("has(self.builtin) != has(self.pattern)", "give either `builtin` or `pattern`"),)
 
 
 class TenantLogging(Object):
-    """The request log of a tenant: a file of its own, apart from usage records."""
+    """Request log of a tenant. It is separate from usage records."""
 
     mode: Literal["Off", "Metadata", "Full"] = "Off"
-    """Off: nothing. Metadata: who asked what when, and what came of it. Full: prompts and answers too."""
+    """Off: no log. Metadata: caller, time and outcome of each request. Full: also prompts and outputs. Default: Off."""
     retention_days: Annotated[int, Field(ge=1, le=3650), K8s(default_in_code=True)] = 30
-    """After so many days what was logged is deleted. Default: 30."""
+    """Days after which logged requests are deleted. Default: 30."""
     redact: Annotated[tuple[Redaction, ...], Field(max_length=32), K8s(list_type="map", keys=("name",))] = ()
-    """What is taken out of prompts and answers before they are written. What looks like an API key or a token is taken
-    out always."""
+    """Patterns that are redacted from prompts and outputs before these are written. What looks like an API key or a
+    token is always redacted."""
 
 
 class TenantSpec(Object):
-    """Keys and grants."""
+    """Desired state of the tenant: keys, grants, limits."""
 
     external_id: Annotated[str, StringConstraints(max_length=128)] | None = Field(None, alias="externalID")
-    """The customer in your own billing system; copied to every usage record."""
+    """Identifier of the customer in your billing system; copied to every usage record."""
     suspended: bool = False
-    """A suspended tenant is refused."""
+    """Refuses all requests of the tenant."""
     keys: Annotated[tuple[TenantKey, ...], Field(max_length=64), K8s(list_type="map", keys=("name",))] = ()
     """API keys of the tenant, as hashes."""
     models: Annotated[
@@ -143,24 +144,24 @@ class TenantSpec(Object):
     adapters: Annotated[
         tuple[TenantAdapters, ...], Field(max_length=256), K8s(list_type="map", keys=("namespace",))
     ] = ()
-    """Adapters that the tenant may use besides those that come with `models`. An adapter is used only where both agree:
-    the Tenant by this list or by `models`, the adapter by its own list of tenants. The Model under it need not be
-    granted."""
+    """Adapters that the tenant may use, in addition to those granted by `models`. An adapter is usable only if both
+    sides agree: the Tenant by this list or by `models`, and the adapter by its own list of tenants. The adapter's Model
+    need not be granted."""
     priority: Annotated[int, Field(ge=1, le=1000), K8s(default_in_code=True)] = 50
-    """Where requests of several tenants wait for the same Model, each tenant's share of what is let go, in tokens, is
-    in proportion to this number. Within one gateway it is exact. Default: 50."""
+    """Weight of the tenant when requests of several tenants are on hold for the same Model. Each tenant's share of
+    released tokens is proportional to its weight. It is exact within one gateway. Default: 50."""
     prefix_cache_group: Name | None = None
-    """Tenants that name the same group share the engines' caches of prompts: what one has asked answers the other
-    faster, and each can find out whether the other has sent a prompt that begins like its own. For the tenants of one
-    organisation. Default: this tenant alone."""
+    """Tenants with the same group share the engines' prefix cache: prompts of one tenant speed up requests of the
+    others, and each can find out whether another has sent a prompt with the same beginning. Use it for tenants of one
+    organisation. Default: not shared."""
     plan: Name | None = None
-    """Which prices of the price list count; copied to every usage record. Default: those without a plan."""
+    """Plan that selects prices from the price list; copied to every usage record. Default: prices without a plan."""
     limits: TenantLimits = TenantLimits()
-    """Requests and tokens per minute, and requests at a time."""
+    """Limits of requests and tokens per minute, and of concurrent requests."""
     budget: TenantBudget | None = None
-    """Money or tokens per calendar month. Default: no limit."""
+    """Budget in money or tokens per calendar month. Default: no limit."""
     logging: TenantLogging = TenantLogging()
-    """The request log."""
+    """Request log of the tenant."""
 
     cel: ClassVar = (
         CELRule(
@@ -171,21 +172,20 @@ class TenantSpec(Object):
 
 
 class TenantStatus(Object):
-    """What was found."""
+    """Observed state of the tenant."""
 
     conditions: Conditions = ()
-    """Condition Ready says whether the tenant can ask: Active, Suspended, NoUsableKey, ModelNotFound, KeyClaimed,
-    Invalid. BudgetReady, where there is a budget in money: Active, OtherCurrency, PricesUnknown. LoggingReady, where a
-    request log is asked for: Active, RuleRefused. AdaptersReady, where `adapters` are granted: Active,
-    AdapterNotFound."""
+    """Conditions of the tenant. Ready, whether the tenant can send requests: Active, Suspended, NoUsableKey,
+    ModelNotFound, KeyClaimed, Invalid. BudgetReady, with a budget in money: Active, OtherCurrency, PricesUnknown.
+    LoggingReady, with a request log: Active, RuleRefused. AdaptersReady, with `adapters`: Active, AdapterNotFound."""
     observed_generation: Count | None = None
-    """The generation that this status is about."""
+    """Generation of the spec that this status describes."""
     active_keys: Count | None = None
-    """Keys that are neither disabled nor expired."""
+    """Number of keys that are neither disabled nor expired."""
 
 
 class Tenant(CustomResource):
-    """Who may use which Models with which keys."""
+    """Tenant is a user of the fleet: its API keys, and the Models and adapters that it may use."""
 
     kind_name: ClassVar = "Tenant"
     plural: ClassVar = "tenants"
