@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from shoal.api.adapterstats import AdapterFigures, AdapterFiguresAnswer, PoolFigures, ReplicaAdapters
+from shoal.api.adapterstats import AdapterStats, AdapterStatsAnswer, PoolStats, ReplicaAdapters
 from shoal.cli.adapters.picture import hit_rate, ordered, picture
 from shoal.cli.main import main
 from shoal.controllers.lora.serve import add_routes
@@ -21,7 +21,7 @@ from tests.support.shells import call
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/shoal-system/leases/shoal-operator"
 POD = "/api/v1/namespaces/shoal-system/pods/shoal-operator-1:9090/proxy/v1/adapters"
-POET = AdapterFigures(
+POET = AdapterStats(
     adapter="chat/poet",
     residency="Warm",
     revision="0123456789ab",
@@ -38,7 +38,7 @@ POET = AdapterFigures(
     misses=20,
     last_used=NOW - timedelta(seconds=34),
 )
-PINNED = AdapterFigures(
+PINNED = AdapterStats(
     adapter="chat/pinned",
     residency="Pinned",
     revision="0123456789ab",
@@ -50,7 +50,7 @@ PINNED = AdapterFigures(
     misses=0,
     in_flight=None,
 )
-POOL = PoolFigures(
+POOL = PoolStats(
     pool="chat/pool",
     model="chat/base",
     slots=7,
@@ -65,11 +65,11 @@ POOL = PoolFigures(
 )
 
 
-def answer(*pools: PoolFigures) -> AdapterFiguresAnswer:
-    return AdapterFiguresAnswer(operator="shoal-operator-1", time=NOW, pools=pools)
+def answer(*pools: PoolStats) -> AdapterStatsAnswer:
+    return AdapterStatsAnswer(operator="shoal-operator-1", time=NOW, pools=pools)
 
 
-def shown(found: AdapterFiguresAnswer, **kw: object) -> str:
+def shown(found: AdapterStatsAnswer, **kw: object) -> str:
     console = Console(file=io.StringIO(), width=200)
     console.print(picture(found, **kw))  # type: ignore[arg-type]
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -151,10 +151,10 @@ class FakeBook:
     def pool_keys(self, namespace: str | None, pool: str | None) -> list[str]:
         return ["chat/pool"] if namespace in (None, "chat") and pool in (None, "pool") else []
 
-    def adapters(self, pool_key: str) -> Iterator[AdapterFigures]:
+    def adapters(self, pool_key: str) -> Iterator[AdapterStats]:
         yield from POOL.adapters
 
-    def pool(self, pool_key: str, adapters: list[AdapterFigures]) -> PoolFigures:
+    def pool(self, pool_key: str, adapters: list[AdapterStats]) -> PoolStats:
         return POOL.model_copy(update={"adapters": tuple(adapters)})
 
 
@@ -168,7 +168,7 @@ async def test_the_leader_answers_and_another_one_names_it() -> None:
 
     status, text = await ask("/v1/adapters?namespace=chat&pool=pool")
     assert status == 200
-    assert [a.adapter for a in AdapterFiguresAnswer.model_validate_json(text).pools[0].adapters] == [
+    assert [a.adapter for a in AdapterStatsAnswer.model_validate_json(text).pools[0].adapters] == [
         "chat/poet",
         "chat/pinned",
     ]

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from shoal.api.decisions import DecisionRecord, Decisions, ModelFigures
+from shoal.api.decisions import DecisionRecord, Decisions, ModelScaling
 from shoal.controllers.scaling.serve import add_routes
 from shoal.net.shell import Shell
 from tests.support.shells import call
@@ -17,14 +17,14 @@ class Book:
             time=datetime(2026, 1, 1, tzinfo=UTC), before=0, wanted=1, reason="Waking", message="1 held"
         )
         self.models = {
-            key: ModelFigures.model_validate({"model": key, "decisions": (decision,)} | told)
+            key: ModelScaling.model_validate({"model": key, "decisions": (decision,)} | told)
             for key in ("code/b", "chat/a")
         }
 
-    def stats(self, namespace: str | None = None) -> list[ModelFigures]:
+    def stats(self, namespace: str | None = None) -> list[ModelScaling]:
         return [m for key, m in self.models.items() if namespace in (None, key.partition("/")[0])]
 
-    def model(self, key: str) -> ModelFigures | None:
+    def model(self, key: str) -> ModelScaling | None:
         return self.models.get(key)
 
 

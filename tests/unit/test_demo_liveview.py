@@ -8,14 +8,14 @@ import click
 import pytest
 from rich.console import Console
 
-from shoal.api.decisions import Decisions, ModelFigures
+from shoal.api.decisions import Decisions, ModelScaling
 from shoal.cli.client import Unreachable
 from shoal.cli.services import OperatorClient
 from shoal_dev.demo.liveview import Frame, LiveView, history, picture, strip
 
 
-def model(ready: int, wanted: int | None = None, reason: str = "ReplicasReady") -> ModelFigures:
-    return ModelFigures(
+def model(ready: int, wanted: int | None = None, reason: str = "ReplicasReady") -> ModelScaling:
+    return ModelScaling(
         model="elastic/bursty", wanted=ready if wanted is None else wanted, ready=ready, reason=reason, message="so"
     )
 
@@ -23,7 +23,7 @@ def model(ready: int, wanted: int | None = None, reason: str = "ReplicasReady") 
 class Scripted(OperatorClient):
     """Tells one thing after the other, the last one for ever."""
 
-    def __init__(self, *script: ModelFigures | Unreachable):
+    def __init__(self, *script: ModelScaling | Unreachable):
         self.script = list(script)
 
     async def one(self, namespace: str, name: str) -> Decisions:
@@ -33,7 +33,7 @@ class Scripted(OperatorClient):
         return Decisions(operator="op", leads=True, time=datetime.now(UTC), models=(told,))
 
 
-def filmed(*script: ModelFigures | Unreachable) -> tuple[LiveView, Console]:
+def filmed(*script: ModelScaling | Unreachable) -> tuple[LiveView, Console]:
     console = Console(record=True, width=200, file=io.StringIO())
     return LiveView(Scripted(*script), "elastic", "bursty", console), console
 

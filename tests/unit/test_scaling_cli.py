@@ -15,9 +15,9 @@ from shoal.api.decisions import (
     DecisionRecord,
     Decisions,
     DrivenVariant,
-    DriverFigures,
-    ModelFigures,
-    ReplicaFigures,
+    DriverStats,
+    ModelScaling,
+    ReplicaStats,
     RuleResult,
 )
 from shoal.cli.main import main
@@ -46,7 +46,7 @@ DECISIONS = (
     ),
     DecisionRecord(time=NOW - timedelta(hours=3), before=2, wanted=2, reason="ReplicasReady", message="", count=12),
 )
-LLAMA = ModelFigures(
+LLAMA = ModelScaling(
     model="chat/llama",
     wanted=4,
     ready=2,
@@ -58,7 +58,7 @@ LLAMA = ModelFigures(
     hourly_cost="3.72",
     currency="USD",
     replicas=(
-        ReplicaFigures(
+        ReplicaStats(
             pod="llama-1",
             phase="ready",
             running=16,
@@ -67,17 +67,17 @@ LLAMA = ModelFigures(
             kv_tokens_total=100_000,
             tokens_per_second=800.0,
         ),
-        ReplicaFigures(pod="llama-3", phase="loading"),
+        ReplicaStats(pod="llama-3", phase="loading"),
     ),
 )
-IDLE = ModelFigures(
+IDLE = ModelScaling(
     model="chat/idle", wanted=0, ready=0, reason="ScaledToZero", message="", held=0, in_flight=0, hourly_cost="0"
 )
 
 ACCOUNT = "/api/v1/namespaces/shoal-system/serviceaccounts/shoal-decisions/token"
 
 
-def answer(*models: ModelFigures) -> dict[str, Any]:
+def answer(*models: ModelScaling) -> dict[str, Any]:
     return Decisions(operator="shoal-operator-1", leads=True, time=NOW, models=models).model_dump(mode="json")
 
 
@@ -147,7 +147,7 @@ def test_why_names_the_voices_that_keep_replicas_from_going(kubeconfig: Path, ap
     assert "no decision yet since this operator leads" in said
 
 
-DRIVEN = DriverFigures(
+DRIVEN = DriverStats(
     driver="KEDA",
     status="False",
     reason="MetricsUnavailable",
@@ -307,7 +307,7 @@ def test_what_is_not_known_is_never_shown_as_zero() -> None:
         update={
             "held": None,
             "arrivals_per_second": None,
-            "replicas": (ReplicaFigures(pod="llama-1"),),
+            "replicas": (ReplicaStats(pod="llama-1"),),
             "stale": ("llama-1",),
         }
     )
@@ -321,7 +321,7 @@ def test_what_is_not_known_is_never_shown_as_zero() -> None:
 
 
 def test_a_replica_that_has_not_spoken_yet_has_no_load() -> None:
-    of = line([LLAMA.model_copy(update={"replicas": (*LLAMA.replicas, ReplicaFigures(pod="llama-4"))})])
+    of = line([LLAMA.model_copy(update={"replicas": (*LLAMA.replicas, ReplicaStats(pod="llama-4"))})])
     assert (of.kv_percent, of.queue.text(), of.tokens.text()) == (50.0, "14", "800")
 
 

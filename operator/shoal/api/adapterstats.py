@@ -5,7 +5,7 @@ from datetime import datetime
 from shoal.api.replica import Message
 
 
-class AdapterFigures(Message):
+class AdapterStats(Message):
     """Current state of one LoRAAdapter. None: unknown."""
 
     adapter: str
@@ -55,7 +55,7 @@ class ReplicaAdapters(Message):
     evictions: int | None = None
 
 
-class PoolFigures(Message):
+class PoolStats(Message):
     """Current state of one LoRAPool."""
 
     pool: str
@@ -72,13 +72,13 @@ class PoolFigures(Message):
     stale: tuple[str, ...] = ()
     """Gateways whose signals are stale; their requests are missing from these numbers."""
     replicas: tuple[ReplicaAdapters, ...] = ()
-    adapters: tuple[AdapterFigures, ...] = ()
+    adapters: tuple[AdapterStats, ...] = ()
 
 
-class AdapterFiguresAnswer(Message):
+class AdapterStatsAnswer(Message):
     """The whole answer."""
 
     operator: str
     """Name of the operator's pod."""
     time: datetime
-    pools: tuple[PoolFigures, ...] = ()
+    pools: tuple[PoolStats, ...] = ()

@@ -59,7 +59,7 @@ class UsagePage(Message):
     """Queried tenants that have never had any usage."""
 
 
-class RateFigures(Message):
+class TokenPrices(Message):
     """Prices per million tokens."""
 
     input: str
@@ -73,7 +73,7 @@ class BillLine(TokenCounts):
     model: str
     adapter: str | None = None
     plan: str | None = None
-    rate: RateFigures
+    rate: TokenPrices
     unknown_cached: UnknownCached
     lists: tuple[str, ...]
     """Names of the price lists that contain this price."""
@@ -155,7 +155,7 @@ class PriceText(Message):
     text: str
 
 
-class RateAgain(Message):
+class RepriceRequest(Message):
     """Body of `POST /v1/bill`: computes the bill of a month with other price lists."""
 
     tenant: str = Field(min_length=1, max_length=253)
@@ -164,7 +164,7 @@ class RateAgain(Message):
     """A single price list applies to the whole month. Several price lists apply from their effective dates on."""
 
 
-class RatedAgain(Message):
+class RepriceAnswer(Message):
     """Answer to `POST /v1/bill`; nothing is stored."""
 
     bill: BillStatement

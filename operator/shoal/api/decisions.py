@@ -36,7 +36,7 @@ class DecisionRecord(Message):
     """How often in a row this decision was made."""
 
 
-class ReplicaFigures(Message):
+class ReplicaStats(Message):
     """Current state of one replica, as the operator sees it. None: unknown."""
 
     pod: str
@@ -61,7 +61,7 @@ class DrivenVariant(Message):
     """`spec.replicas` of the variant's Deployment, as written by KEDA and its HPA."""
 
 
-class DriverFigures(Message):
+class DriverStats(Message):
     """Driver of a Model whose replicas are, or just were, written by KEDA: the condition ScalingActive, and the answers
     to KEDA."""
 
@@ -73,7 +73,7 @@ class DriverFigures(Message):
     variants: tuple[DrivenVariant, ...] = ()
 
 
-class ModelFigures(Message):
+class ModelScaling(Message):
     """Current state of one Model."""
 
     model: str
@@ -87,11 +87,11 @@ class ModelFigures(Message):
     arrivals_per_second: float | None = None
     stale: tuple[str, ...] = ()
     """Stale signal sources: pods of gateways and replicas."""
-    driven: DriverFigures | None = None
+    driven: DriverStats | None = None
     """None: Shoal writes the replicas."""
     hourly_cost: str | None = None
     currency: str | None = None
-    replicas: tuple[ReplicaFigures, ...] = ()
+    replicas: tuple[ReplicaStats, ...] = ()
     decisions: tuple[DecisionRecord, ...] = ()
     """Newest first; set only in the answer about one Model."""
 
@@ -104,4 +104,4 @@ class Decisions(Message):
     leads: bool
     """Only the leader makes decisions. Another operator answers 503 and names the leader if known."""
     time: datetime
-    models: tuple[ModelFigures, ...] = ()
+    models: tuple[ModelScaling, ...] = ()

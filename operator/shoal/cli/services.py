@@ -6,7 +6,7 @@ from typing import Any, Final, TypeVar, cast
 from urllib.parse import quote
 
 from shoal.api import names
-from shoal.api.adapterstats import AdapterFiguresAnswer
+from shoal.api.adapterstats import AdapterStatsAnswer
 from shoal.api.decisions import Decisions
 from shoal.api.meta import JsonObject
 from shoal.cli.client import ServiceClient, ServiceError, ServiceRefused, Target, Unreachable, as_object, run_command
@@ -46,9 +46,9 @@ class OperatorClient(ServiceClient):
         path = f"{names.DECISIONS_PATH}/{quote(namespace, safe='')}/{quote(name, safe='')}"
         return await self.get(path, {}, Decisions)
 
-    async def adapters(self, namespace: str | None, pool: str | None) -> AdapterFiguresAnswer:
+    async def adapters(self, namespace: str | None, pool: str | None) -> AdapterStatsAnswer:
         """The pools of a namespace (None: of all), or the one of this name, with their adapters."""
-        return await self.get(names.ADAPTERS_PATH, {"namespace": namespace, "pool": pool}, AdapterFiguresAnswer)
+        return await self.get(names.ADAPTERS_PATH, {"namespace": namespace, "pool": pool}, AdapterStatsAnswer)
 
     async def _targets(self) -> AsyncIterator[Target]:
         for _ in range(2):

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from shoal.api.decisions import ModelFigures
+from shoal.api.decisions import ModelScaling
 from shoal.cli.client import Unreachable
 from shoal.cli.scaling.totals import line
 from shoal.cli.services import OperatorClient
@@ -30,7 +30,7 @@ class Frame:
 
     at: float
     """Seconds since the film began."""
-    metrics: ModelFigures
+    metrics: ModelScaling
 
 
 class LiveView:
@@ -61,7 +61,7 @@ class LiveView:
 
     async def until(
         self,
-        done: Callable[[ModelFigures], bool],
+        done: Callable[[ModelScaling], bool],
         within: float,
         doing: str,
         beside: "asyncio.Task[object] | None" = None,

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 import click
 import yaml
 
-from shoal.api.decisions import ModelFigures
+from shoal.api.decisions import ModelScaling
 from shoal.api.meta import GROUP, JsonObject
 from shoal.api.model import Driver
 from shoal.api.reasons import NO_CAPACITY, SCALED_TO_ZERO
@@ -110,12 +110,12 @@ async def _play(cluster: DemoCluster, clients: DemoClients, stages: Stages, time
         raise click.ClickException(f"{count} requests were not answered; the first: {clients.problems[0]}")
 
 
-def scaled_out(model: ModelFigures) -> bool:
+def scaled_out(model: ModelScaling) -> bool:
     """As many replicas serve as may, or as the cluster has GPUs for."""
     return model.ready >= MOST or (model.ready > 1 and model.reason == NO_CAPACITY)
 
 
-def at_zero(model: ModelFigures) -> bool:
+def at_zero(model: ModelScaling) -> bool:
     """No replica is wanted, none serves any more, and it says so."""
     return model.wanted == 0 and model.ready == 0 and model.reason == SCALED_TO_ZERO
 

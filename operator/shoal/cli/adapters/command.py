@@ -5,7 +5,7 @@ from typing import Final
 import click
 from rich.console import Console
 
-from shoal.api.adapterstats import AdapterFiguresAnswer
+from shoal.api.adapterstats import AdapterStatsAnswer
 from shoal.cli.adapters.picture import SORTS, picture
 from shoal.cli.client import run_command
 from shoal.cli.options import Installation, operator_options
@@ -49,7 +49,7 @@ def command(
     if all_namespaces and namespace:
         raise click.UsageError("--all-namespaces does not go with --namespace")
 
-    async def work() -> AdapterFiguresAnswer:
+    async def work() -> AdapterStatsAnswer:
         async with await installation.connect() as client:
             where = None if all_namespaces else namespace or client.namespace or "default"
             return await OperatorClient(client, installation.namespace, installation.url).adapters(where, pool)

@@ -9,14 +9,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from shoal.api.adapterstats import AdapterFigures, AdapterFiguresAnswer, PoolFigures, ReplicaAdapters
+from shoal.api.adapterstats import AdapterStats, AdapterStatsAnswer, PoolStats, ReplicaAdapters
 from shoal.cli.scaling.why import ago
 
 SORTS: Final = ("name", "used", "requests", "misses")
 _UNREMARKABLE: Final = ("Resident", "OnDemand")
 
 
-def picture(answer: AdapterFiguresAnswer, *, sort: str = "name", limit: int = 50, wide: bool = False) -> RenderableType:
+def picture(answer: AdapterStatsAnswer, *, sort: str = "name", limit: int = 50, wide: bool = False) -> RenderableType:
     """All pools of an answer; `wide`: with the replicas that have each adapter."""
     if not answer.pools:
         return Text("there is no LoRAPool")
@@ -26,7 +26,7 @@ def picture(answer: AdapterFiguresAnswer, *, sort: str = "name", limit: int = 50
     return Group(*parts)
 
 
-def hit_rate(adapters: Iterable[AdapterFigures]) -> str:
+def hit_rate(adapters: Iterable[AdapterStats]) -> str:
     """Requests that found their adapter at a replica, in per cent; `-` without a request, `?` where not known."""
     arrivals = misses = 0
     for one in adapters:
@@ -36,7 +36,7 @@ def hit_rate(adapters: Iterable[AdapterFigures]) -> str:
     return f"{100 * max(0, arrivals - misses) / arrivals:.1f}%" if arrivals else "-"
 
 
-def ordered(adapters: Sequence[AdapterFigures], sort: str) -> list[AdapterFigures]:
+def ordered(adapters: Sequence[AdapterStats], sort: str) -> list[AdapterStats]:
     """By name, or what is most first."""
     if sort == "name":
         return sorted(adapters, key=lambda a: a.adapter)
@@ -48,7 +48,7 @@ def ordered(adapters: Sequence[AdapterFigures], sort: str) -> list[AdapterFigure
     return sorted(adapters, key=lambda a: (-((a.arrivals if sort == "requests" else a.misses) or 0), a.adapter))
 
 
-def _pool(pool: PoolFigures, now: datetime, sort: str, limit: int, wide: bool) -> Iterable[RenderableType]:
+def _pool(pool: PoolStats, now: datetime, sort: str, limit: int, wide: bool) -> Iterable[RenderableType]:
     yield Text.assemble(
         (pool.pool, "bold"),
         f" on Model {pool.model}: {pool.slots} adapters at a time and {pool.cached} in memory on each replica, "
@@ -81,7 +81,7 @@ def _replicas(replicas: Sequence[ReplicaAdapters]) -> RenderableType:
     return table
 
 
-def _adapters(adapters: Sequence[AdapterFigures], replicas: int, now: datetime, wide: bool) -> RenderableType:
+def _adapters(adapters: Sequence[AdapterStats], replicas: int, now: datetime, wide: bool) -> RenderableType:
     table = _table("ADAPTER", "REVISION", "RANK", "RESIDENT", "KEPT", "IN FLIGHT", "HELD", "REQUESTS", "HITS")
     table.add_column("LAST USED", no_wrap=True, justify="right")
     table.add_column("STATE", overflow="fold")
@@ -109,7 +109,7 @@ def _adapters(adapters: Sequence[AdapterFigures], replicas: int, now: datetime, 
     return table
 
 
-def _where(one: AdapterFigures) -> str:
+def _where(one: AdapterStats) -> str:
     """The replicas that have it, then those that are to load it yet."""
     if one.resident is None:
         return "?"

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from shoal.api.decisions import Decisions, ModelFigures
+from shoal.api.decisions import Decisions, ModelScaling
 from shoal.cli.client import Unreachable, run_command
 from shoal.cli.options import Installation, operator_options
 from shoal.cli.scaling.totals import TopLine, line
@@ -128,13 +128,13 @@ def picture(
     return Group(*top, *([Text(note, style="yellow")] if note else []), table, *left_out)
 
 
-def ordered(models: Sequence[ModelFigures], sort: str) -> list[ModelFigures]:
+def ordered(models: Sequence[ModelScaling], sort: str) -> list[ModelScaling]:
     """By name, or what is largest first; unknown comes before everything, since somebody should look at it."""
     named = sorted(models, key=lambda m: m.model)
     if sort == "name":
         return named
 
-    def largest(model: ModelFigures) -> float:
+    def largest(model: ModelScaling) -> float:
         of = line([model])
         kv = of.kv_percent
         value = {

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 
-from shoal.api.decisions import ModelFigures, ReplicaFigures
+from shoal.api.decisions import ModelScaling, ReplicaStats
 
 STARTING = ("fetching", "loading")
 
@@ -34,7 +34,7 @@ def add(parts: Iterable[float | None]) -> Sum:
     return Sum(sum(known), len(known) == len(listed))
 
 
-def serving(model: ModelFigures) -> list[ReplicaFigures]:
+def serving(model: ModelScaling) -> list[ReplicaStats]:
     """Replicas of which load is to be expected: not those that start, nor those that end and say nothing any more."""
     return [
         replica
@@ -43,7 +43,7 @@ def serving(model: ModelFigures) -> list[ReplicaFigures]:
     ]
 
 
-def kv_percent(models: Iterable[ModelFigures]) -> float | str | None:
+def kv_percent(models: Iterable[ModelScaling]) -> float | str | None:
     """KV tokens in use of all there are, in per cent; "-" without a replica that serves; None as soon as one replica
     does not say both."""
     replicas = [replica for model in models for replica in serving(model)]
@@ -78,7 +78,7 @@ class TopLine:
     """"" where Models differ."""
 
 
-def line(models: Iterable[ModelFigures]) -> TopLine:
+def line(models: Iterable[ModelScaling]) -> TopLine:
     """Over these Models."""
     chosen = list(models)
     replicas = [replica for model in chosen for replica in serving(model)]
@@ -97,7 +97,7 @@ def line(models: Iterable[ModelFigures]) -> TopLine:
     )
 
 
-def _of_gateways(model: ModelFigures, value: float | None) -> tuple[float | None, ...]:
+def _of_gateways(model: ModelScaling, value: float | None) -> tuple[float | None, ...]:
     """What the gateways that are heard say together, and a part that is missing where one is not."""
     silent = set(model.stale) - {replica.pod for replica in model.replicas}
     return (value, None) if silent else (value,)

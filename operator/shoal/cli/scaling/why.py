@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from shoal.api.decisions import DecisionRecord, Decisions, DriverFigures, ModelFigures, RuleResult
+from shoal.api.decisions import DecisionRecord, Decisions, DriverStats, ModelScaling, RuleResult
 from shoal.cli.client import run_command
 from shoal.cli.options import Installation, operator_options
 from shoal.cli.services import OperatorClient
@@ -38,7 +38,7 @@ def command(
     namespace.
     """
 
-    async def work() -> tuple[Decisions, ModelFigures]:
+    async def work() -> tuple[Decisions, ModelScaling]:
         async with await installation.connect() as client:
             where, name = namespace or client.namespace or "default", model.removeprefix("model/")
             await client.get(MODELS, name, where)  # a misspelt name is told in the API server's words
@@ -54,7 +54,7 @@ def command(
     console.print(picture(figures, answer.time))
 
 
-def picture(model: ModelFigures, now: datetime, *, rules: bool = True) -> RenderableType:
+def picture(model: ModelScaling, now: datetime, *, rules: bool = True) -> RenderableType:
     """How it is now, then a block per decision, without `rules` a line. `now` is the operator's time of the answer."""
     parts: list[RenderableType] = [
         Text.assemble((model.model, "bold"), f": {model.wanted} wanted, {model.ready} ready"),
@@ -73,7 +73,7 @@ def picture(model: ModelFigures, now: datetime, *, rules: bool = True) -> Render
     return Group(*parts)
 
 
-def _driven(driven: DriverFigures) -> Text:
+def _driven(driven: DriverStats) -> Text:
     """Who writes the replicas, and what became of the numbers."""
     late = [
         f"{v.gpu_class}: {_value(v.answered)} answered, {_value(v.replicas_written)} asked for"

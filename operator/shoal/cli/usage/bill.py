@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 from shoal.api import names
-from shoal.api.billing import BillLine, BillStatement, PriceText, RateAgain, RatedAgain
+from shoal.api.billing import BillLine, BillStatement, PriceText, RepriceAnswer, RepriceRequest
 from shoal.cli.options import Installation, ledger_options
 from shoal.cli.services import call_ledger
 from shoal.cli.usage.prices import gathered
@@ -50,8 +50,8 @@ def bill(tenant: str, month: str | None, prices: tuple[Path, ...], output: str, 
             _print(found)
         return
     sent = tuple(PriceText(file=str(path)[-253:], text=text) for path, text in gathered(prices))
-    again = RateAgain(tenant=tenant, month=month, prices=sent)
-    both = call_ledger(installation, lambda ledger: ledger.post(names.BILL_PATH, again, RatedAgain))
+    again = RepriceRequest(tenant=tenant, month=month, prices=sent)
+    both = call_ledger(installation, lambda ledger: ledger.post(names.BILL_PATH, again, RepriceAnswer))
     _known(both.bill)
     if output == "json":
         click.echo(both.model_dump_json(by_alias=True, indent=2))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.api.decisions import DrivenVariant, DriverFigures
+from shoal.api.decisions import DrivenVariant, DriverStats
 from shoal.api.model import Model
 from shoal.controllers.keda.observe import KEDAObserver
 from shoal.controllers.keda.targets import Key, ScalerTargets
@@ -64,7 +64,7 @@ class Conditions:
         ways = self._ways.get(key)
         return 0 if ways is None else ways.count
 
-    def figures(self, model: Model) -> DriverFigures | None:
+    def figures(self, model: Model) -> DriverStats | None:
         """The same with the numbers, for who asks why."""
         found = self.finding(model)
         if found is None:
@@ -76,7 +76,7 @@ class Conditions:
             )
             for d in sorted((d for d in deployments if d is not None), key=lambda d: d.gpu_class)
         )
-        return DriverFigures(
+        return DriverStats(
             driver=self._observer.driver(model),
             status=found.status,
             reason=found.reason,

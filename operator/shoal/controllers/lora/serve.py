@@ -12,7 +12,7 @@ from typing import Final
 from starlette.responses import Response
 
 from shoal.api import names
-from shoal.api.adapterstats import AdapterFigures, AdapterFiguresAnswer, PoolFigures
+from shoal.api.adapterstats import AdapterStats, AdapterStatsAnswer, PoolStats
 from shoal.controllers.lora.view import AdapterView
 from shoal.controllers.scaling.serve import not_leading
 from shoal.net.shell import GET, Shell, ShellRequest, answer_json
@@ -31,9 +31,9 @@ def add_routes(
         if not leads():
             return not_leading(operator, leader())
         namespace, name = request.first("namespace"), request.first("pool")
-        pools: list[PoolFigures] = []
+        pools: list[PoolStats] = []
         for key in view.pool_keys(namespace, name):
-            adapters: list[AdapterFigures] = []
+            adapters: list[AdapterStats] = []
             for adapter in view.adapters(key):
                 adapters.append(adapter)
                 if len(adapters) % AT_A_TIME == 0:
@@ -45,7 +45,7 @@ def add_routes(
             where = f" in namespace {namespace}" if namespace else ""
             body = {"reason": POOL_UNKNOWN, "message": f"there is no LoRAPool {name}{where}"}
             return answer_json(body, 404)
-        said = AdapterFiguresAnswer(operator=operator, time=datetime.now(UTC), pools=tuple(pools))
+        said = AdapterStatsAnswer(operator=operator, time=datetime.now(UTC), pools=tuple(pools))
         return Response(said.model_dump_json(), media_type="application/json")
 
     shell.route(GET, names.ADAPTERS_PATH, everything)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from shoal.api import reasons
-from shoal.api.adapterstats import AdapterFigures, PoolFigures, ReplicaAdapters
+from shoal.api.adapterstats import AdapterStats, PoolStats, ReplicaAdapters
 from shoal.api.demand import AdapterDemand
 from shoal.api.loraadapter import LoRAAdapter, engine_name
 from shoal.api.lorapool import LoRAPool
@@ -32,7 +32,7 @@ class AdapterView:
                 found.append(key)
         return sorted(found)
 
-    def adapters(self, pool_key: str) -> Iterator[AdapterFigures]:
+    def adapters(self, pool_key: str) -> Iterator[AdapterStats]:
         """Its adapters, in the order of their names."""
         pool, model = self._pool(pool_key)
         pods = self._pods(model)
@@ -50,13 +50,13 @@ class AdapterView:
             if custom.object is not None:
                 yield self._adapter(custom.object, resident if heard or not pods else None, demands, pods)
 
-    def pool(self, pool_key: str, adapters: Iterable[AdapterFigures]) -> PoolFigures | None:
+    def pool(self, pool_key: str, adapters: Iterable[AdapterStats]) -> PoolStats | None:
         """The pool with these of its adapters; None: it is gone."""
         pool, model = self._pool(pool_key)
         if pool is None:
             return None
         ready = find(pool.status.conditions, reasons.READY) if pool.status else None
-        return PoolFigures(
+        return PoolStats(
             pool=pool.key,
             model=pool.model_key,
             slots=pool.spec.slots,
@@ -109,7 +109,7 @@ class AdapterView:
         resident: Mapping[str, list[str]] | None,
         demands: list[Mapping[str, AdapterDemand]],
         pods: list[facts.Pod],
-    ) -> AdapterFigures:
+    ) -> AdapterStats:
         uid, current = adapter.metadata.uid, adapter.current
         following = adapter.status.next if adapter.status else None
         ready = find(adapter.status.conditions, reasons.READY) if adapter.status else None
@@ -121,7 +121,7 @@ class AdapterView:
         mine = [d.get(uid, _NOTHING) for d in demands]
         name = engine_name(adapter.key, current.revision) if current is not None else ""
         no_room = verdict is not None and verdict.reason is not None
-        return AdapterFigures(
+        return AdapterStats(
             adapter=adapter.key,
             residency=adapter.spec.residency,
             revision=name.rpartition("@")[2] or None,

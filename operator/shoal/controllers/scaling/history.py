@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Final
 
 from shoal.api import reasons
-from shoal.api.decisions import DecisionRecord, DriverFigures, ModelFigures, ReplicaFigures, RuleResult
+from shoal.api.decisions import DecisionRecord, DriverStats, ModelScaling, ReplicaStats, RuleResult
 from shoal.api.model import Model
 from shoal.controllers.planner import Planner
 from shoal.controllers.scaling.signals import ScalingSignals
@@ -48,7 +48,7 @@ class DecisionHistory:
     def __init__(self, world: World, planner: Planner, signals: ScalingSignals) -> None:
         self._world, self._planner, self._signals = world, planner, signals
         self._entries: dict[str, deque[_Entry]] = {}
-        self.driven: Callable[[Model], DriverFigures | None] = lambda _model: None
+        self.driven: Callable[[Model], DriverStats | None] = lambda _model: None
         """What is told of a Model whose replicas KEDA writes."""
 
     def record(self, uid: str, decision: ScalingDecision) -> None:
@@ -74,7 +74,7 @@ class DecisionHistory:
 
     # --- telling ----------------------------------------------------------------------------------------------------
 
-    def stats(self, namespace: str | None = None) -> Iterator[ModelFigures]:
+    def stats(self, namespace: str | None = None) -> Iterator[ModelScaling]:
         """Every Model of which something was decided, or those of a namespace; without their decisions."""
         for custom in list(self._world.models.values()):
             if custom.object is not None and namespace in (None, custom.metadata.namespace):
@@ -82,12 +82,12 @@ class DecisionHistory:
                 if found is not None:
                     yield found
 
-    def model(self, key: str) -> ModelFigures | None:
+    def model(self, key: str) -> ModelScaling | None:
         """One Model with its last decisions, newest first. None: there is no such Model, or nothing was decided."""
         custom = self._world.models.get(key)
         return self._describe(custom.object, decisions=True) if custom is not None and custom.object else None
 
-    def _describe(self, model: Model, *, decisions: bool) -> ModelFigures | None:
+    def _describe(self, model: Model, *, decisions: bool) -> ModelScaling | None:
         uid = model.metadata.uid
         entries = self._entries.get(uid)
         if not entries:
@@ -102,7 +102,7 @@ class DecisionHistory:
         cost = decided.placement.hourly_cost if decided is not None else None
         ready = sum(p.ready and not p.deleting for p in pods)
         reason, message = current_message([e.decision for e in entries], ready)
-        return ModelFigures(
+        return ModelScaling(
             model=model.key,
             wanted=last.wanted,
             ready=ready,
@@ -119,11 +119,11 @@ class DecisionHistory:
             decisions=self.records(uid) if decisions else (),
         )
 
-    def _replica(self, pod: facts.Pod) -> ReplicaFigures:
+    def _replica(self, pod: facts.Pod) -> ReplicaStats:
         load = self._signals.load(pod.uid)
         if load is None:
-            return ReplicaFigures(pod=pod.name, gpu_class=pod.gpu_class)
-        return ReplicaFigures(
+            return ReplicaStats(pod=pod.name, gpu_class=pod.gpu_class)
+        return ReplicaStats(
             pod=pod.name,
             gpu_class=pod.gpu_class,
             phase=load.phase,

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from starlette.responses import Response
 
 from shoal.api import names
-from shoal.api.decisions import Decisions, ModelFigures
+from shoal.api.decisions import Decisions, ModelScaling
 from shoal.net.shell import GET, Shell, ShellRequest, answer_json
 
 NOT_LEADING: Final = "NotLeading"
@@ -25,11 +25,11 @@ AT_A_TIME: Final = 50
 class ModelStats(Protocol):
     """Where the answers come from."""
 
-    def stats(self, namespace: str | None = None) -> Iterable[ModelFigures]:
+    def stats(self, namespace: str | None = None) -> Iterable[ModelScaling]:
         """Every Model, or those of a namespace, without their decisions."""
         ...
 
-    def model(self, key: str) -> ModelFigures | None:
+    def model(self, key: str) -> ModelScaling | None:
         """One Model with its last decisions, newest first; None: there is none, or nothing was decided."""
         ...
 
@@ -46,14 +46,14 @@ def add_routes(
 ) -> None:
     """`operator` is the name of this pod; `leader()` names the one that leads, "" while that is not known."""
 
-    def answer(models: Iterable[ModelFigures]) -> Response:
+    def answer(models: Iterable[ModelScaling]) -> Response:
         said = Decisions(operator=operator, leads=True, time=datetime.now(UTC), models=tuple(models))
         return Response(said.model_dump_json(), media_type="application/json")
 
     async def everything(request: ShellRequest) -> Response:
         if not leads():
             return not_leading(operator, leader())
-        found: list[ModelFigures] = []
+        found: list[ModelScaling] = []
         for model in history.stats(request.first("namespace")):
             found.append(model)
             if len(found) % AT_A_TIME == 0:

@@ -10,8 +10,8 @@ from shoal.api.billing import (
     BillStatement,
     CreditEntry,
     PriceText,
-    RatedAgain,
-    RateFigures,
+    RepriceAnswer,
+    TokenPrices,
     UnpricedLine,
 )
 from shoal.core.rating import money
@@ -46,12 +46,14 @@ def statement(connection: Connection, tenant: str, month: str, prices: Schedule,
     return _statement(_read(connection, tenant, month, [prices], now), prices)
 
 
-def again(connection: Connection, tenant: str, month: str, prices: Schedule, other: Schedule, now: int) -> RatedAgain:
+def again(
+    connection: Connection, tenant: str, month: str, prices: Schedule, other: Schedule, now: int
+) -> RepriceAnswer:
     """The same month with both. Nothing is written."""
     found = _read(connection, tenant, month, [prices, other], now)
     here, there = _made(found, prices), _made(found, other)
     same = here.currency is not None and here.currency == there.currency
-    return RatedAgain(
+    return RepriceAnswer(
         bill=_statement(found, prices),
         other=_statement(found, other),
         difference=money.cents_text(there.total_cents - here.total_cents, here.currency or "") if same else None,
@@ -120,7 +122,7 @@ def _statement(month: Month, prices: Schedule) -> BillStatement:
                 model=line.model,
                 adapter=line.adapter,
                 plan=line.plan,
-                rate=RateFigures(
+                rate=TokenPrices(
                     input=money.price(line.rate.input),
                     cached=money.price(line.rate.cached),
                     output=money.price(line.rate.output),

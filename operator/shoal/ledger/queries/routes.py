@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from starlette.responses import Response
 
 from shoal.api import names
-from shoal.api.billing import Credits, NewCredit, RateAgain
+from shoal.api.billing import Credits, NewCredit, RepriceRequest
 from shoal.api.replica import Message
 from shoal.core.rating.focus import VERSION, Account
 from shoal.ledger.prices import PriceFolder
@@ -78,7 +78,7 @@ class QueryAPI:
 
     async def bill_again(self, request: ShellRequest) -> Response:
         """A tenant's month, and the same at other prices; nothing is kept."""
-        asked = _body(request, RateAgain)
+        asked = _body(request, RepriceRequest)
         self._kept(asked.month)
         other = bills.sent(asked.prices)
         prices, now = self._prices.schedule, self._now()
