@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -17,7 +17,7 @@ from shoal.net.asgi import CALLER, DISCONNECT, GONE
 from shoal.net.errors import Problem
 from shoal.net.hub import EventStream, StreamHub
 from shoal.net.roles import RoleGuard, given_key, role_of
-from shoal.net.shell import ANY, GET, BodyStream, Shell, ShellRequest, answer_json
+from shoal.net.shell import ANY, GET, BodyStream, Shell, ShellRequest, Write, answer_json
 from shoal.net.tls import TLSCredentials
 from tests.support.shells import call, served_shell
 
@@ -86,11 +86,11 @@ async def test_what_a_handler_may_do() -> None:
         return answer_csv(("a", "b"), [(1, 'x"y'), (None, request.one("word"))])
 
     async def parts(_: ShellRequest) -> Response:
-        async def made() -> AsyncIterator[bytes]:
-            yield b"one "
-            yield b"two"
+        async def work(write: Write) -> None:
+            await write(b"one ")
+            await write(b"two")
 
-        return BodyStream(made(), {"content-type": "text/plain"})
+        return BodyStream(work, {"content-type": "text/plain"})
 
     async def refuses(_: ShellRequest) -> Response:
         raise Problem(400, "say which month")
@@ -136,17 +136,19 @@ async def test_what_a_handler_may_do() -> None:
 
 
 async def test_a_body_that_breaks_off_is_not_ended_as_if_it_were_whole() -> None:
-    async def broken(_: ShellRequest) -> Response:
-        async def made() -> AsyncIterator[bytes]:
-            yield b"half"
+    async def broken(request: ShellRequest) -> Response:
+        async def work(write: Write) -> None:
+            if request.first("late"):
+                await write(b"half")
             raise ZeroDivisionError
 
-        return BodyStream(made(), {})
+        return BodyStream(work, {})
 
     shell = Shell("the test")
     shell.route(GET, "/", broken)
     with pytest.raises(ZeroDivisionError):
-        await call(shell, "/")
+        await call(shell, "/", query=b"late=1")
+    assert (await call(shell, "/")).status == 500
 
 
 # --- bodies and slow clients ------------------------------------------------------------------------------------------

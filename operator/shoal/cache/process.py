@@ -7,10 +7,10 @@ import signal
 from typing import Final
 
 import structlog
-from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from starlette.responses import Response
 
 from shoal.artifacts import Settings
 from shoal.cache.disk import CacheDisk, stale
@@ -24,7 +24,10 @@ from shoal.cache.volumes import NamespaceVolumes
 from shoal.core import network
 from shoal.kube.access import Access
 from shoal.kube.client import KubeClient
-from shoal.net.guard import guarded
+from shoal.net.pages import METRICS, TokenGuard, denial_words
+from shoal.net.server import make_server
+from shoal.net.serving import KEEP_ALIVE_SECONDS, serving
+from shoal.net.shell import GET, Shell, ShellRequest, answer_json
 
 KEEP_PARTIAL_SECONDS: Final = 24 * 3600.0
 """What a fetch left that nobody went on with."""
@@ -66,26 +69,27 @@ async def run(settings: CacheSettings, client: KubeClient) -> None:
 async def _serve_ops(
     stack: contextlib.AsyncExitStack, settings: CacheSettings, volumes: NamespaceVolumes, access: Access | None
 ) -> None:
-    async def healthz(_: web.Request) -> web.Response:
-        return web.json_response({"status": "ok"})
+    async def healthz(_: ShellRequest) -> Response:
+        return answer_json({"status": "ok"})
 
-    async def readyz(_: web.Request) -> web.Response:
+    async def readyz(_: ShellRequest) -> Response:
         if volumes.synced:
-            return web.json_response({"status": "ok"})
-        return web.json_response({"status": "not ready", "volumes": "not listed yet"}, status=503)
+            return answer_json({"status": "ok"})
+        return answer_json({"status": "not ready", "volumes": "not listed yet"}, 503)
 
-    async def metrics(_: web.Request) -> web.Response:
+    async def metrics(_: ShellRequest) -> Response:
+        # In a thread: the disk is asked, and may be slow.
         body = await asyncio.to_thread(generate_latest, REGISTRY)
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return Response(body, headers={"content-type": CONTENT_TYPE_LATEST})
 
-    app = web.Application(middlewares=[guarded(access)])
-    app.router.add_get("/healthz", healthz)
-    app.router.add_get("/readyz", readyz)
-    app.router.add_get("/metrics", metrics)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    stack.push_async_callback(runner.cleanup)
-    await web.TCPSite(runner, settings.ops_host, settings.ops_port).start()
+    shell = Shell("the node cache", wording=denial_words, guard=TokenGuard(access))
+    shell.route(GET, "/healthz", healthz)
+    shell.route(GET, "/readyz", readyz)
+    shell.route(GET, METRICS, metrics)
+    server = make_server(
+        shell, host=settings.ops_host, port=settings.ops_port, keep_alive=KEEP_ALIVE_SECONDS, stop_seconds=1
+    )
+    await stack.enter_async_context(serving(server))
 
 
 async def _tidy(disk: CacheDisk, quota: DiskQuota) -> None:

@@ -1,13 +1,16 @@
 """One unix socket per namespace: whoever can reach it has that namespace's folder mounted, and so is of it."""
 
 import asyncio
+import contextlib
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import structlog
-from aiohttp import web
 from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 
 from shoal.api import names
 from shoal.api.cache import HOLD_SECONDS, FetchError, FetchLine, FetchRequest
@@ -15,9 +18,11 @@ from shoal.artifacts import ArtifactError
 from shoal.cache.disk import CacheDisk
 from shoal.cache.fetcher import Fetcher
 from shoal.cache.index import Index
+from shoal.net.errors import Problem
+from shoal.net.server import make_server
+from shoal.net.serving import KEEP_ALIVE_SECONDS, serving
+from shoal.net.shell import GET, BodyStream, Shell, ShellRequest, Unrouted, Write, answer_json, error_words
 
-WRITE_SECONDS: Final = 10.0
-"""A client that takes no byte for so long is gone."""
 _BODY_BYTES: Final = 1 << 20
 
 log = structlog.get_logger()
@@ -30,93 +35,96 @@ class CacheServer:
         self._disk = disk
         self._index = index
         self._fetcher = fetcher
-        self._runners: dict[str, web.AppRunner] = {}
+        self._servers: dict[str, contextlib.AsyncExitStack] = {}
 
     @property
     def namespaces(self) -> frozenset[str]:
-        return frozenset(self._runners)
+        return frozenset(self._servers)
 
     async def add(self, namespace: str) -> None:
         """Makes the namespace's folder and answers in it. Raises OSError."""
         folder = await asyncio.to_thread(self._disk.make_namespace, namespace)
-        # A pod that goes ends its wait and its hold at once, not at the next write.
-        runner = web.AppRunner(self._app(namespace), access_log=None, shutdown_timeout=0.2, handler_cancellation=True)
-        await runner.setup()
         listener = await asyncio.to_thread(_listen, folder / names.CACHE_SOCKET)
-        await web.SockSite(runner, listener).start()
-        self._runners[namespace] = runner
+        # Pods hold models for as long as they live: a stop does not wait for them.
+        server = make_server(self._shell(namespace), host="", port=0, keep_alive=KEEP_ALIVE_SECONDS, stop_seconds=0)
+        stack = contextlib.AsyncExitStack()
+        await stack.enter_async_context(serving(server, sockets=[listener]))
+        self._servers[namespace] = stack
         log.info("cache.namespace_served", namespace=namespace)
 
     async def remove(self, namespace: str) -> None:
         """Ends the socket and removes the folder; models stay for other namespaces, until they are evicted."""
-        if (runner := self._runners.pop(namespace, None)) is not None:
-            await runner.cleanup()
+        if (server := self._servers.pop(namespace, None)) is not None:
+            await server.aclose()
         await asyncio.to_thread(self._disk.remove_namespace, namespace)
         log.info("cache.namespace_removed", namespace=namespace)
 
     async def close(self) -> None:
         """Ends every connection. The folders stay: running pods read from them."""
-        await asyncio.gather(*(runner.cleanup() for runner in self._runners.values()))
-        self._runners.clear()
+        await asyncio.gather(*(server.aclose() for server in self._servers.values()))
+        self._servers.clear()
 
     # --- one namespace ----------------------------------------------------------------------------------------------
 
-    def _app(self, namespace: str) -> web.Application:
-        async def fetch(request: web.Request) -> web.StreamResponse:
-            return await self._fetch(namespace, request)
+    def _shell(self, namespace: str) -> Shell:
+        shell = Shell("the node cache", wording=_words)
+        shell.route(("POST",), "/v1/fetch", partial(self._fetch, namespace))
+        shell.route(GET, "/v1/hold", partial(self._hold, namespace))
+        return shell
 
-        async def hold(request: web.Request) -> web.StreamResponse:
-            return await self._hold(namespace, request)
-
-        app = web.Application(client_max_size=_BODY_BYTES)
-        app.router.add_post("/v1/fetch", fetch)
-        app.router.add_get("/v1/hold", hold)
-        return app
-
-    async def _fetch(self, namespace: str, request: web.Request) -> web.StreamResponse:
+    async def _fetch(self, namespace: str, request: ShellRequest) -> Response:
         try:
-            wanted = FetchRequest.model_validate_json(await request.read())
+            wanted = FetchRequest.model_validate_json(await request.read(_BODY_BYTES))
         except ValidationError as error:
             # Without the input: it has credentials.
             fields = ", ".join(".".join(map(str, e["loc"])) or e["type"] for e in error.errors(include_input=False))
-            return web.json_response({"error": f"not a fetch request: {fields}"}, status=400)
-        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-        await response.prepare(request)
+            raise Problem(400, f"not a fetch request: {fields}") from None
 
-        async def on_progress(line: FetchLine) -> None:
+        async def work(write: Write) -> None:
+            # A pod that goes ends its fetch at once, not at the next write.
             try:
-                async with asyncio.timeout(WRITE_SECONDS):
-                    await response.write(line.model_dump_json(exclude_none=True).encode() + b"\n")
-            except TimeoutError:
-                raise ConnectionResetError("it takes no more") from None
+                await request.while_connected(self._fetch_into(namespace, wanted, write))
+            except ClientDisconnect:
+                log.info("cache.client_left", namespace=namespace)
+                raise
+
+        return BodyStream(work, {"content-type": "application/x-ndjson"})
+
+    async def _fetch_into(self, namespace: str, wanted: FetchRequest, write: Write) -> None:
+        async def on_progress(line: FetchLine) -> None:
+            await write(line.model_dump_json(exclude_none=True).encode() + b"\n")
 
         try:
-            try:
-                done = await self._fetcher.fetch(namespace, wanted, on_progress)
-                await on_progress(FetchLine(state="done", bytes_done=done.bytes, bytes_total=done.bytes, done=done))
-            except ArtifactError as error:
-                log.warning("cache.fetch_failed", namespace=namespace, reason=error.reason, problem=str(error))
-                await on_progress(FetchLine(state="failed", error=FetchError(reason=error.reason, message=str(error))))
-        except ConnectionError:
-            log.info("cache.client_left", namespace=namespace)
-        return response
+            done = await self._fetcher.fetch(namespace, wanted, on_progress)
+            await on_progress(FetchLine(state="done", bytes_done=done.bytes, bytes_total=done.bytes, done=done))
+        except ArtifactError as error:
+            log.warning("cache.fetch_failed", namespace=namespace, reason=error.reason, problem=str(error))
+            await on_progress(FetchLine(state="failed", error=FetchError(reason=error.reason, message=str(error))))
 
-    async def _hold(self, namespace: str, request: web.Request) -> web.StreamResponse:
-        key = request.query.get("model", "")
+    async def _hold(self, namespace: str, request: ShellRequest) -> Response:
+        key = request.first("model") or ""
         model = self._index.get(key)
         # Only of what the namespace was given: it learns nothing of other models.
         if model is None or not await asyncio.to_thread(self._disk.is_linked, namespace, model):
-            return web.json_response({"error": "the cache does not have this model"}, status=404)
-        with self._index.hold(namespace, key):
-            response = web.StreamResponse(headers={"Content-Type": "text/plain"})
-            await response.prepare(request)
-            try:
-                while True:
-                    async with asyncio.timeout(WRITE_SECONDS):
-                        await response.write(b"\n")
-                    await asyncio.sleep(HOLD_SECONDS)
-            except (ConnectionError, TimeoutError):
-                return response
+            raise Problem(404, "the cache does not have this model")
+
+        async def beat(write: Write) -> None:
+            while True:
+                await write(b"\n")
+                await asyncio.sleep(HOLD_SECONDS)
+
+        async def work(write: Write) -> None:
+            # Nothing is awaited between the look above and this hold, so no eviction comes between.
+            with self._index.hold(namespace, key):
+                await request.while_connected(beat(write))
+
+        return BodyStream(work, {"content-type": "text/plain"})
+
+
+def _words(problem: Problem) -> Response:
+    if isinstance(problem, Unrouted):
+        return error_words(problem)
+    return answer_json({"error": problem.message}, problem.status, problem.headers)
 
 
 def _listen(path: Path) -> socket.socket:

@@ -3,7 +3,6 @@
 server.py      the bounded HTTP server;  asgi.py  its terms;  serving.py  how servers listen and stop
 shell.py       the HTTP shell of all cold endpoints: routes, bounds, refusals
 roles.py       who calls, by a role's key;  pages.py  probes and metrics, by a Kubernetes token
-guard.py       the same access checks for aiohttp
 errors.py      errors in OpenAI's shape
 hub.py         the serving side of a stream, and its server-sent events;  stream.py  the listening side
 installkey.py  the keys by which processes know each other

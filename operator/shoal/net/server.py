@@ -227,6 +227,31 @@ class _Config(uvicorn.Config):
 class HTTPServer(uvicorn.Server):
     """A server whose signals are the caller's business: it stops when `should_exit` is set, and not by force."""
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        self._exit = asyncio.Event()
+        super().__init__(config)
+
+    @property
+    def should_exit(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether it stops. Can be set."""
+        return self._exit.is_set()
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        if value:
+            self._exit.set()
+        else:
+            self._exit.clear()
+
+    async def main_loop(self) -> None:
+        """uvicorn's, which wakes ten times a second to see whether it should stop."""
+        tenths = 0
+        while not await self.on_tick(tenths):
+            tenths += 10
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._exit.wait()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield

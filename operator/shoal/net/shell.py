@@ -18,7 +18,7 @@ answered with a status 500 that tells nothing of the inside. Listening and stopp
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import cached_property
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
@@ -131,20 +131,33 @@ class Unrouted(Problem):
 
 
 class BodyStream(Response):
-    """An answer with status 200 whose body is sent as it is made."""
+    """An answer with status 200 whose body `work` writes. The head goes out with the first piece: what fails before is
+    answered as with any handler."""
 
-    def __init__(self, content: AsyncIterator[bytes], headers: Mapping[str, str]) -> None:
+    def __init__(self, work: Callable[["Write"], Awaitable[None]], headers: Mapping[str, str]) -> None:
         super().__init__(headers=headers)
         del self.headers["content-length"]
-        self._content = content
+        self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for chunk in self._content:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        started = False
+
+        async def start() -> None:
+            nonlocal started
+            if not started:
+                started = True
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+
+        async def write(piece: bytes) -> None:
+            await start()
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+        await self._work(write)
+        await start()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+Write = Callable[[bytes], Awaitable[None]]
 Handler = Callable[[ShellRequest], Awaitable[Response]]
 Guard = Callable[[ShellRequest], Awaitable[None]]
 """Raises Problem where the caller may not do this."""

@@ -1,7 +1,7 @@
 """The routes of all questions, and who may ask them."""
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 from pydantic import ValidationError
@@ -17,7 +17,7 @@ from shoal.ledger.queries import bills, creditbook, dimensions, focus, margins, 
 from shoal.ledger.service import LedgerService, answer_csv
 from shoal.ledger.store import LedgerStore
 from shoal.net.errors import Problem
-from shoal.net.shell import BodyStream, ShellRequest, answer_json
+from shoal.net.shell import BodyStream, ShellRequest, Write, answer_json
 
 M = TypeVar("M", bound=Message)
 
@@ -130,7 +130,7 @@ class QueryAPI:
         header = request.one("header", "true") != "false"
         prices = self._prices.schedule
 
-        async def parts() -> AsyncIterator[bytes]:
+        async def days(write: Write) -> None:
             first = header
             for day in span.days():
                 rows = await self._store.read(
@@ -139,11 +139,11 @@ class QueryAPI:
                     )
                 )
                 for piece in focus.lines(rows, header=first):
-                    yield piece
+                    await write(piece)
                 first = False
 
         name = f'attachment; filename="focus-{VERSION}.csv"'
-        return BodyStream(parts(), {"content-type": "text/csv; charset=utf-8", "content-disposition": name})
+        return BodyStream(days, {"content-type": "text/csv; charset=utf-8", "content-disposition": name})
 
     def _kept(self, given: str | None) -> str:
         """Checks a month of which a bill is to be made: one of a part of it would be wrong. Raises Problem."""
