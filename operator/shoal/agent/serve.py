@@ -3,19 +3,18 @@ key, /healthz and /metrics for all."""
 
 import asyncio
 import contextlib
-import hmac
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 import aiohttp
 import structlog
-from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from pydantic import BaseModel, ValidationError
+from starlette.responses import PlainTextResponse, Response
 
 from shoal.agent.adapters.service import AdapterService
 from shoal.agent.adapters.web import BODY_BYTES, AdaptersApi
@@ -24,15 +23,18 @@ from shoal.agent.observe import EngineObserver
 from shoal.agent.stream import AgentStream
 from shoal.agent.streammetrics import AgentMetrics
 from shoal.api import names
-from shoal.api.keys import AgentKeys
+from shoal.api.keys import AgentKeys, Role
 from shoal.api.replica import HEARTBEAT_SECONDS, Abort, Ack
 from shoal.engine.adapters import EngineAdapters
 from shoal.engine.client import EngineClient, EngineError
-from shoal.net.hub import Caller, HubReader, TooManyReaders
-from shoal.net.tls import TLSCredentials, refusal
+from shoal.net.errors import Problem
+from shoal.net.hub import Caller, EventStream
+from shoal.net.roles import RoleGuard
+from shoal.net.server import make_server
+from shoal.net.serving import KEEP_ALIVE_SECONDS, serving
+from shoal.net.shell import GET, Guard, Shell, ShellRequest
+from shoal.net.tls import TLSCredentials
 
-WRITE_SECONDS: Final = 10.0
-"""A reader that takes no byte for so long is dropped."""
 KEYS_SECONDS: Final = 2.0
 """Between two tries to read a key file that is not there or not usable."""
 ACK_SECONDS: Final = 5.0
@@ -42,8 +44,6 @@ _ABORTS_AT_ONCE: Final = 8
 """Calls to the engine; the agent's own look at it must find a connection."""
 CERTIFICATE_SECONDS: Final = 5.0
 """Between two looks at the certificate's files."""
-_NAME: Final = 253
-"""Longest name of a pod; what a caller says of itself is cut there."""
 
 log = structlog.get_logger()
 
@@ -92,16 +92,18 @@ class EngineAgent:
         if adapters is not None:
             self._registry.register(adapters.metrics)
 
-    def app(self) -> web.Application:
-        """The web application; its observing starts and ends with it."""
-        app = web.Application(client_max_size=BODY_BYTES)
-        app.router.add_get("/healthz", self._healthz)
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_get(names.REPLICA_PATH, self._replica)
-        app.router.add_post(names.ACK_PATH, self._ack)
-        app.router.add_post(names.ABORT_PATH, self._abort)
-        app.router.add_routes(AdaptersApi(self._adapters, self._drain, self._hub.boot, self._caller_role).routes())
-        return app
+    def shell(self) -> Shell:
+        """What is served; the observing (`observe`) runs beside it."""
+        shell = Shell("the agent")
+        shell.route(GET, "/healthz", self._healthz)
+        shell.route(GET, "/metrics", self._metrics)
+        shell.route(GET, names.REPLICA_PATH, self._replica, self._guard(None, "a key"))
+        gateways = self._guard(("gateway",), "a gateway's key")
+        shell.route(("POST",), names.ACK_PATH, self._ack, gateways)
+        shell.route(("POST",), names.ABORT_PATH, self._abort, gateways)
+        both = self._guard(("gateway", "operator"), "a gateway's or an operator's key")
+        AdaptersApi(self._adapters, self._drain, self._hub.boot).add(shell, both)
+        return shell
 
     async def observe(self) -> None:
         """Waits for the keys, then looks at the engine for ever."""
@@ -132,126 +134,69 @@ class EngineAgent:
                     log.error("agent.no_keys", problem=problem, consequence="/v1/replica answers 503 until it is there")
             await asyncio.sleep(KEYS_SECONDS)
 
-    async def _healthz(self, _: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
+    def _guard(self, roles: tuple[Role, ...] | None, which: str) -> Guard:
+        """Lets callers with a key of one of `roles` through (None: of any role)."""
 
-    async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(self._registry), content_type="text/plain", charset="utf-8")
+        async def guard(request: ShellRequest) -> None:
+            if self._keys is None:
+                raise _later("the agent has no keys yet")
+            callers = self._keys.callers
+            needed = f"{which} of this replica is needed, as a bearer token"
+            known = roles or cast("tuple[Role, ...]", tuple(callers))
 
-    async def _replica(self, request: web.Request) -> web.StreamResponse:
-        if self._keys is None:
-            return _refusal(503, "the agent has no keys yet")
-        role = self._role(request.headers.get("Authorization", ""), self._keys)
-        if role is None:
-            return _refusal(401, "a key of this replica is needed, as a bearer token")
-        if (why := self._unproved(request, role)) is not None:
-            return _refusal(403, why)
-        said = (request.headers.get(header, "")[:_NAME] for header in (names.HEADER_CALLER, names.HEADER_BOOT))
-        caller = Caller(role, *said)
+            def key_of(role: Role) -> tuple[str, ...]:
+                return (callers[role],) if role in callers else ()
+
+            await RoleGuard(known, key_of, needed, credentials=self.credentials)(request)
+
+        return guard
+
+    async def _healthz(self, _: ShellRequest) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def _metrics(self, _: ShellRequest) -> Response:
+        return PlainTextResponse(generate_latest(self._registry))
+
+    async def _replica(self, request: ShellRequest) -> EventStream:
+        caller = request.caller
+        # Entered before the first byte, so that no gateway ever reads what it could act on without being known.
+        during = self._listening(caller) if caller.role == "gateway" else None
+        return EventStream(self._hub, caller, HEARTBEAT_SECONDS, during)
+
+    @contextlib.contextmanager
+    def _listening(self, caller: Caller) -> Generator[None]:
+        self._drain.opened(caller)
         try:
-            with self._hub.reader(caller) as reader:
-                # From before the first byte, so that no gateway ever reads what it could act on without being known.
-                if role == "gateway":
-                    self._drain.opened(caller)
-                try:
-                    return await self._stream(request, reader)
-                finally:
-                    if role == "gateway":
-                        self._drain.closed(caller)
-        except TooManyReaders:
-            return _refusal(503, "too many readers")
+            yield
+        finally:
+            self._drain.closed(caller)
 
-    async def _stream(self, request: web.Request, reader: HubReader) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
-        await response.prepare(request)
-        with contextlib.suppress(ConnectionError, TimeoutError):
-            while True:
-                try:
-                    message = await reader.next(HEARTBEAT_SECONDS)
-                except TimeoutError:
-                    message = self._hub.heartbeat()
-                if message is None:
-                    break
-                async with asyncio.timeout(WRITE_SECONDS):
-                    await response.write(message)
-        return response
-
-    async def _ack(self, request: web.Request) -> web.Response:
-        ack = await self._from_gateway(request, Ack, "an acknowledgement")
-        if isinstance(ack, web.Response):
-            return ack
+    async def _ack(self, request: ShellRequest) -> Response:
+        ack = await _body(request, Ack, "an acknowledgement")
         if ack.agent_boot != self._hub.boot:
-            return _refusal(409, "this agent has restarted since: connect again")
+            raise Problem(409, "this agent has restarted since: connect again")
         if ack.seq > self._hub.seq or min((ack.running, *ack.running_by_adapter.values())) < 0:
-            return _refusal(400, f"not an acknowledgement: seq {ack.seq}, running {ack.running}")
+            raise Problem(400, f"not an acknowledgement: seq {ack.seq}, running {ack.running}")
         self._drain.acked(ack)
         if self._adapters is not None:
             self._adapters.acked(ack)
-        return web.Response(status=204)
+        return Response(status_code=204)
 
-    async def _abort(self, request: web.Request) -> web.Response:
+    async def _abort(self, request: ShellRequest) -> Response:
         """Lets whole ids of gateways' requests through (`replica.Abort`): the engine takes one for a prefix."""
-        asked = await self._from_gateway(request, Abort, "an abort")
-        if isinstance(asked, web.Response):
-            return asked
+        asked = await _body(request, Abort, "an abort")
         try:
             async with asyncio.timeout(ABORT_SECONDS), self._aborting:
                 if (engine := self._engine) is None:
-                    return _refusal(503, "the engine is not observed yet")
+                    raise _later("the engine is not observed yet")
                 await engine.abort(asked.rid)
                 for number in range(asked.prompts):
                     await engine.abort(f"{asked.rid}_{number}")
         except TimeoutError:
-            return _refusal(503, f"the engine could not be asked within {ABORT_SECONDS:g} s")
+            raise _later(f"the engine could not be asked within {ABORT_SECONDS:g} s") from None
         except EngineError as error:
-            return _refusal(503, str(error))
-        return web.Response(status=204)
-
-    async def _from_gateway(self, request: web.Request, kind: type[_T], what: str) -> _T | web.Response:
-        """The body of a call that is for gateways, or the refusal."""
-        if self._keys is None:
-            return _refusal(503, "the agent has no keys yet")
-        if self._role(request.headers.get("Authorization", ""), self._keys) != "gateway":
-            return _refusal(401, "a gateway's key of this replica is needed, as a bearer token")
-        if (why := self._unproved(request, "gateway")) is not None:
-            return _refusal(403, why)
-        try:
-            async with asyncio.timeout(ACK_SECONDS):
-                return kind.model_validate_json(await request.read())
-        except TimeoutError:
-            return _refusal(408, f"the body did not arrive within {ACK_SECONDS:g} s")
-        except ValidationError as error:
-            faults = ", ".join(".".join(map(str, fault["loc"])) or fault["type"] for fault in error.errors())
-            return _refusal(400, f"not {what}: {faults}")
-
-    def _caller_role(self, request: web.Request) -> str | web.Response:
-        if self._keys is None:
-            return _refusal(503, "the agent has no keys yet")
-        role = self._role(request.headers.get("Authorization", ""), self._keys)
-        if role not in ("gateway", "operator"):
-            return _refusal(401, "a gateway's or an operator's key of this replica is needed, as a bearer token")
-        if (why := self._unproved(request, role)) is not None:
-            return _refusal(403, why)
-        return role
-
-    def _unproved(self, request: web.Request, role: str) -> str | None:
-        """Why whoever has a key of `role` is not answered on this connection; None: it is."""
-        transport = request.transport
-        if self.credentials is None or transport is None:
-            return None
-        secured = transport.get_extra_info("sslcontext") is not None
-        shown = self.credentials.role(transport.get_extra_info) if secured else None
-        return refusal(self.credentials, role, secured=secured, shown=shown)
-
-    @staticmethod
-    def _role(authorization: str, keys: AgentKeys) -> str | None:
-        """The role of the caller. All keys are compared, so that the time tells nothing."""
-        scheme, _, given = authorization.partition(" ")
-        found = None
-        for role, key in keys.callers.items():
-            if hmac.compare_digest(given.encode(), key.encode()):
-                found = role
-        return found if scheme.lower() == "bearer" and given else None
+            raise _later(str(error)) from None
+        return Response(status_code=204)
 
 
 class _Metrics(Collector):
@@ -274,9 +219,17 @@ class _Metrics(Collector):
         return [readers, told, dropped, errors, draining, stalled]
 
 
-def _refusal(status: int, message: str) -> web.Response:
-    headers = {503: {"Retry-After": "2"}, 401: {"WWW-Authenticate": "Bearer"}}.get(status)
-    return web.json_response({"error": {"message": message}}, status=status, headers=headers)
+async def _body(request: ShellRequest, kind: type[_T], what: str) -> _T:
+    """The message in a call's body. Raises Problem."""
+    try:
+        return kind.model_validate_json(await request.read(BODY_BYTES, ACK_SECONDS))
+    except ValidationError as error:
+        faults = ", ".join(".".join(map(str, fault["loc"])) or fault["type"] for fault in error.errors())
+        raise Problem(400, f"not {what}: {faults}") from None
+
+
+def _later(message: str) -> Problem:
+    return Problem(503, message, {"retry-after": "2"})
 
 
 async def _keep_fresh(credentials: TLSCredentials) -> None:
@@ -297,21 +250,21 @@ async def serve(
     beside: Sequence[Callable[[], Coroutine[None, None, None]]] = (),
 ) -> None:
     """Serves until `stop`, then ends every stream and returns at once. What is `beside` it runs until then."""
-    runner = web.AppRunner(agent.app(), access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, host, port).start()
-        working: list[Callable[[], Coroutine[None, None, None]]] = [agent.observe, *beside]
-        if (credentials := agent.credentials) is not None:
-            credentials.refresh()
-            await web.TCPSite(runner, host, tls_port, ssl_context=credentials.server()).start()
-            working.append(partial(_keep_fresh, credentials))
-        log.info("agent.serving", host=host, port=port, boot=hub.boot, tls=agent.credentials is not None)
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(each()) for each in working]
-            await stop.wait()
-            for task in running:
-                task.cancel()
-    finally:
-        hub.close()
-        await runner.cleanup()
+    shell = agent.shell()
+    server = partial(make_server, shell, host=host, keep_alive=KEEP_ALIVE_SECONDS, stop_seconds=1)
+    servers = [server(port=port)]
+    working: list[Callable[[], Coroutine[None, None, None]]] = [agent.observe, *beside]
+    if (credentials := agent.credentials) is not None:
+        credentials.refresh()
+        servers.append(server(port=tls_port, credentials=credentials, certificate_required=True))
+        working.append(partial(_keep_fresh, credentials))
+    async with serving(*servers):
+        log.info("agent.serving", host=host, port=port, boot=hub.boot, tls=credentials is not None)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(each()) for each in working]
+                await stop.wait()
+                for task in running:
+                    task.cancel()
+        finally:
+            hub.close()

@@ -282,10 +282,12 @@ def make_server(
     max_unfinished_bytes: int | None = None,
     stop_seconds: int | None = None,
     credentials: TLSCredentials | None = None,
+    certificate_required: bool = False,
 ) -> HTTPServer:
     """A server on httptools. `stop_seconds` bounds how long a stop waits for what is in flight;
     `max_unfinished_bytes` bounds the heads that have not come to their end, over all connections. With `credentials` it
-    speaks mutual TLS, and the scope tells the caller's role; people come without a certificate."""
+    speaks mutual TLS, and the scope tells the caller's role; people come without a certificate, unless
+    `certificate_required`."""
     protocol = type(
         "Protocol",
         (BoundedProtocol,),
@@ -313,5 +315,5 @@ def make_server(
         ssl_keyfile=tls_key,
     )
     if credentials is not None:
-        config.mutual = credentials.server(optional=True)
+        config.mutual = credentials.server(optional=not certificate_required)
     return HTTPServer(config)

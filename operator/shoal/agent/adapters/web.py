@@ -1,108 +1,76 @@
 """`POST /v1/adapters/{name}/ensure` and `PUT /v1/adapters` (`api/adapters.py`)."""
 
-import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping
+from typing import Final, TypeVar
 
-from aiohttp import web
 from pydantic import BaseModel, ValidationError
+from starlette.responses import Response
 
 from shoal.agent.adapters.service import AdapterService
 from shoal.agent.drain import Drain
 from shoal.api import names, reasons
 from shoal.api.adapters import AdapterRefusal, AdapterWanted, DesiredAdapters, Ensure
 from shoal.core.lora.lifecycle.planstep import Denial
+from shoal.net.errors import Problem
+from shoal.net.shell import Guard, Shell, ShellRequest
 
 BODY_SECONDS: Final = 5.0
 BODY_BYTES: Final = 8 << 20
 """Longest floor: 4,096 adapters, with the longest of addresses."""
-POLL_SECONDS: Final = 0.25
-"""Between two looks whether a caller who waits for a lease is still there."""
-_CLIENT_GONE: Final = 499
 _NAME: Final = "name"
 
 _T = TypeVar("_T", bound=BaseModel)
-_R = TypeVar("_R")
 
 
 class AdaptersApi:
-    """`role` gives the role of a caller, or the refusal of one who has none; `boot` is the agent's."""
+    """`boot` is the agent's."""
 
-    def __init__(
-        self,
-        adapters: AdapterService | None,
-        drain: Drain,
-        boot: str,
-        role: Callable[[web.Request], str | web.Response],
-    ) -> None:
+    def __init__(self, adapters: AdapterService | None, drain: Drain, boot: str) -> None:
         self._adapters = adapters
         self._drain = drain
         self._boot = boot
-        self._role = role
 
-    def routes(self) -> list[web.RouteDef]:
-        return [
-            web.post(f"{names.ADAPTERS_PATH}/{{{_NAME}}}/ensure", self._ensure),
-            web.put(names.ADAPTERS_PATH, self._set_desired),
-        ]
+    def add(self, shell: Shell, guard: Guard) -> None:
+        """Adds the routes; `guard` lets gateways and operators through."""
+        shell.route(("POST",), f"{names.ADAPTERS_PATH}/{{{_NAME}}}/ensure", self._ensure, guard)
+        shell.route(("PUT",), names.ADAPTERS_PATH, self._set_desired, guard)
 
-    async def _ensure(self, request: web.Request) -> web.Response:
-        adapters, role = self._adapters, self._role(request)
-        if isinstance(role, web.Response):
-            return role
-        if adapters is None:
+    async def _ensure(self, request: ShellRequest) -> Response:
+        if (adapters := self._adapters) is None:
             return _no_pool()
         ensure = await _read(request, Ensure)
-        if isinstance(ensure, web.Response):
+        if isinstance(ensure, Response):
             return ensure
-        name = request.match_info[_NAME]
+        name = request.path_params[_NAME]
         problem = f"the path says {name} and the body {ensure.name}" if name != ensure.name else _wrong(ensure)
         if problem:
             return _refuse(Denial(400, reasons.INVALID, problem))
         key = None
-        if role == "gateway":
+        if request.caller.role == "gateway":
             key = ensure.gateway, ensure.boot
             if ensure.agent_boot != self._boot or not self._drain.listens(key):
                 text = "the caller has no stream to this agent, or to a former one: connect, and ask again"
                 return _refuse(Denial(409, reasons.NOT_LISTENING, text))
-        lease = await _while_connected(request, adapters.ensure(ensure, key, ensure.wait_seconds))
-        if lease is None:
-            return web.Response(status=_CLIENT_GONE)  # nobody reads it
+        # A caller that hangs up has the adapter elsewhere now, or is no more: it must not get a slot that others wait
+        # for.
+        lease = await request.while_connected(adapters.ensure(ensure, key, ensure.wait_seconds))
         if isinstance(lease, Denial):
             return _refuse(lease)
-        return web.Response(text=lease.model_dump_json(), content_type="application/json")
+        return Response(lease.model_dump_json(), media_type="application/json")
 
-    async def _set_desired(self, request: web.Request) -> web.Response:
-        role = self._role(request)
-        if isinstance(role, web.Response):
-            return role
-        if role != "operator":
+    async def _set_desired(self, request: ShellRequest) -> Response:
+        if request.caller.role != "operator":
             return _refuse(Denial(403, reasons.INVALID, "an operator's key of this replica is needed"))
         if self._adapters is None:
             return _no_pool()
         floor = await _read(request, DesiredAdapters)
-        if isinstance(floor, web.Response):
+        if isinstance(floor, Response):
             return floor
         problem = next((text for adapter in floor.adapters if (text := _wrong(adapter))), None)
         if problem:
             return _refuse(Denial(400, reasons.INVALID, problem))
         self._adapters.set_desired(floor)
-        return web.Response(status=204)
-
-
-async def _while_connected(request: web.Request, work: Coroutine[Any, Any, _R]) -> _R | None:
-    """What `work` returns; None when the caller hung up before: it has the adapter elsewhere now, or is no more, and
-    must not get a slot that others wait for. (aiohttp can tell handlers so, but only all of them: a drain goes on.)"""
-    task = asyncio.ensure_future(work)
-    try:
-        while not (await asyncio.wait({task}, timeout=POLL_SECONDS))[0]:
-            if request.transport is None or request.transport.is_closing():
-                return None
-        return task.result()
-    finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        return Response(status_code=204)
 
 
 def _wrong(wanted: AdapterWanted) -> str | None:
@@ -112,24 +80,22 @@ def _wrong(wanted: AdapterWanted) -> str | None:
     return f"{wanted.name} is no name of revision {wanted.revision}"
 
 
-async def _read(request: web.Request, kind: type[_T]) -> _T | web.Response:
+async def _read(request: ShellRequest, kind: type[_T]) -> _T | Response:
     try:
-        async with asyncio.timeout(BODY_SECONDS):
-            return kind.model_validate_json(await request.read())
-    except TimeoutError:
-        return _refuse(Denial(408, reasons.INVALID, f"the body did not arrive within {BODY_SECONDS:g} s"))
+        return kind.model_validate_json(await request.read(BODY_BYTES, BODY_SECONDS))
+    except Problem as problem:
+        return _refuse(Denial(problem.status, reasons.INVALID, problem.message), problem.headers)
     except ValidationError as error:
         faults = ", ".join(".".join(map(str, fault["loc"])) or fault["type"] for fault in error.errors()[:5])
         return _refuse(Denial(400, reasons.INVALID, f"not what is asked for here: {faults}"))
 
 
-def _no_pool() -> web.Response:
+def _no_pool() -> Response:
     return _refuse(Denial(404, reasons.POOL_NOT_FOUND, "the replica's Model has no LoRAPool"))
 
 
-def _refuse(denial: Denial) -> web.Response:
+def _refuse(denial: Denial, headers: Mapping[str, str] | None = None) -> Response:
     refusal = AdapterRefusal(reason=denial.reason, message=denial.message, retry_after=denial.retry_after)
-    headers = {"Retry-After": str(denial.retry_after)} if denial.retry_after is not None else None
-    return web.Response(
-        status=denial.status, text=refusal.model_dump_json(), content_type="application/json", headers=headers
-    )
+    if denial.retry_after is not None:
+        headers = {**(headers or {}), "retry-after": str(denial.retry_after)}
+    return Response(refusal.model_dump_json(), denial.status, headers, "application/json")
