@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from shoal.api.adapterstats import AdapterStats, AdapterStatsAnswer, PoolStats, ReplicaAdapters
-from shoal.cli.adapters.picture import hit_rate, ordered, picture
+from shoal.cli.adapters import hit_rate, ordered, render
 from shoal.cli.main import main
 from shoal.controllers.lora.serve import add_routes
 from shoal.net.shell import Shell
@@ -71,7 +71,7 @@ def answer(*pools: PoolStats) -> AdapterStatsAnswer:
 
 def shown(found: AdapterStatsAnswer, **kw: object) -> str:
     console = Console(file=io.StringIO(), width=200)
-    console.print(picture(found, **kw))  # type: ignore[arg-type]
+    console.print(render(found, **kw))  # type: ignore[arg-type]
     text = console.file.getvalue()  # type: ignore[attr-defined]
     return "\n".join(line.rstrip() for line in text.splitlines())
 

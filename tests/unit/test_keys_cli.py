@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from shoal.api.keys import hash_api_key
 from shoal.api.tenant import Tenant
-from shoal.cli.keys.mint import mint
+from shoal.cli.keys.command import mint
 from shoal.cli.main import main
 from tests.support.cannedapi import CannedApi
 

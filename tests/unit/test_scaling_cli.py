@@ -21,7 +21,7 @@ from shoal.api.decisions import (
     RuleResult,
 )
 from shoal.cli.main import main
-from shoal.cli.scaling.top import ordered, picture
+from shoal.cli.scaling.top import ordered, render
 from shoal.cli.scaling.totals import Sum, add, line
 from tests.support.cannedapi import CannedApi
 
@@ -335,7 +335,7 @@ def test_a_gateway_that_is_not_heard_leaves_a_part_of_the_demand_unknown() -> No
 def test_a_narrow_terminal_keeps_the_figures_and_leaves_the_message_out() -> None:
     found = Decisions(operator="o", leads=True, time=NOW, models=(LLAMA,))
     console = Console(width=100, file=io.StringIO(), record=True)
-    console.print(picture(found, wide=False, sort="name", width=100))
+    console.print(render(found, wide=False, sort="name", width=100))
     said = console.export_text()
     assert "ScalingUp" in said
     assert "queued" not in said
@@ -345,7 +345,7 @@ def test_a_low_terminal_says_how_many_models_it_leaves_out_and_counts_them() -> 
     models = tuple(LLAMA.model_copy(update={"model": f"chat/m{i:02}"}) for i in range(40))
     found = Decisions(operator="o", leads=True, time=NOW, models=models)
     console = Console(width=150, file=io.StringIO(), record=True)
-    console.print(picture(found, wide=False, sort="name", width=150, height=20, live=True))
+    console.print(render(found, wide=False, sort="name", width=150, height=20, live=True))
     said = console.export_text()
     assert len(said.splitlines()) <= 20
     assert "more Models" in said

@@ -15,7 +15,7 @@ from rich.console import Console
 from shoal.agent.stage.progress import DownloadProgress
 from shoal.api.replica import StageProgress
 from shoal.cli.main import main
-from shoal.cli.status.command import picture
+from shoal.cli.status.command import render
 from shoal.cli.status.read import StatusSnapshot, last_progress
 from shoal.cli.status.view import ModelRow, fetched
 from tests.support.cannedapi import CannedApi
@@ -118,7 +118,7 @@ def test_on_a_narrow_terminal_the_message_stands_below_the_table(kubeconfig: Pat
     assert "MESSAGE" in status(kubeconfig).output
     row = ModelRow("chat", "llama", "False", "Fetching", "0 of 1 replicas ready", ())
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(picture(StatusSnapshot([row], ()), wide=False, width=console.width))
+    console.print(render(StatusSnapshot([row], ()), wide=False, width=console.width))
     heading, line, blank, message = (text.rstrip() for text in console.export_text().splitlines())
     assert "MESSAGE" not in heading
     assert line.startswith("llama")

@@ -1,7 +1,7 @@
-"""`shoal` and `kubectl shoal`: the commands for people. Each command has a package.
+"""`shoal` and `kubectl shoal`: the command line. Each command is a module or a package.
 
-main.py      the entry point; loads a command when it is called
-options.py   options of several commands: which cluster, which installation
-client.py    one way to reach a service of an installation
-services.py  the services: operator, gateways, ledger
+main.py      entry point; imports a command when it is called
+options.py   options of several commands: cluster, installation
+client.py    base of the clients of an installation's services
+services.py  the clients: operator, gateways, ledger
 """

@@ -1,7 +1,7 @@
-"""How commands reach a service of an installation: its operator, its gateways, its ledger.
+"""Base of the clients with which commands call an installation's services: operator, gateways, ledger.
 
-A call goes through the API server's proxy to a pod of the service, or to the URL that the person gave. `services.py`
-says of each service which pods it has and which credential it takes.
+A call goes through the API server's proxy to a pod of the service, or directly to a URL. `services.py` defines the pods
+and the credential of each service.
 """
 
 import asyncio
@@ -28,17 +28,17 @@ R = TypeVar("R")
 M = TypeVar("M", bound=Message)
 
 Query = Mapping[str, str | Sequence[str] | None]
-"""Parameters without a value are left out."""
+"""Query parameters; None is left out."""
 
 CONNECT_SECONDS: Final = 5.0
 
 
 class ServiceError(Exception):
-    """A service did not do what a command asked for. The text says why and what to do."""
+    """A call of a service failed. The message says why and what to do."""
 
 
 class Unreachable(ServiceError):
-    """The service was not reached, or did not answer."""
+    """The service was not reached, or did not respond."""
 
 
 class ServiceRefused(ServiceError):
@@ -50,7 +50,7 @@ class ServiceRefused(ServiceError):
 
 
 class Target(NamedTuple):
-    """Where a call goes: to a port of a pod, or with an empty `pod` to the URL of the client."""
+    """Target of a call: a port of a pod; with an empty `pod`, the URL of the client."""
 
     pod: str = ""
     port: int = 0
@@ -58,19 +58,19 @@ class Target(NamedTuple):
 
 
 class ServiceClient(ABC):
-    """A service of one installation. Calls raise Unreachable, ServiceRefused, and KubeError where the API server itself
-    fails."""
+    """Client of one service of an installation. Calls raise Unreachable, ServiceRefused, and KubeError when the API
+    server itself fails."""
 
     service: ClassVar[str]
-    """What error texts call it."""
+    """Name of the service in error messages."""
     namespace_option: ClassVar[str]
-    """The option that names the installation's namespace."""
+    """Option that sets Shoal's namespace."""
 
     def __init__(
         self, cluster: KubeClient | None, namespace: str, url: str | None = None, key: str | None = None
     ) -> None:
-        """`namespace` is Shoal's own. With `url` the service is called there, without the API server's proxy. `cluster`
-        is needed without a `url` or without a `key`."""
+        """`namespace` is Shoal's own. `url` bypasses the API server's proxy. `cluster` is required unless both `url`
+        and `key` are given."""
         self._cluster, self._namespace = cluster, namespace
         self._url = None if url is None else url.rstrip("/")
         self._key: str | None = key
@@ -82,11 +82,12 @@ class ServiceClient(ABC):
         return self._read(await self.raw("POST", path, {}, body.model_dump_json(by_alias=True).encode()), kind)
 
     async def json(self, method: str, path: str, query: Query) -> JsonObject:
-        """An answer without a schema; one that is no JSON object becomes its `message`."""
+        """Sends a request and returns the JSON object of the response. A response that is not a JSON object becomes its
+        `message`."""
         return as_object(await self.raw(method, path, query))
 
     async def raw(self, method: str, path: str, query: Query, body: bytes | None = None) -> bytes:
-        """The body of the answer as it came."""
+        """Sends a request and returns the body of the response."""
         given = {name: value for name, value in query.items() if value is not None}
         path += "?" + urlencode(given, doseq=True) if given else ""
         failed: tuple[KubeError, Target] | None = None
@@ -103,34 +104,36 @@ class ServiceClient(ABC):
 
     @abstractmethod
     def _targets(self) -> AsyncIterator[Target]:
-        """Where to send a call; the next one is used where `_try_next` allows it. Raises Unreachable, KubeError."""
+        """Targets of a call in order; the next one is used when `_try_next` allows it. Raises Unreachable,
+        KubeError."""
 
     @abstractmethod
     async def _credential(self) -> str:
-        """What the service is shown; empty: nothing. Raises Unreachable, KubeError."""
+        """Credential for the service; empty: none. Raises Unreachable, KubeError."""
 
     @abstractmethod
     def _explained(self, error: KubeError, target: Target) -> ServiceError:
-        """The text for a person."""
+        """Converts an error to a message for people."""
 
     @abstractmethod
     def _missing_right(self, error: KubeError) -> Unreachable:
-        """Names the rights that this service's commands need."""
+        """Error that names the permissions which this service's commands need."""
 
     def _try_next(self, error: KubeError) -> bool:
         """Whether the call may succeed at the next target."""
         return False
 
     def _seconds(self, method: str) -> float:
-        """For a whole answer."""
+        """Timeout of a call in seconds."""
         return 15.0
 
     def _failure(self, status: int, content: bytes) -> Exception:
-        """What an answer of 400 or more means: a KubeError, or a ServiceError that ends the call."""
+        """The exception for a response with a status of 400 or more: a KubeError, or a ServiceError that ends the
+        call."""
         return from_status(status, as_object(content))
 
     async def _send(self, target: Target, method: str, path: str, body: bytes | None) -> bytes:
-        headers = {names.HEADER_KEY: shown} if (shown := await self._credential()) else {}
+        headers = {names.HEADER_KEY: credential} if (credential := await self._credential()) else {}
         if body is not None:
             headers["Content-Type"] = "application/json"
         seconds = self._seconds(method)
@@ -166,7 +169,7 @@ class ServiceClient(ABC):
             raise APIServerUnavailable(str(error) or type(error).__name__) from error
 
     async def _role_key(self, role: str) -> str:
-        """The key of a role, from the installation's Secret. Raises Unreachable, KubeError."""
+        """Key of a role, read from the installation's Secret. Raises Unreachable, KubeError."""
         name = names.key_secret(role)
         where = f"Secret {name} in namespace {self._namespace}"
         try:
@@ -196,12 +199,12 @@ class ServiceClient(ABC):
             return kind.model_validate_json(raw)
         except ValidationError as error:
             raise Unreachable(
-                f"the {self.service} answers something that this command does not understand: {error}"
+                f"the {self.service} sent an answer that this command does not understand: {error}"
             ) from None
 
 
 def as_object(content: bytes) -> JsonObject:
-    """The JSON object in a body; anything else becomes its `message`."""
+    """The JSON object of a body; any other body becomes its `message`."""
     try:
         found: object = orjson.loads(content)
     except orjson.JSONDecodeError:
@@ -212,15 +215,15 @@ def as_object(content: bytes) -> JsonObject:
 
 
 def run_command(work: Coroutine[Any, Any, R]) -> R:
-    """Runs the work of a command. A failure that a person can do something about becomes a ClickException."""
+    """Runs the coroutine of a command. Expected failures become ClickException."""
     try:
         return asyncio.run(work)
     except NotFound as error:
-        missing = "this cluster does not know Models: is Shoal's chart `shoal-crds` installed?"
+        missing = "this cluster has no Model kind: is Shoal's chart `shoal-crds` installed?"
         raise click.ClickException(missing if error.kind_missing else error.message) from None
     except KubeError as error:
         raise click.ClickException(error.message) from None
     except ServiceError as error:
         raise click.ClickException(str(error)) from None
     except (ValueError, OSError, TimeoutError) as error:
-        raise click.ClickException(f"no cluster to talk to: {error}") from None
+        raise click.ClickException(f"cannot connect to a cluster: {error}") from None

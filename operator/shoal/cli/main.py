@@ -1,4 +1,4 @@
-"""`shoal`: one entry point. Sub-commands load their code only when called, so that the agent stays small."""
+"""`shoal`: one entry point. A sub-command is imported only when it is called, so that the agent stays small."""
 
 import importlib
 import os
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
-def _leave(number: int, _frame: FrameType | None) -> None:
+def _exit_on_signal(number: int, _frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
 if os.getpid() == 1:
-    # Number 1 of a container ignores what it has no handler for: a pod deleted while Python imports would stay for
-    # its whole grace period. Each command replaces this handler by its own. Hence before the imports below.
-    signal.signal(signal.SIGTERM, _leave)
+    # PID 1 of a container ignores signals without a handler: a pod that is deleted while Python imports would stay for
+    # its whole grace period. Hence the handler is set before the imports below. Each command replaces it.
+    signal.signal(signal.SIGTERM, _exit_on_signal)
 
 import click  # noqa: E402
 
@@ -27,46 +27,49 @@ from shoal.runtime import logs  # noqa: E402
 _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     # name: (module:attribute, help shown without importing it)
     "operator": ("shoal.runtime.operatorprocess:command", "Run the operator."),
-    "gateway": ("shoal.runtime.gateway:command", "Run the gateway, or look into its spool."),
-    "ledger": ("shoal.runtime.ledger:command", "Run the ledger, or look after its database."),
+    "gateway": ("shoal.runtime.gateway:command", "Run the gateway, or inspect its spool."),
+    "ledger": ("shoal.runtime.ledger:command", "Run the ledger, or maintain its database."),
     "agent": ("shoal.runtime.agent:command", "Run an engine pod's agent, stage a model, or read its facts."),
     "cache": ("shoal.runtime.cache:command", "Run the node cache."),
-    "explain": ("shoal.cli.explain:command", "Say where Models would run and why, without a cluster."),
-    "render": ("shoal.cli.render:command", "Print the objects that the operator would make."),
-    "status": ("shoal.cli.status:command", "Show the Models of a cluster and how far they are."),
+    "explain": ("shoal.cli.explain:command", "Explain where Models would run, without a cluster."),
+    "render": ("shoal.cli.render:command", "Print the objects that the operator would create."),
+    "status": ("shoal.cli.status:command", "Show the Models of a cluster and the progress of their replicas."),
     "top": ("shoal.cli.scaling.top:command", "Show load, replicas and cost of Models, live."),
-    "why": ("shoal.cli.scaling.why:command", "Say why a Model has as many replicas as it has."),
+    "why": ("shoal.cli.scaling.why:command", "Explain the number of replicas of a Model."),
     "logs": ("shoal.cli.logs:command", "Show a tenant's request log, or delete from it."),
-    "adapters": ("shoal.cli.adapters:command", "Show where the adapters of LoRA pools are and how they are used."),
+    "adapters": ("shoal.cli.adapters:command", "Show the adapters of LoRA pools, their replicas and their use."),
     "wake": ("shoal.cli.scaling.wake:command", "Wake a Model that has no replica."),
-    "keys": ("shoal.cli.keys:command", "Make, rotate, disable and list the API keys of Tenants."),
+    "keys": ("shoal.cli.keys:command", "Create, rotate, disable and list the API keys of Tenants."),
     "usage": ("shoal.cli.usage.usage:usage", "Show counted tokens by tenant, model, adapter, day and more."),
-    "bill": ("shoal.cli.usage.bill:bill", "Show what a tenant pays for a month, also at other prices."),
-    "credits": ("shoal.cli.usage.credits:credits", "Make and list credits."),
-    "margin": ("shoal.cli.usage.margin:margin", "Show what GPU classes brought in beside what they cost."),
-    "unattributed": ("shoal.cli.usage.unattributed:unattributed", "Show what engines counted beside what was billed."),
-    "export": ("shoal.cli.usage.export:export", "Write usage and cost for other systems (FOCUS)."),
+    "bill": ("shoal.cli.usage.bill:bill", "Show the monthly bill of a tenant, also at other prices."),
+    "credits": ("shoal.cli.usage.credits:credits", "Create and list credits."),
+    "margin": ("shoal.cli.usage.margin:margin", "Show revenue and cost of GPU classes."),
+    "unattributed": (
+        "shoal.cli.usage.unattributed:unattributed",
+        "Show tokens that engines counted and that were not billed.",
+    ),
+    "export": ("shoal.cli.usage.export:export", "Export usage and cost to other systems (FOCUS)."),
     "prices": ("shoal.cli.usage.prices:prices", "Check price lists."),
 }
 
 
-_MORE: Final = "shoal.commands"
-"""Group of entry points by which another distribution adds commands; `shoal-dev` does."""
-_DEVELOPERS: Final = ("sim", "lab", "demo", "generate")
+_PLUGIN_GROUP: Final = "shoal.commands"
+"""Entry point group with which other distributions add commands; `shoal-dev` uses it."""
+_DEVELOPER_COMMANDS: Final = ("sim", "lab", "demo", "generate")
 """Commands of shoal-dev."""
 
 
 class _Lazy(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*_COMMANDS, *_more()]
+        return [*_COMMANDS, *_plugins()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in _COMMANDS:
             module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
             return getattr(importlib.import_module(module), attribute)
-        if found := _more().get(cmd_name):
+        if found := _plugins().get(cmd_name):
             return found.load()
-        if cmd_name in _DEVELOPERS:
+        if cmd_name in _DEVELOPER_COMMANDS:
             raise click.UsageError(
                 f"`shoal {cmd_name}` is for developers: pip install 'shoal[dev]', or make image DEV=1", ctx
             )
@@ -75,15 +78,15 @@ class _Lazy(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
-        if more := {name: point.load() for name, point in _more().items()}:
+        if more := {name: point.load() for name, point in _plugins().items()}:
             with formatter.section("Commands for developers of Shoal"):
                 formatter.write_dl([(name, command.get_short_help_str(100)) for name, command in more.items()])
 
 
-def _more() -> "dict[str, EntryPoint]":
+def _plugins() -> "dict[str, EntryPoint]":
     from importlib.metadata import entry_points
 
-    return {point.name: point for point in entry_points(group=_MORE)}
+    return {point.name: point for point in entry_points(group=_PLUGIN_GROUP)}
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
@@ -94,10 +97,10 @@ def main() -> None:
 
 
 def kubectl() -> None:
-    """`kubectl-shoal`: what `kubectl shoal` calls. The same commands."""
+    """`kubectl-shoal`: the plugin that `kubectl shoal` runs, with the same commands."""
     main(prog_name="kubectl shoal")
 
 
 def run(args: Sequence[str]) -> None:
-    """Calls `shoal ARGS` in this process; for tests."""
+    """Runs `shoal ARGS` in this process; for tests."""
     main(list(args), standalone_mode=False)

@@ -1,4 +1,4 @@
-"""Options of several commands: which cluster, which installation of Shoal in it, and where to call it instead."""
+"""Options of several commands: the cluster, the installation of Shoal in it, and how to reach its services."""
 
 import functools
 from collections.abc import Callable
@@ -17,33 +17,33 @@ NAMESPACE: Final = "shoal-system"
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """An installation of Shoal, and how one of its services is reached. Commands get it from the options below."""
+    """An installation of Shoal and how to reach one of its services, made from the options below."""
 
     kubeconfig: str | None
     context: str | None
     namespace: str
-    """Where Shoal is installed."""
+    """Shoal's namespace."""
     url: str | None = None
-    """The service is called here. None: through the API server's proxy."""
+    """URL of the service. None: it is called through the API server's proxy."""
     key: str | None = None
-    """The key towards the service. None: the client reads it from the cluster."""
+    """Key for the service. None: the client reads it from the cluster."""
 
     async def connect(self) -> KubeClient:
-        """A client of the cluster. Raises ValueError, OSError."""
+        """Connects to the cluster. Raises ValueError, OSError."""
         return await KubeClient.from_environment(kubeconfig=self.kubeconfig, context=self.context)
 
 
 def kubeconfig_options(command: Callable[P, R]) -> Callable[P, R]:
-    """Which cluster; parameters `kubeconfig` and `context`."""
-    command = click.option("--context", help="The context of the kubeconfig to use.")(command)
+    """Adds the parameters `kubeconfig` and `context`."""
+    command = click.option("--context", help="Context of the kubeconfig.")(command)
     return click.option("--kubeconfig", help="Default: KUBECONFIG, else ~/.kube/config.")(command)
 
 
 def _service_options(
     namespace: str, url: str, url_help: str, key: str | None = None, key_help: str = "", key_variable: str | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """The options of a service, which a command receives as one parameter `installation`. `namespace`, `url` and `key`
-    are names of options."""
+    """Makes a decorator that adds the options of a service as one parameter `installation`. `namespace`, `url` and
+    `key` are names of options."""
 
     def options(command: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(command)
@@ -62,7 +62,7 @@ def _service_options(
             wrapped = click.option(key, envvar=key_variable, show_envvar=True, help=key_help)(wrapped)
         wrapped = click.option(url, help=url_help)(wrapped)
         wrapped = click.option(
-            namespace, envvar="SHOAL_NAMESPACE", default=NAMESPACE, show_default=True, help="Where Shoal is installed."
+            namespace, envvar="SHOAL_NAMESPACE", default=NAMESPACE, show_default=True, help="Namespace of Shoal."
         )(wrapped)
         return kubeconfig_options(wrapped)
 
@@ -70,19 +70,19 @@ def _service_options(
 
 
 operator_options = _service_options(
-    "--operator-namespace", "--operator-url", "Call the operator here, not through the API server."
+    "--operator-namespace", "--operator-url", "URL of the operator. Default: through the API server's proxy."
 )
 gateway_options = _service_options(
     "--operator-namespace",
     "--gateway-url",
-    "Call a gateway's port for operations here, not through the API server.",
+    "URL of a gateway's operations port. Default: through the API server's proxy.",
 )
 ledger_options = _service_options(
     "--ledger-namespace",
     "--ledger-url",
-    "Call the ledger here, not through the API server.",
+    "URL of the ledger. Default: through the API server's proxy.",
     "--ledger-key",
-    "The key towards the ledger. Default: from the Secret shoal-key-billing.",
+    "Key for the ledger. Default: from the Secret shoal-key-billing.",
     "SHOAL_LEDGER_KEY",
 )
 

@@ -1,4 +1,4 @@
-"""The services that commands call: which pods each has, which credential it takes, and what its errors mean."""
+"""Clients of an installation's services: the pods, the credential and the error messages of each."""
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
@@ -22,9 +22,9 @@ R = TypeVar("R")
 GATEWAY_PODS: Final = f"{names.LABEL_COMPONENT}={names.COMPONENT_GATEWAY},{names.LABEL_PART_OF}={names.MANAGED_BY}"
 LEDGER_PODS: Final = f"{names.LABEL_COMPONENT}={names.COMPONENT_LEDGER}"
 TOKEN_SECONDS: Final = 600
-"""The shortest life of a token that an API server gives."""
+"""Shortest lifetime of a token that an API server issues."""
 _LOG_SECONDS: Final = {"GET": 30.0, "DELETE": 180.0}
-"""A gateway waits for the others, and for the bucket."""
+"""Timeouts in seconds: a gateway waits for the other gateways and for the bucket."""
 _LEDGER_SECONDS: Final = 60.0
 _NOT_LEADING: Final = "NotLeading"
 _MODEL_UNKNOWN: Final = "ModelUnknown"
@@ -32,13 +32,13 @@ _POOL_UNKNOWN: Final = "PoolUnknown"
 
 
 class OperatorClient(ServiceClient):
-    """The operator that leads. Its pod is the holder of the Lease."""
+    """Client of the leading operator. Its pod is the holder of the Lease."""
 
     service = "operator"
     namespace_option = "--operator-namespace"
 
     async def all(self, namespace: str | None) -> Decisions:
-        """The Models of a namespace (None: of all), without their decisions."""
+        """The Models of a namespace (None: all namespaces), without their decisions."""
         return await self.get(names.DECISIONS_PATH, {"namespace": namespace}, Decisions)
 
     async def one(self, namespace: str, name: str) -> Decisions:
@@ -47,7 +47,7 @@ class OperatorClient(ServiceClient):
         return await self.get(path, {}, Decisions)
 
     async def adapters(self, namespace: str | None, pool: str | None) -> AdapterStatsAnswer:
-        """The pools of a namespace (None: of all), or the one of this name, with their adapters."""
+        """The pools of a namespace (None: all namespaces), or the one of this name, with their adapters."""
         return await self.get(names.ADAPTERS_PATH, {"namespace": namespace, "pool": pool}, AdapterStatsAnswer)
 
     async def _targets(self) -> AsyncIterator[Target]:
@@ -67,14 +67,14 @@ class OperatorClient(ServiceClient):
         spec: JsonObject = lease.get("spec") or {}
         holder = str(spec.get("holderIdentity") or "")
         if not holder:
-            raise Unreachable(f"no operator leads at the moment: {self._pods_command()}")
+            raise Unreachable(f"there is no leading operator at the moment: {self._pods_command()}")
         return holder
 
     async def _credential(self) -> str:
         if self._key is None:
             try:
                 self._key = await self._api().token(names.DECISIONS_ACCOUNT, self._namespace, seconds=TOKEN_SECONDS)
-            except NotFound:  # an installation without this account takes calls without a token
+            except NotFound:  # an installation without this account accepts calls without a token
                 self._key = ""
             except Forbidden as error:
                 raise self._missing_right(error) from None
@@ -84,10 +84,10 @@ class OperatorClient(ServiceClient):
 
     def _try_next(self, error: KubeError) -> bool:
         if isinstance(error, Unauthorized):
-            # The token has expired: `shoal top` runs for longer than a token lives.
+            # The token has expired: `shoal top` runs longer than the lifetime of a token.
             expired, self._key = self._key, None
             return bool(expired)
-        # Another operator may have begun to lead since the Lease was read.
+        # Another operator may have become leader since the Lease was read.
         gone = isinstance(error, NotFound) and error.reason not in (_MODEL_UNKNOWN, _POOL_UNKNOWN)
         return self._url is None and (gone or error.reason == _NOT_LEADING)
 
@@ -106,7 +106,7 @@ class OperatorClient(ServiceClient):
             return Unreachable(f"{self._url} does not answer: {error.message}")
         if isinstance(error, NotFound):
             return Unreachable(
-                f"the operator that led, pod {target.pod}, is gone or does not publish its decisions: "
+                f"the leading operator, pod {target.pod}, is gone or does not publish its decisions: "
                 f"{self._pods_command()}"
             )
         return Unreachable(
@@ -120,7 +120,7 @@ class OperatorClient(ServiceClient):
         return Unreachable(
             f"{error.message}\nThis needs the right to get the Lease {names.LEASE_NAME} and pods/proxy in namespace "
             f"{self._namespace}, and to create a token of the ServiceAccount {names.DECISIONS_ACCOUNT}, as the Role "
-            "shoal-decisions there has it; without it, the Model's status and events say what was decided."
+            "shoal-decisions there grants it; the Model's status and events also contain the decisions."
         )
 
     def _pods_command(self) -> str:
@@ -128,13 +128,13 @@ class OperatorClient(ServiceClient):
 
 
 class GatewayClient(ServiceClient):
-    """The gateways, with the key for request logs. Any gateway collects the answers of all the others."""
+    """Client of the gateways, with the key for request logs. Any gateway collects the answers of all others."""
 
     service = "gateway"
     namespace_option = "--operator-namespace"
 
     async def _targets(self) -> AsyncIterator[Target]:
-        await self._credential()  # without the key no pod need be found
+        await self._credential()  # fails early, before pods are listed
         if self._url is not None:
             yield Target()
             return
@@ -184,14 +184,14 @@ class GatewayClient(ServiceClient):
 
 
 class LedgerClient(ServiceClient):
-    """The ledger. Open it with `open_ledger`."""
+    """Client of the ledger. Open it with `open_ledger`."""
 
     service = "ledger"
     namespace_option = "--ledger-namespace"
     _target: Target | None = None
 
     async def _targets(self) -> AsyncIterator[Target]:
-        await self._credential()  # without the key no pod need be found
+        await self._credential()  # fails early, before pods are listed
         if self._target is None:
             self._target = Target() if self._url is not None else await self._pod()
         yield self._target
@@ -223,7 +223,7 @@ class LedgerClient(ServiceClient):
             try:
                 self._key = await self._role_key("billing")
             except KubeError as error:
-                raise self._unreachable(error, "the key for bills cannot be read") from None
+                raise self._unreachable(error, "the billing key cannot be read") from None
         return self._key
 
     def _seconds(self, method: str) -> float:
@@ -235,11 +235,13 @@ class LedgerClient(ServiceClient):
         if isinstance(error, dict):
             message = str(cast("JsonObject", error).get("message"))
             if status == 401:
-                message = f"the ledger does not take this key: {message}"
+                message = f"the ledger does not accept this key: {message}"
             return ServiceRefused(message, status)
         if body.get("kind") == "Status":
             return from_status(status, body)
-        return Unreachable(f"what answers there is no ledger: HTTP {status} {content[:200].decode(errors='replace')}")
+        return Unreachable(
+            f"the service at this address is not a ledger: HTTP {status} {content[:200].decode(errors='replace')}"
+        )
 
     def _explained(self, error: KubeError, target: Target) -> ServiceError:
         if self._url is not None and error.status is None:
@@ -262,15 +264,15 @@ class LedgerClient(ServiceClient):
 
     def _missing_right(self, error: KubeError) -> Unreachable:
         return Unreachable(
-            f"{error.message}\nThe ledger answers to who may read the key for bills: this needs the right to get "
-            f"the Secret {names.key_secret('billing')} in namespace {self._namespace}. Who has a key of the ledger "
-            "gives it with --ledger-key"
+            f"{error.message}\nThis needs the billing key of the ledger, and therefore the right to get "
+            f"the Secret {names.key_secret('billing')} in namespace {self._namespace}. With a key at hand, use "
+            "--ledger-key"
         )
 
 
 @contextlib.asynccontextmanager
 async def open_ledger(installation: Installation) -> AsyncGenerator[LedgerClient]:
-    """The ledger of an installation. With a URL and a key no cluster is needed. Raises ValueError, OSError."""
+    """A client of the ledger. With a URL and a key no cluster is needed. Raises ValueError, OSError."""
     async with contextlib.AsyncExitStack() as stack:
         cluster: KubeClient | None = None
         if installation.url is None or installation.key is None:
@@ -279,7 +281,7 @@ async def open_ledger(installation: Installation) -> AsyncGenerator[LedgerClient
 
 
 def call_ledger(installation: Installation, work: Callable[[LedgerClient], Coroutine[Any, Any, R]]) -> R:
-    """Runs a command's `work` with the ledger of an installation. Raises ClickException."""
+    """Runs `work` of a command with a client of the ledger. Raises ClickException."""
 
     async def run() -> R:
         async with open_ledger(installation) as ledger:

@@ -16,7 +16,7 @@ from shoal.api.meta import GROUP, JsonObject
 from shoal.api.model import Driver
 from shoal.api.reasons import NO_CAPACITY, SCALED_TO_ZERO
 from shoal.cli.client import run_command
-from shoal.cli.scaling.why import picture as why
+from shoal.cli.scaling.why import render as why
 from shoal.cli.services import OperatorClient
 from shoal.kube.client import KubeClient
 from shoal_dev.demo import steps

@@ -1,4 +1,4 @@
-"""`shoal explain`: what the operator would decide, from files instead of a cluster."""
+"""`shoal explain`: the operator's placement decision, from files instead of a cluster."""
 
 from shoal.cli.explain.command import command
 

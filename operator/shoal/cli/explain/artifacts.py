@@ -1,4 +1,4 @@
-"""The facts of a Model's weights without a cluster: from a file, from the Model's own status, or from its source."""
+"""Facts of a Model's weights without a cluster: from a file, from the Model's status, or from its source."""
 
 import asyncio
 import os
@@ -22,10 +22,10 @@ from shoal.core.architectures import UnknownConfig, facts_of
 from shoal.core.network import EVERYWHERE
 
 SECONDS: Final = 120.0
-"""Longest that the facts of one source may take."""
+"""Timeout for reading the facts of one source, in seconds."""
 AT_ONCE: Final = 8
 _PREFIXES: Final = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
-"""How the environment variables begin that hold a user's own credentials for a bucket."""
+"""Prefixes of the environment variables that contain a user's credentials for a bucket."""
 _LOGIN: Final = {"hf": "; outside a cluster your own login counts (HF_TOKEN, or `hf auth login`)"} | {
     scheme: f"; outside a cluster the {prefix}... variables of your environment count"
     for scheme, prefix in _PREFIXES.items()
@@ -33,9 +33,10 @@ _LOGIN: Final = {"hf": "; outside a cluster your own login counts (HF_TOKEN, or 
 
 
 def from_file(path: Path) -> ArtifactFacts:
-    """Facts as `shoal agent facts` prints them and a Model's status has them, or a model's config.json.
+    """Facts from a file: as `shoal agent facts` or a Model's status has them, or a model's config.json.
 
-    Beside a config.json, model.safetensors.index.json tells the size of the weights. Raises click.UsageError.
+    With a config.json, the size of the weights is taken from model.safetensors.index.json beside it. Raises
+    click.UsageError.
     """
     raw = inputs.document(path)
     raw = cast("JsonObject", raw["facts"]) if isinstance(raw.get("facts"), dict) else raw
@@ -58,9 +59,9 @@ def _total(config: Path) -> int | None:
 
 
 def of_models(models: Sequence[Model], given: Mapping[str, ArtifactFacts]) -> dict[str, ArtifactFacts | str]:
-    """Model -> its facts, or the sentence that says why there are none.
+    """Model -> its facts, or the sentence that says why they are unknown.
 
-    `given` are the facts of --facts, by Model. Models of the same source are read once.
+    `given` are the facts of --facts, by Model. Models with the same source are read once.
     """
     found: dict[str, ArtifactFacts | str] = {}
     unread: dict[str, list[Model]] = {}
@@ -90,7 +91,7 @@ async def _read_all(models: Sequence[Model]) -> list[ArtifactFacts | str]:
 
 
 async def _read(model: Model) -> ArtifactFacts | str:
-    """The facts as the cluster's own Job would read them, with the user's credentials in place of a Secret."""
+    """Reads the facts as the cluster's Job does, with the user's credentials in place of a Secret."""
     uri = model.spec.source.uri
     try:
         source = parse_source(uri)
@@ -98,7 +99,7 @@ async def _read(model: Model) -> ArtifactFacts | str:
         return f"spec.source.uri: {error}"
     if source.scheme in ("pvc", "oci"):
         return f"{shown(uri)} cannot be read from outside a cluster: name the facts or the config.json with --facts"
-    # On the person's own machine and with their own credentials: whatever they can reach is theirs to read.
+    # This runs on the user's machine with the user's credentials, so every reachable address is allowed.
     settings = Settings(hub_endpoint=os.environ.get("HF_ENDPOINT"), attempts=2, network=EVERYWHERE)
     try:
         async with asyncio.timeout(SECONDS), open_source(uri, await _credentials(source.scheme), settings) as opened:
@@ -115,9 +116,10 @@ async def _read(model: Model) -> ArtifactFacts | str:
 
 
 async def _credentials(scheme: str) -> StoreCredentials:
-    """The user's own: of the hub's login for hf://, of the environment for buckets, by the names of a Secret's keys.
+    """The user's credentials, by the names of a Secret's keys: the hub's login for hf://, environment variables for
+    buckets.
 
-    An https:// source gets none: which host a token is for is not known here.
+    An https:// source gets none: the host that a token belongs to is unknown here.
     """
     values: dict[str, str] = {}
     if scheme == "hf":

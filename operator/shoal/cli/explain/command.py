@@ -1,4 +1,4 @@
-"""`shoal explain`: the operator's decision without a cluster."""
+"""The command `shoal explain`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from shoal.cli.explain.settings import read_config
 from shoal.runtime import logs
 
 NARROW = 132
-"""Columns where the output is no terminal."""
+"""Width of the output without a terminal."""
 
 FILE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
 
@@ -28,25 +28,29 @@ FILE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
     "files",
     type=FILE,
     multiple=True,
-    help="YAML or JSON with Models, and their LoRAPools; - is stdin.",
+    help="YAML or JSON with Models and their LoRAPools; - is stdin.",
 )
-@click.option("--models", "more", type=FILE, multiple=True, help="Further files with Models: they are placed together.")
+@click.option("--models", "more", type=FILE, multiple=True, help="More files with Models to place together with them.")
 @click.option(
     "--fleet",
     type=FILE,
-    help="GPUClasses, and Nodes and Pods if it has them: `kubectl get gpuclasses,nodes,pods -A -o yaml`. "
-    "Without: a catalogue of well-known GPUs, without prices.",
+    help="GPUClasses, and optionally Nodes and Pods: `kubectl get gpuclasses,nodes,pods -A -o yaml`. "
+    "Default: a catalogue of well-known GPUs, without prices.",
 )
 @click.option(
     "--facts",
     multiple=True,
     metavar="[MODEL=]FILE",
-    help="Facts of the weights, or a model's config.json, instead of asking the source.",
+    help="Facts of the weights, or a model's config.json, in place of reading the source.",
 )
-@click.option("--context", type=click.IntRange(min=1), help="Tokens of the requests to count. Default: the longest.")
+@click.option(
+    "--context",
+    type=click.IntRange(min=1),
+    help="Request length in tokens, to compute concurrency. Default: the longest context.",
+)
 @click.option("--config", type=FILE, help="The operator's configuration. Default: the chart's defaults.")
-@click.option("-n", "--namespace", default="default", show_default=True, help="For Models that name none.")
-@click.option("--sums", is_flag=True, help="Show what the memory of a GPU is divided into.")
+@click.option("-n", "--namespace", default="default", show_default=True, help="Namespace of Models without one.")
+@click.option("--sums", is_flag=True, help="Show how the memory of a GPU is used.")
 @click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
 def command(
     files: tuple[Path, ...],
@@ -59,32 +63,32 @@ def command(
     sums: bool,
     output: Literal["table", "json", "yaml"],
 ) -> None:
-    """Say where Models would run, and why: the operator's own decision, without a cluster.
+    """Explain where Models would run: the operator's placement decision, without a cluster.
 
-    For each GPU class: GPUs of a replica, tokens of its KV cache, requests at once, cost; or the sum that does not
-    work out. Ends with 0 when every Model has its place, with 1 when one has not, with 2 when the call is wrong.
+    Shows for each GPU class the GPUs of a replica, tokens of its KV cache, concurrent requests and cost, or why a
+    replica does not fit. Exit code: 0 if every Model is placed, 1 if not, 2 for a usage error.
     """
-    logs.configure("warning")  # that a source was asked again is no news to people; that it failed is told in the table
+    logs.configure("warning")  # Retries of a source are of no interest to users; failures are in the table.
     if not files + more:
         raise click.UsageError("name a file with Models: -f FILE")
-    said = inputs.read_models(files + more, namespace)
+    declared = inputs.read_models(files + more, namespace)
     if fleet:
-        where = inputs.read_fleet(fleet)
+        fleet_read = inputs.read_fleet(fleet)
     else:
-        where = inputs.ExplainedFleet(said.classes or built_in(), None, built_in=not said.classes)
+        fleet_read = inputs.ExplainedFleet(declared.classes or built_in(), None, built_in=not declared.classes)
     settings = read_config(config)
-    known = artifacts.of_models(said.models, given(facts, said.models))
-    report = explain(said, where, known, settings, context)
+    known = artifacts.of_models(declared.models, given(facts, declared.models))
+    report = explain(declared, fleet_read, known, settings, context)
     if output == "table":
         console = Console(highlight=False, width=None if Console().is_terminal else NARROW)
-        show.tables(report, where, console, sums=sums)
+        show.tables(report, fleet_read, console, sums=sums)
     else:
-        click.echo(data.dump(report, where, output))
+        click.echo(data.dump(report, fleet_read, output))
     raise SystemExit(0 if report.all_placed else 1)
 
 
 def given(options: tuple[str, ...], models: Sequence[Model]) -> dict[str, ArtifactFacts]:
-    """--facts, by Model: named as namespace/name or name, or unnamed where there is one source only."""
+    """--facts by Model: named as namespace/name or name, or unnamed if there is only one source."""
     given: dict[str, ArtifactFacts] = {}
     for option in options:
         name, equals, path = option.rpartition("=")
@@ -93,6 +97,6 @@ def given(options: tuple[str, ...], models: Sequence[Model]) -> dict[str, Artifa
             have = ", ".join(m.key for m in models)
             raise click.UsageError(f"--facts {option}: there is no Model {name!r} in the files; there are: {have}")
         if len({m.spec.source.uri for m in chosen}) > 1:
-            raise click.UsageError(f"--facts {option}: say of which Model these are the facts: --facts NAME={path}")
+            raise click.UsageError(f"--facts {option}: name the Model of these facts: --facts NAME={path}")
         given |= dict.fromkeys((m.key for m in chosen), artifacts.from_file(Path(path)))
     return given

@@ -1,4 +1,4 @@
-"""The report for programs: plain data."""
+"""The report as plain data, for programs."""
 
 import json
 
@@ -12,7 +12,7 @@ from shoal.core import quantity
 
 
 def as_object(report: Report, fleet: ExplainedFleet) -> JsonObject:
-    """The report as plain data: bytes are bytes, money is a decimal number in a string, unknown is null."""
+    """The report as plain data: sizes in bytes, money as decimal strings, null for unknown."""
     return {
         "fleet": {
             "classes": "builtIn" if fleet.built_in else "file",
@@ -78,7 +78,7 @@ def _class_object(row: ClassReport, context: int | None) -> JsonObject:
 
 
 def allocated_percent(report: Report) -> float | None:
-    """GPUs that somebody holds, of those that schedulable nodes offer; None without nodes."""
+    """Percentage of allocated GPUs, of those that schedulable nodes offer; None without nodes."""
     offered = sum(u.gpus for u in report.use.values())
     return round(100 * sum(u.allocated for u in report.use.values()) / offered, 1) if offered else None
 
@@ -90,5 +90,5 @@ def dump(report: Report, fleet: ExplainedFleet, output: str) -> str:
 
 
 def fits(report: ModelReport) -> str:
-    """What is said where nothing is chosen."""
+    """The verdict where no class was chosen."""
     return f"fits on {sum(c.sized is not None for c in report.classes)} of {len(report.classes)} classes"

@@ -1,4 +1,4 @@
-"""The decision, offline: the same functions that the operator calls, on what files say instead of a cluster."""
+"""The placement decision without a cluster: the operator's functions, with data from files."""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -26,54 +26,54 @@ from shoal.manifests.pool import applied, pool_problem
 from shoal.manifests.shape import engine_row, engine_version
 
 NODE_GPUS: Final = 8
-"""GPUs of a node where no file says: the usual server."""
+"""GPUs per node when no file contains Nodes: those of the usual server."""
 MOST_NODES: Final = 20_000
-"""Nodes of a class that are made up at most where no file names any."""
+"""Assumed nodes per class at most, when no file contains Nodes."""
 _LAST: Final = datetime(9000, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class ClassReport:
-    """One class, as one Model sees it."""
+    """One GPU class from the view of one Model."""
 
     gpu_class: str
     replicas: int
-    """That run here."""
+    """Replicas placed on this class."""
     waiting: int
-    """Of `replicas`: without GPUs as yet."""
+    """Part of `replicas` that has no GPUs yet."""
     sized: Sized | None
     """None: a replica does not fit."""
     hourly_cost: Decimal | None
-    """Of one replica; None: the class has no price."""
+    """Cost of one replica per hour; None: the class has no price."""
     currency: str | None
     reason: str
-    """Why it is not used; empty when it is."""
+    """Reason why the class is not used; empty: it is used."""
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """One Model: what is known of it and where it runs."""
+    """One Model: its facts and its placement."""
 
     model: Model
     facts: ArtifactFacts | None
     classes: tuple[ClassReport, ...]
     placement: Placement | None
-    """None: nothing was chosen, because of `problem`, or because the catalogue has no prices to choose by."""
+    """None: no class was chosen, because of `problem`, or because the catalogue has no prices."""
     problem: str
-    """Why it was not looked at."""
+    """Why no placement was attempted."""
     context: int | None
-    """Tokens of the requests that are counted."""
+    """Request length in tokens that concurrency is computed for."""
     note: str = ""
-    """Why the facts of the weights are not known, where spec.sizing says enough without them."""
+    """Why the facts of the weights are unknown, if spec.sizing suffices without them."""
     pool: LoRAPool | None = None
-    """The pool whose adapters its engines serve."""
+    """Pool whose adapters the Model's engines serve."""
     pool_note: str = ""
-    """What the files say of its adapters; empty: nothing."""
+    """Description of the pool; empty: there is none."""
 
     @property
     def placed(self) -> bool:
-        """Whether every replica has its GPUs; with the catalogue, whether there is a class that is large enough."""
+        """Whether all replicas have GPUs; with the catalogue, whether any class is large enough."""
         if self.placement is None:
             return any(row.sized for row in self.classes)
         return self.placement.placed
@@ -81,15 +81,15 @@ class ModelReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that `shoal explain` says."""
+    """The output of `shoal explain`."""
 
     models: tuple[ModelReport, ...]
     use: Mapping[str, ClassUse]
-    """GPU class -> what the Models leave of it. Empty where no file names a node."""
+    """GPU class -> its use with the Models placed. Empty without Nodes."""
     costs: Mapping[str, Decimal]
-    """Currency -> cost per hour of what is placed."""
+    """Currency -> cost per hour of the placed replicas."""
     unpriced: tuple[str, ...]
-    """Classes in use without a price."""
+    """Used classes that have no price."""
 
     @property
     def all_placed(self) -> bool:
@@ -97,27 +97,31 @@ class Report:
 
 
 def explain(
-    said: Declared,
+    declared: Declared,
     fleet: ExplainedFleet,
     facts: Mapping[str, ArtifactFacts | str],
     config: OperatorConfig,
     context: int | None,
 ) -> Report:
-    """Places the Models together on the fleet, as if none of them ran yet.
+    """Places the Models together on the fleet, as if none of them were running.
 
-    `facts` are by Model, a sentence where there are none. `context` is the length of the requests that are counted;
-    None: each Model's own longest.
+    `facts` are by Model; a string says why they are unknown. `context` is the request length in tokens; None: each
+    Model's longest.
     """
     members = candidates.members(fleet.classes.values(), fleet.nodes or ())
     gpus = candidates.gpus_of(fleet.classes.values(), members)
-    asked = said.models
-    problems = {m.key: _problem(m, fleet, facts[m.key], config) for m in asked}
-    pools = {m.key: _pool(m, facts[m.key], config, said) for m in asked if not problems[m.key]}
+    models_given = declared.models
+    problems = {m.key: _problem(m, fleet, facts[m.key], config) for m in models_given}
+    pools = {m.key: _pool(m, facts[m.key], config, declared) for m in models_given if not problems[m.key]}
     considered = {
-        m.key: _consider(m, facts[m.key], fleet, gpus, config, pools[m.key][0]) for m in asked if not problems[m.key]
+        m.key: _consider(m, facts[m.key], fleet, gpus, config, pools[m.key][0])
+        for m in models_given
+        if not problems[m.key]
     }
-    models = [_fleet_model(m, considered[m.key], place) for place, m in enumerate(asked) if m.key in considered]
-    supplies = _supplies(fleet, members, models, {m.key for m in asked})
+    models = [
+        _fleet_model(m, considered[m.key], position) for position, m in enumerate(models_given) if m.key in considered
+    ]
+    supplies = _supplies(fleet, members, models, {m.key for m in models_given})
     plan = decide(FleetSnapshot(() if fleet.built_in else models, supplies, Moves(in_flight=0)), now=0.0)
     for error in plan.failed.values():
         raise error
@@ -128,7 +132,7 @@ def explain(
             pool=pools[m.key][0] if m.key in pools else None,
             pool_note=pools[m.key][1] if m.key in pools else "",
         )
-        for m in asked
+        for m in models_given
     )
     return Report(
         reports,
@@ -169,10 +173,10 @@ def _consider(
 
 
 def _pool(
-    model: Model, facts: ArtifactFacts | str, config: OperatorConfig, said: Declared
+    model: Model, facts: ArtifactFacts | str, config: OperatorConfig, declared: Declared
 ) -> tuple[LoRAPool | None, str]:
-    """The pool that the Model's engines get, and what is said of it."""
-    pool = said.pool_of(model)
+    """The pool of the Model's engines, and its description."""
+    pool = declared.pool_of(model)
     if pool is None:
         return None, ""
     name = f"LoRAPool {pool.metadata.namespace}/{pool.metadata.name}"
@@ -182,18 +186,18 @@ def _pool(
     used = applied(pool, model, known, config)
     if used is None:
         return None, f"{name} is left out: what its adapters need is not known without the facts of the weights"
-    spec, others = pool.spec, [p for p in said.pools if p.model_key == model.key and p is not pool]
+    spec, others = pool.spec, [p for p in declared.pools if p.model_key == model.key and p is not pool]
     lost = "".join(
         f"; LoRAPool {p.metadata.namespace}/{p.metadata.name} comes too late: one pool per Model" for p in others
     )
     return used, (
         f"{name}: {spec.slots_per_replica} places for adapters of rank {spec.max_rank} on each replica, {spec.cached} "
-        f"in its host memory; adapters in these files: {said.adapters_of(pool)}{lost}"
+        f"in its host memory; adapters in these files: {declared.adapters_of(pool)}{lost}"
     )
 
 
 def tune_for(model: Model, config: OperatorConfig, pool: LoRAPool | None = None) -> Tune:
-    """What the arguments that the Model's engine gets mean for its memory."""
+    """Memory-related tuning that follows from the engine's arguments."""
     row = engine_row(model, config)
 
     def tune(quantization: Literal["FP8"] | None) -> Tuning:
@@ -204,18 +208,18 @@ def tune_for(model: Model, config: OperatorConfig, pool: LoRAPool | None = None)
     return tune
 
 
-def _fleet_model(model: Model, considered: Considered, place: int) -> FleetModel:
-    """Models that have no age yet are taken as if they were made in the order in which they stand in the files."""
-    created = _LAST + timedelta(seconds=place)
+def _fleet_model(model: Model, considered: Considered, position: int) -> FleetModel:
+    """A Model of the snapshot. Models without an age count as created in the order of the files."""
+    created = _LAST + timedelta(seconds=position)
     return FleetModel(model, considered, modelstatus.first_wanted(model), created=created)
 
 
 def _supplies(
-    fleet: ExplainedFleet, members: Mapping[str, tuple[Node, ...]], models: Sequence[FleetModel], asked: Set[str]
+    fleet: ExplainedFleet, members: Mapping[str, tuple[Node, ...]], models: Sequence[FleetModel], models_given: Set[str]
 ) -> tuple[ClassSupply, ...]:
-    """What pods of other Models and of anybody else hold is taken; the Models that are asked about are placed anew."""
+    """GPUs available per class. Pods of other Models and foreign pods hold theirs; the given Models are placed anew."""
     if fleet.nodes is not None:
-        others = [p for p in fleet.pods if fleet.owners.get(p.key) not in asked]
+        others = [p for p in fleet.pods if fleet.owners.get(p.key) not in models_given]
         held, going = held_by_node(others), held_by_node(p for p in others if p.deleting)
         return candidates.supplies(fleet.classes.values(), members, held, going)
     needed = dict.fromkeys(fleet.classes, 0)

@@ -1,4 +1,4 @@
-"""What `shoal explain` and `shoal render` read: Kubernetes YAML or JSON, as people write it or kubectl prints it."""
+"""Input of `shoal explain` and `shoal render`: Kubernetes YAML or JSON, written by people or printed by kubectl."""
 
 import contextlib
 import difflib
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 else:
     try:
         from yaml import CSafeLoader as SafeLoader
-    except ImportError:  # a PyYAML that was built without libyaml: slower, the same otherwise
+    except ImportError:  # PyYAML without libyaml: slower, otherwise the same
         from yaml import SafeLoader
 
 K = TypeVar("K", bound=CustomResource)
 
 _SHOWN: Final = 5
-"""Problems of one object that are told at once."""
+"""Problems reported per object at most."""
 
 
 class _Loader(SafeLoader):
-    """YAML as the API server takes it: a timestamp stays a string."""
+    """YAML as the API server reads it: a timestamp stays a string."""
 
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
@@ -49,23 +49,23 @@ class _Loader(SafeLoader):
 
 @dataclass(frozen=True, slots=True)
 class ExplainedFleet:
-    """The GPUs that Models may run on."""
+    """The fleet: GPUs on which Models can run."""
 
     classes: dict[str, GPUClass]
     nodes: tuple[facts.Node, ...] | None
-    """None: the file names no node, so there is room without end."""
+    """None: no Nodes are given, so capacity is unlimited."""
     pods: tuple[facts.Pod, ...] = ()
     """Pods that hold GPUs."""
     owners: Mapping[str, str] = field(default_factory=dict[str, str])
     """Key of an engine pod -> key of its Model."""
     built_in: bool = False
-    """The catalogue that comes with Shoal, not a fleet of the user's."""
+    """Whether this is the built-in catalogue."""
 
 
 def objects(path: Path) -> Iterator[JsonObject]:
-    """Every object of a file, Lists unfolded; `-` is the standard input.
+    """Every object of a file, with Lists unfolded; `-` is standard input.
 
-    Raises click.UsageError with the file, the line and what to do.
+    Raises click.UsageError with file, line and remedy.
     """
     for number, found in enumerate(_documents(_text(path), _shown(path)), 1):
         if found is None:
@@ -78,12 +78,12 @@ def objects(path: Path) -> Iterator[JsonObject]:
 
 
 def document(path: Path) -> JsonObject:
-    """The one mapping that a file holds. Raises click.UsageError."""
+    """The single mapping in a file. Raises click.UsageError."""
     return parse_text(_text(path), _shown(path))
 
 
 def parse_text(text: str, shown: str) -> JsonObject:
-    """The one mapping that this YAML or JSON holds; `shown` names it in the click.UsageError."""
+    """The single mapping in YAML or JSON text; `shown` is its name in the click.UsageError."""
     found = [d for d in _documents(text, shown) if d is not None]
     if len(found) != 1 or not isinstance(found[0], dict):
         raise click.UsageError(f"{shown}: must hold one mapping of names to values")
@@ -105,8 +105,8 @@ def _text(path: Path) -> str:
 
 def _documents(text: str, shown: str) -> list[Any]:
     if text.lstrip().startswith("{"):
-        # A fleet as kubectl prints it in JSON is large, and JSON is read a hundred times faster than YAML. What is not
-        # JSON may still be YAML.
+        # kubectl's JSON of a fleet is large, and JSON is parsed a hundred times faster than YAML. Text that is not JSON
+        # may still be YAML.
         with contextlib.suppress(orjson.JSONDecodeError):
             return [orjson.loads(text)]
     try:
@@ -120,7 +120,7 @@ def _documents(text: str, shown: str) -> list[Any]:
 def _unfold(obj: JsonObject) -> Iterator[JsonObject]:
     if str(obj["kind"]).endswith("List") and isinstance(obj.get("items"), list):
         for item in cast("list[JsonObject]", obj["items"]):
-            # The items of a typed list may go without a kind of their own.
+            # Items of a typed list may lack `kind`.
             yield from _unfold({"kind": str(obj["kind"]).removesuffix("List"), **item})
     else:
         yield obj
@@ -128,29 +128,29 @@ def _unfold(obj: JsonObject) -> Iterator[JsonObject]:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What the files with Models hold."""
+    """Objects in the files with Models."""
 
     models: tuple[Model, ...]
-    """In the order in which they stand."""
+    """In the order of the files."""
     classes: dict[str, GPUClass]
-    """Beside them."""
+    """GPUClasses in the same files."""
     pools: tuple[LoRAPool, ...] = ()
     adapters: tuple[LoRAAdapter, ...] = ()
 
     def pool_of(self, model: Model) -> LoRAPool | None:
-        """The pool that has the Model: the oldest, or the first where none has an age yet."""
+        """The pool that applies to the Model: the oldest, or the first if none has an age."""
         return oldest(p for p in self.pools if p.model_key == model.key)
 
     def adapters_of(self, pool: LoRAPool) -> int:
-        """How many adapters name the pool."""
+        """Number of adapters that name the pool."""
         key = f"{pool.metadata.namespace}/{pool.metadata.name}"
         return sum(a.pool_key == key for a in self.adapters)
 
 
 def read_models(paths: Sequence[Path], namespace: str) -> Declared:
-    """The Models of these files, and the GPUClasses, LoRAPools and LoRAAdapters beside them.
+    """Reads Models, and the GPUClasses, LoRAPools and LoRAAdapters in the same files.
 
-    What has no namespace gets `namespace`. Raises click.UsageError.
+    Objects without a namespace get `namespace`. Raises click.UsageError.
     """
     found: dict[tuple[str, str], CustomResource] = {}
     kinds: dict[str, type[CustomResource]] = {k.kind_name: k for k in (Model, GPUClass, LoRAPool, LoRAAdapter)}
@@ -179,7 +179,7 @@ def read_models(paths: Sequence[Path], namespace: str) -> Declared:
 
 
 def read_fleet(path: Path) -> ExplainedFleet:
-    """GPUClasses, and Nodes and Pods if there are any. Raises click.UsageError."""
+    """Reads GPUClasses, and Nodes and Pods if present. Raises click.UsageError."""
     classes: dict[str, GPUClass] = {}
     nodes: dict[str, facts.Node] = {}
     pods: dict[str, facts.Pod] = {}
@@ -207,7 +207,7 @@ def read_fleet(path: Path) -> ExplainedFleet:
 
 
 def parse(kind: type[K], raw: JsonObject, path: Path) -> K:
-    """One object of Shoal's own. Raises click.UsageError that names the object, the field and what it may be."""
+    """Parses one of Shoal's objects. Raises click.UsageError with object, field and allowed values."""
     name = cast("JsonObject", raw.get("metadata") or {}).get("name")
     where = f"{path}: {kind.kind_name} {name or 'without a name'}"
     if raw.get("apiVersion", API_VERSION) != API_VERSION:
@@ -229,7 +229,7 @@ def _is_ours(raw: JsonObject) -> bool:
 
 
 def _unknown(kind: type[Object], raw: JsonObject, prefix: str = "") -> Iterator[str]:
-    """Fields that the kind does not have: the models ignore them, but in a file they are spelling mistakes."""
+    """Fields that the kind does not have. The models ignore unknown fields, but in a file these are typing errors."""
     fields = {str(field.alias or name): field.annotation for name, field in kind.model_fields.items()}
     for key, value in raw.items():
         if key not in fields:
@@ -247,7 +247,7 @@ def _unknown(kind: type[Object], raw: JsonObject, prefix: str = "") -> Iterator[
 
 
 def _object_in(annotation: Any) -> type[Object] | None:
-    """The Object that a field holds, alone, optional or in a tuple; None for anything else."""
+    """The Object type of a field, alone, optional or in a tuple; None: the field has another type."""
     if isinstance(annotation, type):
         return annotation if issubclass(annotation, Object) else None
     if get_origin(annotation) in (Annotated, Union, UnionType, tuple):

@@ -1,4 +1,4 @@
-"""The operator's configuration without a cluster: a file of the user's, or what the chart's defaults make."""
+"""The operator's configuration without a cluster: a file, or the defaults of the chart."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -13,9 +13,9 @@ from shoal.cli.explain import inputs
 
 
 def read_config(path: Path | None) -> OperatorConfig:
-    """The operator's configuration file, or a ConfigMap with it as kubectl prints one; without: the chart's defaults.
+    """Reads the operator's configuration file, or a ConfigMap that contains it; without a path: the chart's defaults.
 
-    Raises click.UsageError with what is wrong in the file.
+    Raises click.UsageError with the errors in the file.
     """
     if path is None:
         return chart_defaults()
@@ -38,7 +38,7 @@ def read_config(path: Path | None) -> OperatorConfig:
 
 
 def chart_defaults() -> OperatorConfig:
-    """What the chart's template makes of its default values; a test compares the two."""
+    """The configuration that the chart makes of its default values; a test compares the two."""
     values = Values()
     given = values.model_dump(mode="json", by_alias=True)
     image = f"{values.image.repository}:{values.image.tag or version('shoal')}"
@@ -53,7 +53,7 @@ def chart_defaults() -> OperatorConfig:
 
 
 def _known(section: type[pydantic.BaseModel], given: JsonObject) -> JsonObject:
-    """What of the chart's values the operator's configuration has too; the rest is for the chart alone."""
+    """The part of the chart's values that the operator's configuration also has."""
     fields = {str(field.alias or name): field.annotation for name, field in section.model_fields.items()}
     return {
         name: _known(kind, given[name])

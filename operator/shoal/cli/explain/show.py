@@ -1,4 +1,4 @@
-"""The report for people: tables."""
+"""Prints the report as tables."""
 
 from collections.abc import Iterator
 from decimal import Decimal
@@ -17,23 +17,23 @@ from shoal.core import quantity
 
 _GI, _KI = 2**30, 2**10
 FEW = 10
-"""Models up to which each has a table of its own."""
+"""Up to this number of Models, each has a table of its own."""
 _NAMED = 20
 
 
 def tables(report: Report, fleet: ExplainedFleet, console: Console, *, sums: bool) -> None:
-    """Prints the report: a table for each Model, or one line for each where there are many."""
+    """Prints a table per Model, or one line per Model if there are many."""
     if len(report.models) <= FEW or sums:
         for each in report.models:
-            _one(each, console, sums=sums)
+            _model_table(each, console, sums=sums)
             console.print()
     else:
-        console.print(_many(report))
+        console.print(_summary(report))
     for line in _totals(report, fleet):
         console.print(line, soft_wrap=True)
 
 
-def _many(report: Report) -> Table:
+def _summary(report: Report) -> Table:
     table = Table(show_edge=False, box=None, pad_edge=False)
     for heading in ("  model", "class", "replicas", "GPUs", "KV tokens", "cost/h"):
         table.add_column(heading, no_wrap=True, justify="left" if heading in ("  model", "class") else "right")
@@ -41,9 +41,9 @@ def _many(report: Report) -> Table:
     for each in report.models:
         rows = [row for row in each.classes if row.replicas]
         sign = "[green]✓[/]" if each.placed else "[red]✗[/]"
-        told = each.problem or (each.placement.message if each.placement else fits(each))
+        verdict = each.problem or (each.placement.message if each.placement else fits(each))
         for number, row in enumerate(rows or [None]):
-            gpus, tokens, _, cost = _figures(row, None) if row else ("-", "-", "-", "-")
+            gpus, tokens, _, cost = _numbers(row, None) if row else ("-", "-", "-", "-")
             table.add_row(
                 "" if number else f"{sign} {escape(each.model.key)}",
                 escape(row.gpu_class) if row else "-",
@@ -51,12 +51,12 @@ def _many(report: Report) -> Table:
                 gpus,
                 tokens,
                 cost,
-                "" if number or each.placed else escape(told),
+                "" if number or each.placed else escape(verdict),
             )
     return table
 
 
-def _one(report: ModelReport, console: Console, *, sums: bool) -> None:
+def _model_table(report: ModelReport, console: Console, *, sums: bool) -> None:
     console.print(f"[bold]{escape(report.model.key)}[/]  {escape(shown(report.model.spec.source.uri))}", soft_wrap=True)
     if known := "; ".join(_facts(report)):
         console.print(f"  {escape(known)}", soft_wrap=True)
@@ -79,12 +79,12 @@ def _one(report: ModelReport, console: Console, *, sums: bool) -> None:
     for row in report.classes:
         chosen = row.replicas or (row.sized and report.placement is None)
         sign = "[green]✓[/]" if chosen else "[red]✗[/]" if row.sized is None else " "
-        table.add_row(f"{sign} {escape(row.gpu_class)}", *_figures(row, report.context), escape(_verdict(row)))
+        table.add_row(f"{sign} {escape(row.gpu_class)}", *_numbers(row, report.context), escape(_verdict(row)))
         if sums and row.sized:
             table.add_row("", "", "", "", "", f"[dim]{escape(_sums(row))}[/]")
     console.print(table)
     color = "green" if report.placed else "red"
-    # Where nothing fits, the sentence repeats every sum that the table has.
+    # If no class fits, the message repeats the sums in the table.
     if report.placement is None:
         console.print(f"  [{color}]{fits(report)}[/]", soft_wrap=True)
     elif report.placement.reason == reasons.NO_FIT:
@@ -117,7 +117,7 @@ def _facts(report: ModelReport) -> Iterator[str]:
         yield f"as spec.sizing says: {', '.join(given)}"
 
 
-def _figures(row: ClassReport, context: int | None) -> tuple[str, str, str, str]:
+def _numbers(row: ClassReport, context: int | None) -> tuple[str, str, str, str]:
     if row.sized is None:
         return "-", "-", "-", "-"
     tokens = row.sized.kv_tokens
@@ -174,12 +174,12 @@ def _totals(report: Report, fleet: ExplainedFleet) -> Iterator[str]:
 
 
 def quantity_of(count: int) -> str:
-    """Parameters for people: 8.03 B, 0.6 M."""
+    """A number of parameters, such as 8.03 B or 0.6 M."""
     return f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count / 1e6:.1f} M"
 
 
 def gib(count: int) -> str:
-    """Bytes for people."""
+    """Bytes in GiB or MiB."""
     return f"{count / _GI:.2f} GiB" if count >= _GI / 10 else f"{count / 2**20:.1f} MiB"
 
 

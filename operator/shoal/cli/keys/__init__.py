@@ -1,4 +1,4 @@
-"""`shoal keys`: a Tenant's API keys. A key is shown once; objects and files get its hash only."""
+"""`shoal keys`: a Tenant's API keys. A key is shown once; objects and files contain only its hash."""
 
 from shoal.cli.keys.command import command
 

@@ -1,5 +1,7 @@
-"""The commands: what each of them wants changed. A key is never an argument: those end in shells' histories."""
+"""The `keys` commands: each decides a change. A key is never an argument: arguments end up in shell histories."""
 
+import secrets
+import string
 import sys
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -11,22 +13,34 @@ import click
 from shoal.api.keys import hash_api_key
 from shoal.api.meta import JsonObject
 from shoal.cli.keys import edit, when
-from shoal.cli.keys.carry import Change, Where, run
+from shoal.cli.keys.carry import Change, ChangeTarget, run
 from shoal.cli.keys.listing import listing
-from shoal.cli.keys.mint import SHORTEST, mint
 from shoal.cli.options import kubeconfig_options
 
 P = ParamSpec("P")
 R = TypeVar("R")
 OVERLAP: Final = "7d"
+PREFIX: Final = "sk-shoal-"
+"""Prefix by which people and secret scanners recognise a key."""
+_ALPHABET: Final = string.ascii_letters + string.digits
+_LENGTH: Final = 43
+"""62^43 > 2^256. Letters and digits only: a double click selects the whole key, and shells and URLs do not change
+it."""
+SHORTEST: Final = 32
+"""Minimum length of a key that was made elsewhere: a shorter one might be guessed from its hash."""
+
+
+def mint() -> str:
+    """A new key with 256 bits from the operating system."""
+    return PREFIX + "".join(secrets.choice(_ALPHABET) for _ in range(_LENGTH))
 
 
 @click.group(name="keys")
 def command() -> None:
-    """Make, rotate, disable and list the API keys of Tenants.
+    """Create, rotate, disable and list the API keys of Tenants.
 
-    Nothing is written unless --apply (the cluster) or --write (the file of -f) says so: what is printed is a patch for
-    Git, with hashes only.
+    Nothing is written without --apply (the cluster) or --write (the file of -f): the output is a patch for Git, which
+    contains only hashes.
     """
 
 
@@ -39,142 +53,144 @@ def _options(function: Callable[P, R]) -> Callable[P, R]:
             type=click.Choice(["patch", "json"]),
             default="patch",
             show_default=True,
-            help="json also holds a new key: for programs.",
+            help="json: for programs; includes a new key.",
         ),
         click.option("--apply", is_flag=True, help="Change the Tenant in the cluster too."),
-        click.option("--write", is_flag=True, help="Change the file of -f; its comments stay."),
+        click.option("--write", is_flag=True, help="Change the file of -f; comments are kept."),
         click.option(
             "-f",
             "--file",
             type=click.Path(path_type=Path),
-            help="A file with the Tenant, instead of the cluster: works without one.",
+            help="File with the Tenant; no cluster is used.",
         ),
-        click.option("--tenant", help="Name of the Tenant; with -f, where the file has several."),
+        click.option("--tenant", help="Name of the Tenant; with -f only needed if the file has several."),
     ):
         function = option(function)
     return function
 
 
-_NEW = (
+_NEW_KEY_OPTIONS = (
     click.option("--expires", metavar="TIME", help="90d, 12h, 2027-06-01 or a full time. Default: never."),
     click.option("--key-file", type=click.Path(path_type=Path), help="Write the key into this new file (mode 0600)."),
 )
 
 
-def _new(function: Callable[P, R]) -> Callable[P, R]:
-    for option in _NEW:
+def _new_key_options(function: Callable[P, R]) -> Callable[P, R]:
+    for option in _NEW_KEY_OPTIONS:
         function = option(function)
     return function
 
 
 @command.command("create")
-@click.option("--name", help="Name of the key; it stands on usage records. Default: key- and the date.")
-@click.option("--from-stdin", is_flag=True, help="Take a key that was made elsewhere from the standard input.")
-@_new
+@click.option("--name", help="Name of the key, copied to usage records. Default: key- and the date.")
+@click.option("--from-stdin", is_flag=True, help="Read an existing key from standard input.")
+@_new_key_options
 @_options
-def create(name: str | None, from_stdin: bool, expires: str | None, key_file: Path | None, **where: Any) -> None:
-    """Make a key: it is printed once, and stored nowhere.
+def create(name: str | None, from_stdin: bool, expires: str | None, key_file: Path | None, **target: Any) -> None:
+    """Create a key. It is printed once and not stored.
 
-    Hand it to the tenant; commit the patch, which holds its hash.
+    Give it to the tenant, and commit the patch, which contains its hash.
     """
-    if from_stdin and str(where["file"]) == "-":
+    if from_stdin and str(target["file"]) == "-":
         raise click.UsageError("the standard input cannot be both the key and the file of -f")
-    given = _given() if from_stdin else None
+    given = _key_from_stdin() if from_stdin else None
 
     def decide(tenant: JsonObject, now: datetime) -> Change:
-        chosen = name or _free(tenant, f"key-{now:%Y-%m-%d}")
+        chosen = name or _unused_name(tenant, f"key-{now:%Y-%m-%d}")
         until = when.future(expires, now) if expires else None
         key = given or mint()
         operations = edit.add(tenant, chosen, hash_api_key(key), until)
         lasts = f"until {edit.stamp(until)}" if until else "until it is disabled or removed"
-        return Change(operations, (f"key '{chosen}' works {lasts}",), chosen, None if given else key, until)
+        return Change(operations, (f"key '{chosen}' is valid {lasts}",), chosen, None if given else key, until)
 
-    run(Where(**where), decide, key_file)
+    run(ChangeTarget(**target), decide, key_file)
 
 
 @command.command("rotate")
 @click.argument("old")
 @click.option("--name", help="Name of the new key. Default: key- and the date.")
-@click.option(
-    "--overlap", default=OVERLAP, show_default=True, metavar="TIME", help="How long the old key goes on working."
-)
-@_new
+@click.option("--overlap", default=OVERLAP, show_default=True, metavar="TIME", help="How long the old key stays valid.")
+@_new_key_options
 @_options
-def rotate(old: str, name: str | None, overlap: str, expires: str | None, key_file: Path | None, **where: Any) -> None:
-    """Make a key in place of OLD, which expires after --overlap."""
+def rotate(old: str, name: str | None, overlap: str, expires: str | None, key_file: Path | None, **target: Any) -> None:
+    """Create a key that replaces OLD, which expires after --overlap."""
 
     def decide(tenant: JsonObject, now: datetime) -> Change:
         entry = edit.find(tenant, old)
         if entry.disabled or (entry.expires is not None and entry.expires <= now):
-            raise edit.KeysError(
-                f"key '{old}' does not work any more: `create` makes a new one, `remove` takes it away"
-            )
+            raise edit.KeysError(f"key '{old}' is not valid any more: `create` makes a new one, `remove` deletes it")
         ends = when.future(overlap, now)
         ends = min(ends, entry.expires) if entry.expires else ends
-        chosen = name or _free(tenant, f"key-{now:%Y-%m-%d}")
+        chosen = name or _unused_name(tenant, f"key-{now:%Y-%m-%d}")
         until = when.future(expires, now) if expires else None
         key = mint()
         operations = edit.add(tenant, chosen, hash_api_key(key), until)
         operations += edit.change(entry, "expires", edit.stamp(ends))
-        said = (
-            f"key '{chosen}' takes the place of '{old}'; both work until {edit.stamp(ends)}",
+        messages = (
+            f"key '{chosen}' replaces '{old}'; both are valid until {edit.stamp(ends)}",
             f"after that remove the old one: kubectl shoal keys remove {old} --tenant {tenant['metadata']['name']}",
         )
-        return Change(operations, said, chosen, key, until)
+        return Change(operations, messages, chosen, key, until)
 
-    run(Where(**where), decide, key_file)
+    run(ChangeTarget(**target), decide, key_file)
 
 
 @command.command("disable")
 @click.argument("name")
 @_options
-def disable(name: str, **where: Any) -> None:
-    """Refuse the key NAME from now on; it stays listed, for the records that name it."""
+def disable(name: str, **target: Any) -> None:
+    """Disable the key NAME. It stays listed, for the records that name it."""
 
     def decide(tenant: JsonObject, now: datetime) -> Change:
         entry = edit.find(tenant, name)
         if entry.disabled:
             raise edit.KeysError(f"key '{name}' is disabled already")
-        said = (f"key '{name}' is refused as soon as gateways hear of it", *_last(tenant, entry, now))
-        return Change(edit.change(entry, "disabled", True), said)
+        messages = (
+            f"key '{name}' is refused as soon as gateways see the change",
+            *_last_key_warning(tenant, entry, now),
+        )
+        return Change(edit.change(entry, "disabled", True), messages)
 
-    run(Where(**where), decide)
+    run(ChangeTarget(**target), decide)
 
 
 @command.command("expire")
 @click.argument("name")
 @click.argument("at", metavar="TIME")
 @_options
-def expire(name: str, at: str, **where: Any) -> None:
-    """Refuse the key NAME from TIME on: 30d, 2027-06-01, a full time, or now."""
+def expire(name: str, at: str, **target: Any) -> None:
+    """Set the expiry of the key NAME: 30d, 2027-06-01, a full time, or now."""
 
     def decide(tenant: JsonObject, now: datetime) -> Change:
         entry = edit.find(tenant, name)
         ends = now if at == "now" else when.future(at, now)
-        said = (f"key '{name}' works until {edit.stamp(ends)}", *_last(tenant, entry, now))
-        return Change(edit.change(entry, "expires", edit.stamp(ends)), said)
+        messages = (f"key '{name}' is valid until {edit.stamp(ends)}", *_last_key_warning(tenant, entry, now))
+        return Change(edit.change(entry, "expires", edit.stamp(ends)), messages)
 
-    run(Where(**where), decide)
+    run(ChangeTarget(**target), decide)
 
 
 @command.command("remove")
 @click.argument("name")
 @_options
-def remove(name: str, **where: Any) -> None:
-    """Take the key NAME off the list."""
+def remove(name: str, **target: Any) -> None:
+    """Remove the key NAME from the list."""
 
     def decide(tenant: JsonObject, now: datetime) -> Change:
         entry = edit.find(tenant, name)
-        said = (f"key '{name}' is gone; usage records go on naming it", *_last(tenant, entry, now))
-        return Change(edit.remove(entry), said)
+        messages = (
+            f"key '{name}' is removed; usage records still contain its name",
+            *_last_key_warning(tenant, entry, now),
+        )
+        return Change(edit.remove(entry), messages)
 
-    run(Where(**where), decide)
+    run(ChangeTarget(**target), decide)
 
 
 command.add_command(listing)
 
 
-def _given() -> str:
+def _key_from_stdin() -> str:
     key = sys.stdin.read().strip()
     if len(key) < SHORTEST or len(key.split()) != 1:
         raise click.UsageError(
@@ -184,17 +200,17 @@ def _given() -> str:
     return key
 
 
-def _free(tenant: JsonObject, name: str) -> str:
+def _unused_name(tenant: JsonObject, name: str) -> str:
     taken = {e.name for e in edit.entries(tenant)}
     return next(n for n in (name, *(f"{name}-{i}" for i in range(2, edit.MOST_KEYS + 2))) if n not in taken)
 
 
-def _last(tenant: JsonObject, entry: edit.KeyEntry, now: datetime) -> tuple[str, ...]:
-    """Warns who is about to lock a tenant out."""
+def _last_key_warning(tenant: JsonObject, entry: edit.KeyEntry, now: datetime) -> tuple[str, ...]:
+    """A warning if the change leaves the tenant without a valid key."""
 
-    def works(e: edit.KeyEntry) -> bool:
+    def valid(e: edit.KeyEntry) -> bool:
         return not e.disabled and (e.expires is None or e.expires > now + timedelta(seconds=1))
 
-    if works(entry) and not any(works(e) for e in edit.entries(tenant) if e.name != entry.name):
-        return (f"it is the last key of {edit.name_of(tenant)} that works: without it every request is refused",)
+    if valid(entry) and not any(valid(e) for e in edit.entries(tenant) if e.name != entry.name):
+        return (f"it is the last valid key of {edit.name_of(tenant)}: without it every request is refused",)
     return ()

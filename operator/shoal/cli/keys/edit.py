@@ -1,6 +1,6 @@
-"""Changes of `spec.keys`, as RFC 6902 operations: what is committed, written into a file, or applied.
+"""Changes of `spec.keys` as RFC 6902 operations, which are printed, written to a file, or applied.
 
-Each change of an entry is guarded by a `test` of its name, so that a patch which waited too long changes nothing else.
+Each change of an entry is guarded by a `test` of its name, so that an outdated patch does not change another entry.
 """
 
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ from typing import Any, Final, cast
 from shoal.api.meta import JsonObject
 
 MOST_KEYS: Final = 64
-"""Of one Tenant."""
+"""Keys of one Tenant at most."""
 
 
 class KeysError(Exception):
-    """It cannot be changed so; the text says why and what to do."""
+    """The change is impossible; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyEntry:
-    """One of `spec.keys`, whatever else is wrong with the object."""
+    """One entry of `spec.keys`, parsed even if the object is otherwise invalid."""
 
     index: int
     name: str
@@ -30,7 +30,7 @@ class KeyEntry:
 
 
 def entries(tenant: JsonObject) -> list[KeyEntry]:
-    """Raises KeysError for a list that is none, or an expiry that is no time."""
+    """The entries of `spec.keys`. Raises KeysError for a malformed list or expiry."""
     keys: Any = spec_of(tenant).get("keys") or []
     if not isinstance(keys, list) or not all(isinstance(key, dict) for key in cast("list[Any]", keys)):
         raise KeysError(f"spec.keys of {name_of(tenant)} is no list of keys")
@@ -58,7 +58,7 @@ def name_of(tenant: JsonObject) -> str:
 
 
 def find(tenant: JsonObject, name: str) -> KeyEntry:
-    """Raises KeysError with the names that there are."""
+    """The entry of this name. Raises KeysError with the existing names."""
     there = entries(tenant)
     for entry in there:
         if entry.name == name:
@@ -68,19 +68,19 @@ def find(tenant: JsonObject, name: str) -> KeyEntry:
 
 
 def add(tenant: JsonObject, name: str, sha256: str, expires: datetime | None) -> list[JsonObject]:
-    """Raises KeysError where the name or the hash is taken, or the list is full."""
+    """Operations that add a key. Raises KeysError when the name or the hash exists, or the list is full."""
     there = entries(tenant)
     if any(e.name == name for e in there):
         raise KeysError(f"{name_of(tenant)} has a key '{name}' already: choose another --name, or rotate it")
     if twin := next((e for e in there if e.sha256 == sha256), None):
-        raise KeysError(f"{name_of(tenant)} lists this very key already, as '{twin.name}'")
+        raise KeysError(f"{name_of(tenant)} already lists this key as '{twin.name}'")
     if len(there) >= MOST_KEYS:
         raise KeysError(f"{name_of(tenant)} has {MOST_KEYS} keys, which is the most: remove one that nobody uses")
     entry: JsonObject = {"name": name, "sha256": sha256}
     if expires is not None:
         entry["expires"] = stamp(expires)
     if not there:
-        # Also where `keys` is there and empty: `add` to a member that exists replaces it.
+        # Also when `keys` exists and is empty: `add` to an existing member replaces it.
         return [{"op": "add", "path": "/spec/keys", "value": [entry]}]
     return [{"op": "add", "path": "/spec/keys/-", "value": entry}]
 
@@ -98,12 +98,12 @@ def _guard(entry: KeyEntry) -> JsonObject:
 
 
 def perform(tenant: JsonObject, operations: Sequence[JsonObject]) -> None:
-    """Carries the operations out on the object itself, which may be one that keeps its comments."""
+    """Applies the operations to the object in place; the object may be one that preserves YAML comments."""
     if tenant.get("spec") is None:
         tenant["spec"] = {}
     for operation in operations:
         if operation["op"] == "test":
-            continue  # made from this very object
+            continue  # always true: the operations were made from this object
         *way, last = str(operation["path"]).strip("/").split("/")
         node = cast("Any", tenant)
         for step in way:
@@ -113,7 +113,7 @@ def perform(tenant: JsonObject, operations: Sequence[JsonObject]) -> None:
         elif last == "-":
             node.append(operation["value"])
         elif last not in node and hasattr(node, "insert"):
-            # Keeps comments: not last, because a comment after the entry hangs on its last field.
+            # Not as the last field: a comment after the entry belongs to its last field, and would move.
             node.insert(1, last, operation["value"])
         else:
             node[last] = operation["value"]
@@ -124,5 +124,5 @@ def _index(step: str) -> int | str:
 
 
 def stamp(at: datetime) -> str:
-    """RFC 3339, in whole seconds, as Kubernetes writes times."""
+    """A time in RFC 3339, in whole seconds, as Kubernetes writes it."""
     return at.astimezone(UTC).replace(microsecond=0).isoformat().replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""`shoal keys list`: names, states and expiries."""
+"""`shoal keys list`: names, states and expiry dates of keys."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -25,9 +25,9 @@ from shoal.core.status.tenantstatus import age
 from shoal.kube.resources import TENANTS
 
 NARROW = 120
-"""Columns where the output is no terminal."""
+"""Width of the output without a terminal."""
 USED_DAYS = 31
-"""For so long it is looked whether a key was used."""
+"""Period of the query for the last use of keys, in days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +38,19 @@ class KeyRow:
     expires: str | None
     note: str = ""
     used: str | None = None
-    """The last day, of those that were asked for; None: on none of them, or it was not asked."""
+    """Last day of use in the queried period; None: unused, or not queried."""
 
 
 @click.command("list")
 @click.option("--tenant", help="Only this Tenant.")
-@click.option("-f", "--file", type=click.Path(path_type=Path), help="A file with the Tenant, instead of the cluster.")
-@click.option("--used", is_flag=True, help=f"Ask the ledger when each was used last, in the last {USED_DAYS} days.")
+@click.option("-f", "--file", type=click.Path(path_type=Path), help="File with the Tenant; no cluster is used.")
+@click.option("--used", is_flag=True, help=f"Show the last use of each key, from the ledger, within {USED_DAYS} days.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @ledger_options
 def listing(
     tenant: str | None, file: Path | None, used: bool, output: Literal["table", "json"], installation: Installation
 ) -> None:
-    """Show the keys of a Tenant, or of all: which work, until when, and whether anybody still uses them."""
+    """Show the keys of a Tenant, or of all: state, expiry and last use."""
 
     async def work() -> None:
         now = datetime.now(UTC)
@@ -60,14 +60,14 @@ def listing(
         else:
             async with await installation.connect() as client:
                 if tenant is not None:
-                    await source.in_cluster(client, tenant)  # to say that it is not there
+                    await source.in_cluster(client, tenant)  # raises an error if it does not exist
                 found = [o async for o in client.list(TENANTS)]
         rows = [replace(r, used=last.get((r.tenant, r.name))) for r in states(found, now) if tenant in (None, r.tenant)]
         if output == "json":
             click.echo(json.dumps([asdict(r) for r in rows], indent=2))
         else:
             width = None if Console().is_terminal else NARROW
-            Console(highlight=False, width=width).print(picture(rows, used=used) if rows else "there is no key")
+            Console(highlight=False, width=width).print(render(rows, used=used) if rows else "there is no key")
 
     try:
         run_command(work())
@@ -78,7 +78,7 @@ def listing(
 
 
 async def _last_used(installation: Installation, tenant: str | None, now: datetime) -> dict[tuple[str, str], str]:
-    """By (tenant, key): the last day with a request. Raises ServiceError."""
+    """Last day with a request, by (tenant, key). Raises ServiceError."""
     since = now - timedelta(days=USED_DAYS)
     query: dict[str, str | None] = {"by": "tenant,key,day", "from": f"{since:%Y-%m-%d}", "tenant": tenant}
     found: dict[tuple[str, str], str] = {}
@@ -96,7 +96,7 @@ async def _last_used(installation: Installation, tenant: str | None, now: dateti
 
 
 def states(tenants: Iterable[JsonObject], now: datetime) -> list[KeyRow]:
-    """Each key of each Tenant. A hash belongs to the oldest Tenant that lists it, as gateways look it up."""
+    """One row per key of each Tenant. A hash belongs to the oldest Tenant that lists it, as at the gateways."""
     found = list(tenants)
     owner: dict[str, str] = {}
     for raw in sorted(found, key=_age):
@@ -131,7 +131,7 @@ def _age(raw: JsonObject) -> tuple[datetime, str]:
         return (datetime.max.replace(tzinfo=UTC), str(raw["metadata"].get("uid", "")))
 
 
-def picture(rows: Iterable[KeyRow], *, used: bool) -> Table:
+def render(rows: Iterable[KeyRow], *, used: bool) -> Table:
     table = Table(show_edge=False, box=None, pad_edge=False)
     for heading in ("TENANT", "KEY", "STATE", "EXPIRES", *(("LAST USED",) if used else ()), ""):
         table.add_column(heading, no_wrap=bool(heading))

@@ -1,4 +1,4 @@
-"""Where a Tenant is read from, and how a change gets there: a file, whose comments stay, or the cluster."""
+"""Reads a Tenant from, and writes a change to, a file (whose comments are kept) or the cluster."""
 
 import copy
 import io
@@ -27,31 +27,31 @@ _GITOPS: Final = {
     "helm.toolkit.fluxcd.io/name": "Flux",
     "meta.helm.sh/release-name": "Helm",
 }
-"""Labels and annotations by which tools know what is theirs."""
+"""Labels and annotations that GitOps tools set on their objects."""
 
 
 def in_file(path: Path, name: str | None) -> JsonObject:
-    """The Tenant of this name in the file; without a name the only one. Raises click.UsageError."""
+    """The Tenant of this name in the file; without a name, the only one. Raises click.UsageError."""
     found = [o for o in inputs.objects(path) if _is_tenant(o)]
     chosen = [o for o in found if name is None or o.get("metadata", {}).get("name") == name]
     listed = ", ".join(str(o.get("metadata", {}).get("name")) for o in found)
     if not found:
-        raise click.UsageError(f"{path}: there is no Tenant (apiVersion {API_VERSION}) in there")
+        raise click.UsageError(f"{path}: no Tenant (apiVersion {API_VERSION}) found")
     if not chosen:
-        raise click.UsageError(f"{path}: there is no Tenant {name} in there, but {listed}")
+        raise click.UsageError(f"{path}: no Tenant {name} found, only {listed}")
     if len(chosen) > 1:
         raise click.UsageError(f"{path}: name one of its Tenants with --tenant: {listed}")
     return chosen[0]
 
 
 def write_file(path: Path, tenant: JsonObject, operations: Sequence[JsonObject]) -> None:
-    """Carries the operations out in the file; comments, order and the other documents stay as they are.
+    """Applies the operations to the file. Comments, order and other documents do not change.
 
-    Raises click.UsageError where that cannot be done; the file is then untouched.
+    Raises click.UsageError when that is impossible; the file is then unchanged.
     """
     text = path.read_text(encoding="utf-8")
     refused = f"{path}: cannot be edited in place; apply the patch that is printed without --write"
-    # A line that begins so is between documents, wherever it stands: YAML knows no other meaning.
+    # Such a line always separates documents; YAML gives it no other meaning.
     parts = re.split(r"(?m)^(---(?:[ \t].*)?\n)", text)
     name = tenant["metadata"]["name"]
     matching = [i for i, part in enumerate(parts) if _holds(part, name)]
@@ -82,7 +82,7 @@ def _holds(part: str, name: str) -> bool:
 
 
 def _edited(text: str, operations: Sequence[JsonObject]) -> str:
-    """One document with its comments, its quotes and its own indentation."""
+    """Edits one document; its comments, quotes and indentation are kept."""
     from ruamel.yaml import YAML, util
 
     guess = cast("Callable[[str], tuple[Any, int | None, int | None]]", util.load_yaml_guess_indent)  # pyright: ignore[reportUnknownMemberType]
@@ -99,22 +99,22 @@ def _edited(text: str, operations: Sequence[JsonObject]) -> str:
 
 
 async def in_cluster(client: KubeClient, name: str) -> JsonObject:
-    """Raises KeysError where there is no such Tenant."""
+    """The Tenant of this name. Raises KeysError when it does not exist."""
     try:
         return await client.get(TENANTS, name)
     except NotFound as error:
         if error.kind_missing:
             raise
         raise edit.KeysError(
-            f"there is no Tenant {name}: kubectl get tenants lists them; of one that is not applied yet, name the file "
-            "with -f"
+            f"there is no Tenant {name}: kubectl get tenants lists them; for one that is not applied yet, name the "
+            "file with -f"
         ) from None
 
 
 async def write_cluster(client: KubeClient, tenant: JsonObject, operations: Sequence[JsonObject]) -> str | None:
-    """Carries the operations out on the object as it was read, and on no later one.
+    """Applies the operations, unless the object has changed since it was read.
 
-    Returns who else writes it, where something says so. Raises KeysError.
+    Returns the GitOps tool that also writes the object, if labels or annotations name one. Raises KeysError.
     """
     metadata = tenant["metadata"]
     name, version = metadata["name"], metadata["resourceVersion"]
@@ -123,9 +123,7 @@ async def write_cluster(client: KubeClient, tenant: JsonObject, operations: Sequ
     try:
         await client.merge_patch(TENANTS, name, None, patch, manager=MANAGER)
     except Conflict:
-        raise edit.KeysError(
-            f"Tenant {name} was changed by somebody else at the same moment: nothing was written, call again"
-        ) from None
+        raise edit.KeysError(f"Tenant {name} was changed concurrently: nothing was written, try again") from None
     except ObjectInvalid as error:
         raise edit.KeysError(f"Tenant {name}: {error.message}") from None
     marks: set[str] = {*(metadata.get("labels") or ()), *(metadata.get("annotations") or ())}
@@ -133,7 +131,7 @@ async def write_cluster(client: KubeClient, tenant: JsonObject, operations: Sequ
 
 
 def checked(tenant: JsonObject, operations: Sequence[JsonObject]) -> None:
-    """Raises KeysError where the Tenant would not be valid afterwards. `tenant` is not changed."""
+    """Raises KeysError if the change makes the Tenant invalid. `tenant` is not modified."""
     after = copy.deepcopy(tenant)
     edit.perform(after, operations)
     try:

@@ -1,6 +1,6 @@
-"""`shoal why`, `top` and `wake`: what the operator decided on replicas, from what, and how it is now.
+"""`shoal why`, `top` and `wake`: scaling decisions with their inputs, and current load.
 
-why.py      the last decisions on one Model
+why.py      the last decisions about one Model
 top.py      all Models, live
 totals.py   sums over replicas, where unknown stays unknown
 wake.py     asks for a replica without a request

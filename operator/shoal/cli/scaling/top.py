@@ -1,4 +1,4 @@
-"""`shoal top`: Models live, like `top`."""
+"""`shoal top`: load of all Models, live."""
 
 import asyncio
 import json
@@ -20,19 +20,19 @@ from shoal.kube.errors import KubeError
 
 INTERVAL_SECONDS: Final = 1.0
 WIDTH: Final = 160
-"""Columns where the output is no terminal."""
+"""Width of the output without a terminal."""
 HEADINGS: Final = ("REPLICAS", "KV %", "QUEUE", "HELD", "IN FLIGHT", "REQ/S", "TOK/S", "COST/H")
 BESIDE: Final = 130
-"""Columns from which the message has room beside its reason."""
+"""Width from which the message is shown after the reason."""
 SORTS: Final = ("name", "kv", "queue", "held", "rate", "cost")
 
 
 @click.command()
 @click.argument("kind", type=click.Choice(["models"]), default="models")
-@click.option("-n", "--namespace", help="Default: that of the kubeconfig's context.")
+@click.option("-n", "--namespace", help="Default: the kubeconfig context's.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="Models of all namespaces.")
-@click.option("--sort", type=click.Choice(SORTS), default="name", show_default=True, help="What comes first.")
-@click.option("--once", is_flag=True, help="Print it once; so without a terminal in any case.")
+@click.option("--sort", type=click.Choice(SORTS), default="name", show_default=True, help="Sort order.")
+@click.option("--once", is_flag=True, help="Print once and exit; the default without a terminal.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @operator_options
 def command(
@@ -44,13 +44,13 @@ def command(
     output: str,
     installation: Installation,
 ) -> None:
-    """Show Models live, each second: replicas, KV cache in use, queues, rates, cost per hour.
+    """Show Models live, every second: replicas, KV cache in use, queues, rates, cost per hour.
 
-    What is not known is `?`, and `12+?` is a sum of which a part is not known. Needs the right to get the operator's
-    Lease and pods/proxy in Shoal's namespace.
+    An unknown value is `?`; `12+?` is a sum with unknown parts. Needs the right to get the operator's Lease and
+    pods/proxy in Shoal's namespace.
     """
     if all_namespaces and namespace:
-        raise click.UsageError("--all-namespaces does not go with --namespace")
+        raise click.UsageError("--all-namespaces and --namespace exclude each other")
     live = Console().is_terminal and not once and output == "table"
     console = Console(highlight=False, width=None if Console().is_terminal else WIDTH)
 
@@ -62,7 +62,7 @@ def command(
             if output == "json":
                 click.echo(json.dumps([m.model_dump(mode="json") for m in ordered(found.models, sort)], indent=2))
             elif not live:
-                console.print(picture(found, wide=where is None, sort=sort, width=console.width))
+                console.print(render(found, wide=where is None, sort=sort, width=console.width))
             else:
                 await _watch(console, operator, where, found, sort)
 
@@ -77,18 +77,18 @@ async def _watch(console: Console, operator: OperatorClient, where: str | None, 
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             size = console.size
-            shown = picture(
+            shown = render(
                 found, wide=where is None, sort=sort, width=size.width, height=size.height - 1, note=note, live=True
             )
             live.update(shown, refresh=True)
             await asyncio.sleep(INTERVAL_SECONDS)
             try:
                 found, note = await operator.all(where), ""
-            except (Unreachable, KubeError) as error:  # a new leader, an API server that restarts: it goes on
+            except (Unreachable, KubeError) as error:  # a new leader, or an API server that restarts: keep going
                 note = f"not up to date: {error}"
 
 
-def picture(
+def render(
     found: Decisions,
     *,
     wide: bool,
@@ -98,7 +98,7 @@ def picture(
     note: str = "",
     live: bool = False,
 ) -> RenderableType:
-    """The table, the busiest or first Models as far as `height` lines have room, and the totals of all."""
+    """The table of the first Models in sort order that fit `height` lines, and the totals of all Models."""
     if not found.models and not live:
         return Text("there is no Model")
     beside = width >= BESIDE
@@ -109,16 +109,16 @@ def picture(
         table.add_column(heading, no_wrap=True, justify="right")
     table.add_column("REASON", no_wrap=True, overflow="ellipsis")
     models = ordered(found.models, sort)
-    room = len(models) if height is None else max(1, height - 5 - bool(note))
-    for model in models[:room]:
+    visible = len(models) if height is None else max(1, height - 5 - bool(note))
+    for model in models[:visible]:
         namespace, _, name = model.model.partition("/")
         reason = f"{model.reason}: {model.message}" if beside and model.message else model.reason
-        unheard = f" ({len(model.stale)} not heard)" if model.stale else ""
+        stale = f" ({len(model.stale)} stale)" if model.stale else ""
         driven = model.driven
         stuck = f" ({driven.reason})" if driven is not None and driven.status != "True" else ""
-        told = Text(reason + stuck + unheard)
-        table.add_row(*([Text(namespace)] if wide else []), Text(name), *_cells(line([model])), told)
-    more = len(models) - room
+        status = Text(reason + stuck + stale)
+        table.add_row(*([Text(namespace)] if wide else []), Text(name), *_cells(line([model])), status)
+    more = len(models) - visible
     left_out = [Text(f"and {more} more Models", style="dim")] if more > 0 else []
     table.add_section()
     totals = line(models)
@@ -129,7 +129,8 @@ def picture(
 
 
 def ordered(models: Sequence[ModelScaling], sort: str) -> list[ModelScaling]:
-    """By name, or what is largest first; unknown comes before everything, since somebody should look at it."""
+    """Sorts by name, or with the largest value first; unknown values come before all others, because they need
+    attention."""
     named = sorted(models, key=lambda m: m.model)
     if sort == "name":
         return named

@@ -1,4 +1,4 @@
-"""Sums over the replicas of a Model and over Models. What is not known is never counted as zero."""
+"""Sums over replicas of a Model and over Models. Unknown values are never counted as zero."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,22 +11,22 @@ STARTING = ("fetching", "loading")
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """A sum of which parts may be missing."""
+    """A sum with possibly unknown parts."""
 
     known: float | None
-    """Of the parts that are known; None: of none is."""
+    """Sum of the known parts; None: no part is known."""
     whole: bool
-    """No part is missing."""
+    """Whether all parts are known."""
 
     def text(self, format: Callable[[float], str] = lambda value: f"{value:,.0f}") -> str:
-        """`12`; `12+?` where a part is not known; `?` where none is."""
+        """`12`; `12+?` with unknown parts; `?` if all parts are unknown."""
         if self.known is None:
             return "?"
         return format(self.known) + ("" if self.whole else "+?")
 
 
 def add(parts: Iterable[float | None]) -> Sum:
-    """The sum of what is known. Of nothing at all it is 0."""
+    """Adds the known parts. The sum of no parts is 0."""
     listed = list(parts)
     known = [part for part in listed if part is not None]
     if listed and not known:
@@ -35,7 +35,7 @@ def add(parts: Iterable[float | None]) -> Sum:
 
 
 def serving(model: ModelScaling) -> list[ReplicaStats]:
-    """Replicas of which load is to be expected: not those that start, nor those that end and say nothing any more."""
+    """Replicas that should report load: not those that are starting, nor those that have ended and are silent."""
     return [
         replica
         for replica in model.replicas
@@ -44,8 +44,7 @@ def serving(model: ModelScaling) -> list[ReplicaStats]:
 
 
 def kv_percent(models: Iterable[ModelScaling]) -> float | str | None:
-    """KV tokens in use of all there are, in per cent; "-" without a replica that serves; None as soon as one replica
-    does not say both."""
+    """KV cache utilization in percent; "-" without a serving replica; None if a replica does not report both values."""
     replicas = [replica for model in models for replica in serving(model)]
     if not replicas:
         return "-"
@@ -75,11 +74,11 @@ class TopLine:
     cost: Sum
     """Per hour, in `currency`."""
     currency: str
-    """"" where Models differ."""
+    """"" if Models have different currencies."""
 
 
 def line(models: Iterable[ModelScaling]) -> TopLine:
-    """Over these Models."""
+    """Totals of these Models."""
     chosen = list(models)
     replicas = [replica for model in chosen for replica in serving(model)]
     currencies = {model.currency for model in chosen if model.currency}
@@ -98,7 +97,7 @@ def line(models: Iterable[ModelScaling]) -> TopLine:
 
 
 def _of_gateways(model: ModelScaling, value: float | None) -> tuple[float | None, ...]:
-    """What the gateways that are heard say together, and a part that is missing where one is not."""
+    """The sum over the gateways that report, and an unknown part if a gateway is stale."""
     silent = set(model.stale) - {replica.pod for replica in model.replicas}
     return (value, None) if silent else (value,)
 

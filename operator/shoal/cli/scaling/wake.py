@@ -1,4 +1,4 @@
-"""`shoal wake`: what a first request would do, without one."""
+"""`shoal wake`: wakes a Model without sending a request."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -22,18 +22,18 @@ POLL_SECONDS: Final = 0.5
 
 @click.command()
 @click.argument("model")
-@click.option("-n", "--namespace", help="Default: that of the kubeconfig's context.")
-@click.option("--wait", is_flag=True, help="Wait until a replica serves, and tell how it goes.")
+@click.option("-n", "--namespace", help="Default: the kubeconfig context's.")
+@click.option("--wait", is_flag=True, help="Wait until a replica is ready, and show progress.")
 @click.option(
-    "--timeout", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Of --wait, in seconds."
+    "--timeout", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Timeout of --wait in seconds."
 )
 @kubeconfig_options
 def command(
     model: str, namespace: str | None, wait: bool, timeout: float, kubeconfig: str | None, context: str | None
 ) -> None:
-    """Wake a Model, as a request would: before a load that is expected, or to see that it starts.
+    """Wake a Model as a request would, ahead of expected load or to test that it starts.
 
-    MODEL is a name, or model/name as kubectl writes it. It writes the annotation shoal.dev/wake on the Model, which
+    MODEL is a name, or model/name as kubectl writes it. The command sets the annotation shoal.dev/wake on the Model and
     needs the right to patch it.
     """
 
@@ -41,11 +41,11 @@ def command(
         async with await KubeClient.from_environment(kubeconfig=kubeconfig, context=context) as client:
             where = namespace or client.namespace or "default"
             name = model.removeprefix("model/")
-            found = await client.get(MODELS, name, where)
+            model_read = await client.get(MODELS, name, where)
             now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
             patch: JsonObject = {"metadata": {"annotations": {names.ANNOTATION_WAKE: now}}}
             await client.merge_patch(MODELS, name, where, patch, manager=MANAGER)
-            click.echo(f"{where}/{name}: {happens(found)}")
+            click.echo(f"{where}/{name}: {effect(model_read)}")
             if wait:
                 await _wait(client, name, where, timeout)
 
@@ -55,8 +55,8 @@ def command(
         return
 
 
-def happens(raw: JsonObject) -> str:
-    """What waking means for this Model as it is."""
+def effect(raw: JsonObject) -> str:
+    """Describes the effect of waking the Model in its current state."""
     annotations: JsonObject = raw["metadata"].get("annotations") or {}
     if annotations.get(names.ANNOTATION_PAUSED) == "true":
         return f"is paused: it wakes when the annotation {names.ANNOTATION_PAUSED} is gone"
@@ -66,22 +66,22 @@ def happens(raw: JsonObject) -> str:
         return "is asked to wake, but this version finds it invalid: see its condition Accepted"
     counts = model.status.replicas if model.status else None
     idle = model.spec.scaling.idle_seconds
-    stays = (
+    then = (
         f"and keeps {model.spec.scaling.min_replicas} in any case"
         if model.spec.scaling.min_replicas
         else f"and goes back to zero {idle} s after the last request"
     )
     if counts is not None and counts.ready:
-        return f"has {counts.ready} replica{'s' if counts.ready > 1 else ''}: counts as a request now, {stays}"
+        return f"has {counts.ready} replica{'s' if counts.ready > 1 else ''}: counts as a request now, {then}"
     if counts is not None and counts.desired:
-        return f"is starting already: counts as a request now, {stays}"
-    return f"wakes on the cheapest class that fits and is free, {stays}"
+        return f"is starting already: counts as a request now, {then}"
+    return f"wakes on the cheapest class that fits and is free, {then}"
 
 
 async def _wait(client: KubeClient, name: str, namespace: str, timeout: float) -> None:
-    """Raises ClickException with what the Model says when no replica serves in time."""
+    """Raises ClickException with the Model's condition when no replica becomes ready in time."""
     loop = asyncio.get_running_loop()
-    began, said = loop.time(), ""
+    began, printed = loop.time(), ""
     while True:
         raw = await client.get(MODELS, name, namespace)
         try:
@@ -93,8 +93,8 @@ async def _wait(client: KubeClient, name: str, namespace: str, timeout: float) -
         if model.status and model.status.replicas and model.status.replicas.ready:
             click.echo(f"  a replica serves after {loop.time() - began:.1f} s")
             return
-        if line != said:
-            said = line
+        if line != printed:
+            printed = line
             click.echo(f"  {line}")
         if loop.time() - began > timeout:
             raise click.ClickException(f"no replica serves after {timeout:.0f} s: {line}")

@@ -1,4 +1,4 @@
-"""`shoal why`: the last decisions on one Model, each with its inputs and with what was not done."""
+"""`shoal why`: the last decisions about one Model, each with its inputs and the rejected alternative."""
 
 from datetime import datetime, timedelta
 
@@ -15,13 +15,13 @@ from shoal.cli.services import OperatorClient
 from shoal.kube.resources import MODELS
 
 WIDTH = 160
-"""Columns where the output is no terminal."""
+"""Width of the output without a terminal."""
 
 
 @click.command()
 @click.argument("model")
-@click.option("-n", "--namespace", help="Default: that of the kubeconfig's context.")
-@click.option("--last", type=click.IntRange(min=1), default=5, show_default=True, help="How many decisions.")
+@click.option("-n", "--namespace", help="Default: the kubeconfig context's.")
+@click.option("--last", type=click.IntRange(min=1), default=5, show_default=True, help="Number of decisions.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @operator_options
 def command(
@@ -31,31 +31,31 @@ def command(
     output: str,
     installation: Installation,
 ) -> None:
-    """Say why a Model has as many replicas as it has: the last decisions, newest first.
+    """Explain the number of replicas of a Model: the last decisions, newest first.
 
-    MODEL is a name, or model/name as kubectl writes it. Each decision shows what every rule asked for and from which
-    figures, and what was not done and why. Needs the right to get the operator's Lease and pods/proxy in Shoal's
-    namespace.
+    MODEL is a name, or model/name as kubectl writes it. Each decision shows the result and the inputs of every rule,
+    and the rejected alternative. Needs the right to get the operator's Lease and pods/proxy in Shoal's namespace.
     """
 
     async def work() -> tuple[Decisions, ModelScaling]:
         async with await installation.connect() as client:
             where, name = namespace or client.namespace or "default", model.removeprefix("model/")
-            await client.get(MODELS, name, where)  # a misspelt name is told in the API server's words
+            await client.get(MODELS, name, where)  # the API server's message names a misspelt Model
             answer = await OperatorClient(client, installation.namespace, installation.url).one(where, name)
         return answer, answer.models[0]
 
-    answer, figures = run_command(work())
-    figures = figures.model_copy(update={"decisions": figures.decisions[:last]})
+    answer, model_scaling = run_command(work())
+    model_scaling = model_scaling.model_copy(update={"decisions": model_scaling.decisions[:last]})
     if output == "json":
-        click.echo(figures.model_dump_json(indent=2))
+        click.echo(model_scaling.model_dump_json(indent=2))
         return
     console = Console(highlight=False, width=None if Console().is_terminal else WIDTH)
-    console.print(picture(figures, answer.time))
+    console.print(render(model_scaling, answer.time))
 
 
-def picture(model: ModelScaling, now: datetime, *, rules: bool = True) -> RenderableType:
-    """How it is now, then a block per decision, without `rules` a line. `now` is the operator's time of the answer."""
+def render(model: ModelScaling, now: datetime, *, rules: bool = True) -> RenderableType:
+    """Renders the current state, then a block per decision, or without `rules` a line. `now` is the operator's time of
+    the answer."""
     parts: list[RenderableType] = [
         Text.assemble((model.model, "bold"), f": {model.wanted} wanted, {model.ready} ready"),
         Text(f"{model.reason}: {model.message}" if model.message else model.reason),
@@ -64,24 +64,24 @@ def picture(model: ModelScaling, now: datetime, *, rules: bool = True) -> Render
         parts.append(_driven(model.driven))
     if model.stale:
         parts.append(
-            Text(f"not heard, so nothing goes down: {', '.join(model.stale)}", style="yellow"),
+            Text(f"stale signals, so no scale-down: {', '.join(model.stale)}", style="yellow"),
         )
     if not model.decisions:
-        parts.append(Text("no decision yet since this operator leads"))
+        parts.append(Text("no decision since this operator became leader"))
     for decision in model.decisions:
         parts += [Text(""), *_decision(decision, now)] if rules else [_heading(decision, now)]
     return Group(*parts)
 
 
 def _driven(driven: DriverStats) -> Text:
-    """Who writes the replicas, and what became of the numbers."""
+    """The driver of the replicas, and variants whose replicas differ from the answer."""
     late = [
-        f"{v.gpu_class}: {_value(v.answered)} answered, {_value(v.replicas_written)} asked for"
+        f"{v.gpu_class}: {_value(v.answered)} answered, {_value(v.replicas_written)} written"
         for v in driven.variants
         if v.answered != v.replicas_written
     ]
-    said = f"driver {driven.driver}: {driven.reason}: {driven.message}"
-    return Text("; ".join([said, *late]), style="" if driven.status == "True" else "yellow")
+    summary = f"driver {driven.driver}: {driven.reason}: {driven.message}"
+    return Text("; ".join([summary, *late]), style="" if driven.status == "True" else "yellow")
 
 
 def _heading(decision: DecisionRecord, now: datetime) -> Text:
@@ -113,7 +113,7 @@ def _decision(decision: DecisionRecord, now: datetime) -> list[RenderableType]:
 
 
 def inputs(rule: RuleResult) -> str:
-    """`waiting 14, target 4`; unknown is `?`."""
+    """Inputs of a rule as `waiting 14, target 4`; an unknown value is `?`."""
     return ", ".join(f"{name} {_value(value)}" for name, value in rule.inputs.items())
 
 

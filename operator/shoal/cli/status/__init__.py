@@ -1,4 +1,4 @@
-"""`shoal status`, also as `kubectl shoal status`: Models as the cluster has them, with how far each fetch is."""
+"""`shoal status`: the Models of a cluster, with the progress of each replica."""
 
 from shoal.cli.status.command import command
 

@@ -1,4 +1,4 @@
-"""The command: a table once, or again and again until it is interrupted."""
+"""The command `shoal status`: prints a table once, or refreshes it until interrupted."""
 
 import asyncio
 import dataclasses
@@ -24,16 +24,16 @@ from shoal.kube.errors import APIServerUnavailable, KubeError, NotFound
 
 INTERVAL_SECONDS: Final = 2.0
 NARROW: Final = 160
-"""Columns where the output is no terminal."""
+"""Width of the output without a terminal."""
 BESIDE: Final = 130
-"""Columns from which a message has room beside its Model; else it stands below the table."""
+"""Width from which messages are a column; below it, they follow the table."""
 
 
 @click.command()
 @click.argument("model", required=False)
-@click.option("-n", "--namespace", help="Default: that of the kubeconfig's context.")
+@click.option("-n", "--namespace", help="Default: the kubeconfig context's.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="Models of all namespaces.")
-@click.option("-w", "--watch", is_flag=True, help="Show it again every two seconds, until interrupted.")
+@click.option("-w", "--watch", is_flag=True, help="Refresh every two seconds until interrupted.")
 @click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
 @kubeconfig_options
 def command(
@@ -45,14 +45,14 @@ def command(
     kubeconfig: str | None,
     context: str | None,
 ) -> None:
-    """Show Models: how far each replica is, on which GPUs, how long starts took, and what is wrong.
+    """Show Models: the progress of each replica, its GPUs, cold start times, and errors.
 
-    MODEL is a name, or model/name as kubectl writes it. Needs the right to see Models and pods, and for the per cent
-    of fetching to read pods' logs; the cluster's own `view` role has all of it.
+    MODEL is a name, or model/name as kubectl writes it. Needs the right to view Models and pods, and to read pod logs
+    for the progress of fetches; the cluster's `view` role includes these rights.
     """
     name = model.removeprefix("model/") if model else None
     if all_namespaces and (namespace or name):
-        raise click.UsageError("--all-namespaces goes with neither --namespace nor a name")
+        raise click.UsageError("--all-namespaces excludes --namespace and a name")
     if watch and output != "table":
         raise click.UsageError("--watch shows a table: leave out --output")
     try:
@@ -60,12 +60,12 @@ def command(
     except KeyboardInterrupt:
         return
     except NotFound as error:
-        missing = "this cluster does not know Models: is Shoal's chart `shoal-crds` installed?"
+        missing = "this cluster has no Model kind: is Shoal's chart `shoal-crds` installed?"
         raise click.ClickException(missing if error.kind_missing else error.message) from None
     except KubeError as error:
         raise click.ClickException(error.message) from None
     except (ValueError, OSError, TimeoutError) as error:
-        raise click.ClickException(f"no cluster to talk to: {error}") from None
+        raise click.ClickException(f"cannot connect to a cluster: {error}") from None
 
 
 async def _run(
@@ -84,7 +84,7 @@ async def _run(
         if not watch:
             _print(console, found, output, where)
             return
-        show = partial(picture, wide=everywhere, width=console.width)
+        show = partial(render, wide=everywhere, width=console.width)
         if not console.is_terminal:  # a file or a pipe: Live would write once, at the end
             console.print(show(found))
         live_table = Live(show(found), console=console, refresh_per_second=4) if console.is_terminal else nullcontext()
@@ -108,14 +108,14 @@ def _print(console: Console, found: StatusSnapshot, output: str, namespace: str 
         if not found.rows:
             console.print("there is no Model" + (f" in namespace {namespace}" if namespace else ""))
         else:
-            console.print(picture(found, wide=namespace is None, width=console.width))
+            console.print(render(found, wide=namespace is None, width=console.width))
         return
     data = {"models": [dataclasses.asdict(row) for row in found.rows], "notes": list(found.notes)}
     click.echo(json.dumps(data, indent=2) if output == "json" else yaml.safe_dump(data, sort_keys=False).rstrip())
 
 
-def picture(found: StatusSnapshot, *, wide: bool, width: int) -> RenderableType:
-    """The table: a line per Model and class that it uses."""
+def render(found: StatusSnapshot, *, wide: bool, width: int) -> RenderableType:
+    """The table: one line per Model and used class."""
     beside = width >= BESIDE
     table = Table(show_edge=False, box=None, pad_edge=False)
     headings = (*(["NAMESPACE"] if wide else []), "MODEL", "READY", "CLASS", "UP", "GPUS", "STEP", "KV TOKENS")
@@ -129,8 +129,8 @@ def picture(found: StatusSnapshot, *, wide: bool, width: int) -> RenderableType:
         if message and not beside:
             below.append(Text(f"{row.namespace}/{row.name}: {message}" if wide else f"{row.name}: {message}"))
         for i, line in enumerate(_lines(row)):
-            said = [escape(message) if i == 0 else ""] if beside else []
-            table.add_row(*([escape(row.namespace)] if wide else []), *line, *said)
+            message_cell = [escape(message) if i == 0 else ""] if beside else []
+            table.add_row(*([escape(row.namespace)] if wide else []), *line, *message_cell)
     notes = [Text(note, style="yellow") for note in found.notes]
     return Group(table, *([Text("")] if below else []), *below, *notes)
 

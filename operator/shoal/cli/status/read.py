@@ -1,7 +1,7 @@
-"""Reads Models, pods and the progress of each fetch from the API server.
+"""Reads Models, pods and the progress of fetches from the API server.
 
-The progress comes from the last lines of the stage container's log: whoever may see pods may usually read logs (the
-cluster's own `view` role does), while exec and port-forward are for few.
+Progress is read from the end of the stage container's log: most people who may view pods may read logs (the cluster's
+`view` role includes it), while few may exec or port-forward.
 """
 
 import asyncio
@@ -21,24 +21,24 @@ from shoal.kube.errors import Forbidden, KubeError
 from shoal.kube.resources import MODELS, PODS
 
 AT_ONCE: Final = 8
-"""Logs that are read at a time."""
+"""Logs read concurrently."""
 MOST: Final = 64
-"""Pods whose progress is asked for; with more, the per cent is that of the first ones."""
+"""Pods whose progress is read at most; with more pods, the percentage covers the first ones only."""
 LINES: Final = 20
 EVENT: Final = "stage.progress"
 
 
 @dataclass(frozen=True, slots=True)
 class StatusSnapshot:
-    """What was read."""
+    """Rows and notes of one read."""
 
     rows: list[ModelRow]
     notes: tuple[str, ...]
-    """What could not be read, for people."""
+    """Data that could not be read, as messages."""
 
 
 async def read(client: KubeClient, namespace: str | None, name: str | None) -> StatusSnapshot:
-    """The Models of a namespace (None: of all), or the one of this name. Raises KubeError."""
+    """The Models of a namespace (None: all), or the one of this name. Raises KubeError."""
     if name is not None:
         models = [await client.get(MODELS, name, namespace)]
     else:
@@ -51,10 +51,10 @@ async def read(client: KubeClient, namespace: str | None, name: str | None) -> S
     try:
         pods = engine_pods([p async for p in client.list(PODS, namespace=namespace, label_selector=selector)])
     except Forbidden as error:
-        notes.append(f"without the progress of pods: {error.message}")
+        notes.append(f"progress of pods is unknown: {error.message}")
     progress, problem = await _progress(client, fetching(pods or ()))
     if problem:
-        notes.append(f"without the per cent of fetching: {problem}")
+        notes.append(f"progress of fetches is unknown: {problem}")
     return StatusSnapshot(rows(models, pods, progress), tuple(notes))
 
 
@@ -69,15 +69,15 @@ async def _progress(client: KubeClient, pods: Sequence[facts.Pod]) -> tuple[dict
                 return error
         return last_progress(text)
 
-    asked = pods[:MOST]
-    answers = await asyncio.gather(*(one(pod) for pod in asked))
-    known = {pod.key: a for pod, a in zip(asked, answers, strict=True) if isinstance(a, StageProgress)}
+    selected = pods[:MOST]
+    answers = await asyncio.gather(*(one(pod) for pod in selected))
+    known = {pod.key: a for pod, a in zip(selected, answers, strict=True) if isinstance(a, StageProgress)}
     refused = next((a.message for a in answers if isinstance(a, Forbidden)), "")
     return known, refused
 
 
 def last_progress(log: str) -> StageProgress | None:
-    """What the last line about progress says; None while there is none."""
+    """Progress from the last progress line of a log; None: there is none."""
     for line in reversed(log.splitlines()):
         try:
             entry = orjson.loads(line)

@@ -1,4 +1,4 @@
-"""What the table says, computed from objects as the API server has them."""
+"""Rows of the status table, computed from API objects."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,12 +26,12 @@ class VariantRow:
     ready: int
     waiting: int
     gpus: int | None
-    """Of all its replicas; None: not known."""
+    """GPUs of all its replicas; None: unknown."""
     step: str
-    """With the per cent of fetching, where the pod tells."""
+    """Step of the least advanced replica, with the percentage of the fetch if known."""
     cold_start_seconds: int | None
     kv_tokens: int | None
-    """Of one replica: the engine's own figure, else the predicted one."""
+    """KV cache tokens of one replica: reported by the engine, or else predicted."""
     hourly_cost: str | None
 
 
@@ -53,21 +53,20 @@ class ModelRow:
 
 
 def engine_pods(raw: Iterable[JsonObject]) -> list[facts.Pod]:
-    """The engine pods among these that still count."""
+    """The engine pods that are neither finished nor being deleted."""
     found = (projections.pod(pod) for pod in raw)
     return [p for p in found if p is not None and p.model_uid and not p.finished and not p.deleting]
 
 
 def fetching(pods: Iterable[facts.Pod]) -> list[facts.Pod]:
-    """Pods whose weights are being fetched now."""
+    """Pods that are fetching weights."""
     return [p for p in pods if (stage := p.container(names.CONTAINER_STAGE)) is not None and stage.running]
 
 
 def rows(
     models: Iterable[JsonObject], pods: Sequence[facts.Pod] | None, progress: Mapping[str, StageProgress]
 ) -> list[ModelRow]:
-    """A row per Model, by namespace and name. `pods` None: they may not be seen. `progress` is by the pods' keys, as
-    far as it is known."""
+    """One row per Model, sorted by namespace and name. `pods` None: pods may not be read. `progress` is by pod key."""
     found = [_row(raw, pods, progress) for raw in models]
     return sorted(found, key=lambda row: (row.namespace, row.name))
 
@@ -86,7 +85,7 @@ def _row(raw: JsonObject, pods: Sequence[facts.Pod] | None, progress: Mapping[st
         metadata["name"],
         ready.status if ready else "Unknown",
         ready.reason if ready else reasons.PENDING,
-        ready.message if ready else "the operator has not seen it yet: is it running?",
+        ready.message if ready else "the operator has not reconciled it yet: is it running?",
         tuple(
             _variant(v, None if own is None else [p for p in own if p.gpu_class == v.gpu_class], progress)
             for v in status.variants
@@ -113,7 +112,7 @@ def _variant(
 
 
 def _step(variant: VariantStatus, pods: Sequence[facts.Pod] | None, progress: Mapping[str, StageProgress]) -> str:
-    """The step of the replica that is the least far. The pods are newer than the status."""
+    """Step of the least advanced replica. The pods are more recent than the status."""
     least = (variant.step if pods is None else step(variant.desired, pods)) or "-"
     if pods is None or least != "Fetching":
         return least
@@ -122,7 +121,7 @@ def _step(variant: VariantStatus, pods: Sequence[facts.Pod] | None, progress: Ma
 
 
 def fetched(known: Sequence[StageProgress]) -> str:
-    """`43 % of 15.0 GiB`, over all replicas that fetch; without the per cent while a source has not said its size."""
+    """`43 % of 15.0 GiB`, summed over the replicas that fetch; without a percentage while a size is unknown."""
     done = sum(p.bytes_done for p in known)
     totals = [p.bytes_total for p in known if p.bytes_total]
     if not known or (not done and not totals):

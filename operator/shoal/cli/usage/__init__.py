@@ -1,11 +1,11 @@
-"""`shoal usage`, `bill`, `credits`, `margin`, `unattributed`, `export` and `prices`: what was used, and what it costs.
+"""`shoal usage`, `bill`, `credits`, `margin`, `unattributed`, `export` and `prices`: usage and its cost.
 
-usage.py     counted tokens, by anything
-bill.py      a tenant's month, also at other prices
-credits.py   entries of their own
-margin.py    what GPU classes brought in and cost
-unattributed.py  what engines counted beside what was billed
-export.py    FOCUS
-prices.py    checks price lists before they are committed
-show.py      tables
+usage.py         counted tokens by any dimension
+bill.py          a tenant's monthly bill, also at other prices
+credits.py       credits on bills
+margin.py        revenue and cost of GPU classes
+unattributed.py  tokens that engines counted and that were not billed
+export.py        FOCUS
+prices.py        checks price lists before they are committed
+show.py          tables
 """

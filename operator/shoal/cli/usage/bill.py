@@ -1,4 +1,4 @@
-"""`shoal bill`: a tenant's month, also as other prices would have made it."""
+"""`shoal bill`: a tenant's monthly bill, also at other prices."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,22 +18,22 @@ _NUMBERS: Final = ("REQUESTS", "INPUT", "OF IT CACHED", "OUTPUT", "PRICES (IN / 
 
 
 @click.command()
-@click.option("--tenant", required=True, help="Whose bill.")
+@click.option("--tenant", required=True, help="Tenant of the bill.")
 @click.option("--month", help="Such as 2026-11 (UTC). Default: this month, so far.")
 @click.option(
     "--prices",
     multiple=True,
     type=click.Path(exists=True, path_type=Path),
-    help="Rate the month with this price list (file or folder) too, and show the difference. Nothing is kept. One file "
-    "counts for the whole month, several each from its own date on.",
+    help="Also compute the bill with this price list (file or folder) and show the difference. Nothing is stored. A "
+    "single file applies to the whole month, several files from their effective dates on.",
 )
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @ledger_options
 def bill(tenant: str, month: str | None, prices: tuple[Path, ...], output: str, installation: Installation) -> None:
-    """Show what a tenant pays for a month: a line per model, adapter, plan and price, credits, total.
+    """Show a tenant's bill for a month: a line per model, adapter, plan and price; credits; total.
 
-    Amounts are exact up to one rounding: each line, half up, to the smallest unit of the currency. Usage without a
-    price is shown as such and stands in no total.
+    Amounts are exact except for one rounding: each line, half up, to the smallest unit of the currency. Usage without a
+    price is shown and is part of no total.
 
     \b
     kubectl shoal bill --tenant acme --month 2026-10
@@ -50,8 +50,8 @@ def bill(tenant: str, month: str | None, prices: tuple[Path, ...], output: str, 
             _print(found)
         return
     sent = tuple(PriceText(file=str(path)[-253:], text=text) for path, text in gathered(prices))
-    again = RepriceRequest(tenant=tenant, month=month, prices=sent)
-    both = call_ledger(installation, lambda ledger: ledger.post(names.BILL_PATH, again, RepriceAnswer))
+    reprice = RepriceRequest(tenant=tenant, month=month, prices=sent)
+    both = call_ledger(installation, lambda ledger: ledger.post(names.BILL_PATH, reprice, RepriceAnswer))
     _known(both.bill)
     if output == "json":
         click.echo(both.model_dump_json(by_alias=True, indent=2))
@@ -62,7 +62,7 @@ def bill(tenant: str, month: str | None, prices: tuple[Path, ...], output: str, 
     out.print(f"\nWith {', '.join(one.file for one in sent)}", style="bold")
     _print(both.other)
     if both.difference is None:
-        out.print("\nNo difference can be told: the currencies differ, or one of them has no price list.")
+        out.print("\nThe difference is unknown: the currencies differ, or one of the bills has no price list.")
     else:
         out.print(f"\nDifference: {both.difference} {both.bill.currency}")
 
@@ -76,8 +76,8 @@ def _known(found: BillStatement) -> None:
 
 def _print(found: BillStatement) -> None:
     out = console()
-    whose = f" ({', '.join(found.external_ids)})" if found.external_ids else ""
-    out.print(f"{found.tenant}{whose}, {found.month}" + ("" if found.month_ended else ", so far"))
+    external = f" ({', '.join(found.external_ids)})" if found.external_ids else ""
+    out.print(f"{found.tenant}{external}, {found.month}" + ("" if found.month_ended else ", so far"))
     currency = found.currency
     if currency is None:
         out.print("No price list is in force: nothing has a price.")

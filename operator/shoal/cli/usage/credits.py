@@ -1,4 +1,4 @@
-"""`shoal credits`: entries of their own beside what was used."""
+"""`shoal credits`: creates and lists credits."""
 
 import getpass
 import uuid
@@ -15,16 +15,16 @@ from shoal.cli.usage.show import console, table
 
 @click.group(name="credits")
 def credits() -> None:
-    """Make and list credits: what is taken off a tenant's bill. No record and no price is ever changed."""
+    """Create and list credits, which are deducted from bills. Usage records and prices never change."""
 
 
 @credits.command()
-@click.option("--tenant", required=True, help="Who gets it.")
-@click.option("--amount", required=True, help="Such as 12.50. Below zero it takes an earlier credit back.")
-@click.option("--month", help="The bill that it is taken from, such as 2026-11. Default: this month.")
-@click.option("--note", default="", help="Stands on the bill.")
-@click.option("--currency", help="ISO 4217. Default: that of the price lists.")
-@click.option("--id", "name", help="Makes repeating the call safe: the same id makes one credit. Default: a new one.")
+@click.option("--tenant", required=True, help="Tenant of the credit.")
+@click.option("--amount", required=True, help="Such as 12.50. A negative amount revokes an earlier credit.")
+@click.option("--month", help="Month of the bill, such as 2026-11. Default: this month.")
+@click.option("--note", default="", help="Note on the bill.")
+@click.option("--currency", help="ISO 4217 code. Default: currency of the price lists.")
+@click.option("--id", "name", help="Idempotency key: the same id creates one credit. Default: random.")
 @ledger_options
 def add(
     tenant: str,
@@ -35,10 +35,10 @@ def add(
     name: str | None,
     installation: Installation,
 ) -> None:
-    """Make a credit. There is no way to change or delete one: make another one below zero."""
+    """Create a credit. A credit cannot be changed or deleted: create another one with a negative amount."""
     try:
         who = getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
+    except (KeyError, OSError):  # a user without a name, as in a container
         who = ""
     new = NewCredit(
         id=name or str(uuid.uuid4()),
@@ -54,7 +54,7 @@ def add(
 
 
 @credits.command(name="list")
-@click.option("--tenant", multiple=True, help="Of this tenant.")
+@click.option("--tenant", multiple=True, help="Only this tenant.")
 @click.option("--month", multiple=True, help="Such as 2026-11.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @ledger_options

@@ -1,4 +1,4 @@
-"""`shoal export`: usage and cost for other systems."""
+"""`shoal export`: exports usage and cost to other systems."""
 
 import sys
 from datetime import UTC, datetime, timedelta
@@ -11,7 +11,7 @@ from shoal.cli.options import Installation, ledger_options
 from shoal.cli.services import LedgerClient, call_ledger
 
 _STEPS: Final = {"hour": timedelta(days=1), "day": timedelta(days=10)}
-"""How much is asked for at a time: an answer that comes through the API server should not be large."""
+"""Period per query: a response through the API server's proxy should not be large."""
 _FIRST_YEAR: Final = 1970
 _LAST_YEAR: Final = 9999
 _FORM: Final = "%Y-%m-%dT%H:%M:%SZ"
@@ -19,22 +19,22 @@ _FORM: Final = "%Y-%m-%dT%H:%M:%SZ"
 
 @click.group()
 def export() -> None:
-    """Write usage and cost in forms that other systems read."""
+    """Export usage and cost in formats that other systems read."""
 
 
 @export.command()
 @click.option("--from", "start", help="2026-11, 2026-11-01 or 2026-11-01T06:00:00Z (UTC). Default: this month.")
 @click.option("--to", "end", help="The same; exclusive. Default: the end of the month that --from is in.")
-@click.option("--tenant", help="Only of this tenant.")
-@click.option("--grain", type=click.Choice(["hour", "day"]), default="day", show_default=True, help="What a row is of.")
-@click.option("--issuer", help="Who bills: stands in the columns on provider and issuer. Default: the installation.")
+@click.option("--tenant", help="Only this tenant.")
+@click.option("--grain", type=click.Choice(["hour", "day"]), default="day", show_default=True, help="Period of a row.")
+@click.option("--issuer", help="Value of the provider and issuer columns. Default: the installation.")
 @ledger_options
 def focus(
     start: str | None, end: str | None, tenant: str | None, grain: str, issuer: str | None, installation: Installation
 ) -> None:
-    """Write CSV as FOCUS 1.2 has it: a row per tenant, SKU and hour or day, and one per credit.
+    """Write CSV in the format of FOCUS 1.2: a row per tenant, SKU and hour or day, and one per credit.
 
-    Costs are exact; bills round each of their lines. Usage without a price has its tokens in x_ConsumedTokens, and no
+    Costs are exact, while bills round each line. Usage without a price has its tokens in x_ConsumedTokens, and no
     SkuPriceId and no prices.
 
     \b

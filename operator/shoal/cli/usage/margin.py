@@ -1,4 +1,4 @@
-"""`shoal margin`: what GPU classes brought in beside what they cost."""
+"""`shoal margin`: revenue and cost of GPU classes."""
 
 from decimal import Decimal
 from typing import Final
@@ -19,16 +19,16 @@ _FIELDS: Final = (
 
 
 @click.command()
-@click.option("--by", default="class", show_default=True, help="What a row is: some of class, model, day, month.")
+@click.option("--by", default="class", show_default=True, help="Dimensions of a row, from class, model, day, month.")
 @click.option("--from", "start", help="2026-11, 2026-11-01 or 2026-11-01T06:00:00Z (UTC). Default: this month.")
 @click.option("--to", "end", help="The same; exclusive. Default: the end of this month.")
 @click.option("-o", "--output", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
 @ledger_options
 def margin(by: str, start: str | None, end: str | None, output: str, installation: Installation) -> None:
-    """Show what GPU classes brought in, what they cost, and what is left.
+    """Show revenue, cost and margin of GPU classes.
 
     Revenue is billed usage at the tenants' prices, before credits. Cost is the time for which engines held GPUs, at the
-    hourlyCost of their GPUClass at that time. What is not known is `?`.
+    hourlyCost of their GPUClass at that time. An unknown value is `?`.
     """
     query = {"by": by, "from": start, "to": end}
     found = call_ledger(installation, lambda ledger: ledger.get(names.MARGIN_PATH, query, Margin))

@@ -1,4 +1,4 @@
-"""`shoal prices check`: price lists are right before they are committed."""
+"""`shoal prices check`: validates price lists before they are committed."""
 
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
@@ -16,16 +16,16 @@ _SUFFIXES: Final = (".yaml", ".yml")
 
 @click.group()
 def prices() -> None:
-    """Check price lists. They are files in Git, mounted into the ledger (docs/billing.md)."""
+    """Check price lists: files in Git, mounted into the ledger (docs/billing.md)."""
 
 
 @prices.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 def check(paths: tuple[Path, ...]) -> None:
-    """Say whether these price lists (files, or folders of them) can be used together, as the ledger would.
+    """Check whether these price lists (files or folders) are valid together, as the ledger does.
 
-    Each mistake is told with its file and line, and the exit code is 1: for CI. Prices that a later list no longer has
-    are warned of.
+    Each error is printed with file and line, and the exit code is 1: for CI. Prices that a later list drops cause a
+    warning.
     """
     problems: list[PriceProblem] = []
     found: list[PriceList] = []
@@ -42,7 +42,7 @@ def check(paths: tuple[Path, ...]) -> None:
         for problem in refused.problems:
             click.echo(str(problem), err=True)
         number = len(refused.problems)
-        raise click.ClickException(f"{number} mistake{'s' if number > 1 else ''}") from None
+        raise click.ClickException(f"{number} error{'s' if number > 1 else ''}") from None
     for warning in dropped(found):
         click.echo(f"{warning.file}:{warning.line}: warning: {warning.message}", err=True)
     for one in sorted(found, key=lambda one: one.starts):
@@ -54,7 +54,7 @@ def check(paths: tuple[Path, ...]) -> None:
 
 
 def gathered(paths: Iterable[Path]) -> Iterator[tuple[Path, str]]:
-    """The files that are named, and those of folders. Raises ClickException."""
+    """The given files, and the files of given folders. Raises ClickException."""
     for path in paths:
         files = sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES) if path.is_dir() else [path]
         if not files:

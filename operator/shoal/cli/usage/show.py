@@ -1,4 +1,4 @@
-"""Tables for people, CSV for programs."""
+"""Output of tables and CSV."""
 
 import io
 from collections.abc import Iterable, Sequence
@@ -11,12 +11,12 @@ from rich.table import Table
 from shoal.core import cells
 
 WIDTH: Final = 160
-"""Columns where the output is no terminal."""
+"""Width of the output without a terminal."""
 NONE: Final = "-"
 
 
 def console() -> Console:
-    """Where tables go. It takes texts as they are: a note such as "[ticket 7]" is no markup."""
+    """Console for tables. It prints texts literally: a note such as "[ticket 7]" is not markup."""
     width = None if Console().is_terminal else WIDTH
     return Console(highlight=False, markup=False, emoji=False, width=width)
 
@@ -24,7 +24,7 @@ def console() -> Console:
 def table(
     words: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]], total: Sequence[str] = ()
 ) -> Table:
-    """A table whose columns are `words`, then `numbers`; the last line may be a total."""
+    """A table with the columns `words`, then `numbers`; `total` is an optional last line."""
     found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_footer=False)
     for word in words:
         found.add_column(word, overflow="fold")
@@ -44,7 +44,7 @@ def count(number: int) -> str:
 
 
 def write_csv(names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """To the standard output."""
+    """Writes CSV to standard output."""
     text = io.StringIO(newline="")
     writer = cells.CSVWriter(text, lineterminator="\n")
     writer.row(names)

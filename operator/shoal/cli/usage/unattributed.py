@@ -1,4 +1,4 @@
-"""`shoal unattributed`: the engines' own counters beside what was billed."""
+"""`shoal unattributed`: tokens that engines counted and that were not billed."""
 
 from typing import Final
 
@@ -21,10 +21,12 @@ _NUMBERS: Final = (
 
 
 @click.command()
-@click.option("--by", default="model", show_default=True, help=f"What a row is: some of {', '.join(UNATTRIBUTED_BY)}.")
+@click.option(
+    "--by", default="model", show_default=True, help=f"Dimensions of a row, from {', '.join(UNATTRIBUTED_BY)}."
+)
 @click.option("--from", "start", help="2026-11, 2026-11-01 or 2026-11-01T06:00:00Z (UTC). Default: this month.")
 @click.option("--to", "end", help="The same; exclusive. Default: the end of this month.")
-@click.option("--model", multiple=True, help="namespace/name. May be given several times.")
+@click.option("--model", multiple=True, help="namespace/name. Can be repeated.")
 @click.option("-o", "--output", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
 @ledger_options
 def unattributed(
@@ -32,9 +34,9 @@ def unattributed(
 ) -> None:
     """Show the tokens that engines counted and that were not billed.
 
-    Billed and unattributed tokens are the engines' own counters, always; so a difference below zero is shown too. Of
-    what is unattributed, NOT BILLED stands in the ledger's own records: tries whose answer nobody got, and estimates.
-    With --by engine a row is a process of an engine, over its whole life. What is not known is `?`.
+    Both sides come from the engines' counters, so a negative difference is shown too. NOT BILLED is the part of
+    unattributed tokens that the ledger has records of: attempts whose response reached no client, and estimates. With
+    --by engine, a row is one engine process over its whole lifetime. An unknown value is `?`.
 
     \b
     kubectl shoal unattributed --by model,day
@@ -51,7 +53,7 @@ def unattributed(
         columns = [*words, *_FIELDS]
         write_csv(columns, ([row[name] for name in columns] for row in rows))
     elif not rows:
-        click.echo(f"Nothing was billed and no engine was heard from {found.start} to {found.end}.", err=True)
+        click.echo(f"Nothing was billed and no engine reported from {found.start} to {found.end}.", err=True)
     else:
         out = console()
         out.print(f"from {found.start} to {found.end} (UTC)")
@@ -63,7 +65,7 @@ def unattributed(
         out.print(table([_title(name) for name in words], _NUMBERS, lines, total))
         if estimated := found.total.estimated_input:
             out.print(
-                f"Of what is not billed {count(estimated)} input tokens are estimates: prompts without a word back."
+                f"Of the tokens not billed, {count(estimated)} input tokens are estimates: prompts without usage report."
             )
         if stale := _stale(found):
             out.print(stale)
@@ -71,12 +73,12 @@ def unattributed(
 
 def _stale(found: UnattributedPage) -> str | None:
     if not found.watching:
-        return "The ledger does not know which engines there are: the API server does not answer it, or is not asked."
+        return "The ledger has no list of engines: the API server does not respond, or is not configured."
     if not found.stale:
         return None
     some = ", ".join(found.stale[:5])
     more = f" and {len(found.stale) - 5} more" if len(found.stale) > 5 else ""
-    return f"{found.live} engines are heard; not heard: {some}{more}: their counters are as old as their last reading."
+    return f"{found.live} engines report; stale: {some}{more}: their counters are as old as their last report."
 
 
 def _numbers(row: UnattributedRow) -> list[str]:

@@ -1,4 +1,4 @@
-"""`shoal usage`: counted tokens, by anything."""
+"""`shoal usage`: counted tokens by any dimension."""
 
 import json
 from typing import Any, Final
@@ -24,17 +24,17 @@ _PAGE: Final = "5000"
 
 
 @click.command()
-@click.option("--tenant", multiple=True, help="Of this tenant. May be given several times, as all filters.")
-@click.option("--by", help=f"What a row is: some of {', '.join(BY)}. Default: tenant, model and adapter.")
+@click.option("--tenant", multiple=True, help="Only this tenant. Can be repeated, as all filters.")
+@click.option("--by", help=f"Dimensions of a row, from {', '.join(BY)}. Default: tenant, model and adapter.")
 @click.option("--from", "start", help="2026-11, 2026-11-01 or 2026-11-01T06:00:00Z (UTC). Default: this month.")
 @click.option("--to", "end", help="The same; exclusive. Default: the end of this month.")
 @click.option("--model", multiple=True, help="namespace/name.")
-@click.option("--adapter", multiple=True, help='namespace/name; "" is the models without one.')
+@click.option("--adapter", multiple=True, help='namespace/name; "" means models without an adapter.')
 @click.option("--key", multiple=True, help="Name of an API key.")
 @click.option("--external-id", multiple=True, help="externalID of the Tenant.")
 @click.option("--class", "gpu_class", multiple=True, help="GPU class.")
-@click.option("--plan", multiple=True, help='Plan of the Tenant; "" is none.')
-@click.option("--not-billed", is_flag=True, help="What nobody pays instead: retried attempts and estimated counts.")
+@click.option("--plan", multiple=True, help='Plan of the Tenant; "" means no plan.')
+@click.option("--not-billed", is_flag=True, help="Show usage that is not billed: retried attempts and estimates.")
 @click.option("-o", "--output", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
 @ledger_options
 def usage(
@@ -52,9 +52,9 @@ def usage(
     output: str,
     installation: Installation,
 ) -> None:
-    """Show how many tokens were used: by tenant, key, model, adapter, GPU class, plan, hour, day or month.
+    """Show used tokens by tenant, key, model, adapter, GPU class, plan, hour, day or month.
 
-    Counts are the engines' own. A request is counted in the hour (UTC) in which it was accepted.
+    Counts are the engines' own. A request counts in the hour (UTC) in which it was accepted.
 
     \b
     kubectl shoal usage --tenant acme --by model,adapter,day
@@ -85,7 +85,7 @@ def usage(
         write_csv(columns, ([row[name] for name in columns] for row in rows))
     elif not rows:
         whose = f" of {', '.join(tenant)}" if tenant else ""
-        click.echo(f"No usage{whose} from {head.start} to {head.end} that fits.", err=True)
+        click.echo(f"No matching usage{whose} from {head.start} to {head.end}.", err=True)
     else:
         _print(head, rows)
 
@@ -111,9 +111,9 @@ def _print(head: UsagePage, rows: list[dict[str, Any]]) -> None:
     out.print(f"from {head.start} to {head.end} (UTC)")
     out.print(table(words, list(_COUNTS.values()), lines, total))
     if unknown := sum(row["unknownCachedInputTokens"] for row in rows):
-        out.print(f"Of {count(unknown)} input tokens it is not known how many were cached (cut streams).")
+        out.print(f"For {count(unknown)} input tokens the cached part is unknown (cut streams).")
     if unknown := sum(row["unknownRequests"] for row in rows):
-        out.print(f"Of {count(unknown)} requests the tokens are not known: no engine said.")
+        out.print(f"For {count(unknown)} requests the tokens are unknown: no engine reported them.")
 
 
 def _unseen(tenants: tuple[str, ...]) -> str:

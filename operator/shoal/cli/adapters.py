@@ -1,23 +1,27 @@
-"""Pools as tables: a line about the pool, its replicas, its adapters."""
+"""`shoal adapters`: shows pools, replicas and adapters, from the leading operator."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Final
 
-from rich.console import Group, RenderableType
+import click
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from shoal.api.adapterstats import AdapterStats, AdapterStatsAnswer, PoolStats, ReplicaAdapters
+from shoal.cli.client import run_command
+from shoal.cli.options import Installation, operator_options
 from shoal.cli.scaling.why import ago
+from shoal.cli.services import OperatorClient
 
 SORTS: Final = ("name", "used", "requests", "misses")
 _UNREMARKABLE: Final = ("Resident", "OnDemand")
 
 
-def picture(answer: AdapterStatsAnswer, *, sort: str = "name", limit: int = 50, wide: bool = False) -> RenderableType:
-    """All pools of an answer; `wide`: with the replicas that have each adapter."""
+def render(answer: AdapterStatsAnswer, *, sort: str = "name", limit: int = 50, wide: bool = False) -> RenderableType:
+    """Renders all pools of an answer; `wide`: with the replicas of each adapter."""
     if not answer.pools:
         return Text("there is no LoRAPool")
     parts: list[RenderableType] = []
@@ -27,7 +31,7 @@ def picture(answer: AdapterStatsAnswer, *, sort: str = "name", limit: int = 50, 
 
 
 def hit_rate(adapters: Iterable[AdapterStats]) -> str:
-    """Requests that found their adapter at a replica, in per cent; `-` without a request, `?` where not known."""
+    """Share of requests that found their adapter on a replica, in percent; `-` without requests, `?` if unknown."""
     arrivals = misses = 0
     for one in adapters:
         if one.arrivals is None or one.misses is None:
@@ -37,7 +41,7 @@ def hit_rate(adapters: Iterable[AdapterStats]) -> str:
 
 
 def ordered(adapters: Sequence[AdapterStats], sort: str) -> list[AdapterStats]:
-    """By name, or what is most first."""
+    """Sorts by name, or with the largest value first."""
     if sort == "name":
         return sorted(adapters, key=lambda a: a.adapter)
     if sort == "used":
@@ -55,9 +59,9 @@ def _pool(pool: PoolStats, now: datetime, sort: str, limit: int, wide: bool) -> 
         f"{len(pool.adapters)} adapters, hits {hit_rate(pool.adapters)}",
     )
     if pool.ready != "True":
-        yield Text(f"{pool.reason}: {pool.message}" if pool.reason else "not worked on yet", style="yellow")
+        yield Text(f"{pool.reason}: {pool.message}" if pool.reason else "not reconciled yet", style="yellow")
     if pool.stale:
-        yield Text(f"not heard, so the figures lack what they have: {', '.join(pool.stale)}", style="yellow")
+        yield Text(f"stale gateways, not included in these numbers: {', '.join(pool.stale)}", style="yellow")
     yield Padding(_replicas(pool.replicas), (0, 0, 0, 2), expand=False)
     if pool.adapters:
         shown = ordered(pool.adapters, sort)[:limit]
@@ -68,15 +72,15 @@ def _pool(pool: PoolStats, now: datetime, sort: str, limit: int, wide: bool) -> 
 
 def _replicas(replicas: Sequence[ReplicaAdapters]) -> RenderableType:
     if not replicas:
-        return Text("no replica now: a request for an adapter wakes one")
+        return Text("no replica: a request for an adapter wakes one")
     table = _table("REPLICA", "SLOTS", "LOADED", "FAILED", "WAITING", "LOADS", "EVICTED")
     for one in replicas:
         if not one.live:
             cells = ("?", "?", "?", "?", "?", "?")
         else:
             slots = "-" if one.slots is None else f"{_count(one.leased)}/{one.slots}"
-            figures = (one.loaded, one.failed, one.waiting, one.loads, one.evictions)
-            cells = (slots, *map(_count, figures))
+            counts = (one.loaded, one.failed, one.waiting, one.loads, one.evictions)
+            cells = (slots, *map(_count, counts))
         table.add_row(Text(one.pod, style="" if one.ready else "yellow"), *(_cell(c) for c in cells))
     return table
 
@@ -110,7 +114,7 @@ def _adapters(adapters: Sequence[AdapterStats], replicas: int, now: datetime, wi
 
 
 def _where(one: AdapterStats) -> str:
-    """The replicas that have it, then those that are to load it yet."""
+    """The replicas that have the adapter, then the replicas that are to load it."""
     if one.resident is None:
         return "?"
     coming = [f"{pod} (to load)" for pod in one.desired if pod not in one.resident]
@@ -131,3 +135,55 @@ def _count(value: int | None) -> str:
 
 def _cell(text: str) -> Text:
     return Text(text, style="yellow" if "?" in text else "")
+
+
+WIDTH: Final = 160
+"""Width of the output without a terminal."""
+WIDER: Final = 240
+"""Width with `-o wide`."""
+
+
+@click.command()
+@click.option("--pool", help="Only this LoRAPool.")
+@click.option("-n", "--namespace", help="Namespace of the pools. Default: the kubeconfig context's.")
+@click.option("-A", "--all-namespaces", is_flag=True, help="Pools of all namespaces.")
+@click.option("--sort", type=click.Choice(SORTS), default="name", show_default=True, help="Sort order.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Adapters to show per pool.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "wide", "json"]),
+    default="table",
+    show_default=True,
+    help="wide: also lists the replicas of each adapter.",
+)
+@operator_options
+def command(
+    pool: str | None,
+    namespace: str | None,
+    all_namespaces: bool,
+    sort: str,
+    limit: int,
+    output: str,
+    installation: Installation,
+) -> None:
+    """Show the adapters of LoRA pools: residency, hit rate, loads and last use.
+
+    An unknown value is `?`. An adapter without a slot shows the reason. Needs the right to get the operator's Lease and
+    pods/proxy in Shoal's namespace.
+    """
+    if all_namespaces and namespace:
+        raise click.UsageError("--all-namespaces and --namespace exclude each other")
+
+    async def work() -> AdapterStatsAnswer:
+        async with await installation.connect() as client:
+            where = None if all_namespaces else namespace or client.namespace or "default"
+            return await OperatorClient(client, installation.namespace, installation.url).adapters(where, pool)
+
+    answer = run_command(work())
+    if output == "json":
+        click.echo(answer.model_dump_json(indent=2))
+        return
+    wide = output == "wide"
+    console = Console(highlight=False, width=None if Console().is_terminal else WIDER if wide else WIDTH)
+    console.print(render(answer, sort=sort, limit=limit, wide=wide))
