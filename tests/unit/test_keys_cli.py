@@ -102,7 +102,7 @@ def test_a_key_can_go_into_a_file_that_only_its_owner_reads(file: Path, tmp_path
     assert patched(done)[0]["value"]["sha256"] == hash_api_key(path.read_text().strip())
     again = keys("create", "-f", file, "--key-file", path)
     assert again.exit_code == 2
-    assert "only written into a new file" in again.output
+    assert "only written to a new file" in again.output
 
 
 def test_the_file_keeps_its_comments_and_other_documents(file: Path) -> None:
@@ -120,7 +120,7 @@ def test_rotate_lets_both_keys_work_for_a_while(file: Path) -> None:
     old, _, new = tenant(file).spec.keys
     assert (new.name, new.sha256, new.expires) == ("prod-2", hash_api_key(the_key(done)), None)
     assert old.expires is not None
-    assert f"both work until {old.expires:%Y-%m-%dT%H:%M:%SZ}" in done.stderr
+    assert f"both are valid until {old.expires:%Y-%m-%dT%H:%M:%SZ}" in done.stderr
     assert "after that remove the old one: kubectl shoal keys remove prod --tenant acme" in done.stderr
 
 
@@ -144,7 +144,7 @@ def test_each_change_of_an_entry_is_guarded_by_its_name(file: Path) -> None:
 
 def test_it_warns_who_locks_a_tenant_out(file: Path) -> None:
     assert "every request is refused" not in keys("disable", "prod", "-f", file, "--write").stderr
-    assert "it is the last key of Tenant acme that works" in keys("disable", "old", "-f", file).stderr
+    assert "it is the last valid key of Tenant acme" in keys("disable", "old", "-f", file).stderr
 
 
 def test_a_tenant_without_keys_gets_a_list(tmp_path: Path) -> None:
@@ -175,10 +175,10 @@ def test_a_key_made_elsewhere_comes_by_the_standard_input(file: Path) -> None:
         (["create"], "name the Tenant with --tenant, or a file with -f"),
         (["create", "--name", "prod"], "has a key 'prod' already: choose another --name, or rotate it"),
         (["create", "--name", "Prod!"], "Tenant acme would not be valid: spec.keys.2.name"),
-        (["create", "--expires", "soon"], "'soon' is no time: give a time from now (90d, 12h, 2w)"),
-        (["create", "--expires", "2020-01-01"], "2020-01-01 is past"),
+        (["create", "--expires", "soon"], "'soon' is not a time: give a time from now (90d, 12h, 2w)"),
+        (["create", "--expires", "2020-01-01"], "2020-01-01 is in the past"),
         (["create", "--apply"], "--apply changes the cluster, -f is for a file"),
-        (["create", "--tenant", "globex"], "there is no Tenant globex in there, but acme"),
+        (["create", "--tenant", "globex"], "no Tenant globex found, only acme"),
         (["rotate", "nope"], "Tenant acme has no key 'nope'; it has: prod, old"),
     ],
 )
@@ -255,7 +255,7 @@ def test_a_conflict_writes_nothing_and_shows_no_key(tmp_path: Path) -> None:
     api.on_patch = (409, "the object has been modified")
     done = refuse("create")
     assert done.exit_code == 1
-    assert "changed by somebody else at the same moment: nothing was written, call again" in done.output
+    assert "changed concurrently: nothing was written, try again" in done.output
     assert not KEY.search(done.output)
 
 

@@ -52,7 +52,7 @@ async def test_a_ledger_that_is_not_there_or_not_ready_is_told(world: World) -> 
 
 async def test_a_key_that_is_not_the_ledger_s_is_told(world: World) -> None:
     result = await run("usage", "--ledger-url", world.url, "--ledger-key", "nonsense")
-    assert (result.exit_code, "the ledger does not take this key" in result.stderr) == (1, True)
+    assert (result.exit_code, "the ledger does not accept this key" in result.stderr) == (1, True)
     result = await run("margin", "--ledger-url", world.url, "--ledger-key", GATEWAY)
     assert "the key of role gateway may not do this" in result.stderr
     result = await run("usage", "--ledger-url", "http://127.0.0.1:9", "--ledger-key", ADMIN)

@@ -102,7 +102,7 @@ def test_a_span_of_time_is_asked_for_in_utc(api: CannedApi, tmp_path: Path):
     assert "to=2026-11-22T00:00:00+00:00" in asked(api)[1]
     wrong = run(api, tmp_path, "--tenant", "acme", "--since", "yesterday")
     assert wrong.exit_code == 2
-    assert "--since 'yesterday' is no time: give how long ago (90s, 30m, 12h, 7d)" in wrong.output
+    assert "--since 'yesterday' is not a time: give how long ago (90s, 30m, 12h, 7d)" in wrong.output
 
 
 def test_what_is_missing_is_said_beside_what_is_there(api: CannedApi, tmp_path: Path):
@@ -160,7 +160,7 @@ def test_deleting_asks_first_and_says_what_went(api: CannedApi, tmp_path: Path):
     api.answers[proxy("shoal-gateway-0")] = deleted
     refused = run(api, tmp_path, "delete", "--tenant", "acme", "--user", "u-1", input="n\n")
     assert refused.exit_code == 1
-    assert "Delete what user u-1 of tenant acme asked? It cannot be brought back" in refused.output
+    assert "Delete the entries of user u-1 of tenant acme? This cannot be undone" in refused.output
     assert not [call for call in api.calls if call[0] == "DELETE"]
     result = run(api, tmp_path, "delete", "--tenant", "acme", "--user", "u-1", input="y\n")
     assert result.exit_code == 0
@@ -176,14 +176,14 @@ def test_a_deletion_that_did_not_reach_everything_fails_and_says_so(api: CannedA
     assert result.exit_code == 1
     assert "Deleted: 1 files." in result.output
     assert "gateway shoal-gateway-1: it cannot be reached" in result.output
-    assert "Repeat it then." in result.output
+    assert "Fix this and repeat the command." in result.output
 
 
 def test_what_a_gateway_that_was_scaled_away_left_is_named(api: CannedApi, tmp_path: Path):
     """Nobody reads or deletes what is on its volume: who deletes must not think that all is gone."""
     api.answers[CLAIMS] = claims("spool-shoal-gateway-2", "logs-shoal-gateway-0", "logs-shoal-gateway-2")
     said = (
-        "gateway shoal-gateway-2: it was scaled away, and what it logged is on its volume still. Scale up again to "
+        "gateway shoal-gateway-2: it was scaled down, and its log is still on its volume. Scale up again to "
         "reach it, or delete it: kubectl -n shoal-system delete persistentvolumeclaim logs-shoal-gateway-2"
     )
     shown = run(api, tmp_path, "--tenant", "acme", "-o", "json")
@@ -201,10 +201,10 @@ def test_who_may_not_see_volumes_is_told_that_they_are_unknown(api: CannedApi, t
     api.answers[proxy("shoal-gateway-0")] = {"files": 1, "entries": None, "missing": [], "unreadable": []}
     deleted = run(api, tmp_path, "delete", "--tenant", "acme", "--yes")
     assert deleted.exit_code == 1
-    assert "volumes of gateways that were scaled away are not known: persistentvolumeclaims is forb" in deleted.output
+    assert "volumes of gateways that were scaled down are unknown: persistentvolumeclaims is forb" in deleted.output
 
 
 def test_options_that_do_not_go_together(api: CannedApi, tmp_path: Path):
-    assert "--tenant is needed" in run(api, tmp_path).output
+    assert "--tenant is required" in run(api, tmp_path).output
     wrong = CliRunner().invoke(main, ["logs", "--tenant", "acme", "delete", "--tenant", "acme"])
-    assert "the options of `logs delete` stand behind it" in wrong.output
+    assert "put the options of `logs delete` after `delete`" in wrong.output

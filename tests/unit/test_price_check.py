@@ -32,7 +32,7 @@ def test_mistakes_in_price_lists_are_told_with_file_and_line(tmp_path: Path) -> 
         f"{tmp_path}/a.yaml:4: `prices.output`: '1.2345678' has more than 6 decimals",
         f"{tmp_path}/b.yaml:1: `effectiveFrom` is missing",
         f"{tmp_path}/b.yaml:2: unknown field `effectivefrom`: did you mean `effectiveFrom`?",
-        "Error: 3 mistakes",
+        "Error: 3 errors",
     ]
 
 

@@ -104,7 +104,7 @@ def test_a_model_without_a_place_says_why_and_ends_with_1(tmp_path: Path) -> Non
 def test_without_classes_they_are_asked_for(tmp_path: Path) -> None:
     done = render(tmp_path, model())
     assert done.exit_code == 2
-    assert "which GPUClasses are there? --fleet FILE" in done.output
+    assert "GPUClasses are required: use --fleet FILE" in done.output
 
 
 def test_the_operators_own_configuration_shapes_the_pods(tmp_path: Path) -> None:

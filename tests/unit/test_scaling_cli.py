@@ -143,8 +143,8 @@ def test_why_as_json_is_what_the_operator_said(kubeconfig: Path) -> None:
 def test_why_names_the_voices_that_keep_replicas_from_going(kubeconfig: Path, api: CannedApi) -> None:
     api.answers[f"{POD}/chat/llama"] = answer(LLAMA.model_copy(update={"stale": ("shoal-gateway-1",)}))
     said = shoal(kubeconfig, "why", "llama").output
-    assert "not heard, so nothing goes down: shoal-gateway-1" in said
-    assert "no decision yet since this operator leads" in said
+    assert "stale signals, so no scale-down: shoal-gateway-1" in said
+    assert "no decision since this operator became leader" in said
 
 
 DRIVEN = DriverStats(
@@ -164,7 +164,7 @@ def test_why_names_the_driver_and_where_it_lags_behind(kubeconfig: Path, api: Ca
     lines = shoal(kubeconfig, "why", "llama").output.splitlines()
     assert lines[2] == (
         "driver KEDA: MetricsUnavailable: HorizontalPodAutoscaler keda-hpa-llama-l4 gets no metric; l4: 4 answered, "
-        "2 asked for; h100: 0 answered, ? asked for"
+        "2 written; h100: 0 answered, ? written"
     )
 
 
@@ -211,7 +211,7 @@ def test_without_a_leader_it_says_what_to_look_at(kubeconfig: Path, api: CannedA
     api.answers[LEASE] = {"spec": {"holderIdentity": ""}}
     done = shoal(kubeconfig, "why", "llama")
     assert done.exit_code == 1
-    assert "no operator leads at the moment: look at kubectl -n shoal-system get pods" in done.output
+    assert "there is no leading operator at the moment: look at kubectl -n shoal-system get pods" in done.output
 
 
 def test_it_shows_the_operator_a_token_that_it_asked_for(kubeconfig: Path, api: CannedApi) -> None:

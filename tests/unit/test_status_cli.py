@@ -148,14 +148,14 @@ def test_without_the_right_to_read_logs_the_rest_is_shown_and_the_reason_told(ku
     done = status(kubeconfig)
     assert done.exit_code == 0
     assert "Fetching  " in done.output
-    assert 'without the per cent of fetching: pods "llama-1" is forbidden' in done.output
+    assert 'progress of fetches is unknown: pods "llama-1" is forbidden' in done.output
 
 
 def test_without_the_right_to_see_pods_the_models_are_shown(kubeconfig: Path, api: CannedApi) -> None:
     api.answers["/api/v1/namespaces/chat/pods"] = (403, "pods is forbidden: cannot list pods")
     done = status(kubeconfig)
     assert "l40s-48gb" in done.output
-    assert "without the progress of pods: pods is forbidden" in done.output
+    assert "progress of pods is unknown: pods is forbidden" in done.output
 
 
 def test_no_right_to_see_models_is_said_in_the_servers_words(kubeconfig: Path, api: CannedApi) -> None:
@@ -180,19 +180,19 @@ def test_an_empty_namespace_says_so(kubeconfig: Path, api: CannedApi) -> None:
 def test_a_model_that_nobody_looked_at_asks_for_the_operator(kubeconfig: Path, api: CannedApi) -> None:
     bare = {k: v for k, v in MODEL.items() if k != "status"}
     api.answers["/apis/shoal.dev/v1alpha1/namespaces/chat/models"] = {"items": [bare]}
-    assert "the operator has not seen it yet: is it running?" in status(kubeconfig).output
+    assert "the operator has not reconciled it yet: is it running?" in status(kubeconfig).output
 
 
 def test_no_cluster_at_all_is_told(tmp_path: Path) -> None:
     done = status(tmp_path / "none")
     assert done.exit_code == 1
-    assert "no cluster to talk to" in done.output
+    assert "cannot connect to a cluster" in done.output
 
 
 def test_all_namespaces_and_a_name_exclude_each_other(kubeconfig: Path) -> None:
     done = status(kubeconfig, "-A", "llama")
     assert done.exit_code == 2
-    assert "--all-namespaces goes with neither" in done.output
+    assert "--all-namespaces excludes" in done.output
 
 
 def test_the_last_line_about_progress_counts() -> None:

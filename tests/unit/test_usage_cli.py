@@ -34,8 +34,8 @@ async def test_usage_as_a_table(world: World) -> None:
         "chat/llama chat/sql 2026-11-02 1 7 0 0 0",
         "chat/new - 2026-11-02 1 42 0 0 0",
         "total 1,202 2,000,049 1,000,000 5 0",
-        "Of 7 input tokens it is not known how many were cached (cut streams).",
-        "Of 1 requests the tokens are not known: no engine said.",
+        "For 7 input tokens the cached part is unknown (cut streams).",
+        "For 1 requests the tokens are unknown: no engine reported them.",
     ]
 
 
@@ -68,7 +68,7 @@ async def test_usage_of_many_pages_is_one_table(world: World, monkeypatch: pytes
 async def test_no_usage_in_a_time_is_said(world: World) -> None:
     told = await world.shoal("usage", "--tenant", "acme", "--from", "2026-01", "--to", "2026-02")
     assert (told.exit_code, told.stdout) == (0, "")
-    assert "No usage of acme from 2026-01-01T00:00:00Z to 2026-02-01T00:00:00Z that fits." in told.stderr
+    assert "No matching usage of acme from 2026-01-01T00:00:00Z to 2026-02-01T00:00:00Z." in told.stderr
 
 
 @pytest.mark.parametrize("command", [("usage",), ("bill", "--month", "2026-11")])
@@ -208,21 +208,21 @@ async def test_what_engines_counted_is_shown_beside_what_was_billed(world: World
         "from 2026-11-01T00:00:00Z to 2026-12-01T00:00:00Z (UTC)",
         "MODEL ENGINES IN OUT BILLED IN OUT NOT BILLED IN OUT UNATTRIBUTED IN OUT SHARE",
         "chat/llama 2,000,137 105 2,000,037 5 0 0 100 100 0.01 %",
-        "The ledger does not know which engines there are: the API server does not answer it, or is not asked.",
+        "The ledger has no list of engines: the API server does not respond, or is not configured.",
     ]
     world.books.standing = EngineCoverage(watching=True, live=2, stale=("chat/llama-7",))
     told = text(await world.shoal("unattributed", "--by", "model,day"))
     assert "chat/new 2026-11-02 ? ? 42 0 0 0 ? ? ?" in told, "no engine of it was heard"
     assert told[-2].startswith("total 2,000,137 105 2,000,079 5")
     assert told[-1] == (
-        "2 engines are heard; not heard: chat/llama-7: their counters are as old as their last reading."
+        "2 engines report; stale: chat/llama-7: their counters are as old as their last report."
     )
 
 
 async def test_estimates_are_told_beside_what_is_not_billed(world: World) -> None:
     await world.books.fill(hour("2026-11-03T00:00", billed=False, input_tokens=1_250, estimated_input=1_200))
     told = text(await world.shoal("unattributed", "--model", "chat/llama"))
-    assert told[-2] == "Of what is not billed 1,200 input tokens are estimates: prompts without a word back."
+    assert told[-2] == "Of the tokens not billed, 1,200 input tokens are estimates: prompts without usage data."
     rows = csv.DictReader(io.StringIO((await world.shoal("unattributed", "-o", "csv")).stdout))
     assert [row["estimatedInput"] for row in rows if row["model"] == "chat/llama"] == ["1200"]
 

@@ -264,7 +264,7 @@ class LedgerClient(ServiceClient):
 
     def _missing_right(self, error: KubeError) -> Unreachable:
         return Unreachable(
-            f"{error.message}\nThis needs the billing key of the ledger, and therefore the right to get "
+            f"{error.message}\nThis command needs the right to get "
             f"the Secret {names.key_secret('billing')} in namespace {self._namespace}. With a key at hand, use "
             "--ledger-key"
         )

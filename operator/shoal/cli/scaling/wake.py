@@ -89,7 +89,7 @@ async def _wait(client: KubeClient, name: str, namespace: str, timeout: float) -
         except ValidationError as error:
             raise click.ClickException(f"model/{name} is not valid: {error.errors()[0]['msg']}") from None
         ready = find(model.status.conditions if model.status else (), reasons.READY)
-        line = f"{ready.reason}: {ready.message}" if ready else "the operator has not seen it yet: is it running?"
+        line = f"{ready.reason}: {ready.message}" if ready else "the operator has not reconciled it yet: is it running?"
         if model.status and model.status.replicas and model.status.replicas.ready:
             click.echo(f"  a replica serves after {loop.time() - began:.1f} s")
             return

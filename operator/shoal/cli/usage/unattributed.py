@@ -65,7 +65,7 @@ def unattributed(
         out.print(table([_title(name) for name in words], _NUMBERS, lines, total))
         if estimated := found.total.estimated_input:
             out.print(
-                f"Of the tokens not billed, {count(estimated)} input tokens are estimates: prompts without usage report."
+                f"Of the tokens not billed, {count(estimated)} input tokens are estimates: prompts without usage data."
             )
         if stale := _stale(found):
             out.print(stale)
