@@ -214,9 +214,7 @@ async def test_what_engines_counted_is_shown_beside_what_was_billed(world: World
     told = text(await world.shoal("unattributed", "--by", "model,day"))
     assert "chat/new 2026-11-02 ? ? 42 0 0 0 ? ? ?" in told, "no engine of it was heard"
     assert told[-2].startswith("total 2,000,137 105 2,000,079 5")
-    assert told[-1] == (
-        "2 engines report; stale: chat/llama-7: their counters are as old as their last report."
-    )
+    assert told[-1] == ("2 engines report; stale: chat/llama-7: their counters are as old as their last report.")
 
 
 async def test_estimates_are_told_beside_what_is_not_billed(world: World) -> None:
