@@ -176,3 +176,57 @@ def imported_names(tree: ast.Module) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             yield node.module
+
+
+EVENT_WRITERS: Final = {
+    "shoal.net.hub",  # the cold endpoints' one
+    "shoal.gateway.reply", "shoal.gateway.sse", "shoal.net.errors",  # the hot path: an engine's events, passed on
+    "shoal.net.stream", "shoal.gateway.attempts",  # they listen, and ask for events
+}  # fmt: skip
+"""Modules that know how server-sent events look."""
+
+
+def libraries(tree: ast.Module) -> set[str]:
+    """Modules that a module imports, and names that it imports from them as if they were modules."""
+    named = {
+        f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    return named | set(imported_names(tree))
+
+
+def event_writers(trees: Mapping[str, ast.Module]) -> set[str]:
+    """Modules with the content type of server-sent events, or the beginning of one."""
+    return {
+        module
+        for module, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
+        and (
+            (isinstance(node.value, bytes) and (node.value.startswith(b"data: ") or b"text/event-stream" in node.value))
+            or node.value == "text/event-stream"
+            or (isinstance(node.value, str) and node.value.startswith("data: "))
+        )
+    }
+
+
+def test_http_is_served_by_one_server_and_events_are_written_in_one_place() -> None:
+    product = {module: tree for module, tree in modules().items() if module.startswith("shoal.")}
+    assert {m for m, tree in product.items() if any(n.startswith("aiohttp.web") for n in libraries(tree))} == set()
+    assert {m for m, tree in product.items() if any(n.startswith("uvicorn") for n in libraries(tree))} == {
+        "shoal.net.server"
+    }
+    assert event_writers(product) == EVENT_WRITERS
+
+
+def test_the_checks_of_servers_can_fail() -> None:
+    assert "aiohttp.web" in libraries(ast.parse("from aiohttp import web"))
+    assert "aiohttp.web" in libraries(ast.parse("def f():\n    from aiohttp.web import Response"))
+    trees = {
+        "a": ast.parse("head = [(b'content-type', b'text/event-stream')]"),
+        "b": ast.parse("async def f(write, x): await write(f'data: {x}\\n\\n'.encode())"),
+        "c": ast.parse("line.startswith(b'data:')"),
+    }
+    assert event_writers(trees) == {"a", "b"}

@@ -22,11 +22,6 @@ ANSWER: Final = "shoal.answer"
 False when the client must be waited for first. ASGI's two messages do the same for 7 % more CPU per request."""
 
 
-def headers_of(scope: Scope) -> dict[str, str]:
-    """Headers by their lower-case names; of one that comes twice, the last. Not for the hot path."""
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-
-
 def unproved(credentials: TLSCredentials | None, scope: Scope, role: str) -> str | None:
     """Why whoever has a key of `role` is not answered on this connection; None: it is."""
     return refusal(credentials, role, secured=CALLER in scope, shown=scope.get(CALLER))
