@@ -76,6 +76,41 @@ async def test_without_the_bound_one_read_makes_thousands_of_requests(monkeypatc
         writer.close()
 
 
+@pytest.mark.parametrize("whole", [False, True])
+async def test_a_body_that_nobody_waits_for_ends_with_its_connection(whole: bool):
+    """A refusal goes out before the body is read; what follows it is discarded, but not for ever."""
+    app = Slow()
+    app.let.set()
+    async with serving(app, head_seconds=0.2) as server, asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n")
+        assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+        writer.write(b"x" * (10 if whole else 5))
+        await asyncio.sleep(0.05)
+        server.sweep()
+        assert server.server_state.connections
+        await asyncio.sleep(0.2)
+        server.sweep()
+        assert await closed(reader) == b""
+        writer.close()
+
+
+async def test_a_connection_whose_body_came_late_takes_the_next_request():
+    app = Slow()
+    app.let.set()
+    async with serving(app, head_seconds=0.2) as server, asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n")
+        await reader.readuntil(b"ok")
+        writer.write(b"x" * 10 + GET)
+        await reader.readuntil(b"ok")
+        await asyncio.sleep(0.3)
+        server.sweep()
+        writer.write(GET)
+        assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+        writer.close()
+
+
 async def test_a_client_that_goes_is_noticed_though_it_has_sent_another_request():
     noticed = asyncio.Event()
 

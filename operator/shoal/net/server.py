@@ -182,10 +182,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if (
             cycle is not None  # pyright: ignore[reportUnnecessaryComparison] - None before the first request
             and cycle.more_body
-            and not cycle.response_started
             and now - self._body_since > self.head_seconds
         ):
-            self._refuse(408, f"The body did not arrive within {self.head_seconds:g} s.", "request_timeout")
+            if not cycle.response_started:
+                self._refuse(408, f"The body did not arrive within {self.head_seconds:g} s.", "request_timeout")
+            elif cycle.response_complete and self._head_since is None:
+                # The answer went out before the body had come. Such a connection is never idle again by itself.
+                self.transport.close()
         if not self.flow.write_paused:
             self._stuck_since = None
             return
