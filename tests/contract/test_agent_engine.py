@@ -10,7 +10,7 @@ import pytest
 
 from shoal.agent.drain import Drain
 from shoal.agent.observe import EngineObserver
-from shoal.agent.stalls import Stalls
+from shoal.agent.stalls import StallTracker
 from shoal.agent.stream import AgentStream
 from shoal.engine.client import EngineClient, EngineRefused
 from tests.support.engines import ADMIN_KEY, API_KEY, START_SECONDS, EngineProcess, Kind, running_engine
@@ -85,7 +85,7 @@ async def test_the_wrong_key_is_refused(engine: EngineProcess):
 async def test_a_replicas_life_is_told_as_loading_ready_draining_loading(kind: Kind, tmp_path: Path):
     """From the start of the engine's process to after its end."""
     hub = AgentStream()
-    observer = EngineObserver(hub, Drain(900), Stalls(180, tmp_path / "stalled"), tmp_path)
+    observer = EngineObserver(hub, Drain(900), StallTracker(180, tmp_path / "stalled"), tmp_path)
     (tmp_path / "stage.json").write_text('{"state": "done"}')
     (tmp_path / "boot").write_text("boot-1")
     phases: list[object] = []

@@ -6,7 +6,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent import changes
+from shoal.agent import stream
 from shoal.agent.stream import AgentStream
 from shoal.api.replica import ReplicaKeys
 
@@ -79,7 +79,7 @@ def test_nothing_is_kept_back_for_longer_than_the_quiet_time(
     hub.update(before)
     clock.now += wait
     hub.update(after)
-    if wait >= changes.QUIET_SECONDS or changes.matters(before, after):
+    if wait >= stream.QUIET_SECONDS or stream.is_urgent(before, after):
         assert known(dict(hub.published)) == known(after)
     else:
         assert known(dict(hub.published)) in (known(before), known(after))

@@ -21,8 +21,8 @@ from shoal.agent.drain import Drain
 from shoal.agent.hook import Hook
 from shoal.agent.observe import EngineObserver
 from shoal.agent.serve import EngineAgent
-from shoal.agent.stage.adapter import IN_A_HURRY, stage_adapter
-from shoal.agent.stalls import Stalls
+from shoal.agent.stage.adapter import IMPATIENT, stage_adapter
+from shoal.agent.stalls import StallTracker
 from shoal.agent.stream import AgentStream
 from shoal.api import names
 from shoal.api.adapters import AdapterSettings, AdapterWanted, DesiredAdapter, DesiredAdapters
@@ -99,7 +99,7 @@ class Pod:
                 pool,
                 self.drain,
                 self.files,
-                bring or partial(stage_adapter, settings=pool, sources=replace(IN_A_HURRY, network=LOCAL)),
+                bring or partial(stage_adapter, settings=pool, sources=replace(IMPATIENT, network=LOCAL)),
             )
         self._stall_seconds = stall_seconds
         self._engine_url = engine_url
@@ -134,7 +134,7 @@ class Pod:
         self, credentials: TLSCredentials | None = None, tls_port: int = names.AGENT_TLS_PORT
     ) -> AsyncGenerator["Pod"]:
         await self.engine_server.start_server()
-        stalls = Stalls(self._stall_seconds, self.stalled_file)
+        stalls = StallTracker(self._stall_seconds, self.stalled_file)
         observer = EngineObserver(self.hub, self.drain, stalls, self.folder, self.adapters)
         url = self._engine_url or str(self.engine_server.make_url(""))
         agent = EngineAgent(url, self.keys, self.hub, observer, self.drain, self.adapters, credentials)

@@ -278,7 +278,7 @@ async def test_an_agent_that_lives_is_waited_for_however_long(pod: Pod, monkeypa
     """The mutation: without its beat the hook takes it for dead."""
     pod.engine.active = pod.engine.requests = 1
     for beat, waits in ((0.2, True), (60, False)):
-        monkeypatch.setattr(hooks, "BEAT_SECONDS", beat)
+        monkeypatch.setattr(hooks, "HEARTBEAT_SECONDS", beat)
         hook = asyncio.create_task(pod.hook(rounds=5))
         await asyncio.wait([hook], timeout=3)
         assert hook.done() != waits

@@ -6,9 +6,8 @@ import time
 
 import pytest
 
-from shoal.agent.changes import difference, matters
-from shoal.agent.phase import Probe, phase
-from shoal.agent.stream import AgentStream
+from shoal.agent.observe import Probe, phase
+from shoal.agent.stream import AgentStream, difference, is_urgent
 from shoal.api.replica import ReplicaMessage, StageProgress
 from shoal.net import hub as stream
 from shoal.net.hub import HubReader, TooManyReaders
@@ -112,7 +111,7 @@ def test_changes_that_matter_are_told_at_once(hub: AgentStream, change: dict[str
 def test_changes_that_do_not_matter_are_not(change: dict[str, object]):
     before = IDLE | {"generation_tokens_total": 1}
     assert difference(before, before | change) == change
-    assert matters(before, before | change) is False
+    assert is_urgent(before, before | change) is False
 
 
 async def test_a_slow_reader_is_dropped_and_the_others_go_on(hub: AgentStream):

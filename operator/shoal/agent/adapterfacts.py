@@ -1,8 +1,8 @@
-"""The facts of a batch of adapters: a container that reads their metadata and leaves it for the operator.
+"""The adapter facts container: reads the metadata of a batch of adapters and reports it to the operator.
 
-One adapter's source never keeps the others from being read: each has its own time and its own line of the answer, and
-one that takes long leaves its turn to others. All lines are told at once, when the container ends: so what is not read
-soon after the others is left out, and read by a later Job, beside fewer. The exit code is 0 whenever there is an
+Each adapter has its own timeout and its own line in the answer, and one that takes long gives up its fetch slot, so no
+source blocks the others. All lines are reported together when the container ends. Adapters that are not read soon after
+the others are therefore pending out; a later Job reads them in a smaller batch. The exit code is 0 whenever there is an
 answer.
 """
 
@@ -27,18 +27,18 @@ from shoal.core.status.observed import ModelProblem
 
 AT_A_TIME = 4
 EACH_SECONDS = 180.0
-"""Most that one adapter may take."""
+"""Timeout of one adapter."""
 SLOT_SECONDS = 5.0
-"""One that takes longer does not count among these."""
+"""An adapter that takes longer gives up its fetch slot."""
 IDLE_SECONDS = 20.0
-"""How long those that were read wait for a further one."""
+"""How long to wait for a further adapter after the last one was read."""
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class FactsReading:
-    """What to read, and with what."""
+    """A batch of adapters to read, with credentials and timeouts."""
 
     batch: AdapterBatch
     secrets: Path = Path(names.ADAPTER_SECRETS_DIR)
@@ -49,32 +49,32 @@ class FactsReading:
 
 
 async def read_batch(reading: FactsReading) -> list[tuple[str, answers.Result]]:
-    """(key, facts or what is wrong) of each, in the order of the batch."""
-    turns = FetchSlots(AT_A_TIME, reading.slot_seconds)
-    tasks = [asyncio.create_task(_in_slot(wanted, reading, turns)) for wanted in reading.batch.adapters]
+    """(key, facts or problem) of each adapter, in the order of the batch."""
+    slots = FetchSlots(AT_A_TIME, reading.slot_seconds)
+    tasks = [asyncio.create_task(_in_slot(wanted, reading, slots)) for wanted in reading.batch.adapters]
     try:
-        left, patience = set(tasks), None
-        while left:
-            done, left = await asyncio.wait(left, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        pending, timeout = set(tasks), None
+        while pending:
+            done, pending = await asyncio.wait(pending, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             if not done:
                 break
-            patience = reading.idle_seconds
+            timeout = reading.idle_seconds
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     return [
-        (wanted.key, _left(wanted, reading) if task.cancelled() else task.result())
+        (wanted.key, _not_read(wanted, reading) if task.cancelled() else task.result())
         for wanted, task in zip(reading.batch.adapters, tasks, strict=True)
     ]
 
 
-async def _in_slot(wanted: AdapterToRead, reading: FactsReading, turns: FetchSlots) -> answers.Result:
-    async with turns.slot():
+async def _in_slot(wanted: AdapterToRead, reading: FactsReading, slots: FetchSlots) -> answers.Result:
+    async with slots.slot():
         return await _read(wanted, reading)
 
 
-def _left(wanted: AdapterToRead, reading: FactsReading) -> ModelProblem:
+def _not_read(wanted: AdapterToRead, reading: FactsReading) -> ModelProblem:
     what = (
         f"{shown(wanted.uri)} was not read within {reading.idle_seconds:g} s after others that were declared with it: "
         "it is slow, or hangs; it is read again, beside fewer and with more time"
@@ -93,8 +93,8 @@ async def _read(wanted: AdapterToRead, reading: FactsReading) -> answers.Result:
         what = f"{shown(wanted.uri)} was not read within {reading.seconds:g} s: it is too slow, or hangs"
         problem = ModelProblem(reasons.SOURCE_UNREACHABLE, what)
     except OSError as error:
-        told = of_os_error(error, f"reading {shown(wanted.uri)}")
-        problem = ModelProblem(told.reason, str(told))
+        translated = of_os_error(error, f"reading {shown(wanted.uri)}")
+        problem = ModelProblem(translated.reason, str(translated))
     else:
         log.info("adapter.read", uri=shown(wanted.uri), revision=found.revision, rank=found.rank)
         return found
@@ -103,10 +103,10 @@ async def _read(wanted: AdapterToRead, reading: FactsReading) -> answers.Result:
 
 
 async def read_one(wanted: AdapterToRead, reading: FactsReading) -> AdapterFacts:
-    """Reads config and header, of an archive after fetching it. Raises ArtifactError and OSError."""
-    place = credentials_for(wanted.uri, reading.batch.credentials)
-    folder = reading.secrets / str(place)
-    credentials = StoreCredentials() if place is None else await asyncio.to_thread(StoreCredentials.read, folder)
+    """Reads config and weights header; an archive is fetched first. Raises ArtifactError and OSError."""
+    index = credentials_for(wanted.uri, reading.batch.credentials)
+    folder = reading.secrets / str(index)
+    credentials = StoreCredentials() if index is None else await asyncio.to_thread(StoreCredentials.read, folder)
     async with open_source(wanted.uri, credentials, reading.settings) as source:
         manifest = await source.manifest()
         if not manifest.archive:
@@ -126,6 +126,6 @@ async def read_one(wanted: AdapterToRead, reading: FactsReading) -> AdapterFacts
 
 
 def run_batch(reading: FactsReading, write_termination: Callable[[str], None]) -> int:
-    """The container: reads, leaves its termination message, returns the exit code."""
+    """Runs the container: reads the batch, writes the termination message, returns the exit code."""
     write_termination(answers.message(asyncio.run(read_batch(reading))))
     return 0

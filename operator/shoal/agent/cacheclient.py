@@ -1,4 +1,4 @@
-"""Asks the node cache of this pod's node, over the socket in the mounted folder of the pod's own namespace."""
+"""Client of the node cache on the pod's node, over the socket in the namespace's mounted folder."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from shoal.api.cache import SILENCE_SECONDS, FetchDone, FetchLine, FetchRequest
 from shoal.artifacts import ArtifactError
 
 TIMEOUT_SECONDS: Final = 120.0
-"""How long a cache may be gone: a node's daemon that is replaced, its image not pulled yet."""
+"""How long the cache may be unavailable: a DaemonSet pod is being replaced and its image is not pulled yet."""
 _BACKOFF: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 _URL: Final = "http://cache"
 
@@ -30,25 +30,25 @@ async def fetch(
     *,
     timeout: float = TIMEOUT_SECONDS,
 ) -> FetchDone:
-    """Has the model brought into the namespace's folder, which is mounted at `folder`.
+    """Fetches the model into the namespace's folder, which is mounted at `folder`.
 
-    A cache that dies meanwhile is asked again: it goes on where it was. Raises ArtifactError with the cache's own
-    reason, and CacheUnavailable when it does not answer for `patience` seconds.
+    If the cache restarts meanwhile, the request is repeated, and the cache continues where it was. Raises ArtifactError
+    with the cache's reason, or with CacheUnavailable after `timeout` seconds of silence.
     """
-    heard = time.monotonic()
+    last_line = time.monotonic()
     tries = 0
 
-    def hear(line: FetchLine) -> None:
-        nonlocal heard, tries
-        heard, tries = time.monotonic(), 0
+    def receive(line: FetchLine) -> None:
+        nonlocal last_line, tries
+        last_line, tries = time.monotonic(), 0
         on_line(line)
 
     while True:
         try:
-            return await _request(folder, request, hear)
-        # A socket that is not there yet, not open to us yet, or whose daemon is gone.
+            return await _request(folder, request, receive)
+        # The socket does not exist yet, is not accessible yet, or its server is gone.
         except (aiohttp.ClientError, TimeoutError, OSError, ValidationError) as error:
-            silent = time.monotonic() - heard
+            silent = time.monotonic() - last_line
             if silent >= timeout:
                 raise ArtifactError(reasons.CACHE_UNAVAILABLE, _unavailable(folder, silent, error)) from None
             log.info("stage.cache_retry", problem=_shown(error), silent_seconds=round(silent, 1))
@@ -70,15 +70,15 @@ async def _request(folder: Path, request: FetchRequest, on_line: Callable[[Fetch
                 on_line(line)
                 if line.done is not None:
                     return line.done
-            raise aiohttp.ClientPayloadError("the answer ended early")
+            raise aiohttp.ClientPayloadError("the response ended early")
 
 
 async def hold(folder: Path, model_file: Path) -> None:
-    """Tells the cache, for as long as this runs, that the pod uses the model that `model_file` names.
+    """Holds the model that `model_file` names, so that the cache does not evict it. Runs until cancelled.
 
-    The stage container writes that file; a pod whose model is not cached never has it. Runs until cancelled.
+    The stage container writes that file; it does not exist in a pod whose model is not cached.
     """
-    told = ""
+    logged = ""
     while True:
         pause = 1.0
         if (key := await asyncio.to_thread(_read, model_file)) is not None:
@@ -90,7 +90,7 @@ async def hold(folder: Path, model_file: Path) -> None:
                 ):
                     if response.status == 200:
                         log.info("agent.model_held", model=key)
-                        told = ""
+                        logged = ""
                         async for _ in response.content:
                             pass
                         problem = "the connection ended"
@@ -98,8 +98,8 @@ async def hold(folder: Path, model_file: Path) -> None:
                         problem, pause = f"the node cache does not have model {key}", 10.0
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 problem = _shown(error)
-            if problem != told:
-                told = problem
+            if problem != logged:
+                logged = problem
                 log.warning("agent.model_not_held", problem=problem, consequence="it may be evicted in two minutes")
         await asyncio.sleep(pause)
 

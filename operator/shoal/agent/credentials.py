@@ -1,4 +1,4 @@
-"""What proves who asks for a Model's source: the mounted Secret, or the identity of the pod's ServiceAccount."""
+"""Credentials for a Model's source: the mounted Secret, or the identity of the pod's ServiceAccount."""
 
 import asyncio
 import os

@@ -1,6 +1,6 @@
-"""The drain of this replica: who listens and what they acknowledged, the hook that waits, the end of it.
+"""The drain of this replica: the connected gateways and their acknowledgements, the waiting preStop hook, and its end.
 
-Keeps the state; `core/drain.py` decides. Everything here runs on the event loop's thread.
+This module keeps the state; `core/drain.py` decides. Everything runs in the event loop's thread.
 """
 
 import asyncio
@@ -17,21 +17,21 @@ from shoal.core.drain import EngineObservation, EngineProgress, GatewayProgress,
 from shoal.net.hub import Caller
 
 FORGET_SECONDS: Final = 60.0
-"""A gateway that has been gone for so long, and ran no adapter when it was heard last, holds no claim any more."""
+"""A gateway without a stream for this long, and without running adapters in its last message, holds no claim."""
 TICK_SECONDS: Final = 0.25
-"""Between two decisions while nothing is heard: claims end by time."""
+"""Interval between decisions without events: claims end by time."""
 REMIND_SECONDS: Final = 30.0
-"""Between two lines in the log about what a drain waits for."""
+"""Interval between log lines about what a drain waits for."""
 
 log = structlog.get_logger()
 
 Key = tuple[str, str]
-"""Name and boot id of a gateway: a restarted one is another."""
+"""Name and boot id of a gateway; a restarted gateway has another key."""
 
 
 @dataclass(slots=True)
 class _Episode:
-    """One drain, from its first hook until the engine is gone or turned out to stay."""
+    """One drain, from its first hook until the engine is gone or keeps running."""
 
     boot: str | None
     began: float
@@ -40,7 +40,7 @@ class _Episode:
 
 
 class Drain:
-    """`tell` makes the stream say that the replica drains, or what it is otherwise, and returns the message's seq."""
+    """`publish` sends the phase on the stream and returns the message's seq."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -54,9 +54,9 @@ class Drain:
         self._changed = asyncio.Event()
         self.publish: Callable[[], int] = lambda: 0
         self.waits_for = ""
-        """Of the drain under way, or the last one: its reason and sentence, for people."""
+        """Reason and sentence of the current or last drain, for people."""
         self.stopped: Stop | None = None
-        """How the last hook was answered."""
+        """Answer to the last hook."""
 
     @property
     def draining(self) -> bool:
@@ -64,35 +64,35 @@ class Drain:
 
     @property
     def seconds(self) -> float:
-        """Longest drain."""
+        """Limit of a drain in seconds."""
         return self._seconds
 
     @property
     def has_observed(self) -> bool:
-        """Whether the engine has been looked at since the agent's start."""
+        """Whether the engine was observed since the agent's start."""
         return self._engine.observed_at is not None
 
     @property
     def gateways(self) -> tuple[GatewayProgress, ...]:
-        """Those that are known, the gone ones for a minute."""
+        """The known gateways; disconnected ones are kept for a minute."""
         return tuple(self._gateways.values())
 
     def listens(self, key: Key) -> bool:
-        """Whether a gateway has a stream."""
+        """Whether the gateway has a stream."""
         return key in self._streams
 
-    # --- what is heard ------------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------------
 
     def opened(self, caller: Caller) -> None:
-        """A gateway's stream began."""
+        """A gateway has opened a stream."""
         key, now = _key(caller), self.clock()
         self._streams[key] = self._streams.get(key, 0) + 1
-        name = caller.name or "a gateway that does not say its name"
+        name = caller.name or "an unnamed gateway"
         self._gateways[key] = drain.opened(self._gateways.get(key), name, now)
         self._changed.set()
 
     def closed(self, caller: Caller) -> None:
-        """A gateway's stream ended; it may have another one already."""
+        """A stream of a gateway has ended; the gateway may already have another one."""
         key, now = _key(caller), self.clock()
         left = self._streams[key] - 1
         if left:
@@ -107,7 +107,7 @@ class Drain:
         self._changed.set()
 
     def acked(self, ack: Ack) -> None:
-        """A gateway said what it acts on."""
+        """A gateway has acknowledged the stream."""
         key = ack.gateway, ack.boot
         known = self._gateways.get(key)
         adapters = frozenset(name for name, running in ack.running_by_adapter.items() if running)
@@ -115,33 +115,33 @@ class Drain:
         self._changed.set()
 
     def observed(self, observation: EngineObservation) -> None:
-        """The observer looked at the engine."""
+        """The observer has observed the engine."""
         if not self.has_observed:
             self._restarted = self._started if observation.boot is not None else None
             if self._episode is not None:
-                self._episode.boot = observation.boot  # the hook came first
+                self._episode.boot = observation.boot  # the hook came before the first observation
         self._engine = drain.observe(self._engine, observation)
         episode = self._episode
         if episode is not None and drain.over(episode.boot, self._engine, episode.returned, self.clock()):
             log.info("drain.ended", engine_boot=observation.boot, restarted=observation.boot != episode.boot)
             self._episode = None
-            # Not told from here: the observation that brought this is on its way into the stream.
+            # Not published here: the observer publishes this observation itself.
         self._changed.set()
 
     # --- the hook -----------------------------------------------------------------------------------------------------
 
     async def wait(self, waited_seconds: float = 0.0) -> Stop:
-        """Begins a drain, or joins the one that is under way; returns when the engine may be stopped.
+        """Begins a drain, or joins the current one; returns when the engine may be stopped.
 
-        `asked_ago` is for how many seconds the hook has waited: longer where this agent restarted during the drain.
+        `waited_seconds` is how long the hook has waited: longer than this call if the agent restarted during the drain.
         """
         episode = self._episode
         if episode is None:
             episode = self._episode = _Episode(self._engine.boot, self.clock() - waited_seconds, 0)
-            # Gateways turn away at once, and their acknowledgements of this very message count.
+            # Gateways stop sending at once; their acknowledgements of this message count.
             episode.barrier = self.publish()
             log.info("drain.began", barrier=episode.barrier, gateways=len(self._gateways), seconds=self._seconds)
-        said, said_at = "", -REMIND_SECONDS
+        logged, logged_at = "", -REMIND_SECONDS
         while True:
             self._changed.clear()
             if self._episode is not episode:
@@ -156,8 +156,8 @@ class Drain:
                     "drain.done", reason=decision.reason, why=decision.message, seconds=round(now - episode.began, 2)
                 )
                 return decision
-            if decision.reason != said or now - said_at >= REMIND_SECONDS:
-                said, said_at = decision.reason, now
+            if decision.reason != logged or now - logged_at >= REMIND_SECONDS:
+                logged, logged_at = decision.reason, now
                 self.waits_for = f"{decision.reason}: {decision.message}"
                 log.info("drain.waits", reason=decision.reason, why=decision.message)
             try:

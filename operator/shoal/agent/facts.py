@@ -1,7 +1,7 @@
-"""The facts of a source: a container that reads its metadata once per revision and leaves them for the operator.
+"""The facts container: reads a source's metadata once per revision and reports it to the operator.
 
-Success: exit code 0 and the termination message `{"facts": {...}}`, an `ArtifactFacts` by alias without what is not
-known, in at most 4096 bytes. Failure: exit code 1 and `{"reason", "message"}`.
+Success: exit code 0 and the termination message `{"facts": {...}}`, an `ArtifactFacts` by alias without unknown fields,
+in at most 4096 bytes. Failure: exit code 1 and `{"reason", "message"}`.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class FactsRequest:
-    """Of what the facts are wanted, and where its volume and its Secret are mounted."""
+    """The source to read, and where its volume and its Secret are mounted."""
 
     uri: str
     source: Path = Path(names.SOURCE_DIR)
     secret: Path = Path(names.SOURCE_SECRET_DIR)
     settings: Settings = field(default_factory=Settings)
     identity: bool = False
-    """Whether a bucket that no key of the Secret opens is read as the pod's ServiceAccount."""
+    """Whether the pod's ServiceAccount identity is used for a bucket without keys in the Secret."""
 
 
 async def read_facts(request: FactsRequest) -> ArtifactFacts:
@@ -45,7 +45,8 @@ async def read_facts(request: FactsRequest) -> ArtifactFacts:
         async with open_source(request.uri, credentials, request.settings, mounted=request.source) as source:
             manifest = await source.manifest()
             metadata = await read_metadata(source, manifest)
-            # Whoever may list a gated repository may not always read it: told now, not by every replica.
+            # The right to list a gated repository does not imply the right to read it: checked here rather than by
+            # every replica.
             await source.authorise(manifest)
     except OSError as error:
         raise of_os_error(error, f"reading {shown(request.uri)}") from error
@@ -53,7 +54,7 @@ async def read_facts(request: FactsRequest) -> ArtifactFacts:
 
 
 def summary(manifest: Manifest, metadata: Metadata) -> ArtifactFacts:
-    """What the metadata comes to. Raises ArtifactError(SourceInvalid)."""
+    """Facts from the metadata. Raises ArtifactError(SourceInvalid)."""
     config = folders.json_object(metadata.texts[folders.CONFIG], folders.CONFIG, manifest.source)
     index = _json(metadata, folders.INDEX, manifest.source)
     separate = _json(metadata, QUANTIZATION, manifest.source)
@@ -90,19 +91,19 @@ def _json(metadata: Metadata, name: str, source: str) -> dict[str, Any] | None:
 
 
 def _loaded(names: Iterable[str], index: Mapping[str, Any] | None) -> list[str]:
-    """Of these weights those that an engine loads: what the index names, else those beside config.json."""
-    there = list(names)
+    """The weights files that an engine loads: those in the index, or else those beside config.json."""
+    existing = list(names)
     shards = index.get("weight_map") if index is not None else None
     if isinstance(shards, dict):
         named = {str(name) for name in cast("dict[str, object]", shards).values()}
-        return [name for name in there if name in named]
-    return [name for name in there if "/" not in name] or there
+        return [name for name in existing if name in named]
+    return [name for name in existing if "/" not in name] or existing
 
 
 def _weight_bytes(metadata: Metadata, index: Mapping[str, Any] | None) -> int | None:
-    """Of weights without readable headers: what the index says, else the size of the older formats' files."""
-    told = index.get("metadata") if index is not None else None
-    size = cast("dict[str, object]", told).get("total_size") if isinstance(told, dict) else None
+    """Size of weights without readable headers: from the index, or else the size of files in older formats."""
+    totals = index.get("metadata") if index is not None else None
+    size = cast("dict[str, object]", totals).get("total_size") if isinstance(totals, dict) else None
     if isinstance(size, int | float) and 0 < size <= MOST_COUNT:
         return int(size)
     older = _loaded((name for name in metadata.sizes if name.endswith(folders.WEIGHTS)), None)
@@ -110,25 +111,25 @@ def _weight_bytes(metadata: Metadata, index: Mapping[str, Any] | None) -> int | 
 
 
 def _file_bytes(manifest: Manifest, metadata: Metadata) -> int:
-    """Room that a replica needs: an archive lies beside its content until it is unpacked."""
+    """Disk space that a replica needs: an archive and its content exist at the same time."""
     if not manifest.archive:
         return manifest.total_bytes
     return manifest.total_bytes + (sum(metadata.sizes.values()) if metadata.whole else manifest.total_bytes)
 
 
 def facts_message(result: ArtifactFacts | ArtifactError) -> str:
-    """The container's termination message."""
+    """Termination message of the container."""
     if isinstance(result, ArtifactError):
         return outcome.failure_message(result)
     content = result.model_dump(mode="json", by_alias=True, exclude_none=True)
     while (text := outcome.fits({"facts": content})) is None:
-        # Whoever reads it knows the source; only an address in other than Latin letters can be so long.
+        # The reader knows the source. Only a URI with many non-ASCII characters can be so long.
         content["source"] = content["source"][: len(content["source"]) // 2]
     return text
 
 
 def run_facts(request: FactsRequest, write_termination: Callable[[str], None]) -> int:
-    """The facts container: reads, leaves its termination message, returns the exit code."""
+    """Runs the facts container: reads, writes the termination message, returns the exit code."""
     result: ArtifactFacts | ArtifactError
     try:
         result = asyncio.run(read_facts(request))

@@ -1,7 +1,7 @@
-"""The engine's preStop hook as the agent sees it: two files of the folder that both containers share.
+"""The agent's side of the engine's preStop hook: two files in the folder that both containers share.
 
-The hook (`manifests/pod.py: drain_script`) makes `drain` and waits until it is gone; the agent drains and removes it.
-Meanwhile the agent writes `draining` every second, by which the hook knows that somebody works on it, and people what
+The hook (`manifests/pod.py: drain_script`) creates `drain` and waits until it is gone; the agent drains and removes it.
+During the drain the agent writes `draining` every second, which tells the hook that the agent is alive, and people what
 the drain waits for.
 """
 
@@ -18,13 +18,13 @@ from shoal.agent.drain import Drain
 from shoal.api import names
 
 POLL_SECONDS: Final = 0.1
-BEAT_SECONDS: Final = 1.0
+HEARTBEAT_SECONDS: Final = 1.0
 
 log = structlog.get_logger()
 
 
 class Hook:
-    """Answers the hooks of one pod, as often as they come."""
+    """Answers the preStop hooks of one pod."""
 
     def __init__(self, drain: Drain, run_dir: Path = Path(names.RUN_DIR)) -> None:
         self._drain = drain
@@ -33,37 +33,37 @@ class Hook:
         self._problem = ""
 
     async def run(self) -> None:
-        """Looks for ever. What the file system refuses is logged and tried again."""
+        """Polls until cancelled. File system errors are logged, and the operation is tried again."""
         while True:
-            ago = await asyncio.to_thread(self._waited_seconds)
-            if ago is not None:
-                await self._answer(ago)
+            waited = await asyncio.to_thread(self._waited_seconds)
+            if waited is not None:
+                await self._answer(waited)
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _answer(self, ago: float) -> None:
+    async def _answer(self, waited: float) -> None:
         async with asyncio.TaskGroup() as tasks:
-            beating = tasks.create_task(self._beat())
-            await self._drain.wait(ago)
-            beating.cancel()
+            heartbeat = tasks.create_task(self._write_heartbeat())
+            await self._drain.wait(waited)
+            heartbeat.cancel()
         await asyncio.to_thread(self._remove)
 
-    async def _beat(self) -> None:
+    async def _write_heartbeat(self) -> None:
         for number in itertools.count():
             await asyncio.to_thread(self._write, f"{number} {self._drain.waits_for}\n")
-            await asyncio.sleep(BEAT_SECONDS)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
 
-    # --- files: these block -------------------------------------------------------------------------------------------
+    # --- file access; blocks ------------------------------------------------------------------------------------------
 
     def _waited_seconds(self) -> float | None:
-        """For how long a hook has waited; None: none does."""
+        """How long a hook has waited; None: there is no hook."""
         try:
             made = self._file.stat().st_mtime
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._note(error)
+            self._log_once(error)
             return None
-        # Both containers have the node's clock. Whatever is wrong with it, a drain is never longer than drainSeconds.
+        # Both containers use the node's clock. Even with a wrong clock, a drain never takes longer than drainSeconds.
         return max(0.0, time.time() - made)
 
     def _write(self, text: str) -> None:
@@ -72,15 +72,15 @@ class Hook:
             part.write_text(text)
             os.replace(part, self._state)
         except OSError as error:
-            self._note(error)
+            self._log_once(error)
 
     def _remove(self) -> None:
         try:
             self._file.unlink(missing_ok=True)
         except OSError as error:
-            self._note(error)
+            self._log_once(error)
 
-    def _note(self, error: OSError) -> None:
+    def _log_once(self, error: OSError) -> None:
         problem = f"{error.filename}: {error.strerror}"
         if problem != self._problem:
             self._problem = problem

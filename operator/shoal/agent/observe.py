@@ -1,9 +1,11 @@
-"""Looks at the pod every so often: the run folder's files and the engine beside it. Keeps nothing it did not see."""
+"""Observes the pod periodically: the files in the run folder, and the engine. It keeps nothing that was not
+observed."""
 
 import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Final
 
@@ -12,8 +14,7 @@ from pydantic import ValidationError
 
 from shoal.agent.adapters.service import AdapterService
 from shoal.agent.drain import Drain
-from shoal.agent.phase import Probe, phase
-from shoal.agent.stalls import Stalls
+from shoal.agent.stalls import StallTracker
 from shoal.agent.stream import AgentStream
 from shoal.api import names
 from shoal.api.replica import Phase, StageProgress
@@ -21,11 +22,64 @@ from shoal.core.drain import EngineObservation
 from shoal.core.stall import Work
 from shoal.engine.client import Counters, EngineClient, EngineError, EngineTimeout, EngineUnreachable, Loads
 
+SILENT_LIMIT: Final = 3
+"""Number of consecutive unanswered probes after which the phase is unknown; a busy engine may miss one."""
+
+
+class Probe(Enum):
+    """Result of a request to the engine's /ready."""
+
+    READY = "ready"
+    NOT_READY = "not ready"
+    """503: the engine is starting, or is shutting down."""
+    CLOSED = "closed"
+    """The port is closed."""
+    SILENT = "silent"
+    """The port is open, but there was no usable response."""
+
+
+def phase(
+    stage: StageProgress | None,
+    engine_boot: str | None,
+    probe: Probe | None,
+    *,
+    was_ready: bool,
+    silent: int,
+    before: Phase | None,
+    stalled: bool = False,
+    draining: bool = False,
+) -> Phase | None:
+    """The phase; None: unknown.
+
+    `probe` is the last probe of this start of the engine, `was_ready` whether this start was ever ready, `silent` the
+    number of consecutive unanswered probes, `before` the previous phase. `stalled` and `draining` are decisions of the
+    agent. They override the probe, because gateways stop sending on both.
+    """
+    if stalled:
+        return "stalled"
+    if draining:
+        return "draining"
+    if engine_boot is None:
+        if stage is None:
+            return None
+        return "loading" if stage.state == "done" else "fetching"
+    match probe:
+        case Probe.READY:
+            return "ready"
+        case Probe.NOT_READY:
+            # SGLang returns 503 as soon as it is told to stop, while it finishes running requests.
+            return "draining" if was_ready else "loading"
+        case Probe.SILENT if was_ready:
+            return before if silent < SILENT_LIMIT else None
+        case Probe.CLOSED | Probe.SILENT | None:
+            return "loading"
+
+
 BUSY_SECONDS: Final = 0.5
-"""Between two looks while requests run, or something is about to change."""
+"""Interval between observations while requests run or a change is imminent."""
 IDLE_SECONDS: Final = 1.0
 COUNTERS_SECONDS: Final = 2.0
-"""Between two readings of /metrics, which costs the engine more than /v1/loads does."""
+"""Interval between reads of /metrics, which cost the engine more than /v1/loads."""
 _BOOT = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 log = structlog.get_logger()
@@ -33,14 +87,14 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """What the shared folder says. None: no such file yet, or not a usable one."""
+    """Content of the shared folder. None: the file does not exist or is not usable."""
 
     stage: StageProgress | None
     engine_boot: str | None
 
 
 def read_run_files(stage_file: Path, boot_file: Path) -> RunFiles:
-    """Reads both files; whatever is in them, it raises nothing. Blocks."""
+    """Reads both files. Never raises; blocks."""
     stage: StageProgress | None = None
     text = _head(stage_file, 16384)
     if text is not None:
@@ -62,34 +116,34 @@ def _head(path: Path, limit: int) -> bytes | None:
 
 
 class EngineObserver:
-    """Turns looks into keys of the stream. What it knows of the engine belongs to one boot of it."""
+    """Converts observations to keys of the stream. Its knowledge of the engine belongs to one start of the engine."""
 
     def __init__(
         self,
-        hub: AgentStream,
+        stream: AgentStream,
         drain: Drain,
-        stalls: Stalls,
+        stalls: StallTracker,
         run_dir: Path = Path(names.RUN_DIR),
         adapters: AdapterService | None = None,
     ) -> None:
-        self._hub = hub
+        self._stream = stream
         self._drain = drain
         self._stalls = stalls
         self._adapters = adapters
         self._stage_file = run_dir / Path(names.STAGE_PROGRESS_FILE).name
         self._boot_file = run_dir / Path(names.BOOT_FILE).name
         self._clock = drain.clock
-        self._forget(None)
+        self._start_over(None)
         self._phase: Phase | None = None
         self._keys: dict[str, object] = {}
         self.errors: dict[str, int] = {}
-        """Failed calls to the engine by the kind of failure, for /metrics."""
+        """Failed calls to the engine by kind of failure, for /metrics."""
         drain.publish = self.publish_draining
         if adapters is not None:
             adapters.publish = self.publish_adapters
 
-    def _forget(self, engine_boot: str | None) -> None:
-        """Begins with another process of the engine."""
+    def _start_over(self, engine_boot: str | None) -> None:
+        """Starts over with another engine process."""
         self._engine_boot = engine_boot
         self._was_ready = False
         self._silent = 0
@@ -101,45 +155,45 @@ class EngineObserver:
         return self._stalls.stalled
 
     async def run(self, engine: EngineClient) -> None:
-        """Looks for ever."""
+        """Observes until cancelled."""
         pause = 0.0
         while True:
             await asyncio.sleep(pause)
             pause = await self.observe(engine)
 
     def publish_draining(self) -> int:
-        """Says at once, in a message of its own, that the replica drains; returns the number of that message, or of one
-        that said so before."""
+        """Publishes at once, in a message of its own, that the replica drains; returns the seq of that message, or of
+        an earlier message that said so."""
         if self._phase != "stalled":
             self._set_phase("draining")
         self._keys = {**self._keys, "phase": self._phase}
-        self._hub.update(self._keys)
-        return self._hub.seq
+        self._stream.update(self._keys)
+        return self._stream.seq
 
     def publish_adapters(self) -> int:
-        """Says at once what there is to say of the adapters; returns the number of the message that says so."""
+        """Publishes the keys of the adapters at once; returns the seq of the message that contains them."""
         self._keys = {**self._keys, **self._of_adapters()}
-        self._hub.update(self._keys)
-        return self._hub.seq
+        self._stream.update(self._keys)
+        return self._stream.seq
 
     def _of_adapters(self) -> Mapping[str, object]:
         return self._adapters.keys() if self._adapters is not None else {}
 
     async def observe(self, engine: EngineClient) -> float:
-        """One look; tells the hub; returns the seconds until the next."""
+        """Makes one observation and publishes it; returns the seconds until the next."""
         at = self._clock()
         files = await asyncio.to_thread(read_run_files, self._stage_file, self._boot_file)
         if files.engine_boot != self._engine_boot:
             log.info("engine.boot", engine_boot=files.engine_boot)
             if self._engine_boot is not None:
-                await asyncio.to_thread(self._stalls.forget)
-            self._forget(files.engine_boot)
+                await asyncio.to_thread(self._stalls.reset)
+            self._start_over(files.engine_boot)
         probe: Probe | None = None
         loads: Loads | EngineError | None = None
         counters: Counters | None = None
         if self._engine_boot is not None:
             probe, loads = await asyncio.gather(self._probe(engine), self._loads(engine))
-            # Whether a drain is through is asked of each look; else the last reading will do.
+            # A drain needs current counters in every observation; otherwise the last values suffice.
             if probe is not Probe.CLOSED and (
                 self._drain.draining or self._clock() - self._counters_at >= COUNTERS_SECONDS
             ):
@@ -153,7 +207,7 @@ class EngineObserver:
             serves = self._was_ready and probe in (Probe.READY, Probe.SILENT)
             idle = known is not None and known.running == 0 and known.waiting == 0
             self._adapters.observed(self._engine_boot, up=serves, idle_at=at if idle else None)
-        # No await from here on: a drain that began meanwhile has told its phase, which must not be taken back.
+        # No await from here on: a drain that began meanwhile has published its phase, which must not be overwritten.
         self._set_phase(
             phase(
                 files.stage,
@@ -167,7 +221,7 @@ class EngineObserver:
             )
         )
         self._keys = self._state(files, known)
-        self._hub.update(self._keys)
+        self._stream.update(self._keys)
         if self._adapters is not None:
             self._adapters.step()
         idle = self._phase == "ready" and known is not None and not known.running and not known.waiting
@@ -184,7 +238,7 @@ class EngineObserver:
         except EngineUnreachable:
             probe = Probe.CLOSED
         except EngineError as error:
-            self._note(error)
+            self._record_error(error)
             probe = Probe.SILENT
         self._silent = self._silent + 1 if probe is Probe.SILENT else 0
         return probe
@@ -194,7 +248,7 @@ class EngineObserver:
             return await engine.loads()
         except EngineError as error:
             if not isinstance(error, EngineUnreachable):
-                self._note(error)
+                self._record_error(error)
             return error
 
     async def _count(self, engine: EngineClient) -> Counters | None:
@@ -202,11 +256,11 @@ class EngineObserver:
         try:
             self._counters = await engine.counters()
         except EngineError as error:
-            self._note(error)
+            self._record_error(error)
             return None
         return self._counters
 
-    def _note(self, error: EngineError) -> None:
+    def _record_error(self, error: EngineError) -> None:
         kind = type(error).__name__
         self.errors[kind] = self.errors.get(kind, 0) + 1
         log.debug("engine.call_failed", kind=kind, problem=str(error))

@@ -1,4 +1,4 @@
-"""What a container that Shoal adds to a pod leaves for the operator: its termination message."""
+"""Termination messages: how the containers that Shoal adds to a pod report to the operator."""
 
 import json
 from collections.abc import Mapping
@@ -7,11 +7,11 @@ from typing import Any
 from shoal.artifacts import ArtifactError
 
 LIMIT_BYTES = 4096
-"""A kubelet cuts off what is longer."""
+"""The kubelet truncates longer messages."""
 
 
 def fits(content: Mapping[str, Any]) -> str | None:
-    """The content as JSON, or None when it is too long."""
+    """The content as JSON; None: it is too long."""
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     return text if len(text.encode(errors="replace")) <= LIMIT_BYTES else None
 

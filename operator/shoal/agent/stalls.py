@@ -1,4 +1,4 @@
-"""Stalls of the engine, and the file on which its liveness probe looks (architecture, section 7)."""
+"""StallTracker of the engine, and the file that its liveness probe checks (architecture, section 7)."""
 
 from pathlib import Path
 
@@ -10,27 +10,27 @@ from shoal.core.stall import StallClock, Work, follow, stalled
 log = structlog.get_logger()
 
 
-class Stalls:
-    """Follows one engine. Its calls block on the file system of the run folder; they raise nothing."""
+class StallTracker:
+    """Tracks the stalls of one engine. Methods block on the file system of the run folder; they raise nothing."""
 
     def __init__(self, seconds: float, file: Path = Path(names.STALLED_FILE)) -> None:
         self._seconds = seconds
         self._file = file
         self._progress: StallClock | None = None
-        # An agent that restarted goes on with what its predecessor found, until the engine moves.
+        # A restarted agent keeps its predecessor's verdict until the engine makes progress.
         self.stalled = self._written = file.exists()
 
-    def forget(self) -> None:
-        """Another process of the engine has started."""
+    def reset(self) -> None:
+        """Another engine process has started."""
         self._progress = None
         self._set(now=False)
 
     def observed(self, work: Work) -> None:
-        """Takes a further look."""
+        """Records one observation."""
         found = self._progress is None and self.stalled
         self._progress = follow(self._progress, work)
-        moved = self._progress.since == work.at and not found
-        if not self.stalled or moved:
+        progressed = self._progress.since == work.at and not found
+        if not self.stalled or progressed:
             self._set(now=stalled(self._progress, work.at, self._seconds))
         elif not self._written:
             self._set(now=True)
@@ -38,7 +38,7 @@ class Stalls:
     def _set(self, *, now: bool) -> None:
         if now != self.stalled:
             log.warning("engine.stalled" if now else "engine.moves_again", seconds=self._seconds)
-        # Written once: a file that is gone was removed by the command of the engine's next process.
+        # The file is written once: if it is missing, the start command of the next engine process has removed it.
         if now != self._written:
             try:
                 if now:

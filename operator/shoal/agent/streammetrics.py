@@ -1,6 +1,7 @@
-"""What the replica's stream says, for scrapers too: a Prometheus may be the operator's source instead of the streams.
+"""The keys of the replica's stream as metrics, for installations where the operator reads Prometheus in place of
+streams.
 
-What is unknown has no sample. The samples' names are read by `signals/prometheus.py`.
+Unknown keys have no sample. The names of the samples are read by `signals/prometheus.py`.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,24 +36,24 @@ _COUNTERS: Final = {
 
 
 class AgentMetrics(Collector):
-    """`told` gives the keys as they were told last."""
+    """`published` returns the last published keys."""
 
     def __init__(self, boot: str, published: Callable[[], Mapping[str, object]]) -> None:
         self._boot, self._published = boot, published
 
     def collect(self) -> list[Metric]:
-        told = self._published()
+        keys = self._published()
         labels = {
             "boot": self._boot,
-            "engine_boot": str(told.get("engine_boot") or ""),
-            "phase": str(told.get("phase") or ""),
+            "engine_boot": str(keys.get("engine_boot") or ""),
+            "phase": str(keys.get("phase") or ""),
         }
         info = GaugeMetricFamily("shoal_replica_info", "1; its labels say what the replica is.", labels=list(labels))
         info.add_metric(list(labels.values()), 1)
         found: list[Metric] = [info]
         for families, of in ((_GAUGES, GaugeMetricFamily), (_COUNTERS, CounterMetricFamily)):
             for key, (name, text) in families.items():
-                value = told.get(key)
+                value = keys.get(key)
                 if isinstance(value, int):
                     found.append(of(name, text, value=value))
         return found

@@ -84,8 +84,8 @@ def serve(
     from shoal.agent.observe import EngineObserver
     from shoal.agent.serve import EngineAgent
     from shoal.agent.serve import serve as run
-    from shoal.agent.stage.adapter import IN_A_HURRY, stage_adapter
-    from shoal.agent.stalls import Stalls
+    from shoal.agent.stage.adapter import IMPATIENT, stage_adapter
+    from shoal.agent.stalls import StallTracker
     from shoal.agent.stream import AgentStream
     from shoal.net.tls import TLSCredentials
 
@@ -94,7 +94,7 @@ def serve(
     fetching = container.source_settings(hub_endpoint, sources)
     if settings is not None:
         container.trust(ca_bundle, run_dir / ".ca.crt")
-    stalls = Stalls(stall_seconds, run_dir / Path(names.STALLED_FILE).name)
+    stalls = StallTracker(stall_seconds, run_dir / Path(names.STALLED_FILE).name)
 
     async def main() -> None:
         stop = asyncio.Event()
@@ -110,7 +110,7 @@ def serve(
                 settings=settings,
                 secrets=secrets_dir,
                 cache=Path(cache) if cache else None,
-                sources=replace(IN_A_HURRY, hub_endpoint=fetching.hub_endpoint, network=fetching.network),
+                sources=replace(IMPATIENT, hub_endpoint=fetching.hub_endpoint, network=fetching.network),
             )
             adapters = AdapterService(settings, drain, AdapterFolder(adapters_dir), bring)
         observer = EngineObserver(hub, drain, stalls, run_dir, adapters)

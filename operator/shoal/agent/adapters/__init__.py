@@ -1,10 +1,10 @@
-"""The adapters of this replica: their files, the engine that loads them, those who ask for them.
+"""The adapters of this replica: their files, loading them into the engine, leases for callers.
 
-service.py  what goes on: one call to the engine at a time, and everybody's answers
-files.py    the folder that agent and engine share
-calls.py    what a call to the engine comes to
-web.py      who may ask over HTTP, and what they get
-metrics.py  what scrapers see
+    service.py  the event loop: one engine call at a time, answers to callers
+    files.py    the folder that agent and engine share
+    calls.py    calls to the engine and their results
+    web.py      the HTTP API
+    metrics.py  metrics
 
-What to do next is decided in `core/lora/lifecycle/planstep.py`.
+`core/lora/lifecycle/planstep.py` decides the next step.
 """

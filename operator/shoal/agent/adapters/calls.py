@@ -1,4 +1,4 @@
-"""What a call to the engine comes to, as the registry takes it."""
+"""Calls to the engine, and their results as changes of the registry."""
 
 import time
 from collections.abc import Callable
@@ -23,18 +23,18 @@ from shoal.engine.adapters import (
 from shoal.engine.client import EngineError, EngineTimeout, EngineUnreachable
 
 LOAD_SECONDS: Final = 30.0
-"""A load that takes longer is told as one that hangs; the engine goes on with it all the same."""
+"""Timeout of a load, which is then reported as hanging. The engine continues it."""
 UNLOAD_SECONDS: Final = 30.0
 _TEXT: Final = 300
-"""Longest part of an engine's message that is passed on."""
+"""Characters of an engine's message that are passed on at most."""
 _LISTS: Final = ("Loaded LoRAs", "All loaded adapters", "loaded_adapters")
-"""Where an engine's message begins to name the adapters of others."""
+"""Phrases after which an engine's message lists the adapters of other tenants."""
 
 log = structlog.get_logger()
 
 
 class Calls:
-    """Carries calls out, one at a time, and tells `registry` what became of them."""
+    """Executes calls one at a time and reports each result to `registry`."""
 
     def __init__(
         self, registry: Registry, files: AdapterFolder, timings: Timings, clock: Callable[[], float] = time.monotonic
@@ -44,8 +44,8 @@ class Calls:
         self._timings = timings
         self._clock = clock
 
-    async def carry_out(self, engine: EngineAdapters, call: Load | Unload | List) -> list[str]:
-        """One call. Returns the adapters whose files are of no use any more."""
+    async def execute(self, engine: EngineAdapters, call: Load | Unload | List) -> list[str]:
+        """Executes one call. Returns the adapters whose files are no longer needed."""
         registry, boot = self._registry, self._registry.boot
         try:
             match call:
@@ -64,7 +64,7 @@ class Calls:
         try:
             await engine.load(name, str(self._files.path(name)), seconds=LOAD_SECONDS)
         except AlreadyLoaded:
-            pass  # by a call that was not answered, of this agent or its predecessor
+            pass  # a call of this agent or its predecessor was executed but not answered
         except EngineError as failed:
             error = failed
         now = self._clock()
@@ -94,10 +94,10 @@ class Calls:
     async def _unload(self, engine: EngineAdapters, name: str, boot: str | None) -> list[str]:
         registry, began = self._registry, self._clock()
         error: EngineError | None = None
-        # Before the call: from here on a request that should not be there cannot make the engine load it again, and an
-        # agent that starts anew knows that an unload may be under way.
+        # Before the call: from here on a stray request cannot make the engine load the adapter again, and a restarted
+        # agent can tell that an unload may be in progress.
         try:
-            await self._files.put_away(name)
+            await self._files.hide(name)
         except OSError as failed:
             log.error("adapter.files_stay", adapter=name, problem=failed.strerror)
         if registry.boot != boot:
@@ -136,13 +136,13 @@ class Calls:
             if registry.boot == boot:
                 registry.call_broke(self._clock())
             return []
-        whole = await self._files.whole(each.name for each in found if NAME.fullmatch(each.name))
+        complete = await self._files.complete(each.name for each in found if NAME.fullmatch(each.name))
         if registry.boot != boot:
             return []
-        ours = {each.name: each.name in whole and self._is_ours(each) for each in found if NAME.fullmatch(each.name)}
+        ours = {each.name: each.name in complete and self._is_ours(each) for each in found if NAME.fullmatch(each.name)}
         useless = registry.listing(ours, len(found) - len(ours), self._clock())
         for name in useless:
-            text = "is listed, and its files are not there" if name in ours else "is not listed"
+            text = "is listed, but its files are missing" if name in ours else "is not listed"
             log.warning("adapter.disagrees", adapter=name, engine=text)
         return useless
 
@@ -151,8 +151,8 @@ class Calls:
 
 
 def shown_error(error: EngineError) -> str:
-    """What may be said of an engine's error: without the names of others' adapters."""
+    """An engine's error message without the names of other adapters."""
     text = error.message if isinstance(error, AdapterRejected) else str(error)
-    for words in _LISTS:
-        text = text.partition(words)[0]
+    for phrase in _LISTS:
+        text = text.partition(phrase)[0]
     return " ".join(text.split())[:_TEXT] or type(error).__name__

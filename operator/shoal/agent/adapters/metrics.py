@@ -1,4 +1,4 @@
-"""What scrapers see of a replica's adapters. No label names an adapter: there may be thousands."""
+"""Metrics of a replica's adapters. No label names an adapter, because there may be thousands."""
 
 from collections.abc import Callable, Mapping
 from typing import Final, get_args
@@ -24,14 +24,14 @@ class Timings:
             return Histogram(f"shoal_agent_adapter_{name}_seconds", text, buckets=_BUCKETS, registry=None)
 
         self.stage = histogram("stage", "Fetching and verifying an adapter's files.")
-        self.load = histogram("load", "The engine's loading of an adapter.")
-        self.unload = histogram("unload", "The engine's unloading of an adapter.")
-        self.wait = histogram("wait", "From a caller's asking for an adapter to its lease.")
+        self.load = histogram("load", "Loading an adapter into the engine.")
+        self.unload = histogram("unload", "Unloading an adapter from the engine.")
+        self.wait = histogram("wait", "Time from a caller's request for an adapter to its lease.")
         self.all = (self.stage, self.load, self.unload, self.wait)
 
 
 class AdapterMetrics(Collector):
-    """`registry` is read when it is scraped; so are the refusals by reason."""
+    """Reads `registry` and the refusals by reason at each scrape."""
 
     def __init__(self, registry: Registry, timings: Timings, refusals: Callable[[], dict[str, int]]) -> None:
         self._registry = registry
@@ -41,15 +41,15 @@ class AdapterMetrics(Collector):
     def collect(self) -> list[Metric]:
         registry = self._registry
         found: list[Metric] = [metric for each in self._timings.all for metric in each.collect()]
-        resident = GaugeMetricFamily("shoal_agent_adapters", "Adapters here by state.", labels=["state"])
+        resident = GaugeMetricFamily("shoal_agent_adapters", "Adapters of this replica by state.", labels=["state"])
         for state in get_args(State):
             resident.add_metric([_STATE_LABELS.get(state) or state], registry.count(frozenset({state})))
-        refused = CounterMetricFamily("shoal_agent_adapter_refusals", "Callers without a lease.", labels=["reason"])
+        refused = CounterMetricFamily("shoal_agent_adapter_refusals", "Refused leases by reason.", labels=["reason"])
         for reason, count in self._refusals().items():
             refused.add_metric([reason], count)
         gauges = {
             "places": ("Adapters that the engine may have in host memory.", registry.places),
-            "failed": ("Adapters that could not be brought here.", len(registry.failures)),
+            "failed": ("Adapters that could not be staged or loaded.", len(registry.failures)),
         }
         for name, (text, value) in gauges.items():
             found.append(GaugeMetricFamily(f"shoal_agent_adapter_{name}", text, value=value))

@@ -1,7 +1,7 @@
-"""The adapters of this replica at work: asks for a decision at every change, and does what it says.
+"""Runs the adapters of this replica: makes a decision on every change and executes it.
 
-Everything runs on the event loop's thread; files and hashes are another thread's. One task calls the engine, one at a
-time; each adapter's files have one task at a time; a caller waits for its answer and for nothing else.
+Everything runs in the event loop's thread; files and hashes are handled in other threads. One task calls the engine,
+with one call at a time. The files of an adapter have one task at a time. A caller waits only for its own answer.
 """
 
 import asyncio
@@ -26,20 +26,21 @@ from shoal.core.lora.lifecycle.registry import AdapterWaiter, Registry, Registry
 from shoal.engine.adapters import EngineAdapters
 
 TICK_SECONDS: Final = 0.25
-"""Between two decisions while nothing is heard: leases, claims and pauses end by time."""
+"""Interval between decisions without events: leases, claims and pauses end by time."""
 STAGE_SECONDS: Final = 300.0
-"""Longest that fetching one adapter may take."""
+"""Timeout for fetching one adapter."""
 TIDY_SECONDS: Final = 60.0
-"""After the agent's start: what its predecessor staged, and no engine may be reading any more, is removed."""
+"""Time after the agent's start until files that its predecessor staged, and that no engine can still be reading, are
+removed."""
 
 log = structlog.get_logger()
 
 Fetch = Callable[[AdapterWanted, Path], Awaitable[object]]
-"""Brings an adapter's files, whole and verified, to a folder. Raises ArtifactError."""
+"""Fetches and verifies an adapter's files into a folder. Raises ArtifactError."""
 
 
 class AdapterService:
-    """`bring` stages; `tell` makes the stream say what `keys` says, and returns the seq of the message that says so."""
+    """`fetch` stages adapters. `publish` sends `keys` on the stream and returns the message's seq."""
 
     def __init__(self, settings: AdapterSettings, drain: Drain, files: AdapterFolder, fetch: Fetch) -> None:
         self._settings = settings
@@ -55,7 +56,7 @@ class AdapterService:
         self._tasks: asyncio.TaskGroup | None = None
         self._engine: EngineAdapters | None = None
         self._work: dict[str, asyncio.Task[None]] = {}
-        """The last task of each adapter's files."""
+        """Latest task of each adapter's files."""
         self._staging: dict[str, asyncio.Task[None]] = {}
         self._tidied = False
         self.metrics: Final = AdapterMetrics(self.registry, self._timings, lambda: self._refusals)
@@ -66,12 +67,12 @@ class AdapterService:
         return self._settings.pool
 
     def keys(self) -> Mapping[str, object]:
-        """Keys of the stream."""
+        """The adapters' keys of the stream."""
         return self.registry.stream_keys()
 
     async def run(self, engine: EngineAdapters) -> None:
-        """Works for ever."""
-        await self._files.tidy()
+        """Runs until cancelled."""
+        await self._files.remove_incomplete()
         self._engine = engine
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -82,21 +83,21 @@ class AdapterService:
         finally:
             self._tasks = self._engine = None
 
-    # --- what is heard ------------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------------
 
     def observed(self, boot: str | None, *, up: bool, idle_at: float | None = None) -> None:
-        """The observer looked at the engine. Told with the look itself; what follows from it, at the next step."""
+        """The observer has observed the engine. The registry is updated now; decisions follow with the next step."""
         if self.registry.observed(boot, up=up, idle_at=idle_at) and boot is not None:
             log.info("adapters.engine", engine_boot=boot, floor=len(self.registry.desired))
 
     def acked(self, ack: Ack) -> None:
-        """A gateway said what it runs, and the drain has taken note of it."""
+        """A gateway has acknowledged the stream, and the drain has recorded it."""
         running = frozenset(name for name, count in ack.running_by_adapter.items() if count)
         self.registry.acked((ack.gateway, ack.boot), running, self._clock())
         self.step()
 
     def set_desired(self, desired: DesiredAdapters) -> None:
-        """The operator said what the replica should hold."""
+        """The operator has sent the desired adapters."""
         before = self.registry.desired
         self.registry.set_desired(desired.adapters)
         if before != self.registry.desired:
@@ -104,37 +105,37 @@ class AdapterService:
         self.step()
 
     async def ensure(self, wanted: AdapterWanted, key: Key | None, seconds: float) -> Lease | Denial:
-        """Loads the adapter if it has to, and gives a lease to a gateway; waits for that for `seconds` at most."""
+        """Loads the adapter if needed and returns a lease for a gateway, or a denial after at most `seconds`."""
         if self._tasks is None:
             return self._refused(Denial(503, reasons.ENGINE_NOT_READY, "the agent has just started", 2))
-        ask = AdapterWaiter(wanted, key, self._clock())
-        answer = self._answers[ask] = asyncio.get_running_loop().create_future()
-        self.registry.waiters.append(ask)
+        waiter = AdapterWaiter(wanted, key, self._clock())
+        answer = self._answers[waiter] = asyncio.get_running_loop().create_future()
+        self.registry.waiters.append(waiter)
         try:
             self.step()
             async with asyncio.timeout(None if answer.done() else seconds):
                 result = await answer
         except TimeoutError:
-            result = _late(ask, self.registry)
+            result = _late(waiter, self.registry)
         finally:
-            del self._answers[ask]
-            if ask in self.registry.waiters:
-                self.registry.waiters.remove(ask)
+            del self._answers[waiter]
+            if waiter in self.registry.waiters:
+                self.registry.waiters.remove(waiter)
         return self._refused(result) if isinstance(result, Denial) else result
 
     def _refused(self, denial: Denial) -> Denial:
         self._refusals[denial.reason] = self._refusals.get(denial.reason, 0) + 1
         return denial
 
-    # --- what is done -------------------------------------------------------------------------------------------------
+    # --- decisions ----------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Decides and does it."""
+        """Makes and executes a decision."""
         if self._tasks is None:
             return
         self._step()
         if any(e.state == "retiring" for e in self.registry.entries.values()) and not self.registry.busy:
-            # What retires without anybody's claim goes at once.
+            # An adapter that retires without any claim on it can be unloaded at once.
             self._step()
 
     def _step(self) -> None:
@@ -155,38 +156,38 @@ class AdapterService:
             entry = self.registry.entries[wanted.name]
             self._staging[wanted.name] = self._spawn(wanted.name, partial(self._stage, wanted, entry))
         if decided.call is not None and self._tasks is not None and self._engine is not None:
-            self._tasks.create_task(self._carry_out(self._engine, decided))
+            self._tasks.create_task(self._execute(self._engine, decided))
 
     def _answer(self, decided: PlanStep, seq: int, now: float) -> None:
-        for ask, denial in decided.denials:
-            self._set(ask, denial)
-        for ask in decided.grants:
-            entry = self.registry.entries[ask.wanted.name]
-            staged, loading = (entry.staged_seconds, entry.load_seconds) if ask.missed else (0.0, 0.0)
-            waited = now - ask.since
+        for waiter, denial in decided.denials:
+            self._set(waiter, denial)
+        for waiter in decided.grants:
+            entry = self.registry.entries[waiter.wanted.name]
+            staged, loading = (entry.staged_seconds, entry.load_seconds) if waiter.missed else (0.0, 0.0)
+            waited = now - waiter.since
             self._timings.wait.observe(waited)
             lease = Lease(
-                name=ask.wanted.name,
+                name=waiter.wanted.name,
                 engine_boot=self.registry.boot or "",
                 seq=seq,
-                seconds=LEASE_SECONDS if ask.key is not None else 0.0,
-                loaded=ask.missed,
+                seconds=LEASE_SECONDS if waiter.key is not None else 0.0,
+                loaded=waiter.missed,
                 staged_seconds=staged,
                 load_seconds=loading,
                 waited_seconds=max(waited - staged - loading, 0.0),
             )
-            self._set(ask, lease)
+            self._set(waiter, lease)
 
-    def _set(self, ask: AdapterWaiter, result: Lease | Denial) -> None:
-        answer = self._answers.get(ask)
+    def _set(self, waiter: AdapterWaiter, result: Lease | Denial) -> None:
+        answer = self._answers.get(waiter)
         if answer is not None and not answer.done():
             answer.set_result(result)
 
-    async def _carry_out(self, engine: EngineAdapters, decided: PlanStep) -> None:
+    async def _execute(self, engine: EngineAdapters, decided: PlanStep) -> None:
         assert decided.call is not None  # noqa: S101 - the caller has looked
-        for name in await self._calls.carry_out(engine, decided.call):
+        for name in await self._calls.execute(engine, decided.call):
             self._spawn(name, partial(self._remove, name))
-        await self._tidy()
+        await self._remove_leftovers()
         self.step()
 
     # --- files --------------------------------------------------------------------------------------------------------
@@ -226,7 +227,7 @@ class AdapterService:
         except OSError as error:
             log.error("adapter.files_stay", adapter=name, problem=error.strerror)
 
-    async def _tidy(self) -> None:
+    async def _remove_leftovers(self) -> None:
         if self._tidied or self._clock() < self.registry.started + TIDY_SECONDS:
             return
         self._tidied = True
@@ -255,10 +256,10 @@ async def _after(before: asyncio.Task[None] | None, work: Callable[[], Coroutine
     await work()
 
 
-def _late(ask: AdapterWaiter, registry: Registry) -> Denial:
+def _late(waiter: AdapterWaiter, registry: Registry) -> Denial:
     """What to say to a caller who has waited long enough."""
-    name = ask.wanted.name
-    if ask.admitted is None and not ask.slow:
+    name = waiter.wanted.name
+    if waiter.admitted is None and not waiter.slow:
         return Denial(503, reasons.SLOTS_FULL, f"all {registry.slots} slots are used by other adapters", 1)
     failure, entry = registry.failures.get(name), registry.entries.get(name)
     if failure is not None:

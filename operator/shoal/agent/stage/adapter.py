@@ -1,7 +1,7 @@
-"""Stages one revision of a LoRA adapter: its files, verified and checked, in the folder that the engine is told.
+"""Stages one revision of a LoRA adapter: fetches, verifies and checks its files in the folder that the engine loads.
 
-Before any call to the engine: SGLang would fetch inside its scheduler, while every request stands still. Everything is
-gathered in a folder beside the target whose name begins with a dot, and renamed into place when it is whole.
+This happens before any call to the engine, because SGLang would fetch in its scheduler and stop all requests meanwhile.
+Files are collected in a sibling folder with a leading dot, which is renamed when it is complete.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ from shoal.core.lora.format.check import check_adapter, of_settings
 from shoal.core.lora.format.sources import credentials_for
 
 CACHE_TIMEOUT_SECONDS = 5.0
-"""How long a node cache may be silent before the source itself is asked: a client waits for the answer."""
+"""Silence of the node cache after which the source itself is used: a client is waiting."""
 DISK_ADVICE = "fewer or smaller adapters fit there: lower cachedPerReplica or maxRank of the pool"
-IN_A_HURRY = Settings(disk_advice=DISK_ADVICE, connect_seconds=5.0, stall_seconds=20.0)
-"""Sources of adapters: clients wait for them, and one that is silent is tried again soon."""
+IMPATIENT = Settings(disk_advice=DISK_ADVICE, connect_seconds=5.0, stall_seconds=20.0)
+"""Settings of adapter sources: clients wait for them, so a silent source is retried soon."""
 
 log = structlog.get_logger()
 
@@ -42,13 +42,13 @@ async def stage_adapter(
     cache: Path | None = None,
     sources: Settings | None = None,
 ) -> AdapterFacts:
-    """Brings the adapter to `folder`; one that is there already is only looked at. `cache`: the namespace's folder of
-    the node cache. May be cancelled at any time, and then leaves nothing half done.
+    """Stages the adapter in `folder`; an existing folder is only checked. `cache`: the namespace's folder of the node
+    cache. Cancellation at any time leaves nothing incomplete.
 
     Raises ArtifactError with one of `reasons.ADAPTER_REASONS`.
     """
     try:
-        facts = await _staged(wanted, folder, settings, secrets, cache, sources or IN_A_HURRY)
+        facts = await _staged(wanted, folder, settings, secrets, cache, sources or IMPATIENT)
     except ArtifactError as error:
         raise of_pool(error) from error
     except OSError as error:
@@ -57,7 +57,7 @@ async def stage_adapter(
 
 
 def of_pool(error: ArtifactError) -> ArtifactError:
-    """An error of a source in the words of a pool: the credentials do not stand on the object that names the source."""
+    """Rewrites an error of a source for a pool: an adapter's credentials are those of the pool, not of the object."""
     text = str(error).replace("the credentials of source.secretRef", "the pool's credentials")
     return ArtifactError(error.reason, text.replace("source.secretRef", "the pool's credentials"))
 
@@ -73,16 +73,16 @@ async def _staged(
         await _fetch(wanted, work, settings, secrets, cache, sources)
         return await in_thread(lambda: _finish(wanted, work, folder, settings))
     finally:
-        # Not to be cut off: what is left counts against the folder's limit.
+        # Not cancellable: leftovers would count against the folder's size limit.
         await in_thread(lambda: shutil.rmtree(work, ignore_errors=True))
 
 
 async def _fetch(
     wanted: AdapterWanted, work: Path, settings: AdapterSettings, secrets: Path, cache: Path | None, sources: Settings
 ) -> None:
-    place = credentials_for(wanted.uri, settings.credentials)
+    index = credentials_for(wanted.uri, settings.credentials)
     credentials = (
-        StoreCredentials() if place is None else await asyncio.to_thread(StoreCredentials.read, secrets / str(place))
+        StoreCredentials() if index is None else await asyncio.to_thread(StoreCredentials.read, secrets / str(index))
     )
     if cache is not None and wanted.uri.partition("://")[0] in CACHED_SCHEMES:
         try:
@@ -116,7 +116,7 @@ async def _from_cache(
         if error.reason == reasons.SOURCE_CHANGED:
             raise _changed(wanted, "its manifest is another one") from error
         raise
-    # A copy: the cache evicts what no pod holds, and an engine may read its files again at any time.
+    # Copied: the cache evicts models that no pod holds, but an engine may read the files again at any time.
     await in_thread(lambda: adapter.copy_adapter(cache / done.path, work, settings.max_bytes, shown(wanted.uri)))
 
 
@@ -135,9 +135,9 @@ def _finish(wanted: AdapterWanted, work: Path, folder: Path, settings: AdapterSe
     return facts
 
 
-def _changed(wanted: AdapterWanted, how: str) -> ArtifactError:
+def _changed(wanted: AdapterWanted, difference: str) -> ArtifactError:
     return ArtifactError(
         reasons.SOURCE_CHANGED,
-        f"{shown(wanted.uri)} is not what it was when it was read: {how}. Publish another version under another "
+        f"{shown(wanted.uri)} is not what it was when it was read: {difference}. Publish another version under another "
         "address, and name that in spec.source.uri",
     )

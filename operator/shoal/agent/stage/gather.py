@@ -1,4 +1,4 @@
-"""Fetches the files of a manifest into the work folder, going on where an earlier run stopped."""
+"""Downloads the files of a manifest into the work folder, continuing where an earlier run stopped."""
 
 import asyncio
 import shutil
@@ -10,16 +10,16 @@ from shoal.artifacts import ArtifactSource, File, Manifest
 from shoal.artifacts.errors import require_space
 
 _FILES = 4
-"""Files on their way at the same time; how many connections that makes is the source's affair."""
+"""Files downloaded concurrently; the source decides the number of connections."""
 
 
 def folder_of(manifest: Manifest, paths: StagePaths) -> Path:
-    """Where the manifest's files are gathered: an archive is not part of the model."""
+    """Folder of the downloads. An archive is kept apart, because it is not part of the model."""
     return paths.archive if manifest.archive else paths.files
 
 
 def keep_only(manifest: Manifest, paths: StagePaths) -> None:
-    """Throws away what was gathered for another manifest. Blocks. Raises OSError."""
+    """Deletes files of another manifest. Blocks. Raises OSError."""
     note = paths.work / "manifest"
     if not note.exists() or note.read_text() != manifest.digest:
         shutil.rmtree(paths.files, ignore_errors=True)
@@ -29,13 +29,13 @@ def keep_only(manifest: Manifest, paths: StagePaths) -> None:
     note.write_text(manifest.digest)
 
 
-async def gather(
+async def download_all(
     source: ArtifactSource, manifest: Manifest, paths: StagePaths, on_bytes: Callable[[int], None]
 ) -> None:
-    """Fetches what is missing. `on_bytes` as in `Source.download`. Raises ArtifactError and OSError."""
+    """Downloads the missing files. `on_bytes` as in `Source.download`. Raises ArtifactError and OSError."""
     folder = folder_of(manifest, paths)
-    missing, there = await asyncio.to_thread(_missing, manifest, folder)
-    on_bytes(there)
+    missing, present = await asyncio.to_thread(_missing, manifest, folder)
+    on_bytes(present)
     await asyncio.to_thread(_require_space, folder, missing, source)
     waiting = list(reversed(missing))
 
@@ -54,15 +54,15 @@ async def gather(
 
 def _missing(manifest: Manifest, folder: Path) -> tuple[list[File], int]:
     missing: list[File] = []
-    there = 0
+    present = 0
     for file in manifest.files:
         path = folder / file.name
-        # A file stands under its name only when it was whole and verified.
+        # A file has its final name only after it was complete and verified.
         if file.validator and path.is_file() and path.stat().st_size == file.size:
-            there += file.size
+            present += file.size
         else:
             missing.append(file)
-    return missing, there
+    return missing, present
 
 
 def _require_space(folder: Path, missing: list[File], source: ArtifactSource) -> None:

@@ -1,4 +1,4 @@
-"""Tells the agent how far staging is: a small file, replaced at most twice a second."""
+"""Reports the progress of staging to the agent: a small file, replaced at most twice a second."""
 
 import asyncio
 import contextlib
@@ -13,32 +13,32 @@ from shoal.api.replica import StageProgress
 
 INTERVAL_SECONDS = 0.5
 LOG_SECONDS = 5.0
-"""Between two lines of the log: `shoal status` reads the per cent there, since more people may read logs than may exec
-into a pod."""
+"""Interval of log lines. `shoal status` reads the percentage from the log, because more people may read logs than exec
+into pods."""
 
 log = structlog.get_logger()
 
 
 def write_progress(path: Path, progress: StageProgress) -> None:
-    """Replaces the progress file. A reader sees the old one or the new one, never half of it."""
-    beside = path.with_name(f"{path.name}.new")
-    beside.write_text(progress.model_dump_json(exclude_none=True))
-    os.replace(beside, path)
+    """Replaces the progress file atomically."""
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.write_text(progress.model_dump_json(exclude_none=True))
+    os.replace(temporary, path)
 
 
 class DownloadProgress:
-    """Measures what has arrived by looking at the disk: true for every source, whatever library fetches it."""
+    """Periodically measures and reports the bytes that have arrived."""
 
     def __init__(self, path: Path, measure: Callable[[], int]) -> None:
         self._path = path
         self.measure = measure
-        """Bytes that have arrived. Called in a thread."""
+        """Returns the bytes that have arrived. Called in a thread."""
         self.total: int | None = None
-        """Bytes that will arrive; None while the source has not said."""
+        """Total bytes; None: unknown yet."""
         self._logged: tuple[float, StageProgress] | None = None
 
     async def report(self, state: str) -> None:
-        """Writes the file now, and from time to time a line of the log."""
+        """Writes the file now, and a log line every LOG_SECONDS."""
         progress = await asyncio.to_thread(self._write, state)
         now = time.monotonic()
         if self._logged is None or (now - self._logged[0] >= LOG_SECONDS and progress != self._logged[1]):
@@ -59,7 +59,7 @@ class DownloadProgress:
 
     @contextlib.asynccontextmanager
     async def fetching(self) -> AsyncGenerator[None]:
-        """Keeps the file fresh while the body runs."""
+        """Updates the file while the body runs."""
 
         ended = asyncio.Event()
 
@@ -74,6 +74,6 @@ class DownloadProgress:
         try:
             yield
         finally:
-            # Not cancelled: a write that goes on in its thread would meet the next one.
+            # Not cancelled: a write that is running in its thread would overlap with the next one.
             ended.set()
             await asyncio.gather(task, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What to stage, where, and what came of it."""
+"""Types of staging: request, paths, result."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,34 +9,34 @@ from shoal.artifacts import Settings
 
 @dataclass(frozen=True, slots=True)
 class StageRequest:
-    """What to stage."""
+    """A source to stage."""
 
     uri: str
     digest: str | None = None
-    """`sha256:...` that the content must have (api/model.py, Source.digest)."""
+    """Required digest of the content, `sha256:...` (api/model.py, Source.digest)."""
     revision: str | None = None
-    """hf: the commit to which the source was pinned; None: what its branch leads to now."""
+    """hf: commit that the source was pinned to; None: the branch's current commit."""
     manifest: str | None = None
-    """`sha256:...` of the manifest to which the source was pinned (artifacts/manifest.py)."""
+    """Digest of the manifest that the source was pinned to, `sha256:...` (artifacts/manifest.py)."""
     settings: Settings = field(default_factory=Settings)
     identity: bool = False
-    """Whether a bucket that no key of the Secret opens is read as the pod's ServiceAccount."""
+    """Whether the pod's ServiceAccount identity is used for a bucket without keys in the Secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagePaths:
-    """Where the stage container reads and writes."""
+    """Paths that the stage container reads and writes."""
 
     target: Path = Path(names.MODEL_PATH)
     source: Path = Path(names.SOURCE_DIR)
     secret: Path = Path(names.SOURCE_SECRET_DIR)
     progress: Path = Path(names.STAGE_PROGRESS_FILE)
     cache: Path | None = None
-    """The namespace's folder of the node cache; None: there is no cache, and the pod fetches for itself."""
+    """The namespace's folder of the node cache; None: there is no cache, and the pod fetches itself."""
 
     @property
     def cache_model(self) -> Path:
-        """For the agent: the key of the cached model that this pod uses."""
+        """For the agent: key of the cached model that this pod uses."""
         return self.progress.with_name(Path(names.CACHE_MODEL_FILE).name)
 
     @property
@@ -58,11 +58,11 @@ class StagePaths:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """A finished staging."""
+    """Result of a successful staging."""
 
     digest: str | None
-    """As `Source.digest` defines it; None where it was neither asked for nor came along."""
+    """As defined by `Source.digest`; None: it was not requested and not computed."""
     bytes: int
     seconds: float
     commit: str | None = None
-    """hf: the commit that was fetched."""
+    """hf: commit that was fetched."""

@@ -1,8 +1,8 @@
-"""Staging: brings a Model's source to where the engine reads it, whole and verified, or says why not.
+"""The stage container: puts a Model's source where the engine reads it, complete and verified, or reports why not.
 
-The order makes a restart safe at every point: everything is gathered in a folder beside the target, checked, brought to
-disk, promised by a marker, and only then renamed into place. A target with its marker is finished; anything else goes
-on from the folder, if that is of the same source.
+A restart is safe at every point: files are collected in a sibling folder, checked, synced to disk, recorded in a
+marker, and only then renamed to the target. A target with its marker is complete. Otherwise staging continues from the
+folder, if it belongs to the same source.
 """
 
 import asyncio
@@ -15,34 +15,72 @@ from pathlib import Path
 
 import structlog
 
-from shoal.agent import outcome
+from shoal.agent import cacheclient, outcome
 from shoal.agent.credentials import credentials_of
-from shoal.agent.stage import cached
-from shoal.agent.stage.gather import folder_of, gather, keep_only
+from shoal.agent.stage.gather import download_all, folder_of, keep_only
 from shoal.agent.stage.progress import DownloadProgress, write_progress
 from shoal.agent.stage.request import StagePaths, StageRequest, StageResult
 from shoal.api import reasons
-from shoal.api.cache import CACHED_SCHEMES
+from shoal.api.cache import CACHED_SCHEMES, FetchDone, FetchLine, FetchRequest
 from shoal.api.replica import StageProgress
 from shoal.api.sources import SourceUri, parse_source, shown
 from shoal.artifacts import ArtifactError, ArtifactSource, Manifest, StoreCredentials, archive, folders, open_source
 from shoal.artifacts.errors import of_os_error
 
+
+async def _fetch_cached(cache: Path, request: StageRequest, paths: StagePaths) -> FetchDone:
+    """Waits until the model is in `cache`, the namespace's folder. Raises ArtifactError and OSError."""
+    credentials = await credentials_of(request.uri, paths.secret, request.settings, identity=request.identity)
+    fetch_request = FetchRequest(
+        uri=request.uri,
+        revision=request.revision,
+        manifest=request.manifest,
+        credentials=dict(credentials.values),
+        credentials_given=credentials.given,
+        credentials_identity=credentials.identity,
+    )
+    last = FetchLine(state="waiting")
+
+    def receive(line: FetchLine) -> None:
+        nonlocal last
+        last, progress.total = line, line.bytes_total
+
+    progress = DownloadProgress(paths.progress, lambda: last.bytes_done)
+    async with progress.fetching():
+        done = await cacheclient.fetch(cache, fetch_request, receive)
+    await progress.report("verifying")
+    return done
+
+
+def _use_cached(cache: Path, done: FetchDone, request: StageRequest, paths: StagePaths) -> None:
+    """Checks that the folder contains a model and links the target to it. Blocks. Raises ArtifactError and OSError."""
+    folder = cache / done.path
+    folders.check_model(folder, shown(request.uri))
+    # Written before the link: from now on the agent holds this model in the cache.
+    paths.cache_model.write_text(done.model)
+    link = paths.target.with_name(".linked")
+    link.unlink(missing_ok=True)
+    os.symlink(folder, link)
+    if paths.target.is_dir() and not paths.target.is_symlink():
+        shutil.rmtree(paths.target)  # fetched by this pod before the node had a cache
+    os.replace(link, paths.target)
+
+
 log = structlog.get_logger()
 
 
 async def stage(request: StageRequest, paths: StagePaths) -> StageResult:
-    """Stages the source. Raises ArtifactError, after writing it to the progress file too."""
+    """Stages the source. Raises ArtifactError, which is also written to the progress file."""
     started = time.monotonic()
     try:
         try:
             source = parse_source(request.uri)
         except ValueError as error:
             raise ArtifactError(reasons.SOURCE_INVALID, str(error)) from None
-        bring = _in_place if source.in_place else _fetch
+        stage_source = _in_place if source.in_place else _fetch
         if paths.cache is not None and source.scheme in CACHED_SCHEMES:
-            bring = _from_cache
-        digest, size, commit = await bring(source, request, paths)
+            stage_source = _from_cache
+        digest, size, commit = await stage_source(source, request, paths)
     except OSError as error:
         failure = of_os_error(error, f"staging {shown(request.uri)}")
         await asyncio.to_thread(_report_failure, paths, failure)
@@ -57,11 +95,11 @@ async def stage(request: StageRequest, paths: StagePaths) -> StageResult:
 
 
 _Outcome = tuple[str | None, int, str | None]
-"""Digest of the content where it is known, bytes, commit."""
+"""Digest of the content if known, bytes, commit."""
 
 
 async def _in_place(source: SourceUri, request: StageRequest, paths: StagePaths) -> _Outcome:
-    """The engine reads the mounted volume: it is only looked at."""
+    """The engine reads the mounted volume; only checks it."""
     folder = paths.source / source.path
     await DownloadProgress(paths.progress, lambda: 0).report("verifying")
     async with open_source(request.uri, StoreCredentials(), request.settings, mounted=paths.source) as opened:
@@ -76,15 +114,15 @@ async def _in_place(source: SourceUri, request: StageRequest, paths: StagePaths)
 async def _from_cache(source: SourceUri, request: StageRequest, paths: StagePaths) -> _Outcome:
     """The engine reads the namespace's folder of the node cache."""
     assert paths.cache is not None  # noqa: S101 - the caller looked
-    done = await cached.fetch(paths.cache, request, paths)
+    done = await _fetch_cached(paths.cache, request, paths)
     if done.digest is not None:
         _require_digest(request, done.digest)
-    await asyncio.to_thread(cached.use, paths.cache, done, request, paths)
+    await asyncio.to_thread(_use_cached, paths.cache, done, request, paths)
     return done.digest, done.bytes, done.revision
 
 
 async def _fetch(source: SourceUri, request: StageRequest, paths: StagePaths) -> _Outcome:
-    """The files are brought to the target."""
+    """Downloads the files to the target."""
     done = await asyncio.to_thread(_finished, request, paths)
     if done is not None:
         log.info("stage.already_done", uri=shown(request.uri))
@@ -105,7 +143,7 @@ async def _fetch(source: SourceUri, request: StageRequest, paths: StagePaths) ->
         manifest = await _manifest(opened, request, paths)
         progress.total = manifest.total_bytes
         await asyncio.to_thread(keep_only, manifest, paths)
-        await gather(opened, manifest, paths, on_bytes)
+        await download_all(opened, manifest, paths, on_bytes)
     await progress.report("verifying")
     digest = await asyncio.to_thread(_verified, manifest, request, paths)
     size = await asyncio.to_thread(_finish, request, paths, digest, manifest.revision)
@@ -116,13 +154,13 @@ async def _manifest(opened: ArtifactSource, request: StageRequest, paths: StageP
     manifest = await opened.manifest()
     _require_manifest(request, manifest)
     if manifest.revision is not None:
-        # Once: a branch that moves between two restarts would mix two versions.
+        # Recorded once: a branch that moves between two restarts would mix two versions.
         await asyncio.to_thread((paths.work / "commit").write_text, manifest.revision)
     return manifest
 
 
 def _verified(manifest: Manifest, request: StageRequest, paths: StagePaths) -> str | None:
-    """Unpacks an archive and returns the digest of the content, if it was asked for or comes along. Blocks."""
+    """Unpacks an archive, and returns the digest of the content if requested or known. Blocks."""
     folder = folder_of(manifest, paths)
     try:
         if not manifest.archive:
@@ -139,7 +177,7 @@ def _verified(manifest: Manifest, request: StageRequest, paths: StagePaths) -> s
         archive.unpack(file, paths.files, manifest.source, limit=archive.content_limit(file.stat().st_size))
     except ArtifactError as error:
         shutil.rmtree(paths.files, ignore_errors=True)
-        if error.reason != reasons.DISK_FULL:  # the next try must not go on with wrong bytes
+        if error.reason != reasons.DISK_FULL:  # the next attempt must not continue with wrong bytes
             shutil.rmtree(folder, ignore_errors=True)
         raise
     return digest
@@ -165,7 +203,7 @@ def _require_manifest(request: StageRequest, manifest: Manifest) -> None:
 
 
 def _prepare(request: StageRequest, paths: StagePaths) -> str | None:
-    """Empties what another source or an unfinished rename left. Returns the commit to fetch, if it is known."""
+    """Deletes files of another source or of an incomplete rename. Returns the commit to fetch, if known."""
     paths.marker.unlink(missing_ok=True)
     shutil.rmtree(paths.target, ignore_errors=True)
     note, wanted = paths.work / "source", json.dumps([request.uri, request.revision])
@@ -181,9 +219,9 @@ def _finish(request: StageRequest, paths: StagePaths, digest: str | None, commit
     folders.check_model(root, shown(request.uri))
     folders.sync(root)
     size = folders.size_of(root)
-    promise = {"wanted": _wanted(request), "digest": digest, "bytes": size, "commit": commit}
-    # Before the rename: a target that exists was complete when the marker was written.
-    write_text_synced(paths.marker, json.dumps(promise))
+    record = {"wanted": _wanted(request), "digest": digest, "bytes": size, "commit": commit}
+    # Before the rename: an existing target was complete when the marker was written.
+    write_text_synced(paths.marker, json.dumps(record))
     os.rename(root, paths.target)
     _sync_folder(paths.target.parent)
     shutil.rmtree(paths.work, ignore_errors=True)
@@ -199,10 +237,10 @@ def _finished(request: StageRequest, paths: StagePaths) -> _Outcome | None:
     if text is None or not paths.target.is_dir():
         return None
     try:
-        promise = json.loads(text)
-        if promise["wanted"] != _wanted(request):
+        record = json.loads(text)
+        if record["wanted"] != _wanted(request):
             return None
-        return promise["digest"], promise["bytes"], promise["commit"]
+        return record["digest"], record["bytes"], record["commit"]
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -215,7 +253,7 @@ def _read_text(path: Path) -> str | None:
 
 
 def write_text_synced(path: Path, text: str) -> None:
-    """Writes a file and brings it to disk."""
+    """Writes a file and syncs it to disk."""
     with path.open("w") as file:
         file.write(text)
         file.flush()
@@ -240,7 +278,7 @@ def _report_failure(paths: StagePaths, failure: ArtifactError) -> None:
 
 
 def termination_message(result: StageResult | ArtifactError) -> str:
-    """What the stage container leaves for the operator."""
+    """Termination message of the stage container."""
     if isinstance(result, ArtifactError):
         return outcome.failure_message(result)
     content = {"digest": result.digest, "bytes": result.bytes, "seconds": result.seconds, "commit": result.commit}
@@ -248,7 +286,7 @@ def termination_message(result: StageResult | ArtifactError) -> str:
 
 
 def run_stage(request: StageRequest, paths: StagePaths, write_termination: Callable[[str], None]) -> int:
-    """The stage container: stages, leaves its termination message, returns the exit code."""
+    """Runs the stage container: stages, writes the termination message, returns the exit code."""
     result: StageResult | ArtifactError
     try:
         result = asyncio.run(stage(request, paths))
