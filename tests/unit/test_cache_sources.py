@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestServer
 
 from shoal.api import reasons
 from shoal.artifacts import ArtifactError, Settings, open_source
-from shoal.artifacts.trust import with_public_roots
+from shoal.artifacts.connect import with_public_roots
 from tests.support.cache import Cache, running, short_folder
 from tests.support.sources import LOCAL, ArchiveServer, HubServer, localhost_tls, model_files, safetensors, tar_of
 

@@ -15,7 +15,7 @@ from shoal.agent.stage.request import StagePaths, StageRequest
 from shoal.agent.stage.run import stage
 from shoal.api import reasons
 from shoal.artifacts import ArtifactError, Manifest, Settings, StoreCredentials, folders, open_source
-from shoal.artifacts.trust import with_public_roots
+from shoal.artifacts.connect import with_public_roots
 from tests.support.flaky import Flaky
 from tests.support.s3 import S3, s3_server
 from tests.support.sources import LOCAL, localhost_tls, model_files, safetensors, tar_of, write_files

@@ -28,9 +28,9 @@ from shoal.agent.stage.run import run_stage, stage, termination_message
 from shoal.api import reasons
 from shoal.api.replica import StageProgress
 from shoal.artifacts import Settings, folders
+from shoal.artifacts.connect import with_public_roots
 from shoal.artifacts.errors import ArtifactError
-from shoal.artifacts.trust import with_public_roots
-from shoal.artifacts.wanted import wanted_files
+from shoal.artifacts.manifest import wanted_files
 from tests.support.flaky import Flaky
 from tests.support.sources import (
     LOCAL,

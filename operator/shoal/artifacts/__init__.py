@@ -1,14 +1,14 @@
-"""Where weights come from: one Source for each kind of address, all with the same four questions.
+"""Sources of weights: one class per URI scheme, with a common interface.
 
     source = open_source(uri, credentials, settings)
-    manifest = await source.manifest()              # the files, their sizes, and what proves that they did not change
-    await source.authorise(manifest)                # these credentials may read them
+    manifest = await source.manifest()              # files, sizes, and validators that detect changes
+    await source.authorise(manifest)                # checks that the credentials may read the files
     await source.read(file, start, length)          # a few bytes: configs, headers
-    await source.download(file, path, on_bytes)     # resumed, in parallel ranges, verified, on disk
+    await source.download(file, path, on_bytes)     # resumed, in parallel ranges, verified, synced to disk
 
-Used by the init container that stages a model, by the Job that reads its facts, and by the node cache. `errors` says
-how they fail; `source` has the contract; `http`, `hub`, `bucket` and `folder` are the kinds; `ranges` downloads;
-`archive` unpacks; `folders` checks what arrived.
+Used by the init container that stages a model, by the Job that reads its facts, and by the node cache. `source` defines
+the interface and `errors` its exceptions; `https`, `hub`, `bucket` and `folder` implement the schemes; `ranges`
+downloads; `archive` unpacks; `folders` checks downloaded files.
 """
 
 from shoal.artifacts.credentials import StoreCredentials

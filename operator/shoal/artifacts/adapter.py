@@ -1,8 +1,8 @@
-"""The files of a LoRA adapter: which of a source's they are, what they say, and how they are brought to a folder.
+"""The files of a LoRA adapter: selects them from a source, reads their facts, and fetches them into a folder.
 
-Of a source three files are the adapter: its config, its weights, and added tokens where there are some. Whatever else
-lies beside them (checkpoints, a tokenizer, a merged model) an engine must not see: SGLang loads every safetensors file
-of the folder that it is given.
+An adapter consists of three files of its source: config, weights, and optionally added tokens. Other files in the
+folder (checkpoints, a tokenizer, a merged model) must not reach the engine: SGLang loads every safetensors file in the
+folder that it is given.
 """
 
 import asyncio
@@ -29,34 +29,34 @@ CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
 TOKENS: Final = "added_tokens.json"
 FILES: Final = (CONFIG, WEIGHTS, TOKENS)
-"""In the source's folder; the last one may be missing."""
+"""Files of an adapter in the source's folder; the last one is optional."""
 _TEXT_LIMIT: Final = 1 << 20
 _HEADER_LIMIT: Final = 2 << 20
-"""Bytes; an adapter of every linear layer of a base with 126 layers has a header of 0.3 MiB. What is larger takes a
-multiple of it in the memory of an agent, which has little."""
+"""Limit in bytes. An adapter of all linear layers of a base model with 126 layers has a header of 0.3 MiB. Parsing
+takes a multiple of the header's size in the memory of the agent, which is small."""
 _HEAD_BYTES: Final = 128 << 10
 _PIECE: Final = 8 << 20
 
 
 def files_of(manifest: Manifest) -> tuple[File, ...]:
-    """Those files of a source that are the adapter. Raises ArtifactError(Corrupt)."""
+    """The files of a source that belong to the adapter. Raises ArtifactError(Corrupt)."""
     found = {file.name: file for file in manifest.files}
     require_names(found, manifest.source)
     files = tuple(found[name] for name in FILES if name in found)
-    _require_vouched(files, manifest.source)
+    _require_validators(files, manifest.source)
     return files
 
 
 def require_names(names: Iterable[str], source: str) -> None:
-    """Raises ArtifactError(Corrupt) unless these names are an adapter's."""
-    there = set(names)
-    if CONFIG not in there:
-        shown = ", ".join(sorted({name.partition("/")[0] for name in there})[:5]) or "nothing"
-        inside = next((name for name in sorted(there) if name.endswith(f"/{CONFIG}")), None)
+    """Raises ArtifactError(Corrupt) unless these are the file names of an adapter."""
+    present = set(names)
+    if CONFIG not in present:
+        shown = ", ".join(sorted({name.partition("/")[0] for name in present})[:5]) or "nothing"
+        inside = next((name for name in sorted(present) if name.endswith(f"/{CONFIG}")), None)
         hint = f"; {inside} is further down: name that folder" if inside else ""
         raise ArtifactError(reasons.CORRUPT, f"{source} has no {CONFIG} (found: {shown}){hint}")
-    if WEIGHTS not in there:
-        old = "adapter_model.bin" in there
+    if WEIGHTS not in present:
+        old = "adapter_model.bin" in present
         raise ArtifactError(
             reasons.CORRUPT,
             f"{source} has no {WEIGHTS}"
@@ -65,7 +65,7 @@ def require_names(names: Iterable[str], source: str) -> None:
 
 
 def require_size(size: int, limit: int, source: str) -> None:
-    """Raises ArtifactError(TooLarge)."""
+    """Raises ArtifactError(TooLarge) if `size` exceeds `limit` bytes."""
     if size > limit:
         raise ArtifactError(
             reasons.TOO_LARGE, f"{source} has {gib(size)}, and an adapter of this pool may have {gib(limit)}"
@@ -73,7 +73,8 @@ def require_size(size: int, limit: int, source: str) -> None:
 
 
 async def read_adapter(source: ArtifactSource, manifest: Manifest) -> AdapterFacts:
-    """Reads config and header where they lie, never the weights; not of an archive. Raises ArtifactError."""
+    """Reads config and weights header from the source, not from an archive and never the weights. Raises
+    ArtifactError."""
     files = {file.name: file for file in files_of(manifest)}
     texts = {name: await _text(source, files[name], manifest) for name in (CONFIG, TOKENS) if name in files}
     weights = files[WEIGHTS]
@@ -87,7 +88,7 @@ async def read_adapter(source: ArtifactSource, manifest: Manifest) -> AdapterFac
 
 
 def read_folder(folder: Path, source: str, revision: str, commit: str | None = None) -> AdapterFacts:
-    """The same of files that are here; `source` names it in messages. Blocks. Raises ArtifactError and OSError."""
+    """Reads the facts of local files; `source` is their name in messages. Blocks. Raises ArtifactError and OSError."""
     sizes = {name: (folder / name).stat().st_size for name in FILES if (folder / name).is_file()}
     require_names(sizes, source)
     texts: dict[str, bytes] = {}
@@ -102,10 +103,10 @@ def read_folder(folder: Path, source: str, revision: str, commit: str | None = N
 
 
 async def fetch_adapter(source: ArtifactSource, manifest: Manifest, folder: Path, limit: int) -> None:
-    """Brings the adapter's files into `folder`, which is there and empty. Raises ArtifactError and OSError."""
+    """Fetches the adapter's files into `folder`, which exists and is empty. Raises ArtifactError and OSError."""
     if manifest.archive:
         (packed,) = manifest.files
-        _require_vouched(manifest.files, manifest.source)
+        _require_validators(manifest.files, manifest.source)
         require_size(packed.size, limit, manifest.source)
         path = folder / packed.name
         await source.download(packed, path, _ignore)
@@ -131,7 +132,7 @@ def copy_adapter(found: Path, folder: Path, limit: int, source: str) -> None:
 
 
 async def content_digest(source: ArtifactSource, manifest: Manifest) -> str:
-    """Digest of the content, as `Source.digest` of a Model defines it; reads all of it. Raises ArtifactError."""
+    """Digest of the content as defined by a Model's `Source.digest`; reads all of it. Raises ArtifactError."""
     hashes: dict[str, str] = {}
     for file in manifest.files:
         hasher = hashlib.sha256()
@@ -177,13 +178,13 @@ def _facts(files: _Files) -> AdapterFacts:
     return found
 
 
-def _require_vouched(files: Iterable[File], source: str) -> None:
-    """A revision names content: other weights under the same revision would answer in its name."""
-    if silent := [file.name for file in files if not file.validator]:
+def _require_validators(files: Iterable[File], source: str) -> None:
+    """Raises ArtifactError for a file without validator: other weights could then be served under the same revision."""
+    if unvalidated := [file.name for file in files if not file.validator]:
         raise ArtifactError(
             reasons.SOURCE_INVALID,
-            f"{source} says nothing by which a change of {silent[0]} could be seen (no ETag, no Last-Modified): serve "
-            "it from a store that does",
+            f"{source} has no validator for {unvalidated[0]} (no ETag, no Last-Modified), so a change would go unnoticed: "
+            "serve it from a store that sends one",
         )
 
 
@@ -207,7 +208,7 @@ def _header_bytes(head: bytes, size: int, source: str) -> int:
 
 @contextlib.contextmanager
 def _corrupt() -> Generator[None]:
-    """What is no model is, of an adapter, corrupt."""
+    """Converts errors about models to the reason Corrupt."""
     try:
         yield
     except ArtifactError as error:
@@ -215,12 +216,12 @@ def _corrupt() -> Generator[None]:
 
 
 def _unpack(packed: Path, folder: Path, limit: int, source: str) -> None:
-    """Leaves the adapter's files of an archive in `folder`, which holds the archive."""
+    """Unpacks the archive in `folder` and leaves only the adapter's files present."""
     inside = folder / ".unpacked"
     inside.mkdir()
     archive.unpack(packed, inside, source, only=FILES, limit=limit)
     packed.unlink()
-    # As a model's archive: it may wrap everything in one folder.
+    # Like the archive of a model, it may wrap everything in one folder.
     tops = list(inside.iterdir())
     root = tops[0] if len(tops) == 1 and tops[0].is_dir() else inside
     for name in FILES:
@@ -231,4 +232,4 @@ def _unpack(packed: Path, folder: Path, limit: int, source: str) -> None:
 
 
 def _ignore(_: int) -> None:
-    """Nobody watches how far an adapter is: it is there in a moment."""
+    """Progress of adapters is not reported: they arrive quickly."""

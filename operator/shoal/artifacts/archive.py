@@ -1,4 +1,4 @@
-"""Unpacks an archive from outside: bounded in bytes, files, memory and time, in a process of its own (`unpacker`)."""
+"""Unpacks an untrusted archive in a separate process (`unpacker`), with limits on bytes, files, memory and time."""
 
 import json
 import subprocess
@@ -13,19 +13,20 @@ from shoal.artifacts.errors import ArtifactError, gib, require_space
 from shoal.artifacts.unpacker import BROKEN, ZSTD
 
 RATIO: Final = 4
-"""Weights hardly compress; what unpacks to more is no model, or should be a plain tar."""
+"""Factor to which an archive may unpack: weights hardly compress."""
 SMALL: Final = 64 << 20
 """Bytes that any archive may unpack to: configs and tokenizers compress well."""
 _ENTRIES = unpacker.ENTRIES
 _SKIPPED_LIMIT = 2 << 30
-"""Bytes of files that nobody wants: a compressed archive has to be read through them."""
+"""Limit for skipped files in bytes: a compressed archive has to be read through them."""
 _MEMORY: Final = (32 << 20, 256 << 20)
-"""Bytes for the process beside the interpreter: at least, and at most; a quarter of the container's between them."""
+"""Memory of the process in bytes, beyond the interpreter: minimum and maximum. Between them, a quarter of the
+container's memory."""
 _SECONDS: Final = 120
 _BYTES_PER_SECOND: Final = 10 << 20
-"""Slower than any decompressor: bzip2, which is the slowest, makes 20 MiB per second."""
+"""Lower bound of decompression speed: bzip2, the slowest, reaches 20 MiB per second."""
 _WAIT: Final = 10
-"""Times the processor's seconds that the process may take by the clock: the disk may be slow."""
+"""Factor from CPU seconds to wall-clock seconds of the process: the disk may be slow."""
 
 
 def content_limit(packed: int) -> int:
@@ -34,11 +35,11 @@ def content_limit(packed: int) -> int:
 
 
 def unpack(archive: Path, target: Path, source: str, *, only: Collection[str] = (), limit: int) -> None:
-    """Unpacks a tar (plain, gzip, bzip2, xz) or a zip into `target`. `source` names it in messages. Blocks.
+    """Unpacks a tar (plain, gzip, bzip2, xz) or a zip into `target`. `source` is its name in messages. Blocks.
 
-    `only`: files with other names are skipped. `limit`: bytes on the disk that the content may take, each file in
-    whole blocks. Raises ArtifactError: TooLarge for more than that, or than an archive has files; SourceInvalid for
-    anything that is not a file or a folder inside the target (links, devices, absolute or climbing names), DiskFull.
+    `only`: files with other names are skipped. `limit`: disk space for the content in bytes, each file in whole blocks.
+    Raises ArtifactError: TooLarge if the content exceeds this limit or the limit of files; SourceInvalid for anything
+    other than files and folders inside the target (links, devices, absolute names, names with `..`); DiskFull.
     """
     seconds = _SECONDS + limit // _BYTES_PER_SECOND
     task = {
@@ -65,7 +66,7 @@ def unpack(archive: Path, target: Path, source: str, *, only: Collection[str] = 
     try:
         answer: dict[str, str] = json.loads(done.stdout)
     except ValueError:
-        # A signal of a limit: of the processor's time, or of the container's memory.
+        # Ended by a signal: a limit of CPU time or of the container's memory.
         raise _too_large(
             source, f"cannot be unpacked within its limits (the process ended with {done.returncode})"
         ) from (None)
@@ -101,7 +102,7 @@ def _too_large(source: str, what: str) -> ArtifactError:
 
 
 def broken(error: Exception, first: bytes, source: str) -> ArtifactError:
-    """What an error of `BROKEN` means for an archive that begins with the bytes `first`."""
+    """The ArtifactError for an exception of `BROKEN`, for an archive that begins with the bytes `first`."""
     return ArtifactError(reasons.SOURCE_INVALID, f"{source} {unpacker.describe(error, first)}")
 
 

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from shoal.api import reasons
 from shoal.api.sources import SourceUri
-from shoal.artifacts.bucketkeys import KEYS, endpoint, host, proving_keys, store_config
+from shoal.artifacts.bucketkeys import KEYS, authenticating_keys, endpoint, host, store_config
 from shoal.artifacts.credentials import StoreCredentials
 from shoal.artifacts.errors import ArtifactError, Interrupted, Unreached
-from shoal.artifacts.manifest import File, Manifest, require_count, sort
-from shoal.artifacts.ranges import RangedSource, patiently
+from shoal.artifacts.manifest import File, Manifest, require_count, sort, wanted_files
+from shoal.artifacts.ranges import RangedSource, with_retries
 from shoal.artifacts.relay import EgressRelay
 from shoal.artifacts.source import Settings
-from shoal.artifacts.wanted import wanted_files
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -27,15 +26,15 @@ if TYPE_CHECKING:
 
 _PIECE = 1 << 20
 _LONGEST = 10
-"""Times the longest silence that a list of objects may take: a page of one object a minute would never end."""
+"""Limit for listing a bucket, as a multiple of the stall timeout: a page of one object per minute would never end."""
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 
 
 class BucketSource(RangedSource):
-    """The objects below a prefix; or one archive, if the address ends like one."""
+    """The objects below a prefix; or one archive, if the URI ends like one."""
 
     def __init__(self, source: SourceUri, credentials: StoreCredentials, settings: Settings) -> None:
-        """Raises ArtifactError(Gated) when the Secret lacks what the kind of bucket needs."""
+        """Raises ArtifactError(Gated) when the Secret lacks keys that this kind of bucket requires."""
         super().__init__(settings)
         self._source, self._credentials = source, credentials
         self._archive = source.path.endswith(_ARCHIVES)
@@ -56,7 +55,7 @@ class BucketSource(RangedSource):
             await self._relay.__aexit__(*error)
 
     async def manifest(self) -> Manifest:
-        files = await patiently(self.settings, self._list)
+        files = await with_retries(self.settings, self._list)
         return Manifest(
             source=self._source.uri,
             origin=f"{self._source.scheme}://{self._source.bucket}/{self._prefix} {host(self._config)}",
@@ -148,9 +147,9 @@ class BucketSource(RangedSource):
                 prefix=self._prefix or None,
                 config=self._config,
                 client_options=options,
-                retry_config={"max_retries": 0},  # what broke goes on where it broke, here
+                retry_config={"max_retries": 0},  # `ranges` resumes broken transfers
             )
-        except Exception as error:  # its words may quote the key
+        except Exception as error:  # its message may contain the key
             raise ArtifactError(
                 reasons.GATED,
                 f"the Secret of source.secretRef cannot be used for {self._source.scheme}:// "
@@ -161,7 +160,7 @@ class BucketSource(RangedSource):
         return [key for key in KEYS[self._source.scheme] if key in self._credentials.values]
 
     def _explain(self, error: Exception) -> ArtifactError:
-        """What an error of obstore means. Its own words stay out: they may hold a signed address."""
+        """Converts an error of obstore. Its message is left out, because it may contain a signed URL."""
         from obstore.exceptions import PermissionDeniedError, PreconditionError, UnauthenticatedError
 
         if isinstance(error, ArtifactError):
@@ -212,7 +211,7 @@ class BucketSource(RangedSource):
                 "that they may list the bucket and read its objects"
             )
         return (
-            f"{uri} is not public: put {proving_keys(scheme)} into a Secret and name it in source.secretRef "
+            f"{uri} is not public: put {authenticating_keys(scheme)} into a Secret and name it in source.secretRef "
             "(a node's own identity is never used), or name a ServiceAccount that may read it in "
             "spec.pod.serviceAccountName"
         )

@@ -1,4 +1,4 @@
-"""The keys of a Secret that say where a bucket is and who asks for it, and what obstore calls them."""
+"""Keys of a Secret with the location and the credentials of a bucket, and their names in obstore."""
 
 import hashlib
 import json
@@ -12,8 +12,8 @@ from shoal.api.sources import SourceUri
 from shoal.artifacts.credentials import StoreCredentials
 from shoal.artifacts.errors import ArtifactError
 
-# Nothing else of the Secret is handed on: among obstore's settings are
-# names of files and addresses of token services, and a node's own credentials are not for a tenant to use.
+# Only these keys are passed to obstore: among its settings are file names and addresses of token services, and tenants
+# must not use a node's own credentials.
 KEYS: Final[Mapping[str, Mapping[str, str]]] = {
     "s3": {
         "AWS_ACCESS_KEY_ID": "access_key_id",
@@ -48,16 +48,17 @@ _PROOF: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
         ("AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_TENANT_ID"),
     ),
 }
-"""Sets of keys of which one proves who asks."""
+"""Sets of keys; one complete set authenticates the caller."""
 _AZURE_KINDS: Final = {
     "account_key": "access_key",
     "sas_token": "sas_token",
     "client_secret": "client_secret",
     "token": "bearer_token",
 }
-"""What proves who asks, by setting: else the environment of a pod with a workload identity goes before its Secret."""
+"""obstore's credential type by setting. Without it, the workload identity in a pod's environment takes precedence over
+its Secret."""
 _TOKENS: Final = {"gs": "GOOGLE_BEARER_TOKEN", "az": "AZURE_STORAGE_TOKEN"}
-"""The same, of a ServiceAccount's identity. It ends within hours: nothing to keep in a Secret."""
+"""Key that a ServiceAccount's identity is exchanged for. It expires within hours, so it does not belong in a Secret."""
 
 
 _VALUES: Final[Mapping[str, re.Pattern[str]]] = {
@@ -88,12 +89,12 @@ def endpoint(scheme: str, credentials: StoreCredentials) -> str | None:
     except ValueError:
         valid, parts = False, None
     if parts is None or not valid or parts.username is not None or parts.query or parts.fragment or not url.isascii():
-        raise _unusable(key, "it is no http:// or https:// address")
+        raise _unusable(key, "it is not an http:// or https:// URL")
     return url
 
 
 def _google_url(key: str) -> str:
-    """Of a service account's key, which may name another server (for emulators)."""
+    """Server in a service account key, which may differ from the cloud's (for emulators)."""
     try:
         found = json.loads(key)
     except (ValueError, RecursionError):
@@ -107,19 +108,19 @@ def _unusable(key: str, why: str) -> ArtifactError:
 
 
 def store_config(source: SourceUri, credentials: StoreCredentials) -> dict[str, str]:
-    """The settings of the store. Raises ArtifactError(Gated)."""
+    """obstore's settings for the bucket. Raises ArtifactError(Gated)."""
     scheme = source.scheme
     for key in KEYS[scheme]:
         value, pattern = credentials.values.get(key), _VALUES.get(key)
         if value is not None and pattern is not None and not pattern.fullmatch(value):
-            raise _unusable(key, "its value is not of the kind that the cloud has")
-    config = {ours: credentials.values[key] for key, ours in KEYS[scheme].items() if key in credentials.values}
-    proven = proves(scheme, credentials)
-    # A Secret may also name no more than where a public bucket is.
-    if credentials.given and not proven and (begins(scheme, credentials) or not config):
+            raise _unusable(key, "its value does not have the cloud's format")
+    config = {setting: credentials.values[key] for key, setting in KEYS[scheme].items() if key in credentials.values}
+    proven = authenticates(scheme, credentials)
+    # A Secret may contain only the location of a public bucket.
+    if credentials.given and not proven and (has_any_credential(scheme, credentials) or not config):
         raise ArtifactError(
             reasons.GATED,
-            f"the Secret of source.secretRef has no {proving_keys(scheme)} (it has: "
+            f"the Secret of source.secretRef has no {authenticating_keys(scheme)} (it has: "
             f"{', '.join(sorted(credentials.values)) or 'nothing'})",
         )
     if scheme == "az" and "account_name" not in config:
@@ -137,37 +138,36 @@ def store_config(source: SourceUri, credentials: StoreCredentials) -> dict[str, 
     return config
 
 
-def proves(scheme: str, credentials: StoreCredentials) -> bool:
-    """Whether these say who asks for a bucket of this kind."""
+def authenticates(scheme: str, credentials: StoreCredentials) -> bool:
+    """Whether the credentials are complete for this kind of bucket."""
     has = credentials.values
     return any(all(key in has for key in keys) for keys in _PROOF[scheme]) or _TOKENS.get(scheme) in has
 
 
-def begins(scheme: str, credentials: StoreCredentials) -> bool:
-    """Whether these are meant to say who asks, though a key may be missing."""
+def has_any_credential(scheme: str, credentials: StoreCredentials) -> bool:
+    """Whether the credentials contain any authenticating key, even if other keys are missing."""
     return any(key in credentials.values for keys in _PROOF[scheme] for key in keys)
 
 
 def store_settings(scheme: str, credentials: StoreCredentials) -> dict[str, str]:
-    """What a Secret says of a bucket, in obstore's words; for buckets of Shoal's own, whose pods may use their own
-    identity where the Secret has none."""
-    config = {ours: credentials.values[key] for key, ours in KEYS[scheme].items() if key in credentials.values}
+    """obstore's settings from a Secret, for buckets of Shoal's own; without keys, the pods use their own identity."""
+    config = {setting: credentials.values[key] for key, setting in KEYS[scheme].items() if key in credentials.values}
     if scheme == "s3" and config:
         config.setdefault("region", "us-east-1")
     return config
 
 
 def host(config: Mapping[str, str]) -> str:
-    """Which server answers, as far as the Secret says it: a bucket's name alone means another one at another host."""
+    """Server of the bucket as given by the Secret: the same bucket name on another server is another bucket."""
     named = [config.get("endpoint"), config.get("base_url"), config.get("account_name")]
     if key := config.get("service_account_key"):
         try:
             named.append(json.loads(key).get("gcs_base_url"))
         except (ValueError, AttributeError):
-            named.append(hashlib.sha256(key.encode()).hexdigest())  # whatever it means, it is nobody else's
+            named.append(hashlib.sha256(key.encode()).hexdigest())  # whatever it means, the hash is unique to this key
     return " ".join(filter(None, named))
 
 
-def proving_keys(scheme: str) -> str:
-    """Keys of a Secret that open a bucket of this kind, for people."""
+def authenticating_keys(scheme: str) -> str:
+    """Authenticating keys for this kind of bucket, for people."""
     return ", or ".join(" and ".join(keys) for keys in _PROOF[scheme])

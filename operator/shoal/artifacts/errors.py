@@ -1,4 +1,4 @@
-"""How a source fails: always with a reason that stands on the Model, and a message that says what to do."""
+"""Errors of sources: each has a reason, which is shown on the Model, and a message that says what to do."""
 
 import errno
 import shutil
@@ -8,11 +8,11 @@ from shoal.api import reasons
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 POD_ADVICE = "give the node more ephemeral storage, or keep the model on a volume and use pvc://"
-"""What to do when the volume of a pod is full."""
+"""Advice when a pod's volume is full."""
 
 
 class ArtifactError(Exception):
-    """`reason` is one of `reasons.STAGE_REASONS`; the message is for the person who wrote the Model."""
+    """`reason` is one of `reasons.STAGE_REASONS`; the message is for the author of the Model."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -20,37 +20,37 @@ class ArtifactError(Exception):
 
 
 class Interrupted(ArtifactError):
-    """The source cannot be reached now; the same may work when it is tried again."""
+    """The source is unavailable; a retry may succeed."""
 
     def __init__(self, message: str) -> None:
         super().__init__(reasons.SOURCE_UNREACHABLE, message)
 
 
 class Unreached(Interrupted):
-    """No answer came at all, or it broke off."""
+    """There was no response, or it was cut off."""
 
 
 class NoRanges(ArtifactError):
-    """The server answers a request for a range with the whole file."""
+    """The server answers a range request with the whole file."""
 
     def __init__(self, what: str) -> None:
         super().__init__(reasons.SOURCE_UNREACHABLE, f"{what}: the server serves no byte ranges")
 
 
 def is_full(error: OSError) -> bool:
-    """Whether the disk, or the quota on it, is full."""
+    """Whether the disk or its quota is full."""
     return error.errno in _FULL
 
 
 def gib(count: int) -> str:
-    """A number of bytes for people."""
+    """A number of bytes, formatted."""
     if count < 2**17:
         return f"{count} bytes"
     return f"{count / 2**30:.1f} GiB" if count >= 2**29 else f"{count / 2**20:.1f} MiB"
 
 
 def require_space(folder: Path, needed: int, advice: str = POD_ADVICE) -> None:
-    """Raises ArtifactError(DiskFull) unless `needed` bytes fit beside what is in `folder`."""
+    """Raises ArtifactError(DiskFull) unless `needed` bytes are free on the disk of `folder`."""
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise ArtifactError(
@@ -59,7 +59,7 @@ def require_space(folder: Path, needed: int, advice: str = POD_ADVICE) -> None:
 
 
 def of_os_error(error: OSError, what: str, advice: str = POD_ADVICE) -> ArtifactError:
-    """The ArtifactError for an error of the file system while doing `what`."""
+    """The ArtifactError for a file system error during `what`."""
     if is_full(error):
         return ArtifactError(reasons.DISK_FULL, f"no space left while {what}: {advice}")
     return ArtifactError(reasons.SOURCE_INVALID, f"{what} failed: {error.strerror or error} ({error.filename})")

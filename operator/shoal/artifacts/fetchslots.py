@@ -1,4 +1,4 @@
-"""So many at a time, first come, first served; what takes long leaves its turn to the next one and goes on."""
+"""A semaphore for fetches, first come, first served. A slow fetch gives up its slot and continues."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 
 class FetchSlots:
-    """`count` at a time; one that takes longer than `seconds` does not count any more."""
+    """`count` slots; a fetch that takes longer than `seconds` no longer occupies one."""
 
     def __init__(self, count: int, seconds: float = math.inf) -> None:
         self._free = asyncio.Semaphore(count)
@@ -15,21 +15,21 @@ class FetchSlots:
 
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncGenerator[None]:
-        """Waits for a turn, and has it inside."""
+        """Waits for a slot and holds it in the body."""
         await self._free.acquire()
-        passed = False
+        given_up = False
 
-        def pass_on() -> None:
-            nonlocal passed
-            if not passed:
-                passed = True
+        def give_up() -> None:
+            nonlocal given_up
+            if not given_up:
+                given_up = True
                 self._free.release()
 
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._seconds, pass_on) if math.isfinite(self._seconds) else None
+        timer = loop.call_later(self._seconds, give_up) if math.isfinite(self._seconds) else None
         try:
             yield
         finally:
             if timer is not None:
                 timer.cancel()
-            pass_on()
+            give_up()

@@ -1,4 +1,4 @@
-"""file://, pvc:// and oci://: a folder that is there already."""
+"""file://, pvc:// and oci://: an existing folder."""
 
 import asyncio
 import hashlib
@@ -9,10 +9,9 @@ from pathlib import Path
 from shoal.api import reasons
 from shoal.api.sources import SourceUri
 from shoal.artifacts.errors import ArtifactError, of_os_error
-from shoal.artifacts.manifest import File, Manifest, require_count, sort
+from shoal.artifacts.manifest import File, Manifest, require_count, sort, wanted_files
 from shoal.artifacts.ranges import RangedSource
 from shoal.artifacts.source import Settings
-from shoal.artifacts.wanted import wanted_files
 
 END_BYTES = 1 << 20
 _PIECE = 8 << 20
@@ -21,13 +20,13 @@ _PIECE = 8 << 20
 class FolderSource(RangedSource):
     """A folder of this machine, or of a mounted volume.
 
-    Its validators are made here: `ends:` and the SHA-256 of the first and the last MiB of each file (a small file's is
-    that of its content). Whole weights would take minutes to hash at every start; times of modification differ
-    between copies of one folder. What it cannot see is a change in the middle of a file: `source.digest` can.
+    Its validators are computed here: `ends:` and the SHA-256 of the first and last MiB of each file (of a small file,
+    of its content). Hashing all weights would take minutes at every start, and modification times differ between copies
+    of a folder. A change in the middle of a file goes unnoticed; `source.digest` detects it.
     """
 
     def __init__(self, source: SourceUri, folder: Path, top: Path, settings: Settings) -> None:
-        """`top` is where the volume is mounted: links may lead about inside it, as a hub's own cache has them."""
+        """`top` is the mount point of the volume: links inside it are allowed, as the hub's cache uses them."""
         super().__init__(settings)
         self._source, self._folder, self._top = source, folder, top
 
@@ -43,7 +42,7 @@ class FolderSource(RangedSource):
         if not folder.is_dir():
             raise ArtifactError(reasons.SOURCE_NOT_FOUND, _missing(self._source))
         found = set(self._names(folder, top))
-        # An image's folder is the model and nothing else; a volume may hold what people left there.
+        # The folder of an image contains only the model; a volume may contain other files.
         names = wanted_files(found) if self._source.in_place else found
         try:
             files = sort(self._file(name) for name in names if (self._folder / name).is_file())
@@ -56,7 +55,7 @@ class FolderSource(RangedSource):
         return Manifest(source=self._source.uri, origin=self._source.uri, revision=None, files=files)
 
     async def authorise(self, manifest: Manifest) -> None:
-        """Whoever can mount the folder may read it."""
+        """No check: whoever can mount the folder can read it."""
 
     async def stream(self, file: File, start: int, end: int) -> AsyncGenerator[bytes]:
         try:
@@ -67,7 +66,7 @@ class FolderSource(RangedSource):
                     if not piece:
                         raise ArtifactError(
                             reasons.SOURCE_CHANGED,
-                            f"{self._source.uri}: {file.name} became shorter while it was read: let nothing write "
+                            f"{self._source.uri}: {file.name} became shorter while it was read: do not write "
                             "there while it is in use",
                         )
                     yield piece
@@ -83,11 +82,12 @@ class FolderSource(RangedSource):
         return real.is_relative_to(top)
 
     def _names(self, folder: Path, top: Path) -> Iterator[str]:
-        """Of every file below, also behind links. Raises ArtifactError where one leads out, or there are too many."""
+        """Names of all files below, also behind links. Raises ArtifactError for a link that leads out, or too many
+        files."""
         waiting: list[tuple[Path, tuple[Path, ...]]] = [(folder, (folder,))]
         count = 0
         while waiting:
-            here, way = waiting.pop()
+            here, parents = waiting.pop()
             for entry in _entries(here):
                 path = Path(entry.path)
                 real = path.resolve() if entry.is_symlink() else path
@@ -97,8 +97,8 @@ class FolderSource(RangedSource):
                 require_count(count, self._source.uri)
                 if not entry.is_dir():
                     yield path.relative_to(folder).as_posix()
-                elif real not in way:  # a link to a folder above has no end
-                    waiting.append((path, (*way, real)))
+                elif real not in parents:  # a link to a parent folder would never end
+                    waiting.append((path, (*parents, real)))
 
     def _file(self, name: str) -> File:
         with (self._folder / name).open("rb") as file:

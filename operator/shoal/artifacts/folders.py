@@ -1,4 +1,4 @@
-"""Folders of files: their size, their digest, and whether one is a model."""
+"""Folders of files: size, digest, and whether they contain a model."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def regular_files(folder: Path) -> Iterator[Path]:
-    """Every regular file below, symlinks not followed (as `find -type f`)."""
+    """Every regular file below, without following symlinks (as `find -type f`)."""
     for root, _, file_names in os.walk(folder):
         for name in file_names:
             path = Path(root, name)
@@ -27,7 +27,7 @@ def regular_files(folder: Path) -> Iterator[Path]:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes in the files below. Files may come and go meanwhile."""
+    """Total size of the files below. Files may appear and disappear meanwhile."""
     total = 0
     for root, _, file_names in os.walk(folder):
         for name in file_names:
@@ -47,14 +47,14 @@ def sha256_of(path: Path) -> str:
 def digest_of(folder: Path) -> str:
     """`sha256:` of the output of `find . -type f | LC_ALL=C sort | xargs sha256sum` (api/model.py, Source.digest)."""
     relative = sorted(os.fsencode(f"./{path.relative_to(folder).as_posix()}") for path in regular_files(folder))
-    with ThreadPoolExecutor(max_workers=4) as pool:  # hashing lets go of the interpreter's lock
+    with ThreadPoolExecutor(max_workers=4) as pool:  # hashing releases the GIL
         hashes = pool.map(sha256_of, [folder / os.fsdecode(name) for name in relative])
         lines = [f"{value}  ".encode() + name + b"\n" for value, name in zip(hashes, relative, strict=True)]
     return "sha256:" + hashlib.sha256(b"".join(lines)).hexdigest()
 
 
 def sync(folder: Path) -> None:
-    """Brings files and folders to the disk, so that a marker never outlives what it promises."""
+    """Syncs files and folders to disk, so that a marker never survives a crash that its files do not survive."""
     for root, _, file_names in os.walk(folder):
         for path in [root, *(os.path.join(root, name) for name in file_names)]:
             descriptor = os.open(path, os.O_RDONLY)
@@ -73,7 +73,8 @@ def model_root(folder: Path) -> Path:
 
 
 def check_model(folder: Path, source: str) -> None:
-    """Raises ArtifactError(SourceInvalid) unless the folder holds a model: config.json, weights, whole safetensors."""
+    """Raises ArtifactError(SourceInvalid) unless the folder contains a model: config.json, weights, complete
+    safetensors."""
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     index = folder / INDEX
     check_names(names, index.read_bytes() if index.is_file() else None, source)
@@ -84,17 +85,17 @@ def check_model(folder: Path, source: str) -> None:
 
 
 def check_names(names: Iterable[str], index: bytes | None, source: str) -> None:
-    """Raises ArtifactError(SourceInvalid) unless these names are a model's: a config, weights, every shard.
+    """Raises ArtifactError(SourceInvalid) unless these file names are those of a model: a config, weights, every shard.
 
-    `index` is the content of model.safetensors.index.json, if there is one.
+    `index` is the content of model.safetensors.index.json, if it exists.
     """
-    there = set(names)
-    if CONFIG not in there:
-        found = ", ".join(sorted({name.partition("/")[0] for name in there})[:5])
+    present = set(names)
+    if CONFIG not in present:
+        found = ", ".join(sorted({name.partition("/")[0] for name in present})[:5])
         raise ArtifactError(
             reasons.SOURCE_INVALID, f"{source} is not a model: it has no config.json (found: {found or 'nothing'})"
         )
-    if not any(name.endswith(WEIGHTS) for name in there):
+    if not any(name.endswith(WEIGHTS) for name in present):
         raise ArtifactError(
             reasons.SOURCE_INVALID,
             f"{source} has no weights: expected files named {', '.join('*' + w for w in WEIGHTS)}",
@@ -105,7 +106,7 @@ def check_names(names: Iterable[str], index: bytes | None, source: str) -> None:
     if not isinstance(shards, dict):
         raise ArtifactError(reasons.SOURCE_INVALID, f"{source}: {INDEX} has no weight_map")
     wanted = {str(name) for name in cast("dict[str, object]", shards).values()}
-    if missing := sorted(wanted - there):
+    if missing := sorted(wanted - present):
         raise ArtifactError(
             reasons.SOURCE_INVALID,
             f"{source}: {len(missing)} of {len(wanted)} weight files are missing, the first is {missing[0]}",

@@ -1,7 +1,7 @@
-"""hf://: a repository of a Hugging Face hub, or of a mirror of one.
+"""hf://: a repository of the Hugging Face hub, or of a mirror.
 
-Its API is asked for the list of the files, and they come by ranges like everybody else's: over the one client that
-holds every address and redirect against the rules (`web`), with a bound on every answer.
+The list of files comes from the hub's API; files are read by ranges, as from other sources, over the client that checks
+every address and redirect (`web`). Every response has a size limit.
 """
 
 import json
@@ -16,19 +16,18 @@ from shoal.api import reasons
 from shoal.api.sources import SourceUri
 from shoal.artifacts.credentials import StoreCredentials
 from shoal.artifacts.errors import ArtifactError, Interrupted, Unreached
-from shoal.artifacts.manifest import File, Manifest, require_count, sort
-from shoal.artifacts.ranges import RangedSource, patiently
+from shoal.artifacts.manifest import File, Manifest, require_count, sort, wanted_files
+from shoal.artifacts.ranges import RangedSource, with_retries
 from shoal.artifacts.source import Settings
-from shoal.artifacts.wanted import wanted_files
 from shoal.artifacts.web import Web
 
 HUB = "https://huggingface.co"
 _LIST_BYTES: Final = 64 << 20
-"""Of the list of a repository's files; the longest ones have 10 MiB."""
+"""Size limit of the list of a repository's files; the longest lists have 10 MiB."""
 
 
 class HubSource(RangedSource):
-    """A repository at one commit: `pinned`, or the one to which its revision leads when it is first asked."""
+    """A repository at one commit: `pinned`, or the commit of its revision when it is first requested."""
 
     def __init__(
         self, source: SourceUri, credentials: StoreCredentials, settings: Settings, pinned: str | None
@@ -38,7 +37,7 @@ class HubSource(RangedSource):
         self._token = credentials.token
         self._endpoint = (settings.hub_endpoint or HUB).rstrip("/")
         self._commit = pinned
-        # The platform names its mirror, which may lie anywhere but on a metadata server.
+        # The platform configures the mirror, which may be at any address except that of a metadata server.
         host = URL(self._endpoint).host
         network = settings.network.with_hosts([host] if host else [])
         self._web = Web(replace(settings, network=network), self._token, self._refusal)
@@ -51,7 +50,7 @@ class HubSource(RangedSource):
         await self._web.close()
 
     async def manifest(self) -> Manifest:
-        commit, siblings = await patiently(self.settings, self._info)
+        commit, siblings = await with_retries(self.settings, self._info)
         self._commit = commit
         wanted = wanted_files(siblings)
         if not wanted:
@@ -70,7 +69,7 @@ class HubSource(RangedSource):
         return self._web.stream(url, start, end, file.size)
 
     async def _info(self) -> tuple[str, dict[str, dict[str, Any]]]:
-        """The commit, and what the hub says of each of its files. Raises ArtifactError."""
+        """The commit, and the hub's data about each file. Raises ArtifactError."""
         revision = self._pinned or self._source.revision
         at = f"/revision/{quote(revision, safe='')}" if revision else ""
         url = f"{self._endpoint}/api/models/{self._source.repo}{at}?blobs=true"
@@ -87,25 +86,25 @@ class HubSource(RangedSource):
             require_count(len(rows), self._source.uri)
             siblings = {str(row["rfilename"]): row for row in rows}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise self._strange("does not list files as a hub does") from None
+            raise self._unexpected("does not list files as a hub does") from None
         if not isinstance(commit, str) or not commit:
-            raise self._strange("the hub named no commit")
+            raise self._unexpected("the hub named no commit")
         return commit, siblings
 
     def _file(self, name: str, row: dict[str, Any], commit: str) -> File:
         size, lfs, blob = row.get("size"), row.get("lfs"), row.get("blobId")
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise self._strange(f"the hub names no size of {name}")
+            raise self._unexpected(f"the hub names no size of {name}")
         if isinstance(lfs, dict):
             sha256 = cast("dict[str, Any]", lfs).get("sha256")
             if not isinstance(sha256, str):
-                raise self._strange(f"the hub names no SHA-256 of {name}")
+                raise self._unexpected(f"the hub names no SHA-256 of {name}")
             return File(name, size, f"sha256:{sha256}", sha256)
         if isinstance(blob, str):
             return File(name, size, f"git:{blob}")
         return File(name, size, f"commit:{commit}")
 
-    def _strange(self, what: str) -> ArtifactError:
+    def _unexpected(self, what: str) -> ArtifactError:
         return ArtifactError(reasons.SOURCE_UNREACHABLE, f"{self._source.uri}: {what}; check the mirror")
 
     def _no_revision(self) -> ArtifactError:

@@ -1,8 +1,8 @@
-"""Reads a bucket as the pod's ServiceAccount: the cloud's own token for it, exchanged for keys that end by themselves.
+"""Reads a bucket with the pod's ServiceAccount identity: exchanges the cloud's token for temporary keys.
 
-A cloud gives a pod its ServiceAccount's identity by environment (AWS: IRSA, EKS Pod Identity; Azure Workload Identity)
-or by a metadata server (GKE). What comes of it is put where a Secret's keys would be, so that the node cache, to which
-it is sent, needs no identity of its own and asks the bucket as the one who asked.
+A cloud provides a ServiceAccount's identity by environment variables (AWS: IRSA, EKS Pod Identity; Azure Workload
+Identity) or by a metadata server (GKE). The keys are used like those of a Secret. The node cache receives them with
+each request, so it needs no identity of its own and reads the bucket as the requesting pod.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ import structlog
 
 from shoal.api import reasons
 from shoal.api.sources import parse_source
-from shoal.artifacts.bucketkeys import begins, proves
+from shoal.artifacts.bucketkeys import authenticates, has_any_credential
 from shoal.artifacts.credentials import StoreCredentials
 from shoal.artifacts.errors import ArtifactError, Interrupted
-from shoal.artifacts.ranges import patiently
+from shoal.artifacts.ranges import with_retries
 from shoal.artifacts.source import Settings
 
 _GOOGLE: Final = "/computeMetadata/v1/instance/service-accounts/default"
 _METADATA_SECONDS: Final = 3.0
-"""A metadata server is on the node: one that does not answer so soon is not there, or not ready yet."""
+"""Timeout of the metadata server, which runs on the node: without a response it does not exist or is not ready yet."""
 
 log = structlog.get_logger()
 
@@ -36,22 +36,26 @@ log = structlog.get_logger()
 async def with_identity(
     uri: str, credentials: StoreCredentials, settings: Settings, environment: Mapping[str, str]
 ) -> StoreCredentials:
-    """`credentials`, and where they do not prove who asks for a bucket, the identity that the pod was given.
+    """`credentials`, or temporary keys of the pod's identity if the credentials do not authenticate for the bucket.
 
-    Without an identity they come back as they are: a bucket may be public. Raises ArtifactError: Gated where the cloud
-    refuses the identity, SourceUnreachable where it cannot be asked, and SourceInvalid for an address that is none.
+    Without an identity, `credentials` are returned unchanged: the bucket may be public. Raises ArtifactError: Gated if
+    the cloud refuses the identity, SourceUnreachable if the cloud is unavailable, SourceInvalid for an invalid URI.
     """
     try:
         scheme = parse_source(uri).scheme
     except ValueError as error:
         raise ArtifactError(reasons.SOURCE_INVALID, str(error)) from None
-    # A Secret that lacks a key is told of, and not passed over.
-    if scheme not in ("s3", "gs", "az") or proves(scheme, credentials) or begins(scheme, credentials):
+    # A Secret with missing keys is an error, and is not replaced by the identity.
+    if (
+        scheme not in ("s3", "gs", "az")
+        or authenticates(scheme, credentials)
+        or has_any_credential(scheme, credentials)
+    ):
         return credentials
     exchange = _Exchange(settings, environment)
     ask = {"s3": exchange.aws, "gs": exchange.google, "az": exchange.azure}[scheme]
     try:
-        found = await patiently(settings, ask)
+        found = await with_retries(settings, ask)
     except NoMetadata:
         found = None
     if found is None:
@@ -59,16 +63,16 @@ async def with_identity(
         return credentials
     keys, who = found
     log.info("source.identity", scheme=scheme, who=who)
-    # What the Secret says of the place (an endpoint, an account) goes before what the cloud says.
+    # The Secret's location of the bucket (an endpoint, an account) takes precedence over the cloud's.
     return replace(credentials, values={**keys, **credentials.values}, identity=who)
 
 
 _Found = tuple[dict[str, str], str] | None
-"""Keys as a Secret would name them, and whose they are, for people."""
+"""Keys named as in a Secret, and the identity that they belong to, for messages."""
 
 
 class NoMetadata(Interrupted):
-    """No metadata server answers: there is none, or it does not know the pod yet."""
+    """No metadata server responds: there is none, or it does not know the pod yet."""
 
 
 class _Exchange:
@@ -76,7 +80,7 @@ class _Exchange:
         self._settings, self._env = settings, environment
 
     async def aws(self) -> _Found:
-        """IRSA: AssumeRoleWithWebIdentity of the AWS STS API, which needs no signature. Else EKS Pod Identity."""
+        """IRSA: AssumeRoleWithWebIdentity of the AWS STS API, which needs no signature. Otherwise EKS Pod Identity."""
         env = self._env
         region = {"AWS_REGION": env["AWS_REGION"]} if env.get("AWS_REGION") else {}
         if (role := env.get("AWS_ROLE_ARN")) and (file := env.get("AWS_WEB_IDENTITY_TOKEN_FILE")):
@@ -93,12 +97,12 @@ class _Exchange:
             who = "the pod identity association of its ServiceAccount"
             file = env.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE")
             headers = {"Authorization": await _read(file)} if file else {}
-            told = _object(await self._ask("GET", uri, who, headers=headers, direct=True), who)
-            return region | _aws_keys(told | {"SessionToken": told.get("Token")}), who
+            answer = _object(await self._ask("GET", uri, who, headers=headers, direct=True), who)
+            return region | _aws_keys(answer | {"SessionToken": answer.get("Token")}), who
         return None
 
     async def google(self) -> _Found:
-        """The metadata server of GKE, which answers each pod as its ServiceAccount."""
+        """GKE's metadata server, which identifies each pod as its ServiceAccount."""
         host = self._env.get("GCE_METADATA_HOST") or "metadata.google.internal"
         who = "the ServiceAccount's Google identity"
         try:
@@ -141,7 +145,8 @@ class _Exchange:
         headers: Mapping[str, str] | None = None,
         direct: bool = False,
     ) -> str:
-        """The text of the answer. `direct`: past the chart's proxy, to something on the node. Raises ArtifactError."""
+        """Sends a request and returns the text of the response. `direct`: without the chart's proxy, to a server on the
+        node. Raises ArtifactError."""
         host = urlsplit(url).netloc
         settings = self._settings
         timeout = aiohttp.ClientTimeout(total=settings.stall_seconds, sock_connect=settings.connect_seconds)
@@ -160,16 +165,16 @@ class _Exchange:
                 f"the certificate of {host} is not trusted: add its CA to the chart's caBundle",
             ) from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Interrupted(f"{host}, which proves {who}, cannot be reached ({type(error).__name__})") from None
+            raise Interrupted(f"{host}, which identifies {who}, cannot be reached ({type(error).__name__})") from None
         if status == 200:
             return text
         if status == 429 or status >= 500:
-            raise Interrupted(f"{host}, which proves {who}, answered {status}")
+            raise Interrupted(f"{host}, which identifies {who}, answered {status}")
         raise _refused(who, f"{host} answered {status}")
 
 
 def _sts(env: Mapping[str, str]) -> str:
-    """The STS of the pod's region, as the AWS SDKs choose it."""
+    """STS of the pod's region, as the AWS SDKs choose it."""
     if (named := env.get("AWS_ENDPOINT_URL_STS")) is not None:
         return named
     region = env.get("AWS_REGION")
@@ -187,11 +192,11 @@ def _of_xml(text: str, role: str) -> dict[str, str | None]:
     return {each.tag.rpartition("}")[2]: each.text for each in found} if found is not None else {}
 
 
-def _aws_keys(told: Mapping[str, Any]) -> dict[str, str]:
+def _aws_keys(answer: Mapping[str, Any]) -> dict[str, str]:
     named = {
-        "AWS_ACCESS_KEY_ID": told.get("AccessKeyId"),
-        "AWS_SECRET_ACCESS_KEY": told.get("SecretAccessKey"),
-        "AWS_SESSION_TOKEN": told.get("SessionToken"),
+        "AWS_ACCESS_KEY_ID": answer.get("AccessKeyId"),
+        "AWS_SECRET_ACCESS_KEY": answer.get("SecretAccessKey"),
+        "AWS_SESSION_TOKEN": answer.get("SessionToken"),
     }
     if not all(isinstance(value, str) and value for value in named.values()):
         raise _refused("the ServiceAccount's AWS identity", "the answer has no keys")
@@ -217,7 +222,7 @@ def _refused(who: str, why: str) -> ArtifactError:
 
 
 async def _read(path: str) -> str:
-    """A projected token. Raises ArtifactError."""
+    """Reads a projected token. Raises ArtifactError."""
     try:
         return (await asyncio.to_thread(Path(path).read_text)).strip()
     except (OSError, UnicodeDecodeError) as error:

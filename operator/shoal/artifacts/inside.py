@@ -1,8 +1,8 @@
-"""Looks into an archive where it lies: its list, its configs, the headers of its weights, by ranges.
+"""Reads metadata inside a remote archive by ranges: file list, configs, headers of the weights.
 
-A plain tar and a zip are skipped through. A compressed tar can only be read from its start: that ends after
-`COMPRESSED_LIMIT`, with what was found until then. The archives' own libraries read; they block, so they run in a
-thread and ask the event loop for bytes.
+A plain tar and a zip are read by seeking. A compressed tar can only be read from its start, which stops after
+`COMPRESSED_LIMIT` bytes with what was found until then. The archive libraries block, so they run in a thread and
+request bytes from the event loop.
 """
 
 import asyncio
@@ -15,30 +15,29 @@ from typing import IO, Any, cast
 from shoal.api import reasons
 from shoal.artifacts import archive, folders, safetensors
 from shoal.artifacts.errors import ArtifactError, NoRanges, gib
-from shoal.artifacts.manifest import File, Manifest, require_count
+from shoal.artifacts.manifest import File, Manifest, require_count, wanted_files
 from shoal.artifacts.metadata import TEXTS, Metadata, require_text
 from shoal.artifacts.safetensors import Tensors
 from shoal.artifacts.source import ArtifactSource
 from shoal.artifacts.unpacker import BoundedHeader, members
-from shoal.artifacts.wanted import wanted_files
 
 COMPRESSED_LIMIT = 512 << 20
-"""Bytes read of an archive in all."""
+"""Bytes read of a compressed archive at most."""
 _AHEAD = (64 << 10, 8 << 20)
-"""Bytes fetched at once: at first, and at most when they are read one after the other."""
+"""Bytes per request: initially, and at most for sequential reads."""
 _READ_SECONDS = 900.0
 
 
 _DIRECTORY_BYTES = 8 << 20
-"""Of a zip's list of its files."""
+"""Size limit of a zip's directory."""
 
 
-class _Enough(Exception):
-    """The limit is reached."""
+class _LimitReached(Exception):
+    """The byte limit is reached."""
 
 
 async def read_inside(source: ArtifactSource, manifest: Manifest) -> Metadata:
-    """The metadata of the model in the archive. Raises ArtifactError."""
+    """Metadata of the model in the archive. Raises ArtifactError."""
     (file,) = manifest.files
     loop = asyncio.get_running_loop()
     try:
@@ -53,24 +52,24 @@ async def read_inside(source: ArtifactSource, manifest: Manifest) -> Metadata:
 
 
 def _read_archive(file: "Ranged | ForwardReader", manifest: Manifest, *, forward: bool) -> Metadata:
-    found = _Found(manifest.source, archive.content_limit(manifest.total_bytes))
+    found = _Findings(manifest.source, archive.content_limit(manifest.total_bytes))
     try:
         if not forward and zipfile.is_zipfile(cast("Any", file)):
             _read_zip(file, found)
         else:
             if not forward:
-                file.seek(0)  # looking for a zip's end left it there
+                file.seek(0)  # the search for a zip's directory moved the position
             _read_tar(file, found, forward=forward)
         found.whole = True
-    except _Enough:
+    except _LimitReached:
         pass
     except archive.BROKEN as error:
         raise archive.broken(error, file.first, manifest.source) from None
     return found.metadata()
 
 
-class _Found:
-    """What came to light so far, by the names in the archive."""
+class _Findings:
+    """Files found so far, by their names in the archive."""
 
     def __init__(self, source: str, limit: int) -> None:
         self.source, self.limit = source, limit
@@ -79,7 +78,7 @@ class _Found:
         self.tensors: dict[str, Tensors] = {}
         self.whole = False
 
-    def take(self, name: str, size: int, content: Callable[[], IO[bytes] | None]) -> None:
+    def add(self, name: str, size: int, content: Callable[[], IO[bytes] | None]) -> None:
         name = "/".join(part for part in name.split("/") if part not in ("", "."))
         self.sizes[name] = size
         require_count(len(self.sizes), self.source)
@@ -99,7 +98,7 @@ class _Found:
             self.tensors[name] = safetensors.tensors(file.read(length), size, what)
 
     def metadata(self) -> Metadata:
-        """Relative to the model's folder. Raises ArtifactError(SourceInvalid)."""
+        """The result relative to the model's folder. Raises ArtifactError(SourceInvalid)."""
         if not self.whole and not any(name.rpartition("/")[2] == folders.CONFIG for name in self.sizes):
             raise ArtifactError(
                 reasons.SOURCE_INVALID,
@@ -124,7 +123,7 @@ class _Found:
         return f"{top}/" if all("/" in name for name in self.sizes if not name.startswith(".")) else ""
 
 
-def _read_tar(file: "Ranged | ForwardReader", found: _Found, *, forward: bool) -> None:
+def _read_tar(file: "Ranged | ForwardReader", found: _Findings, *, forward: bool) -> None:
     content: Any = file
     with tarfile.open(fileobj=content, mode="r|*" if forward else "r:*", tarinfo=BoundedHeader) as tar:
         for seen, member in enumerate(members(tar)):
@@ -135,21 +134,21 @@ def _read_tar(file: "Ranged | ForwardReader", found: _Found, *, forward: bool) -
                     f"{found.source} unpacks to more than {gib(found.limit)}: pack it as a plain .tar",
                 )
             if member.isreg():
-                found.take(member.name, member.size, lambda member=member: tar.extractfile(member))
+                found.add(member.name, member.size, lambda member=member: tar.extractfile(member))
 
 
-def _read_zip(file: "Ranged | ForwardReader", found: _Found) -> None:
+def _read_zip(file: "Ranged | ForwardReader", found: _Findings) -> None:
     file.most = _DIRECTORY_BYTES
     content: Any = file
     with zipfile.ZipFile(content) as packed:
         file.most = COMPRESSED_LIMIT
         for member in packed.infolist():
             if not member.is_dir():
-                found.take(member.filename, member.file_size, lambda member=member: packed.open(member))
+                found.add(member.filename, member.file_size, lambda member=member: packed.open(member))
 
 
 class Ranged(io.RawIOBase):
-    """A file of a source as libraries that block know files. Used in a thread beside the loop."""
+    """A file of a source as a blocking file object. Used in a thread beside the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, source: ArtifactSource, file: File, first: bytes) -> None:
         super().__init__()
@@ -158,7 +157,7 @@ class Ranged(io.RawIOBase):
         self._ahead, self._budget = _AHEAD[0], COMPRESSED_LIMIT
         self.first = first
         self.most = COMPRESSED_LIMIT
-        """Bytes that may be asked for at once: the library takes a file's word for how many it needs."""
+        """Limit of one read in bytes: the library trusts a file's own size fields."""
 
     def readable(self) -> bool:
         return True
@@ -193,7 +192,7 @@ class Ranged(io.RawIOBase):
 
     def _fetch(self) -> None:
         if self._budget <= 0:
-            raise _Enough
+            raise _LimitReached
         follows = self._at == self._start + len(self._buffer)
         self._ahead = min(self._ahead * 2, _AHEAD[1]) if follows else _AHEAD[0]
         reading = asyncio.run_coroutine_threadsafe(self._source.read(self._file, self._at, self._ahead), self._loop)
@@ -202,7 +201,7 @@ class Ranged(io.RawIOBase):
 
 
 class ForwardReader(io.RawIOBase):
-    """The same where the server knows no ranges: one transfer from the start, no way back."""
+    """The same for a server without range support: one transfer from the start, without seeking."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pieces: AsyncGenerator[bytes]) -> None:
         super().__init__()
@@ -217,7 +216,7 @@ class ForwardReader(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         if not self._rest:
             if self._budget <= 0:
-                raise _Enough
+                raise _LimitReached
             self._rest = asyncio.run_coroutine_threadsafe(self._next(), self._loop).result(_READ_SECONDS)
             self._budget -= len(self._rest)
             self.first = self.first or self._rest[:4]

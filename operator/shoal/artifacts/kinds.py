@@ -1,4 +1,4 @@
-"""From an address to its Source."""
+"""Opens the source of a URI."""
 
 from pathlib import Path
 
@@ -18,11 +18,11 @@ def open_source(
     revision: str | None = None,
     mounted: Path = Path(names.SOURCE_DIR),
 ) -> RangedSource:
-    """The Source of an address.
+    """The source of a URI.
 
-    `revision` pins a hub's branch to the commit that it was resolved to. `mounted` is where the volume of pvc:// and
-    oci:// is mounted. Raises ArtifactError(SourceInvalid) for an address that cannot be read, and ArtifactError(Gated)
-    for a Secret without the keys that the kind needs.
+    `revision` pins a branch on the hub to its resolved commit. `mounted` is the mount point of the volume of pvc:// and
+    oci://. Raises ArtifactError(SourceInvalid) for an invalid URI, and ArtifactError(Gated) for a Secret without the
+    keys that the scheme requires.
     """
     try:
         source = parse_source(uri)
@@ -39,7 +39,7 @@ def open_source(
                 from shoal.artifacts.hub import HubSource
 
                 return HubSource(source, credentials, settings, revision)
-            from shoal.artifacts.https import ArchiveSource
+            from shoal.artifacts.web import ArchiveSource
 
             return ArchiveSource(source, credentials, settings)
         case "s3" | "gs" | "az":
@@ -55,16 +55,15 @@ def open_source(
 
 
 def secret_advice(uri: str) -> str:
-    """What to do about a Secret that `source.secretRef` names and that is not there. Raises ValueError as
-    `parse_source` does."""
+    """Advice when the Secret in `source.secretRef` does not exist. Raises ValueError as `parse_source` does."""
     scheme = parse_source(uri).scheme
     match scheme:
         case "hf" | "https":
             return "create it with the key `token`"
         case "s3" | "gs" | "az":
-            from shoal.artifacts.bucketkeys import proving_keys
+            from shoal.artifacts.bucketkeys import authenticating_keys
 
             account = "AZURE_STORAGE_ACCOUNT_NAME and " if scheme == "az" else ""
-            return f"create it with the keys {account}{proving_keys(scheme)}"
+            return f"create it with the keys {account}{authenticating_keys(scheme)}"
         case "file" | "pvc" | "oci":
             return f"{scheme}:// uses none: leave secretRef out"

@@ -1,9 +1,11 @@
-"""What a source holds at one moment: its files, and what proves later that they are still the same."""
+"""The content of a source at one moment: its files, and validators that later detect changes."""
 
+import fnmatch
 import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Final
 
 from shoal.api import reasons
@@ -15,41 +17,41 @@ class File:
     """One file of a source."""
 
     name: str
-    """Relative to the model's folder, with "/" between its parts."""
+    """Relative to the model's folder, with "/" as separator."""
     size: int
-    """Bytes."""
+    """Size in bytes."""
     validator: str
-    """What changes when the content does: `sha256:<hex>`, `git:<blob id>`, `etag:<entity tag>`,
-    `modified:<HTTP date>`, `ends:<sha256 of both ends>` (see `folder`). "": the source offers nothing."""
+    """Changes with the content: `sha256:<hex>`, `git:<blob id>`, `etag:<entity tag>`, `modified:<HTTP date>`,
+    `ends:<sha256 of both ends>` (see `folder`). "": the source provides none."""
     sha256: str | None = None
-    """Of the content, in hex, where the source tells it."""
+    """SHA-256 of the content in hex, if the source provides it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The files of one revision of a source: those that an engine reads."""
+    """The files of one revision of a source that an engine reads."""
 
     source: str
-    """The address as it may be shown."""
+    """The URI as shown in messages."""
     origin: str
-    """Who vouches for the files: scheme, host and repository or bucket, in one spelling. Validators of two origins say
-    nothing of each other: whoever runs a server can answer with another's entity tags."""
+    """Server and container that the validators are valid for: scheme, host and repository or bucket, normalized.
+    Validators of two origins are not comparable: the operator of a server can return another server's entity tags."""
     revision: str | None
-    """hf: the commit."""
+    """hf: commit."""
     files: tuple[File, ...]
     """Sorted by name."""
     archive: bool = False
-    """The one file is an archive (`archive.unpack`), and not part of the model itself."""
+    """The only file is an archive (`archive.unpack`), and not part of the model itself."""
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all files."""
+        """Total size of the files in bytes."""
         return sum(file.size for file in self.files)
 
     @property
     def digest(self) -> str:
         """`sha256:` over one line per file, sorted by name in UTF-8: the JSON array [name, size, validator] without
-        spaces, not escaped beyond what JSON asks for, and a newline."""
+        spaces, with no more escapes than JSON requires, and a newline."""
         lines = [
             json.dumps([file.name, file.size, file.validator], ensure_ascii=False, separators=(",", ":")) + "\n"
             for file in sort(self.files)
@@ -57,26 +59,27 @@ class Manifest:
         return "sha256:" + hashlib.sha256("".join(lines).encode(errors="replace")).hexdigest()
 
     def identity(self, file: File) -> str | None:
-        """A key under which `file` may be found again: files of one key have one content, whatever they are called.
+        """Key for reusing `file`: files with equal keys have equal content, whatever their names.
 
-        None where nothing vouches for that: such a file has to be fetched to know.
+        None: there is no validator, so the file must be fetched.
         """
         if not file.validator:
             return None
-        # A commit fixes its files, but a validator of a commit is no more than the name of one of them.
+        # A commit fixes its files, but such a validator only identifies the commit, so the name is needed too.
         name = "" if file.validator.startswith(("sha256:", "git:")) else file.name
         text = json.dumps([self.origin, name, file.size, file.validator])
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 FILES_LIMIT: Final = 20_000
-"""Files of one source; the largest repositories of models have some thousand."""
+"""Limit of files per source; the largest model repositories have a few thousand."""
 _NAME_BYTES: Final = 1024
 _PART_BYTES: Final = 255
 
 
 def require_count(count: int, source: str) -> None:
-    """Raises ArtifactError(SourceInvalid): a bucket may hold more names than a small container has memory."""
+    """Raises ArtifactError(SourceInvalid): a bucket may contain more names than fit into the memory of a small
+    container."""
     if count > FILES_LIMIT:
         raise ArtifactError(
             reasons.SOURCE_INVALID,
@@ -85,7 +88,8 @@ def require_count(count: int, source: str) -> None:
 
 
 def sort(files: Iterable[File]) -> tuple[File, ...]:
-    """By name, as bytes: the same everywhere. Raises ArtifactError for a name that leads out of the model's folder."""
+    """Sorts by name as bytes, the same everywhere. Raises ArtifactError for a name that leads out of the model's
+    folder."""
     ordered = tuple(sorted(files, key=lambda file: file.name.encode(errors="replace")))
     for file in ordered:
         parts = file.name.split("/")
@@ -105,3 +109,26 @@ def sort(files: Iterable[File]) -> tuple[File, ...]:
 def _too_long(name: str) -> bool:
     content = name.encode(errors="replace")
     return len(content) > _NAME_BYTES or any(len(part) > _PART_BYTES for part in content.split(b"/"))
+
+
+_TEXT = (".json", ".txt", ".model", ".tiktoken", ".jinja", ".py", ".yaml", ".yml")
+_OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf")
+_NOT_WEIGHTS = ("training_args.bin", "optimizer*", "scheduler*")
+_COPIES = ("original", "onnx", "openvino", "coreml", "metal", "flax")
+"""Folders in which repositories keep copies of the weights for other runtimes."""
+
+
+def wanted_files(names: Iterable[str]) -> list[str]:
+    """The files of a repository that an engine reads: safetensors (or else older formats), configs and tokenizer."""
+    kept = [
+        name
+        for name in names
+        if not name.startswith(".")
+        and PurePosixPath(name).parts[0] not in _COPIES
+        and not any(fnmatch.fnmatch(PurePosixPath(name).name, pattern) for pattern in _NOT_WEIGHTS)
+    ]
+    safetensors = [name for name in kept if name.endswith(".safetensors")]
+    # Mistral's repositories contain every weight twice: model-*.safetensors and consolidated*.safetensors.
+    sharded = [name for name in safetensors if not PurePosixPath(name).name.startswith("consolidated")]
+    weights = sharded or safetensors or [name for name in kept if name.endswith(_OTHER_WEIGHTS)]
+    return sorted({*weights, *(name for name in kept if name.endswith(_TEXT))})

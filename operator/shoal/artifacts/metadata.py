@@ -1,4 +1,4 @@
-"""What can be known of a model without its weights: configs, and the headers of safetensors files."""
+"""Metadata of a model without its weights: configs, and the headers of safetensors files."""
 
 import asyncio
 from collections.abc import Mapping
@@ -14,30 +14,30 @@ from shoal.artifacts.source import ArtifactSource
 QUANTIZATION = "hf_quant_config.json"
 TOKENIZER = "tokenizer_config.json"
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
-"""Where newer repositories keep the chat template instead."""
+"""Alternative locations of the chat template in newer repositories."""
 TEXTS = (folders.CONFIG, folders.INDEX, QUANTIZATION, TOKENIZER)
 TEXT_LIMIT = 16 << 20
-"""Bytes; the index of a model with 100,000 tensors has 10 MiB."""
+"""Limit in bytes; the index of a model with 100,000 tensors has 10 MiB."""
 HEAD_BYTES = 256 << 10
-"""Read of each safetensors file at first: most headers are shorter."""
+"""Bytes read from the start of each safetensors file; most headers are shorter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What was found. Names are relative to the model's folder."""
+    """Metadata that was found. Names are relative to the model's folder."""
 
     sizes: Mapping[str, int]
-    """Bytes of each file."""
+    """Size of each file in bytes."""
     texts: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
-    """Content of those of `TEXTS` that there are."""
+    """Content of the existing files in `TEXTS`."""
     tensors: Mapping[str, Tensors] = field(default_factory=dict[str, Tensors])
-    """Per safetensors file."""
+    """By safetensors file."""
     whole: bool = True
-    """Whether every file was seen: the reading of a compressed archive stops early."""
+    """Whether all files were seen: reading a compressed archive stops early."""
 
 
 async def read_metadata(source: ArtifactSource, manifest: Manifest) -> Metadata:
-    """Reads what can be known. Raises ArtifactError."""
+    """Reads the metadata of a source. Raises ArtifactError."""
     if manifest.archive:
         from shoal.artifacts.inside import read_inside
 
@@ -47,7 +47,7 @@ async def read_metadata(source: ArtifactSource, manifest: Manifest) -> Metadata:
     folders.check_names(files, texts.get(folders.INDEX), manifest.source)
     heads = [file for file in manifest.files if file.name.endswith(".safetensors")]
     try:
-        async with asyncio.TaskGroup() as group:  # the source bounds how many are read at once
+        async with asyncio.TaskGroup() as group:  # the source limits concurrent reads
             reading = {file.name: group.create_task(_tensors(source, file, manifest)) for file in heads}
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
@@ -64,7 +64,7 @@ async def _text(source: ArtifactSource, file: File, manifest: Manifest) -> bytes
 
 
 def require_text(name: str, size: int, source: str) -> None:
-    """Raises ArtifactError(SourceInvalid) for a config of gigabytes."""
+    """Raises ArtifactError(SourceInvalid) for an oversized config."""
     if size > TEXT_LIMIT:
         raise ArtifactError(reasons.SOURCE_INVALID, f"{source}: {name} has {size} bytes, which no config has")
 

@@ -1,4 +1,4 @@
-"""What is there of a file that is being fetched: `<name>.part`, and beside it a note of what is missing."""
+"""The downloaded part of a file: `<name>.part`, and a note of the missing spans beside it."""
 
 import contextlib
 import hashlib
@@ -11,7 +11,7 @@ from typing import Protocol
 from shoal.artifacts.manifest import File
 
 Span = tuple[int, int]
-"""First byte, and the one after the last."""
+"""First byte, and the byte after the last."""
 _BLOCK = 4 << 20
 
 
@@ -21,7 +21,7 @@ class _Hasher(Protocol):
 
 
 class Part:
-    """The bytes of one file so far. Everything here blocks: call it in a thread. Raises OSError."""
+    """A partially downloaded file. All methods block (call them in a thread) and raise OSError."""
 
     def __init__(self, path: Path, file: File) -> None:
         self._path = path
@@ -31,7 +31,7 @@ class Part:
         self._descriptor = -1
 
     def open(self) -> list[Span]:
-        """Opens the part and returns what is missing: everything, unless the note vouches for some of it."""
+        """Opens the part and returns the missing spans: the whole file, unless a valid note says otherwise."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         missing = self._known()
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
@@ -48,7 +48,7 @@ class Part:
             view, at = view[count:], at + count
 
     def save(self, missing: Iterable[Span]) -> None:
-        """Notes what is missing. The bytes go to disk before the note that vouches for them."""
+        """Notes the missing spans. The bytes are synced to disk before the note."""
         if not self._file.validator:
             return
         os.fdatasync(self._descriptor)
@@ -68,7 +68,7 @@ class Part:
         self._note.unlink(missing_ok=True)
 
     def problem(self) -> str | None:
-        """What is wrong with the bytes that came; None: nothing that the source's promises could show."""
+        """How the content contradicts the source's size or hash; None: it does not."""
         size = os.fstat(self._descriptor).st_size
         if size != self._file.size:
             return f"it has {size} bytes instead of {self._file.size}"
@@ -82,7 +82,7 @@ class Part:
         return None
 
     def finish(self) -> None:
-        """Brings the file to disk under its name."""
+        """Syncs the file to disk and gives it its final name."""
         os.fsync(self._descriptor)
         self.close()
         os.replace(self._part, self._path)
@@ -99,7 +99,7 @@ class Part:
             spans = [(int(start), int(end)) for start, end in note["missing"]]
             size = self._file.size
             same = self._file.validator and (note["validator"], note["size"]) == (self._file.validator, size)
-            # What is not missing must be in the file, whatever cut it.
+            # Spans that are not missing must be in the file, however it was truncated.
             reach = size
             for start, end in sorted(spans, reverse=True):
                 reach = start if end == reach else reach

@@ -1,4 +1,4 @@
-"""Reads and downloads files by ranges of bytes: several at once, resumed where a connection broke, verified."""
+"""Reads and downloads files by byte ranges: in parallel, resumed after broken connections, verified."""
 
 import asyncio
 import contextlib
@@ -21,15 +21,15 @@ from shoal.artifacts.source import Settings
 from shoal.artifacts.threads import in_thread
 
 _SAVE_SECONDS = 2.0
-"""How often what is missing is noted: what a killed process fetched since is fetched again."""
+"""Interval at which missing spans are noted: what a killed process fetched after the last note is fetched again."""
 
 _Result = TypeVar("_Result")
 
 log = structlog.get_logger()
 
 
-async def patiently(settings: Settings, attempt: Callable[[], Awaitable[_Result]]) -> _Result:
-    """Tries again what was interrupted, `settings.attempts` times. Raises the last Interrupted."""
+async def with_retries(settings: Settings, attempt: Callable[[], Awaitable[_Result]]) -> _Result:
+    """Retries interrupted attempts up to `settings.attempts` times. Raises the last Interrupted."""
     failures = 0
     while True:
         try:
@@ -43,7 +43,7 @@ async def patiently(settings: Settings, attempt: Callable[[], Awaitable[_Result]
 
 
 async def paced(settings: Settings, pieces: AsyncGenerator[bytes], name: str) -> AsyncGenerator[bytes]:
-    """The same pieces. Raises Interrupted when the server keeps the connection with hardly a byte now and then."""
+    """The same pieces. Raises Interrupted when the server is too slow, though not silent."""
     loop = asyncio.get_running_loop()
     since, came = loop.time(), 0
     async for piece in pieces:
@@ -51,22 +51,22 @@ async def paced(settings: Settings, pieces: AsyncGenerator[bytes], name: str) ->
         yield piece
         if (now := loop.time()) - since >= settings.stall_seconds:
             if came < settings.slow_bytes:
-                raise Interrupted(f"{name} comes with {came} bytes in {settings.stall_seconds:g} s, which never ends")
+                raise Interrupted(f"{name} arrives at {came} bytes in {settings.stall_seconds:g} s, which is too slow")
             since, came = now, 0
 
 
 @dataclass(slots=True)
 class _Segment:
-    """A range that one connection fetches. `at` moves."""
+    """A range that one connection fetches. `at` is the position."""
 
     at: int
     end: int
     since: float = 0.0
-    """When its latest connection began, by the loop's clock."""
+    """Start of its latest connection, by the loop's clock."""
 
 
 class RangedSource(ABC):
-    """A Source on top of `stream`."""
+    """Base of sources: implements reading and downloading on top of `stream`."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -100,7 +100,7 @@ class RangedSource(ABC):
             raise Interrupted(f"{file.name} broke off after {start + len(content)} of {file.size} bytes")
 
         if start < end:
-            await patiently(self.settings, attempt)
+            await with_retries(self.settings, attempt)
         return bytes(content)
 
     async def download(self, file: File, path: Path, on_bytes: Callable[[int], None]) -> None:
@@ -108,7 +108,7 @@ class RangedSource(ABC):
 
 
 class Download:
-    """One file on its way to the disk."""
+    """The download of one file."""
 
     def __init__(
         self, source: RangedSource, file: File, path: Path, free: asyncio.Semaphore, on_bytes: Callable[[int], None]
@@ -119,8 +119,8 @@ class Download:
         self._waiting: deque[_Segment] = deque()
         self._segments: list[_Segment] = []
         self._whole = not file.validator
-        """One connection, and from the start again when it breaks: the server knows no ranges, or does not say whether
-        two of them are of one version."""
+        """Whether to use one connection and restart after a break: the server does not support ranges, or provides no
+        validator that proves two ranges to be of one version."""
 
     async def run(self) -> None:
         """Raises ArtifactError."""
@@ -138,14 +138,14 @@ class Download:
             )
 
     async def _once(self) -> str | None:
-        """Fetches what is missing and verifies all of it. Returns what is wrong; the file is then thrown away."""
+        """Fetches the missing spans and verifies the file. Returns the problem, if any; the file is then deleted."""
         try:
             await self._fetch()
         except NoRanges:
             await self._discard()
             self._whole = True
             await self._fetch()
-        # Only reads, for minutes where the file is large: who gives up does not wait for it.
+        # Only reads, which takes minutes for a large file: cancellation does not wait for it.
         problem = await asyncio.to_thread(self._part.problem)
         if problem is None:
             await in_thread(self._part.finish)
@@ -172,7 +172,7 @@ class Download:
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         finally:
-            # Not cancelled: a note that is written in its thread would meet the next one.
+            # Not cancelled: a note that is being written in its thread would overlap with the next one.
             ended.set()
             await saving
 
@@ -185,7 +185,7 @@ class Download:
                 try:
                     await self._transfer(segment)
                 except Interrupted as error:
-                    enough = self._enough(asyncio.get_running_loop().time() - segment.since)
+                    enough = self._required_bytes(asyncio.get_running_loop().time() - segment.since)
                     failures = 0 if segment.at - before >= enough and not self._whole else failures + 1
                     if failures >= self._settings.attempts:
                         raise
@@ -195,11 +195,11 @@ class Download:
                         self._on_bytes(-segment.at)
                         segment.at = 0
 
-    def _enough(self, seconds: float) -> int:
-        """What a connection that broke off after `seconds` has to have brought, to count as progress.
+    def _required_bytes(self, seconds: float) -> int:
+        """Bytes that a connection must have fetched in `seconds` to count as progress.
 
-        The pace of `paced`, with the pause before the next try: a byte at a time would never be given up, and a proxy
-        that cuts each connection after some KiB brings the file all the same.
+        This is the pace of `paced`, including the pause before the next attempt. A server that sends single bytes is
+        given up, while a file still arrives through a proxy that cuts each connection after some KiB.
         """
         settings = self._settings
         share = min(1.0, (seconds + settings.pause_seconds) / settings.stall_seconds)
@@ -208,7 +208,7 @@ class Download:
     async def _transfer(self, segment: _Segment) -> None:
         segment.since = asyncio.get_running_loop().time()
         async with self._free, contextlib.aclosing(self._source.stream(self._file, segment.at, segment.end)) as pieces:
-            segment.since = asyncio.get_running_loop().time()  # not while others had the connections
+            segment.since = asyncio.get_running_loop().time()  # excludes the wait for a free connection
             async for piece in paced(self._settings, pieces, self._file.name):
                 piece = piece[: segment.end - segment.at]
                 await in_thread(partial(self._part.write, segment.at, piece))
@@ -220,12 +220,12 @@ class Download:
             raise Interrupted(f"{self._file.name} broke off after {segment.at} of {self._file.size} bytes")
 
     async def _save_until(self, ended: asyncio.Event) -> None:
-        """Notes what is missing now and then, and at the end; also while a connection is silent."""
+        """Notes the missing spans periodically, and at the end; also while a connection is silent."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_SAVE_SECONDS):
                     await ended.wait()
-            # Read before the bytes go to disk: what comes meanwhile is fetched again, which does no harm.
+            # Read before the bytes are synced: bytes that arrive meanwhile are fetched again, which is harmless.
             missing: list[Span] = [(s.at, s.end) for s in self._segments if s.at < s.end]
             if not self._whole and (missing or len(self._segments) > 1):
                 await in_thread(partial(self._part.save, missing))

@@ -1,9 +1,9 @@
-"""A proxy inside this process, on loopback, for the library that reads buckets: by it the library reaches one host, at
-an address that the rules allow.
+"""A loopback proxy inside this process for the bucket library. Through it the library reaches one host only, at an
+allowed address.
 
-The library (obstore) resolves names and follows redirects itself, and sends the headers with its keys along. A Secret
-may name any server as a bucket's endpoint, so what such a server says is not to be followed: everything goes through
-this proxy, which connects to that server or to nobody. The clouds' own endpoints do without it.
+The library (obstore) resolves names and follows redirects itself, and sends its keys with them. A Secret may name any
+server as a bucket's endpoint, and the redirects of such a server must not be followed. Therefore all connections go
+through this proxy, which connects to that server only. The clouds' own endpoints are used without it.
 """
 
 import asyncio
@@ -23,18 +23,18 @@ _HEAD_BYTES: Final = 64 << 10
 _PIECE: Final = 1 << 18
 _PORTS: Final = {"http": 80, "https": 443}
 TOKEN_HOSTS: Final = ("login.microsoftonline.com", "oauth2.googleapis.com", "www.googleapis.com")
-"""Where the library proves who a Secret's client or service account is."""
+"""Hosts at which the library authenticates a Secret's client or service account."""
 
 log = structlog.get_logger()
 
 
 class EgressRelay:
-    """Carries connections to `endpoint`, and refuses every other host. Use it as an async context manager."""
+    """Forwards connections to `endpoint` and refuses every other host. Use it as an async context manager."""
 
     def __init__(self, endpoint: str, bucket: str, network: SourceNetwork, connect_seconds: float) -> None:
         scheme, host, port = _origin(endpoint)
         self._host = host
-        # A bucket may be part of the host's name.
+        # A bucket may be part of the host name.
         self._origins = {(scheme, host, port), (scheme, f"{bucket}.{host}", port)}
         self._origins |= {("https", name, 443) for name in TOKEN_HOSTS}
         self._network, self._seconds = network, connect_seconds
@@ -42,11 +42,11 @@ class EgressRelay:
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Task[None]] = set()
         self.refusal: ArtifactError | None = None
-        """Why the last connection was refused; the library only says that its proxy failed."""
+        """Why the last connection was refused; the library only reports that its proxy failed."""
 
     @property
     def url(self) -> str:
-        """For the library. Raises RuntimeError before it is entered."""
+        """URL for the library. Raises RuntimeError before the context is entered."""
         if self._server is None:
             raise RuntimeError("a relay is used as a context manager")
         host, port = self._server.sockets[0].getsockname()[:2]
@@ -79,7 +79,7 @@ class EgressRelay:
             writer.close()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection of the library: a tunnel for TLS, else request by request, each to the one host."""
+        """Handles one connection of the library: a tunnel for TLS, otherwise single requests, all to the one host."""
         head = await _head(reader)
         method, target, *_ = head.split(b" ", 2)
         tunnel = method == b"CONNECT"
@@ -105,7 +105,7 @@ class EgressRelay:
             from_.close()
 
     async def _requests(self, head: bytes, reader: asyncio.StreamReader, out: asyncio.StreamWriter) -> None:
-        """Requests of a connection without TLS, none of which has a body. Raises ValueError for another host."""
+        """Forwards requests without bodies on a connection without TLS. Raises ValueError for another host."""
         first = head.split(b" ", 2)[1]
         while True:
             method, target, rest = head.split(b" ", 2)
@@ -139,7 +139,7 @@ class EgressRelay:
         raise Unreached("connection refused" if isinstance(last, ConnectionRefusedError) else "no way to its host")
 
     async def _through(self, proxy: URL, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """By the chart's proxy, which resolves names itself: its own rules decide on addresses."""
+        """Connects through the chart's proxy, which resolves names itself and applies its own rules."""
         require_host(self._network, host)
         try:
             async with asyncio.timeout(self._seconds):
@@ -156,7 +156,7 @@ class EgressRelay:
 
 
 def _origin(url: str) -> tuple[str, str, int]:
-    """Raises ValueError for what is no address of http or https."""
+    """Raises ValueError for a URL that is not http or https."""
     parts = urlsplit(url)
     if parts.scheme not in _PORTS or not parts.hostname:
         raise ValueError("no address")
@@ -177,7 +177,7 @@ async def _head(reader: asyncio.StreamReader) -> bytes:
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Until one side ends."""
+    """Copies until one side ends."""
     while piece := await reader.read(_PIECE):
         writer.write(piece)
         await writer.drain()

@@ -1,4 +1,5 @@
-"""The header of a safetensors file: 8 bytes of length (little-endian), JSON, then the tensors (its format's README)."""
+"""Parses the header of a safetensors file: 8 bytes of length (little-endian), JSON, then the tensors (see the format's
+README)."""
 
 import json
 import math
@@ -13,7 +14,7 @@ from shoal.artifacts.errors import ArtifactError
 
 PREFIX_BYTES = 8
 HEADER_LIMIT = 16 << 20
-"""Bytes. The format allows 100 MB; the header of 100,000 tensors in one file has 10."""
+"""Limit in bytes. The format allows 100 MB; the header of 100,000 tensors in one file has 10 MB."""
 _DIMENSIONS = 16
 _TYPE_LETTERS = 32
 _MOST = 2**53
@@ -21,7 +22,7 @@ _MOST = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """What the headers say of the tensors."""
+    """Totals over the tensors of headers."""
 
     parameters: int = 0
     """Elements of all tensors."""
@@ -44,7 +45,7 @@ def header_bytes(prefix: bytes, size: int, what: str, limit: int = HEADER_LIMIT)
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor, as a header tells of it."""
+    """One tensor of a header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -52,7 +53,7 @@ class TensorEntry:
 
 
 def tensors(header: bytes, size: int, what: str) -> Tensors:
-    """Reads a header and holds its offsets against the file's size. Raises ArtifactError(SourceInvalid)."""
+    """Parses a header and checks its offsets against the file size. Raises ArtifactError(SourceInvalid)."""
     parameters, by_type = 0, Counter[str]()
     for entry in entries(header, size, what).values():
         parameters += math.prod(entry.shape)
@@ -61,17 +62,17 @@ def tensors(header: bytes, size: int, what: str) -> Tensors:
 
 
 def entries(header: bytes, size: int, what: str) -> dict[str, TensorEntry]:
-    """The tensors by name, with their offsets held against the file's size. Raises ArtifactError(SourceInvalid)."""
+    """The tensors by name, with offsets checked against the file size. Raises ArtifactError(SourceInvalid)."""
     found: dict[str, TensorEntry] = {}
     end = 0
     try:
         for name, tensor in cast("dict[str, Any]", json.loads(header)).items():
             if name == "__metadata__":
                 continue
-            start, stop = (_whole(offset) for offset in tensor["data_offsets"])
+            start, stop = (_size(offset) for offset in tensor["data_offsets"])
             if len(tensor["shape"]) > _DIMENSIONS or stop < start or len(tensor["dtype"]) > _TYPE_LETTERS:
                 raise ValueError("no tensor is like this")
-            shape = tuple(_whole(length) for length in tensor["shape"])
+            shape = tuple(_size(length) for length in tensor["shape"])
             found[name] = TensorEntry(str(tensor["dtype"]), shape, stop - start)
             end = max(end, stop)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
@@ -84,15 +85,15 @@ def entries(header: bytes, size: int, what: str) -> dict[str, TensorEntry]:
     return found
 
 
-def _whole(value: object) -> int:
-    """A size or an offset. Raises ValueError for what cannot be one: products of them are computed."""
+def _size(value: object) -> int:
+    """A size or an offset. Raises ValueError for an invalid one: products of sizes are computed."""
     if type(value) is not int or not 0 <= value <= _MOST:
         raise ValueError("no size")
     return value
 
 
 def total(parts: Iterable[Tensors]) -> Tensors:
-    """Of several files together."""
+    """Totals over several files."""
     parameters, by_type = 0, Counter[str]()
     for part in parts:
         parameters += part.parameters

@@ -1,4 +1,4 @@
-"""Work in a thread that is over when its caller goes on, also when that was cancelled."""
+"""Threads that end before their caller continues, even when the caller is cancelled."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,10 +8,11 @@ _T = TypeVar("_T")
 
 
 async def in_thread(work: Callable[[], _T]) -> _T:
-    """Runs `work` in a thread, and waits for its end even when cancelled: who then cleans up must not meet it.
+    """Runs `work` in a thread and waits for its end even when cancelled, so that it never runs concurrently with the
+    caller's cleanup.
 
-    `asyncio.to_thread` leaves the thread running then: it opens, writes and truncates files behind the back of whoever
-    removes them or begins again.
+    `asyncio.to_thread` leaves the thread running after cancellation: it would open, write and truncate files that the
+    caller is deleting or creating again.
     """
     running = asyncio.ensure_future(asyncio.to_thread(work))
     cancelled: asyncio.CancelledError | None = None
@@ -23,5 +24,5 @@ async def in_thread(work: Callable[[], _T]) -> _T:
     if cancelled is None:
         return running.result()
     if not running.cancelled():
-        running.exception()  # nobody is there to hear it
+        running.exception()  # retrieved, so that asyncio does not log it
     raise cancelled

@@ -1,9 +1,8 @@
-"""Unpacks one archive from outside, as a process of its own with limits: `python unpacker.py`, its task on stdin.
+"""Unpacks one untrusted archive, as a separate process with resource limits: `python unpacker.py`, its task on stdin.
 
-Run by its path and with the standard library only: it is small beside an agent, and whatever an archive makes of a
-decompressor stays in here. It answers with one JSON object: {} when all is well, else `problem` (one of `PROBLEMS`) and
-`detail`. Nothing but regular files and folders is made, and none outside the target: links are refused altogether, and
-without them no name can lead out.
+It runs by path with the standard library only: it uses little memory beside an agent, and a malicious archive affects
+only this process. The answer is one JSON object: {} on success, else `problem` (one of `PROBLEMS`) and `detail`. Only
+regular files and folders inside the target are created. Links are refused, and without links no name can lead out.
 """
 
 import gzip
@@ -23,12 +22,12 @@ from typing import IO, Any, Final, cast
 
 ZSTD: Final = b"\x28\xb5\x2f\xfd"
 BROKEN: Final = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
-"""What the archives' libraries raise for content that is not what it should be."""
+"""Exceptions of the archive libraries for invalid content."""
 PROBLEMS: Final = ("invalid", "too-large", "too-many", "memory", "full", "io")
 ENTRIES: Final = 20_000
-"""Files and folders of one archive: each takes an inode."""
+"""Limit of files and folders per archive: each takes an inode."""
 BLOCK: Final = 4096
-"""What a file takes of a disk at least, and again for its inode."""
+"""Least disk space of a file, and again for its inode."""
 _NAME_BYTES: Final = 1024
 _PART_BYTES: Final = 255
 _PARTS: Final = 32
@@ -45,7 +44,7 @@ class ArchiveRefused(Exception):
 
 
 class BoundedHeader(tarfile.TarInfo):
-    """A member whose extended headers are small: the library reads each into memory, whatever size it says."""
+    """A member with small extended headers: the library reads each into memory, whatever its size."""
 
     _EXTENDED: Final = frozenset(b"xgXLK")
 
@@ -56,15 +55,15 @@ class BoundedHeader(tarfile.TarInfo):
 
 
 def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """One after the other. The library itself would remember each, however many there are."""
+    """The members one by one. The library's own iterator keeps all of them in memory."""
     while (member := tar.next()) is not None:
         cast("Any", tar).members.clear()
         yield member
 
 
 class Unpacker:
-    """One archive into one folder. `only`: files with other names are skipped, `skip` bytes of them at most. `limit`:
-    bytes on the disk."""
+    """Unpacks one archive into one folder. `only`: files with other names are skipped, `skip` bytes at most. `limit`:
+    disk space in bytes."""
 
     def __init__(
         self, archive: Path, target: Path, only: frozenset[str], limit: int, skip: int, entries: int = ENTRIES
@@ -75,7 +74,7 @@ class Unpacker:
         self._folders: set[Path] = {target}
 
     def run(self) -> None:
-        """Raises Refused, OSError, MemoryError and those of `BROKEN`."""
+        """Raises ArchiveRefused, OSError, MemoryError and those of `BROKEN`."""
         if zipfile.is_zipfile(self._archive):
             self._zip()
         else:
@@ -110,7 +109,8 @@ class Unpacker:
                         self._write(content, path, member.file_size)
 
     def _take(self, path: Path, size: int) -> bool:
-        """Raises Refused: a few kilobytes may unpack to more than any disk has, or take hours."""
+        """Accounts for a file before it is unpacked. Raises ArchiveRefused: a few kilobytes may unpack to more than the
+        disk has, or take hours."""
         if size < 0:
             raise ArchiveRefused("invalid", f"{path.name!r} has a negative size")
         keep = not self._only or path.name in self._only
@@ -128,7 +128,7 @@ class Unpacker:
             raise ArchiveRefused("too-large", str(self._limit))
 
     def _folder(self, path: Path) -> None:
-        """Makes a folder, and those above it. Each counts."""
+        """Creates a folder and its parents. Each counts towards the limit."""
         missing: list[Path] = []
         while path not in self._folders:
             missing.append(path)
@@ -180,7 +180,7 @@ def _unwanted(name: str) -> ArchiveRefused:
 
 
 def describe(error: Exception, first: bytes) -> str:
-    """What an error of `BROKEN` means for an archive that begins with the bytes `first`."""
+    """Describes an exception of `BROKEN`, for an archive that begins with the bytes `first`."""
     if first == ZSTD:
         return "is compressed with zstd: use .tar, .tar.gz or .zip"
     detail = next(iter(str(error).splitlines()), "").rstrip(":") or "it ends too early"
@@ -188,7 +188,7 @@ def describe(error: Exception, first: bytes) -> str:
 
 
 def limit_self(memory: int, seconds: int, file_bytes: int) -> None:
-    """`memory`: bytes beside what the interpreter has now."""
+    """Applies resource limits to this process. `memory`: bytes beyond the interpreter's current use."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     for what, most in (
         (resource.RLIMIT_AS, pages * resource.getpagesize() + memory),
@@ -203,7 +203,7 @@ def limit_self(memory: int, seconds: int, file_bytes: int) -> None:
 
 
 def unpack(task: dict[str, Any]) -> dict[str, str]:
-    """The answer."""
+    """Executes the task and returns the answer."""
     archive = Path(task["archive"])
     with archive.open("rb") as file:
         first = file.read(len(ZSTD))
@@ -220,7 +220,7 @@ def unpack(task: dict[str, Any]) -> dict[str, str]:
         full = error.errno in (28, 122)  # ENOSPC, EDQUOT
         return {"problem": "full" if full else "io", "detail": error.strerror or type(error).__name__}
     except (ValueError, ArithmeticError, LookupError, RuntimeError) as error:
-        # The libraries are not written against malice: whatever they stumble over is no archive.
+        # The libraries are not hardened: whatever they fail on counts as an invalid archive.
         return {"problem": "invalid", "detail": describe(tarfile.TarError(type(error).__name__), first), "whole": "no"}
     return {}
 

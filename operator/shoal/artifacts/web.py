@@ -1,52 +1,57 @@
-"""Ranges of bytes over HTTP, for archives and for hubs."""
+"""HTTP sources: byte ranges over HTTP, for archives and hubs."""
 
 import asyncio
 import re
 import ssl
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from typing import Self
 
 import aiohttp
 from yarl import URL
 
 from shoal.api import reasons
-from shoal.api.sources import shown
+from shoal.api.sources import SourceUri, shown
 from shoal.artifacts.connect import CheckedResolver, refused, require_host
+from shoal.artifacts.credentials import StoreCredentials
 from shoal.artifacts.errors import ArtifactError, Interrupted, NoRanges, Unreached, gib
+from shoal.artifacts.manifest import File, Manifest
+from shoal.artifacts.ranges import RangedSource, with_retries
 from shoal.artifacts.source import Settings
 
 _PIECE = 1 << 20
 _REDIRECTS = 5
 _LONGEST = 5
-"""Times the longest silence that a list of files may take."""
+"""Limit for fetching a list of files, as a multiple of the stall timeout."""
 _MOVED = (301, 302, 303, 307, 308)
 _RETRYABLE = (aiohttp.ClientError, TimeoutError, ConnectionError)
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What a server says of a file without sending it."""
+    """A server's metadata of a file."""
 
     size: int | None
-    """Bytes; None: it does not say."""
+    """Size in bytes; None: unknown."""
     validator: str
-    """`etag:...`, `modified:...`, or "" where there is nothing that proves a version."""
+    """`etag:...`, `modified:...`, or "" if the server provides nothing that identifies a version."""
 
 
 class Web:
-    """A session to one host, and to where it may redirect (`core.network`)."""
+    """A session to one host, and to hosts that it may redirect to (`core.network`)."""
 
     def __init__(
         self, settings: Settings, token: str | None, refusal: Callable[[str, int, str], ArtifactError | None]
     ) -> None:
-        """`refusal` says what an answer's status means for a URL, with a hub's X-Error-Code; None: it may pass."""
+        """`refusal` converts the status of a response to a URL, with the hub's X-Error-Code, to an error; None: it may
+        be temporary."""
         self._settings, self._token, self._refusal = settings, token, refusal
         self._session: aiohttp.ClientSession | None = None
         self._moved: dict[str, URL] = {}
-        """Where a URL led last: a hub answers each request with a redirect to its store, and counts them."""
+        """Latest redirect target of each URL: a hub redirects each request to its store, and rate-limits requests."""
 
     async def open(self) -> None:
-        # A context of our own: it reads SSL_CERT_FILE, by which the chart's CA bundle comes, at this moment.
+        # A context of its own: it reads SSL_CERT_FILE, which contains the chart's CA bundle, now.
         context = await asyncio.to_thread(ssl.create_default_context)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
@@ -65,7 +70,7 @@ class Web:
             await self._session.close()
 
     async def probe(self, url: str) -> Probed:
-        """Asks for one byte: a signed URL is signed for GET, not for HEAD. Raises Interrupted and ArtifactError."""
+        """Requests one byte: a signed URL is signed for GET, not for HEAD. Raises Interrupted and ArtifactError."""
         async with _explained(url), await self._get(url, {"Range": "bytes=0-0"}) as response:
             etag = response.headers.get("ETag", "")
             modified = response.headers.get("Last-Modified", "")
@@ -80,7 +85,7 @@ class Web:
             return Probed(response.content_length, validator)
 
     async def text(self, url: str, limit: int) -> bytes:
-        """A whole answer of at most `limit` bytes. Raises Interrupted and ArtifactError."""
+        """A complete response of at most `limit` bytes. Raises Interrupted and ArtifactError."""
         content = bytearray()
         seconds = _LONGEST * self._settings.stall_seconds
         async with _explained(url), asyncio.timeout(seconds), await self._get(url, {}) as response:
@@ -115,13 +120,13 @@ class Web:
                 try:
                     async for chunk in response.content.iter_any():
                         buffer += chunk
-                        # A slow server's bytes are handed on as well: whoever reads them judges its pace.
+                        # Bytes of a slow server are passed on as well: the reader judges the pace.
                         if len(buffer) >= _PIECE or loop.time() - handed >= self._settings.stall_seconds / 4:
                             yield bytes(buffer)
                             buffer.clear()
                             handed = loop.time()
                 except _RETRYABLE:
-                    if buffer:  # what came before the break is worth keeping
+                    if buffer:  # the bytes before the break are kept
                         yield bytes(buffer)
                     raise
             if buffer:
@@ -135,10 +140,10 @@ class Web:
                 response = await self._request(known, headers, token=None)
                 if response.status in (200, 206):
                     return response
-                response.close()  # a signed address expires
+                response.close()  # a signed URL expires
             finally:
                 if (response is None or not response.ok) and self._moved.get(url) is known:
-                    del self._moved[url]  # unless another transfer has asked for it already
+                    del self._moved[url]  # unless another transfer has already requested it
         asked = URL(url)
         response = await self._follow(asked, headers)
         try:
@@ -154,8 +159,8 @@ class Web:
         return response
 
     async def _follow(self, asked: URL, headers: dict[str, str]) -> aiohttp.ClientResponse:
-        """The answer, after redirects to where the rules allow. The token goes to the origin that was asked, and to no
-        other, also not to the same host at another port."""
+        """The response after allowed redirects. The token is sent to the original origin only, not even to the same
+        host at another port."""
         url = asked
         for _ in range(_REDIRECTS + 1):
             response = await self._request(url, headers, token=self._token if url.origin() == asked.origin() else None)
@@ -164,10 +169,10 @@ class Web:
                 return response
             response.close()
             url = self._target(url, location)
-        raise ArtifactError(reasons.SOURCE_UNREACHABLE, f"{shown(str(asked))} redirects again and again")
+        raise ArtifactError(reasons.SOURCE_UNREACHABLE, f"{shown(str(asked))} has too many redirects")
 
     def _target(self, url: URL, location: str) -> URL:
-        """Where a redirect leads. Raises ArtifactError unless it may."""
+        """The target of a redirect. Raises ArtifactError unless it is allowed."""
         where = shown(str(url))
         try:
             target = url.join(URL(location))
@@ -175,7 +180,7 @@ class Web:
         except ValueError:
             target, host = url, None
         if host is None or target.scheme not in ("http", "https") or target.user is not None:
-            raise refused(f"{where} redirects to something that is no address of a file")
+            raise refused(f"{where} redirects to something that is not the URL of a file")
         if url.scheme == "https" and target.scheme != "https":
             raise refused(f"{where} redirects to {target.scheme}://, refused")
         if (problem := self._settings.network.redirect_problem(url.host or "", host)) is not None:
@@ -186,16 +191,16 @@ class Web:
         if self._session is None:
             raise RuntimeError("a source is used as a context manager")
         require_host(self._settings.network, url.host)
-        # Identity: a byte range of a compressed transfer could not be put beside others.
+        # Identity: byte ranges of a compressed transfer could not be joined.
         headers = {**headers, "Accept-Encoding": "identity"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        # Redirects are followed here: the library would ask whomever it is sent to.
+        # Redirects are followed here: the library would follow any of them.
         return await self._session.get(url, headers=headers, allow_redirects=False)
 
 
 def _check_range(url: str, response: aiohttp.ClientResponse, start: int, condition: str) -> None:
-    """Raises ArtifactError unless the answer is the range that was asked for, of the same version."""
+    """Raises ArtifactError unless the response is the requested range of the same version."""
     if response.status == 416 or _other_version(response, condition):
         raise _changed(url)
     if response.status != 206:
@@ -205,7 +210,7 @@ def _check_range(url: str, response: aiohttp.ClientResponse, start: int, conditi
 
 
 def _other_version(response: aiohttp.ClientResponse, condition: str) -> bool:
-    """An answer may leave its validators out; one that has another is of another version."""
+    """Whether the response has another validator. A response without validators is accepted."""
     if not condition:
         return False
     named = response.headers.get("ETag" if condition.startswith('"') else "Last-Modified")
@@ -221,7 +226,7 @@ def _changed(url: str) -> ArtifactError:
 
 
 class _explained:  # noqa: N801 - reads as a statement
-    """Turns the errors of the network into Interrupted, or into an error that no repetition heals."""
+    """Converts network errors to Interrupted, or to an error that a retry cannot fix."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -251,3 +256,59 @@ def _unreachable(url: str, error: BaseException) -> ArtifactError:
         case _:
             text = f"the connection to {host} broke off ({error or type(error).__name__})"
     return Unreached(text)
+
+
+_NAME = "archive"
+"""Constant name: the last part of a URL may be anything."""
+
+
+class ArchiveSource(RangedSource):
+    """https://: one archive."""
+
+    def __init__(self, source: SourceUri, credentials: StoreCredentials, settings: Settings) -> None:
+        super().__init__(settings)
+        self._url, self._shown = source.uri, shown(source.uri)
+        self._has_token = credentials.token is not None
+        self._web = Web(settings, credentials.token, self._refusal)
+
+    async def __aenter__(self) -> Self:
+        await self._web.open()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._web.close()
+
+    async def manifest(self) -> Manifest:
+        probed = await with_retries(self.settings, lambda: self._web.probe(self._url))
+        if probed.size is None:
+            raise ArtifactError(
+                reasons.SOURCE_INVALID,
+                f"{self._shown} does not report its size (no Content-Length): serve it as a file",
+            )
+        return Manifest(
+            source=self._shown,
+            origin=self._shown,
+            revision=None,
+            files=(File(_NAME, probed.size, probed.validator),),
+            archive=True,
+        )
+
+    async def authorise(self, manifest: Manifest) -> None:
+        """No check: the manifest request has already read a byte of the content."""
+
+    def stream(self, file: File, start: int, end: int) -> AsyncGenerator[bytes]:
+        return self._web.stream(self._url, start, end, file.size, same_as=file.validator)
+
+    def _refusal(self, url: str, status: int, _: str) -> ArtifactError | None:
+        where = shown(url)
+        if status in (401, 403):
+            return ArtifactError(
+                reasons.GATED,
+                f"{where} refused the token of source.secretRef ({status}): check the Secret's key `token`"
+                if self._has_token
+                else f"{where} wants credentials ({status}): put a token into key `token` of a Secret and name the "
+                "Secret in source.secretRef",
+            )
+        if status in (404, 410):
+            return ArtifactError(reasons.SOURCE_NOT_FOUND, f"{where} does not exist ({status}): check source.uri")
+        return Interrupted(f"{where} cannot be fetched now: it answered {status}")

@@ -46,7 +46,7 @@ def run(kubeconfig: str | None) -> None:
 
 
 def _trust(bundle: str) -> None:
-    from shoal.artifacts.trust import with_public_roots
+    from shoal.artifacts.connect import with_public_roots
 
     if not Path(bundle).is_file():
         return

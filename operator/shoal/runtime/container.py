@@ -50,7 +50,7 @@ def termination(path: Path) -> Callable[[str], None]:
 
 def trust(bundle: str, combined: Path) -> None:
     """Lets SSL_CERT_FILE name the public roots and those of `bundle`, together in the file `combined`."""
-    from shoal.artifacts.trust import with_public_roots
+    from shoal.artifacts.connect import with_public_roots
 
     if not bundle:
         return
