@@ -122,7 +122,7 @@ QUICK = Settings(network=SourceNetwork(allowed_hosts=("127.0.0.1",)), attempts=1
 async def test_if_a_path_might_climb_one_teams_token_would_fetch_what_is_anothers(
     climbing: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(sources, "_climbs", lambda _: False)
+    monkeypatch.setattr(sources, "_has_dot_segments", lambda _: False)
     monkeypatch.setattr(sources, "_CODED", NOTHING)
     uri, prefix = f"https://models.example/{climbing}", "https://models.example/team-a"
     parse_source(uri)

@@ -183,8 +183,8 @@ def _require_validators(files: Iterable[File], source: str) -> None:
     if unvalidated := [file.name for file in files if not file.validator]:
         raise ArtifactError(
             reasons.SOURCE_INVALID,
-            f"{source} has no validator for {unvalidated[0]} (no ETag, no Last-Modified), so a change would go unnoticed: "
-            "serve it from a store that sends one",
+            f"{source} has no validator for {unvalidated[0]} (no ETag, no Last-Modified), so a change would go "
+            "unnoticed: serve it from a store that sends one",
         )
 
 

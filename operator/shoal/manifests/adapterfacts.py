@@ -14,13 +14,14 @@ from shoal.manifests.parts import LOCKED_DOWN, TMP, env_value, mount, optional, 
 from shoal.manifests.pool import credential_mounts, credential_volumes
 
 DEADLINE_SECONDS: Final = 900
-"""Also for a pod that no node takes."""
+"""Deadline of the Job, also when its pod cannot be scheduled."""
 
 
 def adapter_facts_job(pool: LoRAPool, batch: AdapterBatch, config: OperatorConfig, *, keep_seconds: int) -> JsonObject:
-    """The Job for these adapters. `keep_seconds`: how long it stays after its end.
+    """The Job for these adapters. `keep_seconds`: its TTL after it has finished.
 
-    One try only: what may pass stands in its answer, and what does not end with an answer is read in smaller batches.
+    There is only one attempt: temporary errors are reported in the answer, and a batch without an answer is read again
+    in smaller batches.
     """
     labels = {
         names.LABEL_NAME: "shoal-adapter-facts",

@@ -1,11 +1,11 @@
-"""A namespace's share in the node cache: one `local` PersistentVolume, and the claim that pods of the namespace mount.
+"""A namespace's folder of the node cache: one `local` PersistentVolume, and the claim that pods of the namespace mount.
 
-The volume is the namespace's folder on whichever node the pod runs. `mountOptions: [ro]` is what protects it: a kubelet
-enforces neither ReadOnlyMany nor the `readOnly` that a pod may leave out, and gives a writable `local` volume to the
-pod's fsGroup.
+The volume is the namespace's folder on the node of each pod. `mountOptions: [ro]` is the protection: a kubelet enforces
+neither ReadOnlyMany nor the `readOnly` of a pod, which a pod may leave out, and makes a writable `local` volume
+writable for the pod's fsGroup.
 
-Path and nodes of a volume cannot be changed. They are part of the names: with another `hostPath` or `nodeSelector` the
-pods roll to a new pair, and the old one goes when no pod uses it any more.
+Path and nodes of a volume are immutable, so they are part of the names: with another `hostPath` or `nodeSelector`, pods
+roll to a new volume and claim, and the old ones are deleted when no pod uses them any more.
 """
 
 import hashlib
@@ -19,24 +19,24 @@ from shoal.core import quantity
 from shoal.core.cachevolumes import Share
 
 NAMESPACES: Final = "namespaces"
-"""Below the cache's folder: one folder per namespace."""
+"""Folder below the cache's folder that contains one folder per namespace."""
 _LINUX: Final = {"kubernetes.io/os": "linux"}
 _UNITS: Final = ("Ti", "Gi", "Mi", "T", "G", "M")
 
 
 def share(namespace: str, config: Cache) -> Share:
-    """The namespace's share under this configuration."""
+    """The namespace's volume and claim with this configuration."""
     text = json.dumps([config.host_path, sorted(config.node_selector.items())])
     return Share(namespace, f"{names.CACHE_CLAIM}-{hashlib.sha256(text.encode()).hexdigest()[:6]}")
 
 
 def volume_name(share: Share) -> str:
-    """Of the share's PersistentVolume, which is not in a namespace."""
+    """Name of the PersistentVolume, which is cluster-scoped."""
     return f"{names.CACHE_CLAIM}-{share.namespace}-{share.claim.removeprefix(f'{names.CACHE_CLAIM}-')}"
 
 
 def labels() -> dict[str, str]:
-    """Of volume and claim: the cache's daemons and the operator find them by it."""
+    """Labels of volume and claim, by which the cache's pods and the operator find them."""
     return {
         names.LABEL_NAME: "shoal-cache",
         names.LABEL_COMPONENT: names.COMPONENT_CACHE,
@@ -75,7 +75,7 @@ def volume(namespace: str, config: Cache) -> JsonObject:
 
 
 def claim(namespace: str, config: Cache) -> JsonObject:
-    """The PersistentVolumeClaim, for exactly that volume."""
+    """The PersistentVolumeClaim, bound to exactly that volume."""
     own = share(namespace, config)
     return {
         "apiVersion": "v1",
@@ -83,9 +83,9 @@ def claim(namespace: str, config: Cache) -> JsonObject:
         "metadata": {"name": own.claim, "namespace": namespace, "labels": labels()},
         "spec": {
             "accessModes": ["ReadOnlyMany"],
-            # The smallest: it cannot follow the cache's size later, and it counts towards the namespace's quota.
+            # The minimum: it cannot follow the cache's size later, and it counts towards the namespace's quota.
             "resources": {"requests": {"storage": "1Mi"}},
-            # Empty, not absent: no provisioner may make another volume for it.
+            # Empty, not absent: no provisioner may create another volume for it.
             "storageClassName": "",
             "volumeMode": "Filesystem",
             "volumeName": volume_name(own),
@@ -94,23 +94,23 @@ def claim(namespace: str, config: Cache) -> JsonObject:
 
 
 RELEASE: Final[JsonObject] = {"spec": {"claimRef": {"uid": None, "resourceVersion": None}}}
-"""Merge patch by which a volume that names a claim of old waits for its namespace's claim again."""
+"""Merge patch that makes a volume with the reference of a deleted claim available to its namespace's claim again."""
 
 
 def pod_volume(config: Cache) -> JsonObject:
-    """Of an engine pod."""
-    # `readOnly` as well: it is what a reviewer looks for, though the volume's own option is what counts.
+    """The volume of an engine pod."""
+    # `readOnly` as well: reviewers look for it, though only the volume's mount option is effective.
     return {"name": "cache", "persistentVolumeClaim": {"claimName": share("", config).claim, "readOnly": True}}
 
 
 POD_MOUNT: Final[JsonObject] = {"name": "cache", "mountPath": names.CACHE_DIR, "readOnly": True}
-"""In the containers agent, stage and engine."""
+"""Mount of the containers agent, stage and engine."""
 STAGE_ENV: Final[JsonObject] = {"name": "SHOAL_STAGE_CACHE", "value": names.CACHE_DIR}
 AGENT_ENV: Final[JsonObject] = {"name": "SHOAL_AGENT_CACHE", "value": names.CACHE_DIR}
 
 
 def _canonical(size: str) -> str:
-    """As the API server writes it back: otherwise what is stored would differ from what is sent for ever."""
+    """The size as the API server writes it; otherwise the stored object would always differ from the applied one."""
     number = quantity.parse(size)
     for unit in _UNITS if size.endswith("i") else _UNITS[3:]:
         whole = number / quantity.parse(f"1{unit}")

@@ -1,4 +1,4 @@
-"""Secrets with certificates: of Shoal's own processes, and one per Model for its pods."""
+"""Secrets with certificates: one per process of Shoal, and one per Model for its pods."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -20,7 +20,8 @@ _FIELDS: Final = ("uri", "dns", "authority")
 
 
 def authority(namespace: str, data: Mapping[str, str], resource_version: str | None) -> JsonObject:
-    """The Secret with the authorities, which the operator alone reads. `resource_version` is what it was made from."""
+    """The Secret with the authorities, which only the operator reads. `resource_version` is the version that it
+    updates."""
     secret = own_secret(namespace, names.AUTHORITY_SECRET, {})
     secret["data"] = dict(data)
     if resource_version is not None:
@@ -29,20 +30,20 @@ def authority(namespace: str, data: Mapping[str, str], resource_version: str | N
 
 
 def process_name(role: ProcessRole) -> str:
-    """Of the Secret that the chart mounts."""
+    """Name of the Secret that the chart mounts."""
     return f"shoal-{role}-tls"
 
 
 def process(namespace: str, role: ProcessRole, pair: CertificatePair, trust: str, leaf: Leaf) -> JsonObject:
-    """The certificate of one of Shoal's processes."""
+    """The Secret with the certificate of one of Shoal's processes."""
     secret = own_secret(namespace, process_name(role), _files(pair, trust, strict=leaf.strict))
     secret["metadata"]["annotations"] = {names.ANNOTATION_CERTIFICATE: annotation(leaf)}
     return secret
 
 
 def of_model(model: Named, pair: CertificatePair, trust: str, leaf: Leaf, *, caller: str) -> JsonObject:
-    """The certificate of a Model's pods: as files for the agent, as Envoy's own for the sidecar. `caller` is the URI
-    that the sidecar lets in."""
+    """The Secret with the certificate of a Model's pods: as files for the agent, and in Envoy's format for the sidecar.
+    `caller` is the URI of the only client that the sidecar accepts."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -54,7 +55,7 @@ def of_model(model: Named, pair: CertificatePair, trust: str, leaf: Leaf, *, cal
 
 
 def annotation(leaf: Leaf) -> str:
-    """What is known of a certificate, as text."""
+    """Metadata of a certificate as text."""
     said: dict[str, Any] = {name: getattr(leaf, name) for name in _FIELDS}
     said |= {"trust": list(leaf.trust), "strict": leaf.strict}
     said |= {"notBefore": leaf.not_before.isoformat(), "notAfter": leaf.not_after.isoformat()}
@@ -62,7 +63,7 @@ def annotation(leaf: Leaf) -> str:
 
 
 def read_annotation(found: JsonObject) -> Leaf | None:
-    """What the metadata of such a Secret says; None where it says nothing that is understood."""
+    """Metadata of the certificate in such a Secret; None: it has none that this version understands."""
     annotations: Mapping[str, str] = found["metadata"].get("annotations") or {}
     try:
         said: Any = orjson.loads(annotations.get(names.ANNOTATION_CERTIFICATE, ""))

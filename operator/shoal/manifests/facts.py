@@ -1,4 +1,4 @@
-"""The Job that reads a source's metadata: small, on any CPU, restricted like an engine pod, gone after a while."""
+"""The Job that reads a source's metadata: small, on any node, restricted like an engine pod, deleted after its TTL."""
 
 from typing import Final
 
@@ -11,15 +11,15 @@ from shoal.manifests import source
 from shoal.manifests.parts import LOCKED_DOWN, TMP, mount, optional, pull_secrets, security
 from shoal.manifests.shape import metadata
 
-TRIES: Final = 3
-"""Pods of one Job, ten and twenty seconds apart: a source that did not answer for a moment."""
+ATTEMPTS: Final = 3
+"""Pods of one Job, ten and twenty seconds apart, for sources that are briefly unavailable."""
 DEADLINE_SECONDS: Final = 900
-"""For all tries together, also for a pod that no node takes or whose volume is not attached."""
+"""Deadline of all attempts together, also when a pod cannot be scheduled or its volume is not attached."""
 
 
 def facts_job(model: Model, config: OperatorConfig, *, keep_seconds: int) -> JsonObject:
-    """The Job for the Model's source. `keep_seconds`: how long it stays after its end; when it is gone, what failed is
-    tried again."""
+    """The Job for the Model's source. `keep_seconds`: its TTL after it has finished; a failed read is repeated when the
+    Job is gone."""
     name = source_key(model)
     found = metadata(model, name)
     labels = found["labels"] | {names.LABEL_NAME: "shoal-facts", names.LABEL_COMPONENT: names.COMPONENT_FACTS}
@@ -28,7 +28,7 @@ def facts_job(model: Model, config: OperatorConfig, *, keep_seconds: int) -> Jso
         "kind": "Job",
         "metadata": found | {"labels": labels},
         "spec": {
-            "backoffLimit": TRIES - 1,
+            "backoffLimit": ATTEMPTS - 1,
             "activeDeadlineSeconds": DEADLINE_SECONDS,
             "ttlSecondsAfterFinished": keep_seconds,
             "template": {
@@ -40,7 +40,7 @@ def facts_job(model: Model, config: OperatorConfig, *, keep_seconds: int) -> Jso
                     "enableServiceLinks": False,
                     "terminationGracePeriodSeconds": 5,
                     "securityContext": security(config),
-                    # Volumes may lie on a node that only takes pods which tolerate its taint.
+                    # The volume may be on a node with taints.
                     **optional("tolerations", [{"operator": "Exists"}] if source.in_place(model) else []),
                     **optional("imagePullSecrets", pull_secrets(model, config)),
                     "containers": [_container(model, config)],

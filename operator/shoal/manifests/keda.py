@@ -1,4 +1,4 @@
-"""What KEDA is given for a Model: a ScaledObject per variant, and how it knows the operator's certificate."""
+"""KEDA's objects of a Model: a ScaledObject per variant, and the CA of the operator's certificate."""
 
 import hashlib
 from typing import Final
@@ -12,23 +12,21 @@ from shoal.core.keda import Bounds
 from shoal.manifests.shape import metadata
 
 FRESH_SECONDS: Final = 300
-"""initialCooldownPeriod: KEDA takes a ScaledObject that was never active for idle, and would go to zero at its first
-look."""
+"""initialCooldownPeriod: KEDA treats a ScaledObject that was never active as idle, and would scale to zero at once."""
 CA_KEY: Final = "ca.crt"
 CA_DIGEST: Final = "caSHA256"
-"""In the trigger's metadata, which KEDA hands through: with another CA the ScaledObject is another one, and only then
-does KEDA open its streams anew. Without it the CA that they began with stays, and no push arrives after their
-connection."""
+"""Key of the trigger's metadata, which KEDA passes through. Another CA makes another ScaledObject, and only then does
+KEDA reopen its streams. Otherwise its streams keep the old CA and stop receiving pushes when their connection ends."""
 
 
 def address(config: KEDA, namespace: str) -> str:
-    """Where KEDA finds the operator's external scaler. `namespace`: Shoal's own."""
+    """Address of the operator's external scaler for KEDA. `namespace`: Shoal's own."""
     return config.address or f"{names.SCALER_SERVICE}.{namespace}.svc:{names.SCALER_PORT}"
 
 
 def spelling(address: str, reconnects: int) -> str:
-    """The same address in two ways, by turns: without and with the name of gRPC's own resolver. KEDA has a connection
-    for each way of writing it, so that the other one leads out of a connection that hangs."""
+    """The same address in two spellings, alternating: with and without the name of gRPC's own resolver. KEDA has one
+    connection per spelling, so the other spelling replaces a hanging connection."""
     return (
         f"dns:///{address}" if reconnects % 2 and not address.startswith(("dns:", "unix:", "passthrough:")) else address
     )
@@ -37,11 +35,12 @@ def spelling(address: str, reconnects: int) -> str:
 def scaled_object(
     model: Model, gpu_class: str, limits: Bounds, config: KEDA, namespace: str, *, ca: str | None, reconnects: int = 0
 ) -> JsonObject:
-    """Of one variant, named as its Deployment. `ca`: PEM of the CA that KEDA has to trust, by `authentication`; "": one
-    that it trusts already; None: its own, which is not known here. `turn`: how often KEDA was led out of a connection.
+    """The ScaledObject of one variant, named like its Deployment. `ca`: PEM of the CA that KEDA must trust, through
+    `authentication`; "": a CA that KEDA trusts already; None: the installation's own, which is unknown here.
+    `reconnects`: how often KEDA was moved to a new connection.
 
-    No fallback: an error makes KEDA and the HPA keep what there is, and a fallback would wake what stands at zero. No
-    cooldown, stabilisation or limit of steps: the number that is answered has all of that behind it.
+    No fallback: on an error KEDA and the HPA keep the current replicas, while a fallback would wake Models at zero. No
+    cooldown, stabilization or step limit: the answered number already includes them.
     """
     name = children.deployment(model.metadata.name, gpu_class)
     rules: JsonObject = {"stabilizationWindowSeconds": 0, "selectPolicy": "Max", "tolerance": "0"}
@@ -80,7 +79,7 @@ def scaled_object(
 
 
 def certificate(model: Model, ca: str) -> JsonObject:
-    """The CA of the external scaler, as PEM, in the Model's namespace: KEDA reads it from nowhere else."""
+    """The CA of the external scaler as PEM, in the Model's namespace, the only one where KEDA reads it."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -90,7 +89,7 @@ def certificate(model: Model, ca: str) -> JsonObject:
 
 
 def authentication(model: Model) -> JsonObject:
-    """How KEDA finds that CA."""
+    """The TriggerAuthentication that refers to that CA."""
     name = children.scaler_auth(model.metadata.name)
     return {
         "apiVersion": "keda.sh/v1alpha1",

@@ -1,6 +1,7 @@
-"""The objects of a Model besides its pods: Deployment, key Secret, PodDisruptionBudget, NetworkPolicy."""
+"""The objects of a Model besides its pods: Deployments, key Secret, PodDisruptionBudget, NetworkPolicy."""
 
 from typing import Final
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -10,13 +11,12 @@ from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.core import children
 from shoal.core.artifacts import identity
-from shoal.manifests import egress
 from shoal.manifests.pod import STARTUP_SECONDS, template
 from shoal.manifests.secrets import encoded, own_secret
 from shoal.manifests.shape import VariantShape, labels, metadata, selector
 
 PROGRESS_SECONDS: Final = 3 * STARTUP_SECONDS
-"""A rollout is called stuck after three of the longest starts."""
+"""progressDeadlineSeconds: three times the longest start."""
 _FETCHING: Final = (names.COMPONENT_ENGINE, names.COMPONENT_FACTS, names.COMPONENT_ADAPTER_FACTS)
 
 
@@ -25,9 +25,9 @@ def deployment(
 ) -> JsonObject:
     """The Deployment of one variant.
 
-    `surge`: a rollout starts the new replica first (needs a free GPU); otherwise it replaces in place. `replicas` only
-    as long as no other manager owns the field: it belongs to whoever scales. `progress_seconds`: after so long without
-    progress a rollout is called stuck.
+    `surge`: a rollout starts the new replica first, which needs a free GPU; otherwise it replaces in place. `replicas`
+    is set only while no other manager owns the field: it belongs to the scaler. `progress_seconds`: a rollout without
+    progress for this long counts as stuck.
     """
     model, gpu_class = shape.model, shape.gpu_class.metadata.name
     return {
@@ -51,7 +51,8 @@ def deployment(
 
 
 def keys_secret(model: Model, install_key: keys.InstallKey) -> JsonObject:
-    """The Secret with the keys of a Model's pods: one per install key, immutable, since SGLang reads its keys once."""
+    """The Secret with the keys of a Model's pods: one per install key, immutable, since SGLang reads its keys only
+    once."""
     uid = model.metadata.uid
     agent = keys.AgentKeys(
         callers={role: install_key.bearer_for(role, uid) for role in ("gateway", "operator", "ledger")},
@@ -71,7 +72,7 @@ def keys_secret(model: Model, install_key: keys.InstallKey) -> JsonObject:
 
 
 def disruption_budget(model: Model) -> JsonObject:
-    """Voluntary disruptions take one replica at a time."""
+    """Voluntary disruptions evict one replica at a time."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
@@ -81,10 +82,10 @@ def disruption_budget(model: Model) -> JsonObject:
 
 
 def network_policy(model: Model, config: OperatorConfig, shoal_namespace: str) -> JsonObject:
-    """What the pods may reach (`egress`), and who may reach them: the engine gateways only, the agent gateways,
-    operators and the ledger.
+    """The NetworkPolicy of a Model's pods. Egress: `egress_rules`. Ingress: the engine accepts gateways; the agent
+    accepts gateways, operators and the ledger.
 
-    Scrapers reach both ports from the configured namespaces: neither page asks for a key.
+    The configured scraper namespaces reach both ports: neither metrics page requires a key.
     """
 
     def ours(component: str) -> JsonObject:
@@ -98,8 +99,8 @@ def network_policy(model: Model, config: OperatorConfig, shoal_namespace: str) -
         for namespace in config.pods.scraper_namespaces
     ]
     callers = (names.COMPONENT_GATEWAY, names.COMPONENT_OPERATOR, names.COMPONENT_LEDGER)
-    # The ports of both kinds of pods, whether mutual TLS is on or off: until the last pod from before is replaced,
-    # there are both, and nobody listens at the port of the other kind.
+    # The ports with and without mutual TLS: both kinds of pods exist until the last old pod is replaced, and nothing
+    # listens on the port of the other kind.
     engine: JsonObject = {
         "ports": [_port(names.ENGINE_PORT), _port(names.ENGINE_TLS_PORT)],
         "from": [ours(names.COMPONENT_GATEWAY), *scrapers],
@@ -113,7 +114,7 @@ def network_policy(model: Model, config: OperatorConfig, shoal_namespace: str) -
         "kind": "NetworkPolicy",
         "metadata": metadata(model, children.policy(model.metadata.name)),
         "spec": {
-            # The Jobs that read what is known of its source and of its adapters fetch like the pods themselves.
+            # Includes the Jobs that read metadata of the source and of adapters: they fetch like engine pods.
             "podSelector": {
                 "matchLabels": {names.LABEL_MODEL: model.metadata.name, names.LABEL_MANAGED_BY: names.MANAGED_BY},
                 "matchExpressions": [{"key": names.LABEL_COMPONENT, "operator": "In", "values": list(_FETCHING)}],
@@ -124,18 +125,19 @@ def network_policy(model: Model, config: OperatorConfig, shoal_namespace: str) -
                 agent,
                 *([{"ports": [_port(names.ENGINE_PROBE_PORT)], "from": scrapers}] if scrapers else []),
             ],
-            "egress": egress.rules(config, identity=identity(model) is not None),
+            "egress": egress_rules(config, identity=identity(model) is not None),
         },
     }
 
 
 def root_key_secret(namespace: str, key: bytes) -> JsonObject:
-    """The install key, made once; only the operator reads it."""
+    """The Secret with the install key, created once and read by the operator only."""
     return own_secret(namespace, names.ROOT_KEY_SECRET, {"current": key.hex()})
 
 
 def role_secret(namespace: str, role: keys.Role, current: bytes, previous: bytes | None) -> JsonObject:
-    """What a role has of the install keys: processes a bundle of each, people the one key that they call with."""
+    """The Secret with a role's keys: for processes a bundle per install key, for people the one key that they call
+    with."""
     name = names.key_secret(role)
     if role in keys.PEOPLE:
         return own_secret(namespace, name, {"key": keys.derive(current, role, keys.PEOPLE[role])})
@@ -143,8 +145,55 @@ def role_secret(namespace: str, role: keys.Role, current: bytes, previous: bytes
     return own_secret(namespace, name, {each: keys.bundle(key, role).model_dump_json() for each, key in known.items()})
 
 
-def _port(number: int) -> JsonObject:
-    return {"protocol": "TCP", "port": number}
+NEVER: Final = {
+    "0.0.0.0/0": ("169.254.0.0/16", "168.63.129.16/32", "100.100.100.200/32", "192.0.0.192/32"),
+    "::/0": ("fe80::/10", "fd00:ec2::/64", "fd20:ce::/64"),
+}
+"""Networks, each with its excluded ranges: link-local addresses and metadata servers of clouds."""
+_IDENTITY: Final = (
+    ("169.254.170.23/32", 80),  # AWS: EKS Pod Identity
+    ("fd00:ec2::23/128", 80),
+    ("169.254.169.254/32", 80),  # Google Cloud: GKE's metadata server, by its address and behind it
+    ("169.254.169.252/32", 988),
+)
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+def egress_rules(config: OperatorConfig, *, identity: bool) -> list[JsonObject]:
+    """Egress rules of a Model's pods. `identity`: they get their cloud identity from the node."""
+    found: list[JsonObject] = [
+        {"ports": [_port(53, "UDP"), _port(53, "TCP")]},
+        {
+            "ports": [_port(number) for number in _source_ports(config)],
+            "to": [
+                *({"ipBlock": {"cidr": network, "except": list(never)}} for network, never in NEVER.items()),
+                # For clusters whose CNI does not match pods by address; a Service leads to pods.
+                {"namespaceSelector": {}},
+            ],
+        },
+    ]
+    if identity:
+        found += [{"ports": [_port(number)], "to": [{"ipBlock": {"cidr": address}}]} for address, number in _IDENTITY]
+    return found
+
+
+def _source_ports(config: OperatorConfig) -> list[int]:
+    """TCP ports of sources, of the hub's mirror, of proxies, and of the trace collector."""
+    named = [config.hub_endpoint, config.proxy.http, config.proxy.https]
+    named += [config.tracing.endpoint] if config.tracing.engines else []
+    return sorted({*config.sources.ports, *(number for url in named if (number := _port_of(url)))})
+
+
+def _port_of(url: str) -> int | None:
+    try:
+        parts = urlsplit(url)
+        return parts.port or _PORTS.get(parts.scheme)
+    except ValueError:
+        return None
+
+
+def _port(number: int, protocol: str = "TCP") -> JsonObject:
+    return {"protocol": protocol, "port": number}
 
 
 __all__ = [

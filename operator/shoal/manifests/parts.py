@@ -1,4 +1,4 @@
-"""Small pieces that every pod made for a Model has."""
+"""Parts of every pod that is made for a Model."""
 
 from typing import Final
 
@@ -7,9 +7,9 @@ from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 
 RESTRICTED: Final[JsonObject] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-"""securityContext of a container by the restricted pod standard."""
+"""securityContext of a container by the restricted Pod Security Standard."""
 LOCKED_DOWN: Final[JsonObject] = {**RESTRICTED, "readOnlyRootFilesystem": True}
-"""The same, writing to volumes alone: every container of Shoal's own image, and engines unless that is off."""
+"""The same with a read-only root file system: every container of Shoal's image, and engines unless it is turned off."""
 TMP: Final = "/tmp"  # noqa: S108 - a volume of its own in each pod
 
 
@@ -47,5 +47,5 @@ def mount(name: str, path: str, *, read_only: bool = False) -> JsonObject:
 
 
 def optional(name: str, content: object) -> JsonObject:
-    """Absent instead of empty, as the API server stores it."""
+    """The entry, or nothing if it is empty, as the API server stores it."""
     return {name: content} if content else {}

@@ -1,4 +1,5 @@
-"""The engine pod: sidecar agent, init container stage, engine. Restricted pod standard, no Kubernetes token."""
+"""The engine pod: agent sidecar, stage init container, engine. Restricted Pod Security Standard, no Kubernetes
+token."""
 
 from typing import Final
 
@@ -26,11 +27,11 @@ from shoal.manifests.resources import cached, engine_resources, stage_resources
 from shoal.manifests.shape import VariantShape, engine_row, labels
 
 STARTUP_SECONDS: Final = 3600
-"""Longest load of an engine before it is taken for dead: weights of hundreds of GB, compile caches cold."""
+"""Longest start of an engine: weights of hundreds of GB with cold compile caches."""
 GRACE_SECONDS: Final = 60
-"""After `drainSeconds`: for the engine's own end."""
+"""Added to `drainSeconds`: time for the engine to terminate."""
 STALLED_GRACE_SECONDS: Final = 30
-"""From SIGTERM to SIGKILL of an engine that makes no progress."""
+"""Time from SIGTERM to SIGKILL of a stalled engine."""
 
 
 HAND_ON: Final = """\
@@ -41,51 +42,52 @@ while kill -0 $child 2>/dev/null; do wait $child; code=$?; done
 wait $child 2>/dev/null; last=$?
 [ $last = 127 ] || code=$last
 exit $code"""
-"""Runs a program, given as the script's arguments, and hands SIGTERM on to it.
+"""Runs a program, given as the script's arguments, and forwards SIGTERM to it.
 
-Number 1 of a container has no default action for signals: a program that is still starting, before it has a handler,
-would ignore SIGTERM, and its pod would hold its GPUs for the whole grace period. So the shell stays number 1; the
-program itself, not being number 1, ends by the signal's default action as long as it has no handler. The trap stands
-only after the fork: a child that inherits it swallows a signal that comes before it has become the program. Until then,
-for the first milliseconds, number 1 ignores the signal as any would: SETTLE keeps the kubelet from sending it so early.
-The exit code is the program's.
+PID 1 of a container has no default action for signals: a program that is still starting would ignore SIGTERM until it
+has a handler, and its pod would hold its GPUs for the whole grace period. Therefore the shell stays PID 1, and the
+program, which is not PID 1, is ended by the signal's default action as long as it has no handler. The trap is set only
+after the fork: a child that inherits it would swallow a signal that arrives before its exec. Until then, for the first
+milliseconds, PID 1 ignores the signal; SETTLE keeps the kubelet from sending it so early. The exit code is the
+program's.
 """
 
 ENGINE_ENVIRONMENT: Final = {
     "HOME": names.HOME_DIR,
-    # A step in which a request has no token left, as under a grammar that nothing matches, fails that request alone:
-    # without it SGLang samples from what is not a number, and ends for everybody.
+    # When no token is left for a request in a step, as with a grammar that nothing matches, only that request fails.
+    # Without this setting SGLang samples from NaN and the engine exits.
     "SGLANG_SANITIZE_NAN_LOGITS": "1",
 }
-"""Of an engine's container; what the table of engines and the Model say comes after it."""
+"""Environment of engine containers; the engine table and the Model override it."""
 
 SETTLE: Final[JsonObject] = {"exec": {"command": ["sleep", "1"]}}
-"""A preStop hook for who starts by HAND_ON. A pod may be deleted while the kubelet starts its container, which then
-gets SIGTERM in its first milliseconds. A sidecar's hook runs while the engine drains and ends, so it costs no time."""
+"""preStop hook of containers that start with HAND_ON. A pod may be deleted while the kubelet starts its container,
+which then gets SIGTERM in its first milliseconds. A sidecar's hook runs while the engine drains and terminates, so it
+costs no time."""
 
 
 SILENT_ROUNDS: Final = 75
-"""Of the drain's hook, 0.2 s each: then the agent is taken for dead. 15 s: a gateway that does not hear the agent
-chooses the replica for 12 s at most, and a container that crashed is back in a few seconds."""
+"""Rounds of the drain hook, 0.2 s each, after which the agent counts as dead. 15 s: a gateway without messages of the
+agent uses the replica for 12 s at most, and a crashed container is back in a few seconds."""
 
 
 def start_script(boot_file: str, *stale: str) -> str:
-    """What runs the engine, given as the script's arguments.
+    """The script that runs the engine, given as its arguments.
 
-    A new boot id per start of the process tells the agent of a restart without any Kubernetes token. `stale` are files
-    that an earlier process of this pod may have left. The rest is HAND_ON; the engine's own hook, the drain, is its
-    SETTLE.
+    A new boot id per start of the process shows the agent a restart without a Kubernetes token. `stale` are files that
+    an earlier process of this pod may have left. The rest is HAND_ON; the drain hook of the engine includes SETTLE.
     """
     return f"cat /proc/sys/kernel/random/uuid > {boot_file} && rm -f {' '.join(stale)} || exit 1\n{HAND_ON}"
 
 
 def drain_script(drain_file: str, state_file: str, *, settle: float = 1, rounds: int = SILENT_ROUNDS) -> str:
-    """The engine's preStop hook: asks the agent for a drain and returns when the engine may be stopped.
+    """The engine's preStop hook: asks the agent for a drain, and returns when the engine may be stopped.
 
-    The file is the question, its removal by the agent the answer: no port, no token, and an agent that restarts goes
-    on where its predecessor was. A second call, after a restart of the kubelet, joins the first. The agent bounds the
-    drain; the hook only sees that it lives. An agent that died while its pod terminates is not restarted: then SIGTERM
-    follows after `rounds`, and the engine finishes what it has by itself. The first second is that of SETTLE.
+    The hook creates a file, and the agent removes it when the drain is done: no port, no token, and a restarted agent
+    continues where its predecessor was. A second call, after a restart of the kubelet, joins the first. The agent
+    limits the drain; the hook only checks that the agent is alive. An agent that dies while its pod terminates is not
+    restarted: SIGTERM then follows after `rounds`, and the engine finishes its requests by itself. The first second is
+    that of SETTLE.
     """
     return f"""\
 [ -e {drain_file} ] || : > {drain_file} || exit 1
@@ -126,7 +128,7 @@ def template(shape: VariantShape) -> JsonObject:
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": model.spec.drain_seconds + GRACE_SECONDS,
             "securityContext": security(config),
-            **_where(shape),
+            **_scheduling(shape),
             **optional("tolerations", [_toleration(t) for t in shape.gpu_class.spec.tolerations]),
             **optional("imagePullSecrets", pull_secrets(model, config)),
             **optional("priorityClassName", priority_class(model, config)),
@@ -138,15 +140,15 @@ def template(shape: VariantShape) -> JsonObject:
 
 
 def priority_class(model: Model, config: OperatorConfig) -> str:
-    """The PriorityClass of the Model's pods: that of its band, or the one for all."""
+    """The PriorityClass of the Model's pods: that of its band, or the common one."""
     if config.pods.priority_class_name:
         return config.pods.priority_class_name
     reached = [band for band in config.pods.priority_bands if band.minimum <= model.spec.priority]
     return max(reached, key=lambda band: band.minimum).name if reached else ""
 
 
-def _where(shape: VariantShape) -> JsonObject:
-    """Nodes of the class, and among them what the plan prefers."""
+def _scheduling(shape: VariantShape) -> JsonObject:
+    """Node selection: nodes of the class, with the plan's preferences."""
     uid = shape.model.metadata.uid
     prefers = steering(gpu_class=shape.gpu_class.metadata.name, model_uid=uid, gpus=shape.gpus)
     expressions = [
@@ -161,7 +163,7 @@ def _where(shape: VariantShape) -> JsonObject:
     if prefers.near is not None:
         term = {
             "labelSelector": {"matchLabels": dict(prefers.near.labels)},
-            "namespaceSelector": {},  # an empty one selects all
+            "namespaceSelector": {},  # an empty selector matches all
             "topologyKey": prefers.topology_key,
         }
         affinity["podAffinity"] = {
@@ -222,7 +224,7 @@ def _agent(shape: VariantShape) -> JsonObject:
 
 
 def _tls(shape: VariantShape) -> JsonObject:
-    """Ends mutual TLS in front of the engine. As a native sidecar it is there before the engine and after it."""
+    """The TLS sidecar in front of the engine. As a native sidecar it starts before the engine and stops after it."""
     config = shape.config
     sidecar_config = config.transport.sidecar
     return {
@@ -244,7 +246,7 @@ def _tls(shape: VariantShape) -> JsonObject:
 
 
 def _stage(shape: VariantShape) -> JsonObject:
-    """Fetches the weights. It has no startup probe: a probe around a download would kill it."""
+    """Fetches the weights. It has no startup probe, which would kill a long download."""
     model, config = shape.model, shape.config
     return {
         "name": names.CONTAINER_STAGE,
@@ -280,7 +282,7 @@ def _engine(shape: VariantShape) -> JsonObject:
         platform_args=row.args,
         quantization=shape.variant.quantization if shape.variant else None,
         pool=shape.pool,
-        # Whoever is outside the pod comes through the sidecar.
+        # Clients outside the pod connect through the sidecar.
         **({"host": "127.0.0.1"} if shape.mtls else {}),
     )
     probed = names.ENGINE_PROBE_PORT if shape.mtls else names.ENGINE_PORT
@@ -301,23 +303,23 @@ def _engine(shape: VariantShape) -> JsonObject:
         **({} if shape.mtls else {"ports": [_port("engine", names.ENGINE_PORT)]}),
         "startupProbe": _http_probe("/ready", probed, period=2, failures=STARTUP_SECONDS // 2),
         "readinessProbe": _http_probe("/ready", probed, period=5, failures=3),
-        # Not SGLang's /health, which takes over a second under load, nor the agent, whose restart must not kill an
-        # engine that serves: a file that the agent writes when it sees no progress.
+        # The probe checks a file that the agent writes when the engine makes no progress. It uses neither SGLang's
+        # /health, which takes over a second under load, nor the agent, whose restart must not kill a working engine.
         "livenessProbe": {
             "exec": {"command": ["test", "!", "-e", names.STALLED_FILE]},
             "periodSeconds": 10,
             "timeoutSeconds": 5,
             "failureThreshold": 2,
-            # A stalled engine is not waited for: SIGTERM does nothing to a process that hangs, and the pod's own grace
-            # period is that of its longest answer.
+            # A stalled engine is not waited for: a hanging process ignores SIGTERM, and the pod's grace period covers
+            # its longest request.
             "terminationGracePeriodSeconds": STALLED_GRACE_SECONDS,
         },
-        # Here and not on the agent: a sidecar's own hook starts at once and holds nobody up.
+        # On the engine and not on the agent: a sidecar's hook starts at once and delays nothing.
         "lifecycle": {
             "preStop": {"exec": {"command": ["sh", "-c", drain_script(names.DRAIN_FILE, names.DRAIN_STATE_FILE)]}}
         },
         "resources": engine_resources(shape, with_gpus=True),
-        # Compilers of kernels cache below HOME and /tmp, and libraries of GPUs map files of /dev/shm: all are volumes.
+        # Kernel compilers cache below HOME and /tmp, and GPU libraries map files of /dev/shm: all of them are volumes.
         "securityContext": LOCKED_DOWN if config.pods.read_only_root else RESTRICTED,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
@@ -325,7 +327,7 @@ def _engine(shape: VariantShape) -> JsonObject:
             mount("run", names.RUN_DIR),
             mount("home", names.HOME_DIR),
             mount("tmp", TMP),
-            mount("shm", "/dev/shm"),  # noqa: S108 - the engine's processes talk through it
+            mount("shm", "/dev/shm"),  # noqa: S108 - shared memory between the engine's processes
             mount("engine-key", names.KEYS_DIR, read_only=True),
             *source.source_mount(model),
             *_cache_mount(shape),
@@ -366,7 +368,7 @@ def _volumes(shape: VariantShape) -> list[JsonObject]:
 
 
 def _secret_volume(name: str, secret: str, key: str) -> JsonObject:
-    """One key of a Secret: neither container sees what the other one needs."""
+    """One key of a Secret, so that no container sees the keys of another."""
     return {"name": name, "secret": {"secretName": secret, "items": [{"key": key, "path": key}]}}
 
 

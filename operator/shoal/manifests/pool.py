@@ -1,4 +1,4 @@
-"""What a LoRAPool adds to an engine pod: the adapters' folder, the pool's credentials, and the memory of both."""
+"""Parts of an engine pod for a LoRAPool: the adapters' folder, the pool's credentials, and the memory for both."""
 
 from typing import Final
 
@@ -18,17 +18,17 @@ from shoal.manifests.parts import env_value, mount
 from shoal.manifests.shape import VariantShape, engine_row
 
 AGENT_MEMORY: Final = 64 * 2**20
-"""More for an agent that fetches adapters: what it has of one at a time, and of its folders."""
+"""Additional memory of an agent that fetches adapters: for one adapter at a time, and for its folders."""
 
 
 def pool_problem(
     pool: LoRAPool, model: Model, facts: ArtifactFacts | None, config: OperatorConfig
 ) -> ModelProblem | None:
-    """Why the Model's engines, as they would be started, cannot have the pool's adapters."""
+    """Why the Model's engines cannot serve the pool's adapters with their arguments; None: they can."""
     try:
         row = engine_row(model, config)
     except KeyError:
-        return None  # the Model is not accepted, and says so
+        return None  # the Model is not accepted, which its status reports
     env = {e.name: e.value for e in row.env} | {e.name: e.value for e in model.spec.pod.env}
     return pools.pool_problem(pool, model, facts, given=parsed([*row.args, *model.spec.engine.extra_args]), env=env)
 
@@ -36,14 +36,14 @@ def pool_problem(
 def applied(
     pool: LoRAPool | None, model: Model, facts: ArtifactFacts | None, config: OperatorConfig
 ) -> LoRAPool | None:
-    """The pool, if the Model's engines get it: nothing is wrong with it, and the Model's facts are known."""
+    """The pool, if the Model's engines get it: there is no problem, and the Model's facts are known."""
     if pool is None or not pools.usable(facts) or pool_problem(pool, model, facts, config) is not None:
         return None
     return pool
 
 
 def agent_settings(shape: VariantShape) -> AdapterSettings | None:
-    """What the agent is told of the pool; None without one."""
+    """The agent's settings for the pool; None: there is no pool."""
     return pools.settings(shape.pool, shape.facts) if shape.pool is not None and shape.facts is not None else None
 
 
@@ -60,7 +60,7 @@ def agent_env(shape: VariantShape) -> list[JsonObject]:
 
 
 def agent_mounts(shape: VariantShape) -> list[JsonObject]:
-    """Mounts of an agent that fetches adapters: it alone writes the folder and sees the credentials."""
+    """Mounts of an agent that fetches adapters: only the agent writes the folder and sees the credentials."""
     if shape.pool is None:
         return []
     return [
@@ -93,8 +93,8 @@ def credential_mounts(pool: LoRAPool) -> list[JsonObject]:
 
 
 def credential_volumes(pool: LoRAPool) -> list[JsonObject]:
-    """The volumes of these mounts. A Secret that is missing keeps nobody from starting: the sources that need it say
-    so, and it is there for the agent soon after it is made."""
+    """The volumes of these mounts. A missing Secret does not keep a pod from starting: the sources that need it report
+    it, and the agent sees the Secret soon after it is created."""
     return [
         {"name": f"adapter-secret-{place}", "secret": {"secretName": one.secret_ref.name, "optional": True}}
         for place, one in enumerate(pool.spec.credentials)
@@ -105,19 +105,19 @@ def credential_volumes(pool: LoRAPool) -> list[JsonObject]:
 
 
 def engine_mounts(shape: VariantShape) -> list[JsonObject]:
-    """The engine reads what the agent has made ready."""
+    """Mounts of the engine: it reads the files that the agent has staged."""
     return [] if shape.pool is None else [mount("adapters", names.ADAPTERS_DIR, read_only=True)]
 
 
 def engine_memory(shape: VariantShape) -> int:
-    """Bytes of host memory that the engine needs more: every one of its processes keeps the adapters whole."""
+    """Additional host memory of the engine in bytes: each of its processes keeps a complete copy of the adapters."""
     if shape.pool is None or shape.facts is None:
         return 0
     return int(pools.whole_mebibytes(shape.gpus * pools.host_bytes(shape.pool, shape.facts)))
 
 
 def volumes(shape: VariantShape) -> list[JsonObject]:
-    """The adapters' folder, bounded, and the pool's Secrets."""
+    """The adapters' folder, with a size limit, and the pool's Secrets."""
     settings = agent_settings(shape)
     if shape.pool is None or settings is None:
         return []

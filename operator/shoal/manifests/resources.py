@@ -1,4 +1,4 @@
-"""CPU, memory, GPUs and disk of the containers of an engine pod, and whether the node cache fetches for it."""
+"""CPU, memory, GPUs and disk of an engine pod's containers, and whether the node cache fetches the weights."""
 
 from typing import Final
 
@@ -21,7 +21,8 @@ def engine_resources(shape: VariantShape, *, with_gpus: bool) -> dict[str, dict[
     requests |= {name: _canonical(name, amount) for name, amount in own.requests.items()}
     limits |= {name: _canonical(name, amount) for name, amount in own.limits.items()}
     for name, amount in own.requests.items():
-        # A Model that asks for more memory than the chart's amount means it: a limit below would be refused.
+        # A Model that requests more memory than the chart's value needs a higher limit too: a limit below the request
+        # is invalid.
         if name in limits and name not in own.limits:
             limits[name] = _canonical(name, amount)
     for name, amount in own.limits.items():
@@ -34,9 +35,9 @@ def engine_resources(shape: VariantShape, *, with_gpus: bool) -> dict[str, dict[
 
 
 def stage_resources(shape: VariantShape) -> dict[str, dict[str, str]]:
-    """The engine's, without GPUs: the pod reserves its memory anyway, and of init containers only the largest counts.
+    """The engine's resources without GPUs: the pod reserves them anyway, since only the largest init container counts.
 
-    What it fetches into the pod's own emptyDir needs room on the node: 1.1 times the files.
+    Weights in the pod's own emptyDir need disk space on the node: 1.1 times the files.
     """
     found = {kind: dict(amounts) for kind, amounts in engine_resources(shape, with_gpus=False).items()}
     facts = shape.facts
@@ -53,6 +54,6 @@ def cached(shape: VariantShape) -> bool:
 
 
 def _canonical(name: str, amount: str) -> str:
-    """As the API server writes it back: otherwise what is stored would differ from what is sent for ever."""
+    """The amount as the API server writes it; otherwise the stored object would always differ from the applied one."""
     number = quantity.parse(amount)
     return quantity.cpu(number) if name == "cpu" else quantity.memory(number) if name == "memory" else str(amount)

@@ -1,4 +1,4 @@
-"""What Secrets have in common."""
+"""Common parts of Secrets."""
 
 import base64
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from shoal.api.meta import JsonObject
 
 
 def own_secret(namespace: str, name: str, files: Mapping[str, str]) -> JsonObject:
-    """One of Shoal's own, of no Model. `files`: name -> text."""
+    """A Secret of Shoal itself, not of a Model. `files`: name -> text."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -23,5 +23,5 @@ def own_secret(namespace: str, name: str, files: Mapping[str, str]) -> JsonObjec
 
 
 def encoded(files: Mapping[str, str]) -> dict[str, str]:
-    """As `data` of a Secret has them."""
+    """Encodes files as `data` of a Secret."""
     return {name: base64.b64encode(text.encode()).decode() for name, text in files.items()}

@@ -1,4 +1,4 @@
-"""What the objects of a Model are made from, and what they all carry."""
+"""Inputs of a Model's objects, and the metadata that all of them have."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,39 +14,40 @@ from shoal.api.model import Model, Variant
 
 @dataclass(frozen=True, slots=True)
 class VariantShape:
-    """One variant of a Model, decided."""
+    """One variant of a Model with its decided properties."""
 
     model: Model
     gpu_class: GPUClass
     gpus: int
-    """Per replica."""
+    """GPUs per replica."""
     version: str
-    """Engine version that the Model gets."""
+    """Engine version of the Model."""
     config: OperatorConfig
     install_key: str
-    """Fingerprint of the install key whose keys the pods carry."""
+    """Fingerprint of the install key that the pods' keys are derived from."""
     facts: ArtifactFacts | None = None
-    """What the source was resolved to once: the pods fetch exactly that."""
+    """Facts of the source: the pods fetch exactly this revision."""
     mtls: bool = False
-    """Its pods speak mutual TLS: everybody who calls them does."""
+    """The pods serve mutual TLS, and all of their callers use it."""
     pool: LoRAPool | None = None
-    """The pool whose adapters its engines serve; the facts are known then."""
+    """Pool whose adapters the engines serve; the facts are then known."""
 
     @property
     def variant(self) -> Variant | None:
-        """What the Model says of the class; None where it names none."""
+        """The Model's entry for the class; None: there is none."""
         return next((v for v in self.model.spec.variants if v.gpu_class == self.gpu_class.metadata.name), None)
 
 
 def engine_version(model: Model, config: OperatorConfig) -> str:
-    """The version that the Model asks for, or the table's default."""
+    """The version in the Model, or the default of the engine table."""
     return model.spec.engine.version or config.engines.default_version
 
 
 def engine_row(model: Model, config: OperatorConfig) -> EngineVersion:
-    """The row of the engine table for the Model, with its own image if it names one, and with what lets it trace.
+    """The row of the engine table for the Model, with the Model's own image if it has one, and with the environment for
+    tracing.
 
-    Raises KeyError for a version that is not in the table when there is no image of the Model's own.
+    Raises KeyError for a version that is not in the table, unless the Model has its own image.
     """
     version = engine_version(model, config)
     image = model.spec.engine.image
@@ -59,20 +60,20 @@ def engine_row(model: Model, config: OperatorConfig) -> EngineVersion:
 
 
 def _traced(row: EngineVersion, tracing: TracingConfig) -> EngineVersion:
-    """What the row itself says comes after this, and so does what the Model says."""
+    """Adds the environment for tracing; the row's own environment and the Model's override it."""
     if not (tracing.endpoint and tracing.engines):
         return row
     args = ("--enable-trace", f"--otlp-traces-endpoint={tracing.endpoint.rstrip('/')}/v1/traces")
     env = (
         NamedValue(name="OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", value="http/protobuf"),
-        # What the gateway samples and nothing else: probes and warm-ups come without a trace, and would begin one each.
+        # Only what the gateway samples: probes and warm-up requests carry no trace, and would start one each.
         NamedValue(name="OTEL_TRACES_SAMPLER", value="parentbased_always_off"),
     )
     return row.model_copy(update={"args": (*args, *row.args), "env": (*env, *row.env)})
 
 
 class Named(Protocol):
-    """A Model, or what is left of one that this version does not understand."""
+    """A Model, or a stored one that this version cannot parse."""
 
     @property
     def metadata(self) -> ObjectMeta: ...
@@ -92,12 +93,12 @@ def labels(model: Named) -> dict[str, str]:
 
 
 def selector(model: Model) -> dict[str, str]:
-    """Selects all engine pods of a Model, and none of a namesake that was deleted."""
+    """Selects all engine pods of a Model, and none of a deleted Model of the same name."""
     return {names.LABEL_COMPONENT: names.COMPONENT_ENGINE, names.LABEL_MODEL_UID: model.metadata.uid}
 
 
 def metadata(model: Named, name: str, **extra_labels: str) -> JsonObject:
-    """Name, labels and owner of a child: deleting the Model deletes it."""
+    """Name, labels and owner reference of a child, which is deleted with the Model."""
     return {
         "name": name,
         "namespace": model.metadata.namespace,

@@ -1,7 +1,7 @@
-"""What stands in front of an engine: Envoy, which ends mutual TLS and lets gateways reach the serving paths only.
+"""The TLS sidecar of an engine: Envoy, which terminates mutual TLS and exposes only the serving paths to gateways.
 
-The engine listens on localhost. Three ways lead in: serving paths over mutual TLS for gateways, /ready in plain for the
-kubelet, /metrics in plain where scrapers are configured. The agent is in the pod and needs none of them.
+The engine listens on localhost. Envoy has three routes to it: serving paths over mutual TLS for gateways, plain /ready
+for the kubelet, and plain /metrics where scrapers are configured. The agent is in the same pod and does not use Envoy.
 """
 
 from typing import Any, Final
@@ -14,19 +14,20 @@ from shoal.api.meta import JsonObject
 from shoal.net.pki import CertificatePair
 
 IDLE_SECONDS: Final = 75
-"""Longer than gateways keep a connection that is idle, so that they never write on one that is being closed."""
+"""Longer than the idle timeout of gateways' connections, so that gateways never write to a connection that is being
+closed."""
 ENGINE_IDLE_SECONDS: Final = 4
-"""Shorter than SGLang keeps one (5 s), for the same reason."""
+"""Shorter than SGLang's idle timeout (5 s), for the same reason."""
 CONNECT_SECONDS: Final = 2
 BUFFER_BYTES: Final = 64 * 1024
-"""Per connection. Bodies of any size pass through it; what does not fit waits at the sender."""
+"""Buffer per connection. Larger bodies pass through it by backpressure on the sender."""
 _NO_LIMIT: Final = 1_000_000
 _TYPE: Final = "type.googleapis.com/envoy."
 _CERTIFICATE, _TRUST = "certificate", "trust"
 
 
 def secrets(pair: CertificatePair, trust: str, caller: str) -> dict[str, str]:
-    """Files of the certificate as Envoy takes them; it reads them again when they change. `caller` is the URI that a
+    """The certificate's files in Envoy's format; Envoy reloads them when they change. `caller` is the URI that the
     client's certificate must have."""
     certificate = {"certificate_chain": {"inline_string": pair.certificate}, "private_key": {"inline_string": pair.key}}
     validation = {
@@ -40,7 +41,7 @@ def secrets(pair: CertificatePair, trust: str, caller: str) -> dict[str, str]:
 
 
 def command(config: OperatorConfig, *, folder: str = names.TLS_DIR, engine_port: int = names.ENGINE_PORT) -> list[str]:
-    """What runs it."""
+    """Command of the container."""
     return [
         "envoy",
         "--config-yaml",
@@ -61,8 +62,8 @@ def bootstrap(
     serving_port: int = names.ENGINE_TLS_PORT,
     probe_port: int = names.ENGINE_PROBE_PORT,
 ) -> JsonObject:
-    """Envoy's configuration. `folder` holds the files of `secrets`."""
-    # Gateways ask a replica that lost a request whether it is still there.
+    """Envoy's configuration. `folder` contains the files of `secrets`."""
+    # Gateways check with /ready whether a replica that lost a request is still there.
     serving = [*(_to_engine(path, "POST") for path in names.SERVING_PATHS), _to_engine("/ready", "GET")]
     probes = [_to_engine("/ready", "GET")]
     if config.pods.scraper_namespaces:
@@ -88,7 +89,7 @@ def _listener(name: str, port: int, routes: list[JsonObject], tls: JsonObject | 
         "generate_request_id": False,
         "skip_xff_append": True,
         "normalize_path": True,
-        # An answer may take as long as it takes: gateways know the time that a request has.
+        # No stream timeout: gateways enforce the time limit of a request.
         "stream_idle_timeout": "0s",
         "request_timeout": "0s",
         "common_http_protocol_options": {"idle_timeout": f"{IDLE_SECONDS}s"},
@@ -162,7 +163,7 @@ def _engine(port: int) -> JsonObject:
         "type": "STATIC",
         "connect_timeout": f"{CONNECT_SECONDS}s",
         "per_connection_buffer_limit_bytes": BUFFER_BYTES,
-        # How much an engine takes is the gateways' to judge.
+        # No limits: gateways decide how many requests an engine gets.
         "circuit_breakers": {"thresholds": [limits]},
         "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": protocol},
         "load_assignment": {

@@ -1,7 +1,7 @@
-"""How a container reaches a Model's source: environment, mounts and volumes.
+"""Access of a container to a Model's source: environment, mounts and volumes.
 
-The Job that reads the metadata and the stage container that fetches the weights get the same, so that what one can
-read the other can read too.
+The Job that reads the metadata and the stage container that fetches the weights have the same access, so that one can
+read what the other can read.
 """
 
 from typing import Final
@@ -17,12 +17,12 @@ from shoal.manifests.parts import env_value, mount
 
 CA_DIR: Final = "/shoal/ca"
 _PINNED: Final = ("hf", "https", "s3", "gs", "az")
-"""Schemes whose content is held to what it was when its metadata was read. A folder of a volume or an image is the
-user's to change: `spec.source.digest` holds it."""
+"""Schemes whose content is pinned to the state at which its metadata was read. The folder of a volume or an image may
+be changed by the user; `spec.source.digest` pins it."""
 
 
 def environment(model: Model, config: OperatorConfig, pinned: ArtifactFacts | None = None) -> list[JsonObject]:
-    """Environment of a container that reads the source. `pinned`: what it was resolved to once."""
+    """Environment of a container that reads the source. `pinned`: the facts of the pinned revision."""
     source = model.spec.source
     return [
         env_value("SHOAL_STAGE_URI", source.uri),
@@ -34,13 +34,14 @@ def environment(model: Model, config: OperatorConfig, pinned: ArtifactFacts | No
 
 
 def identity_labels(model: Model) -> dict[str, str]:
-    """Labels of a pod that reads the source as its ServiceAccount: Azure's webhook looks at pods with this one only."""
+    """Labels of a pod that reads the source with its ServiceAccount's identity: Azure's webhook only handles pods with
+    this label."""
     azure = identity(model) and model.spec.source.uri.startswith("az://")
     return {"azure.workload.identity/use": "true"} if azure else {}
 
 
 def network(config: OperatorConfig) -> list[JsonObject]:
-    """Environment of whatever fetches: a home, the hub's mirror, proxies, further certificates."""
+    """Environment of containers that fetch: HOME, the hub's mirror, proxies, additional CA certificates."""
     sources = _sources(config)
     proxy = {
         "HTTP_PROXY": config.proxy.http,
@@ -50,7 +51,7 @@ def network(config: OperatorConfig) -> list[JsonObject]:
     return [
         env_value("HOME", names.HOME_DIR),
         *([env_value("HF_ENDPOINT", config.hub_endpoint)] if config.hub_endpoint else []),
-        # Left out where it says nothing new: engine pods of an older chart need not roll for it.
+        # Left out when it has only defaults, so that engine pods of an older chart do not roll.
         *([env_value(SOURCES_ENV, sources)] if sources != "{}" else []),
         *(env_value(name, content) for name, content in proxy.items() if content),
         *([env_value("SSL_CERT_FILE", f"{CA_DIR}/{config.ca_bundle.key}")] if config.ca_bundle.config_map else []),
@@ -71,12 +72,12 @@ def mounts(model: Model, config: OperatorConfig) -> list[JsonObject]:
 
 
 def certificates(config: OperatorConfig) -> list[JsonObject]:
-    """The mount of the further certificates."""
+    """The mount of the additional CA certificates."""
     return [mount("ca", CA_DIR, read_only=True)] if config.ca_bundle.config_map else []
 
 
 def source_mount(model: Model) -> list[JsonObject]:
-    """The mount of a source that is read where it lies; the engine has it too."""
+    """The mount of a source that is read in place; the engine has it too."""
     return [mount("source", names.SOURCE_DIR, read_only=True)] if in_place(model) else []
 
 
@@ -89,13 +90,13 @@ def volumes(model: Model, config: OperatorConfig) -> list[JsonObject]:
 
 
 def certificate_volumes(config: OperatorConfig) -> list[JsonObject]:
-    """The volume of the further certificates."""
+    """The volume of the additional CA certificates."""
     bundle = config.ca_bundle.config_map
     return [{"name": "ca", "configMap": {"name": bundle}}] if bundle else []
 
 
 def in_place(model: Model) -> list[JsonObject]:
-    """The volume of a source that is mounted instead of fetched; none for others."""
+    """The volume of a source that is mounted rather than fetched; empty for other sources."""
     source = parse_source(model.spec.source.uri)
     match source.scheme:
         case "pvc":
