@@ -187,8 +187,8 @@ async def test_credits_are_listed(books: Ledger) -> None:
     [
         ({"amount": "lots"}, "amount: 'lots' is not an amount"),
         ({"amount": "0.001"}, "amount: 0.001 has more decimals than EUR has (2)"),
-        ({"amount": "0"}, "amount: a credit of nothing is none"),
-        ({"currency": "USD"}, "the price lists are in EUR: a credit in USD could be taken off no bill"),
+        ({"amount": "0"}, "amount: must not be zero"),
+        ({"currency": "USD"}, "the price lists are in EUR: a credit in USD could not be deducted from any bill"),
         ({"month": "2026"}, "month=2026: write one such as 2026-11"),
         ({"tenant": ""}, "the body: tenant: String should have at least 1 character"),
         ({"note": "x" * 1001}, "the body: note: String should have at most 1000 characters"),
@@ -203,7 +203,7 @@ async def test_a_credit_that_is_wrong_is_refused(empty: Ledger, changes: dict[st
 async def test_without_price_lists_a_credit_says_its_currency(tmp_path: Path) -> None:
     async with ledger(f"sqlite:///{tmp_path}/ledger.sqlite", tmp_path) as books:
         answer = await books.post("/v1/credits", credit())
-        assert (answer.status, answer.message) == (400, "there is no price list: say in which currency the credit is")
+        assert (answer.status, answer.message) == (400, "there is no price list: set the currency of the credit")
         assert (await books.post("/v1/credits", credit(currency="eur"))).status == 400
         assert (await books.post("/v1/credits", credit(currency="EUR"))).status == 201
         found = await bill(books)

@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from shoal.api import keys, names
 from shoal.ledger import schema
-from shoal.ledger.maintenance import retake_once
+from shoal.ledger.maintenance import retry_quarantined_once
 from shoal.ledger.ownrows import NOT_ITS_OWN, bound
 from shoal.ledger.parse import Bad, Good, parse
 from shoal.metering.record import gateway_boot
@@ -220,7 +220,7 @@ async def test_what_is_not_its_own_stays_aside_when_the_ledger_looks_again(url: 
             0,
             3,
         )
-        assert await retake_once(rig.store, 36_500, lambda _: None) == 0
+        assert await retry_quarantined_once(rig.store, 36_500, lambda _: None) == 0
 
         def understood(connection: Any) -> None:
             body = orjson.dumps({**later, "specversion": "1.0"})
@@ -228,7 +228,7 @@ async def test_what_is_not_its_own_stays_aside_when_the_ledger_looks_again(url: 
             connection.execute(aside.update().where(aside.c.reason.contains("specversion")).values(body=body))
 
         await rig.store.write(understood)
-        assert await retake_once(rig.store, 36_500, lambda _: None) == 0
+        assert await retry_quarantined_once(rig.store, 36_500, lambda _: None) == 0
         assert await rig.count(schema.aside) == 3
         assert [row["request"] for row in await rig.rows(schema.usage)] == ["r1"]
 
@@ -243,7 +243,7 @@ async def test_a_senders_own_row_that_a_newer_ledger_understands_counts(url: str
             connection.execute(schema.aside.update().values(body=body))
 
         await rig.store.write(understood)
-        assert await retake_once(rig.store, 36_500, lambda _: None) == 1
+        assert await retry_quarantined_once(rig.store, 36_500, lambda _: None) == 1
         assert (await rig.usage("r1"))["gateway"] == MY_BOOT
 
 

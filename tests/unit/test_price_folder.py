@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry
 
-from shoal.ledger.prices import PriceFigures, PriceFolder
+from shoal.ledger.prices import PriceFolder, PriceMetrics
 from tests.support.ledger import served
 from tests.support.queryapi import MID_NOVEMBER, NOW, OCTOBER, ms, price_folder
 
@@ -19,7 +19,7 @@ def names(folder: PriceFolder) -> list[str]:
 
 def figures(folder: PriceFolder) -> tuple[float | None, float | None]:
     registry = CollectorRegistry()
-    registry.register(PriceFigures(folder))
+    registry.register(PriceMetrics(folder))
     value = registry.get_sample_value
     return value("shoal_ledger_price_lists"), value("shoal_ledger_price_lists_refused")
 

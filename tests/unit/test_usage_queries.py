@@ -199,9 +199,9 @@ async def test_what_the_fleet_is_made_of_is_not_for_tenants(books: Ledger, query
         ({"limit": "ten"}, "limit=ten: a number from 1 to 10000"),
         ({"billed": "maybe"}, "billed is true, or false for what nobody pays"),
         ({"output": "xml"}, "output=xml: json or csv"),
-        ({"by": "tenant", "after": "x"}, "after is not what `next` said to the same question"),
-        ({"by": "tenant", "after": "WzVd"}, "after is not what `next` said to the same question"),
-        ({"after": "W10="}, "after is not what `next` said to the same question"),
+        ({"by": "tenant", "after": "x"}, "after is not a `next` of the same query"),
+        ({"by": "tenant", "after": "WzVd"}, "after is not a `next` of the same query"),
+        ({"after": "W10="}, "after is not a `next` of the same query"),
     ],
 )
 async def test_a_question_that_is_wrong_is_told_what_is(tmp_path: Path, query: dict[str, Any], message: str) -> None:

@@ -1,8 +1,8 @@
-"""From usage records to a tenant's bill. (From a request to its record, and to the ledger: `shoal/metering`.)
+"""The ledger: from usage records to a tenant's bill. (`shoal/metering` takes a request to its record, and to the
+ledger.)
 
-`process` puts it together, `service` is its API on the HTTP shell, with `settings` and `metrics`.
-A record's way: `records` (POST /v1/records), `parse`, `sink` (what takes records), `store` and its `writer`, `ingest`
-(the transaction), `sums` (what it changes), `bulk` (many rows), `schema`, `database`, `migrations`.
-What is told of them: `totals` and `monthly` (GET /v1/totals), `queries`, `prices`, `reconcile`.
-What keeps it in order: `maintenance`, `backup`, `listing`.
+`process` runs the parts; `service` is the API on the HTTP shell; `settings`, `metrics`, `tracing`. Ingestion: `records`
+(POST /v1/records, and the sink that takes records), `parse`, `store` and its `writer`, `ingest` (the transaction),
+`sums` (its effect on sums), `bulk` (many rows), `schema`, `database`, `migrations`. Output: `totals` and `monthly` (GET
+/v1/totals), `queries`, `prices`, `reconcile`. Maintenance: `maintenance`, `backup`, `listing`.
 """

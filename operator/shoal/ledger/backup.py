@@ -1,4 +1,4 @@
-"""Copies of a SQLite ledger, and putting one in place."""
+"""Backup and restore of a SQLite ledger."""
 
 import contextlib
 import os
@@ -9,19 +9,19 @@ from typing import Final
 from shoal.ledger.database import lock_file
 
 _PAGES: Final = 2_000
-"""Copied at a time: 8 MiB."""
+"""Pages copied per step: 8 MiB."""
 _PARTS: Final = ("", "-wal", "-shm")
 
 
 class BackupError(Exception):
-    """It was not done; nothing has changed. The message says why."""
+    """The operation failed and changed nothing. The message says why."""
 
 
 def backup(database: Path, target: Path) -> str:
-    """Copies the database to a new file as one consistent state, also while a ledger writes; returns what was done.
+    """Copies the database to a new file in one consistent state, also while a ledger writes; returns a description.
 
     Raises:
-        BackupError: no database, a file that is there already, or a disk that is full.
+        BackupError: there is no database, the file exists already, or the disk is full.
     """
     if not database.is_file():
         raise BackupError(f"no database at {database}")
@@ -35,12 +35,12 @@ def backup(database: Path, target: Path) -> str:
             ) as source,
             contextlib.closing(sqlite3.connect(part)) as copy,
         ):
-            # Within a read transaction: else each commit of the ledger makes the copy begin anew.
+            # Within a read transaction: otherwise each commit of the ledger would restart the copy.
             source.execute("BEGIN")
             source.execute("SELECT count(*) FROM sqlite_master").fetchone()
             source.backup(copy, pages=_PAGES)
             copy.execute("PRAGMA journal_mode=DELETE")
-        _sound(part)
+        _check_database(part)
         _sync(part)
         os.replace(part, target)
         _sync(target.parent)
@@ -52,11 +52,11 @@ def backup(database: Path, target: Path) -> str:
 
 
 def restore(database: Path, source: Path, *, force: bool = False) -> str:
-    """Puts a backup in place of the database; returns what was done. What was there is kept as *.before.
+    """Replaces the database with a backup; returns a description. The old database is kept as *.before.
 
     Raises:
-        BackupError: the file is not a ledger's, or a database is there and `force` is not given.
-        Busy: a ledger runs.
+        BackupError: the file is not a ledger's database, or a database exists and `force` is not given.
+        Busy: a ledger is running.
     """
     try:
         database.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def restore(database: Path, source: Path, *, force: bool = False) -> str:
         try:
             if database.exists() and not force:
                 raise BackupError(f"{database} is there already: --force keeps it as {database.name}.before")
-            _sound(source)
+            _check_database(source)
             part = database.with_name(f".{database.name}.part")
             try:
                 with (
@@ -88,7 +88,7 @@ def restore(database: Path, source: Path, *, force: bool = False) -> str:
     return f"put {source} in place of {database}: {database.stat().st_size} bytes"
 
 
-def _sound(path: Path) -> None:
+def _check_database(path: Path) -> None:
     with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
         try:
             found = connection.execute("PRAGMA quick_check").fetchone()[0]

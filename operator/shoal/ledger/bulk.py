@@ -1,8 +1,8 @@
-"""Many rows in one statement, in the words of each database.
+"""Statements for many rows, in the dialect of each database.
 
-SQLite: `VALUES` of many rows, since each step of a prepared statement costs a turn of Python's lock. PostgreSQL: COPY
-into a temporary table for many rows, twice as fast as arrays and a quarter of the CPU; for a few one array per column
-and `unnest`, a third faster (tests/bench/bench_ledger.py).
+SQLite: `VALUES` with many rows, since each step of a prepared statement takes the GIL. PostgreSQL: for many rows COPY
+into a temporary table, twice as fast as arrays with a quarter of the CPU; for few rows one array per column and
+`unnest`, a third faster (tests/bench/bench_ledger.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,20 +12,20 @@ from typing import Any, Final
 from sqlalchemy import BigInteger, Boolean, Column, Connection, Float, Integer, LargeBinary, Row, Table
 
 _MOST_VALUES: Final = 3_000
-"""Of one statement in SQLite; it allows 32,766, and larger ones were not faster."""
+"""Values per statement in SQLite. It allows 32,766, but larger statements were not faster."""
 
 COPY_FROM: Final = 100
-"""Rows from which on COPY is the faster way."""
+"""Number of rows from which COPY is faster."""
 
 MOST: Final = (1 << 63) - 1
-"""The largest number that a column, or JSON, holds: 9.2 million of a currency in 10^-12 of it."""
+"""Largest integer in a column or in JSON: 9.2 million of a currency in units of 10^-12."""
 
 Values = Sequence[Any]
 
 
 def insert(connection: Connection, table: Table, rows: Sequence[Values], conflict: str) -> list[Row[Any]]:
-    """Inserts whole rows (all columns, in order). `conflict` is what follows, such as ON CONFLICT and RETURNING;
-    returns what that returns."""
+    """Inserts complete rows (all columns, in order). `conflict` is the rest of the statement, such as ON CONFLICT and
+    RETURNING; returns its rows."""
     if not rows:
         return []
     if connection.dialect.name == "postgresql":
@@ -55,14 +55,14 @@ def select(connection: Connection, table: Table, columns: Sequence[str], keys: S
 
 @cache
 def replacing(table: Table) -> str:
-    """ON CONFLICT: the new row stands instead of the old."""
+    """ON CONFLICT clause that replaces the old row."""
     return _on_conflict(table, ", ".join(f"{name} = excluded.{name}" for name in _other_columns(table)))
 
 
 @cache
 def adding(table: Table, *, latest: tuple[str, ...] = (), bounded: tuple[str, ...] = ()) -> str:
-    """ON CONFLICT: the numbers are added up. Of the columns in `latest` the larger stays; those in `bounded` stop at
-    MOST, where SQLite would go on with fractions and PostgreSQL refuse the row."""
+    """ON CONFLICT clause that adds the numbers. Columns in `latest` keep the larger value. Columns in `bounded` stop at
+    MOST, where SQLite would switch to floating point and PostgreSQL would refuse the row."""
     sets: list[str] = []
     for name in _other_columns(table):
         old, new = f"{table.name}.{name}", f"excluded.{name}"
@@ -77,7 +77,7 @@ def adding(table: Table, *, latest: tuple[str, ...] = (), bounded: tuple[str, ..
 
 
 def _parts(rows: Sequence[Values], width: int) -> Iterator[Sequence[Values]]:
-    """Parts whose lengths are powers of two: few statements, so that SQLite finds each prepared already."""
+    """Splits rows into parts with power-of-two lengths: few distinct statements, so SQLite finds them prepared."""
     at, most = 0, 1 << max(0, (_MOST_VALUES // width).bit_length() - 1)
     while left := len(rows) - at:
         count = min(most, 1 << (left.bit_length() - 1))
@@ -96,7 +96,7 @@ def _run(connection: Connection, statement: str, values: tuple[Any, ...]) -> lis
 
 def _copy(connection: Connection, table: Table, rows: Sequence[Values], conflict: str) -> list[Row[Any]]:
     incoming, columns = f"incoming_{table.name}", _names(table)
-    # With defaults: a newer version may have added columns that this one does not fill.
+    # With defaults: a newer version may have added columns that this version does not fill.
     like = f"LIKE {table.name} INCLUDING DEFAULTS"
     connection.exec_driver_sql(f"CREATE TEMPORARY TABLE IF NOT EXISTS {incoming} ({like})")
     connection.exec_driver_sql(f"TRUNCATE {incoming}")
@@ -133,7 +133,7 @@ def _select_arrays(table: Table, columns: tuple[str, ...]) -> str:
 def _select_values(table: Table, columns: tuple[str, ...], rows: int) -> str:
     key = _key(table)
     row = f"({', '.join('?' * len(key))})"
-    # CROSS JOIN: SQLite then looks each key up, instead of reading the table.
+    # CROSS JOIN makes SQLite look up each key rather than scan the table.
     return (
         f"WITH k({', '.join(key)}) AS (VALUES {', '.join([row] * rows)})"  # noqa: S608
         f" SELECT {', '.join(f't.{name}' for name in columns)} FROM k CROSS JOIN {table.name} t"

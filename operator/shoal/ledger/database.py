@@ -1,8 +1,8 @@
-"""The two databases: how each is opened, locked and migrated.
+"""The two supported databases: opening, locking, migrating.
 
-SQLite: one file in WAL mode with synchronous=FULL, so that a commit that was acknowledged survives the death of the
-node; a lock file beside it keeps a second ledger out. PostgreSQL: an advisory lock that the writer's session holds; a
-second ledger stands by until the first one's session ends.
+SQLite: one file in WAL mode with synchronous=FULL, so that an acknowledged commit survives a crash of the node; a lock
+file beside it excludes a second ledger. PostgreSQL: an advisory lock in the writer's session; a second ledger is on
+standby until that session ends.
 """
 
 import contextlib
@@ -30,22 +30,23 @@ Kind = Literal["sqlite", "postgresql"]
 
 CONNECT_SECONDS: Final = 5
 STATEMENT_SECONDS: Final = 60
-"""Longest statement of the writer and of queries; migrations have no such bound."""
+"""Statement timeout of the writer and of queries; migrations have none."""
 _STEPS: Final = 200_000
-"""Of SQLite's machine between two looks at the clock: a few milliseconds."""
+"""Steps of SQLite's virtual machine between two checks of the timeout: a few milliseconds."""
 _LOCK: Final = 0x73686F616C  # "shoal"
 _MIGRATIONS: Final = Path(__file__).parent / "migrations"
 OLDEST: Final = "_from_"
-"""In the name of a revision, before the oldest one whose ledger may write its tables: 0002_from_0001 adds only what an
-older ledger need not know, such as a column with a default. Then a release can be rolled back without its data."""
+"""Separator in the name of a revision, followed by the oldest revision whose ledger can still write the tables:
+0002_from_0001 adds only what older ledgers may ignore, such as a column with a default. A release can then be rolled
+back without restoring data."""
 
 
 class DatabaseUnavailable(Exception):
-    """The database does not take or give anything now. The message says why."""
+    """The database is unavailable. The message says why."""
 
 
 class Busy(DatabaseUnavailable):
-    """Another ledger writes to this database."""
+    """Another ledger uses this database."""
 
 
 class Database:
@@ -57,7 +58,7 @@ class Database:
         self.name: Final = self.url.render_as_string(hide_password=True)
         self._writing = self._engine(writes=True)
         self.reading: Final = self._engine(writes=False, size=readers)
-        """For queries, in as many threads as `readers`."""
+        """Engine for queries, with `readers` connections."""
 
     @property
     def path(self) -> Path:
@@ -65,11 +66,11 @@ class Database:
         return Path(self.url.database or "")
 
     def open(self, stack: contextlib.ExitStack) -> Connection:
-        """The writer's connection: locked against other ledgers, and migrated. All ends with `stack`.
+        """Opens the writer's connection, locked against other ledgers and migrated. `stack` closes everything.
 
         Raises:
-            Busy: another ledger has it.
-            Unavailable: anything else, such as a full disk or a server that is away.
+            Busy: another ledger uses the database.
+            DatabaseUnavailable: another error, such as a full disk or an unreachable server.
         """
         try:
             if self.kind == "sqlite":
@@ -87,7 +88,7 @@ class Database:
             raise DatabaseUnavailable(reason(error)) from error
 
     def close(self) -> None:
-        """Closes what is open for reading."""
+        """Closes all connections."""
         self.reading.dispose()
         self._writing.dispose()
 
@@ -105,7 +106,7 @@ class Database:
                 "connect_timeout": CONNECT_SECONDS,
                 "options": options,
                 "application_name": "shoal-ledger",
-                # A server that vanished without a word is noticed within seconds, not after the kernel's quarter hour.
+                # A server that disappears silently is noticed within seconds, not after the kernel's 15 minutes.
                 "keepalives_idle": 10,
                 "keepalives_interval": 5,
                 "keepalives_count": 3,
@@ -119,7 +120,7 @@ class Database:
 
 
 def lock_file(path: Path) -> int:
-    """Takes the lock of the SQLite database `path`; it is held until the number that is returned is closed.
+    """Locks the SQLite database `path`. Closing the returned descriptor releases the lock.
 
     Raises:
         Busy: a ledger uses the database.
@@ -160,8 +161,8 @@ def _begin_reader(connection: Connection) -> None:
 
 @contextlib.contextmanager
 def bounded(connection: Connection) -> Generator[None]:
-    """Ends statements within at STATEMENT_SECONDS, so that a hard question does not keep a reader for ever.
-    (PostgreSQL does so itself.)"""
+    """Applies STATEMENT_SECONDS to statements in the body, so that an expensive query does not occupy a reader for
+    ever. (PostgreSQL does this itself.)"""
     driver = connection.connection.driver_connection
     if not isinstance(driver, sqlite3.Connection):
         yield
@@ -175,9 +176,9 @@ def bounded(connection: Connection) -> Generator[None]:
 
 
 def migrate(connection: Connection) -> None:
-    """Brings the tables to this version's, in one transaction. Those of a newer one are left as they are; raises
-    Unavailable where this one may not write them."""
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of its plugins while it is imported
+    """Migrates the tables to this version in one transaction. Tables of a newer version are left unchanged; raises
+    DatabaseUnavailable if this version cannot write them."""
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # it logs its plugins on import
     import alembic.command
     from alembic.config import Config
     from alembic.util.exc import CommandError
@@ -203,7 +204,7 @@ def migrate(connection: Connection) -> None:
 
 
 def _newer_that_takes(connection: Connection, config: "Config") -> str | None:
-    """The version of tables that this ledger does not know and may write all the same: its name says so."""
+    """A newer table version that this ledger can nevertheless write, according to its name; None: it cannot."""
     from alembic.script import ScriptDirectory
 
     with connection.begin():
@@ -214,7 +215,7 @@ def _newer_that_takes(connection: Connection, config: "Config") -> str | None:
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong, in one line, without statements and values."""
+    """The cause of an error in one line, without statements and values."""
     origin = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     lines = str(origin).strip().splitlines() or [type(origin).__name__]
     return f"the database: {lines[0]}"

@@ -1,8 +1,8 @@
 """Writes batches of records, in one transaction of the writer.
 
-Deduplication is part of that transaction, never before it: a final row counts if it gets into `records`, an open row or
-a checkpoint if it takes its request a step further. So a batch may come as often as it likes, in any order, and what
-was not committed was not counted either.
+Deduplication is part of the transaction: a final row counts if it is new in `records`; an open row or a checkpoint
+counts if it advances its request. A batch may therefore arrive any number of times, in any order, and rows that were
+not committed were not counted.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ _KNOWN_COLUMNS: Final = ("source", "request", "attempt", "step", "ended", "admit
 Key = tuple[str, str, int]
 """Source, request, attempt."""
 KnownRow = tuple[int, bool, int, str | None]
-"""Step, whether it has ended, when it was admitted, boot id of its gateway."""
+"""Step, whether the request has ended, admission time, boot id of its gateway."""
 
 
 def write(
@@ -35,19 +35,19 @@ def write(
     keep_ms: int | None = None,
     cost: Cost = free,
 ) -> tuple[list[BatchAnswer], Changes]:
-    """Keeps what is new of each batch; returns what became of each, and how the sums changed.
+    """Stores the new records of each batch; returns the answer to each batch, and the changes of the sums.
 
-    A record admitted more than `keep_ms` ago is kept aside: whether it was counted already is no longer known. So is
-    one of a proven sender whose request is another's.
+    A record that was admitted more than `keep_ms` ago is quarantined, since it may have been counted already. A record
+    of a verified sender whose request belongs to another gateway is quarantined too.
     """
     oldest = 0 if keep_ms is None else now_ms - keep_ms
     timely = [[_timely(each, oldest) for each in batch] for batch in batches]
     known_rows = _known(connection, timely)
-    good = _owned(timely, known_rows)
-    _quarantine(connection, (each for batch in good for each in batch if isinstance(each, Bad)), now_ms)
+    owned = _owned(timely, known_rows)
+    _quarantine(connection, (each for batch in owned for each in batch if isinstance(each, Bad)), now_ms)
     once = {
         (each.row.source, each.id): each
-        for batch in good
+        for batch in owned
         for each in batch
         if isinstance(each, Good) and each.row.ended
     }
@@ -60,11 +60,11 @@ def write(
             _ONCE,
         )
     }
-    taken: list[BatchAnswer] = []
+    answers: list[BatchAnswer] = []
     best: dict[Key, StoredRow] = {}
     gateways_seen: set[str] = set()
     seen: set[tuple[str, str]] = set()
-    for batch in good:
+    for batch in owned:
         new = known = aside = 0
         for each in batch:
             if isinstance(each, Bad):
@@ -82,9 +82,9 @@ def write(
             before = best.get(key)
             if before is None:
                 best[key] = each.row
-            elif (stands := settle(before, each.row)) is not None:
-                best[key] = stands
-        taken.append(BatchAnswer(new=new, known=known, aside=aside))
+            elif (current := settle(before, each.row)) is not None:
+                best[key] = current
+        answers.append(BatchAnswer(new=new, known=known, aside=aside))
     again = [key for key in best if key in known_rows and known_rows[key][1]]
     full = _full(connection, again)
     changes = Changes(cost, gateways_seen=gateways_seen)
@@ -101,11 +101,11 @@ def write(
             changes.add(row)
         rows.append(row)
     store(connection, rows, changes, now_ms)
-    return taken, changes
+    return answers, changes
 
 
 def store(connection: Connection, rows: Sequence[StoredRow], changes: Changes, now_ms: int) -> None:
-    """Writes rows as they stand now, and adds the changes to the sums."""
+    """Writes the current rows, and adds the changes to the sums."""
     bulk.insert(connection, schema.usage, rows, bulk.replacing(schema.usage))
     hours = [(*key, *sums) for key, sums in changes.hours.items() if any(sums)]
     bulk.insert(connection, schema.hours, hours, bulk.adding(schema.hours))
@@ -120,12 +120,12 @@ def store(connection: Connection, rows: Sequence[StoredRow], changes: Changes, n
 
 
 def one_by_one(
-    connection: Connection, batches: Sequence[Sequence[Incoming]], now_ms: int, away: Callable[[Exception], bool]
+    connection: Connection, batches: Sequence[Sequence[Incoming]], now_ms: int, is_outage: Callable[[Exception], bool]
 ) -> list[list[Incoming]]:
-    """The same batches, where records that the database itself does not take are `Bad`. Writes nothing.
+    """The same batches, with records that the database refuses replaced by `Bad`. Writes nothing.
 
     Raises:
-        Exception: one that `away` says is no record's fault.
+        Exception: an error that, according to `is_outage`, is not caused by a record.
     """
     checked: list[list[Incoming]] = []
     for batch in batches:
@@ -136,7 +136,7 @@ def one_by_one(
                     write(connection, [[each]], now_ms)
                     transaction.rollback()
             except Exception as error:
-                if away(error):
+                if is_outage(error):
                     raise
                 result.append(bad(f"{REFUSED_BY_DATABASE}: {getattr(error, 'orig', None) or error}", each.body))
             else:
@@ -153,8 +153,8 @@ def _timely(each: Incoming, oldest: int) -> Incoming:
 
 
 def _known(connection: Connection, batches: Sequence[Sequence[Incoming]]) -> dict[Key, KnownRow]:
-    """What is known of these rows. With a row of a proven sender that is a try comes its request: that says whose it
-    is."""
+    """The stored state of these rows. For an attempt row of a verified sender, the row of its request is included,
+    because it identifies the owner."""
     keys: set[Key] = set()
     for batch in batches:
         for each in batch:
@@ -169,8 +169,9 @@ def _known(connection: Connection, batches: Sequence[Sequence[Incoming]]) -> dic
 
 
 def _owned(batches: Sequence[Sequence[Incoming]], standing: Mapping[Key, KnownRow]) -> list[list[Incoming]]:
-    """The same, where a row of a proven sender is `Bad` if its request is another gateway's. A request is that
-    gateway's whose row came first; ids are random, so nobody can be first with another's by chance."""
+    """The same batches, with a row of a verified sender replaced by `Bad` if its request belongs to another gateway. A
+    request belongs to the gateway whose row arrived first; ids are random, so another gateway cannot be first by
+    accident."""
     firsts: dict[tuple[str, str], str | None] = {}
     found: list[list[Incoming]] = []
     for batch in batches:
@@ -180,8 +181,8 @@ def _owned(batches: Sequence[Sequence[Incoming]], standing: Mapping[Key, KnownRo
                 row = each.row
                 whose = (row.source, row.request)
                 if whose not in firsts:
-                    stands = standing.get((*whose, 0)) or standing.get(_key(row))
-                    firsts[whose] = row.gateway if stands is None else stands[3]
+                    current = standing.get((*whose, 0)) or standing.get(_key(row))
+                    firsts[whose] = row.gateway if current is None else current[3]
                 each = claimed(each, firsts[whose])
             kept.append(each)
         found.append(kept)

@@ -1,5 +1,5 @@
-"""What the ledger does by itself: closing the requests of dead gateways, looking again at records that it could not
-count, and forgetting what is old enough."""
+"""Background work of the ledger: closes requests of dead gateways, retries quarantined records, deletes expired
+rows."""
 
 import asyncio
 import time
@@ -20,21 +20,21 @@ from shoal.ledger.sums import Changes, Cost
 log = structlog.get_logger()
 
 CLOSE_SECONDS: Final = 15.0
-"""Between two looks for dead gateways."""
+"""Interval of checks for dead gateways."""
 RETAIN_SECONDS: Final = 3_600.0
 _MOST_ROWS: Final = 5_000
-"""In one transaction, so that batches do not wait long behind it."""
+"""Rows per transaction, so that batches do not wait long for it."""
 OPEN: Final = text("NOT usage.ended")
-"""In the words of the index `usage_open`: that `usage.ended = 0`, as SQLAlchemy writes it there, says the same SQLite
-does not see, and reads every request that there ever was."""
+"""Condition of the index `usage_open`, spelled exactly as there. SQLite does not recognise the equivalent `usage.ended
+= 0` that SQLAlchemy writes, and would scan all requests."""
 _DAY_MS: Final = 86_400_000
 _GATEWAYS_DAYS: Final = 62
-"""After its last record a gateway is no more."""
+"""Days after its last record until a gateway is forgotten."""
 
 
 class GatewayLiveness:
-    """When each gateway was heard last, by its boot id, on a clock that nobody sets: silence counts only while this
-    ledger listens, and a step of the system's clock is none."""
+    """Time of the last message of each gateway, by boot id, on the monotonic clock: silence counts only while this
+    ledger runs, and changes of the system clock have no effect."""
 
     def __init__(self, silence_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._timeout = silence_seconds
@@ -43,18 +43,18 @@ class GatewayLiveness:
         self._last_report: dict[str, float] = {}
 
     def at(self, boots: Iterable[str]) -> None:
-        """These have said something now."""
+        """Records that these gateways have sent something now."""
         now = self._clock()
         for boot in boots:
             self._last_report[boot] = now
 
     def dead(self, boots: Iterable[str]) -> list[str]:
-        """Those of `boots` that have said nothing for too long."""
+        """The gateways of `boots` that have been silent for too long."""
         now = self._clock()
         return [boot for boot in boots if now - self._last_report.get(boot, self._began) >= self._timeout]
 
     def keep(self, boots: Iterable[str]) -> None:
-        """Forgets gateways that said nothing for a day and are not among `boots`."""
+        """Forgets gateways that were silent for a day and are not in `boots`."""
         kept, now = set(boots), self._clock()
         self._last_report = {
             b: at for b, at in self._last_report.items() if b in kept or now - at < max(self._timeout, 86_400)
@@ -64,10 +64,10 @@ class GatewayLiveness:
 async def close_once(
     store: LedgerStore, heard: GatewayLiveness, committed: Callable[[Changes], None]
 ) -> tuple[int, int]:
-    """Closes the open rows of gateways that are dead; returns how many it closed, and how many are open still.
+    """Closes the open rows of dead gateways; returns the number of closed and of remaining open rows.
 
     Raises:
-        Unavailable: the database is away.
+        DatabaseUnavailable: the database is unavailable.
     """
     still = await store.read(_open_rows)
     heard.keep(still)
@@ -85,7 +85,7 @@ async def close_once(
 
 
 def _open_rows(connection: Connection) -> dict[str, int]:
-    """By boot id of their gateway; '' where it did not say one."""
+    """Number of open rows by boot id of their gateway; '' if unknown."""
     usage = schema.usage.c
     found = connection.execute(select(usage.gateway, func.count()).where(OPEN).group_by(usage.gateway))
     return {boot or "": count for boot, count in found}
@@ -103,18 +103,18 @@ def _close(connection: Connection, boot: str, cost: Cost) -> tuple[int, Changes]
     return len(rows), changes
 
 
-async def retake_once(store: LedgerStore, days: int, committed: Callable[[Changes], None]) -> int:
-    """Looks again at what was kept aside: a newer version may know what an older one did not. Returns how many count
-    now.
+async def retry_quarantined_once(store: LedgerStore, days: int, committed: Callable[[Changes], None]) -> int:
+    """Parses quarantined records again: a newer version may accept them. Returns how many count now.
 
     Raises:
-        Unavailable: the database is away.
+        DatabaseUnavailable: the database is unavailable.
     """
     retaken, after = 0, ""
     while True:
         oldest = time.time_ns() // 1_000_000 - days * _DAY_MS
         found = await store.write(
-            lambda c, after=after, oldest=oldest: _retake(c, after, oldest, store.cost), lambda done: committed(done[2])
+            lambda c, after=after, oldest=oldest: _retry_page(c, after, oldest, store.cost),
+            lambda done: committed(done[2]),
         )
         after, count, _ = found
         retaken += count
@@ -125,8 +125,9 @@ async def retake_once(store: LedgerStore, days: int, committed: Callable[[Change
     return retaken
 
 
-def _retake(connection: Connection, after: str, oldest: int, cost: Cost) -> tuple[str, int, Changes]:
-    """Of one page: its last digest ('' at the end), how many count now, and how the sums changed."""
+def _retry_page(connection: Connection, after: str, oldest: int, cost: Cost) -> tuple[str, int, Changes]:
+    """Processes one page: returns its last digest ('' at the end), how many records count now, and the changes of the
+    sums."""
     now, aside = time.time_ns() // 1_000_000, schema.aside.c
     query = select(aside.digest, aside.reason, aside.body).where(aside.digest > after)
     page = connection.execute(query.order_by(aside.digest).limit(_MOST_ROWS)).all()
@@ -141,14 +142,14 @@ def _retake(connection: Connection, after: str, oldest: int, cost: Cost) -> tupl
         if isinstance(record, Good) and record.row.admitted_at >= oldest:
             good[digest] = record
     if good:
-        # Before they are written, which may keep one aside again.
+        # Before they are written, which may quarantine one again.
         connection.execute(delete(schema.aside).where(aside.digest.in_(list(good))))
     _, changes = ingest.write(connection, [list(good.values())], now, cost=cost)
     return (page[-1].digest if len(page) == _MOST_ROWS else ""), len(good), changes
 
 
 async def retain(store: LedgerStore, days: int, hours_days: int) -> None:
-    """For ever: deletes what is older than the retention."""
+    """Deletes expired rows until cancelled."""
     while True:
         try:
             await retain_once(store, days, hours_days, time.time_ns() // 1_000_000)
@@ -159,10 +160,11 @@ async def retain(store: LedgerStore, days: int, hours_days: int) -> None:
 
 
 async def retain_once(store: LedgerStore, days: int, hours_days: int, now_ms: int) -> int:
-    """Deletes what is older than `days`, and sums older than `hours_days`; returns how many rows. Credits stay."""
+    """Deletes rows older than `days`, and sums older than `hours_days`; returns the number of rows. Credits are
+    kept."""
     old, old_hours = now_ms - days * _DAY_MS, now_ms - hours_days * _DAY_MS
     plan: list[tuple[Table, Column[Any], int]] = [
-        # A day longer than a record may be late, so that a replay never finds its first copy gone.
+        # One day longer than the allowed delay of a record, so that a replay always finds its first copy.
         (schema.records, schema.records.c.received_at, old - _DAY_MS),
         (schema.usage, schema.usage.c.admitted_at, old),
         (schema.aside, schema.aside.c.received_at, old),

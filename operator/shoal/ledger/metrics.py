@@ -13,7 +13,7 @@ from shoal.ledger.totals import TenantTotals
 
 
 class LedgerMetrics(Collector):
-    """Reads the store's counters when it is scraped. `open_rows` is what was counted last."""
+    """Reads the store's counters at each scrape. `open_rows` is the last count of open rows."""
 
     def __init__(self, store: LedgerStore, totals: TenantTotals, clock: Callable[[], float] = time.time) -> None:
         self._store = store
@@ -27,7 +27,7 @@ class LedgerMetrics(Collector):
     def collect(self) -> list[Metric]:
         stats = self._store.stats
         records = CounterMetricFamily(
-            "shoal_ledger_records", "Records by what became of them: new, known, aside.", labels=["result"]
+            "shoal_ledger_records", "Records by result: new, known, aside (quarantined).", labels=["result"]
         )
         records.add_metric(["new"], stats.new)
         records.add_metric(["known"], stats.known)
@@ -56,14 +56,14 @@ class LedgerMetrics(Collector):
 
 
 class CoverageMetrics(Collector):
-    """How much of the engines is heard."""
+    """Coverage of the engines' counters."""
 
     def __init__(self, reconciler: Reconciler) -> None:
         self._reconciler = reconciler
 
     def collect(self) -> list[Metric]:
         coverage = self._reconciler.coverage
-        lower = "Readings of an engine that were lower than one before under the same boot id."
+        lower = "Readings of an engine that were lower than an earlier one with the same boot id."
         engines = GaugeMetricFamily(
             "shoal_ledger_engines", "Engine pods by their agent's stream: live, or stale.", labels=["state"]
         )
@@ -71,7 +71,7 @@ class CoverageMetrics(Collector):
         engines.add_metric(["stale"], len(coverage.stale))
         rogue = GaugeMetricFamily(
             "shoal_ledger_rogue_pods",
-            "Pods with the labels of an engine that no Model owns: they are not asked.",
+            "Pods with the labels of an engine that no Model owns: they are ignored.",
             value=self._reconciler.pods.ownership.rogue,
         )
         return [engines, rogue, CounterMetricFamily("shoal_ledger_lower_readings", lower, value=self._reconciler.lower)]

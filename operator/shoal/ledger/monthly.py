@@ -1,7 +1,6 @@
-"""The totals as the tables have them: by tenant and month, and by tenant and gateway, at the prices of their hours.
+"""Totals from the tables: by tenant and month, and by tenant and gateway, at the prices of their hours.
 
-Prices change a few times a year, so sums are asked for by the stretch of time in which one list was in force, not by
-the hour.
+Prices change a few times a year, so sums are queried per period in which one price list was in force, not per hour.
 """
 
 from collections import defaultdict
@@ -19,19 +18,19 @@ from shoal.ledger.sums import HOUR_MS, HourKey, HourlySums
 
 
 class PriceSource(Protocol):
-    """The part of `prices.PriceLists` that is needed here."""
+    """The part of `prices.PriceFolder` that is needed here."""
 
     def current(self) -> Prices | None:
-        """The list in force."""
+        """The price list in force now."""
         ...
 
     def at(self, moment: int) -> Prices | None:
-        """The list in force then, in ms since 1970; the same object as long as it is the same list."""
+        """The price list in force at a time in ms since 1970. The same list is always the same object."""
         ...
 
 
 class NoPrices:
-    """Where no price list is set: nothing costs anything."""
+    """Used without price lists: everything costs nothing."""
 
     def current(self) -> Prices | None:
         return None
@@ -43,7 +42,7 @@ class NoPrices:
 
 @dataclass(slots=True)
 class MonthlyTotal:
-    """Of a tenant in a month."""
+    """Usage of a tenant in a month."""
 
     requests: int = 0
     tokens: int = 0
@@ -52,7 +51,7 @@ class MonthlyTotal:
 
 @dataclass(slots=True)
 class Known:
-    """What the tables say, summed up."""
+    """Sums from the tables."""
 
     months: dict[str, dict[str, MonthlyTotal]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(MonthlyTotal))
@@ -60,20 +59,20 @@ class Known:
     gateways: dict[str, dict[str, MonthlyTotal]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(MonthlyTotal))
     )
-    """Tenant, then boot id: since the gateway's start."""
+    """Tenant -> boot id -> usage since the gateway's start."""
     last_report: dict[str, int] = field(default_factory=dict[str, int])
-    """Boot id: when it was heard last, in ms since 1970."""
+    """Boot id -> time of the last message, in ms since 1970."""
 
 
 class Rated:
-    """Rates sums at the prices of their hour."""
+    """Computes the cost of sums at the prices of their hour."""
 
     def __init__(self, prices: PriceSource) -> None:
         self._prices = prices
         self._books: dict[int, tuple[Prices, RateTable]] = {}
 
     def cost(self, key: HourKey, sums: HourlySums) -> int:
-        """0 where there is no price."""
+        """Cost of the sums; 0 without a price."""
         prices = self._prices.at(key.hour)
         if prices is None:
             return 0
@@ -95,18 +94,18 @@ class Rated:
 
 
 def read(connection: Connection, prices: PriceSource, now: float) -> Known:
-    """What the tables say now, of this month on and of those gateways that they still know. `now` in s since 1970."""
+    """Sums of the current month and later, and of the gateways in the tables. `now` in s since 1970."""
     known, rated = Known(), Rated(prices)
     hours = schema.hours.c
     by = (hours.tenant, hours.plan, hours.model, hours.adapter)
     numbers = [func.sum(schema.hours.c[name]) for name in HourlySums._fields]
-    for begins, ends in _stretches(connection, prices, month_start(now)):
+    for begins, ends in _price_periods(connection, prices, month_start(now)):
         where = (hours.billed, hours.hour >= begins, hours.hour < ends)
         month = known.months[month_of(begins / 1000)]
         for row in connection.execute(select(*by, *numbers).where(*where).group_by(*by)):
             found: tuple[Any, ...] = tuple(row)
             tenant, plan, model, adapter = found[:4]
-            sums = HourlySums(*map(int, found[4:]))  # PostgreSQL sums whole numbers into a decimal
+            sums = HourlySums(*map(int, found[4:]))  # PostgreSQL's sums of integers are decimals
             total = month[tenant]
             total.requests += sums.requests
             total.tokens += sums.input_tokens + sums.output_tokens
@@ -116,7 +115,7 @@ def read(connection: Connection, prices: PriceSource, now: float) -> Known:
         known.last_report[row.gateway] = max(known.last_report.get(row.gateway, 0), row.heard_at)
     credits = schema.credits.c
     current = prices.current()
-    # Summed here: SQLite's own sum of whole numbers ends with an error where it leaves 64 bits.
+    # Summed here: SQLite's sum of integers fails when it exceeds 64 bits.
     for row in connection.execute(select(schema.credits).where(credits.month >= month_of(now))):
         if current is not None and row.currency == current.currency:
             known.months[row.month][row.tenant].spent -= row.amount
@@ -129,20 +128,20 @@ def month_of(seconds: float) -> str:
 
 
 def month_start(seconds: float) -> int:
-    """Its first millisecond."""
+    """First millisecond of the calendar month in UTC."""
     begins = datetime.fromtimestamp(seconds, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     return int(begins.timestamp()) * 1000
 
 
-def _stretches(connection: Connection, prices: PriceSource, since: int) -> Iterator[tuple[int, int]]:
-    """Times of one month in which one price list was in force: its first hour, and the first after it."""
+def _price_periods(connection: Connection, prices: PriceSource, since: int) -> Iterator[tuple[int, int]]:
+    """Periods within one month in which one price list was in force: first hour, and first hour after it."""
     hour = schema.hours.c.hour
     first, last = connection.execute(select(func.min(hour), func.max(hour)).where(hour >= since)).one()
     if first is None:
         return
     begins, before = first, None
     for at in range(first, last + HOUR_MS, HOUR_MS):
-        # Lists are compared by identity: one that is read again is a new one, and cuts a stretch where none had to be.
+        # Lists are compared by identity: a reloaded list is a new object and makes an unnecessary period.
         now = (month_of(at / 1000), id(prices.at(at)))
         if before is not None and now != before:
             yield begins, at

@@ -1,11 +1,11 @@
-"""Whether a row is the sender's own: pure.
+"""Checks that a record belongs to its sender. Pure functions.
 
-A row names its gateway by a boot id that begins with the pod (`usage.gateway_boot`), and the ledger knows from which
-pod a batch comes (`senders.py`). So a pod may send what names itself, whichever of its processes wrote it: after a
-restart on its volume it ships what its predecessor left. A row of before says a bare boot id; it becomes the sender's.
+A record names its gateway by a boot id that begins with the pod's name (`usage.gateway_boot`), and the ledger knows the
+pod that sends a batch (`senders.py`). A pod may send records of any process of this pod: after a restart on its volume
+it sends those of its predecessor. A record of version 0.1 has a boot id without a pod; it is attributed to the sender.
 
-`source` is not bound. It names the installation and may have been another one when the row was written; a row with
-another source has another key, so it can neither replace nor hide anybody else's.
+`source` is not checked. It names the installation, and may have been changed after the record was written. A record
+with another source has another key, so it can neither replace nor hide another record.
 """
 
 import re
@@ -19,14 +19,14 @@ _SENT: Final = re.compile(r"sent by ([-.a-z0-9]+): (.*)", re.DOTALL)
 
 
 def bound(record: Incoming, pod: str) -> Incoming:
-    """The record as one that `pod` sent: `Bad` where it is not that pod's own."""
+    """The record, or `Bad` if it does not belong to `pod`."""
     if not isinstance(record, Good):
         return bad(quarantine_reason(record.reason, pod), record.body)
     row = record.row
     said, start = pod_and_start(row.gateway or "")
     if said and said != pod:
         return _foreign(record, pod, f"it says that it is of {said}")
-    # Whoever had the id of another gateway's row first would keep that one out.
+    # Otherwise a sender could reserve the id of another gateway's record and keep that record out.
     begins = f"{row.request}:{record.kind}"
     number = record.id.removeprefix(f"{begins}:")
     numbered = record.kind in ("checkpoint", "attempt") and number.isascii() and number.isdigit()
@@ -36,24 +36,24 @@ def bound(record: Incoming, pod: str) -> Incoming:
 
 
 def claimed(record: Good, owner: str | None) -> Incoming:
-    """The record as one of a request whose first row came from the gateway `owner` (a boot id; None: none is known):
-    `Bad` where a proven sender is another one."""
+    """The record, or `Bad` if its verified sender is not `owner`, the gateway (boot id; None: unknown) of the request's
+    first row."""
     if record.sender is None or owner is None:
         return record
     pod, start = pod_and_start(owner)
-    # A first row that came without a proof, before an upgrade, names a bare boot id: then that must be the same.
+    # A first row without verification, from before an upgrade, has a boot id without a pod, which must then be equal.
     if pod == record.sender if pod else start == pod_and_start(record.row.gateway or "")[1]:
         return record
     return _foreign(record, record.sender, f"its request is of gateway {owner[:200]}")
 
 
 def quarantine_reason(reason: str, pod: str | None) -> str:
-    """Why a record is kept aside, with the pod that sent it, where that is proven."""
+    """Reason for the quarantine, with the sending pod if it was verified."""
     return reason if pod is None else f"sent by {pod}: {reason}"
 
 
 def sender_of(reason: str) -> tuple[str | None, str]:
-    """The two of `aside_reason`."""
+    """Splits a `quarantine_reason` into pod and reason."""
     found = _SENT.fullmatch(reason)
     return (None, reason) if found is None else (found[1], found[2])
 

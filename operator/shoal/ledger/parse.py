@@ -1,7 +1,8 @@
-"""From what a gateway sent to what the tables keep.
+"""Parses what a gateway sends into rows of the tables.
 
-A request has steps: open, its checkpoints, closed by the ledger because its gateway is dead, final. Each step says all
-that is known by then, so a higher one replaces a lower, and rows may come in any order and as often as they like.
+A request advances in steps: open, checkpoints, closed by the ledger because its gateway is dead, final. Each step
+contains everything known by then, so a higher step replaces a lower one, and rows may arrive in any order and any
+number of times.
 """
 
 import hashlib
@@ -15,11 +16,11 @@ from pydantic import ValidationError
 from shoal.metering.record import EVENT_TYPE, StoredRow, UsageRecord, stored
 
 CLOSED: Final = 1_000_000_000
-"""The ledger closed it; checkpoints number below, one a second."""
+"""Step of a request closed by the ledger. Checkpoints have lower numbers, one per second."""
 FINAL: Final = 2_000_000_000
 
 _MOST_TOKENS: Final = 10**12
-"""Of one request. What is larger is a mistake that would spoil the sums of its hour."""
+"""Tokens of one request at most. A larger value is an error that would corrupt the sums of its hour."""
 _MOST_TEXT: Final = 4_096
 _FIRST_MS: Final = 0
 _LAST_MS: Final = 32_503_680_000_000
@@ -27,18 +28,18 @@ _LAST_MS: Final = 32_503_680_000_000
 
 
 class Good(NamedTuple):
-    """A record that counts."""
+    """A valid record."""
 
     id: str
     kind: Literal["open", "checkpoint", "final", "attempt"]
     row: StoredRow
     body: bytes
     sender: str | None = None
-    """The pod that sent it; None where that was not asked."""
+    """The verified pod that sent it; None: not verified."""
 
 
 class Bad(NamedTuple):
-    """A record that does not."""
+    """An invalid record."""
 
     reason: str
     body: bytes
@@ -49,13 +50,13 @@ Incoming = Good | Bad
 
 
 def parse(element: object, now_ms: int) -> Incoming:
-    """One element of a batch, as orjson read it."""
+    """Parses one element of a batch, as decoded by orjson."""
     try:
         body = orjson.dumps(element)
-    except TypeError:  # it reads what it does not write: objects within objects, hundreds deep
+    except TypeError:  # orjson decodes objects nested hundreds deep, but does not encode them
         return bad("it is nested too deeply", b"null")
     try:
-        record = UsageRecord.model_validate_json(body)  # half the time of the element itself
+        record = UsageRecord.model_validate_json(body)  # takes half the time of validating the decoded element
     except ValidationError as error:
         faults = (f"{'.'.join(map(str, fault['loc'])) or 'record'}: {fault['msg']}" for fault in error.errors())
         return bad("; ".join(faults), body)
@@ -68,24 +69,24 @@ def parse(element: object, now_ms: int) -> Incoming:
         step=step,
         ended=step == FINAL,
         received_at=now_ms,
-        # Gateways of before said no time of admission; an open row's own time is the same.
+        # Gateways of older versions send no admission time; the time of an open row is the same.
         admitted_at=milliseconds(record.data.admitted_at or record.time),
     )
     return Good(record.id, record.data.kind, row, body)
 
 
 def bad(reason: str, body: bytes) -> Bad:
-    """A record to keep aside."""
+    """An invalid record, to be quarantined."""
     return Bad(reason[:2_000].replace("\0", ""), body, hashlib.sha256(body).hexdigest())
 
 
 def milliseconds(time: datetime) -> int:
-    """Since 1970 in UTC, whole."""
+    """Whole milliseconds since 1970 (UTC)."""
     return round(time.timestamp() * 1000)
 
 
 def _fault(record: UsageRecord, body: bytes) -> str | None:
-    """What is wrong beyond the types: values that a table cannot hold or that would spoil a sum."""
+    """Errors beyond types: values that a table cannot hold or that would corrupt a sum."""
     data = record.data
     if record.type != EVENT_TYPE:
         return f"type: {record.type[:100]} is not {EVENT_TYPE}"
@@ -109,7 +110,7 @@ def _fault(record: UsageRecord, body: bytes) -> str | None:
     for time in (record.time, data.admitted_at):
         if time is not None and (time.tzinfo is None or not _FIRST_MS <= milliseconds(time) < _LAST_MS):
             return f"time, data.admittedAt: {time.isoformat()} has no time zone or is out of range"
-    # A text cannot be longer than all of it. (PostgreSQL takes no character 0.)
+    # A string cannot be longer than the whole body. (PostgreSQL does not accept the character 0.)
     if (len(body) > _MOST_TEXT or b"\\u0000" in body) and any(
         len(text) > _MOST_TEXT or "\0" in text
         for text in (record.id, record.source, *(value for _, value in data if isinstance(value, str)))

@@ -1,4 +1,5 @@
-"""The mounted folder of price lists, read again when it changes; a bad change leaves the last good lists in force."""
+"""The mounted folder of price lists. It is read again when it changes; after an invalid change the last valid lists
+stay in force."""
 
 import asyncio
 import time
@@ -26,7 +27,7 @@ Seen = tuple[tuple[str, int, int, int], ...]
 
 
 def read(folder: Path) -> tuple[PriceList, ...]:
-    """The price lists in a folder, each right by itself. Raises Refused, OSError."""
+    """Parses the price lists in a folder, each on its own. Raises PricesRefused, OSError."""
     problems: list[PriceProblem] = []
     found: list[PriceList] = []
     for path in _files(folder):
@@ -45,44 +46,44 @@ def read(folder: Path) -> tuple[PriceList, ...]:
 
 
 class PriceFolder:
-    """Price lists of an installation. An empty or absent folder has none: then nothing has a price."""
+    """Price lists of an installation. If the folder is empty or absent, nothing has a price."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
-        """`clock` gives seconds since 1970."""
+        """`clock` returns seconds since 1970."""
         self._folder = folder
         self._clock = clock
         self._seen: Seen | None = None
         self.schedule = Schedule()
-        """The last that was right."""
+        """The last valid lists."""
         self.error: str | None = None
-        """Why what is in the folder now is not in force; a line per mistake."""
+        """Why the lists in the folder are not in force; one line per error."""
 
     def current(self) -> Prices | None:
-        """The list in force now."""
+        """The price list in force now."""
         return self.at(round(self._clock() * 1000))
 
     def at(self, moment: int) -> Prices | None:
-        """The list in force at this moment, in milliseconds since 1970."""
+        """The price list in force at this time, in milliseconds since 1970."""
         found = self.schedule.at(moment)
         return None if found is None else found.prices
 
     async def follow(self, changed: Callable[[], None]) -> None:
-        """For ever: looks again and again, and calls `changed` when other prices count."""
+        """Polls the folder until cancelled, and calls `changed` when prices change."""
         while True:
             if await self.refresh():
                 changed()
             await asyncio.sleep(REFRESH_SECONDS)
 
     async def refresh(self) -> bool:
-        """Reads the folder when it has changed; True when other prices count now."""
+        """Reads the folder if it has changed; returns whether prices have changed."""
         try:
             async with asyncio.timeout(READ_SECONDS):
                 return await asyncio.to_thread(self.refresh_now)
         except TimeoutError:
-            return self._bad(f"{self._folder} cannot be read: the disk does not answer")
+            return self._refuse(f"{self._folder} cannot be read: the disk does not answer")
 
     def refresh_now(self) -> bool:
-        """`refresh`, at once; for the start, before anything is served."""
+        """Like `refresh`, but synchronous: for the start, before anything is served."""
         try:
             seen = _signature(self._folder)
             if seen == self._seen:
@@ -90,11 +91,11 @@ class PriceFolder:
             self._seen = seen
             found = schedule(read(self._folder))
         except PricesRefused as refused:
-            return self._bad(str(refused))
+            return self._refuse(str(refused))
         except OSError as error:
-            # Also a file that is replaced while it is read: the next look finds the new one.
+            # A file may also be replaced while it is read: the next poll finds the new one.
             self._seen = None
-            return self._bad(f"{error.filename or self._folder}: {error.strerror}")
+            return self._refuse(f"{error.filename or self._folder}: {error.strerror}")
         self.error = None
         if found == self.schedule:
             return False
@@ -102,14 +103,14 @@ class PriceFolder:
         log.info("price lists", lists=[one.prices.list for one in found.lists], currency=found.currency)
         return True
 
-    def _bad(self, error: str) -> bool:
+    def _refuse(self, error: str) -> bool:
         if error != self.error:
             log.error("the price lists are refused; those before stay in force", error=error)
         self.error = error
         return False
 
 
-class PriceFigures(Collector):
+class PriceMetrics(Collector):
     """Metrics of a folder."""
 
     def __init__(self, folder: PriceFolder) -> None:
@@ -119,7 +120,7 @@ class PriceFigures(Collector):
         yield GaugeMetricFamily("shoal_ledger_price_lists", "Price lists in use.", len(self._folder.schedule.lists))
         yield GaugeMetricFamily(
             "shoal_ledger_price_lists_refused",
-            "1: the price lists that are mounted now are refused, and those before stay in force.",
+            "1: the mounted price lists are invalid, and the previous ones stay in force.",
             int(self._folder.error is not None),
         )
 

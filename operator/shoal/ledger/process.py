@@ -17,7 +17,7 @@ from shoal.kube.podtokens import PodTokens
 from shoal.ledger import maintenance, records
 from shoal.ledger.metrics import CoverageMetrics, LedgerMetrics
 from shoal.ledger.monthly import Rated
-from shoal.ledger.prices import PriceFigures, PriceFolder
+from shoal.ledger.prices import PriceFolder, PriceMetrics
 from shoal.ledger.queries.routes import QueryAPI
 from shoal.ledger.reconcile.comparisonmetrics import ComparisonMetrics
 from shoal.ledger.reconcile.routes import Routes
@@ -78,7 +78,7 @@ class LedgerProcess:
             self.key_ring, max_body_bytes=settings.max_body_bytes, credentials=self.credentials
         )
         self.metrics = LedgerMetrics(self.store, self.totals)
-        self.metrics.registry.register(PriceFigures(self.prices))
+        self.metrics.registry.register(PriceMetrics(self.prices))
         records.add_routes(
             self.service, self.store, max_body_bytes=settings.max_body_bytes, senders=_senders(settings, client)
         )
@@ -234,7 +234,7 @@ class LedgerProcess:
         with contextlib.suppress(DatabaseUnavailable):
             while self.store.error is not None:  # noqa: ASYNC110 - a thread opens it
                 await asyncio.sleep(1.0)
-            await maintenance.retake_once(self.store, self.settings.retention_days, self._committed)
+            await maintenance.retry_quarantined_once(self.store, self.settings.retention_days, self._committed)
         while True:
             await asyncio.sleep(maintenance.CLOSE_SECONDS)
             # What is away is told by the store itself.

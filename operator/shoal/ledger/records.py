@@ -2,36 +2,59 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import orjson
 import zstandard
 from starlette.responses import Response
 
 from shoal.api import names
+from shoal.api.ledger import BatchAnswer
 from shoal.ledger.ownrows import bound
 from shoal.ledger.parse import Incoming, parse
 from shoal.ledger.senders import Senders
 from shoal.ledger.service import LedgerService
-from shoal.ledger.sink import Sink
 from shoal.net.errors import Problem
 from shoal.net.shell import ShellRequest, answer_json
 
+
+class Sink(Protocol):
+    """Stores usage records. The ledger's own store implements it; another store (a Kafka topic, a ClickHouse table) can
+    replace it behind `POST /v1/records`, without changes in gateways, spools and shippers, if it keeps two promises:
+
+    1. When `take` returns, the records are durable: a gateway then deletes them. (Kafka: acks=all, and the
+      acknowledgement awaited. ClickHouse: a synchronous insert.)
+    2. Records that are already stored, by (source, id), change no count, even when they arrive again years later or
+      concurrently. (Kafka: keyed by source and request, with deduplication by the reader, since a producer's
+      idempotence ends with its session. ClickHouse: ReplacingMergeTree ordered by (source, request, attempt), with
+      `step` as its version, read with FINAL.)
+    """
+
+    async def take(self, records: Sequence[Incoming]) -> BatchAnswer:
+        """Stores a batch.
+
+        Raises:
+            DatabaseUnavailable: nothing was stored, or the result is unknown; the caller sends the same batch again.
+        """
+        ...
+
+
 _IN_A_THREAD: Final = 200
-"""Records from which on a batch is parsed beside the event loop: 5 ms."""
+"""Batch size from which parsing runs in a thread: it takes 5 ms."""
 
 
 def add_routes(service: LedgerService, sink: Sink, *, max_body_bytes: int, senders: Senders | None = None) -> None:
-    """Lets gateways send records: with `senders` only their own."""
+    """Adds the route for records; with `senders`, a gateway may send only its own records."""
     service.route("POST", names.RECORDS_PATH, partial(_take, service, sink, max_body_bytes, senders), ("gateway",))
 
 
 async def _take(
     service: LedgerService, sink: Sink, max_body_bytes: int, senders: Senders | None, request: ShellRequest
 ) -> Response:
-    # A gateway with a key of before the role keys knows of no token, and its rows must not be lost in an upgrade. The
-    # key ends when the last pod that was made with it is gone.
+    # A gateway of version 0.1 has no token, and its records must not be lost in an upgrade. Its key ends when the last
+    # pod that was made with it is gone.
     pod = None if senders is None or service.has_old_key(request) else await senders.pod_of(request)
     elements = _elements(request, max_body_bytes)
     now = time.time_ns() // 1_000_000

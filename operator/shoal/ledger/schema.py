@@ -1,8 +1,8 @@
-"""The ledger's tables, for SQLite and PostgreSQL alike. `migrations/` makes them; queries are written against these.
+"""The ledger's tables, for SQLite and PostgreSQL. `migrations/` creates them.
 
-Raw counts are immutable and hold no prices: those are applied when a question is asked. A request is counted in the
-hour in which it was admitted, which every gateway and every re-ship says the same of. Times are whole milliseconds
-since 1970 (UTC), hours are the first such of an hour; amounts are whole 10^-12 of a currency.
+Raw counts are immutable and contain no prices: prices are applied by queries. A request counts in the hour in which it
+was admitted, which is the same in every copy of its record. Times are whole milliseconds since 1970 (UTC); an hour is
+its first millisecond; amounts are integers in 10^-12 of a currency.
 """
 
 from collections.abc import Iterator
@@ -49,8 +49,8 @@ records: Final = Table(
     Index("records_received_at", "received_at"),
     sqlite_with_rowid=False,
 )
-"""Final and attempt rows, each once, for the retention: who wants to add them to `usage` and `hours` must first get
-them in here. Open rows and checkpoints stand in `usage` until their request has ended."""
+"""Final and attempt rows, each once, until the retention: a row is added to `usage` and `hours` only if it is new here.
+Open rows and checkpoints are only in `usage` until their request has ended."""
 
 usage: Final = Table(
     "usage",
@@ -105,7 +105,8 @@ hours: Final = Table(
     ),
     Index("hours_tenant", "tenant", "hour"),
 )
-"""Sums of what ended, kept in the transaction that ends it. '' stands for none: a primary key knows no NULL."""
+"""Sums of ended requests, updated in the transaction that ends them. '' means none, because primary keys cannot be
+NULL."""
 
 gateways: Final = Table(
     "gateways",
@@ -118,8 +119,8 @@ gateways: Final = Table(
     Column("heard_at", BigInteger, nullable=False),
     PrimaryKeyConstraint("gateway", "tenant"),
 )
-"""What of each gateway's own counters since its start is in `hours`, billed rows only, for `GET /v1/totals`. The one
-place with money: a gateway's counters are not rated again either."""
+"""The part of each gateway's counters since its start that is in `hours`, billed rows only, for `GET /v1/totals`. The
+only table with computed costs: a gateway's counters are not recomputed with new prices either."""
 
 credits: Final = Table(
     "credits",
@@ -133,7 +134,7 @@ credits: Final = Table(
     Column("made_at", BigInteger, nullable=False),
     Column("made_by", String, nullable=False),
 )
-"""Entries of their own: no record and no price is ever changed."""
+"""Credits. Records and prices are never changed."""
 
 engines: Final = Table(
     "engines",
@@ -148,7 +149,7 @@ engines: Final = Table(
     Column("prompt_tokens", BigInteger, nullable=False, comment="the engine's own counter, its last reading"),
     Column("generation_tokens", BigInteger, nullable=False),
 )
-"""What engines counted themselves."""
+"""Token counters of engines."""
 
 engine_hours: Final = Table(
     "engine_hours",
@@ -163,7 +164,7 @@ engine_hours: Final = Table(
     Column("currency", String, nullable=False),
     PrimaryKeyConstraint("hour", "model", "gpu_class", "currency"),
 )
-"""Growth of those counters, and what the GPUs cost meanwhile."""
+"""Increase of those counters per hour, and cost of the GPUs."""
 
 gpu_pods: Final = Table(
     "gpu_pods",
@@ -173,7 +174,8 @@ gpu_pods: Final = Table(
     Column("gpu_class", String, nullable=False),
     Column("counted_until", BigInteger, nullable=False, comment="how far its GPU time is in engine_hours"),
 )
-"""How far the GPU time of each engine pod has been counted: a restart goes on there and counts nothing twice."""
+"""Position up to which the GPU time of each engine pod was counted: a restart continues there and counts nothing
+twice."""
 
 aside: Final = Table(
     "aside",
@@ -183,4 +185,4 @@ aside: Final = Table(
     Column("reason", Text, nullable=False),
     Column("body", LargeBinary, nullable=False),
 )
-"""Records that cannot be counted: they do not validate, or came after the retention."""
+"""Quarantined records: they do not validate, or arrived after the retention."""

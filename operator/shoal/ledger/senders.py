@@ -1,4 +1,4 @@
-"""Which gateway's pod sends a batch: by the token that the kubelet made for it (`kube/podtokens.py`)."""
+"""Identifies the gateway pod that sends a batch by its projected ServiceAccount token (`kube/podtokens.py`)."""
 
 import structlog
 
@@ -11,14 +11,15 @@ log = structlog.get_logger()
 
 
 class Senders:
-    """Asked for each batch; a proven token costs nothing."""
+    """Used for each batch; verified tokens are cached."""
 
     def __init__(self, tokens: PodTokens) -> None:
         self._tokens = tokens
         self._logged = ""
 
     async def pod_of(self, request: ShellRequest) -> str:
-        """The pod. Raises Problem where it is not proven: the gateway keeps its rows and sends them again."""
+        """Name of the sending pod. Raises Problem if it is not verified: the gateway keeps its records and sends them
+        again."""
         token = request.headers.get(names.HEADER_POD_TOKEN, "").strip()
         verdict = await self._tokens.pod_of(token)
         if verdict.allowed:

@@ -1,4 +1,4 @@
-"""The ledger's store, as the rest of the ledger sees it: one thread writes (`writer.py`), a few read."""
+"""The ledger's store: one thread writes (`writer.py`), several threads read."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class LedgerStore(LedgerWriter):
-    """Make and use it in one event loop, between `start` and `stop`. It is a `sink.Sink`."""
+    """Implements `records.Sink`. Create and use it in one event loop, between `start` and `stop`."""
 
     def __init__(
         self,
@@ -40,39 +40,39 @@ class LedgerStore(LedgerWriter):
         return self.database.kind
 
     async def stop(self) -> None:
-        """Commits what waits, and closes the database."""
+        """Commits waiting records and closes the database."""
         await self.finish()
         await asyncio.to_thread(self._readers.shutdown)
         self.database.close()
 
     async def take(self, records: Sequence[Incoming]) -> BatchAnswer:
-        """Keeps records; they are committed when it returns. The same ones again have no effect.
+        """Stores records; they are committed when it returns. Repeating the call has no effect.
 
         Raises:
-            Unavailable: nothing was kept, or it is not known: send them again.
+            DatabaseUnavailable: nothing was stored, or the result is unknown: send the records again.
         """
         if self.waiting + len(records) > self._most and self.waiting:
             raise DatabaseUnavailable(f"{self.waiting} records wait for their commit already")
         return await self._done(Take(records, asyncio.get_running_loop().create_future()))
 
     async def write(self, work: Callable[[Connection], T], then: Callable[[T], None] | None = None) -> T:
-        """What `work` returns after its transaction was committed. `work` runs in the writer's thread, alone; `then`
-        gets the result in the event loop, in its order among the commits.
+        """Runs `work` alone in the writer's thread; returns its result after the commit. `then` gets the result in the
+        event loop, in the order of commits.
 
         Raises:
-            Unavailable: nothing was written, or it is not known.
-            DBAPIError: the statement was wrong; nothing was written.
+            DatabaseUnavailable: nothing was written, or the result is unknown.
+            DBAPIError: the statement was invalid; nothing was written.
         """
         return await self._done(Write(work, then, asyncio.get_running_loop().create_future()))
 
     async def read(self, work: Callable[[Connection], T], timeout: float | None = None) -> T:
-        """What `work` returns, of one consistent state; it runs in a reader's thread.
+        """Runs `work` in a reader's thread on a consistent snapshot; returns its result.
 
         Raises:
-            Unavailable: the database is away, or too slow.
+            DatabaseUnavailable: the database is unavailable or too slow.
         """
         if self.error is not None and self.stats.commits == 0:
-            raise DatabaseUnavailable(self.error)  # tables may not be there yet
+            raise DatabaseUnavailable(self.error)  # the tables may not exist yet
         future = asyncio.get_running_loop().run_in_executor(self._readers, self._read, work)
         try:
             async with asyncio.timeout(timeout or self._answer_seconds):

@@ -1,4 +1,4 @@
-"""What a request adds to the sums of its hour. Pure: rows in, differences out."""
+"""What a request adds to the sums of its hour. Pure functions from rows to differences."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ HOUR_MS: Final = 3_600_000
 
 
 class HourKey(NamedTuple):
-    """Primary key of `schema.hours`, in order. '' stands for none."""
+    """Primary key of `schema.hours`, in order. '' means none."""
 
     hour: int
     tenant: str
@@ -52,30 +52,30 @@ class GatewaySums(NamedTuple):
 
 
 Cost = Callable[[HourKey, HourlySums], int]
-"""What sums of one hour cost, in 10^-12 of the currency."""
+"""Computes the cost of the sums of one hour, in 10^-12 of the currency."""
 
 
 def free(key: HourKey, sums: HourlySums) -> int:
-    """Where there are no prices."""
+    """Costs nothing; used without prices."""
     del key, sums
     return 0
 
 
 @dataclass(slots=True)
 class Changes:
-    """What a transaction changes in the sums."""
+    """Changes of the sums by a transaction."""
 
     cost: Cost = free
     hours: dict[HourKey, HourlySums] = field(default_factory=dict[HourKey, HourlySums])
     gateways: dict[GatewayKey, GatewaySums] = field(default_factory=dict[GatewayKey, GatewaySums])
     gateways_seen: set[str] = field(default_factory=set[str])
-    """Boot ids of gateways that said something."""
+    """Boot ids of gateways that sent records."""
 
     def __bool__(self) -> bool:
         return bool(self.hours or self.gateways_seen)
 
     def add(self, row: StoredRow, sign: int = 1) -> None:
-        """Counts a row that has ended; with -1 takes back what it counted."""
+        """Adds an ended row; with -1 subtracts it."""
         hour = row.admitted_at - row.admitted_at % HOUR_MS
         billed = row.attempt == 0 and row.count_source != "estimated"
         sums = sums_of(row)
@@ -98,12 +98,12 @@ class Changes:
 
 
 def sums_of(row: StoredRow) -> HourlySums:
-    """One row's own. Unknown counts add nothing, and are counted as unknown."""
+    """Sums of one row. Unknown counts add nothing to the tokens, and are counted as unknown."""
     given, cached = row.input_tokens, row.cached_tokens
     return HourlySums(
         requests=1 if row.attempt == 0 else 0,
         input_tokens=given or 0,
-        # An engine that says more was cached than there was would make the fresh part negative.
+        # An engine that reports more cached than input tokens would make the uncached part negative.
         cached_tokens=min(cached or 0, given or 0),
         unknown_cached_input=(given or 0) if cached is None else 0,
         output_tokens=row.output_tokens or 0,
@@ -114,12 +114,12 @@ def sums_of(row: StoredRow) -> HourlySums:
 
 
 def settle(old: StoredRow | None, new: StoredRow) -> StoredRow | None:
-    """What stands after `new` was heard; None: what stood before."""
+    """The row to keep after `new` arrived; None: the old one."""
     if old is None:
         return new
     if new.step <= old.step:
         return None
-    # The hour of a request is that of its first word: it must not move between two of its rows.
+    # The hour of a request is that of its first row, and must not change with later rows.
     return new._replace(admitted_at=old.admitted_at)
 
 

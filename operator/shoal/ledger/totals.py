@@ -1,8 +1,8 @@
-"""`GET /v1/totals`: what every tenant used this month, kept in memory beside the tables and told as it changes.
+"""`GET /v1/totals`: the usage of all tenants in the current month, kept in memory and streamed.
 
-The totals are the sums of `hours` and `gateways`, read once after the database was opened and then moved by the
-differences of each commit, in the order of the commits. They correct the gateways' own counters, and are told within a
-second; a gateway's open stream or its records keep its boot id among them.
+The totals are the sums of `hours` and `gateways`. They are read once after the database is opened, and then updated
+with the differences of each commit, in commit order. They correct the gateways' own counters, and changes are sent
+within a second. A gateway's open stream or its records keep its boot id in the totals.
 """
 
 import asyncio
@@ -22,14 +22,15 @@ from shoal.net.hub import StreamHub
 
 log = structlog.get_logger()
 
-TELL_SECONDS: Final = 0.2
-"""Between two messages."""
-REMEMBER_SECONDS: Final = 86_400.0
-"""How long a gateway that was heard last is told, where it does not listen: the other gateways may still hear it."""
+PUBLISH_SECONDS: Final = 0.2
+"""Interval between messages."""
+RETAIN_SECONDS: Final = 86_400.0
+"""How long a gateway without a stream stays in the totals after its last message: other gateways may still have a
+stream from it."""
 
 
 class TenantTotals:
-    """Made in the event loop. `clock` gives seconds since 1970: the month turns by it, in UTC."""
+    """Create it in the event loop. `clock` returns seconds since 1970 and determines the month, in UTC."""
 
     def __init__(
         self, store: LedgerStore, prices: PriceSource | None = None, clock: Callable[[], float] = time.time
@@ -48,16 +49,16 @@ class TenantTotals:
 
     @property
     def known(self) -> bool:
-        """Whether the tables were read: before that, there is nothing true to tell."""
+        """Whether the tables have been read; before that the totals are unknown."""
         return self._known is not None
 
     def reload(self) -> None:
-        """Has the tables read again: the database was opened, credits were made or prices have changed."""
+        """Schedules a read of the tables: the database was opened, credits were added, or prices have changed."""
         self._reload = True
         self._wake.set()
 
     def add(self, changes: Changes) -> None:
-        """A commit changed the sums."""
+        """Applies the changes of a commit."""
         known = self._known
         if known is None:
             return  # they are read after this commit
@@ -81,7 +82,7 @@ class TenantTotals:
             self._wake.set()
 
     async def run(self) -> None:
-        """For ever: reads the tables when needed, and tells what has changed."""
+        """Reads the tables when needed and publishes changes, until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(1.0):
@@ -99,13 +100,13 @@ class TenantTotals:
                     log.warning("the totals could not be read", error=str(error))
                     self._reload = True
             self.publish()
-            await asyncio.sleep(TELL_SECONDS)
+            await asyncio.sleep(PUBLISH_SECONDS)
 
     async def read(self) -> None:
-        """Reads the tables, in the order of the commits.
+        """Reads the tables, in commit order.
 
         Raises:
-            Unavailable: the database is away.
+            DatabaseUnavailable: the database is unavailable.
         """
         self._published_prices = self.prices.current()
         self._rated = Rated(self.prices)
@@ -113,7 +114,7 @@ class TenantTotals:
         await self._store.write(lambda connection: read(connection, self.prices, now), self._install)
 
     def publish(self) -> None:
-        """Tells what changed since it was last called; all, where the month has turned."""
+        """Publishes changes since the last call; everything when a new month has begun."""
         if self._known is None:
             return
         month = month_of(self._clock())
@@ -134,7 +135,7 @@ class TenantTotals:
         self.hub.close()
 
     def total(self, tenant: str) -> TenantTotal | None:
-        """Of this month; None while the tables were not read."""
+        """Total of the current month; None: the tables were not read yet."""
         return None if self._known is None else TenantTotal.model_validate(self._total(tenant))
 
     def _install(self, known: Known) -> None:
@@ -164,7 +165,7 @@ class TenantTotals:
         total = month.get(tenant, MonthlyTotal())
         boots = known.gateways.get(tenant, {})
         listening = {reader.caller.boot for reader in self.hub}
-        oldest = round((self._clock() - REMEMBER_SECONDS) * 1000)
+        oldest = round((self._clock() - RETAIN_SECONDS) * 1000)
         return {
             "requests": total.requests,
             "tokens": total.tokens,
@@ -178,5 +179,5 @@ class TenantTotals:
 
 
 def _bounded(spent: int) -> int:
-    """More than this no budget can be, and JSON of 64 bits cannot say it."""
+    """Limits an amount to 64 bits for JSON; no budget can be larger."""
     return max(-MOST, min(spent, MOST))

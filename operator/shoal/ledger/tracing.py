@@ -1,6 +1,6 @@
-"""The ledger's spans: one per call, so one per batch of records that a gateway ships, never one per request.
+"""Spans of the ledger: one per call, so one per batch of records, never one per request.
 
-Loaded only where traces are on.
+Imported only when tracing is on.
 """
 
 import time
@@ -16,7 +16,7 @@ class LedgerSpans:
         self._tracer = tracer
 
     def answered(self, request: ShellRequest, began: float, status: int) -> None:
-        """A call of one of the API's routes that began at `began` (time.monotonic) has its answer."""
+        """Records the span of an API call that began at `began` (time.monotonic)."""
         method, path = request.method, request.scope["path"]
         attributes = {
             "http.request.method": method,

@@ -1,8 +1,8 @@
-"""The ledger's writer: the one thread that writes to the database.
+"""The ledger's writer: the only thread that writes to the database.
 
-Batches that arrive while a commit is under way go into the next one together (group commit), so the number of syncs
-does not grow with the number of gateways. Nothing waits in memory for a database that is away: callers are told at
-once, and gateways keep their records in their spools.
+Batches that arrive during a commit are committed together (group commit), so the number of syncs does not grow with the
+number of gateways. Nothing waits in memory while the database is unavailable: callers get an error at once, and
+gateways keep their records in their spools.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ from shoal.ledger.sums import Changes, Cost, free
 log = structlog.get_logger()
 
 MOST_RECORDS: Final = 10_000
-"""Records in one transaction, where single batches are not larger."""
+"""Records per transaction at most, unless a single batch is larger."""
 RETRY_SECONDS: Final = 1.0
-"""Between two tries to reach a database that is away."""
+"""Interval between attempts to reach an unavailable database."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class WriterStats:
 
 @dataclass(slots=True)
 class Take:
-    """A batch."""
+    """A batch of records."""
 
     records: Sequence[Incoming]
     future: asyncio.Future[BatchAnswer]
@@ -54,7 +54,7 @@ class Take:
 
 @dataclass(slots=True)
 class Write:
-    """Anything else that is written."""
+    """Any other write."""
 
     work: Callable[[Connection], Any]
     then: Callable[[Any], None] | None
@@ -63,18 +63,18 @@ class Write:
 
 @dataclass(slots=True)
 class _Jobs:
-    """What waits for the writer."""
+    """Queue of the writer."""
 
     queue: deque[Take | Write] = field(default_factory=deque[Take | Write])
     records: int = 0
 
 
 class LedgerWriter:
-    """Made in the event loop that is told. The thread opens the database, again and again, and works off what is
-    submitted.
+    """Create it in the event loop that gets the results. The thread opens the database, retrying until it succeeds, and
+    executes submitted jobs.
 
     `opened` is called in the event loop after each (re)connection, `committed` after each commit that changed sums, in
-    the order of the commits.
+    commit order.
     """
 
     def __init__(self, database: Database, *, keep_days: int | None = None) -> None:
@@ -83,7 +83,7 @@ class LedgerWriter:
         self.opened: Callable[[], None] = lambda: None
         self.committed: Callable[[Changes], None] = lambda _: None
         self.cost: Cost = free
-        """Asked in the writer's thread, for what gateways count in money."""
+        """Called in the writer's thread to compute the cost in gateways' counters."""
         self._error: str | None = "the database is being opened"
         self._jobs = _Jobs()
         self._keep_ms = None if keep_days is None else keep_days * 86_400_000
@@ -94,12 +94,12 @@ class LedgerWriter:
 
     @property
     def error(self) -> str | None:
-        """Why nothing can be kept; None while all is well."""
+        """Why records cannot be stored; None: they can."""
         return self._error
 
     @property
     def waiting(self) -> int:
-        """Records that wait for their commit."""
+        """Records waiting for their commit."""
         return self._jobs.records
 
     def start(self) -> None:
@@ -107,10 +107,10 @@ class LedgerWriter:
         self._thread.start()
 
     def submit(self, job: Take | Write) -> None:
-        """Has it done. Its future gets the result, or Unavailable.
+        """Queues a job. Its future gets the result, or DatabaseUnavailable.
 
         Raises:
-            Unavailable: nothing can be written now.
+            DatabaseUnavailable: nothing can be written now.
         """
         if self._error is not None:
             raise DatabaseUnavailable(self._error)
@@ -122,7 +122,7 @@ class LedgerWriter:
             self._changed.notify()
 
     async def finish(self) -> None:
-        """Does what waits, and ends the thread."""
+        """Executes waiting jobs and ends the thread."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -137,19 +137,19 @@ class LedgerWriter:
                 try:
                     connection = self.database.open(stack)
                 except Exception as error:
-                    self._fail(error)
-                    if self._rest():
+                    self._failed(error)
+                    if self._pause():
                         return
                     continue
-                self._well()
+                self._recovered()
                 self._notify(self.opened)
                 if self._serve(connection):
                     return
-            if self._rest():
+            if self._pause():
                 return
 
     def _serve(self, connection: Connection) -> bool:
-        """Works until the store stops (True) or the database fails (False)."""
+        """Executes jobs until the store stops (True) or the database fails (False)."""
         while True:
             jobs = self._next()
             if not jobs:
@@ -163,14 +163,14 @@ class LedgerWriter:
             except Exception as error:
                 if not _is_away(error):
                     log.exception("the ledger's writer failed")
-                self._fail(error)
+                self._failed(error)
                 self._refuse(jobs)
                 return False
             self.stats.commits += 1
             self.stats.commit_seconds += time.monotonic() - began
 
     def _next(self) -> list[Take | Write]:
-        """Waits for work. Takes are handed out together, a write alone; nothing when the store has stopped."""
+        """Waits for jobs. Takes are returned together, a write alone; empty when the store has stopped."""
         with self._changed:
             self._changed.wait_for(lambda: self._jobs.queue or self._stopping)
             jobs: list[Take | Write] = []
@@ -211,7 +211,7 @@ class LedgerWriter:
         except Exception as error:
             if _is_away(error):
                 raise
-            # One record that no check foresaw must not keep all others out for ever.
+            # An unforeseen bad record must not block all others for ever.
             log.error("records that the database does not take are kept aside", error=reason(error))
             batches = ingest.one_by_one(connection, batches, now, _is_away)
             with connection.begin():
@@ -225,20 +225,20 @@ class LedgerWriter:
         for job, each in zip(jobs, taken, strict=True):
             self._notify(_resolve, job.future, each)
 
-    def _well(self) -> None:
+    def _recovered(self) -> None:
         if self._error is not None:
             log.info("the ledger takes records", database=self.database.name)
         self._error = None
 
-    def _fail(self, error: BaseException) -> None:
+    def _failed(self, error: BaseException) -> None:
         self.stats.failures += 1
         text = str(error) if isinstance(error, DatabaseUnavailable) else reason(error)
         if self._error != text:
             log.error("the ledger cannot keep records", database=self.database.name, error=text)
         self._error = text
 
-    def _rest(self) -> bool:
-        """Refuses what waits, then waits before the next try; True when the store stops."""
+    def _pause(self) -> bool:
+        """Fails waiting jobs, then waits before the next attempt; True when the store stops."""
         with self._changed:
             jobs = [*self._jobs.queue]
             self._jobs = _Jobs()
@@ -251,12 +251,12 @@ class LedgerWriter:
             self._notify(_reject, [job.future for job in jobs], DatabaseUnavailable(self._error or "the ledger stops"))
 
     def _notify(self, function: Callable[..., object], *args: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: there are no callers any more
             self._loop.call_soon_threadsafe(function, *args)
 
 
 def _is_away(error: BaseException) -> bool:
-    """Whether the connection or the disk failed, not the statement."""
+    """Whether the connection or the disk failed, rather than the statement."""
     if isinstance(error, DBAPIError):
         return error.connection_invalidated or isinstance(error, (OperationalError, InterfaceError, InternalError))
     return isinstance(error, OSError)

@@ -1,1 +1,1 @@
-"""The tables' history, applied by the ledger at its start (`database.migrate`)."""
+"""Migrations of the tables, applied when the ledger starts (`database.migrate`)."""

@@ -1,4 +1,4 @@
-"""Run by alembic with the connection that the ledger gives."""
+"""Run by alembic on the ledger's connection."""
 
 from alembic import context
 from sqlalchemy import Connection

@@ -1,4 +1,4 @@
-"""SQL that the questions share: pieces of time as a column, and sums."""
+"""SQL shared by queries: periods as a column, and sums."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -18,12 +18,12 @@ SUMMED: Final = (
     hours.c.reasoning_tokens,
     hours.c.unknown_requests,
 )
-"""In the order of `Counts`."""
+"""In the order of `BilledCounts`."""
 
 
-def pieces(column: ColumnElement[int], start: int, changes: Sequence[int]) -> ColumnElement[int]:
-    """The beginning of the piece of time in which an hour lies: `start`, or the last of `changes` (ascending)."""
-    # Plain numbers: as parameters the server would not see that two of them are the same.
+def periods(column: ColumnElement[int], start: int, changes: Sequence[int]) -> ColumnElement[int]:
+    """Start of the period that contains an hour: `start`, or the last of `changes` (ascending)."""
+    # Literal numbers: with parameters the server would not recognise two equal expressions.
     if not changes:
         return literal_column(str(int(start)))
     begins = [start, *changes]
@@ -34,22 +34,22 @@ def pieces(column: ColumnElement[int], start: int, changes: Sequence[int]) -> Co
 
 
 def day(column: ColumnElement[int]) -> ColumnElement[int]:
-    """The beginning of the day in which an hour lies."""
+    """Start of the day that contains an hour."""
     return column - column % _number(DAY_MS)
 
 
 def sums(columns: Any) -> list[ColumnElement[Any]]:
-    """Of the counts, from the columns of a selection that has them."""
+    """Sums of the counts, from the columns of a selection."""
     return [func.sum(columns[column.name]).label(column.name) for column in SUMMED]
 
 
 def counts(row: Sequence[Any]) -> BilledCounts:
-    """From a row that ends with `sums`. PostgreSQL's sums of large integers are Decimals."""
+    """Counts from a row that ends with `sums`. PostgreSQL's sums of large integers are Decimals."""
     return BilledCounts(*(int(value or 0) for value in row[-len(SUMMED) :]))
 
 
 def billed(yes: bool) -> ColumnElement[bool]:
-    """Whether usage is billed: not what nobody got, nor what is an estimate."""
+    """Condition for billed usage: without attempts that reached no client, and without estimates."""
     return hours.c.billed if yes else not_(hours.c.billed)
 
 

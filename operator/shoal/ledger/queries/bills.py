@@ -1,4 +1,4 @@
-"""`GET /v1/bill` and `POST /v1/bill`: a tenant's month, and what other prices would have made of it."""
+"""`GET /v1/bill` and `POST /v1/bill`: a tenant's monthly bill, also at other prices."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,40 +28,42 @@ from shoal.net.errors import Problem
 
 @dataclass(frozen=True, slots=True)
 class Month:
-    """What a bill is made of."""
+    """Input of a bill."""
 
     tenant: str
     month: str
     usage: tuple[Usage, ...]
     credits: tuple[CreditEntry, ...]
     entries: tuple[Credit, ...]
-    """The same as exact amounts."""
+    """The credits as exact amounts."""
     open_requests: int
     ended: bool
     known: bool
 
 
 def statement(connection: Connection, tenant: str, month: str, prices: Schedule, now: int) -> BillStatement:
-    """The bill at the price lists in force."""
+    """The bill with the price lists in force."""
     return _statement(_read(connection, tenant, month, [prices], now), prices)
 
 
-def again(
+def reprice(
     connection: Connection, tenant: str, month: str, prices: Schedule, other: Schedule, now: int
 ) -> RepriceAnswer:
-    """The same month with both. Nothing is written."""
+    """The bill of the month with both price lists. Nothing is written."""
     found = _read(connection, tenant, month, [prices, other], now)
-    here, there = _made(found, prices), _made(found, other)
-    same = here.currency is not None and here.currency == there.currency
+    current, changed = _made(found, prices), _made(found, other)
+    same = current.currency is not None and current.currency == changed.currency
     return RepriceAnswer(
         bill=_statement(found, prices),
         other=_statement(found, other),
-        difference=money.cents_text(there.total_cents - here.total_cents, here.currency or "") if same else None,
+        difference=money.cents_text(changed.total_cents - current.total_cents, current.currency or "")
+        if same
+        else None,
     )
 
 
-def sent(lists: Iterable[PriceText]) -> Schedule:
-    """Price lists that came with a call: a single one as if it had always counted. Raises Problem."""
+def parse_lists(lists: Iterable[PriceText]) -> Schedule:
+    """Price lists in a request; a single one applies to all times. Raises Problem."""
     parsed = list(lists)
     mistakes: list[Mistake] = []
     found: list[PriceList] = []
@@ -87,7 +89,7 @@ def _read(connection: Connection, tenant: str, month: str, lists: list[Schedule]
     known = bool(usage or entries) or not sums.unseen(connection, [tenant])
     if not known:
         known = connection.execute(select(credits.c.id).where(credits.c.tenant == tenant).limit(1)).first() is not None
-    # Of what is open there is an index, and little; which of it is this tenant's is then quickly said.
+    # Open rows are few and have an index, so filtering them by tenant is cheap.
     open_rows = connection.execute(
         select(requests.c.tenant, requests.c.admitted_at).where(text("NOT ended"), requests.c.attempt == 0)
     )

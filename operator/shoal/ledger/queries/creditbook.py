@@ -1,4 +1,4 @@
-"""Credits: entries of their own, made once, never changed."""
+"""Credits: created once, never changed."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -14,28 +14,28 @@ from shoal.ledger.schema import credits
 from shoal.net.errors import Problem
 
 MOST: Final = 10_000
-"""In one answer."""
+"""Credits per answer at most."""
 
 
 def add(connection: Connection, new: NewCredit, currency: str | None, now: int) -> tuple[CreditEntry, bool]:
-    """Keeps a credit, and whether it is new: the same id with the same content is kept once.
+    """Stores a credit; returns it, and whether it is new: the same id with the same content is stored once.
 
     `currency` is that of the price lists; None: there are none. Raises Problem.
     """
     times.month(new.month)
     code = new.currency or currency
     if code is None:
-        raise Problem(400, "there is no price list: say in which currency the credit is")
+        raise Problem(400, "there is no price list: set the currency of the credit")
     if currency is not None and code != currency:
-        raise Problem(400, f"the price lists are in {currency}: a credit in {code} could be taken off no bill")
+        raise Problem(400, f"the price lists are in {currency}: a credit in {code} could not be deducted from any bill")
     if not (len(code) == 3 and code.isascii() and code.isupper()):
-        raise Problem(400, f"currency {code[:10]!r} is no code of ISO 4217, such as EUR")
+        raise Problem(400, f"currency {code[:10]!r} is not an ISO 4217 code, such as EUR")
     try:
         amount = money.parse(new.amount, code)
     except ValueError as error:
         raise Problem(400, f"amount: {error}") from None
     if not amount:
-        raise Problem(400, "amount: a credit of nothing is none")
+        raise Problem(400, "amount: must not be zero")
     values = {
         "id": new.id,
         "tenant": new.tenant,
@@ -57,7 +57,7 @@ def add(connection: Connection, new: NewCredit, currency: str | None, now: int) 
 
 
 def listed(connection: Connection, tenants: Sequence[str], months: Sequence[str]) -> list[CreditEntry]:
-    """Credits of these tenants and months (none given: of all), the latest first."""
+    """Credits of these tenants and months (empty: all), the latest first."""
     query = select(credits).order_by(credits.c.made_at.desc(), credits.c.id).limit(MOST)
     if tenants:
         query = query.where(credits.c.tenant.in_(tenants))
@@ -69,7 +69,7 @@ def listed(connection: Connection, tenants: Sequence[str], months: Sequence[str]
 def of_months(
     connection: Connection, months: Sequence[str], tenant: str | None = None
 ) -> list[tuple[str, str, Credit]]:
-    """Tenant, month and credit."""
+    """Tenant, month and credit of each credit in these months."""
     query = select(credits).where(credits.c.month.in_(months)).order_by(credits.c.tenant, credits.c.id)
     if tenant is not None:
         query = query.where(credits.c.tenant == tenant)

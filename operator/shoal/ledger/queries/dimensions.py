@@ -1,4 +1,4 @@
-"""By what usage is summed and filtered."""
+"""Dimensions by which usage is summed and filtered."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -18,14 +18,14 @@ COLUMNS: Final[dict[str, Column[str]]] = {
     "class": hours.c.gpu_class,
     "plan": hours.c.plan,
 }
-"""In a column, '' stands for none."""
+"""In these columns '' means none."""
 TIMES: Final = ("hour", "day", "month")
 FLEET: Final = ("class",)
-"""What the fleet is made of: not for tenants."""
+"""Dimensions of the fleet, which tenants may not query."""
 
 
 def by(request: ShellRequest, known: Sequence[str]) -> tuple[str, ...]:
-    """`by` of a call: names with commas between them. Raises Problem."""
+    """Parameter `by`: names separated by commas. Raises Problem."""
     given = [name.strip() for value in request.parameters.get("by", ()) for name in value.split(",") if name.strip()]
     for name in given:
         if name not in known:
@@ -37,7 +37,7 @@ def by(request: ShellRequest, known: Sequence[str]) -> tuple[str, ...]:
 
 
 def only_these(request: ShellRequest, known: Iterable[str]) -> None:
-    """Raises Problem where a call has a parameter that it does not know: a misspelt filter must not count for none."""
+    """Raises Problem for an unknown parameter: a misspelt filter must not be ignored."""
     names = sorted(known)
     for name in request.parameters:
         if name not in names:
@@ -47,7 +47,7 @@ def only_these(request: ShellRequest, known: Iterable[str]) -> None:
 
 
 def limit(request: ShellRequest, default: int, most: int) -> int:
-    """`limit` of a call. Raises Problem."""
+    """Parameter `limit`. Raises Problem."""
     value = request.one("limit", str(default)) or ""
     if not (value.isascii() and value.isdigit()) or not 1 <= int(value[:9]) <= most or len(value) > 9:
         raise Problem(400, f"limit={value[:20]}: a number from 1 to {most}")

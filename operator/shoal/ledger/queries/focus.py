@@ -1,4 +1,4 @@
-"""`GET /v1/focus`: FOCUS rows as CSV, made day by day, so that a long time fits in memory."""
+"""`GET /v1/focus`: FOCUS rows as CSV, computed day by day, so that a long period fits in memory."""
 
 import io
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ from shoal.ledger.schema import hours
 def day_rows(
     connection: Connection, day: Span, prices: Schedule, account: Account, *, tenant: str | None, hourly: bool
 ) -> list[Row]:
-    """Of one day, by the hour or as a whole; at the beginning of a month with its credits."""
+    """Rows of one day, per hour or per day; on the first day of a month with its credits."""
     month = times.month_of(day.start)
     whole = times.month_span(month)
     rows: list[Row] = []
@@ -34,14 +34,14 @@ def day_rows(
 
 
 def _external_id(connection: Connection, tenant: str, before: int) -> str | None:
-    """What its usage said last before that moment. A credit has none of its own: it may be for somebody of whom the
-    Tenant is gone."""
+    """External id in the tenant's last usage before that moment. A credit has none of its own: its Tenant may be
+    deleted."""
     own = select(hours.c.external_id).where(hours.c.tenant == tenant, hours.c.hour < before)
     return connection.execute(own.order_by(hours.c.hour.desc()).limit(1)).scalar()
 
 
 def lines(rows: Iterable[Row], *, header: bool) -> Iterator[bytes]:
-    """As CSV, in pieces."""
+    """Encodes rows as CSV, in pieces."""
     text = io.StringIO(newline="")
     writer = cells.CSVWriter(text)
     if header:

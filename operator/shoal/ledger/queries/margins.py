@@ -1,4 +1,4 @@
-"""`GET /v1/margin`: revenue of GPU classes out of `hours`, their cost out of `engine_hours`."""
+"""`GET /v1/margin`: revenue of GPU classes from `hours`, their cost from `engine_hours`."""
 
 from typing import Any, Final, cast
 
@@ -16,7 +16,7 @@ BY: Final = ("class", "model", "day", "month")
 
 
 def answer(connection: Connection, span: Span, by: tuple[str, ...], prices: Schedule) -> Margin:
-    """Of the whole where `by` is empty."""
+    """Margin of the span by the dimensions `by`; of everything if `by` is empty."""
     earned = [
         (_key(by, more), usage)
         for usage, more in rated.usage(connection, span, prices, more=[_column(hours, name, span) for name in by])
@@ -28,7 +28,7 @@ def answer(connection: Connection, span: Span, by: tuple[str, ...], prices: Sche
         .subquery()
     )
     keys = [*(within.c[f"by_{name}"] for name in by), within.c.currency]
-    # In two halves, for SQLite's sums of integers end at 64 bits.
+    # In two halves, because SQLite's sums of integers are limited to 64 bits.
     half = literal_column("1000000000", Integer)
     high, low = within.c.cost // half, within.c.cost % half
     rows = connection.execute(
@@ -37,7 +37,7 @@ def answer(connection: Connection, span: Span, by: tuple[str, ...], prices: Sche
     spent = [
         (_key(by, tuple(row[: len(by)])), Spent(float(row[-3]), (int(row[-2]) * 10**9 + int(row[-1])) * 1_000, row[-4]))
         for row in rows
-        # Tokens that were counted without any GPU time are no cost that is known.
+        # Tokens without any GPU time have an unknown cost.
         if any(row[-3:])
     ]
     currency = prices.currency
@@ -58,7 +58,7 @@ def _column(table: Table, name: str, span: Span) -> ColumnElement[Any]:
     if name == "day":
         return aggregation.day(table.c.hour)
     first, *later = [whole.start for _, whole in span.months()]
-    return aggregation.pieces(table.c.hour, first, later)
+    return aggregation.periods(table.c.hour, first, later)
 
 
 def _key(by: tuple[str, ...], values: tuple[Any, ...]) -> tuple[str, ...]:

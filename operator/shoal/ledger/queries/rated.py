@@ -1,4 +1,4 @@
-"""Billed usage in the grain in which prices change, for bills, margin and exports."""
+"""Billed usage per period of constant prices, for bills, margins and exports."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,8 +20,8 @@ def usage(
     tenant: str | None = None,
     more: Sequence[ColumnElement[Any]] = (),
 ) -> list[tuple[Usage, tuple[Any, ...]]]:
-    """Billed usage, of one tenant or of all, with the values of `more`, by which it is summed too."""
-    piece = aggregation.pieces(hours.c.hour, span.start, schedule.changes(span.start, span.end)).label("piece")
+    """Billed usage of one tenant or of all, with the values of `more`, which are additional dimensions."""
+    piece = aggregation.periods(hours.c.hour, span.start, schedule.changes(span.start, span.end)).label("piece")
     extra = [column.label(f"more_{number}") for number, column in enumerate(more)]
     what = (hours.c.plan, hours.c.model, hours.c.adapter, hours.c.external_id, hours.c.gpu_class)
     inner = select(piece, *what, *extra, *aggregation.SUMMED).where(

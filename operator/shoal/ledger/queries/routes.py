@@ -58,7 +58,7 @@ class QueryAPI:
 
     async def usage(self, request: ShellRequest) -> Response:
         """Sums of counted tokens."""
-        asked = sums.question(request, self._now())
+        asked = sums.parse_query(request, self._now())
         form = _form(request)
         page = await self._store.read(lambda connection: sums.answer(connection, asked))
         if form == "csv":
@@ -80,11 +80,11 @@ class QueryAPI:
         """A tenant's month, and the same at other prices; nothing is kept."""
         asked = _body(request, RepriceRequest)
         self._kept(asked.month)
-        other = bills.sent(asked.prices)
+        other = bills.parse_lists(asked.prices)
         prices, now = self._prices.schedule, self._now()
 
         def work(connection: Connection) -> Message:
-            return bills.again(connection, asked.tenant, asked.month, prices, other, now)
+            return bills.reprice(connection, asked.tenant, asked.month, prices, other, now)
 
         return _json(await self._store.read(work))
 

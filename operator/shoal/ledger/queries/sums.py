@@ -26,21 +26,22 @@ _COUNTS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What was asked."""
+class UsageQuery:
+    """A parsed usage query."""
 
     span: Span
     by: tuple[str, ...]
     only: Mapping[str, Sequence[str]]
-    """Of a name of `words.COLUMNS`, the values that count."""
+    """Filter: dimension (`dimensions.COLUMNS`) -> accepted values."""
     billed: bool = True
     limit: int = DEFAULT_ROWS
     after: tuple[str | int, ...] | None = None
-    """The last row of the page before."""
+    """Last row of the previous page."""
 
 
-def question(request: ShellRequest, now: int) -> Question:
-    """From a call's parameters. A gateway asks for one tenant, and never about the fleet. Raises Problem."""
+def parse_query(request: ShellRequest, now: int) -> UsageQuery:
+    """Parses a query from the parameters of a call. A gateway queries one tenant, and never the fleet. Raises
+    Problem."""
     tenants_own = request.caller.role == "gateway"
     names = [name for name in dimensions.COLUMNS if not (tenants_own and name in dimensions.FLEET)]
     dimensions.only_these(request, [*names, "from", "to", "by", "billed", "limit", "after", "output"])
@@ -51,7 +52,7 @@ def question(request: ShellRequest, now: int) -> Question:
     billed = request.one("billed", "true")
     if billed not in ("true", "false"):
         raise Problem(400, "billed is true, or false for what nobody pays: retried attempts and estimated counts")
-    return Question(
+    return UsageQuery(
         times.span(request, now),
         by,
         only,
@@ -61,37 +62,37 @@ def question(request: ShellRequest, now: int) -> Question:
     )
 
 
-def answer(connection: Connection, asked: Question) -> UsagePage:
-    """One page."""
-    columns: list[ColumnElement[Any]] = [_column(name, asked.span).label(f"by_{name}") for name in asked.by]
+def answer(connection: Connection, query: UsageQuery) -> UsagePage:
+    """One page of the answer."""
+    columns: list[ColumnElement[Any]] = [_column(name, query.span).label(f"by_{name}") for name in query.by]
     inner = (
         select(*columns, *aggregation.SUMMED)
-        .where(hours.c.hour >= asked.span.start, hours.c.hour < asked.span.end, aggregation.billed(asked.billed))
-        .where(*(dimensions.COLUMNS[name].in_(values) for name, values in asked.only.items()))
+        .where(hours.c.hour >= query.span.start, hours.c.hour < query.span.end, aggregation.billed(query.billed))
+        .where(*(dimensions.COLUMNS[name].in_(values) for name, values in query.only.items()))
         .subquery()
     )
-    keys = [inner.c[f"by_{name}"] for name in asked.by]
-    query = select(*keys, *aggregation.sums(inner.c))
+    keys = [inner.c[f"by_{name}"] for name in query.by]
+    rows = select(*keys, *aggregation.sums(inner.c))
     if keys:
-        query = query.group_by(*keys).order_by(*keys).limit(asked.limit + 1)
-        if asked.after is not None:
-            query = query.where(_beyond(keys, asked.after))
+        rows = rows.group_by(*keys).order_by(*keys).limit(query.limit + 1)
+        if query.after is not None:
+            rows = rows.where(_beyond(keys, query.after))
     else:
-        query = query.having(func.count() > 0)
-    found = connection.execute(query).all()
-    shown = found[: asked.limit]
+        rows = rows.having(func.count() > 0)
+    found = connection.execute(rows).all()
+    shown = found[: query.limit]
     return UsagePage(
-        start=times.text(asked.span.start),
-        end=times.text(asked.span.end),
-        by=cast("tuple[By, ...]", asked.by),
-        rows=tuple(_row(asked.by, row[: len(keys)], aggregation.counts(row)) for row in shown),
-        next=_cursor(shown[-1][: len(keys)]) if len(found) > asked.limit else None,
-        unseen=() if found else unseen(connection, asked.only.get("tenant", ())),
+        start=times.text(query.span.start),
+        end=times.text(query.span.end),
+        by=cast("tuple[By, ...]", query.by),
+        rows=tuple(_row(query.by, row[: len(keys)], aggregation.counts(row)) for row in shown),
+        next=_cursor(shown[-1][: len(keys)]) if len(found) > query.limit else None,
+        unseen=() if found else unseen(connection, query.only.get("tenant", ())),
     )
 
 
 def unseen(connection: Connection, tenants: Sequence[str]) -> tuple[str, ...]:
-    """Those of which there is no usage at any time."""
+    """Tenants that have never had any usage."""
     return tuple(
         tenant
         for tenant in dict.fromkeys(tenants)
@@ -100,12 +101,12 @@ def unseen(connection: Connection, tenants: Sequence[str]) -> tuple[str, ...]:
 
 
 def plain(page: UsagePage) -> list[dict[str, Any]]:
-    """The rows for JSON: what was not asked for is absent."""
+    """Rows for JSON: dimensions that were not requested are absent."""
     return [row.model_dump(mode="json", by_alias=True, include=_fields(page.by)) for row in page.rows]
 
 
 def table(page: UsagePage) -> tuple[list[str], list[list[object]]]:
-    """Names and rows for CSV; none is empty."""
+    """Column names and rows for CSV, with empty fields for none."""
     names = [*page.by, *_COUNTS]
     return names, [[row[name] for name in names] for row in plain(page)]
 
@@ -123,12 +124,12 @@ def _column(name: str, span: Span) -> ColumnElement[Any]:
         return aggregation.day(hours.c.hour)
     if name == "month":
         first, *later = [whole.start for _, whole in span.months()]
-        return aggregation.pieces(hours.c.hour, first, later)
+        return aggregation.periods(hours.c.hour, first, later)
     return dimensions.COLUMNS[name]
 
 
 def _beyond(keys: Sequence[ColumnElement[Any]], after: Sequence[str | int]) -> ColumnElement[bool]:
-    """Rows after this one, in the order of `keys`."""
+    """Condition for rows after this one, in the order of `keys`."""
     return or_(
         *(
             and_(*(key == value for key, value in zip(keys[:place], after[:place], strict=True)), key > after[place])
@@ -153,7 +154,7 @@ def _row(by: Sequence[str], values: Sequence[Any], counts: BilledCounts) -> Usag
 
 
 def as_fields(counts: BilledCounts) -> dict[str, int]:
-    """As `TokenCounts` has them."""
+    """Counts as fields of `TokenCounts`."""
     return {
         "requests": counts.requests,
         "input_tokens": counts.input,
@@ -178,5 +179,5 @@ def _after(given: str | None, by: Sequence[str]) -> tuple[str | int, ...] | None
         values = None
     kinds = [int if name in dimensions.TIMES else str for name in by]
     if not isinstance(values, list) or [type(value) for value in cast("list[object]", values)] != kinds or not kinds:
-        raise Problem(400, "after is not what `next` said to the same question")
+        raise Problem(400, "after is not a `next` of the same query")
     return tuple(cast("list[str | int]", values))

@@ -1,4 +1,4 @@
-"""Times in questions: always UTC, always whole hours, because usage is summed by the hour."""
+"""Times in queries: always UTC and whole hours, because usage is summed by the hour."""
 
 import re
 from collections.abc import Iterator
@@ -23,14 +23,14 @@ class Span:
     end: int
 
     def months(self) -> Iterator[tuple[str, "Span"]]:
-        """The calendar months that it touches, whole."""
+        """The whole calendar months that overlap the span."""
         at = month_of(self.start)
         while (whole := month_span(at)).start < self.end:
             yield at, whole
             at = month_of(whole.end)
 
     def days(self) -> Iterator["Span"]:
-        """Its calendar days, cut to it."""
+        """The calendar days of the span, cut to it."""
         start = self.start
         while start < self.end:
             end = min(self.end, start - start % DAY_MS + DAY_MS)
@@ -39,7 +39,7 @@ class Span:
 
 
 def span(request: ShellRequest, now: int, *, longest_days: int = LONGEST_DAYS) -> Span:
-    """`from` and `to` of a call; without them this month. Raises Problem."""
+    """Parameters `from` and `to`; default: the current month. Raises Problem."""
     start, end = request.one("from"), request.one("to")
     found = Span(
         month_span(month_of(now)).start if start is None else moment("from", start),
@@ -53,13 +53,13 @@ def span(request: ShellRequest, now: int, *, longest_days: int = LONGEST_DAYS) -
 
 
 def moment(name: str, value: str) -> int:
-    """2026-11, 2026-11-01 or a moment on the hour, as milliseconds since 1970. Raises Problem."""
+    """Parses 2026-11, 2026-11-01 or a time on the hour to milliseconds since 1970. Raises Problem."""
     if value < "1970":
         raise Problem(400, f"{name}={value[:40]} is before 1970")
     if _MONTH.match(value):
         return month_span(value).start
     try:
-        found = datetime.fromisoformat(value.replace(" ", "+"))  # a plus that was not quoted
+        found = datetime.fromisoformat(value.replace(" ", "+"))  # a plus that was not escaped
     except ValueError:
         raise Problem(400, f"{name}={value[:40]}: write 2026-11, 2026-11-01 or 2026-11-01T06:00:00Z (UTC)") from None
     found = found.replace(tzinfo=UTC) if found.tzinfo is None else found
@@ -79,7 +79,7 @@ def month(value: str | None) -> str:
 
 
 def month_span(month: str) -> Span:
-    """Of a month such as 2026-11."""
+    """Span of a month such as 2026-11."""
     year, number = int(month[:4]), int(month[5:])
     first, then = datetime(year, number, 1, tzinfo=UTC), (year + number // 12, number % 12 + 1)
     after = datetime(then[0], then[1], 1, tzinfo=UTC) if then[0] <= 9999 else datetime.max.replace(tzinfo=UTC)

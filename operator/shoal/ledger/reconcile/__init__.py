@@ -1,10 +1,11 @@
-"""What engines counted themselves, and what their GPUs cost (docs/reconciliation.md; the arithmetic is
-`core/reconcile.py`).
+"""Reconciliation: engines' own counters against billed usage, and the cost of their GPUs (docs/reconciliation.md; the
+arithmetic is in `core/reconcile.py`).
 
-pods.py        engine pods and GPU classes, as far as they are read here
-readings.py    what the agents' streams say, until it is kept
-keep.py        readings and GPU time into the tables, exactly once
-watch.py       the whole: watches, streams, a round every few seconds
-compare.py     the engines' counters beside what was billed, out of the tables
-routes.py      GET /v1/unattributed
+    pods.py        projections of engine pods and GPU classes
+    readings.py    readings from the agents' streams, until they are stored
+    keep.py        stores readings and GPU time, exactly once
+    watch.py       runs it: watches, streams, periodic rounds
+    compare.py     compares engines' counters with billed usage
+    comparisonmetrics.py  the comparison as metrics
+    routes.py      GET /v1/unattributed
 """

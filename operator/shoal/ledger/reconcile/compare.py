@@ -1,4 +1,4 @@
-"""The engines' own counters beside what was billed, out of the tables."""
+"""Compares the engines' counters with billed usage, from the tables."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sized
@@ -16,15 +16,15 @@ MOST_ROWS: Final = 20_000
 
 
 class TooMany(Exception):
-    """More rows than anybody reads."""
+    """The answer would have too many rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Of one row; None: not told apart by that."""
+    """Key of one row; None: not a dimension of the query."""
 
     at: int | None = None
-    """First moment of the hour, day or month, in milliseconds since 1970 (UTC)."""
+    """Start of the hour, day or month, in milliseconds since 1970 (UTC)."""
     model: str | None = None
     gpu_class: str | None = None
     engine: str | None = None
@@ -35,8 +35,8 @@ class Key:
 def by_sums(
     connection: Connection, span: Span, by: Collection[str], model: Collection[str] = ()
 ) -> dict[Key, Compared]:
-    """What is in the hours of the span, by model, class, and one of hour, day and month. A request is in the hour in
-    which it was admitted, what an engine counted in the hour in which it was read. Raises TooMany."""
+    """Compares the hours of the span by model, class, and one of hour, day and month. A request counts in the hour of
+    its admission, an engine's counter in the hour of its reading. Raises TooMany."""
     rows: defaultdict[Key, Compared] = defaultdict(lambda: Compared(None, estimated_input=0))
     counted = (engine_hours.c.prompt_tokens, engine_hours.c.generation_tokens)
     for key, (prompt, answer) in _grouped(connection, engine_hours, counted, span, by, model):
@@ -54,8 +54,8 @@ def by_sums(
 
 
 def by_engine(connection: Connection, span: Span, model: Collection[str] = ()) -> dict[Key, Compared]:
-    """The engines' processes that were heard in the span, each over its whole life. It reads single requests, which
-    are kept for less long than sums. Raises TooMany."""
+    """Compares the engine processes that reported in the span, each over its whole lifetime. It reads single requests,
+    which are kept for less time than sums. Raises TooMany."""
     wanted = select(engines).where(engines.c.last_heard >= span.start, engines.c.first_heard < span.end)
     if model:
         wanted = wanted.where(engines.c.model.in_(model))
@@ -83,7 +83,7 @@ def by_engine(connection: Connection, span: Span, model: Collection[str] = ()) -
 
 
 def total(rows: Iterable[Compared]) -> Compared:
-    """All of them together. Engines of which nothing was heard count as nothing there."""
+    """Totals of the rows. Engines without reports count as zero."""
     return sum(rows, Compared(None))
 
 
@@ -103,7 +103,7 @@ def _grouped(
         groups["at"] = aggregation.day(table.c.hour)
     elif "month" in by:
         first, *later = [whole.start for _, whole in span.months()]
-        groups["at"] = aggregation.pieces(table.c.hour, first, later)
+        groups["at"] = aggregation.periods(table.c.hour, first, later)
     if "model" in by:
         groups["model"] = table.c.model
     if "class" in by:

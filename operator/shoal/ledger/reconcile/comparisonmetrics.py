@@ -1,7 +1,7 @@
-"""What scrapers see of the comparison between the engines' counters and what was billed, by Model.
+"""Metrics of the comparison between the engines' counters and billed usage, by Model.
 
-The last 24 whole hours and the one that runs: over less, requests that run now would weigh too much, as an engine has
-counted them and nobody has billed them yet.
+They cover the last 24 whole hours and the current one: over a shorter period, requests in progress would weigh too
+much, since engines have counted them but they are not billed yet.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ _LABELS: Final = ["model", "kind"]
 
 
 class ReadingSource(Protocol):
-    """The part of `ledger.store.Store` that is needed here."""
+    """The part of `ledger.store.LedgerStore` that is needed here."""
 
     async def read(self, work: Callable[[Connection], T]) -> T: ...
 
 
 class ComparisonMetrics(Collector):
-    """`run` reads every minute; a scrape shows what was read last, and nothing while nothing could be read."""
+    """`run` reads every minute; a scrape shows the last result, or nothing if the read failed."""
 
     def __init__(self, store: ReadingSource, now: Callable[[], int]) -> None:
         """`now`: milliseconds since 1970."""
@@ -42,7 +42,7 @@ class ComparisonMetrics(Collector):
         self._rows: Mapping[Key, Compared] = {}
 
     async def run(self) -> None:
-        """For ever."""
+        """Reads periodically until cancelled."""
         while True:
             await self.refresh()
             await asyncio.sleep(EVERY_SECONDS)
@@ -54,21 +54,21 @@ class ComparisonMetrics(Collector):
         try:
             self._rows = await self._store.read(lambda connection: by_sums(connection, span, ("model",)))
         except (DatabaseUnavailable, TooMany) as error:
-            self._rows = {}  # unknown is not what was once known
+            self._rows = {}  # outdated values are not shown as current
             log.debug("no comparison for scrapers", reason=str(error))
 
     def collect(self) -> Iterable[Metric]:
         engine = GaugeMetricFamily(
             "shoal_ledger_engine_tokens",
-            "Tokens that engines counted in the last 24 hours; no sample: no engine was heard.",
+            "Tokens that engines counted in the last 24 hours; no sample: no engine reported.",
             labels=_LABELS,
         )
         billed = GaugeMetricFamily(
-            "shoal_ledger_billed_tokens", "Tokens of requests that are billed, of the last 24 hours.", labels=_LABELS
+            "shoal_ledger_billed_tokens", "Tokens of billed requests of the last 24 hours.", labels=_LABELS
         )
         left = GaugeMetricFamily(
             "shoal_ledger_unattributed_tokens",
-            "What engines counted beyond what is billed; below zero where an engine's last counts were not heard.",
+            "Tokens that engines counted beyond billed ones; negative if the last counts of an engine are missing.",
             labels=_LABELS,
         )
         for key, compared in self._rows.items():

@@ -1,5 +1,5 @@
-"""Readings and GPU time into the tables, each exactly once: how far something was counted is kept in the transaction
-that counts it. Who fails or dies before its commit has counted nothing, and the next call catches up."""
+"""Stores readings and GPU time, each exactly once: the position is stored in the same transaction as the counts. After
+a failure before the commit nothing is counted, and the next call catches up."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,10 +25,10 @@ from shoal.core.reconcile import (
 from shoal.ledger.schema import engine_hours, engines, gpu_pods
 
 FORGET_MS: Final = 92 * DAY_MS
-"""A pod or an engine's process that was not heard of for so long is gone. One that comes back after all would be
-counted from its beginning again."""
+"""A pod or engine process without reports for this long is forgotten. If it came back, it would be counted from its
+beginning again."""
 _AT_ONCE: Final = 500
-"""Keys in one query: databases bound the number of parameters."""
+"""Keys per query: databases limit the number of parameters."""
 
 Hour = tuple[int, str, str, str]
 """hour, model, GPU class, currency: the key of `engine_hours`."""
@@ -44,19 +44,19 @@ class _Sum:
 
 @dataclass(frozen=True, slots=True)
 class KeptReadings:
-    """What a call of `keep_readings` did."""
+    """Result of `keep_readings`."""
 
     grown: int
-    """Tokens by which the counters had grown."""
+    """Increase of the counters in tokens."""
     lower: tuple[str, ...]
-    """Boot ids whose counter was lower than before: misread, and kept as it was."""
+    """Boot ids whose counter decreased: a read error, so the old value is kept."""
 
 
 def keep_readings(
     connection: Connection, readings: Sequence[CounterReading], prices: Mapping[str, Price | None]
 ) -> KeptReadings:
-    """Keeps the last readings of engine boots, one of each, and books the growth since the ones before in the hour in
-    which they were heard. `prices` are those of GPU classes now."""
+    """Stores the last reading of each engine boot, and adds the increase since the previous reading to the hour of the
+    reading. `prices` are the current prices of GPU classes."""
     counted: dict[str, tuple[int, int, int]] = {}
     for part in _parts([reading.boot for reading in readings]):
         query = select(engines.c.boot, engines.c.prompt_tokens, engines.c.generation_tokens, engines.c.last_heard)
@@ -68,9 +68,9 @@ def keep_readings(
     for reading in readings:
         prompt, generation, last_heard = counted.get(reading.boot, (0, 0, 0))
         more = (grown(prompt, reading.prompt), grown(generation, reading.generation))
-        # One that is older, of a ledger that stood by, may be lower.
-        told = ((prompt, reading.prompt), (generation, reading.generation))
-        if reading.read_at >= last_heard and any(now is not None and misread(before, now) for before, now in told):
+        # An older reading, of a ledger that was on standby, may be lower.
+        counters = ((prompt, reading.prompt), (generation, reading.generation))
+        if reading.read_at >= last_heard and any(now is not None and misread(before, now) for before, now in counters):
             lower.append(reading.boot)
         rows.append(
             {
@@ -98,20 +98,20 @@ def keep_readings(
             ),
             rows,
         )
-    _book(connection, sums)
+    _add(connection, sums)
     return KeptReadings(sum(each.prompt + each.generation for each in sums.values()), tuple(sorted(lower)))
 
 
 def knows_gpu_time(connection: Connection) -> bool:
-    """Whether GPU time was ever counted: pods of before that are not counted back to their start."""
+    """Whether GPU time was ever counted. Pods from before the first count are not counted back to their start."""
     return connection.execute(select(gpu_pods.c.pod).limit(1)).first() is not None
 
 
 def keep_gpu_time(
     connection: Connection, held: Iterable[Held], prices: Mapping[str, Price | None], now: int, first_look: int
 ) -> int:
-    """Books the time for which pods have held GPUs since it was counted last, at the prices of now; returns the GPU
-    milliseconds. `first_look`: before that nobody looked, and nothing is counted of pods that are new."""
+    """Adds the time for which pods have held GPUs since the last count, at the current prices; returns GPU
+    milliseconds. New pods are not counted for the time before `first_look`."""
     pods = {each.pod: each for each in held}
     counted: dict[str, int] = {}
     for part in _parts(sorted(pods)):
@@ -140,17 +140,17 @@ def keep_gpu_time(
             ),
             rows,
         )
-    _book(connection, sums)
+    _add(connection, sums)
     return sum(each.gpu_ms for each in sums.values())
 
 
 def forget(connection: Connection, now: int) -> None:
-    """Takes away what says how far something was counted that is long gone. Sums stay."""
+    """Deletes positions of pods and engines that are long gone. Sums are kept."""
     connection.execute(delete(gpu_pods).where(gpu_pods.c.counted_until < now - FORGET_MS))
     connection.execute(delete(engines).where(engines.c.last_heard < now - FORGET_MS))
 
 
-def _book(connection: Connection, sums: Mapping[Hour, _Sum]) -> None:
+def _add(connection: Connection, sums: Mapping[Hour, _Sum]) -> None:
     if not sums:
         return
     insert = _insert(connection, engine_hours)

@@ -1,4 +1,4 @@
-"""Engine pods and GPU classes, as far as the ledger reads them."""
+"""Projections of engine pods and GPU classes: the fields that the ledger reads."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,24 +29,24 @@ class EnginePod:
     """namespace/name."""
     model_uid: str
     gpu_class: str
-    """'' where it names none."""
+    """'' if it has none."""
     node: str
-    """'' until it is put on one."""
+    """'' until it is scheduled."""
     ip: str | None
     gpus: Mapping[str, int]
-    """Extended resources that it holds once it has a node."""
+    """Extended resources that it holds once it is scheduled."""
     since: int | None
-    """When it was put on its node; None: it was not."""
+    """When it was scheduled; None: it was not."""
     finished: bool
-    """Succeeded or Failed: it holds nothing any more."""
+    """Succeeded or Failed: it holds no GPUs any more."""
     ended: int | None
-    """When its last container ended, if it is finished and the kubelet says so."""
+    """When its last container ended, if it is finished and the kubelet reports it."""
     mtls: bool = False
-    """Its agent speaks mutual TLS."""
+    """Whether its agent uses mutual TLS."""
 
     def held(self, resource: str | None, until: int | None) -> Held | None:
-        """Its GPUs, `resource` being what its class calls them (None: the class is not known); `until` when it gave
-        them back, None while it has them. None: it holds none."""
+        """The GPUs that it holds; None: none. `resource` is the extended resource of its class (None: the class is
+        unknown); `until` is when it released them, None while it holds them."""
         gpus = sum(self.gpus.values()) if resource is None else self.gpus.get(resource, 0)
         if self.since is None or not gpus:
             return None
@@ -55,16 +55,16 @@ class EnginePod:
 
 @dataclass(frozen=True, slots=True)
 class GPUPrice:
-    """What is read of a GPUClass."""
+    """Resource name and price of a GPUClass."""
 
     name: str
     resource: str
     price: Price | None
-    """None: it has none."""
+    """None: it has no price."""
 
 
 def project_pod(raw: JsonObject) -> EnginePod | None:
-    """An engine pod as the reflector keeps it."""
+    """Projects an engine pod."""
     metadata: Mapping[str, Any] = raw["metadata"]
     labels: Mapping[str, str] = metadata.get("labels") or {}
     annotations: Mapping[str, str] = metadata.get("annotations") or {}
@@ -93,7 +93,7 @@ def project_pod(raw: JsonObject) -> EnginePod | None:
 
 
 def project_class(raw: JsonObject) -> GPUPrice | None:
-    """A GPUClass as the reflector keeps it; None for one that does not validate."""
+    """Projects a GPUClass; None: it does not validate."""
     name: str = raw["metadata"]["name"]
     try:
         spec = GPUClass.model_validate({"metadata": raw["metadata"], "spec": raw.get("spec")}).spec

@@ -1,4 +1,4 @@
-"""What agents say of their engines' counters, from the moment it is heard until it is kept."""
+"""Readings of engines' counters from the agents' streams, until they are stored."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,22 +13,22 @@ class Readings:
 
     def __init__(self, pods: Mapping[str, EnginePod], now: Callable[[], int]) -> None:
         self._pods = pods
-        """By uid; a live view."""
+        """By uid; a live view of the pods."""
         self._now = now
         self._live: dict[str, CounterReading] = {}
-        """By uid of the pod: the last of a stream that is live."""
+        """Last reading of each live stream, by uid of the pod."""
         self._waiting: dict[str, CounterReading] = {}
-        """By boot: what is not kept yet."""
+        """Readings that are not stored yet, by boot id."""
         self._hour = 0
 
     @property
     def waiting(self) -> int:
-        """Engine boots whose last reading is not kept yet."""
+        """Number of engine boots whose last reading is not stored yet."""
         return len(self._waiting)
 
     def report(self, uid: str, keys: ReplicaKeys | None) -> bool:
-        """What the stream of a pod says, None: it is down. True when an engine is gone, so that what it said last
-        should be kept soon."""
+        """Takes the keys of a pod's stream; None: the stream is down. Returns True when an engine is gone, so that its
+        last reading should be stored soon."""
         before = self._live.get(uid)
         pod = self._pods.get(uid)
         if keys is None or keys.engine_boot is None or pod is None:
@@ -44,8 +44,8 @@ class Readings:
         return before is not None and before.boot != reading.boot
 
     def take(self) -> list[CounterReading]:
-        """What has to be kept now. In each hour every engine that is heard is kept once, also where nothing grew:
-        an hour that nobody heard of is unknown, and not zero."""
+        """Readings to store now. Each live engine is stored once per hour even without increase: an hour without
+        readings is unknown, not zero."""
         now = self._now()
         if now // HOUR_MS != self._hour:
             self._hour = now // HOUR_MS
@@ -56,13 +56,13 @@ class Readings:
         return taken
 
     def give_back(self, readings: list[CounterReading]) -> None:
-        """They could not be kept; later ones of the same boot stay."""
+        """Returns readings that could not be stored; later readings of the same boot take precedence."""
         self._waiting = {reading.boot: reading for reading in readings} | self._waiting
 
     def _wait(self, reading: CounterReading) -> None:
         before = self._waiting.get(reading.boot)
         if before is not None:
-            # A counter that became unknown says nothing of what it had counted.
+            # A counter that became unknown does not invalidate its earlier value.
             reading = replace(
                 reading,
                 prompt=_known(reading.prompt, before.prompt),

@@ -1,8 +1,8 @@
-"""Watches engine pods and GPU classes, listens to the agents, and keeps every few seconds what is new.
+"""Watches engine pods and GPU classes, reads the agents' streams, and stores new readings every few seconds.
 
-It is never in the way of records: without an API server, an install key or an agent the ledger serves on, the engines'
-counters are as old as their last reading, and `Standing` says so. What was missed is in the next reading, as counters
-are cumulative; only what an engine counted after its last reading and before its end is never heard of.
+It never blocks the ingestion of records: without API server, install key or agent the ledger continues, the engines'
+counters stay at their last reading, and `EngineCoverage` reports it. A missed reading is covered by the next one,
+because counters are cumulative. Only tokens that an engine counts between its last reading and its end are lost.
 """
 
 import asyncio
@@ -36,15 +36,15 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 ROUND_SECONDS: Final = 5.0
-"""Between two rounds; one follows soon where an engine is gone."""
+"""Interval between rounds; a round follows soon after an engine is gone."""
 SOON_SECONDS: Final = 0.25
-"""After an engine is gone: others may go with it."""
+"""Delay after an engine is gone: others may end with it."""
 GPU_SECONDS: Final = 60.0
-"""Between two countings of GPU time while no pod ends."""
+"""Interval at which GPU time is counted while no pod ends."""
 
 
 class ReadingStore(Protocol):
-    """The part of `ledger.store.Store` that is needed here."""
+    """The part of `ledger.store.LedgerStore` that is needed here."""
 
     async def write(self, work: Callable[[Connection], T]) -> T: ...
     async def read(self, work: Callable[[Connection], T]) -> T: ...
@@ -58,18 +58,18 @@ class ReadKeys(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineCoverage:
-    """How much of the engines is heard."""
+    """Coverage of the engines' counters."""
 
     watching: bool
-    """Engine pods are known: the API server was reached once, and the connection is up."""
+    """Whether engine pods are known: the API server was reached at least once, and the connection is up."""
     live: int
-    """Engine pods whose agent is heard."""
+    """Engine pods with a live agent stream."""
     stale: tuple[str, ...]
-    """namespace/pod of the others that run: their counters are as old as their last reading."""
+    """namespace/name of the other running engine pods: their counters are as old as their last reading."""
 
 
 class Reconciler:
-    """`run` it until it is cancelled. `now` is milliseconds since 1970 (UTC)."""
+    """Call `run`. `now` returns milliseconds since 1970 (UTC)."""
 
     def __init__(
         self,
@@ -88,24 +88,24 @@ class Reconciler:
         self._agent_port = agent_port
         self._credentials = credentials
         self.pods = EnginePods(client, project=project_pod, on_event=self._pod)
-        """Of Models only: no agent of anybody else's pod is told a key, or believed."""
+        """Only pods that belong to a Model: agents of other pods get no key, and their readings are ignored."""
         self._models = Reflector(client, MODELS, project=link, on_event=self._model, metadata_only=True)
         self._classes = Reflector(client, GPUCLASSES, project=project_class)
         self._by_uid: dict[str, EnginePod] = {}
         self._uids: dict[str, str] = {}
         """namespace/name -> uid."""
         self._gone: dict[str, Held] = {}
-        """GPUs that were given back, by uid of the pod, until that is kept."""
+        """Released GPUs by uid of the pod, until they are stored."""
         self.readings = Readings(self._by_uid, now)
         self.streams = ReplicaStreams(self._reported, me)
         self._soon = asyncio.Event()
         self._began: int | None = None
-        """Before that no GPU time is counted of pods that are new; None: not known yet."""
+        """New pods are not counted for the time before this; None: unknown yet."""
         self._gpus_at = float("-inf")
         self._forgot = 0
         self._problem: str | None = None
         self.lower = 0
-        """Readings that were lower than one before under the same boot id."""
+        """Number of readings that were lower than an earlier one with the same boot id."""
 
     @property
     def coverage(self) -> EngineCoverage:
@@ -118,7 +118,7 @@ class Reconciler:
         )
 
     async def run(self) -> None:
-        """Until cancelled; then keeps what it has heard."""
+        """Runs until cancelled; then stores the last readings."""
         self.streams.start()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -130,14 +130,14 @@ class Reconciler:
                     try:
                         await self.round()
                     except Exception:
-                        # What this room cannot do must not end the ledger.
+                        # A failure here must not end the ledger.
                         log.exception("a round failed")
         finally:
             await self.streams.close()
             await self._keep(all_gpus=True)
 
     async def round(self) -> None:
-        """Listens to who is there, and keeps what is new."""
+        """Opens streams to new agents and stores new readings."""
         self.pods.ownership.report()
         self._follow()
         await self._keep()
@@ -145,7 +145,7 @@ class Reconciler:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     async def _keep(self, *, all_gpus: bool = False) -> None:
-        """What cannot be kept now is kept by a later round."""
+        """Stores readings and GPU time; what fails is stored by a later round."""
         prices = self._prices()
         readings = self.readings.take()
         try:
@@ -178,7 +178,7 @@ class Reconciler:
         self._soon.clear()
 
     async def _gpu_time(self, prices: dict[str, Price | None], *, all_gpus: bool) -> None:
-        # Who has no connection does not know who still has GPUs; once it is back, that time is counted too.
+        # Without a connection it is unknown which pods still hold GPUs; the time is counted after reconnecting.
         connected = self.pods.synced.is_set() and self.pods.connected and self._classes.synced.is_set()
         now, moment = self._now(), time.monotonic()
         due = connected and (all_gpus or moment - self._gpus_at >= GPU_SECONDS)
@@ -199,7 +199,7 @@ class Reconciler:
 
     def _held(self, pod: EnginePod, until: int | None) -> Held | None:
         if pod.finished and pod.ended is None:
-            return None  # it has given them back, nobody says when
+            return None  # it has released them, at an unknown time
         of_class: GPUPrice | None = self._classes.objects.get(pod.gpu_class)
         return pod.held(None if of_class is None else of_class.resource, pod.ended if pod.finished else until)
 
@@ -218,7 +218,8 @@ class Reconciler:
             return
         before = self._uids.get(pod.key)
         if before is not None and before != pod.uid and before in self._by_uid:
-            # The end of a pod was missed, and another has its name: the reflector knows names only.
+            # The deletion of a pod was missed, and another pod has its name: the reflector identifies pods by name
+            # only.
             self._pod("delete", self._by_uid[before])
         self._by_uid[pod.uid] = pod
         self._uids[pod.key] = pod.uid
@@ -234,7 +235,8 @@ class Reconciler:
             self._soon.set()
 
     def _follow(self) -> None:
-        """Listens to the agents of exactly the pods that run. An agent knows the keys of its pod's install key only."""
+        """Keeps one stream to the agent of each running pod. An agent accepts only the keys of its pod's install
+        key."""
         peers: list[StreamPeer] = []
         for pod in self._by_uid.values():
             keys = tuple(self._keys.bearers_of("ledger", pod.model_uid))

@@ -10,7 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Makes every table of `schema.py`."""
+    """Creates every table of `schema.py`."""
     op.create_table(
         "aside",
         sa.Column("digest", sa.String(), nullable=False, comment="SHA-256 of the body: sent again, it is the same"),

@@ -1,6 +1,6 @@
-"""How much of each hour is estimated: so far it stood in single requests alone.
+"""Adds the estimated tokens of each hour, which were stored per request only.
 
-Of hours whose requests are deleted already it is not known any more, and counts as nothing.
+Hours whose requests are already deleted get zero.
 """
 
 import sqlalchemy as sa
@@ -15,7 +15,7 @@ _KEY = ("hour", "tenant", "external_id", "key_name", "plan", "model", "adapter",
 
 
 def upgrade() -> None:
-    """Adds the column, and sums up what there is."""
+    """Adds the column and sums up the stored requests."""
     op.add_column(
         "hours",
         sa.Column(
