@@ -318,7 +318,7 @@ def test_commands_that_cannot_be_done_say_why(tmp_path: Path) -> None:
     [
         ("u:ca@nary@host/db", "there is more than one @: in the password write it as %40"),
         ("u:ca@nary:12@host:5432/db", "there is more than one @"),
-        ("u:pass@host:canary/db", "what stands behind the host's colon is no port"),
+        ("u:pass@host:canary/db", "the text after the host's colon is not a port"),
     ],
 )
 def test_no_part_of_a_password_is_repeated(given: str, says: str) -> None:
