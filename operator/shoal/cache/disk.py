@@ -1,4 +1,4 @@
-"""The cache's folder: plain file operations, each safe to be interrupted. They block: call them in a thread."""
+"""The cache's folder: file operations that survive interruption at any point. They block: call them in a thread."""
 
 import hashlib
 import os
@@ -27,31 +27,31 @@ class _Stored(BaseModel):
 
 
 class CachedFile(_Stored):
-    """One file of a model."""
+    """One file of a cached model."""
 
     name: str
     size: int
     sha256: str
     identity: str | None
-    """`Manifest.identity`; None: nothing vouches for it."""
+    """`Manifest.identity`; None: the file has no validator."""
     modified_ns: int
-    """Of the blob when it was verified: a blob with another time or size is hashed again before it is given out."""
+    """mtime of the blob when it was verified. A blob with another mtime or size is hashed again before it is used."""
 
 
 class CachedModel(_Stored):
-    """A model that is here. `key` is made of where it came from and of its manifest."""
+    """A cached model. `key` is derived from its origin and its manifest."""
 
     key: str
     source: str
     manifest: str
     revision: str | None
     digest: str | None
-    """As `Source.digest` of a Model defines it."""
+    """Digest as defined by a Model's `Source.digest`."""
     files: tuple[CachedFile, ...]
     uris: tuple[str, ...]
-    """SHA-256 of the addresses that led to it: an address may hold a signature, and is not kept."""
+    """SHA-256 of the URIs that the model was requested by. URIs are not stored, because they may contain signatures."""
     lasting: bool
-    """Whether something vouches for every file: else it is fetched anew each time."""
+    """Whether every file has a validator; otherwise the model is fetched again each time."""
 
     @property
     def bytes(self) -> int:
@@ -60,11 +60,11 @@ class CachedModel(_Stored):
 
 @dataclass(frozen=True, slots=True)
 class CacheDisk:
-    """`root` and all below it belong to the daemon."""
+    """`root` and everything below it belong to the cache."""
 
     root: Path
 
-    # --- where things are -------------------------------------------------------------------------------------------
+    # --- paths ------------------------------------------------------------------------------------------------------
 
     def blob(self, sha256: str) -> Path:
         return self.root / "blobs" / "sha256" / sha256[:2] / sha256
@@ -87,7 +87,7 @@ class CacheDisk:
     # --- start ------------------------------------------------------------------------------------------------------
 
     def open(self) -> list[tuple[CachedModel, float]]:
-        """Makes the folders, removes what an interrupted run left, and returns the models with their last use.
+        """Creates the folders, removes leftovers of an interrupted run, and returns the models with their last use.
 
         Raises OSError.
         """
@@ -116,9 +116,9 @@ class CacheDisk:
     # --- models -----------------------------------------------------------------------------------------------------
 
     def store(self, model: CachedModel, files: dict[str, Path]) -> CachedModel:
-        """Keeps a model whose new blobs lie at `files` (SHA-256 -> path). Returns it with their times.
+        """Stores a model whose new blobs are at `files` (SHA-256 -> path). Returns it with their mtimes.
 
-        The record comes first: a run that is killed in between finds the rest in `partial` when it is asked again.
+        The record is written first: after a crash in between, the next request finds the remaining files in `partial`.
         """
         for path in files.values():
             path.chmod(_READ_ONLY)
@@ -140,7 +140,7 @@ class CacheDisk:
         return kept
 
     def write(self, model: CachedModel) -> None:
-        """Writes the record, whole or not at all."""
+        """Writes the record atomically."""
         record, beside = self._record(model.key), self._work()
         with beside.open("w") as file:
             file.write(model.model_dump_json())
@@ -150,14 +150,14 @@ class CacheDisk:
         _sync(record.parent)
 
     def touch(self, key: str) -> None:
-        """The model was used now."""
+        """Records that the model is used now."""
         try:
             os.utime(self._record(key))
         except FileNotFoundError:
             log.debug("cache.touch_missed", model=key)
 
     def damaged(self, files: Iterable[CachedFile]) -> list[CachedFile]:
-        """Those that are not what they were: gone, or of another size, or changed since and of another content."""
+        """The files that are missing, have another size, or were modified and have other content."""
         return [file for file in files if not self._intact(file)]
 
     def _intact(self, file: CachedFile) -> bool:
@@ -171,7 +171,7 @@ class CacheDisk:
             return False
 
     def evict(self, keys: Iterable[str], blobs: Iterable[str]) -> None:
-        """Removes models and contents. What a running engine has mapped stays readable for it."""
+        """Removes models and blobs. Files that a running engine has mapped stay readable for it."""
         for key in keys:
             self._record(key).unlink(missing_ok=True)
             for folder in (self.root / NAMESPACES).glob(f"*/models/{key}"):
@@ -182,11 +182,11 @@ class CacheDisk:
         for sha in blobs:
             self.blob(sha).unlink(missing_ok=True)
 
-    # --- what a fetch has so far ------------------------------------------------------------------------------------
+    # --- unfinished fetches -----------------------------------------------------------------------------------------
 
     def partials(self) -> dict[str, tuple[int, float]]:
-        """Key -> bytes and the time of the last change."""
-        return {folder.name: _weigh(folder) for folder in (self.root / "partial").iterdir()}
+        """Key -> size in bytes and time of the last change."""
+        return {folder.name: _disk_use(folder) for folder in (self.root / "partial").iterdir()}
 
     def drop_partial(self, key: str) -> None:
         shutil.rmtree(self.partial(key), ignore_errors=True)
@@ -197,7 +197,7 @@ class CacheDisk:
         return sorted(folder.name for folder in (self.root / NAMESPACES).iterdir() if folder.is_dir())
 
     def make_namespace(self, name: str) -> Path:
-        """The namespace's folder. Raises OSError."""
+        """Creates and returns the namespace's folder. Raises OSError."""
         for folder in (self.namespace(name), self.namespace(name) / "models"):
             folder.mkdir(exist_ok=True)
             folder.chmod(_FOLDER)
@@ -207,7 +207,7 @@ class CacheDisk:
         self._discard(self.namespace(name))
 
     def is_linked(self, namespace: str, model: CachedModel) -> bool:
-        """Whether the namespace's folder has the model, of the very blobs that are here."""
+        """Whether the namespace's folder contains the model as links to the current blobs."""
         folder = self.linked(namespace, model.key)
         try:
             return all(os.path.samefile(folder / file.name, self.blob(file.sha256)) for file in model.files)
@@ -215,7 +215,7 @@ class CacheDisk:
             return False
 
     def link(self, namespace: str, model: CachedModel) -> Path:
-        """Gives the namespace hard links to the model's files: whole at once under its name. Raises OSError."""
+        """Adds hard links to the model's files to the namespace's folder, atomically. Raises OSError."""
         target, work = self.linked(namespace, model.key), self._work()
         work.mkdir()
         work.chmod(_FOLDER)
@@ -231,7 +231,7 @@ class CacheDisk:
         return target
 
     def _discard(self, folder: Path) -> None:
-        """Out of sight at once, then gone."""
+        """Renames the folder away, then deletes it."""
         out = self._work()
         try:
             os.rename(folder, out)
@@ -241,7 +241,7 @@ class CacheDisk:
 
 
 def inside(name: str, source: str) -> PurePosixPath:
-    """A file's name as a path below the model's folder. Raises ArtifactError(SourceInvalid) when it leads out."""
+    """A file name as a path below the model's folder. Raises ArtifactError(SourceInvalid) if it leads out."""
     path = PurePosixPath(name)
     if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in name:
         raise ArtifactError(reasons.SOURCE_INVALID, f"{source}: the file name {name!r} leads out of the model's folder")
@@ -255,12 +255,12 @@ def sha256_of(path: Path) -> str:
 
 
 def stale(partials: dict[str, tuple[int, float]], older_than: float) -> Iterator[str]:
-    """Those that nothing was added to for so many seconds."""
+    """Unfinished fetches without changes for this many seconds."""
     now = time.time()
     return (key for key, (_, changed) in partials.items() if now - changed > older_than)
 
 
-def _weigh(folder: Path) -> tuple[int, float]:
+def _disk_use(folder: Path) -> tuple[int, float]:
     size, changed = 0, 0.0
     for root, _, files in os.walk(folder):
         for name in files:
@@ -268,7 +268,7 @@ def _weigh(folder: Path) -> tuple[int, float]:
                 seen = os.stat(os.path.join(root, name))
             except OSError:
                 continue
-            # What it takes, not where it ends: parts are filled in several places at once.
+            # Allocated size rather than length: a part is filled at several positions concurrently.
             size, changed = size + seen.st_blocks * 512, max(changed, seen.st_mtime)
     return size, changed
 

@@ -1,4 +1,4 @@
-"""Makes room before something is fetched, and promises it to that fetch alone."""
+"""Makes space before a fetch, and reserves it for that fetch."""
 
 import asyncio
 import contextlib
@@ -17,14 +17,15 @@ from shoal.core.eviction import choose
 
 AGAIN_SECONDS: Final = 1.0
 FREE_PERCENT: Final = 15
-"""Of the disk, left free: with less, a kubelet evicts pods (below 10 % of its own disk, 15 % of the images')."""
+"""Percentage of the disk that is kept free. The kubelet evicts pods when less than 10 % of its own disk or 15 % of the
+image disk is free."""
 ADVICE: Final = "raise the chart's cache.size, give the node a larger disk, or run fewer models on it"
 
 log = structlog.get_logger()
 
 
 class DiskQuota:
-    """The cache's bound, and the disk's."""
+    """Enforces the size limit of the cache and the free space of the disk."""
 
     def __init__(self, disk: CacheDisk, index: Index, size: int, free_percent: int = FREE_PERCENT) -> None:
         self._disk = disk
@@ -33,13 +34,14 @@ class DiskQuota:
         self._free_percent = free_percent
         self._reserved: dict[str, int] = {}
         self.lock = asyncio.Lock()
-        """Held while contents come or go, so that nothing is removed that has just been taken into use."""
+        """Held while blobs are added or removed, so that a blob that has just been taken into use is not removed."""
         self.evicted = 0
-        """Models evicted so far."""
+        """Number of models evicted."""
 
     @contextlib.asynccontextmanager
     async def reserve(self, key: str, needed: int, here: int) -> AsyncGenerator[None]:
-        """Room for `needed` bytes while the body runs; `here` of them are on the disk already, as part of a fetch.
+        """Reserves `needed` bytes while the body runs; `here` of them are already on the disk, as part of an unfinished
+        fetch.
 
         Raises ArtifactError(DiskFull).
         """
@@ -55,26 +57,27 @@ class DiskQuota:
             self.release(key)
 
     def release(self, key: str) -> None:
-        """What was promised has arrived, or will not."""
+        """Releases the reservation: its bytes have arrived, or will not."""
         self._reserved.pop(key, None)
 
     def is_reserved(self, key: str) -> bool:
         return key in self._reserved
 
     async def _make_space(self, key: str, needed: int, here: int) -> bool:
-        """False: what could go may still turn out to be in use, so it is worth waiting."""
+        """Evicts until the bytes fit. False: evictable models may still turn out to be in use, so the caller should
+        wait."""
         partials = await asyncio.to_thread(self._disk.partials)
         left = {k: size for k, (size, _) in partials.items() if k != key and k not in self._reserved}
         usage = await asyncio.to_thread(shutil.disk_usage, self._disk.root)
         left_free = usage.total * self._free_percent // 100
-        # Promised bytes that have not arrived yet will still take the disk.
+        # Reserved bytes that have not arrived yet.
         coming = sum(max(0, p - partials.get(k, (0, 0.0))[0]) for k, p in self._reserved.items())
         used = self._index.bytes + sum(self._reserved.values())
         missing = max(
             needed - (self.size - used - sum(left.values())),
             needed - here + coming - (usage.free - left_free),
         )
-        for k in sorted(left, key=lambda k: partials[k][1]):  # what nobody waits for goes first
+        for k in sorted(left, key=lambda k: partials[k][1]):  # first those without waiters
             if missing <= 0:
                 break
             await asyncio.to_thread(self._disk.drop_partial, k)
@@ -98,9 +101,9 @@ class DiskQuota:
         )
 
     async def evict(self, keys: tuple[str, ...]) -> None:
-        """Removes models. Call it with the lock held."""
+        """Evicts models. The caller holds the lock."""
         names = {key: model.source for key in keys if (model := self._index.get(key)) is not None}
-        blobs = self._index.remove(keys)  # first: nobody is given what is about to go
+        blobs = self._index.remove(keys)  # first, so that they are not given out any more
         await asyncio.to_thread(self._disk.evict, keys, blobs)
         self.evicted += len(keys)
         for key, source in names.items():

@@ -1,4 +1,5 @@
-"""Brings a model into the cache once, however many pods ask for it, and into the folder of each namespace that may."""
+"""Fetches each model into the cache once, however many pods request it, and links it into the folder of each permitted
+namespace."""
 
 import asyncio
 import hashlib
@@ -20,8 +21,8 @@ from shoal.cache.diskquota import ADVICE, DiskQuota
 from shoal.cache.index import Index
 from shoal.cache.sharedfetches import FetchProgress, SharedFetches
 
-TRIES: Final = 3
-"""A fetch that somebody else's credentials began, and that failed, is begun again with one's own."""
+ATTEMPTS: Final = 3
+"""Attempts: when a fetch with another pod's credentials fails, it is started again with the own ones."""
 
 log = structlog.get_logger()
 FETCHES = Counter("shoal_cache_fetches", "Answered requests of stage containers.", ["result"])
@@ -40,8 +41,8 @@ _WAITING: Final = FetchLine(state="waiting")
 
 
 @dataclass(slots=True)
-class _Flight:
-    """A fetch that is under way, and how many wait for it."""
+class _RunningFetch:
+    """A running fetch, and the number of its waiters."""
 
     key: str
     task: asyncio.Task[CachedModel]
@@ -50,11 +51,12 @@ class _Flight:
 
 
 class _Abandoned(ConnectionResetError):
-    """The fetch ended because those who waited for it left before we came, or because the daemon ends."""
+    """The fetch was cancelled because its earlier waiters left, or because the cache stops."""
 
 
 class Fetcher:
-    """`fetch` is all that a stage container asks for. Use it as an async context manager: leaving ends every fetch."""
+    """`fetch` serves a request of a stage container. Use it as an async context manager: leaving it cancels all
+    fetches."""
 
     def __init__(
         self, disk: CacheDisk, index: Index, quota: DiskQuota, settings: Settings, open_source: OpenSource = open_source
@@ -65,34 +67,34 @@ class Fetcher:
         self._settings = replace(settings, disk_advice=ADVICE)
         self._open = open_source
         self._fetches = SharedFetches(disk, index, quota)
-        self._flights: dict[str, _Flight] = {}
+        self._running: dict[str, _RunningFetch] = {}
 
     async def __aenter__(self) -> "Fetcher":
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        tasks = [flight.task for flight in self._flights.values()]
+        tasks = [running.task for running in self._running.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def under_way(self) -> int:
-        """Models that are being fetched."""
-        return len(self._flights)
+        """Number of running fetches."""
+        return len(self._running)
 
     async def fetch(self, namespace: str, request: FetchRequest, on_progress: OnProgress) -> FetchDone:
-        """Brings the model into the namespace's folder. `tell` hears how far it is, at least every `LINE_SECONDS`.
+        """Fetches the model into the namespace's folder. `on_progress` is called at least every `LINE_SECONDS`.
 
-        Raises ArtifactError, and what `tell` raises. A model that another namespace brought is given only after the
-        source itself has let these credentials read it.
+        Raises ArtifactError, and what `on_progress` raises. A model that another namespace fetched is linked only after
+        the source itself has accepted these credentials.
         """
         try:
             done = await self._fetch(namespace, request, on_progress)
         except ArtifactError:
             FETCHES.labels("failed").inc()
             raise
-        except ConnectionError:  # of `tell`
+        except ConnectionError:  # of `on_progress`
             raise
         except OSError as error:
             FETCHES.labels("failed").inc()
@@ -104,30 +106,30 @@ class Fetcher:
     async def _fetch(self, namespace: str, request: FetchRequest, on_progress: OnProgress) -> FetchDone:
         if request.uri.partition("://")[0] not in CACHED_SCHEMES:
             raise ArtifactError(reasons.SOURCE_INVALID, f"{shown(request.uri)} is not a source that is cached")
-        if (done := await self._own(namespace, request)) is not None:
+        if (done := await self._already_linked(namespace, request)) is not None:
             return done
         await on_progress(_WAITING)
-        for tried in range(1, TRIES + 1):
-            flight, began = await self._flight(request, on_progress)
-            with self._index.pin(flight.key):
+        for attempt in range(1, ATTEMPTS + 1):
+            running, began = await self._join_or_start(request, on_progress)
+            with self._index.pin(running.key):
                 try:
-                    model = await self._wait(flight, on_progress)
+                    model = await self._wait(running, on_progress)
                 except (ArtifactError, OSError) as error:
                     ours = isinstance(error, ConnectionError) and not isinstance(error, _Abandoned)
-                    if began or tried == TRIES or ours:
+                    if began or attempt == ATTEMPTS or ours:
                         raise
-                    log.info("cache.begun_again", model=flight.key, problem=str(error))
+                    log.info("cache.begun_again", model=running.key, problem=str(error))
                     continue
                 with self._index.pin(model.key):
-                    await self._give(namespace, model)
-            return _done(model, flight.progress.fetched if began else 0)
+                    await self._link(namespace, model)
+            return _done(model, running.progress.fetched if began else 0)
         raise AssertionError("unreachable")
 
-    async def _own(self, namespace: str, request: FetchRequest) -> FetchDone | None:
-        """What this namespace has already: its pods can read it anyway, so the source is not asked again."""
+    async def _already_linked(self, namespace: str, request: FetchRequest) -> FetchDone | None:
+        """The model if this namespace already has it: its pods can read it anyway, so the source is not contacted."""
         if request.manifest is None:
             return None
-        # Of a part of the files the manifest is another one: the address then has the whole one's digest in it.
+        # A request for some of the files has another manifest: the digest of the whole one is then part of the address.
         model = self._index.led_to(_address(request), None if request.files else request.manifest)
         if model is None:
             return None
@@ -139,10 +141,10 @@ class Fetcher:
             await asyncio.to_thread(self._disk.touch, model.key)
         return _done(model, 0)
 
-    async def _flight(self, request: FetchRequest, on_progress: OnProgress) -> tuple[_Flight, bool]:
-        """The fetch that brings what is asked for, and whether it was begun for this request.
+    async def _join_or_start(self, request: FetchRequest, on_progress: OnProgress) -> tuple[_RunningFetch, bool]:
+        """The fetch of the requested model, and whether it was started for this request.
 
-        Asks the source what there is and whether these credentials may read it, whoever brings it.
+        In either case the source is asked for its manifest, and whether these credentials may read it.
         """
         async with AsyncExitStack() as stack:
             asking = asyncio.create_task(self._open_source(stack, request))
@@ -153,10 +155,10 @@ class Fetcher:
                 asking.cancel()
                 await asyncio.gather(asking, return_exceptions=True)
             key = key_of(manifest)
-            if (flight := self._flights.get(key)) is not None:
-                return flight, False
-            flight = self._begin(key, request, source, manifest, stack.pop_all())
-            return flight, True
+            if (running := self._running.get(key)) is not None:
+                return running, False
+            running = self._begin(key, request, source, manifest, stack.pop_all())
+            return running, True
 
     async def _open_source(self, stack: AsyncExitStack, request: FetchRequest) -> tuple[ArtifactSource, Manifest]:
         credentials = StoreCredentials(
@@ -181,33 +183,33 @@ class Fetcher:
 
     def _begin(
         self, key: str, request: FetchRequest, source: ArtifactSource, manifest: Manifest, stack: AsyncExitStack
-    ) -> _Flight:
+    ) -> _RunningFetch:
         progress = FetchProgress(manifest.total_bytes)
 
         async def fetch() -> CachedModel:
             async with stack:
                 return await self._fetches.fetch(key, _address(request), source, manifest, progress)
 
-        flight = _Flight(key, asyncio.create_task(fetch(), name=f"fetch {key}"), progress)
-        self._flights[key] = flight
-        flight.task.add_done_callback(lambda _: self._flights.pop(key, None))
-        return flight
+        running = _RunningFetch(key, asyncio.create_task(fetch(), name=f"fetch {key}"), progress)
+        self._running[key] = running
+        running.task.add_done_callback(lambda _: self._running.pop(key, None))
+        return running
 
     @staticmethod
-    async def _wait(flight: _Flight, on_progress: OnProgress) -> CachedModel:
-        flight.waiters += 1
+    async def _wait(running: _RunningFetch, on_progress: OnProgress) -> CachedModel:
+        running.waiters += 1
         try:
-            await _follow(flight.task, flight.progress.line, on_progress)
-            if flight.task.cancelled():
+            await _follow(running.task, running.progress.line, on_progress)
+            if running.task.cancelled():
                 raise _Abandoned("nobody waited for it")
-            return flight.task.result()
+            return running.task.result()
         finally:
-            flight.waiters -= 1
-            if flight.waiters == 0 and not flight.task.done():
-                flight.task.cancel()  # nobody wants it now; what came so far stays for the next
-                await asyncio.gather(flight.task, return_exceptions=True)
+            running.waiters -= 1
+            if running.waiters == 0 and not running.task.done():
+                running.task.cancel()  # there is no waiter any more; the part stays for the next request
+                await asyncio.gather(running.task, return_exceptions=True)
 
-    async def _give(self, namespace: str, model: CachedModel) -> None:
+    async def _link(self, namespace: str, model: CachedModel) -> None:
         async with self._quota.lock:
             if not await asyncio.to_thread(self._disk.is_linked, namespace, model):
                 await asyncio.to_thread(self._disk.link, namespace, model)
@@ -215,7 +217,7 @@ class Fetcher:
 
 
 async def _follow(task: asyncio.Task[Any], line: Callable[[], FetchLine], on_progress: OnProgress) -> None:
-    """Tells how far it is until the task has ended, whatever came of it."""
+    """Reports progress until the task has ended, with or without an error."""
     while True:
         await asyncio.wait({task}, timeout=LINE_SECONDS / 2)
         if task.done():
@@ -224,12 +226,12 @@ async def _follow(task: asyncio.Task[Any], line: Callable[[], FetchLine], on_pro
 
 
 def key_of(manifest: Manifest) -> str:
-    """Of a model: who vouches for it, and what it was."""
+    """Key of a model: its origin and its manifest."""
     return _hash(f"{manifest.origin}\n{manifest.digest}")[:40]
 
 
 def _address(request: FetchRequest) -> str:
-    """Under which a namespace finds again what it asked for."""
+    """Address under which a namespace finds its earlier requests."""
     if not request.files:
         return _hash(request.uri)
     return _hash("\n".join((request.uri, request.manifest or "", *request.files)))

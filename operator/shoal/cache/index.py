@@ -1,4 +1,4 @@
-"""What the cache knows of its folder, in memory, and who uses what. Only the event loop's thread touches it."""
+"""The content of the cache in memory, and which pods use it. Only the event loop's thread uses it."""
 
 import contextlib
 import time
@@ -10,25 +10,25 @@ from shoal.cache.disk import CachedFile, CachedModel
 from shoal.core.eviction import Candidate
 
 GRACE_SECONDS: Final = 120.0
-"""A model is not evicted for so long after its last use, nor after the daemon's start: agents need a moment to say what
-their pods use."""
+"""Time in which a model is not evicted, after its last use and after the start of the cache: agents need time to report
+the models of their pods."""
 
 
 class Index:
-    """Models by key, and their contents."""
+    """Models by key, and their blobs."""
 
     def __init__(self, grace: float = GRACE_SECONDS) -> None:
         self._models: dict[str, CachedModel] = {}
         self._used: dict[str, float] = {}
-        """Key -> wall-clock time of the last use: it is compared with the records' times of an earlier run."""
+        """Key -> wall-clock time of the last use, comparable with the stored times of an earlier run."""
         self._pins: Counter[str] = Counter()
         self._holds: Counter[tuple[str, str]] = Counter()
-        """(namespace, key) -> pods that use it."""
+        """(namespace, key) -> number of pods that use it."""
         self._grace = grace
         self._started = time.monotonic()
 
     def fill(self, found: Iterable[tuple[CachedModel, float]]) -> None:
-        """What an earlier run left."""
+        """Adds the models of an earlier run."""
         for model, used in found:
             self._models[model.key] = model
             self._used[model.key] = used
@@ -43,14 +43,14 @@ class Index:
         self._used[model.key] = time.time()
 
     def remove(self, keys: Iterable[str]) -> list[str]:
-        """Forgets models. Returns the contents that no other model has."""
+        """Removes models. Returns the blobs that no other model has."""
         gone = {file.sha256 for key in keys for file in self._models.pop(key).files}
         return sorted(gone - {file.sha256 for model in self._models.values() for file in model.files})
 
     def led_to(self, uri: str, manifest: str | None) -> CachedModel | None:
-        """The model that this address (its hash) led to when it had this manifest, if something vouches for it.
+        """The model with validators that this URI (its hash) resolved to with this manifest.
 
-        None: whatever it has; the hash is of one manifest only.
+        `manifest` None: any manifest; the hash then includes it.
         """
         return next(
             (m for m in self._models.values() if m.lasting and manifest in (None, m.manifest) and uri in m.uris),
@@ -58,27 +58,27 @@ class Index:
         )
 
     def files(self) -> dict[str, CachedFile]:
-        """Identity -> file, of all models."""
+        """Identity -> file, over all models."""
         return {file.identity: file for model in self._models.values() for file in model.files if file.identity}
 
     def content(self, sha256: str) -> CachedFile | None:
         return next((f for model in self._models.values() for f in model.files if f.sha256 == sha256), None)
 
     def contents(self) -> dict[str, CachedFile]:
-        """SHA-256 -> file, of all models."""
+        """SHA-256 -> file, over all models."""
         return {file.sha256: file for model in self._models.values() for file in model.files}
 
     def is_used(self, sha256: str) -> bool:
-        """Whether a pod uses a model that has this content."""
+        """Whether a pod uses a model with this blob."""
         return self.users(sha256) > 0
 
     def users(self, sha256: str) -> int:
-        """Pods that use a model which has this content."""
+        """Number of pods that use a model with this blob."""
         owners = set(self.owners([sha256]))
         return sum(count for (_, key), count in self._holds.items() if key in owners)
 
     def owners(self, contents: Iterable[str]) -> list[str]:
-        """Keys of the models that have any of these contents."""
+        """Keys of the models with any of these blobs."""
         wanted = set(contents)
         return [key for key, model in self._models.items() if any(file.sha256 in wanted for file in model.files)]
 
@@ -91,7 +91,7 @@ class Index:
 
     @property
     def bytes(self) -> int:
-        """On disk: contents that models share count once."""
+        """Size on disk: shared blobs count once."""
         return sum({file.sha256: file.size for model in self._models.values() for file in model.files}.values())
 
     # --- use --------------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ class Index:
 
     @contextlib.contextmanager
     def hold(self, namespace: str, key: str) -> Generator[None]:
-        """A pod of the namespace uses the model."""
+        """Marks the model as used by a pod of the namespace in the body."""
         self._holds[namespace, key] += 1
         try:
             with self.pin(key):
@@ -119,21 +119,21 @@ class Index:
 
     @contextlib.contextmanager
     def pin(self, key: str) -> Generator[None]:
-        """The model is not to be evicted meanwhile."""
+        """Protects the model from eviction in the body."""
         self._pins[key] += 1
         self.touch(key)
         try:
             yield
         finally:
-            self._pins -= Counter([key])  # a zero is dropped
+            self._pins -= Counter([key])  # removes zero counts
             self.touch(key)
 
     def in_use_bytes(self) -> int:
-        """Bytes of the models that pods use."""
+        """Size of the models that pods use, in bytes."""
         return sum({b: s for c in self.candidates(grace=False) if c.pinned for b, s in c.blobs.items()}.values())
 
     def candidates(self, *, grace: bool = True) -> list[Candidate]:
-        """The models as the eviction's decision wants them; without `grace`, only what is surely in use is pinned."""
+        """Candidates for eviction; without `grace`, only models that are certainly in use are pinned."""
         now = time.time()
         young = time.monotonic() - self._started < self._grace
         return [

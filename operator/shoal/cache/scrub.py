@@ -1,7 +1,7 @@
-"""Reads everything again, slowly: what rots on the disk keeps its size and its time, and nobody would notice.
+"""Verifies stored files slowly and continuously: bit rot changes neither size nor mtime of a file.
 
-A broken file is dropped. The next pod that asks fetches that one file again, and its namespace's folder gets the good
-one; a pod that runs has read the broken one, and is named in the log.
+A damaged file is dropped. The next request fetches that file again and repairs the namespace's folder. Pods that have
+already read the damaged file are named in the log.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from shoal.cache.diskquota import DiskQuota
 from shoal.cache.index import Index
 
 BYTES_PER_SECOND: Final = 16 << 20
-"""A small part of what a disk reads: 500 GiB in nine hours."""
+"""A small fraction of a disk's throughput: 500 GiB in nine hours."""
 EVERY_SECONDS: Final = 7 * 24 * 3600.0
-"""From one look at a file to the next."""
+"""Interval between two checks of a file."""
 _PIECE: Final = 4 << 20
 _IDLE_SECONDS: Final = 300.0
 
@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 
 class Scrub:
-    """What was looked at is kept in memory: a daemon that starts begins anew, at the same pace."""
+    """Progress is kept in memory: after a restart the scrub starts over at the same rate."""
 
     def __init__(
         self,
@@ -44,12 +44,12 @@ class Scrub:
         self._disk, self._index, self._quota = disk, index, quota
         self._rate, self._sleep = bytes_per_second, sleep
         self._checked: dict[str, float] = {}
-        """SHA-256 -> when it was found good."""
+        """SHA-256 -> time at which it was found intact."""
         self.broken = 0
-        """Files found broken so far."""
+        """Number of damaged files found."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             file = self._next()
             if file is None:
@@ -58,7 +58,7 @@ class Scrub:
                 await self._check(file)
 
     def _next(self) -> CachedFile | None:
-        """The file that was not looked at for the longest time, if it is due."""
+        """The file with the oldest check, if it is due."""
         contents = self._index.contents()
         self._checked = {sha: at for sha, at in self._checked.items() if sha in contents}
         due = [sha for sha in contents if sha not in self._checked]
@@ -73,7 +73,7 @@ class Scrub:
         try:
             found = await self._hash(self._disk.blob(file.sha256), keep=self._index.is_used(file.sha256))
         except FileNotFoundError:
-            found = file.sha256  # dropped already, or evicted meanwhile: whoever asks for it hears of that
+            found = file.sha256  # already dropped or evicted; the next request handles it
         except OSError as error:
             log.warning("cache.unreadable", sha256=file.sha256, problem=str(error))
             found = ""
@@ -95,7 +95,7 @@ class Scrub:
         )
 
     async def _hash(self, path: Path, *, keep: bool) -> str:
-        """At the pace that was asked for. `keep`: its pages are of use to others."""
+        """Hashes a file at the configured rate. `keep`: keep its pages in the page cache for other readers."""
         digest = hashlib.sha256()
         descriptor = await asyncio.to_thread(os.open, path, os.O_RDONLY)
         try:
@@ -115,6 +115,6 @@ def _read(descriptor: int, offset: int, take: Callable[[bytes], None], keep: boo
     data = os.pread(descriptor, _PIECE, offset)
     take(data)
     if not keep and data:
-        with contextlib.suppress(OSError):  # no room of the page cache for what nobody else reads
+        with contextlib.suppress(OSError):  # frees the page cache of data that nobody else reads
             os.posix_fadvise(descriptor, offset, len(data), os.POSIX_FADV_DONTNEED)
     return len(data)

@@ -15,7 +15,7 @@ from shoal.core import quantity
 
 def _size(value: str) -> str:
     if quantity.count(value) <= 0:
-        raise ValueError("must be more than nothing, such as 500Gi")
+        raise ValueError("must be more than zero, such as 500Gi")
     return value
 
 
@@ -23,25 +23,25 @@ class CacheSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="SHOAL_CACHE_", frozen=True, extra="ignore")
 
     root: Path = Path("/cache")
-    """The cache's folder: the node's hostPath, mounted."""
+    """Folder of the cache: the mounted hostPath of the node."""
     size: Annotated[str, AfterValidator(_size)] = "500Gi"
-    """Bound of what is kept (a Quantity)."""
+    """Size limit of the cache (a Quantity)."""
     free_percent: int = Field(default=FREE_PERCENT, ge=0, le=90)
-    """Share of the disk that is left free."""
+    """Percentage of the disk that is kept free."""
     scrub_rate: Annotated[str, AfterValidator(_size)] = "16Mi"
-    """Bytes per second (a Quantity) at which what is kept is read again and verified, each file once a week."""
+    """Rate in bytes per second (a Quantity) at which stored files are verified, each file once a week."""
     sources: Sources = Sources()
-    """From where may be fetched, as JSON."""
+    """Allowed sources, as JSON."""
     hub_endpoint: str = ""
-    """A mirror of the hub; empty: the hub itself."""
+    """URL of a mirror of the hub; empty: the hub itself."""
     ca_bundle: str = ""
-    """File with further CA certificates; one that is not there is none."""
+    """File with additional CA certificates; a missing file is ignored."""
     grace_seconds: float = Field(default=GRACE_SECONDS, ge=0)
-    """How long a model stays after its last use, and everything after a start."""
+    """Seconds in which a model is not evicted, after its last use and after a start."""
     ops_host: str = "0.0.0.0"  # noqa: S104 - a pod's own address; the NetworkPolicy decides who reaches it
     ops_port: int = Field(default=names.OPS_PORT, ge=0, le=65535)
     metrics_auth: bool = False
-    """Whether /metrics and what /readyz says of causes are for those alone whose Kubernetes token may `get` them."""
+    """Whether /metrics and the causes in /readyz are restricted to callers whose Kubernetes token may `get` them."""
     log_level: str = "info"
 
     @property

@@ -1,4 +1,4 @@
-"""One model, from its source into the cache: what is here already stays, the rest is fetched, verified and kept."""
+"""Fetches one model into the cache: reuses existing files, downloads the others, verifies and stores them."""
 
 import asyncio
 import contextlib
@@ -24,24 +24,24 @@ from shoal.cache.diskquota import DiskQuota
 from shoal.cache.index import Index
 
 PARALLEL: Final = 4
-"""Files under way at one time, over all models: in the order in which pods asked for them. And as many of adapters."""
+"""Concurrent downloads over all models, in the order of requests; and as many for adapters."""
 SMALL_BYTES: Final = 1 << 30
-"""What is not larger is taken for an adapter: clients wait for it, who shall not wait for models before it as well."""
+"""Sources up to this size count as adapters, which do not queue behind models: clients wait for adapters."""
 SLOW_SECONDS: Final = 5.0
-"""A file of an adapter that takes longer leaves its turn to others: its source may hang."""
+"""A file of an adapter that takes longer gives up its slot: its source may hang."""
 FEW_BYTES: Final = 16 << 20
-"""Room for the content of a small archive: each of its files takes a block, and configs compress."""
+"""Additional space for the content of a small archive: each file takes a block, and configs compress well."""
 LARGE_SECONDS: Final = 300.0
-"""The same of a model's file: nobody's slow server holds up the models of others."""
+"""The same for a model's file: a slow server does not block other models."""
 _URIS: Final = 32
-"""Addresses remembered per model."""
+"""URIs remembered per model."""
 
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class FetchProgress:
-    """How far a fetch is; everybody who waits for it sees the same."""
+    """Progress of a fetch, shared by all of its waiters."""
 
     total: int
     done: int = 0
@@ -52,13 +52,13 @@ class FetchProgress:
         return FetchLine(state=self.state, bytes_done=min(self.done, self.total), bytes_total=self.total)
 
     def arrived(self, count: int) -> None:
-        """So many bytes came; negative when some are thrown away."""
+        """Adds new bytes; negative when bytes are discarded."""
         self.done += count
         self.fetched += count
 
 
 class SharedFetches:
-    """Called once per model at a time: the caller sees to that."""
+    """The caller ensures one concurrent call per model."""
 
     def __init__(self, disk: CacheDisk, index: Index, quota: DiskQuota) -> None:
         self._disk = disk
@@ -69,7 +69,7 @@ class SharedFetches:
     async def fetch(
         self, key: str, uri: str, source: ArtifactSource, manifest: Manifest, progress: FetchProgress
     ) -> CachedModel:
-        """`uri` is the hash of the address. Raises ArtifactError and OSError."""
+        """Fetches the model. `uri` is the hash of the URI. Raises ArtifactError and OSError."""
         for file in manifest.files:
             inside(file.name, manifest.source)
         known = self._index.get(key)
@@ -78,14 +78,14 @@ class SharedFetches:
             return await self._remember(known, uri)
         if all(manifest.identity(file) for file in manifest.files):
             lasting = True
-        else:  # what an earlier fetch left may be of another content
+        else:  # an earlier unfinished fetch may be of other content
             lasting = False
             await asyncio.to_thread(self._disk.drop_partial, key)
         if manifest.archive:
             return await self._fetch_archive(key, uri, source, manifest, progress, lasting)
         return await self._fetch_files(key, uri, source, manifest, progress, lasting)
 
-    # --- a model of files -------------------------------------------------------------------------------------------
+    # --- models of files --------------------------------------------------------------------------------------------
 
     async def _fetch_files(
         self, key: str, uri: str, source: ArtifactSource, manifest: Manifest, progress: FetchProgress, lasting: bool
@@ -113,12 +113,12 @@ class SharedFetches:
                     for file in manifest.files
                 )
                 new = {hashes[name]: path for name, path in paths.items()}
-                return await self._keep(key, uri, manifest, files, new, folder_digest(files), lasting)
+                return await self._store(key, uri, manifest, files, new, folder_digest(files), lasting)
 
     async def _download(
         self, key: str, source: ArtifactSource, files: Sequence[File], whole: int, progress: FetchProgress
     ) -> dict[str, Path]:
-        """`whole`: bytes of all that it is part of."""
+        """Downloads files. `whole`: total size of the model they belong to."""
         folder = self._disk.partial(key)
         await asyncio.to_thread(folder.mkdir, exist_ok=True)
         turns = self._small if whole <= SMALL_BYTES else self._large
@@ -138,14 +138,14 @@ class SharedFetches:
                     tasks.create_task(one(file))
         return paths
 
-    # --- a model in an archive --------------------------------------------------------------------------------------
+    # --- models in archives -----------------------------------------------------------------------------------------
 
     async def _fetch_archive(
         self, key: str, uri: str, source: ArtifactSource, manifest: Manifest, progress: FetchProgress, lasting: bool
     ) -> CachedModel:
         (packed,) = manifest.files
-        # Its own bytes and those of its content, which are hardly fewer: weights do not compress. What unpacks to more
-        # has to be promised that room before it takes it.
+        # Space for the archive and its content, which is hardly smaller, since weights do not compress. More content
+        # than this is reserved before it is unpacked.
         most = archive.content_limit(packed.size)
         for content in (max(packed.size, FEW_BYTES), most):
             last = content >= most
@@ -162,12 +162,12 @@ class SharedFetches:
                         continue
                     raise
                 files, new = await asyncio.to_thread(_files_of, root)
-                return await self._keep(key, uri, manifest, files, new, f"sha256:{digest}", lasting)
+                return await self._store(key, uri, manifest, files, new, f"sha256:{digest}", lasting)
         raise AssertionError("unreachable")
 
-    # --- keeping ----------------------------------------------------------------------------------------------------
+    # --- storing ----------------------------------------------------------------------------------------------------
 
-    async def _keep(
+    async def _store(
         self,
         key: str,
         uri: str,
@@ -177,12 +177,13 @@ class SharedFetches:
         digest: str,
         lasting: bool,
     ) -> CachedModel:
-        if not lasting:  # the manifest does not tell one content from another
+        if not lasting:  # the manifest does not identify the content
             text = key + "".join(f.name + f.sha256 for f in files)
             key = hashlib.sha256(text.encode()).hexdigest()[:40]
         async with self._quota.lock:
             for sha in list(new):
-                # The same content, from elsewhere: these bytes were fetched, so they may be had.
+                # The same content is already stored from another source. These bytes were fetched, so the caller may
+                # read them.
                 same = self._index.content(sha)
                 if same is not None and not await self._damaged([same]):
                     files = tuple(
@@ -225,7 +226,7 @@ class SharedFetches:
 
 
 def folder_digest(files: Iterable[CachedFile]) -> str:
-    """As `artifacts.folders.digest_of` computes it, from hashes that are known."""
+    """Computes `artifacts.folders.digest_of` from known hashes."""
     lines = sorted((os.fsencode(f"./{file.name}"), file.sha256) for file in files)
     text = b"".join(f"{sha}  ".encode() + name + b"\n" for name, sha in lines)
     return "sha256:" + hashlib.sha256(text).hexdigest()
@@ -252,13 +253,13 @@ def _files_of(root: Path) -> tuple[tuple[CachedFile, ...], dict[str, Path]]:
 
 
 def _is_whole(path: Path, size: int) -> bool:
-    """`Source.download` gives a file its name only when it is verified and on disk."""
+    """Whether the file is complete: `Source.download` renames a file only when it is verified and synced."""
     return path.is_file() and path.stat().st_size == size
 
 
 @contextlib.contextmanager
 def _first_error() -> Generator[None]:
-    """Of a group of tasks, the error that made the others end."""
+    """Raises the error of a task group that cancelled the other tasks."""
     try:
         yield
     except BaseExceptionGroup as group:

@@ -1,6 +1,6 @@
-"""Follows the PersistentVolumes of the cache: each one is a namespace, whose folder is made here.
+"""Follows the cache's PersistentVolumes: each stands for a namespace, whose folder is created here.
 
-A kubelet does not make the path of a `local` volume: the namespace's pods wait for this.
+A kubelet does not create the path of a `local` volume: the namespace's pods wait for the folder.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 
 def namespace_of(volume: JsonObject) -> str | None:
-    """The namespace that a PersistentVolume is for; None for one that is not the cache's own."""
+    """Namespace of a PersistentVolume; None: it is not one of the cache's."""
     claim: JsonObject = volume["spec"].get("claimRef") or {}
     namespace = str(claim.get("namespace", ""))
     own = volume["metadata"]["name"] == volume_name(Share(namespace, str(claim.get("name", ""))))
@@ -36,7 +36,8 @@ def namespace_of(volume: JsonObject) -> str | None:
 
 
 class NamespaceVolumes:
-    """Serves every namespace that has a volume, and those whose folders an earlier run left until the list is known."""
+    """Serves every namespace with a volume, and, until volumes are listed, every namespace with a folder of an earlier
+    run."""
 
     def __init__(self, client: KubeClient, disk: CacheDisk, index: Index, server: CacheServer, grace: float) -> None:
         self._disk = disk
@@ -45,7 +46,7 @@ class NamespaceVolumes:
         self._grace = grace
         self._changed = asyncio.Event()
         self._gone: dict[str, float] = {}
-        """Namespace without a volume -> monotonic time since when."""
+        """Namespace without a volume -> monotonic time at which the volume disappeared."""
         self._reflector = Reflector(
             client,
             PERSISTENTVOLUMES,
@@ -62,7 +63,7 @@ class NamespaceVolumes:
         self._changed.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         for namespace in await asyncio.to_thread(self._disk.namespaces):
             await self._serve(namespace)
         async with asyncio.TaskGroup() as tasks:
@@ -84,7 +85,7 @@ class NamespaceVolumes:
         unwanted = self._server.namespaces - wanted
         self._gone = {namespace: self._gone.get(namespace, now) for namespace in unwanted}
         for namespace, since in list(self._gone.items()):
-            # A volume that is made anew comes back within moments; a pod that is going may still read.
+            # A recreated volume appears within moments, and a terminating pod may still read.
             if now - since >= self._grace and not self._index.held_in(namespace):
                 await self._server.remove(namespace)
 

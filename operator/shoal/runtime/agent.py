@@ -1,4 +1,4 @@
-"""`shoal agent`: the two containers that Shoal adds to an engine pod, and the one that reads a source's facts."""
+"""`shoal agent`: the agent and stage containers of an engine pod, and the facts container."""
 
 import asyncio
 import signal
@@ -40,21 +40,21 @@ command.add_command(facts)
     envvar="SHOAL_AGENT_STALL_SECONDS",
     default=180.0,
     show_default=True,
-    help="Without progress for so long, an engine that has requests is stalled.",
+    help="Time without progress after which an engine with requests is stalled.",
 )
 @click.option(
     "--tls-dir",
     envvar="SHOAL_AGENT_TLS_DIR",
     default="",
-    help="Folder of this replica's certificate: who has a key is answered over mutual TLS only (SHOAL_AGENT_TLS_DIR).",
+    help="Folder of this replica's certificate; endpoints with keys then require mutual TLS (SHOAL_AGENT_TLS_DIR).",
 )
-@click.option("--tls-port", default=names.AGENT_TLS_PORT, show_default=True, help="Port of mutual TLS.")
+@click.option("--tls-port", default=names.AGENT_TLS_PORT, show_default=True, help="Port for mutual TLS.")
 @click.option("--pool", envvar=ADAPTERS_ENV, default="", help=f"The Model's LoRAPool, as JSON ({ADAPTERS_ENV}).")
 @click.option("--adapters-dir", default=names.ADAPTERS_DIR, show_default=True, type=click.Path(path_type=Path))
 @click.option("--secrets-dir", default=names.ADAPTER_SECRETS_DIR, show_default=True, type=click.Path(path_type=Path))
-@click.option("--hub-endpoint", envvar="HF_ENDPOINT", default="", help="A mirror of the hub (HF_ENDPOINT).")
+@click.option("--hub-endpoint", envvar="HF_ENDPOINT", default="", help="URL of a mirror of the hub (HF_ENDPOINT).")
 @click.option("--sources", envvar="SHOAL_SOURCES", default="", help="The chart's `sources`, as JSON (SHOAL_SOURCES).")
-@click.option("--ca-bundle", envvar="SSL_CERT_FILE", default="", help="Further CA certificates (SSL_CERT_FILE).")
+@click.option("--ca-bundle", envvar="SSL_CERT_FILE", default="", help="Additional CA certificates (SSL_CERT_FILE).")
 @click.option("--log-level", default="info", envvar="SHOAL_LOG_LEVEL", show_default=True)
 def serve(
     host: str,
@@ -75,7 +75,7 @@ def serve(
     ca_bundle: str,
     log_level: str,
 ) -> None:
-    """Serve what this replica does: its phase, its load, its engine's boot id, its adapters; and drain it."""
+    """Run the agent: publish the replica's phase, load and adapters, and drain it."""
     from shoal.agent import cacheclient
     from shoal.agent.adapters.files import AdapterFolder
     from shoal.agent.adapters.service import AdapterService
@@ -98,29 +98,29 @@ def serve(
 
     async def main() -> None:
         stop = asyncio.Event()
-        # A process that is number 1 of its container has no default action for these signals.
+        # PID 1 of a container has no default action for these signals.
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        hub = AgentStream()
+        stream = AgentStream()
         drain = Drain(drain_seconds)
         adapters = None
         if settings is not None:
-            bring = partial(
+            fetch = partial(
                 stage_adapter,
                 settings=settings,
                 secrets=secrets_dir,
                 cache=Path(cache) if cache else None,
                 sources=replace(IMPATIENT, hub_endpoint=fetching.hub_endpoint, network=fetching.network),
             )
-            adapters = AdapterService(settings, drain, AdapterFolder(adapters_dir), bring)
-        observer = EngineObserver(hub, drain, stalls, run_dir, adapters)
+            adapters = AdapterService(settings, drain, AdapterFolder(adapters_dir), fetch)
+        observer = EngineObserver(stream, drain, stalls, run_dir, adapters)
         model_file = run_dir / Path(names.CACHE_MODEL_FILE).name
-        beside = [Hook(drain, run_dir).run]
+        background = [Hook(drain, run_dir).run]
         if cache:
-            beside.append(partial(cacheclient.hold, Path(cache), model_file))
+            background.append(partial(cacheclient.hold, Path(cache), model_file))
         credentials = TLSCredentials(Path(tls_dir)) if tls_dir else None
-        agent = EngineAgent(engine_url, keys, hub, observer, drain, adapters, credentials)
-        await run(agent, hub, host=host, port=port, tls_port=tls_port, stop=stop, beside=beside)
+        agent = EngineAgent(engine_url, keys, stream, observer, drain, adapters, credentials)
+        await run(agent, stream, host=host, port=port, tls_port=tls_port, stop=stop, beside=background)
 
     asyncio.run(main())
 
@@ -137,16 +137,16 @@ def _pool(text: str) -> AdapterSettings | None:
 
 @command.command()
 @click.option("--uri", envvar="SHOAL_STAGE_URI", required=True, help="The Model's source (SHOAL_STAGE_URI).")
-@click.option("--digest", envvar="SHOAL_STAGE_DIGEST", default="", help="What it must be (SHOAL_STAGE_DIGEST).")
-@click.option("--revision", envvar="SHOAL_STAGE_REVISION", default="", help="Commit of a hub (SHOAL_STAGE_REVISION).")
+@click.option("--digest", envvar="SHOAL_STAGE_DIGEST", default="", help="Required digest (SHOAL_STAGE_DIGEST).")
+@click.option("--revision", envvar="SHOAL_STAGE_REVISION", default="", help="Commit on the hub (SHOAL_STAGE_REVISION).")
 @click.option("--manifest", envvar="SHOAL_STAGE_MANIFEST", default="", help="Its manifest (SHOAL_STAGE_MANIFEST).")
 @click.option(
     "--identity",
     is_flag=True,
     envvar="SHOAL_STAGE_IDENTITY",
-    help="Read a bucket as this pod's ServiceAccount where the Secret has no keys (SHOAL_STAGE_IDENTITY).",
+    help="Read a bucket with the ServiceAccount's identity if the Secret has no keys (SHOAL_STAGE_IDENTITY).",
 )
-@click.option("--hub-endpoint", envvar="HF_ENDPOINT", default="", help="A mirror of the hub (HF_ENDPOINT).")
+@click.option("--hub-endpoint", envvar="HF_ENDPOINT", default="", help="URL of a mirror of the hub (HF_ENDPOINT).")
 @click.option("--sources", envvar="SHOAL_SOURCES", default="", help="The chart's `sources`, as JSON (SHOAL_SOURCES).")
 @click.option("--target", default=names.MODEL_PATH, show_default=True, type=click.Path(path_type=Path))
 @click.option("--source-dir", default=names.SOURCE_DIR, show_default=True, type=click.Path(path_type=Path))
@@ -156,7 +156,7 @@ def _pool(text: str) -> AdapterSettings | None:
 @click.option(
     "--termination-log", default=container.TERMINATION_LOG, show_default=True, type=click.Path(path_type=Path)
 )
-@click.option("--ca-bundle", envvar="SSL_CERT_FILE", default="", help="Further CA certificates (SSL_CERT_FILE).")
+@click.option("--ca-bundle", envvar="SSL_CERT_FILE", default="", help="Additional CA certificates (SSL_CERT_FILE).")
 @click.option("--log-level", default="info", envvar="SHOAL_LOG_LEVEL", show_default=True)
 def stage(
     uri: str,
@@ -175,12 +175,12 @@ def stage(
     ca_bundle: str,
     log_level: str,
 ) -> None:
-    """Bring a model to where the engine reads it, whole and verified."""
+    """Fetch a model to the path where the engine reads it, and verify it."""
     from shoal.agent.stage.request import StagePaths, StageRequest
     from shoal.agent.stage.run import run_stage
 
     configure(log_level)
-    container.leave_at_once()
+    container.exit_on_sigterm()
     container.trust(ca_bundle, target.with_name(".ca.crt"))
     settings = container.source_settings(hub_endpoint, sources)
     request = StageRequest(uri, digest or None, revision or None, manifest or None, settings, identity)

@@ -15,7 +15,7 @@ def command() -> None:
 
 
 @command.command("run")
-@click.option("--kubeconfig", help="Instead of KUBECONFIG, ~/.kube/config or the pod's service account.")
+@click.option("--kubeconfig", help="Default: KUBECONFIG, ~/.kube/config or the pod's ServiceAccount.")
 def run(kubeconfig: str | None) -> None:
     """Fetch models once for all pods of this node. Settings come from SHOAL_CACHE_* (docs/cache.md)."""
     import pydantic
@@ -54,4 +54,4 @@ def _trust(bundle: str) -> None:
     try:
         os.environ["SSL_CERT_FILE"] = str(with_public_roots(Path(bundle), combined))
     except (OSError, ssl.SSLError) as error:
-        click.echo(f"the CA bundle {bundle} is not usable, going on without it: {error}", err=True)
+        click.echo(f"the CA bundle {bundle} is not usable, continuing without it: {error}", err=True)

@@ -1,8 +1,8 @@
-"""Python's garbage collector, set for a process that keeps a whole cluster in memory.
+"""Tunes Python's garbage collector for a process that keeps a whole cluster in memory.
 
-It looks for cycles; what is in none is freed without it. Left alone it looks through everything that is kept, every few
-seconds while objects come and go: with 300 Models that stopped the process for 0.2 to 0.6 s, and a wake that came just
-then waited as long. So what has stayed is taken out of its sight, and only what is new is looked through.
+The collector only frees reference cycles. By default it scans all objects every few seconds while objects come and go:
+with 300 Models that stopped the process for 0.2 to 0.6 s, which delayed a concurrent wake as much. Therefore surviving
+objects are frozen, and only new ones are scanned.
 """
 
 import asyncio
@@ -11,41 +11,42 @@ import time
 from typing import Final
 
 NEW_OBJECTS: Final = (5_000, 4)
-"""Containers made and not freed, from which on the youngest are looked through; and after how many such looks those
-that stayed then, too: a few milliseconds."""
+"""gc thresholds: number of new containers after which the youngest generation is scanned, and number of such scans
+after which the next one is: a few milliseconds."""
 NEVER: Final = 1_000_000
 EVERY_SECONDS: Final = 5.0
-"""Between two looks at what is new since the last one, at most."""
-OFTEN_SECONDS: Final = 0.5
-"""At least, where much is new: a look stops the process, and takes the longer the more there is."""
-MUCH: Final = 1
-"""Rounds of NEW_OBJECTS, 25,000 containers, since the last look."""
-WHOLE_SECONDS: Final = 6 * 3600.0
-"""After which everything is looked through once: cycles of old objects are rare, not impossible."""
+"""Interval of scans of new objects."""
+BUSY_SECONDS: Final = 0.5
+"""Interval of scans while many objects are created: a scan stops the process for longer the more new objects there
+are."""
+MANY_ROUNDS: Final = 1
+"""Scans of the middle generation (25,000 containers each) since the last scan that count as many."""
+FULL_SECONDS: Final = 6 * 3600.0
+"""Interval of full scans: cycles of old objects are rare, not impossible."""
 
 
 async def run() -> None:
-    """Call it when what lives as long as the process is there; runs until cancelled."""
+    """Runs until cancelled. Call it when the long-lived objects exist."""
     before = gc.get_threshold()
     gc.set_threshold(*NEW_OBJECTS, NEVER)
     try:
         collect(whole=True)
-        whole_at, due = time.monotonic() + WHOLE_SECONDS, time.monotonic() + EVERY_SECONDS
+        whole_at, due = time.monotonic() + FULL_SECONDS, time.monotonic() + EVERY_SECONDS
         while True:
-            await asyncio.sleep(OFTEN_SECONDS)
+            await asyncio.sleep(BUSY_SECONDS)
             now = time.monotonic()
-            if now >= due or gc.get_count()[2] >= MUCH:
+            if now >= due or gc.get_count()[2] >= MANY_ROUNDS:
                 collect(whole=now >= whole_at)
                 due = now + EVERY_SECONDS
-                whole_at = now + WHOLE_SECONDS if now >= whole_at else whole_at
+                whole_at = now + FULL_SECONDS if now >= whole_at else whole_at
     finally:
         gc.set_threshold(*before)
         gc.unfreeze()
 
 
 def collect(*, whole: bool) -> int:
-    """Frees cycles among what is new, or among everything; what is left is not looked at again before a look at the
-    whole. Returns how many objects were freed."""
+    """Frees cycles among new objects, or among all objects if `whole`, and freezes the survivors until the next full
+    scan. Returns the number of freed objects."""
     if whole:
         gc.unfreeze()
     freed = gc.collect()

@@ -1,4 +1,4 @@
-"""What the short-lived containers of Shoal's image have in common: stage and facts."""
+"""Common parts of the short-lived containers of Shoal's image: stage and facts."""
 
 import os
 import signal
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 TERMINATION_LOG = "/dev/termination-log"
 
 
-def leave_at_once() -> None:
-    """As number 1 of its container a process has no default action for SIGTERM, and a download in a thread cannot be
-    cancelled: leave at once. What was fetched stays, and the next start goes on from there."""
+def exit_on_sigterm() -> None:
+    """Makes SIGTERM exit at once: PID 1 of a container has no default action for it, and a download in a thread cannot
+    be cancelled. Downloaded parts stay, and the next start continues from them."""
     signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
 
 
 def source_settings(hub_endpoint: str, sources: str) -> "Settings":
-    """How sources are spoken to, and which may be: `sources` is the chart's section as JSON. Raises UsageError."""
+    """Settings of sources, with the chart's `sources` section as JSON. Raises UsageError."""
     from shoal.api.config import SOURCES_ENV, Sources
     from shoal.artifacts import Settings
     from shoal.core import network
@@ -37,7 +37,7 @@ def source_settings(hub_endpoint: str, sources: str) -> "Settings":
 
 
 def termination(path: Path) -> Callable[[str], None]:
-    """Writes the termination message; a place that cannot be written is no reason to fail."""
+    """A function that writes the termination message; errors are printed only."""
 
     def write(message: str) -> None:
         try:
@@ -49,14 +49,14 @@ def termination(path: Path) -> Callable[[str], None]:
 
 
 def trust(bundle: str, combined: Path) -> None:
-    """Lets SSL_CERT_FILE name the public roots and those of `bundle`, together in the file `combined`."""
+    """Points SSL_CERT_FILE to the file `combined`, which contains the public roots and those of `bundle`."""
     from shoal.artifacts.connect import with_public_roots
 
     if not bundle:
         return
     try:
-        # Read by Python's TLS, by the hub's client and for object stores alike.
+        # Python's TLS, the hub's client and obstore read it.
         os.environ["SSL_CERT_FILE"] = str(with_public_roots(Path(bundle), combined))
     except (OSError, ssl.SSLError) as error:
-        click.echo(f"the CA bundle {bundle} is not usable, going on without it: {error}", err=True)
+        click.echo(f"the CA bundle {bundle} is not usable, continuing without it: {error}", err=True)
         os.environ.pop("SSL_CERT_FILE", None)

@@ -1,4 +1,4 @@
-"""`shoal agent facts`: the container of the Jobs that read what is known of a model, or of LoRA adapters."""
+"""`shoal agent facts`: the container of the Jobs that read the facts of a model or of LoRA adapters."""
 
 import sys
 import tempfile
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--uri", envvar="SHOAL_STAGE_URI", default="", help="The Model's source (SHOAL_STAGE_URI).")
-@click.option("--adapters", is_flag=True, help="Read the batch of LoRA adapters of SHOAL_ADAPTER_FACTS instead.")
+@click.option("--adapters", is_flag=True, help="Read a batch of LoRA adapters (SHOAL_ADAPTER_FACTS).")
 @click.option("--batch", envvar=BATCH_ENV, default="", help="The batch, as JSON (SHOAL_ADAPTER_FACTS).")
 @click.option(
     "--identity",
     is_flag=True,
     envvar="SHOAL_STAGE_IDENTITY",
-    help="Read a bucket as this pod's ServiceAccount where the Secret has no keys (SHOAL_STAGE_IDENTITY).",
+    help="Read a bucket with the ServiceAccount's identity if the Secret has no keys (SHOAL_STAGE_IDENTITY).",
 )
-@click.option("--hub-endpoint", envvar="HF_ENDPOINT", default="", help="A mirror of the hub (HF_ENDPOINT).")
+@click.option("--hub-endpoint", envvar="HF_ENDPOINT", default="", help="URL of a mirror of the hub (HF_ENDPOINT).")
 @click.option("--sources", envvar="SHOAL_SOURCES", default="", help="The chart's `sources`, as JSON (SHOAL_SOURCES).")
 @click.option("--source-dir", default=names.SOURCE_DIR, show_default=True, type=click.Path(path_type=Path))
 @click.option("--secret-dir", default=names.SOURCE_SECRET_DIR, show_default=True, type=click.Path(path_type=Path))
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @click.option(
     "--termination-log", default=container.TERMINATION_LOG, show_default=True, type=click.Path(path_type=Path)
 )
-@click.option("--ca-bundle", envvar="SSL_CERT_FILE", default="", help="Further CA certificates (SSL_CERT_FILE).")
+@click.option("--ca-bundle", envvar="SSL_CERT_FILE", default="", help="Additional CA certificates (SSL_CERT_FILE).")
 @click.option("--log-level", default="info", envvar="SHOAL_LOG_LEVEL", show_default=True)
 def facts(
     uri: str,
@@ -54,11 +54,11 @@ def facts(
     ca_bundle: str,
     log_level: str,
 ) -> None:
-    """Read what is known of a model, or of a batch of adapters, without their weights."""
+    """Read the facts of a model, or of a batch of adapters, without their weights."""
     if not adapters and not uri:
         raise click.UsageError("--uri or SHOAL_STAGE_URI names the source, --adapters reads a batch")
     configure(log_level)
-    container.leave_at_once()
+    container.exit_on_sigterm()
     with tempfile.TemporaryDirectory() as folder:
         container.trust(ca_bundle, Path(folder, "ca.crt"))
         settings = container.source_settings(hub_endpoint, sources)

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @click.group(name="gateway")
 def command() -> None:
-    """Run the gateway, or look into its spool."""
+    """Run the gateway, or inspect its spool."""
 
 
 @command.command("run")
-@click.option("--kubeconfig", help="Instead of KUBECONFIG, ~/.kube/config or the pod's service account.")
+@click.option("--kubeconfig", help="Default: KUBECONFIG, ~/.kube/config or the pod's ServiceAccount.")
 def run(kubeconfig: str | None) -> None:
     """Serve the OpenAI API. Settings come from SHOAL_GATEWAY_* (docs/gateway.md)."""
     import pydantic
@@ -58,14 +58,14 @@ def run(kubeconfig: str | None) -> None:
 @click.option(
     "--path", type=click.Path(path_type=Path), default=Path(names.SPOOL_DIR), show_default=True, help="Spool folder."
 )
-@click.option("--request", help="Only this request: its id, the answer's `id`, or the client's own x-request-id.")
+@click.option("--request", help="Only this request: its id, the response's `id`, or the client's x-request-id.")
 @click.option(
-    "--limit", type=click.IntRange(1, 100_000), default=20, show_default=True, help="The newest so many rows."
+    "--limit", type=click.IntRange(1, 100_000), default=20, show_default=True, help="Number of newest rows to show."
 )
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("--follow", is_flag=True, help="Go on with new rows as they come.")
-@click.option("--damaged", is_flag=True, help="Rows that were damaged and put aside, and damaged files, instead.")
-@click.option("--all-rows", is_flag=True, help="Also open and checkpoint rows; by default only final ones are shown.")
+@click.option("--follow", is_flag=True, help="Keep printing new rows.")
+@click.option("--damaged", is_flag=True, help="Show quarantined damaged rows, and damaged files.")
+@click.option("--all-rows", is_flag=True, help="Also show open and checkpoint rows.")
 def records(
     path: Path, request: str | None, limit: int, output: str, follow: bool, damaged: bool, all_rows: bool
 ) -> None:

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 @click.group(name="ledger")
 def command() -> None:
-    """Run the ledger, or look after its database."""
+    """Run the ledger, or maintain its database."""
 
 
 @command.command("run")
-@click.option("--kubeconfig", help="Instead of KUBECONFIG, ~/.kube/config or the pod's service account.")
+@click.option("--kubeconfig", help="Default: KUBECONFIG, ~/.kube/config or the pod's ServiceAccount.")
 def run(kubeconfig: str | None) -> None:
-    """Take usage records, keep them, tell totals. Settings come from SHOAL_LEDGER_* (docs/ledger.md)."""
+    """Store usage records and serve totals and queries. Settings come from SHOAL_LEDGER_* (docs/ledger.md)."""
     import uvloop
 
     from shoal.ledger.process import LedgerProcess
@@ -50,7 +50,7 @@ def run(kubeconfig: str | None) -> None:
 
 @command.command("migrate")
 def migrate() -> None:
-    """Bring the database's tables to this version's. `run` does the same at its start."""
+    """Migrate the database's tables to this version. `run` does the same when it starts."""
     from shoal.ledger.database import Database, DatabaseUnavailable
 
     settings = _settings()
@@ -74,9 +74,9 @@ def backup(target: Path) -> None:
 
 @command.command("restore")
 @click.argument("source", type=click.Path(path_type=Path, dir_okay=False, exists=True))
-@click.option("--force", is_flag=True, help="Also over a database that is there; it is kept beside, as *.before.")
+@click.option("--force", is_flag=True, help="Replace an existing database, which is kept as *.before.")
 def restore(source: Path, force: bool) -> None:
-    """Put a backup of a SQLite database in place, while no ledger runs. PostgreSQL: pg_restore (docs/ledger.md)."""
+    """Restore a backup of a SQLite database, while no ledger runs. PostgreSQL: pg_restore (docs/ledger.md)."""
     from shoal.ledger.backup import restore as put
 
     _files(lambda database, path: put(database, path, force=force), source)
@@ -85,11 +85,13 @@ def restore(source: Path, force: bool) -> None:
 @command.command("records")
 @click.option("--request", help="Only this request.")
 @click.option("--tenant", help="Only this tenant.")
-@click.option("--aside", is_flag=True, help="Those that could not be counted, and why.")
-@click.option("--limit", type=click.IntRange(1, 100_000), default=20, show_default=True, help="The newest so many.")
+@click.option("--aside", is_flag=True, help="Show quarantined records and the reason.")
+@click.option(
+    "--limit", type=click.IntRange(1, 100_000), default=20, show_default=True, help="Number of newest records to show."
+)
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def records(request: str | None, tenant: str | None, aside: bool, limit: int, output: str) -> None:
-    """Print what the ledger has of single requests, also while it runs."""
+    """Print the ledger's records of single requests, also while it runs."""
     from shoal.ledger import listing
     from shoal.ledger.database import Database, DatabaseUnavailable
 

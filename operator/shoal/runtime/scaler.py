@@ -1,4 +1,4 @@
-"""The external scaler's place in the process: its address, its certificate, and when it is needed."""
+"""The external scaler of this process: its address, its certificate, and when it is started."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from shoal.kube.projections import Custom
 
 @dataclass(frozen=True, slots=True)
 class ScalerPlace:
-    """Where this process answers KEDA."""
+    """Address and certificate of the external scaler."""
 
     host: str = "127.0.0.1"
-    """To listen on."""
+    """Address to listen on."""
     port: int = 0
-    """0: any that is free."""
+    """Port to listen on; 0: any free port."""
     pod_ip: str = ""
-    """By which others reach it; "": outside of a pod, and no EndpointSlice is written."""
+    """Address under which KEDA reaches it; "": outside of a pod, and no EndpointSlice is written."""
     pod: str = ""
     pod_uid: str = ""
     certificate: Path = Path(names.SCALER_TLS_DIR)
@@ -33,7 +33,7 @@ class ScalerPlace:
 
 def scaler_server(world: World, answers: Answers, certain: Callable[[], bool], place: ScalerPlace) -> ScalerServer:
     """The external scaler of this process, which listens once a Model is driven by KEDA. `certain`: whether this
-    process is sure to lead. Raises ValueError when the pod's address is none."""
+    process is certain to be the leader. Raises ValueError for an invalid pod address."""
     settings = world.config.scaling.keda
     certificate = None
     if settings.tls:
@@ -55,5 +55,5 @@ def scaler_server(world: World, answers: Answers, certain: Callable[[], bool], p
 
 
 def driven_by_keda(model: Model, config: OperatorConfig) -> bool:
-    """Whether KEDA writes the Model's replicas, or is to."""
+    """Whether KEDA writes, or is to write, the Model's replicas."""
     return (model.spec.scaling.driver or config.scaling.driver) == "KEDA"
