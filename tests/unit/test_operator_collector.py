@@ -69,7 +69,7 @@ async def test_it_never_looks_through_everything_by_itself_and_leaves_all_as_it_
 
 async def test_where_much_is_new_it_looks_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look stops the process for as long as it takes to go through what is new."""
-    monkeypatch.setattr(collector, "OFTEN_SECONDS", 0.0)
+    monkeypatch.setattr(collector, "BUSY_SECONDS", 0.0)
     running = asyncio.create_task(collector.run())
     await asyncio.sleep(0)
     frozen = gc.get_freeze_count()
