@@ -12,12 +12,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
-from shoal.agent.credentials import credentials_of
 from shoal.agent.stage.request import StagePaths, StageRequest
 from shoal.agent.stage.run import stage
 from shoal.api import reasons
 from shoal.artifacts import ArtifactError, Settings, StoreCredentials, open_source
-from shoal.artifacts.identity import with_identity
+from shoal.artifacts.identity import credentials_of, with_identity
 from tests.support.cache import running, short_folder
 from tests.support.s3 import S3, s3_server
 from tests.support.sources import LOCAL, model_files, write_files

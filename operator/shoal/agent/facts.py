@@ -13,13 +13,13 @@ from typing import Any, cast
 import structlog
 
 from shoal.agent import outcome
-from shoal.agent.credentials import credentials_of
 from shoal.api import names, reasons
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.meta import MOST_COUNT
 from shoal.api.sources import shown
 from shoal.artifacts import ArtifactError, Manifest, Settings, folders, open_source, safetensors
 from shoal.artifacts.errors import of_os_error
+from shoal.artifacts.identity import credentials_of
 from shoal.artifacts.metadata import QUANTIZATION, TEMPLATES, TOKENIZER, Metadata, read_metadata
 from shoal.core.architectures import UnknownConfig, facts_of
 

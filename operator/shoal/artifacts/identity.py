@@ -7,6 +7,7 @@ each request, so it needs no identity of its own and reads the bucket as the req
 
 import asyncio
 import json
+import os
 import ssl
 from collections.abc import Mapping
 from dataclasses import replace
@@ -231,3 +232,10 @@ async def _read(path: str) -> str:
             f"the ServiceAccount's token cannot be read from {path} ({type(error).__name__}): look whether the cloud's "
             "webhook still adds it to new pods",
         ) from None
+
+
+async def credentials_of(uri: str, secret: Path, settings: Settings, *, identity: bool) -> StoreCredentials:
+    """Credentials of a source: the mounted Secret, or the identity of the pod's ServiceAccount if `identity` (the Model
+    names one) and the Secret does not authenticate. Raises ArtifactError and OSError."""
+    found = await asyncio.to_thread(StoreCredentials.read, secret)
+    return await with_identity(uri, found, settings, os.environ) if identity else found

@@ -42,7 +42,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "keys": ("shoal.cli.keys:command", "Create, rotate, disable and list the API keys of Tenants."),
     "usage": ("shoal.cli.usage.usage:usage", "Show counted tokens by tenant, model, adapter, day and more."),
     "bill": ("shoal.cli.usage.bill:bill", "Show the monthly bill of a tenant, also at other prices."),
-    "credits": ("shoal.cli.usage.credits:credits", "Create and list credits."),
+    "credits": ("shoal.cli.usage.bill:credits", "Create and list credits."),
     "margin": ("shoal.cli.usage.margin:margin", "Show revenue and cost of GPU classes."),
     "unattributed": (
         "shoal.cli.usage.unattributed:unattributed",

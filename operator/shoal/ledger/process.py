@@ -22,7 +22,7 @@ from shoal.ledger.queries.routes import QueryAPI
 from shoal.ledger.reconcile.comparisonmetrics import ComparisonMetrics
 from shoal.ledger.reconcile.routes import Routes
 from shoal.ledger.reconcile.watch import EngineCoverage, Reconciler
-from shoal.ledger.senders import Senders
+from shoal.ledger.records import Senders
 from shoal.ledger.service import LedgerService
 from shoal.ledger.settings import LedgerSettings
 from shoal.ledger.store import DatabaseUnavailable, LedgerStore

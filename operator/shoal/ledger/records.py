@@ -7,17 +7,41 @@ from functools import partial
 from typing import Final, Protocol
 
 import orjson
+import structlog
 import zstandard
 from starlette.responses import Response
 
 from shoal.api import names
 from shoal.api.ledger import BatchAnswer
+from shoal.kube.podtokens import PodTokens
 from shoal.ledger.ownrows import bound
 from shoal.ledger.parse import Incoming, parse
-from shoal.ledger.senders import Senders
 from shoal.ledger.service import LedgerService
 from shoal.net.errors import Problem
 from shoal.net.shell import ShellRequest, answer_json
+
+log = structlog.get_logger()
+
+
+class Senders:
+    """Identifies the gateway pod that sends a batch by its projected ServiceAccount token (`kube/podtokens.py`). Verified
+    tokens are cached."""
+
+    def __init__(self, tokens: PodTokens) -> None:
+        self._tokens = tokens
+        self._logged = ""
+
+    async def pod_of(self, request: ShellRequest) -> str:
+        """Name of the sending pod. Raises Problem if it is not verified: the gateway keeps its records and sends them
+        again."""
+        token = request.headers.get(names.HEADER_POD_TOKEN, "").strip()
+        verdict = await self._tokens.pod_of(token)
+        if verdict.allowed:
+            return verdict.pod
+        if verdict.message != self._logged:
+            self._logged = verdict.message
+            log.warning("records are refused: their sender is not verified", reason=verdict.message)
+        raise Problem(verdict.status, verdict.message, verdict.headers)
 
 
 class Sink(Protocol):

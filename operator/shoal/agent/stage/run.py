@@ -16,7 +16,6 @@ from pathlib import Path
 import structlog
 
 from shoal.agent import cacheclient, outcome
-from shoal.agent.credentials import credentials_of
 from shoal.agent.stage.gather import download_all, folder_of, keep_only
 from shoal.agent.stage.progress import DownloadProgress, write_progress
 from shoal.agent.stage.request import StagePaths, StageRequest, StageResult
@@ -26,6 +25,7 @@ from shoal.api.replica import StageProgress
 from shoal.api.sources import SourceUri, parse_source, shown
 from shoal.artifacts import ArtifactError, ArtifactSource, Manifest, StoreCredentials, archive, folders, open_source
 from shoal.artifacts.errors import of_os_error
+from shoal.artifacts.identity import credentials_of
 
 
 async def _fetch_cached(cache: Path, request: StageRequest, paths: StagePaths) -> FetchDone:
