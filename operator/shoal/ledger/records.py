@@ -24,8 +24,8 @@ log = structlog.get_logger()
 
 
 class Senders:
-    """Identifies the gateway pod that sends a batch by its projected ServiceAccount token (`kube/podtokens.py`). Verified
-    tokens are cached."""
+    """Identifies the gateway pod that sends a batch by its projected ServiceAccount token (`kube/podtokens.py`).
+    Verified tokens are cached."""
 
     def __init__(self, tokens: PodTokens) -> None:
         self._tokens = tokens
