@@ -114,7 +114,7 @@
   - watch
   - create
   - patch
-# children of a Model, unless switched off
+# children of a Model, unless turned off
 - apiGroups:
   - networking.k8s.io
   resources:
@@ -126,7 +126,7 @@
   - create
   - patch
   - delete
-# the install key, the key Secrets of Models, and whether a source's Secret is there
+# manage the install key and the key Secrets of Models, and check that a source's Secret exists
 - apiGroups:
   - ''
   resources:
@@ -589,7 +589,7 @@
   - watch
   - create
   - patch
-# children of a Model, unless switched off
+# children of a Model, unless turned off
 - apiGroups:
   - networking.k8s.io
   resources:
@@ -601,7 +601,7 @@
   - create
   - patch
   - delete
-# the install key, the key Secrets of Models, and whether a source's Secret is there
+# manage the install key and the key Secrets of Models, and check that a source's Secret exists
 - apiGroups:
   - ''
   resources:

@@ -22,17 +22,17 @@ class AdapterStats(Message):
     reason: str = ""
     message: str = ""
     wanted: int | None = None
-    """Copies that replicas are told to keep; None: the adapter is loaded on demand only."""
+    """Copies that replicas should keep; None: the adapter is loaded on demand only."""
     resident: tuple[str, ...] | None = ()
-    """Pods that have it loaded; None: no replica is heard."""
+    """Pods that have the adapter loaded; None: no replica has a live stream."""
     desired: tuple[str, ...] = ()
-    """Pods that are told to keep it."""
+    """Pods that should keep the adapter."""
     in_flight: int | None = None
     held: int | None = None
     arrivals: int | None = None
-    """Requests, since the gateways that are heard started."""
+    """Requests since the start of the gateways with live streams."""
     misses: int | None = None
-    """Of these, those that found it at no replica."""
+    """Requests that found the adapter on no replica."""
     last_used: datetime | None = None
     """When the operator last saw a request for the adapter; None: none since this operator became leader."""
 

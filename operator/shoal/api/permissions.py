@@ -64,11 +64,11 @@ OPERATOR: Final = (
         ("list", "watch", "create", "patch", "delete"),
     ),
     Permission("children of a Model, deleted by garbage collection", "policy", ("poddisruptionbudgets",), KEEP[:-1]),
-    Permission("children of a Model, unless switched off", "networking.k8s.io", ("networkpolicies",), KEEP),
-    # No `list` and no `watch`: a Secret is read by a name that somebody gave, and of all but Shoal's own only the
-    # metadata, which RBAC cannot tell from the content. What bounds this is `scope.namespaces`.
+    Permission("children of a Model, unless turned off", "networking.k8s.io", ("networkpolicies",), KEEP),
+    # No `list` and no `watch`: Secrets are read by a name given in a resource. For Secrets that are not Shoal's own
+    # only the metadata is read, but RBAC cannot separate it from the content. `scope.namespaces` limits the access.
     Permission(
-        "the install key, the key Secrets of Models, and whether a source's Secret is there",
+        "manage the install key and the key Secrets of Models, and check that a source's Secret exists",
         "",
         ("secrets",),
         ("get", "create", "patch", "delete"),

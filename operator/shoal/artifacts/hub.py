@@ -81,8 +81,8 @@ class HubSource(RangedSource):
                 "mirror and proxy settings"
             ) from None
         try:
-            told = json.loads(content)
-            commit, rows = told["sha"], cast("list[dict[str, Any]]", told.get("siblings") or [])
+            answer = json.loads(content)
+            commit, rows = answer["sha"], cast("list[dict[str, Any]]", answer.get("siblings") or [])
             require_count(len(rows), self._source.uri)
             siblings = {str(row["rfilename"]): row for row in rows}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

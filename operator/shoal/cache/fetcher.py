@@ -201,7 +201,7 @@ class Fetcher:
         try:
             await _follow(running.task, running.progress.line, on_progress)
             if running.task.cancelled():
-                raise _Abandoned("nobody waited for it")
+                raise _Abandoned("cancelled without waiters")
             return running.task.result()
         finally:
             running.waiters -= 1

@@ -115,6 +115,6 @@ def _read(descriptor: int, offset: int, take: Callable[[bytes], None], keep: boo
     data = os.pread(descriptor, _PIECE, offset)
     take(data)
     if not keep and data:
-        with contextlib.suppress(OSError):  # frees the page cache of data that nobody else reads
+        with contextlib.suppress(OSError):  # frees the page cache, since no other process reads the data
             os.posix_fadvise(descriptor, offset, len(data), os.POSIX_FADV_DONTNEED)
     return len(data)

@@ -62,7 +62,7 @@ class GatewayLiveness:
 
 
 async def close_once(
-    store: LedgerStore, heard: GatewayLiveness, committed: Callable[[Changes], None]
+    store: LedgerStore, liveness: GatewayLiveness, committed: Callable[[Changes], None]
 ) -> tuple[int, int]:
     """Closes the open rows of dead gateways; returns the number of closed and of remaining open rows.
 
@@ -70,9 +70,9 @@ async def close_once(
         DatabaseUnavailable: the database is unavailable.
     """
     still = await store.read(_open_rows)
-    heard.keep(still)
+    liveness.keep(still)
     closed = 0
-    for boot in heard.dead(still):
+    for boot in liveness.dead(still):
         count = _MOST_ROWS
         while count == _MOST_ROWS:
             count, _ = await store.write(

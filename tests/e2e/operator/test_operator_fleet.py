@@ -94,7 +94,7 @@ async def test_a_source_that_cannot_be_read_is_told_and_found_when_it_can(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.controllers.artifacts.KEEP_SECONDS", 1)
-    monkeypatch.setattr("shoal.manifests.facts.TRIES", 1)
+    monkeypatch.setattr("shoal.manifests.facts.ATTEMPTS", 1)
     client, ns = fleet.client, fleet.namespace
     said = {"reason": "SourceNotFound", "message": "hf://org/m does not exist: check spec.source.uri"}
     fleet.kubelet.said = (1, said)

@@ -75,7 +75,7 @@ def add(tenant: JsonObject, name: str, sha256: str, expires: datetime | None) ->
     if twin := next((e for e in there if e.sha256 == sha256), None):
         raise KeysError(f"{name_of(tenant)} already lists this key as '{twin.name}'")
     if len(there) >= MOST_KEYS:
-        raise KeysError(f"{name_of(tenant)} has {MOST_KEYS} keys, which is the most: remove one that nobody uses")
+        raise KeysError(f"{name_of(tenant)} has {MOST_KEYS} keys, which is the limit: remove an unused one")
     entry: JsonObject = {"name": name, "sha256": sha256}
     if expires is not None:
         entry["expires"] = stamp(expires)

@@ -51,7 +51,7 @@ def parse_query(request: ShellRequest, now: int) -> UsageQuery:
     by = dimensions.by(request, (*names, *dimensions.TIMES))
     billed = request.one("billed", "true")
     if billed not in ("true", "false"):
-        raise Problem(400, "billed is true, or false for what nobody pays: retried attempts and estimated counts")
+        raise Problem(400, "billed is true, or false for usage that is not billed: retried attempts and estimates")
     return UsageQuery(
         times.span(request, now),
         by,
