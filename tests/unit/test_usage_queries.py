@@ -197,7 +197,7 @@ async def test_what_the_fleet_is_made_of_is_not_for_tenants(books: Ledger, query
         ({"limit": "0"}, "limit=0: a number from 1 to 10000"),
         ({"limit": "99999"}, "limit=99999: a number from 1 to 10000"),
         ({"limit": "ten"}, "limit=ten: a number from 1 to 10000"),
-        ({"billed": "maybe"}, "billed is true, or false for what nobody pays"),
+        ({"billed": "maybe"}, "billed is true, or false for usage that is not billed"),
         ({"output": "xml"}, "output=xml: json or csv"),
         ({"by": "tenant", "after": "x"}, "after is not a `next` of the same query"),
         ({"by": "tenant", "after": "WzVd"}, "after is not a `next` of the same query"),
