@@ -9,7 +9,7 @@ from shoal_dev.lab.node.config import NodeConfig, StatusOnly
 from shoal_dev.lab.node.statusonly import StatusOnlyNodes
 
 
-def said(pod: dict[str, Any], **last_words: str) -> dict[str, Any]:
+def said(pod: dict[str, Any], **termination_messages: str) -> dict[str, Any]:
     """The status that the node writes for a pod."""
     written: list[dict[str, Any]] = []
 
@@ -19,7 +19,7 @@ def said(pod: dict[str, Any], **last_words: str) -> dict[str, Any]:
 
     async def main() -> None:
         config = SimpleNamespace(nodes=(), pod_prefix="10.1", host_address="10.0.0.1")
-        settings = StatusOnly(ready_delay_seconds=0, last_words=last_words)
+        settings = StatusOnly(ready_delay_seconds=0, termination_messages=termination_messages)
         nodes = StatusOnlyNodes(cast("NodeConfig", config), settings, cast("Api", SimpleNamespace(request=request)))
         await nodes._become_ready(pod)
 
@@ -32,7 +32,7 @@ def pod(name: str, policy: str) -> dict[str, Any]:
     return {"metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "spec": spec}
 
 
-def test_a_pod_that_is_to_end_ends_with_its_last_words() -> None:
+def test_a_pod_that_is_to_end_ends_with_its_termination_messages() -> None:
     found = said(pod("facts", "Never"), facts='{"facts": {}}')
     assert found["phase"] == "Succeeded"
     ended = found["containerStatuses"][0]["state"]["terminated"]

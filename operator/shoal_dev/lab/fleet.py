@@ -91,7 +91,7 @@ class FleetFile(_Section):
     images: dict[str, ImageConfig] = {}
     archives: tuple[Path, ...] = ()
     """Image archives (OCI or docker) that nodes with realKubelet import; they pull nothing either."""
-    last_words: dict[str, str] = {}
+    termination_messages: dict[str, str] = {}
     """Of containers on nodes with statusOnly: container's name -> the termination message with which a pod of
     `restartPolicy: Never` ends there."""
 

@@ -448,7 +448,7 @@ class Supervisor:
 
     async def _start_status_nodes(self) -> None:
         if self._status_nodes:
-            settings = StatusOnly(ready_delay_seconds=1.0, last_words=self._config.fleet.last_words)
+            settings = StatusOnly(ready_delay_seconds=1.0, termination_messages=self._config.fleet.termination_messages)
             config = self._node_config(STATUS_NODES, tuple(self._status_nodes), settings)
             await self._start_node_process(STATUS_NODES, config)
 

@@ -77,7 +77,7 @@ class ImageConfig(_Section):
 class StatusOnly(_Section):
     ready_delay_seconds: float = Field(1.0, ge=0)
     """A pod turns Running and Ready so long after it was bound."""
-    last_words: dict[str, str] = {}
+    termination_messages: dict[str, str] = {}
     """Container's name -> termination message: a pod with `restartPolicy: Never` that has such a container ends with it
     instead, with exit code 0."""
 

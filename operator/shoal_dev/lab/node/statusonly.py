@@ -54,7 +54,7 @@ class StatusOnlyNodes:
         self._config = config
         self._api = api
         self._delay = settings.ready_delay_seconds
-        self._last_words = settings.last_words
+        self._termination_messages = settings.termination_messages
         self._names = {node.name for node in config.nodes}
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         """By uid and what is being done."""
@@ -120,13 +120,15 @@ class StatusOnlyNodes:
 
     def _ends(self, pod: Json) -> bool:
         spec = pod["spec"]
-        return spec.get("restartPolicy") == "Never" and any(c["name"] in self._last_words for c in spec["containers"])
+        return spec.get("restartPolicy") == "Never" and any(
+            c["name"] in self._termination_messages for c in spec["containers"]
+        )
 
     def _ended(self, pod: Json) -> Json:
         status, now = self._status(pod), timestamp()
         for container in status["containerStatuses"]:
             over = {"exitCode": 0, "reason": "Completed", "startedAt": now, "finishedAt": now}
-            said = self._last_words.get(container["name"])
+            said = self._termination_messages.get(container["name"])
             container |= {
                 "ready": False,
                 "started": False,
