@@ -23,7 +23,7 @@ def test_the_charts_rules_are_those_of_the_plain_file() -> None:
     plain = yaml.safe_load((ROOT / "policies" / "prometheus" / "rules.yaml").read_text())
     assert rule()["spec"] == plain
     texts = [r["annotations"]["summary"] for g in plain["groups"] for r in g["rules"] if "alert" in r]
-    assert "No replica of {{ $labels.model }} serves." in texts
+    assert "No replica of {{ $labels.model }} is ready." in texts
 
 
 def test_pages_of_ones_own() -> None:

@@ -129,12 +129,12 @@ def test_figures_are_those_of_the_run(played: Played) -> None:
 
     assert highest("shoal-model", "Wanted and ready") == scaleact.MOST
     assert highest("shoal-model", "Held") >= 1
-    assert highest("shoal-tenant", "Turned away") >= 1
-    assert highest("shoal-fleet", "Operators that lead") == 1
+    assert highest("shoal-tenant", "Refused") >= 1
+    assert highest("shoal-fleet", "Leading operators") == 1
     assert highest("shoal-fleet", "Not answered") == 0
     assert 0 < highest("shoal-fleet", "GPUs in use") <= 1
     assert highest("shoal-adapters", "Loads and evictions") > 0
-    assert highest("shoal-adapters", "Found loaded") == 1
+    assert highest("shoal-adapters", "Hit rate") == 1
     for title in ("Wakes", "Cold starts", "Time held", "Time to first token", "Time per output token"):
         assert highest("shoal-model", title) > 0, title
     assert highest("shoal-cost", "Cost per hour") > 0

@@ -207,14 +207,20 @@ class _Metrics(Collector):
 
     def collect(self) -> list[Metric]:
         readers = GaugeMetricFamily("shoal_agent_stream_readers", "Open streams.", value=self._hub.readers)
-        told = CounterMetricFamily("shoal_agent_stream_messages", "Messages with keys.", value=self._hub.seq)
-        dropped = CounterMetricFamily("shoal_agent_stream_dropped", "Readers too slow.", value=self._hub.dropped)
+        told = CounterMetricFamily("shoal_agent_stream_messages", "Messages published.", value=self._hub.seq)
+        dropped = CounterMetricFamily(
+            "shoal_agent_stream_dropped",
+            "Subscribers that were disconnected because they read too slowly.",
+            value=self._hub.dropped,
+        )
         errors = CounterMetricFamily("shoal_agent_engine_errors", "Failed calls to the engine.", labels=["kind"])
         for kind, count in self._observer.errors.items():
             errors.add_metric([kind], count)
-        draining = GaugeMetricFamily("shoal_agent_draining", "1 while it drains.", value=float(self._drain.draining))
+        draining = GaugeMetricFamily(
+            "shoal_agent_draining", "1 while the replica drains.", value=float(self._drain.draining)
+        )
         stalled = GaugeMetricFamily(
-            "shoal_agent_stalled", "1 while it is stalled.", value=float(self._observer.stalled)
+            "shoal_agent_stalled", "1 while the engine is stalled.", value=float(self._observer.stalled)
         )
         return [readers, told, dropped, errors, draining, stalled]
 

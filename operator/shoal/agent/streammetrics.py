@@ -12,11 +12,11 @@ from prometheus_client.registry import Collector
 
 _GAUGES: Final = {
     "running": ("shoal_replica_running", "Requests in the engine's batch."),
-    "max_running": ("shoal_replica_max_running", "Requests that the engine runs at a time at most."),
+    "max_running": ("shoal_replica_max_running", "Limit of requests that the engine runs concurrently."),
     "waiting": ("shoal_replica_waiting", "Requests in the engine's queue."),
     "waiting_tokens": (
         "shoal_replica_waiting_tokens",
-        "Prompt tokens of requests in the engine's queue that no cache covers.",
+        "Prompt tokens of requests in the engine's queue, without cached tokens.",
     ),
     "kv_tokens_used": ("shoal_replica_kv_tokens_used", "Tokens in use of the KV cache."),
     "adapter_slots": ("shoal_replica_adapter_slots", "Distinct adapters that leases may cover at once."),
@@ -28,7 +28,7 @@ _COUNTERS: Final = {
     "adapter_loads_total": ("shoal_replica_adapter_loads", "Adapters loaded since the agent's start."),
     "adapter_evictions_total": (
         "shoal_replica_adapter_evictions",
-        "Adapters that went because others needed the place, since the agent's start.",
+        "Adapters evicted because others needed the space, since the agent's start.",
     ),
     "prompt_tokens_total": ("shoal_replica_prompt_tokens", "Prompt tokens since the engine's start."),
     "generation_tokens_total": ("shoal_replica_generation_tokens", "Generated tokens since the engine's start."),
@@ -48,7 +48,7 @@ class AgentMetrics(Collector):
             "engine_boot": str(keys.get("engine_boot") or ""),
             "phase": str(keys.get("phase") or ""),
         }
-        info = GaugeMetricFamily("shoal_replica_info", "1; its labels say what the replica is.", labels=list(labels))
+        info = GaugeMetricFamily("shoal_replica_info", "1; its labels describe the replica.", labels=list(labels))
         info.add_metric(list(labels.values()), 1)
         found: list[Metric] = [info]
         for families, of in ((_GAUGES, GaugeMetricFamily), (_COUNTERS, CounterMetricFamily)):

@@ -114,11 +114,13 @@ class _Metrics(Collector):
     def collect(self) -> list[Metric]:
         free = shutil.disk_usage(self._disk.root).free
         return [
-            GaugeMetricFamily("shoal_cache_models", "Models that are here.", value=self._index.models),
-            GaugeMetricFamily("shoal_cache_bytes", "Bytes of their files.", value=self._index.bytes),
-            GaugeMetricFamily("shoal_cache_size_bytes", "The cache's bound.", value=self._quota.size),
+            GaugeMetricFamily("shoal_cache_models", "Cached models.", value=self._index.models),
+            GaugeMetricFamily("shoal_cache_bytes", "Bytes of the cached files.", value=self._index.bytes),
+            GaugeMetricFamily("shoal_cache_size_bytes", "Size limit of the cache.", value=self._quota.size),
             GaugeMetricFamily("shoal_cache_disk_free_bytes", "Free bytes of the disk.", value=free),
             GaugeMetricFamily("shoal_cache_holds", "Pods that use a model.", value=self._index.holds),
             CounterMetricFamily("shoal_cache_evictions", "Models evicted.", value=self._quota.evicted),
-            CounterMetricFamily("shoal_cache_broken_files", "Files that rotted on the disk.", value=self._scrub.broken),
+            CounterMetricFamily(
+                "shoal_cache_broken_files", "Files found corrupt on the disk.", value=self._scrub.broken
+            ),
         ]

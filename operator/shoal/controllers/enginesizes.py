@@ -28,12 +28,12 @@ AGAIN_SECONDS: Final = (2.0, 10.0, 60.0)
 
 PREDICTED = prometheus_client.Gauge(
     "shoal_kv_tokens_predicted",
-    "Tokens of one replica's KV cache, as computed before its engine started.",
+    "KV cache of one replica in tokens, as predicted before its engine started.",
     ["model", "gpu_class"],
 )
 ENGINE = prometheus_client.Gauge(
     "shoal_kv_tokens_engine",
-    "Tokens of one replica's KV cache, as its engine says.",
+    "KV cache of one replica in tokens, as reported by its engine.",
     ["model", "gpu_class"],
 )
 

@@ -38,7 +38,7 @@ ROLES: Final[tuple[ProcessRole, ...]] = ("gateway", "ledger")
 """Processes that get a Secret. The operator signs its own certificate."""
 ISSUED: Final = prometheus_client.Counter("shoal_certificates_issued", "Certificates signed, by reason.", ["reason"])
 AUTHORITY_EXPIRES: Final = prometheus_client.Gauge(
-    "shoal_authority_expires_timestamp_seconds", "When the authority of all certificates in force expires."
+    "shoal_authority_expires_timestamp_seconds", "Time at which the certificate authority expires."
 )
 
 

@@ -23,13 +23,9 @@ class DemandMetrics(Collector):
         labels = ["model_uid", "model"]
         arrivals = CounterMetricFamily("shoal_demand_arrivals", "Accepted requests of a Model.", labels=labels)
         in_flight = GaugeMetricFamily("shoal_demand_in_flight", "Requests at replicas.", labels=labels)
-        held = GaugeMetricFamily("shoal_demand_held", "Requests that wait here.", labels=labels)
-        tokens = GaugeMetricFamily(
-            "shoal_demand_held_tokens", "Tokens of the requests that wait here, estimated.", labels=labels
-        )
-        oldest = GaugeMetricFamily(
-            "shoal_demand_oldest_seconds", "Age of the oldest request that waits here.", labels=labels
-        )
+        held = GaugeMetricFamily("shoal_demand_held", "Held requests.", labels=labels)
+        tokens = GaugeMetricFamily("shoal_demand_held_tokens", "Estimated tokens of the held requests.", labels=labels)
+        oldest = GaugeMetricFamily("shoal_demand_oldest_seconds", "Age of the oldest held request.", labels=labels)
         names = self._names()
         for uid in self._demand.uids():
             here = self._demand.demand(uid)

@@ -103,25 +103,25 @@ class _ModelCollector(Collector):
         )
         per_token = HistogramMetricFamily(
             "gen_ai_server_time_per_output_token_seconds",
-            "Time per token after the first, on average over each answer that was streamed to its end.",
+            "Time per token after the first, averaged over each answer that was streamed to its end.",
             labels=labels,
         )
         tokens = HistogramMetricFamily(
             "gen_ai_client_token_usage",
-            "Tokens per request, as the engine counted them; input includes cached ones.",
+            "Tokens per request, as the engine counted them; input includes cached tokens.",
             labels=[*labels, "gen_ai_token_type"],
         )
         held = HistogramMetricFamily(
             "shoal_gateway_hold_seconds",
-            "Time that requests waited here for a replica, of those that waited.",
+            "Time for which requests were held, without requests that were not held.",
             labels=labels,
         )
         requests = CounterMetricFamily(
-            "shoal_gateway_requests", "Accepted requests by how they ended.", labels=[*labels, "outcome"]
+            "shoal_gateway_requests", "Accepted requests by outcome.", labels=[*labels, "outcome"]
         )
         adapters = CounterMetricFamily(
             "shoal_gateway_adapter_requests",
-            "Requests that named an adapter, by whether a replica had it loaded when they came.",
+            "Requests for an adapter, by whether a replica had it loaded when they arrived.",
             labels=["gen_ai_request_model", "loaded"],
         )
         asked: dict[str, list[int]] = {}
@@ -159,19 +159,17 @@ class _HoldCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         labels = ["gen_ai_request_model"]
         requests = GaugeMetricFamily(
-            "shoal_gateway_held_requests", "Requests that wait here for a replica.", labels=labels
+            "shoal_gateway_held_requests", "Held requests: they wait for a replica.", labels=labels
         )
-        size = GaugeMetricFamily(
-            "shoal_gateway_held_bytes", "Bytes of the bodies of requests that wait here for a replica.", labels=labels
-        )
+        size = GaugeMetricFamily("shoal_gateway_held_bytes", "Bytes of the bodies of held requests.", labels=labels)
         most = GaugeMetricFamily(
             "shoal_gateway_hold_limit_requests",
-            "Requests that may wait here at most, of a Model of which some do.",
+            "Limit of held requests, for Models with held requests.",
             labels=labels,
         )
         most_size = GaugeMetricFamily(
             "shoal_gateway_hold_limit_bytes",
-            "Bytes that the bodies of requests which wait here may have at most.",
+            "Limit for the bytes of the bodies of held requests.",
             labels=labels,
         )
         limits = self._limits()
@@ -194,79 +192,79 @@ class GatewayMetrics:
         self.registry = registry = CollectorRegistry()
         self.rejected = Counter(
             "shoal_gateway_rejected",
-            "Requests that were not accepted (no usage record), by reason.",
+            "Requests that were not accepted and have no usage record, by reason.",
             ["reason"],
             registry=registry,
         )
         self.retries = Counter(
             "shoal_gateway_retries",
-            "Attempts that failed before the first byte and were made again or given up.",
+            "Attempts that failed before the first byte, whether or not they were retried.",
             ["reason"],
             registry=registry,
         )
         self.cancellations = Counter(
             "shoal_gateway_cancellations",
-            "Requests whose client left before an answer that is no stream, and whose end was asked of the engine:"
-            " exact where it said what it had computed, estimated where it did not.",
+            "Requests without streaming whose client disconnected, by source of their token counts: exact (the engine"
+            " reported them when it ended the request), estimated (it did not).",
             ["counts"],
             registry=registry,
         )
         self.suspects = Counter(
             "shoal_gateway_suspects",
-            "Times that a replica died under a request before its answer began, by what became of it: sent_again to"
-            " one more replica, or ended because that was the second one.",
+            "Requests whose replica died before the first byte of the answer: sent_again to one more replica, or ended"
+            " because it was the second one.",
             ["next"],
             registry=registry,
         )
         self.retries_deferred = Counter(
             "shoal_gateway_retry_budget_exhausted",
-            "Rounds in which requests that had failed waited for their Model's budget of retries.",
+            "Rounds in which failed requests had to wait because their Model's retry budget was exhausted.",
             registry=registry,
         )
         self.releases = Counter(
-            "shoal_gateway_hold_releases", "Requests that waited here and went on to a replica.", registry=registry
+            "shoal_gateway_hold_releases", "Held requests that were released to a replica.", registry=registry
         )
         self.hold_refused = Counter(
             "shoal_gateway_hold_refused",
-            "Requests that could not wait, by the bound that they would have broken.",
+            "Requests that could not be held, by the limit that was reached.",
             ["bound"],
             registry=registry,
         )
         self.fallbacks = Counter(
             "shoal_gateway_fallback_choices",
-            "Replicas chosen while no stream of their Model was live.",
+            "Replicas that were chosen while no stream of their Model was live.",
             registry=registry,
         )
         self.leases = Counter(
             "shoal_gateway_adapter_leases",
-            "Calls for the use of an adapter at a replica, by what became of them.",
+            "Requests to agents for a lease of an adapter, by result.",
             ["result"],
             registry=registry,
         )
         self.invalid = Counter(
             "shoal_gateway_invalid_objects",
-            "Versions of objects that were left out because they do not validate.",
+            "Versions of objects that were ignored because they are invalid.",
             ["kind"],
             registry=registry,
         )
         self.media = Counter(
             "shoal_gateway_media_fetches",
-            "Files that clients named by https, by what became of them: fetched, or why not.",
+            "Files that clients referenced by https URL, by outcome: fetched, or the reason why not.",
             ["outcome"],
             registry=registry,
         )
         self.in_flight = Gauge("shoal_gateway_requests_in_flight", "Requests that are being served.", registry=registry)
-        self.ready = Gauge("shoal_gateway_ready", "1 when /readyz says ok.", registry=registry)
+        self.ready = Gauge("shoal_gateway_ready", "1 while /readyz answers ok.", registry=registry)
         self.spool = SpoolMetrics(registry)
         self.streams = Gauge("shoal_gateway_replica_streams", "Streams to agents.", ["state"], registry=registry)
-        self.objects = Gauge("shoal_gateway_objects", "Objects that the gateway knows.", ["kind"], registry=registry)
+        self.objects = Gauge("shoal_gateway_objects", "Known objects.", ["kind"], registry=registry)
         self.rogue_pods = Gauge(
             "shoal_gateway_rogue_pods",
-            "Pods with the labels of an engine that no Model owns: they get no request and no key.",
+            "Pods with the labels of an engine that no Model owns. They get no requests and no keys.",
             registry=registry,
         )
         self.body_bytes = Gauge(
-            "shoal_gateway_held_body_bytes", "Request bodies that are in memory.", registry=registry
+            "shoal_gateway_held_body_bytes", "Bytes of request bodies in memory.", registry=registry
         )
         self._max_models = max_models
         self._models: dict[tuple[str, str], ModelMetrics] = {}

@@ -58,16 +58,16 @@ class TenantMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         requests = CounterMetricFamily(
-            "shoal_tenant_requests", "Accepted requests of a tenant by how they ended.", labels=["tenant", "outcome"]
+            "shoal_tenant_requests", "Accepted requests of a tenant by outcome.", labels=["tenant", "outcome"]
         )
         tokens = CounterMetricFamily(
             "shoal_tenant_tokens",
-            "Tokens of a tenant, as engines counted them or else estimated; cached ones are part of the input.",
+            "Tokens of a tenant, as engines counted them, otherwise estimated. Cached tokens are part of the input.",
             labels=["tenant", "gen_ai_token_type"],
         )
         refused = CounterMetricFamily(
             "shoal_tenant_refused",
-            "Requests of a tenant that its limits or its budget kept out, by the error's code.",
+            "Requests of a tenant that its limits or budget refused, by error code.",
             labels=["tenant", "reason"],
         )
         for name, tenant in self._tenants.items():

@@ -13,12 +13,12 @@ import structlog
 
 log = structlog.get_logger()
 
-DEPTH = prometheus_client.Gauge("shoal_queue_depth", "Keys that wait for a reconcile.", ["queue"])
+DEPTH = prometheus_client.Gauge("shoal_queue_depth", "Objects that wait for a reconciliation.", ["queue"])
 RECONCILES = prometheus_client.Counter(
-    "shoal_reconciles", "Reconciles by outcome: done, again (asked to be called later), error.", ["queue", "outcome"]
+    "shoal_reconciles", "Reconciliations by outcome: done, again (to be repeated later), error.", ["queue", "outcome"]
 )
 RECONCILE_SECONDS = prometheus_client.Histogram(
-    "shoal_reconcile_seconds", "Duration of one reconcile.", ["queue"], buckets=(0.005, 0.02, 0.1, 0.5, 2, 10, 60)
+    "shoal_reconcile_seconds", "Duration of one reconciliation.", ["queue"], buckets=(0.005, 0.02, 0.1, 0.5, 2, 10, 60)
 )
 
 Handler = Callable[[str], Awaitable[float | None]]

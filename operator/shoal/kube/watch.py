@@ -31,9 +31,11 @@ from shoal.kube.store import AnyTable
 
 log = structlog.get_logger()
 
-EVENTS = prometheus_client.Counter("shoal_watch_events", "Events heard from watches.", ["resource"])
-SYNCED = prometheus_client.Gauge("shoal_synced", "1 when the kind was listed completely at least once.", ["resource"])
-RESYNCS = prometheus_client.Counter("shoal_resyncs", "Complete lists, and deletions that only they found.", ["outcome"])
+EVENTS = prometheus_client.Counter("shoal_watch_events", "Events received from watches.", ["resource"])
+SYNCED = prometheus_client.Gauge("shoal_synced", "1 once all objects of the kind have been listed.", ["resource"])
+RESYNCS = prometheus_client.Counter(
+    "shoal_resyncs", "Complete lists, and deletions that were found only by a list.", ["outcome"]
+)
 
 RETRY_SECONDS: Final = 2.0
 CRD_SECONDS: Final = 2.0

@@ -34,14 +34,16 @@ class LedgerMetrics(Collector):
         records.add_metric(["aside"], stats.quarantined)
         metrics: list[Metric] = [
             records,
-            CounterMetricFamily("shoal_ledger_commits", "Transactions of the database.", value=stats.commits),
+            CounterMetricFamily("shoal_ledger_commits", "Database transactions.", value=stats.commits),
             CounterMetricFamily(
-                "shoal_ledger_commit_seconds", "Time in transactions of the database.", value=stats.commit_seconds
+                "shoal_ledger_commit_seconds", "Time spent in database transactions.", value=stats.commit_seconds
             ),
-            CounterMetricFamily("shoal_ledger_database_failures", "Failures of the database.", value=stats.failures),
-            CounterMetricFamily("shoal_ledger_closed", "Requests of dead gateways, closed.", value=self.closed_rows),
+            CounterMetricFamily("shoal_ledger_database_failures", "Failed database operations.", value=stats.failures),
+            CounterMetricFamily(
+                "shoal_ledger_closed", "Requests of dead gateways that were closed.", value=self.closed_rows
+            ),
             GaugeMetricFamily(
-                "shoal_ledger_database_up", "1 while records can be kept.", value=float(self._store.error is None)
+                "shoal_ledger_database_up", "1 while records can be stored.", value=float(self._store.error is None)
             ),
             GaugeMetricFamily("shoal_ledger_waiting", "Records that wait for their commit.", value=self._store.waiting),
             GaugeMetricFamily("shoal_ledger_totals_readers", "Open streams of totals.", value=self._totals.hub.readers),
@@ -71,7 +73,7 @@ class CoverageMetrics(Collector):
         engines.add_metric(["stale"], len(coverage.stale))
         rogue = GaugeMetricFamily(
             "shoal_ledger_rogue_pods",
-            "Pods with the labels of an engine that no Model owns: they are ignored.",
+            "Pods with the labels of an engine that no Model owns. They are ignored.",
             value=self._reconciler.pods.ownership.rogue,
         )
         return [engines, rogue, CounterMetricFamily("shoal_ledger_lower_readings", lower, value=self._reconciler.lower)]

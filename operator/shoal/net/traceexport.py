@@ -41,14 +41,13 @@ class SpanCounts(Collector):
     def collect(self) -> Iterable[Metric]:
         spans = CounterMetricFamily(
             "shoal_trace_spans",
-            "Spans by what became of them: exported, failed (the collector did not take them), dropped (the queue was "
-            "full).",
+            "Spans by result: exported, failed (not accepted by the collector), dropped (the queue was full).",
             labels=["result"],
         )
         for result in ("exported", "failed", "dropped"):
             spans.add_metric([result], getattr(self, result))
         limited = CounterMetricFamily(
-            "shoal_traces_limited", "Traces that were not begun or joined because there were too many per second."
+            "shoal_traces_limited", "Requests that were not traced because of the limit per second."
         )
         limited.add_metric([], self.limited)
         return (spans, limited)

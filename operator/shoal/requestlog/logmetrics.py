@@ -17,9 +17,7 @@ class RequestLogMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         logger, stats = self._logger, self._logger.writer.stats
-        dropped = CounterMetricFamily(
-            _PREFIX + "dropped", "Entries that were not kept, by reason; serving goes on.", labels=["reason"]
-        )
+        dropped = CounterMetricFamily(_PREFIX + "dropped", "Entries that were dropped, by reason.", labels=["reason"])
         for reason, count in stats.dropped.items():
             dropped.add_metric([reason], count)
         return (
@@ -32,9 +30,13 @@ class RequestLogMetrics(Collector):
                 value=stats.without_content,
             ),
             CounterMetricFamily(
-                _PREFIX + "upload_failures", "Times that the bucket did not take files.", value=logger.upload_failures
+                _PREFIX + "upload_failures", "Failed uploads to the bucket.", value=logger.upload_failures
             ),
-            GaugeMetricFamily(_PREFIX + "memory_bytes", "Held of requests and entries.", value=logger.budget.held),
-            GaugeMetricFamily(_PREFIX + "folder_bytes", "Files in the folder.", value=stats.held),
+            GaugeMetricFamily(
+                _PREFIX + "memory_bytes",
+                "Memory used for running requests and waiting entries.",
+                value=logger.budget.held,
+            ),
+            GaugeMetricFamily(_PREFIX + "folder_bytes", "Bytes of the log files in the folder.", value=stats.held),
             GaugeMetricFamily(_PREFIX + "ok", "1 while entries can be written.", value=stats.error is None),
         )

@@ -64,7 +64,7 @@ def boards() -> dict[str, str]:
     from shoal_dev.generate.boards.grafana import to_json
     from shoal_dev.generate.boards.reference import boards_page
 
-    page = "# Panels of the Grafana boards\n\n" + _GENERATED + boards_page(BOARDS)
+    page = "# Panels of the Grafana dashboards\n\n" + _GENERATED + boards_page(BOARDS)
     return {f"{BOARDS_DIR}/{board.uid}.json": to_json(board) for board in BOARDS} | {"docs/reference/boards.md": page}
 
 

@@ -31,11 +31,11 @@ TICK_SECONDS: Final = 0.25
 
 CALLS = prometheus_client.Counter(
     "shoal_keda_calls",
-    "Calls of KEDA at the external scaler, streams when they are opened.",
+    "Calls of KEDA to the external scaler. A stream counts when it is opened.",
     ["method", "outcome"],
 )
-PUSHES = prometheus_client.Counter("shoal_keda_pushes", "Times that KEDA was told, unasked, to go from zero.")
-STREAMS = prometheus_client.Gauge("shoal_keda_streams", "Open streams of KEDA at the external scaler.", ["method"])
+PUSHES = prometheus_client.Counter("shoal_keda_pushes", "Wakes from zero that were pushed to KEDA.")
+STREAMS = prometheus_client.Gauge("shoal_keda_streams", "Open streams of KEDA to the external scaler.", ["method"])
 
 Key = tuple[str, str]
 """Namespace and name of a ScaledObject."""

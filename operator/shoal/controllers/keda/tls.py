@@ -18,7 +18,7 @@ READ_SECONDS: Final = 10.0
 
 EXPIRES = prometheus_client.Gauge(
     "shoal_keda_certificate_expiry_timestamp_seconds",
-    "When the external scaler's certificate ends, in seconds since the epoch; 0 while there is none.",
+    "Time at which the external scaler's certificate expires, in seconds since the epoch; 0 without a certificate.",
 )
 
 

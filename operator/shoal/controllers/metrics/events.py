@@ -37,14 +37,14 @@ class EventMetrics:
         )
         self._wakes = Histogram(
             "shoal_model_wake_seconds",
-            "From the decision to wake a Model that has no replica to its first replica's being Ready.",
+            "Time from the decision to wake a Model without replicas until its first replica is Ready.",
             _MODEL,
             buckets=BUCKETS,
             registry=registry,
         )
         self._cold_starts = Histogram(
             "shoal_model_cold_start_seconds",
-            "From a pod's creation to Ready. A replica whose engine began anew does not count.",
+            "Time from the creation of the pod to Ready. Replicas whose engine restarted do not count.",
             [*_MODEL, "gpu_class"],
             buckets=BUCKETS,
             registry=registry,

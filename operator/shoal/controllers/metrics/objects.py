@@ -23,24 +23,24 @@ from shoal.core import quantity
 _MODEL: Final = ["model"]
 _VARIANT: Final = [*_MODEL, "gpu_class"]
 _FAMILIES: Final[dict[str, tuple[str, list[str]]]] = {
-    "shoal_model_replicas_wanted": ("Replicas that were decided for, whether or not there are GPUs for them.", _MODEL),
-    "shoal_model_replicas_min": ("Fewest replicas that the Model allows.", _MODEL),
-    "shoal_model_replicas_max": ("Most replicas that the Model allows; absent: no bound.", _MODEL),
+    "shoal_model_replicas_wanted": ("Decided number of replicas, whether or not there are GPUs for them.", _MODEL),
+    "shoal_model_replicas_min": ("Lower limit of replicas of the Model.", _MODEL),
+    "shoal_model_replicas_max": ("Upper limit of replicas of the Model; absent: no limit.", _MODEL),
     "shoal_model_replicas": (
-        "Replicas by state: desired and waiting as the status says, starting, ready and draining as the pods are.",
+        "Replicas by state: desired and waiting from the Model's status; starting, ready and draining from its pods.",
         [*_VARIANT, "state"],
     ),
     "shoal_model_condition": (
-        "1 for the status and the reason that each condition of a Model has now.",
+        "1 for the current status and reason of each condition of a Model.",
         [*_MODEL, "type", "status", "reason"],
     ),
-    "shoal_model_gpus": ("GPUs that the Model's pods hold; terminating ones hold theirs.", _VARIANT),
+    "shoal_model_gpus": ("GPUs that the Model's pods hold, including terminating pods.", _VARIANT),
     "shoal_model_hourly_cost": (
-        "What these GPUs cost per hour. No sample: the class has no price.",
+        "Cost of these GPUs per hour. No sample: the class has no price.",
         [*_VARIANT, "currency"],
     ),
     "shoal_model_cold_start_expected_seconds": (
-        "From a pod's creation to Ready, of the last replica that started on the class.",
+        "Time from the creation of the pod to Ready, of the last replica that started on the class.",
         _VARIANT,
     ),
     "shoal_model_signal_sources": (
@@ -48,21 +48,21 @@ _FAMILIES: Final[dict[str, tuple[str, list[str]]]] = {
         [*_MODEL, "kind", "state"],
     ),
     "shoal_signals_age_seconds": (
-        "Since the one that was heard longest ago was heard, of those that are heard.",
+        "Age of the oldest live signal.",
         ["kind"],
     ),
     "shoal_rogue_pods": (
-        "Pods with the labels of an engine that no Model owns: they are not asked and not counted.",
+        "Pods with the labels of an engine that no Model owns. They are ignored.",
         [],
     ),
     "shoal_gpu_class_gpus": ("GPUs: capacity, allocatable, allocated, free.", ["gpu_class", "state"]),
-    "shoal_gpu_class_hourly_cost": ("What one GPU costs per hour.", ["gpu_class", "currency"]),
+    "shoal_gpu_class_hourly_cost": ("Price of one GPU per hour.", ["gpu_class", "currency"]),
     "shoal_lora_pool_adapters": (
-        "Adapters of the pool: total, available (may be asked for), failed.",
+        "Adapters of the pool: total, available (can serve requests), failed.",
         ["pool", "state"],
     ),
     "shoal_lora_pool_condition": (
-        "1 for the status and the reason that each condition of a LoRAPool has now.",
+        "1 for the current status and reason of each condition of a LoRAPool.",
         ["pool", "type", "status", "reason"],
     ),
 }

@@ -40,10 +40,12 @@ PACE_SECONDS: Final = 1.0
 _BATCH: Final = 20
 """Decisions in a row, before others get a turn."""
 DECISIONS = prometheus_client.Counter(
-    "shoal_scaling_decisions", "Decisions on replicas, by what came of them: up, down, same, error.", ["outcome"]
+    "shoal_scaling_decisions", "Scaling decisions by outcome: up, down, same, error.", ["outcome"]
 )
 SECONDS = prometheus_client.Histogram(
-    "shoal_scaling_decision_seconds", "Duration of one decision.", buckets=(0.0001, 0.0003, 0.001, 0.003, 0.01, 0.1)
+    "shoal_scaling_decision_seconds",
+    "Duration of one scaling decision.",
+    buckets=(0.0001, 0.0003, 0.001, 0.003, 0.01, 0.1),
 )
 
 

@@ -1,4 +1,4 @@
-"""LoRA adapters: where they are, how often they move, who waits for one."""
+"""LoRA adapters: where they are loaded, how often they are loaded and evicted, who waits for one."""
 
 from typing import Final
 
@@ -16,7 +16,7 @@ from shoal_dev.generate.boards.promql import (
 )
 
 _ASKED: Final = "shoal_gateway_adapter_requests_total"
-_RARE: Final = "no adapter was moved in the time shown"
+_RARE: Final = "no adapter was loaded or unloaded in the time range"
 
 
 def _times(step: str) -> tuple[PanelQuery, ...]:
@@ -32,7 +32,7 @@ _POOLS: Final = PanelRow(
     (
         Panel(
             "Adapters",
-            "Adapters of each pool: all, those that answer, those that cannot.",
+            "Adapters of each pool: total, available, failed.",
             (
                 PanelQuery(
                     total("shoal_lora_pool_adapters", 'pool=~"$namespace/.*"', "pool, state"),
@@ -42,19 +42,19 @@ _POOLS: Final = PanelRow(
         ),
         Panel(
             "Adapters by state",
-            "At the agents of the replicas shown.",
+            "Adapters on the selected replicas, by state.",
             (PanelQuery(total("shoal_agent_adapters", MODEL, "state"), "{{state}}"),),
             kind="stacked",
         ),
         Panel(
-            "Places in host memory",
-            "Adapters that engines have in host memory, and those that they may have.",
+            "Adapters in host memory",
+            "Adapters that engines have loaded into host memory, and their limit.",
             (
                 PanelQuery(
                     total("shoal_agent_adapters", f'{MODEL}, state="loaded"', "model"),
                     "{{model}} loaded",
                 ),
-                PanelQuery(total("shoal_agent_adapter_places", MODEL, "model"), "{{model}} places"),
+                PanelQuery(total("shoal_agent_adapter_places", MODEL, "model"), "{{model}} limit"),
             ),
         ),
     ),
@@ -65,7 +65,7 @@ _SLOTS: Final = PanelRow(
     (
         Panel(
             "Slots leased by replica",
-            "Share of the slots that running requests hold.",
+            "Share of the slots that are leased for requests.",
             (
                 PanelQuery(
                     f"{total('shoal_replica_adapter_slots_leased', MODEL, 'pod')} / "
@@ -79,14 +79,13 @@ _SLOTS: Final = PanelRow(
         ),
         Panel(
             "Waiting for a slot",
-            "Callers that wait at the agents for a place for their adapter. They are demand: the base scales up by "
-            "them.",
+            "Callers that wait at the agents for a slot for their adapter. They count as demand for the base Model.",
             (PanelQuery(total("shoal_replica_adapters_waiting", MODEL, "model"), "{{model}}"),),
             marks=(Mark(1, "yellow"),),
         ),
         Panel(
             "Leases",
-            "Gateways' calls for the use of an adapter per second: granted at once, after a load, refused, failed.",
+            "Lease requests of gateways per second, by result.",
             (PanelQuery(or_zero(rate("shoal_gateway_adapter_leases_total", by="result"), "result"), "{{result}}"),),
             unit="ops",
             kind="stacked",
@@ -95,11 +94,11 @@ _SLOTS: Final = PanelRow(
 )
 
 _MOVES: Final = PanelRow(
-    "Swaps",
+    "Loads and unloads",
     (
         Panel(
             "Loads and evictions",
-            "Adapters per second that engines loaded, and those that went for others.",
+            "Adapters per second that engines loaded, and that were evicted for others.",
             (
                 PanelQuery(rate("shoal_replica_adapter_loads_total", MODEL), "loads"),
                 PanelQuery(rate("shoal_replica_adapter_evictions_total", MODEL), "evictions"),
@@ -107,42 +106,42 @@ _MOVES: Final = PanelRow(
             unit="ops",
         ),
         Panel(
-            "Found loaded",
-            "Share of the requests for adapters whose replica had the adapter loaded already.",
+            "Hit rate",
+            "Share of requests for adapters that found their adapter loaded on a replica.",
             (
                 PanelQuery(
                     ratio(
                         rate(_ASKED, f'{GATEWAY_MODEL}, loaded="yes"'),
                         rate(_ASKED, GATEWAY_MODEL),
                     ),
-                    "at once",
+                    "hits",
                 ),
             ),
             unit="percentunit",
             most=1,
         ),
         Panel(
-            "How long a swap takes",
-            "Over the time shown: fetching and verifying the files (stage), loading into the engine (load), unloading; "
-            "and from a caller's asking to its lease (wait).",
+            "Duration of loads and unloads",
+            "Over the selected time range: fetching and verifying the files (stage), loading into the engine (load), "
+            "unloading (unload), and from a caller's request to its lease (wait).",
             (*_times("stage"), *_times("load"), *_times("unload"), *_times("wait")),
             unit="s",
         ),
         Panel(
-            "Callers without a lease",
-            "Per second, by the agents' reason.",
+            "Refused leases",
+            "Lease requests per second that agents refused, by reason.",
             (PanelQuery(or_zero(rate("shoal_agent_adapter_refusals_total", MODEL, "reason"), "reason"), "{{reason}}"),),
             unit="ops",
         ),
         Panel(
-            "Adapters that failed",
-            "Those that could not be brought to a replica; `kubectl describe lora` says why.",
+            "Failed adapters",
+            "Adapters that could not be staged or loaded on a replica. `kubectl describe lora` shows the reason.",
             (PanelQuery(total("shoal_agent_adapter_failed", MODEL, "pod"), "{{pod}}"),),
             marks=(Mark(1, "red"),),
         ),
         Panel(
-            "Floors told to agents",
-            "What replicas should hold, sent per second, by outcome.",
+            "Desired adapters sent to agents",
+            "Sets of desired adapters sent to agents per second, by outcome.",
             (PanelQuery(or_zero(rate("shoal_adapter_desired_writes_total", by="outcome"), "outcome"), "{{outcome}}"),),
             unit="ops",
         ),
@@ -152,7 +151,7 @@ _MOVES: Final = PanelRow(
 BOARD: Final = DashboardPlan(
     uid="shoal-adapters",
     title="Shoal / Adapters",
-    description="LoRA adapters: where they are, how often they move, who waits for one.",
+    description="LoRA adapters: where they are loaded, how often they are loaded and evicted, who waits for one.",
     variables=(NAMESPACE, MODELS),
     rows=(_POOLS, _SLOTS, _MOVES),
 )

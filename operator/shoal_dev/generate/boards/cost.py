@@ -15,14 +15,14 @@ _NOW: Final = PanelRow(
     (
         Panel(
             "Cost per hour",
-            "Of the GPUs that pods of Models hold, by currency.",
+            "Cost of the GPUs that pods of Models hold, by currency.",
             (PanelQuery("sum by (currency) (shoal_model_hourly_cost)", "{{currency}}", empty=_UNPRICED),),
             kind="number",
             width=6,
         ),
         Panel(
-            "In the time shown",
-            "What those GPUs cost, by currency.",
+            "Cost in the time range",
+            "Cost of these GPUs in the selected time range, by currency.",
             (
                 PanelQuery(
                     hours("shoal_model_hourly_cost", by="currency"),
@@ -33,10 +33,10 @@ _NOW: Final = PanelRow(
             kind="number",
             width=6,
         ),
-        Panel("GPUs in use", "GPUs that pods hold.", (PanelQuery(gpus("allocated")),), kind="number", width=6),
+        Panel("GPUs in use", "GPUs held by pods.", (PanelQuery(gpus("allocated")),), kind="number", width=6),
         Panel(
             "Share in use",
-            "Of the GPUs that nodes offer.",
+            "Share of the allocatable GPUs that pods hold.",
             (PanelQuery(ratio(gpus("allocated"), gpus("allocatable"))),),
             unit="percentunit",
             kind="number",
@@ -51,22 +51,22 @@ _CLASSES: Final = PanelRow(
     (
         Panel(
             "GPUs",
-            "Held by pods, free, and offered by the nodes.",
+            "GPUs held by pods, free GPUs, and allocatable GPUs.",
             (
                 PanelQuery(_USED, "{{gpu_class}} in use"),
                 PanelQuery(gpus("free", "gpu_class"), "{{gpu_class}} free"),
-                PanelQuery(gpus("allocatable", "gpu_class"), "{{gpu_class}} offered"),
+                PanelQuery(gpus("allocatable", "gpu_class"), "{{gpu_class}} allocatable"),
             ),
         ),
         Panel(
             "Cost per hour by class",
-            "Of the GPUs that pods of Models hold.",
+            "Cost of the GPUs that pods of Models hold.",
             (PanelQuery(_PRICED, "{{gpu_class}} ({{currency}})", empty=_UNPRICED),),
             kind="stacked",
         ),
         Panel(
             "Cost per hour by Model",
-            "Of the GPUs that its pods hold; the ten dearest.",
+            "Cost of the GPUs that the Model's pods hold, for the ten most expensive Models.",
             (
                 PanelQuery(
                     "topk(10, sum by (model, currency) (shoal_model_hourly_cost))",
@@ -78,7 +78,7 @@ _CLASSES: Final = PanelRow(
         ),
         Panel(
             "Classes now",
-            "GPUs in use and free, price of one per hour, generated tokens per second.",
+            "GPUs in use, free GPUs, price of a GPU per hour, generated tokens per second.",
             (
                 PanelQuery(_USED, "in use"),
                 PanelQuery(gpus("free", "gpu_class"), "free"),
@@ -94,11 +94,12 @@ _CLASSES: Final = PanelRow(
 )
 
 _WORTH: Final = PanelRow(
-    "What it brings",
+    "Efficiency",
     (
         Panel(
             "Cost of a million generated tokens",
-            "What the class's GPUs cost now per million tokens that they generate now. High where GPUs stand idle.",
+            "Current cost of the class's GPUs, divided by the current rate of generated tokens. It is high while GPUs "
+            "are idle.",
             (
                 PanelQuery(
                     f"{_PRICED} / on (gpu_class) group_left () ({_GENERATED} * 3600 / 1e6 > 0)",
@@ -109,13 +110,13 @@ _WORTH: Final = PanelRow(
         ),
         Panel(
             "Generated tokens per second and GPU",
-            "By class.",
+            "Generated tokens per second and GPU, by class.",
             (PanelQuery(f"{_GENERATED} / on (gpu_class) ({_USED} > 0)", "{{gpu_class}}"),),
             unit="ops",
         ),
         Panel(
             "KV cache in use",
-            "Share of the replicas' KV cache that requests fill, by class.",
+            "Share of the replicas' KV cache that requests use, by class.",
             (
                 PanelQuery(
                     f"{total('shoal_replica_kv_tokens_used', by='gpu_class')} / "
@@ -129,12 +130,12 @@ _WORTH: Final = PanelRow(
         ),
         Panel(
             "Idle replicas",
-            "Replicas that run no request, by class.",
+            "Replicas without running requests, by class.",
             (PanelQuery("sum by (gpu_class) (shoal_replica_running == bool 0)", "{{gpu_class}}"),),
         ),
         Panel(
             "Cost of idling per hour",
-            "The share of idle replicas in what the class's GPUs cost.",
+            "Part of the cost of the class's GPUs that belongs to idle replicas.",
             (
                 PanelQuery(
                     f"{_PRICED} * on (gpu_class) group_left () (avg by (gpu_class) (shoal_replica_running == bool 0))",
@@ -145,7 +146,7 @@ _WORTH: Final = PanelRow(
         ),
         Panel(
             "GPU-hours",
-            "Held by pods in the time shown.",
+            "GPU-hours held by pods in the selected time range.",
             (
                 PanelQuery(
                     hours("shoal_gpu_class_gpus", 'state="allocated"', "gpu_class"),
@@ -160,7 +161,7 @@ _WORTH: Final = PanelRow(
 BOARD: Final = DashboardPlan(
     uid="shoal-cost",
     title="Shoal / GPU classes and cost",
-    description="What GPUs there are, how far they are used, and what a token costs on each class.",
+    description="GPUs of the fleet, their use, and the cost of a token on each GPU class.",
     variables=(),
     rows=(_NOW, _CLASSES, _WORTH),
 )

@@ -28,7 +28,7 @@ _NOW: Final = PanelRow(
     (
         Panel(
             "Requests",
-            "Accepted requests per second that ended.",
+            "Accepted requests per second that have ended.",
             (PanelQuery(rate(_REQUESTS, GATEWAY_SPACE)),),
             unit="reqps",
             kind="number",
@@ -36,7 +36,7 @@ _NOW: Final = PanelRow(
         ),
         Panel(
             "Not answered",
-            "Share of accepted requests that failed, were refused or ran out of time.",
+            "Share of accepted requests that failed, were refused, or expired.",
             (PanelQuery(ratio(rate(_REQUESTS, f"{GATEWAY_SPACE}, {BROKEN}"), rate(_REQUESTS, GATEWAY_SPACE))),),
             unit="percentunit",
             kind="number",
@@ -65,7 +65,7 @@ _NOW: Final = PanelRow(
         ),
         Panel(
             "GPUs in use",
-            "Share of the classes' GPUs that pods hold.",
+            "Share of the allocatable GPUs that pods hold.",
             (PanelQuery(ratio(gpus("allocated"), gpus("allocatable"))),),
             unit="percentunit",
             kind="number",
@@ -73,8 +73,8 @@ _NOW: Final = PanelRow(
             most=1,
         ),
         Panel(
-            "Operators that lead",
-            "1, by the Lease. With 0 serving goes on, and nothing is scaled or rolled.",
+            "Leading operators",
+            "Always 1, by the Lease. With 0, serving continues, but nothing is scaled or reconciled.",
             (PanelQuery(or_zero(total("shoal_leading"))),),
             kind="number",
             width=4,
@@ -89,7 +89,7 @@ _SERVED: Final = PanelRow(
     (
         Panel(
             "Requests by Model",
-            "Accepted requests per second that ended; the ten busiest Models.",
+            "Accepted requests per second that have ended, for the ten busiest Models.",
             (
                 PanelQuery(
                     f"topk(10, {rate(_REQUESTS, GATEWAY_SPACE, 'gen_ai_request_model')})", "{{gen_ai_request_model}}"
@@ -99,9 +99,10 @@ _SERVED: Final = PanelRow(
             kind="stacked",
         ),
         Panel(
-            "How they ended",
-            "answered; rejected: by the engine, as wrong; cancelled: by the client; refused: 429 or 503 with "
-            "Retry-After; expired: held for too long; failed: the engine was lost, or said 5xx.",
+            "Outcomes",
+            "Accepted requests per second by outcome. rejected: the engine answered 4xx. cancelled: the client "
+            "disconnected. refused: no replica could serve (503 with Retry-After). expired: held for too long. "
+            "failed: the engine was lost or answered 5xx.",
             (PanelQuery(rate(_REQUESTS, GATEWAY_SPACE, "outcome"), "{{outcome}}"),),
             unit="reqps",
             kind="stacked",
@@ -109,19 +110,19 @@ _SERVED: Final = PanelRow(
         ),
         Panel(
             "Time to first token",
-            "From acceptance to the first byte of the answer, holding included.",
+            "Time from acceptance to the first byte of the answer, including the time in the hold queue.",
             quantiles("gen_ai_server_time_to_first_token_seconds", GATEWAY_SPACE),
             unit="s",
         ),
         Panel(
             "Time per output token",
-            "Between tokens of streamed answers, on average over each answer.",
+            "Time between tokens of streamed answers, averaged over each answer.",
             quantiles("gen_ai_server_time_per_output_token_seconds", GATEWAY_SPACE),
             unit="s",
         ),
         Panel(
             "Held by Model",
-            "Requests that wait in gateways; the ten Models with most.",
+            "Requests that wait in gateways, for the ten Models with the most.",
             (
                 PanelQuery(
                     or_zero(
@@ -135,9 +136,9 @@ _SERVED: Final = PanelRow(
             runbook="hold-near-limit.md",
         ),
         Panel(
-            "Engines' queues by Model",
-            "Requests that wait in engines, per replica on average. Models scale up from 4 on, unless their spec says "
-            "otherwise.",
+            "Engine queue by Model",
+            "Requests that wait in engines, on average per replica. The line is the default of "
+            "`queuedRequestsPerReplica`.",
             (PanelQuery(f"topk(10, avg by (model) (shoal_replica_waiting{{{SPACE}}}))", "{{model}}"),),
             marks=(Mark(4, "orange"),),
         ),
@@ -149,13 +150,13 @@ _REPLICAS: Final = PanelRow(
     (
         Panel(
             "Wanted and ready",
-            "Replicas of all Models shown: as decided, and as they serve.",
+            "Replicas of all selected Models: decided, and ready.",
             (PanelQuery(replicas("wanted", SPACE), "wanted"), PanelQuery(replicas("ready", SPACE), "ready")),
         ),
         Panel(
             "KV cache in use by Model",
-            "Share of the replicas' KV cache that requests fill. Models scale up from 80 % on, unless their spec says "
-            "otherwise.",
+            "Share of the replicas' KV cache that requests use. The lower line is the default of "
+            "`kvUtilizationPercent`.",
             (
                 PanelQuery(
                     f"topk(10, {total('shoal_replica_kv_tokens_used', SPACE, 'model')} / "
@@ -170,28 +171,28 @@ _REPLICAS: Final = PanelRow(
         ),
         Panel(
             "Cold starts and wakes",
-            "Cold start: from a pod's creation until it is ready. Wake: from the decision at zero until a replica is "
-            "ready. Over the time shown.",
+            "Cold start: from the creation of a pod until it is ready. Wake: from the decision to wake a Model at "
+            "zero until a replica is ready. Over the selected time range.",
             (
                 PanelQuery(
                     quantile_of_range(0.5, "shoal_model_cold_start_seconds", SPACE),
                     "cold start p50",
-                    empty="no replica started in the time shown",
+                    empty="no replica started in the time range",
                 ),
                 PanelQuery(
                     quantile_of_range(0.99, "shoal_model_cold_start_seconds", SPACE),
                     "cold start p99",
-                    empty="no replica started in the time shown",
+                    empty="no replica started in the time range",
                 ),
                 PanelQuery(
                     quantile_of_range(0.5, "shoal_model_wake_seconds", SPACE),
                     "wake p50",
-                    empty="no Model was woken in the time shown",
+                    empty="no Model was woken in the time range",
                 ),
                 PanelQuery(
                     quantile_of_range(0.99, "shoal_model_wake_seconds", SPACE),
                     "wake p99",
-                    empty="no Model was woken in the time shown",
+                    empty="no Model was woken in the time range",
                 ),
             ),
             unit="s",
@@ -199,7 +200,7 @@ _REPLICAS: Final = PanelRow(
         ),
         Panel(
             "Models now",
-            "Per Model: replicas wanted and ready, requests per second, held, cost of the replicas per hour.",
+            "Per Model: wanted and ready replicas, held requests, requests per second, cost of the replicas per hour.",
             (
                 PanelQuery(replicas("wanted", SPACE, "model"), "wanted"),
                 PanelQuery(replicas("ready", SPACE, "model"), "ready"),
@@ -218,7 +219,7 @@ _REPLICAS: Final = PanelRow(
         ),
         Panel(
             "GPUs by class",
-            "GPUs that pods hold, and those that are free.",
+            "GPUs held by pods, and free GPUs.",
             (
                 PanelQuery(gpus("allocated", "gpu_class"), "{{gpu_class}} in use"),
                 PanelQuery(gpus("free", "gpu_class"), "{{gpu_class}} free"),
@@ -233,14 +234,14 @@ _OPERATOR: Final = PanelRow(
     (
         Panel(
             "Decisions",
-            "Decisions on replicas per second, by what came of them.",
+            "Decisions on numbers of replicas per second, by outcome.",
             (PanelQuery(rate("shoal_scaling_decisions_total", by="outcome"), "{{outcome}}"),),
             unit="ops",
             width=6,
         ),
         Panel(
             "Plan and reconcile, p99",
-            "One plan of the whole fleet; one reconcile of an object, by queue.",
+            "Duration of one plan of the whole fleet, and of one reconciliation of an object, by queue.",
             (
                 PanelQuery(
                     quantile(0.99, "shoal_plan_seconds"), "plan", empty="no Model, node or pod changed for a while"
@@ -255,8 +256,8 @@ _OPERATOR: Final = PanelRow(
             width=6,
         ),
         Panel(
-            "Reconciles that failed",
-            "Per second, by queue; they are tried again, later and later.",
+            "Failed reconciliations",
+            "Failed reconciliations per second, by queue. They are retried with backoff.",
             (PanelQuery(or_zero(rate("shoal_reconciles_total", 'outcome="error"', "queue"), "queue"), "{{queue}}"),),
             unit="ops",
             width=6,
@@ -265,7 +266,7 @@ _OPERATOR: Final = PanelRow(
         ),
         Panel(
             "Calls to the API server",
-            "Per second, by verb and answer. A quiet fleet writes nothing but Leases.",
+            "Calls per second, by verb and status code. A fleet without changes writes only Leases.",
             (PanelQuery(rate("shoal_kube_requests_total", by="verb, code"), "{{verb}} {{code}}"),),
             unit="reqps",
             width=6,
@@ -274,11 +275,11 @@ _OPERATOR: Final = PanelRow(
 )
 
 _KEDA: Final = PanelRow(
-    "KEDA, where it writes replicas",
+    "KEDA, if it writes the replicas",
     (
         Panel(
-            "Calls of KEDA",
-            "At the external scaler per second, by outcome; streams count when they are opened.",
+            "Calls by KEDA",
+            "Calls to the external scaler per second, by outcome. A stream counts when it is opened.",
             (
                 PanelQuery(
                     or_zero(rate("shoal_keda_calls_total", by="method, outcome"), "method"), "{{method}} {{outcome}}"
@@ -289,10 +290,10 @@ _KEDA: Final = PanelRow(
             runbook="keda-not-driving.md",
         ),
         Panel(
-            "Wakes told to KEDA",
-            "Times that KEDA was told, unasked, to go from zero, in the time shown; and its open streams.",
+            "Wakes pushed to KEDA",
+            "Wakes from zero that were pushed to KEDA in the time range, and KEDA's open streams.",
             (
-                PanelQuery(or_zero(rise("shoal_keda_pushes_total")), "told"),
+                PanelQuery(or_zero(rise("shoal_keda_pushes_total")), "pushed"),
                 PanelQuery(or_zero(total("shoal_keda_streams", by="method"), "method"), "streams {{method}}"),
             ),
             width=12,

@@ -5,14 +5,14 @@ from typing import Final
 from shoal_dev.generate.boards.plan import DashboardPlan, Mark, Panel, PanelQuery, PanelRow
 from shoal_dev.generate.boards.promql import or_zero, quantile_of_range, rate, total
 
-_LOGS_OFF: Final = "request logs are written only for Tenants that ask for one"
+_LOGS_OFF: Final = "request logs are written only for Tenants that enable `logging`"
 
 _NOW: Final = PanelRow(
     "Now",
     (
         Panel(
             "Ready gateways",
-            "Gateways that say ok at /readyz.",
+            "Gateways whose /readyz answers ok.",
             (PanelQuery(or_zero(total("shoal_gateway_ready"))),),
             kind="number",
             width=4,
@@ -27,8 +27,8 @@ _NOW: Final = PanelRow(
         ),
         Panel(
             "Streams down",
-            "Streams to agents that should be live and are not. A gateway sends nothing to a replica that it does not "
-            "hear.",
+            "Streams to agents that should be live and are not. A gateway sends no requests to a replica without a "
+            "live stream.",
             (PanelQuery(or_zero(total("shoal_gateway_replica_streams", 'state="down"'))),),
             kind="number",
             width=4,
@@ -37,7 +37,7 @@ _NOW: Final = PanelRow(
         ),
         Panel(
             "Gateways without a spool",
-            "Gateways whose disk takes no usage records.",
+            "Gateways that cannot write usage records to their disk.",
             (PanelQuery("count(shoal_gateway_spool_ok == 0) or vector(0)"),),
             kind="number",
             width=4,
@@ -56,7 +56,7 @@ _NOW: Final = PanelRow(
         ),
         Panel(
             "Usage lost",
-            "Requests since the gateways' start whose usage could not be kept.",
+            "Requests since the start of the gateways whose usage record was lost.",
             (PanelQuery(total("shoal_gateway_spool_requests_lost")),),
             kind="number",
             width=4,
@@ -71,7 +71,7 @@ _REQUESTS: Final = PanelRow(
     (
         Panel(
             "Requests by gateway",
-            "Accepted requests per second that ended.",
+            "Accepted requests per second that have ended.",
             (PanelQuery(rate("shoal_gateway_requests_total", by="pod"), "{{pod}}"),),
             unit="reqps",
             kind="stacked",
@@ -84,42 +84,44 @@ _REQUESTS: Final = PanelRow(
         ),
         Panel(
             "Not accepted",
-            "Requests per second without a usage record, by reason: unknown key or model, a limit, a wrong body.",
+            "Requests per second that were refused before acceptance, by reason: unknown key or model, a limit, an "
+            "invalid body. They have no usage record.",
             (PanelQuery(or_zero(rate("shoal_gateway_rejected_total", by="reason"), "reason"), "{{reason}}"),),
             unit="reqps",
             kind="stacked",
         ),
         Panel(
-            "Attempts made again",
-            "Attempts per second that failed before the first byte, by reason; and rounds in which the budget of "
-            "retries was spent.",
+            "Failed attempts",
+            "Attempts per second that failed before the first byte, by reason; and how often the retry budget was "
+            "exhausted.",
             (
                 PanelQuery(or_zero(rate("shoal_gateway_retries_total", by="reason"), "reason"), "{{reason}}"),
-                PanelQuery(rate("shoal_gateway_retry_budget_exhausted_total"), "budget spent"),
+                PanelQuery(rate("shoal_gateway_retry_budget_exhausted_total"), "budget exhausted"),
             ),
             unit="ops",
             marks=(Mark(1, "orange"),),
         ),
         Panel(
-            "Replicas not heard",
-            "Streams to agents, live and down; and choices per second of a replica while no stream of its Model was "
-            "live.",
+            "Streams to agents",
+            "Streams to agents, live and down; and how often per second a replica was chosen while no stream of its "
+            "Model was live.",
             (
                 PanelQuery(total("shoal_gateway_replica_streams", by="state"), "{{state}}"),
-                PanelQuery(rate("shoal_gateway_fallback_choices_total"), "chosen unheard per second"),
+                PanelQuery(rate("shoal_gateway_fallback_choices_total"), "chosen without a stream per second"),
             ),
             runbook="signals-stale.md",
         ),
         Panel(
-            "Objects known",
-            "Models, adapters, keys and pods that each gateway knows; gateways that differ for long have lost a watch.",
+            "Known objects",
+            "Models, adapters, keys and pods that each gateway knows. If gateways differ for long, one has lost a "
+            "watch.",
             (PanelQuery("max by (kind, pod) (shoal_gateway_objects)", "{{kind}} {{pod}}"),),
         ),
     ),
 )
 
 _HELD: Final = PanelRow(
-    "Holding",
+    "Hold queue",
     (
         Panel(
             "Held by gateway",
@@ -130,11 +132,11 @@ _HELD: Final = PanelRow(
             width=6,
         ),
         Panel(
-            "Let go and turned away",
-            "Per second: requests that waited and went on, and those that could not wait, by the bound they would "
-            "have broken.",
+            "Released and refused",
+            "Requests per second that were released from the hold queue, and that were refused because it was full, "
+            "by the exceeded bound.",
             (
-                PanelQuery(rate("shoal_gateway_hold_releases_total"), "let go"),
+                PanelQuery(rate("shoal_gateway_hold_releases_total"), "released"),
                 PanelQuery(or_zero(rate("shoal_gateway_hold_refused_total", by="bound"), "bound"), "refused {{bound}}"),
             ),
             unit="reqps",
@@ -143,12 +145,12 @@ _HELD: Final = PanelRow(
         ),
         Panel(
             "Time held",
-            "Of those that waited, over the time shown.",
+            "Time in the hold queue of requests that had to wait, over the selected time range.",
             tuple(
                 PanelQuery(
                     quantile_of_range(share, "shoal_gateway_hold_seconds"),
                     f"p{share * 100:g}",
-                    empty="nothing had to wait in the time shown",
+                    empty="no request had to wait in the time range",
                 )
                 for share in (0.5, 0.99)
             ),
@@ -156,8 +158,8 @@ _HELD: Final = PanelRow(
             width=6,
         ),
         Panel(
-            "Bodies in memory",
-            "Bytes of request bodies that gateways keep, to send them to a replica or to another one.",
+            "Request bodies in memory",
+            "Bytes of request bodies that gateways keep, to send them to a replica or to retry on another one.",
             (PanelQuery(total("shoal_gateway_held_body_bytes", by="pod"), "{{pod}}"),),
             unit="bytes",
             width=6,
@@ -170,8 +172,8 @@ _USAGE: Final = PanelRow(
     (
         Panel(
             "Spool",
-            "Share of its bound that each gateway's usage records take on disk. Nothing is lost before it is full; "
-            "then `gateway.whenSpoolFull` decides.",
+            "Share of the spool's size limit that usage records use. Nothing is lost until it is full; then "
+            "`gateway.whenSpoolFull` decides.",
             (PanelQuery("shoal_gateway_spool_bytes / (shoal_gateway_spool_limit_bytes > 0)", "{{pod}}"),),
             unit="percentunit",
             marks=(Mark(0.5, "yellow"), Mark(0.9, "red")),
@@ -180,22 +182,23 @@ _USAGE: Final = PanelRow(
             width=6,
         ),
         Panel(
-            "Not yet at the ledger",
-            "Rows on disk that the ledger does not have.",
+            "Not yet shipped",
+            "Rows on disk that the ledger does not have yet.",
             (PanelQuery(total("shoal_gateway_unshipped_rows", by="pod"), "{{pod}}"),),
             runbook="ledger-behind.md",
             width=6,
         ),
         Panel(
             "Ledger",
-            "Records per second: new, known already, put aside because they cannot be read.",
+            "Records per second: new, already known, and quarantined because they are invalid (aside).",
             (PanelQuery(rate("shoal_ledger_records_total", by="result"), "{{result}}"),),
             unit="ops",
             width=6,
         ),
         Panel(
             "Request log",
-            "Entries per second that were written, and those that were not kept, by reason. Serving goes on.",
+            "Entries per second that were written, and entries that were dropped, by reason. Dropped entries do not "
+            "affect requests.",
             (
                 PanelQuery(rate("shoal_gateway_request_log_entries_total"), "written", empty=_LOGS_OFF),
                 PanelQuery(rate("shoal_gateway_request_log_dropped_total", by="reason"), "{{reason}}", empty=_LOGS_OFF),

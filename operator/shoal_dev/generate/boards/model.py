@@ -30,32 +30,32 @@ _ANSWERS: Final = PanelRow(
     (
         Panel(
             "Requests",
-            "Accepted requests per second, by how they ended.",
+            "Accepted requests per second, by outcome.",
             (PanelQuery(rate(_REQUESTS, GATEWAY_MODEL, "outcome"), "{{outcome}}"),),
             unit="reqps",
             kind="stacked",
         ),
         Panel(
             "Time to first token",
-            "From acceptance to the first byte of the answer, holding included.",
+            "Time from acceptance to the first byte of the answer, including the time in the hold queue.",
             quantiles("gen_ai_server_time_to_first_token_seconds", GATEWAY_MODEL),
             unit="s",
         ),
         Panel(
             "Time per output token",
-            "Between tokens of streamed answers, on average over each answer.",
+            "Time between tokens of streamed answers, averaged over each answer.",
             quantiles("gen_ai_server_time_per_output_token_seconds", GATEWAY_MODEL),
             unit="s",
         ),
         Panel(
             "Duration",
-            "From acceptance to the end of the answer.",
+            "Time from acceptance to the end of the answer.",
             quantiles("gen_ai_server_request_duration_seconds", f'{GATEWAY_MODEL}, outcome="answered"'),
             unit="s",
         ),
         Panel(
             "Tokens",
-            "Per second, as the engines count them: prompts (those that a cache covers included) and answers.",
+            "Tokens per second, as the engines count them: prompts (including cached tokens) and generated tokens.",
             (
                 PanelQuery(rate("shoal_replica_prompt_tokens_total", MODEL), "prompt"),
                 PanelQuery(rate("shoal_replica_generation_tokens_total", MODEL), "generated"),
@@ -64,7 +64,7 @@ _ANSWERS: Final = PanelRow(
         ),
         Panel(
             "Not answered",
-            "Share of accepted requests that failed, were refused or ran out of time.",
+            "Share of accepted requests that failed, were refused, or expired.",
             (PanelQuery(ratio(rate(_REQUESTS, f"{GATEWAY_MODEL}, {BROKEN}"), rate(_REQUESTS, GATEWAY_MODEL))),),
             unit="percentunit",
             marks=(Mark(0.001, "yellow"), Mark(0.01, "red")),
@@ -84,12 +84,12 @@ _WAITING: Final = PanelRow(
         ),
         Panel(
             "Time held",
-            "Of those that waited in a gateway, over the time shown.",
+            "Time in the hold queue of requests that had to wait, over the selected time range.",
             tuple(
                 PanelQuery(
                     quantile_of_range(share, "shoal_gateway_hold_seconds", GATEWAY_MODEL),
                     f"p{share * 100:g}",
-                    empty="nothing had to wait in the time shown",
+                    empty="no request had to wait in the time range",
                 )
                 for share in (0.5, 0.99)
             ),
@@ -97,7 +97,7 @@ _WAITING: Final = PanelRow(
         ),
         Panel(
             "Queue and batch by replica",
-            "Requests that wait in the engine and those that it runs. The line is the default of "
+            "Requests that wait in the engine, and requests that it runs. The line is the default of "
             "`queuedRequestsPerReplica`.",
             (
                 PanelQuery(total("shoal_replica_waiting", MODEL, "pod"), "{{pod}} waiting"),
@@ -113,7 +113,7 @@ _REPLICAS: Final = PanelRow(
     (
         Panel(
             "Wanted and ready",
-            "As decided; as placed and as ready on each GPU class.",
+            "Replicas: decided; placed and ready on each GPU class.",
             (
                 PanelQuery(replicas("wanted", MODEL), "wanted"),
                 PanelQuery(replicas("desired", MODEL, "gpu_class"), "{{gpu_class}} placed"),
@@ -123,7 +123,7 @@ _REPLICAS: Final = PanelRow(
         ),
         Panel(
             "KV cache in use by replica",
-            "Share of the KV cache that requests fill. The line is the default of `kvUtilizationPercent`.",
+            "Share of the KV cache that requests use. The lower line is the default of `kvUtilizationPercent`.",
             (
                 PanelQuery(
                     f"{total('shoal_replica_kv_tokens_used', MODEL, 'pod')} / "
@@ -138,42 +138,44 @@ _REPLICAS: Final = PanelRow(
         ),
         Panel(
             "Why the number changed",
-            "Decisions over the time shown, by direction and reason. `kubectl shoal why` has each with its figures.",
+            "Decisions that changed the number of replicas in the time range, by direction and reason. `kubectl shoal "
+            "why` shows each with its inputs.",
             (
                 PanelQuery(
                     f"{events('shoal_model_decisions_total', MODEL, 'direction, reason')} > 0",
                     "decisions",
-                    empty="the number did not change in the time shown",
+                    empty="the number did not change in the time range",
                 ),
             ),
             kind="table",
         ),
         Panel(
             "Cold starts",
-            "From a pod's creation until it is ready, over the time shown; and what is counted with, as last measured.",
+            "Time from the creation of a pod until it is ready, over the selected time range; and the expected cold "
+            "start, which is the last measured one.",
             (
                 PanelQuery(
                     quantile_of_range(0.5, "shoal_model_cold_start_seconds", MODEL, "gpu_class"),
                     "{{gpu_class}} p50",
-                    empty="no replica started in the time shown",
+                    empty="no replica started in the time range",
                 ),
                 PanelQuery(
                     quantile_of_range(0.99, "shoal_model_cold_start_seconds", MODEL, "gpu_class"),
                     "{{gpu_class}} p99",
-                    empty="no replica started in the time shown",
+                    empty="no replica started in the time range",
                 ),
-                PanelQuery(f"shoal_model_cold_start_expected_seconds{{{MODEL}}}", "{{gpu_class}} counted with"),
+                PanelQuery(f"shoal_model_cold_start_expected_seconds{{{MODEL}}}", "{{gpu_class}} expected"),
             ),
             unit="s",
         ),
         Panel(
             "Wakes",
-            "From the decision at zero until a replica is ready, over the time shown.",
+            "Time from the decision to wake the Model at zero until a replica is ready, over the selected time range.",
             tuple(
                 PanelQuery(
                     quantile_of_range(share, "shoal_model_wake_seconds", MODEL),
                     f"p{share * 100:g}",
-                    empty="the Model was not woken in the time shown",
+                    empty="the Model was not woken in the time range",
                 )
                 for share in (0.5, 0.99)
             ),
@@ -181,9 +183,9 @@ _REPLICAS: Final = PanelRow(
             runbook="wake-slow.md",
         ),
         Panel(
-            "Heard",
-            "Gateways and replicas that were to be heard of load and demand, and are not. With any of them the number "
-            "of replicas does not go down.",
+            "Stale signals",
+            "Gateways and replicas without live signals of load and demand. While there is one, the Model does not "
+            "scale down.",
             (PanelQuery(total("shoal_model_signal_sources", f'{MODEL}, state="stale"', "kind"), "{{kind}} stale"),),
             marks=(Mark(1, "red"),),
             runbook="signals-stale.md",
@@ -196,7 +198,7 @@ _ENGINES: Final = PanelRow(
     (
         Panel(
             "Stalled or draining",
-            "Replicas whose engine makes no progress, and those that finish before they go.",
+            "Replicas whose engine makes no progress, and replicas that finish their requests before they stop.",
             (
                 PanelQuery(or_zero(total("shoal_agent_stalled", MODEL)), "stalled"),
                 PanelQuery(or_zero(total("shoal_agent_draining", MODEL)), "draining"),
@@ -206,15 +208,15 @@ _ENGINES: Final = PanelRow(
         ),
         Panel(
             "Failed calls to the engine",
-            "Of the agents, per second.",
+            "Failed calls of the agents to their engines per second.",
             (PanelQuery(or_zero(rate("shoal_agent_engine_errors_total", MODEL, "kind"), "kind"), "{{kind}}"),),
             unit="ops",
         ),
         Panel(
-            "KV cache, computed and real",
-            "Tokens of one replica's KV cache: as computed before its engine started, and as the engine says.",
+            "KV cache, predicted and real",
+            "KV cache of one replica in tokens: predicted before its engine started, and reported by the engine.",
             (
-                PanelQuery(f"shoal_kv_tokens_predicted{{{MODEL}}}", "{{gpu_class}} computed"),
+                PanelQuery(f"shoal_kv_tokens_predicted{{{MODEL}}}", "{{gpu_class}} predicted"),
                 PanelQuery(f"shoal_kv_tokens_engine{{{MODEL}}}", "{{gpu_class}} engine"),
             ),
         ),

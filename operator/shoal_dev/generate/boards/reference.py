@@ -12,7 +12,7 @@ def boards_page(boards: Iterable[DashboardPlan]) -> str:
 
 def _board(board: DashboardPlan) -> Iterator[str]:
     yield from (f"## {board.title}", "", board.description, "")
-    yield from ("| panel | it shows | may be empty | runbook |", "|---|---|---|---|")
+    yield from ("| panel | content | may be empty, if | runbook |", "|---|---|---|---|")
     for panel in board.panels:
         runbook = f"[{panel.runbook}](../runbooks/{panel.runbook})" if panel.runbook else ""
         yield f"| {panel.title} | {panel.description} | {_empty(panel)} | {runbook} |"

@@ -12,26 +12,26 @@ _CACHED: Final = f'{_MATCH}, gen_ai_token_type="cached"'
 _OUTPUT: Final = f'{_MATCH}, gen_ai_token_type="output"'
 
 _NOW: Final = PanelRow(
-    "In the time shown",
+    "In the time range",
     (
         Panel(
             "Requests",
-            "Accepted requests that ended.",
+            "Accepted requests that have ended.",
             (PanelQuery(rise("shoal_tenant_requests_total", _MATCH)),),
             kind="number",
             width=6,
         ),
         Panel(
             "Input tokens",
-            "Of prompts, those that a cache covers included.",
+            "Tokens of prompts, including cached tokens.",
             (PanelQuery(rise(_TOKENS, _INPUT)),),
             kind="number",
             width=6,
         ),
-        Panel("Output tokens", "Of answers.", (PanelQuery(rise(_TOKENS, _OUTPUT)),), kind="number", width=6),
+        Panel("Output tokens", "Tokens of answers.", (PanelQuery(rise(_TOKENS, _OUTPUT)),), kind="number", width=6),
         Panel(
-            "Turned away",
-            "Requests over one of the tenant's limits: 429.",
+            "Refused",
+            "Requests over one of the tenant's limits (429).",
             (PanelQuery(or_zero(events("shoal_tenant_refused_total", _MATCH))),),
             kind="number",
             width=6,
@@ -45,15 +45,16 @@ _REQUESTS: Final = PanelRow(
     (
         Panel(
             "Requests by tenant",
-            "Accepted requests per second that ended; the ten busiest.",
+            "Accepted requests per second that have ended, for the ten busiest tenants.",
             (PanelQuery(f"topk(10, {rate('shoal_tenant_requests_total', _MATCH, 'tenant')})", "{{tenant}}"),),
             unit="reqps",
             kind="stacked",
         ),
         Panel(
-            "How they ended",
-            "answered; rejected: by the engine, as wrong; cancelled: by the client; refused: 429 or 503 with "
-            "Retry-After; expired: held for too long; failed: the engine was lost, or said 5xx.",
+            "Outcomes",
+            "Accepted requests per second by outcome. rejected: the engine answered 4xx. cancelled: the client "
+            "disconnected. refused: no replica could serve (503 with Retry-After). expired: held for too long. "
+            "failed: the engine was lost or answered 5xx.",
             (PanelQuery(rate("shoal_tenant_requests_total", _MATCH, "outcome"), "{{outcome}}"),),
             unit="reqps",
             kind="stacked",
@@ -61,7 +62,7 @@ _REQUESTS: Final = PanelRow(
         ),
         Panel(
             "Over a limit",
-            "Requests per second that got 429, by tenant.",
+            "Requests per second that were refused with 429, by tenant.",
             (
                 PanelQuery(
                     or_zero(rate("shoal_tenant_refused_total", _MATCH, "tenant"), "tenant"),
@@ -78,7 +79,7 @@ _USE: Final = PanelRow(
     (
         Panel(
             "Tokens by tenant",
-            "Input and output tokens per second; the ten busiest.",
+            "Input and output tokens per second, for the ten busiest tenants.",
             (
                 PanelQuery(
                     f'topk(10, {rate(_TOKENS, f"""{_MATCH}, gen_ai_token_type=~"input|output" """.strip(), "tenant")})',
@@ -90,20 +91,20 @@ _USE: Final = PanelRow(
         ),
         Panel(
             "Tokens by kind",
-            "Per second. Cached ones are part of the input.",
+            "Tokens per second. Cached tokens are part of the input.",
             (PanelQuery(rate(_TOKENS, _MATCH, "gen_ai_token_type"), "{{gen_ai_token_type}}"),),
             unit="ops",
         ),
         Panel(
-            "Input from a cache",
-            "Share of the input tokens that an engine's prefix cache covered.",
+            "Cached input",
+            "Share of the input tokens found in an engine's prefix cache.",
             (PanelQuery(ratio(rate(_TOKENS, _CACHED), rate(_TOKENS, _INPUT)), "cached"),),
             unit="percentunit",
             most=1,
         ),
         Panel(
             "Tenants",
-            "In the time shown: requests, tokens, and requests that were over a limit.",
+            "In the selected time range: requests, tokens, and requests over a limit.",
             (
                 PanelQuery(rise("shoal_tenant_requests_total", _MATCH, "tenant"), "requests"),
                 PanelQuery(rise(_TOKENS, _INPUT, "tenant"), "input tokens"),
@@ -122,11 +123,12 @@ _USE: Final = PanelRow(
 )
 
 _BOOKS: Final = PanelRow(
-    "Books",
+    "Billing",
     (
         Panel(
-            "Billed beside what engines counted",
-            "Tokens of the last 24 hours. `kubectl shoal unattributed` shows the difference by the hour.",
+            "Engine counts and billed tokens",
+            "Tokens of the last 24 hours, as engines counted them and as billed. `kubectl shoal unattributed --by "
+            "hour` shows the difference.",
             (
                 PanelQuery(total("shoal_ledger_engine_tokens", by="kind"), "engines {{kind}}"),
                 PanelQuery(total("shoal_ledger_billed_tokens", by="kind"), "billed {{kind}}"),
@@ -135,8 +137,8 @@ _BOOKS: Final = PanelRow(
         ),
         Panel(
             "Unattributed",
-            "Share of the engines' tokens that no usage record has; below zero where a killed engine's last counts "
-            "were not heard. The last 24 hours.",
+            "Share of the engines' tokens in the last 24 hours that was not billed. Negative if the last counts of a "
+            "killed engine are missing.",
             (
                 PanelQuery(
                     f"{total('shoal_ledger_unattributed_tokens', by='kind')} / "
@@ -156,7 +158,7 @@ _BOOKS: Final = PanelRow(
 BOARD: Final = DashboardPlan(
     uid="shoal-tenant",
     title="Shoal / Tenant",
-    description="What tenants ask for and get: requests, tokens, limits. Bills: `kubectl shoal bill TENANT`.",
+    description="Requests, tokens and limits of tenants. For bills: `kubectl shoal bill --tenant TENANT`.",
     variables=(TENANT,),
     rows=(_NOW, _REQUESTS, _USE, _BOOKS),
 )

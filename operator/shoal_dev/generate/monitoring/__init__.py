@@ -1,8 +1,8 @@
-"""What a Prometheus is told of Shoal, from one source: the chart's PrometheusRule, the same rules for a Prometheus
-without the Prometheus operator, and how it finds what to scrape.
+"""Rules and scrape jobs for Prometheus, from one source: the chart's PrometheusRule, and the same rules and jobs for a
+Prometheus without the Prometheus operator.
 
-recording.py  sums and ratios that alerts share;  alerts.py  when to wake somebody, each with its page in docs/runbooks
-scrape.py     what to scrape, for a Prometheus with Kubernetes discovery
+recording.py  sums and ratios that alerts share;  alerts.py  the alerts, each with its page in docs/runbooks
+scrape.py     scrape jobs for a Prometheus with Kubernetes discovery
 render.py     the files
 """
 

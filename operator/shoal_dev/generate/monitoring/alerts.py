@@ -1,22 +1,22 @@
-"""Alerts. What they name is in docs/runbooks: each page says what it means, what suffers, where to look, what to do."""
+"""The alerts. docs/runbooks has a page for each: meaning, impact, diagnosis, what to do."""
 
 import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
 REFUSED_SLO: Final = 0.01
-"""Part of the accepted requests that may be refused in a month (30 days)."""
+"""Error budget: share of the accepted requests that may be refused in a month (30 days)."""
 FAST_BURN: Final = 14.4
-"""So many times faster than allowed: 2 % of the month's budget within an hour."""
+"""Burn rate at which 2 % of the month's error budget is used within an hour."""
 SLOW_BURN: Final = 6
-"""The same: 5 % within six hours."""
+"""Burn rate at which 5 % of the month's error budget is used within six hours."""
 
 Severity = Literal["critical", "warning"]
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One alert. `since` is how long it must hold before it fires, as Prometheus writes it."""
+    """One alert. `since`: how long `expr` must hold before the alert fires, as a Prometheus duration."""
 
     name: str
     severity: Severity
@@ -27,7 +27,7 @@ class Alert:
 
     @property
     def page(self) -> str:
-        """Its runbook, as a file name without suffix."""
+        """File name of its runbook, without suffix."""
         return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", self.name.removeprefix("Shoal")).lower()
 
 
@@ -45,9 +45,8 @@ REQUESTS: Final = (
         "critical",
         "model:shoal_gateway_requests_failed:ratio_rate5m > 0.01",
         "5m",
-        f"Requests to {_SERVED} break off.",
-        "{{ $value | humanizePercentage }} of the accepted requests of the last 5 minutes lost their engine after the "
-        "first byte.",
+        f"Requests to {_SERVED} fail.",
+        "{{ $value | humanizePercentage }} of the accepted requests of the last 5 minutes lost their engine.",
     ),
     Alert(
         "ShoalRefusalsBurnFast",
@@ -55,26 +54,29 @@ REQUESTS: Final = (
         _burn(FAST_BURN, "5m", "1h"),
         "2m",
         f"Requests to {_SERVED} are refused.",
-        "{{ $value | humanizePercentage }} of the accepted requests end in 503: a month's budget of refusals "
-        f"({REFUSED_SLO:.0%}) would last two days.",
+        "{{ $value | humanizePercentage }} of the accepted requests end in 503. At this rate the error budget of a "
+        "month "
+        f"({REFUSED_SLO:.0%}) is used up in two days.",
     ),
     Alert(
         "ShoalRefusalsBurnSlow",
         "warning",
         _burn(SLOW_BURN, "30m", "6h"),
         "15m",
-        f"Requests to {_SERVED} are refused again and again.",
-        "{{ $value | humanizePercentage }} of the accepted requests end in 503: a month's budget of refusals "
-        f"({REFUSED_SLO:.0%}) would last five days.",
+        f"Requests to {_SERVED} are refused repeatedly.",
+        "{{ $value | humanizePercentage }} of the accepted requests end in 503. At this rate the error budget of a "
+        "month "
+        f"({REFUSED_SLO:.0%}) is used up in five days.",
     ),
     Alert(
         "ShoalHoldNearLimit",
         "warning",
         "model:shoal_gateway_held_requests:ratio > 0.8",
         "1m",
-        f"Nearly as many requests to {_SERVED} wait as may.",
-        "A gateway holds {{ $value | humanizePercentage }} of what `spec.hold.maxRequests` allows; beyond it requests "
-        "are refused.",
+        f"The hold queue of {_SERVED} is nearly full.",
+        "A gateway holds {{ $value | humanizePercentage }} of the requests that `spec.hold.maxRequests` allows. "
+        "Further "
+        "requests are refused.",
     ),
 )
 
@@ -84,15 +86,15 @@ MODELS: Final = (
         "warning",
         'max by (model, reason) (shoal_model_condition{type="Placed",status="False"}) == 1',
         "5m",
-        f"There are no GPUs for {_MODEL}.",
-        "It is not placed ({{ $labels.reason }}): fewer replicas than are wanted, or none.",
+        f"Replicas of {_MODEL} have no GPUs.",
+        "The Model is not placed ({{ $labels.reason }}). It has fewer replicas than decided, or none.",
     ),
     Alert(
         "ShoalModelNotServing",
         "critical",
         'sum by (model) (shoal_model_replicas{state="ready"}) == 0 and on (model) shoal_model_replicas_wanted > 0',
         "30m",
-        f"No replica of {_MODEL} serves.",
+        f"No replica of {_MODEL} is ready.",
         "Replicas are wanted, and none has been ready for half an hour.",
     ),
     Alert(
@@ -101,8 +103,8 @@ MODELS: Final = (
         "model:shoal_model_wake_seconds:mean_rate1h > on (model) "
         "1.5 * max by (model) (shoal_model_cold_start_expected_seconds) + 10",
         "5m",
-        f"{_MODEL} wakes more slowly than a replica starts.",
-        "Wakes of the last hour took {{ $value | humanizeDuration }} on average, well beyond the last cold start.",
+        f"Wakes of {_MODEL} take longer than a cold start.",
+        "Wakes of the last hour took {{ $value | humanizeDuration }} on average, much longer than the last cold start.",
     ),
     Alert(
         "ShoalKVNearFull",
@@ -110,7 +112,8 @@ MODELS: Final = (
         "model:shoal_replica_kv_tokens:ratio > 0.9",
         "10m",
         f"The KV cache of {_MODEL} is nearly full.",
-        "{{ $value | humanizePercentage }} of all its replicas' KV tokens are in use: engines queue and retract.",
+        "{{ $value | humanizePercentage }} of the KV tokens of its replicas are in use. Engines queue and retract "
+        "requests.",
     ),
     Alert(
         "ShoalEngineStalled",
@@ -118,23 +121,23 @@ MODELS: Final = (
         "max by (namespace, pod) (shoal_agent_stalled) == 1",
         "1m",
         "The engine of {{ $labels.namespace }}/{{ $labels.pod }} makes no progress.",
-        "It has requests and answers none of them; gateways send it nothing meanwhile.",
+        "It has requests and makes no progress on them. Gateways send it no new requests.",
     ),
     Alert(
         "ShoalSignalsStale",
         "warning",
         'max by (model, kind) (shoal_model_signal_sources{state="stale"}) > 0',
         "3m",
-        f"The operator has no live signals from some {{{{ $labels.kind }}}} of {_MODEL}.",
-        "{{ $value }} of them are silent. Their load is unknown, so the Model does not scale down.",
+        f"The operator has no live signals from one or more {{{{ $labels.kind }}}} of {_MODEL}.",
+        "{{ $value }} are stale. Their load is unknown, so the Model does not scale down.",
     ),
     Alert(
         "ShoalKEDANotDriving",
         "warning",
         'max by (model, reason) (shoal_model_condition{type="ScalingActive",status="False"}) == 1',
         "2m",
-        f"KEDA does not carry out what is decided for {_MODEL}.",
-        "{{ $labels.reason }}. Its replicas stay as they are; the condition ScalingActive says what to do.",
+        f"KEDA does not apply the scaling decisions for {_MODEL}.",
+        "{{ $labels.reason }}. The replicas stay as they are. The condition ScalingActive says what to do.",
     ),
 )
 
@@ -144,24 +147,24 @@ PARTS: Final = (
         "critical",
         "(sum(shoal_leading) or vector(0)) == 0",
         "2m",
-        "No operator leads.",
-        "Serving goes on; nothing scales, wakes or is repaired.",
+        "There is no leading operator.",
+        "Serving continues, but nothing scales, wakes or is reconciled.",
     ),
     Alert(
         "ShoalScalerCertificateExpires",
         "warning",
         "min(shoal_keda_certificate_expiry_timestamp_seconds > 0) - time() < 7 * 86400",
         "1h",
-        "The certificate by which KEDA knows the operator ends soon.",
-        "It ends in {{ $value | humanizeDuration }}; then KEDA scales nothing, and replicas stay as they are.",
+        "The certificate of the operator's external scaler expires soon.",
+        "It expires in {{ $value | humanizeDuration }}. Then KEDA scales nothing, and replicas stay as they are.",
     ),
     Alert(
         "ShoalReconcilesFail",
         "warning",
         'sum by (queue) (increase(shoal_reconciles_total{outcome="error"}[15m])) > 5',
         "5m",
-        "The operator fails again and again ({{ $labels.queue }}).",
-        "{{ $value | humanize }} reconciles failed in 15 minutes.",
+        "Reconciliations of the operator fail ({{ $labels.queue }}).",
+        "{{ $value | humanize }} reconciliations failed in 15 minutes.",
     ),
     Alert(
         "ShoalCacheFailing",
@@ -169,8 +172,8 @@ PARTS: Final = (
         '(sum by (pod) (increase(shoal_cache_fetches_total{result="failed"}[15m])) > 2) '
         "or (sum by (pod) (increase(shoal_cache_broken_files_total[15m])) > 0)",
         "0m",
-        "The node cache {{ $labels.pod }} cannot give weights, or found rotten files.",
-        "{{ $value | humanize }} times in 15 minutes; replicas on its node start late or not at all.",
+        "The node cache {{ $labels.pod }} cannot fetch weights, or found corrupt files.",
+        "{{ $value | humanize }} times in 15 minutes. Replicas on its node start late or not at all.",
     ),
 )
 
@@ -180,8 +183,8 @@ USAGE: Final = (
         "critical",
         "min by (pod) (shoal_gateway_spool_ok) == 0",
         "1m",
-        "{{ $labels.pod }} cannot keep usage records.",
-        "Unless `gateway.whenSpoolFull` is Serve it refuses all requests: what is not recorded cannot be billed.",
+        "{{ $labels.pod }} cannot write usage records.",
+        "It refuses all requests, unless `gateway.whenSpoolFull` is Serve: requests without a record cannot be billed.",
     ),
     Alert(
         "ShoalSpoolFilling",
@@ -189,7 +192,7 @@ USAGE: Final = (
         "max by (pod) (shoal_gateway_spool_bytes / (shoal_gateway_spool_limit_bytes > 0)) > 0.8",
         "5m",
         "The usage spool of {{ $labels.pod }} is {{ $value | humanizePercentage }} full.",
-        "When it is full the gateway refuses requests. It empties as the ledger takes records.",
+        "When it is full, the gateway refuses requests. It is emptied by shipping records to the ledger.",
     ),
     Alert(
         "ShoalUsageLost",
@@ -197,7 +200,7 @@ USAGE: Final = (
         "max by (pod) (delta(shoal_gateway_spool_requests_lost[15m])) > 0",
         "0m",
         "{{ $labels.pod }} lost usage records.",
-        "The usage of {{ $value | humanize }} requests is lost: its disk refused them for too long.",
+        "The usage of {{ $value | humanize }} requests is lost, because the disk could not be written for too long.",
     ),
     Alert(
         "ShoalLedgerBehind",
@@ -205,7 +208,7 @@ USAGE: Final = (
         "max by (pod) (shoal_gateway_unshipped_oldest_seconds) > 300",
         "5m",
         "The ledger is {{ $value | humanizeDuration }} behind {{ $labels.pod }}.",
-        "Records wait in the gateway's spool. Nothing is lost; bills, budgets and totals lag.",
+        "Records wait in the gateway's spool. Nothing is lost, but bills, budgets and totals lag.",
     ),
     Alert(
         "ShoalLedgerDatabaseDown",
@@ -213,15 +216,15 @@ USAGE: Final = (
         "min by (pod) (shoal_ledger_database_up) == 0",
         "2m",
         "The ledger cannot reach its database.",
-        "Gateways keep records meanwhile; bills, budgets and totals stand still.",
+        "Gateways keep the records meanwhile. Bills, budgets and totals are not updated.",
     ),
     Alert(
         "ShoalUnattributedTokens",
         "warning",
         "abs(cluster:shoal_ledger_unattributed_tokens:ratio) > 0.02 and sum(shoal_ledger_engine_tokens) > 1e6",
         "30m",
-        "{{ $value | humanizePercentage }} of the engines' tokens are in no bill.",
-        "Over the last 24 hours. Somebody uses engines past the gateways, or records are missing.",
+        "{{ $value | humanizePercentage }} of the tokens counted by engines are not billed.",
+        "Over the last 24 hours. Requests bypass the gateways, or usage records are missing.",
     ),
 )
 

@@ -1,10 +1,10 @@
-"""Recording rules: `level:metric:operation`, as Prometheus' own guide names them."""
+"""Recording rules, named `level:metric:operation` as Prometheus recommends."""
 
 from dataclasses import dataclass
 from typing import Final
 
 WINDOWS: Final = ("5m", "30m", "1h", "6h")
-"""Of ratios that burn an error budget: a short one and a long one, fast and slow."""
+"""Windows of the ratios that use an error budget: a short and a long one each, for fast and slow burn rates."""
 
 
 @dataclass(frozen=True, slots=True)
