@@ -13,14 +13,17 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final, cast
 
 from shoal.controllers.keda.server import ScalerServer
 from shoal.controllers.keda.targets import ScalerTargets
 from shoal.controllers.keda.tls import CertificateFiles
+from shoal.controllers.reservations import Reservations
+from shoal.controllers.world import World
 from shoal.runtime import logs
 from tests.bench.keda_scaler_client import NAMESPACE
 from tests.support.kedaclient import leading, write_certificate
@@ -140,12 +143,23 @@ async def all_at_once(operator: Operator, server: ScalerServer, ca: Path) -> Non
     milliseconds(f"the same: all {operator.objects} at once", [at - begun[0] for at in first.values()])
 
 
+def targets(standing: Mapping[str, int]) -> ScalerTargets:
+    """What KEDA is answered; `standing`: name of a Deployment -> replicas that it has."""
+
+    def deployment(key: str) -> Any:
+        replicas = standing.get(key.split("/")[1])
+        return None if replicas is None else SimpleNamespace(deployment=SimpleNamespace(replicas=replicas))
+
+    world = cast("World", SimpleNamespace(deployments=SimpleNamespace(get=deployment)))
+    return ScalerTargets(world, Reservations(lambda _uid: None), lambda _uid: None)
+
+
 async def run(objects: int, seconds: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_certificate(Path(folder))
         ca = Path(folder) / "ca.crt"
         standing: dict[str, int] = {}
-        operator = Operator(objects, standing, ScalerTargets(lambda _namespace, name: standing.get(name)))
+        operator = Operator(objects, standing, targets(standing))
         server = ScalerServer(
             operator.book,
             lambda: True,

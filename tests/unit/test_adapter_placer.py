@@ -18,6 +18,7 @@ from shoal.controllers.lora import placer as room
 from shoal.controllers.lora.choices import Choices
 from shoal.controllers.lora.desired import DesiredAdapterWriter
 from shoal.controllers.lora.placer import Placer
+from shoal.controllers.triggers import hear
 from shoal.controllers.world import World
 from shoal.core import artifacts
 from shoal.core.lora.lifecycle.revisions import Revisions
@@ -70,9 +71,9 @@ class Fixture:
         self.world = World(cast("Any", None), CONFIG, "shoal-system", cast("Any", None), ownership=LabelsSuffice())
         self.signals = Ears()
         self.told = Told(self.world, self.signals)
-        self.placer = Placer(self.world, Choices(self.world), self.told, self.signals)
         self.woken: list[str] = []
-        self.placer.wake = self.woken.append
+        self.placer = Placer(self.world, Choices(self.world), self.told, self.signals, self.woken.append)
+        hear(self.world.pods, self.placer.on_pod)
         base = model("base", "chat")
         base["metadata"] |= {"uid": "m", "resourceVersion": "1"}
         self.world.models.upsert(base)

@@ -6,6 +6,8 @@ from typing import Any, cast
 from shoal.api.meta import GROUP
 from shoal.controllers.classbackoffs import ClassBackoffs
 from shoal.controllers.coldstarts import LONGEST_TIMEOUT_SECONDS, ColdStarts
+from shoal.controllers.state import FleetState
+from shoal.controllers.triggers import hear
 from shoal.controllers.world import World
 from shoal.core.facts import Deployment, Pod
 from shoal.core.ownership import Link, Owner
@@ -43,7 +45,9 @@ class Cluster:
         )  # fmt: skip
         world.pods = self.pods
         world.models.upsert(MODEL)
-        self.setbacks = ClassBackoffs(world, ColdStarts(world), self._tell)
+        self.state = FleetState(world)
+        self.backoffs = ClassBackoffs(world, self.state, ColdStarts(world, self.state))
+        hear(world.pods, self.backoffs.on_pod)
         self.pod(ready=False)
 
     def put(self, table: Table[Any], value: Any) -> None:
@@ -57,11 +61,10 @@ class Cluster:
 
     def after(self, seconds: float) -> dict[str, str]:
         self.seconds = seconds
-        self.setbacks.check()
-        return dict(self.setbacks.of("m"))
-
-    def _tell(self) -> None:
-        self.told += 1
+        self.state.plan_due.clear()
+        self.backoffs.check()
+        self.told += self.state.plan_due.is_set()
+        return dict(self.state.record("m").backoff_reasons)
 
 
 def test_a_pod_that_starts_for_too_long_is_told_once_and_forgotten_after_an_hour() -> None:

@@ -1,27 +1,17 @@
 """Which decisions are kept for `kubectl shoal why`."""
 
 from datetime import UTC, datetime
-from typing import cast
 
-from shoal.controllers.planner import Planner
-from shoal.controllers.scaling.history import KEPT, DecisionHistory, current_message
-from shoal.controllers.scaling.signals import ScalingSignals
-from shoal.controllers.world import World
+from shoal.controllers.scaling.history import current_message, enter, records
+from shoal.controllers.state import DECISIONS_KEPT, ModelRecord
 from shoal.core.scaling import ScalingDecision
 
 
-class Clock:
-    """All that entering a decision needs of the world."""
-
-    def now(self) -> datetime:
-        return datetime(2026, 1, 1, tzinfo=UTC)
-
-
 def kept(*decisions: ScalingDecision) -> list[tuple[int, int, str, str, int]]:
-    book = DecisionHistory(cast("World", Clock()), cast("Planner", None), cast("ScalingSignals", None))
+    history = ModelRecord().history
     for decision in decisions:
-        book.record("u1", decision)
-    return [(r.before, r.wanted, r.reason, r.message, r.count) for r in book.records("u1")]
+        enter(history, decision, datetime(2026, 1, 1, tzinfo=UTC))
+    return [(r.before, r.wanted, r.reason, r.message, r.count) for r in records(history)]
 
 
 def test_a_change_stays_with_what_led_to_it_while_its_result_is_decided_again_and_again() -> None:
@@ -44,10 +34,10 @@ def test_two_steps_up_are_two_entries() -> None:
 
 
 def test_the_oldest_are_forgotten() -> None:
-    many = [ScalingDecision(n + 1, n, "ScalingUp", "queue") for n in range(KEPT + 5)]
+    many = [ScalingDecision(n + 1, n, "ScalingUp", "queue") for n in range(DECISIONS_KEPT + 5)]
     found = kept(*many)
-    assert len(found) == KEPT
-    assert found[0][1] == KEPT + 5
+    assert len(found) == DECISIONS_KEPT
+    assert found[0][1] == DECISIONS_KEPT + 5
 
 
 def test_until_the_replicas_are_there_it_is_told_why_they_are_wanted() -> None:

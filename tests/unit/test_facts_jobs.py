@@ -8,6 +8,7 @@ import pytest
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.controllers.artifacts import Artifacts
+from shoal.controllers.triggers import hear
 from shoal.controllers.world import World
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import APIServerUnavailable, KubeError, ObjectInvalid
@@ -46,7 +47,11 @@ def place(*names: str) -> tuple[JobServer, World, Artifacts, list[Model]]:
         raw["metadata"] |= {"uid": f"uid-{name}", "resourceVersion": "1", "generation": 1}
         world.models.upsert(raw)
         models.append(Model.model_validate(raw))
-    return server, world, Artifacts(world, lambda _key: None), models
+    artifacts = Artifacts(world, lambda _key: None)
+    hear(world.pods, artifacts.on_pod)
+    hear(world.jobs, artifacts.on_job)
+    hear(world.models, artifacts.on_model)
+    return server, world, artifacts, models
 
 
 async def test_models_that_name_one_source_and_are_looked_at_at_once_make_one_job() -> None:

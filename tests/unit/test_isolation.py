@@ -1,6 +1,7 @@
 """One Model on which Shoal itself fails, or that asks for too much work, stops nobody but itself."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, cast
 
@@ -35,17 +36,16 @@ placing: Any = import_module("shoal.core.placement.plan")  # the package has a f
 
 def with_a_bad_one(wanted: int = 1) -> tuple[Plane, list[str]]:
     """A plane with a second Model, which a test lets fail; and who is woken."""
-    plane, woken = Plane(replicas=wanted), list[str]()
+    plane = Plane(replicas=wanted)
     raw = _versioned(model("bad", "ns"), uid=BAD)
     plane.world.models.upsert(raw)
-    plane.planner.enter(PlacementRequest(Model.model_validate(raw), ArtifactFacts.model_validate(FACTS), "placed"))
-    plane.planner.wake.append(lambda key, _seconds: woken.append(key))
-    plane.wanted = wanted
-    return plane, woken
+    plane.state.enter(PlacementRequest(Model.model_validate(raw), ArtifactFacts.model_validate(FACTS), "placed"))
+    plane.woken.clear()
+    return plane, plane.woken
 
 
 def replicas(plane: Plane, uid: str = UID) -> int | None:
-    decided = plane.planner.latest(uid)
+    decided = plane.state.record(uid).placement
     return None if decided is None else sum(v.replicas for v in decided.placement.variants)
 
 
@@ -74,17 +74,18 @@ def test_a_model_whose_decision_raises_is_left_out_and_the_others_are_planned(
     owner, name, uid_of = BREAKS[where]
     plane, woken = with_a_bad_one()
     monkeypatch.setattr(owner, name, fails(getattr(owner, name), cast("Callable[..., str]", uid_of)))
-    plane.planner.sizes.forget(BAD)
+    plane.state.record(BAD).sized = None
     plane.wanted = 2
     plane.planner.plan()
     assert replicas(plane) == 2
-    considered = plane.planner.sizes._sized[BAD][2] if where == "sizing" else None
-    problem = considered.problem if considered is not None else plane.planner.failed(BAD)
+    sized = plane.state.record(BAD).sized
+    considered = sized.considered if where == "sizing" and sized is not None else None
+    problem = considered.problem if considered is not None else plane.state.record(BAD).failure
     assert problem is not None
     assert problem.reason == reasons.INTERNAL_ERROR
     assert "TypeError at " in problem.message
     assert "secret" not in problem.message
-    assert plane.planner.failed(UID) is None
+    assert plane.state.record(UID).failure is None
     assert "ns/bad" in woken
 
 
@@ -103,18 +104,18 @@ def test_a_model_that_could_not_be_planned_is_tried_again(monkeypatch: pytest.Mo
     with monkeypatch.context() as broken:
         broken.setattr(placing, "fill", fails(placing.fill, lambda case, *_: case.demand.uid))
         plane.planner.plan()
-        assert plane.planner.failed(BAD) is not None
+        assert plane.state.record(BAD).failure is not None
         asked = list[str]()
         broken.setattr(placing, "fill", lambda case, *_: asked.append(case.demand.uid))
         plane.planner.plan()
         assert BAD not in asked  # not with each plan
     monkeypatch.setattr(planning, "RETRY_SECONDS", 0.0)
-    plane.planner._failed[BAD] = plane.planner._failed[BAD].__class__(
-        plane.planner._failed[BAD].request, plane.planner._failed[BAD].problem, 0.0
-    )
+    failed = plane.state.record(BAD).plan_failure
+    assert failed is not None
+    plane.state.record(BAD).plan_failure = replace(failed, until=0.0)
     woken.clear()
     plane.planner.plan()
-    assert plane.planner.failed(BAD) is None
+    assert plane.state.record(BAD).failure is None
     assert replicas(plane, BAD) == 1
     assert "ns/bad" in woken
 
@@ -162,15 +163,17 @@ def test_a_model_that_is_too_expensive_keeps_what_it_has_and_the_others_go_on(mo
         return real(found, *args)
 
     monkeypatch.setattr(sizes.candidates, "consider", steps)
-    plane.planner.sizes.forget(BAD)
+    plane.state.record(BAD).sized = None
     plane.wanted = 2
     plane.planner.plan()
     assert replicas(plane) == 2
-    decided = plane.planner.latest(BAD)
+    decided = plane.state.record(BAD).placement
     assert decided is not None
     assert decided.considered.problem is not None
     assert decided.considered.problem.reason == reasons.TOO_EXPENSIVE
-    assert plane.planner._models[BAD].demand.frozen
+    planned = plane.state.record(BAD).planned
+    assert planned is not None
+    assert planned.demand.frozen
 
 
 # --- the scaler -----------------------------------------------------------------------------------------------------
@@ -183,17 +186,17 @@ async def test_a_model_on_whose_replicas_there_is_no_decision_says_so_until_ther
         raise AssertionError
 
     async with Stage(1) as stage:
-        woken = list[str]()
-        stage.plane.planner.wake.append(lambda key, _seconds: woken.append(key))
+        woken = stage.plane.woken
+        woken.clear()
         with monkeypatch.context() as broken:
             broken.setattr(scaling, "decide", breaks)
             await stage.tell(urgent=True)
-            problem = stage.scaler.failed(UID)
+            problem = stage.plane.state.record(UID).scaling_failure
             assert problem is not None
             assert problem.reason == reasons.INTERNAL_ERROR
             assert woken == ["ns/chat"]
         await stage.tell(urgent=True)
-        assert stage.scaler.failed(UID) is None
+        assert stage.plane.state.record(UID).scaling_failure is None
         assert woken == ["ns/chat", "ns/chat"]
 
 

@@ -12,6 +12,8 @@ from shoal.api.model import Model
 from shoal.controllers.keda.driver import Driver
 from shoal.controllers.keda.targets import ScalerTargets
 from shoal.controllers.scaling.scale import ScaleWriter
+from shoal.controllers.state import FleetState
+from shoal.controllers.triggers import hear
 from shoal.controllers.world import World
 from shoal.core.keda import ScalerAnswer
 from shoal.kube.client import KubeClient
@@ -51,6 +53,16 @@ class Server:
         self.deleted.append(f"{resource.kind} {name}")
 
 
+class Endpoint:
+    """Where KEDA is answered."""
+
+    ca: str | None = None
+    problem: str | None = None
+
+    def need(self) -> None:
+        """It listens all the time."""
+
+
 class Rig:
     """A Model with one Deployment that KEDA has scaled so far."""
 
@@ -63,7 +75,15 @@ class Rig:
         raw = model("chat", "ns")
         raw["metadata"] |= {"uid": UID, "resourceVersion": "1", "generation": 1}
         self.model = Model.model_validate(raw)
-        self.driver = Driver(self.world, ScaleWriter(self.world, lambda _: None))
+        self.world.models.upsert(raw)
+        self.state, self.endpoint = FleetState(self.world), Endpoint()
+        self.woken: list[str] = []
+        targets = ScalerTargets(self.world, self.state.reservations, self.woken.append)
+        writer = ScaleWriter(self.world, lambda _: None)
+        self.driver = Driver(self.world, self.state, writer, targets, self.endpoint, self.woken.append)
+        hear(self.world.deployments, self.driver.on_deployment)
+        hear(self.world.scaled_objects, self.driver.on_scaled)
+        hear(self.world.trigger_authentications, self.driver.on_scaled)
         self.driver.kinds.installed = True
         self.server.book = self.driver.targets
         self.told: list[tuple[int, bool]] = []
@@ -154,7 +174,7 @@ async def test_keda_is_given_the_ca_and_trusts_a_public_one_without() -> None:
     await rig.driver.prepare(rig.model)
     await rig.scale(1)
     assert rig.server.applied == [], "no certificate yet: KEDA would call a closed port"
-    rig.driver.ca = lambda: "PEM"
+    rig.endpoint.ca = "PEM"
     for _ in range(2):
         await rig.driver.prepare(rig.model)
         await rig.scale(1)
@@ -169,7 +189,7 @@ async def test_keda_is_given_the_ca_and_trusts_a_public_one_without() -> None:
     said = {"scalerAddress": ADDRESS, "enableTLS": "true"}
     assert trigger["metadata"] == said | {"caSHA256": hashlib.sha256(b"PEM").hexdigest()[:16]}
     public = Rig(1, tls=True)
-    public.driver.ca = lambda: ""
+    public.endpoint.ca = ""
     await public.driver.prepare(public.model)
     await public.scale(1)
     assert [kind for kind, _, _ in public.server.applied] == ["ScaledObject"]
@@ -178,7 +198,7 @@ async def test_keda_is_given_the_ca_and_trusts_a_public_one_without() -> None:
 async def test_a_renewed_ca_reaches_keda_and_the_streams_that_it_has_open() -> None:
     rig = Rig(1, tls=True)
     for ca in ("one", "one", "two"):
-        rig.driver.ca = lambda ca=ca: ca
+        rig.endpoint.ca = ca
         await rig.driver.prepare(rig.model)
         await rig.scale(1)
     written = [(kind, obj) for kind, obj, _ in rig.server.applied if kind != "TriggerAuthentication"]
@@ -193,8 +213,7 @@ async def test_keda_that_hangs_in_a_connection_is_led_out_of_it_once() -> None:
     """The leader's node vanished: nothing ends KEDA's question to it, and the next leader is not asked."""
     rig, now = Rig(1), [0.0]
     rig.driver.targets.clock = lambda: now[0]
-    woken: list[str] = []
-    rig.driver.wake = woken.append
+    woken = rig.woken
 
     async def look(*times: float) -> list[str]:
         """Where the ScaledObject says that the operator is, each time that it was written."""
@@ -238,7 +257,7 @@ def test_an_address_with_a_resolver_of_its_own_is_left_as_it_is() -> None:
 
 async def test_what_keda_was_given_is_taken_away_once_no_scaled_object_refers_to_it() -> None:
     rig = Rig(1, tls=True)
-    rig.driver.ca = lambda: "PEM"
+    rig.endpoint.ca = "PEM"
     await rig.driver.prepare(rig.model)
     await rig.scale(1)
     rig.builtin()
@@ -294,10 +313,10 @@ def test_only_a_missing_field_is_called_so() -> None:
 async def test_a_new_term_answers_nothing_before_it_has_decided() -> None:
     rig = Rig(2)
     await rig.scale(2)
-    assert rig.driver.targets.reserved(UID) == {"l4": (2, 1)}
+    assert {name: (r.replicas, r.gpus) for name, r in rig.state.reservations.of(UID, "keda").items()} == {"l4": (2, 1)}
     rig.driver.begin()
     assert rig.driver.targets.answer(*KEY) is None
-    assert rig.driver.targets.reserved(UID) == {}
+    assert rig.state.reservations.of(UID, "keda") == {}
 
 
 async def test_a_paused_model_is_answered_what_stands() -> None:

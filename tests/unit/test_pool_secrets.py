@@ -30,9 +30,8 @@ class Pools(PoolController):
     """Keeps the status where the API server would."""
 
     def __init__(self, world: World) -> None:
-        super().__init__(world, Choices(world), WorkQueue("t"))
         self.heard: list[str] = []
-        self.secrets_found = self._mended
+        super().__init__(world, Choices(world), self._mended, WorkQueue("t"))
         self.version = 1
 
     async def _mended(self, key: str) -> None:

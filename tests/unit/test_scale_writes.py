@@ -9,11 +9,11 @@ from shoal.api import names
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.meta import API_VERSION, JsonObject
 from shoal.api.model import Model
-from shoal.controllers.capacity import FleetGPUs
 from shoal.controllers.placementrequest import PlacementRequest
 from shoal.controllers.planner import Planner
-from shoal.controllers.replicastates import ReplicaStates
 from shoal.controllers.scaling.scale import GOES_FIRST, ScaleWriter, deletion_costs
+from shoal.controllers.state import FleetState
+from shoal.controllers.triggers import remember
 from shoal.controllers.world import World
 from shoal.core.facts import Pod
 from shoal.core.placement import Moves, VariantPlan
@@ -87,22 +87,31 @@ class Plane:
         self.server = ScaleServer(replicas)
         client = cast("KubeClient", self.server)
         self.world = World(client, CONFIG, "shoal-system", Recorder(client, "test"), ownership=LabelsSuffice())
+        self.state = FleetState(self.world)
+        remember(self.world, self.state)
         self.world.classes.upsert(_versioned(gpu_class("l4", "L4", cost="0.43", memory="24Gi")))
         self.world.nodes.upsert(node("l4-0", 2))
         raw = _versioned(model("chat", "ns"), uid=UID)
         self.world.models.upsert(raw)
         self.world.deployments.upsert(self.server.stored)
         self.model = Model.model_validate(raw)
-        self.planner = Planner(self.world, FleetGPUs(self.world), ReplicaStates(self.world), Moves())
         self.wanted = replicas
-        self.planner.wanted = lambda _: self.wanted
-        self.planner.enter(PlacementRequest(self.model, ArtifactFacts.model_validate(FACTS), "placed"))
+        self.woken: list[str] = []
+        self.planner = Planner(self.world, self.state, self.asked, self.wake, Moves())
+        self.state.enter(PlacementRequest(self.model, ArtifactFacts.model_validate(FACTS), "placed"))
         self.planner.plan()
         self.leads = True
         self.writer = ScaleWriter(self.world, lambda _: None, lambda: self.leads)
 
+    def asked(self, _model: Model) -> int:
+        """How many replicas the Model is to have; a test may say otherwise."""
+        return self.wanted
+
+    def wake(self, key: str, _delay: float) -> None:
+        self.woken.append(key)
+
     async def scale(self, planned: int) -> int:
-        return await self.writer.scale(self.model, "l4", lambda: self.planner.target(UID, "l4", planned))
+        return await self.writer.scale(self.model, "l4", lambda: self.state.target(UID, "l4", planned))
 
 
 def _versioned(obj: JsonObject, *, uid: str = "uid") -> JsonObject:
@@ -117,7 +126,7 @@ async def test_a_reconcile_that_was_on_its_way_does_not_lower_what_woke_meanwhil
 
     def wakes() -> None:  # while the stale write is on its way to the API server
         if protected:  # the mutation: nothing tells the writer
-            plane.planner.replica_states.reserve(UID, "l4", 1, 1)
+            plane.state.reserve_wake(UID, "l4", 1, 1)
         plane.server.set(1)
 
     plane.server.before_write.append(wakes)
@@ -127,24 +136,24 @@ async def test_a_reconcile_that_was_on_its_way_does_not_lower_what_woke_meanwhil
 
 async def test_what_was_lifted_counts_until_a_plan_has_read_it_from_its_deployment() -> None:
     plane = Plane()
-    plane.planner.replica_states.reserve(UID, "l4", 1, 1)
+    plane.state.reserve_wake(UID, "l4", 1, 1)
     assert await plane.scale(0) == 1
-    plane.planner.replica_states.written(UID)
-    assert plane.planner.target(UID, "l4", 0) == 1
+    plane.state.wake_written(UID)
+    assert plane.state.target(UID, "l4", 0) == 1
     plane.wanted = 1
     plane.planner.plan()
-    assert plane.planner.replica_states.reserved(UID, "l4") == 0
-    assert plane.planner.target(UID, "l4", 0) == 1  # decided by now
+    assert plane.state.woken(UID, "l4") == 0
+    assert plane.state.target(UID, "l4", 0) == 1  # decided by now
 
 
 async def test_room_counts_what_was_asked_for_and_what_is_being_lifted() -> None:
     plane = Plane()
-    assert plane.planner.reservations.free_slots("l4", 1) == 2
-    assert plane.planner.reservations.free_slots("l4", 2) == 1
-    plane.planner.replica_states.reserve(UID, "l4", 1, 1)
-    assert plane.planner.reservations.free_slots("l4", 1) == 1
-    assert plane.planner.reservations.free_slots("l4", 2) == 0
-    assert plane.planner.reservations.free_slots("h100", 1) == 0
+    assert plane.state.free_slots("l4", 1) == 2
+    assert plane.state.free_slots("l4", 2) == 1
+    plane.state.reserve_wake(UID, "l4", 1, 1)
+    assert plane.state.free_slots("l4", 1) == 1
+    assert plane.state.free_slots("l4", 2) == 0
+    assert plane.state.free_slots("h100", 1) == 0
 
 
 async def test_a_write_that_meets_another_reads_again_and_decides_again() -> None:
@@ -174,9 +183,9 @@ async def test_who_is_not_certain_to_lead_writes_nothing() -> None:
 
 def test_a_new_term_trusts_no_earlier_plan() -> None:
     plane = Plane(replicas=1)
-    plane.planner.replica_states.reserve(UID, "l4", 2, 1)
-    plane.planner.replica_states.begin()
-    assert plane.planner.replica_states.reserved(UID, "l4") == 0
+    plane.state.reserve_wake(UID, "l4", 2, 1)
+    plane.state.begin_term()
+    assert plane.state.woken(UID, "l4") == 0
 
 
 def pod(name: str, *, ready: bool = True, node: str | None = "n", cost: int = 0) -> Pod:

@@ -7,15 +7,18 @@ import pytest
 
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Model
-from shoal.controllers.capacity import FleetGPUs
 from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.keda.driver import Driver
+from shoal.controllers.keda.targets import ScalerTargets
 from shoal.controllers.placementrequest import PlacementRequest
 from shoal.controllers.planner import Planner
-from shoal.controllers.replicastates import ReplicaStates
 from shoal.controllers.scaling import scaler as module
+from shoal.controllers.scaling.observe import ModelObserver, no_past
 from shoal.controllers.scaling.scaler import PACE_SECONDS, Scaler
+from shoal.controllers.scaling.stalesignals import StaleSignals
 from shoal.controllers.scaling.wake import Waker
+from shoal.controllers.state import FleetState
+from shoal.controllers.triggers import hear, remember
 from shoal.core.candidates import Considered
 from shoal.core.placement import Moves
 from shoal.kube.queue import WorkQueue
@@ -24,6 +27,16 @@ from tests.support.signals import FakeSignals, gateway_pod
 from tests.unit.test_scale_writes import UID, Plane
 
 SINCE = "2026-01-01T00:00:00Z"
+
+
+class NoEndpoint:
+    """KEDA is not answered."""
+
+    ca: str | None = None
+    problem: str | None = None
+
+    def need(self) -> None:
+        """Nobody listens."""
 
 
 class Stage:
@@ -37,17 +50,29 @@ class Stage:
         pod = gateway_pod()
         pod["metadata"] |= {"uid": "g", "resourceVersion": "1"}
         self.plane.world.pods.upsert(pod | {"status": {"conditions": [ready], "startTime": SINCE}})
-        world, planner = self.plane.world, self.plane.planner
-        self.driver = Driver(world, self.plane.writer)
-        self.waker = Waker(world, planner, self.plane.writer, self.driver, WorkQueue("wake"))
-        self.scaler = Scaler(world, planner, ColdStarts(world), self.signals, self.waker, clock=lambda: self.now)
+        world, state = self.plane.world, self.plane.state
+        wake = self.plane.woken.append
+        targets = ScalerTargets(world, state.reservations, wake)
+        self.driver = Driver(world, state, self.plane.writer, targets, NoEndpoint(), wake)
+        self.waker = Waker(world, state, self.plane.writer, self.driver, WorkQueue("wake"))
+
+        def clock() -> float:
+            return self.now
+
+        observer = ModelObserver(world, state, ColdStarts(world, state), self.signals, clock, no_past)
+        stale_signals = StaleSignals(state, wake, clock)
+        self.scaler = Scaler(world, state, observer, self.waker, stale_signals, self.plane.wake, clock=clock)
+        self.planner = Planner(world, state, self.scaler.wanted, self.plane.wake, Moves())
+        hear(world.pods, self.scaler.on_pod)
+        hear(world.deployments, self.scaler.on_deployment)
+        hear(world.models, self.scaler.on_model)
         self.signals.heard.append(self.scaler.changed)
         self.decided: list[float] = []
 
     async def __aenter__(self) -> "Stage":
         self._task = asyncio.create_task(self.scaler.run())
         await asyncio.sleep(0)
-        self.plane.planner.plan()
+        self.planner.plan()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -86,18 +111,18 @@ async def test_a_request_at_zero_is_asked_for_in_the_same_breath() -> None:
         for _ in range(3):
             await asyncio.sleep(0)
         assert stage.wanted == 1
-        assert stage.plane.planner.replica_states.reserved(UID, "l4") == 1
-        assert stage.plane.planner.target(UID, "l4", 0) == 1  # whatever the last plan said
+        assert stage.plane.state.woken(UID, "l4") == 1
+        assert stage.plane.state.target(UID, "l4", 0) == 1  # whatever the last plan said
 
 
 async def test_nobody_is_woken_ahead_of_the_plan_where_another_model_waits_for_the_same_gpus() -> None:
     async with Stage(0) as stage:
-        stage.plane.planner.reservations._contested = frozenset({"l4"})
+        stage.plane.state._contested = frozenset({"l4"})
         stage.signals.ask(UID)
         for _ in range(3):
             await asyncio.sleep(0)
         assert stage.wanted == 1
-        assert stage.plane.planner.replica_states.reserved(UID, "l4") == 0
+        assert stage.plane.state.woken(UID, "l4") == 0
 
 
 async def test_what_changes_all_the_time_is_decided_once_a_second_and_what_is_urgent_at_once(
@@ -120,7 +145,7 @@ async def test_who_does_not_lead_decides_nothing(counted: list[float]) -> None:
     stage.signals.ask(UID)
     await asyncio.sleep(0)
     assert counted == []
-    assert stage.plane.planner.replica_states.reserved(UID, "l4") == 0
+    assert stage.plane.state.woken(UID, "l4") == 0
 
 
 async def test_each_term_begins_at_what_the_deployments_ask_for() -> None:
@@ -149,16 +174,16 @@ async def test_a_model_that_cannot_be_decided_keeps_what_it_has(monkeypatch: pyt
 def test_who_is_asked_how_many_knows_the_classes_from_the_first_plan_on() -> None:
     """The first decision of a term says which class the next request wakes."""
     plane = Plane()
-    planner = Planner(plane.world, FleetGPUs(plane.world), ReplicaStates(plane.world), Moves())
+    state = FleetState(plane.world)
     seen: list[Considered | None] = []
 
     def wanted(_: Model) -> int:
-        seen.append(planner.considered(UID))
+        seen.append(state.record(UID).considered)
         return 0
 
-    planner.wanted = wanted
-    planner.enter(PlacementRequest(plane.model, ArtifactFacts.model_validate(FACTS), "placed"))
-    planner.plan()
+    remember(plane.world, state)
+    state.enter(PlacementRequest(plane.model, ArtifactFacts.model_validate(FACTS), "placed"))
+    Planner(plane.world, state, wanted, plane.wake, Moves()).plan()
     (known,) = seen
     assert known is not None
     assert [c.gpu_class for c in known.candidates] == ["l4"]

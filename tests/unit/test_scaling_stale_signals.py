@@ -1,21 +1,24 @@
 """A gateway that is not heard is told of in the Model's status, once that has held for a while, and written once."""
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
 from shoal.api.meta import Condition
 from shoal.api.model import Model, ModelStatus
 from shoal.controllers.scaling.stalesignals import StaleSignals
+from shoal.controllers.state import FleetState
 from shoal.controllers.status import _events
+from shoal.controllers.world import World
 from shoal.core.scaling import Policy, ScalingDecision, Steady, describe_stale, due, steady
 from shoal.core.scaling.sources import STEADY_SECONDS
 from shoal.core.status import modelstatus
 from shoal.core.status.conditions import find
 from shoal.kube.projections import Custom
 from shoal.kube.resources import MODELS
-from tests.support.operators import model
+from tests.support.operators import CONFIG, model
 from tests.unit.test_model_status import NOW, observed
 
 SAYS = "no live signals from shoal-gateway-0: nothing scales down"
@@ -72,11 +75,20 @@ def parsed(told: str | None = None) -> Model:
     return found.model_copy(update={"status": ModelStatus(conditions=(condition,))})
 
 
+def stale_signals(changed: Callable[[str], None], clock: Callable[[], float]) -> tuple[StaleSignals, FleetState]:
+    nothing = cast("Any", None)
+    world = World(nothing, CONFIG, "shoal-system", nothing)
+    raw = model("chat", "ns")
+    raw["metadata"] |= {"uid": "u", "resourceVersion": "1"}
+    world.models.upsert(raw)
+    state = FleetState(world)
+    return StaleSignals(state, changed, clock), state
+
+
 async def test_the_status_is_asked_for_once_when_the_time_has_come() -> None:
     now = 1000.0
-    silences = StaleSignals(lambda: now)
     told: list[str] = []
-    silences.changed = told.append
+    silences, _ = stale_signals(told.append, lambda: now)
     for _ in range(5):  # decisions go on meanwhile
         silences.update(parsed(), SAYS)
         now += 1
@@ -91,19 +103,20 @@ async def test_the_status_is_asked_for_once_when_the_time_has_come() -> None:
 
 async def test_without_another_decision_a_timer_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.core.scaling.sources.STEADY_SECONDS", 0.01)
-    silences = StaleSignals(asyncio.get_running_loop().time)
     heard = asyncio.Event()
-    silences.changed = lambda _key: heard.set()
+    silences, state = stale_signals(lambda _key: heard.set(), asyncio.get_running_loop().time)
     silences.update(parsed(), SAYS)
     async with asyncio.timeout(20):
         await heard.wait()
     assert silences.message(parsed()) == SAYS
-    assert not silences._timers
+    stale = state.record("u").stale
+    assert stale is not None
+    assert stale.timer is None or stale.timer.cancelled()
 
 
 async def test_a_new_leader_takes_over_what_stands_and_takes_it_back_when_it_knows_better() -> None:
     now = 1000.0
-    silences = StaleSignals(lambda: now)
+    silences, _ = stale_signals(lambda _key: None, lambda: now)
     known = parsed(told=SAYS)
     assert silences.message(known) == SAYS  # before its first decision
     silences.update(known, None)

@@ -1,7 +1,7 @@
 """The operator's signals: what decisions read of agents and gateways, and of which Model something is new."""
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
@@ -17,9 +17,15 @@ READY = {"phase": "ready", "engine_boot": "e1", "running": 2, "waiting": 0, "kv_
 
 
 @contextlib.asynccontextmanager
-async def listener() -> AsyncGenerator[tuple[LiveSignals, list[tuple[str | None, bool]]]]:
+async def listener(
+    repriced: Callable[[LiveSignals], None] = lambda _: None,
+) -> AsyncGenerator[tuple[LiveSignals, list[tuple[str | None, bool]]]]:
     heard: list[tuple[str | None, bool]] = []
-    it = LiveSignals(lambda model, urgent: heard.append((model, urgent)), ListenerIdentity("operator-1", "boot"))
+    it = LiveSignals(
+        lambda model, urgent: heard.append((model, urgent)),
+        ListenerIdentity("operator-1", "boot"),
+        lambda: repriced(it),
+    )
     it.start()
     try:
         yield it, heard
@@ -154,9 +160,12 @@ def test_a_counter_that_stands_still_is_a_rate_of_nothing():
 
 
 async def test_the_currency_of_the_price_list_is_heard_and_another_one_is_news():
-    async with told_gateway() as one, told_gateway() as two, listener() as (signals, _):
-        news: list[str | None] = []
-        signals.priced = lambda: news.append(signals.currency())
+    news: list[str | None] = []
+    async with (
+        told_gateway() as one,
+        told_gateway() as two,
+        listener(lambda signals: news.append(signals.currency())) as (signals, _),
+    ):
         one.teller.set_currency("USD")
         signals.listen_to_gateway(one.peer("g1"))
         await until(lambda: news == ["USD"])

@@ -37,9 +37,6 @@ class Artifacts:
         """Key of a Job -> what it said: it may be gone before its Model's turn comes."""
         self._making: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Key of a Job -> held while it is made: Models that name the same source are looked at at the same time."""
-        world.pods.listeners.append(self._pod)
-        world.jobs.listeners.append(self._job)
-        world.models.listeners.append(self._model)
 
     async def read(self, model: Model) -> SourceReading:
         """What is known of the source; makes the Job when nothing reads it. Raises KubeError."""
@@ -83,7 +80,7 @@ class Artifacts:
     def _key(model: Model) -> str:
         return f"{model.metadata.namespace}/{artifacts.source_key(model)}"
 
-    def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
+    def on_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
         pod = after or before
         if pod is None or not pod.job:
             return
@@ -95,10 +92,10 @@ class Artifacts:
                 self._reported.popitem(last=False)
         self._wake(key)
 
-    def _job(self, key: str, before: facts.MetadataJob | None, after: facts.MetadataJob | None) -> None:
+    def on_job(self, key: str, before: facts.MetadataJob | None, after: facts.MetadataJob | None) -> None:
         self._wake(key)
 
-    def _model(self, _key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
+    def on_model(self, _key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
         """Facts that one Model has got are those of all that name the same source."""
         now = after.object if after else None
         was = before.object if before else None

@@ -30,20 +30,16 @@ RECHECK_SECONDS: Final = 30.0
 class CacheVolumesController:
     def __init__(self, world: World, queue: WorkQueue) -> None:
         self._world, self.queue = world, queue
-        world.models.listeners.append(self._model)
-        world.pods.listeners.append(self._pod)
-        world.cache_volumes.listeners.append(self._share)
-        world.cache_claims.listeners.append(self._share)
 
-    def _model(self, _key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
+    def on_model(self, _key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
         if _cached(before) != _cached(after):
             self.queue.add(SHARES)
 
-    def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
+    def on_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
         if (before.cache_claim if before else None) != (after.cache_claim if after else None):
             self.queue.add(SHARES)
 
-    def _share(self, _key: str, before: object, after: object) -> None:
+    def on_share(self, _key: str, before: object, after: object) -> None:
         self.queue.add(SHARES)
 
     def enqueue_all(self) -> None:

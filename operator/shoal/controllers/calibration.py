@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from shoal.api.model import Model
+from shoal.controllers.state import FleetState
 from shoal.core.sizing import GPU, Sized, Tuning, implied_overhead
 
 _MI: Final = 2**20
@@ -14,36 +14,19 @@ SizedOf = Callable[[str, str], "tuple[Sized, Tuning] | None"]
 
 
 class Calibration:
-    """Figures by Model and class; the overhead of a class is the median of what they imply."""
+    """KV tokens by Model and class, in the Models' records; a class's overhead is the median of what they imply."""
 
-    def __init__(self, changed: Callable[[], None]) -> None:
-        self._changed = changed
-        self._tokens: dict[str, dict[str, int]] = {}
-        """Model's uid -> class -> KV tokens of one replica."""
+    def __init__(self, state: FleetState) -> None:
+        self._state = state
         self._overheads: dict[str, int] = {}
         self.overheads_changed: list[Callable[[], None]] = []
 
     def record(self, model_uid: str, gpu_class: str, tokens: int) -> None:
         """An engine has started and said what its KV cache holds."""
-        known = self._tokens.setdefault(model_uid, {})
+        known = self._state.record(model_uid).kv_tokens
         if known.get(gpu_class) != tokens:
             known[gpu_class] = tokens
-            self._changed()
-
-    def restore(self, model: Model) -> None:
-        """What the status of a Model says of the specification that it has now."""
-        if model.status is None or model.status.observed_generation != model.metadata.generation:
-            return
-        for variant in model.status.variants:
-            if variant.kv_tokens_per_replica and (tokens := variant.kv_tokens_per_replica.engine):
-                self._tokens.setdefault(model.metadata.uid, {}).setdefault(variant.gpu_class, tokens)
-
-    def forget(self, model_uid: str) -> None:
-        self._tokens.pop(model_uid, None)
-
-    def tokens(self, model_uid: str) -> Mapping[str, int]:
-        """class -> KV tokens of one replica, as the Model's engines say."""
-        return self._tokens.get(model_uid, {})
+            self._state.replan()
 
     def overhead(self, gpu_class: str) -> int | None:
         """Measured overhead of one GPU of the class in bytes, whole MiB; None: no engine has said anything."""
@@ -52,8 +35,8 @@ class Calibration:
     def measure(self, gpus: Mapping[str, GPU], sized_of: SizedOf) -> None:
         """Computes the overheads anew."""
         implied: dict[str, list[int]] = {}
-        for uid, said in self._tokens.items():
-            for name, tokens in said.items():
+        for uid, record in self._state.records():
+            for name, tokens in record.kv_tokens.items():
                 sized, gpu = sized_of(uid, name), gpus.get(name)
                 if sized is None or gpu is None:
                     continue

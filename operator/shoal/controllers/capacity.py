@@ -26,8 +26,6 @@ class FleetGPUs:
         self._slots: tuple[tuple[int, int], dict[tuple[str, int], int]] = ((-1, -1), {})
         self._members: tuple[tuple[int, int], dict[str, tuple[facts.Node, ...]]] | None = None
         self.changed: list[Callable[[], None]] = []
-        world.nodes.listeners.append(self._node)
-        world.pods.listeners.append(self._pod)
 
     def members(self) -> Mapping[str, tuple[facts.Node, ...]]:
         """class -> its nodes; a node that several classes select counts for the first by name."""
@@ -82,10 +80,10 @@ class FleetGPUs:
         self._usage[name] = (now, gpu_class, found)
         return found
 
-    def _node(self, _key: str, before: facts.Node | None, after: facts.Node | None) -> None:
+    def on_node(self, _key: str, before: facts.Node | None, after: facts.Node | None) -> None:
         self._notify()
 
-    def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
+    def on_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
         had = held_by_node([before]) if before is not None else {}
         has = held_by_node([after]) if after is not None else {}
         going = before is not None and before.deleting, after is not None and after.deleting

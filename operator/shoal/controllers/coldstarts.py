@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from shoal.api.model import Model
+from shoal.controllers.state import FleetState
 from shoal.controllers.world import World
 from shoal.core import facts
 from shoal.core.status.variants import cold_start
@@ -18,10 +19,8 @@ LONGEST_TIMEOUT_SECONDS: Final = float(TIMEOUT_FACTOR * STARTUP_SECONDS)
 class ColdStarts:
     """Hears of pods that turn Ready."""
 
-    def __init__(self, world: World) -> None:
-        self._measured: dict[str, dict[str, int]] = {}
-        """Model's uid -> class -> seconds."""
-        world.pods.listeners.append(self._pod)
+    def __init__(self, world: World, state: FleetState) -> None:
+        self._state = state
 
     def of(self, model: Model) -> Mapping[str, int]:
         """class -> seconds of the last cold start; those seen before this process began stand in the status."""
@@ -30,7 +29,7 @@ class ColdStarts:
             for v in (model.status.variants if model.status else ())
             if v.cold_start_seconds is not None
         }
-        return before | self._measured.get(model.metadata.uid, {})
+        return before | self._state.record(model.metadata.uid).cold_starts
 
     def start_timeout(self, model: Model, gpu_class: str) -> float:
         """Seconds after which a replica that is not ready is given up: three cold starts, within bounds."""
@@ -39,13 +38,9 @@ class ColdStarts:
             return LONGEST_TIMEOUT_SECONDS
         return min(LONGEST_TIMEOUT_SECONDS, max(SHORTEST_TIMEOUT_SECONDS, float(TIMEOUT_FACTOR * known)))
 
-    def forget(self, uid: str) -> None:
-        """The Model is gone."""
-        self._measured.pop(uid, None)
-
-    def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
+    def on_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
         if after is None or before is None or before.ready or not after.model_uid or not after.gpu_class:
             return
         seconds = cold_start(after)
         if seconds is not None:
-            self._measured.setdefault(after.model_uid, {})[after.gpu_class] = seconds
+            self._state.record(after.model_uid).cold_starts[after.gpu_class] = seconds

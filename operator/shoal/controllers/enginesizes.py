@@ -10,8 +10,9 @@ import structlog
 from shoal.api import names
 from shoal.api.model import Model
 from shoal.controllers import peers
+from shoal.controllers.calibration import Calibration
 from shoal.controllers.installkey import InstallKeySource
-from shoal.controllers.planner import Planner
+from shoal.controllers.sizes import Sizes
 from shoal.controllers.world import World
 from shoal.core import facts
 from shoal.kube.projections import Custom
@@ -39,25 +40,25 @@ ENGINE = prometheus_client.Gauge(
 
 
 class EngineSizes:
-    """Hears of Ready pods, asks their agents, tells the planner."""
+    """Asks the agents of Ready pods; what they say goes to `Calibration`."""
 
     def __init__(
         self,
         world: World,
-        planner: Planner,
+        sizes: Sizes,
+        calibration: Calibration,
         install: InstallKeySource,
         queue: WorkQueue,
         credentials: TLSCredentials | None = None,
     ) -> None:
-        self._world, self._planner, self._install, self.queue = world, planner, install, queue
+        self._world, self._sizes, self._calibration = world, sizes, calibration
+        self._install, self.queue = install, queue
         self._credentials = credentials
         self._read: dict[str, tuple[int, int]] = {}
         """Pod's uid -> (restarts of the engine, tries) that were asked about already."""
         self._session: aiohttp.ClientSession | None = None
         self._shown: dict[str, set[tuple[str, str]]] = {}
         """Model -> labels of its gauges."""
-        world.pods.listeners.append(self._pod)
-        world.models.listeners.append(self._model)
 
     async def run(self) -> None:
         """Asks until cancelled."""
@@ -71,7 +72,7 @@ class EngineSizes:
             if pod.ready and pod.model_uid:
                 self.queue.add(key)
 
-    def _pod(self, key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
+    def on_pod(self, key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
         if before is not None and (after is None or after.uid != before.uid):
             self._read.pop(before.uid, None)
         if after is None or not after.model_uid or not after.ready:
@@ -79,7 +80,7 @@ class EngineSizes:
         if before is None or not before.ready or before.model_uid != after.model_uid:
             self.queue.add(key)
 
-    def _model(self, key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
+    def on_model(self, key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
         if after is None:
             for labels in self._shown.pop(key, set()):
                 for gauge in (ENGINE, PREDICTED):
@@ -114,7 +115,7 @@ class EngineSizes:
             self._read[pod.uid] = (boot, tries + 1)
             return AGAIN_SECONDS[tries]
         self._read[pod.uid] = (boot, -1)
-        self._planner.calibration.record(pod.model_uid, pod.gpu_class, tokens)
+        self._calibration.record(pod.model_uid, pod.gpu_class, tokens)
         self._show(custom, pod.gpu_class, tokens)
         return None
 
@@ -123,6 +124,6 @@ class EngineSizes:
         labels = (key, gpu_class)
         self._shown.setdefault(key, set()).add(labels)
         ENGINE.labels(*labels).set(tokens)
-        predicted = self._planner.sizes.predicted(custom.metadata.uid, gpu_class)
+        predicted = self._sizes.predicted(custom.metadata.uid, gpu_class)
         if predicted is not None:
             PREDICTED.labels(*labels).set(predicted)

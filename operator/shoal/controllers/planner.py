@@ -13,22 +13,15 @@ import structlog
 from shoal.api.gpuclass import GPUClass
 from shoal.api.model import Model
 from shoal.controllers.calibration import Calibration
-from shoal.controllers.capacity import FleetGPUs
 from shoal.controllers.isolation import internal_error
 from shoal.controllers.placementrequest import PlacementDecision, PlacementRequest
-from shoal.controllers.replicastates import ReplicaStates
-from shoal.controllers.reservations import Reservations
+from shoal.controllers.reservations import Reservation
 from shoal.controllers.sizes import Sizes
-from shoal.controllers.surgereservations import SurgeReservations
+from shoal.controllers.state import FleetState, ModelRecord, PlanFailure
 from shoal.controllers.world import World
-from shoal.core import facts
 from shoal.core.candidates import Considered
 from shoal.core.fleet import FleetModel, FleetPlan, FleetSnapshot, ModelDecision, decide_steps
-from shoal.core.lora.pool import same_engines
-from shoal.core.placement import ClassSupply, Demand, Moves
-from shoal.core.status import modelstatus
-from shoal.core.status.observed import ModelProblem
-from shoal.kube.projections import Child, Custom
+from shoal.core.placement import Demand, Moves
 
 log = structlog.get_logger()
 
@@ -51,22 +44,13 @@ SECONDS = prometheus_client.Histogram(
 
 
 @dataclass(frozen=True, slots=True)
-class _Failed:
-    """A Model that cannot be planned for now."""
-
-    request: PlacementRequest
-    problem: ModelProblem
-    until: float
-
-
-@dataclass(frozen=True, slots=True)
 class _PlanInput:
     """What one plan is made of."""
 
     requests: Mapping[str, PlacementRequest]
     fleet: FleetSnapshot
-    reserved: Mapping[str, object]
-    """Wake reservations that the plan counts as replicas: `ReplicaStates.written_reservations`."""
+    wakes: tuple[Reservation, ...]
+    """Wake reservations that the plan reads as replicas of Deployments."""
 
 
 def _untried(demand: Demand) -> frozenset[str]:
@@ -74,150 +58,53 @@ def _untried(demand: Demand) -> frozenset[str]:
     return frozenset(name for name in usable if name not in demand.backoffs)
 
 
-def _none(_uid: str) -> Mapping[str, str]:
-    return {}
-
-
 class Planner:
-    """Plans the whole fleet. `enter` each Model's request, `run` the planner, and read `decided`. `wake` is called with
-    the key of each Model whose part of the plan changed."""
+    """Plans the whole fleet from `FleetState`, and writes its decisions there. `run` while this operator leads."""
 
-    def __init__(self, world: World, capacity: FleetGPUs, replica_states: ReplicaStates, moves: Moves) -> None:
-        self._world, self._capacity, self.replica_states, self._moves = world, capacity, replica_states, moves
-        self._requests: dict[str, PlacementRequest] = {}
-        self._models: dict[str, FleetModel] = {}
-        self._decided: dict[str, tuple[PlacementRequest, PlacementDecision]] = {}
-        self._supplies: dict[str, ClassSupply] = {}
-        self.reservations = Reservations(capacity, replica_states, SurgeReservations(world))
-        self.calibration = Calibration(self.changed)
-        self.sizes = Sizes(world, capacity, replica_states, self.calibration)
-        self.wanted: Callable[[Model], int] = modelstatus.first_wanted
-        """How many replicas a Model is to have: the scaler says it."""
-        self.backoffs: Callable[[str], Mapping[str, str]] = _none
-        """Model's uid -> class -> why it is the last choice for now."""
-        self._failed: dict[str, _Failed] = {}
-        self._considered: dict[str, Considered] = {}
-        self.wake: list[Callable[[str, float], None]] = []
-        """Heard with a Model's key, and seconds after which it is early enough."""
-        self._dirty = asyncio.Event()
-        self._hurry = asyncio.Event()
-        capacity.changed.append(self._dirty.set)
-        world.deployments.listeners.append(self._deployment)
-        world.pods.listeners.append(self._pod)
-        world.classes.listeners.append(self._class)
-
-    # --- what it works with -----------------------------------------------------------------------------------------
-
-    def enter(self, request: PlacementRequest) -> None:
-        """A Model's request, as of now."""
-        model = request.model
-        uid, before = model.metadata.uid, self._requests.get(model.metadata.uid)
-        if request.same(before):
-            return
-        if before is not None and (before.model.spec != model.spec or not same_engines(before.pool, request.pool)):
-            self.calibration.forget(uid)  # said by engines of another specification
-        elif before is None:
-            self.calibration.restore(model)
-        self._requests[uid] = request
-        self._dirty.set()
-
-    def leave(self, uid: str) -> None:
-        """The Model is gone."""
-        if self._requests.pop(uid, None) is not None:
-            self._dirty.set()
-        self._decided.pop(uid, None)
-        self.sizes.forget(uid)
-        self._models.pop(uid, None)
-        self._considered.pop(uid, None)
-        self._failed.pop(uid, None)
-        self.replica_states.forget(uid)
-        self.calibration.forget(uid)
-
-    def changed(self, *, hurry: bool = False) -> None:
-        """Something was applied or has failed, or another number is wanted. `hurry`: somebody waits for it."""
-        self._dirty.set()
-        if hurry:
-            self._hurry.set()
-
-    def decided(self, request: PlacementRequest) -> PlacementDecision | None:
-        """What was decided for exactly this request; None: not yet, `wake` will tell."""
-        known = self._decided.get(request.model.metadata.uid)
-        return known[1] if known is not None and request.same(known[0]) else None
-
-    def latest(self, model_uid: str) -> PlacementDecision | None:
-        """What was decided last, for whatever request."""
-        known = self._decided.get(model_uid)
-        return known[1] if known is not None else None
-
-    def failed(self, model_uid: str) -> ModelProblem | None:
-        """Why no plan is made for the Model, which keeps what it has; None: one is made."""
-        known = self._failed.get(model_uid)
-        return known.problem if known is not None else None
-
-    def request(self, model_uid: str) -> PlacementRequest | None:
-        """What the Model requests, as far as its reconcile has said."""
-        return self._requests.get(model_uid)
-
-    def considered(self, model_uid: str) -> Considered | None:
-        """The classes that the Model may use, as they were last looked at."""
-        return self._considered.get(model_uid)
-
-    def target(self, model_uid: str, gpu_class: str, planned: int) -> int:
-        """Replicas that a Deployment shall have, asked right before they are written: what was `planned` may be old by
-        then."""
-        known = self._decided.get(model_uid)
-        now = known[1].placement.variants if known is not None else ()
-        replicas = next((v.replicas for v in now if v.gpu_class == gpu_class), planned)
-        return max(replicas, self.replica_states.reserved(model_uid, gpu_class))
-
-    def reserve_surge(self, model_uid: str, gpu_class: str, gpus: int) -> bool:
-        """Promises the GPUs of one further replica to a rollout, if there are any that nobody waits for."""
-        decided = {uid: decision.placement for uid, (_, decision) in self._decided.items()}
-        return self.reservations.reserve_surge(model_uid, gpu_class, gpus, self._supplies.get(gpu_class), decided)
-
-    # --- what wakes it ----------------------------------------------------------------------------------------------
-
-    def _deployment(self, _key: str, before: Child | None, after: Child | None) -> None:
-        self._dirty.set()
-
-    def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
-        if (after or before) is not None and any(p is not None and p.model_uid for p in (before, after)):
-            self._dirty.set()
-
-    def _class(self, _key: str, before: Custom[GPUClass] | None, after: Custom[GPUClass] | None) -> None:
-        self._dirty.set()
+    def __init__(
+        self,
+        world: World,
+        state: FleetState,
+        wanted: Callable[[Model], int],
+        decided: Callable[[str, float], None],
+        moves: Moves,
+    ) -> None:
+        """`wanted`: how many replicas a Model is to have. `decided` hears the key of a Model whose part of the plan
+        changed, and seconds after which it is early enough to carry it out."""
+        self._world, self._state, self._wanted, self._decided, self._moves = world, state, wanted, decided, moves
+        self.calibration = Calibration(state)
+        self.sizes = Sizes(world, state, self.calibration)
 
     # --- the plan ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Plans until cancelled. What was decided in an earlier term, perhaps long ago, counts no more."""
-        self._decided.clear()
-        self.replica_states.begin()
-        self._dirty.set()
+        """Plans until cancelled."""
+        self._state.begin_term()
         while True:
-            await self._until_dirty()
+            await self._until_due()
             await self._pause(SETTLE_SECONDS)
-            self._dirty.clear()
-            self._hurry.clear()
+            self._state.plan_due.clear()
+            self._state.plan_urgent.clear()
             took = await self._in_slices()
             SECONDS.observe(took)
             # Half of the time is others' in any case; for the rest nobody waits who is in a hurry.
             await asyncio.sleep(took)
             await self._pause(max(took * (SHARE - 2), PACE_SECONDS - SETTLE_SECONDS - 2 * took))
 
-    async def _until_dirty(self) -> None:
+    async def _until_due(self) -> None:
         """Until something has changed, or a Model that could not be planned is to be tried again."""
-        due = min((failed.until for failed in self._failed.values()), default=None)
+        failures = (record.plan_failure for _, record in self._state.records())
+        due = min((failure.until for failure in failures if failure is not None), default=None)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if due is None else max(0.1, due - time.monotonic())):
-                await self._dirty.wait()
+                await self._state.plan_due.wait()
 
     async def _pause(self, seconds: float) -> None:
         """Waits, unless somebody is in a hurry."""
         if seconds > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    await self._hurry.wait()
+                    await self._state.plan_urgent.wait()
 
     async def _in_slices(self) -> float:
         """Makes a plan, and gives others their turn meanwhile. Returns the seconds that it took by itself."""
@@ -243,14 +130,15 @@ class Planner:
             pass
 
     def _steps(self) -> Iterator[Literal[True]]:
-        """A plan, with a stop wherever others may have their turn. It is of one moment: what is sized before and what
-        is put into words after it cannot change it; what happens meanwhile makes the next plan."""
+        """A plan, with a stop wherever others may have their turn. It is of one moment: what is sized before and which
+        messages are written after it cannot change it; what happens meanwhile makes the next plan."""
         classes = self._world.accepted_classes()
         self.sizes.refresh(classes)
-        for request in tuple(self._requests.values()):
-            self.sizes.computed(request, classes)
-            yield True
-        before = set(self._failed)
+        for _, record in self._state.records():
+            if record.request is not None:
+                self.sizes.computed(record.request, classes)
+                yield True
+        before = self._failed()
         self._try_again()
         moment = self._plan_input(self._world.accepted_classes())
         yield True
@@ -265,44 +153,46 @@ class Planner:
         for uid, error in found.failed.items():
             self._fail(moment.requests[uid], error)
         yield from self._adopt(moment, found)
-        for uid in before ^ set(self._failed):
-            if (request := self._requests.get(uid)) is not None:
-                self._wake(request.model, 0.0)
+        for uid in before ^ self._failed():
+            if (request := self._state.record(uid).request) is not None:
+                self._decided(request.model.key, 0.0)
+
+    def _failed(self) -> set[str]:
+        return {uid for uid, record in self._state.records() if record.plan_failure is not None}
 
     def _fail(self, request: PlacementRequest, error: BaseException) -> None:
         log.error("a Model cannot be planned; it keeps what it has", model=request.model.key, exc_info=error)
         problem = internal_error(error, "on the placement of this Model")
-        self._failed[request.model.metadata.uid] = _Failed(request, problem, time.monotonic() + RETRY_SECONDS)
+        record = self._state.record(request.model.metadata.uid)
+        record.considered = None
+        record.plan_failure = PlanFailure(request, problem, time.monotonic() + RETRY_SECONDS)
 
     def _try_again(self) -> None:
         now = time.monotonic()
-        for uid, failed in list(self._failed.items()):
-            request = self._requests.get(uid)
-            if request is None or now >= failed.until or not request.same(failed.request):
-                del self._failed[uid]
-
-    def _wake(self, model: Model, seconds: float) -> None:
-        for listener in self.wake:
-            listener(model.key, seconds)
+        for _, record in self._state.records():
+            failed = record.plan_failure
+            if failed is not None and (
+                record.request is None or now >= failed.until or not record.request.same(failed.request)
+            ):
+                record.plan_failure = None
 
     def _plan_input(self, classes: Mapping[str, GPUClass]) -> _PlanInput:
         """What one plan is made of, all as of now."""
         self.sizes.refresh(classes)
-        seen = self.replica_states.written_reservations()
-        supplies = self._capacity.supplies()
-        self._supplies = {supply.name: supply for supply in supplies}
-        requests = {uid: request for uid, request in self._requests.items() if uid not in self._failed}
-        looked: dict[str, Considered] = {}
+        wakes, supplies = self._state.written_wakes(), self._state.supplies()
+        records = dict(self._state.records())
+        requests = {uid: r.request for uid, r in records.items() if r.request is not None and r.plan_failure is None}
+        # All before the first number is asked for: the first decision of a term reads which classes there are.
         for uid, request in requests.items():
+            records[uid].considered = None
             with self._isolated(request):
-                looked[uid] = self.sizes.proven(request, classes)
-        self._considered = looked  # before anybody is asked: the first decision of a term reads which classes there are
-        wanted: dict[str, int] = {}
-        for uid in looked:
-            with self._isolated(requests[uid]):
-                wanted[uid] = self.wanted(requests[uid].model)
-        models = [self._fleet_model(uid, requests[uid], looked[uid], number) for uid, number in wanted.items()]
-        return _PlanInput(requests, FleetSnapshot(models, supplies, self._moves), seen)
+                records[uid].considered = self.sizes.proven(request, classes)
+        models: list[FleetModel] = []
+        for uid, request in requests.items():
+            if (considered := records[uid].considered) is not None:
+                with self._isolated(request):
+                    models.append(self._fleet_model(records[uid], request, considered, self._wanted(request.model)))
+        return _PlanInput(requests, FleetSnapshot(models, supplies, self._moves), wakes)
 
     @contextlib.contextmanager
     def _isolated(self, request: PlacementRequest) -> Generator[None]:
@@ -312,53 +202,54 @@ class Planner:
         except Exception as error:
             self._fail(request, error)
 
-    def _fleet_model(self, uid: str, request: PlacementRequest, looked: Considered, wanted: int) -> FleetModel:
+    def _fleet_model(
+        self, record: ModelRecord, request: PlacementRequest, considered: Considered, wanted: int
+    ) -> FleetModel:
         """Most Models ask the same from one plan to the next: these stay the same object, and keep their demand. The
         input of a plan is taken in one stretch of work, for which every wake waits."""
-        states, backoffs = self.replica_states.of(uid), self.backoffs(uid)
-        known = self._models.get(uid)
+        states = self._state.replica_states(request.model.metadata.uid)
+        backoffs, known = record.backoff_reasons, record.planned
         if (
             known is not None
             and known.model is request.model
-            and known.considered is looked
+            and known.considered is considered
             and known.replica_states is states
             and (known.replicas, known.backoffs, known.frozen) == (wanted, backoffs, request.role == "frozen")
             and known.preview == (request.facts is not None)
         ):
             return known
-        found = self._models[uid] = FleetModel(
+        record.planned = FleetModel(
             request.model,
-            looked,
+            considered,
             wanted,
             replica_states=states,
             backoffs=backoffs,
             frozen=request.role == "frozen",
             preview=request.facts is not None,
         )
-        return found
+        return record.planned
 
-    def _adopt(self, moment: _PlanInput, found: FleetPlan) -> Iterator[Literal[True]]:
+    def _adopt(self, moment: _PlanInput, plan: FleetPlan) -> Iterator[Literal[True]]:
         """Installs the plan. While it is installed, readers see the previous plan plus the reservations made since."""
-        self._considered = {m.uid: m.considered for m in moment.fleet.models if m.uid in self._requests}
         for model in moment.fleet.models:
-            decision = found.models.get(model.uid)
-            if decision is not None and model.uid in self._requests:  # it may have been deleted meanwhile
-                self._decide(model, decision, moment.requests[model.uid])
+            decision, record = plan.models.get(model.uid), self._state.record(model.uid)
+            if decision is not None and record.request is not None:  # it may have been deleted meanwhile
+                self._install(record, model, decision, moment.requests[model.uid])
                 yield True
-        self.replica_states.planned(moment.reserved)
-        decided = {uid: decision.placement for uid, (_, decision) in self._decided.items()}
-        self.reservations.planned(decided, [decision.demand for decision in found.models.values()])
+        self._state.planned(plan, moment.wakes)
         self.sizes.measure()
 
-    def _decide(self, model: FleetModel, decision: ModelDecision, request: PlacementRequest) -> None:
-        uid, placement = model.uid, decision.placement
+    def _install(
+        self, record: ModelRecord, model: FleetModel, decision: ModelDecision, request: PlacementRequest
+    ) -> None:
+        placement = decision.placement
         part = PlacementDecision(placement, model.considered, decision.demand.wanted, _untried(decision.demand))
-        known = self._decided.get(uid)
+        known = record.decided
         if known is not None and known[0].same(request) and known[1] == part:
             # What is equal stays the same objects: thousands of new ones would be the garbage collector's to look at.
             if known[0] is not request:
-                self._decided[uid] = (request, known[1])
+                record.decided = (request, known[1])
             return
-        self._decided[uid] = (request, part)
+        record.decided = (request, part)
         urgent = known is None or not known[0].same(request) or known[1].placement.variants != placement.variants
-        self._wake(request.model, 0.0 if urgent else MESSAGE_DELAY_SECONDS)
+        self._decided(request.model.key, 0.0 if urgent else MESSAGE_DELAY_SECONDS)

@@ -1,67 +1,86 @@
-"""GPUs between two plans: what was given away, and what is left for somebody who cannot wait for the next plan."""
+"""GPUs promised to Models before the cluster shows them: one way to promise, whoever promises.
 
-from collections.abc import Iterable, Mapping
+| kind | promised | until |
+|---|---|---|
+| apply | replicas that are being written, and that no Deployment shows yet | the write is over |
+| wake | replicas from zero, ahead of the plan | a plan has read them from the Deployment |
+| keda | the number that KEDA is answered: its HPA may write it at any moment | another answer, or none |
+| surge | the one replica more that a Deployment has during a rollout | the Deployment has rolled out, or is gone |
+"""
 
-from shoal.controllers.capacity import FleetGPUs
-from shoal.controllers.replicastates import ReplicaStates
-from shoal.controllers.surgereservations import SurgeReservations
-from shoal.core.placement import ClassSupply, Demand, Placement
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+ReservationKind = Literal["apply", "wake", "keda", "surge"]
+_KINDS: Final[tuple[ReservationKind, ...]] = ("apply", "wake", "keda", "surge")
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Replicas of a Model on a GPU class."""
+
+    model_uid: str
+    gpu_class: str
+    replicas: int
+    """In all, those that stand included; of `surge`: beside those that stand."""
+    gpus: int
+    """Per replica."""
+    kind: ReservationKind
+    written: bool = False
+    """Of `wake`: the Deployment has them, and the next plan decides about them."""
 
 
 class Reservations:
-    """Counts in favour of those who were promised something: what it calls free is free."""
+    """All of them. At most one of a kind for a Model and class."""
 
-    def __init__(
-        self, capacity: FleetGPUs, replica_states: ReplicaStates, surge_reservations: SurgeReservations
-    ) -> None:
-        self._capacity, self._replica_states, self._surge_reservations = capacity, replica_states, surge_reservations
-        self._planned: dict[str, int] = {}
-        """Class -> GPUs that the last plan gave to replicas which no node holds yet."""
-        self._contested: frozenset[str] = frozenset()
+    def __init__(self, changed: Callable[[str], None]) -> None:
+        """`changed` hears the uid of a Model to which something else is promised."""
+        self._changed = changed
+        self._made: dict[ReservationKind, dict[str, dict[str, Reservation]]] = {kind: {} for kind in _KINDS}
+        """Kind -> Model's uid -> class -> reservation."""
 
-    def planned(self, placements: Mapping[str, Placement], demands: Iterable[Demand]) -> None:
-        """A plan was made: Model's uid -> its part."""
-        self._planned = self._planned_gpus(placements)
-        self._contested = frozenset(
-            candidate.gpu_class
-            for demand in demands
-            if (placement := placements.get(demand.uid)) is not None and (placement.missing or placement.waiting)
-            for candidate in demand.candidates
+    def put(self, reservation: Reservation) -> None:
+        """Takes the place of the former one."""
+        of_model = self._made[reservation.kind].setdefault(reservation.model_uid, {})
+        if of_model.get(reservation.gpu_class) != reservation:
+            of_model[reservation.gpu_class] = reservation
+            self._changed(reservation.model_uid)
+
+    def replace(self, model_uid: str, kind: ReservationKind, made: Iterable[Reservation]) -> None:
+        """These instead of all others of the kind that the Model has."""
+        self._made[kind][model_uid] = {each.gpu_class: each for each in made}
+        self._changed(model_uid)
+
+    def remove(self, model_uid: str, kind: ReservationKind, gpu_class: str | None = None) -> None:
+        """That of a class; None: of every class."""
+        of_model = self._made[kind].get(model_uid)
+        if of_model is None or (gpu_class is not None and gpu_class not in of_model):
+            return
+        if gpu_class is not None:
+            del of_model[gpu_class]
+        if gpu_class is None or not of_model:
+            del self._made[kind][model_uid]
+        self._changed(model_uid)
+
+    def clear(self, *kinds: ReservationKind) -> None:
+        """Nothing of these kinds is promised to anybody."""
+        for kind in kinds:
+            for model_uid in list(self._made[kind]):
+                self.remove(model_uid, kind)
+
+    def of(self, model_uid: str, kind: ReservationKind) -> Mapping[str, Reservation]:
+        """Class -> reservation."""
+        return self._made[kind].get(model_uid, {})
+
+    def all(self, kind: ReservationKind) -> Iterable[Reservation]:
+        return [each for of_model in self._made[kind].values() for each in of_model.values()]
+
+    def gpus(self, gpu_class: str, *kinds: ReservationKind) -> int:
+        """GPUs of a class that are promised in these ways."""
+        return sum(
+            found.replicas * found.gpus
+            for kind in kinds
+            for of_model in self._made[kind].values()
+            if (found := of_model.get(gpu_class)) is not None
         )
-
-    def free_slots(self, gpu_class: str, gpus: int) -> int:
-        """Further replicas of so many GPUs that a class has room for now, beside what was asked for already."""
-        taken = (
-            self._planned.get(gpu_class, 0)
-            + self._replica_states.reserved_gpus(gpu_class)
-            + self._surge_reservations.reserved(gpu_class)
-        )
-        return max(0, self._capacity.slots(gpu_class, gpus) - -(-taken // gpus)) if gpus > 0 else 0
-
-    def contested(self, gpu_class: str) -> bool:
-        """Whether a Model waits for GPUs of the class: who gets them is decided over the whole fleet."""
-        return gpu_class in self._contested
-
-    def reserve_surge(
-        self,
-        model_uid: str,
-        gpu_class: str,
-        gpus: int,
-        supply: ClassSupply | None,
-        placements: Mapping[str, Placement],
-    ) -> bool:
-        """Promises the GPUs of one further replica to a rollout, if there are any that nobody waits for."""
-        asked = self._planned_gpus(placements).get(gpu_class, 0)
-        return self._surge_reservations.reserve(model_uid, gpu_class, gpus, supply, asked)
-
-    def _planned_gpus(self, placements: Mapping[str, Placement]) -> dict[str, int]:
-        """Class -> GPUs that were decided for replicas which no node holds yet."""
-        found: dict[str, int] = {}
-        for uid, placement in placements.items():
-            for v in placement.variants:
-                if v.replicas > v.waiting:
-                    standing = self._replica_states.of(uid).get(v.gpu_class)
-                    more = v.replicas - v.waiting - (standing.bound if standing else 0)
-                    if more > 0:
-                        found[v.gpu_class] = found.get(v.gpu_class, 0) + more * v.gpus
-        return found

@@ -8,10 +8,9 @@ import structlog
 from shoal.api import reasons
 from shoal.api.gpuclass import GPUClass
 from shoal.controllers.calibration import Calibration
-from shoal.controllers.capacity import FleetGPUs
 from shoal.controllers.isolation import internal_error
 from shoal.controllers.placementrequest import PlacementRequest
-from shoal.controllers.replicastates import ReplicaStates
+from shoal.controllers.state import FleetState, SizedModel
 from shoal.controllers.world import World
 from shoal.core import candidates, quantity
 from shoal.core.budget import TooExpensive
@@ -28,30 +27,18 @@ log = structlog.get_logger()
 
 
 class Sizes:
-    """Kept per Model until its request is another one, or the fleet is: `look` at it first."""
+    """Kept in each Model's record until its request is another one, or the fleet is: `refresh` first."""
 
-    def __init__(
-        self, world: World, capacity: FleetGPUs, replica_states: ReplicaStates, calibration: Calibration
-    ) -> None:
-        self._world, self._capacity, self._replica_states, self._calibration = (
-            world,
-            capacity,
-            replica_states,
-            calibration,
-        )
-        self._sized: dict[str, tuple[PlacementRequest, int, Considered]] = {}
+    def __init__(self, world: World, state: FleetState, calibration: Calibration) -> None:
+        self._world, self._state, self._calibration = world, state, calibration
         self._gpus: dict[str, GPU] = {}
         self._costs: dict[str, object] = {}
         self._fleet = 0
         """Grows when a class is another one, as far as sizing and prices see it."""
 
-    def forget(self, model_uid: str) -> None:
-        """The Model is gone."""
-        self._sized.pop(model_uid, None)
-
     def refresh(self, classes: Mapping[str, GPUClass]) -> None:
         """Whether the fleet is another one."""
-        gpus = self._capacity.gpus()
+        gpus = self._state.gpus.gpus()
         costs: dict[str, object] = {
             name: (c.spec.hourly_cost, c.spec.interruptible, c.spec.tolerations) for name, c in classes.items()
         }
@@ -61,10 +48,10 @@ class Sizes:
 
     def computed(self, request: PlacementRequest, classes: Mapping[str, GPUClass]) -> Considered:
         """By the sums alone."""
-        uid = request.model.metadata.uid
-        known = self._sized.get(uid)
-        if known is not None and known[1] == self._fleet and known[0].same(request):
-            return known[2]
+        record = self._state.record(request.model.metadata.uid)
+        known = record.sized
+        if known is not None and known.fleet == self._fleet and known.request.same(request):
+            return known.considered
         try:
             found = candidates.consider(request.model, request.facts, classes, self._gpus, self._tune(request))
         except TooExpensive as error:
@@ -77,13 +64,13 @@ class Sizes:
         except Exception as error:
             log.exception("a Model cannot be sized; it keeps what it has", model=request.model.key)
             found = Considered((), (), {}, internal_error(error, "on the sums of this Model"))
-        self._sized[uid] = (request, self._fleet, found)
+        record.sized = SizedModel(request, self._fleet, found)
         return found
 
     def proven(self, request: PlacementRequest, classes: Mapping[str, GPUClass]) -> Considered:
         """An engine's own figure wins over what is computed: see `keep_what_runs`."""
         uid, considered = request.model.metadata.uid, self.computed(request, classes)
-        told = self._calibration.tokens(uid)
+        told = self._state.record(uid).kv_tokens
         if not told or considered.problem is not None:
             return considered
         spec = request.model.spec
@@ -98,7 +85,7 @@ class Sizes:
         prices = {n: c.spec.hourly_cost for n in said if (c := classes[n])}
         return keep_what_runs(
             considered,
-            self._replica_states.of(uid),
+            self._state.replica_states(uid),
             said,
             context_length=spec.engine.context_length or (request.facts.context_length if request.facts else None),
             hourly_cost={n: quantity.parse(p.amount) if p else None for n, p in prices.items()},
@@ -113,12 +100,12 @@ class Sizes:
 
     def sized(self, model_uid: str, gpu_class: str) -> tuple[Sized, Tuning] | None:
         """The sums of a replica, and the engine's arguments that they are of."""
-        known = self._sized.get(model_uid)
-        sized = known[2].sized.get(gpu_class) if known else None
+        known = self._state.record(model_uid).sized
+        sized = known.considered.sized.get(gpu_class) if known else None
         if known is None or sized is None:
             return None
-        variant = next((v for v in known[0].model.spec.variants if v.gpu_class == gpu_class), None)
-        return sized, self._tune(known[0])(variant.quantization if variant else None)
+        variant = next((v for v in known.request.model.spec.variants if v.gpu_class == gpu_class), None)
+        return sized, self._tune(known.request)(variant.quantization if variant else None)
 
     def measure(self) -> None:
         """Compares what engines say with the sums."""

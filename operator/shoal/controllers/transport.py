@@ -16,11 +16,13 @@ import structlog
 from shoal.api import identity, names
 from shoal.api.identity import CertificateIdentity, ProcessRole
 from shoal.api.meta import JsonObject
+from shoal.api.model import Model
 from shoal.controllers.children import Children, NameTaken
 from shoal.controllers.world import World
-from shoal.core import certificates, children
+from shoal.core import certificates, children, facts
 from shoal.core.certificates import Leaf, Wanted
 from shoal.kube.errors import AlreadyExists, Conflict, KubeError, NotFound
+from shoal.kube.projections import Custom
 from shoal.kube.resources import SECRETS
 from shoal.manifests import certificates as manifests
 from shoal.manifests.shape import Named
@@ -56,8 +58,6 @@ class CertificateIssuer:
         self.credentials = TLSCredentials()
         """This operator's own."""
         self.changed: list[Callable[[], None]] = []
-        if self._settings.enabled:
-            world.pods.listeners.append(lambda _key, before, after: self._pod(before, after))
 
     @property
     def issued(self) -> frozenset[str]:
@@ -208,10 +208,6 @@ class CertificateIssuer:
         if leaf is not None:
             self._issued[uid] = leaf
 
-    def forget(self, uid: str) -> None:
-        """A Model that is gone."""
-        self._issued.pop(uid, None)
-
     def forget_secrets(self) -> None:
         """Looks at every Secret once more: somebody may have deleted one."""
         for uid in self.issued:
@@ -279,8 +275,13 @@ class CertificateIssuer:
         certificates renewed. A Model that is paused keeps its pods for as long as it is."""
         return any(pod.mtls and not pod.finished for pod in self._world.pods.values())
 
-    def _pod(self, before: object, after: object) -> None:
-        if not any(getattr(pod, "process", False) for pod in (before, after)):
+    def on_model(self, _key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
+        if before is not None and (after is None or after.metadata.uid != before.metadata.uid):
+            self._issued.pop(before.metadata.uid, None)
+
+    def on_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
+        """A gateway, operator or ledger came or went: perhaps all that are left speak mutual TLS."""
+        if not self._settings.enabled or not any(pod is not None and pod.process for pod in (before, after)):
             return
         silent = self._without_mtls()
         if silent == self._silent:

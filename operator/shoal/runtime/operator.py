@@ -12,25 +12,29 @@ import structlog
 
 from shoal.api import names, reasons
 from shoal.api.config import OperatorConfig
+from shoal.controllers import triggers
 from shoal.controllers.cachevolumes import CacheVolumesController
-from shoal.controllers.capacity import FleetGPUs
 from shoal.controllers.classbackoffs import ClassBackoffs
 from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.enginesizes import EngineSizes
 from shoal.controllers.gpuclass import GPUClassController
 from shoal.controllers.installkey import InstallKeySource
 from shoal.controllers.keda.driver import Driver
+from shoal.controllers.keda.targets import ScalerTargets
 from shoal.controllers.lora import LoRAControllers
 from shoal.controllers.lora.signals import NoAdapterSignals
 from shoal.controllers.metrics import EventMetrics, ObjectMetrics
 from shoal.controllers.model import ModelController
+from shoal.controllers.modelqueue import ModelQueue
 from shoal.controllers.planner import Planner
-from shoal.controllers.replicastates import ReplicaStates
-from shoal.controllers.scaling.observe import no_past
+from shoal.controllers.scaling.history import DecisionHistory
+from shoal.controllers.scaling.observe import ModelObserver, no_past
 from shoal.controllers.scaling.scale import ScaleWriter
 from shoal.controllers.scaling.scaler import Scaler
 from shoal.controllers.scaling.signals import ScalingSignals, SignalStreams
+from shoal.controllers.scaling.stalesignals import StaleSignals
 from shoal.controllers.scaling.wake import Waker
+from shoal.controllers.state import FleetState
 from shoal.controllers.tenant import TenantController
 from shoal.controllers.transport import CertificateIssuer
 from shoal.controllers.world import World
@@ -96,23 +100,19 @@ class OperatorProcess:
         signals: ScalingSignals | None = None,
         scaler: ScalerPlace | None = None,
     ):
-        """`signals`: what tells of replicas and gateways instead of their streams. `scaler`: where KEDA is answered; by
-        default only inside this host. Raises ValueError when the pod's address is none."""
+        """`signals`: what reports loads and demands instead of streams to replicas and gateways. `scaler`: where KEDA
+        is answered; by default only inside this host. Raises ValueError when the pod's address is none."""
         self.identity = identity or f"{socket.gethostname()}-{secrets.token_hex(3)}"
         self.client = client
         self.recorder = Recorder(client, self.identity[:128])
         self.world = world = World(client, config, namespace, self.recorder)
-        self.capacity = FleetGPUs(world)
+        self.state = FleetState(world)
         self.install = InstallKeySource(
             client, namespace, behind=world.has_gateways_of_before, in_use=world.install_keys_in_use
         )
         self.transport = CertificateIssuer(world)
         credentials = self.transport.credentials
-        self.planner = Planner(world, self.capacity, ReplicaStates(world), Moves())
         self.elector = Elector(client, namespace, names.LEASE_NAME, self.identity)
-        cold = ColdStarts(world)
-        self.backoffs = ClassBackoffs(world, cold, self.planner.changed)
-        self.planner.backoffs = self.backoffs.of
         me = ListenerIdentity(self.identity, secrets.token_hex(8))
         self.listening: SignalStreams | PrometheusSignals | None = None
         if signals is None and config.signals.source == "Prometheus":
@@ -120,35 +120,58 @@ class OperatorProcess:
                 config.signals.prometheus, world.signal_sources, self.signal_changed
             )
         elif signals is None:
-            self.listening = SignalStreams(world, self.install, self.signal_changed, me, credentials=credentials)
+            self.listening = SignalStreams(
+                world, self.install, self.signal_changed, me, credentials=credentials, repriced=self._repriced
+            )
             signals = self.listening.listener
+
+        # Decisions, and what carries them out.
+        wakes = WorkQueue("wake", workers=16)
+        models = ModelQueue(world, WorkQueue("model", workers=24, behind=wakes))
+        cold = ColdStarts(world, self.state)
+        self.backoffs = ClassBackoffs(world, self.state, cold)
         scales = ScaleWriter(world, signals.load, lambda: self.elector.certain)
-        self.driver = Driver(world, scales)
-        self.planner.replica_states.reserved_elsewhere = self.driver.targets.reserved
-        self.driver.targets.reservation_changed.append(self.planner.replica_states.refresh)
-        self.waker = Waker(world, self.planner, scales, self.driver, WorkQueue("wake", workers=16))
-        self.history = History(config.signals.prometheus) if config.signals.prometheus.url else None
-        past = self.history.work_rate if self.history else no_past
-        self.scaler = Scaler(world, self.planner, cold, signals, self.waker, past=past)
-        self.scaler.history.driven = self.driver.conditions.figures
+        targets = ScalerTargets(world, self.state.reservations, models.add_uid)
+        self.keda = scaler_server(world, targets, lambda: self.elector.certain, scaler or ScalerPlace())
+        self.driver = Driver(world, self.state, scales, targets, self.keda, models.add_uid)
+        if self.keda.certificate is not None:
+            self.keda.certificate.changed.append(self.driver.conditions.wake_all)
+        self.waker = Waker(world, self.state, scales, self.driver, wakes)
+        self.past = History(config.signals.prometheus) if config.signals.prometheus.url else None
+        observer = ModelObserver(
+            world, self.state, cold, signals, time.monotonic, self.past.work_rate if self.past else no_past
+        )
+        stale_signals = StaleSignals(self.state, models.add, time.monotonic)
+        self.scaler = Scaler(world, self.state, observer, self.waker, stale_signals, models.decided)
+        self.history = DecisionHistory(world, self.state, signals, self.driver.conditions.figures)
+        self.planner = Planner(world, self.state, self.scaler.wanted, models.decided, Moves())
+
+        # A controller for each kind.
         self.models = ModelController(
-            world,
-            self.planner,
-            self.install,
-            self.scaler,
-            scales,
-            self.driver,
-            cold,
-            WorkQueue("model", workers=24, behind=self.waker.queue),
-            self.transport,
+            world, self.state, stale_signals, self.install, scales, self.driver, cold, models, self.transport
         )
         self.classes = GPUClassController(
-            world, self.capacity, self.planner, WorkQueue("gpuclass", workers=2, behind=self.waker.queue)
+            world, self.state.gpus, self.planner.calibration, WorkQueue("gpuclass", workers=2, behind=wakes)
         )
-        self.engine_sizes = EngineSizes(world, self.planner, self.install, WorkQueue("figures", workers=8), credentials)
+        self.engine_sizes = EngineSizes(
+            world,
+            self.planner.sizes,
+            self.planner.calibration,
+            self.install,
+            WorkQueue("figures", workers=8),
+            credentials,
+        )
         # Adapters have no samples: thousands of names are nothing for Prometheus.
         self.adapter_streams = (
-            SignalStreams(world, self.install, self._adapter_signal_changed, me, pooled=True, credentials=credentials)
+            SignalStreams(
+                world,
+                self.install,
+                self._adapter_signal_changed,
+                me,
+                pooled=True,
+                credentials=credentials,
+                repriced=self._repriced,
+            )
             if isinstance(self.listening, PrometheusSignals)
             else None
         )
@@ -157,14 +180,32 @@ class OperatorProcess:
         self.lora = LoRAControllers(world, self.install, hears, me, credentials)
         currency = None if isinstance(hears, NoAdapterSignals) else hears.currency
         self.tenants = TenantController(world, WorkQueue("tenant", workers=2), currency)
-        if not isinstance(hears, NoAdapterSignals):
-            hears.priced = self.tenants.repriced
         self.cache_volumes = CacheVolumesController(world, WorkQueue("cache-volumes", workers=1))
         self.registry = prometheus_client.CollectorRegistry()
         """What is said of this operator's fleet; the process's own metrics are in the default registry."""
         leads: Callable[[], bool] = lambda: self.elector.leading  # noqa: E731
-        self.scaler.decided.append(EventMetrics(world, self.registry, leads, time.monotonic).decided)
-        self.registry.register(ObjectMetrics(world, self.capacity, signals, self.scaler.current, leads))
+        triggers.connect(
+            triggers.Parts(
+                world=world,
+                state=self.state,
+                cold=cold,
+                backoffs=self.backoffs,
+                scaler=self.scaler,
+                planner=self.planner,
+                driver=self.driver,
+                models=self.models,
+                classes=self.classes,
+                tenants=self.tenants,
+                lora=self.lora,
+                engine_sizes=self.engine_sizes,
+                cache_volumes=self.cache_volumes,
+                install=self.install,
+                transport=self.transport,
+                events=EventMetrics(world, self.registry, leads, time.monotonic),
+                streams=[each for each in (self.listening, self.adapter_streams) if isinstance(each, SignalStreams)],
+            )
+        )
+        self.registry.register(ObjectMetrics(world, self.state.gpus, signals, self.scaler.current, leads))
         self.watcher = Watcher(
             client,
             [
@@ -195,8 +236,6 @@ class OperatorProcess:
             metadata_only=True,
         )
         world.ownership.reported.append(self._rogue)
-        self.keda = scaler_server(world, self.driver.targets, lambda: self.elector.certain, scaler or ScalerPlace())
-        self.driver.follow(self.keda)
         self._beat = time.monotonic()
 
     @property
@@ -236,8 +275,8 @@ class OperatorProcess:
                 group.create_task(self.listening.run())
             if self.adapter_streams is not None:
                 group.create_task(self.adapter_streams.run())
-            if self.history is not None:
-                group.create_task(self.history.run())
+            if self.past is not None:
+                group.create_task(self.past.run())
             group.create_task(self.elector.run(self._lead))
             group.create_task(collector.run())
 
@@ -265,6 +304,10 @@ class OperatorProcess:
         """Something else is said of a Model, or with None perhaps of every Model."""
         self.scaler.changed(model_uid, urgent)
         self.lora.reported(model_uid, urgent)
+
+    def _repriced(self) -> None:
+        """The ledger's currency is another one."""
+        self.tenants.repriced()
 
     def _adapter_signal_changed(self, model_uid: str | None, urgent: bool) -> None:
         self.lora.reported(model_uid, urgent)

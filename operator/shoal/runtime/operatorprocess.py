@@ -55,7 +55,7 @@ def operator_ops(operator: OperatorProcess, access: Access | None = None) -> She
     shell.route(GET, METRICS, metrics)
     leads, leader = (lambda: operator.elector.leading), (lambda: operator.elector.holder)
     identity = operator.identity
-    serve_decisions.add_routes(shell, operator.scaler.history, operator=identity, leads=leads, leader=leader)
+    serve_decisions.add_routes(shell, operator.history, operator=identity, leads=leads, leader=leader)
     serve_adapters.add_routes(shell, operator.lora.view, operator=identity, leads=leads, leader=leader)
     return shell
 

@@ -5,14 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.api import names
-from shoal.api.config import OperatorConfig
-from shoal.api.model import Model
 from shoal.controllers.keda.answers import Answers
 from shoal.controllers.keda.endpoints import Endpoints, OwnAddress
 from shoal.controllers.keda.server import ScalerServer
 from shoal.controllers.keda.tls import CertificateFiles
 from shoal.controllers.world import World
-from shoal.kube.projections import Custom
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +39,6 @@ def scaler_server(world: World, answers: Answers, certain: Callable[[], bool], p
     if place.pod_ip:
         here = OwnAddress(place.pod_ip, place.port, place.pod, place.pod_uid)
         endpoints = Endpoints(world.client, world.namespace, here, certain)
-    server = ScalerServer(
+    return ScalerServer(
         answers, certain, host=place.host, port=place.port, certificate=certificate, endpoints=endpoints
     )
-
-    def model(_key: str, _before: Custom[Model] | None, after: Custom[Model] | None) -> None:
-        if after is not None and after.object is not None and driven_by_keda(after.object, world.config):
-            server.need()
-
-    world.models.listeners.append(model)
-    return server
-
-
-def driven_by_keda(model: Model, config: OperatorConfig) -> bool:
-    """Whether KEDA writes, or is to write, the Model's replicas."""
-    return (model.spec.scaling.driver or config.scaling.driver) == "KEDA"

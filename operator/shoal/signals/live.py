@@ -23,10 +23,14 @@ once: a replica came or went or changed its phase, requests began to wait in an 
 class LiveSignals:
     """Streams to all agents and gateways. Not for threads."""
 
-    def __init__(self, changed: Changed, identity: ListenerIdentity = ListenerIdentity()) -> None:  # noqa: B008 - immutable
-        self._changed = changed
-        self.priced: Callable[[], None] = lambda: None
-        """Hears that `currency` is another one."""
+    def __init__(
+        self,
+        changed: Changed,
+        identity: ListenerIdentity = ListenerIdentity(),  # noqa: B008 - immutable
+        repriced: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`repriced` hears that `currency` is another one."""
+        self._changed, self._repriced = changed, repriced
         self._currency: str | None = None
         self._model: dict[str, str] = {}
         """Pod's uid -> Model's."""
@@ -152,7 +156,7 @@ class LiveSignals:
     def _gateway(self, uid: str, models: Collection[str] | None) -> None:
         if models is None and (currency := self.currency()) != self._currency:
             self._currency = currency
-            self.priced()
+            self._repriced()
         stream = self.gateways.get(uid)
         if stream is None:
             for key in [key for key in self._held if key[0] == uid]:

@@ -65,7 +65,7 @@ async def test_to_zero_only_while_all_are_heard_and_back_for_one_held_request(fl
 
         def missed() -> bool:
             """The leader has decided, and says who is not heard."""
-            found = [operator.scaler.history.model(f"{ns}/chat") for operator in (first, second)]
+            found = [operator.history.model(f"{ns}/chat") for operator in (first, second)]
             return any(f is not None and f.stale == ("shoal-gateway-0",) for f in found)
 
         await until(missed, 60)

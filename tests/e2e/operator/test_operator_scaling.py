@@ -157,7 +157,7 @@ async def test_nothing_goes_down_while_one_voice_is_silent(
         await asyncio.sleep(5)  # more than twice the idle time
         signals.tell()
         assert await replicas(fleet, "chat-l4") == 1
-        figures = operator.scaler.history.model(f"{ns}/chat")
+        figures = operator.history.model(f"{ns}/chat")
         assert figures is not None
         assert figures.stale == ("shoal-gateway-0",)
         assert figures.decisions[0].reason == reasons.SIGNALS_UNKNOWN
@@ -260,7 +260,7 @@ async def test_a_wake_does_not_wait_for_a_plan(
             operator._compare_all()  # every reconcile carries out what was decided before: zero
             await asyncio.sleep(2)
             assert await replicas(fleet, "chat-l4") == 1
-        operator.planner.changed()
+        operator.state.replan()
         await model_with(client, ns, "chat", "Ready", "True", reasons.REPLICAS_READY)
 
 

@@ -4,9 +4,9 @@ from typing import Final
 
 from shoal.api import names, reasons
 from shoal.api.gpuclass import GPUClass, GPUClassStatus
+from shoal.controllers.calibration import Calibration
 from shoal.controllers.capacity import FleetGPUs
 from shoal.controllers.isolation import isolated, stored
-from shoal.controllers.planner import Planner
 from shoal.controllers.status import write_status
 from shoal.controllers.world import World
 from shoal.core.status import gpuclassstatus
@@ -20,21 +20,18 @@ SETTLE_SECONDS: Final = 0.5
 
 
 class GPUClassController:
-    def __init__(self, world: World, capacity: FleetGPUs, planner: Planner, queue: WorkQueue):
-        self._world, self._capacity, self._planner, self.queue = world, capacity, planner, queue
-        world.classes.listeners.append(self._class)
-        capacity.changed.append(self._counts)
-        planner.calibration.overheads_changed.append(self._counts)
+    def __init__(self, world: World, capacity: FleetGPUs, calibration: Calibration, queue: WorkQueue):
+        self._world, self._capacity, self._calibration, self.queue = world, capacity, calibration, queue
 
-    def _class(self, key: str, before: Custom[GPUClass] | None, after: Custom[GPUClass] | None) -> None:
+    def on_class(self, key: str, before: Custom[GPUClass] | None, after: Custom[GPUClass] | None) -> None:
         if after is not None:
             self.queue.add(key)
         if before is None or after is None or before.object is None or after.object is None:
-            self._counts()
+            self.on_counts()
         elif before.object.spec.node_selector != after.object.spec.node_selector:
-            self._counts()  # nodes may count for another class now
+            self.on_counts()  # nodes may count for another class now
 
-    def _counts(self) -> None:
+    def on_counts(self) -> None:
         for key in self._world.classes.known_keys():
             self.queue.add_after(key, SETTLE_SECONDS)
 
@@ -67,7 +64,7 @@ class GPUClassController:
                 self._capacity.usage(gpu_class),
                 self._capacity.members().get(name, ()),
                 overlapping=self._capacity.overlapping(gpu_class),
-                overhead=self._planner.calibration.overhead(name),
+                overhead=self._calibration.overhead(name),
                 now=now,
             )
         await write_status(self._world, GPUCLASSES, self._world.classes, custom, status, manager=names.MANAGER_GPUCLASS)

@@ -23,3 +23,22 @@ class Answers(Protocol):
     def polled(self, namespace: str, name: str) -> None:
         """KEDA has just asked about it."""
         ...
+
+
+class ScalerEndpoint(Protocol):
+    """Where KEDA is answered."""
+
+    @property
+    def ca(self) -> str | None:
+        """PEM of the CA by which KEDA knows this operator; "": any that it trusts already; None: there is no
+        certificate yet."""
+        ...
+
+    @property
+    def problem(self) -> str | None:
+        """Why this operator cannot answer KEDA, with what to do; None: it can, or need not."""
+        ...
+
+    def need(self) -> None:
+        """There is a Model whose replicas KEDA writes."""
+        ...

@@ -8,6 +8,7 @@ from typing import Final
 
 from shoal.api.decisions import DrivenVariant, DriverStats
 from shoal.api.model import Model
+from shoal.controllers.keda.answers import ScalerEndpoint
 from shoal.controllers.keda.observe import KEDAObserver
 from shoal.controllers.keda.targets import Key, ScalerTargets
 from shoal.controllers.world import World
@@ -35,12 +36,16 @@ class Conditions:
     """`run` while this operator leads."""
 
     def __init__(
-        self, world: World, observer: KEDAObserver, targets: ScalerTargets, wake: Callable[[str], None]
+        self,
+        world: World,
+        observer: KEDAObserver,
+        targets: ScalerTargets,
+        endpoint: ScalerEndpoint,
+        wake: Callable[[str], None],
     ) -> None:
-        """`wake` hears the uid of a Model of which something else is to be told."""
-        self._world, self._observer, self._targets, self._wake = world, observer, targets, wake
-        self.problem: Callable[[], str | None] = lambda: None
-        """Why this operator cannot answer KEDA, with what to do."""
+        """`wake` hears the uid of a Model of which something else is to be said."""
+        self._world, self._observer, self._targets, self._endpoint = world, observer, targets, endpoint
+        self._wake = wake
         self._problem: str | None = None
         self._silent: dict[Key, bool | None] = {}
         self._ways: dict[Key, _Reconnects] = {}
@@ -52,7 +57,7 @@ class Conditions:
 
     def finding(self, model: Model) -> ConditionUpdate | None:
         """The condition ScalingActive; None: there is nothing to say."""
-        return judge(self._observer.observed(model, self.problem()))
+        return judge(self._observer.observed(model, self._endpoint.problem))
 
     def refused(self, model: Model) -> bool:
         """A ScaledObject was not taken, and it has to be looked again whether it is."""
@@ -103,7 +108,7 @@ class Conditions:
 
     def sweep(self) -> None:
         """Wakes the Models of which something else is to be told, that no event tells of."""
-        if self._problem != (problem := self.problem()):
+        if self._problem != (problem := self._endpoint.problem):
             self._problem = problem
             self.wake_all()
         before, self._silent = self._silent, {}

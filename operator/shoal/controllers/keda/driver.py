@@ -8,17 +8,18 @@ import structlog
 from shoal.api import names
 from shoal.api.model import Model
 from shoal.controllers.children import Children
+from shoal.controllers.keda.answers import ScalerEndpoint
 from shoal.controllers.keda.conditions import Conditions
 from shoal.controllers.keda.observe import KEDAObserver, kinds
-from shoal.controllers.keda.server import ScalerServer
 from shoal.controllers.keda.targets import Key, ScalerTargets
 from shoal.controllers.scaling.observe import policy
 from shoal.controllers.scaling.scale import ScaleWriter
+from shoal.controllers.state import FleetState
 from shoal.controllers.world import World
 from shoal.core import children, facts
 from shoal.core.keda import Autoscaler, bounds, ceilings
 from shoal.kube.errors import Conflict, Forbidden, NotFound, ObjectInvalid, UnknownField
-from shoal.kube.projections import Child
+from shoal.kube.projections import Child, Custom
 from shoal.kube.resources import CONFIGMAPS, SCALEDOBJECTS, TRIGGERAUTHENTICATIONS
 from shoal.manifests import keda as manifests
 
@@ -31,41 +32,26 @@ Target = Callable[[], int]
 class Driver:
     """`scale` in place of a write of replicas. `run` while this operator leads; `watch` always."""
 
-    def __init__(self, world: World, scales: ScaleWriter) -> None:
-        self._world, self._scales = world, scales
-        self.ca: Callable[[], str | None] = lambda: None
-        """PEM of the CA by which KEDA knows this operator; "": any that it trusts already; None: there is no
-        certificate yet."""
-        self.targets = ScalerTargets(self._current_replicas)
+    def __init__(
+        self,
+        world: World,
+        state: FleetState,
+        scales: ScaleWriter,
+        targets: ScalerTargets,
+        endpoint: ScalerEndpoint,
+        wake: Callable[[str], None],
+    ) -> None:
+        """`wake` hears the uid of a Model of which something else is to be said or done."""
+        self._world, self._state, self._scales, self._endpoint, self._wake = world, state, scales, endpoint, wake
+        self.targets = targets
         self.kinds = kinds(world)
         self._observer = KEDAObserver(world, self.targets, self.kinds)
-        self.conditions = Conditions(world, self._observer, self.targets, self._wake)
+        self.conditions = Conditions(world, self._observer, self.targets, endpoint, wake)
         self._children = Children(world)
-        self._certificates: dict[str, str] = {}
-        """Model's uid -> the CA that its ConfigMap was seen to have."""
-        self.wake: Callable[[str], None] = lambda _uid: None
-        """Hears the uid of a Model of which something else is to be said or done."""
-        self.targets.polled_again = self._wake
-        world.deployments.listeners.append(self._deployment)
-        world.scaled_objects.listeners.append(self._scaled)
-        world.trigger_authentications.listeners.append(self._scaled)
-        world.autoscalers.listeners.append(self._autoscaler)
 
     async def watch(self) -> None:
         """Follows KEDA's objects, where there are any, until cancelled."""
         await self.kinds.run()
-
-    def follow(self, server: ScalerServer) -> None:
-        """KEDA is answered there."""
-        files = server.certificate
-
-        def ca() -> str | None:
-            found = files.certificate if files is not None else None
-            return None if found is None else found.ca or ""
-
-        self.ca, self.conditions.problem = ca, lambda: server.problem
-        if files is not None:
-            files.changed.append(self.conditions.wake_all)
 
     async def run(self) -> None:
         """Tells who has fallen silent, until cancelled."""
@@ -76,7 +62,7 @@ class Driver:
         self.targets.begin()
         self._observer.begin()
         self.conditions.begin()
-        self._certificates.clear()
+        self.compare()
 
     def drives(self, model: Model) -> bool:
         """KEDA is to write the Model's replicas."""
@@ -91,18 +77,18 @@ class Driver:
         if self.drives(model):
             self.kinds.need()
         if needed and ca and self.kinds.installed:
-            if self._certificates.get(uid) != ca:
+            if self._state.record(uid).keda_ca != ca:
                 wanted = manifests.certificate(model, ca)
                 await self._children.is_free(CONFIGMAPS, model, wanted)
                 await self._world.client.apply(CONFIGMAPS, wanted, manager=names.MANAGER_MODEL)
-                self._certificates[uid] = ca
+                self._state.record(uid).keda_ca = ca
             table = self._world.trigger_authentications
             await self._children.ensure(TRIGGERAUTHENTICATIONS, table, model, manifests.authentication(model))
             return
         left = self._world.trigger_authentications.get(f"{model.metadata.namespace}/{name}")
         if needed or left is None or left.model_uid != uid or self._observer.left(uid):
             return
-        self._certificates.pop(uid, None)
+        self._state.record(uid).keda_ca = None
         if "deletionTimestamp" in left.decode()["metadata"]:
             return  # KEDA's finalizer is on it
         await self._world.client.delete(CONFIGMAPS, name, model.metadata.namespace)
@@ -165,14 +151,10 @@ class Driver:
             if child.scaled is not None and child.scaled.gpu_class not in kept and not child.scaled.deleting:
                 await self._delete(child.uid, (child.namespace, child.name))
 
-    def forget(self, model_uid: str) -> None:
-        """The Model is gone; its ScaledObjects go with it."""
-        self.targets.forget(model_uid)
-        self._certificates.pop(model_uid, None)
-
     def compare(self) -> None:
         """Looks at everything once more that no watch tells of: somebody may have deleted it."""
-        self._certificates.clear()
+        for _, record in self._state.records():
+            record.keda_ca = None
 
     # --- how --------------------------------------------------------------------------------------------------------
 
@@ -210,7 +192,7 @@ class Driver:
         return ceilings(policy(model).maximum, {gpu_class: limits.get(gpu_class)})[gpu_class]
 
     def _authority(self) -> str | None:
-        return self.ca() if self._world.config.scaling.keda.tls else ""
+        return self._endpoint.ca if self._world.config.scaling.keda.tls else ""
 
     async def _delete(self, uid: str, key: Key) -> None:
         # Not taken from the store: it may stay for as long as KEDA's finalizer is on it.
@@ -226,16 +208,15 @@ class Driver:
             raise Conflict(f"Deployment of {model.key} on {gpu_class} is gone again")
         return live.deployment
 
-    def _current_replicas(self, namespace: str, name: str) -> int | None:
-        child = self._world.deployments.get(f"{namespace}/{name}")
-        return child.deployment.replicas if child is not None and child.deployment is not None else None
-
-    def _wake(self, model_uid: str) -> None:
-        self.wake(model_uid)
-
     # --- what is heard ----------------------------------------------------------------------------------------------
 
-    def _deployment(self, _key: str, before: Child | None, after: Child | None) -> None:
+    def on_model(self, _key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
+        if before is not None and (after is None or after.metadata.uid != before.metadata.uid):
+            self.targets.drop_model(before.metadata.uid)
+        if after is not None and after.object is not None and self.drives(after.object):
+            self._endpoint.need()
+
+    def on_deployment(self, _key: str, before: Child | None, after: Child | None) -> None:
         was, now = (bool(c and c.deployment and c.deployment.replicas) for c in (before, after))
         child = after or before
         if child is None:
@@ -246,14 +227,14 @@ class Driver:
         elif was != now and self.targets.number(key) is not None:
             self.targets.notify(key)
 
-    def _scaled(self, _key: str, before: Child | None, after: Child | None) -> None:
+    def on_scaled(self, _key: str, before: Child | None, after: Child | None) -> None:
         for child in (before, after):
             if child is not None:
                 self.kinds.need()
-                self.wake(child.model_uid)
+                self._wake(child.model_uid)
 
-    def _autoscaler(self, _key: str, before: Autoscaler | None, after: Autoscaler | None) -> None:
+    def on_autoscaler(self, _key: str, before: Autoscaler | None, after: Autoscaler | None) -> None:
         for hpa in (before, after):
             child = self._world.deployments.get(hpa.target_key) if hpa is not None else None
             if child is not None:
-                self.wake(child.model_uid)
+                self._wake(child.model_uid)

@@ -68,6 +68,12 @@ class ScalerServer:
         self._needed.set()
 
     @property
+    def ca(self) -> str | None:
+        """See `ScalerEndpoint`."""
+        found = self.certificate.certificate if self.certificate is not None else None
+        return None if found is None else found.ca or ""
+
+    @property
     def problem(self) -> str | None:
         """Why KEDA cannot be answered, with what to do; None while it can, or nobody needs it."""
         if not self._needed.is_set():

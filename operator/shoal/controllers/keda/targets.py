@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from shoal.controllers.keda.answers import Changed
+from shoal.controllers.reservations import Reservation, Reservations
+from shoal.controllers.world import World
 from shoal.core.keda import TARGET, ScalerAnswer, metric
 
 Key = tuple[str, str]
 """Namespace and name of a ScaledObject, which are those of its Deployment."""
-CurrentReplicas = Callable[[str, str], int | None]
-"""(namespace, name) -> replicas that the Deployment asks for; None: not known."""
 
 
 @dataclass(slots=True)
@@ -26,18 +26,17 @@ class ScalerTargets:
     """Implements `Answers`. Every call reads and writes memory only.
 
     A number stands here from when it may be carried out: pods that go first are marked before a lower one is set. What
-    is set counts as promised (`promised`) until the Deployment shows it.
+    is set counts as promised as long as it stands here.
     """
 
-    current_replicas: CurrentReplicas
+    world: World
+    reservations: Reservations
+    """An answer is a promise: KEDA's HPA may write it at any moment."""
+    polled_again: Callable[[str], None]
+    """Hears the uid of a Model of which KEDA had been silent."""
     clock: Callable[[], float] = time.monotonic
     changed: list[Changed] = field(default_factory=list[Changed])
-    reservation_changed: list[Callable[[str], None]] = field(default_factory=list[Callable[[str], None]])
-    """Hears a Model's uid when what is promised to it is another number."""
-    polled_again: Callable[[str], None] = lambda _uid: None
-    """Hears the uid of a Model of which KEDA had been silent."""
     _entries: dict[Key, _Entry] = field(default_factory=dict[Key, _Entry])
-    _by_model: dict[str, set[Key]] = field(default_factory=dict[str, set[Key]])
     _polled: dict[Key, float] = field(default_factory=dict[Key, float])
     _stale: set[Key] = field(default_factory=set[Key])
 
@@ -48,7 +47,8 @@ class ScalerTargets:
         if entry is None:
             return None
         number = entry.replicas
-        current = self.current_replicas(namespace, name)
+        child = self.world.deployments.get(f"{namespace}/{name}")
+        current = child.deployment.replicas if child is not None and child.deployment is not None else None
         return ScalerAnswer(number > 0, number, metric(number), TARGET, above_zero=bool(current))
 
     def polled(self, namespace: str, name: str) -> None:
@@ -67,20 +67,13 @@ class ScalerTargets:
         if entry == known:
             return
         self._entries[key] = entry
-        self._by_model.setdefault(model_uid, set()).add(key)
-        for listener in self.reservation_changed:
-            listener(model_uid)
+        self.reservations.put(Reservation(model_uid, gpu_class, replicas, gpus, "keda"))
         self.notify(key)
 
     def number(self, key: Key) -> int | None:
         """What is answered; None: nothing yet in this term."""
         entry = self._entries.get(key)
         return entry.replicas if entry is not None else None
-
-    def reserved(self, model_uid: str) -> dict[str, tuple[int, int]]:
-        """Class -> (replicas, GPUs of each) that KEDA was told, for one Model."""
-        entries = (self._entries[key] for key in self._by_model.get(model_uid, ()))
-        return {e.gpu_class: (e.replicas, e.gpus) for e in entries}
 
     def since(self, key: Key) -> float | None:
         """When KEDA asked last, on `clock`; None: never in this term."""
@@ -101,16 +94,11 @@ class ScalerTargets:
         self._polled.pop(key, None)
         self._stale.discard(key)
         if entry is not None:
-            keys = self._by_model.get(entry.model_uid, set())
-            keys.discard(key)
-            if not keys:
-                self._by_model.pop(entry.model_uid, None)
-            for listener in self.reservation_changed:
-                listener(entry.model_uid)
+            self.reservations.remove(entry.model_uid, "keda", entry.gpu_class)
 
-    def forget(self, model_uid: str) -> None:
-        """The Model is gone."""
-        for key in list(self._by_model.get(model_uid, ())):
+    def drop_model(self, model_uid: str) -> None:
+        """The Model is gone, and its ScaledObjects with it."""
+        for key in [key for key, entry in self._entries.items() if entry.model_uid == model_uid]:
             self.drop(key)
 
     def begin(self) -> None:

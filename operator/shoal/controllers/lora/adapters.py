@@ -51,15 +51,10 @@ class AdapterController:
         self.namespaces = Namespaces(world, self._namespace)
         self._pools: dict[str, Chosen | None] = {}
         """Pool -> as its adapters were told of it last."""
-        placer.wake = queue.add
-        world.adapters.listeners.append(self._adapter)
-        world.pools.listeners.append(self._pool)
-        world.models.listeners.append(self._model)
-        world.tenants.listeners.append(self._tenant)
 
     # --- what wakes an adapter --------------------------------------------------------------------------------------
 
-    def _adapter(self, key: str, before: Custom[LoRAAdapter] | None, after: Custom[LoRAAdapter] | None) -> None:
+    def on_adapter(self, key: str, before: Custom[LoRAAdapter] | None, after: Custom[LoRAAdapter] | None) -> None:
         self.queue.add(key)
         if before is not None and (after is None or _going(after) or after.metadata.uid != before.metadata.uid):
             # At once: its replicas need not hold it any more.
@@ -68,19 +63,19 @@ class AdapterController:
         for rival in adapters_claiming(self._world, claims_changed(before, after)):
             self.queue.add(rival)
 
-    def _pool(self, key: str, before: Custom[LoRAPool] | None, after: Custom[LoRAPool] | None) -> None:
+    def on_pool(self, key: str, before: Custom[LoRAPool] | None, after: Custom[LoRAPool] | None) -> None:
         self._check_pool(key)
         for custom in (before, after):  # another pool of the same Model may have it now
             for rival in self._world.pools.by("model", custom.object.model_key) if custom and custom.object else ():
                 self._check_pool(f"{rival.metadata.namespace}/{rival.metadata.name}")
 
-    def _model(self, key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
+    def on_model(self, key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
         for pool in self._world.pools.by("model", key):
             self._check_pool(f"{pool.metadata.namespace}/{pool.metadata.name}")
         for rival in adapters_claiming(self._world, claims_changed(before, after)):
             self.queue.add(rival)
 
-    def _tenant(self, key: str, before: Custom[Tenant] | None, after: Custom[Tenant] | None) -> None:
+    def on_tenant(self, key: str, before: Custom[Tenant] | None, after: Custom[Tenant] | None) -> None:
         """A Tenant whose grants are others has agreed to others of the adapters that list it."""
         changed = granted_otherwise(before, after)
         if changed is None:

@@ -63,7 +63,6 @@ class DesiredAdapterWriter:
         self._wanted: dict[str, _PodState] = {}
         """By uid of the pod."""
         self._session: aiohttp.ClientSession | None = None
-        world.pods.listeners.append(self._pod)
 
     def set(self, pod: facts.Pod, desired: tuple[DesiredAdapter, ...]) -> None:
         """What the replica should hold from now on."""
@@ -90,7 +89,7 @@ class DesiredAdapterWriter:
         """A new term: whoever led meanwhile may have told something else."""
         self._wanted.clear()
 
-    def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
+    def on_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
         if before is not None and (after is None or after.uid != before.uid or after.finished):
             self._wanted.pop(before.uid, None)
 

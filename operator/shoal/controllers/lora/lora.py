@@ -36,11 +36,11 @@ class LoRAControllers:
         self.desired = DesiredAdapterWriter(
             world, install, signals, WorkQueue("adapter-floors", workers=16), identity, credentials
         )
-        self.placer = Placer(world, choices, self.desired, signals)
-        self.pools = PoolController(world, choices, WorkQueue("lorapool", workers=2))
+        queue = _queue()
+        self.placer = Placer(world, choices, self.desired, signals, queue.add)
+        self.adapters = AdapterController(world, choices, self.placer, queue)
+        self.pools = PoolController(world, choices, self.adapters.reader.retry, WorkQueue("lorapool", workers=2))
         self.view = AdapterView(world, self.placer, signals)
-        self.adapters = AdapterController(world, choices, self.placer, _queue())
-        self.pools.secrets_found = self.adapters.reader.retry
 
     @property
     def queues(self) -> tuple[WorkQueue, ...]:

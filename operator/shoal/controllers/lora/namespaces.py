@@ -22,13 +22,12 @@ class Namespaces:
         self._labels: dict[str, Mapping[str, str]] = {}
         self._synced = False
         self._needed = asyncio.Event()
-        world.pools.listeners.append(self._pool)
 
     def labels(self, namespace: str) -> Mapping[str, str] | None:
         """One that does not exist has none: its objects are going too."""
         return self._labels.get(namespace, {}) if self._synced else None
 
-    def _pool(self, _key: str, before: Custom[LoRAPool] | None, after: Custom[LoRAPool] | None) -> None:
+    def on_pool(self, _key: str, before: Custom[LoRAPool] | None, after: Custom[LoRAPool] | None) -> None:
         if after is not None and _selects(after):
             self._needed.set()
 

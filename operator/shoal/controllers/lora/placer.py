@@ -46,8 +46,7 @@ SECONDS = prometheus_client.Histogram(
 
 
 class Placer:
-    """`enter` and `leave` adapters, `run` while this operator leads; `wake` hears the keys of adapters whose part
-    changed."""
+    """`enter` and `leave` adapters, `run` while this operator leads."""
 
     def __init__(
         self,
@@ -55,10 +54,13 @@ class Placer:
         choices: Choices,
         desired: DesiredAdapterWriter,
         signals: AdapterSignals,
+        wake: Callable[[str], None],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`wake` hears the keys of adapters whose part of the plan changed."""
         self._world, self._choices, self._desired, self._clock = world, choices, desired, clock
+        self._wake_adapter = wake
         self.observer = PoolObserver(world, signals)
         self.pools: dict[str, PoolPlan] = {}
         self._of: dict[str, str] = {}
@@ -66,8 +68,6 @@ class Placer:
         self._some = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._leads = False
-        self.wake: Callable[[str], None] = lambda _key: None
-        world.pods.listeners.append(self._pod)
 
     # --- what is placed ---------------------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Placer:
         if (pool := self.pools.get(pool_key)) is not None:
             self._schedule(pool, changed=True)
 
-    def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
+    def on_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
         pod = after or before
         if pod is None or pod.model_uid is None or not self._leads:
             return
@@ -270,7 +270,7 @@ class Placer:
                 or (counted and adapter.residency != "OnDemand")
                 or switches.get(uid) != pool.switches.get(uid)
             ):
-                self.wake(pool.keys[uid])
+                self._wake_adapter(pool.keys[uid])
         pool.switches = switches
 
     def _switches(self, pool: PoolPlan, snapshot: types.PoolSnapshot) -> dict[str, str]:

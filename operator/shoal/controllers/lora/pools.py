@@ -32,25 +32,22 @@ _NOT_JOINED: Final = (reasons.POOL_NOT_FOUND, reasons.NAMESPACE_NOT_ALLOWED)
 class PoolController:
     """Woken by its own objects, their Models and the Models' Deployments, and by adapters."""
 
-    def __init__(self, world: World, choices: Choices, queue: WorkQueue) -> None:
-        self._world, self._choices, self.queue = world, choices, queue
-        self.secrets_found: Callable[[str], Awaitable[None]] = _nobody
-        """Hears of a pool whose Secrets are there, of which one was missing."""
-        world.pools.listeners.append(self._pool)
-        world.models.listeners.append(self._model)
-        world.adapters.listeners.append(self._adapter)
-        world.deployments.listeners.append(self._deployment)
+    def __init__(
+        self, world: World, choices: Choices, secrets_found: Callable[[str], Awaitable[None]], queue: WorkQueue
+    ) -> None:
+        """`secrets_found` hears of a pool whose Secrets are there, of which one was missing."""
+        self._world, self._choices, self._secrets_found, self.queue = world, choices, secrets_found, queue
 
-    def _pool(self, key: str, before: Custom[LoRAPool] | None, after: Custom[LoRAPool] | None) -> None:
+    def on_pool(self, key: str, before: Custom[LoRAPool] | None, after: Custom[LoRAPool] | None) -> None:
         for custom in (before, after):
             if custom is not None and custom.object is not None:
                 self._of_model(custom.object.model_key)
         self.queue.add(key)
 
-    def _model(self, key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
+    def on_model(self, key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
         self._of_model(key)
 
-    def _deployment(self, _key: str, before: Child | None, after: Child | None) -> None:
+    def on_deployment(self, _key: str, before: Child | None, after: Child | None) -> None:
         child = after or before
         custom = self._world.model_by_uid(child.model_uid) if child is not None else None
         if custom is not None:
@@ -60,7 +57,7 @@ class PoolController:
         for pool in self._world.pools.by("model", model_key):
             self.queue.add(f"{pool.metadata.namespace}/{pool.metadata.name}")
 
-    def _adapter(self, _key: str, before: Custom[LoRAAdapter] | None, after: Custom[LoRAAdapter] | None) -> None:
+    def on_adapter(self, _key: str, before: Custom[LoRAAdapter] | None, after: Custom[LoRAAdapter] | None) -> None:
         for custom in (before, after):
             pool = custom.object.pool_key if custom is not None and custom.object is not None else ""
             if self._world.pools.get(pool) is not None:
@@ -88,7 +85,7 @@ class PoolController:
             return None
         missing = await self._missing_secrets(chosen.pool)
         if _stored_missing(chosen.pool) not in ("", shorten(missing)):
-            await self.secrets_found(key)
+            await self._secrets_found(key)
         await self._write(custom, poolstatus.status(self._observed(chosen, missing), world.now()))
         return RECHECK_SECONDS if missing else None
 
@@ -150,10 +147,6 @@ class PoolController:
     async def _write(self, custom: Custom[LoRAPool], status: LoRAPoolStatus) -> None:
         table = self._world.pools
         await write_status(self._world, LORA_POOLS, table, custom, status, manager=names.MANAGER_LORAPOOL)
-
-
-async def _nobody(_key: str) -> None:
-    """Nothing is to be read."""
 
 
 def _stored_missing(pool: LoRAPool) -> str:

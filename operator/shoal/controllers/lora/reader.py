@@ -88,8 +88,6 @@ class AdapterReader:
         self._pools: dict[str, tuple[LoRAPool, AdapterSettings]] = {}
         self._some = asyncio.Event()
         self._later: dict[str, asyncio.TimerHandle] = {}
-        world.pods.listeners.append(self._pod)
-        world.jobs.listeners.append(self._job)
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
@@ -155,7 +153,7 @@ class AdapterReader:
                     source.reading = _reading(said)
                     return
 
-    def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
+    def on_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
         if after is None or after.job is None:
             return
         job = self._world.jobs.get(f"{after.namespace}/{after.job}")
@@ -170,7 +168,7 @@ class AdapterReader:
             if found is not None:
                 self._set_reading(source, _reading(found))
 
-    def _job(self, _key: str, before: facts.MetadataJob | None, after: facts.MetadataJob | None) -> None:
+    def on_job(self, _key: str, before: facts.MetadataJob | None, after: facts.MetadataJob | None) -> None:
         job = after or before
         for key in job.reads if job is not None else ():
             source = self._sources.get(key)

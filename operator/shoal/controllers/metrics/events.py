@@ -53,8 +53,6 @@ class EventMetrics:
         """Uid of a Model that wakes -> when that was decided."""
         self._shown: dict[str, set[tuple[Counter | Histogram, Labels]]] = {}
         """Uid of a Model -> its series: they go with it."""
-        world.pods.listeners.append(self._pod)
-        world.models.listeners.append(self._model)
 
     def decided(self, model: Model, decision: ScalingDecision, before: int) -> None:
         """Another number of replicas was decided for."""
@@ -69,7 +67,7 @@ class EventMetrics:
             self._waking.setdefault(uid, self._clock())
             self._of(self._wakes, model)
 
-    def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
+    def on_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
         if after is None or after.gpu_class is None or (before is not None and before.ready) or not self._leads():
             return
         custom = self._world.model_by_uid(after.model_uid)
@@ -86,7 +84,7 @@ class EventMetrics:
         if before is not None and not before.was_ready and (seconds := cold_start(after)) is not None:
             self._of(self._cold_starts, custom.object, after.gpu_class).observe(seconds)
 
-    def _model(self, _key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
+    def on_model(self, _key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
         if before is None or (after is not None and after.metadata.uid == before.metadata.uid):
             return
         uid = before.metadata.uid

@@ -21,10 +21,11 @@ from shoal.controllers.isolation import isolated
 from shoal.controllers.keda.driver import Driver
 from shoal.controllers.model.apply import Applier, current
 from shoal.controllers.model.messages import emit_placement, invalid
+from shoal.controllers.modelqueue import ModelQueue
 from shoal.controllers.placementrequest import PlacementDecision, PlacementRequest
-from shoal.controllers.planner import Planner
 from shoal.controllers.scaling.scale import ScaleWriter
-from shoal.controllers.scaling.scaler import Scaler
+from shoal.controllers.scaling.stalesignals import StaleSignals
+from shoal.controllers.state import FleetState
 from shoal.controllers.status import write_status
 from shoal.controllers.transport import CertificateIssuer
 from shoal.controllers.world import World
@@ -37,7 +38,6 @@ from shoal.core.status.modelstatus import ModelProblem, Observed
 from shoal.engine.launch import check_extra_args
 from shoal.kube.errors import Forbidden, NotFound, ObjectInvalid
 from shoal.kube.projections import Child, Custom
-from shoal.kube.queue import WorkQueue
 from shoal.kube.resources import MODELS, SECRETS
 from shoal.manifests.pool import applied
 from shoal.manifests.shape import VariantShape, engine_version
@@ -54,43 +54,25 @@ class ModelController:
     def __init__(
         self,
         world: World,
-        planner: Planner,
+        state: FleetState,
+        stale_signals: StaleSignals,
         install: InstallKeySource,
-        scaler: Scaler,
         scales: ScaleWriter,
         driver: Driver,
         cold: ColdStarts,
-        queue: WorkQueue,
+        models: ModelQueue,
         transport: CertificateIssuer,
     ):
-        self._world, self._planner, self._install, self.queue = world, planner, install, queue
-        self._scaler, self._driver, self._cold = scaler, driver, cold
-        self._applier = Applier(world, scales, driver, cold, planner.target, transport)
+        self._world, self._state, self._stale_signals, self._install = world, state, stale_signals, install
+        self._driver, self._cold, self._models, self.queue = driver, cold, models, models.work
+        self._applier = Applier(world, scales, driver, cold, state.target, transport)
         self._transport = transport
-        self._artifacts = Artifacts(world, queue.add)
-        world.models.listeners.append(self._model)
-        world.adapters.listeners.append(lambda _key, before, after: self._renamed(before, after))
-        world.tenants.listeners.append(self._tenant)
-        world.classes.listeners.append(self._class)
-        world.pools.listeners.append(self._pool)
-        world.pods.listeners.append(self._pod)
-        for table in (world.deployments, world.budgets, world.policies):
-            table.listeners.append(self._child)
-        planner.wake.append(self._planned)
-        scaler.stale_signals.changed = self.queue.add
-        driver.wake = self._wake
-        driver.kinds.changed.append(self.enqueue_all)
-        install.changed.append(self.enqueue_all)
-        transport.changed.append(self.enqueue_all)
+        self.artifacts = Artifacts(world, models.add)
 
     # --- what wakes a Model -----------------------------------------------------------------------------------------
 
-    def _model(self, key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
+    def on_model(self, key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
         self.queue.add(key)
-        if before is not None and (after is None or after.metadata.uid != before.metadata.uid):
-            self._forget(before.metadata.uid)
-        if after is not None and (after.metadata.deletion_timestamp is not None or after.object is None):
-            self._planner.leave(after.metadata.uid)
         self._renamed(before, after)
 
     def _renamed(
@@ -102,20 +84,17 @@ class ModelController:
         for rival in models_claiming(self._world, claims_changed(before, after)):
             self.queue.add(rival)
 
-    def _tenant(self, _key: str, before: Custom[Tenant] | None, after: Custom[Tenant] | None) -> None:
+    def on_adapter(self, _key: str, before: Custom[LoRAAdapter] | None, after: Custom[LoRAAdapter] | None) -> None:
+        self._renamed(before, after)
+
+    def on_tenant(self, _key: str, before: Custom[Tenant] | None, after: Custom[Tenant] | None) -> None:
         """Names are fought over by what one tenant may use: others may be rivals now."""
         changed = granted_otherwise(before, after)
         for key in changed[0] if changed is not None else ():
             if self._world.models.get(key) is not None:
                 self.queue.add(key)
 
-    def _forget(self, uid: str) -> None:
-        self._planner.leave(uid)
-        self._cold.forget(uid)
-        self._driver.forget(uid)
-        self._transport.forget(uid)
-
-    def _class(self, key: str, before: Custom[GPUClass] | None, after: Custom[GPUClass] | None) -> None:
+    def on_class(self, key: str, before: Custom[GPUClass] | None, after: Custom[GPUClass] | None) -> None:
         if before is not None and after is not None and before.object and after.object:
             same = before.object.spec == after.object.spec
             if same and before.metadata.deletion_timestamp == after.metadata.deletion_timestamp:
@@ -125,7 +104,7 @@ class ModelController:
             if not listed or any(v.gpu_class == key for v in listed):
                 self.queue.add(f"{custom.metadata.namespace}/{custom.metadata.name}")
 
-    def _pool(self, _key: str, before: Custom[LoRAPool] | None, after: Custom[LoRAPool] | None) -> None:
+    def on_pool(self, _key: str, before: Custom[LoRAPool] | None, after: Custom[LoRAPool] | None) -> None:
         if before is not None and after is not None and before.object and after.object:
             same = before.object.spec == after.object.spec
             if same and before.metadata.deletion_timestamp == after.metadata.deletion_timestamp:
@@ -134,28 +113,16 @@ class ModelController:
             if custom is not None and custom.object is not None:
                 self.queue.add(custom.object.model_key)
 
-    def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
+    def on_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
         pod = after or before
         if pod is None or pod.model_uid is None:
             return
-        self._wake(pod.model_uid)
+        self._models.add_uid(pod.model_uid)
 
-    def _child(self, _key: str, before: Child | None, after: Child | None) -> None:
+    def on_child(self, _key: str, before: Child | None, after: Child | None) -> None:
         for child in (before, after):
             if child is not None:
-                self._wake(child.model_uid)
-
-    def _wake(self, model_uid: str | None) -> None:
-        custom = self._world.model_by_uid(model_uid)
-        if custom is not None:
-            self.queue.add(f"{custom.metadata.namespace}/{custom.metadata.name}")
-
-    def _planned(self, key: str, seconds: float) -> None:
-        if seconds:
-            self.queue.add_after(key, seconds)
-        else:
-            # Replicas are to come or go: not behind a resync, or words that have changed for every Model.
-            self.queue.add(key, first=True)
+                self._models.add_uid(child.model_uid)
 
     def enqueue_all(self) -> None:
         """After a resync, and when the install key changed: compares every Model with the whole world."""
@@ -197,16 +164,15 @@ class ModelController:
             argument_problems=check_extra_args(version, model.spec.engine.extra_args),
             secret_missing=missing,
         )
-        reading = None if problems else await self._artifacts.read(model)
+        reading = None if problems else await self.artifacts.read(model)
         paused = modelstatus.is_paused(model)
         known = reading.facts if reading is not None else None
         pool = applied(world.pool_of(model.key), model, known, world.config)
         request = PlacementRequest(model, known, "frozen" if paused or known is None else "placed", pool)
         if self._now(custom) is None:
             return None  # gone while it was asked about: its request would keep GPUs from others for ever
-        self._planner.enter(request)
-        decided = self._planner.decided(request)
-        failure = self._planner.failed(model.metadata.uid) or self._scaler.failed(model.metadata.uid)
+        self._state.enter(request)
+        decided, failure = self._state.decided(request), self._state.record(model.metadata.uid).failure
         if known is not None and decided is None and failure is None:
             return None  # the planner wakes it
         not_looked_at = decided.considered.problem if decided is not None else None
@@ -261,9 +227,9 @@ class ModelController:
             pods=world.pods.by("model", uid),
             reading=reading,
             sized=decided.considered.sized if decided else {},
-            tokens=self._planner.calibration.tokens(uid),
+            tokens=self._state.record(uid).kv_tokens,
             cold_starts=self._cold.of(model),
-            stale_signals=self._scaler.stale_signals.message(model),
+            stale_signals=self._stale_signals.message(model),
             driven=self._driver.conditions.finding(model),
             failure=failure,
             paused=modelstatus.is_paused(model),
@@ -273,8 +239,9 @@ class ModelController:
 
     def _decision(self, uid: str, decided: PlacementDecision | None) -> scaling.ScalingDecision | None:
         """Why there are as many replicas as the placement says; None where another number is on its way already."""
-        words = self._scaler.decision(uid)
-        return words if words is not None and decided is not None and words.wanted == decided.wanted else None
+        scaling = self._state.record(uid).scaling
+        decision = scaling.decision if scaling is not None else None
+        return decision if decision is not None and decided is not None and decision.wanted == decided.wanted else None
 
     async def _publish_waiting(
         self, key: str, custom: Custom[Model], reading: SourceReading | None, decided: PlacementDecision
@@ -290,14 +257,13 @@ class ModelController:
     async def _carry_out(
         self, model: Model, classes: Mapping[str, GPUClass], request: PlacementRequest, decided: PlacementDecision
     ) -> ModelProblem | None:
-        uid, replica_states = model.metadata.uid, self._planner.replica_states
-        plans = decided.placement.variants
-        replica_states.begin_apply(uid, [(v.gpu_class, v.replicas, v.gpus) for v in plans])
+        uid, plans = model.metadata.uid, decided.placement.variants
+        self._state.begin_apply(uid, [(v.gpu_class, v.replicas, v.gpus) for v in plans])
         try:
             return await self._apply(model, classes, request, plans)
         finally:
-            replica_states.end_apply(uid)
-            self._planner.changed()
+            self._state.end_apply(uid)
+            self._state.replan()
 
     async def _apply(
         self, model: Model, classes: Mapping[str, GPUClass], request: PlacementRequest, plans: tuple[VariantPlan, ...]
@@ -330,7 +296,7 @@ class ModelController:
                 await applier.variant(
                     shape,
                     plan,
-                    reserve_surge=lambda p=plan: self._planner.reserve_surge(uid, p.gpu_class, p.gpus),
+                    reserve_surge=lambda p=plan: self._state.reserve_surge(uid, p.gpu_class, p.gpus),
                     floor=floors[plan.gpu_class],
                 )
             await applier.drop_variants(model, {v.gpu_class for v in plans})

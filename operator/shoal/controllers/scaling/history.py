@@ -1,78 +1,61 @@
 """The last decisions of each Model with their inputs, and what is heard of it now: `kubectl shoal why` and `top`."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Final
 
 from shoal.api import reasons
 from shoal.api.decisions import DecisionRecord, DriverStats, ModelScaling, ReplicaStats, RuleResult
 from shoal.api.model import Model
-from shoal.controllers.planner import Planner
 from shoal.controllers.scaling.signals import ScalingSignals
+from shoal.controllers.state import DecisionEntry, FleetState
 from shoal.controllers.world import World
 from shoal.core import facts
 from shoal.core.scaling import Demand, ScalingDecision
 
-KEPT: Final = 20
-"""Decisions of each Model."""
+
+def enter(history: deque[DecisionEntry], decision: ScalingDecision, now: datetime) -> None:
+    """One decision. The same one again only counts; its inputs are the newest."""
+    last = history[-1] if history else None
+    if last is not None and _same(last.decision, decision):
+        last.time, last.decision, last.count = now, decision, last.count + 1
+    else:
+        history.append(DecisionEntry(now, decision))
 
 
-@dataclass(slots=True)
-class _Entry:
-    time: datetime
-    decision: ScalingDecision
-    count: int = 1
+def records(history: Iterable[DecisionEntry]) -> tuple[DecisionRecord, ...]:
+    """What was decided on a Model, newest first."""
+    return tuple(_record(entry) for entry in reversed(tuple(history)))
 
-    def record(self) -> DecisionRecord:
-        said = self.decision
-        return DecisionRecord(
-            time=self.time,
-            before=said.before,
-            wanted=said.wanted,
-            reason=said.reason,
-            message=said.message,
-            rules=tuple(
-                RuleResult(rule=r.name, replicas=r.replicas, inputs=dict(r.inputs), sentence=r.sentence)
-                for r in said.rules
-            ),
-            alternative=said.alternative,
-            count=self.count,
-        )
+
+def _record(entry: DecisionEntry) -> DecisionRecord:
+    said = entry.decision
+    return DecisionRecord(
+        time=entry.time,
+        before=said.before,
+        wanted=said.wanted,
+        reason=said.reason,
+        message=said.message,
+        rules=tuple(
+            RuleResult(rule=r.name, replicas=r.replicas, inputs=dict(r.inputs), sentence=r.sentence) for r in said.rules
+        ),
+        alternative=said.alternative,
+        count=entry.count,
+    )
 
 
 class DecisionHistory:
-    """Decisions are entered as they are made, and put into words only when somebody asks."""
+    """Decisions are kept as they are made, in the Models' records, and described only when somebody asks."""
 
-    def __init__(self, world: World, planner: Planner, signals: ScalingSignals) -> None:
-        self._world, self._planner, self._signals = world, planner, signals
-        self._entries: dict[str, deque[_Entry]] = {}
-        self.driven: Callable[[Model], DriverStats | None] = lambda _model: None
-        """What is told of a Model whose replicas KEDA writes."""
-
-    def record(self, uid: str, decision: ScalingDecision) -> None:
-        """One decision. The same one again only counts; its figures are the newest."""
-        entries = self._entries.setdefault(uid, deque(maxlen=KEPT))
-        last = entries[-1] if entries else None
-        if last is not None and _same(last.decision, decision):
-            last.time, last.decision, last.count = self._world.now(), decision, last.count + 1
-        else:
-            entries.append(_Entry(self._world.now(), decision))
-
-    def clear(self) -> None:
-        """A new term begins."""
-        self._entries.clear()
-
-    def forget(self, uid: str) -> None:
-        """The Model is gone."""
-        self._entries.pop(uid, None)
-
-    def records(self, uid: str) -> tuple[DecisionRecord, ...]:
-        """What was decided on a Model, newest first."""
-        return tuple(entry.record() for entry in reversed(self._entries.get(uid, ())))
-
-    # --- telling ----------------------------------------------------------------------------------------------------
+    def __init__(
+        self,
+        world: World,
+        state: FleetState,
+        signals: ScalingSignals,
+        driven: Callable[[Model], DriverStats | None],
+    ) -> None:
+        """`driven`: what is said of a Model whose replicas KEDA writes."""
+        self._world, self._state, self._signals, self._driven = world, state, signals, driven
 
     def stats(self, namespace: str | None = None) -> Iterator[ModelScaling]:
         """Every Model of which something was decided, or those of a namespace; without their decisions."""
@@ -89,7 +72,8 @@ class DecisionHistory:
 
     def _describe(self, model: Model, *, decisions: bool) -> ModelScaling | None:
         uid = model.metadata.uid
-        entries = self._entries.get(uid)
+        record = self._state.record(uid)
+        entries = tuple(record.history)
         if not entries:
             return None
         last = entries[-1].decision
@@ -98,8 +82,7 @@ class DecisionHistory:
         pods = [p for p in self._world.pods.by("model", uid) if not p.finished and not self._world.is_lost(p)]
         unheard = [name for name, said in demands.items() if said is None or not said.complete]
         unheard += [p.name for p in pods if p.was_ready and not p.deleting and self._signals.load(p.uid) is None]
-        decided = self._planner.latest(uid)
-        cost = decided.placement.hourly_cost if decided is not None else None
+        cost = record.placement.placement.hourly_cost if record.placement is not None else None
         ready = sum(p.ready and not p.deleting for p in pods)
         reason, message = current_message([e.decision for e in entries], ready)
         return ModelScaling(
@@ -112,11 +95,11 @@ class DecisionHistory:
             in_flight=_total(demands, lambda d: d.in_flight),
             arrivals_per_second=self._signals.arrivals_per_second(uid),
             stale=tuple(sorted(unheard)),
-            driven=self.driven(model),
+            driven=self._driven(model),
             hourly_cost=cost,
             currency=self._currency() if cost is not None else None,
             replicas=tuple(self._replica(p) for p in sorted(pods, key=lambda p: p.name)),
-            decisions=self.records(uid) if decisions else (),
+            decisions=records(entries) if decisions else (),
         )
 
     def _replica(self, pod: facts.Pod) -> ReplicaStats:

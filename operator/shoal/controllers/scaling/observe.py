@@ -1,4 +1,4 @@
-"""One Model as the decider sees it: from the store, the planner and the streams."""
+"""One Model as the decider sees it: from the store, its record and the streams."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -6,8 +6,8 @@ from datetime import datetime
 from shoal.api import names, reasons
 from shoal.api.model import Model
 from shoal.controllers.coldstarts import ColdStarts
-from shoal.controllers.planner import Planner
 from shoal.controllers.scaling.signals import ScalingSignals
+from shoal.controllers.state import FleetState
 from shoal.controllers.world import World
 from shoal.core import facts
 from shoal.core.candidates import Considered
@@ -46,13 +46,13 @@ class ModelObserver:
     def __init__(
         self,
         world: World,
-        planner: Planner,
+        state: FleetState,
         cold: ColdStarts,
         signals: ScalingSignals,
         clock: Callable[[], float],
         past: Past,
     ) -> None:
-        self._world, self._planner, self._cold, self._signals, self._clock = world, planner, cold, signals, clock
+        self._world, self._state, self._cold, self._signals, self._clock = world, state, cold, signals, clock
         self._past = past
 
     def replicas(self, uid: str) -> int:
@@ -100,28 +100,27 @@ class ModelObserver:
 
     def _variants(self, model: Model) -> tuple[ScalingVariant, ...]:
         uid = model.metadata.uid
-        considered = self._planner.considered(uid)
+        record = self._state.record(uid)
+        considered = record.considered
         if considered is None:
             return ()
-        standing = self._planner.replica_states.of(uid)
-        tokens, cold = self._planner.calibration.tokens(uid), self._cold.of(model)
+        states, cold = self._state.replica_states(uid), self._cold.of(model)
 
         def variant(candidate: Candidate) -> ScalingVariant:
             name = candidate.gpu_class
-            there = standing.get(name)
+            there = states.get(name)
             return ScalingVariant(
                 gpu_class=name,
                 replicas=there.replicas if there else 0,
-                headroom=self._planner.reservations.free_slots(name, candidate.gpus),
+                headroom=self._state.free_slots(name, candidate.gpus),
                 maximum=candidate.max_replicas,
-                kv_tokens=tokens.get(name, candidate.kv_tokens),
+                kv_tokens=record.kv_tokens.get(name, candidate.kv_tokens),
                 cold_start_seconds=float(cold[name]) if name in cold else None,
                 work_rate=self._past(model.metadata.namespace or "", model.metadata.name, name),
                 least_work_rate=self._least(considered, name),
             )
 
-        setbacks = self._planner.backoffs(uid)
-        order = sorted(considered.candidates, key=lambda c: (c.gpu_class in setbacks, *price(c)))
+        order = sorted(considered.candidates, key=lambda c: (c.gpu_class in record.backoffs, *price(c)))
         return tuple(variant(c) for c in order)
 
     def _least(self, considered: Considered, gpu_class: str) -> float | None:

@@ -1,6 +1,7 @@
 """What the scaler hears of replicas and gateways: a stream to each of their pods, or something that stands for it."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from shoal.api.lorapool import LoRAPool
@@ -59,15 +60,13 @@ class SignalStreams:
         *,
         pooled: bool = False,
         credentials: TLSCredentials | None = None,
+        repriced: Callable[[], None] = lambda: None,
     ) -> None:
+        """`repriced` hears that the ledger's currency is another one."""
         self._world, self._install, self._pooled = world, install, pooled
         self._credentials = credentials
-        self.listener = LiveSignals(changed, identity)
+        self.listener = LiveSignals(changed, identity, repriced)
         self._running = False
-        world.pods.listeners.append(self._pod)
-        install.changed.append(self._follow_all)
-        if pooled:
-            world.pools.listeners.append(self._pool)
 
     async def run(self) -> None:
         """Listens until cancelled."""
@@ -75,13 +74,13 @@ class SignalStreams:
         self.listener.start()
         self._running = True
         try:
-            self._follow_all()
+            self.follow_all()
             await asyncio.Event().wait()
         finally:
             self._running = False
             await self.listener.close()
 
-    def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
+    def on_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
         if not self._running:
             return
         told = None if before is None else _stream_key(before)
@@ -92,11 +91,11 @@ class SignalStreams:
         if after is not None and not after.finished and _stream_key(after) != told:
             self._follow(after)
 
-    def _pool(self, _key: str, before: Custom[LoRAPool] | None, after: Custom[LoRAPool] | None) -> None:
-        if before is None or after is None:
-            self._follow_all()
+    def on_pool(self, _key: str, before: Custom[LoRAPool] | None, after: Custom[LoRAPool] | None) -> None:
+        if self._pooled and (before is None or after is None):
+            self.follow_all()
 
-    def _follow_all(self) -> None:
+    def follow_all(self) -> None:
         if self._running:
             for pod in self._world.pods.values():
                 if not pod.finished:

@@ -1,57 +1,47 @@
-"""What the status of each Model says of voices that are not heard (`core/scaling/sources.py`)."""
+"""What the status of each Model says of stale signal sources (`core/scaling/sources.py`)."""
 
 import asyncio
 from collections.abc import Callable
 
 from shoal.api import reasons
 from shoal.api.model import Model
+from shoal.controllers.state import FleetState, StaleRecord
 from shoal.core.scaling import Steady, due, steady
 from shoal.core.status.conditions import find
 
 
 class StaleSignals:
-    """`take` what each decision says; read `of`. Keeps a timer only for a Model of which something else is due."""
+    """`update` with each decision; read `message`. Keeps a timer only for a Model of which something else is due."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._known: dict[str, Steady] = {}
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        self.changed: Callable[[str], None] = lambda _key: None
-        """Hears the key of a Model of which `of` says something else."""
+    def __init__(self, state: FleetState, changed: Callable[[str], None], clock: Callable[[], float]) -> None:
+        """`changed` hears the key of a Model of which `message` is another one."""
+        self._state, self._changed, self._clock = state, changed, clock
 
     def message(self, model: Model) -> str | None:
-        """What is told of the Model."""
-        known = self._known.get(model.metadata.uid)
-        return known.published if known is not None else _stored_message(model)
+        """What the Model's status says."""
+        stale = self._state.record(model.metadata.uid).stale
+        return stale.known.published if stale is not None else _stored_message(model)
 
     def update(self, model: Model, message: str | None) -> None:
-        """Who is not heard now; None: nobody, or nothing is held up."""
-        uid, now = model.metadata.uid, self._clock()
-        before = self._known.get(uid)
-        if before is None:
+        """Which sources are stale now; None: none, or they keep nothing from scaling down."""
+        record, now = self._state.record(model.metadata.uid), self._clock()
+        if record.stale is None:
             written = _stored_message(model)  # in an earlier term: it stands until this one knows better
-            before = Steady(written, written, now)
-        known = self._known[uid] = steady(before, message, now)
-        self._stop(uid)
+            record.stale = StaleRecord(Steady(written, written, now))
+        stale, before = record.stale, record.stale.known
+        known = stale.known = steady(before, message, now)
+        stale.close()
         if (left := due(known, now)) is not None:
-            self._timers[uid] = asyncio.get_running_loop().call_later(left, self.update, model, message)
+            stale.timer = asyncio.get_running_loop().call_later(left, self.update, model, message)
         if known.published != before.published:
-            self.changed(model.key)
-
-    def forget(self, uid: str) -> None:
-        """The Model is gone, or this term is over."""
-        self._known.pop(uid, None)
-        self._stop(uid)
+            self._changed(model.key)
 
     def clear(self) -> None:
         """This term is over."""
-        for uid in list(self._known):
-            self.forget(uid)
-
-    def _stop(self, uid: str) -> None:
-        timer = self._timers.pop(uid, None)
-        if timer is not None:
-            timer.cancel()
+        for _, record in self._state.records():
+            if record.stale is not None:
+                record.stale.close()
+                record.stale = None
 
 
 def _stored_message(model: Model) -> str | None:

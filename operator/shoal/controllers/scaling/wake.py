@@ -8,8 +8,8 @@ import structlog
 
 from shoal.api.model import Model
 from shoal.controllers.keda.driver import Driver
-from shoal.controllers.planner import Planner
 from shoal.controllers.scaling.scale import ScaleWriter
+from shoal.controllers.state import FleetState
 from shoal.controllers.world import World
 from shoal.core.placement import Candidate
 from shoal.core.placement.modelplan import price
@@ -22,8 +22,8 @@ log = structlog.get_logger()
 class Waker:
     """`begin` at the decision; `run` writes."""
 
-    def __init__(self, world: World, planner: Planner, scales: ScaleWriter, driver: Driver, queue: WorkQueue) -> None:
-        self._world, self._planner, self._scales, self._driver = world, planner, scales, driver
+    def __init__(self, world: World, state: FleetState, scales: ScaleWriter, driver: Driver, queue: WorkQueue) -> None:
+        self._world, self._state, self._scales, self._driver = world, state, scales, driver
         self.queue = queue
         self._classes: dict[str, str] = {}
         """Model's uid -> the class that it is about to wake on."""
@@ -31,16 +31,16 @@ class Waker:
     def begin(self, model: Model, wanted: int) -> bool:
         """Asks for the replicas of a Model that has none. False: the plan has to do it."""
         uid = model.metadata.uid
-        request = self._planner.request(uid)
+        request = self._state.record(uid).request
         if request is None or request.role != "placed" or uid in self._classes:
             return False
         candidate = self._choose(model, wanted)
         if candidate is None or self._scales.deployment(model, candidate.gpu_class) is None:
             return False
-        room = self._planner.reservations.free_slots(candidate.gpu_class, candidate.gpus)
+        free = self._state.free_slots(candidate.gpu_class, candidate.gpus)
         most = wanted if candidate.max_replicas is None else min(wanted, candidate.max_replicas)
         self._classes[uid] = candidate.gpu_class
-        self._planner.replica_states.reserve(uid, candidate.gpu_class, min(most, room), candidate.gpus)
+        self._state.reserve_wake(uid, candidate.gpu_class, min(most, free), candidate.gpus)
         self.queue.add(uid)
         return True
 
@@ -52,32 +52,30 @@ class Waker:
     async def _write(self, uid: str) -> None:
         gpu_class = self._classes.get(uid)
         custom = self._world.model_by_uid(uid)
-        replica_states = self._planner.replica_states
         try:
             if gpu_class is None or custom is None or custom.object is None:
-                replica_states.release(uid)
+                self._state.release_wake(uid)
                 return
-            await self._driver.raise_now(custom.object, gpu_class, lambda: self._planner.target(uid, gpu_class, 0))
-            replica_states.written(uid)
+            await self._driver.raise_now(custom.object, gpu_class, lambda: self._state.target(uid, gpu_class, 0))
+            self._state.wake_written(uid)
         except KubeError as error:
             log.warning("not woken at once; the plan does it", model=uid, gpu_class=gpu_class, error=error.message)
-            replica_states.release(uid)
+            self._state.release_wake(uid)
         finally:
             self._classes.pop(uid, None)
-            self._planner.changed(hurry=True)
+            self._state.replan(hurry=True)
 
     def _choose(self, model: Model, wanted: int) -> Candidate | None:
         """The cheapest class that fits and has room now, where nobody else waits for it."""
-        considered = self._planner.considered(model.metadata.uid)
+        record = self._state.record(model.metadata.uid)
         interruptible = wanted * model.spec.interruptible_percent // 100
-        setbacks = self._planner.backoffs(model.metadata.uid)
-        for candidate in sorted(considered.candidates if considered else (), key=price):
-            if candidate.gpu_class in setbacks:
+        for candidate in sorted(record.considered.candidates if record.considered else (), key=price):
+            if candidate.gpu_class in record.backoffs:
                 return None
             if candidate.max_replicas == 0 or (candidate.interruptible and interruptible < wanted):
                 continue
-            if self._planner.reservations.contested(candidate.gpu_class):
+            if self._state.contested(candidate.gpu_class):
                 return None
-            if self._planner.reservations.free_slots(candidate.gpu_class, candidate.gpus):
+            if self._state.free_slots(candidate.gpu_class, candidate.gpus):
                 return candidate
         return None

@@ -25,11 +25,8 @@ class TenantController:
         """`currency`: of the price list in force, as gateways say; it gives None where it is not known, and is None
         where gateways are not heard. `repriced` wants to hear of another one."""
         self._world, self.queue, self._currency = world, queue, currency
-        world.tenants.listeners.append(self._tenant)
-        world.models.listeners.append(self._model)
-        world.adapters.listeners.append(self._adapter)
 
-    def _tenant(self, key: str, before: Custom[Tenant] | None, after: Custom[Tenant] | None) -> None:
+    def on_tenant(self, key: str, before: Custom[Tenant] | None, after: Custom[Tenant] | None) -> None:
         if after is not None:
             self.queue.add(key)
         for custom in (before, after):
@@ -37,12 +34,12 @@ class TenantController:
                 for rival in self._world.tenants.by("hash", listed.sha256):
                     self.queue.add(rival.metadata.name)
 
-    def _model(self, key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
+    def on_model(self, key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
         if before is None or after is None:
             for tenant in self._world.tenants.by("model", key):
                 self.queue.add(tenant.metadata.name)
 
-    def _adapter(self, _key: str, before: Custom[LoRAAdapter] | None, after: Custom[LoRAAdapter] | None) -> None:
+    def on_adapter(self, _key: str, before: Custom[LoRAAdapter] | None, after: Custom[LoRAAdapter] | None) -> None:
         changed = _listed(before) ^ _listed(after)
         for custom in (before, after) if changed else ():
             for tenant in self._world.tenants.by("adapters", custom.metadata.namespace or "") if custom else ():

@@ -1,0 +1,156 @@
+"""Which change wakes what: one table.
+
+`connect` lists every kind that the operator watches, and below it who hears of a change, in this order. First come
+those that remember something of it (`state.py`, GPU counts, cold starts), then those that put a key into a queue. A
+handler neither waits nor writes to the cluster. Changes of what is no object of the cluster stand at the end.
+
+| queue | keys | reconciled by |
+|---|---|---|
+| model | Models | `model/controller.py` |
+| wake | Models at zero that somebody waits for | `scaling/wake.py` |
+| (plan) | the whole fleet, `FleetState.replan` | `planner.py` |
+| (replicas) | Models whose number may be another one | `scaling/scaler.py` |
+| gpuclass, tenant, lorapool, loraadapter | objects of the kind | the kind's controller |
+| adapter-floors | replicas whose adapters are to be others | `lora/desired.py` |
+| figures | pods whose engine is to be asked for its KV cache | `enginesizes.py` |
+| cache-volumes | all namespaces' volumes of the node cache | `cachevolumes.py` |
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from shoal.controllers.cachevolumes import CacheVolumesController
+from shoal.controllers.classbackoffs import ClassBackoffs
+from shoal.controllers.coldstarts import ColdStarts
+from shoal.controllers.enginesizes import EngineSizes
+from shoal.controllers.gpuclass import GPUClassController
+from shoal.controllers.installkey import InstallKeySource
+from shoal.controllers.keda.driver import Driver
+from shoal.controllers.lora import LoRAControllers
+from shoal.controllers.metrics import EventMetrics
+from shoal.controllers.model import ModelController
+from shoal.controllers.planner import Planner
+from shoal.controllers.scaling.scaler import Scaler
+from shoal.controllers.scaling.signals import SignalStreams
+from shoal.controllers.state import FleetState
+from shoal.controllers.tenant import TenantController
+from shoal.controllers.transport import CertificateIssuer
+from shoal.controllers.world import World
+from shoal.kube.store import Listener, Table
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Everything in an operator that hears of changes."""
+
+    world: World
+    state: FleetState
+    cold: ColdStarts
+    backoffs: ClassBackoffs
+    scaler: Scaler
+    planner: Planner
+    driver: Driver
+    models: ModelController
+    classes: GPUClassController
+    tenants: TenantController
+    lora: LoRAControllers
+    engine_sizes: EngineSizes
+    cache_volumes: CacheVolumesController
+    install: InstallKeySource
+    transport: CertificateIssuer
+    events: EventMetrics
+    streams: Sequence[SignalStreams]
+
+
+def hear(table: Table[T], *listeners: Listener[T]) -> None:
+    """Every change of the table, from now on."""
+    table.listeners.extend(listeners)
+
+
+def remember(world: World, state: FleetState) -> None:
+    """What `FleetState` holds follows the store, and a plan is due when something changes that it reads."""
+    hear(world.nodes, state.gpus.on_node)
+    hear(world.pods, state.gpus.on_pod, state.on_pod)
+    hear(world.deployments, state.on_deployment)
+    hear(world.scaled_objects, state.on_scaled_object)
+    hear(world.models, state.on_model)
+    hear(world.classes, state.on_class)
+    state.gpus.changed.append(state.replan)
+
+
+def connect(parts: Parts) -> None:
+    """Once, before the watches begin."""
+    world, lora, models = parts.world, parts.lora, parts.models
+    remember(world, parts.state)
+    hear(
+        world.pods,
+        parts.transport.on_pod,  # all processes of Shoal may speak mutual TLS now
+        parts.cold.on_pod,  # how long a replica took to start
+        parts.backoffs.on_pod,  # a replica starts
+        parts.scaler.on_pod,  # a replica or a gateway came, went, or turned ready
+        models.artifacts.on_pod,  # the pod of a Job that reads a source
+        models.on_pod,  # the Model's status
+        parts.engine_sizes.on_pod,  # an engine that has not said its KV cache yet
+        *(streams.on_pod for streams in parts.streams),  # a stream to it begins or ends
+        lora.desired.on_pod,  # adapters of a replica that is gone
+        lora.placer.on_pod,  # a replica that may hold adapters
+        lora.adapters.reader.on_pod,  # the pod of a Job that reads adapters
+        parts.cache_volumes.on_pod,  # a claim on the node cache is in use
+        parts.events.on_pod,  # metrics of cold starts and wakes
+    )
+    hear(
+        world.models,
+        parts.scaler.on_model,  # other bounds, or an annotation that wakes
+        parts.driver.on_model,  # KEDA is to be answered, or not any more
+        parts.transport.on_model,  # its certificate is gone with it
+        models.artifacts.on_model,  # facts of a source that other Models name too
+        models.on_model,  # itself, and Models that claim the same names
+        parts.engine_sizes.on_model,  # its gauges
+        lora.pools.on_model,  # the pool that names it
+        lora.adapters.on_model,  # adapters that claim the same names, or whose base it is
+        parts.tenants.on_model,  # Tenants that grant it
+        parts.cache_volumes.on_model,  # whether its weights are cached
+        parts.events.on_model,  # its metrics
+    )
+    hear(
+        world.deployments,
+        parts.scaler.on_deployment,  # replicas as written, and whether a rollout is under way
+        parts.driver.on_deployment,  # whether KEDA's answer is carried out
+        models.on_child,
+        lora.pools.on_deployment,
+    )
+    hear(world.budgets, models.on_child)
+    hear(world.policies, models.on_child)
+    hear(world.classes, models.on_class, parts.classes.on_class)
+    hear(world.tenants, models.on_tenant, lora.adapters.on_tenant, parts.tenants.on_tenant)
+    hear(
+        world.pools,
+        models.on_pool,
+        *(streams.on_pool for streams in parts.streams),
+        lora.pools.on_pool,
+        lora.adapters.namespaces.on_pool,  # labels of namespaces are needed from the first pool that selects by them
+        lora.adapters.on_pool,
+    )
+    hear(world.adapters, models.on_adapter, lora.pools.on_adapter, lora.adapters.on_adapter, parts.tenants.on_adapter)
+    hear(world.jobs, models.artifacts.on_job, lora.adapters.reader.on_job)
+    hear(world.scaled_objects, parts.driver.on_scaled)
+    hear(world.trigger_authentications, parts.driver.on_scaled)
+    hear(world.autoscalers, parts.driver.on_autoscaler)
+    hear(world.cache_volumes, parts.cache_volumes.on_share)
+    hear(world.cache_claims, parts.cache_volumes.on_share)
+
+    # What is no object of the cluster.
+    after(parts.state.gpus.changed, parts.classes.on_counts)  # GPUs that nodes offer or pods hold
+    after(parts.planner.calibration.overheads_changed, parts.classes.on_counts)  # measured overhead of a class
+    after(parts.install.changed, models.enqueue_all, *(streams.follow_all for streams in parts.streams))
+    after(parts.transport.changed, models.enqueue_all)  # every engine pod may have to speak otherwise
+    after(parts.driver.kinds.changed, models.enqueue_all)  # KEDA was installed or removed
+    parts.scaler.decided.append(parts.events.decided)
+
+
+def after(changes: list[Callable[[], None]], *listeners: Callable[[], None]) -> None:
+    """Each time that something has changed."""
+    changes.extend(listeners)
