@@ -43,15 +43,18 @@ demo-down: setup ## Remove everything that `make demo` made
 	@$(RUN) shoal demo down --cluster $(strip $(CLUSTER)) --name $(strip $(NAME))
 
 .PHONY: test
-test: setup lint typecheck verify test-unit test-lab ## Lint, types, generated files, and all tests that fit on one machine
+test: setup lint typecheck verify binaries test-unit test-lab ## Lint, types, generated files, and all tests that fit on one machine
+
+.PHONY: binaries
+binaries: setup ## Build what the lab and the charts' tests run (Kubernetes and helm, once: about 10 minutes on 2 cores)
+	@$(RUN) shoal lab binaries
 
 .PHONY: test-unit
 test-unit: setup ## Tests that need neither root nor a lab
 	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "not lab and not engine and not apiserver and not mutation and not keda" $(PYTEST_ARGS)
 
 .PHONY: test-lab
-test-lab: setup models ## Tests on real API servers and on the lab (the lab needs root)
-	@$(RUN) shoal lab binaries
+test-lab: setup models binaries ## Tests on real API servers and on the lab (the lab needs root)
 	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "(lab or apiserver) and not engine and not mutation and not keda" $(PYTEST_ARGS)
 
 .PHONY: test-engine
@@ -65,8 +68,7 @@ test-keda: setup models ## The driver KEDA on the real KEDA and Prometheus (buil
 	@$(RUN) pytest -m keda $(PYTEST_ARGS)
 
 .PHONY: test-storm
-test-storm: setup models ## Storms with one protection switched off each: they must find what is wrong (10 minutes)
-	@$(RUN) shoal lab binaries
+test-storm: setup models binaries ## Storms with one protection switched off each: they must find what is wrong (10 minutes)
 	@$(RUN) pytest -m mutation $(PYTEST_ARGS)
 
 .PHONY: test-kubelet
@@ -74,8 +76,7 @@ test-kubelet: setup models ## The pod life-cycle suite on a real kubelet with co
 	@$(RUN) python -m tests.kubelet $(PYTEST_ARGS)
 
 .PHONY: storm
-storm: setup models ## Requests against the lab while things are killed; fails if one is lost (REQUESTS=200000 SEED=1 FROM=v0.1.0)
-	@$(RUN) shoal lab binaries
+storm: setup models binaries ## Requests against the lab while things are killed; fails if one is lost (REQUESTS=200000 SEED=1 FROM=v0.1.0)
 	@$(RUN) python -m tests.storm --requests $(strip $(REQUESTS)) --seed $(strip $(SEED)) --driver $(strip $(DRIVER)) \
 		$(if $(strip $(FROM)),--from $(strip $(FROM)))
 

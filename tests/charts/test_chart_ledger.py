@@ -115,7 +115,7 @@ def test_without_persistence_it_warns() -> None:
     assert "PersistentVolumeClaim" not in named(objects, "shoal-ledger")
     assert {"name": "ledger", "emptyDir": {}} in pod(objects)["volumes"]
     done = helm("install", "shoal", str(CHART), "--dry-run=client", values=SMALL)
-    assert "what tenants used is lost with the ledger's pod" in done.stdout, done.stderr
+    assert "usage records and bills are lost with the ledger's pod" in done.stdout, done.stderr
 
 
 def test_price_lists_are_files_as_they_were_written() -> None:
