@@ -17,7 +17,7 @@ from shoal.api import identity, names
 from shoal.api.identity import CertificateIdentity, ProcessRole
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
-from shoal.controllers.children import Children, NameTaken
+from shoal.controllers.children.objects import Children, NameTaken
 from shoal.controllers.world import World
 from shoal.core import certificates, children, facts
 from shoal.core.certificates import Leaf, Wanted

@@ -1,4 +1,4 @@
-"""The children of a Model: brought to what they should be with as few writes as there are differences."""
+"""One child of a Model: applied where it differs from what stands, and never over an object that is not the Model's."""
 
 import hashlib
 from collections import OrderedDict
