@@ -133,8 +133,6 @@ class OperatorProcess:
         targets = ScalerTargets(world, self.state.reservations, models.add_uid)
         self.keda = scaler_server(world, targets, lambda: self.elector.certain, scaler or ScalerPlace())
         self.driver = Driver(world, targets, self.keda, models.add_uid)
-        if self.keda.certificate is not None:
-            self.keda.certificate.changed.append(self.driver.conditions.wake_all)
         executor = Executor(
             world,
             self.state,
@@ -152,7 +150,7 @@ class OperatorProcess:
         )
         stale_signals = StaleSignals(self.state, models.add, time.monotonic)
         self.scaler = Scaler(world, self.state, observer, self.waker, stale_signals, models.decided)
-        self.history = DecisionHistory(world, self.state, signals, self.driver.conditions.figures)
+        self.history = DecisionHistory(world, self.state, signals, self.driver.conditions.stats)
         self.planner = Planner(world, self.state, self.scaler.wanted, models.decided, Moves())
 
         # A controller for each kind.
@@ -165,7 +163,7 @@ class OperatorProcess:
             self.planner.sizes,
             self.planner.calibration,
             self.install,
-            WorkQueue("figures", workers=8),
+            WorkQueue("engine-sizes", workers=8),
             credentials,
         )
         # Adapters have no samples: thousands of names are nothing for Prometheus.
@@ -200,6 +198,7 @@ class OperatorProcess:
                 scaler=self.scaler,
                 planner=self.planner,
                 driver=self.driver,
+                keda=self.keda,
                 models=self.models,
                 classes=self.classes,
                 tenants=self.tenants,
@@ -261,9 +260,7 @@ class OperatorProcess:
         from shoal.controllers.tracing import OperatorSpans
 
         spans = OperatorSpans(tracer)
-        for queue in (*self.queues, self.engine_sizes.queue):
-            queue.finished = spans.reconciled
-        self.scaler.decided.append(spans.decided)
+        triggers.trace((*self.queues, self.engine_sizes.queue), self.scaler, spans)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
