@@ -168,6 +168,7 @@ async def run(objects: int, seconds: float) -> None:
             certificate=CertificateFiles(Path(folder), "shoal-scaler-tls"),
             endpoints=None,
         )
+        operator.book.changed.append(server.answer_changed)
         server.need()
         async with leading(server):
             heading = f"{objects} ScaledObjects, 2 streams each, polled every 5 s"

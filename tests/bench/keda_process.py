@@ -117,6 +117,7 @@ def _calls() -> float:
 async def _measure(api: Api, wakes: int, many: int, seconds: float) -> dict[str, Any]:
     book = Book()
     server = ScalerServer(book, lambda: True, host=network.HOST, port=0, certificate=None, endpoints=None)
+    book.changed.append(server.answer_changed)
     server.need()
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(server.run())]

@@ -72,6 +72,7 @@ def scaler(
     endpoints: Endpoints | None = None,
 ) -> ScalerServer:
     server = ScalerServer(said, certain, host="127.0.0.1", port=port, certificate=certificate, endpoints=endpoints)
+    said.changed.append(server.answer_changed)
     server.need()
     return server
 

@@ -5,9 +5,9 @@ from typing import Any, cast
 import pytest
 
 from shoal.api.meta import GROUP
+from shoal.controllers.children.replicas import GOES_FIRST, deletion_costs
 from shoal.controllers.replicastates import BROKEN
 from shoal.controllers.reservations import Reservation
-from shoal.controllers.scaling.scale import GOES_FIRST, deletion_costs
 from shoal.controllers.state import FleetState
 from shoal.controllers.world import World
 from shoal.core.facts import Deployment, Pod

@@ -230,3 +230,248 @@ def test_the_checks_of_servers_can_fail() -> None:
         "c": ast.parse("line.startswith(b'data:')"),
     }
     assert event_writers(trees) == {"a", "b"}
+
+
+VERBS: Final = {"apply", "apply_scale", "apply_status", "create", "delete", "merge_patch", "replace"}
+"""Methods of `kube/client.py` that change something in the cluster."""
+EXECUTORS: Final = "shoal.controllers.children."
+"""The parts of `controllers/executor.py`: they write Models' children and replicas."""
+OTHER_WRITERS: Final = {
+    "shoal.controllers.status": {"apply_status resource"},  # the status of every kind
+    "shoal.controllers.artifacts": {"apply JOBS"},  # Jobs that read a source
+    "shoal.controllers.lora.reader": {"apply JOBS", "merge_patch JOBS"},  # Jobs that read adapters
+    "shoal.controllers.cachevolumes": {
+        "apply resource",
+        "delete resource",
+        "merge_patch PERSISTENTVOLUMES",
+    },  # of the node cache
+    "shoal.controllers.installkey": {"apply SECRETS", "create SECRETS", "delete SECRETS"},  # the install key
+    # The authority, certificates of gateways and ledger; a Model's, which is also renewed while the Model is paused.
+    "shoal.controllers.transport": {"apply SECRETS", "create SECRETS"},
+    "shoal.controllers.keda.endpoints": {"apply ENDPOINTSLICES"},  # where KEDA finds the leader
+}
+"""Who else in the operator writes to the cluster, and what. Events and the Lease are written in `kube/`."""
+
+
+def cluster_writes(tree: ast.Module) -> set[str]:
+    """`verb KIND` of each use of a write of the API client; `verb ?` where it is not called on the spot."""
+    kinds = {
+        id(call.func): ast.unparse(call.args[0])
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.args
+    }
+    return {
+        f"{node.attr} {kinds.get(id(node), '?')}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr in VERBS
+        and (last_name(node.value).lstrip("_") == "client" or kinds.get(id(node), "").isupper())
+    }
+
+
+def last_name(node: ast.expr) -> str:
+    """`client` of `self._world.client`."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def writers(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
+    """Module of the operator -> what it writes to the cluster, but for the Executor's parts."""
+    found = {
+        module: cluster_writes(tree)
+        for module, tree in trees.items()
+        if module.startswith(("shoal.controllers.", "shoal.runtime.")) and not module.startswith(EXECUTORS)
+    }
+    return {module: writes for module, writes in found.items() if writes}
+
+
+def writer_classes(trees: Mapping[str, ast.Module]) -> set[str]:
+    """Classes of the Executor's parts whose instances can write."""
+    return {
+        node.name
+        for module, tree in trees.items()
+        if module.startswith(EXECUTORS)
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and any(isinstance(part, ast.AsyncFunctionDef) for part in node.body)
+    }
+
+
+def makers(trees: Mapping[str, ast.Module], classes: Iterable[str]) -> dict[str, set[str]]:
+    """Class -> modules of the product that name it, but for the Executor's parts."""
+    found: dict[str, set[str]] = {name: set() for name in classes}
+    for module, tree in trees.items():
+        for node in ast.walk(tree):
+            name = last_name(node) if isinstance(node, ast.expr) else ""
+            if name in found and module.startswith("shoal.") and not module.startswith(EXECUTORS):
+                found[name].add(module)
+    return found
+
+
+def test_only_the_executor_writes_children_and_replicas() -> None:
+    trees = modules()
+    assert writers(trees) == OTHER_WRITERS
+    parts = writer_classes(trees)
+    assert parts == {"Children", "ScaleWriter", "ScaledObjectWriter", "WorkloadWriter"}
+    assert set[str]().union(*makers(trees, parts).values()) == {"shoal.controllers.executor"}
+    made = {
+        module
+        for module, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and last_name(node.func) == "Executor" and module.startswith("shoal.")
+    }
+    assert made == {"shoal.runtime.operator"}
+
+
+def test_the_check_of_writers_can_fail() -> None:
+    trees = {
+        "shoal.controllers.children.x": ast.parse(
+            "class Writer:\n    async def f(self): await self._client.apply(PODS)"
+        ),
+        "shoal.controllers.executor": ast.parse("writer = Writer()"),
+        "shoal.controllers.sly": ast.parse(
+            "async def f(world, api):\n    Writer()\n    await world.client.apply_scale(DEPLOYMENTS, 3)\n"
+            "    await api.delete(PDBS, name)\n    write = world.client.create\n    names.replace(a, b)"
+        ),
+    }
+    assert writers(trees) == {"shoal.controllers.sly": {"apply_scale DEPLOYMENTS", "delete PDBS", "create ?"}}
+    assert writer_classes(trees) == {"Writer"}
+    assert makers(trees, {"Writer"}) == {"Writer": {"shoal.controllers.executor", "shoal.controllers.sly"}}
+
+
+COMPOSITION_ROOTS: Final = (
+    "shoal.runtime.",
+    "shoal.controllers.triggers",
+    "shoal.gateway.process",
+    "shoal.ledger.process",
+)
+"""Where a process is put together: who hears of what is said here."""
+CALLBACKS: Final = {
+    "shoal.agent.observe: adapters.publish", "shoal.agent.observe: drain.publish",
+    "shoal.gateway.acks: fleet.changed", "shoal.gateway.acks: fleet.emptied",
+    "shoal.gateway.acks: fleet.residency.ended",
+    "shoal.gateway.hold: directory.changed", "shoal.gateway.hold: fleet.changed",
+    "shoal.gateway.leases: fleet.changed", "shoal.gateway.leases: fleet.acknowledged",
+    "shoal.gateway.demand: demand.due", "shoal.gateway.quota: usage.opened",
+    # Of one request, or one attempt of it:
+    "shoal.gateway.attempts: abort.cancel", "shoal.gateway.waiting: ticket.check",
+}  # fmt: skip
+"""Callbacks that an object still puts on another from outside."""
+
+
+def callback_names(trees: Mapping[str, ast.Module]) -> set[str]:
+    """Names that are methods wherever a class has them, and never fields or properties."""
+    methods: set[str] = set()
+    fields: set[str] = set()
+    for tree in trees.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                for part in node.body:
+                    if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
+                        (fields if part.decorator_list else methods).add(part.name)
+                    elif isinstance(part, ast.AnnAssign):
+                        fields.add(last_name(part.target))
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                fields.add(node.attr)
+    return methods - fields
+
+
+def foreign_callbacks(trees: Mapping[str, ast.Module]) -> set[str]:
+    """`module: target` where a method or a lambda is assigned to an attribute of another object, or put into a list or
+    set of its own. An object may do so with what it has made itself, in its constructor."""
+    anywhere = callback_names(trees)
+
+    def is_callback(value: ast.expr, own: set[str]) -> bool:
+        if isinstance(value, ast.Attribute):
+            of_self = isinstance(value.value, ast.Name) and value.value.id == "self"
+            return value.attr in anywhere or (of_self and value.attr in own)
+        return isinstance(value, ast.Lambda)
+
+    return {
+        f"{module}: {ast.unparse(target)}"
+        for module, tree in trees.items()
+        if module.startswith("shoal.") and not module.startswith(COMPOSITION_ROOTS)
+        for function, own in functions(tree)
+        for target, value in listeners(function)
+        if is_callback(value, own) and is_foreign(target, function)
+    }
+
+
+def functions(tree: ast.Module) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, set[str]]]:
+    """Every function, and the methods of its class."""
+    for node in ast.walk(tree):
+        own = set[str]()
+        if isinstance(node, ast.ClassDef):
+            made = [part for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)]
+            own = {part.name for part in made if not part.decorator_list}
+        for part in ast.iter_child_nodes(node):
+            if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield part, own
+
+
+def listeners(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[ast.Attribute, ast.expr]]:
+    """(attribute, what is assigned to it or put into it)."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                several = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
+                pairs = zip(target.elts, node.value.elts, strict=False) if several else [(target, node.value)]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType, reportUnknownArgumentType] - `several`
+                yield from ((each, value) for each, value in pairs if isinstance(each, ast.Attribute))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = node.func.value
+            if node.func.attr in ("append", "add", "extend") and isinstance(owner, ast.Attribute):
+                yield from ((owner, value) for value in node.args)
+
+
+def is_foreign(target: ast.Attribute, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether the attribute is neither the object's own, nor one of something that it makes in this constructor."""
+    owner = target.value
+    if isinstance(owner, ast.Name):
+        return owner.id not in ("self", "cls")
+    first = target
+    while isinstance(first.value, ast.Attribute):
+        first = first.value
+    if last_name(first.value) != "self" or function.name not in ("__init__", "__post_init__"):
+        return True
+    given = {argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)}
+    return any(
+        isinstance(value, ast.Name) and value.id in given and to.attr == first.attr for to, value in listeners(function)
+    )
+
+
+def test_no_object_puts_a_callback_on_another() -> None:
+    """Who hears of what is read where a process is put together, and nowhere else."""
+    assert foreign_callbacks(modules()) == CALLBACKS
+
+
+def test_the_check_of_callbacks_can_fail() -> None:
+    source = """
+class Sly:
+    count = 0
+    def __init__(self, other, given):
+        self._given, self._mine, self._elsewhere = given, Table(), other
+        self._own = []
+        self._own.append(self.heard)
+        self._mine.listeners.append(self.heard)
+        self._given.listeners.append(self.heard)
+        other.told = self.heard
+        other.count = self.count
+        self._elsewhere.finish = self.finish
+    def later(self, queue):
+        queue.finished, queue.name = lambda: None, "x"
+        self._mine.listeners.append(self.heard)
+    def heard(self): ...
+    def finish(self): ...
+class Other:
+    def __init__(self, finish):
+        self.finish = finish
+"""
+    trees = {"shoal.controllers.sly": ast.parse(source), "shoal.runtime.root": ast.parse(source)}
+    assert foreign_callbacks(trees) == {
+        f"shoal.controllers.sly: {target}"
+        for target in (
+            "self._given.listeners",
+            "other.told",
+            "self._elsewhere.finish",
+            "queue.finished",
+            "self._mine.listeners",
+        )
+    }

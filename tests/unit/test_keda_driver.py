@@ -9,9 +9,10 @@ from shoal.api import names, reasons
 from shoal.api.config import KEDA, Scaling
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
+from shoal.controllers.children.replicas import ScaleWriter
+from shoal.controllers.children.scaledobjects import ScaledObjectWriter
 from shoal.controllers.keda.driver import Driver
 from shoal.controllers.keda.targets import ScalerTargets
-from shoal.controllers.scaling.scale import ScaleWriter
 from shoal.controllers.state import FleetState
 from shoal.controllers.triggers import hear
 from shoal.controllers.world import World
@@ -79,8 +80,9 @@ class Rig:
         self.state, self.endpoint = FleetState(self.world), Endpoint()
         self.woken: list[str] = []
         targets = ScalerTargets(self.world, self.state.reservations, self.woken.append)
-        writer = ScaleWriter(self.world, lambda _: None)
-        self.driver = Driver(self.world, self.state, writer, targets, self.endpoint, self.woken.append)
+        self.driver = Driver(self.world, targets, self.endpoint, self.woken.append)
+        scales = ScaleWriter(self.world, lambda _: None)
+        self.writer = ScaledObjectWriter(self.world, self.state, scales, self.driver)
         hear(self.world.deployments, self.driver.on_deployment)
         hear(self.world.scaled_objects, self.driver.on_scaled)
         hear(self.world.trigger_authentications, self.driver.on_scaled)
@@ -106,7 +108,7 @@ class Rig:
         self.world.deployments.upsert(deployment(replicas, version=self.version, manager="keda"))
 
     async def scale(self, number: int) -> None:
-        await self.driver.scale(self.model, "l4", lambda: number)
+        await self.writer.scale(self.model, "l4", lambda: number)
 
     def bounds(self) -> list[tuple[int, int, int | None]]:
         """minReplicaCount, maxReplicaCount, and what was answered when they were applied."""
@@ -136,7 +138,7 @@ async def test_a_wake_is_told_before_anything_is_written() -> None:
     await rig.scale(0)
     rig.told.clear()
     before = len(rig.server.applied)
-    await rig.driver.raise_now(rig.model, "l4", lambda: 3)
+    await rig.writer.wake(rig.model, "l4", lambda: 3)
     assert rig.told == [(3, False)]
     assert len(rig.server.applied) == before
 
@@ -171,12 +173,12 @@ async def test_what_stands_is_not_written_again() -> None:
 
 async def test_keda_is_given_the_ca_and_trusts_a_public_one_without() -> None:
     rig = Rig(1, tls=True)
-    await rig.driver.prepare(rig.model)
+    await rig.writer.prepare(rig.model)
     await rig.scale(1)
     assert rig.server.applied == [], "no certificate yet: KEDA would call a closed port"
     rig.endpoint.ca = "PEM"
     for _ in range(2):
-        await rig.driver.prepare(rig.model)
+        await rig.writer.prepare(rig.model)
         await rig.scale(1)
     kinds = [kind for kind, _, _ in rig.server.applied]
     assert kinds == ["ConfigMap", "TriggerAuthentication", "ScaledObject"]
@@ -190,7 +192,7 @@ async def test_keda_is_given_the_ca_and_trusts_a_public_one_without() -> None:
     assert trigger["metadata"] == said | {"caSHA256": hashlib.sha256(b"PEM").hexdigest()[:16]}
     public = Rig(1, tls=True)
     public.endpoint.ca = ""
-    await public.driver.prepare(public.model)
+    await public.writer.prepare(public.model)
     await public.scale(1)
     assert [kind for kind, _, _ in public.server.applied] == ["ScaledObject"]
 
@@ -199,7 +201,7 @@ async def test_a_renewed_ca_reaches_keda_and_the_streams_that_it_has_open() -> N
     rig = Rig(1, tls=True)
     for ca in ("one", "one", "two"):
         rig.endpoint.ca = ca
-        await rig.driver.prepare(rig.model)
+        await rig.writer.prepare(rig.model)
         await rig.scale(1)
     written = [(kind, obj) for kind, obj, _ in rig.server.applied if kind != "TriggerAuthentication"]
     assert [kind for kind, _ in written] == ["ConfigMap", "ScaledObject"] * 2, "first the CA: KEDA looks for it at once"
@@ -258,13 +260,13 @@ def test_an_address_with_a_resolver_of_its_own_is_left_as_it_is() -> None:
 async def test_what_keda_was_given_is_taken_away_once_no_scaled_object_refers_to_it() -> None:
     rig = Rig(1, tls=True)
     rig.endpoint.ca = "PEM"
-    await rig.driver.prepare(rig.model)
+    await rig.writer.prepare(rig.model)
     await rig.scale(1)
     rig.builtin()
-    await rig.driver.prepare(rig.model)
+    await rig.writer.prepare(rig.model)
     assert rig.server.deleted == [], "its ScaledObject is still there"
     rig.world.scaled_objects.remove("ns/chat-l4")
-    await rig.driver.prepare(rig.model)
+    await rig.writer.prepare(rig.model)
     assert rig.server.deleted == ["ConfigMap chat-scaler", "TriggerAuthentication chat-scaler"]
 
 

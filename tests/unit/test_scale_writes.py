@@ -9,9 +9,9 @@ from shoal.api import names
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.meta import API_VERSION, JsonObject
 from shoal.api.model import Model
+from shoal.controllers.children.replicas import GOES_FIRST, ScaleWriter, deletion_costs
 from shoal.controllers.placementrequest import PlacementRequest
 from shoal.controllers.planner import Planner
-from shoal.controllers.scaling.scale import GOES_FIRST, ScaleWriter, deletion_costs
 from shoal.controllers.state import FleetState
 from shoal.controllers.triggers import remember
 from shoal.controllers.world import World

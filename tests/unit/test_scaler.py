@@ -8,6 +8,8 @@ import pytest
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Model
 from shoal.controllers.coldstarts import ColdStarts
+from shoal.controllers.executor import Executor
+from shoal.controllers.installkey import InstallKeySource
 from shoal.controllers.keda.driver import Driver
 from shoal.controllers.keda.targets import ScalerTargets
 from shoal.controllers.placementrequest import PlacementRequest
@@ -18,6 +20,7 @@ from shoal.controllers.scaling.scaler import PACE_SECONDS, Scaler
 from shoal.controllers.scaling.stalesignals import StaleSignals
 from shoal.controllers.scaling.wake import Waker
 from shoal.controllers.state import FleetState
+from shoal.controllers.transport import CertificateIssuer
 from shoal.controllers.triggers import hear, remember
 from shoal.core.candidates import Considered
 from shoal.core.placement import Moves
@@ -53,13 +56,16 @@ class Stage:
         world, state = self.plane.world, self.plane.state
         wake = self.plane.woken.append
         targets = ScalerTargets(world, state.reservations, wake)
-        self.driver = Driver(world, state, self.plane.writer, targets, NoEndpoint(), wake)
-        self.waker = Waker(world, state, self.plane.writer, self.driver, WorkQueue("wake"))
+        cold = ColdStarts(world, state)
+        install = InstallKeySource(world.client, world.namespace, behind=lambda: False, in_use=set)
+        driver = Driver(world, targets, NoEndpoint(), wake)
+        executor = Executor(world, state, driver, install, CertificateIssuer(world), cold, lambda _: None)
+        self.waker = Waker(world, state, executor, WorkQueue("wake"))
 
         def clock() -> float:
             return self.now
 
-        observer = ModelObserver(world, state, ColdStarts(world, state), self.signals, clock, no_past)
+        observer = ModelObserver(world, state, cold, self.signals, clock, no_past)
         stale_signals = StaleSignals(state, wake, clock)
         self.scaler = Scaler(world, state, observer, self.waker, stale_signals, self.plane.wake, clock=clock)
         self.planner = Planner(world, state, self.scaler.wanted, self.plane.wake, Moves())

@@ -107,7 +107,7 @@ class EngineSizes:
         try:
             found = await read_once(peer, self._session, seconds=SECONDS)
         except StreamBroken as error:
-            log.info("engine's figures not read", pod=pod.key, error=str(error), attempt=tries + 1)
+            log.info("KV cache of the engine not read", pod=pod.key, error=str(error), attempt=tries + 1)
             tokens = None
         else:
             tokens = found.kv_tokens_total

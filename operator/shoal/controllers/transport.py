@@ -17,7 +17,7 @@ from shoal.api import identity, names
 from shoal.api.identity import CertificateIdentity, ProcessRole
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
-from shoal.controllers.children import Children, NameTaken
+from shoal.controllers.children.objects import NameTaken, check_owner
 from shoal.controllers.world import World
 from shoal.core import certificates, children, facts
 from shoal.core.certificates import Leaf, Wanted
@@ -50,7 +50,6 @@ class CertificateIssuer:
     def __init__(self, world: World) -> None:
         self._world = world
         self._settings = world.config.transport.mtls
-        self._children = Children(world)
         self._kept = KeptAuthorities()
         self._issued: dict[str, Leaf] = {}
         """Model's uid -> the certificate that its Secret has."""
@@ -198,7 +197,7 @@ class CertificateIssuer:
         except NotFound:
             leaf = None
         else:
-            self._children.check_owner(SECRETS, model, found)
+            check_owner(SECRETS, model, found)
             leaf = manifests.read_annotation(found)
         renewal = certificates.renewal(leaf, wanted, self._world.now())
         if renewal is not None:

@@ -7,18 +7,18 @@ handler neither waits nor writes to the cluster. Changes of what is no object of
 | queue | keys | reconciled by |
 |---|---|---|
 | model | Models | `model/controller.py` |
-| wake | Models at zero that somebody waits for | `scaling/wake.py` |
+| wake | Models at zero that somebody waits for | `scaling/wake.py` (the write: `executor.py`) |
 | (plan) | the whole fleet, `FleetState.replan` | `planner.py` |
 | (replicas) | Models whose number may be another one | `scaling/scaler.py` |
 | gpuclass, tenant, lorapool, loraadapter | objects of the kind | the kind's controller |
-| adapter-floors | replicas whose adapters are to be others | `lora/desired.py` |
-| figures | pods whose engine is to be asked for its KV cache | `enginesizes.py` |
+| adapters | replicas whose desired adapters have changed | `lora/desired.py` |
+| engine-sizes | pods whose engine is asked for the size of its KV cache | `enginesizes.py` |
 | cache-volumes | all namespaces' volumes of the node cache | `cachevolumes.py` |
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from shoal.controllers.cachevolumes import CacheVolumesController
 from shoal.controllers.classbackoffs import ClassBackoffs
@@ -27,6 +27,7 @@ from shoal.controllers.enginesizes import EngineSizes
 from shoal.controllers.gpuclass import GPUClassController
 from shoal.controllers.installkey import InstallKeySource
 from shoal.controllers.keda.driver import Driver
+from shoal.controllers.keda.server import ScalerServer
 from shoal.controllers.lora import LoRAControllers
 from shoal.controllers.metrics import EventMetrics
 from shoal.controllers.model import ModelController
@@ -37,7 +38,11 @@ from shoal.controllers.state import FleetState
 from shoal.controllers.tenant import TenantController
 from shoal.controllers.transport import CertificateIssuer
 from shoal.controllers.world import World
+from shoal.kube.queue import WorkQueue
 from shoal.kube.store import Listener, Table
+
+if TYPE_CHECKING:
+    from shoal.controllers.tracing import OperatorSpans  # its library is loaded only where traces are on
 
 T = TypeVar("T")
 
@@ -53,6 +58,7 @@ class Parts:
     scaler: Scaler
     planner: Planner
     driver: Driver
+    keda: ScalerServer
     models: ModelController
     classes: GPUClassController
     tenants: TenantController
@@ -148,7 +154,17 @@ def connect(parts: Parts) -> None:
     after(parts.install.changed, models.enqueue_all, *(streams.follow_all for streams in parts.streams))
     after(parts.transport.changed, models.enqueue_all)  # every engine pod may have to speak otherwise
     after(parts.driver.kinds.changed, models.enqueue_all)  # KEDA was installed or removed
+    parts.driver.targets.changed.append(parts.keda.answer_changed)  # KEDA's open streams are told
+    if parts.keda.certificate is not None:
+        after(parts.keda.certificate.changed, parts.driver.conditions.wake_all)  # the status of Models that KEDA scales
     parts.scaler.decided.append(parts.events.decided)
+
+
+def trace(queues: Iterable[WorkQueue], scaler: Scaler, spans: "OperatorSpans") -> None:
+    """A span for each reconcile, and for each decision that changes a Model's replicas, from now on."""
+    for queue in queues:
+        queue.finished.append(spans.reconciled)
+    scaler.decided.append(spans.decided)
 
 
 def after(changes: list[Callable[[], None]], *listeners: Callable[[], None]) -> None:

@@ -192,6 +192,13 @@ class World:
         key = f"{custom.metadata.namespace}/{custom.metadata.name}"
         return tuple(c for c in found if c.link is not None and ownership.is_variant(c.link, key, model_uid))
 
+    def deployment_of(self, model_uid: str, gpu_class: str) -> Child | None:
+        """A Model's Deployment on a GPU class; None: there is none, or it is being deleted."""
+        for child in self.deployments_of(model_uid):
+            if child.deployment and child.deployment.gpu_class == gpu_class and not child.deployment.deleting:
+                return child
+        return None
+
     def pool_of(self, model_key: str) -> LoRAPool | None:
         """The pool that has the Model `namespace/name`: the oldest that names it. Whether the two go together is asked
         elsewhere."""

@@ -68,7 +68,7 @@ class WorkQueue:
         most each time."""
         self.name = name
         self._behind, self._clock = behind, clock
-        self.finished: Finished | None = None
+        self.finished: list[Finished] = []
         self._workers = workers
         self._bucket = bucket or TokenBucket(rate=200, burst=1000)
         self._first: deque[str] = deque()
@@ -214,5 +214,5 @@ class WorkQueue:
                 self.add_after(key, max(0.05, again))
         finally:
             RECONCILE_SECONDS.labels(self.name).observe(time.monotonic() - begin)
-            if self.finished is not None:
-                self.finished(self.name, key, begin, failure)
+            for listener in self.finished:
+                listener(self.name, key, begin, failure)

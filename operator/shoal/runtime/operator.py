@@ -17,6 +17,7 @@ from shoal.controllers.cachevolumes import CacheVolumesController
 from shoal.controllers.classbackoffs import ClassBackoffs
 from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.enginesizes import EngineSizes
+from shoal.controllers.executor import Executor
 from shoal.controllers.gpuclass import GPUClassController
 from shoal.controllers.installkey import InstallKeySource
 from shoal.controllers.keda.driver import Driver
@@ -29,7 +30,6 @@ from shoal.controllers.modelqueue import ModelQueue
 from shoal.controllers.planner import Planner
 from shoal.controllers.scaling.history import DecisionHistory
 from shoal.controllers.scaling.observe import ModelObserver, no_past
-from shoal.controllers.scaling.scale import ScaleWriter
 from shoal.controllers.scaling.scaler import Scaler
 from shoal.controllers.scaling.signals import ScalingSignals, SignalStreams
 from shoal.controllers.scaling.stalesignals import StaleSignals
@@ -130,26 +130,31 @@ class OperatorProcess:
         models = ModelQueue(world, WorkQueue("model", workers=24, behind=wakes))
         cold = ColdStarts(world, self.state)
         self.backoffs = ClassBackoffs(world, self.state, cold)
-        scales = ScaleWriter(world, signals.load, lambda: self.elector.certain)
         targets = ScalerTargets(world, self.state.reservations, models.add_uid)
         self.keda = scaler_server(world, targets, lambda: self.elector.certain, scaler or ScalerPlace())
-        self.driver = Driver(world, self.state, scales, targets, self.keda, models.add_uid)
-        if self.keda.certificate is not None:
-            self.keda.certificate.changed.append(self.driver.conditions.wake_all)
-        self.waker = Waker(world, self.state, scales, self.driver, wakes)
+        self.driver = Driver(world, targets, self.keda, models.add_uid)
+        executor = Executor(
+            world,
+            self.state,
+            self.driver,
+            self.install,
+            self.transport,
+            cold,
+            signals.load,
+            lambda: self.elector.certain,
+        )
+        self.waker = Waker(world, self.state, executor, wakes)
         self.past = History(config.signals.prometheus) if config.signals.prometheus.url else None
         observer = ModelObserver(
             world, self.state, cold, signals, time.monotonic, self.past.work_rate if self.past else no_past
         )
         stale_signals = StaleSignals(self.state, models.add, time.monotonic)
         self.scaler = Scaler(world, self.state, observer, self.waker, stale_signals, models.decided)
-        self.history = DecisionHistory(world, self.state, signals, self.driver.conditions.figures)
+        self.history = DecisionHistory(world, self.state, signals, self.driver.conditions.stats)
         self.planner = Planner(world, self.state, self.scaler.wanted, models.decided, Moves())
 
         # A controller for each kind.
-        self.models = ModelController(
-            world, self.state, stale_signals, self.install, scales, self.driver, cold, models, self.transport
-        )
+        self.models = ModelController(world, self.state, stale_signals, executor, self.driver, cold, models)
         self.classes = GPUClassController(
             world, self.state.gpus, self.planner.calibration, WorkQueue("gpuclass", workers=2, behind=wakes)
         )
@@ -158,7 +163,7 @@ class OperatorProcess:
             self.planner.sizes,
             self.planner.calibration,
             self.install,
-            WorkQueue("figures", workers=8),
+            WorkQueue("engine-sizes", workers=8),
             credentials,
         )
         # Adapters have no samples: thousands of names are nothing for Prometheus.
@@ -193,6 +198,7 @@ class OperatorProcess:
                 scaler=self.scaler,
                 planner=self.planner,
                 driver=self.driver,
+                keda=self.keda,
                 models=self.models,
                 classes=self.classes,
                 tenants=self.tenants,
@@ -254,9 +260,7 @@ class OperatorProcess:
         from shoal.controllers.tracing import OperatorSpans
 
         spans = OperatorSpans(tracer)
-        for queue in (*self.queues, self.engine_sizes.queue):
-            queue.finished = spans.reconciled
-        self.scaler.decided.append(spans.decided)
+        triggers.trace((*self.queues, self.engine_sizes.queue), self.scaler, spans)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:

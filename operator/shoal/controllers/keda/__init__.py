@@ -1,6 +1,6 @@
 """Models whose driver is KEDA: ScaledObjects, and what KEDA is answered.
 
-driver.py    in place of a write of replicas: ScaledObjects, and what is answered; from one driver to the other
+driver.py    what the parts below have in common, and what wakes a Model; children/scaledobjects.py writes ScaledObjects
 observe.py   what is seen of KEDA: its kinds, which may be absent, and who asks
 conditions.py  what is told of it
 targets.py   the numbers that are answered;  answers.py  as the external scaler asks for them

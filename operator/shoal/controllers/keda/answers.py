@@ -12,9 +12,6 @@ Changed = Callable[[str, str], None]
 class Answers(Protocol):
     """What is decided, by ScaledObject. Reads memory only."""
 
-    changed: list[Changed]
-    """Who wants to hear of changes at once."""
-
     def answer(self, namespace: str, name: str) -> ScalerAnswer | None:
         """None: no variant of a Model whose driver is KEDA has this ScaledObject, or nothing is decided of it yet; KEDA
         is told that it is unavailable, and keeps what there is."""

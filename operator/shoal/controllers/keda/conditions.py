@@ -69,8 +69,8 @@ class Conditions:
         ways = self._ways.get(key)
         return 0 if ways is None else ways.count
 
-    def figures(self, model: Model) -> DriverStats | None:
-        """The same with the numbers, for who asks why."""
+    def stats(self, model: Model) -> DriverStats | None:
+        """The condition with its numbers, for `kubectl shoal why`; None: there is nothing to say."""
         found = self.finding(model)
         if found is None:
             return None

@@ -67,6 +67,10 @@ class ScalerServer:
         """There is a Model whose driver is KEDA."""
         self._needed.set()
 
+    def answer_changed(self, namespace: str, name: str) -> None:
+        """The answer for a ScaledObject is another one: its open streams send it at once."""
+        self._service.answer_changed(namespace, name)
+
     @property
     def ca(self) -> str | None:
         """See `ScalerEndpoint`."""

@@ -64,7 +64,6 @@ class ScalerService(rpc.ExternalScalerServicer):
         self._streams: dict[Key, set[_Stream]] = {}
         self._greeted: set[Key] = set()
         self._running = False
-        answers.changed.append(self._changed)
 
     @property
     def streams(self) -> int:
@@ -163,7 +162,8 @@ class ScalerService(rpc.ExternalScalerServicer):
             if not self._streams[key]:
                 del self._streams[key]
 
-    def _changed(self, namespace: str, name: str) -> None:
+    def answer_changed(self, namespace: str, name: str) -> None:
+        """The answer for a ScaledObject is another one: its open streams send it at once."""
         for stream in self._streams.get((namespace, name), ()):
             stream.news.set()
 

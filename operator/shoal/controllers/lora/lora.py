@@ -34,7 +34,7 @@ class LoRAControllers:
     ) -> None:
         choices = Choices(world)
         self.desired = DesiredAdapterWriter(
-            world, install, signals, WorkQueue("adapter-floors", workers=16), identity, credentials
+            world, install, signals, WorkQueue("adapters", workers=16), identity, credentials
         )
         queue = _queue()
         self.placer = Placer(world, choices, self.desired, signals, queue.add)

@@ -1,6 +1,6 @@
 """`GET /v1/adapters`: where adapters are and how they are used, for `kubectl shoal adapters`.
 
-It tells names of objects and pods, and figures; no key, prompt or answer. Who may read it is
+It tells names of objects and pods, and numbers; no key, prompt or answer. Who may read it is
 decided before (`net/pages.py`), as with metrics.
 """
 

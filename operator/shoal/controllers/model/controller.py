@@ -1,9 +1,6 @@
-"""Model: observe, ask core, apply, one status write."""
+"""Model: observe, ask core, have the Executor apply, one status write."""
 
-from collections.abc import Mapping
 from typing import Final
-
-import structlog
 
 from shoal.api import names, reasons
 from shoal.api.gpuclass import GPUClass
@@ -13,37 +10,29 @@ from shoal.api.model import Model, ModelStatus
 from shoal.api.tenant import Tenant
 from shoal.artifacts import secret_advice
 from shoal.controllers.artifacts import Artifacts
-from shoal.controllers.children import NameTaken
 from shoal.controllers.claims import claimants, claims_changed, granted_otherwise, models_claiming
 from shoal.controllers.coldstarts import ColdStarts
-from shoal.controllers.installkey import InstallKeyError, InstallKeySource
+from shoal.controllers.executor import Executor
 from shoal.controllers.isolation import isolated
 from shoal.controllers.keda.driver import Driver
-from shoal.controllers.model.apply import Applier, current
 from shoal.controllers.model.messages import emit_placement, invalid
 from shoal.controllers.modelqueue import ModelQueue
 from shoal.controllers.placementrequest import PlacementDecision, PlacementRequest
-from shoal.controllers.scaling.scale import ScaleWriter
 from shoal.controllers.scaling.stalesignals import StaleSignals
 from shoal.controllers.state import FleetState
 from shoal.controllers.status import write_status
-from shoal.controllers.transport import CertificateIssuer
 from shoal.controllers.world import World
-from shoal.core import facts, keda, scaling
+from shoal.core import facts, scaling
 from shoal.core.artifacts import SourceReading
-from shoal.core.placement import VariantPlan
 from shoal.core.routing.servednames import served_names
 from shoal.core.status import modelstatus
 from shoal.core.status.modelstatus import ModelProblem, Observed
 from shoal.engine.launch import check_extra_args
-from shoal.kube.errors import Forbidden, NotFound, ObjectInvalid
+from shoal.kube.errors import NotFound
 from shoal.kube.projections import Child, Custom
 from shoal.kube.resources import MODELS, SECRETS
 from shoal.manifests.pool import applied
-from shoal.manifests.shape import VariantShape, engine_version
-from shoal.net.pki import CertificateUnusable
-
-log = structlog.get_logger()
+from shoal.manifests.shape import engine_version
 
 RECHECK_SECONDS: Final = 30.0
 """For what no watch tells: a Secret that is missing, a Job that gets no pod, a name that is taken, an admission policy
@@ -51,22 +40,20 @@ that refuses."""
 
 
 class ModelController:
+    """What a Model needs is validated and found out here, and its status is written. The Executor writes the rest."""
+
     def __init__(
         self,
         world: World,
         state: FleetState,
         stale_signals: StaleSignals,
-        install: InstallKeySource,
-        scales: ScaleWriter,
+        executor: Executor,
         driver: Driver,
         cold: ColdStarts,
         models: ModelQueue,
-        transport: CertificateIssuer,
     ):
-        self._world, self._state, self._stale_signals, self._install = world, state, stale_signals, install
+        self._world, self._state, self._stale_signals, self._executor = world, state, stale_signals, executor
         self._driver, self._cold, self._models, self.queue = driver, cold, models, models.work
-        self._applier = Applier(world, scales, driver, cold, state.target, transport)
-        self._transport = transport
         self.artifacts = Artifacts(world, models.add)
 
     # --- what wakes a Model -----------------------------------------------------------------------------------------
@@ -126,8 +113,7 @@ class ModelController:
 
     def enqueue_all(self) -> None:
         """After a resync, and when the install key changed: compares every Model with the whole world."""
-        self._applier.forget_secrets()
-        self._driver.compare()
+        self._executor.compare()
         for key in self._world.models.known_keys():
             self.queue.add(key)
 
@@ -182,7 +168,7 @@ class ModelController:
             failure = failure or not_looked_at
         if known is not None and decided is not None and not paused and not problems and failure is None:
             await self._publish_waiting(key, custom, reading, decided)
-            failure = await self._carry_out(model, classes, request, decided)
+            failure = await self._executor.run(model, classes, request, decided)
         else:
             self._driver.hold(model)
         latest = self._now(custom)
@@ -223,7 +209,7 @@ class ModelController:
             wanted=decided.wanted if decided else None,
             untried=decided.untried if decided else frozenset(),
             scaling=self._decision(uid, decided),
-            deployments=tuple(current(world.deployments_of(uid)).values()),
+            deployments=tuple(_current(world.deployments_of(uid)).values()),
             pods=world.pods.by("model", uid),
             reading=reading,
             sized=decided.considered.sized if decided else {},
@@ -254,64 +240,6 @@ class ModelController:
         if any(v.waiting > told.get(v.gpu_class, 0) for v in decided.placement.variants):
             await self._write(custom, self._status(model, reading, decided))
 
-    async def _carry_out(
-        self, model: Model, classes: Mapping[str, GPUClass], request: PlacementRequest, decided: PlacementDecision
-    ) -> ModelProblem | None:
-        uid, plans = model.metadata.uid, decided.placement.variants
-        self._state.begin_apply(uid, [(v.gpu_class, v.replicas, v.gpus) for v in plans])
-        try:
-            return await self._apply(model, classes, request, plans)
-        finally:
-            self._state.end_apply(uid)
-            self._state.replan()
-
-    async def _apply(
-        self, model: Model, classes: Mapping[str, GPUClass], request: PlacementRequest, plans: tuple[VariantPlan, ...]
-    ) -> ModelProblem | None:
-        world, applier, uid = self._world, self._applier, model.metadata.uid
-        try:
-            install = self._install.keys or await self._install.ensure()
-            await applier.keys(model, install)
-            if mtls := await self._transport.wanted():
-                await self._transport.model(model)
-            await applier.policies(model)
-            await self._driver.prepare(model)
-            floors = keda.floors(model.spec.scaling.min_replicas, {p.gpu_class: p.replicas for p in plans})
-            for plan in plans:
-                gpu_class = classes.get(plan.gpu_class)
-                if plan.retired or gpu_class is None:
-                    await applier.scale(model, plan, floor=floors[plan.gpu_class])
-                    continue
-                shape = VariantShape(
-                    model=model,
-                    gpu_class=gpu_class,
-                    gpus=plan.gpus,
-                    version=engine_version(model, world.config),
-                    config=world.config,
-                    install_key=install.fingerprint,
-                    facts=request.facts,
-                    pool=request.pool,
-                    mtls=mtls,
-                )
-                await applier.variant(
-                    shape,
-                    plan,
-                    reserve_surge=lambda p=plan: self._state.reserve_surge(uid, p.gpu_class, p.gpus),
-                    floor=floors[plan.gpu_class],
-                )
-            await applier.drop_variants(model, {v.gpu_class for v in plans})
-            engines = (*world.pods.by("model", uid), *world.pods.by("claims", uid))
-            in_use = {p.install_key for p in engines}
-            await applier.drop_old_keys(model, install, in_use)
-        except (InstallKeyError, CertificateUnusable) as error:
-            return ModelProblem(reasons.REFUSED, str(error))
-        except NameTaken as error:
-            return ModelProblem(reasons.NAME_TAKEN, str(error))
-        except (Forbidden, ObjectInvalid) as error:
-            log.warning("the API server refuses a child", model=model.key, error=error.message)
-            return ModelProblem(reasons.REFUSED, f"the API server refuses what the Model needs: {error.message}")
-        return None
-
     async def _missing_secret(self, model: Model) -> str | None:
         """The sentence about a Secret that does not exist. Its content is never read here."""
         reference = model.spec.source.secret_ref
@@ -330,3 +258,8 @@ class ModelController:
 
     async def _write(self, custom: Custom[Model], status: ModelStatus) -> None:
         await write_status(self._world, MODELS, self._world.models, custom, status, manager=names.MANAGER_MODEL)
+
+
+def _current(deployments: tuple[Child, ...]) -> dict[str, facts.Deployment]:
+    """A Model's Deployments by class."""
+    return {d.gpu_class: d for c in deployments if (d := c.deployment) is not None and not d.deleting}

@@ -133,7 +133,7 @@ def current_message(decisions: Sequence[ScalingDecision], ready: int) -> tuple[s
 
 
 def _same(one: ScalingDecision, other: ScalingDecision) -> bool:
-    """A number that changed is always worth an entry of its own, and keeps the figures that changed it."""
+    """A number that changed is always worth an entry of its own, and keeps the metrics that changed it."""
     changed = one.before != one.wanted or other.before != other.wanted
     return not changed and (one.wanted, one.reason) == (other.wanted, other.reason)
 

@@ -1,6 +1,6 @@
 """`GET /v1/decisions`: what the scaler decided and from what, for `kubectl shoal why` and `top`.
 
-It tells names of Models and pods, and figures; no key, prompt or answer. Who may read it is
+It tells names of Models and pods, and numbers; no key, prompt or answer. Who may read it is
 decided before (`net/pages.py`), as with metrics.
 """
 

@@ -4,27 +4,20 @@ A class is chosen from what is free now, less what was promised since; the plan 
 may move it. Where nothing is free, or others wait for the same GPUs, the plan decides.
 """
 
-import structlog
-
 from shoal.api.model import Model
-from shoal.controllers.keda.driver import Driver
-from shoal.controllers.scaling.scale import ScaleWriter
+from shoal.controllers.executor import Executor
 from shoal.controllers.state import FleetState
 from shoal.controllers.world import World
 from shoal.core.placement import Candidate
 from shoal.core.placement.modelplan import price
-from shoal.kube.errors import KubeError
 from shoal.kube.queue import WorkQueue
-
-log = structlog.get_logger()
 
 
 class Waker:
-    """`begin` at the decision; `run` writes."""
+    """`begin` at the decision chooses the class and reserves its GPUs; `run` works off the queue."""
 
-    def __init__(self, world: World, state: FleetState, scales: ScaleWriter, driver: Driver, queue: WorkQueue) -> None:
-        self._world, self._state, self._scales, self._driver = world, state, scales, driver
-        self.queue = queue
+    def __init__(self, world: World, state: FleetState, executor: Executor, queue: WorkQueue) -> None:
+        self._world, self._state, self._executor, self.queue = world, state, executor, queue
         self._classes: dict[str, str] = {}
         """Model's uid -> the class that it is about to wake on."""
 
@@ -35,7 +28,7 @@ class Waker:
         if request is None or request.role != "placed" or uid in self._classes:
             return False
         candidate = self._choose(model, wanted)
-        if candidate is None or self._scales.deployment(model, candidate.gpu_class) is None:
+        if candidate is None or self._world.deployment_of(uid, candidate.gpu_class) is None:
             return False
         free = self._state.free_slots(candidate.gpu_class, candidate.gpus)
         most = wanted if candidate.max_replicas is None else min(wanted, candidate.max_replicas)
@@ -45,22 +38,18 @@ class Waker:
         return True
 
     async def run(self) -> None:
-        """Writes until cancelled."""
+        """Wakes until cancelled."""
         self._classes.clear()
-        await self.queue.run(self._write)
+        await self.queue.run(self._wake)
 
-    async def _write(self, uid: str) -> None:
+    async def _wake(self, uid: str) -> None:
         gpu_class = self._classes.get(uid)
         custom = self._world.model_by_uid(uid)
         try:
             if gpu_class is None or custom is None or custom.object is None:
                 self._state.release_wake(uid)
-                return
-            await self._driver.raise_now(custom.object, gpu_class, lambda: self._state.target(uid, gpu_class, 0))
-            self._state.wake_written(uid)
-        except KubeError as error:
-            log.warning("not woken at once; the plan does it", model=uid, gpu_class=gpu_class, error=error.message)
-            self._state.release_wake(uid)
+            else:
+                await self._executor.wake(custom.object, gpu_class)
         finally:
             self._classes.pop(uid, None)
             self._state.replan(hurry=True)

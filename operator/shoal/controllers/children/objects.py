@@ -1,4 +1,4 @@
-"""The children of a Model: brought to what they should be with as few writes as there are differences."""
+"""One child of a Model: applied where it differs from what stands, and never over an object that is not the Model's."""
 
 import hashlib
 from collections import OrderedDict
@@ -59,17 +59,18 @@ class Children:
             found = await self._world.client.get_metadata(resource, metadata["name"], metadata["namespace"])
         except NotFound:
             return True
-        self.check_owner(resource, model, found)
+        check_owner(resource, model, found)
         return False
-
-    def check_owner(self, resource: Resource, model: Named, found: JsonObject) -> None:
-        """Raises NameTaken where an object is not this Model's."""
-        if owner(found) != model.metadata.uid:
-            raise NameTaken(_taken(resource, found["metadata"]["name"], model))
 
     async def delete(self, resource: Resource, table: Table[Child], child: Child) -> None:
         await self._world.client.delete(resource, child.name, child.namespace, uid=child.uid)
         table.remove(child.key, child.uid)
+
+
+def check_owner(resource: Resource, model: Named, found: JsonObject) -> None:
+    """Raises NameTaken where an object is not this Model's."""
+    if owner(found) != model.metadata.uid:
+        raise NameTaken(_taken(resource, found["metadata"]["name"], model))
 
 
 def owner(found: JsonObject) -> str | None:

@@ -1,4 +1,4 @@
-"""The scaler's writes: `replicas` through `/scale`, and the deletion cost of pods that are to go first."""
+"""`replicas` of Deployments, through `/scale`, and the deletion cost of pods that go first."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
@@ -14,7 +14,6 @@ from shoal.core import facts
 from shoal.core.placement import VariantPlan
 from shoal.core.scaling import Load
 from shoal.kube.errors import APIServerUnavailable, Conflict, NotFound
-from shoal.kube.projections import Child
 from shoal.kube.resources import DEPLOYMENTS, PODS
 
 log = structlog.get_logger()
@@ -29,18 +28,12 @@ Loads = Callable[[str], Load | None]
 
 
 class ScaleWriter:
-    """Writes as `shoal-scaler`, always from the version that was read."""
+    """Writes as `shoal-scaler`, always with the resourceVersion that was read."""
 
     def __init__(self, world: World, loads: Loads, leads: Callable[[], bool] = lambda: True) -> None:
         """`leads`: whether this process is sure to lead, asked right before each write. One that was stopped meanwhile
         would write what it once decided, over what its successor did."""
         self._world, self._loads, self._leads = world, loads, leads
-
-    def deployment(self, model: Model, gpu_class: str) -> Child | None:
-        for child in self._world.deployments_of(model.metadata.uid):
-            if child.deployment and child.deployment.gpu_class == gpu_class and not child.deployment.deleting:
-                return child
-        return None
 
     async def mark(self, model: Model, plan: VariantPlan) -> None:
         """Which pods of the variant go first when it shrinks; of none where all go: a write for each, and no choice."""
@@ -58,7 +51,7 @@ class ScaleWriter:
         """
         client, table = self._world.client, self._world.deployments
         for _ in range(_ATTEMPTS):
-            live = self.deployment(model, gpu_class)
+            live = self._world.deployment_of(model.metadata.uid, gpu_class)
             found = live.deployment if live else None
             if found is None:
                 raise Conflict(f"Deployment of {model.key} on {gpu_class} is gone again")

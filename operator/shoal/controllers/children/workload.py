@@ -1,4 +1,4 @@
-"""Brings a Model's children to what was decided, with as few writes as there are differences."""
+"""A Model's key Secrets, PodDisruptionBudget, NetworkPolicy and Deployments."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -8,15 +8,11 @@ import structlog
 
 from shoal.api import names, reasons
 from shoal.api.model import Model
-from shoal.controllers.children import Children, owner
+from shoal.controllers.children.objects import Children, owner
 from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.installkey import InstallKeys
-from shoal.controllers.keda.driver import Driver
-from shoal.controllers.scaling.scale import ScaleWriter
-from shoal.controllers.transport import CertificateIssuer
 from shoal.controllers.world import World
 from shoal.core import children, facts
-from shoal.core.placement import VariantPlan
 from shoal.kube.drift import covers
 from shoal.kube.errors import Conflict, NotFound
 from shoal.kube.events import Event
@@ -30,29 +26,19 @@ log = structlog.get_logger()
 _REMEMBERED: Final = 20_000
 
 
-class Applier:
-    """Server-side apply of whole children as `shoal-model`, and of `replicas` alone as `shoal-scaler`."""
+class WorkloadWriter:
+    """Server-side apply of whole objects as `shoal-model`. It never changes the replicas of a Deployment that another
+    manager scales."""
 
-    def __init__(
-        self,
-        world: World,
-        scales: ScaleWriter,
-        driver: Driver,
-        cold: ColdStarts,
-        target: Callable[[str, str, int], int],
-        transport: CertificateIssuer,
-    ) -> None:
-        """`target`: of a Model's uid, a class and what was planned, how many replicas a Deployment shall have now."""
-        self._world, self._scales, self._driver, self._cold, self._target = world, scales, driver, cold, target
+    def __init__(self, world: World, cold: ColdStarts) -> None:
+        self._world, self._cold = world, cold
         self._children = Children(world)
-        self._transport = transport
         self._secrets: OrderedDict[tuple[str, str], None] = OrderedDict()
         """(Model's uid, Secret's name) of key Secrets that were seen: their content cannot change."""
 
     def forget_secrets(self) -> None:
         """Looks at every key Secret once more: somebody may have deleted one."""
         self._secrets.clear()
-        self._transport.forget_secrets()
 
     # --- the children -----------------------------------------------------------------------------------------------
 
@@ -100,26 +86,14 @@ class Applier:
             for child in world.policies.by("model", model.metadata.uid):
                 await self._children.delete(NETWORKPOLICIES, world.policies, child)
 
-    async def variant(
-        self, shape: VariantShape, plan: VariantPlan, *, reserve_surge: Callable[[], bool], floor: int = 0
-    ) -> None:
-        """One Deployment: its fields, then its replicas. Raises NameTaken, Conflict."""
-        live = self._scales.deployment(shape.model, plan.gpu_class) or await self._create(shape)
-        await self._update(shape, live, reserve_surge=reserve_surge)
-        await self.scale(shape.model, plan, floor=floor)
-
-    async def scale(self, model: Model, plan: VariantPlan, *, floor: int = 0) -> None:
-        """The replicas of a Deployment, and before them which of its pods go first. `floor`: its part of minReplicas.
-        Raises Conflict."""
-        await self._scales.mark(model, plan)
-        uid = model.metadata.uid
-        await self._driver.scale(
-            model, plan.gpu_class, lambda: self._target(uid, plan.gpu_class, plan.replicas), floor=floor
-        )
+    async def deployment(self, shape: VariantShape, *, reserve_surge: Callable[[], bool]) -> None:
+        """The Deployment of one class, without its replicas. `reserve_surge`: reserves the GPUs of one more replica for
+        a rollout; False: there are none. Raises NameTaken, Conflict."""
+        live = self._world.deployment_of(shape.model.metadata.uid, shape.gpu_class.metadata.name)
+        await self._update(shape, live or await self._create(shape), reserve_surge=reserve_surge)
 
     async def drop_variants(self, model: Model, keep: set[str]) -> None:
         """Deletes Deployments of classes that the Model does not use any more."""
-        await self._driver.drop_variants(model, keep)
         for child in self._world.deployments_of(model.metadata.uid):
             found = child.deployment
             if found is not None and found.gpu_class not in keep and not found.deleting:
@@ -139,14 +113,14 @@ class Applier:
         else:
             answer = await client.get(DEPLOYMENTS, metadata["name"], metadata["namespace"])
         table.upsert(answer, since=since)
-        live = self._scales.deployment(shape.model, shape.gpu_class.metadata.name)
+        live = self._world.deployment_of(shape.model.metadata.uid, shape.gpu_class.metadata.name)
         if live is None:
             raise Conflict(f"Deployment {metadata['namespace']}/{metadata['name']} is being deleted")
         return live
 
     async def _update(self, shape: VariantShape, live: Child, *, reserve_surge: Callable[[], bool]) -> None:
         found = live.deployment
-        assert found is not None  # noqa: S101 - `_deployment` returns no other
+        assert found is not None  # noqa: S101 - `deployment_of` returns no other
         spec = live.decode()["spec"]
         surge, deadline = found.surges, int(spec.get("progressDeadlineSeconds") or manifests.PROGRESS_SECONDS)
         wanted = manifests.deployment(shape, surge=surge, progress_seconds=deadline)
@@ -172,8 +146,3 @@ class Applier:
         )
         event = Event(MODELS, model.metadata, "Normal", reasons.REPLACING_IN_PLACE, note, "Roll")
         self._world.recorder.emit(event)
-
-
-def current(deployments: tuple[Child, ...]) -> dict[str, facts.Deployment]:
-    """A Model's Deployments by class."""
-    return {d.gpu_class: d for c in deployments if (d := c.deployment) is not None and not d.deleting}
