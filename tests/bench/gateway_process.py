@@ -27,7 +27,7 @@ from shoal.api.tenant import Tenant
 from shoal.core.hold.limits import Limits
 from shoal.core.routing.choice import Replica
 from shoal.core.routing.resolve import ServedModel
-from shoal.gateway.app import Gateway
+from shoal.gateway.app import GatewayApp
 from shoal.gateway.demand import DemandPublisher, DemandState
 from shoal.gateway.directory import Directory
 from shoal.gateway.metrics import GatewayMetrics
@@ -35,6 +35,7 @@ from shoal.gateway.ops import gateway_ops
 from shoal.gateway.quota import Quotas
 from shoal.gateway.replicapool import ReplicaPool
 from shoal.gateway.settings import GatewaySettings
+from shoal.gateway.shared import Gateway
 from shoal.gateway.tracing import Traces
 from shoal.gateway.upstream import Pool
 from shoal.metering.meter import Meter
@@ -166,7 +167,7 @@ async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool, led
         logs=logs,
         traces=None if traces is None else Traces(traces.tracer),
     )
-    server = make_server(gateway, host="127.0.0.1", port=port, keep_alive=75, stop_seconds=1)
+    server = make_server(GatewayApp(gateway), host="127.0.0.1", port=port, keep_alive=75, stop_seconds=1)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: setattr(server, "should_exit", True))
 
     async def sweep() -> None:

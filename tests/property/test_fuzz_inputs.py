@@ -25,7 +25,8 @@ from shoal.api.model import Model, Sizing
 from shoal.api.replica import ReplicaKeys
 from shoal.api.tenant import Tenant
 from shoal.artifacts import ArtifactError, File, Manifest, metadata, safetensors
-from shoal.artifacts.metadata import Metadata, read_metadata
+from shoal.artifacts.metadata import read_metadata
+from shoal.artifacts.modelmetadata import Metadata
 from shoal.core import artifacts, quantity
 from shoal.core.architectures import UnknownConfig, config, facts_of
 from shoal.core.facts import Pod

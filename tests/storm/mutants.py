@@ -69,25 +69,26 @@ def unknown_is_zero() -> None:
 
 def no_lora_path() -> None:
     """A request for an adapter goes to the engine without the adapter's name."""
-    from shoal.gateway import attempts, attempts_adapter
+    from shoal.gateway import adaptertarget, target
 
-    attempts_adapter.AdapterAttempts._to_send = attempts.Attempts._to_send
+    encode: Any = target.BaseTarget.encode
+    adaptertarget.AdapterTarget.encode = encode
 
 
 def no_retry() -> None:
     """What a replica could not take is its client's problem: no other one is asked."""
-    from shoal.gateway import attempts
+    from shoal.gateway import dispatch
     from shoal.net.errors import ApiError
 
-    real = attempts.Attempts._attempt
+    real = dispatch.Dispatch._attempt
 
-    async def once(self: attempts.Attempts, replica: Any) -> None:
+    async def once(self: dispatch.Dispatch, replica: Any) -> None:
         try:
             await real(self, replica)
-        except attempts.Retry as retry:
+        except dispatch.Retry as retry:
             raise ApiError(502, f"mutation: {retry.reason}", "replica_lost") from None
 
-    attempts.Attempts._attempt = once
+    dispatch.Dispatch._attempt = once
 
 
 def sends_again() -> None:

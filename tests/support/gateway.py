@@ -18,11 +18,12 @@ from shoal.core.fields.kinds import Facts
 from shoal.core.routing.choice import Replica
 from shoal.core.routing.resolve import ServedModel
 from shoal.core.routing.resolveadapters import DeclaredAdapter, DeclaredPool
-from shoal.gateway.app import Gateway
+from shoal.gateway.app import GatewayApp
 from shoal.gateway.directory import Directory
 from shoal.gateway.metrics import GatewayMetrics
 from shoal.gateway.replicapool import ReplicaPool
 from shoal.gateway.settings import GatewaySettings
+from shoal.gateway.shared import Gateway
 from shoal.gateway.upstream import Pool
 from shoal.metering.record import UsageRecord
 from shoal.metering.spool import UsageSpool
@@ -107,7 +108,7 @@ class GatewayUnderTest:
             engine_port=lambda r: self.ports[r.uid],
         )
         self.server: HTTPServer = make_server(
-            self.app,
+            GatewayApp(self.app),
             host="127.0.0.1",
             port=0,
             keep_alive=5,

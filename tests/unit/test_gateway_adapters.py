@@ -12,9 +12,9 @@ import pytest
 from shoal.api.adapters import Ensure
 from shoal.api.demand import AdapterDemand, DemandMessage
 from shoal.core.hold.limits import Limits
-from shoal.gateway import leases, waiting
-from shoal.gateway.attempts import Attempts
-from shoal.gateway.attempts_adapter import AdapterAttempts
+from shoal.gateway import accepted, leases
+from shoal.gateway.adaptertarget import AdapterTarget
+from shoal.gateway.target import BaseTarget
 from tests.support.adapter_agents import V2, AdapterAgent, TunedGateway, adapter, name_of, pool, tuned
 from tests.support.gateway import MODEL, lines, tenant
 from tests.support.scripted_engine import EngineRequest, serve_normally
@@ -97,7 +97,7 @@ async def test_operators_hear_of_each_adapter_what_the_gateway_has(tmp_path: Pat
 
 
 async def test_a_stream_hears_comments_while_its_adapter_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(waiting, "COMMENT_SECONDS", 0.05)
+    monkeypatch.setattr(accepted, "COMMENT_SECONDS", 0.05)
     gate = asyncio.Event()
 
     async def slowly(_: Ensure):
@@ -497,7 +497,7 @@ async def test_swaps_under_load_never_reach_the_base_and_never_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutated: bool
 ):
     if mutated:  # the adapter's name is left out: SGLang would answer with the base, and 200
-        monkeypatch.setattr(AdapterAttempts, "_to_send", Attempts._to_send)
+        monkeypatch.setattr(AdapterTarget, "encode", BaseTarget.encode)
     agents = [AdapterAgent(n) for n in (1, 2)]
     async with tuned(tmp_path, *agents) as it:
         revisions = [f"sha256:{digit * 64}" for digit in "12345678"]

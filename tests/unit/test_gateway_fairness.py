@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.core.hold.limits import Limits
-from shoal.gateway.ticket import Ticket
+from shoal.gateway.waiter import Ticket
 from tests.support.gateway import MODEL, GatewayUnderTest, gateway, replica
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.waiting import until_async

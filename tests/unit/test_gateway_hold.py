@@ -11,7 +11,7 @@ import pytest
 
 from shoal.core.hold.limits import Limits
 from shoal.core.routing.resolve import DeadEnd
-from shoal.gateway import waiting
+from shoal.gateway import accepted
 from tests.support.gateway import MODEL, GatewayUnderTest, gateway, lines, replica, tenant
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 
@@ -218,7 +218,7 @@ async def test_after_waiting_a_request_still_takes_no_longer_than_allowed(tmp_pa
 
 
 async def test_a_stream_hears_comments_and_then_its_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(waiting, "COMMENT_SECONDS", 0.1)
+    monkeypatch.setattr(accepted, "COMMENT_SECONDS", 0.1)
     async with gateway(tmp_path, ScriptedEngine()) as it:
         asleep(it)
         response = await it.post(STREAM)  # the head comes with the first comment
@@ -232,7 +232,7 @@ async def test_a_stream_hears_comments_and_then_its_answer(tmp_path: Path, monke
 
 
 async def test_after_comments_a_refusal_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(waiting, "COMMENT_SECONDS", 0.05)
+    monkeypatch.setattr(accepted, "COMMENT_SECONDS", 0.05)
     async with gateway(tmp_path, ScriptedEngine()) as it:
         asleep(it)
         it.model(limits=Limits(timeout_seconds=1.0), cold_start_seconds=20.0)
@@ -248,7 +248,7 @@ async def test_after_comments_a_refusal_is_an_event(tmp_path: Path, monkeypatch:
 async def test_after_comments_another_replica_is_still_tried_and_the_engines_refusal_is_an_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(waiting, "COMMENT_SECONDS", 0.05)
+    monkeypatch.setattr(accepted, "COMMENT_SECONDS", 0.05)
 
     async def full(request: EngineRequest) -> None:
         await request.answer(503, b'{"object":"error","message":"The request queue is full.","code":503}')

@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from shoal.gateway.attempts import Attempts
+from shoal.gateway.dispatch import Dispatch
 from shoal.gateway.relay import AnswerRelay
 from tests.storm import mutants
 from tests.storm.journals import Attempt, Journals, Kill, Sequence, UsageRow
@@ -79,7 +79,7 @@ async def test_a_request_whose_engine_is_lost_before_its_first_byte_is_answered(
 
 
 async def test_without_another_try_it_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Attempts, "_attempt", Attempts._attempt)  # put back afterwards
+    monkeypatch.setattr(Dispatch, "_attempt", Dispatch._attempt)  # put back afterwards
     mutants.no_retry()
     findings = await judged(tmp_path, break_off)
     assert findings.totals == {"lost": 1}

@@ -19,6 +19,7 @@ from shoal.api import keys
 from shoal.core.hold.limits import Limits
 from shoal.core.routing.resolve import ServedModel
 from shoal.gateway import request
+from shoal.gateway.app import GatewayApp
 from shoal.gateway.upstream import UpstreamAddress
 from tests.support.gateway import API_KEY, INSTALL_KEY, MODEL, gateway, lines, replica, tenant
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
@@ -792,7 +793,7 @@ async def test_nothing_is_served_that_cannot_be_recorded(tmp_path: Path):
 
         headers = [(b"authorization", f"Bearer {API_KEY}".encode())]
         scope = {"type": "http", "path": "/v1/chat/completions", "method": "POST", "headers": headers}
-        await it.app(scope, receive, send)
+        await GatewayApp(it.app)(scope, receive, send)
         await it.spool.stop()
         assert sent[0]["status"] == 503
         assert b"cannot record usage" in sent[1]["body"]

@@ -10,7 +10,7 @@ import pytest
 from shoal.core.hold import retries
 from shoal.core.hold.limits import Limits
 from shoal.core.hold.retries import Loss
-from shoal.gateway import waiting
+from shoal.gateway import accepted
 from shoal.gateway.upstream import Aborted, AbortHandle, UpstreamAddress, UpstreamAnswer, UpstreamError
 from tests.support.gateway import GatewayUnderTest, gateway, lines, replica
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
@@ -202,7 +202,7 @@ async def test_a_client_that_leaves_while_the_engine_is_asked_has_cancelled(
 
 async def test_a_held_stream_hears_it_as_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its status is out already."""
-    monkeypatch.setattr(waiting, "COMMENT_SECONDS", 0.05)
+    monkeypatch.setattr(accepted, "COMMENT_SECONDS", 0.05)
     engines = mortals(2)
     async with gateway(tmp_path, *engines) as it:
         it.pods.clear()

@@ -18,15 +18,6 @@ SOURCES: Final = ROOT / "operator"
 GENERATED: Final = "controllers/keda/protocol"
 
 CIRCLES: Final = {
-    frozenset({"shoal.artifacts.inside", "shoal.artifacts.metadata"}),
-    frozenset({"shoal.gateway.reply", "shoal.gateway.relay", "shoal.gateway.tracing"}),
-    frozenset({"shoal.gateway.adapterwaits", "shoal.gateway.holdqueue", "shoal.gateway.hold"}),
-    frozenset(
-        {
-            "shoal.gateway.app", "shoal.gateway.attempts", "shoal.gateway.attempts_adapter", "shoal.gateway.request",
-            "shoal.gateway.waiting",
-        }
-    ),
     frozenset({"shoal_dev.lab.nodes", "shoal_dev.lab.addons.keda", "shoal_dev.lab.api"}),
     frozenset({"shoal_dev.lab.node.launch", "shoal_dev.lab.node.pod", "shoal_dev.lab.node.container"}),
 }  # fmt: skip
@@ -181,7 +172,7 @@ def imported_names(tree: ast.Module) -> Iterator[str]:
 EVENT_WRITERS: Final = {
     "shoal.net.hub",  # the cold endpoints' one
     "shoal.gateway.reply", "shoal.gateway.sse", "shoal.net.errors",  # the hot path: an engine's events, passed on
-    "shoal.net.stream", "shoal.gateway.attempts",  # they listen, and ask for events
+    "shoal.net.stream", "shoal.gateway.dispatch",  # they listen, and ask for events
 }  # fmt: skip
 """Modules that know how server-sent events look."""
 

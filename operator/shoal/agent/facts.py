@@ -20,7 +20,8 @@ from shoal.api.sources import shown
 from shoal.artifacts import ArtifactError, Manifest, Settings, folders, open_source, safetensors
 from shoal.artifacts.errors import of_os_error
 from shoal.artifacts.identity import credentials_of
-from shoal.artifacts.metadata import QUANTIZATION, TEMPLATES, TOKENIZER, Metadata, read_metadata
+from shoal.artifacts.metadata import read_metadata
+from shoal.artifacts.modelmetadata import QUANTIZATION, TEMPLATES, TOKENIZER, Metadata
 from shoal.core.architectures import UnknownConfig, facts_of
 
 log = structlog.get_logger()

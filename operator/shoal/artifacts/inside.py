@@ -16,7 +16,7 @@ from shoal.api import reasons
 from shoal.artifacts import archive, folders, safetensors
 from shoal.artifacts.errors import ArtifactError, NoRanges, gib
 from shoal.artifacts.manifest import File, Manifest, require_count, wanted_files
-from shoal.artifacts.metadata import TEXTS, Metadata, require_text
+from shoal.artifacts.modelmetadata import TEXTS, Metadata, require_text
 from shoal.artifacts.safetensors import Tensors
 from shoal.artifacts.source import ArtifactSource
 from shoal.artifacts.unpacker import BoundedHeader, members

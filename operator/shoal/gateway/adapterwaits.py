@@ -5,25 +5,40 @@ They count against the Model's bounds together with the requests in its hold que
 stream.
 """
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Protocol, TypeVar
 
 from shoal.core.hold.limits import Bound, Held, over
 from shoal.core.routing.resolve import ServedModel
-from shoal.gateway.adapterwait import AdapterWait
+from shoal.gateway.demand import DemandState
+from shoal.gateway.directory import Directory
+from shoal.gateway.replicapool import ReplicaPool
+from shoal.gateway.waiter import AdapterWait
 
-if TYPE_CHECKING:
-    from shoal.gateway.hold import Holds
-
+_RETRY_AFTER: Final = 5
 _NOTHING = Held()
 K = TypeVar("K")
 
 
-class AdapterWaits:
-    """All adapter waits of this gateway."""
+class HeldCounts(Protocol):
+    """The counts of a Model's hold queue."""
 
-    def __init__(self, holds: "Holds") -> None:
-        self._holds = holds
+    @property
+    def held(self) -> Held: ...
+
+    def of_tenant(self, tenant: str) -> Held: ...
+
+
+class AdapterWaits:
+    """All adapter waits of this gateway. `queues` are the hold queues by uid of the Model."""
+
+    def __init__(
+        self, queues: Mapping[str, HeldCounts], directory: Directory, fleet: ReplicaPool, demand: DemandState
+    ) -> None:
+        self._queues = queues
+        self._directory = directory
+        self._fleet = fleet
+        self._demand = demand
         self._waits: dict[AdapterWait, None] = {}
         self._held: dict[str, Held] = {}
         """By uid of the Model."""
@@ -36,13 +51,15 @@ class AdapterWaits:
         size: int,
         tokens: int,
         *,
+        reason: str,
         adapter: str,
         at: str | None,
         may_continue: Callable[[], bool],
     ) -> AdapterWait | Bound:
-        """Begins a wait, or returns the bound that forbids it. The caller must close the wait. `adapter` is the
-        adapter's uid; `at` is the uid of the pod that was asked to load it, None for any pod."""
-        queue = self._holds.queues.get(model.uid)
+        """Begins a wait, or returns the bound that forbids it. The caller must close the wait. `reason` is the
+        NoReplica reason; `adapter` is the adapter's uid; `at` is the uid of the pod that was asked to load it, None for
+        any pod."""
+        queue = self._queues.get(model.uid)
         held, tenants = self.held(model.uid), self.of_tenant(model.uid, tenant)
         if queue is not None:
             held, tenants = sum_of(held, queue.held), sum_of(tenants, queue.of_tenant(tenant))
@@ -50,10 +67,12 @@ class AdapterWaits:
         bound = over(model.limits, size, held, tenants) if model.limits.max_requests else None
         if bound is not None:
             return bound
-        wait = AdapterWait(self, model.uid, tenant, size, tokens, adapter=adapter, at=at, may_continue=may_continue)
+        wait = AdapterWait(
+            self, reason, model.uid, tenant, size, tokens, adapter=adapter, at=at, may_continue=may_continue
+        )
         self._waits[wait] = None
         self._count(wait, +1)
-        self._holds.demand.held(model.uid, tokens, wait.since)
+        self._demand.held(model.uid, tokens, wait.since)
         return wait
 
     def leave(self, wait: AdapterWait) -> None:
@@ -61,7 +80,7 @@ class AdapterWaits:
         if wait in self._waits:
             del self._waits[wait]
             self._count(wait, -1)
-            self._holds.demand.released(wait.model_uid, wait.tokens, wait.since)
+            self._demand.released(wait.model_uid, wait.tokens, wait.since)
 
     def held(self, uid: str) -> Held:
         """A Model's requests that wait for adapters."""
@@ -73,6 +92,11 @@ class AdapterWaits:
     @property
     def waiting(self) -> int:
         return len(self._waits)
+
+    @property
+    def retry_after(self) -> int:
+        """Seconds after which a client that waited in vain should try again."""
+        return _RETRY_AFTER
 
     def cluster_changed(self) -> None:
         """Wakes the waits that may not continue after a change of the cluster."""
@@ -87,9 +111,9 @@ class AdapterWaits:
         if not waiting:
             return
         if any(wait.at is None for wait in waiting):
-            snapshot = self._holds.directory.snapshot
+            snapshot = self._directory.snapshot
             model = next((m for m in snapshot.models.values() if m.uid == model_uid), None)
-            if model is None or self._holds.fleet.serves_adapters(snapshot, model):
+            if model is None or self._fleet.serves_adapters(snapshot, model):
                 for wait in waiting:
                     if wait.at is None:
                         wait.wake()
@@ -98,12 +122,12 @@ class AdapterWaits:
     def _wake_for_free_slots(self, waiting: Iterable[AdapterWait], pod: str) -> None:
         """Offers free slots to the adapters that have waited longest. All requests for one adapter are woken
         together."""
-        free = self._holds.fleet.free_slots(pod)
+        free = self._fleet.free_slots(pod)
         if not free:
             return
         moved: set[str] = set()
         for wait in waiting:
-            if wait.at is None or wait.at == pod or self._holds.fleet.free_slots(wait.at) != 0:
+            if wait.at is None or wait.at == pod or self._fleet.free_slots(wait.at) != 0:
                 continue
             if wait.adapter in moved or len(moved) < free:
                 moved.add(wait.adapter)

@@ -1,139 +1,25 @@
-"""The OpenAI API: a pure ASGI application. `request.py` and `attempts.py` handle one request."""
+"""The OpenAI API: a pure ASGI application. `request.py` and `dispatch.py` handle one request."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-from shoal.api.identity import model_server_name
-from shoal.api.keys import LEDGER
-from shoal.api.names import ENGINE_PORT, ENGINE_TLS_PORT
-from shoal.core.routing.choice import Replica
-from shoal.core.routing.resolve import ServedModel
-from shoal.gateway.bigbodies import BigBodies
-from shoal.gateway.body import BodyBudget
-from shoal.gateway.cancellations import Cancellations
-from shoal.gateway.deadlines import Deadlines
-from shoal.gateway.demand import DemandState
-from shoal.gateway.directory import Directory
-from shoal.gateway.hold import Holds
-from shoal.gateway.leases import LeaseClient
-from shoal.gateway.mediafetch import MediaFetcher
-from shoal.gateway.memory import container_limit, json_bounds, memory_bounds
-from shoal.gateway.metrics import GatewayMetrics
-from shoal.gateway.quota import Quotas
-from shoal.gateway.replicapool import ReplicaPool
 from shoal.gateway.request import GatewayRequest
-from shoal.gateway.settings import GatewaySettings
-from shoal.gateway.upstream import Upstream, UpstreamAddress
-from shoal.gateway.usageapi import UsageApi
-from shoal.metering.checkpoints import Checkpoints
-from shoal.metering.spool import UsageSpool
+from shoal.gateway.shared import Gateway
 from shoal.net.asgi import Receive, Scope, Send
-from shoal.net.installkey import KeyRing
-from shoal.net.stream import ListenerIdentity
-from shoal.net.tls import TLSCredentials
-from shoal.requestlog.api import LogsApi
-from shoal.requestlog.logger import RequestLogger
-
-if TYPE_CHECKING:
-    from shoal.gateway.tracing import Traces
 
 
-def engine_port(replica: Replica) -> int:
-    """The port of the replica's engine."""
-    return ENGINE_TLS_PORT if replica.mtls else ENGINE_PORT
+class GatewayApp:
+    """The application of one gateway. It counts the requests in progress."""
 
+    __slots__ = ("_gateway",)
 
-class Gateway:
-    """`agents` is the HTTP client towards agents, by default the one towards engines. `held_by_peers` returns how many
-    requests of a Model wait in other gateways; None: unknown. `quotas` are the tenants' limits, by default as if there
-    were no other gateway. `engine_port` is replaced by tests in which engines share one address."""
-
-    def __init__(
-        self,
-        settings: GatewaySettings,
-        directory: Directory,
-        fleet: ReplicaPool,
-        key_ring: KeyRing,
-        spool: UsageSpool,
-        upstream: Upstream,
-        metrics: GatewayMetrics,
-        *,
-        held_by_peers: Callable[[str], int | None] = lambda _uid: None,
-        identity: ListenerIdentity = ListenerIdentity(),  # noqa: B008 - immutable
-        agents: Upstream | None = None,
-        engine_port: Callable[[Replica], int] = engine_port,
-        logs: LogsApi | None = None,
-        quotas: Quotas | None = None,
-        traces: "Traces | None" = None,
-        credentials: TLSCredentials | None = None,
-    ) -> None:
-        self.settings = settings
-        self.directory = directory
-        self.fleet = fleet
-        self.key_ring = key_ring
-        self.spool = spool
-        self.upstream = upstream
-        self.metrics = metrics
-        self._engine_port = engine_port
-        self.boot = identity.boot or None
-        """Written to usage records: the process whose counters include them."""
-        self.demand: DemandState = fleet.demand
-        self.holds = Holds(directory, fleet, fleet.demand, metrics, held_by_peers)
-        self.leases = LeaseClient(fleet, identity, agents or upstream, metrics)
-        self.cancellations = Cancellations(fleet, agents or upstream)
-        self.memory = memory_bounds(settings, container_limit())
-        self.json_bounds = json_bounds(settings)
-        self.body_budget = BodyBudget(self.memory.bodies, self.memory.bodies_of_tenant)
-        self.answer_budget = BodyBudget(self.memory.answers, self.memory.answer, "answers")
-        self.big_bodies = BigBodies()
-        self.media = MediaFetcher(metrics.media)
-        self.checkpoints = Checkpoints(spool)
-        self.deadlines = Deadlines(settings.request_seconds)
-        self._deadlines: dict[float, Deadlines] = {}
-        self.demand.tenants.boot = identity.boot
-        self.quotas = quotas or Quotas(self.demand.tenants)
-        self.usage = UsageApi(
-            settings.ledger_url, lambda: key_ring.bearers_of("gateway", LEDGER), credentials=credentials
-        )
-        self.logs = logs or LogsApi(RequestLogger(settings, gateway=identity.name), key_ring)
-        self.traces = traces
-        """None: tracing is off, and a client's own trace headers are passed to the engine."""
-        self.in_flight = 0
-        self.stopping = False
-
-    @property
-    def busy(self) -> bool:
-        """The limit on requests in progress is reached. Held requests do not count: they have bounds of their own."""
-        most = self.settings.max_requests
-        return self.in_flight > most and self.in_flight - self.holds.waiting > most
-
-    def target(self, replica: Replica) -> UpstreamAddress:
-        """The address of the replica's engine, and the name that its certificate must carry."""
-        name = model_server_name(replica.model_uid) if replica.mtls else None
-        return UpstreamAddress(replica.ip or "", self._engine_port(replica), name)
-
-    def deadlines_of(self, model: ServedModel) -> Deadlines:
-        """The deadlines of a Model's requests: the Model's own limit where it is shorter than the gateway's."""
-        seconds = model.request_seconds
-        if seconds is None or seconds >= self.deadlines.seconds:
-            return self.deadlines
-        found = self._deadlines.get(seconds)
-        if found is None:
-            found = self._deadlines[seconds] = Deadlines(seconds)
-        return found
-
-    def leave(self, replica: Replica, tokens: int) -> None:
-        """A request has left a replica, which may have capacity for a held one."""
-        self.fleet.leave(replica, tokens)
-        if self.holds.queues:
-            self.holds.schedule_round(replica.model_uid)
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        request = GatewayRequest(self, scope, receive, send)
-        self.in_flight += 1
+        gateway = self._gateway
+        request = GatewayRequest(gateway, scope, receive, send)
+        gateway.in_flight += 1
         try:
             await request.run()
         finally:
-            self.in_flight -= 1
+            gateway.in_flight -= 1

@@ -15,7 +15,7 @@ from shoal.core.routing.choice import Replica
 from shoal.core.routing.resolve import ServedModel
 from shoal.gateway import mediafetch
 from shoal.gateway.acks import Acks
-from shoal.gateway.app import Gateway, engine_port
+from shoal.gateway.app import GatewayApp
 from shoal.gateway.demand import DemandPublisher, DemandState
 from shoal.gateway.demandmetrics import DemandMetrics
 from shoal.gateway.directory import (
@@ -33,6 +33,7 @@ from shoal.gateway.peers import Peers
 from shoal.gateway.quota import Quotas
 from shoal.gateway.replicapool import ReplicaPool
 from shoal.gateway.settings import GatewaySettings
+from shoal.gateway.shared import Gateway, engine_port
 from shoal.gateway.upstream import Pool
 from shoal.kube.access import Access
 from shoal.kube.client import KubeClient
@@ -189,7 +190,7 @@ class GatewayProcess:
             credentials=self.credentials,
         )
         self.server = make_server(
-            self.gateway,
+            GatewayApp(self.gateway),
             host=settings.host,
             port=settings.port,
             keep_alive=settings.keep_alive_seconds,

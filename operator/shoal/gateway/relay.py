@@ -1,14 +1,13 @@
 """Relays the engine's answer to the client: reads and strips usage, restores the model's name, converts errors."""
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 import orjson
 
-from shoal.api.replica import MOST_PROMPTS
-from shoal.core.routing.resolve import ServedModel
 from shoal.gateway import sse
 from shoal.gateway.body import BodyBudget
+from shoal.gateway.prepared import EMBEDDINGS, Prepared
 from shoal.gateway.reply import Reply
 from shoal.gateway.upstream import Aborted, AnswerTooLarge, GivenUp, UpstreamAnswer, UpstreamError
 from shoal.metering.meter import Meter
@@ -16,8 +15,6 @@ from shoal.net import errors
 from shoal.net.asgi import Headers
 from shoal.net.errors import ApiError
 
-EMBEDDINGS: Final = "/v1/embeddings"
-COMPLETIONS: Final = "/v1/completions"
 _SMALL: Final = 64 * 1024
 """Answers up to this many bytes do not count towards the memory budget."""
 LACKS_ADAPTER: Final = "adapter"
@@ -30,34 +27,6 @@ class Retry(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-
-
-class Prepared(NamedTuple):
-    """The request's properties without its body; small, because the request may have to wait."""
-
-    path: str
-    model_name: str
-    """The body's `model` field."""
-    stream: bool
-    wants_usage: bool
-    wants_continuous: bool
-    model: ServedModel
-    rewriter: sse.ModelNameRewriter
-    answer_bound: int | None
-    """Longest answer in tokens that the client allows."""
-    choices: int
-    priority: int
-    """The tenant's weight in the hold queue."""
-    prompts: int = 1
-    """Number of prompts; each gets `choices` answers."""
-    head: int | None = None
-    """Hash of the prompt's head, if there are multiple replicas to choose from (core/routing/affinity.py)."""
-
-    @property
-    def can_cancel(self) -> bool:
-        """Whether the engine knows the request by ids that the gateway set. Embeddings have none, and for multiple
-        answers to a prompt SGLang generates its own."""
-        return self.choices == 1 and self.prompts <= MOST_PROMPTS and self.path != EMBEDDINGS
 
 
 class AnswerRelay:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
@@ -18,8 +18,8 @@ from shoal.core.fields.table import CHAT, TABLE
 from shoal.core.routing.affinity import SHARED, head_of, prefix_space
 from shoal.core.routing.resolve import ServedModel
 from shoal.gateway import ids, modellist, redact, sse
-from shoal.gateway.attempts import Attempts
-from shoal.gateway.attempts_adapter import AdapterAttempts
+from shoal.gateway.accepted import AcceptedRequest
+from shoal.gateway.adaptertarget import AdapterTarget
 from shoal.gateway.bigbodies import BIG
 from shoal.gateway.body import (
     Disconnected,
@@ -31,12 +31,13 @@ from shoal.gateway.body import (
     prompts,
     read_body,
 )
+from shoal.gateway.dispatch import Dispatch
+from shoal.gateway.prepared import EMBEDDINGS, Prepared
 from shoal.gateway.quota import Quota, Reserved
-from shoal.gateway.relay import EMBEDDINGS, Prepared
 from shoal.gateway.reply import Reply
-from shoal.gateway.upstream import (
-    AbortHandle,
-)
+from shoal.gateway.shared import Gateway
+from shoal.gateway.target import BaseTarget
+from shoal.gateway.upstream import AbortHandle
 from shoal.gateway.waiter import ClientGone
 from shoal.metering.meter import Meter
 from shoal.metering.spool import SpoolUnavailable
@@ -45,7 +46,6 @@ from shoal.net.asgi import DISCONNECT, GONE, Receive, Scope, Send
 from shoal.net.errors import ApiError
 
 if TYPE_CHECKING:
-    from shoal.gateway.app import Gateway
     from shoal.gateway.tracing import RequestSpans
 
 log = structlog.get_logger()
@@ -97,7 +97,7 @@ class GatewayRequest:
         "_trace",
     )
 
-    def __init__(self, app: "Gateway", scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, app: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
         self._app = app
         self._scope = scope
         self._receive = receive
@@ -367,15 +367,19 @@ class GatewayRequest:
             if self._spans is not None:
                 self._spans.accepted(meter, prepared)
             with app.deadlines_of(prepared.model).start() as deadline:
-                raw, self._raw = self._raw, b""  # Attempts keeps the only copy, trimmed if it waits
-                adapter = prepared.model.adapter
-                attempts = (Attempts if adapter is None else AdapterAttempts)(
-                    app, prepared, raw, meter, self._reply, abort, deadline, self._trace, self._spans, self._check_key
+                raw, self._raw = self._raw, b""  # the accepted request keeps the only copy, trimmed if it waits
+                request = AcceptedRequest(
+                    app, prepared, raw, meter, self._reply, abort, deadline, self._spans, self._check_key
                 )
                 del raw
-                if adapter is not None:
-                    cast(AdapterAttempts, attempts).start(adapter)
-                await attempts.run()
+                adapter = prepared.model.adapter
+                target = BaseTarget(request) if adapter is None else AdapterTarget(request, adapter)
+                dispatch = Dispatch(request, target, self._trace)
+                app.checkpoints.add(meter)
+                try:
+                    await dispatch.run()
+                finally:
+                    app.checkpoints.discard(meter)
         except ClientGone:
             meter.outcome = "cancelled"
         except TimeoutError:

@@ -28,7 +28,7 @@ from shoal.core.access import KeyIdentity
 from shoal.core.routing.choice import Replica
 from shoal.gateway import ids
 from shoal.gateway.metrics import OPERATIONS
-from shoal.gateway.relay import Prepared
+from shoal.gateway.prepared import Prepared
 from shoal.gateway.upstream import UpstreamAddress
 from shoal.metering.meter import Meter
 from shoal.net.errors import ApiError

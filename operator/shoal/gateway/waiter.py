@@ -1,55 +1,78 @@
-"""Base of every wait of a request: it ends with a decision, with the client's departure, or after a time."""
+"""A request that waits: in its Model's hold queue (`Ticket`), or for its adapter at running replicas (`AdapterWait`).
+
+Both end with a decision, with the client's departure, or after a time. The queue decides; the request awaits `wait`.
+"""
 
 import asyncio
 import time
+from collections.abc import Callable, Collection
+from typing import Protocol, Self, TypeVar
 
+from shoal.core.routing.choice import Replica
 from shoal.gateway.upstream import AbortHandle, UpstreamError
+from shoal.net.errors import ApiError
+
+W_contra = TypeVar("W_contra", contravariant=True)
 
 
 class ClientGone(Exception):
     """The client left."""
 
 
+class WaitQueue(Protocol[W_contra]):
+    """Where a waiter is counted."""
+
+    @property
+    def retry_after(self) -> int:
+        """Seconds after which a client that waited in vain should try again."""
+        ...
+
+    def leave(self, waiter: W_contra, /) -> None:
+        """Frees the waiter's place. A second call changes nothing."""
+        ...
+
+
 class Waiter:
-    """Subclasses define when the wait is decided (`decided`), and how its place is freed (`_give_up`)."""
+    """One wait of one request. `reason` is the NoReplica reason that made it wait."""
 
-    __slots__ = ("_future", "_gone", "handle", "since", "size", "tenant", "tokens")
+    __slots__ = (
+        "_future",
+        "_gone",
+        "_queue",
+        "_refusal",
+        "decided",
+        "handle",
+        "reason",
+        "since",
+        "size",
+        "tenant",
+        "tokens",
+    )
 
-    def __init__(self, tenant: str, size: int, tokens: int) -> None:
+    def __init__(self, queue: WaitQueue[Self], reason: str, tenant: str, size: int, tokens: int) -> None:
+        self.reason = reason
         self.tenant = tenant
         self.size = size
         self.tokens = tokens
         self.since = time.monotonic()
         self.handle: AbortHandle | None = None
+        self.decided = False
+        """Whether the wait is over: the request may continue, or it was refused."""
+        self._queue: WaitQueue[Self] = queue
+        self._refusal: ApiError | None = None
         self._future: asyncio.Future[None] | None = None
         self._gone = False
 
     @property
-    def decided(self) -> bool:
-        """Whether the wait is over."""
-        raise NotImplementedError
+    def retry_after(self) -> int:
+        """Seconds after which the client should try again."""
+        return self._queue.retry_after
 
-    def _give_up(self) -> None:
-        """Frees its place."""
-        raise NotImplementedError
-
-    def abort(self, error: UpstreamError) -> None:
-        """The client left: its place is freed at once."""
-        self._gone = True
-        self._give_up()
-        self._end()
-
-    def close(self) -> None:
-        """Ends the wait, whatever the reason."""
-        if self.handle is not None:
-            self.handle.drop()
-            self.handle = None
-        self._give_up()
-
-    async def _until(self, seconds: float) -> None:
-        """Returns when it is decided, or after `seconds`.
+    async def wait(self, seconds: float) -> bool:
+        """True when the request may continue; False after `seconds`.
 
         Raises:
+            ApiError: the request is refused.
             ClientGone: the client left.
         """
         if not self._gone and not self.decided:
@@ -63,7 +86,114 @@ class Waiter:
                 self._future = None
         if self._gone:
             raise ClientGone
+        if self._refusal is not None:
+            raise self._refusal
+        return self.decided
+
+    def wake(self) -> None:
+        """Ends the wait: the request continues."""
+        self.decided = True
+        self._end()
+
+    def refuse(self, error: ApiError) -> None:
+        """Ends the wait: the client gets the error."""
+        self._refusal = error
+        self.wake()
+
+    def abort(self, error: UpstreamError) -> None:
+        """The client left: its place is freed at once."""
+        self._gone = True
+        self._queue.leave(self)
+        self._end()
+
+    def close(self) -> None:
+        """Ends the wait, whatever the reason."""
+        if self.handle is not None:
+            self.handle.drop()
+            self.handle = None
+        self._queue.leave(self)
 
     def _end(self) -> None:
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
+
+
+class Ticket(Waiter):
+    """One request in a Model's hold queue. It continues when it is released to a replica."""
+
+    __slots__ = ("_taken", "check", "is_retry", "model_name", "paid", "priority", "replica", "tried")
+
+    def __init__(
+        self,
+        queue: "WaitQueue[Ticket]",
+        reason: str,
+        tenant: str,
+        model_name: str,
+        size: int,
+        tokens: int,
+        tried: Collection[str],
+        priority: int,
+        is_retry: bool,
+    ) -> None:
+        super().__init__(queue, reason, tenant, size, tokens)
+        self.model_name = model_name
+        self.tried = tried
+        self.priority = priority
+        self.is_retry = is_retry
+        """The request was sent before and failed: its next attempt is a retry, charged to the Model's retry budget."""
+        self.paid = False
+        self.replica: Replica | None = None
+        """The replica that it was released to, where it counts as in flight from then on."""
+        self.check: Callable[[], None] | None = None
+        """Raises ApiError if the client is no longer allowed."""
+        self._taken = False
+
+    def release(self, replica: Replica) -> None:
+        self.replica = replica
+        self.wake()
+
+    def take(self) -> Replica:
+        """Claims the replica; from now on the caller must report when the request has left it."""
+        if self.replica is None:
+            raise ValueError("the ticket was not released")
+        self._taken = True
+        return self.replica
+
+    @property
+    def unclaimed(self) -> Replica | None:
+        """A replica that it was released to and that was not claimed."""
+        return None if self._taken else self.replica
+
+    def close(self) -> None:
+        """Ends the wait, whatever the reason."""
+        self.check = None
+        super().close()
+
+
+class AdapterWait(Waiter):
+    """One request that waits for an adapter: to be loaded, for a slot, or for a replica that serves adapters. Woken, it
+    tries again. `may_continue` is checked at every change of the cluster; False wakes the request."""
+
+    __slots__ = ("adapter", "at", "may_continue", "model_uid")
+
+    def __init__(
+        self,
+        queue: "WaitQueue[AdapterWait]",
+        reason: str,
+        model_uid: str,
+        tenant: str,
+        size: int,
+        tokens: int,
+        *,
+        adapter: str,
+        at: str | None,
+        may_continue: Callable[[], bool],
+    ) -> None:
+        super().__init__(queue, reason, tenant, size, tokens)
+        self.model_uid = model_uid
+        self.adapter = adapter
+        """The adapter's uid."""
+        self.at = at
+        """Uid of the pod whose agent was asked for a lease; None: it waits for any replica that serves adapters; "":
+        only for time to pass."""
+        self.may_continue = may_continue

@@ -1,22 +1,21 @@
-"""An accepted request up to the end of its answer: choose a replica, wait for one, try another after a failure."""
+"""The dispatch of an accepted request, up to the end of its answer: an attempt at a replica that the request's target
+chose, and another one after a failure."""
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
-from shoal.core.access import KeyIdentity
 from shoal.core.hold import retries
 from shoal.core.hold.retries import RetryBudget
-from shoal.core.routing.choice import Choice, NoReplica, Replica
-from shoal.gateway.deadlines import Deadline
-from shoal.gateway.relay import COMPLETIONS, LACKS_ADAPTER, AnswerRelay, Prepared, Retry
-from shoal.gateway.reply import Reply
+from shoal.core.routing.choice import NoReplica, Replica
+from shoal.gateway.accepted import AcceptedRequest
+from shoal.gateway.prepared import COMPLETIONS
+from shoal.gateway.relay import LACKS_ADAPTER, AnswerRelay, Retry
+from shoal.gateway.target import DispatchTarget
 from shoal.gateway.upstream import (
     Aborted,
-    AbortHandle,
     ConnectFailed,
     GivenUp,
     StaleConnection,
@@ -24,15 +23,9 @@ from shoal.gateway.upstream import (
     UpstreamError,
 )
 from shoal.gateway.waiter import ClientGone
-from shoal.gateway.waiting import InFlight, Waiting
-from shoal.metering.meter import Meter
 from shoal.net import errors
 from shoal.net.asgi import Headers
 from shoal.net.errors import ApiError
-
-if TYPE_CHECKING:
-    from shoal.gateway.app import Gateway
-    from shoal.gateway.tracing import RequestSpans
 
 log = structlog.get_logger()
 
@@ -42,80 +35,63 @@ _ANSWER_SECONDS: Final = 1.0
 """How long an engine whose connection ended may take to answer a readiness check, besides the time to connect."""
 
 
-class Attempts(Waiting):
-    """The attempts of one request. `check_key` raises ApiError when the request's API key was revoked."""
+class Dispatch:
+    """The attempts of one request. `trace` is the header lines that propagate its trace to the engine."""
 
-    __slots__ = ("_cancelling", "_id", "_paid", "_path", "_relay", "_sent", "_trace")
+    # The target does not know the dispatch: a cycle is work for the garbage collector.
+    __slots__ = ("_app", "_cancelling", "_id", "_meter", "_paid", "_relay", "_request", "_sent", "_target", "_trace")
 
-    def __init__(
-        self,
-        app: "Gateway",
-        prepared: Prepared,
-        raw: bytes,
-        meter: Meter,
-        reply: Reply,
-        abort: AbortHandle,
-        deadline: Deadline,
-        trace: str,
-        spans: "RequestSpans | None",
-        check_key: Callable[[], KeyIdentity],
-    ) -> None:
-        self._app = app
-        self._prepared = prepared
-        self._raw = raw
-        self._meter = meter
-        self._reply = reply
-        self._abort = abort
-        self._deadline = deadline
-        self._check_key = check_key
-        self._held_since = None
+    def __init__(self, request: AcceptedRequest, target: DispatchTarget, trace: str) -> None:
+        app, meter = request.app, request.meter
+        self._request = request
+        self._target = target
         self._trace = trace
-        self._spans = spans
+        self._app = app
+        self._meter = meter
         self._id = meter.id
-        self._path = prepared.path
-        self._relay = AnswerRelay(prepared, meter, reply, app.memory.answer, app.answer_budget)
+        self._relay = AnswerRelay(request.prepared, meter, request.reply, app.memory.answer, app.answer_budget)
         self._sent = 0
         self._paid: RetryBudget | None = None
         self._cancelling: asyncio.Task[None] | None = None
         """Set when the client left and the engine is asked to end the request, which is then not sent again."""
 
     async def run(self) -> None:
-        """
+        """Tries one replica after the other.
+
         Raises:
             ApiError: the error that the client gets instead of an answer.
             ClientGone: the client left.
         """
-        app, meter = self._app, self._meter
-        app.checkpoints.add(meter)
-        try:
-            await self._try_replicas()
-        finally:
-            app.checkpoints.discard(meter)
-
-    async def _try_replicas(self) -> None:
-        """Tries one replica after the other."""
-        app, prepared, meter = self._app, self._prepared, self._meter
+        app, meter, request, target = self._app, self._meter, self._request, self._target
         tried: set[str] = set()
         in_a_row = lost = deaths = 0
         while True:
-            place = self._pick(tried, in_a_row)
+            place = target.choose(tried, in_a_row)
             if isinstance(place, NoReplica):
-                place = await self._wait(place, tried)
+                place = await target.wait_for(place, tried)
                 in_a_row = 0
                 if place.replica.uid in tried:
                     tried.clear()
             replica = place.replica
             try:
-                self._paid = app.holds.budget(prepared.model.uid) if place.paid else None
+                self._paid = app.holds.budget(request.prepared.model.uid) if place.paid else None
                 tried.add(replica.uid)
                 in_a_row += 1
-                await self._attempt(replica)
-                return
+                failure: str | None = None
+                target.started(replica)
+                try:
+                    await self._attempt(replica)
+                    return
+                except Retry as retry:
+                    failure = retry.reason
+                    raise
+                finally:
+                    target.finished(replica, failure)
             except Retry as retry:
                 if self._cancelling is not None:
                     raise ClientGone from None
-                if self._spans is not None:
-                    self._spans.attempt_over(retry.reason)
+                if request.spans is not None:
+                    request.spans.attempt_over(retry.reason)
                 app.metrics.retries.labels(retry.reason).inc()
                 log.debug("attempt failed", request=self._id, pod=replica.key, reason=retry.reason)
                 if meter.count_source != "none" and retry.reason in ("lost", "stalled"):
@@ -130,37 +106,17 @@ class Attempts(Waiting):
                     app.metrics.suspects.labels("ended" if following == "suspect" else "sent_again").inc()
                     # Other requests were lost with this replica. Prompt affinity would send all of them to the same
                     # next replica.
-                    self._prepared = prepared._replace(head=None)
+                    request.prepared = request.prepared._replace(head=None)
                 if following == "suspect":
                     raise errors.lost_twice() from None
                 if following == "tried":
-                    raise self._refusal(NoReplica("tried")) from None
+                    raise request.refusal(NoReplica("tried")) from None
             finally:
                 app.leave(replica, place.tokens)
 
-    def _pick(self, tried: set[str], in_a_row: int) -> InFlight | NoReplica:
-        """A replica without waiting: for a first attempt while the hold queue is empty, and for a retry."""
-        app, model = self._app, self._prepared.model
-        attempts = self._meter.attempts
-        if not attempts and model.uid in app.holds.queues:
-            return NoReplica("queue")
-        if in_a_row >= app.settings.attempts:
-            return NoReplica("tried")
-        choice = app.fleet.choose(app.directory.snapshot, model, tried, self._prepared.head)
-        if not isinstance(choice, Choice):
-            return choice
-        budget = app.holds.budget(model.uid)
-        if attempts:
-            if not budget.take(time.monotonic()):
-                app.metrics.retries_deferred.inc()
-                return NoReplica("tried")
-        else:
-            budget.sent()
-        app.fleet.enter(choice.replica)
-        return InFlight(choice.replica, 0, bool(attempts))
-
     async def _attempt(self, replica: Replica) -> None:
-        app, meter, abort = self._app, self._meter, self._abort
+        app, meter, request = self._app, self._meter, self._request
+        abort, prepared = request.abort, request.prepared
         key = app.key_ring.key_for(replica.install_key, replica.model_uid)
         if key is None:
             log.warning("no install key for a pod", pod=replica.key, fingerprint=replica.install_key)
@@ -172,14 +128,14 @@ class Attempts(Waiting):
         meter.replica = replica
         meter.engine_boot = signal.engine_boot if signal else None
         target = app.target(replica)
-        if self._spans is not None:
-            self._trace = self._spans.attempt(replica, target)
+        if request.spans is not None:
+            self._trace = request.spans.attempt(replica, target)
         at_replica = app.fleet.attempts[replica.uid]
         at_replica.add(abort)
         abort.given_up = abort.sent = False
-        if not self._prepared.stream and self._prepared.can_cancel:
+        if not prepared.stream and prepared.can_cancel:
             abort.cancel = self._cancel
-        meter.sent(len(self._raw))
+        meter.sent(len(request.raw))
         began = time.monotonic()
         try:
             try:
@@ -226,8 +182,9 @@ class Attempts(Waiting):
         if meter.replica is None:
             return False
         rid = self._id if relay.rid is None else relay.rid.decode()
-        listed = self._prepared.prompts if self._path == COMPLETIONS else 0
-        self._cancelling = self._app.cancellations.begin(meter.replica.uid, rid, listed, self._abort)
+        prepared = self._request.prepared
+        listed = prepared.prompts if prepared.path == COMPLETIONS else 0
+        self._cancelling = self._app.cancellations.begin(meter.replica.uid, rid, listed, self._request.abort)
         relay.client_gone = self._cancelling is not None
         return relay.client_gone
 
@@ -252,7 +209,7 @@ class Attempts(Waiting):
         Raises:
             ClientGone: the client left.
         """
-        app, abort = self._app, self._abort
+        app, abort = self._app, self._request.abort
         target = app.target(replica)
         head = f"GET /ready HTTP/1.1\r\nhost: {_host(target)}\r\n\r\n".encode()
         for _ in range(2):
@@ -272,16 +229,17 @@ class Attempts(Waiting):
     def _to_send(self, target: UpstreamAddress, key: str) -> tuple[bytes, bytes]:
         """Each attempt has an id of its own: an engine refuses an id that it still has, and it may not know yet that
         the gateway closed the connection."""
-        raw = self._raw
+        raw = self._request.raw
         self._sent += 1
         if self._sent > 1:
             self._relay.rid = rid = f"{self._id}.{self._sent}".encode()
             raw = raw.replace(b'"rid":"%b"' % self._id.encode(), b'"rid":"%b"' % rid, 1)
-        return self._head(target, key, len(raw), self._prepared.stream), raw
+        body = self._target.encode(raw)
+        return self._head(target, key, len(body)), body
 
     def _began(self) -> None:
         """The first part of the engine's answer goes to the client."""
-        self._abort.answering = True
+        self._request.abort.answering = True
         self._meter.answer_began()
         if self._paid is not None:
             self._began_well()
@@ -291,11 +249,13 @@ class Attempts(Waiting):
             self._paid.answered()
             self._paid = None
 
-    def _head(self, target: UpstreamAddress, key: str, length: int, stream: bool) -> bytes:
+    def _head(self, target: UpstreamAddress, key: str, length: int) -> bytes:
+        prepared = self._request.prepared
         # The client's headers are not forwarded: some of them would steer the engine.
         return (
-            f"POST {self._path} HTTP/1.1\r\nhost: {_host(target)}\r\nauthorization: Bearer {key}\r\n"
-            f"content-type: application/json\r\naccept: {'text/event-stream' if stream else 'application/json'}\r\n"
+            f"POST {prepared.path} HTTP/1.1\r\nhost: {_host(target)}\r\nauthorization: Bearer {key}\r\n"
+            f"content-type: application/json\r\n"
+            f"accept: {'text/event-stream' if prepared.stream else 'application/json'}\r\n"
             f"x-request-id: {self._id}\r\ncontent-length: {length}\r\n"
             f"{self._trace}\r\n"
         ).encode()

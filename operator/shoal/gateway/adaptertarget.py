@@ -1,5 +1,5 @@
-"""Attempts of a request that names an adapter. It is sent only under a lease, only to a replica with a live stream, and
-with the adapter's revision at the moment of sending."""
+"""A request that names an adapter is sent only under a lease, only to a replica with a live stream, and with the
+adapter's revision at the moment of sending."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,13 +10,10 @@ from shoal.core.lora.placement import rendezvous
 from shoal.core.routing.adapterchoice import AdapterCandidate, AdapterChoice, choose_for_adapter
 from shoal.core.routing.choice import NoReplica, Replica
 from shoal.core.routing.resolve import ServedAdapter
-from shoal.gateway.adapterwait import AdapterWait
-from shoal.gateway.attempts import Attempts
+from shoal.gateway.accepted import AcceptedRequest, InFlight
 from shoal.gateway.leases import WAIT_SECONDS, LeaseRefused
-from shoal.gateway.relay import LACKS_ADAPTER, Retry
-from shoal.gateway.upstream import UpstreamAddress
-from shoal.gateway.waiter import ClientGone
-from shoal.gateway.waiting import InFlight
+from shoal.gateway.relay import LACKS_ADAPTER
+from shoal.gateway.waiter import AdapterWait, ClientGone
 from shoal.net import errors
 
 _HOPELESS: Final = reasons.ADAPTER_REASONS | {reasons.LOAD_FAILED, reasons.LOAD_HANGS}
@@ -24,13 +21,24 @@ _HOPELESS: Final = reasons.ADAPTER_REASONS | {reasons.LOAD_FAILED, reasons.LOAD_
 _FLIGHT_SECONDS: Final = WAIT_SECONDS + 10.0
 
 
-class AdapterAttempts(Attempts):
-    """The attempts of one request for an adapter."""
+class AdapterTarget:
+    """An adapter of a Model, as the target of one request."""
 
-    __slots__ = ("_adapter", "_has_waited", "_lease_target", "_lease_waits", "_paid_for", "_refusals", "_tokens")
+    __slots__ = (
+        "_adapter",
+        "_app",
+        "_has_waited",
+        "_lease_target",
+        "_lease_waits",
+        "_model",
+        "_paid_for",
+        "_refusals",
+        "_request",
+        "_tokens",
+    )
 
-    def start(self, adapter: ServedAdapter) -> None:
-        """Sets the adapter; call it before `run`."""
+    def __init__(self, request: AcceptedRequest, adapter: ServedAdapter) -> None:
+        self._request = request
         self._adapter = adapter
         self._lease_target: Replica | None = None
         self._lease_waits: dict[str, str] = {}
@@ -42,15 +50,17 @@ class AdapterAttempts(Attempts):
         self._tokens = 0
         """Estimated tokens of the request, if it waited in the hold queue."""
         self._refusals: list[LeaseRefused] = []
-        missed = not self._app.fleet.residency.pods(adapter.engine_name)
-        prepared = self._prepared
-        self._app.demand.adapters.arrived(adapter.uid, prepared.model.uid, missed=missed)
-        self._app.metrics.adapter_requested(prepared.model.key, prepared.path, missed=missed)
+        self._app = app = request.app
+        prepared = request.prepared
+        self._model = model = prepared.model
+        missed = not app.fleet.residency.pods(adapter.engine_name)
+        app.demand.adapters.arrived(adapter.uid, model.uid, missed=missed)
+        app.metrics.adapter_requested(model.key, prepared.path, missed=missed)
 
     # --- choosing: no await from here to the start of the write -------------------------------------------------------
 
-    def _pick(self, tried: set[str], in_a_row: int) -> InFlight | NoReplica:
-        app, model, attempts = self._app, self._prepared.model, self._meter.attempts
+    def choose(self, tried: set[str], in_a_row: int) -> InFlight | NoReplica:
+        app, model, attempts = self._app, self._model, self._request.meter.attempts
         if not attempts and not self._has_waited and model.uid in app.holds.queues:
             return NoReplica("queue")
         if in_a_row >= app.settings.attempts:
@@ -70,23 +80,22 @@ class AdapterAttempts(Attempts):
             app.metrics.retries_deferred.inc()
             return NoReplica("tried")
         self._paid_for = False
-        return self._enter(choice.replica, bool(attempts))
+        app.fleet.enter(choice.replica, self._tokens)
+        return InFlight(choice.replica, self._tokens, bool(attempts))
 
-    def _enter(self, replica: Replica, paid: bool) -> InFlight:
+    def started(self, replica: Replica) -> None:
         app, adapter = self._app, self._adapter
         app.leases.used(replica.uid, adapter)
         for uid, name in self._lease_waits.items():
             if uid != replica.uid:
                 app.leases.leave(uid, name)
         self._lease_waits.clear()
-        app.fleet.enter(replica, self._tokens)
         app.fleet.residency.enter(replica.uid, adapter.engine_name)
         app.demand.adapters.sent(adapter.uid, replica.model_uid)
-        self._meter.use(adapter)
-        return InFlight(replica, self._tokens, paid)
+        self._request.meter.use(adapter)
 
     def _choose(self, tried: set[str]) -> AdapterChoice | NoReplica:
-        app, model, name = self._app, self._prepared.model, self._adapter.engine_name
+        app, model, name = self._app, self._model, self._adapter.engine_name
         fleet, leases = app.fleet, app.leases
         usable = fleet.live_replicas(app.directory.snapshot, model)
         if isinstance(usable, NoReplica):
@@ -102,7 +111,7 @@ class AdapterAttempts(Attempts):
             lambda: self._loadable_homes(usable.values(), tried),
             self._prefer,
             fleet.next_sequence(),
-            self._prepared.head,
+            self._request.prepared.head,
         )
         if isinstance(choice, NoReplica):
             if self._refusals:
@@ -132,7 +141,7 @@ class AdapterAttempts(Attempts):
             slot = leased or not known or (report.adapter_slots_leased or 0) < (report.adapter_slots or 0)
             at = (report.adapters or {}).get(name)
             state = at.state if at is not None else None
-        has_capacity = fleet.allowance(replica, kv_percent=self._prepared.model.kv_percent, share=1.0).requests > 0
+        has_capacity = fleet.allowance(replica, kv_percent=self._model.kv_percent, share=1.0).requests > 0
         return AdapterCandidate(replica, loaded, leased, slot, has_capacity, fleet.in_flight(uid), state)
 
     def _refused(self, uid: str) -> bool:
@@ -147,9 +156,9 @@ class AdapterAttempts(Attempts):
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
-    async def _wait(self, why: NoReplica, tried: set[str]) -> InFlight:
+    async def wait_for(self, why: NoReplica, tried: set[str]) -> InFlight:
         while True:
-            if self._abort.aborted:
+            if self._request.abort.aborted:
                 raise ClientGone
             if why.reason == "no-lease" and self._lease_target is not None:
                 await self._get_lease(self._lease_target)
@@ -159,10 +168,10 @@ class AdapterAttempts(Attempts):
                 await self._wait_for_adapter(why)
             else:
                 await self._wait_in_queue(why, tried)
-            found = self._pick(tried, 0)
+            found = self.choose(tried, 0)
             if isinstance(found, NoReplica) and found.reason == "tried" and self._paid_for:
                 tried.clear()
-                found = self._pick(tried, 0)
+                found = self.choose(tried, 0)
             if not isinstance(found, NoReplica):
                 return found
             why = found
@@ -170,10 +179,10 @@ class AdapterAttempts(Attempts):
     async def _wait_in_queue(self, why: NoReplica, tried: set[str]) -> None:
         """Waits in the Model's hold queue until some replica has capacity. The adapter then decides which replica is
         used."""
-        demand, adapter, model = self._app.demand.adapters, self._adapter, self._prepared.model
+        demand, adapter, model = self._app.demand.adapters, self._adapter, self._model
         demand.held(adapter.uid, model.uid)
         try:
-            place = await super()._wait(why, tried)
+            place = await self._request.wait_in_queue(why, tried, self._recheck)
         finally:
             demand.released(adapter.uid, model.uid)
         self._has_waited, self._paid_for, self._tokens = True, place.paid, place.tokens
@@ -191,19 +200,19 @@ class AdapterAttempts(Attempts):
             flight.waiting[wait.wake] = None
         self._lease_waits[replica.uid] = name
         try:
-            await self._wait_counted(wait, "no-lease", _FLIGHT_SECONDS)
+            await self._wait_counted(wait, _FLIGHT_SECONDS)
         finally:
             for flight in flights:
                 flight.waiting.pop(wait.wake, None)
 
     async def _refused_everywhere(self) -> None:
         """Waits until a replica may be asked again, where waiting can help."""
-        word, refusals = self._prepared.model_name, self._refusals
+        word, refusals = self._request.prepared.model_name, self._refusals
         if refusals and all(r.never for r in refusals):
-            self._meter.outcome = "rejected"
+            self._request.meter.outcome = "rejected"
             raise errors.adapter_unusable(word, refusals[0].reason)
         if refusals and all(r.never or r.reason in _HOPELESS for r in refusals):
-            self._meter.outcome = "refused"
+            self._request.meter.outcome = "refused"
             raise errors.adapter_waits(word, next(r.reason for r in refusals if not r.never))
         again = min((r.until for r in refusals), default=0.0) - time.monotonic()
         await self._wait_for_adapter(NoReplica("refused"), at="", seconds=max(0.05, again))
@@ -211,15 +220,15 @@ class AdapterAttempts(Attempts):
     async def _wait_for_adapter(
         self, why: NoReplica, *, at: str | None = None, seconds: float = _FLIGHT_SECONDS
     ) -> None:
-        if not self._prepared.model.limits.max_requests:
-            raise self._refusal(why)
-        await self._wait_counted(self._enter_wait(why, at=at), why.reason, seconds)
+        if not self._model.limits.max_requests:
+            raise self._request.refusal(why)
+        await self._wait_counted(self._enter_wait(why, at=at), seconds)
 
-    async def _wait_counted(self, wait: AdapterWait, why: str, seconds: float) -> None:
-        demand, adapter, model = self._app.demand.adapters, self._adapter, self._prepared.model
+    async def _wait_counted(self, wait: AdapterWait, seconds: float) -> None:
+        demand, adapter, model = self._app.demand.adapters, self._adapter, self._model
         demand.held(adapter.uid, model.uid)
         try:
-            await self._wait_at(wait, why, seconds)
+            await self._request.wait_with(wait, self._recheck, seconds)
         finally:
             demand.released(adapter.uid, model.uid)
             wait.close()
@@ -230,15 +239,16 @@ class AdapterAttempts(Attempts):
         Raises:
             ApiError: no replica will come, or the hold limits are reached.
         """
-        app, prepared, meter = self._app, self._prepared, self._meter
-        refusal = app.holds.wait_refusal(prepared.model)
+        app, prepared, meter = self._app, self._request.prepared, self._request.meter
+        refusal = app.holds.wait_refusal(self._model)
         if refusal is None:
-            size, tokens = self._weight()
+            size, tokens = self._request.weight()
             wait = app.holds.adapter_waits.enter(
-                prepared.model,
+                self._model,
                 meter.tenant,
                 size,
                 tokens,
+                reason=why.reason,
                 adapter=self._adapter.uid,
                 at=at,
                 may_continue=self._may_continue,
@@ -252,9 +262,7 @@ class AdapterAttempts(Attempts):
     def _may_continue(self) -> bool:
         """Whether the wait may continue unchanged."""
         try:
-            return (
-                self._current_adapter() == self._adapter and self._app.holds.wait_refusal(self._prepared.model) is None
-            )
+            return self._current_adapter() == self._adapter and self._app.holds.wait_refusal(self._model) is None
         except errors.ApiError:
             return False
 
@@ -264,10 +272,10 @@ class AdapterAttempts(Attempts):
         Raises:
             ApiError: the adapter is gone, or the client may no longer use it.
         """
-        prepared, identity = self._prepared, self._check_key()
+        prepared, identity = self._request.prepared, self._request.check_key()
         index = self._app.directory.snapshot.model_index
         current = index.find(prepared.model_name, identity)
-        if current is not None and current.uid == prepared.model.uid and current.adapter is not None:
+        if current is not None and current.uid == self._model.uid and current.adapter is not None:
             if current.adapter.uid == self._adapter.uid:
                 return current.adapter
         elif current is None and (reason := index.why_not(prepared.model_name, identity)) is not None:
@@ -279,21 +287,14 @@ class AdapterAttempts(Attempts):
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
-    async def _attempt(self, replica: Replica) -> None:
+    def finished(self, replica: Replica, failure: str | None) -> None:
         app, adapter = self._app, self._adapter
-        try:
-            await super()._attempt(replica)
-        except Retry as retry:
-            if retry.reason == LACKS_ADAPTER:
-                app.leases.adapter_missing(replica.uid, adapter.engine_name)
-            raise
-        finally:
-            app.fleet.residency.leave(replica.uid, adapter.engine_name)
-            app.demand.adapters.ended(adapter.uid, replica.model_uid)
+        if failure == LACKS_ADAPTER:
+            app.leases.adapter_missing(replica.uid, adapter.engine_name)
+        app.fleet.residency.leave(replica.uid, adapter.engine_name)
+        app.demand.adapters.ended(adapter.uid, replica.model_uid)
 
-    def _to_send(self, target: UpstreamAddress, key: str) -> tuple[bytes, bytes]:
-        _, body = super()._to_send(target, key)
+    def encode(self, body: bytes) -> bytes:
         # The engine reads the adapter's name from `lora_path`. A client cannot set it: the field table does not forward
         # it.
-        named = b'{"lora_path":"%b",' % self._adapter.engine_name.encode() + body[1:]
-        return self._head(target, key, len(named), self._prepared.stream), named
+        return b'{"lora_path":"%b",' % self._adapter.engine_name.encode() + body[1:]

@@ -1,0 +1,200 @@
+"""One accepted request, as its dispatch and its target see it, and how it waits.
+
+A waiting request is in its Model's hold queue, or waits for its adapter (`waiter.py`). A stream gets comments
+meanwhile.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from shoal.core.access import KeyIdentity
+from shoal.core.hold.capacity import estimated_tokens
+from shoal.core.hold.limits import longest_wait, retry_after
+from shoal.core.routing.choice import NoReplica, Replica
+from shoal.gateway.deadlines import Deadline
+from shoal.gateway.prepared import Prepared
+from shoal.gateway.reply import Reply
+from shoal.gateway.shared import Gateway
+from shoal.gateway.upstream import AbortHandle
+from shoal.gateway.waiter import ClientGone, Waiter
+from shoal.metering.meter import Meter
+from shoal.net import errors
+from shoal.net.errors import ApiError
+
+if TYPE_CHECKING:
+    from shoal.gateway.tracing import RequestSpans
+
+COMMENT_SECONDS: Final = 10.0
+"""A waiting stream gets a comment at this interval. Until the first one, a 503 is still possible."""
+_RETRY_AFTER: Final = {
+    "not-ready": 10,
+    "turned-away": 5,
+    "tried": 2,
+    "queue": 2,
+    "no-adapters": 5,
+    "no-lease": 2,
+    "refused": 5,
+}
+
+
+class InFlight(NamedTuple):
+    """A replica at which the request counts as in flight."""
+
+    replica: Replica
+    tokens: int
+    paid: bool
+    """The attempt is a retry, charged to the Model's retry budget."""
+
+
+class AcceptedRequest:
+    """What is known of one accepted request. `check_key` raises ApiError when the request's API key was revoked."""
+
+    __slots__ = (
+        "_held_since",
+        "abort",
+        "app",
+        "check_key",
+        "deadline",
+        "meter",
+        "prepared",
+        "raw",
+        "reply",
+        "spans",
+    )
+
+    def __init__(
+        self,
+        app: Gateway,
+        prepared: Prepared,
+        raw: bytes,
+        meter: Meter,
+        reply: Reply,
+        abort: AbortHandle,
+        deadline: Deadline,
+        spans: "RequestSpans | None",
+        check_key: Callable[[], KeyIdentity],
+    ) -> None:
+        self.app = app
+        self.prepared = prepared
+        self.raw = raw
+        """The body for the engine; trimmed when the request waits."""
+        self.meter = meter
+        self.reply = reply
+        self.abort = abort
+        self.deadline = deadline
+        self.spans = spans
+        self.check_key = check_key
+        self._held_since: float | None = None
+
+    async def wait_in_queue(self, why: NoReplica, tried: set[str], recheck: Callable[[], None]) -> InFlight:
+        """Waits in the Model's hold queue until a replica can take the request. `recheck` raises ApiError if the client
+        lost what it needs.
+
+        Raises:
+            ApiError: the request may not wait, or its time to wait is over.
+            ClientGone: the client left.
+        """
+        app, meter, prepared = self.app, self.meter, self.prepared
+        model = prepared.model
+        if self.abort.aborted:
+            raise ClientGone
+        if not model.limits.max_requests:
+            raise self.refusal(why)
+        size, tokens = self.weight()
+        again = meter.attempts > 0
+        try:
+            ticket = app.holds.enter(
+                model,
+                meter.tenant,
+                prepared.model_name,
+                size,
+                tokens,
+                frozenset(tried),
+                prepared.priority,
+                is_retry=again,
+                reason=why.reason,
+            )
+        except ApiError as error:
+            meter.outcome = "refused" if error.status >= 500 else "rejected"
+            raise
+        ticket.check = recheck
+        app.metrics.hold_began(model.key, prepared.path)
+        try:
+            await self.wait_with(ticket, recheck)
+            return InFlight(ticket.take(), tokens, ticket.paid)
+        finally:
+            ticket.close()
+
+    async def wait_with(self, waiter: Waiter, recheck: Callable[[], None], seconds: float = math.inf) -> bool:
+        """Waits until the request may continue, for at most `seconds`; False when they are over. The caller closes
+        `waiter`. `recheck` is called at the end of the wait.
+
+        Raises:
+            ApiError: the time to wait is over, or the request may not continue.
+            ClientGone: the client left.
+        """
+        meter, prepared, deadline = self.meter, self.prepared, self.deadline
+        began = time.monotonic()
+        if self._held_since is None:
+            self._held_since = began
+        model = prepared.model
+        longest = longest_wait(model.limits, model.cold_start_seconds, self.app.settings.hold_seconds)
+        until = self._held_since + longest
+        try:
+            self.abort.hold(waiter)
+            deadline.pause()
+            next_comment = math.inf
+            if prepared.stream:
+                next_comment = (began if self.reply.started else self._held_since) + COMMENT_SECONDS
+            while (now := time.monotonic()) < until:
+                if now >= next_comment:
+                    next_comment = now + COMMENT_SECONDS
+                    await self._comment()
+                going = await waiter.wait(min(until, next_comment, began + seconds) - now)
+                if going or time.monotonic() - began >= seconds:
+                    recheck()
+                    return going
+            meter.outcome = "expired"
+            raise errors.unavailable(
+                f"The model `{prepared.model_name}` had no free replica within {longest:g} s. Try again.",
+                "hold_expired",
+                waiter.retry_after,
+            )
+        except ApiError as error:
+            meter.outcome = meter.outcome or ("refused" if error.status >= 500 else "rejected")
+            raise
+        finally:
+            deadline.restart()
+            meter.held_seconds = (meter.held_seconds or 0.0) + time.monotonic() - began
+            if self.spans is not None:
+                ended = meter.outcome or ("left" if self.abort.aborted else "released")
+                self.spans.held(began, waiter.reason, ended)
+
+    def weight(self) -> tuple[int, int]:
+        """Size of a waiting request in bytes, and its estimated tokens."""
+        # The encoder's result has several KiB of unused capacity.
+        self.raw = bytes(memoryview(self.raw))
+        size = len(self.raw)
+        return size, estimated_tokens(size, self.prepared.answer_bound, self.prepared.choices)
+
+    def refusal(self, why: NoReplica) -> ApiError:
+        """The error for a request that no replica takes and that may not wait."""
+        meter, model = self.meter, self.prepared.model
+        meter.outcome = "refused"
+        meter.replica = meter.engine_boot = None
+        # Nothing has started yet, so a whole cold start lies ahead.
+        after = _RETRY_AFTER[why.reason] if why.reason != "none" else retry_after(model.cold_start_seconds, 0.0)
+        return errors.unavailable(
+            f"The model `{self.prepared.model_name}` cannot serve right now: {why.message}. Try again.",
+            "no_replica",
+            after,
+        )
+
+    async def _comment(self) -> None:
+        self.meter.status = 200
+        try:
+            await self.reply.comment()
+        except TimeoutError:
+            raise ClientGone from None

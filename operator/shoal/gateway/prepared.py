@@ -1,0 +1,38 @@
+"""What is known of a request once its body was checked, without the body itself."""
+
+from typing import Final, NamedTuple
+
+from shoal.api.replica import MOST_PROMPTS
+from shoal.core.routing.resolve import ServedModel
+from shoal.gateway import sse
+
+EMBEDDINGS: Final = "/v1/embeddings"
+COMPLETIONS: Final = "/v1/completions"
+
+
+class Prepared(NamedTuple):
+    """The request's properties without its body; small, because the request may have to wait."""
+
+    path: str
+    model_name: str
+    """The body's `model` field."""
+    stream: bool
+    wants_usage: bool
+    wants_continuous: bool
+    model: ServedModel
+    rewriter: sse.ModelNameRewriter
+    answer_bound: int | None
+    """Longest answer in tokens that the client allows."""
+    choices: int
+    priority: int
+    """The tenant's weight in the hold queue."""
+    prompts: int = 1
+    """Number of prompts; each gets `choices` answers."""
+    head: int | None = None
+    """Hash of the prompt's head, if there are multiple replicas to choose from (core/routing/affinity.py)."""
+
+    @property
+    def can_cancel(self) -> bool:
+        """Whether the engine knows the request by ids that the gateway set. Embeddings have none, and for multiple
+        answers to a prompt SGLang generates its own."""
+        return self.choices == 1 and self.prompts <= MOST_PROMPTS and self.path != EMBEDDINGS

@@ -1,0 +1,92 @@
+"""What a request is for: a Model, or an adapter of a Model (`adaptertarget.py`). A target knows which replicas can take
+the request, how it waits for one, and what is counted there."""
+
+import time
+from collections.abc import Collection
+from typing import Protocol
+
+from shoal.core.routing.choice import Choice, NoReplica, Replica
+from shoal.gateway.accepted import AcceptedRequest, InFlight
+from shoal.net import errors
+
+
+class DispatchTarget(Protocol):
+    """The target of one request. There is no await between the last look at the state, in `choose` or `wait_for`, and
+    the start of the write to the replica."""
+
+    def choose(self, tried: set[str], in_a_row: int) -> InFlight | NoReplica:
+        """A replica without waiting: for a first attempt while the hold queue is empty, and for a retry. `tried` has
+        the uids of the pods that failed; `in_a_row` counts the attempts since the last wait."""
+        ...
+
+    async def wait_for(self, why: NoReplica, tried: set[str]) -> InFlight:
+        """Waits until a replica can take the request.
+
+        Raises:
+            ApiError: the request may not wait, or its time to wait is over.
+            ClientGone: the client left.
+        """
+        ...
+
+    def started(self, replica: Replica) -> None:
+        """An attempt at the replica begins. `finished` follows exactly once."""
+        ...
+
+    def finished(self, replica: Replica, failure: str | None) -> None:
+        """The attempt has ended; `failure` is the reason if another replica may be tried."""
+        ...
+
+    def encode(self, body: bytes) -> bytes:
+        """The body as the engine gets it."""
+        ...
+
+
+class BaseTarget:
+    """A Model itself."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: AcceptedRequest) -> None:
+        self._request = request
+
+    def choose(self, tried: Collection[str], in_a_row: int) -> InFlight | NoReplica:
+        request = self._request
+        app, prepared, attempts = request.app, request.prepared, request.meter.attempts
+        model = prepared.model
+        if not attempts and model.uid in app.holds.queues:
+            return NoReplica("queue")
+        if in_a_row >= app.settings.attempts:
+            return NoReplica("tried")
+        choice = app.fleet.choose(app.directory.snapshot, model, tried, prepared.head)
+        if not isinstance(choice, Choice):
+            return choice
+        budget = app.holds.budget(model.uid)
+        if attempts:
+            if not budget.take(time.monotonic()):
+                app.metrics.retries_deferred.inc()
+                return NoReplica("tried")
+        else:
+            budget.sent()
+        app.fleet.enter(choice.replica)
+        return InFlight(choice.replica, 0, bool(attempts))
+
+    async def wait_for(self, why: NoReplica, tried: set[str]) -> InFlight:
+        return await self._request.wait_in_queue(why, tried, self._recheck)
+
+    def started(self, replica: Replica) -> None:
+        """The replica pool counts it; a Model has no counts of its own."""
+
+    def finished(self, replica: Replica, failure: str | None) -> None:
+        """See `started`."""
+
+    def encode(self, body: bytes) -> bytes:
+        return body
+
+    def _recheck(self) -> None:
+        """Checks again what the client may have lost while it waited: its key, or the use of the Model. Raises
+        ApiError."""
+        request = self._request
+        index, name = request.app.directory.snapshot.model_index, request.prepared.model_name
+        now, then = index.find(name, request.check_key()), request.prepared.model
+        if now is None or now.uid != then.uid or now.address != then.address:
+            raise errors.model_not_found(name)
