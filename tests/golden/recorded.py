@@ -1,6 +1,8 @@
 """Compares what is computed with what was recorded. `SHOAL_GOLDEN=write` records it anew: then the difference in git is
 what a reviewer reads.
 """
+# Not recorded here: the metrics pages. `docs/reference/metrics.md` has every collector with its name, type, labels and help,
+# and `shoal generate --check` compares it byte by byte.
 
 import difflib
 import os
