@@ -143,7 +143,7 @@ class OperatorProcess:
         )
         stale_signals = StaleSignals(self.state, models.add, time.monotonic)
         self.scaler = Scaler(world, self.state, observer, self.waker, stale_signals, models.decided)
-        self.history = DecisionHistory(world, self.state, signals, self.driver.conditions.figures)
+        self.history = DecisionHistory(world, self.state, signals, self.driver.conditions.stats)
         self.planner = Planner(world, self.state, self.scaler.wanted, models.decided, Moves())
 
         # A controller for each kind.

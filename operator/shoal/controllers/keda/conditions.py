@@ -69,7 +69,7 @@ class Conditions:
         ways = self._ways.get(key)
         return 0 if ways is None else ways.count
 
-    def figures(self, model: Model) -> DriverStats | None:
+    def stats(self, model: Model) -> DriverStats | None:
         """The same with the numbers, for who asks why."""
         found = self.finding(model)
         if found is None:

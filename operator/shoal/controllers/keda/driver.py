@@ -58,7 +58,8 @@ class Driver:
         await self.conditions.run()
 
     def begin(self) -> None:
-        """A new term: nothing is answered before it is decided anew, and who was not heard yet gets its time."""
+        """A new term: nothing is answered before it is decided anew, and a ScaledObject that KEDA has not
+        polled yet gets its time."""
         self.targets.begin()
         self._observer.begin()
         self.conditions.begin()
@@ -208,7 +209,7 @@ class Driver:
             raise Conflict(f"Deployment of {model.key} on {gpu_class} is gone again")
         return live.deployment
 
-    # --- what is heard ----------------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------------------------
 
     def on_model(self, _key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
         if before is not None and (after is None or after.metadata.uid != before.metadata.uid):
