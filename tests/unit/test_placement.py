@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from shoal.core.placement import Demand, Held, Moves, Placement, Rejected, ReplicaState, VariantPlan, plan
+from shoal.core.placement import Demand, Held, Moves, Placement, Rejected, ReplicaState, VariantPlan, plan, steering
 from tests.support.fleets import candidate, demand, standing, supply
 
 L4, H100 = candidate("l4-24gb", cost="0.43"), candidate("h100-80gb", cost="2.49")
@@ -417,3 +417,14 @@ def test_the_room_of_a_class_is_told_in_numbers() -> None:
     assert found.message.endswith("l4-24gb: none of its 2 node(s) takes pods")
     found = one(demand("chat/a", L4), replace(supply("l4-24gb"), matching=2, capacity=0))
     assert found.message.endswith("l4-24gb: its 2 node(s) have none of the resource")
+
+
+# --- what pods tell the scheduler -------------------------------------------------------------------------------------
+
+
+def test_small_replicas_are_drawn_together_and_whole_blocks_are_not() -> None:
+    small = steering(gpu_class="l4-24gb", model_uid="u1", gpus=1)
+    assert small.near is not None
+    assert small.near.labels == {"app.kubernetes.io/component": "engine", "shoal.dev/gpu-class": "l4-24gb"}
+    assert steering(gpu_class="h100-80gb", model_uid="u1", gpus=8).near is None
+    assert small.apart.labels["shoal.dev/model-uid"] == "u1"
