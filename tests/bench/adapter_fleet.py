@@ -228,7 +228,7 @@ def _adapter(number: int) -> Adapter:
 
 
 @dataclass(slots=True)
-class Figures:
+class Stats:
     hits: float
     loads_per_minute: float
     penalty: list[float]
@@ -246,7 +246,7 @@ def fleet(replicas: int, places: int, slots: int) -> list[Engine]:
     return engines
 
 
-def play(load: Load, policy: Policy, engines: list[Engine]) -> Figures:
+def play(load: Load, policy: Policy, engines: list[Engine]) -> Stats:
     """All requests of the load, one after the other."""
     policy.begin(engines, load.adapters)
     ends: list[tuple[float, int, int, Engine]] = []
@@ -302,7 +302,7 @@ def play(load: Load, policy: Policy, engines: list[Engine]) -> Figures:
     advance(math.inf)
     minutes = (load.requests[-1].at - load.warm) / 60
     loads = sum(e.loads for e in engines) - warm_loads
-    return Figures(hits / max(1, counted), loads / minutes, sorted(penalty))
+    return Stats(hits / max(1, counted), loads / minutes, sorted(penalty))
 
 
 def belady(load: Load, places: int) -> float:

@@ -218,43 +218,43 @@ async def until_known(ledger: Ledger) -> float:
 
 async def measure(url: str, folder: Path, options: argparse.Namespace, size: Callable[[], int]) -> dict[str, str]:
     """The figures of one database."""
-    figures: dict[str, str] = {}
+    stats: dict[str, str] = {}
     traffic = Traffic(max(options.requests, options.records + 2 * _MIXED))
     with run(url, folder) as ledger:
         await until_known(ledger)
-        await _mixed(ledger, traffic, options, figures)
+        await _mixed(ledger, traffic, options, stats)
         small = list(traffic.bodies(4_000, 10, ("final",)))
         rate, cpu, _ = await ship(ledger, small, 16)
-        figures["batches of 10, 16 at a time, records/s"] = f"{rate:,.0f} ({cpu:.0f} us CPU each)"
-        figures["final records, records/s"] = (
+        stats["batches of 10, 16 at a time, records/s"] = f"{rate:,.0f} ({cpu:.0f} us CPU each)"
+        stats["final records, records/s"] = (
             f"{await fill(ledger, traffic, options.records, options.batch, options.shippers):,.0f}"
         )
         again = list(Traffic(traffic.requests).bodies(min(_REPLAYED, options.records), options.batch, ("final",)))[
             : _REPLAYED // options.batch
         ]
         rate, cpu, _ = await ship(ledger, again, options.shippers)
-        figures["replayed (known) records/s"] = f"{rate:,.0f} ({cpu:.0f} us CPU each)"
-        await _asked(ledger, figures)
-    figures["database, bytes per request"] = f"{size() / (options.records + _MIXED + 4_000):,.0f}"
+        stats["replayed (known) records/s"] = f"{rate:,.0f} ({cpu:.0f} us CPU each)"
+        await _asked(ledger, stats)
+    stats["database, bytes per request"] = f"{size() / (options.records + _MIXED + 4_000):,.0f}"
     if options.requests > options.records + _MIXED + 4_000:
         took = grow(url, options.requests, int(timedelta(days=_DAYS).total_seconds() * 1000))
         print(f"    {options.requests:>12,} requests, copied in {took:.0f} s", flush=True)
-        figures |= {f"{options.requests:,} requests": f"{size() / 2**30:.1f} GiB"}
-        figures |= {f"  {name}": value for name, value in (await _large(url, folder, traffic, options)).items()}
+        stats |= {f"{options.requests:,} requests": f"{size() / 2**30:.1f} GiB"}
+        stats |= {f"  {name}": value for name, value in (await _large(url, folder, traffic, options)).items()}
     else:
         with run(url, folder) as ledger:
-            figures["restart until the totals are known, s"] = f"{await until_known(ledger):.2f}"
-    return figures
+            stats["restart until the totals are known, s"] = f"{await until_known(ledger):.2f}"
+    return stats
 
 
 async def _large(url: str, folder: Path, traffic: Traffic, options: argparse.Namespace) -> dict[str, str]:
     """The same where much is there already, and what grows with it."""
-    figures: dict[str, str] = {}
+    stats: dict[str, str] = {}
     with run(url, folder) as ledger:
-        figures["restart until the totals are known, s"] = f"{await until_known(ledger):.2f}"
-        await _mixed(ledger, traffic, options, figures)
-        await _asked(ledger, figures)
-        figures["memory of the ledger, MiB"] = f"{ledger.rss_mib:,.0f}"
+        stats["restart until the totals are known, s"] = f"{await until_known(ledger):.2f}"
+        await _mixed(ledger, traffic, options, stats)
+        await _asked(ledger, stats)
+        stats["memory of the ledger, MiB"] = f"{ledger.rss_mib:,.0f}"
     store = LedgerStore(url)
     store.start()
     try:
@@ -263,32 +263,30 @@ async def _large(url: str, folder: Path, traffic: Traffic, options: argparse.Nam
         heard = GatewayLiveness(3_600)
         began = time.perf_counter()
         await close_once(store, heard, lambda _: None)
-        figures["a look for requests that dead gateways left open, ms"] = f"{(time.perf_counter() - began) * 1e3:,.1f}"
+        stats["a look for requests that dead gateways left open, ms"] = f"{(time.perf_counter() - began) * 1e3:,.1f}"
         began = time.perf_counter()
         # Nobody deletes a whole month at once: the oldest day of it.
         deleted = await retain_once(store, _DAYS - 1, 3_650, time.time_ns() // 1_000_000)
         took = time.perf_counter() - began
         each = took / max(1, -(-deleted // 5_000)) * 1e3
-        figures["deleting the oldest day, rows/s"] = (
-            f"{deleted / took:,.0f} ({deleted:,} rows, {each:.0f} ms at a time)"
-        )
+        stats["deleting the oldest day, rows/s"] = f"{deleted / took:,.0f} ({deleted:,} rows, {each:.0f} ms at a time)"
     finally:
         await store.stop()
     if store.kind == "sqlite":
         began = time.perf_counter()
         said = backup(store.database.path, folder / "backup")
-        figures["a backup, s"] = f"{time.perf_counter() - began:.1f} ({said.rpartition(': ')[2]})"
-    return figures
+        stats["a backup, s"] = f"{time.perf_counter() - began:.1f} ({said.rpartition(': ')[2]})"
+    return stats
 
 
-async def _mixed(ledger: Ledger, traffic: Traffic, options: argparse.Namespace, figures: dict[str, str]) -> None:
+async def _mixed(ledger: Ledger, traffic: Traffic, options: argparse.Namespace, stats: dict[str, str]) -> None:
     kinds = ("open", "checkpoint:1", "final")
     bodies = list(traffic.bodies(min(_MIXED, options.records), options.batch, kinds))
     rate, cpu, slowest = await ship(ledger, bodies, options.shippers)
-    figures["open + checkpoint + final, records/s"] = f"{rate:,.0f} ({cpu:.0f} us CPU each, slowest {slowest:,.0f} ms)"
+    stats["open + checkpoint + final, records/s"] = f"{rate:,.0f} ({cpu:.0f} us CPU each, slowest {slowest:,.0f} ms)"
 
 
-async def _asked(ledger: Ledger, figures: dict[str, str]) -> None:
+async def _asked(ledger: Ledger, stats: dict[str, str]) -> None:
     now = datetime.now(UTC)
     month = f"{now:%Y-%m}"
     for name, path in (
@@ -300,7 +298,7 @@ async def _asked(ledger: Ledger, figures: dict[str, str]) -> None:
         ("one bill, ms", f"/v1/bill?tenant=tenant-7&month={month}"),
         ("margin of the month, ms", f"/v1/margin?from={month}"),
     ):
-        figures[name] = await ask(ledger, path)
+        stats[name] = await ask(ledger, path)
 
 
 def bulk_methods(url: str) -> str:
@@ -356,9 +354,9 @@ def main() -> int:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     print(f"\n{options.records:,} final records, {options.shippers} shippers, batches of {options.batch}")
-    for kind, figures in columns.items():
+    for kind, stats in columns.items():
         print(f"\n{kind}")
-        for name, value in figures.items():
+        for name, value in stats.items():
             print(f"  {name:<50} {value}")
     return 0
 

@@ -66,11 +66,11 @@ def plan_table() -> None:
         table.add_row(str(count), "all new", f"{fresh:.0f}")
         standing, left = _bound(models, placements, supplies)
         table.add_row(str(count), "all standing", f"{_timed(standing, left)[0]:.0f}")
-        rivals = [
+        contenders = [
             demand(f"bench/x{i}", candidate("c0", 8, "8"), candidate("c7", 4, "60"), priority=99, age=9**6 + i)
             for i in range(100)
         ]
-        table.add_row(str(count), "100 more of a higher priority", f"{_timed([*standing, *rivals], left)[0]:.0f}")
+        table.add_row(str(count), "100 more of a higher priority", f"{_timed([*standing, *contenders], left)[0]:.0f}")
     CONSOLE.print(table)
 
 

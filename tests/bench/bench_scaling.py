@@ -89,7 +89,7 @@ def scenario_table(scenario: Scenario, bench: Bench) -> None:
     table = _table(title, "rule", *COLUMNS)
     for build in policies(scenario):
         results = run(scenario, build, bench)
-        table.add_row(results[0].policy, *_figures(results))
+        table.add_row(results[0].policy, *_stats(results))
     CONSOLE.print(table)
 
 
@@ -113,7 +113,7 @@ def pareto_table(bench: Bench) -> None:
         table = _table(f"Over the rules' own knobs: {scenario.title}", "rule", "target", *COLUMNS[:6])
         for name, variants in knobs:
             for label, build in variants:
-                table.add_row(name, label, *_figures(run(scenario, build, bench))[:6])
+                table.add_row(name, label, *_stats(run(scenario, build, bench))[:6])
         CONSOLE.print(table)
 
 
@@ -124,7 +124,7 @@ def shifted_table(bench: Bench) -> None:
         for factor in (0.8, 1.2):
             cells: list[str] = []
             for build in policies(scenario):
-                found = _figures(run(scenario, build, bench, factor))
+                found = _stats(run(scenario, build, bench, factor))
                 cells.append(f"{found[0]} / {found[3]}")
             table.add_row(scenario.name, f"x {factor} time", *cells)
     CONSOLE.print(table)
@@ -178,7 +178,7 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _figures(results: Sequence[Result]) -> list[str]:
+def _stats(results: Sequence[Result]) -> list[str]:
     def mean(of: Callable[[Result], float]) -> float:
         return statistics.mean(of(r) for r in results)
 

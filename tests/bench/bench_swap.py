@@ -34,7 +34,7 @@ WIDE: Final = tuple("64" if LORA[i - 1] == "--max-lora-rank" else text for i, te
 
 
 @dataclass(slots=True)
-class Figures:
+class Stats:
     """Seconds, by what took them."""
 
     taken: dict[str, list[float]] = field(default_factory=lambda: defaultdict[str, list[float]](list))
@@ -57,7 +57,7 @@ class Swapping:
 
     def __init__(self, session: aiohttp.ClientSession, url: str, folder: Path) -> None:
         self.adapters = EngineAdapters(EngineClient(session, url, api_key=API_KEY, admin_key=ADMIN_KEY))
-        self.figures = Figures()
+        self.stats = Stats()
         self._session = session
         self._url = url
         self._folders = {rank: make_adapter(folder / f"r{rank}", seed=rank, rank=rank) for rank in RANKS}
@@ -76,11 +76,11 @@ class Swapping:
             for i in range(times):
                 # A name of its own each time, as each revision has: the engine remembers names.
                 name = f"a{rank}-{i}"
-                await self.figures.time(f"load, rank {rank}", lambda: self.adapters.load(name, str(folder)))  # noqa: B023
-                await self.figures.time(f"first use, rank {rank}", lambda: self.ask(name))  # noqa: B023
-                await self.figures.time(f"warm, rank {rank}", lambda: self.ask(name))  # noqa: B023
-                await self.figures.time(f"unload, rank {rank}", lambda: self.adapters.unload(name))  # noqa: B023
-                await self.figures.time(f"reload by a request, rank {rank}", lambda: self.ask(name))  # noqa: B023
+                await self.stats.time(f"load, rank {rank}", lambda: self.adapters.load(name, str(folder)))  # noqa: B023
+                await self.stats.time(f"first use, rank {rank}", lambda: self.ask(name))  # noqa: B023
+                await self.stats.time(f"warm, rank {rank}", lambda: self.ask(name))  # noqa: B023
+                await self.stats.time(f"unload, rank {rank}", lambda: self.adapters.unload(name))  # noqa: B023
+                await self.stats.time(f"reload by a request, rank {rank}", lambda: self.ask(name))  # noqa: B023
                 await self.adapters.unload(name)
 
     async def gaps(self, what: str, beside: Callable[[], Awaitable[Any]]) -> None:
@@ -89,7 +89,7 @@ class Swapping:
             stop = asyncio.Event()
             work = asyncio.create_task(_until(stop, beside))
             try:
-                self.figures.taken[what].append(await self._longest_silence())
+                self.stats.taken[what].append(await self._longest_silence())
             finally:
                 stop.set()
                 await work
@@ -115,7 +115,7 @@ async def _until(stop: asyncio.Event, work: Callable[[], Awaitable[Any]]) -> Non
         await work()
 
 
-async def measure(kind: Kind, swaps: int) -> Figures:
+async def measure(kind: Kind, swaps: int) -> Stats:
     with tempfile.TemporaryDirectory() as at, running_engine(kind, Path(at) / "engine", *WIDE) as engine:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
             swapping = Swapping(session, engine.url, Path(at))
@@ -123,7 +123,7 @@ async def measure(kind: Kind, swaps: int) -> Figures:
             await swapping.swap(swaps)
             await swapping.gaps("gap, nothing beside", lambda: asyncio.sleep(0.05))
             await swapping.gaps("gap, swaps of rank 64 beside", swapping.load_and_unload)
-            return swapping.figures
+            return swapping.stats
 
 
 def main() -> int:

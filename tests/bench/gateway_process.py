@@ -81,7 +81,7 @@ class Unmeasured(GatewayMetrics):
         pass
 
 
-def crowd(metrics: GatewayMetrics, models: int) -> None:
+def fill(metrics: GatewayMetrics, models: int) -> None:
     """Series of other Models, as a scrape finds them."""
     for number in range(models):
         series = metrics.of(f"bench/other-{number}", "/v1/chat/completions")
@@ -123,8 +123,8 @@ async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool, led
     ring = KeyRing(settings.keys_dir)
     ring.refresh()
     book = DemandState()
-    teller = DemandPublisher(book)
-    me = ListenerIdentity("gateway-0", teller.hub.boot)
+    publisher = DemandPublisher(book)
+    me = ListenerIdentity("gateway-0", publisher.hub.boot)
     fleet = ReplicaPool(ring, me, book)
     for pod in pods.values():
         fleet.update(pod.uid, HEARD)
@@ -149,8 +149,8 @@ async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool, led
     metrics = Unmeasured() if os.environ.get("BENCH_METRICS") == "off" else GatewayMetrics()
     traces = trace.from_environment("shoal-gateway", metrics.registry)
     if ops_port := os.environ.get("BENCH_OPS_PORT"):
-        crowd(metrics, int(os.environ.get("BENCH_MODELS", "0")))
-        ops = gateway_ops(metrics.registry, dict[str, str], lambda: None, teller.hub, ring)
+        fill(metrics, int(os.environ.get("BENCH_MODELS", "0")))
+        ops = gateway_ops(metrics.registry, dict[str, str], lambda: None, publisher.hub, ring)
         serving = make_server(ops, host="127.0.0.1", port=int(ops_port), keep_alive=5, stop_seconds=1)
         background.append(asyncio.create_task(serving.serve()))
     gateway = Gateway(

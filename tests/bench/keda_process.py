@@ -28,7 +28,7 @@ _SCALED_OBJECTS = f"/apis/keda.sh/v1alpha1/namespaces/{SPACE}/scaledobjects"
 _DEPLOYMENTS = f"/apis/apps/v1/namespaces/{SPACE}/deployments"
 
 
-class Book:
+class FixedAnswers:
     """`Answers`: everything is at zero but for what `push` sets."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Book:
 class Bench:
     """Deployments that ask for nothing that could run, a ScaledObject each."""
 
-    def __init__(self, api: Api, book: Book, port: int, polling: int) -> None:
+    def __init__(self, api: Api, book: FixedAnswers, port: int, polling: int) -> None:
         self._api, self._book, self._port, self._polling = api, book, port, polling
         self.seen: dict[str, int] = {}
         self._news = asyncio.Event()
@@ -115,7 +115,7 @@ def _calls() -> float:
 
 
 async def _measure(api: Api, wakes: int, many: int, seconds: float) -> dict[str, Any]:
-    book = Book()
+    book = FixedAnswers()
     server = ScalerServer(book, lambda: True, host=network.HOST, port=0, certificate=None, endpoints=None)
     book.changed.append(server.answer_changed)
     server.need()

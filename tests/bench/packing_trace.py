@@ -164,11 +164,11 @@ def gradient(trace: Trace, measure: Lost, steps_of: Growth) -> Rule:
     What a size loses is all that is free where the CPU does not suffice, else what `measure` says; sizes weigh by how
     often the trace has them.
     """
-    wishes: dict[Size, list[int]] = {}
+    requests: dict[Size, list[int]] = {}
     for pod in trace.pods:
         if pod.size.gpus:
-            wishes.setdefault(pod.size, []).append(pod.cpu)
-    sizes = [(size, sorted(cpus)) for size, cpus in wishes.items()]
+            requests.setdefault(pod.size, []).append(pod.cpu)
+    sizes = [(size, sorted(cpus)) for size, cpus in requests.items()]
     steps = sorted({cpu for _, cpus in sizes for cpu in cpus})
     one = lru_cache(maxsize=None)(measure)
 

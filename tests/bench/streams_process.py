@@ -97,8 +97,8 @@ async def agents(first_port: int, count: int, per_second: float, share: float) -
 
 async def gateway(port: int, models: int, per_second: float) -> None:
     book = DemandState()
-    teller = DemandPublisher(book)
-    ops = gateway_ops(CollectorRegistry(), dict, lambda: None, teller.hub, Ring(CURRENT))
+    publisher = DemandPublisher(book)
+    ops = gateway_ops(CollectorRegistry(), dict, lambda: None, publisher.hub, Ring(CURRENT))
     server = make_server(ops, host="127.0.0.1", port=port, keep_alive=5)
     serving = asyncio.create_task(server.serve())
     chance = random.Random(port)  # noqa: S311

@@ -67,7 +67,7 @@ async def test_the_counters_grow_by_what_was_asked(client: object, engine: Engin
     assert after.generation_tokens == (before.generation_tokens or 0) + usage["completion_tokens"]
 
 
-async def test_the_engines_own_figures_are_read(asking: EngineClient):
+async def test_the_engines_own_numbers_are_read(asking: EngineClient):
     info = await asking.server_info()
     assert info.version == "0.5.23"
     assert info.kv_tokens_total == 20000

@@ -41,7 +41,7 @@ SEEN_CANARY: Final = {
         {"type": "image_url", "image_url": {"url": pictures.data_url("image/png", pictures.png(64, 64))}},
     ]}],
 }  # fmt: skip
-_PATIENCE_SECONDS: Final = 60.0
+_TIMEOUT_SECONDS: Final = 60.0
 _STALL_FACTOR: Final = 20
 _STALL_SECONDS: Final = 10.0
 """A canary that takes longer than both is one too many: the machine may be busy, so the bound is generous."""
@@ -327,7 +327,7 @@ async def fuzz(
     mutator = mutator or Mutator(seed)
     for _ in range(first):
         mutator.request()
-    timeout = aiohttp.ClientTimeout(total=_PATIENCE_SECONDS)
+    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)
     headers = {"authorization": f"Bearer {API_KEY}", "content-type": "application/json"}
     # A connection of its own each: an engine closes idle ones, also while the next request is being made.
     connector = aiohttp.TCPConnector(force_close=True)
@@ -341,7 +341,7 @@ async def fuzz(
                 if response.status >= 500 or (b'"code": 500' in text or b'"code":500' in text):
                     counts["engine's own error: " + text[:160].decode(errors="replace")] += 1
             except TimeoutError:
-                counts[f"{kind} took over {_PATIENCE_SECONDS:g} s"] += 1
+                counts[f"{kind} took over {_TIMEOUT_SECONDS:g} s"] += 1
             except aiohttp.ClientError as error:
                 counts[f"{kind} {type(error).__name__}"] += 1
 

@@ -266,9 +266,9 @@ def wanted(it: World) -> int:
     count = 3
     for now in range(0, 4000, 5):
         replicas = tuple(Replica(f"r{n}", f"r{n}", "l4", True, True, False, False, -1000.0, idle) for n in range(count))
-        voice = SignalSource("gateway-0", it.signals.boot(GATEWAY.uid), it.signals.demand(GATEWAY.uid, MODEL))
+        source = SignalSource("gateway-0", it.signals.boot(GATEWAY.uid), it.signals.demand(GATEWAY.uid, MODEL))
         snapshot = ModelSnapshot(
-            Policy(), count, replicas, (voice,), (ScalingVariant("l4", count, 5, kv_tokens=8000),), False, -1000.0
+            Policy(), count, replicas, (source,), (ScalingVariant("l4", count, 5, kv_tokens=8000),), False, -1000.0
         )
         decision, memory = decide(snapshot, memory, float(now))
         count = decision.wanted

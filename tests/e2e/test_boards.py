@@ -118,7 +118,7 @@ def test_the_choices_of_the_variables_are_there(played: Played) -> None:
         assert wanted in values, variable
 
 
-def test_figures_are_those_of_the_run(played: Played) -> None:
+def test_numbers_are_those_of_the_run(played: Played) -> None:
     """Not only some data: what the acts are known to have done."""
 
     def highest(uid: str, title: str, query: int = 0) -> float:

@@ -54,8 +54,8 @@ def test_what_the_engine_says_stands_beside_what_was_computed(fleet: Fleet) -> N
     until(lambda: steps() == ["Ready"], 120, lambda: variants(fleet, "tiny-chat"))
     status = fleet.model("tiny-chat")["status"]
     (used,) = [v for v in status["variants"] if v["desired"]]
-    figures = used["kvTokensPerReplica"]
-    assert figures["engine"] == pytest.approx(figures["predicted"], rel=0.01), "the simulator sizes the model it serves"
+    stats = used["kvTokensPerReplica"]
+    assert stats["engine"] == pytest.approx(stats["predicted"], rel=0.01), "the simulator sizes the model it serves"
     assert status["coldStartSeconds"] == used["coldStartSeconds"]
     artifact = status["artifact"]
     assert artifact["architecture"]

@@ -111,7 +111,7 @@ def engines(fleet: Fleet) -> dict[str, str]:
 
 
 @dataclass
-class Voices:
+class Clients:
     """Clients of several models that ask again and again, and what they heard."""
 
     url: str
@@ -148,36 +148,36 @@ async def ask(client: openai.AsyncOpenAI, model: str) -> str:
 
 
 @contextmanager
-def asking(fleet: Fleet, *models: str) -> Generator[Voices]:
+def asking(fleet: Fleet, *models: str) -> Generator[Clients]:
     """One client of each model asks meanwhile, in a thread of their own."""
-    voices = Voices(f"http://127.0.0.1:{fleet.lab.forward_port()}", models)
-    thread = threading.Thread(target=lambda: asyncio.run(voices.run()))
+    clients = Clients(f"http://127.0.0.1:{fleet.lab.forward_port()}", models)
+    thread = threading.Thread(target=lambda: asyncio.run(clients.run()))
     thread.start()
     try:
-        yield voices
+        yield clients
     finally:
-        voices.enough.set()
+        clients.enough.set()
         thread.join(timeout=180)
         assert not thread.is_alive()
 
 
 def test_a_pool_is_resized_under_load_and_every_answer_is_of_the_right_weights(fleet: Fleet) -> None:
     before = engines(fleet)
-    with asking(fleet, "demo/tuned", *ADAPTERS, *ADAPTERS) as voices:
-        until(lambda: voices.answers > 10, 60, lambda: voices.problems)
+    with asking(fleet, "demo/tuned", *ADAPTERS, *ADAPTERS) as clients:
+        until(lambda: clients.answers > 10, 60, lambda: clients.problems)
         fleet.apply(pool(slotsPerReplica=6, cachedPerReplica=12))
         until_pooled(fleet, 6)
         assert not engines(fleet).keys() & before.keys()
-        so_far = voices.answers
-        until(lambda: voices.answers > so_far + 10, 60, lambda: voices.problems)
+        so_far = clients.answers
+        until(lambda: clients.answers > so_far + 10, 60, lambda: clients.problems)
 
-    assert voices.problems == []
-    assert voices.heard["demo/tuned"] == {()}
+    assert clients.problems == []
+    assert clients.heard["demo/tuned"] == {()}
     for name in ADAPTERS:
         # Before, meanwhile and after: one adapter's weights, and in every answer.
-        (signature,) = voices.heard[name]
+        (signature,) = clients.heard[name]
         assert len(signature) == 1
-    assert voices.heard["counsel"] != voices.heard["bard"]
+    assert clients.heard["counsel"] != clients.heard["bard"]
 
 
 def test_a_pool_that_goes_takes_its_adapters_out_and_brings_them_back(fleet: Fleet) -> None:

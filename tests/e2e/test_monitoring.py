@@ -92,7 +92,7 @@ def test_adapters_are_placed_though_loads_come_from_prometheus(fleet: Fleet) -> 
         lambda: (fleet.value('sum(shoal_adapter_desired_writes_total{outcome="written"})') or 0) > 0, 60, fleet.alerts
     )
     age = lambda: fleet.value("max(shoal_signals_age_seconds)")  # noqa: E731
-    # Three scrapes: what is older is not heard. A busy machine may miss one.
+    # Three scrapes: what is older is stale. A busy machine may miss one.
     until(lambda: (now := age()) is not None and now <= 3, 60, age)
 
 

@@ -50,13 +50,13 @@ def client(fleet: Fleet) -> openai.OpenAI:
 @contextmanager
 def asking(fleet: Fleet, model: str, clients: int, tokens: int = 48) -> Generator[DemoClients]:
     """So many clients ask again and again meanwhile, in a thread of their own."""
-    crowd = DemoClients(f"http://127.0.0.1:{fleet.lab.forward_port()}", KEY, f"demo/{model}")
-    thread = threading.Thread(target=lambda: asyncio.run(crowd.many(clients, tokens)))
+    load = DemoClients(f"http://127.0.0.1:{fleet.lab.forward_port()}", KEY, f"demo/{model}")
+    thread = threading.Thread(target=lambda: asyncio.run(load.many(clients, tokens)))
     thread.start()
     try:
-        yield crowd
+        yield load
     finally:
-        crowd.enough.set()
+        load.enough.set()
         thread.join(timeout=180)
         assert not thread.is_alive()
 
@@ -106,13 +106,13 @@ def test_a_request_at_zero_is_held_wakes_the_model_and_is_answered(fleet: Fleet,
 def test_load_scales_out_and_goes_in_again_without_a_failed_request(fleet: Fleet) -> None:
     fleet.make_model("crowded", engine=SMALL, scaling=FAST | {"maxReplicas": 3, "queuedRequestsPerReplica": 2})
     until_counts(fleet, "crowded", 1, 1)
-    with asking(fleet, "crowded", 14) as crowd:
+    with asking(fleet, "crowded", 14) as load:
         until_counts(fleet, "crowded", 3, 3)
         assert ready(fleet, "crowded")["status"] == "True"
     # The last answers end while replicas go: none is cut.
     until(lambda: counts(fleet, "crowded")["desired"] == 0, 240, lambda: fleet.model("crowded")["status"])
-    assert not crowd.problems
-    assert len(crowd.answers) > 14
+    assert not load.problems
+    assert len(load.answers) > 14
     fleet.delete_model("crowded")
 
 
@@ -131,7 +131,7 @@ def test_a_rollout_under_load_has_no_gap_and_a_revision_that_fails_replaces_noth
         until(lambda: ready(fleet, "rolled")["status"] == "True", 60, lambda: ready(fleet, "rolled"))
         return {p["metadata"]["uid"] for p in pods(fleet, "rolled")}
 
-    with asking(fleet, "rolled", 4) as crowd:
+    with asking(fleet, "rolled", 4) as load:
         changed = {"env": [{"name": "SHOAL_SIM_SEED", "value": "7"}]}
         fleet.make_model("rolled", **two, pod=changed)
         after = replaced(before)
@@ -153,8 +153,8 @@ def test_a_rollout_under_load_has_no_gap_and_a_revision_that_fails_replaces_noth
         versions = {p["metadata"]["annotations"][names.ANNOTATION_ENGINE_VERSION] for p in pods(fleet, "rolled")}
         assert versions == {NEXT_ENGINE}
         assert fleet.condition("rolled", "Stalled").get("status") != "True"
-    assert not crowd.problems
-    assert crowd.answers
+    assert not load.problems
+    assert load.answers
     fleet.delete_model("rolled")
 
 

@@ -1,6 +1,7 @@
 """Compares what is computed with what was recorded. `SHOAL_GOLDEN=write` records it anew: then the difference in git is
 what a reviewer reads.
 """
+# The metrics pages are not recorded here: `shoal generate --check` compares docs/reference/metrics.md byte by byte.
 
 import difflib
 import os

@@ -7,7 +7,7 @@ from typing import Final
 
 from shoal.core.scaling import Load, ModelSnapshot, Policy, Replica, ScalingMemory, SignalSource, decide
 from tests.golden.recorded import compare
-from tests.support.scaling import CLASS, KV_TOKENS, load, pending, replica, variant, voice
+from tests.support.scaling import CLASS, KV_TOKENS, load, pending, replica, source, variant
 
 STEPS: Final = 40
 READABLE: Final = 40
@@ -61,7 +61,7 @@ class Minutes:
         held = 0 if any(self.now - made >= 60 for made in self.pods.values()) else self.dice.randint(0, 3 * self.busy)
         dark = self.dice.random() < 0.05
         return (
-            voice(
+            source(
                 dark=dark,
                 arrivals=self.arrivals,
                 in_flight=self.dice.randint(0, 10 * self.busy),
@@ -69,7 +69,7 @@ class Minutes:
                 held_tokens=held * 500,
                 oldest_seconds=5.0 if held else 0.0,
             ),
-            voice("gateway-1", arrivals=self.arrivals),
+            source("gateway-1", arrivals=self.arrivals),
         )
 
     def snapshot(self) -> ModelSnapshot:

@@ -45,15 +45,15 @@ def test_keda_is_uninstalled_under_load_and_the_replicas_stay(bare: KEDAFleet, t
     bare.make_model("removed", scaling=DRIVEN | {"minReplicas": 2, "maxReplicas": 2})
     bare.active("removed", "DrivenByKEDA", within=180)
     until(lambda: bare.model("removed")["status"]["replicas"]["ready"] == 2, 180, lambda: bare.told("removed"))
-    with bare.asked("removed", 4) as crowd, bare.history(tmp_path) as history:
+    with bare.asked("removed", 4) as load, bare.history(tmp_path) as history:
         uninstall(bare)
         bare.active("removed", "KEDANotInstalled", within=120)
         stays(lambda: bare.replicas("removed"), 2, 15)
         keda.install(bare.lab, keda.find_or_build(print), print)
         bare.active("removed", "DrivenByKEDA", within=180)
         assert history.of(bare.deployment("removed")) == [2]
-    assert crowd.answers
-    assert not crowd.problems
+    assert load.answers
+    assert not load.problems
     bare.delete_model("removed")
 
 

@@ -40,7 +40,7 @@ def annotate(fleet: KEDAFleet, name: str, *annotations: str) -> None:
 
 def test_kedas_operator_is_away_under_load_and_the_replicas_stay(fleet: KEDAFleet, tmp_path: Path) -> None:
     loaded(fleet, "lonely")
-    with fleet.asked("lonely", CLIENTS) as crowd:
+    with fleet.asked("lonely", CLIENTS) as load:
         until_all_serve(fleet, "lonely")
         with fleet.history(tmp_path) as history:
             fleet.keda_runs("keda-operator", 0)
@@ -52,14 +52,14 @@ def test_kedas_operator_is_away_under_load_and_the_replicas_stay(fleet: KEDAFlee
                 fleet.keda_runs("keda-operator", 1)
             fleet.active("lonely", "DrivenByKEDA", within=120)
             assert history.of(fleet.deployment("lonely")) == [MOST]
-    assert not crowd.problems
+    assert not load.problems
     fleet.until_replicas("lonely", 0)
     fleet.delete_model("lonely")
 
 
 def test_the_metrics_adapter_is_away_under_load_and_the_replicas_stay(fleet: KEDAFleet, tmp_path: Path) -> None:
     loaded(fleet, "blind")
-    with fleet.asked("blind", CLIENTS) as crowd:
+    with fleet.asked("blind", CLIENTS) as load:
         until_all_serve(fleet, "blind")
         with fleet.history(tmp_path) as history:
             fleet.keda_runs("keda-metrics-apiserver", 0)
@@ -71,7 +71,7 @@ def test_the_metrics_adapter_is_away_under_load_and_the_replicas_stay(fleet: KED
                 fleet.keda_runs("keda-metrics-apiserver", 1)
             fleet.active("blind", "DrivenByKEDA", within=120)
             assert history.of(fleet.deployment("blind")) == [MOST]
-    assert not crowd.problems
+    assert not load.problems
     fleet.delete_model("blind")
 
 
@@ -80,7 +80,7 @@ def test_a_scaled_object_is_paused_edited_and_deleted_by_hand(fleet: KEDAFleet, 
     fleet.until_replicas("touched", 2)
     fleet.active("touched", "DrivenByKEDA", within=180)
     until(lambda: fleet.condition("touched", "Ready")["reason"] == "ReplicasReady", 120, lambda: fleet.told("touched"))
-    with fleet.history(tmp_path) as history, fleet.asked("touched", 2) as crowd:
+    with fleet.history(tmp_path) as history, fleet.asked("touched", 2) as load:
         annotate(fleet, "touched", "autoscaling.keda.sh/paused=true")
         message = fleet.active("touched", "ScaledObjectPaused", within=60)
         assert "autoscaling.keda.sh/paused- lets KEDA go on" in message
@@ -108,7 +108,7 @@ def test_a_scaled_object_is_paused_edited_and_deleted_by_hand(fleet: KEDAFleet, 
         seen = history.of(fleet.deployment("touched"))
     # An edit to fewer may be carried out before it is put right: a serving replica stays in any case.
     assert min(seen) >= 1
-    assert not crowd.problems
+    assert not load.problems
     fleet.delete_model("touched")
 
 
@@ -129,7 +129,7 @@ def test_another_autoscaler_on_the_deployment_is_named_under_load_and_the_replic
     fleet: KEDAFleet, tmp_path: Path
 ) -> None:
     loaded(fleet, "shared")
-    with fleet.asked("shared", CLIENTS) as crowd:
+    with fleet.asked("shared", CLIENTS) as load:
         until_all_serve(fleet, "shared")
         with fleet.history(tmp_path) as history:
             fleet.apply(autoscaler(fleet.deployment("shared")))
@@ -142,7 +142,7 @@ def test_another_autoscaler_on_the_deployment_is_named_under_load_and_the_replic
                 fleet.kubectl("delete", "hpa", "somebody-elses", "-n", SPACE)
             fleet.active("shared", "DrivenByKEDA", within=60)
             assert history.of(fleet.deployment("shared")) == [MOST]
-    assert not crowd.problems
+    assert not load.problems
     fleet.delete_model("shared")
 
 
@@ -168,14 +168,14 @@ def test_shoals_leader_is_killed_while_keda_holds_a_stream_and_the_next_one_answ
     fleet: KEDAFleet, tmp_path: Path
 ) -> None:
     loaded(fleet, "led")
-    with fleet.asked("led", CLIENTS) as crowd:
+    with fleet.asked("led", CLIENTS) as load:
         until_all_serve(fleet, "led")
         with fleet.history(tmp_path) as history:
             fleet.lab.signal_container(f"{NAMESPACE}/{leader(fleet)}", signal.SIGKILL)
             stays(lambda: fleet.replicas("led"), MOST, 30)
             fleet.active("led", "DrivenByKEDA", within=180)
             assert history.of(fleet.deployment("led")) == [MOST]
-    assert not crowd.problems
+    assert not load.problems
     # The new leader is asked and answers: the Model goes to zero by it, and wakes by it.
     fleet.until_replicas("led", 0, within=180)
     assert fleet.ask("led")
@@ -186,7 +186,7 @@ def test_shoals_leader_vanishes_with_its_node_and_keda_is_led_to_the_next_one(fl
     """No end of a connection comes from it, and KEDA sets its questions no deadline: TCP alone would keep it there for
     a quarter of an hour."""
     loaded(fleet, "vanished")
-    with fleet.asked("vanished", CLIENTS) as crowd:
+    with fleet.asked("vanished", CLIENTS) as load:
         until_all_serve(fleet, "vanished")
         with fleet.history(tmp_path) as history:
             first = leader(fleet)
@@ -197,7 +197,7 @@ def test_shoals_leader_vanishes_with_its_node_and_keda_is_led_to_the_next_one(fl
                 until(lambda: fleet.metric(second, series) > 0, 240, lambda: fleet.told("vanished"))
                 stays(lambda: fleet.replicas("vanished"), MOST, 5)
             assert history.of(fleet.deployment("vanished")) == [MOST]
-    assert not crowd.problems
+    assert not load.problems
     fleet.until_replicas("vanished", 0, within=240)
     assert fleet.ask("vanished")
     fleet.delete_model("vanished")
@@ -206,7 +206,7 @@ def test_shoals_leader_vanishes_with_its_node_and_keda_is_led_to_the_next_one(fl
 def test_both_operators_are_away_under_load_and_the_replicas_stay(fleet: KEDAFleet, tmp_path: Path) -> None:
     loaded(fleet, "orphaned")
     count = len(fleet.get("pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=operator"))
-    with fleet.asked("orphaned", CLIENTS) as crowd:
+    with fleet.asked("orphaned", CLIENTS) as load:
         until_all_serve(fleet, "orphaned")
         with fleet.history(tmp_path) as history:
             fleet.kubectl("scale", "deployment/shoal-operator", "-n", NAMESPACE, "--replicas=0")
@@ -216,7 +216,7 @@ def test_both_operators_are_away_under_load_and_the_replicas_stay(fleet: KEDAFle
                 fleet.kubectl("scale", "deployment/shoal-operator", "-n", NAMESPACE, f"--replicas={count}")
             fleet.active("orphaned", "DrivenByKEDA", within=180)
             assert history.of(fleet.deployment("orphaned")) == [MOST]
-    assert not crowd.problems
+    assert not load.problems
     fleet.delete_model("orphaned")
 
 

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.keda, pytest.mark.timeout(600)]
 POLICIES: Final = Path(__file__).resolve().parents[2] / "policies" / "keda"
 MODEL: Final = "measured"
 IDLE_SECONDS: Final = 15
-CROWD: Final = (
+LOAD_SCRIPT: Final = (
     "for i in $(seq 12); do curl -s -m 180 -o /dev/null http://sglang.default.svc:30000/v1/completions "
     "-H 'Content-Type: application/json' "
     """-d '{"model": "tiny-chat", "prompt": "a b c", "max_tokens": 200, "ignore_eos": true}' & done; wait"""
@@ -65,9 +65,9 @@ def policy(fleet: KEDAFleet) -> Generator[str]:
 def test_a_model_scales_by_prometheus_alone_and_its_silence_takes_no_replica(
     fleet: KEDAFleet, policy: str, tmp_path: Path
 ) -> None:
-    with fleet.asked(MODEL, 14) as crowd:
+    with fleet.asked(MODEL, 14) as load:
         until(lambda: fleet.replicas(MODEL) > 1, 120, lambda: fleet.told(MODEL))
-    assert not crowd.problems
+    assert not load.problems
     fleet.until_replicas(MODEL, 0, within=180)
 
     # A request that a gateway holds is the queue: it wakes the Model, a scrape and a poll later.
@@ -109,7 +109,7 @@ def test_a_prometheus_that_answers_and_has_nothing_takes_no_replica(
     fleet: KEDAFleet, policy: str, tmp_path: Path
 ) -> None:
     """What `ignoreNullValues: "false"` is for: with KEDA's default, no answer would be "idle" for both triggers."""
-    with fleet.asked(MODEL, 4) as crowd:
+    with fleet.asked(MODEL, 4) as load:
         until(lambda: fleet.replicas(MODEL) >= 1, 120, lambda: fleet.told(MODEL))
         with fleet.history(tmp_path) as history:
             with unscraped(fleet):
@@ -117,7 +117,7 @@ def test_a_prometheus_that_answers_and_has_nothing_takes_no_replica(
                 stays(lambda: fleet.replicas(MODEL) >= 1, True, IDLE_SECONDS * 2)
             until(lambda: condition(fleet, policy, "Ready")["status"] == "True", 60, lambda: fleet.told(MODEL))
             assert 0 not in history.of(fleet.deployment(MODEL))
-    assert not crowd.problems
+    assert not load.problems
     fleet.until_replicas(MODEL, 0, within=180)
 
 
@@ -162,12 +162,12 @@ def test_engines_of_ones_own_scale_by_sglangs_metrics(fleet: KEDAFleet) -> None:
         fleet.kubectl("rollout", "status", "deployment/sglang", "-n", space, "--timeout=120s", timeout=130)
         fleet.apply(read("sglang.yaml"))
         until(lambda: condition(fleet, "sglang", "Ready", space)["status"] == "True", 60)
-        crowd = threading.Thread(target=lambda: fleet.lab.exec("sh", "-c", CROWD, timeout=200, check=False))
-        crowd.start()
+        load = threading.Thread(target=lambda: fleet.lab.exec("sh", "-c", LOAD_SCRIPT, timeout=200, check=False))
+        load.start()
         try:
             until(lambda: replicas() > 1, 120, replicas)
         finally:
-            crowd.join(210)
+            load.join(210)
     finally:
         fleet.kubectl("delete", "scaledobjects.keda.sh", "sglang", "-n", space, "--ignore-not-found")
         for each in objects:

@@ -34,13 +34,13 @@ def test_load_scales_out_through_the_hpa_and_in_again_without_a_failed_request(
     fleet.make_model("crowded", engine=SMALL, scaling=DRIVEN | {"maxReplicas": 3, "queuedRequestsPerReplica": 2})
     fleet.active("crowded", "DrivenByKEDA", within=180)
     with fleet.history(tmp_path) as history:
-        with fleet.asked("crowded", 14) as crowd:
+        with fleet.asked("crowded", 14) as load:
             fleet.until_replicas("crowded", 3)
             until(lambda: fleet.model("crowded")["status"]["replicas"]["ready"] == 3, 120)
         fleet.until_replicas("crowded", 0)
         seen = history.of(fleet.deployment("crowded"))
-    assert not crowd.problems
-    assert len(crowd.answers) > 14
+    assert not load.problems
+    assert len(load.answers) > 14
     assert max(seen) == 3
     # The same decision stands in the Model's status as with Shoal's own driver.
     until(lambda: fleet.model("crowded")["status"]["replicas"]["desired"] == 0, 60)

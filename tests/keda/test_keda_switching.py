@@ -19,7 +19,7 @@ def test_a_serving_model_changes_its_driver_both_ways_and_never_passes_through_z
     fleet.make_model("switched", scaling=OWN | {"minReplicas": 2, "maxReplicas": 2})
     fleet.until_replicas("switched", 2)
     until(lambda: fleet.condition("switched", "Ready")["reason"] == "ReplicasReady", 120)
-    with fleet.history(tmp_path) as history, fleet.asked("switched", 4) as crowd:
+    with fleet.history(tmp_path) as history, fleet.asked("switched", 4) as load:
         for driver in ("KEDA", "BuiltIn", "KEDA"):
             fleet.drive("switched", driver)
             if driver == "KEDA":
@@ -30,8 +30,8 @@ def test_a_serving_model_changes_its_driver_both_ways_and_never_passes_through_z
             stays(lambda: fleet.replicas("switched"), 2, 5)
         seen = history.of(fleet.deployment("switched"))
     assert seen == [2]
-    assert not crowd.problems
-    assert crowd.answers
+    assert not load.problems
+    assert load.answers
     fleet.delete_model("switched")
 
 

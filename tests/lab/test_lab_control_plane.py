@@ -48,7 +48,7 @@ def test_helm_lists_no_release(lab: api.Lab) -> None:
     assert lab.helm("list", "--all-namespaces", "--output", "json").strip() == "[]"
 
 
-def test_a_second_up_with_the_same_wishes_finds_the_lab_and_with_others_says_so(lab: api.Lab) -> None:
+def test_a_second_up_with_the_same_options_finds_the_lab_and_with_others_says_so(lab: api.Lab) -> None:
     with pytest.raises(api.LabError, match="is up with another fleet or other options"):
         api.Lab.up(lab.state.name, faults=False)
 

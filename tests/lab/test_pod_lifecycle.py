@@ -154,8 +154,8 @@ def test_no_single_containers_end_is_reported(timelines: dict[str, Timeline]) ->
 
 @scenario
 async def hook_longer_than_grace(cluster: Cluster, name: str) -> None:
-    deaf = {"TERM_DELAY": 100}
-    pod = cluster.pod(name, [cluster.agent(deaf)], cluster.engine(deaf, drain(60)), grace=8)
+    slow_to_end = {"TERM_DELAY": 100}
+    pod = cluster.pod(name, [cluster.agent(slow_to_end)], cluster.engine(slow_to_end, drain(60)), grace=8)
     await delete_when_ready(cluster, pod)
 
 

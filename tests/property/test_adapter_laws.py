@@ -214,11 +214,11 @@ def test_no_copy_goes_while_it_is_not_known_who_asks_for_it() -> None:
 
 
 def test_taking_unknown_for_nothing_loses_copies() -> None:
-    def deaf(seen: PoolSnapshot, memory: PoolMemory | None, now: float) -> tuple[Plan, PoolMemory]:
-        voices = tuple(replace(v, demand={} if v.demand is None else v.demand) for v in seen.sources or ())
-        return place(replace(seen, sources=voices), memory, now)
+    def stale_as_empty(seen: PoolSnapshot, memory: PoolMemory | None, now: float) -> tuple[Plan, PoolMemory]:
+        sources = tuple(replace(v, demand={} if v.demand is None else v.demand) for v in seen.sources or ())
+        return place(replace(seen, sources=sources), memory, now)
 
-    breaks(lambda data: _kept(data, deaf))
+    breaks(lambda data: _kept(data, stale_as_empty))
 
 
 # --- the same again ---------------------------------------------------------------------------------------------------

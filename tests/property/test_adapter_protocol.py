@@ -19,7 +19,7 @@ def in_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "RESTART_SECONDS", float(adapter_protocol.RESTART))
     monkeypatch.setattr(drain, "CLAIM_SECONDS", float(adapter_protocol.SILENCE))
     monkeypatch.setattr(drain, "IDLE_SECONDS", 1.0)
-    # No engine ends a request by itself here, so that only an idle one ends the claim of who is not heard.
+    # No engine ends a request by itself here, so that only an idle one ends the claim of a stale gateway.
     monkeypatch.setattr(unload, "LINGER_SECONDS", 1e9)
 
 
@@ -67,7 +67,7 @@ def no_way(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_idle_engine(patch: pytest.MonkeyPatch) -> None:
-    """As if who is not heard any more had nothing running."""
+    """As if a stale gateway had nothing running."""
     patch.setattr(unload, "LINGER_SECONDS", 0.0)
 
 

@@ -17,8 +17,8 @@ from shoal.artifacts.ranges import RangedSource
 class Faulty(RangedSource):
     """Serves `content`; each stream meets the next fault of the list: it breaks after so many bytes, or lies."""
 
-    def __init__(self, content: bytes, faults: list[int | None], *, ranges: bool, patience: Settings) -> None:
-        super().__init__(patience)
+    def __init__(self, content: bytes, faults: list[int | None], *, ranges: bool, fetch_settings: Settings) -> None:
+        super().__init__(fetch_settings)
         self.content, self.faults, self.ranges = content, faults, ranges
 
     async def manifest(self) -> Manifest:
@@ -52,9 +52,9 @@ class Faulty(RangedSource):
 def test_a_download_gives_the_sources_bytes_or_an_error(
     content: bytes, faults: list[int | None], segment: int, connections: int, runs: int, ranges: bool, validator: str
 ):
-    patience = Settings(attempts=2, pause_seconds=0.0, connections=connections, segment_bytes=segment)
+    fetch_settings = Settings(attempts=2, pause_seconds=0.0, connections=connections, segment_bytes=segment)
     file = File("m", len(content), validator, hashlib.sha256(content).hexdigest())
-    source = Faulty(content, faults, ranges=ranges, patience=patience)
+    source = Faulty(content, faults, ranges=ranges, fetch_settings=fetch_settings)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "x")
         for _ in range(runs):

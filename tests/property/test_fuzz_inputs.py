@@ -406,8 +406,8 @@ def agents_messages(mutants: Mutants, number: int) -> None:
     )
     _takes(stream, mutants, _REPLICA)
     for keys in heard:
-        figures = [v for v in (keys.model_dump() if keys else {}).values() if isinstance(v, int)]
-        assert all(0 <= figure < 2**53 for figure in figures)
+        stats = [v for v in (keys.model_dump() if keys else {}).values() if isinstance(v, int)]
+        assert all(0 <= figure < 2**53 for figure in stats)
 
 
 @target

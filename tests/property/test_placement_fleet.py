@@ -1,4 +1,4 @@
-"""Whatever the fleet and the wishes are: no GPU is promised twice, what serves is replaced before it goes, and a fleet
+"""Whatever the fleet and the Models are: no GPU is promised twice, what serves is replaced before it goes, and a fleet
 that nobody touches comes to rest. Each step plans from what really stands, with a scheduler that binds as it likes."""
 
 from collections.abc import Mapping
@@ -74,7 +74,7 @@ def _run(fleet: Fleet, steps: int = _STEPS, *, serving: bool = True) -> None:
     for _ in range(steps):
         snapshot = fleet.demands()
         before = {m: fleet.ready(m) for m in fleet.models}
-        wish, pods = fleet.wish(), [replace_pod(p) for p in fleet.pods]
+        wanted_replicas, pods = fleet.wanted_replicas(), [replace_pod(p) for p in fleet.pods]
         planned = plan(snapshot, fleet.supplies(), moves=fleet.moves)
         _check_promises(fleet, planned)
         for model in snapshot:
@@ -86,7 +86,7 @@ def _run(fleet: Fleet, steps: int = _STEPS, *, serving: bool = True) -> None:
         for model, ready in before.items():
             if serving:
                 assert fleet.ready(model) >= min(ready, fleet.models[model].wanted), model
-        same = fleet.wish() == wish and [replace_pod(p) for p in fleet.pods] == pods
+        same = fleet.wanted_replicas() == wanted_replicas and [replace_pod(p) for p in fleet.pods] == pods
         quiet = quiet + 1 if same else 0
         if quiet >= 4 and all(p.ready for p in fleet.pods):
             return

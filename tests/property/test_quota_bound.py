@@ -53,9 +53,9 @@ def play(limit: Limit, most: int, gates: int, steps: list[tuple[str, int, int, i
         elif what == "leave" and len(world.gates) > 1:
             world.leave(gate)
         elif what == "cut":
-            world.deaf.add((gate.pod, peer.pod))
+            world.cut_off.add((gate.pod, peer.pod))
         elif what == "mend":
-            world.deaf.discard((gate.pod, peer.pod))
+            world.cut_off.discard((gate.pod, peer.pod))
     return world
 
 
@@ -158,8 +158,8 @@ def _used_again(self: Share, now: float, own: int, others: int, remaining: int, 
     _renew(self, now, own, others, max(0, remaining), gateways)
 
 
-def _alone(self: Account, limit: Limit, now: float, crowd: Any) -> tuple[int, int]:
-    return 0, _others(self, limit, now, crowd)[1]
+def _alone(self: Account, limit: Limit, now: float, peers: Any) -> tuple[int, int]:
+    return 0, _others(self, limit, now, peers)[1]
 
 
 def _forgotten(self: GatewayUsage, now: float) -> None:

@@ -16,7 +16,7 @@ BUDGET = MonthlyQuota("tokens", 10**9)
 
 
 @dataclass
-class Book:
+class GatewayAccount:
     """What one gateway settled, in order: the month of each request and its tokens."""
 
     boot: str
@@ -27,7 +27,7 @@ class Book:
 
 class World:
     def __init__(self, gateways: int) -> None:
-        self.books: list[Book] = []
+        self.books: list[GatewayAccount] = []
         self.month = 0
         self.now = 1000.0
         for _ in range(gateways):
@@ -39,7 +39,7 @@ class World:
         account.change(Limits(budget=BUDGET))
         for book in self.books:
             account.peer_usage.update(book.boot, book.account.own_use(), self.now, unknown_before=True)
-        self.books.append(Book(boot, account))
+        self.books.append(GatewayAccount(boot, account))
         account.apply_total(self.total())
 
     def serve(self, number: int, tokens: int) -> None:
@@ -70,7 +70,7 @@ class World:
         for book in self.books:
             book.account.apply_total(total)
 
-    def known(self, book: Book) -> int:
+    def known(self, book: GatewayAccount) -> int:
         return book.account._known(BUDGET)  # pyright: ignore[reportPrivateUsage]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shoal.core.scaling import Load, ModelSnapshot, Policy, Replica, ScalingDecision, SignalSource, decide
 from shoal.core.scaling.learn import LATE_SECONDS
-from tests.support.scaling import CLASS, KV_TOKENS, replica, variant, voice
+from tests.support.scaling import CLASS, KV_TOKENS, replica, source, variant
 
 learn, load, rules, deciding = (
     importlib.import_module(f"shoal.core.scaling.{name}") for name in ("learn", "load", "rules", "decide")
@@ -102,7 +102,7 @@ def pods(draw: st.DrawFn) -> tuple[Replica, ...]:
 @st.composite
 def gateways(draw: st.DrawFn) -> tuple[SignalSource, ...]:
     return tuple(
-        voice(
+        source(
             f"gateway-{i}",
             draw(st.sampled_from(["x", "y"])),
             arrivals=draw(st.integers(0, 100)),
@@ -118,17 +118,17 @@ def gateways(draw: st.DrawFn) -> tuple[SignalSource, ...]:
 def models(draw: st.DrawFn, quiet: bool = False) -> ModelSnapshot:
     """Everybody is heard."""
     replicas, policy = draw(pods()), draw(POLICIES)
-    voices = draw(gateways())
+    sources = draw(gateways())
     if quiet:
         idle = {"running": 0, "waiting": 0, "waiting_tokens": 0, "kv_tokens_used": 0}
         replicas = tuple(replace(r, load=r.load and replace(r.load, **idle)) for r in replicas)
-        voices = tuple(voice(v.name, v.boot or "x") for v in voices)
+        sources = tuple(source(v.name, v.boot or "x") for v in sources)
     standing = sum(1 for r in replicas if not r.deleting and not r.lost)
     return ModelSnapshot(
         policy=policy,
         wanted=draw(st.integers(0, policy.maximum)),
         replicas=replicas,
-        sources=voices,
+        sources=sources,
         variants=(variant(CLASS, replicas=standing, room=draw(st.sampled_from([None, 0, 3, 100]))),),
         rolling=draw(st.sampled_from([False, False, False, True])),
         term_began=0.0,
@@ -187,7 +187,7 @@ def _full(seen: ModelSnapshot) -> ModelSnapshot:
 
 
 def _knocked(seen: ModelSnapshot) -> ModelSnapshot:
-    return replace(seen, wanted=0, replicas=(), sources=(voice(held=1, held_tokens=9),))
+    return replace(seen, wanted=0, replicas=(), sources=(source(held=1, held_tokens=9),))
 
 
 _WHERE_IT_COUNTS = {
@@ -212,7 +212,7 @@ def test_without_one_of_its_rules_there_are_fewer_than_the_load_needs(
 
 @st.composite
 def _muted(draw: st.DrawFn) -> ModelSnapshot:
-    """A quiet Model in which somebody is not heard."""
+    """A quiet Model with a stale signal source."""
     seen = draw(models(quiet=True).filter(lambda s: bool(s.sources)))
     assert seen.sources is not None
     heard = [i for i, r in enumerate(seen.replicas) if r.ready and not r.deleting and not r.lost]
@@ -240,7 +240,7 @@ def _is_cautious(data: st.DataObject) -> None:
         assert decision.stale
 
 
-def test_nothing_goes_down_while_a_voice_is_unknown() -> None:
+def test_nothing_goes_down_while_a_signal_source_is_stale() -> None:
     holds(_is_cautious)
 
 
@@ -392,7 +392,7 @@ def _is_deterministic(data: st.DataObject) -> None:
     assert (one.wanted, one.reason, one.message) == (turned.wanted, turned.reason, turned.message)
 
 
-def test_the_same_figures_give_the_same_decision_in_whatever_order() -> None:
+def test_the_same_numbers_give_the_same_decision_in_whatever_order() -> None:
     holds(_is_deterministic)
 
 

@@ -74,7 +74,7 @@ def _law(data: st.DataObject) -> None:
     keys = agent({"phase": "ready", "engineBoot": "e", **load}, newer).keys
     assert keys is not None
     said = demand_of(gateway(row, newer).demand("m"))
-    seen = snapshot(replica(0, load_of(keys)), voices=[SignalSource("gateway-0", "b", said)], policy=POLICY)
+    seen = snapshot(replica(0, load_of(keys)), sources=[SignalSource("gateway-0", "b", said)], policy=POLICY)
 
     term = Term()
     assert term.at(0.0, seen).wanted == 1
@@ -116,7 +116,7 @@ def test_what_another_version_adds_is_passed_over_and_what_it_leaves_out_lowers_
 @pytest.mark.parametrize("held", [1, 40])
 def test_one_that_leaves_something_out_still_wakes_a_model(held: int) -> None:
     said = demand_of(gateway({"held": held}, {}).demand("m"))
-    decision = Term().at(0.0, snapshot(voices=[SignalSource("gateway-0", "b", said)], policy=POLICY))
+    decision = Term().at(0.0, snapshot(sources=[SignalSource("gateway-0", "b", said)], policy=POLICY))
 
     assert (decision.wanted, decision.reason) == (1, reasons.WAKING)
 

@@ -1,7 +1,7 @@
 """What is done to a fleet in a storm. Each fault is a function with a name; its docstring says what it stands for.
 
 A fault writes into its journal what it kills, and within which time requests can tell of it: every answer that broke
-must find its kill there. It also says which voices cannot be heard meanwhile.
+must find its kill there. It also says which signal sources cannot be heard meanwhile.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from shoal_dev.demo.clusters import NAMESPACE
 from shoal_dev.lab.addons import keda
 from shoal_dev.lab.errors import LabError
 from tests.storm.ground import BURSTY, STEADY, STORM, Ground
-from tests.storm.journals import Kill, Silence
+from tests.storm.journals import Kill, SilentPeriod
 
 SILENT_SECONDS: Final = 13.0
 """A stream that says nothing for 12 s is down; what it said before may be acted on until then."""
@@ -43,13 +43,15 @@ class Storm:
     pace: float = 1.0
     revision: int = 0
 
-    def say(self, text: str, kills: Iterable[Kill] = (), silences: Iterable[Silence] = ()) -> None:
+    def say(self, text: str, kills: Iterable[Kill] = (), silent_periods: Iterable[SilentPeriod] = ()) -> None:
         """One line of the faults' journal."""
         line = {
             "at": time.time(),
             "text": text,
             "kills": [asdict(k) for k in kills],
-            "silences": [asdict(s) | {"models": None if s.models is None else sorted(s.models)} for s in silences],
+            "silent_periods": [
+                asdict(s) | {"models": None if s.models is None else sorted(s.models)} for s in silent_periods
+            ],
         }
         with self.journal.open("ab", buffering=0) as file:
             file.write(orjson.dumps(line) + b"\n")
@@ -107,8 +109,8 @@ def engine_hung(storm: Storm) -> None:
         since = time.time()
         for pid in _descendants(first):
             _signal(pid, signal.SIGSTOP)
-        silences = [Silence(since + SILENT_SECONDS, since + 30, "engine_hung", frozenset({STEADY}))]
-        storm.say(f"engine_hung: {pod}", [Kill("engine", pod, since, since + 240, "engine_hung")], silences)
+        silent_periods = [SilentPeriod(since + SILENT_SECONDS, since + 30, "engine_hung", frozenset({STEADY}))]
+        storm.say(f"engine_hung: {pod}", [Kill("engine", pod, since, since + 240, "engine_hung")], silent_periods)
 
 
 def engine_refuses(storm: Storm) -> None:
@@ -292,7 +294,9 @@ table inet storm {{
         for pid in pids:
             with contextlib.suppress(LabError):
                 _nft(pid, "delete table inet storm\n")
-    storm.say("streams_cut: they flow again", silences=[Silence(since + SILENT_SECONDS, until, "streams_cut")])
+    storm.say(
+        "streams_cut: they flow again", silent_periods=[SilentPeriod(since + SILENT_SECONDS, until, "streams_cut")]
+    )
 
 
 def rolled_out(storm: Storm) -> None:

@@ -247,12 +247,12 @@ class Ground(LabCluster):
     def heard_agents(self, journal: Path) -> Generator[None]:
         """Writes down which adapters each replica says it has, and for how many it has given leases."""
         config = ListenerConfig(namespace=STORM, shoal_namespace=NAMESPACE, journal=journal)
-        file = self.folder / "voices.json"
+        file = self.folder / "agents.json"
         file.touch(0o600)
         file.write_text(config.model_dump_json())
         env = os.environ | {"KUBECONFIG": str(self.lab.paths.admin_kubeconfig)}
         command = [*self.lab.enter_command(), sys.executable, "-m", "tests.storm.listener", str(file)]
-        with (self.folder / "voices.log").open("wb") as out:
+        with (self.folder / "agents.log").open("wb") as out:
             listener = subprocess.Popen(command, cwd=steps.ROOT, stdout=out, stderr=out, env=env)
         try:
             yield

@@ -94,8 +94,8 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
-    """A voice that was surely not to be heard in this time: its Model's replicas may not be lowered."""
+class SilentPeriod:
+    """A signal source that was surely not to be heard in this time: its Model's replicas may not be lowered."""
 
     since: float
     until: float
@@ -136,7 +136,7 @@ class Journals:
     sequences: list[Sequence] = field(default_factory=list[Sequence])
     lives: list[EngineLife] = field(default_factory=list[EngineLife])
     kills: list[Kill] = field(default_factory=list[Kill])
-    silences: list[Silence] = field(default_factory=list[Silence])
+    silent_periods: list[SilentPeriod] = field(default_factory=list[SilentPeriod])
     scales: list[Scale] = field(default_factory=list[Scale])
     residencies: list[Residency] = field(default_factory=list[Residency])
     faults: list[tuple[float, str]] = field(default_factory=list[tuple[float, str]])
@@ -243,17 +243,17 @@ def _row(gateway: str, record: dict[str, Any]) -> UsageRow:
     )
 
 
-def read_faults(path: Path) -> tuple[list[Kill], list[Silence], list[tuple[float, str]]]:
+def read_faults(path: Path) -> tuple[list[Kill], list[SilentPeriod], list[tuple[float, str]]]:
     kills: list[Kill] = []
-    silences: list[Silence] = []
+    silent_periods: list[SilentPeriod] = []
     notes: list[tuple[float, str]] = []
     for line in lines(path):
         notes.append((line["at"], line["text"]))
         kills += [Kill(**kill) for kill in line.get("kills", ())]
-        for silence in line.get("silences", ()):
+        for silence in line.get("silent_periods", ()):
             models = silence["models"]
-            silences.append(Silence(**silence | {"models": None if models is None else frozenset(models)}))
-    return kills, silences, notes
+            silent_periods.append(SilentPeriod(**silence | {"models": None if models is None else frozenset(models)}))
+    return kills, silent_periods, notes
 
 
 def read_scales(path: Path) -> list[Scale]:

@@ -146,14 +146,14 @@ async def main(config: ListenerConfig) -> None:
     selector = f"{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE}"
     async with await KubeClient.from_environment() as client:
         operator = Operator(client, config.shoal_namespace)
-        voices = AgentListener(config, operator)
-        voices.streams.start()
+        listener = AgentListener(config, operator)
+        listener.streams.start()
         pods = Reflector(client, PODS, namespace=config.namespace, label_selector=selector, project=project_pod)
         watching = asyncio.create_task(pods.run())
         try:
             while not stop.is_set():
                 await operator.refresh()
-                voices.follow(pods)
+                listener.follow(pods)
                 try:
                     async with asyncio.timeout(_FOLLOW_SECONDS):
                         await stop.wait()
@@ -162,7 +162,7 @@ async def main(config: ListenerConfig) -> None:
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
-            await voices.streams.close()
+            await listener.streams.close()
 
 
 if __name__ == "__main__":

@@ -30,10 +30,10 @@ def no_ack() -> None:
 
     real = drain.decide
 
-    def unheard(state: drain.DrainState, now: float) -> drain.Wait | drain.Stop:
+    def without_claims(state: drain.DrainState, now: float) -> drain.Wait | drain.Stop:
         return real(replace(state, gateways=()), now)
 
-    drain.decide = unheard
+    drain.decide = without_claims
     _never_turn_away()
 
 
@@ -50,7 +50,7 @@ def unknown_is_zero() -> None:
         zero = dict.fromkeys(("running", "waiting", "waiting_tokens", "kv_tokens_used"), 0)
         return replace(known, **{name: value for name, value in zero.items() if getattr(known, name) is None})
 
-    def voice(known: types.SignalSource) -> types.SignalSource:
+    def source(known: types.SignalSource) -> types.SignalSource:
         if known.demand is not None:
             arrivals[known.name] = known.demand.arrivals
             return known
@@ -60,7 +60,7 @@ def unknown_is_zero() -> None:
         known = replace(
             snapshot,
             replicas=tuple(replace(r, load=load(r.load)) for r in snapshot.replicas),
-            sources=tuple(voice(v) for v in snapshot.sources or ()),
+            sources=tuple(source(v) for v in snapshot.sources or ()),
         )
         return real(known, memory, now)
 

@@ -78,7 +78,7 @@ def run(config: StormConfig, folder: Path) -> Findings:
             with contextlib.ExitStack() as beside:
                 if config.adapters:
                     beside.enter_context(swaps.swapping(ground.kubectl, STORM, storm.say))
-                    beside.enter_context(ground.heard_agents(folder / "voices.jsonl"))
+                    beside.enter_context(ground.heard_agents(folder / "agents.jsonl"))
                 if config.kills:
                     beside.enter_context(killing(ground, config.kills, _seconds(config), storm.say))
                 _faults(storm, config, load)
@@ -88,7 +88,7 @@ def run(config: StormConfig, folder: Path) -> Findings:
         ground.copy_spools(folder / "spools")
         ground.copy_ledger(folder / "ledger")
     findings = judge_folder(folder)
-    if config.adapters and not journals.read_residencies(folder / "voices.jsonl"):
+    if config.adapters and not journals.read_residencies(folder / "agents.jsonl"):
         findings.violations.append("invariant 10 was not judged: no agent was heard")
     return findings
 
@@ -120,17 +120,17 @@ def judge_folder(folder: Path) -> Findings:
 
 def collect(folder: Path) -> journals.Journals:
     sequences, lives = journals.read_engines(folder / "engines")
-    kills, silences, notes = journals.read_faults(folder / "faults.jsonl")
+    kills, silent_periods, notes = journals.read_faults(folder / "faults.jsonl")
     return journals.Journals(
         attempts=journals.read_attempts(folder / "client.jsonl"),
         rows=journals.read_spools(folder / "spools"),
         sequences=sequences,
         lives=lives,
         kills=kills,
-        silences=silences,
+        silent_periods=silent_periods,
         scales=journals.read_scales(folder / "scales.jsonl"),
         faults=notes,
-        residencies=journals.read_residencies(folder / "voices.jsonl"),
+        residencies=journals.read_residencies(folder / "agents.jsonl"),
     )
 
 
@@ -147,14 +147,14 @@ def show(found: journals.Journals, findings: Findings, folder: Path) -> None:
         print(f"VIOLATION {text}")
     if len(findings.violations) > _VIOLATIONS_SHOWN:
         print(f"... and {len(findings.violations) - _VIOLATIONS_SHOWN} more: {folder / 'violations.txt'}")
-    print(_figures(found, findings))
+    print(_stats(found, findings))
     print(findings.weights(found.attempts, swaps.ADAPTERS))
     if findings.account is not None:
         print("\n".join(findings.account.lines()))
     print(findings.line(), flush=True)
 
 
-def _figures(found: journals.Journals, findings: Findings) -> str:
+def _stats(found: journals.Journals, findings: Findings) -> str:
     """How it was for the clients, in one line: not judged, but a storm that answers after minutes is worth a look."""
     waits = sorted(
         a.first - a.sent

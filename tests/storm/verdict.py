@@ -236,7 +236,7 @@ def stopped_in_flight(journals: Journals, kills: Mapping[str, Iterable[Kill]]) -
 
 
 def lowered_in_silence(journals: Journals) -> list[str]:
-    """Invariant 6: with any voice of a Model missing, its replicas do not go down."""
+    """Invariant 6: with any signal source of a Model missing, its replicas do not go down."""
     found: list[str] = []
     last: dict[str, dict[str, int]] = {}
     for scale in sorted(journals.scales, key=lambda s: s.at):
@@ -244,7 +244,7 @@ def lowered_in_silence(journals: Journals) -> list[str]:
         before = sum(model.values())
         model[scale.deployment] = scale.replicas
         after = sum(model.values())
-        for silence in journals.silences:
+        for silence in journals.silent_periods:
             heard_of = silence.models is None or scale.model in silence.models
             if after < before and heard_of and silence.since <= scale.at <= silence.until:
                 found.append(

@@ -102,7 +102,7 @@ class AdapterAgent:
     engine_boot: str = ""
     lease_seconds: float = 10.0
     held_back: bool = False
-    """What it says is on its way, and not heard yet."""
+    """What it says is on its way, and not received yet."""
     cancels: bool = False
     """Whose caller hangs up is not answered any more."""
     port: int = 0

@@ -61,7 +61,7 @@ class AdapterWorld(RuleBasedStateMachine):
         self.seq = 0
         self.told: object = None
         self.gates: list[Gate] = []
-        self.calm = True
+        self.undisturbed = True
         """No acknowledgement was late, and no agent new."""
 
     @initialize(gateways=st.integers(1, 2))
@@ -120,7 +120,7 @@ class AdapterWorld(RuleBasedStateMachine):
             if not late or self.now - gate.record.last_message >= drain.CLAIM_SECONDS:
                 self.acknowledge(gate)
             elif gate.running:
-                self.calm = False
+                self.undisturbed = False
         self.step()
 
     @rule(gate=st.integers(0, 1), number=st.integers(0, 3))
@@ -273,7 +273,7 @@ class AdapterWorld(RuleBasedStateMachine):
         self.call = None
         self.registry = Registry(PLACES, SLOTS, self.now)
         self.registry.observed(f"boot-{self.boots}", up=True)
-        self.seq, self.told, self.calm = 0, None, False
+        self.seq, self.told, self.undisturbed = 0, None, False
         for gate in self.gates:
             gate.record = GatewayProgress(gate.key[0], self.now)
             gate.leases.clear()
@@ -301,7 +301,7 @@ class AdapterWorld(RuleBasedStateMachine):
     @invariant()
     def no_more_adapters_run_than_there_are_slots(self) -> None:
         running = {name for gate in self.gates for name, count in gate.running.items() if count}
-        assert not self.calm or len(running) <= SLOTS, "more distinct adapters run than there are slots"
+        assert not self.undisturbed or len(running) <= SLOTS, "more distinct adapters run than there are slots"
 
     def teardown(self) -> None:
         """When everything is well again, everybody gets an answer."""

@@ -83,8 +83,8 @@ class Pool:
 
     @property
     def snapshot(self) -> PoolSnapshot:
-        voices = (AdapterSignalSource("gateway-0", "boot", dict(self.said) if self.heard else None),)
-        return PoolSnapshot(self.limits, tuple(self.replicas.values()), dict(self.adapters), voices)
+        sources = (AdapterSignalSource("gateway-0", "boot", dict(self.said) if self.heard else None),)
+        return PoolSnapshot(self.limits, tuple(self.replicas.values()), dict(self.adapters), sources)
 
     def ask(self, *names: str, in_flight: int = 0, held: int = 0) -> None:
         """One more request of each, and so many in flight or held from now on."""

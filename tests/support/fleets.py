@@ -204,5 +204,5 @@ class Fleet:
     def ready(self, model: str) -> int:
         return sum(p.ready for p in self.pods if p.model == model and not p.terminating)
 
-    def wish(self) -> dict[tuple[str, str], int]:
+    def wanted_replicas(self) -> dict[tuple[str, str], int]:
         return {key: n for key, (n, _) in self.replicas.items() if n}

@@ -156,14 +156,14 @@ class KEDAFleet(Fleet):
     @contextmanager
     def asked(self, name: str, clients: int, tokens: int = 48) -> Generator[DemoClients]:
         """So many clients ask again and again meanwhile, in a thread of their own."""
-        crowd = DemoClients(self.address, KEY, f"{SPACE}/{name}")
+        load = DemoClients(self.address, KEY, f"{SPACE}/{name}")
         loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=lambda: loop.run_until_complete(crowd.many(clients, tokens)))
+        thread = threading.Thread(target=lambda: loop.run_until_complete(load.many(clients, tokens)))
         thread.start()
         try:
-            yield crowd
+            yield load
         finally:
-            loop.call_soon_threadsafe(crowd.enough.set)
+            loop.call_soon_threadsafe(load.enough.set)
             thread.join(timeout=180)
             assert not thread.is_alive()
             loop.close()

@@ -32,16 +32,16 @@ class Member:
         self.it = it
         self.uid = f"gateway-{number}"
         book = it.app.demand
-        self.teller = DemandPublisher(book)
+        self.publisher = DemandPublisher(book)
         self.streams = DemandStreams(
-            lambda _uid, _models: None, ListenerIdentity(self.uid, self.teller.hub.boot), book.tenants.peer_reported
+            lambda _uid, _models: None, ListenerIdentity(self.uid, self.publisher.hub.boot), book.tenants.peer_reported
         )
-        ops = gateway_ops(CollectorRegistry(), dict, lambda: None, self.teller.hub, Ring(INSTALL_KEY))
+        ops = gateway_ops(CollectorRegistry(), dict, lambda: None, self.publisher.hub, Ring(INSTALL_KEY))
         self.ops = make_server(ops, host="127.0.0.1", port=0, keep_alive=5, stop_seconds=1)
-        it.app.quotas._read_peers = self.crowd  # pyright: ignore[reportPrivateUsage]
+        it.app.quotas._read_peers = self.peers  # pyright: ignore[reportPrivateUsage]
         self.others: list[str] = []
 
-    def crowd(self) -> GatewayPeers:
+    def peers(self) -> GatewayPeers:
         found = ((uid, self.streams.get(uid)) for uid in self.others)
         boot_of = self.it.app.demand.tenants.boot_of
         return [Other(s.boot, s.received_at) if s is not None else Other(boot_of(uid), None) for uid, s in found]
@@ -126,6 +126,6 @@ async def crew(tmp_path: Path, count: int = 4) -> AsyncGenerator[Crew]:
             it.release.set()
             for member in it.members:
                 await member.streams.close()
-                member.teller.close()
+                member.publisher.close()
                 member.ops.should_exit = True
             await asyncio.gather(*serving)

@@ -27,23 +27,23 @@ class Process:
     running: dict[int, Cost] = field(default_factory=dict)
     died: float | None = None
 
-    def used(self, limit: Limit, now: float, word: "Word | None" = None) -> int:
+    def used(self, limit: Limit, now: float, report: "UsageReport | None" = None) -> int:
         """Now; or as far as a message said."""
         running = [cost.tokens for cost in self.running.values()]
-        if word is None:
-            word = Word(len(self.admitted), len(self.ended), len(running), sum(running))
+        if report is None:
+            report = UsageReport(len(self.admitted), len(self.ended), len(running), sum(running))
         if limit == "concurrent":
-            return word.running if self.died is None else 0
+            return report.running if self.died is None else 0
         if limit == "requests":
-            return sum(_inside(at, now) for at in self.admitted[word.since[0] : word.admitted])
+            return sum(_inside(at, now) for at in self.admitted[report.since[0] : report.admitted])
         if self.died is not None and not _inside(self.died, now):
             return 0
-        used = sum(tokens for at, tokens in self.ended[word.since[1] : word.ended] if _inside(at, now))
-        return used + word.reserved
+        used = sum(tokens for at, tokens in self.ended[report.since[1] : report.ended] if _inside(at, now))
+        return used + report.reserved
 
 
 @dataclass(frozen=True)
-class Word:
+class UsageReport:
     """What a message said: so many of a process's requests."""
 
     admitted: int
@@ -62,7 +62,7 @@ class Gate:
     process: Process
     book: TenantUsageState
     born: float
-    words: dict[str, Word] = field(default_factory=dict)
+    reports: dict[str, UsageReport] = field(default_factory=dict)
     """By boot: what was heard of it last."""
     heard_at: dict[str, float] = field(default_factory=dict)
     """By pod."""
@@ -83,9 +83,9 @@ class World:
         self.now = 1000.0
         self.processes: list[Process] = []
         self.gates: list[Gate] = []
-        self.wire: list[tuple[float, str, str, str, TenantUse, Word]] = []
+        self.wire: list[tuple[float, str, str, str, TenantUse, UsageReport]] = []
         """When it arrives, from and to which pod, and what it says."""
-        self.deaf: set[tuple[str, str]] = set()
+        self.cut_off: set[tuple[str, str]] = set()
         """Pods whose stream is down: from, to."""
         self.passed = 0
         self._pods = self._requests = 0
@@ -110,7 +110,7 @@ class World:
             gate.pod,
             process,
             TenantUsageState(boot=process.boot, clock=lambda: self.now),
-            self.now if gate.words else gate.born,
+            self.now if gate.reports else gate.born,
         )
         self.gates[self.gates.index(gate)] = fresh
         fresh.book.of(TENANT).change(self.limits)
@@ -127,12 +127,12 @@ class World:
         knows = self._knows(gate)
         own = gate.process.used(self.limit, now)
         cost = Cost(tokens)
-        crowd = self.crowd(gate)
-        over = account.reserve(now, cost, lambda: crowd)
+        peers = self.peers(gate)
+        over = account.reserve(now, cost, lambda: peers)
         share = account._shares[self.limit]  # pyright: ignore[reportPrivateUsage]
         if share.since == now:
             gate.renewed, gate.heard, gate.own = now, knows, own
-            gate.sharers = 1 + sum(peer.reported_at is not None for peer in crowd)
+            gate.sharers = 1 + sum(peer.reported_at is not None for peer in peers)
         if over is not None:
             assert 1 <= over.retry_after <= 60
             return False
@@ -156,41 +156,41 @@ class World:
         """To each other gateway, after a delay; None: it is lost."""
         process = gate.process
         running = [cost.tokens for cost in process.running.values()]
-        word = Word(len(process.admitted), len(process.ended), len(running), sum(running))
+        report = UsageReport(len(process.admitted), len(process.ended), len(running), sum(running))
         use = gate.book.of(TENANT).own_use()
         for other, delay in zip((each for each in self.gates if each is not gate), delays, strict=False):
             if delay is not None:
-                self.wire.append((self.now + delay, gate.pod, other.pod, process.boot, use, word))
+                self.wire.append((self.now + delay, gate.pod, other.pod, process.boot, use, report))
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
         due = sorted((m for m in self.wire if m[0] <= self.now), key=lambda m: m[0])
         self.wire = [m for m in self.wire if m[0] > self.now]
-        for _, sender, receiver, boot, use, word in due:
+        for _, sender, receiver, boot, use, report in due:
             gate = next((g for g in self.gates if g.pod == receiver), None)
             current = next((g for g in self.gates if g.pod == sender), None)
-            if gate is None or current is None or current.process.boot != boot or (sender, receiver) in self.deaf:
+            if gate is None or current is None or current.process.boot != boot or (sender, receiver) in self.cut_off:
                 continue
-            before = gate.words.get(boot)
-            if before is not None and (word.admitted, word.ended) < (before.admitted, before.ended):
+            before = gate.reports.get(boot)
+            if before is not None and (report.admitted, report.ended) < (before.admitted, before.ended):
                 continue  # a stream keeps the order
-            since = before.since if before is not None else (word.admitted, word.ended)
-            gate.words[boot] = Word(word.admitted, word.ended, word.running, word.reserved, since)
+            since = before.since if before is not None else (report.admitted, report.ended)
+            gate.reports[boot] = UsageReport(report.admitted, report.ended, report.running, report.reserved, since)
             gate.heard_at[sender] = self.now
             gate.book.peer_reported(sender, boot, {TENANT: use})
 
     # --- what is known, and what is true ------------------------------------------------------------------------------
 
-    def crowd(self, gate: Gate) -> GatewayPeers:
-        crowd: list[GatewayPeer] = []
+    def peers(self, gate: Gate) -> GatewayPeers:
+        peers: list[GatewayPeer] = []
         for other in self.gates:
             if other is gate or self.now - other.born < SEEN_AFTER:
                 continue
             at = gate.heard_at.get(other.pod)
-            live = at is not None and self.now - at <= SILENCE and (other.pod, gate.pod) not in self.deaf
+            live = at is not None and self.now - at <= SILENCE and (other.pod, gate.pod) not in self.cut_off
             boot = gate.book.boot_of(other.pod)
-            crowd.append(GatewayPeer(boot, at if live else None))
-        return crowd
+            peers.append(GatewayPeer(boot, at if live else None))
+        return peers
 
     def used(self) -> int:
         return sum(process.used(self.limit, self.now) for process in self.processes)
@@ -198,14 +198,14 @@ class World:
     def check(self, gate: Gate, *, whole: bool) -> None:
         """The bound of `core/quota/share.py`, by what the gateway really knew."""
         others = [p for p in self.processes if p is not gate.process]
-        unheard = sum(max(0, p.used(self.limit, self.now) - gate.heard.get(p.boot, 0)) for p in others)
+        unreported = sum(max(0, p.used(self.limit, self.now) - gate.heard.get(p.boot, 0)) for p in others)
         left = max(0, self.most - gate.own - sum(gate.heard.values()))
         spared = 0 if whole else left - left // gate.sharers
-        assert self.used() <= self.most + unheard - spared
+        assert self.used() <= self.most + unreported - spared
 
     def _knows(self, gate: Gate) -> dict[str, int]:
         return {
-            p.boot: p.used(self.limit, self.now, gate.words[p.boot]) for p in self.processes if p.boot in gate.words
+            p.boot: p.used(self.limit, self.now, gate.reports[p.boot]) for p in self.processes if p.boot in gate.reports
         }
 
     def _die(self, gate: Gate) -> None:

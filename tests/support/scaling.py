@@ -39,7 +39,7 @@ def load(**fields: Any) -> Load:
 
 
 def replica(number: int = 0, said: Load | None = None, **fields: Any) -> Replica:
-    """A ready one; `said=None` with `dark=True`: not heard."""
+    """A ready one; `said=None` with `dark=True`: stale."""
     dark = fields.pop("dark", False)
     plain: dict[str, Any] = {
         "uid": f"uid-{number}",
@@ -61,7 +61,7 @@ def pending(number: int = 0, **fields: Any) -> Replica:
     return replica(number, **{**plain, **fields})
 
 
-def voice(name: str = "gateway-0", boot: str = "boot-1", *, dark: bool = False, **fields: Any) -> SignalSource:
+def source(name: str = "gateway-0", boot: str = "boot-1", *, dark: bool = False, **fields: Any) -> SignalSource:
     """A gateway that has nothing, but for `fields`."""
     nothing: dict[str, Any] = {"arrivals": 0, "in_flight": 0, "held": 0, "held_tokens": 0, "oldest_seconds": 0.0}
     return SignalSource(name, boot, None if dark else Demand(**{**nothing, **fields}))
@@ -73,15 +73,15 @@ def variant(gpu_class: str = CLASS, replicas: int = 0, room: int | None = 100, *
 
 
 def snapshot(
-    *replicas: Replica, voices: Sequence[SignalSource] | None = (), policy: Policy | None = None, **fields: Any
+    *replicas: Replica, sources: Sequence[SignalSource] | None = (), policy: Policy | None = None, **fields: Any
 ) -> ModelSnapshot:
-    """A Model with one gateway that has nothing, unless `voices` says otherwise; variants as the replicas stand."""
+    """A Model with one gateway that has nothing, unless `sources` says otherwise; variants as the replicas stand."""
     standing = [r for r in replicas if not r.deleting and not r.lost]
     plain: dict[str, Any] = {
         "policy": policy or Policy(),
         "wanted": len(standing),
         "replicas": replicas,
-        "sources": (voice(),) if voices == () else None if voices is None else tuple(voices),
+        "sources": (source(),) if sources == () else None if sources is None else tuple(sources),
         "variants": (variant(replicas=len(standing)),),
         "rolling": False,
         "term_began": 0.0,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from shoal.core.scaling import ModelSnapshot, Policy, Replica, ScalingMemory, decide
-from tests.support.scaling import KV_TOKENS, load, pending, replica, snapshot, voice
+from tests.support.scaling import KV_TOKENS, load, pending, replica, snapshot, source
 
 TOKENS = 1000
 """Of a request: its prompt; answers are as good as free here."""
@@ -79,10 +79,10 @@ class World:
             )
         running = sum(r.load.running or 0 for r in found if r.load)
         held = 0 if serving else math.floor(self.queue)
-        gateway = voice(
+        gateway = source(
             arrivals=math.floor(self.arrived), in_flight=running + waiting, held=held, held_tokens=held * TOKENS
         )
-        seen = snapshot(*found, voices=[gateway], policy=self.policy, wanted=self.wanted)
+        seen = snapshot(*found, sources=[gateway], policy=self.policy, wanted=self.wanted)
         return replace(seen, variants=(replace(seen.variants[0], cold_start_seconds=self.cold_start),))
 
     def _decide(self) -> None:

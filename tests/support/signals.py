@@ -1,4 +1,4 @@
-"""Ears for an operator in the test's own process: they hear what the test says."""
+"""Signals for an operator in the test's own process: they are what the test says."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +28,7 @@ NOTHING = Demand(arrivals=0, in_flight=0, held=0, held_tokens=0, oldest_seconds=
 
 class FakeSignals:
     """Every replica is quiet and every gateway has nothing, until the test says something else. What is in `silent` is
-    not heard."""
+    stale."""
 
     def __init__(self) -> None:
         self.loads: dict[str, Load] = {}
@@ -36,7 +36,7 @@ class FakeSignals:
         self.demands: dict[str, Demand] = {}
         """Model's uid -> what each gateway has of it."""
         self.silent: set[str] = set()
-        """uids of pods that are not heard; "*" for all."""
+        """uids of pods whose signals are stale; "*" for all."""
         self.everything = QUIET
         """What an agent says of which the test said nothing."""
         self.heard: list[Callable[[str | None, bool], None]] = []
@@ -102,7 +102,7 @@ def gateway_pod(name: str = "shoal-gateway-0") -> JsonObject:
 
 
 async def ready_gateway(fleet: Fleet) -> JsonObject:
-    """A gateway that is Ready: one that never was is no voice. It goes with the fleet."""
+    """A gateway that is Ready: one that never was is no signal source. It goes with the fleet."""
     made = await fleet.client.apply(PODS, gateway_pod(), manager="person")
     return await eventually(
         lambda: fleet.client.get(PODS, made["metadata"]["name"], NAMESPACE),

@@ -41,10 +41,10 @@ class ToldGateway:
 
     async def up(self) -> None:
         self.book = DemandState()
-        self.teller = DemandPublisher(self.book)
+        self.publisher = DemandPublisher(self.book)
         registry = CollectorRegistry()
-        registry.register(DemandMetrics(self.teller.hub.boot, self.book, lambda: {"uid-llama": "chat/llama"}))
-        ops = gateway_ops(registry, dict, lambda: None, self.teller.hub, self.ring)
+        registry.register(DemandMetrics(self.publisher.hub.boot, self.book, lambda: {"uid-llama": "chat/llama"}))
+        ops = gateway_ops(registry, dict, lambda: None, self.publisher.hub, self.ring)
         self.port = self.port or free_ports(1)[0]  # nobody takes it while this one is down
         self._server = make_server(ops, host=self.host, port=self.port, keep_alive=5, stop_seconds=1)
         self._serving = asyncio.create_task(self._server.serve())
@@ -52,13 +52,13 @@ class ToldGateway:
             await asyncio.sleep(0.005)
 
     async def down(self) -> None:
-        self.teller.close()
+        self.publisher.close()
         self._server.should_exit = True
         await self._serving
 
     @property
     def hub(self) -> StreamHub:
-        return self.teller.hub
+        return self.publisher.hub
 
     def peer(
         self, uid: str = "gateway-1", role: keys.Role = "operator", key: bytes = CURRENT, *others: bytes

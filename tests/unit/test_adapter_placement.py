@@ -85,7 +85,7 @@ def test_a_new_leader_drops_nothing_that_is_loaded() -> None:
 # --- room -----------------------------------------------------------------------------------------------------------
 
 
-def test_more_pinned_than_slots_says_so_with_figures_and_disturbs_nobody() -> None:
+def test_more_pinned_than_slots_says_so_with_numbers_and_disturbs_nobody() -> None:
     pool = Pool.of(2, [adapter(f"p{i}", "Pinned", 2) for i in range(7)])
     first = pool.step()
     pool.adapters["late"] = adapter("late", "Pinned", 2)
@@ -102,7 +102,7 @@ def test_more_pinned_than_slots_says_so_with_figures_and_disturbs_nobody() -> No
     assert plan.desired == first.desired
 
 
-def test_more_warm_than_places_says_so_with_figures() -> None:
+def test_more_warm_than_places_says_so_with_numbers() -> None:
     pool = Pool.of(1, [adapter(f"w{i:02}", "Warm") for i in range(16)])
 
     plan = pool.step()

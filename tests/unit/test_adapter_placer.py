@@ -35,7 +35,7 @@ POET1, POET2 = (engine_name("chat/poet", v.revision) for v in (V1, V2))
 
 
 @dataclass
-class Ears:
+class FakeAdapterSignals:
     said: dict[str, ReplicaKeys] = field(default_factory=dict[str, ReplicaKeys])
     boots: dict[str, str] = field(default_factory=dict[str, str])
 
@@ -55,7 +55,7 @@ class Ears:
 class Told(DesiredAdapterWriter):
     """Keeps what agents would be told."""
 
-    def __init__(self, world: World, signals: Ears) -> None:
+    def __init__(self, world: World, signals: FakeAdapterSignals) -> None:
         super().__init__(world, cast("Any", None), signals, WorkQueue("t"), ListenerIdentity("op", "b"))
         self.floors: dict[str, tuple[DesiredAdapter, ...]] = {}
 
@@ -69,7 +69,7 @@ class Told(DesiredAdapterWriter):
 class Fixture:
     def __init__(self) -> None:
         self.world = World(cast("Any", None), CONFIG, "shoal-system", cast("Any", None), ownership=LabelsSuffice())
-        self.signals = Ears()
+        self.signals = FakeAdapterSignals()
         self.told = Told(self.world, self.signals)
         self.woken: list[str] = []
         self.placer = Placer(self.world, Choices(self.world), self.told, self.signals, self.woken.append)

@@ -96,12 +96,12 @@ def test_it_shows_slots_residency_hits_swaps_and_why_one_has_no_place() -> None:
 
 
 def test_wide_names_the_replicas_that_have_each_adapter_and_those_that_lack_it() -> None:
-    lost = PINNED.model_copy(update={"adapter": "chat/unheard", "resident": None})
+    lost = PINNED.model_copy(update={"adapter": "chat/stale", "resident": None})
     lines = shown(answer(POOL.model_copy(update={"adapters": (POET, PINNED, lost)})), wide=True).splitlines()
-    ends = {name: next(line for line in lines if f"chat/{name} " in line) for name in ("poet", "pinned", "unheard")}
+    ends = {name: next(line for line in lines if f"chat/{name} " in line) for name in ("poet", "pinned", "stale")}
     assert ends["poet"].endswith(" base-1, base-2 (to load)")
     assert ends["pinned"].endswith(" -")
-    assert ends["unheard"].endswith(" ?")
+    assert ends["stale"].endswith(" ?")
     assert "base-2 (to load)" not in shown(answer(POOL))
 
 
@@ -147,7 +147,7 @@ def test_a_pool_that_is_not_there_is_told_in_one_line(cluster: tuple[CannedApi, 
     assert done.output.strip() == "Error: there is no LoRAPool nope in namespace chat"
 
 
-class FakeBook:
+class FakePlacer:
     def pool_keys(self, namespace: str | None, pool: str | None) -> list[str]:
         return ["chat/pool"] if namespace in (None, "chat") and pool in (None, "pool") else []
 
@@ -161,7 +161,7 @@ class FakeBook:
 async def test_the_leader_answers_and_another_one_names_it() -> None:
     async def ask(path: str, *, leads: bool = True) -> tuple[int, str]:
         shell = Shell("the operator")
-        add_routes(shell, FakeBook(), operator="op-1", leads=lambda: leads, leader=lambda: "op-2")  # type: ignore[arg-type]
+        add_routes(shell, FakePlacer(), operator="op-1", leads=lambda: leads, leader=lambda: "op-2")  # type: ignore[arg-type]
         path, _, query = path.partition("?")
         answered = await call(shell, path, query=query.encode())
         return answered.status, answered.body.decode()

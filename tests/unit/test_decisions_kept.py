@@ -23,7 +23,7 @@ def test_a_change_stays_with_what_led_to_it_while_its_result_is_decided_again_an
     ]
 
 
-def test_the_same_again_counts_and_shows_the_newest_figures() -> None:
+def test_the_same_again_counts_and_shows_the_newest_numbers() -> None:
     again = [ScalingDecision(2, 2, "ReplicasReady", f"{n} queued") for n in (1, 2, 3)]
     assert kept(*again) == [(2, 2, "ReplicasReady", "3 queued", 3)]
 

@@ -8,7 +8,7 @@ from shoal.net.shell import Shell
 from tests.support.shells import call
 
 
-class Book:
+class FakeHistory:
     """Two Models, one with a decision."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Book:
 
 async def ask(path: str, *, leads: bool = True, leader: str = "op-1") -> tuple[int, str]:
     shell = Shell("the operator")
-    add_routes(shell, Book(), operator="op-1", leads=lambda: leads, leader=lambda: leader)
+    add_routes(shell, FakeHistory(), operator="op-1", leads=lambda: leads, leader=lambda: leader)
     path, _, query = path.partition("?")
     answer = await call(shell, path, query=query.encode())
     return answer.status, answer.body.decode()

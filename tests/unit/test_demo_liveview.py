@@ -33,7 +33,7 @@ class Scripted(OperatorClient):
         return Decisions(operator="op", leads=True, time=datetime.now(UTC), models=(told,))
 
 
-def filmed(*script: ModelScaling | Unreachable) -> tuple[LiveView, Console]:
+def live_view(*script: ModelScaling | Unreachable) -> tuple[LiveView, Console]:
     console = Console(record=True, width=200, file=io.StringIO())
     return LiveView(Scripted(*script), "elastic", "bursty", console), console
 
@@ -50,9 +50,9 @@ def test_the_history_names_each_change_once() -> None:
 
 
 async def test_it_waits_for_what_is_to_come_and_tells_changes_without_a_terminal() -> None:
-    film, console = filmed(model(0, 1, "Waking"), model(0, 1, "Waking"), model(1))
-    async with film:
-        frame = await film.until(lambda m: m.ready == 1, 10, "it wakes")
+    view, console = live_view(model(0, 1, "Waking"), model(0, 1, "Waking"), model(1))
+    async with view:
+        frame = await view.until(lambda m: m.ready == 1, 10, "it wakes")
     assert frame.metrics.ready == 1
     told = console.export_text()
     assert told.count("0/1 replicas, Waking") == 1
@@ -60,38 +60,40 @@ async def test_it_waits_for_what_is_to_come_and_tells_changes_without_a_terminal
 
 
 async def test_what_does_not_come_is_told_with_what_the_model_says() -> None:
-    film, _ = filmed(model(0, 1, "NoCapacity").model_copy(update={"stale": ("shoal-gateway-0",)}))
-    async with film:
-        with pytest.raises(click.ClickException, match=r"it wakes.*0 of 1 replicas; NoCapacity: so; not heard: shoal"):
-            await film.until(lambda m: m.ready == 1, 0.05, "it wakes")
+    view, _ = live_view(model(0, 1, "NoCapacity").model_copy(update={"stale": ("shoal-gateway-0",)}))
+    async with view:
+        with pytest.raises(
+            click.ClickException, match=r"it wakes.*0 of 1 replicas; NoCapacity: so; stale signals: shoal"
+        ):
+            await view.until(lambda m: m.ready == 1, 0.05, "it wakes")
 
 
 async def test_an_operator_that_does_not_answer_is_waited_for_and_named() -> None:
-    film, _ = filmed(Unreachable("no operator leads"), Unreachable("no operator leads"), model(1))
-    async with film:
-        assert (await film.until(lambda m: m.ready == 1, 10, "it wakes")).metrics.ready == 1
-    film, _ = filmed(Unreachable("no operator leads"))
-    async with film:
+    view, _ = live_view(Unreachable("no operator leads"), Unreachable("no operator leads"), model(1))
+    async with view:
+        assert (await view.until(lambda m: m.ready == 1, 10, "it wakes")).metrics.ready == 1
+    view, _ = live_view(Unreachable("no operator leads"))
+    async with view:
         with pytest.raises(click.ClickException, match="no operator leads"):
-            await film.until(lambda m: m.ready == 1, 0.05, "it wakes")
+            await view.until(lambda m: m.ready == 1, 0.05, "it wakes")
 
 
-async def test_a_film_that_breaks_ends_the_wait_with_what_broke_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    film, _ = filmed(model(0))
-    monkeypatch.setattr(film, "_show", lambda: 1 / 0)
-    async with film:
+async def test_a_view_that_breaks_ends_the_wait_with_what_broke_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    view, _ = live_view(model(0))
+    monkeypatch.setattr(view, "_show", lambda: 1 / 0)
+    async with view:
         with pytest.raises(ZeroDivisionError):
-            await film.until(lambda m: m.ready == 1, 60, "it wakes")
+            await view.until(lambda m: m.ready == 1, 60, "it wakes")
 
 
 async def test_a_request_that_fails_meanwhile_ends_the_wait_at_once() -> None:
-    film, _ = filmed(model(0, 1))
+    view, _ = live_view(model(0, 1))
 
     async def refused() -> None:
         raise click.ClickException("the gateway answered: 503")
 
     with pytest.raises(click.ClickException, match="503"):
-        await film.until(lambda m: m.ready == 1, 60, "it wakes", asyncio.create_task(refused()))
+        await view.until(lambda m: m.ready == 1, 60, "it wakes", asyncio.create_task(refused()))
 
 
 def test_the_live_view_shows_unknown_as_such() -> None:

@@ -291,7 +291,7 @@ def test_weights_that_cannot_be_read_ask_for_facts(shell: Shell, uri: str, told:
     assert "--facts" in done.output
 
 
-def test_figures_of_the_spec_stand_in_for_weights_that_cannot_be_read(shell: Shell) -> None:
+def test_numbers_of_the_spec_stand_in_for_weights_that_cannot_be_read(shell: Shell) -> None:
     stated = model(uri="pvc://claim", sizing={"weightBytes": "15Gi", "kvBytesPerToken": 131072})
     done = shell.run("--fleet", shell.fleet(gpu_class(LARGE)), models=(stated,), facts=False)
     assert done.exit_code == 0, done.output
@@ -299,7 +299,7 @@ def test_figures_of_the_spec_stand_in_for_weights_that_cannot_be_read(shell: She
     assert "as spec.sizing says: weightBytes 15Gi, kvBytesPerToken 131072" in done.output
 
 
-def test_an_unknown_architecture_asks_for_figures(shell: Shell) -> None:
+def test_an_unknown_architecture_asks_for_numbers(shell: Shell) -> None:
     (shell.folder / "config.json").write_text(json.dumps(LLAMA_8B | {"architectures": ["NewForCausalLM"]}))
     done = shell.run("--fleet", shell.fleet(gpu_class(LARGE)))
     assert done.exit_code == 1

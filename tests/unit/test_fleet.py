@@ -14,7 +14,7 @@ from shoal.core.placement import Candidate, ClassUse
 from shoal.core.scaling import ModelSnapshot
 from tests.support.fleets import candidate, standing, supply
 from tests.support.operators import model
-from tests.support.scaling import snapshot, variant, voice
+from tests.support.scaling import snapshot, source, variant
 
 L4 = candidate("l4-24gb", cost="0.43")
 BLOCK = candidate("h100-80gb", 8, "19.92")
@@ -45,7 +45,7 @@ def test_a_fleet_is_decided_in_one_line() -> None:
 
 
 def test_replicas_are_decided_from_signals_and_placed_in_the_same_call() -> None:
-    waits = snapshot(voices=[voice(held=3, held_tokens=900)], variants=[variant("l4-24gb")], wanted=0)
+    waits = snapshot(sources=[source(held=3, held_tokens=900)], variants=[variant("l4-24gb")], wanted=0)
     plan = decide(FleetSnapshot([one("a", L4, replicas=waits)], [supply("l4-24gb", 1)]), now=10.0)
     decision = plan.models["a"]
     assert decision.scaling is not None

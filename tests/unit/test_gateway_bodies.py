@@ -180,8 +180,8 @@ async def test_answers_that_nobody_takes_are_counted_until_they_are_taken(tmp_pa
         it.changed()
         body = json.dumps(CHAT).encode()
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {API_KEY}\r\n"
-        _, deaf = await asyncio.open_connection("127.0.0.1", it.server.port, limit=1024)
-        deaf.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        _, not_reading = await asyncio.open_connection("127.0.0.1", it.server.port, limit=1024)
+        not_reading.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         async with asyncio.timeout(20):
             while it.app.answer_budget.held < 6_000_000:
                 await asyncio.sleep(0.01)
@@ -190,7 +190,7 @@ async def test_answers_that_nobody_takes_are_counted_until_they_are_taken(tmp_pa
         assert (await it.records())[0].data.outcome == "refused"
         other = await it.post(CHAT, key="sk-zeta")
         assert (other.status, len(await other.read()) > 6_000_000) == (200, True)
-        deaf.transport.abort()
+        not_reading.transport.abort()
         async with asyncio.timeout(20):
             while it.app.answer_budget.held:
                 await asyncio.sleep(0.01)

@@ -31,7 +31,7 @@ class Agent:
     """Has what is aborted end, as an engine would."""
 
     status: int = 204
-    deaf: int = 0
+    unread: int = 0
     """So many times the engine does not have the request yet."""
     asked: list[dict[str, Any]] = field(default_factory=list)
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -48,7 +48,7 @@ class Agent:
     async def abort(self, request: web.Request) -> web.Response:
         assert request.headers["authorization"] == f"Bearer {KEY}"
         self.asked.append(await request.json())
-        if self.status == 204 and len(self.asked) > self.deaf:
+        if self.status == 204 and len(self.asked) > self.unread:
             self.aborted.set()
         return web.Response(status=self.status)
 
@@ -182,7 +182,7 @@ async def test_an_agent_that_is_gone_leaves_the_estimate(tmp_path: Path):
 
 async def test_an_engine_that_does_not_end_it_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cancellations, "SECONDS", 0.3)
-    agent = Agent(deaf=1000)
+    agent = Agent(unread=1000)
     engine = ScriptedEngine(ends_when_told(agent))
     async with serving(tmp_path, agent, engine) as it:
         assert counts(await left(it, engine))[:2] == ("cancelled", "estimated")
@@ -192,7 +192,7 @@ async def test_an_engine_that_does_not_end_it_is_left(tmp_path: Path, monkeypatc
 async def test_an_engine_that_had_not_read_it_yet_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cancellations, "SECONDS", 30.0)
     monkeypatch.setattr(cancellations, "_AGAIN_SECONDS", 0.01)
-    agent = Agent(deaf=2)
+    agent = Agent(unread=2)
     engine = ScriptedEngine(ends_when_told(agent))
     async with serving(tmp_path, agent, engine) as it:
         record = await left(it, engine)
@@ -305,7 +305,7 @@ async def test_what_has_no_id_there_that_we_know_is_cut_off(tmp_path: Path, path
 
 async def test_its_places_are_kept_until_the_engine_has_ended_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cancellations, "SECONDS", 30.0)
-    agent = Agent(deaf=1000)
+    agent = Agent(unread=1000)
     engine = ScriptedEngine(ends_when_told(agent))
     async with serving(tmp_path, agent, engine) as it:
         it.tenants["acme"] = tenant(limits={"concurrentRequests": 1, "tokensPerMinute": 100_000})
@@ -339,7 +339,7 @@ async def test_a_budget_is_used_up_by_what_was_computed(tmp_path: Path, listenin
 async def test_only_so_many_are_kept_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cancellations, "MAX_CANCELLATIONS", 1)
     monkeypatch.setattr(cancellations, "SECONDS", 30.0)
-    agent = Agent(deaf=1000)
+    agent = Agent(unread=1000)
     engine = ScriptedEngine(ends_when_told(agent))
     async with serving(tmp_path, agent, engine) as it:
         first = await leave(it, engine, CHAT, "/v1/chat/completions")
@@ -353,7 +353,7 @@ async def test_only_so_many_are_kept_at_a_time(tmp_path: Path, monkeypatch: pyte
 
 
 async def test_a_stop_waits_for_the_counts(tmp_path: Path):
-    agent = Agent(deaf=1)
+    agent = Agent(unread=1)
     engine = ScriptedEngine(ends_when_told(agent))
     async with serving(tmp_path, agent, engine) as it:
         await leave(it, engine, CHAT, "/v1/chat/completions")
@@ -364,7 +364,7 @@ async def test_a_stop_waits_for_the_counts(tmp_path: Path):
 
 async def test_a_replica_that_stalls_meanwhile_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cancellations, "SECONDS", 30.0)
-    agent = Agent(deaf=1000)
+    agent = Agent(unread=1000)
     engine = ScriptedEngine(ends_when_told(agent))
     async with serving(tmp_path, agent, engine) as it:
         request = await leave(it, engine, CHAT, "/v1/chat/completions")

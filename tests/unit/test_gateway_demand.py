@@ -137,8 +137,8 @@ def test_counts_never_fall_below_nothing(book: DemandState):
 async def test_a_reader_hears_of_a_held_request_without_waiting_for_the_second(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(demand, "QUIET_SECONDS", 3600.0)
     book = DemandState()
-    teller = DemandPublisher(book)
-    with teller.hub.reader() as reader:
+    publisher = DemandPublisher(book)
+    with publisher.hub.reader() as reader:
         assert orjson.loads((await reader.next(5))[5:])["models"] == {}  # pyright: ignore[reportOptionalSubscript]
         book.arrived("m")  # the first of all goes out, and the next hour has none
         assert b'"arrivals":1' in (await reader.next(5) or b"")
@@ -149,6 +149,6 @@ async def test_a_reader_hears_of_a_held_request_without_waiting_for_the_second(m
         assert told(orjson.dumps(orjson.loads(message[5:])["models"]))["m"] == book.demand("m").model_copy(
             update={"oldest_seconds": orjson.loads(message[5:])["models"]["m"]["oldestSeconds"]}
         )
-    teller.close()
+    publisher.close()
     book.arrived("m")
     await asyncio.sleep(0)

@@ -12,7 +12,7 @@ from tests.support.gateway import MODEL, GatewayUnderTest, gateway, replica
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.waiting import until_async
 
-CROWD = 10_000
+BURST = 10_000
 ROUND = 8
 """Requests that the only replica runs at a time."""
 
@@ -20,7 +20,7 @@ ROUND = 8
 @contextmanager
 def waiting(it: GatewayUnderTest) -> Generator[list[Ticket]]:
     """So many of one tenant."""
-    tickets = [enter(it, "many") for _ in range(CROWD)]
+    tickets = [enter(it, "many") for _ in range(BURST)]
     try:
         yield tickets
     finally:
@@ -46,16 +46,16 @@ async def test_a_tenant_with_ten_thousand_held_delays_anothers_single_request_by
     async with gateway(tmp_path, ScriptedEngine()) as it:
         it.pods.clear()
         it.fleet.update("pod-1", None)
-        it.model(limits=Limits(max_requests=2 * CROWD, max_bytes=2**40, max_tenant_percent=100))
-        with waiting(it) as crowd:
+        it.model(limits=Limits(max_requests=2 * BURST, max_bytes=2**40, max_tenant_percent=100))
+        with waiting(it) as burst:
             it.pods["chat/llama-1"] = replica(1)
             it.changed()
             it.hear(1, running=0, waiting=0, max_running=ROUND, kv_tokens_used=0, kv_tokens_total=10**6)
-            await until_async(lambda: sum(t.decided for t in crowd) == ROUND)
+            await until_async(lambda: sum(t.decided for t in burst) == ROUND)
 
             single = enter(it, tenant)
-            end(it, [t for t in crowd if t.decided])
-            await until_async(lambda: sum(t.decided for t in [*crowd, single]) == 2 * ROUND)
+            end(it, [t for t in burst if t.decided])
+            await until_async(lambda: sum(t.decided for t in [*burst, single]) == 2 * ROUND)
 
             assert single.decided == goes_next
             single.close()

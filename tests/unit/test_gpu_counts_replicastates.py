@@ -41,7 +41,7 @@ def deployment(replicas: int, *, updated: int | None = None, total: int | None =
     return Child("ns", "chat-l4", "d", "u", b"{}", found, link)
 
 
-def standings(*pods: Pod, deployments: tuple[Child, ...] = (), scaled_objects: tuple[Child, ...] = ()) -> FleetState:
+def fleet_state(*pods: Pod, deployments: tuple[Child, ...] = (), scaled_objects: tuple[Child, ...] = ()) -> FleetState:
     def table(values: tuple[Any, ...]) -> Table[Any]:
         found: Table[Any] = Table(lambda raw: raw["value"], indexes={"model": lambda v: (v.model_uid,)})
         for value in values:
@@ -60,7 +60,7 @@ def standings(*pods: Pod, deployments: tuple[Child, ...] = (), scaled_objects: t
 
 
 def test_pods_stand_where_they_are_bound_and_terminating_ones_hold_their_gpus() -> None:
-    found = standings(
+    found = fleet_state(
         pod("a", "n1"),
         pod("b", "n1", ready=False),
         pod("c", "n2", deleting=True),
@@ -72,16 +72,16 @@ def test_pods_stand_where_they_are_bound_and_terminating_ones_hold_their_gpus() 
 
 
 def test_a_pod_with_a_broken_device_is_on_no_node_of_the_class() -> None:
-    found = standings(pod("a", "n1", broken_device=True), deployments=(deployment(1),)).replica_states("u")
+    found = fleet_state(pod("a", "n1", broken_device=True), deployments=(deployment(1),)).replica_states("u")
     assert dict(found["l4"].by_node) == {f"n1{BROKEN}": Held(1, 1)}
 
 
 def test_a_rollout_is_not_settled() -> None:
-    assert not standings(deployments=(deployment(1, updated=0, total=1),)).replica_states("u")["l4"].settled
+    assert not fleet_state(deployments=(deployment(1, updated=0, total=1),)).replica_states("u")["l4"].settled
 
 
 def test_a_decision_on_its_way_counts_until_it_stands() -> None:
-    seen = standings(deployments=(deployment(1),))
+    seen = fleet_state(deployments=(deployment(1),))
     seen.begin_apply("u", [("l4", 2, 2), ("h100", 1, 4)])
     found = seen.replica_states("u")
     assert (found["l4"].replicas, found["h100"].replicas, found["h100"].gpus) == (2, 1, 4)
@@ -91,13 +91,13 @@ def test_a_decision_on_its_way_counts_until_it_stands() -> None:
 
 
 def test_pods_of_a_deployment_that_is_gone_still_hold() -> None:
-    found = standings(pod("a", "n1", deleting=True)).replica_states("u")
+    found = fleet_state(pod("a", "n1", deleting=True)).replica_states("u")
     assert found == {"l4": ReplicaState(0, 2, {"n1": Held(0, 0, terminating=1)}, pods=0)}
 
 
 def test_a_pod_that_was_bound_when_its_deployment_went_is_no_replica_any_more() -> None:
     """Else the plan wants the class back, drops the one that it went to, and the Model goes to and fro for ever."""
-    found = standings(pod("a", "n1"), pod("b", "n1", deleting=True)).replica_states("u")
+    found = fleet_state(pod("a", "n1"), pod("b", "n1", deleting=True)).replica_states("u")
     assert found == {"l4": ReplicaState(0, 2, {"n1": Held(0, 0, terminating=2)}, pods=0)}
 
 
@@ -121,7 +121,7 @@ def scaled(minimum: int, *, deleting: bool = False) -> Child:
 def test_what_keda_was_answered_counts_until_it_stands_and_what_stands_counts_until_it_is_gone(
     answered: int, counts: int
 ) -> None:
-    found = standings(pod("a", "n1"), deployments=(deployment(2),))
+    found = fleet_state(pod("a", "n1"), deployments=(deployment(2),))
     assert found.replica_states("u")["l4"].replicas == 2, "without it the GPUs would be given away once more"
     found.reservations.put(Reservation("u", "l4", answered, 2, "keda"))
     assert found.replica_states("u")["l4"].replicas == counts
@@ -130,8 +130,8 @@ def test_what_keda_was_answered_counts_until_it_stands_and_what_stands_counts_un
 
 def test_the_minimum_of_a_scaled_object_is_promised_too_as_an_hpa_goes_there_whatever_it_is_answered() -> None:
     before = (deployment(1),)
-    assert standings(deployments=before, scaled_objects=(scaled(4),)).replica_states("u")["l4"].replicas == 4
+    assert fleet_state(deployments=before, scaled_objects=(scaled(4),)).replica_states("u")["l4"].replicas == 4
     assert (
-        standings(deployments=before, scaled_objects=(scaled(4, deleting=True),)).replica_states("u")["l4"].replicas
+        fleet_state(deployments=before, scaled_objects=(scaled(4, deleting=True),)).replica_states("u")["l4"].replicas
         == 1
     )

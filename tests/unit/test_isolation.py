@@ -60,7 +60,7 @@ def fails(real: Callable[..., Any], uid_of: Callable[..., str]) -> Callable[...,
 
 BREAKS = {
     "sizing": (sizes.candidates, "consider", lambda found, *_: found.metadata.uid),
-    "what engines proved": (sizes.Sizes, "proven", lambda _self, wish, *_: wish.model.metadata.uid),
+    "what engines proved": (sizes.Sizes, "proven", lambda _self, request, *_: request.model.metadata.uid),
     "demand": (candidates, "demand", lambda found, *_: found.metadata.uid),
     "placement": (placing, "fill", lambda case, *_: case.demand.uid),
     "words": (messages.PlacementMessages, "placement", lambda _self, case: case.demand.uid),

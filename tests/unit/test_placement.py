@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from shoal.core.placement import Demand, Held, Moves, Placement, Rejected, ReplicaState, VariantPlan, plan
+from shoal.core.placement import Demand, Held, Moves, Placement, Rejected, ReplicaState, VariantPlan, plan, steering
 from tests.support.fleets import candidate, demand, standing, supply
 
 L4, H100 = candidate("l4-24gb", cost="0.43"), candidate("h100-80gb", cost="2.49")
 
 
-def wish(placement: Placement) -> dict[str, int]:
+def by_class(placement: Placement) -> dict[str, int]:
     return {v.gpu_class: v.replicas for v in placement.variants if v.replicas}
 
 
@@ -22,9 +22,9 @@ def one(model: Demand, *supplies, moves: Moves | None = None) -> Placement:
 def test_the_cheapest_sufficient_class_with_room_is_taken_and_unpriced_ones_come_last() -> None:
     gift = candidate("gift")
     room = [supply("gift", 8), supply("h100-80gb", 8), supply("l4-24gb", 1)]
-    assert wish(one(demand("chat/a", gift, H100, L4), *room)) == {"l4-24gb": 1}
-    assert wish(one(demand("chat/a", gift, H100), *room)) == {"h100-80gb": 1}
-    assert wish(one(demand("chat/a", gift), *room)) == {"gift": 1}
+    assert by_class(one(demand("chat/a", gift, H100, L4), *room)) == {"l4-24gb": 1}
+    assert by_class(one(demand("chat/a", gift, H100), *room)) == {"h100-80gb": 1}
+    assert by_class(one(demand("chat/a", gift), *room)) == {"gift": 1}
 
 
 def test_a_class_that_no_node_has_is_not_said_to_be_superfluous_or_full() -> None:
@@ -47,7 +47,7 @@ def test_cost_is_that_of_a_replica_not_of_a_gpu() -> None:
 def test_replicas_spill_over_to_the_next_class_at_max_replicas_and_where_room_ends() -> None:
     model = demand("chat/a", replace(L4, max_replicas=2), H100, wanted=4)
     found = one(model, supply("l4-24gb", 4), supply("h100-80gb", 1))
-    assert wish(found) == {"l4-24gb": 2, "h100-80gb": 1}
+    assert by_class(found) == {"l4-24gb": 2, "h100-80gb": 1}
     assert (found.reason, found.missing, found.hourly_cost) == ("NoCapacity", 1, "3.35")
     assert found.message == (
         "no room for 1 of 4 replicas of 1 GPU: l4-24gb: maxReplicas 2 reached; "
@@ -93,8 +93,8 @@ def test_the_interruptible_share_is_rounded_down() -> None:
     spot = replace(L4, interruptible=True)
     room = [supply("l4-24gb", 8), supply("h100-80gb", 8)]
     found = one(demand("chat/a", spot, H100, wanted=3, interruptible_percent=50), *room)
-    assert wish(found) == {"l4-24gb": 1, "h100-80gb": 2}
-    assert wish(one(demand("chat/a", spot, H100, wanted=3), *room)) == {"l4-24gb": 3}
+    assert by_class(found) == {"l4-24gb": 1, "h100-80gb": 2}
+    assert by_class(one(demand("chat/a", spot, H100, wanted=3), *room)) == {"l4-24gb": 3}
     found = one(demand("chat/a", spot, wanted=1, interruptible_percent=50), *room)
     assert found.missing == 1
     assert found.message.endswith(
@@ -116,14 +116,14 @@ def test_what_runs_stays_when_a_cheaper_class_gets_room_and_moving_is_off() -> N
     model = demand("chat/a", H100, L4, standing={"h100-80gb": standing(1, 1, name="h100-80gb")})
     room = [supply("h100-80gb", 7, of=8), supply("l4-24gb", 8)]
     found = one(model, *room, moves=Moves(in_flight=0))
-    assert (wish(found), found.reason, found.message) == ({"h100-80gb": 1}, "Placed", "1 on h100-80gb, 1 GPU each")
+    assert (by_class(found), found.reason, found.message) == ({"h100-80gb": 1}, "Placed", "1 on h100-80gb, 1 GPU each")
 
 
 def test_a_move_surges_first_and_drains_when_the_cheap_replica_is_ready() -> None:
     dear = standing(1, 1, name="h100-80gb")
     room = [supply("h100-80gb", 7, of=8), supply("l4-24gb", 8)]
     first = one(demand("chat/a", H100, L4, standing={"h100-80gb": dear}), *room)
-    assert (wish(first), first.reason, first.placed) == ({"l4-24gb": 1, "h100-80gb": 1}, "Moving", True)
+    assert (by_class(first), first.reason, first.placed) == ({"l4-24gb": 1, "h100-80gb": 1}, "Moving", True)
     assert first.message == (
         "1 on h100-80gb, 1 GPU each; moving to l4-24gb, which is cheaper: "
         "a replica on h100-80gb goes when its replacement is ready"
@@ -132,21 +132,21 @@ def test_a_move_surges_first_and_drains_when_the_cheap_replica_is_ready() -> Non
     loading = ReplicaState(1, 1, {"l4-24gb-0": Held(1, 0)}, 1)
     for cheap in (asked, loading):
         again = one(demand("chat/a", H100, L4, standing={"h100-80gb": dear, "l4-24gb": cheap}), *room)
-        assert (wish(again), again.reason) == ({"l4-24gb": 1, "h100-80gb": 1}, "Moving")
+        assert (by_class(again), again.reason) == ({"l4-24gb": 1, "h100-80gb": 1}, "Moving")
     ready = standing(1, 1, name="l4-24gb")
     done = one(demand("chat/a", H100, L4, standing={"h100-80gb": dear, "l4-24gb": ready}), *room)
-    assert (wish(done), done.reason) == ({"l4-24gb": 1}, "Placed")
+    assert (by_class(done), done.reason) == ({"l4-24gb": 1}, "Placed")
     assert done.variants[-1].leaving == (("h100-80gb-0", 1),)
 
 
 def test_a_move_that_saves_little_or_takes_room_from_one_that_waits_is_not_made() -> None:
     dear = {"h100-80gb": standing(1, 1, name="h100-80gb")}
     model = demand("chat/a", H100, candidate("h200", cost="2.40"), standing=dear)
-    assert wish(one(model, supply("h100-80gb", 7, of=8), supply("h200", 8))) == {"h100-80gb": 1}
+    assert by_class(one(model, supply("h100-80gb", 7, of=8), supply("h200", 8))) == {"h100-80gb": 1}
     waits = demand("chat/big", candidate("l4-24gb", 8, "3.44"), age=5)
     room = [supply("h100-80gb", 7, of=8), supply("l4-24gb", 7, of=8)]
     found = plan([demand("chat/a", H100, L4, standing=dear), waits], room)
-    assert wish(found["chat/a"]) == {"h100-80gb": 1}
+    assert by_class(found["chat/a"]) == {"h100-80gb": 1}
     assert found["chat/big"].reason == "NoCapacity"
 
 
@@ -157,46 +157,46 @@ def test_moves_are_bounded_for_the_fleet_and_one_at_a_time_for_a_model() -> None
         for i in range(4)
     ]
     found = plan(models, room, moves=Moves(in_flight=2))
-    assert [wish(p) for p in found.values()] == [{"l4-24gb": 1, "h100-80gb": 2}] * 2 + [{"h100-80gb": 2}] * 2
+    assert [by_class(p) for p in found.values()] == [{"l4-24gb": 1, "h100-80gb": 2}] * 2 + [{"h100-80gb": 2}] * 2
 
 
 def test_fewer_replicas_leave_the_dearest_class_first() -> None:
     both = {"h100-80gb": standing(1, 1, name="h100-80gb"), "l4-24gb": standing(1, 1, 1, name="l4-24gb")}
     room = [supply("h100-80gb", 7, of=8), supply("l4-24gb", 7, 7, of=8)]
-    assert wish(one(demand("chat/a", H100, L4, wanted=2, standing=both), *room)) == {"l4-24gb": 2}
-    assert wish(one(demand("chat/a", H100, L4, wanted=1, standing=both), *room)) == {"l4-24gb": 1}
+    assert by_class(one(demand("chat/a", H100, L4, wanted=2, standing=both), *room)) == {"l4-24gb": 2}
+    assert by_class(one(demand("chat/a", H100, L4, wanted=1, standing=both), *room)) == {"l4-24gb": 1}
 
 
 def test_a_replica_on_a_cordoned_node_is_replaced_before_it_goes() -> None:
     stands = {"l4-24gb": ReplicaState(1, 1, {"cordoned": Held(1, 1)}, 1)}
     found = one(demand("chat/a", L4, standing=stands), supply("l4-24gb", 8))
-    assert wish(found) == {"l4-24gb": 2}
+    assert by_class(found) == {"l4-24gb": 2}
     assert found.message == (
         "1 on l4-24gb, 1 GPU each; 1 on a node that takes no pods stays, until others are ready in their place"
     )
     both = {"l4-24gb": ReplicaState(2, 1, {"cordoned": Held(1, 1), "l4-24gb-0": Held(1, 1)}, 2)}
     found = one(demand("chat/a", L4, standing=both), supply("l4-24gb", 7, of=8))
-    assert (wish(found), found.variants[0].leaving) == ({"l4-24gb": 1}, (("cordoned", 1),))
+    assert (by_class(found), found.variants[0].leaving) == ({"l4-24gb": 1}, (("cordoned", 1),))
 
 
 def test_a_deployment_that_asks_for_replacements_does_not_shrink_meanwhile() -> None:
     # 4 pods, of which 2 are to be replaced: saying 4 again would bring no new pod about.
     stands = {"l4-24gb": ReplicaState(4, 1, {"cordoned": Held(2, 2), "l4-24gb-0": Held(2, 2)}, 4)}
     found = one(demand("chat/a", L4, wanted=3, standing=stands), supply("l4-24gb", 1, of=4))
-    assert wish(found) == {"l4-24gb": 5}
+    assert by_class(found) == {"l4-24gb": 5}
 
 
 def test_a_replica_on_a_lost_node_is_replaced_on_another_class_when_its_own_is_full() -> None:
     lost = {"l4-24gb": ReplicaState(1, 1, {"lost": Held(1, 0)}, 1)}
     found = one(demand("chat/a", L4, H100, standing=lost), supply("l4-24gb", 0, of=8), supply("h100-80gb", 8))
-    assert (wish(found), found.placed) == ({"h100-80gb": 1}, True)
+    assert (by_class(found), found.placed) == ({"h100-80gb": 1}, True)
 
 
 def test_without_room_elsewhere_a_replica_on_a_node_that_takes_no_pods_is_left_alone() -> None:
     for ready in (0, 1):
         stands = {"l4-24gb": ReplicaState(1, 1, {"cordoned": Held(1, ready)}, 1)}
         found = one(demand("chat/a", L4, standing=stands), supply("l4-24gb", 0, of=8))
-        assert (wish(found), found.missing, found.reason) == ({"l4-24gb": 1}, 1, "NoCapacity")
+        assert (by_class(found), found.missing, found.reason) == ({"l4-24gb": 1}, 1, "NoCapacity")
         assert found.message.endswith("0 of 8 GPUs free; 1 on a node that takes no pods stays meanwhile")
 
 
@@ -209,7 +209,7 @@ def test_where_gpus_became_unhealthy_the_least_important_replica_is_replaced() -
         demand("chat/high", L4, priority=9, standing=stands(0, 2), wanted=2),
     )
     found = plan([low, high], [supply("l4-24gb", -1, 2, of=3)])
-    assert (wish(found["chat/high"]), wish(found["chat/low"])) == ({"l4-24gb": 2}, {"l4-24gb": 3})
+    assert (by_class(found["chat/high"]), by_class(found["chat/low"])) == ({"l4-24gb": 2}, {"l4-24gb": 3})
 
 
 def test_a_class_that_is_not_listed_any_more_serves_until_its_replacement_is_ready() -> None:
@@ -222,10 +222,10 @@ def test_a_class_that_is_not_listed_any_more_serves_until_its_replacement_is_rea
     ]
     assert first.variants[1].why == "the Model may not use this class any more"
     ready = {"h100-80gb": old, "l4-24gb": standing(1, 1, name="l4-24gb")}
-    assert wish(one(demand("chat/a", L4, standing=ready), *room)) == {"l4-24gb": 1}
+    assert by_class(one(demand("chat/a", L4, standing=ready), *room)) == {"l4-24gb": 1}
     # With nowhere else to go it serves on.
     found = one(demand("chat/a", standing={"h100-80gb": old}, rejected=(Rejected("h100-80gb", "NoFit", "sum"),)), *room)
-    assert (wish(found), found.reason, found.variants[0].why) == ({"h100-80gb": 1}, "NoFit", "sum")
+    assert (by_class(found), found.reason, found.variants[0].why) == ({"h100-80gb": 1}, "NoFit", "sum")
     assert found.excluded == ()
 
 
@@ -233,10 +233,10 @@ def test_a_replica_beyond_what_the_spec_allows_serves_until_there_is_room_elsewh
     stands = {"l4-24gb": standing(1, 2, name="l4-24gb")}
     model = demand("chat/a", replace(L4, max_replicas=1), H100, wanted=2, standing=stands)
     found = one(model, supply("l4-24gb", 6, of=8), supply("h100-80gb", 0, of=8))
-    assert (wish(found), found.missing) == ({"l4-24gb": 2}, 1)
+    assert (by_class(found), found.missing) == ({"l4-24gb": 2}, 1)
     assert found.message.endswith("placed: 1 on l4-24gb; 1 more than the spec allows there stays meanwhile")
     found = one(model, supply("l4-24gb", 6, of=8), supply("h100-80gb", 8))
-    assert wish(found) == {"l4-24gb": 2, "h100-80gb": 1}
+    assert by_class(found) == {"l4-24gb": 2, "h100-80gb": 1}
 
 
 def test_a_paused_model_keeps_what_it_has_and_is_never_evicted() -> None:
@@ -244,7 +244,7 @@ def test_a_paused_model_keeps_what_it_has_and_is_never_evicted() -> None:
     eight = candidate("l4-24gb", 8, "3.44")
     paused = demand("chat/low", eight, standing=full, wanted=3, frozen=True)
     found = plan([paused, demand("chat/high", eight, priority=9)], [supply("l4-24gb", 0, of=8)])
-    assert wish(found["chat/low"]) == {"l4-24gb": 1}
+    assert by_class(found["chat/low"]) == {"l4-24gb": 1}
     assert (found["chat/low"].reason, found["chat/low"].message) == ("Pending", "keeps what it has: 1 on l4-24gb")
     assert found["chat/high"].missing == 1
 
@@ -273,14 +273,14 @@ def test_the_higher_priority_gets_the_gpus_and_both_say_so() -> None:
     asked = replace(high, replica_states={"h100-80gb": ReplicaState(1, 8, {}, 1)})
     again = plan([going, asked], [supply("h100-80gb", 0, of=8, releasing=[8])])
     assert (again["chat/high"].message, again["chat/low"].reason) == (winner.message, "Outranked")
-    assert wish(again["chat/high"]) == {"h100-80gb": 1}
-    assert wish(again["chat/low"]) == {}
+    assert by_class(again["chat/high"]) == {"h100-80gb": 1}
+    assert by_class(again["chat/low"]) == {}
 
 
 def test_equal_priority_keeps_what_it_has_however_young() -> None:
     young = demand("chat/young", EIGHT, age=9, standing={"h100-80gb": standing(8, 1, name="h100-80gb")})
     found = plan([young, demand("chat/old", EIGHT)], [supply("h100-80gb", 0, of=8)])
-    assert wish(found["chat/young"]) == {"h100-80gb": 1}
+    assert by_class(found["chat/young"]) == {"h100-80gb": 1}
     assert (found["chat/old"].reason, found["chat/old"].missing) == ("NoCapacity", 1)
 
 
@@ -292,12 +292,12 @@ def test_replicas_above_a_minimum_go_before_any_minimum_and_the_youngest_of_the_
     lowest = demand("chat/lowest", H100, age=9, standing=stands(1))
     high = demand("chat/high", H100, priority=9)
     found = plan([spare, lowest, high], [supply("h100-80gb", 0, 0, of=2)])
-    assert wish(found["chat/lowest"]) == {"h100-80gb": 1}
-    assert wish(found["chat/spare"]) == {"h100-80gb": 1}
+    assert by_class(found["chat/lowest"]) == {"h100-80gb": 1}
+    assert by_class(found["chat/spare"]) == {"h100-80gb": 1}
 
     old, young = (demand(f"chat/{n}", H100, age=a, standing=stands(1)) for n, a in (("old", 1), ("young", 2)))
     found = plan([old, young, high], [supply("h100-80gb", 0, of=2)])
-    assert (wish(found["chat/old"]), wish(found["chat/young"])) == ({"h100-80gb": 1}, {})
+    assert (by_class(found["chat/old"]), by_class(found["chat/young"])) == ({"h100-80gb": 1}, {})
 
 
 def test_nothing_is_evicted_when_that_does_not_help() -> None:
@@ -306,7 +306,7 @@ def test_nothing_is_evicted_when_that_does_not_help() -> None:
         "chat/low", candidate("h100-80gb", 4, "9.96"), standing={"h100-80gb": standing(4, 1, name="h100-80gb")}
     )
     found = plan([low, demand("chat/high", EIGHT, priority=9)], [supply("h100-80gb", 3, of=8)])
-    assert wish(found["chat/low"]) == {"h100-80gb": 1}
+    assert by_class(found["chat/low"]) == {"h100-80gb": 1}
     assert found["chat/high"].reason == "NoCapacity"
 
 
@@ -321,7 +321,7 @@ def test_no_more_replicas_are_evicted_than_it_takes() -> None:
         demand("chat/c", two, age=3, standing=stands(2, 0)),
     ]
     found = plan([*models, demand("chat/high", four, priority=9)], [supply("h100-80gb", 0, of=8)])
-    assert [m for m in ("chat/a", "chat/b", "chat/c") if not wish(found[m])] == ["chat/b"]
+    assert [m for m in ("chat/a", "chat/b", "chat/c") if not by_class(found[m])] == ["chat/b"]
 
 
 def test_one_large_replica_that_goes_makes_room_for_several_small_ones() -> None:
@@ -335,7 +335,7 @@ def test_while_a_large_replica_waits_for_its_block_no_small_one_is_asked_for_tha
     low = demand("chat/low", H100, standing={"h100-80gb": standing(1, 1, name="h100-80gb")})
     high = demand("chat/high", candidate("h100-80gb", 4, "9.96"), priority=9)
     found = plan([low, high], [supply("h100-80gb", 3, 2, of=4)])
-    assert (found["chat/high"].waiting, wish(found["chat/low"])) == (1, {})
+    assert (found["chat/high"].waiting, by_class(found["chat/low"])) == (1, {})
     assert found["chat/low"].message == (
         "waits for chat/high (priority 9), which has GPUs of h100-80gb; no room for a replica of 1 GPU: "
         "h100-80gb: 5 of 8 GPUs free, 3 promised to replicas that are starting, "
@@ -346,7 +346,7 @@ def test_while_a_large_replica_waits_for_its_block_no_small_one_is_asked_for_tha
     found = plan(
         [replace(low, replica_states={}), replace(high, replica_states=has)], [supply("h100-80gb", 0, 2, of=4)]
     )
-    assert wish(found["chat/low"]) == {"h100-80gb": 1}
+    assert by_class(found["chat/low"]) == {"h100-80gb": 1}
 
 
 def test_a_loser_that_fits_elsewhere_starts_there_before_it_goes() -> None:
@@ -354,7 +354,7 @@ def test_a_loser_that_fits_elsewhere_starts_there_before_it_goes() -> None:
     low, high = demand("chat/low", L4, H100, standing={"l4-24gb": on_l4}), demand("chat/high", L4, priority=9)
     room = [supply("l4-24gb", 0, of=1), supply("h100-80gb", 8)]
     found = plan([low, high], room)
-    assert wish(found["chat/low"]) == {"l4-24gb": 1, "h100-80gb": 1}
+    assert by_class(found["chat/low"]) == {"l4-24gb": 1, "h100-80gb": 1}
     assert (found["chat/low"].reason, found["chat/low"].message) == (
         "Moving",
         "1 on h100-80gb, 1 GPU each; chat/high (priority 9) needs its GPUs on l4-24gb: the replica there goes when its "
@@ -366,10 +366,10 @@ def test_a_loser_that_fits_elsewhere_starts_there_before_it_goes() -> None:
     starting = ReplicaState(1, 1, {"h100-80gb-0": Held(1, 0)}, 1)
     room = [supply("l4-24gb", 0, of=1), supply("h100-80gb", 7, of=8)]
     low = replace(low, replica_states={"l4-24gb": on_l4, "h100-80gb": starting})
-    assert wish(plan([low, high], room)["chat/low"]) == {"l4-24gb": 1, "h100-80gb": 1}
+    assert by_class(plan([low, high], room)["chat/low"]) == {"l4-24gb": 1, "h100-80gb": 1}
     low = replace(low, replica_states={"l4-24gb": on_l4, "h100-80gb": standing(1, 1, name="h100-80gb")})
     found = plan([low, high], room)
-    assert wish(found["chat/low"]) == {"h100-80gb": 1}
+    assert by_class(found["chat/low"]) == {"h100-80gb": 1}
     assert found["chat/low"].message == "1 on h100-80gb, 1 GPU each"
 
 
@@ -377,7 +377,7 @@ def test_a_loser_without_ready_replicas_does_not_make_the_winner_wait_for_its_ne
     silent = ReplicaState(1, 1, {"l4-24gb-0": Held(1, 0)}, 1)
     low, high = demand("chat/low", L4, H100, standing={"l4-24gb": silent}), demand("chat/high", L4, priority=9)
     found = plan([low, high], [supply("l4-24gb", 0, of=1), supply("h100-80gb", 8)])
-    assert wish(found["chat/low"]) == {"h100-80gb": 1}
+    assert by_class(found["chat/low"]) == {"h100-80gb": 1}
     assert found["chat/high"].message == "waits for 1 GPU on l4-24gb that chat/low (priority 0) gives up, within 900 s"
 
 
@@ -394,7 +394,7 @@ def test_a_pod_that_a_rollout_replaces_in_place_does_not_send_the_model_elsewher
     rolling = ReplicaState(1, 1, {"l4-24gb-0": Held(0, 0, 1)}, 1, settled=False)
     model = demand("chat/a", L4, H100, standing={"l4-24gb": rolling})
     found = one(model, supply("l4-24gb", 0, of=1, releasing=[1]), supply("h100-80gb", 8))
-    assert wish(found) == {"l4-24gb": 1}
+    assert by_class(found) == {"l4-24gb": 1}
     assert found.message == "waits for 1 GPU on l4-24gb that its own replica that goes gives up, within 900 s"
 
 
@@ -402,11 +402,11 @@ def test_the_surge_of_a_rollout_holds_its_gpus_and_adds_no_replica() -> None:
     surging = ReplicaState(1, 1, {"l4-24gb-0": Held(1, 1)}, 2, settled=False)
     model = demand("chat/a", L4, standing={"l4-24gb": surging})
     found = plan([model, demand("chat/b", L4, age=1)], [supply("l4-24gb", 1, of=2)])
-    assert wish(found["chat/a"]) == {"l4-24gb": 1}
+    assert by_class(found["chat/a"]) == {"l4-24gb": 1}
     assert found["chat/b"].missing == 1
 
 
-def test_the_room_of_a_class_is_told_in_figures() -> None:
+def test_the_room_of_a_class_is_told_in_numbers() -> None:
     room = replace(supply("l4-24gb", 1, of=4), matching=3, capacity=12)
     found = one(demand("chat/a", L4, wanted=2), room)
     assert found.message == (
@@ -417,3 +417,14 @@ def test_the_room_of_a_class_is_told_in_figures() -> None:
     assert found.message.endswith("l4-24gb: none of its 2 node(s) takes pods")
     found = one(demand("chat/a", L4), replace(supply("l4-24gb"), matching=2, capacity=0))
     assert found.message.endswith("l4-24gb: its 2 node(s) have none of the resource")
+
+
+# --- what pods tell the scheduler -------------------------------------------------------------------------------------
+
+
+def test_small_replicas_are_drawn_together_and_whole_blocks_are_not() -> None:
+    small = steering(gpu_class="l4-24gb", model_uid="u1", gpus=1)
+    assert small.near is not None
+    assert small.near.labels == {"app.kubernetes.io/component": "engine", "shoal.dev/gpu-class": "l4-24gb"}
+    assert steering(gpu_class="h100-80gb", model_uid="u1", gpus=8).near is None
+    assert small.apart.labels["shoal.dev/model-uid"] == "u1"

@@ -31,13 +31,13 @@ def pod(gpu_class: str = "l4-24gb", node: str | None = "n", *, ready: bool = Fal
     return Pod(**(fields | more))  # type: ignore[arg-type]
 
 
-def patience(_gpu_class: str) -> float:
+def startup_timeout(_gpu_class: str) -> float:
     return 900.0
 
 
-def test_a_replica_that_is_not_ready_after_three_cold_starts_is_a_setback() -> None:
-    assert observe({}, [pod()], now=at(899), timeout=patience) == {}
-    assert observe({}, [pod()], now=at(900), timeout=patience) == {
+def test_a_replica_that_is_not_ready_after_three_cold_starts_puts_the_class_in_backoff() -> None:
+    assert observe({}, [pod()], now=at(899), timeout=startup_timeout) == {}
+    assert observe({}, [pod()], now=at(900), timeout=startup_timeout) == {
         "l4-24gb": ClassBackoff(WHY, at(900 + RETRY_SECONDS))
     }
 
@@ -47,30 +47,30 @@ def test_a_replica_that_is_not_ready_after_three_cold_starts_is_a_setback() -> N
     [pod(ready=True), pod(was_ready=True), pod(deleting=True), pod(finished=True), pod(created=None)],
     ids=["ready", "was ready", "going", "finished", "of unknown age"],
 )
-def test_what_is_no_setback(harmless: Pod) -> None:
-    assert observe({}, [harmless], now=at(10_000), timeout=patience) == {}
+def test_what_causes_no_backoff(harmless: Pod) -> None:
+    assert observe({}, [harmless], now=at(10_000), timeout=startup_timeout) == {}
 
 
 def test_a_class_works_where_another_replica_is_ready_and_a_rollout_is_not_its_fault() -> None:
-    assert observe({}, [pod(), pod(ready=True, name="other")], now=at(10_000), timeout=patience) == {}
-    assert observe({}, [pod()], now=at(10_000), timeout=patience, rolling={"l4-24gb"}) == {}
+    assert observe({}, [pod(), pod(ready=True, name="other")], now=at(10_000), timeout=startup_timeout) == {}
+    assert observe({}, [pod()], now=at(10_000), timeout=startup_timeout, rolling={"l4-24gb"}) == {}
 
 
-def test_a_setback_holds_for_an_hour_and_no_longer() -> None:
-    known = observe({}, [pod()], now=at(900), timeout=patience)
-    assert observe(known, [], now=at(900 + RETRY_SECONDS - 1), timeout=patience) == known
-    assert observe(known, [], now=at(900 + RETRY_SECONDS), timeout=patience) == {}
+def test_a_backoff_holds_for_an_hour_and_no_longer() -> None:
+    known = observe({}, [pod()], now=at(900), timeout=startup_timeout)
+    assert observe(known, [], now=at(900 + RETRY_SECONDS - 1), timeout=startup_timeout) == known
+    assert observe(known, [], now=at(900 + RETRY_SECONDS), timeout=startup_timeout) == {}
 
 
-def test_a_pod_that_lacks_cpu_on_the_nodes_with_gpus_is_a_setback_and_one_that_lacks_gpus_is_not() -> None:
+def test_a_pod_that_lacks_cpu_on_the_nodes_with_gpus_puts_the_class_in_backoff_and_one_that_lacks_gpus_is_not() -> None:
     stuck = pod(node=None, unschedulable=NO_CPU)
-    assert observe({}, [stuck], now=at(299), timeout=patience) == {}
+    assert observe({}, [stuck], now=at(299), timeout=startup_timeout) == {}
     why = "for 5 min no node there had room for a replica: Insufficient cpu on 2 node(s)"
-    assert observe({}, [stuck], now=at(300), timeout=patience) == {
+    assert observe({}, [stuck], now=at(300), timeout=startup_timeout) == {
         "l4-24gb": ClassBackoff(why, at(300 + RETRY_SECONDS))
     }
     full = "0/2 nodes are available: 2 Insufficient cpu, 2 Insufficient nvidia.com/gpu."
-    assert observe({}, [pod(node=None, unschedulable=full)], now=at(10_000), timeout=patience) == {}
+    assert observe({}, [pod(node=None, unschedulable=full)], now=at(10_000), timeout=startup_timeout) == {}
 
 
 def test_the_schedulers_sentence() -> None:
@@ -109,7 +109,7 @@ def test_without_another_place_it_stays_where_it_is() -> None:
     assert plan([unbound], [supply("l4-24gb", 4)])["chat/a"].variants[0].replicas == 1
 
 
-def test_what_serves_on_a_class_with_a_setback_stays() -> None:
+def test_what_serves_on_a_class_in_backoff_stays() -> None:
     mixed = ReplicaState(2, 1, {"l4-24gb-0": Held(2, 1)}, 2)
     model = demand("chat/a", L4, H100, wanted=2, standing={"l4-24gb": mixed}, backoffs={"l4-24gb": WHY})
     found = plan([model], [supply("l4-24gb", 2, of=4), supply("h100-80gb", 8)])["chat/a"]
@@ -130,15 +130,15 @@ def test_a_move_that_never_ends_is_given_up_and_its_slot_is_free_again() -> None
     assert found["chat/b"].reason == "Moving"
 
 
-def test_an_engine_that_ends_again_and_again_is_a_setback_long_before_three_cold_starts() -> None:
+def test_an_engine_that_ends_again_and_again_puts_the_class_in_backoff_long_before_three_cold_starts() -> None:
     said = "Loading weights\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 
     def crashing(restarts: int) -> Pod:
         engine = Container("engine", False, restarts, "CrashLoopBackOff", None, 1, "Error", said, running=False)
         return pod(containers=(engine,))
 
-    assert observe({}, [crashing(2)], now=at(60), timeout=patience) == {}
-    found = observe({}, [crashing(3)], now=at(60), timeout=patience)
+    assert observe({}, [crashing(2)], now=at(60), timeout=startup_timeout) == {}
+    found = observe({}, [crashing(3)], now=at(60), timeout=startup_timeout)
     assert found["l4-24gb"].why == (
         "the engine of a replica there ended 3 times with exit code 1: "
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"

@@ -17,7 +17,7 @@ def names(folder: PriceFolder) -> list[str]:
     return [one.prices.list for one in folder.schedule.lists]
 
 
-def figures(folder: PriceFolder) -> tuple[float | None, float | None]:
+def stats(folder: PriceFolder) -> tuple[float | None, float | None]:
     registry = CollectorRegistry()
     registry.register(PriceMetrics(folder))
     value = registry.get_sample_value
@@ -42,7 +42,7 @@ async def test_the_list_in_force_is_the_one_of_the_moment(tmp_path: Path) -> Non
     folder = price_folder(tmp_path / "prices", october=OCTOBER, november=MID_NOVEMBER)
     current, before, first = folder.current(), folder.at(ms("2026-11-14T23:59")), folder.at(ms("2026-09-01"))
     assert (current and current.list, before and before.list, first) == ("november", "october", None)
-    assert figures(folder) == (2, 0)
+    assert stats(folder) == (2, 0)
 
 
 async def test_the_same_list_stays_the_same_object(tmp_path: Path) -> None:
@@ -89,10 +89,10 @@ async def test_bad_lists_are_refused_as_a_whole_and_the_last_good_ones_stay(
     assert folder.error is not None
     assert error in folder.error
     assert folder.current() is before
-    assert figures(folder) == (1, 1)
+    assert stats(folder) == (1, 1)
     (tmp_path / "prices" / file).unlink()
     assert not await folder.refresh()
-    assert (folder.error, figures(folder)) == (None, (1, 0))
+    assert (folder.error, stats(folder)) == (None, (1, 0))
 
 
 async def test_a_file_that_is_no_text_is_told(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ async def test_a_file_that_is_no_text_is_told(tmp_path: Path) -> None:
 async def test_without_a_folder_nothing_has_a_price(tmp_path: Path) -> None:
     folder = PriceFolder(tmp_path / "none")
     await folder.refresh()
-    assert (folder.current(), folder.error, figures(folder)) == (None, None, (0, 0))
+    assert (folder.current(), folder.error, stats(folder)) == (None, None, (0, 0))
 
 
 async def test_others_hear_of_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

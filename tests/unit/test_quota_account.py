@@ -23,12 +23,12 @@ def ask(
     it: Account,
     now: float,
     tokens: int = 1,
-    crowd: GatewayPeers = (),
+    peers: GatewayPeers = (),
     spend: int = 0,
     month: str = NOVEMBER,
     ledger: bool = True,
 ) -> Over | None:
-    return it.reserve(now, Cost(tokens, spend), lambda: crowd, month=month, ledger=ledger)
+    return it.reserve(now, Cost(tokens, spend), lambda: peers, month=month, ledger=ledger)
 
 
 def test_an_amount_counts_for_sixty_seconds_and_less_than_sixty_one():
@@ -99,15 +99,15 @@ def test_a_refused_request_takes_nothing_of_the_limits_that_it_would_have_kept()
 def test_a_share_is_an_equal_part_until_the_others_were_heard():
     it = account(requests=40)
     others = [GatewayPeer(f"g{n}", 99.9) for n in range(3)]
-    assert sum(ask(it, 100.0, crowd=others) is None for _ in range(20)) == 10
-    assert ask(it, 100.5, crowd=others) == Over("requests", "share", 40, 10, 1, 3)
+    assert sum(ask(it, 100.0, peers=others) is None for _ in range(20)) == 10
+    assert ask(it, 100.5, peers=others) == Over("requests", "share", 40, 10, 1, 3)
     assert (
-        ask(it, 101.0, crowd=[GatewayPeer(p.boot, 101.0) for p in others]) is not None
+        ask(it, 101.0, peers=[GatewayPeer(p.boot, 101.0) for p in others]) is not None
     )  # too soon to know what they used
     it.peer_usage.update("g0", TenantUse(requests=6), 101.6)
     late = [GatewayPeer(p.boot, 101.6) for p in others]
-    assert sum(ask(it, 101.7, crowd=late) is None for _ in range(20)) == 6  # (40 - 10 - 6) / 4
-    assert ask(it, 101.9, crowd=[*late[:2], GatewayPeer("g2", 101.7)]) is not None
+    assert sum(ask(it, 101.7, peers=late) is None for _ in range(20)) == 6  # (40 - 10 - 6) / 4
+    assert ask(it, 101.9, peers=[*late[:2], GatewayPeer("g2", 101.7)]) is not None
 
 
 def test_a_request_larger_than_the_share_passes_if_it_fits_what_is_left():
@@ -121,25 +121,25 @@ def test_a_silent_gateway_counts_as_its_equal_share():
     it = account(requests=40)
     silent = [GatewayPeer("g1", None), GatewayPeer(None, None), GatewayPeer("g3", 99.0)]
     assert (
-        sum(ask(it, 100.0, crowd=silent) is None for _ in range(50)) == 10
+        sum(ask(it, 100.0, peers=silent) is None for _ in range(50)) == 10
     )  # what it and g3 have between them, halved
     it = account(requests=40)
-    assert sum(ask(it, 100.0, crowd=[GatewayPeer("g1", None)]) is None for _ in range(50)) == 20
-    assert sum(ask(it, 150.0, crowd=[GatewayPeer("g1", None)]) is None for _ in range(50)) == 0
+    assert sum(ask(it, 100.0, peers=[GatewayPeer("g1", None)]) is None for _ in range(50)) == 20
+    assert sum(ask(it, 150.0, peers=[GatewayPeer("g1", None)]) is None for _ in range(50)) == 0
 
 
 def test_while_the_others_are_unknown_there_is_one_more():
     it = account(requests=40)
-    assert sum(ask(it, 100.0, crowd=UNKNOWN_PEERS) is None for _ in range(50)) == 20
+    assert sum(ask(it, 100.0, peers=UNKNOWN_PEERS) is None for _ in range(50)) == 20
 
 
 def test_one_that_ran_before_it_was_heard_counts_as_its_equal_share_for_a_minute():
     it = account(requests=40)
     it.peer_usage.update("g1", TenantUse(requests=1000, tokens=5000), 99.0, unknown_before=True)
-    assert sum(ask(it, 100.0, crowd=[GatewayPeer("g1", 99.0)]) is None for _ in range(50)) == 10
+    assert sum(ask(it, 100.0, peers=[GatewayPeer("g1", 99.0)]) is None for _ in range(50)) == 10
     it = account(requests=40)
     it.peer_usage.update("g1", TenantUse(requests=1000), 30.0, unknown_before=True)
-    assert sum(ask(it, 100.0, crowd=[GatewayPeer("g1", 99.0)]) is None for _ in range(50)) == 20
+    assert sum(ask(it, 100.0, peers=[GatewayPeer("g1", 99.0)]) is None for _ in range(50)) == 20
 
 
 def test_other_limits_hold_at_once():
@@ -308,9 +308,9 @@ def test_a_request_that_grows_is_counted_once_and_asked_for_when_it_is_whole():
 
 def test_what_grows_may_take_as_much_of_a_share_as_what_comes_whole():
     """It took none of the tokens when it began: else a request larger than a share would never fit."""
-    crowd = (GatewayPeer("b", 0.0),)
+    peers = (GatewayPeer("b", 0.0),)
     for grows in (False, True):
         it = account(tokens=100)
         if grows:
-            assert it.begin(100.0, Cost(1), lambda: crowd) is None
-        assert it.reserve(100.0, Cost(90), lambda: crowd, begun=grows) is None
+            assert it.begin(100.0, Cost(1), lambda: peers) is None
+        assert it.reserve(100.0, Cost(90), lambda: peers, begun=grows) is None

@@ -29,8 +29,8 @@ class Desk:
         self.tables = tables
         self.down = False
         self.registry = CollectorRegistry()
-        self.figures = ComparisonMetrics(self, lambda: NOW)
-        self.registry.register(self.figures)
+        self.stats = ComparisonMetrics(self, lambda: NOW)
+        self.registry.register(self.stats)
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         if self.down:
@@ -59,7 +59,7 @@ def desk(url: str) -> Desk:
 async def test_what_engines_counted_beyond_the_bill_is_unattributed(desk: Desk) -> None:
     desk.engine(1_000, 500)
     desk.used(900, 480)
-    await desk.figures.refresh()
+    await desk.stats.refresh()
     assert desk.tokens("engine", "input") == 1_000
     assert desk.tokens("billed", "output") == 480
     assert [desk.tokens("unattributed", kind) for kind in ("input", "output")] == [100, 20]
@@ -67,7 +67,7 @@ async def test_what_engines_counted_beyond_the_bill_is_unattributed(desk: Desk) 
 
 async def test_engines_that_nobody_heard_leave_it_unknown(desk: Desk) -> None:
     desk.used(900, 480)
-    await desk.figures.refresh()
+    await desk.stats.refresh()
     assert desk.tokens("billed", "input") == 900
     assert desk.tokens("engine", "input") is None
     assert desk.tokens("unattributed", "input") is None
@@ -76,13 +76,13 @@ async def test_engines_that_nobody_heard_leave_it_unknown(desk: Desk) -> None:
 async def test_only_the_last_day_counts(desk: Desk) -> None:
     desk.engine(1, 1, hour=HOUR - 24 * HOUR_MS)
     desk.engine(1_000, 1_000, hour=HOUR - 25 * HOUR_MS)
-    await desk.figures.refresh()
+    await desk.stats.refresh()
     assert desk.tokens("engine", "input") == 1
 
 
 async def test_a_database_that_is_away_leaves_nothing_known(desk: Desk) -> None:
     desk.engine(1_000, 500)
-    await desk.figures.refresh()
+    await desk.stats.refresh()
     desk.down = True
-    await desk.figures.refresh()
+    await desk.stats.refresh()
     assert desk.tokens("engine", "input") is None

@@ -197,14 +197,14 @@ def test_the_cheapest_loss_goes_first() -> None:
         "busy": Load(running=9, prompt_tokens_total=10),
         "warm": Load(running=1, prompt_tokens_total=90_000),
         "cold": Load(running=1, prompt_tokens_total=500),
-        "unheard": None,
+        "stale": None,
     }
 
     def first(count: int, *pods: Pod, forced: dict[str, int] | None = None) -> list[str]:
         changes = deletion_costs(pods, {"n": count}, forced or {}, loads.get)
         return [p.name for p, cost in changes if cost == GOES_FIRST]
 
-    serving = [pod(name) for name in ("busy", "cold", "unheard", "warm")]
+    serving = [pod(name) for name in ("busy", "cold", "stale", "warm")]
     assert first(1, *serving) == ["cold"]
     assert first(3, *serving) == ["cold", "warm", "busy"]
     assert first(1, *serving, pod("starting", ready=False)) == ["starting"]

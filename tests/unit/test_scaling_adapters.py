@@ -4,18 +4,18 @@ from typing import Any
 
 from shoal.api import reasons
 from shoal.core.scaling import ModelSnapshot, Policy, SignalSource, decide
-from tests.support.scaling import Term, load, replica, snapshot, voice
+from tests.support.scaling import Term, load, replica, snapshot, source
 
 SLOTS = 7
 
 
 def using(name: str, *adapters: str) -> SignalSource:
-    return voice(name, adapters=frozenset(adapters), in_flight=len(adapters))
+    return source(name, adapters=frozenset(adapters), in_flight=len(adapters))
 
 
-def pool(*voices: SignalSource, replicas: int = 1, **fields: Any) -> ModelSnapshot:
+def pool(*sources: SignalSource, replicas: int = 1, **fields: Any) -> ModelSnapshot:
     return snapshot(
-        *(replica(i, load(adapter_slots=SLOTS, running=1)) for i in range(replicas)), voices=voices, **fields
+        *(replica(i, load(adapter_slots=SLOTS, running=1)) for i in range(replicas)), sources=sources, **fields
     )
 
 
@@ -41,13 +41,13 @@ def test_an_adapter_that_two_gateways_use_takes_one_slot() -> None:
 
 
 def test_many_requests_for_few_adapters_need_no_slots() -> None:
-    busy = voice(adapters=frozenset({"a"}), in_flight=200)
+    busy = source(adapters=frozenset({"a"}), in_flight=200)
 
     assert decide(pool(busy), None, 10.0)[0].wanted == 1
 
 
 def test_a_model_without_a_pool_is_not_asked_about_adapters() -> None:
-    decision, _ = decide(snapshot(replica(), voices=[using("gateway-0", "a")]), None, 10.0)
+    decision, _ = decide(snapshot(replica(), sources=[using("gateway-0", "a")]), None, 10.0)
 
     rule = next(r for r in decision.rules if r.name == "adapters")
     assert (rule.replicas, rule.sentence) == (0, "no replica says that it serves adapters")
@@ -68,7 +68,7 @@ def test_replicas_stay_while_their_slots_are_needed_and_go_when_they_are_not() -
 
 def test_a_gateway_that_does_not_tell_its_adapters_keeps_the_replicas() -> None:
     policy = Policy(minimum=1, stabilization_seconds=60)
-    older = voice("gateway-1", adapters=None)
+    older = source("gateway-1", adapters=None)
     term = Term()
     for now in range(0, 400, 10):
         term.at(float(now), pool(using("gateway-0", "a"), older, replicas=2, policy=policy))

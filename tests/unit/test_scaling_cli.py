@@ -140,7 +140,7 @@ def test_why_as_json_is_what_the_operator_said(kubeconfig: Path) -> None:
     }
 
 
-def test_why_names_the_voices_that_keep_replicas_from_going(kubeconfig: Path, api: CannedApi) -> None:
+def test_why_names_the_signal_sources_that_keep_replicas_from_going(kubeconfig: Path, api: CannedApi) -> None:
     api.answers[f"{POD}/chat/llama"] = answer(LLAMA.model_copy(update={"stale": ("shoal-gateway-1",)}))
     said = shoal(kubeconfig, "why", "llama").output
     assert "stale signals, so no scale-down: shoal-gateway-1" in said
@@ -332,7 +332,7 @@ def test_a_gateway_that_is_not_heard_leaves_a_part_of_the_demand_unknown() -> No
     assert of.in_flight.text() == "30", "gateways are all heard"
 
 
-def test_a_narrow_terminal_keeps_the_figures_and_leaves_the_message_out() -> None:
+def test_a_narrow_terminal_keeps_the_numbers_and_leaves_the_message_out() -> None:
     found = Decisions(operator="o", leads=True, time=NOW, models=(LLAMA,))
     console = Console(width=100, file=io.StringIO(), record=True)
     console.print(render(found, wide=False, sort="name", width=100))

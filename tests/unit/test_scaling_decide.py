@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from shoal.api import reasons
 from shoal.core.scaling import Policy, decide
-from tests.support.scaling import CLASS, Term, load, pending, replica, snapshot, variant, voice
+from tests.support.scaling import CLASS, Term, load, pending, replica, snapshot, source, variant
 
 # --- up -------------------------------------------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ def test_without_a_free_gpu_the_need_is_said_all_the_same() -> None:
 
 def test_a_held_request_wakes_a_model_at_zero_on_the_class_that_has_room() -> None:
     seen = snapshot(
-        voices=[voice(held=1, held_tokens=500, arrivals=1)],
+        sources=[source(held=1, held_tokens=500, arrivals=1)],
         variants=(variant("l4-24gb", room=0), variant(CLASS, room=2)),
     )
 
@@ -81,10 +81,10 @@ def test_a_held_request_wakes_a_model_at_zero_on_the_class_that_has_room() -> No
 
 
 def test_a_request_that_may_not_wait_wakes_a_model_all_the_same() -> None:
-    term, asleep = Term(), snapshot(voices=[voice(arrivals=7)])
+    term, asleep = Term(), snapshot(sources=[source(arrivals=7)])
     term.at(10.0, asleep)
 
-    decision = term.at(11.0, replace(asleep, sources=(voice(arrivals=8),)))
+    decision = term.at(11.0, replace(asleep, sources=(source(arrivals=8),)))
 
     assert (decision.wanted, decision.reason) == (1, reasons.WAKING)
     assert decision.message == "a recent request; wakes class l40s-48gb"
@@ -96,7 +96,7 @@ def test_an_hour_without_a_free_gpu_changes_neither_the_number_nor_what_is_said(
     for second in range(0, 3600, 5):
         asked += 1  # each is refused at once, and counts as demand
         wanted = term.decision.wanted if term.decision else 0
-        seen = snapshot(voices=[voice(arrivals=asked)], variants=full, wanted=wanted)
+        seen = snapshot(sources=[source(arrivals=asked)], variants=full, wanted=wanted)
         term.at(float(second), seen)
         if second > 5:
             assert term.decision is not None
@@ -104,14 +104,14 @@ def test_an_hour_without_a_free_gpu_changes_neither_the_number_nor_what_is_said(
             assert term.decision.message == "class h100-80gb has 0 free"
 
     one = (variant("h100-80gb", room=1),)
-    freed = term.at(3600.0, snapshot(voices=[voice(arrivals=asked)], variants=one, wanted=1))
+    freed = term.at(3600.0, snapshot(sources=[source(arrivals=asked)], variants=one, wanted=1))
     assert freed.wanted == 1
-    nobody = term.at(3600.0 + 601.0, snapshot(voices=[voice(arrivals=asked)], variants=full, wanted=1))
+    nobody = term.at(3600.0 + 601.0, snapshot(sources=[source(arrivals=asked)], variants=full, wanted=1))
     assert (nobody.wanted, nobody.reason) == (0, reasons.SCALED_TO_ZERO)
 
 
 def test_many_held_tokens_wake_as_many_replicas_as_can_hold_them() -> None:
-    seen = snapshot(voices=[voice(held=100, held_tokens=200_000, arrivals=100)])
+    seen = snapshot(sources=[source(held=100, held_tokens=200_000, arrivals=100)])
 
     decision, _ = decide(seen, None, 10.0)
 
@@ -136,7 +136,7 @@ def test_a_new_model_starts_with_one_replica_whatever_the_minimum() -> None:
 
 
 def test_a_model_at_zero_that_nobody_asks_for_stays_there_over_a_restart_of_the_operator() -> None:
-    term, seen = Term(), snapshot(voices=[voice(arrivals=7)])
+    term, seen = Term(), snapshot(sources=[source(arrivals=7)])
 
     assert term.at(0.0, seen).wanted == 0
     assert term.at(5.0, seen).wanted == 0

@@ -7,7 +7,7 @@ import pytest
 
 from shoal.api import reasons
 from shoal.core.scaling import ModelSnapshot, Policy, decide
-from tests.support.scaling import CLASS, KV_TOKENS, Term, load, pending, replica, snapshot, variant, voice
+from tests.support.scaling import CLASS, KV_TOKENS, Term, load, pending, replica, snapshot, source, variant
 
 POLICY = Policy(minimum=1, stabilization_seconds=120.0)
 
@@ -53,7 +53,7 @@ def test_nobody_goes_whose_load_the_others_could_not_take_with_room_to_spare() -
 def test_a_silent_gateway_keeps_everything_and_is_named() -> None:
     term = Term()
     quiet = snapshot(replica(), replica(1), policy=POLICY)
-    dark = snapshot(replica(), replica(1), policy=POLICY, voices=[voice(), voice("gateway-1", dark=True)])
+    dark = snapshot(replica(), replica(1), policy=POLICY, sources=[source(), source("gateway-1", dark=True)])
     term.at(0.0, quiet)
     term.at(119.0, quiet)
     term.at(119.5, dark)
@@ -74,7 +74,7 @@ def test_a_silent_replica_counts_as_loaded_to_its_target() -> None:
     assert decision.stale == ("pod-1",)
 
 
-def test_replicas_that_never_were_ready_or_are_on_a_dead_node_are_no_voices() -> None:
+def test_replicas_that_never_were_ready_or_are_on_a_dead_node_are_no_signal_sources() -> None:
     term = Term()
     gone = replica(1, dark=True, lost=True)
     seen = snapshot(replica(), pending(2), gone, policy=replace(POLICY, stabilization_seconds=10.0), wanted=2)
@@ -94,11 +94,11 @@ def test_nothing_goes_down_during_a_rollout() -> None:
 
 def test_no_zero_while_a_gateway_is_silent_and_none_on_counters_that_moved_meanwhile() -> None:
     term, policy = Term(), Policy(idle_seconds=60.0)
-    quiet = snapshot(replica(), voices=[voice(arrivals=3)], policy=policy)
-    dark = snapshot(replica(), voices=[voice(dark=True)], policy=policy)
+    quiet = snapshot(replica(), sources=[source(arrivals=3)], policy=policy)
+    dark = snapshot(replica(), sources=[source(dark=True)], policy=policy)
     term.at(0.0, quiet)
     assert term.at(70.0, dark).wanted == 1
-    came = snapshot(replica(), voices=[voice(arrivals=4)], policy=policy)
+    came = snapshot(replica(), sources=[source(arrivals=4)], policy=policy)
 
     assert term.at(75.0, came).wanted == 1
     assert term.at(134.0, came).wanted == 1
@@ -108,9 +108,9 @@ def test_no_zero_while_a_gateway_is_silent_and_none_on_counters_that_moved_meanw
 @pytest.mark.parametrize(
     "seen",
     [
-        snapshot(replica(0, load(running=1)), voices=[voice()]),
-        snapshot(replica(), voices=[voice(in_flight=1)]),
-        snapshot(replica(), voices=[voice(), voice("gateway-1", held=1)]),
+        snapshot(replica(0, load(running=1)), sources=[source()]),
+        snapshot(replica(), sources=[source(in_flight=1)]),
+        snapshot(replica(), sources=[source(), source("gateway-1", held=1)]),
         snapshot(replica(0, replace(load(), running=None))),
         snapshot(replica(), last_wake=590.0),
     ],
@@ -125,13 +125,13 @@ def test_no_zero_while_anything_runs_waits_or_is_unknown(seen: ModelSnapshot) ->
 
 def test_the_model_is_not_idle_before_its_first_replica_is_ready() -> None:
     term, policy = Term(), Policy(idle_seconds=10.0)
-    empty = snapshot(voices=[voice(held=1, held_tokens=10, arrivals=1)], policy=policy)
+    empty = snapshot(sources=[source(held=1, held_tokens=10, arrivals=1)], policy=policy)
     assert term.at(0.0, empty).wanted == 1
-    starting = snapshot(pending(), voices=[voice(arrivals=1)], policy=policy)  # the client left
+    starting = snapshot(pending(), sources=[source(arrivals=1)], policy=policy)  # the client left
     term.at(1.0, starting)
 
     assert term.at(60.0, starting).wanted == 1
-    ready = snapshot(replica(), voices=[voice(arrivals=1)], policy=policy)
+    ready = snapshot(replica(), sources=[source(arrivals=1)], policy=policy)
     assert term.at(61.0, ready).wanted == 1
     assert term.at(72.0, ready).wanted == 0
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from shoal.api import reasons
 from shoal.core.scaling import Policy, decide
-from tests.support.scaling import Term, load, pending, replica, snapshot, voice
+from tests.support.scaling import Term, load, pending, replica, snapshot, source
 
 POLICY = Policy(idle_seconds=60.0, stabilization_seconds=30.0)
 
@@ -18,15 +18,15 @@ def after_load() -> tuple[Term, int, int]:
             running=8, max_running=8, waiting=20, waiting_tokens=2_000, kv_tokens_used=5_000,
             prompt_tokens_total=tokens // 4, generation_tokens_total=tokens,
         )  # fmt: skip
-        gateway = voice(arrivals=arrivals, in_flight=28)
-        term.at(float(second), snapshot(replica(0, busy), voices=[gateway], policy=POLICY))
+        gateway = source(arrivals=arrivals, in_flight=28)
+        term.at(float(second), snapshot(replica(0, busy), sources=[gateway], policy=POLICY))
     return term, tokens, arrivals
 
 
 def test_a_rate_that_fades_does_not_keep_the_last_replica() -> None:
     term, tokens, arrivals = after_load()
     quiet = load(prompt_tokens_total=tokens // 4, generation_tokens_total=tokens)
-    seen = snapshot(replica(0, quiet), voices=[voice(arrivals=arrivals)], policy=POLICY)
+    seen = snapshot(replica(0, quiet), sources=[source(arrivals=arrivals)], policy=POLICY)
 
     assert term.at(61.0, seen).wanted == 1
     assert any(r.name == "rate" and r.replicas for r in term.decision.rules) if term.decision else False
@@ -37,7 +37,7 @@ def test_a_rate_that_fades_does_not_keep_the_last_replica() -> None:
 
 def test_nor_does_it_wake_the_model_again_from_zero() -> None:
     term, _, arrivals = after_load()
-    seen = snapshot(voices=[voice(arrivals=arrivals)], policy=POLICY, wanted=0)
+    seen = snapshot(sources=[source(arrivals=arrivals)], policy=POLICY, wanted=0)
 
     assert [term.at(now, seen).wanted for now in (140.0, 141.0, 170.0)] == [0, 0, 0]
 
@@ -46,7 +46,7 @@ def test_nor_while_the_last_replica_still_ends() -> None:
     term, tokens, arrivals = after_load()
     quiet = load(prompt_tokens_total=tokens // 4, generation_tokens_total=tokens)
     ending = replica(0, quiet, deleting=True)
-    seen = snapshot(ending, voices=[voice(arrivals=arrivals)], policy=POLICY, wanted=0)
+    seen = snapshot(ending, sources=[source(arrivals=arrivals)], policy=POLICY, wanted=0)
     started = replace(seen, replicas=(ending, pending(1, created=139.0)))
 
     assert [term.at(now, seen).wanted for now in (140.0, 141.0)] == [0, 0]
@@ -56,7 +56,7 @@ def test_nor_while_the_last_replica_still_ends() -> None:
 def test_nor_before_it_is_seen_to_end() -> None:
     term, tokens, arrivals = after_load()
     quiet = replica(0, load(prompt_tokens_total=tokens // 4, generation_tokens_total=tokens))
-    seen = snapshot(quiet, voices=[voice(arrivals=arrivals)], policy=POLICY)
+    seen = snapshot(quiet, sources=[source(arrivals=arrivals)], policy=POLICY)
     assert term.at(140.0, seen).wanted == 0
     asked_for_none = replace(seen, wanted=0)
 
@@ -65,7 +65,7 @@ def test_nor_before_it_is_seen_to_end() -> None:
 
 def test_a_call_to_wake_is_named_as_what_woke_it_while_an_older_rate_fades() -> None:
     term, _, arrivals = after_load()
-    seen = snapshot(voices=[voice(arrivals=arrivals)], policy=POLICY, wanted=0)
+    seen = snapshot(sources=[source(arrivals=arrivals)], policy=POLICY, wanted=0)
     term.at(140.0, seen)
 
     decision = term.at(141.0, replace(seen, last_wake=141.0))

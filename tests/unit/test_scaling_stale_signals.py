@@ -1,4 +1,4 @@
-"""A gateway that is not heard is told of in the Model's status, once that has held for a while, and written once."""
+"""A gateway whose signals are stale is named in the Model's status after a while, and written once."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,11 +24,11 @@ from tests.unit.test_model_status import NOW, observed
 SAYS = "no live signals from shoal-gateway-0: nothing scales down"
 
 
-def decision(*unheard: str, wanted: int = 2) -> ScalingDecision:
-    return ScalingDecision(wanted, wanted, "SignalsUnknown", "", stale=unheard)
+def decision(*sources: str, wanted: int = 2) -> ScalingDecision:
+    return ScalingDecision(wanted, wanted, "SignalsUnknown", "", stale=sources)
 
 
-def test_what_is_held_up_by_a_silent_voice_is_said_by_name_and_in_one_order() -> None:
+def test_what_is_held_up_by_a_stale_signal_source_is_said_by_name_and_in_one_order() -> None:
     assert describe_stale(decision("shoal-gateway-0"), Policy()) == SAYS
     assert describe_stale(decision("b", "a"), Policy()) == describe_stale(decision("a", "b"), Policy())
 
@@ -88,27 +88,27 @@ def stale_signals(changed: Callable[[str], None], clock: Callable[[], float]) ->
 async def test_the_status_is_asked_for_once_when_the_time_has_come() -> None:
     now = 1000.0
     told: list[str] = []
-    silences, _ = stale_signals(told.append, lambda: now)
+    stale, _ = stale_signals(told.append, lambda: now)
     for _ in range(5):  # decisions go on meanwhile
-        silences.update(parsed(), SAYS)
+        stale.update(parsed(), SAYS)
         now += 1
-    assert (silences.message(parsed()), told) == (None, [])
+    assert (stale.message(parsed()), told) == (None, [])
     now += STEADY_SECONDS
     for _ in range(5):
-        silences.update(parsed(), SAYS)
+        stale.update(parsed(), SAYS)
         now += 1
-    assert (silences.message(parsed()), told) == (SAYS, ["ns/chat"])
-    silences.clear()
+    assert (stale.message(parsed()), told) == (SAYS, ["ns/chat"])
+    stale.clear()
 
 
 async def test_without_another_decision_a_timer_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.core.scaling.sources.STEADY_SECONDS", 0.01)
     heard = asyncio.Event()
-    silences, state = stale_signals(lambda _key: heard.set(), asyncio.get_running_loop().time)
-    silences.update(parsed(), SAYS)
+    stale, state = stale_signals(lambda _key: heard.set(), asyncio.get_running_loop().time)
+    stale.update(parsed(), SAYS)
     async with asyncio.timeout(20):
         await heard.wait()
-    assert silences.message(parsed()) == SAYS
+    assert stale.message(parsed()) == SAYS
     stale = state.record("u").stale
     assert stale is not None
     assert stale.timer is None or stale.timer.cancelled()
@@ -116,14 +116,14 @@ async def test_without_another_decision_a_timer_tells(monkeypatch: pytest.Monkey
 
 async def test_a_new_leader_takes_over_what_stands_and_takes_it_back_when_it_knows_better() -> None:
     now = 1000.0
-    silences, _ = stale_signals(lambda _key: None, lambda: now)
+    stale, _ = stale_signals(lambda _key: None, lambda: now)
     known = parsed(told=SAYS)
-    assert silences.message(known) == SAYS  # before its first decision
-    silences.update(known, None)
-    assert silences.message(known) == SAYS
+    assert stale.message(known) == SAYS  # before its first decision
+    stale.update(known, None)
+    assert stale.message(known) == SAYS
     now += STEADY_SECONDS
-    silences.update(known, None)
-    assert silences.message(known) is None
+    stale.update(known, None)
+    assert stale.message(known) is None
 
 
 def test_the_condition_stands_there_only_while_it_is_so() -> None:

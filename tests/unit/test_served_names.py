@@ -92,7 +92,7 @@ def test_one_that_is_being_deleted_has_no_names() -> None:
     assert served_names(a_model("support", 1), [going]) == ServedNames(("support",), ())
 
 
-def test_rivals_are_looked_at_again_when_one_of_them_comes_changes_its_names_or_goes() -> None:
+def test_contenders_are_looked_at_again_when_one_of_them_comes_changes_its_names_or_goes() -> None:
     world = World(cast("Any", None), operators.CONFIG, "shoal-system", cast("Any", None))
     woken: list[tuple[set[str], set[str]]] = []
 
@@ -158,7 +158,7 @@ def lost(world: World, kind: str, key: str) -> set[str]:
     return {who for _, who in served_names(custom.object, claimants(world, custom.object)).lost}
 
 
-def test_what_somebody_makes_in_another_namespace_is_no_rival_unless_a_tenant_may_use_both() -> None:
+def test_what_somebody_makes_in_another_namespace_is_no_contender_unless_a_tenant_may_use_both() -> None:
     world = a_world()
     base = {"namespace": "chat", "name": "base"}
     assert grant(world, "2", models=[base]) == ({"chat/base"}, {"chat"})
@@ -171,6 +171,6 @@ def test_what_somebody_makes_in_another_namespace_is_no_rival_unless_a_tenant_ma
     assert lost(world, "adapter", "chat/support") == {"Model evil/theft"}
     grant(world, "5", models=[base], adapters=[{"namespace": "evil"}])
     assert lost(world, "adapter", "chat/support") == {"the older LoRAAdapter evil/thief"}
-    # Of its own namespace a rival is one in any case: whoever made both is told.
+    # Of its own namespace a contender is one in any case: whoever made both is told.
     assert lost(world, "adapter", "evil/thief") == {"Model chat/base", "Model evil/theft"}
     assert lost(world, "model", "chat/base") == set()

@@ -166,15 +166,15 @@ async def test_the_currency_of_the_price_list_is_heard_and_another_one_is_news()
         told_gateway() as two,
         listener(lambda signals: news.append(signals.currency())) as (signals, _),
     ):
-        one.teller.set_currency("USD")
+        one.publisher.set_currency("USD")
         signals.listen_to_gateway(one.peer("g1"))
         await until(lambda: news == ["USD"])
         signals.listen_to_gateway(two.peer("g2"))
         await until(lambda: signals.boot("g2") is not None)
         assert signals.currency() == "USD"  # the other one knows none yet
-        two.teller.set_currency("EUR")
+        two.publisher.set_currency("EUR")
         await until(lambda: news == ["USD", None])  # they do not agree
-        one.teller.set_currency("EUR")
+        one.publisher.set_currency("EUR")
         await until(lambda: news == ["USD", None, "EUR"])
         signals.forget("g1")
         assert signals.currency() == "EUR"

@@ -205,7 +205,7 @@ def test_what_is_not_known_is_asked_for(found: ArtifactFacts | None, missing: st
     assert missing in answer.why
 
 
-def test_figures_of_ones_own_win() -> None:
+def test_numbers_of_ones_own_win() -> None:
     own = Sizing(weight_bytes="15Gi", kv_bytes_per_token=100_000)
     for found in (None, facts({"architectures": ["NewForCausalLM"]}), facts(configs.LLAMA_8B, weight_bytes=900 * GI)):
         result = sized(found, gpu(), overrides=own)

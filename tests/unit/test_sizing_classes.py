@@ -108,7 +108,7 @@ def test_replicas_of_all_sizes_correct_the_same_figure() -> None:
         (0, Tuning()),
     ],
 )
-def test_figures_that_say_nothing_of_the_class(tokens: int, tuning: Tuning) -> None:
+def test_numbers_that_say_nothing_of_the_class(tokens: int, tuning: Tuning) -> None:
     gpu = GPU("l40s", 46068 * MI)
     assert implied_overhead(gpu, replica(gpu, configs.LLAMA_8B, 16 * GI), tokens, tuning) is None
 

@@ -344,7 +344,7 @@ async def test_a_server_that_sends_a_byte_now_and_then_is_given_up(tmp_path: Pat
     assert "which is too slow" in str(error)
 
 
-async def patience_is_without_end(fetching: Coroutine[Any, Any, object], enough: asyncio.Event) -> None:
+async def waits_without_end(fetching: Coroutine[Any, Any, object], enough: asyncio.Event) -> None:
     """Whoever fetches has taken more than a wall lets pass, and goes on."""
     task = asyncio.create_task(fetching)
     waiting = asyncio.create_task(enough.wait())
@@ -380,7 +380,7 @@ async def test_without_a_pace_it_is_never_given_up(tmp_path: Path, monkeypatch: 
     # Ten times what comes while a server is bearable twice.
     enough, sent = counting(200)
     slow = replace(QUICK, stall_seconds=0.2)
-    await patience_is_without_end(downloaded(endless(b"x", 0.02, claims=1 << 20, sent=sent), tmp_path, slow), enough)
+    await waits_without_end(downloaded(endless(b"x", 0.02, claims=1 << 20, sent=sent), tmp_path, slow), enough)
 
 
 async def test_an_answer_without_an_end_is_read_to_its_bound():
@@ -394,7 +394,7 @@ async def test_without_the_bound_it_is_read_on_and_on():
     enough, sent = counting(32 << 20)
     async with Server(endless(bytes(1 << 16), sent=sent)).running() as server:
         fetching = got(replace(QUICK, network=ALLOWED), server.url(), limit=1 << 60)
-        await patience_is_without_end(fetching, enough)
+        await waits_without_end(fetching, enough)
 
 
 async def test_a_body_longer_than_it_says_is_cut_off_where_it_should_end(tmp_path: Path):

@@ -137,7 +137,7 @@ def test_all_namespaces_are_shown_with_their_names(kubeconfig: Path) -> None:
     assert done.output.splitlines()[1].startswith("chat")
 
 
-def test_as_json_the_figures_are_numbers(kubeconfig: Path) -> None:
+def test_as_json_the_numbers_are_numbers(kubeconfig: Path) -> None:
     (row,) = json.loads(status(kubeconfig, "-o", "json").output)["models"]
     assert row["variants"][0]["gpus"] == 2
     assert row["variants"][0]["cold_start_seconds"] == 74

@@ -13,7 +13,7 @@ from tests.storm.journals import (
     Residency,
     Scale,
     Sequence,
-    Silence,
+    SilentPeriod,
     UsageRow,
 )
 from tests.storm.story import stories
@@ -153,18 +153,18 @@ def test_an_engine_that_is_stopped_with_a_request_in_flight_breaks_invariant_12(
     assert judged(one, sequences=[over, left], lives=lives).good
 
 
-def test_fewer_replicas_while_a_voice_is_silent_break_invariant_6() -> None:
+def test_fewer_replicas_while_a_signal_source_is_silent_break_invariant_6() -> None:
     scales = [Scale(1.0, "d", "m", 3), Scale(20.0, "d", "m", 2)]
-    silence = Silence(15.0, 30.0, "streams_cut")
+    silence = SilentPeriod(15.0, 30.0, "streams_cut")
     assert judged(attempt("answered"), scales=scales).good
-    assert judged(attempt("answered"), scales=scales, silences=[silence]).violations == [
+    assert judged(attempt("answered"), scales=scales, silent_periods=[silence]).violations == [
         "invariant 6: m went from 3 to 2 replicas during `streams_cut`"
     ]
-    elsewhere = Silence(15.0, 30.0, "engine_hung", frozenset({"other"}))
-    assert judged(attempt("answered"), scales=scales, silences=[elsewhere]).good
+    elsewhere = SilentPeriod(15.0, 30.0, "engine_hung", frozenset({"other"}))
+    assert judged(attempt("answered"), scales=scales, silent_periods=[elsewhere]).good
     # A move to another class takes one up and one down.
     moved = [Scale(1.0, "d", "m", 1), Scale(20.0, "e", "m", 1), Scale(21.0, "d", "m", 0)]
-    assert "1 replicas" in judged(attempt("answered"), scales=moved, silences=[silence]).violations[0]
+    assert "1 replicas" in judged(attempt("answered"), scales=moved, silent_periods=[silence]).violations[0]
 
 
 def test_every_accepted_request_has_one_final_record() -> None:
@@ -178,8 +178,8 @@ def test_every_accepted_request_has_one_final_record() -> None:
 def test_an_engine_with_more_adapters_or_leases_than_places_breaks_invariant_10() -> None:
     full = Residency(11.0, ENGINE, ("a", "b", "c"), 2, 2)
     assert judge(Journals({}, residencies=[full]), cached=3).violations == []
-    crowd = Residency(11.0, ENGINE, ("a", "b", "c", "d"), 2, 3)
-    assert judge(Journals({}, residencies=[crowd]), cached=3).violations == [
+    overfull = Residency(11.0, ENGINE, ("a", "b", "c", "d"), 2, 3)
+    assert judge(Journals({}, residencies=[overfull]), cached=3).violations == [
         f"invariant 10: {ENGINE} has 4 adapters in its engine, of 3",
         f"invariant 10: {ENGINE} has leases for 3 adapters, of 2",
     ]

@@ -121,7 +121,7 @@ async def test_gateways_know_who_else_there_is_and_whom_they_hear(tmp_path: Path
         pods = [
             gateway_pod("gateway-0", OWN),
             gateway_pod("gateway-1", FIRST),
-            gateway_pod("gateway-2", THIRD),  # it was ready, and is not heard
+            gateway_pod("gateway-2", THIRD),  # it was ready, and is stale
             gateway_pod("gateway-3", None, ready=False),
         ]
         async with following(tmp_path, first.port, *pods) as (peers, server):

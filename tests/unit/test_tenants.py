@@ -30,8 +30,8 @@ def key(name: str, *, sha: str = "a", **more) -> dict:
     return {"name": name, "sha256": sha * 64, **more}
 
 
-def ready(one: Tenant, *rivals: Tenant, models: tuple[str, ...] = ()) -> tuple[str, str]:
-    (condition,) = decide(one, contenders=rivals, models=models, now=NOW).status.conditions
+def ready(one: Tenant, *contenders: Tenant, models: tuple[str, ...] = ()) -> tuple[str, str]:
+    (condition,) = decide(one, contenders=contenders, models=models, now=NOW).status.conditions
     return condition.reason, condition.message
 
 

@@ -1,4 +1,4 @@
-"""Who asks for which served names: Models and adapters are rivals."""
+"""Who asks for which served names: Models and adapters contend for them."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -32,8 +32,8 @@ def _claims(custom: _Claiming | None) -> _Claims:
 
 
 def claimants(world: World, own: Claimant) -> list[Claimant]:
-    """Rivals for its names; itself among them. Of another namespace only those that some tenant may use beside it: what
-    anybody makes in a namespace of their own takes no name from it, and is not to be told of in its status."""
+    """Contenders for its names; itself among them. Of another namespace only those that some tenant may use beside it:
+    what anybody makes in a namespace of their own takes no name from it, and is not to be told of in its status."""
     found = [(*_models(world, [name]), *_adapters(world, [name])) for name in (own.key, *own.claimed_names)]
     asking = [custom.object for customs in found for custom in customs if custom.object is not None]
     here = own.metadata.namespace

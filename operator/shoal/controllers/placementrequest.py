@@ -44,4 +44,4 @@ class PlacementDecision:
     wanted: int = 1
     """Replicas, as the scaler said."""
     untried: frozenset[str] = frozenset()
-    """Classes that fit and on which the Model had no setback when this was decided."""
+    """Classes that fit and on which the Model was not in backoff when this was decided."""

@@ -20,7 +20,7 @@ from typing import Final, Literal
 from shoal.api.replica import SILENCE_SECONDS
 
 CLAIM_SECONDS: Final[float] = SILENCE_SECONDS
-"""How long a gateway that is not heard any more may still send requests here."""
+"""How long a gateway whose stream is down may still send requests here."""
 RESTART_SECONDS: Final[float] = 15.0
 """After its own start an agent does not know who held a stream of its predecessor: the claim, and time to connect."""
 IDLE_SECONDS: Final[float] = 1.0

@@ -91,7 +91,7 @@ class Elector:
                 await self._release()
             if task.done() and not task.cancelled() and (error := task.exception()):
                 raise error
-            log.warning("lost the lease, standing again", identity=self._identity)
+            log.warning("lost the lease, contending for it again", identity=self._identity)
 
     async def _acquire(self) -> None:
         while True:

@@ -64,8 +64,8 @@ class WorkQueue:
         behind: "WorkQueue | None" = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """`behind`: a queue that goes first. While it has work, nothing begins here, but for `PATIENCE_SECONDS` at
-        most each time."""
+        """`behind`: a queue that goes first. While it has work, nothing begins here, but for at most `BEHIND_SECONDS`
+        each time."""
         self.name = name
         self._behind, self._clock = behind, clock
         self.finished: list[Finished] = []
@@ -114,7 +114,7 @@ class WorkQueue:
         return None
 
     def add_after(self, key: str, seconds: float) -> None:
-        """Wants the key reconciled after this time; of several wishes the earliest counts."""
+        """Wants the key reconciled after this time; of several times the earliest counts."""
         loop = asyncio.get_running_loop()
         known = self._timers.get(key)
         if known is not None:

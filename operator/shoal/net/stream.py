@@ -263,7 +263,7 @@ class Follower(ABC):
         try:
             self._notify(content)
         except Exception:
-            # Whoever listens must not make the stream deaf.
+            # Whoever listens must not stop the stream.
             log.exception("listener failed", pod=self.peer.name)
 
 

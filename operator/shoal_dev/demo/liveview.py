@@ -29,7 +29,7 @@ class Frame:
     """One look at the Model."""
 
     at: float
-    """Seconds since the film began."""
+    """Seconds since the view began."""
     metrics: ModelScaling
 
 
@@ -97,7 +97,7 @@ class LiveView:
         while True:
             try:
                 answer = await self._operator.one(self._namespace, self._name)
-            except (Unreachable, KubeError) as error:  # the film goes on; whoever waits has a deadline
+            except (Unreachable, KubeError) as error:  # the view goes on; whoever waits has a deadline
                 self._problem = str(error)
             else:
                 self._problem = ""
@@ -109,8 +109,8 @@ class LiveView:
         if not self.frames:
             return self._problem or "the operator has told nothing of it yet"
         last = self.frames[-1].metrics
-        unheard = f"; not heard: {', '.join(last.stale)}" if last.stale else ""
-        return f"It has {last.ready} of {last.wanted} replicas; {last.reason}: {last.message}{unheard}" + (
+        stale = f"; stale signals: {', '.join(last.stale)}" if last.stale else ""
+        return f"It has {last.ready} of {last.wanted} replicas; {last.reason}: {last.message}{stale}" + (
             f"; {self._problem}" if self._problem else ""
         )
 
@@ -118,7 +118,7 @@ class LiveView:
         if self._live is not None:
             self._live.update(picture(self.frames, self._doing, self._problem), refresh=True)
         elif self.frames:
-            # A line only when something changed: a log, not a film.
+            # A line only when something changed: a log, not a live view.
             last = self.frames[-1].metrics
             now = f"{last.ready}/{last.wanted} replicas, {last.reason}"
             if now != self._printed:

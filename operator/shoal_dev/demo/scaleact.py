@@ -77,34 +77,34 @@ async def _play(cluster: DemoCluster, clients: DemoClients, stages: Stages, time
     console = stages.console
     async with await KubeClient.from_environment(kubeconfig=cluster.tools.env.get("KUBECONFIG")) as client:
         operator = OperatorClient(client, SHOAL_NAMESPACE)
-        film = LiveView(operator, NAMESPACE, MODEL, console)
-        async with film:
+        view = LiveView(operator, NAMESPACE, MODEL, console)
+        async with view:
             with stages.stage("A new Model starts one replica, and goes to zero when nobody asks", spin=False):
-                await film.until(lambda m: m.ready >= 1, timeout, "the first replica starts, so that a fault shows")
-                await film.until(at_zero, timeout, "nobody asks: it goes to zero")
+                await view.until(lambda m: m.ready >= 1, timeout, "the first replica starts, so that a fault shows")
+                await view.until(at_zero, timeout, "nobody asks: it goes to zero")
             with stages.stage("A request at zero was held, woke the Model and was answered", spin=False):
                 began = time.monotonic()
                 async with _beside(clients.one(TOKENS)) as asked:
-                    await film.until(lambda m: m.wanted >= 1, timeout, "one request waits; the Model wakes", asked)
+                    await view.until(lambda m: m.wanted >= 1, timeout, "one request waits; the Model wakes", asked)
                     woken = time.monotonic() - began
-                    await film.until(lambda m: m.ready >= 1, timeout, "one request waits; a replica starts", asked)
+                    await view.until(lambda m: m.ready >= 1, timeout, "one request waits; a replica starts", asked)
             first = asked.result().first_seconds
             with stages.stage(f"{CLIENTS} clients at once: out to as many replicas as they need", spin=False):
                 async with _beside(clients.many(CLIENTS, TOKENS)) as asking:
                     doing = f"{CLIENTS} clients ask again and again"
-                    await film.until(scaled_out, timeout, doing, asking)
+                    await view.until(scaled_out, timeout, doing, asking)
                     clients.enough.set()
             with stages.stage("Nobody asks any more: back to zero", spin=False):
-                await film.until(at_zero, timeout, "nobody asks: back to zero")
+                await view.until(at_zero, timeout, "nobody asks: back to zero")
         answer = await operator.one(NAMESPACE, MODEL)
-    figures = answer.models[0]
+    stats = answer.models[0]
     console.print(f"\n  first token {first:.1f} s after a request at zero (the decision was seen after {woken:.1f} s)")
     if clients.answers:
         middle = statistics.median(heard.first_seconds for heard in clients.answers)
         console.print(f"  under load {len(clients.answers)} answered, first token after {middle:.1f} s in the median")
-    console.print(f"  replicas that served: {history(film.frames)}", soft_wrap=True)
+    console.print(f"  replicas that served: {history(view.frames)}", soft_wrap=True)
     console.print(f"\n[bold]kubectl shoal why model/{MODEL} -n {NAMESPACE}[/]")
-    console.print(why(figures.model_copy(update={"decisions": figures.decisions[:SHOWN]}), answer.time, rules=False))
+    console.print(why(stats.model_copy(update={"decisions": stats.decisions[:SHOWN]}), answer.time, rules=False))
     if clients.problems:
         count = len(clients.problems)
         raise click.ClickException(f"{count} requests were not answered; the first: {clients.problems[0]}")

@@ -92,7 +92,7 @@ async def _ask_as(url: str, key: str, heard: TenantClients) -> None:
                 await client.models.retrieve(MODEL)
                 break
             except (openai.AuthenticationError, openai.NotFoundError):
-                await asyncio.sleep(0.1)  # the gateway has not heard of the Tenant yet
+                await asyncio.sleep(0.1)  # the gateway does not know the Tenant yet
         async with asyncio.TaskGroup() as group:
             for _ in range(REQUESTS):
                 group.create_task(_once(client, heard))
@@ -172,8 +172,8 @@ def _picture(rows: dict[str, dict[str, int]]) -> Table:
     for heading in ("  tenant", "requests", "input", "cached", "output"):
         table.add_column(heading, justify="left" if heading == "  tenant" else "right")
     for tenant, row in rows.items():
-        figures = (row[name] for name in ("requests", "inputTokens", "cachedTokens", "outputTokens"))
-        table.add_row(f"  {tenant}", *map(str, figures))
+        stats = (row[name] for name in ("requests", "inputTokens", "cachedTokens", "outputTokens"))
+        table.add_row(f"  {tenant}", *map(str, stats))
     return table
 
 

@@ -100,7 +100,7 @@ def wait_until_ready(cluster: DemoCluster, namespace: str, console: Console, tim
             if console.is_terminal:
                 live.update(picture(models, pods))
             else:
-                # A line only when something changed: a log of the wait, not a film.
+                # A line only when something changed: a log of the wait, not a live view.
                 now = "; ".join(
                     f"{m['metadata']['name']}: {condition(m, reasons.READY).get('reason', 'not seen yet')}"
                     for m in models

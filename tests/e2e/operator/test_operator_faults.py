@@ -1,4 +1,4 @@
-"""Classes and wishes that make no sense, or change under what runs: what the Model says, and what goes on meanwhile."""
+"""Classes and requests that make no sense, or change under what runs: what the Model says, and what goes on."""
 
 import asyncio
 

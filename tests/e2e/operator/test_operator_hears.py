@@ -50,7 +50,7 @@ async def test_to_zero_only_while_all_are_heard_and_back_for_one_held_request(fl
         running_operator(client, fleet.kubeconfig, identity="first") as first,
         running_operator(client, fleet.kubeconfig, identity="second") as second,
     ):
-        # The gateway is not told the install key yet: it lets nobody in, so it is a voice that is not heard.
+        # The gateway is not told the install key yet: it lets nobody in, so its signals are stale.
         fleet.kubelet.pod_ips = repeat(GATEWAY_IP)
         await client.apply(PODS, gateway_pod(), manager="person")
         await eventually(
@@ -64,7 +64,7 @@ async def test_to_zero_only_while_all_are_heard_and_back_for_one_held_request(fl
         await until(lambda: hub.readers == 2, 60)  # both operators listen, whoever leads
 
         def missed() -> bool:
-            """The leader has decided, and says who is not heard."""
+            """The leader has decided, and says whose signals are stale."""
             found = [operator.history.model(f"{ns}/chat") for operator in (first, second)]
             return any(f is not None and f.stale == ("shoal-gateway-0",) for f in found)
 

@@ -44,8 +44,8 @@ async def keda(fleet: Fleet) -> AsyncIterator[StandIn]:
 
 @contextlib.contextmanager
 def impatient() -> Generator[None]:
-    """Who is not heard for three seconds is silent. Only where that is waited for: whatever else there is to tell could
-    be over before it is read."""
+    """A KEDA that does not poll for three seconds is silent. Only where that is waited for: whatever else there is
+    to tell could be over before it is read."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shoal.core.keda.verdict.SHORTEST_SILENCE_SECONDS", 1.0)
         patch.setattr("shoal.core.keda.verdict.HPA_SECONDS", 1.0)

@@ -81,7 +81,7 @@ async def test_a_quiet_fleet_costs_no_writes(fleet: Fleet) -> None:
         await KubeClient.from_environment(kubeconfig=fleet.kubeconfig) as own,
         running_operator(own, fleet.kubeconfig) as operator,
     ):
-        kept = {"minReplicas": 1}  # else that their engines are not heard is told in the end
+        kept = {"minReplicas": 1}  # else the Model says in the end that the signals of its engines are stale
         await fleet.apply(model("chat", ns, scaling=kept))
         parallel = {"parallelism": {"tensor": 4}}
         await fleet.apply(model("code", ns, variants=[{"class": "h100"}], engine=parallel, scaling=kept))

@@ -212,7 +212,7 @@ async def cluster(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             await it.clear()
 
 
-async def test_a_pod_that_is_not_ours_gets_no_key_and_has_no_voice(
+async def test_a_pod_that_is_not_ours_gets_no_key_and_is_no_signal_source(
     fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ownership, "GRACE_SECONDS", 1.0)

@@ -142,7 +142,7 @@ async def test_load_scales_out_and_in_and_the_cheapest_loss_goes(fleet: Fleet, s
         assert left[0]["metadata"]["uid"] == most
 
 
-async def test_nothing_goes_down_while_one_voice_is_silent(
+async def test_nothing_goes_down_while_one_signal_source_is_silent(
     fleet: Fleet, signals: FakeSignals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "STEADY_SECONDS", 2.0)
@@ -157,10 +157,10 @@ async def test_nothing_goes_down_while_one_voice_is_silent(
         await asyncio.sleep(5)  # more than twice the idle time
         signals.tell()
         assert await replicas(fleet, "chat-l4") == 1
-        figures = operator.history.model(f"{ns}/chat")
-        assert figures is not None
-        assert figures.stale == ("shoal-gateway-0",)
-        assert figures.decisions[0].reason == reasons.SIGNALS_UNKNOWN
+        stats = operator.history.model(f"{ns}/chat")
+        assert stats is not None
+        assert stats.stale == ("shoal-gateway-0",)
+        assert stats.decisions[0].reason == reasons.SIGNALS_UNKNOWN
         told = await model_with(client, ns, "chat", reasons.SIGNALS_UNKNOWN, "True", reasons.SIGNALS_STALE)
         assert (
             condition(told, reasons.SIGNALS_UNKNOWN)["message"]

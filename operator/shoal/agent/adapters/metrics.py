@@ -1,6 +1,6 @@
 """Metrics of a replica's adapters. No label names an adapter, because there may be thousands."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final, get_args
 
 from prometheus_client import Histogram
@@ -10,10 +10,6 @@ from prometheus_client.registry import Collector
 from shoal.core.lora.lifecycle.registry import Registry, State
 
 _BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-
-
-_STATE_LABELS: Final[Mapping[str, str]] = {"load_unknown": "unsure", "unload_pending": "undone"}
-"""Values of the label `state` that differ from the state's name."""
 
 
 class Timings:
@@ -43,7 +39,7 @@ class AdapterMetrics(Collector):
         found: list[Metric] = [metric for each in self._timings.all for metric in each.collect()]
         resident = GaugeMetricFamily("shoal_agent_adapters", "Adapters of this replica by state.", labels=["state"])
         for state in get_args(State):
-            resident.add_metric([_STATE_LABELS.get(state) or state], registry.count(frozenset({state})))
+            resident.add_metric([state], registry.count(frozenset({state})))
         refused = CounterMetricFamily("shoal_agent_adapter_refusals", "Refused leases by reason.", labels=["reason"])
         for reason, count in self._refusals().items():
             refused.add_metric([reason], count)

@@ -24,7 +24,7 @@ GOES_FIRST: Final = -1000
 _UNKNOWN_LOSS: Final = 1 << 60
 
 Loads = Callable[[str], Load | None]
-"""What the agent of a pod says, by the pod's uid; None: it is not heard."""
+"""What the agent of a pod says, by the pod's uid; None: the signal is stale."""
 
 
 class ScaleWriter:

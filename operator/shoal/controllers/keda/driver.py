@@ -45,7 +45,8 @@ class Driver:
         await self.conditions.run()
 
     def begin(self) -> None:
-        """A new term: nothing is answered before it is decided anew, and who was not heard yet gets its time."""
+        """A new term: nothing is answered before it is decided anew, and a ScaledObject that KEDA has not
+        polled yet gets its time."""
         self.targets.begin()
         self.observer.begin()
         self.conditions.begin()
@@ -76,7 +77,7 @@ class Driver:
                 standing = found.replicas
                 self.answer((found.namespace, found.name), found, lambda n=standing: n)
 
-    # --- what is heard ----------------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------------------------
 
     def on_model(self, _key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
         if before is not None and (after is None or after.metadata.uid != before.metadata.uid):

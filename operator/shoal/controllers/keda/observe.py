@@ -42,7 +42,7 @@ class KEDAObserver:
         """What the API server said to a ScaledObject that it did not take."""
 
     def begin(self) -> None:
-        """A new term: who was not heard yet gets its time."""
+        """A new term: a ScaledObject that KEDA has not polled yet gets its time."""
         self._since.clear()
         self.refused.clear()
 

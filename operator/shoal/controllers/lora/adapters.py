@@ -60,20 +60,20 @@ class AdapterController:
             # At once: its replicas need not hold it any more.
             self._placer.leave(before.metadata.uid)
             self.reader.forget(key)
-        for rival in adapters_claiming(self._world, claims_changed(before, after)):
-            self.queue.add(rival)
+        for contender in adapters_claiming(self._world, claims_changed(before, after)):
+            self.queue.add(contender)
 
     def on_pool(self, key: str, before: Custom[LoRAPool] | None, after: Custom[LoRAPool] | None) -> None:
         self._check_pool(key)
         for custom in (before, after):  # another pool of the same Model may have it now
-            for rival in self._world.pools.by("model", custom.object.model_key) if custom and custom.object else ():
-                self._check_pool(f"{rival.metadata.namespace}/{rival.metadata.name}")
+            for contender in self._world.pools.by("model", custom.object.model_key) if custom and custom.object else ():
+                self._check_pool(f"{contender.metadata.namespace}/{contender.metadata.name}")
 
     def on_model(self, key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
         for pool in self._world.pools.by("model", key):
             self._check_pool(f"{pool.metadata.namespace}/{pool.metadata.name}")
-        for rival in adapters_claiming(self._world, claims_changed(before, after)):
-            self.queue.add(rival)
+        for contender in adapters_claiming(self._world, claims_changed(before, after)):
+            self.queue.add(contender)
 
     def on_tenant(self, key: str, before: Custom[Tenant] | None, after: Custom[Tenant] | None) -> None:
         """A Tenant whose grants are others has agreed to others of the adapters that list it."""

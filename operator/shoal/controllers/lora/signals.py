@@ -8,7 +8,7 @@ from shoal.api.replica import ReplicaKeys
 
 
 class AdapterSignals(Protocol):
-    """None is "not heard", never nothing."""
+    """None means that the signal is stale, never that there is nothing."""
 
     def keys(self, pod_uid: str) -> ReplicaKeys | None:
         """What a replica's agent says."""

@@ -68,14 +68,14 @@ class ModelController:
         after: Custom[Model] | Custom[LoRAAdapter] | None,
     ) -> None:
         """Who shares a served name may have won or lost it."""
-        for rival in models_claiming(self._world, claims_changed(before, after)):
-            self.queue.add(rival)
+        for contender in models_claiming(self._world, claims_changed(before, after)):
+            self.queue.add(contender)
 
     def on_adapter(self, _key: str, before: Custom[LoRAAdapter] | None, after: Custom[LoRAAdapter] | None) -> None:
         self._renamed(before, after)
 
     def on_tenant(self, _key: str, before: Custom[Tenant] | None, after: Custom[Tenant] | None) -> None:
-        """Names are fought over by what one tenant may use: others may be rivals now."""
+        """Objects that one tenant may use contend for names: with another grant the contenders differ."""
         changed = granted_otherwise(before, after)
         for key in changed[0] if changed is not None else ():
             if self._world.models.get(key) is not None:

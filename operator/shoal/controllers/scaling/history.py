@@ -80,8 +80,8 @@ class DecisionHistory:
         gateways = [g for g in self._world.gateways() if g.was_ready and not self._world.is_lost(g)]
         demands = {g.name: self._signals.demand(g.uid, uid) for g in gateways}
         pods = [p for p in self._world.pods.by("model", uid) if not p.finished and not self._world.is_lost(p)]
-        unheard = [name for name, said in demands.items() if said is None or not said.complete]
-        unheard += [p.name for p in pods if p.was_ready and not p.deleting and self._signals.load(p.uid) is None]
+        stale = [name for name, said in demands.items() if said is None or not said.complete]
+        stale += [p.name for p in pods if p.was_ready and not p.deleting and self._signals.load(p.uid) is None]
         cost = record.placement.placement.hourly_cost if record.placement is not None else None
         ready = sum(p.ready and not p.deleting for p in pods)
         reason, message = current_message([e.decision for e in entries], ready)
@@ -94,7 +94,7 @@ class DecisionHistory:
             held=_total(demands, lambda d: d.held),
             in_flight=_total(demands, lambda d: d.in_flight),
             arrivals_per_second=self._signals.arrivals_per_second(uid),
-            stale=tuple(sorted(unheard)),
+            stale=tuple(sorted(stale)),
             driven=self._driven(model),
             hourly_cost=cost,
             currency=self._currency() if cost is not None else None,

@@ -17,7 +17,7 @@ from shoal.signals.live import Changed, LiveSignals
 
 
 class ScalingSignals(Protocol):
-    """None is "not heard", never zero."""
+    """None means that the signal is stale, never zero."""
 
     def load(self, pod_uid: str) -> Load | None:
         """What a replica's agent says."""

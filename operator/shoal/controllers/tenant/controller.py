@@ -23,7 +23,7 @@ _LONGEST_WAIT = 24 * 3600.0
 class TenantController:
     def __init__(self, world: World, queue: WorkQueue, currency: Callable[[], str | None] | None = None):
         """`currency`: of the price list in force, as gateways say; it gives None where it is not known, and is None
-        where gateways are not heard. `repriced` wants to hear of another one."""
+        where no gateway reports. `repriced` wants to hear of another one."""
         self._world, self.queue, self._currency = world, queue, currency
 
     def on_tenant(self, key: str, before: Custom[Tenant] | None, after: Custom[Tenant] | None) -> None:
@@ -31,8 +31,8 @@ class TenantController:
             self.queue.add(key)
         for custom in (before, after):
             for listed in custom.object.spec.keys if custom and custom.object else ():
-                for rival in self._world.tenants.by("hash", listed.sha256):
-                    self.queue.add(rival.metadata.name)
+                for contender in self._world.tenants.by("hash", listed.sha256):
+                    self.queue.add(contender.metadata.name)
 
     def on_model(self, key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
         if before is None or after is None:
@@ -87,11 +87,11 @@ class TenantController:
             )
         else:
             tenant = custom.object
-            rivals = [
-                rival.object
+            contenders = [
+                contender.object
                 for listed in tenant.spec.keys
-                for rival in world.tenants.by("hash", listed.sha256)
-                if rival.object is not None and rival.metadata.uid != tenant.metadata.uid
+                for contender in world.tenants.by("hash", listed.sha256)
+                if contender.object is not None and contender.metadata.uid != tenant.metadata.uid
             ]
             known = {
                 key
@@ -100,7 +100,7 @@ class TenantController:
             }
             decision = tenantstatus.decide(
                 tenant,
-                contenders=rivals,
+                contenders=contenders,
                 models=known,
                 adapters=self._listing(tenant),
                 now=now,

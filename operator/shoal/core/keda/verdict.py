@@ -97,7 +97,7 @@ def _leaving(seen: Seen) -> Iterator[ConditionUpdate]:
                 "False",
                 reasons.SWITCHING_DRIVER,
                 f"ScaledObject {name} is deleted but stays until KEDA's operator takes its finalizer off, and KEDA is "
-                f"not heard; replicas stay until then: start KEDA's operator, or kubectl patch scaledobject {name} "
+                f"not polling; replicas stay until then: start KEDA's operator, or kubectl patch scaledobject {name} "
                 f'-n {seen.namespace} --type merge -p \'{{"metadata":{{"finalizers":null}}}}\'',
             )
         yield _finding(

@@ -46,7 +46,7 @@ def observe(
     classes with a rollout under way; a replica that does not start there has a new revision, so the class is not at
     fault. A class with a ready replica of the Model gets no backoff.
     """
-    found = {name: setback for name, setback in known.items() if setback.until > now}
+    found = {name: backoff for name, backoff in known.items() if backoff.until > now}
     mine = [pod for pod in pods if pod.gpu_class and not pod.deleting and not pod.finished]
     works = {pod.gpu_class for pod in mine if pod.ready}
     until = now + timedelta(seconds=RETRY_SECONDS)

@@ -19,7 +19,7 @@ from shoal.net.shell import ShellRequest, answer_json
 T = TypeVar("T")
 
 _NAMED: Final = 100
-"""Pods that are not heard and are named."""
+"""Stale pods that are named."""
 _OF_ENGINES: Final = ("replica", "lastReport")
 """Fields that rows by engine have."""
 _TIME_TEXTS: Final = {"hour": times.text, "day": times.day_of, "month": times.month_of}
