@@ -21,7 +21,7 @@ async def test_reconciles_and_changed_numbers_are_spans(monkeypatch):
         spans = OperatorSpans(tracing.tracer)
 
         queue = WorkQueue("model")
-        queue.finished = spans.reconciled
+        queue.finished.append(spans.reconciled)
 
         async def handle(key: str) -> None:
             await asyncio.sleep(0.01)

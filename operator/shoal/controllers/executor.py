@@ -8,20 +8,23 @@ It has two entries. They may run at the same time for one Model: each reads the 
 | `run` | `model/controller.py` | everything that a Model's plan needs, in the order below |
 | `wake` | `scaling/wake.py` | replicas of one Deployment from zero, ahead of the plan |
 
-| in this order | kind | written by | field manager |
-|---|---|---|---|
-| key | Secret with the key of the engine | `children/workload.py` | shoal-model |
-| certificate | Secret with the certificate of the engine | `transport.py` | shoal-model |
-| policies | PodDisruptionBudget, NetworkPolicy | `children/workload.py` | shoal-model |
-| KEDA's CA | ConfigMap, TriggerAuthentication | `children/scaledobjects.py` | shoal-model |
-| of each class: workload | Deployment without `replicas` | `children/workload.py` | shoal-model |
-| of each class: which go first | deletion cost of pods | `children/replicas.py` | shoal-scaler |
-| of each class: replicas | `/scale`; where KEDA scales, a ScaledObject and KEDA's answer | `children/scaledobjects.py`, which calls `children/replicas.py` | shoal-scaler |
-| what is left over | ScaledObjects, Deployments and key Secrets are deleted | as above | |
+`run` writes in this order; the part is a module of `children/`, but for `transport.py`:
+
+| what | part | field manager |
+|---|---|---|
+| Secret with the engine's key | workload | shoal-model |
+| Secret with the engine's certificate; it is also renewed while the Model is paused | transport | shoal-model |
+| PodDisruptionBudget, NetworkPolicy | workload | shoal-model |
+| ConfigMap and TriggerAuthentication for KEDA | scaledobjects | shoal-model |
+| of each class: the Deployment; `replicas` only until another manager has the field | workload | shoal-model |
+| of each class: deletion cost of the pods that go first | replicas | shoal-scaler |
+| of each class: its ScaledObject and what KEDA is answered, where KEDA scales | scaledobjects | shoal-model |
+| of each class: `replicas` by `/scale`, where Shoal scales | replicas | shoal-scaler |
+| deleted: ScaledObjects and Deployments of classes that are not used any more, old keys | scaledobjects, workload | |
 
 What else the operator writes (status, Jobs that read sources, volumes of the node cache, the installation's own
 Secrets) is listed in `tests/unit/test_house.py`, which fails on any other writer.
-"""  # noqa: E501 - a table
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Final

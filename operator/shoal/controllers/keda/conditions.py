@@ -27,7 +27,7 @@ class _Reconnects:
 
     count: int = 0
     last: float = -math.inf
-    """When, on the book's clock."""
+    """When, on the clock of `ScalerTargets`."""
     tried: bool = False
     """In this silence."""
 

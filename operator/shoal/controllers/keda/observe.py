@@ -32,12 +32,12 @@ def kinds(world: World) -> OptionalKinds:
 
 
 class KEDAObserver:
-    """Reads the store and the book."""
+    """Reads the store and the answers to KEDA."""
 
     def __init__(self, world: World, targets: ScalerTargets, kinds: OptionalKinds) -> None:
         self._world, self._targets, self._kinds = world, targets, kinds
         self._since: dict[str, float] = {}
-        """ScaledObject's uid -> when this operator saw it first in its term, on the book's clock."""
+        """ScaledObject's uid -> when this operator saw it first in its term, on the clock of `ScalerTargets`."""
         self.refused: dict[Key, str] = {}
         """What the API server said to a ScaledObject that it did not take."""
 
