@@ -343,7 +343,6 @@ CALLBACKS: Final = {
     "shoal.gateway.leases: fleet.changed", "shoal.gateway.leases: fleet.acknowledged",
     "shoal.gateway.demand: demand.due", "shoal.gateway.quota: usage.opened",
     # Of one request, or one attempt of it:
-    "shoal.gateway.attempts: abort.cancel", "shoal.gateway.waiting: ticket.check",
 }  # fmt: skip
 """Callbacks that an object still puts on another from outside."""
 
