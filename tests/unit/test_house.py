@@ -342,7 +342,8 @@ CALLBACKS: Final = {
     "shoal.gateway.hold: directory.changed", "shoal.gateway.hold: fleet.changed",
     "shoal.gateway.leases: fleet.changed", "shoal.gateway.leases: fleet.acknowledged",
     "shoal.gateway.demand: demand.due", "shoal.gateway.quota: usage.opened",
-    # Of one request, or one attempt of it:
+    # Of one attempt of a request:
+    "shoal.gateway.dispatch: abort.cancel",
 }  # fmt: skip
 """Callbacks that an object still puts on another from outside."""
 
