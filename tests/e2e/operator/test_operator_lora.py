@@ -10,7 +10,7 @@ from shoal.api import reasons
 from shoal.api.loraadapter import engine_name
 from shoal.api.meta import API_VERSION, JsonObject
 from shoal.kube.client import KubeClient
-from shoal.kube.resources import JOBS, LORA_ADAPTERS, LORA_POOLS, TENANTS
+from shoal.kube.resources import LORA_ADAPTERS, LORA_POOLS, TENANTS
 from tests.support.addresses import pod_ip
 from tests.support.controlplane import Fleet
 from tests.support.lora_fleet import (
@@ -48,11 +48,6 @@ async def pool_with(fleet: Fleet, kind: str, status: str, reason: str | None = N
         return found.get("status") == status and reason in (None, found.get("reason"))
 
     return await eventually(lambda: fleet.client.get(LORA_POOLS, name, fleet.namespace), holds, what=f"pool {kind}")
-
-
-async def adapter_jobs(fleet: Fleet) -> list[str]:
-    jobs = await fleet.all(JOBS, namespace=fleet.namespace)
-    return [j["metadata"]["name"] for j in jobs if j["metadata"]["name"].startswith("adapter-facts-")]
 
 
 async def test_adapters_become_available_are_loaded_switched_and_dropped(fleet: Fleet) -> None:
