@@ -52,7 +52,6 @@ from tests.support.sources import LOCAL
 
 LLAMA: Final = LayerWidths(layers=32, hidden=4096, query=4096, key=1024, feed_forward=14336)
 TINY: Final = LayerWidths(layers=2, hidden=64, query=64, key=32, feed_forward=128)
-REVISION: Final = f"sha256:{'0' * 64}"
 T = TypeVar("T")
 
 

@@ -14,7 +14,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from shoal.core.scaling import ModelSnapshot, ScalingMemory, decide
 from shoal.core.scaling import Policy as Spec
 from shoal.core.scaling.estimate import least_work_rate
 from tests.bench import scaling_policies as rules
 from tests.bench.scaling_engine import Engine, Params, Request, params
 from tests.bench.scaling_fleet import Policy, Result, replay
 from tests.bench.scaling_loads import BANDWIDTH_GBPS, CODE, SCENARIOS, WEIGHT_BYTES, Scenario
-from tests.bench.scaling_moments import decision_cost
+from tests.support.scaling import load, replica, snapshot, source
+
+_DECISIONS = 2000
 
 CONSOLE = Console(width=150)
 TRUTH = "engine_groundtruth/RTXPRO6000_llama31_8b_vllm_requests.jsonl"
@@ -162,7 +165,7 @@ def error_table(folder: Path) -> None:
 
 def cpu_table() -> None:
     table = _table("One decision, CPU microseconds", "Model", "us")
-    for name, cost in decision_cost():
+    for name, cost in _decision_cost():
         table.add_row(name, f"{cost:.0f}")
     CONSOLE.print(table)
 
@@ -198,6 +201,26 @@ def _stats(results: Sequence[Result]) -> list[str]:
         f"{mean(lambda r: r.refused):.0f}",
         f"{mean(lambda r: r.unfinished):.0f}",
     ]
+
+
+def _decision_cost() -> Iterator[tuple[str, float]]:
+    """What one decision costs: (Model, microseconds of CPU), the best of three rounds."""
+    gateways = [source(f"gateway-{i}", arrivals=100, in_flight=3) for i in range(8)]
+    busy = [replica(i, load(running=20, waiting=3, kv_tokens_used=50_000)) for i in range(50)]
+    yield "at zero, 8 gateways", _cost(snapshot(sources=[source(f"gateway-{i}") for i in range(8)]))
+    yield "1 replica, 8 gateways", _cost(snapshot(busy[0], sources=gateways))
+    yield "50 replicas, 8 gateways", _cost(snapshot(*busy, sources=gateways))
+
+
+def _cost(seen: ModelSnapshot) -> float:
+    best = float("inf")
+    for _ in range(3):
+        memory: ScalingMemory | None = None
+        begun = time.process_time()
+        for i in range(_DECISIONS):
+            _, memory = decide(seen, memory, float(i))
+        best = min(best, time.process_time() - begun)
+    return 1e6 * best / _DECISIONS
 
 
 def main() -> int:

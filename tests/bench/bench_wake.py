@@ -34,24 +34,12 @@ from tests.bench.bench_operator import _cpu, _own_writes, _percentile, _start
 from tests.bench.streams_process import _serve
 from tests.support.controlplane import FACTS, ControlPlane, StatusKubelet, add_node, control_plane, install_crds
 from tests.support.operators import NAMESPACE, condition, gpu_class, model
-from tests.support.signals import gateway_pod
+from tests.support.signals import IDLE, gateway_pod
 from tests.support.streams import CURRENT, ToldGateway
 
 _GPUS_PER_NODE = 8
 _IDLE_SECONDS = 1
 _BENCH = "bench"
-_QUIET: dict[str, object] = {
-    "phase": "ready",
-    "engine_boot": "b",
-    "running": 0,
-    "max_running": 256,
-    "waiting": 0,
-    "waiting_tokens": 0,
-    "kv_tokens_used": 0,
-    "kv_tokens_total": 12_000,
-    "prompt_tokens_total": 0,
-    "generation_tokens_total": 0,
-}
 
 
 class Seen:
@@ -114,7 +102,7 @@ class Fleet:
         secret = {"name": names.ROOT_KEY_SECRET, "namespace": NAMESPACE}
         body = {"apiVersion": "v1", "kind": "Secret", "metadata": secret, "data": key}
         await client.apply(SECRETS, body, manager=_BENCH)
-        self.say(_QUIET)
+        self.say(IDLE)
         async with contextlib.AsyncExitStack() as stack:
             for number, gateway in enumerate(self.gateways):
                 await gateway.up()
@@ -344,7 +332,7 @@ async def idle(plane: ControlPlane, directory: Path, quiet: float) -> None:
                 running = chance.randint(1, 12)
                 told = {"running": running, "kv_tokens_used": 300 * running}
                 told |= {"prompt_tokens_total": 100 * requests, "generation_tokens_total": 50 * requests}
-                fleet.say(_QUIET | told)
+                fleet.say(IDLE | told)
                 await asyncio.sleep(1)
             took = time.monotonic() - began
             written = _own_writes(plane, lines)

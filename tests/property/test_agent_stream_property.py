@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from shoal.agent import stream
 from shoal.agent.stream import AgentStream
 from shoal.api.replica import ReplicaKeys
+from tests.support.clock import Clock
 
 COUNT = st.none() | st.integers(0, 5)
 STATES = st.fixed_dictionaries(
@@ -25,14 +26,6 @@ STATES = st.fixed_dictionaries(
 STEPS = st.lists(st.tuples(STATES, st.sampled_from([0.0, 0.4, 1.1])), max_size=20)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def known(state: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in state.items() if value is not None}
 
@@ -42,7 +35,7 @@ def test_full_state_and_changes_give_the_state_that_was_told(
     steps: list[tuple[dict[str, object], float]], joins_at: int
 ):
     async def run() -> None:
-        clock = Clock()
+        clock = Clock(0.0)
         hub = AgentStream(clock)
         for state, wait in steps[:joins_at]:
             clock.now += wait
@@ -74,7 +67,7 @@ def test_full_state_and_changes_give_the_state_that_was_told(
 def test_nothing_is_kept_back_for_longer_than_the_quiet_time(
     before: dict[str, object], after: dict[str, object], wait: float
 ):
-    clock = Clock()
+    clock = Clock(0.0)
     hub = AgentStream(clock)
     hub.update(before)
     clock.now += wait

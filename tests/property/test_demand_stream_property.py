@@ -14,16 +14,10 @@ from shoal.gateway.demand import DemandState
 from shoal.net.hub import HubReader, StreamHub
 from shoal.net.stream import ListenerIdentity, StreamBroken, StreamPeer
 from shoal.signals.demand import DemandStream
+from tests.support.clock import Clock
 
 MODELS = st.sampled_from(["a", "b"])
 FATES = st.sampled_from(["brought", "brought", "brought", "late", "lost", "twice"])
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Pair(RuleBasedStateMachine):
@@ -31,7 +25,7 @@ class Pair(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.clock = Clock()
+        self.clock = Clock(0.0)
         self.told: list[str | None] = []
         self.stream = DemandStream(
             StreamPeer("g", "g", "h", "k"),

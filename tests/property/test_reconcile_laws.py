@@ -123,4 +123,3 @@ def test_billed_and_unattributed_are_the_engines_counters(rows: list[Compared]):
     else:
         assert found.unattributed is not None
         assert found.billed + found.unattributed == found.engine
-        assert found.unexplained == found.unattributed - found.not_billed

@@ -10,7 +10,7 @@ from aiohttp import web
 
 @dataclass
 class FakeEngine:
-    """Answers /ready, /v1/loads, /metrics and /server_info as SGLang does."""
+    """Answers /ready, /v1/loads and /metrics as SGLang does."""
 
     ready: int = 200
     ranks: list[dict[str, object]] = field(default_factory=lambda: [load()])
@@ -107,15 +107,6 @@ class FakeEngine:
             cards = [{"id": "base", "root": "base", "parent": None}]
             cards += [{"id": name, "root": path, "parent": "base"} for name, path in self.adapters.items()]
             return web.json_response({"object": "list", "data": cards})
-        if request.path == "/server_info":
-            return web.json_response(
-                {
-                    "version": "0.5.23",
-                    "context_length": 4096,
-                    "api_key": self.key,
-                    "internal_states": [{"memory_usage": {"token_capacity": 20000}}],
-                }
-            )
         return web.Response(status=404)
 
     def _http(self) -> str:

@@ -2,7 +2,6 @@
 nobody expects, is a finding."""
 
 import os
-import resource
 import signal
 import traceback
 from collections.abc import Callable
@@ -80,8 +79,3 @@ def fuzz(module: str, name: str, *, objects: int = OBJECTS, memory: int = 512 * 
     if outcome.ended != "done":
         return Report(0, [f"the child ended: {outcome.ended}"], outcome.ended, outcome.peak_bytes)
     return Report(outcome.value["objects"], outcome.value["findings"], "done", outcome.peak_bytes)
-
-
-def resident() -> int:
-    """Bytes that this process has had at most."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -220,13 +219,6 @@ async def served(url: str, folder: Path, **settings: Any) -> AsyncGenerator[Serv
     finally:
         process.stop()
         await running
-
-
-_numbers = itertools.count(1)
-
-
-def request_id() -> str:
-    return f"req-{next(_numbers):08d}"
 
 
 def usage_row(element: dict[str, Any]) -> StoredRow:

@@ -20,7 +20,7 @@ from shoal.kube.client import KubeClient
 from shoal.kube.resources import LORA_ADAPTERS
 from shoal.net.hub import Caller
 from tests.support.controlplane import FACTS, Fleet
-from tests.support.operators import condition, eventually
+from tests.support.operators import with_condition
 
 WIDTHS: Final = {"layers": 32, "hidden": 4096, "query": 4096, "key": 1024, "feedForward": 14336}
 POOLED_FACTS: Final[JsonObject] = FACTS | {"widths": WIDTHS}
@@ -188,17 +188,8 @@ async def adapter_with(
     *,
     seconds: float = 90,
 ) -> JsonObject:
-    """Waits for a condition of a LoRAAdapter, found for what its spec says now."""
-
-    def holds(obj: JsonObject) -> bool:
-        found = condition(obj, kind)
-        if found.get("observedGeneration") != obj["metadata"]["generation"]:
-            return False
-        return found.get("status") == status and reason in (None, found.get("reason"))
-
-    return await eventually(
-        lambda: client.get(LORA_ADAPTERS, name, namespace), holds, seconds=seconds, what=f"{kind}={status} ({reason})"
-    )
+    """Waits for a condition of a LoRAAdapter, as `with_condition`."""
+    return await with_condition(client, LORA_ADAPTERS, namespace, name, kind, status, reason, seconds=seconds)
 
 
 def ready_for_adapters(fleet: Fleet) -> Sources:

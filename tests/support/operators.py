@@ -5,11 +5,13 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
+import pytest
+
 from shoal.api.config import AgentImage, Engines, EngineVersion, OperatorConfig
 from shoal.api.meta import API_VERSION, JsonObject
 from shoal.controllers.scaling.signals import ScalingSignals
 from shoal.kube.client import KubeClient
-from shoal.kube.resources import MODELS
+from shoal.kube.resources import MODELS, Resource
 from shoal.runtime.operator import OperatorProcess
 from shoal.runtime.scaler import ScalerPlace
 
@@ -23,6 +25,8 @@ CONFIG = OperatorConfig(
     agent=AgentImage(image="shoal:test"),
 )
 NAMESPACE = "shoal-system"
+KOPF_STAYS = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+"""Kopf's thread ends with its process, streams open; in a test the process goes on."""
 
 
 def model(name: str, namespace: str, *, annotations: dict[str, str] | None = None, **spec: Any) -> JsonObject:
@@ -107,6 +111,30 @@ async def writes_at_rest(client: KubeClient) -> dict[tuple[str, str], int]:
     return await settled(read)
 
 
+async def with_condition(
+    client: KubeClient,
+    resource: Resource,
+    namespace: str,
+    name: str,
+    kind: str,
+    status: str,
+    reason: str | None = None,
+    *,
+    seconds: float = 90,
+) -> JsonObject:
+    """Waits for a condition of an object, found for what its spec says now."""
+
+    def holds(obj: JsonObject) -> bool:
+        found = condition(obj, kind)
+        if found.get("observedGeneration") != obj["metadata"]["generation"]:
+            return False
+        return found.get("status") == status and reason in (None, found.get("reason"))
+
+    return await eventually(
+        lambda: client.get(resource, name, namespace), holds, seconds=seconds, what=f"{kind}={status} ({reason})"
+    )
+
+
 async def model_with(
     client: KubeClient,
     namespace: str,
@@ -117,17 +145,8 @@ async def model_with(
     *,
     seconds: float = 90,
 ) -> JsonObject:
-    """Waits for a condition of a Model, found for what its spec says now."""
-
-    def holds(obj: JsonObject) -> bool:
-        found = condition(obj, kind)
-        if found.get("observedGeneration") != obj["metadata"]["generation"]:
-            return False
-        return found.get("status") == status and reason in (None, found.get("reason"))
-
-    return await eventually(
-        lambda: client.get(MODELS, name, namespace), holds, seconds=seconds, what=f"{kind}={status} ({reason})"
-    )
+    """Waits for a condition of a Model, as `with_condition`."""
+    return await with_condition(client, MODELS, namespace, name, kind, status, reason, seconds=seconds)
 
 
 @contextlib.asynccontextmanager

@@ -7,7 +7,7 @@ import struct
 import zlib
 from typing import Any
 
-from PIL import Image, ImageSequence
+from PIL import Image
 
 
 def data_url(kind: str, data: bytes) -> str:
@@ -100,7 +100,3 @@ def scaled(given: str) -> list[int]:
     image = Image.open(io.BytesIO(base64.b64decode(given))).convert("RGB")
     factor = 336 / min(image.size)
     return list(image.resize((round(image.width * factor), round(image.height * factor))).size)
-
-
-def frames_of(data: bytes) -> int:
-    return sum(1 for _ in ImageSequence.Iterator(Image.open(io.BytesIO(data))))

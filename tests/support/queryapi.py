@@ -29,7 +29,6 @@ from tests.support.rolekeys import give
 ADMIN = keys.derive(INSTALL_KEY, "billing", keys.LEDGER)
 GATEWAY = keys.derive(INSTALL_KEY, "gateway", keys.LEDGER)
 NOW = "2026-11-22T12:00"
-HOUR_MS = 3_600_000
 
 OCTOBER = """\
 currency: EUR

@@ -23,6 +23,19 @@ QUIET = Load(
     prompt_tokens_total=0,
     generation_tokens_total=0,
 )
+IDLE: dict[str, object] = {
+    "phase": "ready",
+    "engine_boot": "e1",
+    "running": 0,
+    "max_running": 256,
+    "waiting": 0,
+    "waiting_tokens": 0,
+    "kv_tokens_used": 0,
+    "kv_tokens_total": 12_000,
+    "prompt_tokens_total": 0,
+    "generation_tokens_total": 0,
+}
+"""What the agent of a ready replica without requests says."""
 NOTHING = Demand(arrivals=0, in_flight=0, held=0, held_tokens=0, oldest_seconds=0.0)
 
 

@@ -18,6 +18,7 @@ from shoal.kube.client import KubeClient
 from shoal.kube.errors import APIServerUnavailable
 from shoal.net.pages import TokenGuard, denial_words
 from shoal.net.shell import GET, Shell, ShellRequest
+from tests.support.clock import Clock
 from tests.support.shells import call
 from tests.support.streams import Ring
 
@@ -45,13 +46,6 @@ class Judge:
         return {"status": {"allowed": path in self.rights[spec["user"]]}}
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def judge() -> Judge:
     return Judge()
@@ -59,7 +53,7 @@ def judge() -> Judge:
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1000.0)
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from shoal.agent.adapterfacts import FactsReading, read_batch, run_batch
 from shoal.api import names, reasons
 from shoal.api.adapterfacts import BATCH_ADAPTERS, BATCH_ENV, AdapterBatch, AdapterFacts, AdapterToRead
 from shoal.api.config import CABundle, Proxy
-from shoal.api.loraadapter import source_key
 from shoal.api.lorapool import LoRAPool
 from shoal.artifacts import Settings, folders
 from shoal.core.facts import Container, Pod
@@ -55,7 +54,7 @@ def facts(number: int, **more: object) -> AdapterFacts:
 
 
 def batch(*uris: str, digest: str | None = None, max_bytes: int = 1 << 20) -> AdapterBatch:
-    rows = tuple(AdapterToRead(key=source_key(uri, digest), uri=uri, digest=digest) for uri in uris)
+    rows = tuple(AdapterToRead(key=f"{number:016x}", uri=uri, digest=digest) for number, uri in enumerate(uris))
     return AdapterBatch(adapters=rows, credentials=("hf://private/",), max_bytes=max_bytes)
 
 
@@ -281,7 +280,7 @@ async def test_an_archive_is_read_and_held_to_its_digest(tmp_path: Path):
         s3.put("x", {"a.tar.gz": packed})
         write_files(tmp_path / "secrets" / "0", s3.secret())
         uri, digest = "s3://models/x/a.tar.gz", f"sha256:{hashlib.sha256(packed).hexdigest()}"
-        row = AdapterToRead(key=source_key(uri, digest), uri=uri, digest=digest)
+        row = AdapterToRead(key="0" * 16, uri=uri, digest=digest)
         for limit, fits in ((1 << 20, True), (1000, False)):
             wanted = AdapterBatch(adapters=(row,), credentials=("s3://models/",), max_bytes=limit)
             (found,) = await read(wanted, secrets=tmp_path / "secrets")

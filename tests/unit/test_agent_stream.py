@@ -11,14 +11,7 @@ from shoal.agent.stream import AgentStream, difference, is_urgent
 from shoal.api.replica import ReplicaMessage, StageProgress
 from shoal.net import hub as stream
 from shoal.net.hub import HubReader, TooManyReaders
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.clock import Clock
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from shoal.engine.client import (
     EngineTimeout,
     EngineUnreachable,
     Loads,
-    ServerInfo,
     parse_counters,
     parse_loads,
 )
@@ -56,10 +55,6 @@ async def test_a_wrong_key_is_an_error_that_does_not_tell_the_key(engine: FakeEn
         await client.loads()
     assert caught.value.status == 401
     assert "engine-key" not in str(caught.value)
-
-
-async def test_server_info_keeps_nothing_but_what_is_needed(client: EngineClient):
-    assert await client.server_info() == ServerInfo("0.5.23", 20000, 4096)
 
 
 async def test_an_engine_that_hangs_is_a_timeout(

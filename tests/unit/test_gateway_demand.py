@@ -8,14 +8,7 @@ import pytest
 from shoal.api.demand import DemandMessage, ModelDemand
 from shoal.gateway import demand
 from shoal.gateway.demand import DemandPublisher, DemandState
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.clock import Clock
 
 
 @pytest.fixture

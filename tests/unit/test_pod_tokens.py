@@ -12,14 +12,8 @@ from shoal.kube.access import BUSY
 from shoal.kube.client import KubeClient
 from shoal.kube.podtokens import PodTokens
 from shoal.metering.tokenfile import TokenFile
+from tests.support.clock import Clock
 from tests.support.podtokens import ACCOUNT, NAMESPACE, PodTokenReviews
-
-
-class Clock:
-    now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -29,7 +23,7 @@ def server() -> PodTokenReviews:
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1_000_000.0)
 
 
 @pytest.fixture

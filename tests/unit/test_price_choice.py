@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.api.ledger import Prices, Rate
-from shoal.core.rating.price import RateTable, cost, find
+from shoal.core.rating.price import RateTable, cost
 
 
 def _rate(plan: str | None, model: str, adapter: str | None, input: int) -> Rate:
@@ -40,17 +40,16 @@ PRICES = Prices(
     ],
 )
 def test_the_most_specific_price_counts(plan: str | None, model: str, adapter: str | None, input: int) -> None:
-    found = find(PRICES, plan, model, adapter)
+    found = RateTable.of(PRICES).find(plan, model, adapter)
     assert found is not None
     assert found.input == input
-    assert RateTable.of(PRICES).find(plan, model, adapter) == found
 
 
 def test_without_a_price_there_is_none() -> None:
-    only = Prices(list="x", currency="EUR", rates=(_rate("gold", "chat/llama", None, 7),))
-    assert find(only, None, "chat/llama", None) is None
-    assert find(only, "gold", "chat/llama", "chat/sql") is None, "a model's price is not its adapters'"
-    assert find(only, "gold", "chat/other", None) is None
+    only = RateTable.of(Prices(list="x", currency="EUR", rates=(_rate("gold", "chat/llama", None, 7),)))
+    assert only.find(None, "chat/llama", None) is None
+    assert only.find("gold", "chat/llama", "chat/sql") is None, "a model's price is not its adapters'"
+    assert only.find("gold", "chat/other", None) is None
 
 
 def test_tokens_cost_by_their_three_prices() -> None:

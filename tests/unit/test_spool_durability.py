@@ -15,15 +15,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from shoal.core.access import KeyIdentity
-from shoal.core.routing.resolve import ServedModel
 from shoal.metering import spoolfile
-from shoal.metering.meter import Meter
 from shoal.metering.record import UsageRecord
 from shoal.metering.spool import SpoolUnavailable, UsageSpool
 from shoal.metering.spoolfile import SpoolFile
 from shoal.metering.spoolreader import SpoolReader
 from shoal.runtime.gateway import command
+from tests.support.records import meter
 
 CHILD = """
 import asyncio, sys
@@ -57,22 +55,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-IDENTITY = KeyIdentity("acme", "cus_1", "prod", None, False, False, frozenset())
-MODEL = ServedModel("chat/llama", "u", "chat/llama", (), None)
-
-
-def meter(id: str = "r1", client_request_id: str | None = None) -> Meter:
-    return Meter(
-        id,
-        "shoal",
-        IDENTITY,
-        MODEL,
-        endpoint="/v1/completions",
-        model_name="llama",
-        stream=True,
-        client_request_id=client_request_id,
-    )
 
 
 def rows(directory: Path) -> list[tuple[str, UsageRecord]]:

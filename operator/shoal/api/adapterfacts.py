@@ -59,7 +59,7 @@ class AdapterToRead(Message):
     """One adapter source of a batch."""
 
     key: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
-    """`loraadapter.source_key` of the source: identifies it in the answer."""
+    """`revisions.read_key` of the adapter: identifies it in the answer."""
     uri: str
     digest: Digest | None = None
     """Required digest of the content."""

@@ -1,6 +1,5 @@
 """LoRAAdapter: one fine-tune of a pool's base model. Namespaced; short name `lora`."""
 
-import hashlib
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
@@ -182,8 +181,3 @@ def engine_name(key: str, revision: str) -> str:
     """
     namespace, _, name = key.partition("/")
     return f"{namespace}.{name}@{revision.removeprefix('sha256:')[:12]}"
-
-
-def source_key(uri: str, digest: str | None) -> str:
-    """Identifies a source as declared (URI and digest): 16 hex digits."""
-    return hashlib.sha256(f"{uri}\n{digest or ''}".encode()).hexdigest()[:16]

@@ -3,8 +3,6 @@
 from collections.abc import Collection, Iterable
 from typing import Any
 
-import structlog
-
 from shoal.api import reasons
 from shoal.api.meta import CustomResource, JsonObject
 from shoal.api.meta import Object as ApiObject
@@ -14,8 +12,6 @@ from shoal.kube.events import Event
 from shoal.kube.projections import Custom
 from shoal.kube.resources import Resource
 from shoal.kube.store import Table
-
-log = structlog.get_logger()
 
 _EVENT_CONDITIONS = (
     reasons.READY,

@@ -162,12 +162,3 @@ class Deployment:
     def rolled_out(self) -> bool:
         """Every pod is of the current revision."""
         return self.observed_generation >= self.generation and self.updated >= self.total
-
-    @property
-    def settled(self) -> bool:
-        """Every pod is of the current revision, and as many as wanted are ready."""
-        return (
-            self.observed_generation >= self.generation
-            and self.updated == self.replicas == self.total
-            and self.ready >= self.replicas
-        )

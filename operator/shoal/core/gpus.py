@@ -24,10 +24,6 @@ class Usage:
     def largest(self) -> int:
         return self.free[0] if self.free else 0
 
-    def fits(self, gpus: int) -> int:
-        """Replicas of this many GPUs that still fit; a replica never spans nodes."""
-        return sum(free // gpus for free in self.free)
-
     def counts(self) -> GPUCounts:
         return GPUCounts(
             capacity=self.capacity,

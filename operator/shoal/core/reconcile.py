@@ -91,11 +91,6 @@ class Compared:
         return None if self.engine is None else self.engine - self.billed
 
     @property
-    def unexplained(self) -> Tokens | None:
-        """Unattributed tokens that no row of ours names."""
-        return None if self.engine is None else self.engine - self.billed - self.not_billed
-
-    @property
     def share(self) -> float | None:
         """Unattributed tokens as a part of what engines counted; None where that is nothing or unknown."""
         if self.engine is None or (left := self.unattributed) is None or not self.engine.all:

@@ -15,8 +15,6 @@ READY_SECONDS: Final = 2.0
 """/ready does no generation; /health does, takes over a second, and is never asked."""
 LOADS_SECONDS: Final = 2.0
 METRICS_SECONDS: Final = 5.0
-SERVER_INFO_SECONDS: Final = 10.0
-"""Goes through the scheduler, so it is slow while that is busy."""
 ABORT_SECONDS: Final = 2.0
 _LIMIT: Final = 8 << 20
 """Longest answer that is read, in bytes."""
@@ -86,15 +84,6 @@ class Counters:
     """Requests for answers that it has received since its start."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerInfo:
-    """The part of /server_info that Shoal needs. The answer also holds both keys in clear: nothing else is kept."""
-
-    version: str | None
-    kv_tokens_total: int | None
-    context_length: int | None
-
-
 class EngineClient:
     """Talks to one engine. Every call has a deadline and raises EngineError, nothing else."""
 
@@ -120,10 +109,6 @@ class EngineClient:
     async def counters(self) -> Counters:
         """Token counters, from /metrics."""
         return parse_counters(await self._get("/metrics", METRICS_SECONDS, auth=None))
-
-    async def server_info(self) -> ServerInfo:
-        """What the engine resolved its arguments to."""
-        return parse_server_info(await self._get("/server_info", SERVER_INFO_SECONDS, auth="api"))
 
     async def abort(self, rid: str) -> None:
         """Has the engine end every request whose id begins with `rid`; one that it does not have is passed over."""
@@ -245,24 +230,6 @@ def parse_counters(body: bytes) -> Counters:
     prompt, generation = (count(name) for name in _TOKENS)
     active, requests = (count(name) for name in _HTTP)
     return Counters(prompt, generation, active, requests)
-
-
-def parse_server_info(body: bytes) -> ServerInfo:
-    """Reads /server_info. Raises EngineGarbled."""
-    answer = json_object(body, "/server_info")
-    version = answer.get("version")
-    states = answer.get("internal_states")
-    capacities: list[int | None] = []
-    for state in cast("list[Any]", states) if isinstance(states, list) else []:
-        memory = cast("dict[str, Any]", state).get("memory_usage") if isinstance(state, dict) else None
-        capacities.append(
-            _count(cast("dict[str, object]", memory).get("token_capacity")) if isinstance(memory, dict) else None
-        )
-    return ServerInfo(
-        version=version if isinstance(version, str) else None,
-        kv_tokens_total=_sum(capacities) if capacities else None,
-        context_length=_count(answer.get("context_length")),
-    )
 
 
 def json_object(body: bytes, path: str) -> dict[str, Any]:

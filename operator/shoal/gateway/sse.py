@@ -116,11 +116,10 @@ def payload(event: bytes) -> dict[str, Any] | None:
 class ModelNameRewriter:
     """Replaces the engine's own name of the model by the name that the client used."""
 
-    __slots__ = ("_compact", "_model_name", "_new", "_spaced", "same")
+    __slots__ = ("_compact", "_new", "_spaced", "same")
 
     def __init__(self, engine_name: str, model_name: str) -> None:
         quoted = orjson.dumps(engine_name)
-        self._model_name = model_name
         self._compact = b'"model":' + quoted
         self._spaced = b'"model": ' + quoted
         self._new = b'"model":' + orjson.dumps(model_name)

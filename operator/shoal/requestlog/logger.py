@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -18,7 +19,6 @@ from shoal.requestlog.entry import LogEntry
 from shoal.requestlog.erase import Erased, erase_tenant, erase_user, sweep
 from shoal.requestlog.logkeys import LogKeys
 from shoal.requestlog.query import Found, LogQuery, Newest, newest, written
-from shoal.requestlog.settings import LogSettings
 from shoal.requestlog.store import Folder, LogStore
 from shoal.requestlog.writer import LogFileWriter
 
@@ -35,6 +35,36 @@ _NOT_LOGGED: Final = frozenset({"externalId", "requestId", "plan", "gateway", "a
 
 Days = Callable[[], Mapping[str, int] | None]
 """retentionDays by tenant; None while the Tenants are not known."""
+
+
+class LogSettings(Protocol):
+    """Settings of the request log, supplied by the process that runs it. A part of `gateway.settings.GatewaySettings`,
+    which documents each field."""
+
+    @property
+    def log_dir(self) -> Path: ...
+    @property
+    def log_max_bytes(self) -> int: ...
+    @property
+    def log_url(self) -> str: ...
+    @property
+    def log_secret_dir(self) -> Path | None: ...
+    @property
+    def log_key_dir(self) -> Path | None: ...
+    @property
+    def log_queue_bytes(self) -> int: ...
+    @property
+    def log_entry_bytes(self) -> int: ...
+    @property
+    def log_rotate_bytes(self) -> int: ...
+    @property
+    def log_rotate_seconds(self) -> float: ...
+    @property
+    def body_seconds(self) -> float: ...
+    @property
+    def hold_seconds(self) -> float: ...
+    @property
+    def request_seconds(self) -> float: ...
 
 
 class RequestLogger:

@@ -16,8 +16,6 @@ class DemoAnswer:
 
     text: str
     request_id: str
-    ttft_seconds: float
-    """Time to the first token, seen by the client."""
     seconds: float
     usage: dict[str, Any]
 
@@ -27,7 +25,6 @@ def ask(base_url: str, api_key: str, model: str, console: Console) -> DemoAnswer
     import openai
 
     start = time.monotonic()
-    first: float | None = None
     parts: list[str] = []
     usage: dict[str, Any] = {}
     client = openai.OpenAI(base_url=f"{base_url}/v1", api_key=api_key, timeout=60, max_retries=2)
@@ -45,7 +42,6 @@ def ask(base_url: str, api_key: str, model: str, console: Console) -> DemoAnswer
                     usage = chunk.usage.model_dump(exclude_none=True)
                 for choice in chunk.choices:
                     if choice.delta.content:
-                        first = first or time.monotonic()
                         parts.append(choice.delta.content)
                         console.print(choice.delta.content, end="", style="cyan", markup=False, highlight=False)
             console.print()
@@ -53,5 +49,4 @@ def ask(base_url: str, api_key: str, model: str, console: Console) -> DemoAnswer
         raise click.ClickException(f"the gateway answered: {e}") from e
     finally:
         client.close()
-    end = time.monotonic()
-    return DemoAnswer("".join(parts), request_id, (first or end) - start, end - start, usage)
+    return DemoAnswer("".join(parts), request_id, time.monotonic() - start, usage)

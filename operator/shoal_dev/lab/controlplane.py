@@ -18,7 +18,6 @@ API_NAMES: Final = (
     "kubernetes.default.svc",
     f"kubernetes.default.svc.{network.DOMAIN}",
 )
-NAMES: Final = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 _ETCD: Final = "http://127.0.0.1:2379"
 _ETCD_PEER: Final = "http://127.0.0.1:2380"
 

@@ -25,6 +25,7 @@ from tests.support.controlplane import Fleet
 from tests.support.mortal import Killed, MortalClient
 from tests.support.operators import (
     CONFIG,
+    KOPF_STAYS,
     NAMESPACE,
     condition,
     ends_as,
@@ -38,8 +39,7 @@ from tests.support.operators import (
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(1800),
-    # Kopf's thread ends with its process, streams open; in a test the process goes on.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
+    KOPF_STAYS,
 ]
 
 _CHILDREN = (DEPLOYMENTS, PDBS, NETWORKPOLICIES, SECRETS, JOBS)

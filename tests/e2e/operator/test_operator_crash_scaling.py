@@ -15,6 +15,7 @@ from tests.support.controlplane import Fleet
 from tests.support.mortal import Killed, MortalClient
 from tests.support.operators import (
     CONFIG,
+    KOPF_STAYS,
     NAMESPACE,
     condition,
     ends_as,
@@ -28,8 +29,7 @@ from tests.support.signals import FakeSignals, ready_gateway
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(1800),
-    # Kopf's thread ends with its process, streams open; in a test the process goes on.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
+    KOPF_STAYS,
 ]
 
 _SCALING = {"idleSeconds": 1, "stabilizationSeconds": 0}

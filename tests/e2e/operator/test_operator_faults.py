@@ -11,13 +11,12 @@ from shoal.kube.client import KubeClient
 from shoal.kube.resources import DEPLOYMENTS, GPUCLASSES, MODELS, Resource
 from tests.e2e.operator.test_operator_fleet import engine_pods, never_more_than_there_is, stands, until_model, variant
 from tests.support.controlplane import FACTS, Fleet, add_node
-from tests.support.operators import condition, eventually, gpu_class, model, model_with, running_operator
+from tests.support.operators import KOPF_STAYS, condition, eventually, gpu_class, model, model_with, running_operator
 
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(600),
-    # Kopf's thread ends with its process, streams open; in a test the process goes on.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
+    KOPF_STAYS,
 ]
 
 UNKNOWN = FACTS | {"architecture": "NeverSeenForCausalLM", "kv": {"kind": "Unknown"}, "kvBytesPerToken": None}

@@ -10,30 +10,17 @@ from shoal.api import names, reasons
 from shoal.kube.resources import DEPLOYMENTS, MODELS, PODS
 from tests.support.addresses import pod_ip
 from tests.support.controlplane import Fleet
-from tests.support.operators import NAMESPACE, eventually, model, model_with, running_operator
-from tests.support.signals import gateway_pod
+from tests.support.operators import KOPF_STAYS, NAMESPACE, eventually, model, model_with, running_operator
+from tests.support.signals import IDLE, gateway_pod
 from tests.support.streams import agent, told_gateway, until
 
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(900),
-    # Kopf's thread ends with its process, streams open; in a test the process goes on.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
+    KOPF_STAYS,
 ]
 
 GATEWAY_IP, ENGINE_IP = pod_ip(2), pod_ip(3)
-IDLE = {
-    "phase": "ready",
-    "engine_boot": "e1",
-    "running": 0,
-    "max_running": 256,
-    "waiting": 0,
-    "waiting_tokens": 0,
-    "kv_tokens_used": 0,
-    "kv_tokens_total": 12_000,
-    "prompt_tokens_total": 0,
-    "generation_tokens_total": 0,
-}
 
 
 async def test_to_zero_only_while_all_are_heard_and_back_for_one_held_request(fleet: Fleet) -> None:

@@ -22,6 +22,7 @@ from shoal.kube.resources import (
 )
 from tests.support.controlplane import Fleet, add_node, install_crds, remove_crds
 from tests.support.operators import (
+    KOPF_STAYS,
     condition,
     eventually,
     gpu_class,
@@ -36,8 +37,7 @@ from tests.support.waiting import until_async
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(600),
-    # Kopf's thread ends with its process, streams open; in a test the process goes on.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
+    KOPF_STAYS,
 ]
 
 

@@ -10,7 +10,7 @@ from shoal.api import reasons
 from shoal.api.loraadapter import engine_name
 from shoal.api.meta import API_VERSION, JsonObject
 from shoal.kube.client import KubeClient
-from shoal.kube.resources import JOBS, LORA_ADAPTERS, LORA_POOLS, TENANTS
+from shoal.kube.resources import LORA_ADAPTERS, LORA_POOLS, TENANTS
 from tests.support.addresses import pod_ip
 from tests.support.controlplane import Fleet
 from tests.support.lora_fleet import (
@@ -23,14 +23,22 @@ from tests.support.lora_fleet import (
     revision_of,
     unreachable,
 )
-from tests.support.operators import condition, eventually, model, model_with, running_operator, writes_at_rest
+from tests.support.operators import (
+    KOPF_STAYS,
+    condition,
+    eventually,
+    model,
+    model_with,
+    running_operator,
+    with_condition,
+    writes_at_rest,
+)
 from tests.support.streams import until
 
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(900),
-    # Kopf's thread ends with its process, streams open; in a test the process goes on.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
+    KOPF_STAYS,
 ]
 
 ENGINE_IP = pod_ip(3)
@@ -41,18 +49,7 @@ def name_of(fleet: Fleet, name: str, version: str = "v1") -> str:
 
 
 async def pool_with(fleet: Fleet, kind: str, status: str, reason: str | None = None, name: str = "pool") -> JsonObject:
-    def holds(obj: JsonObject) -> bool:
-        found = condition(obj, kind)
-        if found.get("observedGeneration") != obj["metadata"]["generation"]:
-            return False
-        return found.get("status") == status and reason in (None, found.get("reason"))
-
-    return await eventually(lambda: fleet.client.get(LORA_POOLS, name, fleet.namespace), holds, what=f"pool {kind}")
-
-
-async def adapter_jobs(fleet: Fleet) -> list[str]:
-    jobs = await fleet.all(JOBS, namespace=fleet.namespace)
-    return [j["metadata"]["name"] for j in jobs if j["metadata"]["name"].startswith("adapter-facts-")]
+    return await with_condition(fleet.client, LORA_POOLS, fleet.namespace, name, kind, status, reason)
 
 
 async def test_adapters_become_available_are_loaded_switched_and_dropped(fleet: Fleet) -> None:

@@ -15,6 +15,7 @@ from tests.support.lora_fleet import adapter, adapter_with, found_at, pool, read
 from tests.support.mortal import Killed, MortalClient
 from tests.support.operators import (
     CONFIG,
+    KOPF_STAYS,
     NAMESPACE,
     ends_as,
     eventually,
@@ -27,8 +28,7 @@ from tests.support.operators import (
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(1800),
-    # Kopf's thread ends with its process, streams open; in a test the process goes on.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
+    KOPF_STAYS,
 ]
 
 _MOST_WRITES = 20

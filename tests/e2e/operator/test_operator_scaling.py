@@ -16,6 +16,7 @@ from shoal.kube.resources import DEPLOYMENTS, EVENTS, GPUCLASSES, MODELS, PODS
 from shoal.runtime.operator import OperatorProcess
 from tests.support.controlplane import Fleet
 from tests.support.operators import (
+    KOPF_STAYS,
     NAMESPACE,
     condition,
     eventually,
@@ -31,8 +32,7 @@ from tests.support.waiting import until_async
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(900),
-    # Kopf's thread ends with its process, streams open; in a test the process goes on.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
+    KOPF_STAYS,
 ]
 
 _FAST = {"idleSeconds": 2, "stabilizationSeconds": 1}

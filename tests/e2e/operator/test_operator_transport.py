@@ -19,13 +19,12 @@ from shoal.kube.resources import DEPLOYMENTS, MODELS, PODS, SECRETS
 from shoal.manifests.certificates import read_annotation
 from shoal.net import pki
 from tests.support.controlplane import Fleet
-from tests.support.operators import CONFIG, NAMESPACE, eventually, model, model_with, running_operator
+from tests.support.operators import CONFIG, KOPF_STAYS, NAMESPACE, eventually, model, model_with, running_operator
 
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(600),
-    # Kopf's thread ends with its process, streams open; in a test the process goes on.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
+    KOPF_STAYS,
 ]
 
 MUTUAL = CONFIG.model_copy(update={"transport": TransportConfig(mtls=MTLS(enabled=True))})

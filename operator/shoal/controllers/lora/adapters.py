@@ -37,8 +37,6 @@ from shoal.kube.resources import LORA_ADAPTERS
 
 log = structlog.get_logger()
 
-_QUIET: Final = (reasons.VALID,)
-"""Thousands are applied at once: what is as it should be is no event."""
 UNREAD_BASE: Final = "waits until the source of Model {} is read: adapters are checked against it"
 
 

@@ -1,14 +1,13 @@
 """What KEDA is told, so that its arithmetic and the HPA's land on what `core/scaling` and `core/placement` decided.
 
 types.py       what is answered for one variant; ScaledObjects and HPAs as they are seen
-arithmetic.py  number -> metric and bounds, so that the HPA can only land on the number
-split.py       minReplicas and maxReplicas over the variants of a Model
+arithmetic.py  number -> metric and bounds, so that the HPA can only land on the number; minReplicas and
+               maxReplicas over the variants of a Model
 writer.py      who writes replicas now: Shoal or KEDA, also while the driver changes
 verdict.py     the condition ScalingActive: what is wrong with KEDA, and what to do
 """
 
-from shoal.core.keda.arithmetic import TARGET, Bounds, bounds, metric
-from shoal.core.keda.split import ceilings, floors
+from shoal.core.keda.arithmetic import TARGET, Bounds, bounds, ceilings, floors, metric
 from shoal.core.keda.types import Autoscaler, ScaledObject, ScalerAnswer
 from shoal.core.keda.verdict import ScaledVariant, Seen, judge
 from shoal.core.keda.writer import Driver, Writer, has_taken_over, writer

@@ -4,8 +4,12 @@ The HPA compares metric / (target x replicas that exist) with 1 and does nothing
 the count of pods that exist, which for a moment is not what is asked for (a rollout surges, a pod is not made yet).
 Outside it writes ceil(metric / target), within its bounds (k8s.io/kubernetes, replica_calculator.go,
 GetExternalPerPodMetricReplicas; horizontal.go, reconcileAutoscaler).
+
+Each variant has a ScaledObject with bounds of its own: `floors` and `ceilings` are a Model's minReplicas and
+maxReplicas over its variants.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,3 +50,18 @@ def bounds(replicas: int, *, floor: int, ceiling: int, existing: int, exact: boo
     if not exact and replicas >= INEXACT_FROM:
         return Bounds(replicas, replicas)
     return Bounds(max(1, min(floor, replicas)), max(ceiling, replicas, existing))
+
+
+def floors(minimum: int, planned: Mapping[str, int]) -> dict[str, int]:
+    """Class -> its part of minReplicas: as many as were planned there, in the plan's order, until all are given. What
+    the plan has no room for is nobody's part: no bound may ask for GPUs that the plan did not give."""
+    left, found = minimum, dict[str, int]()
+    for gpu_class, replicas in planned.items():
+        found[gpu_class] = min(left, replicas)
+        left -= found[gpu_class]
+    return found
+
+
+def ceilings(maximum: int, limits: Mapping[str, int | None]) -> dict[str, int]:
+    """Class -> the most replicas that it can ever get: all of maxReplicas, or its own limit (None: it has none)."""
+    return {name: max(1, maximum if limit is None else min(maximum, limit)) for name, limit in limits.items()}

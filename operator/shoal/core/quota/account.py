@@ -147,10 +147,6 @@ class Account:
             reserved_spend=self._reserved_spend,
         )
 
-    @property
-    def idle(self) -> bool:
-        return not self._in_flight
-
     def change(self, limits: Limits) -> None:
         """Applies new limits."""
         if limits != self.limits:

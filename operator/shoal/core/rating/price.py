@@ -43,12 +43,6 @@ class RateTable:
         return None
 
 
-def find(prices: Prices, plan: str | None, model: str, adapter: str | None) -> Rate | None:
-    """`RateTable.find`, for a single look-up."""
-    rates = {(rate.plan, rate.model, rate.adapter): rate for rate in prices.rates}
-    return RateTable(prices.currency, prices.unknown_cached, rates).find(plan, model, adapter)
-
-
 def cost(
     rate: Rate,
     input: int,
