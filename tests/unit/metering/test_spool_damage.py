@@ -19,8 +19,8 @@ from shoal.metering.spoolfile import DAMAGED_FOLDER, FILE_NAME, DamagedSpool, Sp
 from shoal.metering.spoolreader import Batches
 from shoal.runtime.gateway import command
 from tests.support.fake_ledger import FakeLedger
-from tests.unit.test_shipper import shipping, until
-from tests.unit.test_spool_durability import meter
+from tests.unit.metering.test_shipper import shipping, until
+from tests.unit.metering.test_spool_durability import meter
 
 REQUESTS = 60
 

@@ -23,7 +23,7 @@ from shoal.kube.events import Recorder
 from shoal.kube.resources import Resource
 from shoal.manifests.keda import spelling
 from tests.support.operators import CONFIG, model
-from tests.unit.test_scale_writes import UID, deployment
+from tests.unit.controllers.test_scale_writes import UID, deployment
 
 KEY = ("ns", "chat-l4")
 ADDRESS = "shoal-scaler.shoal-system.svc:9666"

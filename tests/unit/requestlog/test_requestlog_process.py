@@ -78,7 +78,7 @@ async def test_a_log_that_cannot_be_written_is_noted_and_the_gateway_stays_ready
 _CHILD = """
 import sys, time
 from pathlib import Path
-from tests.unit.test_requestlog_files import Rig
+from tests.unit.requestlog.test_requestlog_files import Rig
 rig = Rig(Path(sys.argv[1]))
 for number in range(50):
     rig.put(text=str(number))

@@ -63,7 +63,7 @@ def test_without_it_the_formula_stands_there() -> None:
 
 
 def test_nothing_else_writes_csv() -> None:
-    root = Path(__file__).parents[2] / "operator" / "shoal"
+    root = Path(__file__).parents[3] / "operator" / "shoal"
     writers = [
         path.relative_to(root).as_posix()
         for path in root.rglob("*.py")

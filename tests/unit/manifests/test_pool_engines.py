@@ -23,7 +23,7 @@ from shoal.manifests.shape import VariantShape
 from shoal_dev.sim import args as sim_args
 from tests.support.model_configs import ALL, BGE_M3, E5_MISTRAL, LLAMA_8B, LLAMA_70B, MIXTRAL, QWEN3_235B_FP8
 from tests.support.operators import CONFIG
-from tests.unit.test_manifests import CLASS
+from tests.unit.manifests.test_manifests import CLASS
 
 VERSION = "0.5.23"
 MI, GI = 2**20, 2**30

@@ -16,8 +16,8 @@ from shoal.controllers.triggers import hear
 from shoal.controllers.world import World
 from shoal.net.stream import ListenerIdentity
 from tests.support.signals import gateway_pod
-from tests.unit.test_fleet_metrics import engine_pod
-from tests.unit.test_scale_writes import Plane
+from tests.unit.controllers.test_fleet_metrics import engine_pod
+from tests.unit.controllers.test_scale_writes import Plane
 
 POOL: JsonObject = {
     "apiVersion": API_VERSION,

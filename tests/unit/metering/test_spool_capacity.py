@@ -18,7 +18,7 @@ from tests.support.full_spool import fill
 from tests.support.gateway import gateway
 from tests.support.records import meter
 from tests.support.scripted_engine import ScriptedEngine
-from tests.unit.test_shipper import OURS, shipping, stored
+from tests.unit.metering.test_shipper import OURS, shipping, stored
 
 MIB = 1024 * 1024
 CHAT = {"model": "llama", "messages": [{"role": "user", "content": "hi"}]}

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from shoal.cli.catalog import built_in
 from shoal.cli.main import main
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

@@ -27,8 +27,8 @@ from shoal.kube.resources import MODELS
 from shoal.kube.store import Table
 from tests.support.controlplane import FACTS
 from tests.support.operators import gpu_class, model
-from tests.unit.test_scale_writes import UID, Plane, _versioned
-from tests.unit.test_scaler import Stage
+from tests.unit.controllers.test_scale_writes import UID, Plane, _versioned
+from tests.unit.controllers.test_scaler import Stage
 
 BAD = "bad-uid"
 placing: Any = import_module("shoal.core.placement.plan")  # the package has a function of this name

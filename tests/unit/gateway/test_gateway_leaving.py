@@ -17,7 +17,7 @@ from tests.support.addresses import pod_ip
 from tests.support.gateway import INSTALL_KEY, MODEL, replica
 from tests.support.rolekeys import give
 from tests.support.streams import until
-from tests.unit.test_gateway_acks import ME, FakeAgent
+from tests.unit.gateway.test_gateway_acks import ME, FakeAgent
 
 
 async def test_a_replica_whose_model_is_gone_hears_that_its_gateways_turned_away(

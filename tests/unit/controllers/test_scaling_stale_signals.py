@@ -19,7 +19,7 @@ from shoal.core.status.conditions import find
 from shoal.kube.projections import Custom
 from shoal.kube.resources import MODELS
 from tests.support.operators import CONFIG, model
-from tests.unit.test_model_status import NOW, observed
+from tests.unit.core.test_model_status import NOW, observed
 
 SAYS = "no live signals from shoal-gateway-0: nothing scales down"
 

@@ -9,7 +9,7 @@ from shoal.controllers.tracing import OperatorSpans
 from shoal.kube.queue import WorkQueue
 from shoal.net.trace import close, from_environment
 from tests.support.traces import collecting, environment_of
-from tests.unit.test_scaler import UID, Stage
+from tests.unit.controllers.test_scaler import UID, Stage
 
 
 async def test_reconciles_and_changed_numbers_are_spans(monkeypatch):

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from shoal.api.config import EngineVersion, NamedValue, OperatorConfig, TracingConfig
 from tests.support.operators import CONFIG
-from tests.unit.test_manifests import containers, shape
+from tests.unit.manifests.test_manifests import containers, shape
 
 ON = TracingConfig(endpoint="http://otel:4318/", engines=True)
 

@@ -11,7 +11,7 @@ from shoal.controllers import planner as module
 from shoal.controllers.calibration import Calibration
 from shoal.controllers.planner import Planner
 from shoal.core.placement import Moves
-from tests.unit.test_scale_writes import UID, Plane
+from tests.unit.controllers.test_scale_writes import UID, Plane
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from shoal.controllers.metrics import EventMetrics, ObjectMetrics
 from shoal.controllers.triggers import hear
 from shoal.core.scaling import ScalingDecision
 from tests.support.signals import FakeSignals, gateway_pod
-from tests.unit.test_scale_writes import UID, Plane
+from tests.unit.controllers.test_scale_writes import UID, Plane
 
 BORN, READY = "2026-01-01T00:00:00Z", "2026-01-01T00:00:42Z"
 LLAMA = {"model": "ns/chat"}

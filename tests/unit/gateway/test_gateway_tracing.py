@@ -18,7 +18,7 @@ from tests.support.gateway_process import ask as process_ask
 from tests.support.gateway_process import serving
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 from tests.support.traces import Collector, collecting, environment_of, traced
-from tests.unit.test_gateway_garbage import KINDS, OF_CONNECTIONS, TIMES, of_requests
+from tests.unit.gateway.test_gateway_garbage import KINDS, OF_CONNECTIONS, TIMES, of_requests
 
 SECRET = "the-canary-that-nobody-may-see"
 CHAT = {"model": "llama", "messages": [{"role": "user", "content": SECRET}], "max_tokens": 50}

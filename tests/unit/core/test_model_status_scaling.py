@@ -9,7 +9,7 @@ from shoal.core.scaling import ScalingDecision
 from shoal.core.status.conditions import find
 from shoal.core.status.modelstatus import Observed, status
 from shoal.core.status.readiness import TRIED_AGAIN
-from tests.unit.test_model_status import NOW, deployment, observed
+from tests.unit.core.test_model_status import NOW, deployment, observed
 
 ZERO = Placement((VariantPlan("l4", 0, 1, "0"),), (), 0, "Placed", "no replica is wanted")
 IDLE = ScalingDecision(0, 1, "ScaledToZero", "no request for 600 s; the next one wakes class l4")

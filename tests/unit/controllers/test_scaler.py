@@ -27,7 +27,7 @@ from shoal.core.placement import Moves
 from shoal.kube.queue import WorkQueue
 from tests.support.controlplane import FACTS
 from tests.support.signals import FakeSignals, gateway_pod
-from tests.unit.test_scale_writes import UID, Plane
+from tests.unit.controllers.test_scale_writes import UID, Plane
 
 SINCE = "2026-01-01T00:00:00Z"
 

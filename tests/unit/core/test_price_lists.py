@@ -9,7 +9,7 @@ from shoal.core.rating.files import PriceList, parse
 from shoal.core.rating.problems import PricesRefused
 from shoal.core.rating.schedule import always, dropped, schedule
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "prices"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "prices"
 
 GOOD = """\
 currency: EUR

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from shoal.cli.main import main
 from shoal_dev.lab import fleet as lab
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "examples"
 FLEET = ("small-8b", "medium-24b", "large-104b", "giant-405b", "nightly-8b")
 

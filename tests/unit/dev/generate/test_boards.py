@@ -16,7 +16,7 @@ from shoal_dev.generate.boards.grafana import to_json
 from shoal_dev.generate.boards.plan import DashboardPlan, Panel, PanelQuery, PanelRow
 from tests.support.boards import Shown, metrics, unknown
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[4]
 GRAFANAS = {"datasource", "__rate_interval", "__range", "__range_s"}
 
 SCRAPED = {"namespace", "pod", "le"}
