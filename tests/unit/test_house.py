@@ -167,9 +167,7 @@ def test_the_walks_of_the_architecture_page_are_true_and_short() -> None:
 
 
 def test_a_walk_through_something_that_is_gone_is_found() -> None:
-    page = (
-        "**A Model, from here to there**\n\n1. `kube/watch.py`: `_event`, `no_such` gets it\n2. `x.py`: `f` too\n"
-    )
+    page = "**A Model, from here to there**\n\n1. `kube/watch.py`: `_event`, `no_such` gets it\n2. `x.py`: `f` too\n"
     assert undefined(walks(page)["Model"]) == ["kube/watch.py: no_such", "x.py: f"]
 
 
