@@ -151,8 +151,8 @@ def undefined(walk: list[tuple[str, list[str]]]) -> list[str]:
 
     def names_of(file: str) -> set[str]:
         tree = trees.get("shoal." + file.removesuffix(".py").replace("/", "."))
-        kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-        return {node.name for node in ast.walk(tree) if isinstance(node, kinds)} if tree is not None else set()
+        defined = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
+        return {node.name for node in ast.walk(tree) if isinstance(node, defined)} if tree is not None else set()
 
     return [f"{file}: {name}" for file, names in walk for name in names if name not in names_of(file)]
 
