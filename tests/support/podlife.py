@@ -7,6 +7,7 @@ image that has python3; SHOAL_LIFECYCLE_PARALLEL and _TIMEOUT are for machines t
 """
 
 import asyncio
+import codecs
 import json
 import os
 import secrets
@@ -149,26 +150,30 @@ class Cluster:
         )
 
     async def _watch(self, kind: str, hear: Callable[[str, Json], None]) -> None:
-        process = await asyncio.create_subprocess_exec(
-            self._kubectl, "--namespace", self.namespace, "get", kind, "--watch", "--output-watch-events", "-o", "json",
-            stdout=asyncio.subprocess.PIPE, env=self._environment, limit=1 << 24,
-        )  # fmt: skip
-        assert process.stdout is not None
-        decoder, text = json.JSONDecoder(), ""
-        try:
-            while data := await process.stdout.read(1 << 16):
-                text += data.decode()
-                while text := text.lstrip():
-                    try:
-                        found, end = decoder.raw_decode(text)
-                    except json.JSONDecodeError:
-                        break
-                    text = text[end:]
-                    hear(found["type"], found["object"])
-        finally:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+        """Follows a kind until cancelled. A watch may end at any time: another one begins with all that is there."""
+        while True:
+            process = await asyncio.create_subprocess_exec(
+                self._kubectl, "--namespace", self.namespace, "get", kind, "--watch", "--output-watch-events",
+                "-o", "json", stdout=asyncio.subprocess.PIPE, env=self._environment, limit=1 << 24,
+            )  # fmt: skip
+            assert process.stdout is not None
+            # A part of the output may end within a character.
+            utf8, decoder, text = codecs.getincrementaldecoder("utf-8")(), json.JSONDecoder(), ""
+            try:
+                while data := await process.stdout.read(1 << 16):
+                    text += utf8.decode(data)
+                    while text := text.lstrip():
+                        try:
+                            found, end = decoder.raw_decode(text)
+                        except json.JSONDecodeError:
+                            break
+                        text = text[end:]
+                        hear(found["type"], found["object"])
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                await process.wait()
+            await asyncio.sleep(1)
 
     def _changed(self, key: str, name: str, who: str, new: Json) -> None:
         old, self._seen[key] = self._seen.get(key, {}), new
