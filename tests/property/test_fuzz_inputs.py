@@ -24,7 +24,7 @@ from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model, Sizing
 from shoal.api.replica import ReplicaKeys
 from shoal.api.tenant import Tenant
-from shoal.artifacts import ArtifactError, File, Manifest, metadata, safetensors
+from shoal.artifacts import ArtifactError, File, Manifest, modelmetadata, safetensors
 from shoal.artifacts.metadata import read_metadata
 from shoal.artifacts.modelmetadata import Metadata
 from shoal.core import artifacts, quantity
@@ -485,7 +485,7 @@ def file_without_end(given: list[Any]) -> str:
     """In a child: a source's file that says that it, or its header, is of gigabytes."""
     name, walls = given
     if not walls:
-        cast("Any", metadata).TEXT_LIMIT = 2**40
+        cast("Any", modelmetadata).TEXT_LIMIT = 2**40
         cast("Any", safetensors.header_bytes).__defaults__ = (2**40,)
     source = Claiming(name)
     try:

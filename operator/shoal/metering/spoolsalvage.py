@@ -48,7 +48,8 @@ class Salvaged:
 
 
 def record_of(body: object, id: str | None = None) -> dict[str, Any] | None:
-    """A row's record if it is complete: JSON that contains its kind and request id; None: damaged."""
+    """A row's record if it is complete: JSON that contains its kind and request id, which its own id repeats; None:
+    damaged."""
     if not isinstance(body, bytes):
         return None
     try:
@@ -62,9 +63,14 @@ def record_of(body: object, id: str | None = None) -> dict[str, Any] | None:
     if not isinstance(data, dict) or not isinstance(found.get("id"), str) or not isinstance(found.get("time"), str):
         return None
     named = cast(dict[str, Any], data)
-    if named.get("kind") not in _KINDS or not isinstance(named.get("requestId"), str):
+    kind, request = named.get("kind"), named.get("requestId")
+    if kind not in _KINDS or not isinstance(request, str):
         return None
-    return found if id is None or found["id"] == id else None
+    # A bit that turned in one of them would end another request.
+    name: str = found["id"]
+    if name != (whole := f"{request}:{kind}") and not name.startswith(f"{whole}:"):
+        return None
+    return found if id is None or name == id else None
 
 
 def salvage(path: Path) -> Salvaged:

@@ -142,3 +142,16 @@ def test_a_model_at_zero_that_nobody_asks_for_stays_there_over_a_restart_of_the_
     assert term.at(5.0, seen).wanted == 0
     assert term.decision is not None
     assert term.decision.recheck_seconds is None
+
+
+def test_of_two_that_are_overdue_the_one_given_up_counts_last_in_whatever_order_they_come() -> None:
+    busy = replica(2, load(kv_tokens_used=100_000), created=0.0)
+    overdue, given_up, starts = pending(0, created=-50.0), pending(1, created=-171.0), pending(3)
+    policy = Policy(minimum=0, maximum=3, kv_percent=50, stabilization_seconds=0.0)
+
+    one, other = (
+        decide(snapshot(*replicas, busy, starts, policy=policy, wanted=0), None, 10.0)[0]
+        for replicas in ((overdue, given_up), (given_up, overdue))
+    )
+
+    assert (one.wanted, one.reason, one.message) == (other.wanted, other.reason, other.message)

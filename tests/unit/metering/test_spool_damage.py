@@ -79,6 +79,31 @@ def memory() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.parametrize("kind", ["checkpoint:1", "open"])
+def test_a_row_that_names_another_request_does_not_end_that_one(tmp_path: Path, kind: str) -> None:
+    """One bit of the request's id in the row that a killed gateway's request is closed with."""
+    path = tmp_path / FILE_NAME
+    file = SpoolFile(path, None, 900.0)
+    one = meter("0000-0051")
+    file.insert([one.open_row(), one.checkpoint_row()])
+    id, body = f"0000-0051:{kind}", b'"requestId":"0000-0051"'
+    turned = file.connection.execute("SELECT body FROM records WHERE id = ?", (id,)).fetchone()[0]
+    assert body in turned
+    turned = turned.replace(body, b'"requestId":"0000-0050"')
+    file.connection.execute("UPDATE records SET body = ? WHERE id = ?", (turned, id))
+    file.close()
+
+    file = SpoolFile(path, None, 900.0)
+    try:
+        found = shipped(file, path)
+    finally:
+        file.close()
+
+    assert "0000-0050:final" not in found
+    assert id not in found
+    assert "0000-0051:final" in found
+
+
 def test_400_cuts_and_flips_all_start_and_keep_every_record_that_is_whole(memory: Path):
     tmp_path = memory
     (tmp_path / "made").mkdir()

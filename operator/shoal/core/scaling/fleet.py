@@ -102,7 +102,7 @@ def fleet(snapshot: ModelSnapshot, load: FleetLoad, now: float) -> FleetCapacity
     existing = [r for r in snapshot.replicas if live(r)]
     load_unknown = {r.uid for r in load.load_unknown}
     serving = any(r.ready for r in existing)
-    ranked: list[tuple[tuple[bool, int, float], Slot]] = []
+    ranked: list[tuple[tuple[bool, int, float, bool, bool], Slot]] = []
     for replica in existing:
         start = cold.get(replica.gpu_class, ASSUMED_COLD_START)
         hopeless = serving and not replica.was_ready and now - replica.created > _HOPELESS * start
@@ -113,13 +113,15 @@ def fleet(snapshot: ModelSnapshot, load: FleetLoad, now: float) -> FleetCapacity
             serves=not hopeless,
             load_known=replica.uid not in load_unknown,
         )
-        rank = (not (replica.ready or replica.was_ready), order.get(replica.gpu_class, len(order)), slot.ready_in)
+        never_ready = not (replica.ready or replica.was_ready)
+        # The last two only decide between equals: whoever comes first in the store must not matter.
+        rank = (never_ready, order.get(replica.gpu_class, len(order)), slot.ready_in, hopeless, not slot.load_known)
         ranked.append((rank, slot))
     for variant in snapshot.variants:
         missing = variant.replicas - sum(1 for r in existing if r.gpu_class == variant.gpu_class)
         start = cold[variant.gpu_class]
         slot = Slot(variant.gpu_class, start, kv_tokens.get(variant.gpu_class))
-        ranked += [((True, order[variant.gpu_class], start), slot)] * max(0, missing)
+        ranked += [((True, order[variant.gpu_class], start, False, False), slot)] * max(0, missing)
     ranked.sort(key=lambda pair: pair[0])
     filled = next((v for v in snapshot.variants if v.headroom is None or v.headroom > 0), None)
     return FleetCapacity(
