@@ -46,7 +46,6 @@ TEXTS: Final = re.compile(
 
 ORDINARY: Final[Mapping[str, str]] = {
     "operator/shoal/cli/logs.py": "cannot be undone",
-    "operator/shoal/requestlog/logger.py": "cannot be undone",
 }
 """File -> text in which a word has its ordinary sense."""
 

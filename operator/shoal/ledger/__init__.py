@@ -1,5 +1,5 @@
-"""The ledger: from usage records to a tenant's bill. (`shoal/metering` takes a request to its record, and to the
-ledger.)
+"""The ledger: from usage records to a tenant's bill. (`shoal/metering` makes the record of a request and
+ships it to the ledger.)
 
 `process` runs the parts; `service` is the API on the HTTP shell; `settings`, `metrics`, `tracing`. Ingestion: `records`
 (POST /v1/records, and the sink that takes records), `parse`, `store` and its `writer`, `ingest` (the transaction),

@@ -50,7 +50,7 @@ class Busy(DatabaseUnavailable):
 
 
 class Database:
-    """`url` as in `LedgerSettings.database_url`."""
+    """The ledger's database; `url` as in `LedgerSettings.database_url`."""
 
     def __init__(self, url: str, *, readers: int = 4) -> None:
         self.url: Final = make_url(url)

@@ -19,10 +19,10 @@ _HEADER = (
 def lines(
     database: Database, *, request: str | None, tenant: str | None, aside: bool, limit: int, output: str
 ) -> Iterator[str]:
-    """The newest `limit` that match, oldest first.
+    """Lines for the newest `limit` matching rows, oldest first.
 
     Raises:
-        Unavailable: the database cannot be read.
+        DatabaseUnavailable: the database cannot be read.
     """
     if database.kind == "sqlite" and not database.path.is_file():
         raise DatabaseUnavailable(f"no database at {database.path}")

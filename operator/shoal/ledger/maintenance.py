@@ -135,14 +135,14 @@ def _retry_page(connection: Connection, after: str, oldest: int, cost: Cost) -> 
     for digest, reason, body in page:
         sender, why = sender_of(reason)
         if why.startswith((REFUSED_BY_DATABASE, NOT_ITS_OWN)):
-            continue  # no version of the ledger changes that
+            continue  # no newer version accepts these either
         record = parse(orjson.loads(body), now)
         if sender is not None:
             record = bound(record, sender)
         if isinstance(record, Good) and record.row.admitted_at >= oldest:
             good[digest] = record
     if good:
-        # Before they are written, which may quarantine one again.
+        # Deleted before the records are written, because the write may quarantine one again.
         connection.execute(delete(schema.aside).where(aside.digest.in_(list(good))))
     _, changes = ingest.write(connection, [list(good.values())], now, cost=cost)
     return (page[-1].digest if len(page) == _MOST_ROWS else ""), len(good), changes
@@ -164,7 +164,7 @@ async def retain_once(store: LedgerStore, days: int, hours_days: int, now_ms: in
     kept."""
     old, old_hours = now_ms - days * _DAY_MS, now_ms - hours_days * _DAY_MS
     plan: list[tuple[Table, Column[Any], int]] = [
-        # One day longer than the allowed delay of a record, so that a replay always finds its first copy.
+        # One day longer than the allowed delay of a record, so that a repeated record always finds its first copy.
         (schema.records, schema.records.c.received_at, old - _DAY_MS),
         (schema.usage, schema.usage.c.admitted_at, old),
         (schema.aside, schema.aside.c.received_at, old),

@@ -141,7 +141,7 @@ def _price_periods(connection: Connection, prices: PriceSource, since: int) -> I
         return
     begins, before = first, None
     for at in range(first, last + HOUR_MS, HOUR_MS):
-        # Lists are compared by identity: a reloaded list is a new object and makes an unnecessary period.
+        # Lists are compared by identity: a reloaded list is a new object, which only adds an unnecessary period.
         now = (month_of(at / 1000), id(prices.at(at)))
         if before is not None and now != before:
             yield begins, at

@@ -1,9 +1,9 @@
 """Checks that a record belongs to its sender. Pure functions.
 
 A record names its gateway by a boot id that begins with the pod's name (`usage.gateway_boot`), and the ledger knows the
-pod that sends a batch (`records.Senders`). A pod may send records of any process of this pod: after a restart on its
-volume it sends those of its predecessor. A record of version 0.1 has a boot id without a pod; it is attributed to the
-sender.
+pod that sends a batch (`records.Senders`). A pod may send records of any process of this pod: after a restart it sends
+the records that its previous process left on the volume. A record of version 0.1 has a boot id without a pod; it is
+attributed to the sender.
 
 `source` is not checked. It names the installation, and may have been changed after the record was written. A record
 with another source has another key, so it can neither replace nor hide another record.

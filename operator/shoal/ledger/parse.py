@@ -1,4 +1,4 @@
-"""Parses what a gateway sends into rows of the tables.
+"""Parses the records that gateways send into rows of the tables.
 
 A request advances in steps: open, checkpoints, closed by the ledger because its gateway is dead, final. Each step
 contains everything known by then, so a higher step replaces a lower one, and rows may arrive in any order and any

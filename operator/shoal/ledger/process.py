@@ -1,4 +1,4 @@
-"""The ledger's parts, put together and run: store, API, totals, housekeeping, the stop."""
+"""Assembles and runs the parts of the ledger: store, API, totals, housekeeping, shutdown."""
 
 import asyncio
 import contextlib
@@ -46,15 +46,16 @@ _AGAIN_SECONDS: Final = 5.0
 
 
 class LedgerProcess:
-    """One ledger. `run` returns after a stop that was asked for by SIGTERM, SIGINT or `stop`.
+    """The ledger's process. `run` returns after SIGTERM, SIGINT or a call of `stop`.
 
-    Rooms with routes of their own add them to `service` before `run`.
+    Modules with routes of their own add them to `service` before `run`.
     """
 
     def __init__(self, settings: LedgerSettings, client: KubeClient | None = None) -> None:
-        """`client` to the cluster whose engines are read, and that knows who may read metrics and which pods send.
+        """`client` connects to the cluster whose engines are read, and which verifies metrics readers and gateway pods.
 
-        None: counters stay unknown; with `metrics_auth` or `gateway_tokens` that is refused. Raises ValueError.
+        Without a client the engines' counters stay unknown. Raises ValueError if `metrics_auth` or `gateway_tokens` is
+        set without a client.
         """
         if settings.metrics_auth and client is None:
             raise ValueError("SHOAL_LEDGER_METRICS_AUTH takes a cluster, which knows whose token may read the metrics")
@@ -121,7 +122,7 @@ class LedgerProcess:
             if settings.mtls
             else None
         )
-        # Bad price lists make nobody wait: those before stay in force, and records are kept as ever.
+        # Invalid price lists do not make the ledger unready: the previous lists stay in force, and records are stored.
         ops = ops_shell(
             "the ledger",
             self.metrics.registry,
@@ -133,7 +134,7 @@ class LedgerProcess:
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
-        """Asks for a stop; asking again changes nothing."""
+        """Requests a stop; a repeated call changes nothing."""
         self._stop.set()
 
     def missing(self) -> dict[str, str]:
@@ -150,7 +151,7 @@ class LedgerProcess:
         return missing
 
     async def run(self, started: Callable[[], None] = lambda: None) -> None:
-        """Runs until stopped. `started` is called when both ports listen.
+        """Runs until stopped. `started` is called when all ports listen.
 
         Raises:
             CannotListen: a port is taken.
@@ -194,7 +195,7 @@ class LedgerProcess:
             log.info("stopped")
 
     def _background(self) -> dict[str, Callable[[], Coroutine[None, None, None]]]:
-        """What runs beside the API, each for ever."""
+        """Tasks that run beside the API until the ledger stops, by name."""
         settings = self.settings
         rooms: dict[str, Callable[[], Coroutine[None, None, None]]] = {
             "housekeeping": self._housekeeping,
@@ -237,7 +238,7 @@ class LedgerProcess:
             await maintenance.retry_quarantined_once(self.store, self.settings.retention_days, self._committed)
         while True:
             await asyncio.sleep(maintenance.CLOSE_SECONDS)
-            # What is away is told by the store itself.
+            # The store itself reports that the database is unavailable.
             with contextlib.suppress(DatabaseUnavailable):
                 closed, still = await maintenance.close_once(self.store, self.liveness, self._committed)
                 self.metrics.closed_rows += closed
@@ -256,7 +257,7 @@ def _now_ms() -> int:
 
 
 async def _lasting(name: str, work: Callable[[], Coroutine[None, None, None]]) -> None:
-    """A room that fails begins again: records are taken whatever becomes of the others."""
+    """Runs a part of the ledger, and restarts it when it fails: a failed part must not end the ingestion of records."""
     while True:
         try:
             await work()

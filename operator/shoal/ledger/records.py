@@ -66,7 +66,7 @@ class Sink(Protocol):
 
 
 _IN_A_THREAD: Final = 200
-"""Batch size from which parsing runs in a thread: it takes 5 ms."""
+"""Batch size from which parsing runs in a thread: parsing so many records takes 5 ms."""
 
 
 def add_routes(service: LedgerService, sink: Sink, *, max_body_bytes: int, senders: Senders | None = None) -> None:
@@ -77,8 +77,8 @@ def add_routes(service: LedgerService, sink: Sink, *, max_body_bytes: int, sende
 async def _take(
     service: LedgerService, sink: Sink, max_body_bytes: int, senders: Senders | None, request: ShellRequest
 ) -> Response:
-    # A gateway of version 0.1 has no token, and its records must not be lost in an upgrade. Its key ends when the last
-    # pod that was made with it is gone.
+    # A gateway of version 0.1 has no token, and its records must not be lost in an upgrade. Its key becomes invalid
+    # when the last pod that was created with it is gone.
     pod = None if senders is None or service.has_old_key(request) else await senders.pod_of(request)
     elements = _elements(request, max_body_bytes)
     now = time.time_ns() // 1_000_000

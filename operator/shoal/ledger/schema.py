@@ -2,7 +2,7 @@
 
 Raw counts are immutable and contain no prices: prices are applied by queries. A request counts in the hour in which it
 was admitted, which is the same in every copy of its record. Times are whole milliseconds since 1970 (UTC); an hour is
-its first millisecond; amounts are integers in 10^-12 of a currency.
+identified by its first millisecond; amounts are integers in 10^-12 of a currency.
 """
 
 from collections.abc import Iterator
@@ -164,7 +164,7 @@ engine_hours: Final = Table(
     Column("currency", String, nullable=False),
     PrimaryKeyConstraint("hour", "model", "gpu_class", "currency"),
 )
-"""Increase of those counters per hour, and cost of the GPUs."""
+"""Increase of the counters in `engines` per hour, and the time and cost of their GPUs."""
 
 gpu_pods: Final = Table(
     "gpu_pods",

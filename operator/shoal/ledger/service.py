@@ -1,5 +1,5 @@
-"""The ledger's API on the shell (`net/shell.py`): its keys, its bounds, and how it words errors. Each room of the
-ledger adds its routes."""
+"""The ledger's API on the shell (`net/shell.py`): its keys, its size limit, and its error messages. The modules of
+the ledger add their routes."""
 
 import io
 from collections.abc import Iterable, Sequence
@@ -17,23 +17,23 @@ from shoal.net.shell import Handler, Shell, ShellRequest, Unrouted, error_words
 from shoal.net.tls import TLSCredentials
 
 _PLACES: Final = (names.HEADER_KEY, "authorization")
-"""Headers that may have a key. Through the API server's proxy it comes in the first."""
+"""Headers that may contain a key. Calls through the API server's proxy have it in the first header."""
 
 
 class LedgerKeys(Protocol):
     """The part of the key ring that is needed here (`net.installkey.KeyRing`)."""
 
     def bearers_of(self, role: Role, subject: str) -> Iterable[str]:
-        """What `role` says to `subject`, by each valid install key."""
+        """The bearer keys of `role` for `subject`, one for each valid install key."""
         ...
 
     def old_bearers_of(self, role: Role, subject: str) -> Iterable[str]:
-        """Of those, the ones by an install key of before the role keys."""
+        """The bearer keys of `role` for `subject` that are derived from an install key older than the role keys."""
         ...
 
 
 class LedgerService:
-    """Handlers get their caller and their body (`content`). Routes are added before `shell` serves."""
+    """Registers routes. Handlers get the caller and the body (`content`). Add routes before `shell` serves."""
 
     def __init__(self, keys: LedgerKeys, *, max_body_bytes: int, credentials: TLSCredentials | None = None) -> None:
         self._keys = keys
@@ -42,7 +42,7 @@ class LedgerService:
         self.shell = Shell("the ledger", wording=_words, errors={DatabaseUnavailable: _away, TimeoutError: _away})
 
     def route(self, method: str, path: str, handler: Handler, roles: Iterable[Role]) -> None:
-        """Lets callers with a key of one of `roles` call `handler`. Raises ValueError where there is one already."""
+        """Lets callers with a key of one of `roles` call `handler`. Raises ValueError if the route exists already."""
         allowed = tuple(roles)
         needed = (
             f"a key of this installation is needed ({', '.join(allowed)}), as a bearer token or in {names.HEADER_KEY}"
@@ -52,12 +52,12 @@ class LedgerService:
         async def guard(request: ShellRequest) -> None:
             await by_role(request)
             request.content = await request.read(self._max_body_bytes, advice=": send it in parts")
-            _ = request.parameters  # what is not valid is refused
+            _ = request.parameters  # raises Problem if the query string is invalid
 
         self.shell.route((method,), path, handler, guard)
 
     def has_old_key(self, request: ShellRequest) -> bool:
-        """Whether the call's key is derived from an install key of before the role keys (`InstallKey.old`)."""
+        """Whether the call's key is derived from an install key older than the role keys (`InstallKey.old`)."""
         given = given_key(request.headers, _PLACES)
         return role_of(given, ROLES, lambda role: self._keys.old_bearers_of(role, keys.LEDGER)) is not None
 
@@ -66,7 +66,7 @@ class LedgerService:
 
 
 def answer_csv(header: Sequence[str], rows: Iterable[Sequence[object]], name: str = "") -> Response:
-    """A table with a line of names (RFC 4180); `name` of the file, where a browser should keep it as one."""
+    """A CSV table with a header line (RFC 4180). With `name`, a browser saves it as a file of that name."""
     text = io.StringIO(newline="")
     writer = cells.CSVWriter(text)
     writer.row(header)

@@ -21,7 +21,7 @@ class LedgerSettings(BaseSettings):
     host: str = "0.0.0.0"  # noqa: S104 - a pod's own address; the NetworkPolicy decides who reaches it
     port: int = Field(default=names.LEDGER_PORT, ge=0, le=65535)
     mtls: bool = False
-    """Serves gateways and calls agents with mutual TLS; ready only with a certificate."""
+    """Whether the ledger serves gateways and calls agents with mutual TLS; it is then ready only with a certificate."""
     mtls_dir: Path = Path(names.TLS_DIR)
     """Mounted Secret with this process's certificate, issued by the operator. It may appear later."""
     mtls_port: int = Field(default=names.LEDGER_TLS_PORT, ge=0, le=65535)

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class LedgerStore(LedgerWriter):
-    """Implements `records.Sink`. Create and use it in one event loop, between `start` and `stop`."""
+    """The ledger's `records.Sink`. Create it and use it in one event loop, between `start` and `stop`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a request adds to the sums of its hour. Pure functions from rows to differences."""
+"""Computes how a request changes the sums of its hour: pure functions from rows to differences."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -75,7 +75,7 @@ class Changes:
         return bool(self.hours or self.gateways_seen)
 
     def add(self, row: StoredRow, sign: int = 1) -> None:
-        """Adds an ended row; with -1 subtracts it."""
+        """Adds an ended row; `sign` -1 subtracts it."""
         hour = row.admitted_at - row.admitted_at % HOUR_MS
         billed = row.attempt == 0 and row.count_source != "estimated"
         sums = sums_of(row)
@@ -114,7 +114,7 @@ def sums_of(row: StoredRow) -> HourlySums:
 
 
 def settle(old: StoredRow | None, new: StoredRow) -> StoredRow | None:
-    """The row to keep after `new` arrived; None: the old one."""
+    """The row to keep after `new` arrived; None: keep the old row."""
     if old is None:
         return new
     if new.step <= old.step:

@@ -1,8 +1,8 @@
 """`GET /v1/totals`: the usage of all tenants in the current month, kept in memory and streamed.
 
 The totals are the sums of `hours` and `gateways`. They are read once after the database is opened, and then updated
-with the differences of each commit, in commit order. They correct the gateways' own counters, and changes are sent
-within a second. A gateway's open stream or its records keep its boot id in the totals.
+with the differences of each commit, in commit order. Gateways correct their own counters with the totals, and changes
+are sent within a second. A gateway's boot id stays in the totals while it has an open stream or sends records.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ stream from it."""
 
 
 class TenantTotals:
-    """Create it in the event loop. `clock` returns seconds since 1970 and determines the month, in UTC."""
+    """Totals of all tenants; create it in the event loop. `clock` (seconds since 1970) determines the month, in UTC."""
 
     def __init__(
         self, store: LedgerStore, prices: PriceSource | None = None, clock: Callable[[], float] = time.time

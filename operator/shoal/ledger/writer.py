@@ -70,8 +70,8 @@ class _Jobs:
 
 
 class LedgerWriter:
-    """Create it in the event loop that gets the results. The thread opens the database, retrying until it succeeds, and
-    executes submitted jobs.
+    """Owns the writer thread; create it in the event loop that gets the results. The thread opens the database,
+    retrying until it succeeds, and executes submitted jobs.
 
     `opened` is called in the event loop after each (re)connection, `committed` after each commit that changed sums, in
     commit order.
@@ -170,7 +170,7 @@ class LedgerWriter:
             self.stats.commit_seconds += time.monotonic() - began
 
     def _next(self) -> list[Take | Write]:
-        """Waits for jobs. Takes are returned together, a write alone; empty when the store has stopped."""
+        """Waits for jobs. Returns several `Take`s together, or one `Write`; nothing when the store has stopped."""
         with self._changed:
             self._changed.wait_for(lambda: self._jobs.queue or self._stopping)
             jobs: list[Take | Write] = []

@@ -1,7 +1,7 @@
-"""Checkpoints of running requests: a SIGKILL loses only what they counted in their last second.
+"""Checkpoints of running requests, so that a SIGKILL loses only the counts of the last second.
 
-One timer visits all of them, a tenth at a time. So a request that counted and then falls silent is saved as well, no
-chunk pays for a checkpoint, and many streams do not all write at once.
+One timer visits all requests, a tenth at a time. So the counts of a request that pauses are saved as well, no streamed
+chunk waits for a checkpoint, and many streams do not all write at once.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class Checkpoints:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, meter: Meter) -> None:
-        """Starts checkpoints of a request. Its first slot is the furthest away, so a short request has no
+        """Starts checkpoints of a request. It gets the slot that is visited last, so a short request has no
         checkpoint."""
         meter.slot = self._slot - 1
         self._slots[meter.slot].add(meter)

@@ -19,12 +19,12 @@ from shoal.metering.record import EVENT_TYPE, CountSource, Outcome, RecordKind
 from shoal.metering.spoolfile import Row
 
 KEEP_ALIVE_SECONDS: Final = 300.0
-"""A request without new counts for this long writes a checkpoint all the same: the ledger closes requests that have
-gone silent."""
+"""A request without new counts for this long writes a checkpoint nevertheless: the ledger closes the open requests of a
+gateway that sends nothing."""
 
 
 class Meter:
-    """One accepted request."""
+    """Collects the usage of one accepted request."""
 
     __slots__ = (
         "_admitted",
@@ -136,14 +136,14 @@ class Meter:
         self._base["adapterRevision"] = adapter.revision
 
     def sent(self, body_bytes: int) -> None:
-        """A replica gets a request of this size. Until the engine reports counts, usage is estimated from the size."""
+        """Notes that a replica gets the request. Usage is estimated from its size until the engine reports counts."""
         self._estimate = max(1, body_bytes // 4)
         self._sent_at = time.monotonic()
         self._tokens = None
         self.count_source = "estimated"
 
     def not_taken(self) -> None:
-        """The replica computed nothing: it was not reached, or it refused."""
+        """Notes that the replica computed nothing: it was not reached, or it refused the request."""
         if self.count_source == "estimated":
             self.count_source = "none"
             self._tokens = None
@@ -161,8 +161,8 @@ class Meter:
             self.count(usage, "final")
 
     def count_choice(self, usage: bytes, choice: int, per_prompt: int) -> None:
-        """Stores the usage of one of several streaming answers: engines count each separately until the closing block.
-        `per_prompt` is the number of answers to each prompt, which share the prompt's tokens."""
+        """Stores the usage of one of several streaming answers: engines count each answer separately until the closing
+        block. `per_prompt` is the number of answers to each prompt, which share the prompt's tokens."""
         if self._choices is None:
             self._choices = {}
         self._choices[choice] = usage
@@ -200,7 +200,7 @@ class Meter:
         return self._row("checkpoint", f"{self.id}:checkpoint:{self._checkpoints}", self.tokens())
 
     def next_checkpoint(self, now: float) -> Row | None:
-        """A checkpoint, if at `now` (time.monotonic) there are counts that no row has yet."""
+        """A checkpoint if, at `now` (time.monotonic), counts are in no row yet or KEEP_ALIVE_SECONDS have passed."""
         state = self.count_source if self._usage is None else self._usage
         if state == self._written and now - self._checkpointed_at < KEEP_ALIVE_SECONDS:
             return None

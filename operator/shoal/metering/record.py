@@ -1,11 +1,11 @@
-"""The usage record: one per accepted request, a CloudEvent 1.0. The one table of its fields.
+"""The usage record, a CloudEvent 1.0, one per accepted request: the single definition of its fields.
 
-`UsageData` has each field with its type and meaning. `StoredRow` names those that the ledger keeps in columns: parser
-(`ledger/parse.py`) and table (`ledger/schema.py`) follow from it. A new field is a line in each, and the line of
-`meter.py` that measures it; a new column is a migration besides.
+`UsageData` has each field with its type and meaning. `StoredRow` names the fields that the ledger keeps in columns: the
+parser (`ledger/parse.py`) and the table (`ledger/schema.py`) are derived from it. A new field needs a line in each
+class and a line in `meter.py` that measures it; a new column also needs a migration.
 
-Rows of the spool are (id, kind): `open` at admission, `checkpoint` while it streams, `final` at the end, whatever
-happened. Token counts are the engine's own; None is "unknown", which an explicit 0 is not.
+A request's rows in the spool have an id and a kind: `open` at admission, `checkpoint` while it streams, `final` at the
+end, whatever happened. Token counts are the engine's own; None means unknown, unlike an explicit 0.
 """
 
 import re
@@ -24,11 +24,11 @@ EVENT_TYPE = "dev.shoal.usage.v1"
 RecordKind = Literal["open", "checkpoint", "final", "attempt"]
 """attempt: a failed attempt that computed tokens and whose answer was not delivered; never billed to the tenant."""
 Outcome = Literal["answered", "rejected", "cancelled", "failed", "refused", "expired", "cut"]
-"""answered: the whole answer of the engine was sent. rejected: the engine's own 4xx was
-sent. cancelled: the client left.
-failed: the engine was lost after the first byte. refused: no replica could serve (503 with Retry-After; after
-comments of a stream an error event with retry_after). expired: the same, after the longest time that it may wait. cut:
-the gateway died; its open row was closed at the next start."""
+"""answered: the whole answer of the engine was sent. rejected: the engine's own 4xx was sent. cancelled: the client
+left. failed: the engine was lost after the first byte. refused: no replica could serve the request (503 with
+Retry-After, or an error event with retry_after if comments of the stream were already sent). expired: the same as
+refused, after the longest time that a request may wait. cut: the gateway died; its open row was closed at the next
+start."""
 CountSource = Literal["final", "continuous", "estimated", "none"]
 """Where the counts come from: the engine's closing usage block, its last running usage before a cut, Shoal's estimate
 of a prompt that an engine took without reporting usage, or none (no engine had the request)."""
@@ -78,23 +78,23 @@ class UsageData(BaseModel):
     adapter: str | None = None
     """namespace/name of the LoRAAdapter that was asked for; None: the Model itself."""
     adapter_revision: str | None = None
-    """Digest of the adapter's files that answered, or would have."""
+    """Digest of the adapter's files that served the request, or would have served it."""
     model_requested: str
-    """What the client put in `model`."""
+    """Value of `model` in the client's request."""
     stream: bool
     outcome: Outcome | None = None
     """Only in a final row."""
     status: int | None = None
     """HTTP status that the client got."""
     input_tokens: int | None = None
-    """Includes cached ones."""
+    """Includes cached tokens."""
     cached_tokens: int | None = None
     output_tokens: int | None = None
-    """Includes reasoning ones."""
+    """Includes reasoning tokens."""
     reasoning_tokens: int | None = None
     count_source: CountSource = "none"
     attempts: int = 0
-    """Replicas that the request was sent to."""
+    """Number of replicas that the request was sent to."""
     hold_ms: float | None = None
     """Time that the request waited in the gateway for a replica; None: it did not."""
     replica: str | None = None
@@ -108,7 +108,7 @@ class UsageData(BaseModel):
 
 
 class UsageRecord(BaseModel):
-    """A CloudEvent. (source, id) is unique: dedupe by it, in the transaction of the write."""
+    """A CloudEvent. (source, id) is unique: the ledger deduplicates by it, in the transaction of the write."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -116,8 +116,8 @@ class UsageRecord(BaseModel):
     id: str
     """<request id>:<kind> for open and final rows, <request id>:checkpoint:<n> and <request id>:attempt:<n>."""
     source: str
-    """Names the installation, never a pod: whoever ships a row again must keep the key. Which pod wrote it is in
-    `data.gateway`."""
+    """Names the installation, never a pod: a row that is shipped again must keep its key. The pod that wrote the row is
+    in `data.gateway`."""
     type: str = EVENT_TYPE
     subject: str
     """The tenant."""
@@ -180,7 +180,7 @@ _copied: Final = attrgetter(*_COPIED)
 def stored(
     record: UsageRecord, *, attempt: int, step: int, ended: bool, received_at: int, admitted_at: int
 ) -> StoredRow:
-    """Times are milliseconds since 1970 (UTC)."""
+    """Builds the row of a record. Times are milliseconds since 1970 (UTC)."""
     copied: tuple[Any, ...] = _copied(record.data)
     return StoredRow(record.source, record.data.request_id, attempt, step, ended, received_at, admitted_at, *copied)
 

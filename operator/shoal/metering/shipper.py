@@ -1,8 +1,8 @@
 """Ships the spool to the ledger: at least once, in the order of the rows, soon after each commit.
 
-A batch is marked as shipped after the ledger's answer, which follows its commit. A batch that was sent and not marked
-is sent again; the ledger recognises its rows by (source, id). Nothing is lost while the ledger is away: rows wait in
-the spool.
+The ledger answers after its commit, and only then is a batch marked as shipped. A batch that was sent and not marked
+is sent again; the ledger recognises its rows by (source, id). Nothing is lost while the ledger is unavailable: rows
+wait in the spool.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ MOST_ROWS: Final = 1000
 MOST_BYTES: Final = 1024 * 1024
 """Most bytes of one batch, before compression."""
 LINGER_SECONDS: Final = 0.05
-"""How long the first row waits for others to join its batch, and the pause between batches while rows arrive."""
+"""How long the first row of a batch waits for further rows, and the pause between batches while rows arrive."""
 ANSWER_SECONDS: Final = 30.0
 """Longest time that the ledger may take to commit a batch."""
 CONNECT_SECONDS: Final = 5.0
@@ -46,7 +46,7 @@ BACKOFF_MOST: Final = 10.0
 _REFUSALS: Final = frozenset({400, 413, 422})
 _LONGEST_REFUSAL: Final = 4096
 _COMPRESS_FROM: Final = 4096
-"""Bytes. Smaller batches would save no more than the header costs."""
+"""Bytes from which a batch is compressed. For a smaller batch, this would save no more than the header costs."""
 
 
 class NotTaken(Exception):
@@ -54,7 +54,7 @@ class NotTaken(Exception):
 
 
 class BatchRefused(NotTaken):
-    """The batch's content is the reason: sending it again would fail too."""
+    """The ledger refused the content of the batch: sending it again would fail too."""
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class ShipperStats:
     batches: int = 0
     bytes: int = 0
     sent_bytes: int = 0
-    """On the wire, compressed, including failed tries."""
+    """Bytes on the wire, compressed, including failed attempts."""
     known: int = 0
     """Rows that the ledger already had."""
     quarantined: int = 0
@@ -74,8 +74,8 @@ class ShipperStats:
 
 
 class Shipper:
-    """`run` ships until it is cancelled. `keys` are tried in order: the ledger may not know the newest install key yet,
-    or no longer the previous one."""
+    """Ships rows of the spool to the ledger; `run` ships until it is cancelled. `keys` are tried in order: the ledger
+    may not know the newest install key yet, or may no longer know the previous one."""
 
     def __init__(
         self,
@@ -86,12 +86,12 @@ class Shipper:
         *,
         token: Callable[[], str] = lambda: "",
     ) -> None:
-        """`token` returns the proof of the pod from which the rows come; empty: there is none."""
+        """`token` returns the token of this gateway's pod, which proves the rows' sender; empty: there is none."""
         self.stats = ShipperStats()
         self.error: str | None = None
-        """Why the last try failed; None while all is well."""
+        """Why the last attempt failed; None while shipping works."""
         self.oldest: datetime | None = None
-        """When the oldest row was created that the ledger does not have; None: it has all rows that were read."""
+        """Creation time of the oldest row that the ledger does not have; None: it has all rows that were read."""
         self._spool = spool
         self._url = f"{url.rstrip('/')}{names.RECORDS_PATH}"
         self._keys = keys
@@ -155,8 +155,8 @@ class Shipper:
                 batches.close()
 
     async def drain(self, seconds: float) -> bool:
-        """Call it when no more rows come, while `run` still runs. True when the ledger has all rows; False if it has
-        not within `seconds`."""
+        """Waits until all rows are shipped; call it when no more rows come, while `run` still runs. Returns True when
+        the ledger has all rows, False if it does not have them within `seconds`."""
         self._hurry.set()
         self._rows.set()
         with contextlib.suppress(TimeoutError, SpoolUnavailable):
@@ -178,7 +178,7 @@ class Shipper:
                 await asyncio.sleep(BACKOFF_MOST)
 
     async def _next(self, session: aiohttp.ClientSession, batches: Batches) -> None:
-        """One batch, or a wait for rows."""
+        """Ships one batch, or waits for rows."""
         self._rows.clear()
         self._spool.wake_at_rows(self._rows.set)
         began = time.monotonic()
@@ -205,8 +205,9 @@ class Shipper:
             await self._quarantine_refused(session, batches, batch, str(error))
             return
         if batch.rows < MOST_ROWS and len(batch.body) < MOST_BYTES // 2 and not self._hurry.is_set():
-            # The batch had all rows there were: a pause lets the next one have more than one row. The pause counts from
-            # the batch's start, because a row that came right after it has already waited for the ledger's answer.
+            # The batch had all rows that waited: after a pause, the next batch has more than one row. The pause counts
+            # from the start of this batch, because a row that came right after it has already waited for the ledger's
+            # answer.
             await asyncio.sleep(max(0.0, began + LINGER_SECONDS - time.monotonic()))
 
     def _read(self, batches: Batches) -> tuple[SpoolBatch | None, bytes]:
@@ -218,8 +219,8 @@ class Shipper:
     async def _quarantine_refused(
         self, session: aiohttp.ClientSession, batches: Batches, batch: SpoolBatch, why: str
     ) -> None:
-        """Finds the row that the ledger refuses in a batch and quarantines it: one row must not block those behind it.
-        If the ledger takes no other row either, the row is not the cause."""
+        """Finds the row that the ledger refuses in a batch and quarantines it: one row must not block the rows behind
+        it. If the ledger does not accept the next row either, the row is not the cause."""
         broken = await self._in_thread(batches.broken, self._shipped, batch.last)
         if not broken and batch.rows > 1:
             self._max_rows = max(1, batch.rows // 2)
@@ -335,7 +336,7 @@ class Shipper:
         self.error = reason
 
     async def _pause(self, seconds: float) -> None:
-        """Waits, but no longer once `drain` was called."""
+        """Waits; a call of `drain` during the wait ends it."""
         if self._hurry.is_set():
             await asyncio.sleep(seconds)
             return

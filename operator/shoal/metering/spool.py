@@ -5,8 +5,8 @@ thread writes; rows that arrive during a commit go into the next one (group comm
 grow with the load. At start, `open` rows without a `final` row belong to a killed gateway: they get a final row with
 outcome `cut` and the counts of their last checkpoint.
 
-The spool's size is bounded. When only the reserve is left, or the disk refuses, `error` is set; a setting decides what
-then happens to requests. The spool recovers by itself when there is space again.
+The spool's size is bounded. When only the reserve is left, or the disk refuses writes, `error` is set; `when_full`
+decides whether new requests are then refused. The spool recovers by itself when there is space again.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ _HURRY: Final = 0.25
 STUCK_SECONDS: Final = 10.0
 """A commit that takes longer counts as a failed disk."""
 GROUP_SECONDS: Final = 0.002
-"""How long the writer lets rows gather while many wait. Each commit costs CPU of the event loop's core: with 64
-concurrent requests, gathering made the gateway a third faster and the rows' own wait shorter."""
+"""How long the writer collects rows before a commit while many wait. Each commit costs CPU time on the event loop's
+core: with 64 concurrent requests, collecting rows made the gateway a third faster and shortened each row's wait."""
 GROUP_FROM_ROWS: Final = 4
-"""After a commit with this many waiting rows the next one gathers; otherwise a row is written at once."""
+"""The writer collects rows after a commit with at least this many waiting rows; otherwise it writes a row at once."""
 
 
 class SpoolUnavailable(Exception):
@@ -73,11 +73,11 @@ class _Batch:
 
 
 class UsageSpool:
-    """Create and use it in one event loop. `start` returns at once; the writer thread opens the file, and retries until
-    it succeeds.
+    """The gateway's spool; create and use it in one event loop. `start` returns at once; the writer thread opens the
+    file, and retries until it succeeds.
 
-    `when_full` Serve: once the file was opened, `commit` never refuses; rows are kept in memory until the disk takes
-    them. `keep_seconds`: how long final rows stay after they were shipped.
+    With `when_full` Serve, `commit` never refuses a row once the file was opened: rows are kept in memory until the
+    disk takes them. `keep_seconds`: how long final rows stay after they were shipped.
     """
 
     def __init__(
@@ -118,16 +118,16 @@ class UsageSpool:
         self._counted = (0, 0)
         """Damaged rows and files of the current file that are already counted in `stats`."""
         self.opened_times = 0
-        """A concurrent reader opens the file again when this has grown."""
+        """How often the file was opened. A concurrent reader opens the file again when this number has grown."""
 
     @property
     def error(self) -> str | None:
-        """Why rows cannot be stored, or only those of running requests; None while the spool works."""
+        """Why the spool stores no rows, or only rows of running requests; None while the spool works."""
         return self._error or self._full
 
     @property
     def refusing(self) -> str | None:
-        """Why new requests must be refused; None: they need not be."""
+        """Why new requests must be refused; None if they need not be."""
         if self._serves and self._file is not None:
             return None
         return self._error or self._full
@@ -177,7 +177,7 @@ class UsageSpool:
         return future
 
     def put(self, row: Row) -> None:
-        """Adds the row to the next commit. Never blocks and never raises: for final rows, in a `finally`."""
+        """Adds the row to the next commit. Never blocks and never raises, as final rows in a `finally` need."""
         with self._lock:
             self._pending.rows.append(row)
             if self._sleeping:
@@ -196,7 +196,7 @@ class UsageSpool:
         await future
 
     async def quarantine(self, rows: Sequence[tuple[int, str]]) -> None:
-        """Moves damaged rows, given by number and reason, out of the way of the others.
+        """Moves damaged rows, given by number and reason, to the table `damaged`: they must not block the other rows.
 
         Raises:
             SpoolUnavailable: the disk refuses.
@@ -206,7 +206,7 @@ class UsageSpool:
         await self.flush()
 
     def damaged(self, why: str) -> None:
-        """A concurrent reader found that the file is damaged: it is rebuilt."""
+        """Reports that a concurrent reader found the file damaged: the writer thread rebuilds it."""
         with self._changed:
             self._damage = why
             self._tidying = True
@@ -217,8 +217,8 @@ class UsageSpool:
         self._wake = wake
 
     def mark(self, seq: int) -> None:
-        """The ledger has all rows up to this one. Stored with the next `check`; if the process dies before, they are
-        shipped again."""
+        """Notes that the ledger has all rows up to this one. The position is stored with the next `check`; if the
+        process dies before that, the rows are shipped again."""
         self._shipped = max(self._shipped, seq)
 
     def check(self) -> None:
@@ -313,7 +313,7 @@ class UsageSpool:
                 file.close()
 
     def _open(self) -> SpoolFile:
-        # When it is opened again, open rows belong to running requests, not to a killed gateway.
+        # When the file is opened again, open rows belong to running requests, not to a killed gateway.
         file = SpoolFile(self.path, self._max_bytes, self._keep_seconds, self._damage, close_open=not self.opened_times)
         self._damage = None
         self._counted = (0, 0)
@@ -395,7 +395,7 @@ class UsageSpool:
         extra = len(rows) - _MAX_KEPT_ROWS
         if extra <= 0:
             return
-        # A final row contains everything that its request's other rows do.
+        # Open and checkpoint rows are dropped first: the request's final row contains everything that they contain.
         spare = [at for at, row in enumerate(rows) if row[2] in ("open", "checkpoint")][:extra]
         gone = set(spare)
         rows[:] = [row for at, row in enumerate(rows) if at not in gone]

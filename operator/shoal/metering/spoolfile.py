@@ -1,6 +1,6 @@
 """The spool's file: its tables, opening and repair, its size limit, and the deletion of shipped rows.
 
-Rows are shipped in the order of `seq`, so that one number says which are: `position.shipped`.
+Rows are shipped in the order of `seq`, so one number, `position.shipped`, marks which rows are shipped.
 """
 
 import fcntl
@@ -28,7 +28,7 @@ MOST_ROWS: Final = 64
 MOST_BYTES: Final = 1536 * 1024 * 1024
 """Default size limit of the spool."""
 _SHARE_OF_VOLUME: Final = 0.8
-"""The rest is for the write-ahead log and for other files on the volume."""
+"""Largest share of the volume that the spool uses. The rest is for the write-ahead log and for other files."""
 _SLICE: Final = 512
 """Rows deleted at a time, which blocks new rows for a few milliseconds."""
 
@@ -53,10 +53,10 @@ CREATE TABLE IF NOT EXISTS damaged (
 );
 CREATE INDEX IF NOT EXISTS open_rows ON records (request) WHERE kind = 'open';
 """
-# position_again: a damaged position that is too high would keep rows from the ledger for good. So it is stored twice,
-# and the lower value counts.
+# position_again: with a damaged position that is too high, rows would never be shipped. So the position is stored
+# twice, and the lower value counts.
 # open_rows: a start reads only open rows. Without this index, a start would read the whole spool, which may hold a
-# quarter of an hour of rows, or all rows since the ledger went away, before the first request could be accepted.
+# quarter of an hour of rows, or all rows since the ledger failed, before the first request could be accepted.
 OPEN_ROWS: Final = (
     "SELECT o.request, r.seq, r.body FROM records o INDEXED BY open_rows"
     " JOIN records r ON r.seq = coalesce((SELECT c.seq FROM records c WHERE c.id > o.request || ':checkpoint:'"
@@ -71,7 +71,7 @@ _CORRUPT: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqli
 _KEPT_FILES: Final = 2
 """Damaged files that are kept; older ones are deleted."""
 _KEPT_ROWS: Final = 10_000
-"""Damaged rows that are kept, about."""
+"""Approximate number of damaged rows that are kept."""
 DAMAGED_FOLDER: Final = "damaged"
 _SALVAGED: Final = "salvaged.sqlite"
 _TABLES: Final = frozenset({"records", "probe", "position", "position_again", "damaged", "sqlite_sequence"})
@@ -97,13 +97,13 @@ def is_damage(error: Exception, *, opening: bool = False) -> bool:
 
 
 class SpoolFile:
-    """The file, locked by one writer. A damaged file is moved to the folder `damaged`, and its readable rows go into a
-    new one; `damage` is the reason if damage was found earlier. `close_open`: open rows without a final row belong to a
-    killed gateway and are closed.
+    """The spool's file, locked by one writer. A damaged file is moved to the folder `damaged`, and its readable rows
+    are copied to a new file; `damage` is the reason if damage was found earlier. With `close_open`, open rows without a
+    final row are closed, because they belong to a killed gateway.
 
     Raises:
-        OSError: it cannot be opened, or another gateway uses it.
-        sqlite3.Error: it is no spool, or the disk refuses.
+        OSError: the file cannot be opened, or another gateway uses it.
+        sqlite3.Error: the file is no spool, or the disk refuses.
     """
 
     def __init__(
@@ -176,14 +176,14 @@ class SpoolFile:
     def _prepare(self, path: Path, max_bytes: int | None) -> None:
         volume = os.statvfs(path.parent)
         self.limit = min(max_bytes or MOST_BYTES, int(volume.f_blocks * volume.f_frsize * _SHARE_OF_VOLUME))
-        """Most bytes of the file; beyond it SQLite reports that it is full."""
+        """Most bytes of the file; beyond this size SQLite reports that the database is full."""
         connection = self.connection
         _check(connection, path)
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
         self._page: int = connection.execute("PRAGMA page_size").fetchone()[0]
         connection.execute(f"PRAGMA wal_autocheckpoint={max(100, min(8000, self.limit // 8 // self._page))}")
-        # Before the bound is set: if an older version left a full spool, there must still be space for the index.
+        # The index is created before the size limit is set: an older version may have left a full spool.
         connection.executescript(_SCHEMA)
         connection.execute(f"PRAGMA max_page_count={self.limit // self._page}")
         self.closed_as_cut = self._close_open_rows() if self._closes_open else 0
@@ -191,7 +191,7 @@ class SpoolFile:
         self.last_seq = max(self.last_seq, self.shipped())
 
     def shipped(self) -> int:
-        """Up to which row the ledger has them."""
+        """Number of the last row that was shipped."""
         return shipped_of(self.connection)
 
     def used(self) -> int:
@@ -227,7 +227,7 @@ class SpoolFile:
         self.last_seq = last
 
     def quarantine(self, rows: Sequence[tuple[int, str]]) -> None:
-        """Moves damaged rows, given by `seq` and reason, out of the way of the others."""
+        """Moves damaged rows, given by `seq` and reason, to the table `damaged`: they must not block the other rows."""
         connection = self.connection
         connection.execute("BEGIN IMMEDIATE")
         for seq, reason in rows:
@@ -243,7 +243,7 @@ class SpoolFile:
         )
 
     def _close_open_rows(self) -> int:
-        """Gives each open row that has no final one a final row with outcome `cut`; returns how many."""
+        """Adds a final row with outcome `cut` for each open row that has none; returns their number."""
         connection = self.connection
         while True:
             rows = connection.execute(OPEN_ROWS).fetchall()
@@ -251,7 +251,7 @@ class SpoolFile:
             broken = [(seq, "its record is not whole") for _, seq, record in records if record is None]
             if not broken:
                 break
-            self.quarantine(broken)  # the request's earlier rows count then
+            self.quarantine(broken)  # then an earlier row of the request is used
         connection.execute("BEGIN IMMEDIATE")
         for _, _, record in records:
             if record is not None:
@@ -286,7 +286,7 @@ class Tidy:
     def step(self, shipped: int, *, hurry: bool) -> bool:
         """Runs one transaction; True when there is more to do. With `hurry` shipped final rows are deleted at once.
 
-        An open row stays until its request's final row was shipped: a killed gateway closes it at its next start.
+        An open row stays until its request's final row was shipped, so that the next start after a kill can close it.
 
         Raises:
             sqlite3.Error: the disk refuses.
@@ -350,7 +350,7 @@ def _text(text: bytes) -> str:
 
 
 def shipped_of(connection: sqlite3.Connection) -> int:
-    """Up to which row the ledger has them. Raises DamagedSpool."""
+    """Number of the last row that was shipped. Raises DamagedSpool."""
     sql = "SELECT shipped FROM position UNION ALL SELECT shipped FROM position_again"
     found: list[object] = [row[0] for row in connection.execute(sql)]
     if len(found) != 2 or not all(type(each) is int and each >= 0 for each in found):
@@ -372,7 +372,7 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _finish_salvage(path: Path) -> None:
-    """The second half of a salvage; also completes one that was interrupted by the process's death."""
+    """Puts the salvaged file in place. Also completes a salvage that was interrupted by the process's death."""
     new = path.with_name(_SALVAGED)
     if not path.exists() and new.exists():
         new.rename(path)

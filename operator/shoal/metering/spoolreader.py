@@ -93,7 +93,7 @@ class SpoolBatch:
     """Consecutive rows, ready to be sent."""
 
     last: int
-    """`seq` of the last one."""
+    """`seq` of the last row."""
     rows: int
     body: bytes
     """A JSON array of the records, byte for byte as they were written."""

@@ -1,9 +1,9 @@
 """Recovers rows of a damaged spool page by page, without SQLite's B-trees.
 
-SQLite reaches a row through the pages above it, so one damaged page hides many intact rows. Each leaf page lists its
-own rows, and each row is checked separately: it is kept if its record is complete. If a leaf page does not even list
-its rows, records are found by their first bytes. Those get new numbers, so that they are shipped, perhaps a second
-time: the ledger recognises a record that it has.
+SQLite reaches a row through the pages above it, so one damaged page hides many intact rows. Here each leaf page is read
+directly, since it lists its own rows, and each row is checked separately: it is kept if its record is complete. If a
+leaf page does not even list its rows, records are found by their first bytes. These records get new numbers, so that
+they are shipped, perhaps a second time: the ledger recognises a record that it already has.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _KINDS: Final = frozenset(get_args(RecordKind))
 _WAL_HEADER: Final = 32
 _FRAME_HEADER: Final = 24
 _MOST_ROWS: Final = 1 << 48
-"""A larger row number is damaged: no spool has as many rows."""
+"""A larger row number is damaged: no spool has that many rows."""
 _BEGINNING: Final = b'{"specversion":'
 _MOST_CARVED: Final = 64 * 1024
 _MOST_BYTES: Final = 1 << 20
@@ -48,7 +48,7 @@ class Salvaged:
 
 
 def record_of(body: object, id: str | None = None) -> dict[str, Any] | None:
-    """A row's record if it is complete: JSON that contains its kind and request id, which its own id repeats; None:
+    """A row's record if it is complete: JSON with a kind and a request id, both repeated in the record's id; None:
     damaged."""
     if not isinstance(body, bytes):
         return None
@@ -66,7 +66,7 @@ def record_of(body: object, id: str | None = None) -> dict[str, Any] | None:
     kind, request = named.get("kind"), named.get("requestId")
     if kind not in _KINDS or not isinstance(request, str):
         return None
-    # A bit that turned in one of them would end another request.
+    # A flipped bit in one of them would end another request.
     name: str = found["id"]
     if name != (whole := f"{request}:{kind}") and not name.startswith(f"{whole}:"):
         return None

@@ -7,7 +7,7 @@ _LONGEST: Final = 16_384
 
 
 class TokenFile:
-    """A call returns the token, read again when the file has changed; empty while there is none."""
+    """The mounted token. A call reads it again if the file has changed, and returns it; empty while there is none."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

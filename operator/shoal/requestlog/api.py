@@ -1,5 +1,5 @@
 """GET /v1/logs: a tenant's own entries from this gateway, its peers and the bucket. The operations port serves the same
-to peers and to `kubectl shoal logs`, and there DELETE removes entries."""
+to peers and to `kubectl shoal logs`; on that port, DELETE removes entries."""
 
 import asyncio
 import re
@@ -26,13 +26,13 @@ from shoal.requestlog.query import Found, LogQuery
 
 PEER_SECONDS: Final = 12.0
 ERASE_SECONDS: Final = 120.0
-"""Timeout of a peer that rewrites its files without a user. The peer continues after it, and may be asked again."""
+"""Timeout for a peer that deletes entries from its files. The peer continues after it, and can be called again."""
 _MOST_READS: Final = 4
 _MOST_WAITING: Final = 32
 _TENANT: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _ROLES: Final[tuple[Role, ...]] = ("gateway", "logs")
 _PLACES: Final = ("authorization", names.HEADER_KEY)
-"""Headers that may have a key. Through the API server's proxy it comes in the second."""
+"""Headers that may contain a key. Calls through the API server's proxy have it in the second header."""
 
 Missing = list[dict[str, str]]
 
@@ -42,7 +42,7 @@ class LogAPIKeys(Protocol):
 
 
 class LogsApi:
-    """`peers` returns the other gateways; None: unknown."""
+    """Reads and deletes entries in this gateway, its peers and the bucket. `peers` returns the peers; None: unknown."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class LogsApi:
     # --- deleting ---------------------------------------------------------------------------------------------------
 
     async def _erase(self, tenant: str, user: str | None, *, everywhere: bool) -> bytes:
-        """Peers first and the bucket last: files that a peer uploads meanwhile are then deleted in the bucket."""
+        """Deletes from peers first and the bucket last, so that files that a peer uploads meanwhile are deleted too."""
         total: dict[str, Any] = {"files": 0, "entries": None if user is None else 0, "unreadable": []}
         missing: Missing = []
         if everywhere:

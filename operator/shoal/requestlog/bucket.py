@@ -33,7 +33,7 @@ class BucketDown(OSError):
 
 
 def parse_url(url: str) -> SourceUri:
-    """Raises ValueError with a message for the person who wrote it."""
+    """Parses the URL of a bucket. Raises ValueError with a message for the author of the URL."""
     source = parse_source(url)
     if source.scheme not in SCHEMES:
         raise ValueError(f"{url!r} is no bucket: write s3://bucket/prefix, gs://bucket/prefix or az://container/prefix")
@@ -41,7 +41,7 @@ def parse_url(url: str) -> SourceUri:
 
 
 class BucketStore:
-    """A `LogStore`. Its calls block; any thread may make them."""
+    """A `LogStore` in a bucket. Its methods block, and may be called from any thread."""
 
     def __init__(self, url: str, secret_dir: Path | None) -> None:
         """Raises ValueError if the URL is not a bucket's."""
@@ -75,7 +75,7 @@ class BucketStore:
         yield io.BytesIO(self._get(file.key))
 
     def put(self, file: LogFile, path: Path) -> None:
-        """A finished file."""
+        """Uploads a finished file."""
         import obstore
 
         data = path.read_bytes()
@@ -131,7 +131,7 @@ class BucketStore:
         return sorted(name.removeprefix(word) for name in self._do(fetch) if name.startswith(word))
 
     def _do(self, work: "Callable[[Opened], R]") -> R:
-        """Raises FileNotFoundError, or BucketDown."""
+        """Runs `work` on the opened bucket. Raises FileNotFoundError, or BucketDown."""
         try:
             return work(self._store())
         except FileNotFoundError:

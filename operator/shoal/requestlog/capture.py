@@ -1,4 +1,4 @@
-"""What is kept of one running request, for tenants with a request log; bounded per request and in total.
+"""Captures running requests of tenants with a request log, with bounds per request and in total.
 
 Nothing is redacted here, because this runs in the event loop. The captured content leaves the process only through
 `entry.py`.
@@ -14,7 +14,7 @@ from shoal.core.redaction.content import CUT, LOGGED, TAIL
 OVERHEAD: Final = 1024
 """Bytes that an entry counts for in addition to its content."""
 _MOST_PARTS: Final = 128
-"""Choices of an answer, and tool calls of a choice."""
+"""Most choices of an answer, and most tool calls of a choice."""
 _MOST_WALKED: Final = 5_000
 _WHOLE_ANSWERS: Final = 4
 """A non-streaming answer is kept if it is at most this many times larger than what is logged of it: its JSON contains
@@ -39,18 +39,18 @@ class CaptureBudget:
         return self._taken - self._given
 
     def take(self, size: int) -> bool:
-        """Call it in the event loop only."""
+        """Takes bytes; False: they do not fit. Call it in the event loop only."""
         if self.held + size > self._most:
             return False
         self._taken += size
         return True
 
     def leave(self, size: int) -> None:
-        """Call it in the event loop only: gives back bytes that are not used."""
+        """Gives back bytes that are not used. Call it in the event loop only."""
         self._taken -= size
 
     def give(self, size: int) -> None:
-        """Call it in the writer thread only."""
+        """Gives back the bytes of a written or dropped entry. Call it in the writer thread only."""
         self._given += size
 
 
@@ -131,8 +131,9 @@ class Capture:
         self._left_out: list[str] = []
 
     def requested(self, raw: bytes | None, fields: dict[str, Any]) -> None:
-        """Captures the request's body, given raw and decoded. `raw` None: its media were fetched. The raw body has
-        their URLs, which may contain signatures; the fields have the media, of which only type and size are kept."""
+        """Captures the request's body, given raw and decoded. `raw` is None if media were fetched for the request: the
+        raw body has their URLs, which may contain signatures. `fields` then has the media, of which only type and size
+        are kept."""
         user = fields.get("user")
         if isinstance(user, str):
             self.user = user[:_LONGEST_USER]
@@ -145,7 +146,7 @@ class Capture:
             self._left_out.append("request")
 
     def answered(self, body: bytes) -> None:
-        """A whole answer."""
+        """Captures a whole answer."""
         if not self.full:
             return
         if len(body) <= self._most * _WHOLE_ANSWERS and self._take(len(body)):

@@ -48,7 +48,7 @@ class Sealer:
         self._number = 0
         self._cipher: AESGCM | None = None
         self.head = b""
-        """What the file begins with."""
+        """First bytes of the file."""
         self.suffix = PLAIN
         if key is not None:
             name = key[0].encode()

@@ -20,14 +20,14 @@ class _Open:
     file: IO[bytes]
     sealer: Sealer
     key: str | None
-    """Fingerprint."""
+    """Fingerprint of the key; None: not encrypted."""
     began: float
     size: int = 0
     synced: int = 0
 
 
 class Growing:
-    """`gateway` is part of the files' names. A file is closed when it has `rotate_bytes` or is `rotate_seconds` old."""
+    """The open files. `gateway` is in their names. A file is closed at `rotate_bytes` or when `rotate_seconds` old."""
 
     def __init__(self, folder: Folder, gateway: str, rotate_bytes: int, rotate_seconds: float) -> None:
         self._folder = folder
@@ -72,7 +72,7 @@ class Growing:
                 self.close(tenant)
 
     def sync(self) -> None:
-        """Raises OSError."""
+        """Syncs all open files to the disk. Raises OSError."""
         for tenant in list(self._open):
             self._sync(tenant)
 

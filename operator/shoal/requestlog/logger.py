@@ -28,7 +28,7 @@ UPLOAD_SECONDS: Final = 5.0
 SWEEP_SECONDS: Final = 3600.0
 CLOCK_STEP_SECONDS: Final = 6 * 3600.0
 STOP_SECONDS: Final = 15.0
-"""For the writer, and again for the bucket."""
+"""Time limit of a stop: once for the writer, and once more for the bucket."""
 READ_SECONDS: Final = 8.0
 """Time to read one page; the page is marked incomplete if it was not enough."""
 _NOT_LOGGED: Final = frozenset({"externalId", "requestId", "plan", "gateway", "admittedAt"})
@@ -68,8 +68,8 @@ class LogSettings(Protocol):
 
 
 class RequestLogger:
-    """`gateway` is part of this gateway's file names. Create it in the event loop; nothing is opened before the first
-    entry."""
+    """The request log of this gateway; create it in the event loop. Nothing is opened before the first entry. `gateway`
+    is part of the file names."""
 
     def __init__(self, settings: LogSettings, *, gateway: str = "gateway", days: Days = lambda: None) -> None:
         """Raises ValueError if LOG_URL is not a bucket."""
@@ -100,9 +100,9 @@ class RequestLogger:
     # --- the request path -------------------------------------------------------------------------------------------
 
     def begin(self, identity: KeyIdentity, key_hash: str, raw: bytes | None, fields: dict[str, Any]) -> Capture | None:
-        """Begins the capture of an accepted request, if its tenant has `logging`; `raw` and `fields` are those of
-        `Capture.requested`. None: the memory budget is used up, which is counted. The caller must pass a capture to
-        `end` or `forget`."""
+        """Begins the capture of an accepted request; `raw` and `fields` are those of `Capture.requested`. The caller
+        must pass the capture to `end` or `forget`. None: the request's tenant has no `logging`; or the memory budget is
+        used up or the capture failed, both of which are counted."""
         logging = identity.logging
         if logging is None:
             return None
@@ -121,12 +121,12 @@ class RequestLogger:
         return capture
 
     def forget(self, capture: Capture) -> None:
-        """The request was not served."""
+        """Discards the capture of a request that was not served."""
         self.budget.leave(capture.size)
 
     def end(self, capture: Capture, meter: Meter, now: KeyIdentity | None) -> None:
-        """The request has ended. `now` is the key's current identity: if its tenant disabled the log meanwhile, nothing
-        is logged."""
+        """Passes the entry of an ended request to the writer. `now` is the key's current identity: if its tenant
+        disabled the log meanwhile, nothing is logged."""
         logging, full = capture.logging, capture.full
         if now is not None:
             if now.logging is None:
@@ -272,7 +272,7 @@ class RequestLogger:
     def _sweep(self, days: Mapping[str, int]) -> None:
         clock = time.time() - time.monotonic()
         if abs(clock - self._clock) > CLOCK_STEP_SECONDS:
-            # If the clock is wrong, all files may look old, and a deletion cannot be undone: wait an hour.
+            # If the clock is wrong, all files may look old, and a deletion is final: wait an hour.
             log.warning("request log: the clock was set; old files are deleted in the next sweep")
             self._clock = clock
             return
@@ -288,7 +288,7 @@ class RequestLogger:
 
 def merged(parts: list[Found], limit: int) -> Found:
     """Merges the results of several stores into one page."""
-    # If a store has more entries than it returned, nothing is known below its last entry.
+    # If a store has more entries than it returned, its entries below the last returned one are unknown.
     lower_bound = max((part.lines[-1][0] for part in parts if part.more and part.lines), default=("", ""))
     page = Newest(limit)
     for part in parts:

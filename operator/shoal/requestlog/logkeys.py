@@ -1,6 +1,6 @@
 """Keys of encryption at rest: a mounted Secret, read again when it changes.
 
-Each of its entries is a key of 32 bytes (raw, base64 or hex). `current` encrypts; the others still decrypt. Keys are
+Each of its entries is a key of 32 bytes (raw, base64 or hex). `current` encrypts; the other keys only decrypt. Keys are
 identified by their fingerprint, so that an entry can be renamed when a new key is added.
 """
 
@@ -22,7 +22,7 @@ _HEX: Final = re.compile(rb"[0-9a-fA-F]{64}")
 
 
 class LogKeys:
-    """Without a folder nothing is encrypted, and encrypted files cannot be read."""
+    """The keys in a folder. Without a folder nothing is encrypted, and encrypted files cannot be read."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory

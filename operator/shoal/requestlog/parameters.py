@@ -26,7 +26,7 @@ def parameters(query_string: bytes, known: Collection[str]) -> dict[str, str]:
 
 
 def query_of(tenant: str, given: Mapping[str, str]) -> LogQuery:
-    """Raises ApiError."""
+    """The query of a call's parameters. Raises ApiError."""
     raw = given.get("limit", "100")
     if not raw.isdigit() or not 1 <= int(raw) <= MOST_LIMIT:
         raise _wrong("limit", f"must be a number from 1 to {MOST_LIMIT}")

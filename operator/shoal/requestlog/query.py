@@ -41,11 +41,11 @@ class LogQuery:
     model: str | None = None
     """`namespace/name` of a Model or an adapter, or the name that clients used."""
     since: str | None = None
-    """Admitted at or after, as `written`."""
+    """Only entries admitted at or after this time, in the format of `written`."""
     until: str | None = None
-    """Admitted before."""
+    """Only entries admitted before this time."""
     before: Place | None = None
-    """Where the page before ended."""
+    """Last entry of the previous page."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class Found:
     """The latest first."""
     more: bool = False
     unreadable: list[str] = field(default_factory=list[str])
-    """Files, and why."""
+    """Files that could not be read, with the reason."""
     incomplete: bool = False
     """The time limit was reached before all files were read."""
 
@@ -68,7 +68,7 @@ class Newest:
         self._ids: set[str] = set()
         self._bytes = 0
         self._dropped: Place | None = None
-        """The latest entry that did not fit. Older entries must not be added, or it would be skipped."""
+        """The latest entry that did not fit. Older entries must not be added, or no page would show this one."""
 
     @property
     def more(self) -> bool:
@@ -80,7 +80,7 @@ class Newest:
         return self._heap[0][0] if self.more or len(self._heap) >= self._limit else None
 
     def add(self, place: Place, line: bytes) -> None:
-        # An entry occurs twice while a file is both in the bucket and still here.
+        # An entry occurs twice while its file is both in the bucket and in the folder.
         if place[1] in self._ids or (self._dropped is not None and place < self._dropped):
             return
         self._ids.add(place[1])
@@ -97,14 +97,14 @@ class Newest:
 
 
 def newest(store: LogStore, query: LogQuery, keys: LogKeys, *, longest: float, until: float) -> Found:
-    """The latest entries of a store. Blocks, until `until` (time.monotonic()). `longest` is how many seconds a request
-    may take. Raises OSError."""
+    """The latest entries of a store. Blocks; opens no further file after `until` (time.monotonic()). `longest` is the
+    longest duration of a request in seconds. Raises OSError."""
     found, page, older = Found(), Newest(query.limit), False
     wanted = _filter(query)
     for file in _candidates(store, query, longest):
         last = _end(file)
         if (oldest := page.oldest) is not None and oldest[0] >= last:
-            older = True  # perhaps: the next page shows it
+            older = True  # there may be older entries: the next page shows them
             break
         if time.monotonic() > until:
             found.incomplete = True
@@ -180,7 +180,7 @@ def _filter(query: LogQuery) -> Callable[[Place, bytes], bool]:
 
 
 def is_user(tenant: str, user: str) -> Callable[[bytes], bool]:
-    """A check whether a line belongs to a tenant's user, also if the user's name was redacted."""
+    """Returns a check whether a line belongs to a tenant's user, also if the user's name was redacted."""
     hashed = user_hash(tenant, user)
     signs = (orjson.dumps(user), hashed.encode())
 

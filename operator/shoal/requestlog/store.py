@@ -1,4 +1,4 @@
-"""Where the files of request logs are: `tenant=<t>/date=<YYYY-MM-DD>/<gateway>-<ms>.jsonl.zst`, in a folder.
+"""Stores the files of request logs in a folder, as `tenant=<t>/date=<YYYY-MM-DD>/<gateway>-<ms>.jsonl.zst`.
 
 The number is the time at which the file was created, in ms since 1970; all its entries ended after it. Next to the
 dates there is a file `retention`: the tenant's retentionDays, used after its Tenant was deleted.
@@ -30,18 +30,18 @@ class LogFile:
 
     @property
     def key(self) -> str:
-        """Its place in every store."""
+        """Path of the file in every store."""
         return f"{_TENANT}{self.tenant}/{_DATE}{self.date}/{self.name}"
 
     @property
     def began(self) -> int:
-        """ms since 1970."""
+        """When the file was created, in ms since 1970; 0 if the name has no time."""
         match = _NAME.fullmatch(self.name)
         return int(match[1]) if match else 0
 
 
 class LogStore(Protocol):
-    """All methods block, and may raise OSError."""
+    """A store of log files. All methods block, and may raise OSError."""
 
     def tenants(self) -> list[str]: ...
 
@@ -54,7 +54,7 @@ class LogStore(Protocol):
         ...
 
     def read(self, file: LogFile) -> contextlib.AbstractContextManager[IO[bytes]]:
-        """Raises FileNotFoundError when it is gone."""
+        """Opens a file. Raises FileNotFoundError if it no longer exists."""
         ...
 
     def replace(self, file: LogFile, name: str, write: Callable[[IO[bytes]], None]) -> None:
@@ -130,7 +130,7 @@ class Folder:
     def remove(self, file: LogFile) -> None:
         path = self.path(file)
         path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # it has other files
+        with contextlib.suppress(OSError):  # the folder has other files
             path.parent.rmdir()
 
     def retention(self, tenant: str) -> int | None:

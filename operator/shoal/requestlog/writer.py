@@ -1,8 +1,8 @@
 """The writer thread: formats entries as lines, joins lines to frames and writes frames to files.
 
 An entry is in the file at most one second after its request ended, and synced to the disk at most five seconds later.
-So a SIGKILL loses the entries of the last second, and a lost node those of the last six. What the disk refuses is
-dropped and counted: the log never delays serving, and uses no more memory than its budget.
+So a SIGKILL loses the entries of the last second, and a lost node those of the last six. Entries that the disk refuses
+are dropped and counted: the log never delays serving, and uses no more memory than its budget.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ class _Waiting:
 
 
 class LogFileWriter:
-    """The event loop calls `put`; everything else runs in the thread. `gateway` is part of the files' names."""
+    """Writes log files. The event loop calls `put`; all else runs in the thread. `gateway` is in the files' names."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class LogFileWriter:
     def put(self, job: LogEntry) -> None:
         """Never blocks and never raises. The job's bytes are given back to the budget when it is written or dropped."""
         self._jobs.append(job)
-        # Not woken for each entry: a thread switch per request would cost the interpreter's lock.
+        # The thread is not woken for each entry: a thread switch per request would contend for the interpreter's lock.
         if self._thread is None:
             self.start()
         elif self._asleep:
@@ -166,7 +166,7 @@ class LogFileWriter:
             self._due()
 
     def _rest(self) -> None:
-        """Sleeps until there is work. Entries gather, so that many cost one iteration."""
+        """Sleeps until there is work, and lets entries gather, so that one iteration handles many of them."""
         if self._waiting or self._files or self._jobs:
             self._wake.wait(GATHER_SECONDS)
         else:

@@ -34,13 +34,13 @@ _log = structlog.get_logger()
 
 QUEUE_FULL: Final = "The request queue is full."
 WARM_UP: Final = "The capital city of France is"
-"""What SGLang asks itself before it serves."""
+"""Prompt of the warm-up request that SGLang sends to itself before it serves."""
 WARM_UP_TOKENS: Final = 8
 
 
 @dataclass(slots=True)
 class Sampling:
-    """What of a request's parameters changes its course."""
+    """The parameters of a request that the simulator acts on."""
 
     max_new_tokens: int | None
     stop: tuple[str, ...] = ()
@@ -56,10 +56,10 @@ class RequestBatch:
     sequences: list[Seq]
     fault: Fault | None
     adapters: list[SimAdapter | None] = field(default_factory=list["SimAdapter | None"])
-    """That answer the sequences."""
+    """The adapter of each sequence; None: the base model."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     outcome: str | None = None
-    """Set by a fault, for the journal."""
+    """For the journal, where a fault or a full queue decides it; None: the sequences' own ends."""
 
     @property
     def finished(self) -> bool:
@@ -71,13 +71,13 @@ class RequestBatch:
         return self.fault is not None and any(s.held for s in self.sequences)
 
     async def change(self) -> None:
-        """Returns when a sequence has moved on since the last call."""
+        """Returns when a sequence has made progress since the last call."""
         await self.changed.wait()
         self.changed.clear()
 
 
 class SimEngine:
-    """One engine. `run` drives it; everything else belongs to the event loop that runs it."""
+    """One engine. `loop.run` drives it; all methods are called in the event loop that runs it."""
 
     def __init__(self, args: EngineArgs, *, clock: Clock | None = None, journal: Journal | None = None) -> None:
         self.args = args
@@ -116,7 +116,7 @@ class SimEngine:
         return bool(self._batches)
 
     def traced(self, headers: Mapping[str, str], batch: RequestBatch) -> AbstractContextManager[None]:
-        """The span of a request, where this engine traces."""
+        """The span of a request; does nothing if this engine does not trace."""
         return nullcontext() if self.traces is None else self.traces.request(headers, batch.sequences)
 
     @asynccontextmanager
@@ -133,8 +133,8 @@ class SimEngine:
         adapters: str | list[str | None] | None = None,
         salt: tuple[str, str] = ("", ""),
     ) -> AsyncGenerator[RequestBatch]:
-        """Queues one request, and sees to its end: whoever leaves the block early aborts it. `salt` are its
-        `extra_key` and `cache_salt`.
+        """Queues one request. Leaving the block before the request has ended aborts it. `salt` holds `extra_key` and
+        `cache_salt`.
 
         Raises BadRequestError and scheduler.QueueFullError.
         """
@@ -169,7 +169,7 @@ class SimEngine:
                     )
             self._batches.add(batch)
             try:
-                # Before a fault may strike: an engine that dies of a request was asked it.
+                # Written before a fault may strike: the journal must name the request that kills the engine.
                 for sequence, adapter in zip(batch.sequences, batch.adapters, strict=True):
                     name = None if adapter is None else adapter.name
                     self.journal.started(JournalStart(sequence.rid, model, stream, time.time(), name))
@@ -177,7 +177,7 @@ class SimEngine:
                 for sequence in batch.sequences:
                     self.scheduler.submit(sequence, self.clock.now())
                 if n > 1:
-                    # SGLang first brings each prompt into its cache, by a request of its own that nobody sees.
+                    # SGLang first caches each prompt with an internal request, which is counted but not returned.
                     for prompt in prompts:
                         self.metrics.count(len(prompt), 0, stream=stream)
                 self.loop.wake()
@@ -192,12 +192,12 @@ class SimEngine:
                     self._record(batch, sequence, adapter, path=path, model=model, stream=stream)
 
     def warmed_up(self) -> None:
-        """Serves from now on. What SGLang asks itself before is in its counters."""
+        """Marks the engine as serving, and counts the warm-up request as SGLang does."""
         self.metrics.count(len(self.model.tokenizer.encode(WARM_UP)), WARM_UP_TOKENS)
         self.status = "Up"
 
     async def health(self, *, generate: bool, timeout: float = 20.0) -> bool:
-        """Whether a token can be generated. Takes at least a second, as SGLang's does."""
+        """Whether a token can be generated. With `generate` the check takes at least a second, as in SGLang."""
         if self.status == "Starting" or self.draining:
             return False
         if not generate:
@@ -208,7 +208,7 @@ class SimEngine:
         return alive
 
     def abort(self, rid: str | None, *, everything: bool = False) -> None:
-        """Ends all sequences whose id begins with the one of a sequence that is there, or all."""
+        """Ends all sequences whose id begins with `rid`, if a sequence has exactly this id; or all of them."""
         sequences = list(self.scheduler.sequences())
         if not everything and (not rid or all(sequence.rid != rid for sequence in sequences)):
             return
@@ -217,7 +217,7 @@ class SimEngine:
                 self.scheduler.abort_by_id(sequence, self.clock.now())
 
     def pause(self, mode: str) -> None:
-        """Stops generating; mode abort ends what runs."""
+        """Stops generating; mode `abort` also ends all sequences."""
         self.scheduler.paused = True
         if mode == "abort":
             self.abort(None, everything=True)
@@ -227,13 +227,13 @@ class SimEngine:
         self.loop.wake()
 
     def crash(self) -> None:
-        """Dies at once, as SGLang does when its scheduler dies."""
+        """Kills the process at once, as SGLang dies with its scheduler."""
         _log.error("the engine crashes")
         self.journal.close()
         os.kill(os.getpid(), signal.SIGKILL)
 
     def strike(self, batch: RequestBatch) -> None:
-        """Lets the faults that concern the whole engine happen."""
+        """Records the batch's fault, and carries it out if it concerns the whole engine."""
         if batch.fault is None:
             return
         batch.outcome = batch.fault.kind
@@ -288,7 +288,7 @@ class SimEngine:
         elif isinstance(rid, list) and len(rid) == count:
             given = rid
         else:
-            # SGLang, too, makes up its own when one id is given for several sequences.
+            # SGLang, too, generates ids when one id is given for several sequences.
             return [uuid.uuid4().hex for _ in range(count)]
         running = {sequence.rid for batch in self._batches for sequence in batch.sequences}
         for one in given:
@@ -329,6 +329,6 @@ class SimEngine:
 def _traces(args: EngineArgs) -> "EngineTraces | None":
     if args.traces_endpoint is None:
         return None
-    from shoal_dev.sim.tracing import EngineTraces  # OpenTelemetry is loaded only where it is asked for
+    from shoal_dev.sim.tracing import EngineTraces  # OpenTelemetry is loaded only if traces are enabled
 
     return EngineTraces(args.traces_endpoint, args.traces_service, args.served_model_name)

@@ -1,9 +1,9 @@
-"""SGLang's registry of LoRA adapters, with the habits that a control plane has to know.
+"""SGLang's registry of LoRA adapters, with the behaviour that a control plane has to know.
 
-One lock for all loads and unloads. A load runs inside the scheduler, so nobody's decoding goes on meanwhile. An unload
-takes the name away at once and then waits for the last request of the adapter, still under the lock. A name once loaded
-stays known, and a request for it loads it again. Beyond --max-loaded-loras the least recently used adapter is unloaded,
-whoever uses it.
+One lock serializes all loads and unloads. A load runs inside the scheduler, so decoding stops meanwhile. An unload
+removes the name at once and then waits for the adapter's last request, still under the lock. A name once loaded stays
+known, and a request for it loads the adapter again. Beyond --max-loaded-loras the least recently used adapter is
+unloaded, even if requests use it.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _log = structlog.get_logger()
 DISABLED: Final = "LoRA is not enabled. Please set `--enable-lora` to enable LoRA."
 _LOAD_SECONDS: Final = 0.0015
 _READ_BYTES_PER_SECOND: Final = 3e9
-"""Of files on a local disk or in its cache, into host memory."""
+"""Rate of reading files from a local disk or the page cache into host memory."""
 
 
 class AdapterUnavailableError(ValueError):
@@ -43,7 +43,7 @@ class AdapterUnavailableError(ValueError):
 
 @dataclass(slots=True, eq=False)
 class SimAdapter:
-    """One load of an adapter. Loaded again it is another one, whose prefixes are not cached yet."""
+    """One load of an adapter. A further load of the same adapter gets a new id, for which no prefixes are cached."""
 
     name: str
     path: str
@@ -51,18 +51,18 @@ class SimAdapter:
     files: AdapterFiles
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     users: int = 0
-    """Requests that have not ended."""
+    """Requests that use the adapter and have not ended."""
     unused: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a load or an unload answers."""
+    """The response to a load or an unload."""
 
     success: bool
     error: str | None
     loaded: dict[str, str] | None
-    """Path by name of what the scheduler holds; None: it was not asked."""
+    """Paths by name of the adapters in the scheduler; None: the scheduler was not asked."""
 
 
 class SimLoRA:
@@ -78,17 +78,17 @@ class SimLoRA:
         self._modules = frozenset({"all"}) if "all" in args.modules else normalized(args.modules)
         self._lock = asyncio.Lock()
         self._registry: OrderedDict[str, SimAdapter] = OrderedDict()
-        """What requests can use, the least recently used first."""
+        """Adapters that requests can use, by name, the least recently used first."""
         self._held: dict[str, SimAdapter] = {}
-        """What the scheduler holds, by id: also what waits to be unloaded."""
+        """Adapters in the scheduler, by id, including those that wait to be unloaded."""
         self._known: dict[str, LoRAPath] = {}
 
     def adapters(self) -> list[SimAdapter]:
-        """What /v1/models lists."""
+        """The adapters that /v1/models lists."""
         return list(self._registry.values())
 
     async def preload(self) -> None:
-        """Loads --lora-paths. Raises ValueError for the first that fails, as the start of SGLang does."""
+        """Loads --lora-paths. Raises ValueError for the first adapter that fails, as SGLang does at its start."""
         try:
             configs = [config_of(path.path, self._base) for path in self._args.paths]
         except AdapterFilesError as error:
@@ -103,7 +103,7 @@ class SimLoRA:
             self._add(path, outcome)
 
     async def load(self, path: LoRAPath) -> Outcome:
-        """Loads an adapter, however long the queue of loads and unloads before it."""
+        """Loads an adapter after all loads and unloads that were requested before."""
         async with self._lock:
             found: list[AdapterFiles | str] = []
 
@@ -136,7 +136,7 @@ class SimLoRA:
             return Outcome(True, "", self._paths())
 
     async def acquire(self, names: Sequence[str | None]) -> list[SimAdapter | None]:
-        """The adapters that a request uses from now until `release`; known names are loaded again.
+        """The adapters that a request uses until `release`. A known adapter that is not loaded is loaded again.
 
         Raises AdapterUnavailableError.
         """
@@ -168,7 +168,7 @@ class SimLoRA:
         return used
 
     def release(self, adapters: Sequence[SimAdapter | None]) -> None:
-        """The request has ended."""
+        """Ends the use of adapters that `acquire` returned."""
         for adapter in adapters:
             if adapter is not None:
                 adapter.users -= 1
@@ -183,7 +183,7 @@ class SimLoRA:
         return name in self._registry
 
     async def _load(self, path: LoRAPath) -> AdapterFiles | str:
-        """Inside the scheduler: the files, or why not."""
+        """Reads the files, inside the scheduler; returns them, or the error message."""
         fault = self._faults.take("load")
         if fault is not None and fault.kind == "load_hang":
             self._loop.stall()
@@ -248,7 +248,7 @@ class SimLoRA:
             self.slots.remove(adapter.id)
             return 0.0
 
-        # A scheduler that hangs never comes to it: the lock stays taken.
+        # A scheduler that hangs never runs this, so the lock stays held.
         await self._loop.interrupt(work)
         _log.info("adapter unloaded", adapter=name)
 

@@ -24,11 +24,11 @@ from shoal_dev.sim.scheduler import QueueFullError, Sequence
 
 _M = TypeVar("_M", bound=BaseModel)
 _NOTICE_SECONDS = 2.0
-"""A client that leaves is noticed at once in a stream, and at SGLang's next poll otherwise."""
+"""Interval at which SGLang polls for a client that has disconnected; in a stream SGLang notices it at once."""
 
 
 class RefusedError(Exception):
-    """Answered with an error: its status and body."""
+    """The request is answered with an error of this status and body."""
 
     def __init__(self, status: int, body: dict[str, Any]) -> None:
         super().__init__(status)
@@ -37,7 +37,7 @@ class RefusedError(Exception):
 
 
 class UnhandledError(Exception):
-    """SGLang answers 500, as plain text."""
+    """SGLang itself fails on the request, and answers 500 as plain text."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class _Job:
     continuous_usage: bool = False
     adapters: p.Adapters = None
     salt: tuple[str, str] = ("", "")
-    """`extra_key` and `cache_salt`."""
+    """`extra_key` and `cache_salt` of the request."""
     echo: list[str] = field(default_factory=list[str])
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -291,7 +291,7 @@ class OpenAI:
         await exchange.end_stream()
 
     async def _strike(self, exchange: Exchange, batch: RequestBatch, job: _Job) -> None:
-        """Carries out the fault at its token. Does not return, unless the fault leaves the request alone."""
+        """Carries out the fault when its token is reached. Returns only if the fault does not affect the request."""
         fault = batch.fault
         if fault is None:
             return
@@ -304,7 +304,7 @@ class OpenAI:
         await asyncio.Event().wait()
 
     async def _fail(self, exchange: Exchange, job: _Job, status: int, message: str) -> None:
-        """As SGLang reports what its scheduler refuses: a status, or, in a stream, an event after 200."""
+        """Reports a refusal by the scheduler as SGLang does: by a status, or, in a stream, by an event after 200."""
         if not job.stream:
             raise RefusedError(status, p.error_body(message, kind=str(status), code=status))
         if exchange.status is None:
@@ -328,7 +328,7 @@ class OpenAI:
             data.append({"embedding": embedding, "index": index, "object": "embedding"})
         return {
             "data": data,
-            # SGLang names its --model-path here, whatever was asked for.
+            # SGLang returns its --model-path here, not the model that was requested.
             "model": self._engine.args.model_path,
             "object": "list",
             "usage": p.usage(sum(len(s.prompt) for s in batch.sequences), 0, None),
@@ -336,7 +336,7 @@ class OpenAI:
 
 
 class _FaultError(Exception):
-    """A fault that answers."""
+    """A fault that is answered with an error."""
 
     def __init__(self, status: int, message: str, *, stream: bool) -> None:
         super().__init__(message)
@@ -344,7 +344,7 @@ class _FaultError(Exception):
 
 
 class _Writer:
-    """Builds the answers of one route."""
+    """Builds the responses of one route."""
 
     kind = ""
 
@@ -363,7 +363,7 @@ class _Writer:
         raise NotImplementedError
 
     def _usage(self, sequences: list[Sequence]) -> dict[str, Any]:
-        """Of all choices: each prompt is counted once. A sequence that was never admitted counts nothing."""
+        """Usage of all choices: each prompt is counted once. A sequence that was never admitted counts nothing."""
         firsts = [s for s in sequences[:: self._job.n] if s.admitted is not None]
         return p.usage(
             sum(len(s.prompt) for s in firsts),
@@ -375,7 +375,7 @@ class _Writer:
         return {"id": rid, "object": kind, "created": self._job.created, "model": self._job.model}
 
     def _closing_rid(self) -> str:
-        """The id of what closes a stream: that of the choice which spoke last, as in SGLang."""
+        """The id of the closing chunks of a stream: that of the choice which sent the last text, as in SGLang."""
         if self._latest is not None:
             return self._latest
         return self._job.rid if isinstance(self._job.rid, str) else uuid.uuid4().hex
@@ -452,7 +452,7 @@ class _ChatWriter(_Writer):
         return found
 
     def last(self, sequences: list[Sequence]) -> list[bytes]:
-        # Reasons come after the text of all choices, in the order in which they ended.
+        # Finish reasons come after the text of all choices, in the order in which the choices ended.
         found = [
             self._chunk(index, self._closing_rid(), {}, reason=_reason(self._begun[index])) for index in self._ended
         ]
@@ -520,7 +520,7 @@ def _choice(index: int, content: dict[str, Any], reason: str | None, matched: st
 
 
 def _parse(kind: type[_M], exchange: Exchange, body: bytes) -> _M:
-    """Raises RefusedError as SGLang words it, and UnhandledError where SGLang fails itself."""
+    """Validates a body. Raises RefusedError with SGLang's message, and UnhandledError where SGLang itself fails."""
     content_type = exchange.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         message = (

@@ -1,8 +1,8 @@
 """Continuous batching with chunked prefill, KV admission, and retraction when the cache overflows.
 
-One step: every decoding sequence gets a token, then running prefills continue, then waiting ones are admitted first
-come first served, all within the chunked-prefill budget. No clock, no I/O: `begin` says how long the step lasts,
-`complete` applies it.
+In one step, every decoding sequence gets a token, then running prefills continue, then waiting sequences are admitted
+first come first served, all within the chunked-prefill budget. There is no clock and no I/O: `begin` returns how long
+the step lasts, `complete` applies it.
 """
 
 from collections import deque
@@ -21,11 +21,12 @@ _CLIP_NEW_TOKENS: Final = 4096
 _RATIO_FIRST: Final = 0.7
 _RATIO_LAST: Final = 0.098
 _RATIO_STEPS: Final = 600
-"""SGLang reserves a share of the possible output tokens, which falls while nothing overflows."""
+"""Decode steps in which the share of the possible output tokens that SGLang reserves falls from first to last,
+while nothing overflows."""
 
 
 class QueueFullError(Exception):
-    """--max-queued-requests are waiting."""
+    """As many requests as --max-queued-requests are waiting."""
 
 
 class TokenSource(Protocol):
@@ -57,9 +58,9 @@ class Sequence:
     ignore_eos: bool = False
     on_update: Callable[[], None] = lambda: None
     adapter: str | None = None
-    """Id of the load of an adapter; None: the base model answers."""
+    """Id of the adapter's load; None: the base model answers."""
     salt: tuple[str, str] = ("", "")
-    """Its `extra_key` and `cache_salt`: it finds only prefixes that came with the same."""
+    """`extra_key` and `cache_salt`: the sequence finds only cached prefixes of requests with the same values."""
     arrived: float = 0.0
 
     admitted: float | None = None
@@ -71,15 +72,15 @@ class Sequence:
     text: str = ""
     finish: Finish | None = None
     hold_after: int | None = None
-    """A fault: generates nothing beyond this many tokens."""
+    """Set by a fault: the sequence generates no more than this many tokens."""
     retractions: int = 0
     aborting: bool = False
-    """It ends with the step that computes its prompt."""
+    """The sequence is aborted after the step that completes its prompt."""
 
     node: RadixNode | None = None
     owned: int = 0
     computed: int = 0
-    """Tokens of the prompt (and of the output, after a retraction) whose KV is there."""
+    """Tokens of the prompt (and of the output, after a retraction) whose KV is computed."""
     target: int = 0
     """Tokens to compute before the next token can be generated."""
 
@@ -134,7 +135,7 @@ class Scheduler:
         self.max_running = max_running
         self.paused = False
         self.slots: Slots | None = None
-        """Of adapters, where the engine has any."""
+        """Slots of adapters; None if the engine runs without LoRA."""
         self.cache_hit_rate = 0.0
         self._timing = timing
         self._chunk = chunk
@@ -193,7 +194,7 @@ class Scheduler:
         self._waiting.append(sequence)
 
     def abort(self, sequence: Sequence, now: float) -> None:
-        """Ends a sequence now; one that ended before stays as it is."""
+        """Ends a sequence now. A sequence that has already ended stays as it is."""
         if sequence.finish is not None:
             return
         self.totals.aborted += 1
@@ -202,8 +203,9 @@ class Scheduler:
         self._end(sequence, Finish("abort"), now)
 
     def abort_by_id(self, sequence: Sequence, now: float) -> None:
-        """Ends it as SGLang's /abort_request does. One whose whole prompt is being computed ends after that, with a
-        token. Of one that waits, or has only a part of its prompt, nothing is counted and no prompt is said."""
+        """Ends a sequence as SGLang's /abort_request does. If this step completes the prompt, the sequence ends after
+        the step, with a token. If the sequence waits or has only a part of its prompt, nothing is counted for it and
+        no prompt tokens are reported."""
         if sequence.finish is not None or sequence.aborting:
             return
         waits = sequence in self._waiting
@@ -217,7 +219,7 @@ class Scheduler:
         self.abort(sequence, now)
 
     def begin(self, now: float) -> float | None:
-        """Chooses the next step; its duration in seconds, or None when there is nothing to compute."""
+        """Chooses the next step. Returns its duration in seconds, or None when there is nothing to compute."""
         self._decodes, self._chunks = [], []
         if self.paused:
             return None
@@ -283,7 +285,7 @@ class Scheduler:
     # --- inside -------------------------------------------------------------------------------------------------
 
     def _next(self) -> Sequence | None:
-        """The first that may join the batch: one whose adapter finds no slot waits, and others pass it."""
+        """The first waiting sequence that may join the batch. A sequence whose adapter finds no slot is skipped."""
         if self.slots is None:
             return self._waiting[0]
         running = {s.adapter for s in self._running}
@@ -326,7 +328,7 @@ class Scheduler:
         while self._decodes and not self.kv.take(len(self._decodes)):
             newest = self._decodes.pop()
             if not self._decodes and len(self._running) == 1:
-                # Alone and still too long: SGLang ends it for want of memory.
+                # The only sequence left is still too long for the cache: SGLang ends it for lack of memory.
                 self._end(newest, Finish("length"), newest.arrived)
                 return
             self._retract(newest)
@@ -342,7 +344,7 @@ class Scheduler:
         self._waiting.appendleft(sequence)
 
     def _share_prompt(self, sequence: Sequence) -> None:
-        """After the prefill the whole prompt is cached for others too."""
+        """Caches the whole prompt after the prefill, so that other sequences find it too."""
         if not self._share:
             return
         old = sequence.node

@@ -16,7 +16,7 @@ from shoal.ledger.schema import hours
 def day_rows(
     connection: Connection, day: Span, prices: Schedule, account: Account, *, tenant: str | None, hourly: bool
 ) -> list[Row]:
-    """Rows of one day, per hour or per day; on the first day of a month with its credits."""
+    """Rows of one day, per hour or per day; the first day of a month also has the credits of the month."""
     month = times.month_of(day.start)
     whole = times.month_span(month)
     rows: list[Row] = []

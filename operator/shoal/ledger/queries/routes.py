@@ -1,4 +1,4 @@
-"""The routes of all questions, and who may ask them."""
+"""The routes of all queries, with the roles that may call them."""
 
 import time
 from collections.abc import Callable
@@ -22,12 +22,12 @@ from shoal.net.shell import BodyStream, ShellRequest, Write, answer_json
 M = TypeVar("M", bound=Message)
 
 FOCUS_DAYS: Final = 400
-"""Longest time of one export."""
+"""Longest period of one export."""
 
 
 class QueryAPI:
     """`installation` is the billing account of exports; `keep_days` is how long hourly sums are kept (None: for ever);
-    `credited` is called after a new credit; `clock` gives seconds since 1970."""
+    `credited` is called after a new credit; `clock` returns seconds since 1970."""
 
     def __init__(
         self,
@@ -70,14 +70,14 @@ class QueryAPI:
         return answer_json(body)
 
     async def bill(self, request: ShellRequest) -> Response:
-        """A tenant's month."""
+        """A tenant's bill of a month."""
         dimensions.only_these(request, ("tenant", "month"))
         tenant, month = _tenant(request.one("tenant")), self._kept(request.one("month"))
         prices, now = self._prices.schedule, self._now()
         return _json(await self._store.read(lambda c: bills.statement(c, tenant, month, prices, now)))
 
     async def bill_again(self, request: ShellRequest) -> Response:
-        """A tenant's month, and the same at other prices; nothing is kept."""
+        """A tenant's bill of a month, and the same bill at other prices; nothing is stored."""
         asked = _body(request, RepriceRequest)
         self._kept(asked.month)
         other = bills.parse_lists(asked.prices)
@@ -89,7 +89,7 @@ class QueryAPI:
         return _json(await self._store.read(work))
 
     async def credits(self, request: ShellRequest) -> Response:
-        """What was credited."""
+        """Lists credits."""
         dimensions.only_these(request, ("tenant", "month"))
         tenants, months = request.parameters.get("tenant", ()), request.parameters.get("month", ())
         for month in months:
@@ -98,7 +98,7 @@ class QueryAPI:
         return _json(Credits(credits=tuple(found)))
 
     async def new_credit(self, request: ShellRequest) -> Response:
-        """Keeps a credit; answered after the commit."""
+        """Stores a credit; the answer follows the commit."""
         new = _body(request, NewCredit)
         currency, now = self._prices.schedule.currency, self._now()
         entry, made = await self._store.write(lambda connection: creditbook.add(connection, new, currency, now))
@@ -107,7 +107,7 @@ class QueryAPI:
         return _json(entry, 201 if made else 200)
 
     async def margin(self, request: ShellRequest) -> Response:
-        """What GPU classes brought in and cost."""
+        """Revenue and cost of GPU classes."""
         dimensions.only_these(request, ("from", "to", "by", "output"))
         span, by = times.span(request, self._now()), dimensions.by(request, margins.BY)
         by = by if "by" in request.parameters else ("class",)
@@ -120,7 +120,7 @@ class QueryAPI:
         return answer_csv([*by, *fixed], [[row[name] for name in (*by, *fixed)] for row in rows], name="margin.csv")
 
     async def focus(self, request: ShellRequest) -> Response:
-        """FOCUS rows."""
+        """Exports FOCUS rows as CSV."""
         dimensions.only_these(request, ("from", "to", "tenant", "grain", "issuer", "header"))
         span = times.span(request, self._now(), longest_days=FOCUS_DAYS)
         tenant, grain = request.one("tenant"), request.one("grain", "day")
@@ -146,7 +146,7 @@ class QueryAPI:
         return BodyStream(days, {"content-type": "text/csv; charset=utf-8", "content-disposition": name})
 
     def _kept(self, given: str | None) -> str:
-        """Checks a month of which a bill is to be made: one of a part of it would be wrong. Raises Problem."""
+        """Checks the month of a bill: without its oldest hourly sums, the bill would be wrong. Raises Problem."""
         month = times.month(given)
         if self._keep_days is not None:
             oldest = self._now() - self._keep_days * times.DAY_MS

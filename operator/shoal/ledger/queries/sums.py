@@ -92,7 +92,7 @@ def answer(connection: Connection, query: UsageQuery) -> UsagePage:
 
 
 def unseen(connection: Connection, tenants: Sequence[str]) -> tuple[str, ...]:
-    """Tenants that have never had any usage."""
+    """Those of `tenants` that have never had any usage."""
     return tuple(
         tenant
         for tenant in dict.fromkeys(tenants)

@@ -87,15 +87,15 @@ def month_span(month: str) -> Span:
 
 
 def month_of(moment: int) -> str:
-    """Such as 2026-11."""
+    """The month of a time, such as 2026-11."""
     return datetime.fromtimestamp(moment / 1000, UTC).strftime("%Y-%m")
 
 
 def day_of(moment: int) -> str:
-    """Such as 2026-11-01."""
+    """The day of a time, such as 2026-11-01."""
     return datetime.fromtimestamp(moment / 1000, UTC).strftime("%Y-%m-%d")
 
 
 def text(moment: int) -> str:
-    """Such as 2026-11-01T06:00:00Z."""
+    """A time as text, such as 2026-11-01T06:00:00Z."""
     return datetime.fromtimestamp(moment / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

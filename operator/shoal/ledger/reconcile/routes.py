@@ -1,4 +1,4 @@
-"""GET /v1/unattributed: for persons who run the fleet."""
+"""GET /v1/unattributed: tokens that engines counted beyond billed usage, for operators of the fleet."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
@@ -19,20 +19,20 @@ from shoal.net.shell import ShellRequest, answer_json
 T = TypeVar("T")
 
 _NAMED: Final = 100
-"""Stale pods that are named."""
+"""Most stale pods that an answer names."""
 _OF_ENGINES: Final = ("replica", "lastReport")
-"""Fields that rows by engine have."""
+"""Fields that only rows by engine have."""
 _TIME_TEXTS: Final = {"hour": times.text, "day": times.day_of, "month": times.month_of}
 
 
 class CoverageSource(Protocol):
-    """The part of `ledger.store.Store` that is needed here."""
+    """The part of `ledger.store.LedgerStore` that is needed here."""
 
     async def read(self, work: Callable[[Connection], T]) -> T: ...
 
 
 class Routes:
-    """`standing` says how much of the engines is heard; `now` is milliseconds since 1970."""
+    """`standing` returns the coverage of the engines' counters; `now` returns milliseconds since 1970."""
 
     def __init__(self, store: CoverageSource, standing: Callable[[], EngineCoverage], now: Callable[[], int]) -> None:
         self._store = store
@@ -43,7 +43,7 @@ class Routes:
         service.route("GET", names.UNATTRIBUTED_PATH, self.unattributed, ("billing",))
 
     async def unattributed(self, request: ShellRequest) -> Response:
-        """`from`, `to` (this month without them), `by` (model without it), `model`, `output` (json or csv)."""
+        """Parameters: `from` and `to` (default: this month), `by` (default: model), `model`, `output` (json or csv)."""
         dimensions.only_these(request, ("from", "to", "by", "model", "output"))
         span = times.span(request, self._now())
         by = dimensions.by(request, UNATTRIBUTED_BY) or ("model",)
@@ -81,7 +81,7 @@ class Routes:
 
 
 def _fields(by: Sequence[str]) -> list[str]:
-    """Names of a row's fields, as in JSON: what was not asked for is absent."""
+    """Names of a row's fields, as in JSON: fields that were not requested are absent."""
     asked = {*by, *_OF_ENGINES, "model", "class"} if "engine" in by else {*by}
     absent = {*UNATTRIBUTED_BY, *_OF_ENGINES} - asked
     names_of = (field.serialization_alias or name for name, field in UnattributedRow.model_fields.items())

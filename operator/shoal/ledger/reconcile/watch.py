@@ -38,7 +38,7 @@ T = TypeVar("T")
 ROUND_SECONDS: Final = 5.0
 """Interval between rounds; a round follows soon after an engine is gone."""
 SOON_SECONDS: Final = 0.25
-"""Delay after an engine is gone: others may end with it."""
+"""Delay of the round after an engine is gone: other engines may end at the same time."""
 GPU_SECONDS: Final = 60.0
 """Interval at which GPU time is counted while no pod ends."""
 
@@ -51,7 +51,7 @@ class ReadingStore(Protocol):
 
 
 class ReadKeys(Protocol):
-    """The part of the key ring that is needed here (`gateway.installkey.KeyRing`)."""
+    """The part of the key ring that is needed here (`net.installkey.KeyRing`)."""
 
     def bearers_of(self, role: Role, subject: str) -> Iterable[str]: ...
 
@@ -199,7 +199,7 @@ class Reconciler:
 
     def _held(self, pod: EnginePod, until: int | None) -> Held | None:
         if pod.finished and pod.ended is None:
-            return None  # it has released them, at an unknown time
+            return None  # the pod has released its GPUs, at an unknown time
         of_class: GPUPrice | None = self._classes.objects.get(pod.gpu_class)
         return pod.held(None if of_class is None else of_class.resource, pod.ended if pod.finished else until)
 
