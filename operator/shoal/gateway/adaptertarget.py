@@ -1,5 +1,5 @@
-"""A request that names an adapter is sent only under a lease, only to a replica with a live stream, and with the
-adapter's revision at the moment of sending."""
+"""The target of a request that names an adapter. Such a request is sent only under a lease, only to a replica with a
+live stream, and with the adapter's revision at the moment of sending."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -42,7 +42,7 @@ class AdapterTarget:
         self._adapter = adapter
         self._lease_target: Replica | None = None
         self._lease_waits: dict[str, str] = {}
-        """Pods at which the request waited for a lease, and the adapter's engine name."""
+        """The adapter's engine name, by uid of each pod at which the request waited for a lease."""
         self._has_waited = False
         """The request has waited in the Model's hold queue."""
         self._paid_for = False
@@ -177,8 +177,8 @@ class AdapterTarget:
             why = found
 
     async def _wait_in_queue(self, why: NoReplica, tried: set[str]) -> None:
-        """Waits in the Model's hold queue until some replica has capacity. The adapter then decides which replica is
-        used."""
+        """Waits in the Model's hold queue until some replica has capacity. That replica is given back at once: `choose`
+        then takes one that suits the adapter."""
         demand, adapter, model = self._app.demand.adapters, self._adapter, self._model
         demand.held(adapter.uid, model.uid)
         try:
@@ -189,12 +189,12 @@ class AdapterTarget:
         self._app.leave(place.replica, place.tokens)
 
     async def _get_lease(self, replica: Replica) -> None:
-        """Gets a lease at a replica. One call serves all requests for the adapter."""
+        """Waits for a lease at a replica. All requests for the adapter share one call to the replica's agent."""
         leases, name = self._app.leases, self._adapter.engine_name
         if leases.ask(replica.uid, self._adapter).done:
             return
         wait = self._enter_wait(NoReplica("no-lease"), at=replica.uid)
-        # Any call for the adapter may end the wait: an earlier one, at another pod, may be granted first.
+        # Any running call for the adapter may end the wait: another pod's agent may grant an earlier call first.
         flights = leases.under_way(name)
         for flight in flights:
             flight.waiting[wait.wake] = None
@@ -206,7 +206,8 @@ class AdapterTarget:
                 flight.waiting.pop(wait.wake, None)
 
     async def _refused_everywhere(self) -> None:
-        """Waits until a replica may be asked again, where waiting can help."""
+        """No replica can be used, and at least one refused a lease: waits until a replica may be asked again. Raises
+        ApiError if waiting cannot help."""
         word, refusals = self._request.prepared.model_name, self._refusals
         if refusals and all(r.never for r in refusals):
             self._request.meter.outcome = "rejected"
@@ -234,7 +235,8 @@ class AdapterTarget:
             wait.close()
 
     def _enter_wait(self, why: NoReplica, *, at: str | None) -> AdapterWait:
-        """Begins a wait: at the pod with uid `at`; "" for no pod; None for any pod that serves adapters.
+        """Begins a wait for the pod with uid `at`; None: for any pod that serves adapters; "": for no pod, only for
+        time to pass.
 
         Raises:
             ApiError: no replica will come, or the hold limits are reached.
@@ -260,7 +262,7 @@ class AdapterTarget:
         raise refusal
 
     def _may_continue(self) -> bool:
-        """Whether the wait may continue unchanged."""
+        """Whether the wait may continue: the adapter is unchanged, and a replica may come."""
         try:
             return self._current_adapter() == self._adapter and self._app.holds.wait_refusal(self._model) is None
         except errors.ApiError:

@@ -1,5 +1,5 @@
-"""The dispatch of an accepted request, up to the end of its answer: an attempt at a replica that the request's target
-chose, and another one after a failure."""
+"""Sends an accepted request to a replica that its target chooses, and to another one after a failure, until the answer
+has ended."""
 
 import asyncio
 import time
@@ -38,7 +38,7 @@ _ANSWER_SECONDS: Final = 1.0
 class Dispatch:
     """The attempts of one request. `trace` is the header lines that propagate its trace to the engine."""
 
-    # The target does not know the dispatch: a cycle is work for the garbage collector.
+    # The target has no reference to the dispatch: a reference cycle would be work for the garbage collector.
     __slots__ = ("_app", "_cancelling", "_id", "_meter", "_paid", "_relay", "_request", "_sent", "_target", "_trace")
 
     def __init__(self, request: AcceptedRequest, target: DispatchTarget, trace: str) -> None:
@@ -53,7 +53,8 @@ class Dispatch:
         self._sent = 0
         self._paid: RetryBudget | None = None
         self._cancelling: asyncio.Task[None] | None = None
-        """Set when the client left and the engine is asked to end the request, which is then not sent again."""
+        """The task that asks the engine to end the request after its client left. Once it is set, the request is not
+        sent again."""
 
     async def run(self) -> None:
         """Tries one replica after the other.
@@ -148,12 +149,12 @@ class Dispatch:
                 try:
                     answer = await app.upstream.start(target, head, body, abort)
                 except ConnectFailed:
-                    # Nothing listens any more, so the engine is gone and had not just closed an idle connection.
+                    # Nothing listens any more: the engine is gone, and did not merely close an idle connection.
                     raise Retry("lost") from None
             try:
                 await self._relay.run(answer, self._replica_header(replica), self._began)
             except ApiError:
-                self._began_well()  # the engine rejected the request, so it is alive
+                self._began_well()  # the engine rejected the request, so the engine is alive
                 if self._cancelling is not None:
                     raise ClientGone from None
                 raise
@@ -177,7 +178,8 @@ class Dispatch:
                 await app.cancellations.end(self._cancelling)
 
     def _cancel(self) -> bool:
-        """The client left while the engine has the request. Returns whether the engine is asked to end it."""
+        """Called when the client leaves while the engine has the request. Returns whether the engine is asked to end
+        it."""
         meter, relay = self._meter, self._relay
         if meter.replica is None:
             return False
@@ -227,8 +229,8 @@ class Dispatch:
         return False
 
     def _to_send(self, target: UpstreamAddress, key: str) -> tuple[bytes, bytes]:
-        """Each attempt has an id of its own: an engine refuses an id that it still has, and it may not know yet that
-        the gateway closed the connection."""
+        """The head and the body of one attempt. Each attempt has an id of its own: an engine refuses an id that it
+        still has, and it may not have noticed yet that the gateway closed the connection."""
         raw = self._request.raw
         self._sent += 1
         if self._sent > 1:
@@ -238,7 +240,7 @@ class Dispatch:
         return self._head(target, key, len(body)), body
 
     def _began(self) -> None:
-        """The first part of the engine's answer goes to the client."""
+        """Called before the first part of the engine's answer is sent to the client."""
         self._request.abort.answering = True
         self._meter.answer_began()
         if self._paid is not None:

@@ -1,8 +1,8 @@
-"""Requests held while no replica can take them: a queue per Model, and the rules of who may wait.
+"""Requests held while no replica can take them: one queue per Model, and the rules that decide which requests may wait.
 
-A queue is emptied as fast as its Model's replicas have capacity. Nothing polls for a replica: agents' reports and
-changes of the cluster start a round. A timer starts one every 100 ms only while there are replicas that are too busy
-for all held requests.
+A round releases as many held requests as the Model's replicas have capacity for. Nothing polls for a replica: agents'
+reports and changes of the cluster start a round. A timer starts a round every 100 ms only while replicas exist that are
+too busy for all held requests.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class HoldQueue:
 
     @property
     def retry_after(self) -> int:
-        """Seconds that rejected clients are told to wait before they try again."""
+        """Seconds after which rejected clients should try again."""
         return retry_after(self.model.cold_start_seconds, self.waking_seconds)
 
     def enter(self, ticket: Ticket) -> None:
@@ -122,7 +122,7 @@ class HoldQueue:
             return
         usable = holds.fleet.usable(holds.directory.snapshot, self.model)
         if not usable:
-            return  # an event follows when a replica comes
+            return  # an agent's report or a change of the cluster starts the next round
         budget = holds.budget(self.model.uid)
         now = time.monotonic()
         while len(self._retries) and budget.take(now):
@@ -230,7 +230,8 @@ class Holds:
         """Puts a request into its Model's queue. The caller must close the ticket. `reason` is the NoReplica reason.
 
         Raises:
-            ApiError: 503, it may not wait: no replica will come, or the hold limits are reached.
+            ApiError: the request may not wait: 404, the Model was deleted; 503, no replica will come, or the hold
+            limits are reached.
         """
         refusal = self.wait_refusal(model)
         if refusal is not None:
@@ -242,7 +243,7 @@ class Holds:
         return ticket
 
     def full_error(self, model_name: str, bound: Bound, after: int) -> ApiError:
-        """The error for a request that a hold limit keeps out."""
+        """The error for a request that a hold limit rejects."""
         self.metrics.hold_refused.labels(bound).inc()
         return errors.unavailable(
             f"The model `{model_name}` has no free replica, and {_FULL[bound]}. Try again.", "hold_full", after
@@ -275,13 +276,13 @@ class Holds:
         return found
 
     def schedule_round(self, uid: str) -> None:
-        """A replica of the Model may have free capacity: its queue runs a round."""
+        """Called when a replica of the Model may have free capacity: the Model's queue runs a round."""
         queue = self.queues.get(uid)
         if queue is not None:
             queue.schedule_round()
 
     def cluster_changed(self) -> None:
-        """Models, pods or API keys changed."""
+        """Called when Models, pods or API keys changed: rechecks the waiting requests and schedules rounds."""
         models = self.directory.snapshot.models
         keys, self._keys = self._keys, self.directory.snapshot.keys
         if keys is not self._keys:

@@ -244,7 +244,7 @@ class GatewayProcess:
         self._stop.set()
 
     def missing(self) -> dict[str, str]:
-        """Why the gateway is not ready, by part; empty when it is."""
+        """Why the gateway is not ready, by part; empty when it is ready."""
         missing: dict[str, str] = {}
         if self._stop.is_set():
             missing["stopping"] = "asked to stop"
@@ -262,7 +262,7 @@ class GatewayProcess:
         missing: dict[str, str] = {}
         for source, reflector in self._reflectors.items():
             if reflector.synced.is_set():
-                continue  # from then on the last known objects are used, even if the API server is away
+                continue  # from then on the last known objects are used, even if the API server is unreachable
             if reflector.missing:
                 if source in ("pools", "adapters"):
                     continue  # the CustomResourceDefinitions are of an older version: there are no adapters
@@ -292,7 +292,7 @@ class GatewayProcess:
         return notes
 
     async def run(self, started: Callable[[], None] = lambda: None) -> None:
-        """Runs until stopped. `started` is called when both ports listen."""
+        """Runs until stopped. `started` is called when all ports listen."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
@@ -415,8 +415,8 @@ class GatewayProcess:
         self.demand.adapters.retain(snapshot.model_index.adapter_uids)
 
     def _peer_holds_changed(self, uid: str | None) -> None:
-        """The number of requests held by peers changed, for one Model or (None) for all: so does this gateway's
-        share."""
+        """Called when the number of requests held by peers changed, for one Model or (None) for all: this gateway's
+        share of the replicas' capacity then changes too."""
         if uid is None:
             self.gateway.holds.cluster_changed()
         else:

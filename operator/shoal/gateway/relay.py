@@ -22,7 +22,8 @@ LACKS_ADAPTER: Final = "adapter"
 
 
 class Retry(Exception):
-    """The replica could not take the request, and nothing of its answer went to the client: another may be tried."""
+    """The replica could not take the request, and the client got nothing of its answer: another replica may be
+    tried."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -70,11 +71,12 @@ class AnswerRelay:
     async def run(self, answer: UpstreamAnswer, headers: Headers, began: Callable[[], None]) -> None:
         """Relays an answer to its end; calls `began` before its first part is sent.
 
-        `began` is not stored: its owner holds this relay, and a cycle is work for the garbage collector.
+        `began` is not stored: its owner has a reference to this relay, and a reference cycle would be work for the
+        garbage collector.
 
         Raises:
-            Retry: nothing of it was sent, and another replica may succeed.
-            UpstreamError: the same; Aborted: the client left.
+            Retry: nothing of the answer was sent, and another replica may succeed.
+            UpstreamError: as for Retry; but Aborted means that the client left.
             ApiError: the error that the client gets instead.
         """
         if answer.status in (401, 503):
@@ -175,7 +177,7 @@ class AnswerRelay:
                         event = sse.without_usage(event, span)
                     event = name.rewrite(event)
                 elif event.startswith(b":") and not self._answering and not out:
-                    continue  # a comment is not part of the answer: until one begins, another replica can take over
+                    continue  # a comment is not an answer: until the answer begins, another replica can take over
                 else:
                     event = name.rewrite(event)
                 out.append(self._own_id(event) if self.rid else event)

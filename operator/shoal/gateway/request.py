@@ -1,4 +1,4 @@
-"""One request from its arrival to its end: `GatewayRequest.run`, top to bottom."""
+"""Handles one request from its arrival to its end; `GatewayRequest.run` is the entry point."""
 
 import asyncio
 import contextlib
@@ -64,7 +64,8 @@ _NO_HEADERS: Final[dict[bytes, bytes]] = {}
 
 
 class _Incomplete(NamedTuple):
-    """A request that was reserved, and names media that must still be fetched."""
+    """A request whose media must still be fetched. Its tenant's limits count it, but its full cost is not yet
+    reserved."""
 
     model: ServedModel
     media: Sequence[remote.Wanted]
@@ -147,13 +148,14 @@ class GatewayRequest:
             raise self._with_limits(ApiError(404, f"Unknown path: {path[:200]}", "unknown_path"))
 
     def _with_limits(self, error: ApiError) -> ApiError:
-        """An error that needs no key. If the request has a valid key, its rate limit headers are added, as on every
-        answer."""
+        """Returns `error`, which does not depend on a key. If the request has a valid key, the answer gets the tenant's
+        rate limit headers, as every answer does."""
         with contextlib.suppress(ApiError):
             self._identity()
         return error
 
-    # --- what a tenant may read ---------------------------------------------------------------------------------------
+    # --- reading usage, logs and models
+    # ---------------------------------------------------------------------------------------
 
     async def _read(self, identity: KeyIdentity, path: str) -> None:
         query: bytes = self._scope.get("query_string", b"")
@@ -203,8 +205,8 @@ class GatewayRequest:
                 self._reserved.settle(self._meter)
 
     async def _accept(self, identity: KeyIdentity) -> Prepared:
-        """Reads the body and opens the usage record. Whatever the request does not need while it waits is freed
-        here."""
+        """Reads and checks the body, and opens the usage record. Frees everything that the request does not need while
+        it waits."""
         app = self._app
         headers, self._headers = self._headers, _NO_HEADERS
         raw = await read_body(
@@ -216,7 +218,7 @@ class GatewayRequest:
             fetched = _Fetched(prepared.model, await self._fetch(identity, prepared.media))
             now = self._check_key()
             if now.tenant != identity.tenant:
-                raise errors.unauthorized(*_DENIED["unknown"])  # the reservation is another tenant's
+                raise errors.unauthorized(*_DENIED["unknown"])  # the reservation belongs to the previous tenant
             prepared = await self._prepared(now, raw, fetched)
             del fetched
             if isinstance(prepared, _Incomplete):
@@ -231,7 +233,7 @@ class GatewayRequest:
         try:
             await kept
         except SpoolUnavailable:
-            # The row may be on disk all the same: a final row records that nothing was served.
+            # The open row may have reached the disk: a final row records that nothing was served.
             meter.outcome, meter.status = "refused", 503
             app.spool.put(meter.final_row())
             self._drop_log_entry()
@@ -242,7 +244,7 @@ class GatewayRequest:
     async def _prepared(
         self, identity: KeyIdentity, raw: bytes, fetched: _Fetched | None = None
     ) -> Prepared | _Incomplete:
-        """`_prepare`; a large body waits for the decoding slot first."""
+        """Calls `_prepare`. A large body first waits for the decoding slot."""
         size = len(raw) if fetched is None else len(raw) + sum(map(len, fetched.media))
         if size < BIG:
             return self._prepare(identity, raw, fetched)
@@ -265,7 +267,7 @@ class GatewayRequest:
             raise errors.makes_embeddings(parsed.model_name)
         size, wanted = len(raw), ()
         if fetched is not None:
-            # From here on the body is checked as if it had arrived with the media, and with no allowed host: only
+            # The body now contains the media and is checked as if it had arrived so. No host is allowed any more: only
             # `data:` URLs pass.
             size += remote.put(fields, fetched.media)
             checked(fields, self._path, _without_hosts(model.facts), size)
@@ -296,7 +298,7 @@ class GatewayRequest:
             )
         if wanted:
             return _Incomplete(model, wanted)
-        # Before the open row: errors of the body are raised while there is no record that must be closed.
+        # `engine_body` runs before the usage record is opened, so that its errors leave no record to close.
         space = prefix_space(model, identity)
         salt = None if space == SHARED else app.key_ring.cache_salt(model.uid, space)
         self._raw = engine_body(parsed, self._path, model.engine_name, self._id, salt)
@@ -320,8 +322,8 @@ class GatewayRequest:
         return prepared
 
     async def _fetch(self, identity: KeyIdentity, media: Sequence[remote.Wanted]) -> list[str]:
-        """The media as `data:` URLs, counted as part of the body. Raises ApiError, and Disconnected when the client
-        leaves."""
+        """Fetches the media as `data:` URLs, whose bytes count as part of the body. Raises ApiError, and Disconnected
+        when the client leaves."""
         app, scope = self._app, self._scope
         most = app.settings.max_body_bytes
 
@@ -430,7 +432,7 @@ class GatewayRequest:
         return identity
 
     def _check_key(self) -> KeyIdentity:
-        """Authenticates the key. Repeated after waiting: the key may have been revoked, or the budget used up."""
+        """Authenticates the key. Called again after a wait, in case the key was revoked or the budget was used up."""
         found = authenticate(self._app.directory.snapshot.keys, self._key_hash, datetime.now(UTC))
         if isinstance(found, Denied):
             raise errors.unauthorized(*_DENIED[found.reason])

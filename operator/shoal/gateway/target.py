@@ -1,5 +1,5 @@
-"""What a request is for: a Model, or an adapter of a Model (`adaptertarget.py`). A target knows which replicas can take
-the request, how it waits for one, and what is counted there."""
+"""The target of a request: a Model, or an adapter of a Model (`adaptertarget.py`). A target decides which replicas can
+take the request, how the request waits for a replica, and what each attempt counts."""
 
 import time
 from collections.abc import Collection
@@ -11,12 +11,12 @@ from shoal.net import errors
 
 
 class DispatchTarget(Protocol):
-    """The target of one request. There is no await between the last look at the state, in `choose` or `wait_for`, and
+    """The target of one request. There is no await between the last check of the state, in `choose` or `wait_for`, and
     the start of the write to the replica."""
 
     def choose(self, tried: set[str], in_a_row: int) -> InFlight | NoReplica:
-        """A replica without waiting: for a first attempt while the hold queue is empty, and for a retry. `tried` has
-        the uids of the pods that failed; `in_a_row` counts the attempts since the last wait."""
+        """Chooses a replica without waiting, for a first attempt while the hold queue is empty and for a retry. `tried`
+        has the uids of the pods that failed; `in_a_row` counts the attempts since the last wait."""
         ...
 
     async def wait_for(self, why: NoReplica, tried: set[str]) -> InFlight:
@@ -74,7 +74,7 @@ class BaseTarget:
         return await self._request.wait_in_queue(why, tried, self._recheck)
 
     def started(self, replica: Replica) -> None:
-        """The replica pool counts it; a Model has no counts of its own."""
+        """Counts nothing: the replica pool counts the attempt, and a Model has no counts of its own."""
 
     def finished(self, replica: Replica, failure: str | None) -> None:
         """See `started`."""
@@ -83,8 +83,7 @@ class BaseTarget:
         return body
 
     def _recheck(self) -> None:
-        """Checks again what the client may have lost while it waited: its key, or the use of the Model. Raises
-        ApiError."""
+        """Checks after a wait that the client's key is still valid and may still use the Model. Raises ApiError."""
         request = self._request
         index, name = request.app.directory.snapshot.model_index, request.prepared.model_name
         now, then = index.find(name, request.check_key()), request.prepared.model

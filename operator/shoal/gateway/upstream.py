@@ -1,8 +1,8 @@
 """The HTTP/1.1 client towards the engines: a pool of connections on httptools, behind start / read / abort.
 
-It is our own because this is the request path's largest cost: measured on the same machine, it carries more than twice
-the requests per core of a general client. It does only what the gateway needs: POST a body from memory, read an answer
-with back-pressure, abort it.
+The gateway has its own client because the client is the largest cost of the request path: measured on the same machine,
+this one carries more than twice the requests per core of a general client. It does only what the gateway needs: POST a
+body from memory, read an answer with back-pressure, abort it.
 """
 
 import asyncio
@@ -42,7 +42,8 @@ class UpstreamError(Exception):
 
 
 class ConnectFailed(UpstreamError):
-    """The engine got nothing of the request: refused, unreachable, or not within the connect timeout."""
+    """No connection (refused, unreachable, or not within the connect timeout), so the engine got nothing of the
+    request."""
 
 
 class ConnectionLost(UpstreamError):
@@ -72,7 +73,8 @@ class AnswerTooLarge(UpstreamError):
 
 
 class UpstreamAddress(NamedTuple):
-    """A tuple, because it is a key of a dict on the request path, and a dataclass is hashed in Python."""
+    """The address of a server. A tuple, because it is a dict key on the request path and a dataclass is hashed by
+    Python code."""
 
     host: str
     port: int
@@ -99,7 +101,8 @@ class UpstreamAnswer(Protocol):
         ...
 
     def release(self) -> None:
-        """Call exactly once. A complete answer returns its connection to the pool; any other closes it."""
+        """Releases the connection; call exactly once. After a complete answer it returns to the pool, otherwise it is
+        closed."""
         ...
 
 
@@ -133,8 +136,8 @@ class AbortHandle:
         self.sent = False
         """Part of the request may have reached the replica of this attempt."""
         self.cancel: Callable[[], bool] | None = None
-        """Starts asking the engine to end the request, which then ends its answer; False: the engine cannot be
-        asked."""
+        """Starts a task that asks the engine to end the request; the engine then ends its answer. False: the engine
+        cannot be asked."""
         self._at: Abortable | None = None
 
     def hold(self, at: Abortable) -> None:
@@ -385,7 +388,8 @@ class _Connection(asyncio.Protocol):
 
 
 class Pool:
-    """Keeps connections to the engines. `keep_alive` must stay under the engine's own (SGLang: 5 s)."""
+    """Keeps connections to the engines. `keep_alive` must be shorter than the engine's own keep-alive time (SGLang: 5
+    s)."""
 
     def __init__(
         self,
@@ -395,9 +399,9 @@ class Pool:
         credentials: TLSCredentials | None = None,
         secured_keep_alive: float | None = None,
     ) -> None:
-        """`credentials` are for targets with a `server_name`, and so is `secured_keep_alive`: the sidecar that
-        terminates mutual TLS keeps idle connections longer than an engine, and a handshake costs more than a
-        connection."""
+        """`credentials` and `secured_keep_alive` apply to targets with a `server_name`. `secured_keep_alive` may be
+        longer than `keep_alive`: the sidecar that terminates mutual TLS keeps idle connections longer than an engine,
+        and a handshake costs more than a connection."""
         self._keep_alive = keep_alive
         self._secured_keep_alive = keep_alive if secured_keep_alive is None else secured_keep_alive
         self._credentials = credentials
@@ -412,7 +416,7 @@ class Pool:
             except ConnectionLost as lost:
                 if connection.any_byte:
                     raise
-                # The other idle connections are as old: the retry must get a new one.
+                # The other idle connections are at least as old, so they are closed: the retry must open a new one.
                 for idle in self._idle.pop(target, ()):
                     idle.close()
                 raise StaleConnection(str(lost)) from None
@@ -444,7 +448,7 @@ class Pool:
         idle.append(connection)
 
     def sweep(self) -> None:
-        """Closes what has been idle for too long; call it about once a second."""
+        """Closes connections that have been idle for too long; call it about once a second."""
         now = asyncio.get_running_loop().time()
         for target, idle in list(self._idle.items()):
             keep: list[_Connection] = []
@@ -460,7 +464,7 @@ class Pool:
                 del self._idle[target]
 
     def close(self) -> None:
-        """Closes idle connections. Connections that come back later are closed too."""
+        """Closes idle connections. Connections that are returned later are closed too."""
         self._closed = True
         for idle in self._idle.values():
             for connection in idle:
@@ -520,15 +524,16 @@ def agent_request(peer: "StreamPeer", path: str, body: bytes) -> tuple[UpstreamA
 
 
 def _sidecar_error(flags: bytes) -> UpstreamError:
-    """The sidecar answered itself: it had no connection to the engine, or lost the engine during the request."""
+    """The error for an answer of the sidecar itself, which had no connection to the engine or lost it during the
+    request."""
     if flags in _REFUSED:
         return ConnectFailed("the engine takes no connection")
     return ConnectionLost(f"the engine closed the connection ({flags.decode('latin-1')[:40]})")
 
 
 def _enable_keepalive_probes(connection: _Connection) -> None:
-    """Detects a machine that lost power, which closes no connection: the kernel sends probes, so that requests do not
-    wait for it. A hanging process passes the probes, because its kernel answers."""
+    """Lets the kernel probe the connection, so that requests do not wait for a machine that lost power and so closed no
+    connection. A hanging process passes the probes, because its kernel answers."""
     sock = connection.socket
     if sock is None:
         return

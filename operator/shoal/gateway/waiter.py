@@ -1,6 +1,6 @@
 """A request that waits: in its Model's hold queue (`Ticket`), or for its adapter at running replicas (`AdapterWait`).
 
-Both end with a decision, with the client's departure, or after a time. The queue decides; the request awaits `wait`.
+A wait ends when the queue decides, when the client leaves, or after a time. The request awaits `wait`.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ class ClientGone(Exception):
 
 
 class WaitQueue(Protocol[W_contra]):
-    """Where a waiter is counted."""
+    """The queue that counts a waiter."""
 
     @property
     def retry_after(self) -> int:
@@ -69,7 +69,7 @@ class Waiter:
         return self._queue.retry_after
 
     async def wait(self, seconds: float) -> bool:
-        """True when the request may continue; False after `seconds`.
+        """Waits. Returns True when the request may continue, False after `seconds`.
 
         Raises:
             ApiError: the request is refused.
@@ -101,7 +101,7 @@ class Waiter:
         self.wake()
 
     def abort(self, error: UpstreamError) -> None:
-        """The client left: its place is freed at once."""
+        """Called when the client leaves: frees the request's place at once."""
         self._gone = True
         self._queue.leave(self)
         self._end()
@@ -143,9 +143,9 @@ class Ticket(Waiter):
         """The request was sent before and failed: its next attempt is a retry, charged to the Model's retry budget."""
         self.paid = False
         self.replica: Replica | None = None
-        """The replica that it was released to, where it counts as in flight from then on."""
+        """The replica that the request was released to. The request counts as in flight there from then on."""
         self.check: Callable[[], None] | None = None
-        """Raises ApiError if the client is no longer allowed."""
+        """Raises ApiError if the client may no longer use the Model."""
         self._taken = False
 
     def release(self, replica: Replica) -> None:
@@ -161,7 +161,7 @@ class Ticket(Waiter):
 
     @property
     def unclaimed(self) -> Replica | None:
-        """A replica that it was released to and that was not claimed."""
+        """The replica that the request was released to, if it was not claimed."""
         return None if self._taken else self.replica
 
     def close(self) -> None:
@@ -171,8 +171,9 @@ class Ticket(Waiter):
 
 
 class AdapterWait(Waiter):
-    """One request that waits for an adapter: to be loaded, for a slot, or for a replica that serves adapters. Woken, it
-    tries again. `may_continue` is checked at every change of the cluster; False wakes the request."""
+    """One request that waits for an adapter: to be loaded, for a slot, or for a replica that serves adapters. When it
+    is woken, the request tries again. `may_continue` is checked at every change of the cluster; False wakes the
+    request."""
 
     __slots__ = ("adapter", "at", "may_continue", "model_uid")
 
@@ -194,6 +195,6 @@ class AdapterWait(Waiter):
         self.adapter = adapter
         """The adapter's uid."""
         self.at = at
-        """Uid of the pod whose agent was asked for a lease; None: it waits for any replica that serves adapters; "":
-        only for time to pass."""
+        """Uid of the pod whose agent was asked for a lease; None: the request waits for any replica that serves
+        adapters; "": it waits only for time to pass."""
         self.may_continue = may_continue
