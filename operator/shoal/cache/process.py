@@ -24,7 +24,7 @@ from shoal.cache.volumes import NamespaceVolumes
 from shoal.core import network
 from shoal.kube.access import Access
 from shoal.kube.client import KubeClient
-from shoal.net.pages import METRICS, TokenGuard, denial_words
+from shoal.net.pages import METRICS, TokenGuard, denial_response
 from shoal.net.server import make_server
 from shoal.net.serving import KEEP_ALIVE_SECONDS, serving
 from shoal.net.shell import GET, Shell, ShellRequest, answer_json
@@ -82,7 +82,7 @@ async def _serve_ops(
         body = await asyncio.to_thread(generate_latest, REGISTRY)
         return Response(body, headers={"content-type": CONTENT_TYPE_LATEST})
 
-    shell = Shell("the node cache", wording=denial_words, guard=TokenGuard(access))
+    shell = Shell("the node cache", wording=denial_response, guard=TokenGuard(access))
     shell.route(GET, "/healthz", healthz)
     shell.route(GET, "/readyz", readyz)
     shell.route(GET, METRICS, metrics)

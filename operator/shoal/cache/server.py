@@ -21,7 +21,7 @@ from shoal.cache.index import Index
 from shoal.net.errors import Problem
 from shoal.net.server import make_server
 from shoal.net.serving import KEEP_ALIVE_SECONDS, serving
-from shoal.net.shell import GET, BodyStream, Shell, ShellRequest, Unrouted, Write, answer_json, error_words
+from shoal.net.shell import GET, BodyStream, Shell, ShellRequest, Unrouted, Write, answer_json, error_response
 
 _BODY_BYTES: Final = 1 << 20
 
@@ -67,7 +67,7 @@ class CacheServer:
     # --- one namespace ----------------------------------------------------------------------------------------------
 
     def _shell(self, namespace: str) -> Shell:
-        shell = Shell("the node cache", wording=_words)
+        shell = Shell("the node cache", wording=_error_response)
         shell.route(("POST",), "/v1/fetch", partial(self._fetch, namespace))
         shell.route(GET, "/v1/hold", partial(self._hold, namespace))
         return shell
@@ -121,9 +121,9 @@ class CacheServer:
         return BodyStream(work, {"content-type": "text/plain"})
 
 
-def _words(problem: Problem) -> Response:
+def _error_response(problem: Problem) -> Response:
     if isinstance(problem, Unrouted):
-        return error_words(problem)
+        return error_response(problem)
     return answer_json({"error": problem.message}, problem.status, problem.headers)
 
 

@@ -71,19 +71,19 @@ class Parts:
     streams: Sequence[SignalStreams]
 
 
-def hear(table: Table[T], *listeners: Listener[T]) -> None:
+def subscribe(table: Table[T], *listeners: Listener[T]) -> None:
     """Every change of the table, from now on."""
     table.listeners.extend(listeners)
 
 
 def remember(world: World, state: FleetState) -> None:
     """What `FleetState` holds follows the store, and a plan is due when something changes that it reads."""
-    hear(world.nodes, state.gpus.on_node)
-    hear(world.pods, state.gpus.on_pod, state.on_pod)
-    hear(world.deployments, state.on_deployment)
-    hear(world.scaled_objects, state.on_scaled_object)
-    hear(world.models, state.on_model)
-    hear(world.classes, state.on_class)
+    subscribe(world.nodes, state.gpus.on_node)
+    subscribe(world.pods, state.gpus.on_pod, state.on_pod)
+    subscribe(world.deployments, state.on_deployment)
+    subscribe(world.scaled_objects, state.on_scaled_object)
+    subscribe(world.models, state.on_model)
+    subscribe(world.classes, state.on_class)
     state.gpus.changed.append(state.replan)
 
 
@@ -91,7 +91,7 @@ def connect(parts: Parts) -> None:
     """Once, before the watches begin."""
     world, lora, models = parts.world, parts.lora, parts.models
     remember(world, parts.state)
-    hear(
+    subscribe(
         world.pods,
         parts.transport.on_pod,  # all processes of Shoal may speak mutual TLS now
         parts.cold.on_pod,  # how long a replica took to start
@@ -107,7 +107,7 @@ def connect(parts: Parts) -> None:
         parts.cache_volumes.on_pod,  # a claim on the node cache is in use
         parts.events.on_pod,  # metrics of cold starts and wakes
     )
-    hear(
+    subscribe(
         world.models,
         parts.scaler.on_model,  # other bounds, or an annotation that wakes
         parts.driver.on_model,  # KEDA is to be answered, or not any more
@@ -121,18 +121,18 @@ def connect(parts: Parts) -> None:
         parts.cache_volumes.on_model,  # whether its weights are cached
         parts.events.on_model,  # its metrics
     )
-    hear(
+    subscribe(
         world.deployments,
         parts.scaler.on_deployment,  # replicas as written, and whether a rollout is under way
         parts.driver.on_deployment,  # whether KEDA's answer is carried out
         models.on_child,
         lora.pools.on_deployment,
     )
-    hear(world.budgets, models.on_child)
-    hear(world.policies, models.on_child)
-    hear(world.classes, models.on_class, parts.classes.on_class)
-    hear(world.tenants, models.on_tenant, lora.adapters.on_tenant, parts.tenants.on_tenant)
-    hear(
+    subscribe(world.budgets, models.on_child)
+    subscribe(world.policies, models.on_child)
+    subscribe(world.classes, models.on_class, parts.classes.on_class)
+    subscribe(world.tenants, models.on_tenant, lora.adapters.on_tenant, parts.tenants.on_tenant)
+    subscribe(
         world.pools,
         models.on_pool,
         *(streams.on_pool for streams in parts.streams),
@@ -140,13 +140,15 @@ def connect(parts: Parts) -> None:
         lora.adapters.namespaces.on_pool,  # labels of namespaces are needed from the first pool that selects by them
         lora.adapters.on_pool,
     )
-    hear(world.adapters, models.on_adapter, lora.pools.on_adapter, lora.adapters.on_adapter, parts.tenants.on_adapter)
-    hear(world.jobs, models.artifacts.on_job, lora.adapters.reader.on_job)
-    hear(world.scaled_objects, parts.driver.on_scaled)
-    hear(world.trigger_authentications, parts.driver.on_scaled)
-    hear(world.autoscalers, parts.driver.on_autoscaler)
-    hear(world.cache_volumes, parts.cache_volumes.on_share)
-    hear(world.cache_claims, parts.cache_volumes.on_share)
+    subscribe(
+        world.adapters, models.on_adapter, lora.pools.on_adapter, lora.adapters.on_adapter, parts.tenants.on_adapter
+    )
+    subscribe(world.jobs, models.artifacts.on_job, lora.adapters.reader.on_job)
+    subscribe(world.scaled_objects, parts.driver.on_scaled)
+    subscribe(world.trigger_authentications, parts.driver.on_scaled)
+    subscribe(world.autoscalers, parts.driver.on_autoscaler)
+    subscribe(world.cache_volumes, parts.cache_volumes.on_share)
+    subscribe(world.cache_claims, parts.cache_volumes.on_share)
 
     # What is no object of the cluster.
     after(parts.state.gpus.changed, parts.classes.on_counts)  # GPUs that nodes offer or pods hold

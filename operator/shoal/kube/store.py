@@ -161,7 +161,7 @@ class Table(Generic[T]):
                 listener(key, before, after)
             except Exception:
                 # Nor must one that cannot be told keep the others, and the rest of a list, from being told.
-                log.exception("a change was not told to everybody", key=key)
+                log.exception("a listener failed on a change", key=key)
 
 
 def _index_values(indexer: Callable[[T], Iterable[str]], value: T | None, key: str, index: str) -> tuple[str, ...]:

@@ -168,7 +168,7 @@ def _known(connection: Connection, batches: Sequence[Sequence[Incoming]]) -> dic
     }
 
 
-def _owned(batches: Sequence[Sequence[Incoming]], standing: Mapping[Key, KnownRow]) -> list[list[Incoming]]:
+def _owned(batches: Sequence[Sequence[Incoming]], known: Mapping[Key, KnownRow]) -> list[list[Incoming]]:
     """The same batches, with a row of a verified sender replaced by `Bad` if its request belongs to another gateway. A
     request belongs to the gateway whose row arrived first; ids are random, so another gateway cannot be first by
     accident."""
@@ -181,7 +181,7 @@ def _owned(batches: Sequence[Sequence[Incoming]], standing: Mapping[Key, KnownRo
                 row = each.row
                 whose = (row.source, row.request)
                 if whose not in firsts:
-                    current = standing.get((*whose, 0)) or standing.get(_key(row))
+                    current = known.get((*whose, 0)) or known.get(_key(row))
                     firsts[whose] = row.gateway if current is None else current[3]
                 each = claimed(each, firsts[whose])
             kept.append(each)

@@ -121,7 +121,7 @@ async def retry_quarantined_once(store: LedgerStore, days: int, committed: Calla
         if not after:
             break
     if retaken:
-        log.info("records that were kept aside count now", records=retaken)
+        log.info("quarantined records were accepted", records=retaken)
     return retaken
 
 

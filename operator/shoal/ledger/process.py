@@ -40,7 +40,7 @@ from shoal.net.tls import TLSCredentials
 
 log = structlog.get_logger()
 
-NOBODY: Final = EngineCoverage(watching=False, live=0, stale=())
+NO_ENGINES: Final = EngineCoverage(watching=False, live=0, stale=())
 _STOP_SECONDS: Final = 5
 _AGAIN_SECONDS: Final = 5.0
 
@@ -58,9 +58,9 @@ class LedgerProcess:
         set without a client.
         """
         if settings.metrics_auth and client is None:
-            raise ValueError("SHOAL_LEDGER_METRICS_AUTH takes a cluster, which knows whose token may read the metrics")
+            raise ValueError("SHOAL_LEDGER_METRICS_AUTH needs a cluster to verify the tokens of metrics readers")
         if settings.gateway_tokens and client is None:
-            raise ValueError("SHOAL_LEDGER_GATEWAY_TOKENS takes a cluster, which knows whose token a gateway has")
+            raise ValueError("SHOAL_LEDGER_GATEWAY_TOKENS needs a cluster to verify the gateways' tokens")
         self.access = Access(client) if settings.metrics_auth and client is not None else None
         self.settings = settings
         self.key_ring = KeyRing(settings.keys_dir, settings.install_key_dir)
@@ -197,7 +197,7 @@ class LedgerProcess:
     def _background(self) -> dict[str, Callable[[], Coroutine[None, None, None]]]:
         """Tasks that run beside the API until the ledger stops, by name."""
         settings = self.settings
-        rooms: dict[str, Callable[[], Coroutine[None, None, None]]] = {
+        parts: dict[str, Callable[[], Coroutine[None, None, None]]] = {
             "housekeeping": self._housekeeping,
             "prices": lambda: self.prices.follow(self.totals.reload),
             "totals": self.totals.run,
@@ -205,16 +205,16 @@ class LedgerProcess:
             "retention": lambda: maintenance.retain(self.store, settings.retention_days, settings.hours_retention_days),
         }
         if self.reconciler is not None:
-            rooms["comparison"] = self.compared.run
-            rooms["reconciliation"] = self.reconciler.run
-        return rooms
+            parts["comparison"] = self.compared.run
+            parts["reconciliation"] = self.reconciler.run
+        return parts
 
     def _committed(self, changes: Changes) -> None:
         self.liveness.at(changes.gateways_seen)
         self.totals.add(changes)
 
     def _coverage(self) -> EngineCoverage:
-        return NOBODY if self.reconciler is None else self.reconciler.coverage
+        return NO_ENGINES if self.reconciler is None else self.reconciler.coverage
 
     async def _totals(self, request: ShellRequest) -> EventStream:
         if not self.totals.known:
@@ -262,5 +262,5 @@ async def _lasting(name: str, work: Callable[[], Coroutine[None, None, None]]) -
         try:
             await work()
         except Exception:
-            log.exception("a part of the ledger failed and begins again", part=name)
+            log.exception("a part of the ledger failed and is restarted", part=name)
         await asyncio.sleep(_AGAIN_SECONDS)

@@ -13,7 +13,7 @@ from shoal.core import cells
 from shoal.ledger.database import DatabaseUnavailable
 from shoal.net.errors import Problem
 from shoal.net.roles import RoleGuard, given_key, role_of
-from shoal.net.shell import Handler, Shell, ShellRequest, Unrouted, error_words
+from shoal.net.shell import Handler, Shell, ShellRequest, Unrouted, error_response
 from shoal.net.tls import TLSCredentials
 
 _PLACES: Final = (names.HEADER_KEY, "authorization")
@@ -39,7 +39,9 @@ class LedgerService:
         self._keys = keys
         self._max_body_bytes = max_body_bytes
         self._credentials = credentials
-        self.shell = Shell("the ledger", wording=_words, errors={DatabaseUnavailable: _away, TimeoutError: _away})
+        self.shell = Shell(
+            "the ledger", wording=_error_response, errors={DatabaseUnavailable: _away, TimeoutError: _away}
+        )
 
     def route(self, method: str, path: str, handler: Handler, roles: Iterable[Role]) -> None:
         """Lets callers with a key of one of `roles` call `handler`. Raises ValueError if the route exists already."""
@@ -75,12 +77,12 @@ def answer_csv(header: Sequence[str], rows: Iterable[Sequence[object]], name: st
     return Response(text.getvalue().encode(), headers=headers, media_type="text/csv")
 
 
-def _words(problem: Problem) -> Response:
+def _error_response(problem: Problem) -> Response:
     if isinstance(problem, Unrouted):
         lacks = f"the ledger has no {problem.path[:200]}"
         message = f"{problem.path} takes {problem.allowed}" if problem.allowed else lacks
         problem = Problem(problem.status, message, problem.headers)
-    return error_words(problem)
+    return error_response(problem)
 
 
 def _away(error: Exception) -> Problem:

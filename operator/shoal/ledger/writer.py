@@ -212,7 +212,7 @@ class LedgerWriter:
             if _is_away(error):
                 raise
             # An unforeseen bad record must not block all others for ever.
-            log.error("records that the database does not take are kept aside", error=reason(error))
+            log.error("the database rejected records: they are quarantined", error=reason(error))
             batches = ingest.one_by_one(connection, batches, now, _is_away)
             with connection.begin():
                 taken, changes = ingest.write(connection, batches, now, self._keep_ms, self.cost)

@@ -49,7 +49,7 @@ class TokenGuard:
         return bool(token) and (await self._access.check(token, METRICS)).allowed
 
 
-def denial_words(problem: Problem) -> Response:
+def denial_response(problem: Problem) -> Response:
     """A refusal in the API server's flat shape, for `kubectl shoal`; in plain text where there is no such path."""
     if isinstance(problem, Unrouted):
         return Response(problem.message, problem.status, problem.headers, "text/plain")
@@ -78,7 +78,7 @@ def ops_shell(
     `access` allows. `missing` says why the process is not ready, `notes` are problems that do not make it unready,
     `refresh` updates the gauges before they are read."""
     doors = TokenGuard(access)
-    shell = Shell(name, wording=_status_words)
+    shell = Shell(name, wording=_status_response)
 
     async def healthz(_: ShellRequest) -> Response:
         # Only shows that the event loop answers: a restart fixes nothing else. /readyz shows what is missing.
@@ -101,7 +101,7 @@ def ops_shell(
     return shell
 
 
-def _status_words(problem: Problem) -> Response:
+def _status_response(problem: Problem) -> Response:
     message = "unknown path" if isinstance(problem, Unrouted) else problem.message
     return answer_json({"status": message}, problem.status, problem.headers)
 

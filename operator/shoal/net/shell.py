@@ -169,7 +169,7 @@ def answer_json(content: object, status: int = 200, headers: Mapping[str, str] |
     return Response(orjson.dumps(content), status, headers, "application/json")
 
 
-def error_words(problem: Problem) -> Response:
+def error_response(problem: Problem) -> Response:
     """A refusal as one process of Shoal words it to another; in plain text where there is no such path or method."""
     if isinstance(problem, Unrouted):
         return PlainTextResponse(problem.message, problem.status, problem.headers)
@@ -189,7 +189,7 @@ class Shell:
         self,
         name: str,
         *,
-        wording: Wording = error_words,
+        wording: Wording = error_response,
         guard: Guard | None = None,
         errors: Mapping[type[Exception], Callable[[Exception], Problem]] | None = None,
     ) -> None:

@@ -21,7 +21,7 @@ from shoal.controllers.scaling import serve as serve_decisions
 from shoal.kube.access import Access
 from shoal.kube.client import KubeClient
 from shoal.net import trace
-from shoal.net.pages import METRICS, TokenGuard, denial_words, metrics_page
+from shoal.net.pages import METRICS, TokenGuard, denial_response, metrics_page
 from shoal.net.server import make_server
 from shoal.net.serving import KEEP_ALIVE_SECONDS, serving
 from shoal.net.shell import GET, Shell, ShellRequest
@@ -35,7 +35,7 @@ log = structlog.get_logger()
 def operator_ops(operator: OperatorProcess, access: Access | None = None) -> Shell:
     """/healthz, /readyz, /metrics, /v1/decisions, /v1/adapters; but for the first two they ask `access`."""
     guard = TokenGuard(access)
-    shell = Shell("the operator", wording=denial_words, guard=guard)
+    shell = Shell("the operator", wording=denial_response, guard=guard)
 
     async def answer(request: ShellRequest, problems: list[str]) -> Response:
         told = problems if await guard.may_know(request) else ["not ok"]

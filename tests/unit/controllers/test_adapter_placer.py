@@ -18,7 +18,7 @@ from shoal.controllers.lora import placer as room
 from shoal.controllers.lora.choices import Choices
 from shoal.controllers.lora.desired import DesiredAdapterWriter
 from shoal.controllers.lora.placer import Placer
-from shoal.controllers.triggers import hear
+from shoal.controllers.triggers import subscribe
 from shoal.controllers.world import World
 from shoal.core import artifacts
 from shoal.core.lora.lifecycle.revisions import Revisions
@@ -73,7 +73,7 @@ class Fixture:
         self.told = Told(self.world, self.signals)
         self.woken: list[str] = []
         self.placer = Placer(self.world, Choices(self.world), self.told, self.signals, self.woken.append)
-        hear(self.world.pods, self.placer.on_pod)
+        subscribe(self.world.pods, self.placer.on_pod)
         base = model("base", "chat")
         base["metadata"] |= {"uid": "m", "resourceVersion": "1"}
         self.world.models.upsert(base)

@@ -16,7 +16,7 @@ from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import JsonObject
 from shoal.controllers.lora import reader as room
 from shoal.controllers.lora.reader import AdapterReader
-from shoal.controllers.triggers import hear
+from shoal.controllers.triggers import subscribe
 from shoal.controllers.world import World
 from shoal.core.lora import pool as pools
 from shoal.core.lora.lifecycle.revisions import demands, read_key
@@ -60,8 +60,8 @@ class Fixture:
         self.world = World(cast("Any", self.api), CONFIG, "shoal-system", cast("Any", None))
         self.changed: list[str] = []
         self.reader = AdapterReader(self.world, self.changed.append)
-        hear(self.world.pods, self.reader.on_pod)
-        hear(self.world.jobs, self.reader.on_job)
+        subscribe(self.world.pods, self.reader.on_pod)
+        subscribe(self.world.jobs, self.reader.on_job)
         self.sources = Sources()
 
     def ask(self, name: str, uri: str = "") -> room.AdapterReading:
@@ -218,8 +218,8 @@ async def test_another_operator_waits_for_the_job_that_reads_already(it: Fixture
     it.ask("poet")
     await until(lambda: len(it.api.jobs) == 1)
     again = AdapterReader(it.world, it.changed.append)
-    hear(it.world.pods, again.on_pod)
-    hear(it.world.jobs, again.on_job)
+    subscribe(it.world.pods, again.on_pod)
+    subscribe(it.world.jobs, again.on_job)
     task = asyncio.create_task(again.run())
     before, it.reader = it.reader, again
     try:

@@ -7,7 +7,7 @@ from shoal.api.meta import GROUP
 from shoal.controllers.classbackoffs import ClassBackoffs
 from shoal.controllers.coldstarts import LONGEST_TIMEOUT_SECONDS, ColdStarts
 from shoal.controllers.state import FleetState
-from shoal.controllers.triggers import hear
+from shoal.controllers.triggers import subscribe
 from shoal.controllers.world import World
 from shoal.core.facts import Deployment, Pod
 from shoal.core.ownership import Link, Owner
@@ -47,7 +47,7 @@ class Cluster:
         world.models.upsert(MODEL)
         self.state = FleetState(world)
         self.backoffs = ClassBackoffs(world, self.state, ColdStarts(world, self.state))
-        hear(world.pods, self.backoffs.on_pod)
+        subscribe(world.pods, self.backoffs.on_pod)
         self.pod(ready=False)
 
     def put(self, table: Table[Any], value: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.controllers.artifacts import Artifacts
-from shoal.controllers.triggers import hear
+from shoal.controllers.triggers import subscribe
 from shoal.controllers.world import World
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import APIServerUnavailable, KubeError, ObjectInvalid
@@ -48,9 +48,9 @@ def place(*names: str) -> tuple[JobServer, World, Artifacts, list[Model]]:
         world.models.upsert(raw)
         models.append(Model.model_validate(raw))
     artifacts = Artifacts(world, lambda _key: None)
-    hear(world.pods, artifacts.on_pod)
-    hear(world.jobs, artifacts.on_job)
-    hear(world.models, artifacts.on_model)
+    subscribe(world.pods, artifacts.on_pod)
+    subscribe(world.jobs, artifacts.on_job)
+    subscribe(world.models, artifacts.on_model)
     return server, world, artifacts, models
 
 

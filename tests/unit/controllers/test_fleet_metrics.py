@@ -9,7 +9,7 @@ from shoal.api import names, reasons
 from shoal.api.meta import JsonObject
 from shoal.controllers.capacity import FleetGPUs
 from shoal.controllers.metrics import EventMetrics, ObjectMetrics
-from shoal.controllers.triggers import hear
+from shoal.controllers.triggers import subscribe
 from shoal.core.scaling import ScalingDecision
 from tests.support.signals import FakeSignals, gateway_pod
 from tests.unit.controllers.test_scale_writes import UID, Plane
@@ -50,10 +50,10 @@ class Fleet:
         self.wanted: int | None = 2
         self.registry = CollectorRegistry()
         gpus = FleetGPUs(self.world)
-        hear(self.world.nodes, gpus.on_node)
+        subscribe(self.world.nodes, gpus.on_node)
         self.events = EventMetrics(self.world, self.registry, lambda: self.leads, lambda: self.now)
-        hear(self.world.pods, gpus.on_pod, self.events.on_pod)
-        hear(self.world.models, self.events.on_model)
+        subscribe(self.world.pods, gpus.on_pod, self.events.on_pod)
+        subscribe(self.world.models, self.events.on_model)
         self.registry.register(ObjectMetrics(self.world, gpus, self.signals, lambda _: self.wanted, lambda: self.leads))
         pod = gateway_pod()
         pod["metadata"] |= {"uid": "g", "resourceVersion": "1"}

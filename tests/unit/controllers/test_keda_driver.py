@@ -14,7 +14,7 @@ from shoal.controllers.children.scaledobjects import ScaledObjectWriter
 from shoal.controllers.keda.driver import Driver
 from shoal.controllers.keda.targets import ScalerTargets
 from shoal.controllers.state import FleetState
-from shoal.controllers.triggers import hear
+from shoal.controllers.triggers import subscribe
 from shoal.controllers.world import World
 from shoal.core.keda import ScalerAnswer
 from shoal.kube.client import KubeClient
@@ -83,9 +83,9 @@ class Rig:
         self.driver = Driver(self.world, targets, self.endpoint, self.woken.append)
         scales = ScaleWriter(self.world, lambda _: None)
         self.writer = ScaledObjectWriter(self.world, self.state, scales, self.driver)
-        hear(self.world.deployments, self.driver.on_deployment)
-        hear(self.world.scaled_objects, self.driver.on_scaled)
-        hear(self.world.trigger_authentications, self.driver.on_scaled)
+        subscribe(self.world.deployments, self.driver.on_deployment)
+        subscribe(self.world.scaled_objects, self.driver.on_scaled)
+        subscribe(self.world.trigger_authentications, self.driver.on_scaled)
         self.driver.kinds.installed = True
         self.server.book = self.driver.targets
         self.told: list[tuple[int, bool]] = []

@@ -12,7 +12,7 @@ from shoal.api.keys import InstallKey
 from shoal.api.meta import API_VERSION, JsonObject
 from shoal.controllers.installkey import InstallKeys
 from shoal.controllers.scaling.signals import SignalStreams
-from shoal.controllers.triggers import hear
+from shoal.controllers.triggers import subscribe
 from shoal.controllers.world import World
 from shoal.net.stream import ListenerIdentity
 from tests.support.signals import gateway_pod
@@ -65,8 +65,8 @@ async def listening(*, pooled: bool) -> AsyncGenerator[tuple[World, Heard]]:
     """A replica of one Model and a gateway."""
     world = Plane().world
     streams = SignalStreams(world, cast("Any", Ring()), lambda *_: None, ListenerIdentity(), pooled=pooled)
-    hear(world.pods, streams.on_pod)
-    hear(world.pools, streams.on_pool)
+    subscribe(world.pods, streams.on_pod)
+    subscribe(world.pools, streams.on_pool)
     heard = Heard(streams)
     for raw, uid in ((engine_pod("a", ready=True), "a"), (gateway_pod(), "g")):
         raw["metadata"] |= {"uid": uid, "resourceVersion": "1"}

@@ -21,7 +21,7 @@ from shoal.controllers.scaling.stalesignals import StaleSignals
 from shoal.controllers.scaling.wake import Waker
 from shoal.controllers.state import FleetState
 from shoal.controllers.transport import CertificateIssuer
-from shoal.controllers.triggers import hear, remember
+from shoal.controllers.triggers import remember, subscribe
 from shoal.core.candidates import Considered
 from shoal.core.placement import Moves
 from shoal.kube.queue import WorkQueue
@@ -69,9 +69,9 @@ class Stage:
         stale_signals = StaleSignals(state, wake, clock)
         self.scaler = Scaler(world, state, observer, self.waker, stale_signals, self.plane.wake, clock=clock)
         self.planner = Planner(world, state, self.scaler.wanted, self.plane.wake, Moves())
-        hear(world.pods, self.scaler.on_pod)
-        hear(world.deployments, self.scaler.on_deployment)
-        hear(world.models, self.scaler.on_model)
+        subscribe(world.pods, self.scaler.on_pod)
+        subscribe(world.deployments, self.scaler.on_deployment)
+        subscribe(world.models, self.scaler.on_model)
         self.signals.heard.append(self.scaler.changed)
         self.decided: list[float] = []
 

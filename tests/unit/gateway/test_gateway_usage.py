@@ -134,7 +134,7 @@ async def test_no_filter_leads_to_rows_of_others(tmp_path: Path, query: str) -> 
         ("?class=h100", "`class` is not known; there are from, to, by"),
         ("?output=xml", "output=xml: json or csv"),
         ("?from=yesterday", "from=yesterday: write 2026-11, 2026-11-01 or 2026-11-01T06:00:00Z (UTC)"),
-        ("?by=hour,day", "by=hour,day: one of them says it all"),
+        ("?by=hour,day", "by=hour,day: choose one unit of time"),
         ("?" + "&".join(["model=a"] * 101), "more than 100 parameters"),
     ],
 )

@@ -16,7 +16,7 @@ from shoal.kube import access
 from shoal.kube.access import ALLOWED, AWAY, BAD_TOKEN, BUSY, NO_TOKEN, Access
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import APIServerUnavailable
-from shoal.net.pages import TokenGuard, denial_words
+from shoal.net.pages import TokenGuard, denial_response
 from shoal.net.shell import GET, Shell, ShellRequest
 from tests.support.clock import Clock
 from tests.support.shells import call
@@ -174,7 +174,7 @@ async def test_with_the_wall_down_everybody_reads_them() -> None:
 async def test_an_operators_pages_are_behind_the_same_doors(doors: Access, judge: Judge, walled: bool) -> None:
     judge.rights["reader"] = {"/v1/decisions"}
     guard = TokenGuard(doors if walled else None)
-    shell = Shell("the operator", wording=denial_words, guard=guard)
+    shell = Shell("the operator", wording=denial_response, guard=guard)
 
     async def told(_: ShellRequest) -> Response:
         return PlainTextResponse("demo/tiny-chat")

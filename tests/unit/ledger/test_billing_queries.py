@@ -74,7 +74,7 @@ async def test_of_a_month_that_is_deleted_in_part_there_is_no_bill(empty: Ledger
     answer = await empty.get("/v1/bill", tenant="acme", month="2023-11")  # 1,100 days before are the 18th of it
     assert (answer.status, answer.message) == (
         410,
-        "hourly sums of before 2023-11-18T12:00:00Z are deleted: of 2023-11 there is no whole bill any more",
+        "hourly sums of before 2023-11-18T12:00:00Z are deleted: a bill for 2023-11 would be incomplete",
     )
     lists = [{"file": "a.yaml", "text": OCTOBER}]
     assert (await empty.post("/v1/bill", {"tenant": "acme", "month": "2023-11", "prices": lists})).status == 410
@@ -84,7 +84,7 @@ async def test_of_a_month_that_is_deleted_in_part_there_is_no_bill(empty: Ledger
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ({"tenant": ""}, "tenant is missing: whose bill?"),
+        ({"tenant": ""}, "tenant is missing: name the tenant to bill"),
         ({"month": "November"}, "month=November: write one such as 2026-11"),
         ({"month": "2026-1"}, "month=2026-1: write one such as 2026-11"),
         ({"from": "2026-11"}, "unknown parameter from: there are month, tenant"),

@@ -187,7 +187,7 @@ async def test_as_a_file(desk: Desk):
     ("query", "words"),
     [
         ({"by": "tenant"}, "by=tenant: it is one of model, class, hour, day, month, engine"),
-        ({"by": "hour,day"}, "one of them says it all"),
+        ({"by": "hour,day"}, "choose one unit of time"),
         ({"by": "engine,day"}, "by=engine is over the whole life of an engine: leave day out"),
         ({"tenant": "acme"}, "unknown parameter tenant"),
         ({"from_": "yesterday"}, "write 2026-11, 2026-11-01 or"),

@@ -180,7 +180,7 @@ async def test_what_the_fleet_is_made_of_is_not_for_tenants(books: Ledger, query
     ("query", "message"),
     [
         ({"by": "colour"}, "by=colour: it is one of tenant, key, externalID, model, adapter, class, plan, hour"),
-        ({"by": "hour,day"}, "by=hour,day: one of them says it all"),
+        ({"by": "hour,day"}, "by=hour,day: choose one unit of time"),
         ({"tennant": "acme"}, "unknown parameter tennant: there are adapter, after"),
         ({"from": "yesterday"}, "from=yesterday: write 2026-11, 2026-11-01 or 2026-11-01T06:00:00Z (UTC)"),
         ({"from": "2026-11-01T06:30:00Z"}, "from=2026-11-01T06:30:00Z is not on the hour"),

@@ -170,7 +170,7 @@ class Scaler:
                     try:
                         self._decide(custom.object)
                     except Exception as error:
-                        log.exception("a decision on replicas was not told to everybody", model=custom.object.key)
+                        log.exception("a listener failed on a scaling decision", model=custom.object.key)
                         self._fail(custom.object, error)
             done += 1
             if done % _BATCH == 0:

@@ -32,7 +32,7 @@ def by(request: ShellRequest, known: Sequence[str]) -> tuple[str, ...]:
             raise Problem(400, f"by={name[:40]}: it is one of {', '.join(known)}, or several with commas between them")
     times = [name for name in TIMES if name in given]
     if len(times) > 1:
-        raise Problem(400, f"by={','.join(times)}: one of them says it all")
+        raise Problem(400, f"by={','.join(times)}: choose one unit of time")
     return tuple(dict.fromkeys(given))
 
 

@@ -152,7 +152,7 @@ class QueryAPI:
             oldest = self._now() - self._keep_days * times.DAY_MS
             if times.month_span(month).start < oldest:
                 gone = f"hourly sums of before {times.text(oldest)} are deleted"
-                raise Problem(410, f"{gone}: of {month} there is no whole bill any more")
+                raise Problem(410, f"{gone}: a bill for {month} would be incomplete")
         return month
 
     def _now(self) -> int:
@@ -161,7 +161,7 @@ class QueryAPI:
 
 def _tenant(value: str | None) -> str:
     if not value:
-        raise Problem(400, "tenant is missing: whose bill?")
+        raise Problem(400, "tenant is missing: name the tenant to bill")
     return value
 
 

@@ -32,11 +32,11 @@ class CoverageSource(Protocol):
 
 
 class Routes:
-    """`standing` returns the coverage of the engines' counters; `now` returns milliseconds since 1970."""
+    """`coverage` returns the coverage of the engines' counters; `now` returns milliseconds since 1970."""
 
-    def __init__(self, store: CoverageSource, standing: Callable[[], EngineCoverage], now: Callable[[], int]) -> None:
+    def __init__(self, store: CoverageSource, coverage: Callable[[], EngineCoverage], now: Callable[[], int]) -> None:
         self._store = store
-        self._coverage = standing
+        self._coverage = coverage
         self._now = now
 
     def add(self, service: LedgerService) -> None:
