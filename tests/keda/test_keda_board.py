@@ -30,6 +30,6 @@ def test_the_boards_row_of_keda_shows_its_calls_its_streams_and_wakes(fleet: KED
             found = (series for panel in row.panels for _, of in asked.panel(panel, seen) for series in of)
             return {each.name(): max(value for _, value in each.samples) for each in found}
 
-        wanted = {"GetMetrics ok", "IsActive ok", "StreamIsActive ok", "told", "streams StreamIsActive"}
+        wanted = {"GetMetrics ok", "IsActive ok", "StreamIsActive ok", "pushed", "streams StreamIsActive"}
         until(lambda: wanted <= {name for name, value in shown().items() if value > 0}, 60, shown)
     fleet.delete_model("pictured")
