@@ -2,9 +2,8 @@
 
 import pytest
 
-from shoal_dev.demo import steps
 from shoal_dev.demo.clusters import NAMESPACE
-from tests.support.keda import DRIVEN, VALUES, KEDAFleet, leader
+from tests.support.keda import DRIVEN, KEDAFleet, leader
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.lab, pytest.mark.keda, pytest.mark.timeout(600)]
@@ -21,9 +20,8 @@ def test_a_new_certificate_and_ca_reach_keda_and_it_is_told_of_wakes_by_them(fle
     fleet.expect("renewed", "Ready", "ScaledToZero", within=180)
     before = digest(fleet, "renewed")
 
-    # As docs/keda.md says.
+    # As docs/keda.md says: the operator issues another one.
     fleet.kubectl("delete", "secret", "shoal-scaler-tls", "-n", NAMESPACE)
-    steps.install(fleet, "simulator", steps.LAB_IMAGE, VALUES)
     until(lambda: digest(fleet, "renewed") != before, 240, lambda: fleet.told("renewed"))
 
     # Connections of the old certificate end with the operators; the Model stays at zero, so that nothing else makes

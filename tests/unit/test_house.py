@@ -280,6 +280,7 @@ OTHER_WRITERS: Final = {
     # The authority, certificates of gateways and ledger; a Model's, which is also renewed while the Model is paused.
     "shoal.controllers.transport": {"apply SECRETS", "create SECRETS"},
     "shoal.controllers.keda.endpoints": {"apply ENDPOINTSLICES"},  # where KEDA finds the leader
+    "shoal.controllers.keda.certificate": {"apply SECRETS"},  # the certificate that the leader shows KEDA
 }
 """Who else in the operator writes to the cluster, and what. Events and the Lease are written in `kube/`."""
 

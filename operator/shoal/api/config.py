@@ -195,9 +195,8 @@ class KEDA(_Section):
     """Serves TLS; KEDA is given the CA certificate. Off: plain HTTP/2."""
     tls_secret_name: str = ""
     """Secret of type kubernetes.io/tls with a ca.crt in the release's namespace, such as cert-manager makes, for the
-    name shoal-scaler.NAMESPACE.svc. It is read again when it changes. Empty: the chart makes shoal-scaler-tls and keeps
-    it over upgrades. Set a name where manifests are rendered without access to the cluster (GitOps): otherwise each
-    rendering makes a new certificate."""
+    name shoal-scaler.NAMESPACE.svc. It is read again when it changes. Empty: the operator makes shoal-scaler-tls, and
+    renews it."""
     polling_seconds: int = Field(default=5, ge=1, le=300)
     """Interval at which KEDA polls whether a Model has demand, in addition to the changes that the operator pushes."""
 

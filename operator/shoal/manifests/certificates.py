@@ -54,6 +54,13 @@ def of_model(model: Named, pair: CertificatePair, trust: str, leaf: Leaf, *, cal
     }
 
 
+def scaler(namespace: str, pair: CertificatePair, authority: str) -> JsonObject:
+    """The Secret with the certificate of the external scaler. `authority` is the CA certificate that KEDA is given."""
+    secret = own_secret(namespace, names.SCALER_TLS_SECRET, _files(pair, authority, strict=False))
+    secret["type"] = "kubernetes.io/tls"
+    return secret
+
+
 def annotation(leaf: Leaf) -> str:
     """Metadata of a certificate as text."""
     said: dict[str, Any] = {name: getattr(leaf, name) for name in _FIELDS}

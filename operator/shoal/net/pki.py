@@ -1,11 +1,14 @@
 """Authorities and certificates: made, signed, and read again. P-256 throughout: small, fast, and every TLS library has
 it. Signing takes 0.1 ms, so it may happen on the event loop."""
 
+import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
@@ -87,9 +90,21 @@ class CertificateAuthority:
     def issue(self, identity: CertificateIdentity, now: datetime, life: timedelta, *, calls: bool) -> CertificatePair:
         """A certificate for `identity`, which ends no later than this authority. `calls`: it may also be shown by a
         client; without, no TLS server takes it from one."""
-        key = ec.generate_private_key(ec.SECP256R1())
         usages = [ExtendedKeyUsageOID.SERVER_AUTH, *([ExtendedKeyUsageOID.CLIENT_AUTH] if calls else [])]
-        names = [x509.UniformResourceIdentifier(identity.uri), x509.DNSName(identity.dns)]
+        return self._sign([x509.UniformResourceIdentifier(identity.uri), x509.DNSName(identity.dns)], usages, now, life)
+
+    def issue_for_hosts(self, hosts: Sequence[str], now: datetime, life: timedelta) -> CertificatePair:
+        """A certificate of a server that clients reach under `hosts`, DNS names and addresses."""
+        return self._sign([_host_name(host) for host in hosts], [ExtendedKeyUsageOID.SERVER_AUTH], now, life)
+
+    def _sign(
+        self,
+        names: Sequence[x509.GeneralName],
+        usages: Sequence[x509.ObjectIdentifier],
+        now: datetime,
+        life: timedelta,
+    ) -> CertificatePair:
+        key = ec.generate_private_key(ec.SECP256R1())
         certificate = (
             x509.CertificateBuilder()
             .subject_name(x509.Name([x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, "shoal")]))
@@ -125,6 +140,18 @@ def read_certificates(pem: str) -> list[x509.Certificate]:
         raise CertificateUnusable("it is not PEM") from None
 
 
+def read_pair(pair: CertificatePair) -> x509.Certificate:
+    """The certificate, the first of a chain, whose key the pair has. Raises CertificateUnusable."""
+    try:
+        key = serialization.load_pem_private_key(pair.key.encode(), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise CertificateUnusable("its key is not PEM") from None
+    certificate = read_certificates(pair.certificate)[0]
+    if key.public_key() != certificate.public_key():
+        raise CertificateUnusable("its key belongs to another certificate")
+    return certificate
+
+
 def uri_of(certificate: x509.Certificate) -> str | None:
     """The URI in it; None where there is none."""
     try:
@@ -133,6 +160,23 @@ def uri_of(certificate: x509.Certificate) -> str | None:
         return None
     uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     return uris[0] if uris else None
+
+
+def hosts_of(certificate: x509.Certificate) -> frozenset[str]:
+    """The DNS names and addresses in it."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return frozenset()
+    addresses = names.get_values_for_type(x509.IPAddress)
+    return frozenset([*names.get_values_for_type(x509.DNSName), *map(str, addresses)])
+
+
+def _host_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
 
 
 def _usage(*, signs: bool) -> x509.KeyUsage:

@@ -20,6 +20,7 @@ from shoal.controllers.enginesizes import EngineSizes
 from shoal.controllers.executor import Executor
 from shoal.controllers.gpuclass import GPUClassController
 from shoal.controllers.installkey import InstallKeySource
+from shoal.controllers.keda.certificate import ScalerCertificate
 from shoal.controllers.keda.driver import Driver
 from shoal.controllers.keda.targets import ScalerTargets
 from shoal.controllers.lora import LoRAControllers
@@ -131,6 +132,7 @@ class OperatorProcess:
         cold = ColdStarts(world, self.state)
         self.backoffs = ClassBackoffs(world, self.state, cold)
         targets = ScalerTargets(world, self.state.reservations, models.add_uid)
+        self.keda_certificate = ScalerCertificate(world.client, world.namespace, world.config.scaling.keda, world.now)
         self.keda = scaler_server(world, targets, lambda: self.elector.certain, scaler or ScalerPlace())
         self.driver = Driver(world, targets, self.keda, models.add_uid)
         executor = Executor(
@@ -303,6 +305,7 @@ class OperatorProcess:
             group.create_task(self.lora.run())
             group.create_task(self.driver.run())
             group.create_task(self.keda.run())
+            group.create_task(self.keda_certificate.run())
 
     def signal_changed(self, model_uid: str | None, urgent: bool) -> None:
         """Something else is said of a Model, or with None perhaps of every Model."""

@@ -61,8 +61,9 @@ async def test_it_waits_for_the_secret_and_says_which(tmp_path: Path, monkeypatc
     task = asyncio.ensure_future(server.run())
     await until_async(lambda: server.problem is not None)
     assert server.problem == (
-        "Secret shoal-scaler-tls is not mounted, so KEDA cannot be answered: let the chart make it, name one of your "
-        "own in operator.scaling.keda.tlsSecretName, or switch operator.scaling.keda.tls off"
+        "Secret shoal-scaler-tls is not mounted, so KEDA cannot be answered. The kubelet mounts it within about a "
+        "minute of its creation: the operator creates shoal-scaler-tls, and one that you name in "
+        "operator.scaling.keda.tlsSecretName is yours to create"
     )
     assert server.port is None
     ca = write_certificate(tmp_path)

@@ -56,8 +56,9 @@ class CertificateFiles:
         seen = await asyncio.to_thread(self._stamp)
         if seen is None:
             self.problem = (
-                f"Secret {self._secret} is not mounted, so KEDA cannot be answered: let the chart make it, name one of "
-                "your own in operator.scaling.keda.tlsSecretName, or switch operator.scaling.keda.tls off"
+                f"Secret {self._secret} is not mounted, so KEDA cannot be answered. The kubelet mounts it within about "
+                "a minute of its creation: the operator creates shoal-scaler-tls, and one that you name in "
+                "operator.scaling.keda.tlsSecretName is yours to create"
             )
             return self.certificate
         if seen == self._loaded:
