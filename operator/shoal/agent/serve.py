@@ -74,7 +74,7 @@ class EngineAgent:
         adapters: AdapterService | None = None,
         credentials: TLSCredentials | None = None,
     ) -> None:
-        """With `credentials` whoever has a key is answered over mutual TLS only."""
+        """With `credentials` a caller with a key is answered over mutual TLS only."""
         self._engine_url = engine_url
         self._keys_file = keys_file
         self._hub = hub

@@ -1,4 +1,5 @@
-"""One unix socket per namespace: whoever can reach it has that namespace's folder mounted, and so is of it."""
+"""One unix socket per namespace. A process that can reach a socket has that namespace's folder mounted, and so runs in
+that namespace."""
 
 import asyncio
 import contextlib

@@ -27,7 +27,7 @@ _REMEMBERED: Final = 20_000
 
 
 class Artifacts:
-    """`changed` hears the key of each Model about whose source something may be known now."""
+    """`changed` is called with the key of each Model whose source may have new facts."""
 
     def __init__(self, world: World, changed: Callable[[str], None]) -> None:
         self._world, self._changed = world, changed

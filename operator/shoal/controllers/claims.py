@@ -1,4 +1,4 @@
-"""Who asks for which served names: Models and adapters contend for them."""
+"""Claims of served names by Models and adapters, which contend for them."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -15,7 +15,7 @@ _Claiming = Custom[Model] | Custom[LoRAAdapter]
 
 
 def claims_changed(before: _Claiming | None, after: _Claiming | None) -> set[str]:
-    """Names that somebody else may have won or lost by this change; also `namespace/name`."""
+    """Names whose owner may be another one after this change; also `namespace/name`."""
     was, now = _claims(before), _claims(after)
     return set() if was == now else {*was.names, *now.names}
 
@@ -33,7 +33,7 @@ def _claims(custom: _Claiming | None) -> _Claims:
 
 def claimants(world: World, own: Claimant) -> list[Claimant]:
     """Contenders for its names; itself among them. Of another namespace only those that some tenant may use beside it:
-    what anybody makes in a namespace of their own takes no name from it, and is not to be told of in its status."""
+    an object in another namespace takes no name from it, and must not appear in its status."""
     found = [(*_models(world, [name]), *_adapters(world, [name])) for name in (own.key, *own.claimed_names)]
     asking = [custom.object for customs in found for custom in customs if custom.object is not None]
     here = own.metadata.namespace

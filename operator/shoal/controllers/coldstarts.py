@@ -17,7 +17,7 @@ LONGEST_TIMEOUT_SECONDS: Final = float(TIMEOUT_FACTOR * STARTUP_SECONDS)
 
 
 class ColdStarts:
-    """Hears of pods that turn Ready."""
+    """Measures how long pods take to become Ready."""
 
     def __init__(self, world: World, state: FleetState) -> None:
         self._state = state

@@ -117,7 +117,7 @@ class Executor:
             self._state.release_wake(uid)
 
     def compare(self) -> None:
-        """The next run of each Model also looks at objects that no watch reports: somebody may have deleted one."""
+        """The next run of each Model also checks objects that no watch reports: one may have been deleted."""
         self._workload.forget_secrets()
         self._transport.forget_secrets()
         self._scaled.forget_certificates()

@@ -33,7 +33,7 @@ _PASSING: Final = (KubeError, OSError, TimeoutError)
 
 
 def internal_error(error: BaseException, doing: str) -> ModelProblem:
-    """What the object is told. Where it happened and not what was said: the words of an error may hold anything."""
+    """The message for the object's status: the place of the error and not its text, which may hold anything."""
     frame, place = error.__traceback__, ""
     while frame is not None:
         name = frame.tb_frame.f_globals.get("__name__", "")

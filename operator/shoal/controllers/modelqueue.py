@@ -5,7 +5,7 @@ from shoal.kube.queue import WorkQueue
 
 
 class ModelQueue:
-    """A queue of `namespace/name`. Whoever changes something of a Model adds it."""
+    """A queue of `namespace/name`. A change of a Model's state adds the Model."""
 
     def __init__(self, world: World, work: WorkQueue) -> None:
         self._world, self.work = world, work

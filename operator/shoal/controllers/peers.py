@@ -1,4 +1,4 @@
-"""Whom the operator listens to and calls, with the keys that each of them knows."""
+"""The processes that the operator calls and listens to, with the keys that each of them has."""
 
 from shoal.api import keys
 from shoal.controllers.installkey import InstallKeys

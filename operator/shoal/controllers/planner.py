@@ -31,9 +31,9 @@ PACE_SECONDS: Final = 0.3
 """From one plan to the next at least."""
 SHARE: Final = 5
 """A plan that takes long makes the next one wait, so that planning takes at most this fraction of the time; half of it
-while somebody is in a hurry."""
+while a plan is urgent."""
 SLICE_SECONDS: Final = 0.002
-"""Of a plan at a stretch, as far as it can be cut: who wakes does not wait for a whole plan."""
+"""Seconds of one slice of a plan, so that a wake does not wait for a whole plan."""
 MESSAGE_DELAY_SECONDS: Final = 3.0
 """Delay of a reconcile where only a message has changed, such as how many GPUs are free elsewhere."""
 RETRY_SECONDS: Final = 60.0
@@ -69,8 +69,8 @@ class Planner:
         decided: Callable[[str, float], None],
         moves: Moves,
     ) -> None:
-        """`wanted`: how many replicas a Model is to have. `decided` hears the key of a Model whose part of the plan
-        changed, and seconds after which it is early enough to carry it out."""
+        """`wanted`: how many replicas a Model is to have. `decided` is called with the key of a Model whose part of the
+        plan changed, and the delay in seconds that its reconcile may have."""
         self._world, self._state, self._wanted, self._decided, self._moves = world, state, wanted, decided, moves
         self.calibration = Calibration(state)
         self.sizes = Sizes(world, state, self.calibration)
@@ -100,7 +100,7 @@ class Planner:
                 await self._state.plan_due.wait()
 
     async def _pause(self, seconds: float) -> None:
-        """Waits, unless somebody is in a hurry."""
+        """Waits, unless a plan is urgent."""
         if seconds > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):

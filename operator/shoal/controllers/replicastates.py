@@ -29,12 +29,12 @@ def observe(world: World, model_uid: str, reservations: Reservations) -> dict[st
         if (d := c.deployment) is not None and not d.deleting
     }
     for name, left in pods.items():
-        # Their Deployment is gone: they go too, though the garbage collector may not have told them yet, and hold
-        # their GPUs until then. Counted as replicas they would call for that Deployment again, and so for ever.
+        # Their Deployment is deleted, so these pods will be deleted too, and hold their GPUs until the garbage
+        # collector deletes them. Counted as replicas they would recreate the Deployment, again and again.
         going = {node: Held(0, 0, held.pods + held.terminating) for node, held in _on(left).items()}
         found[name] = ReplicaState(0, max(_gpus(p) for p in left), going, pods=0)
-    # What KEDA was told counts: its HPA may write it at any moment, and a plan that did not count it would give the
-    # same GPUs away.
+    # The number that was sent to KEDA counts: its HPA may write it at any moment, and a plan that did not count it
+    # would give the same GPUs away.
     coming = {name: (each.replicas, each.gpus) for name, each in reservations.of(model_uid, "keda").items()}
     for child in world.scaled_objects.by("model", model_uid):
         # Of a term before this one: an HPA goes to its minimum whatever it is answered.

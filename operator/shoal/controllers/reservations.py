@@ -1,4 +1,4 @@
-"""GPUs promised to Models before the cluster shows them: one way to promise, whoever promises.
+"""GPUs promised to Models before the cluster shows them: one way to promise, for every kind of writer.
 
 | kind | promised | until |
 |---|---|---|
@@ -35,7 +35,7 @@ class Reservations:
     """All of them. At most one of a kind for a Model and class."""
 
     def __init__(self, changed: Callable[[str], None]) -> None:
-        """`changed` hears the uid of a Model to which something else is promised."""
+        """`changed` is called with the uid of a Model whose reservations changed."""
         self._changed = changed
         self._made: dict[ReservationKind, dict[str, dict[str, Reservation]]] = {kind: {} for kind in _KINDS}
         """Kind -> Model's uid -> class -> reservation."""

@@ -3,7 +3,7 @@
 The store (`world.py`) holds what the cluster says. This holds what the operator found out, decided and promised. All of
 it is in memory: an operator that starts learns it again. Deleting a Model deletes its record, and nothing else is left.
 
-`FleetState.record(uid)` is a Model's record. Beside each of its fields stands who writes it; everybody may read.
+`FleetState.record(uid)` is a Model's record. The docstring of each field names its writer; every module may read it.
 """
 
 import asyncio
@@ -172,7 +172,7 @@ class FleetState:
         self.plan_due = asyncio.Event()
         """Something has changed that the plan reads."""
         self.plan_urgent = asyncio.Event()
-        """Somebody waits for the next plan."""
+        """Set while a request waits for the next plan."""
         self.starting: set[str] = set()
         """Uids of Models with a pod that was never ready, as far as its events say. Written by `ClassBackoffs`."""
         self._records: dict[str, ModelRecord] = {}
@@ -256,7 +256,7 @@ class FleetState:
         self.reservations.remove(model_uid, "wake")
 
     def replan(self, *, hurry: bool = False) -> None:
-        """Something was applied or has failed, or another number is wanted. `hurry`: somebody waits for the plan."""
+        """A change was applied or has failed, or another number is wanted. `hurry`: a request waits for the plan."""
         self.plan_due.set()
         if hurry:
             self.plan_urgent.set()

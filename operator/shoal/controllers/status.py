@@ -24,7 +24,7 @@ _EVENT_CONDITIONS = (
 )
 """Conditions whose changes are events; Available goes with Ready."""
 _WARNING_REASONS = (reasons.NAME_CLAIMED, reasons.LABELS_DISAGREE, reasons.SIGNALS_STALE)
-"""Reasons of a condition that is True and still wants somebody's attention."""
+"""Reasons of a condition that is True and still needs a person's attention."""
 _QUIET_REASONS = (
     reasons.PENDING,
     reasons.VALID,

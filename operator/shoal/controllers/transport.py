@@ -1,7 +1,7 @@
 """Mutual TLS: the authority of the installation, the certificates that it signs, and who speaks it already.
 
-Every operator reads the authority and signs its own certificate; the one that leads keeps the authority and everybody
-else's certificates. Without it all goes on for two thirds of a certificate's life.
+Every operator reads the authority and signs its own certificate. The leader keeps the authority and all other
+certificates. Without a leader every connection works for two thirds of a certificate's life.
 """
 
 import asyncio
@@ -45,7 +45,8 @@ AUTHORITY_EXPIRES: Final = prometheus_client.Gauge(
 
 
 class CertificateIssuer:
-    """Who is trusted, and what is issued. `changed` hears that every Model's pods may have to look otherwise."""
+    """The trusted authorities and the issued certificates. `changed` is called when the pods of any Model may have to
+    change."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -64,8 +65,8 @@ class CertificateIssuer:
         return frozenset(self._issued) - {""}
 
     async def wanted(self) -> bool:
-        """Whether engine pods are to speak mutual TLS: everybody who calls them does. Never False only because the
-        authority cannot be read: pods that speak it would be rolled back.
+        """Whether engine pods must use mutual TLS: all their callers do. An authority that cannot be read raises and
+        does not return False, which would roll back pods that use mutual TLS.
 
         Raises:
             KubeError: the authority could not be read.
@@ -147,7 +148,7 @@ class CertificateIssuer:
         return kept
 
     async def _given(self) -> CertificateAuthority | None:
-        """The authority that somebody else keeps. Raises Unusable."""
+        """The authority of the configured Secret, which another tool keeps. Raises CertificateUnusable."""
         name = self._settings.ca_secret_name
         if not name:
             return None
@@ -208,7 +209,7 @@ class CertificateIssuer:
             self._issued[uid] = leaf
 
     def forget_secrets(self) -> None:
-        """Looks at every Secret once more: somebody may have deleted one."""
+        """Checks every Secret again at the next run: one may have been deleted."""
         for uid in self.issued:
             self._issued.pop(uid, None)
 

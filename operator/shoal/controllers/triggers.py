@@ -1,13 +1,13 @@
 """Which change wakes what: one table.
 
-`connect` lists every kind that the operator watches, and below it who hears of a change, in this order. First come
-those that remember something of it (`state.py`, GPU counts, cold starts), then those that put a key into a queue. A
-handler neither waits nor writes to the cluster. Changes of what is no object of the cluster stand at the end.
+`connect` lists every kind that the operator watches, and the handlers of its changes, in the order of their calls.
+First are the handlers that remember a change (`state.py`, GPU counts, cold starts), then those that put a key into a
+queue. A handler neither waits nor writes to the cluster. Changes of anything but cluster objects are at the end.
 
 | queue | keys | reconciled by |
 |---|---|---|
 | model | Models | `model/controller.py` |
-| wake | Models at zero that somebody waits for | `scaling/wake.py` (the write: `executor.py`) |
+| wake | Models at zero for which a request waits | `scaling/wake.py` (the write: `executor.py`) |
 | (plan) | the whole fleet, `FleetState.replan` | `planner.py` |
 | (replicas) | Models whose number may be another one | `scaling/scaler.py` |
 | gpuclass, tenant, lorapool, loraadapter | objects of the kind | the kind's controller |
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Everything in an operator that hears of changes."""
+    """All parts of an operator that have handlers."""
 
     world: World
     state: FleetState
@@ -156,7 +156,7 @@ def connect(parts: Parts) -> None:
     after(parts.install.changed, models.enqueue_all, *(streams.follow_all for streams in parts.streams))
     after(parts.transport.changed, models.enqueue_all)  # every engine pod may have to speak otherwise
     after(parts.driver.kinds.changed, models.enqueue_all)  # KEDA was installed or removed
-    parts.driver.targets.changed.append(parts.keda.answer_changed)  # KEDA's open streams are told
+    parts.driver.targets.changed.append(parts.keda.answer_changed)  # pushed to KEDA's open streams
     if parts.keda.certificate is not None:
         after(parts.keda.certificate.changed, parts.driver.conditions.wake_all)  # the status of Models that KEDA scales
     parts.scaler.decided.append(parts.events.decided)

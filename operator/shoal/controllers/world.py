@@ -218,7 +218,7 @@ class World:
         return any(not pod.knows_role_keys for pod in self.gateways())
 
     def install_keys_in_use(self) -> set[str | None]:
-        """Fingerprints that engine pods carry, whoever's they are."""
+        """Fingerprints of install keys that engine pods carry, of any Model."""
         return {pod.install_key for pod in self.pods.values()}
 
     def signal_sources(self) -> Iterable[facts.Pod]:

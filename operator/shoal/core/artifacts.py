@@ -66,9 +66,9 @@ def read(
 ) -> SourceReading:
     """What is known of the source at `now`.
 
-    `heard` are facts that its Job said before it was gone, `same_source` are Models of the namespace that name the same
-    source, `job` and `pods` those of its Job. Facts never change: once a Model has them, nothing is read again, until
-    its source is another one.
+    `heard` are facts that its Job reported before the Job was deleted, `same_source` are Models of the namespace that
+    name the same source, `job` and `pods` those of its Job. Facts never change: once a Model has them, nothing is read
+    again, until its source is another one.
     """
     if (facts := known(model)) is not None:
         return SourceReading(facts)

@@ -1,4 +1,4 @@
-"""Tables as CSV that people open in a spreadsheet: a name that somebody chose is never run there as a formula."""
+"""Tables as CSV that people open in a spreadsheet: a name that a user chose is never run there as a formula."""
 
 import csv
 import re

@@ -2,7 +2,7 @@
 
 An authority changes in steps, so that no peer ever meets a certificate whose authority it does not trust yet:
 
-    prepare   the next authority is made, or taken over, and trusted by everybody beside the one in force
+    prepare   the next authority is made, or taken over, and every process trusts it beside the current one
     promote   after OVERLAP it signs; the one before stays trusted
     forget    once no certificate of it can be valid any more, it is trusted no longer
 """
@@ -112,8 +112,8 @@ class RotationStep:
 def step(found: Authorities, now: datetime, *, leaf_life: timedelta, given: str | None = None) -> RotationStep | None:
     """The next step; None: nothing is due.
 
-    `given` is the fingerprint of the authority that somebody else keeps (cert-manager, say): it is taken over where one
-    would be made, and nothing but its change makes another.
+    `given` is the fingerprint of an authority that another tool keeps, such as cert-manager. It is taken over where an
+    authority would be made, and only its change begins a rotation.
     """
     current, following = found.current, found.next
     if current is None:

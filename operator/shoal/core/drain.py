@@ -1,16 +1,16 @@
 """When an engine that is to go may be stopped (streams.md, "Acknowledgement"): pure, asked again at every change.
 
-A drain begins with a barrier: the `seq` of the message that tells gateways to turn away. Whoever may still send, or has
-something in flight, holds a claim:
+A drain begins with a barrier: the `seq` of the message that makes gateways choose other replicas. A gateway that may
+still send, or has a request in flight, holds a claim:
 
     a gateway that acknowledged the barrier with nothing in flight      none
     one whose stream is open                                            until 12 s after its last word, or the barrier
     one whose stream closed                                             until 12 s after that
     those whom an agent that restarted beside its engine may not know   until 15 s after its start
 
-12 s, because a gateway goes on choosing a replica for so long after the last message that it heard (rule 1 and the
-silence limit). After the claims the engine itself must be idle for a second: looked at at both ends, with no request in
-between. That is long enough for a request that was on its way to arrive.
+12 s, because a gateway goes on choosing a replica for 12 s after the last message that it received (rule 1 and the
+silence limit). After the claims have ended, the engine must be idle for a second: idle at the beginning and at the end,
+with no request in between. A request that was on its way arrives within that second.
 """
 
 from collections.abc import Iterable
@@ -33,9 +33,9 @@ class GatewayProgress:
     """One process of a gateway, as far as this agent knows it. Times are seconds of one monotonic clock."""
 
     name: str
-    """Of its pod; what it says of itself, for people."""
+    """Name of its pod, as the gateway itself reports it, for people."""
     last_message: float
-    """Its last word: when its stream opened, or its last acknowledgement."""
+    """Time at which its stream opened, or of its last acknowledgement."""
     closed: float | None = None
     """When its last stream ended; None: it has one."""
     seq: int | None = None
@@ -61,7 +61,7 @@ def acked(
 ) -> GatewayProgress:
     """It said what it acts on. What arrives late, and is older than what it said before, shows only that it lives."""
     if known is None:
-        # It believes in a stream that has ended here: whoever sends may have requests here.
+        # The gateway still uses a stream that has ended here, so it may have requests here.
         known = GatewayProgress(name, now, closed=now)
     if known.seq is None or seq >= known.seq:
         known = replace(known, seq=seq, running=running, adapters=adapters)

@@ -28,8 +28,8 @@ _NOTHING_RUNS: Final[Mapping[str, ReplicaState]] = {}
 
 @dataclass(frozen=True)
 class FleetModel:
-    """One Model, as a plan of the fleet reads it. Whoever keeps the object from one plan to the next, because nothing
-    of it changed, keeps its `demand` too: that makes a plan of thousands of Models cheap."""
+    """One Model, as a plan of the fleet reads it. A caller that keeps the object from one plan to the next, because the
+    Model did not change, keeps its `demand` too: that makes a plan of thousands of Models cheap."""
 
     model: Model
     considered: Considered

@@ -47,7 +47,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class CounterReading:
-    """What one process of an engine had counted when it was heard. Times are milliseconds since 1970 (UTC)."""
+    """The counters of one engine process when they were read. Times are milliseconds since 1970 (UTC)."""
 
     boot: str
     model: str
@@ -59,7 +59,7 @@ class CounterReading:
     node: str
     read_at: int
     prompt: int | None
-    """None: not counted yet, or not told."""
+    """None: not counted yet, or not reported."""
     generation: int | None
 
 
@@ -79,7 +79,7 @@ class Compared:
     """One line of the comparison."""
 
     engine: Tokens | None
-    """None: no engine was heard here, which is not zero."""
+    """None: no engine's counters are known here, which is not zero."""
     billed: Tokens = Tokens()
     not_billed: Tokens = Tokens()
     """Counted and never billed: tries whose answer nobody got, and estimates."""

@@ -70,7 +70,7 @@ def _silent(before: Work, now: Work) -> bool:
 
 
 def _moved(before: Work, now: Work) -> bool | None:
-    """Whether tokens were computed; None: the engine says nothing from which it could be told.
+    """Whether tokens were computed; None: the engine's metrics do not show it.
 
     Less KV use is no progress: that is what a client does that leaves.
     """

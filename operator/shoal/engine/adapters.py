@@ -2,12 +2,12 @@
 
 What the engine does with these calls decides how they may be used:
 
-- A load stops the decoding of everybody on the replica while the files are read.
+- A load stops the decoding of all requests on the replica while the files are read.
 - An unload first waits until the last request of the adapter has ended, however long that takes, and every other load
   and unload waits behind it.
 - A call that its caller gave up is still carried out: after EngineTimeout, ask `loaded` what became of it.
 - An unloaded adapter stays known: the next request that names it loads it again from its old folder.
-- Its messages name the adapters of everybody. `message` is therefore for those who may see them all.
+- Its messages name the adapters of all tenants. `message` is therefore only for readers who may see them all.
 """
 
 from collections.abc import Mapping

@@ -74,7 +74,7 @@ class Loads:
 @dataclass(frozen=True, slots=True)
 class Counters:
     """Out of /metrics. Tokens are monotonic since the engine's start and counted when requests end; None: not counted
-    yet, or not told."""
+    yet, or not reported."""
 
     prompt_tokens: int | None
     generation_tokens: int | None
@@ -93,7 +93,7 @@ class EngineClient:
         self._keys: dict[str, str | None] = {"api": api_key, "admin": admin_key}
 
     async def ready(self) -> bool:
-        """Whether the engine serves. False: it answers that it does not (starting, or told to stop)."""
+        """Whether the engine serves. False: it answers that it does not (starting or stopping)."""
         try:
             await self._get("/ready", READY_SECONDS, auth=None)
         except EngineRefused as error:

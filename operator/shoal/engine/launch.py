@@ -18,7 +18,7 @@ __all__ = ["arguments_of", "check_extra_args", "engine_args", "engine_model_path
 
 _MOST_ARGS: Final = 64
 _LONGEST_SHOWN: Final = 64
-"""Characters of what somebody wrote, in a sentence about it."""
+"""Characters of a user's text in a message about it."""
 _MOST_PROBLEMS: Final = 8
 _EMBEDS: Final = "--is-embedding"
 NO_PREFIX_CACHE: Final = "--disable-radix-cache"

@@ -36,7 +36,7 @@ def tuning_of(
     own win over the platform's.
 
     `env` is the environment that the Model gives its engine. A value that is no number, or none within its bounds, is
-    left out: that it is wrong is told by `check_extra_args`.
+    left out: `check_extra_args` reports it.
     """
     args = [arg for arg in extra_args[:MOST_ARGS] if len(arg) <= LONGEST_ARG]
     given = parsed([*platform_args, *quantization_args(quantization), *args])

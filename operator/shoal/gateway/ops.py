@@ -1,6 +1,6 @@
 """The gateway's port for operations: probes and metrics (`net/pages.py`), the demand stream, and the request log.
 
-/healthz and /readyz answer everybody with a status. The reasons, and the metrics, are only for callers that `access`
+/healthz and /readyz answer every caller with a status. The reasons, and the metrics, are only for callers that `access`
 allows."""
 
 from collections.abc import Callable, Iterable

@@ -89,8 +89,8 @@ class _Kept(NamedTuple):
 
 
 class TokenReviews(ABC):
-    """Asks the API server about callers' tokens, remembers what it says, and bounds both. A token is kept by its
-    hash."""
+    """Verifies callers' tokens at the API server and caches the verdicts; the number of both is bounded. A token is
+    cached by its hash."""
 
     def __init__(self, client: KubeClient, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -101,7 +101,7 @@ class TokenReviews(ABC):
         self._tokens, self._filled = BURST, clock()
 
     async def check(self, token: str, about: str) -> AccessVerdict:
-        """Whether whoever has this token may do what is asked `about`."""
+        """Whether the owner of this token is allowed `about`."""
         if not token or len(token) > LONGEST_TOKEN:
             return self._no_token()
         key = hashlib.sha256(token.encode(errors="replace")).digest(), about
@@ -191,7 +191,7 @@ class TokenReviews(ABC):
 
 
 class Access(TokenReviews):
-    """One process's judge of callers: `check` says whether whoever has a token may `get` a path."""
+    """Access of callers to one process: `check` returns whether the owner of a token may `get` a path."""
 
     async def _review(self, token: str, about: str) -> AccessVerdict:
         if (user := await self._user(token)) is None:

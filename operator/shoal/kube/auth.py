@@ -99,7 +99,8 @@ def _of_context(
 
 
 def _refuse(user: KubeconfigUser, field: str) -> None:
-    """Raises ValueError for what would be left out, so that nobody calls as somebody else than meant."""
+    """Raises ValueError for a setting that would be ignored, so that no call is made as another user than
+    configured."""
     if user.username is not None or user.password is not None:
         raise ValueError(
             f"{field}.username: Kubernetes 1.19 dropped user names with passwords; use a token, a client certificate "

@@ -79,7 +79,7 @@ class KubeClient:
         context: str | None = None,
         scope: tuple[str, ...] = (),
     ):
-        """`scope`: the namespaces that whoever follows kinds may read; empty: all."""
+        """`scope`: the namespaces that watches may read; empty: all."""
         self._credentials = credentials
         self.scope = tuple(dict.fromkeys(scope))
         self._kubeconfig = kubeconfig

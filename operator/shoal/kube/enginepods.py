@@ -27,7 +27,8 @@ class _Observed(Generic[T]):
 
 
 class EnginePods(Generic[T]):
-    """`project` as a reflector's; `on_event` hears of proven pods only. The caller tells `ownership` of Models."""
+    """`project` is as for a reflector. `on_event` is called for proven pods only. The caller reports Models to
+    `ownership`."""
 
     def __init__(
         self,

@@ -121,7 +121,7 @@ class Elector:
             if mark != self._seen:
                 self._seen, self._seen_at = mark, now
             free = not holder or holder == self._identity
-            # Somebody else's clock tells nothing: only how long WE have seen no renewal counts.
+            # Another machine's clock may differ: what counts is the time since this process last saw a renewal.
             if not free and now - self._seen_at < self._duration:
                 return False
             try:
@@ -134,7 +134,7 @@ class Elector:
             return True
 
     async def _hold(self, task: asyncio.Future[None]) -> None:
-        """Renews until it fails for DEADLINE seconds, somebody else has the Lease, or the task ends."""
+        """Renews until it fails for DEADLINE seconds, another process has the Lease, or the task ends."""
         renewed = self._renewed = self._clock()
         while not task.done():
             await asyncio.wait([task], timeout=self._period)

@@ -1,6 +1,7 @@
-"""Kinds that a cluster need not have: somebody else's CustomResourceDefinitions may be absent, come later, or go.
+"""Kinds that a cluster may lack: another project's CustomResourceDefinitions may be absent, be installed later, or be
+removed.
 
-Absent is an answer and no fault: nothing waits for it, nothing is unready, and the API server is asked at a slow pace.
+An absent kind is no fault: nothing waits for it, nothing is unready, and the API server is asked at a slow pace.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ log = structlog.get_logger()
 SLOW_SECONDS: Final = 300.0
 """Between two looks for a group that nobody needs."""
 SOON_SECONDS: Final = 15.0
-"""The same where somebody waits for it."""
+"""The same for a kind that is needed."""
 RETRY_SECONDS: Final = 2.0
 CHECK_SECONDS: Final = 5.0
 """How often it is seen that a kind has gone, or come back."""
@@ -40,7 +41,7 @@ class OptionalKind:
     slim: Callable[[JsonObject], JsonObject | None] | None = None
     """What is kept of an object before the table sees it."""
     with_need: bool = False
-    """Watched only while somebody needs it."""
+    """Watched only once it is needed."""
 
 
 class OptionalKinds:
@@ -53,11 +54,11 @@ class OptionalKinds:
         """None: the API server has not been asked yet."""
         self.known = asyncio.Event()
         self.changed: list[Callable[[], None]] = []
-        """Hears when `installed` is another one."""
+        """Called when `installed` changes."""
         self._need = asyncio.Event()
 
     def need(self) -> None:
-        """Somebody needs these kinds, from now on."""
+        """Marks these kinds as needed, from now on."""
         self._need.set()
 
     async def run(self) -> None:
@@ -109,7 +110,7 @@ class OptionalKinds:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _pause(self) -> None:
-        """Until the next look. Whoever needs the kinds shortens it."""
+        """Waits for the next check. A call of `need` shortens the wait."""
         if not self._need.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SLOW_SECONDS):

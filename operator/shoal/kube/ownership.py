@@ -22,7 +22,7 @@ ENGINES: Final = (
 )
 """Selects engine pods, their ReplicaSets and Deployments."""
 GRACE_SECONDS: Final = 30.0
-"""For so long an owner may be missing before people are told: watches of different kinds are not in step."""
+"""Seconds for which an owner may be missing before it is reported: watches of different kinds are not in step."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class _Unproven:
 
 
 class Ownership:
-    """`proved` hears a pod that proves itself later than it was seen; `reported` one that people should know of."""
+    """`proved` is called with a pod whose owners are proven later than it was seen, `reported` with a rogue pod."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

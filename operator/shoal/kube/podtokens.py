@@ -68,8 +68,8 @@ class PodTokens(TokenReviews):
 
 
 def _seconds_left(token: str, now: float) -> float:
-    """Until the token ends by itself. What it says of that is true: the API server has just taken it. Never less than
-    FRESH_SECONDS and never more than the token's whole life, whatever this machine's clock says."""
+    """Seconds until the token expires. Its own expiry is trusted, since the API server has just verified it. Never less
+    than FRESH_SECONDS and never more than the token's whole life, whatever this machine's clock says."""
     try:
         part = token.split(".")[1]
         claims: object = orjson.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))

@@ -71,7 +71,7 @@ def custom(kind: type[K], raw: JsonObject) -> Custom[K]:
 
 
 def problems_of(error: ValidationError) -> str:
-    """The first few, each short: names and values in them are whatever somebody wrote."""
+    """The first few problems, each shortened, since they contain names and values that users wrote."""
     found = error.errors(include_url=False, include_context=False, include_input=False)[:5]
     told = (f"{'.'.join(str(part) for part in e['loc'])[:128]}: {e['msg'][:256]}" for e in found)
     more = f"; and {error.error_count() - 5} more" if error.error_count() > 5 else ""
@@ -230,7 +230,7 @@ def deployment(raw: JsonObject) -> Child | None:
 
 
 def child(raw: JsonObject) -> Child | None:
-    """A child by its labels and its owner; a copy that somebody made of one has the labels only."""
+    """A child by its labels and its owner; a copy of a child has the labels only."""
     metadata = raw["metadata"]
     owner = next((o for o in _seq(metadata, "ownerReferences") if o.get("controller")), None)
     if owner is None:

@@ -25,13 +25,13 @@ Handler = Callable[[str], Awaitable[float | None]]
 """Reconciles a key; returns seconds after which it wants to be called again, or None."""
 
 Finished = Callable[[str, str, float, str | None], None]
-"""Hears of a reconcile that is over: its queue and key, when it began (time.monotonic), the class of what it raised."""
+"""Called after a reconcile: its queue and key, when it began (time.monotonic), the class of the exception."""
 
 FIRST_BACKOFF: Final = 0.5
 LONGEST_BACKOFF: Final = 120.0
 ROUND_SECONDS: Final = 0.002
-"""Reconciles begin in one round of the event loop for so long: many that need no I/O would otherwise all run in one,
-and who hears of a request would wait for all of them."""
+"""Seconds for which reconciles may begin in one round of the event loop. Many that need no I/O would otherwise all run
+in one round, and a wake would wait for all of them."""
 BEHIND_SECONDS: Final = 0.25
 """For the queue that goes first; then a reconcile begins beside it."""
 

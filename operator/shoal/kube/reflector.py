@@ -1,7 +1,7 @@
-"""Keeps a copy of one kind: list, watch, list again when told to. The copy outlives the API server's absence.
+"""Keeps a copy of one kind: list, watch, and list again on request. The copy is kept while the API server is away.
 
-`on_event` hears "upsert" for every new or changed object and "delete" for every one that is gone, also when the
-deletion itself was missed (an API server restarted, a watch expired): a list that no longer has it says so.
+`on_event` is called with "upsert" for every new or changed object and with "delete" for every deleted one, also when
+the watch missed the deletion (an API server restarted, a watch expired): the next list lacks the object.
 """
 
 import asyncio

@@ -26,7 +26,8 @@ def object_key(obj: JsonObject) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CompleteList:
-    """What a list had. A key that is in the copy and not in here was deleted, also where no watch has told."""
+    """The keys of a complete list. A key of the copy that is not among them was deleted, also if no watch reported
+    it."""
 
     keys: frozenset[str]
     version: str

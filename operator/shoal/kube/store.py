@@ -1,8 +1,8 @@
 """What the operator knows of the cluster: one table per kind, fed by watches, lists and its own writes' answers.
 
-Three sources can overtake each other, and resourceVersions are opaque. So every table counts its own changes: what a
-list or a write brings is taken unless the table heard something about that object after the call began. A deleted
-object's uid never comes back.
+Three sources can overtake each other, and resourceVersions are opaque. So every table counts its own changes: the
+result of a list or a write is used unless the table got a change of that object after the call began. A deleted
+object's uid never returns.
 """
 
 from collections import OrderedDict
@@ -79,7 +79,7 @@ class Table(Generic[T]):
         return self._sequence
 
     def upsert(self, raw: JsonObject, *, since: int | None = None) -> None:
-        """An object as a watch told it, or (with `since`) as a call that began then brought it."""
+        """Stores an object from a watch, or (with `since`) from a call that began then."""
         key, metadata = object_key(raw), raw["metadata"]
         uid, version = str(metadata.get("uid", "")), str(metadata.get("resourceVersion", ""))
         generation = int(metadata.get("generation") or 0)
@@ -160,7 +160,7 @@ class Table(Generic[T]):
             try:
                 listener(key, before, after)
             except Exception:
-                # Nor must one that cannot be told keep the others, and the rest of a list, from being told.
+                # A listener that fails must not keep the change, or the rest of a list, from the others.
                 log.exception("a listener failed on a change", key=key)
 
 

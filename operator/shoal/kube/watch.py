@@ -1,10 +1,10 @@
-"""Watches, through kopf: its handlers do nothing but hand on what they hear. The only importer of kopf.
+"""Watches, through kopf: its handlers only hand on the events. The only importer of kopf.
 
 Kopf runs in a thread and an event loop of its own, because it ends with its loop: it cancels every task made after its
 start. When it gives up (a CRD was deleted, a watcher died) it is started again; the store keeps what it knows.
 A paged list per kind, at the start and every few minutes, is what makes a kind synced, and finds missed deletions. So
-does one soon after kopf was started: it lists for itself, later than the first list here or after a pause, and of what
-was deleted before that no watch tells.
+does one soon after kopf was started: kopf lists for itself, later than the first list here or after a pause, and no
+watch reports what was deleted before.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ class Watcher:
         self._begun = asyncio.Event()
         """Kopf was started since the last list."""
         self.resynced: list[Callable[[], None]] = []
-        """Called after each round of lists: whoever compares the whole world does it then."""
+        """Called after each round of lists, for comparisons of the whole world."""
         self.health = Health()
 
     async def run(self) -> None:

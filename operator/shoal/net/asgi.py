@@ -23,5 +23,5 @@ False when the client must be waited for first. ASGI's two messages do the same 
 
 
 def unproved(credentials: TLSCredentials | None, scope: Scope, role: str) -> str | None:
-    """Why whoever has a key of `role` is not answered on this connection; None: it is."""
+    """Why a caller with a key of `role` is refused on this connection; None: it is served."""
     return refusal(credentials, role, secured=CALLER in scope, shown=scope.get(CALLER))

@@ -73,7 +73,7 @@ class KeptAuthorities:
 
     @property
     def trust(self) -> str:
-        """The bundle that everybody trusts, PEM."""
+        """The bundle that all processes trust, PEM."""
         known = [a.pair.certificate for a in (self.current, self.next) if a is not None]
         return "".join([*known, *self.former])
 

@@ -44,7 +44,7 @@ class Problem(Exception):
 
 
 class ApiError(Exception):
-    """What the client is told. `reason` is the label of the metric, `headers` go out with the answer."""
+    """The error for the client. `reason` is the label of the metric, `headers` go out with the answer."""
 
     def __init__(
         self,
@@ -83,8 +83,8 @@ class ApiError(Exception):
 
 
 def from_engine(status: int, raw: bytes) -> ApiError:
-    """The engine's error (flat, nested, or no JSON) in OpenAI's shape. What it says goes to the client only where
-    it judges the request, and tells nothing of the engine's insides."""
+    """The engine's error (flat, nested, or no JSON) in OpenAI's shape. Its message is passed to the client only
+    where it is about the request and shows nothing of the engine's insides."""
     if status >= 500:
         return ApiError(status, "The engine failed on this request.", "engine_error")
     try:
@@ -118,7 +118,7 @@ def from_engine(status: int, raw: bytes) -> ApiError:
 
 
 def mentions_adapters(text: str) -> bool:
-    """Whether a text of the engine is about adapters: SGLang's name all that it has loaded, whoever they belong to."""
+    """Whether a text of the engine is about adapters: SGLang's texts name all loaded adapters, of any tenant."""
     return _ADAPTERS.search(text) is not None
 
 

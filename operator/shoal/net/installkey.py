@@ -1,4 +1,4 @@
-"""A process's keys, as its Secret is mounted: what it says to others, and what others say to it."""
+"""A process's keys, from its mounted Secret: the keys that it shows to others, and those that it accepts."""
 
 import hashlib
 import hmac
@@ -102,8 +102,8 @@ class KeyRing:
         return tuple(source.bearer_for(role, subject) for source in olds)
 
     def cache_salt(self, model_uid: str, space: str) -> str:
-        """What an engine of the Model is told to keep the prompts of one space apart by (`affinity.py`): the same
-        at every gateway and after a restart. Another install key makes another one, so caches are cold once.
+        """The salt with which the Model's engines keep the prompts of one space apart (`affinity.py`): the same at
+        every gateway and after a restart. Another install key makes another salt, so caches are cold once.
 
         Without a key it is made of nothing, and still tells spaces apart: a client cannot send one.
         """

@@ -74,9 +74,9 @@ def ops_shell(
     refresh: Callable[[], None] = lambda: None,
     access: Access | None = None,
 ) -> Shell:
-    """/healthz, /readyz and /metrics of a gateway or ledger. All hear a word; causes and metrics are for those whom
-    `access` allows. `missing` says why the process is not ready, `notes` are problems that do not make it unready,
-    `refresh` updates the gauges before they are read."""
+    """/healthz, /readyz and /metrics of a gateway or ledger. Every caller gets a status; causes and metrics are only
+    for callers that `access` allows. `missing` returns why the process is not ready, `notes` are problems that do not
+    make it unready, `refresh` updates the gauges before they are read."""
     doors = TokenGuard(access)
     shell = Shell(name, wording=_status_response)
 

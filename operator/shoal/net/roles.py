@@ -47,8 +47,8 @@ def role_of(given: str, roles: Iterable[Role], keys: RoleKeys) -> Role | None:
 class RoleGuard:
     """Lets callers with a key of one of `roles` through, over mutual TLS only with a certificate of the same role.
 
-    `refused` is said to who has no key. Where keys of more roles are `known`, one of those is told by name that it may
-    not. `places` are the headers that may have the key.
+    `refused` is the message to a caller without a key. Where keys of more roles are `known`, a caller with one of
+    those gets a refusal that names its role. `places` are the headers that may have the key.
     """
 
     def __init__(

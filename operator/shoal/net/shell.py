@@ -181,8 +181,8 @@ class _ClientStuck(Exception):
 
 
 class Shell:
-    """Routes are added before it serves. `name` is the process, in messages. `errors` say which Problem stands for an
-    exception of handlers. `answered`, where set, hears of each call that a guard let through: the call, when its
+    """Routes are added before it serves. `name` is the process, in messages. `errors` map an exception of
+    handlers to a Problem. `answered`, where set, is called after each call that a guard let through: the call, when its
     handler began (time.monotonic), and the answer's status."""
 
     def __init__(
@@ -244,12 +244,12 @@ class Shell:
         except _ClientStuck:
             log.warning("a client took nothing of its answer and was dropped", path=scope["path"])
         except Exception:
-            # Its head is sent: the client hears of it by a body that ends too soon.
+            # Its head is sent: the client notices by a body that ends too soon.
             log.exception("an answer broke off", path=scope["path"])
             raise
 
     async def handle(self, request: ShellRequest, handler: Handler) -> Response:
-        """What `handler` answers; `answered` hears of it."""
+        """The answer of `handler`, which is reported to `answered`."""
         if self.answered is None:
             return await handler(request)
         began, status = time.monotonic(), 500

@@ -62,7 +62,7 @@ class StreamPeer:
     other_keys: tuple[str, ...] = ()
     """Tried in turn after the peer refused the one before: it may not know the newest install key yet."""
     server_name: str | None = None
-    """What its certificate must say, before it is told anything; None: it speaks plain HTTP."""
+    """Name that its certificate must have before anything is sent to it; None: it speaks plain HTTP."""
     credentials: TLSCredentials | None = field(default=None, repr=False, compare=False)
     """Of this process, towards peers that have a `server_name`."""
 
@@ -117,7 +117,7 @@ class ListenerIdentity:
 
 
 class Follower(ABC):
-    """Listens to one peer until cancelled. Subclasses keep what was said."""
+    """Listens to one peer until cancelled. Subclasses keep the content of its messages."""
 
     path: ClassVar[str]
     field: ClassVar[str]
@@ -159,7 +159,7 @@ class Follower(ABC):
 
     @abstractmethod
     def _forget(self) -> None:
-        """What was said is unknown from now on."""
+        """The peer's state is unknown from now on."""
 
     async def run(self, delay: float = 0.0) -> None:
         """Connects again and again, with back-off, the first time after `delay` seconds. Raises nothing but
@@ -263,7 +263,7 @@ class Follower(ABC):
         try:
             self._notify(content)
         except Exception:
-            # Whoever listens must not stop the stream.
+            # A listener must not stop the stream.
             log.exception("listener failed", pod=self.peer.name)
 
 

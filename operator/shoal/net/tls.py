@@ -1,8 +1,8 @@
-"""One process's side of mutual TLS: its certificate and whom it trusts, read again when they change.
+"""One process's side of mutual TLS: its certificate and the trusted authorities, read again when they change.
 
-A client knows its server by name within the handshake, so nothing is said to anybody else. A server asks for a
-certificate of the same authority, and reads the caller's role from it. Whatever is renewed counts for the next
-connection; those that are open go on.
+A client verifies its server's name within the handshake, so nothing is sent to another server. A server asks for a
+certificate of the same authority, and reads the caller's role from it. A renewed certificate is used for the next
+connection; open connections continue.
 """
 
 import os
@@ -181,7 +181,7 @@ def dial(credentials: TLSCredentials | None, name: str | None) -> dict[str, Any]
 
 
 def ledger_name(url: str) -> str | None:
-    """As whom the ledger at this URL must show itself: with https it speaks mutual TLS."""
+    """Name that the certificate of the ledger at this URL must have; None: it is called without mutual TLS."""
     return server_name("ledger") if url.startswith("https:") else None
 
 
@@ -190,7 +190,7 @@ def _context(protocol: Any, path: str, trust: str) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_cert_chain(path)
     context.load_verify_locations(cadata=trust)
-    # An authority that is given may itself be signed by another: it is trusted, whoever signed it.
+    # An authority from outside may itself be signed by another one: it is trusted all the same.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
 

@@ -31,7 +31,7 @@ class TracingUnusable(Exception):
 
 
 def wanted(environ: Mapping[str, str]) -> bool:
-    """Whether traces are asked for. Like the SDK's own rules, but nothing is exported unless somebody says where to.
+    """Whether traces are configured. Like the SDK's own rules, but without an endpoint nothing is exported.
 
     Raises:
         Unusable: with what to do.

@@ -1,4 +1,4 @@
-"""What an operator is made of, what runs while it leads, and what it says of its health."""
+"""The parts of an operator, the tasks that run while it leads, and its health."""
 
 import asyncio
 import secrets
@@ -189,7 +189,7 @@ class OperatorProcess:
         self.tenants = TenantController(world, WorkQueue("tenant", workers=2), currency)
         self.cache_volumes = CacheVolumesController(world, WorkQueue("cache-volumes", workers=1))
         self.registry = prometheus_client.CollectorRegistry()
-        """What is said of this operator's fleet; the process's own metrics are in the default registry."""
+        """Metrics of the fleet; the process's own metrics are in the default registry."""
         leads: Callable[[], bool] = lambda: self.elector.leading  # noqa: E731
         triggers.connect(
             triggers.Parts(
@@ -308,7 +308,7 @@ class OperatorProcess:
             group.create_task(self.keda_certificate.run())
 
     def signal_changed(self, model_uid: str | None, urgent: bool) -> None:
-        """Something else is said of a Model, or with None perhaps of every Model."""
+        """The signals of a Model changed, or with None perhaps those of every Model."""
         self.scaler.changed(model_uid, urgent)
         self.lora.reported(model_uid, urgent)
 
@@ -326,7 +326,7 @@ class OperatorProcess:
             self.world.ownership.replica_set(replica_set)
 
     def _rogue(self, pod: Link, reason: str) -> None:
-        """The Model whose labels it carries is told, by the one that leads."""
+        """The leader reports the pod at the Model whose labels it carries."""
         custom = self.world.model_by_uid(pod.model_uid)
         if custom is None or not self.elector.leading:
             return

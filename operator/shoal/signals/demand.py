@@ -1,4 +1,4 @@
-"""What gateways say (`GET /v1/demand`): a stream to each gateway pod."""
+"""The gateways' demand (`GET /v1/demand`): a stream to each gateway pod."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sized
@@ -12,12 +12,12 @@ from shoal.api.names import DEMAND_PATH
 from shoal.net.stream import Follower, ListenerIdentity, PeerStreams, StreamPeer
 
 Changed = Callable[[str, Collection[str] | None], None]
-"""Hears the uid of a gateway's pod, and of which Models (uids) it said something new; None: of all that it has, because
-its stream came up or went down."""
+"""Called with the uid of a gateway's pod, and the uids of the Models whose demand changed there; None: all of them,
+since its stream began or ended."""
 
 Uses = Callable[[str, str, Mapping[str, api.TenantUse | None]], None]
-"""Hears the uid of a gateway's pod, the boot id of its process, and what it has of tenants with limits, by name: of all
-of them first, later of those that changed."""
+"""Called with the uid of a gateway's pod, the boot id of its process, and its use by tenants with limits, by name:
+first of all of them, later of those that changed."""
 
 NOTHING = api.ModelDemand(arrivals=0, in_flight=0, held=0)
 """What a live gateway has of a Model that it does not name."""
@@ -25,7 +25,7 @@ NOTHING = api.ModelDemand(arrivals=0, in_flight=0, held=0)
 
 @dataclass(frozen=True, slots=True)
 class ReportedDemand:
-    """What a gateway said of one Model, and when it was heard (time.monotonic())."""
+    """A gateway's demand for one Model, and when the report arrived (time.monotonic())."""
 
     demand: api.ModelDemand
     at: float
@@ -61,7 +61,8 @@ class DemandStream(Follower):
         self._uses = uses
 
     def demand(self, model_uid: str, now: float | None = None) -> api.ModelDemand:
-        """What the gateway has of the Model. The age of the oldest that waits has grown since it was told."""
+        """The gateway's demand for the Model. The age of its oldest waiting request includes the time since the
+        report."""
         reported = self.models.get(model_uid)
         if reported is None:
             return NOTHING

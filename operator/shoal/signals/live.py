@@ -1,7 +1,7 @@
 """The operator's signals: a live stream to every agent and every gateway, as decisions read them.
 
-Whoever uses it says which pods there are (`listen_to_replica`, `listen_to_gateway`, `forget`) and hears of which Model
-something changed. Nothing is computed per message but what was said; the rest when it is asked for.
+The caller reports which pods exist (`listen_to_replica`, `listen_to_gateway`, `forget`) and is called with each Model
+whose signals changed. A message is only stored; everything else is computed when it is read.
 """
 
 import time
@@ -16,8 +16,8 @@ from shoal.signals.rates import CounterRate
 from shoal.signals.replica import ReplicaStreams
 
 Changed = Callable[[str | None, bool], None]
-"""Hears the uid of a Model of which something is new, or None for every Model; and whether it is worth a decision at
-once: a replica came or went or changed its phase, requests began to wait in an engine or a gateway."""
+"""Called with the uid of a Model whose signals changed, or None for every Model; and whether a decision is urgent: a
+replica was added, removed or changed its phase, or requests began to wait in an engine or a gateway."""
 
 
 class LiveSignals:
@@ -29,7 +29,7 @@ class LiveSignals:
         identity: ListenerIdentity = ListenerIdentity(),  # noqa: B008 - immutable
         repriced: Callable[[], None] = lambda: None,
     ) -> None:
-        """`repriced` hears that `currency` is another one."""
+        """`repriced` is called when `currency` changes."""
         self._changed, self._repriced = changed, repriced
         self._currency: str | None = None
         self._model: dict[str, str] = {}
@@ -76,8 +76,8 @@ class LiveSignals:
     # --- what decisions read ------------------------------------------------------------------------------------------
 
     def load(self, pod_uid: str) -> Load | None:
-        """What the agent says, None while its stream is not live. Figures are handed on as they are said: what cannot
-        be is the decider's to judge."""
+        """The agent's report, None while its stream is not live. Its values are passed on unchanged: the decision
+        judges impossible values."""
         keys = self.keys(pod_uid)
         return None if keys is None else load_of(keys)
 
@@ -108,15 +108,15 @@ class LiveSignals:
         return stream.boot if stream else None
 
     def currency(self) -> str | None:
-        """Of the price list in force, as gateways say; None: none of those that are heard knows one, or they do not
-        agree yet."""
+        """Of the price list in force, as gateways report it; None: no gateway with a live stream knows one, or they do
+        not agree yet."""
         found = {stream.currency for stream in self.gateways.live() if stream.currency is not None}
         return found.pop() if len(found) == 1 else None
 
     # --- for people ---------------------------------------------------------------------------------------------------
 
     def age(self, uid: str) -> float | None:
-        """Seconds since a pod of either kind was last heard; None while its stream is not live."""
+        """Seconds since the last message of a pod of either kind; None while its stream is not live."""
         stream = self.replicas.get(uid) or self.gateways.get(uid)
         return time.monotonic() - stream.received_at if stream else None
 
@@ -126,7 +126,7 @@ class LiveSignals:
         return None if rate is None or self.replicas.get(pod_uid) is None else rate.per_second(time.monotonic())
 
     def arrivals_per_second(self, model_uid: str) -> float | None:
-        """Accepted requests per second over the last 15 to 30 s at the gateways that are heard; None: not known."""
+        """Accepted requests per second over the last 15 to 30 s at the gateways with a live stream; None: not known."""
         now = time.monotonic()
         rates = [r.per_second(now) for uid, r in self._arrivals.get(model_uid, {}).items() if self.gateways.get(uid)]
         known = [rate for rate in rates if rate is not None]
@@ -134,7 +134,7 @@ class LiveSignals:
             return sum(known)
         return 0.0 if self.gateways.live() and not rates else None
 
-    # --- what is heard ------------------------------------------------------------------------------------------------
+    # --- messages -----------------------------------------------------------------------------------------------------
 
     def _replica(self, uid: str, keys: ReplicaKeys | None) -> None:
         model = self._model.get(uid)

@@ -2,9 +2,9 @@
 
 Two instant queries bring everything. A sample is as old as its scrape: an instant query alone would date it to now and
 hide up to five minutes (Prometheus' look-back), so `timestamp()` of each target's info sample is asked first, and the
-values for that same moment second. Ages are told by the Prometheus server's clock alone, so that clocks which differ do
-no harm; where a sample's time is compared with a pod's, the difference of the clocks is taken off. What is older than
-three scrapes is unknown, as is what is not a number, and everything while Prometheus does not answer.
+values for that same moment second. Ages are measured by the Prometheus server's clock alone, so that clocks which
+differ do no harm; where a sample's time is compared with a pod's, the difference of the clocks is taken off. What is
+older than three scrapes is unknown, as is what is not a number, and everything while Prometheus does not answer.
 """
 
 import asyncio
@@ -101,7 +101,7 @@ class PrometheusSignals:
         self.failures = 0
 
     async def run(self) -> None:
-        """Reads until cancelled; what fails is said once, and tried again."""
+        """Reads until cancelled. A failure is logged once, and the read is repeated."""
         async with PromQLClient(self._settings) as client:
             while True:
                 try:

@@ -31,7 +31,7 @@ class CounterRate:
             self._mark_at, self._mark_value = now, value
 
     def per_second(self, now: float) -> float | None:
-        """None until a second has been seen. A counter that is not told of has not changed."""
+        """None until a second has been seen. A counter that is not reported has not changed."""
         if self._at is None or now - self._old_at < 1.0:
             return None
         if now - self._at > 2 * WINDOW_SECONDS:

@@ -18,7 +18,7 @@ _KNOWN_KEYS = frozenset(f.alias or name for name, f in api.ReplicaKeys.model_fie
 )
 
 Changed = Callable[[str, api.ReplicaKeys | None], None]
-"""Hears what is known of a pod, by its uid; None when nothing is."""
+"""Called with a pod's uid and its report; None when nothing is known."""
 
 
 class ReplicaStream(Follower):

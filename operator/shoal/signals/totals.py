@@ -17,7 +17,7 @@ from shoal.net.stream import Follower, ListenerIdentity, PeerStreams, StreamPeer
 from shoal.net.tls import TLSCredentials, ledger_name
 
 Changed = Callable[[str | None], None]
-"""Hears the name of a Tenant of which the ledger said something new; None: of all of them."""
+"""Called with the name of a Tenant whose total changed; None: of all of them."""
 
 _PEER = "ledger"
 
@@ -75,7 +75,7 @@ class TotalsFollower:
             raise ValueError(f"{url!r} is no URL of a ledger: write http://host:port, or https:// for mutual TLS")
         self.changed: Changed = lambda _tenant: None
         self.repriced: Callable[[str | None], None] = lambda _currency: None
-        """Hears the currency of the price list in force, whenever the ledger names it; None: there is none."""
+        """Called with the currency of the price list in force, whenever the ledger names it; None: there is no list."""
         self.month = ""
         self.rate_table: RateTable | None = None
         self._host, self._port = parts.hostname, parts.port or LEDGER_PORT
@@ -104,12 +104,11 @@ class TotalsFollower:
 
     @property
     def live(self) -> bool:
-        """Whether the totals are known now: the ledger is heard, and has read its books."""
+        """Whether the totals are known now: the ledger's stream is live, and the ledger has read its database."""
         return bool(self.month) and self._streams.get(_PEER) is not None
 
     def total(self, tenant: str) -> MonthTotal | None:
-        """As it was heard last; None: the ledger never said anything. A tenant that it does not name has used
-        nothing."""
+        """The last report; None: the ledger never reported. A tenant that it does not name has used nothing."""
         if not self.month:
             return None
         found = self._made.get(tenant)

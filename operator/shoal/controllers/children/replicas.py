@@ -98,8 +98,8 @@ def deletion_costs(
     loads: Loads = lambda _uid: None,
 ) -> list[tuple[facts.Pod, int]]:
     """The pods whose deletion cost has to change: so many as `leaving` says (node -> pods) go first, of each node at
-    least `forced`. Those that do not serve before those that do; then whoever is marked already; then the cheapest
-    loss: fewest requests, the least in its cache. Pods that were to go once and are to stay are ordinary again."""
+    least `forced`. The order: pods that do not serve, pods that are marked already, then the cheapest loss (fewest
+    requests, least in the cache). A pod that was marked and is to stay loses its mark."""
     here = [p for p in pods if not p.deleting and not p.finished]
     must, spare = dict(forced), sum(leaving.values()) - sum(forced.values())
     chosen: set[str] = set()

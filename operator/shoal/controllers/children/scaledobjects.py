@@ -33,7 +33,7 @@ class ScaledObjectWriter:
         self._children = Children(world)
 
     def forget_certificates(self) -> None:
-        """Looks at every ConfigMap once more: no watch reports that somebody deleted one."""
+        """Checks every ConfigMap again at the next run: no watch reports a deleted one."""
         for _, record in self._state.records():
             record.keda_ca = None
 
@@ -91,8 +91,8 @@ class ScaledObjectWriter:
             await self._scales.scale(model, gpu_class, target)
 
     async def wake(self, model: Model, gpu_class: str, target: Target) -> None:
-        """From zero, ahead of the plan: KEDA is told at once, its ScaledObject follows with the plan. Raises as
-        `scale`."""
+        """Wakes a Model from zero, ahead of the plan: the number is pushed to KEDA at once. The ScaledObject follows
+        with the plan. Raises as `scale`."""
         found = self._deployment_of(model, gpu_class)
         key, driver = (found.namespace, found.name), self._driver.observer.driver(model)
         if driver == "KEDA" or self._driver.observer.writer(driver, found) == "KEDA":

@@ -37,7 +37,7 @@ class WorkloadWriter:
         """(Model's uid, Secret's name) of key Secrets that were seen: their content cannot change."""
 
     def forget_secrets(self) -> None:
-        """Looks at every key Secret once more: somebody may have deleted one."""
+        """Checks every key Secret again at the next run: one may have been deleted."""
         self._secrets.clear()
 
     # --- the children -----------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class WorkloadWriter:
 
     async def _create(self, shape: VariantShape) -> Child:
         # An absent `replicas` would become 1: a pod before the scaler said so. Without force: should the Deployment be
-        # there after all, with replicas that somebody else owns, the 0 must not reach it.
+        # there after all, with replicas that another manager owns, the 0 must not reach it.
         wanted = manifests.deployment(shape, surge=False, replicas=0)
         metadata, client, table = wanted["metadata"], self._world.client, self._world.deployments
         since = table.mark()

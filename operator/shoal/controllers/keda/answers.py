@@ -6,7 +6,7 @@ from typing import Protocol
 from shoal.core.keda import ScalerAnswer
 
 Changed = Callable[[str, str], None]
-"""Heard with namespace and name of a ScaledObject whose answer is another one now."""
+"""Called with namespace and name of a ScaledObject whose answer has changed."""
 
 
 class Answers(Protocol):
@@ -14,7 +14,7 @@ class Answers(Protocol):
 
     def answer(self, namespace: str, name: str) -> ScalerAnswer | None:
         """None: no variant of a Model whose driver is KEDA has this ScaledObject, or nothing is decided of it yet; KEDA
-        is told that it is unavailable, and keeps what there is."""
+        gets UNAVAILABLE, and keeps the current replicas."""
         ...
 
     def polled(self, namespace: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What is told of Models whose replicas KEDA writes."""
+"""Messages and conditions of Models whose replicas KEDA writes."""
 
 import asyncio
 import math
@@ -43,7 +43,7 @@ class Conditions:
         endpoint: ScalerEndpoint,
         wake: Callable[[str], None],
     ) -> None:
-        """`wake` hears the uid of a Model of which something else is to be said."""
+        """`wake` is called with the uid of a Model whose messages have changed."""
         self._world, self._observer, self._targets, self._endpoint = world, observer, targets, endpoint
         self._wake = wake
         self._problem: str | None = None
@@ -107,7 +107,7 @@ class Conditions:
             self.sweep()
 
     def sweep(self) -> None:
-        """Wakes the Models of which something else is to be told, that no event tells of."""
+        """Wakes the Models whose messages have changed without an event."""
         if self._problem != (problem := self._endpoint.problem):
             self._problem = problem
             self.wake_all()

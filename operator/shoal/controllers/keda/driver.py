@@ -29,7 +29,7 @@ class Driver:
         endpoint: ScalerEndpoint,
         wake: Callable[[str], None],
     ) -> None:
-        """`wake` hears the uid of a Model of which something else is to be said or done."""
+        """`wake` is called with the uid of a Model that must be reconciled again."""
         self._world, self._endpoint, self._wake = world, endpoint, wake
         self.targets = targets
         self.kinds = kinds(world)

@@ -81,7 +81,7 @@ def endpoint_slice(namespace: str, here: OwnAddress) -> JsonObject:
         "namespace": namespace,
         "labels": {
             "kubernetes.io/service-name": names.SCALER_SERVICE,
-            # Kubernetes' own controller leaves alone what somebody else manages.
+            # Kubernetes' own controller leaves slices of other managers alone.
             "endpointslice.kubernetes.io/managed-by": "operator.shoal.dev",
             names.LABEL_MANAGED_BY: names.MANAGED_BY,
         },

@@ -1,4 +1,4 @@
-"""What is seen of KEDA for one Model: its ScaledObjects, HPAs, and who asks."""
+"""Observation of KEDA for one Model: its ScaledObjects, its HPAs, and whether KEDA polls."""
 
 from collections.abc import Iterable
 

@@ -22,7 +22,7 @@ END_SECONDS: Final = 1.0
 """That calls get when this process leads no more; all are answered from memory."""
 
 CALLS: Final = 20_000
-"""Open at the same time, streams included: two per ScaledObject. Whoever reaches the port could open more."""
+"""Concurrent calls, streams included; KEDA needs two per ScaledObject. The bound is for other clients of the port."""
 
 _OPTIONS: Final = (
     # The port of another process is a fault to tell of; it is not to be shared with that process.
@@ -49,7 +49,7 @@ class ScalerServer:
         endpoints: Endpoints | None,
     ) -> None:
         """`certain`: whether this process is sure to lead, asked before each answer. `certificate`: None for plain
-        HTTP/2. `endpoints`: None where KEDA is told of an address otherwise."""
+        HTTP/2. `endpoints`: None where KEDA gets the address in another way."""
         self._service = ScalerService(answers, certain)
         self._host, self._wanted_port = host, port
         self.certificate, self._endpoints = certificate, endpoints

@@ -23,7 +23,7 @@ METRIC: Final = "replicas"
 FIRST_PUSH_SECONDS: Final = 0.25
 PUSH_SECONDS: Final = 1.0
 """KEDA drops a push for whose ScaledObject it knows no metric yet, and says nothing: so it is pushed again, soon at
-first, since somebody waits, and then every second."""
+first, since a request waits, and then every second."""
 SETTLED_PUSH_SECONDS: Final = 15.0
 """The same once replicas stand: each push costs KEDA a write of the ScaledObject's status, of which it does 20 a second
 by default."""

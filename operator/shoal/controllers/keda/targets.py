@@ -33,7 +33,7 @@ class ScalerTargets:
     reservations: Reservations
     """An answer is a promise: KEDA's HPA may write it at any moment."""
     polled_again: Callable[[str], None]
-    """Hears the uid of a Model of which KEDA had been silent."""
+    """Called with the uid of a Model that KEDA polls again after a silence."""
     clock: Callable[[], float] = time.monotonic
     changed: list[Changed] = field(default_factory=list[Changed])
     _entries: dict[Key, _Entry] = field(default_factory=dict[Key, _Entry])
@@ -80,7 +80,7 @@ class ScalerTargets:
         return self._polled.get(key)
 
     def mark_stale(self, key: Key) -> None:
-        """KEDA has not asked for too long: the next question is told."""
+        """KEDA has not polled for too long: its next poll is reported."""
         self._stale.add(key)
 
     def notify(self, key: Key) -> None:
@@ -102,7 +102,7 @@ class ScalerTargets:
             self.drop(key)
 
     def begin(self) -> None:
-        """A new term: nothing is answered before it is decided anew, and nobody was heard."""
+        """A new term: no answer is given before a new decision, and no poll is remembered."""
         for key in list(self._entries):
             self.drop(key)
         self._polled.clear()

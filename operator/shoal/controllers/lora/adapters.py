@@ -48,7 +48,7 @@ class AdapterController:
         self.reader = AdapterReader(world, queue.add)
         self.namespaces = Namespaces(world, self._namespace)
         self._pools: dict[str, Chosen | None] = {}
-        """Pool -> as its adapters were told of it last."""
+        """Pool -> its state as its adapters last got it."""
 
     # --- what wakes an adapter --------------------------------------------------------------------------------------
 

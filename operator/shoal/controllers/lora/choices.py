@@ -25,7 +25,7 @@ class Chosen:
     problem: ModelProblem | None
     """Why it is not accepted."""
     settings: AdapterSettings | None = None
-    """What its agents are told; None while it is not accepted, or its base was not read yet."""
+    """The settings that its agents get; None while the pool is not accepted, or its base was not read yet."""
     demands: str = ""
     """With settings: what they ask of each adapter."""
 

@@ -41,13 +41,13 @@ class _PodState:
     desired: tuple[DesiredAdapter, ...]
     digest: str
     boot: str | None = None
-    """The agent's boot that was told `told`."""
+    """Boot id of the agent that got `told`."""
     sent_digest: str = ""
 
 
 class DesiredAdapterWriter:
-    """`want` what a replica should hold; `heard` when an agent may have started anew; `run` while this operator
-    leads."""
+    """Call `want` with what a replica should hold, `heard` when an agent may have restarted, and `run` while this
+    operator leads."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class DesiredAdapterWriter:
         self.queue.add(pod.uid)
 
     def reported(self, pod_uid: str) -> None:
-        """Its agent said something: perhaps it is another process than the one that was told."""
+        """The agent sent a message: it may be another process than the one that got the desired adapters."""
         known = self._wanted.get(pod_uid)
         if known is None:
             return
@@ -86,7 +86,7 @@ class DesiredAdapterWriter:
             self.queue.add(pod_uid)
 
     def begin(self) -> None:
-        """A new term: whoever led meanwhile may have told something else."""
+        """A new term: another leader may have sent other desired adapters."""
         self._wanted.clear()
 
     def on_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
@@ -109,7 +109,7 @@ class DesiredAdapterWriter:
         known = self._wanted.get(pod_uid)
         boot = self._signals.agent_boot(pod_uid)
         if known is None or boot is None:
-            return None  # `heard` comes with the stream
+            return None  # the stream calls `heard`
         pod, install = self._world.pods.get(known.pod_key), self._install.keys
         if pod is None or pod.uid != pod_uid or pod.ip is None or pod.model_uid is None or install is None:
             return None

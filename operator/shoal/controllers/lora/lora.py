@@ -48,12 +48,12 @@ class LoRAControllers:
         return self.pools.queue, self.adapters.queue, self.desired.queue
 
     def reported(self, model_uid: str | None, urgent: bool) -> None:
-        """Something else is said of a Model, or with None perhaps of every Model."""
+        """The signals of a Model changed, or with None perhaps those of every Model."""
         self.placer.reported(model_uid, urgent)
 
     def enqueue_all(self) -> None:
-        """After a list of everything. Adapters have no children that somebody could have changed, and what was missed
-        of them the list itself tells."""
+        """After a list of everything. Adapters have no children that could have been changed, and the list itself
+        contains the changes that were missed."""
         self.pools.enqueue_all()
 
     async def run(self) -> None:

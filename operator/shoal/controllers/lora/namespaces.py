@@ -14,8 +14,8 @@ from shoal.kube.resources import NAMESPACES
 
 
 class Namespaces:
-    """`labels` of one, None while they are not known; `changed` hears a namespace whose labels are others, or "" when
-    all may be."""
+    """`labels` returns those of one namespace, None while they are not known. `changed` is called with a namespace
+    whose labels changed, or "" when any may have changed."""
 
     def __init__(self, world: World, changed: Callable[[str], None]) -> None:
         self._world, self._changed = world, changed

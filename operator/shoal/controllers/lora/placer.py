@@ -2,8 +2,7 @@
 per adapter.
 
 The controller of adapters enters what is to be placed and reads where it is; what a replica should hold goes to its
-agent. What is heard of replicas and gateways is looked at once per `PACE_SECONDS`, and planned with only if it says
-something else than before.
+agent. Signals of replicas and gateways are read once per `PACE_SECONDS`, and a plan is made only if they have changed.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ log = structlog.get_logger()
 SETTLE_SECONDS: Final = 0.1
 """Changes come in bunches."""
 PACE_SECONDS: Final = 1.0
-"""Between two looks at what is heard, where nothing else changed."""
+"""Seconds between two readings of the signals, where nothing else changed."""
 SWITCH_TIMEOUT_SECONDS: Final = 30.0
 """A newer revision that some replica has loaded takes over after so long, though others have not: one that hangs must
 not keep it from all. Where it is missing its first request loads it."""
@@ -58,7 +57,7 @@ class Placer:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`wake` hears the keys of adapters whose part of the plan changed."""
+        """`wake` is called with the keys of adapters whose part of the plan changed."""
         self._world, self._choices, self._desired, self._clock = world, choices, desired, clock
         self._wake_adapter = wake
         self.observer = PoolObserver(world, signals)
@@ -135,8 +134,8 @@ class Placer:
     # --- what wakes it ----------------------------------------------------------------------------------------------
 
     def reported(self, model_uid: str | None, urgent: bool) -> None:
-        """Something else is heard of a Model's replicas, or with None of any; or of gateways. `urgent`: a replica came
-        or went, or an engine was started anew."""
+        """The signals of a Model's replicas changed (None: of any Model), or those of gateways. `urgent`: a replica was
+        added or removed, or an engine restarted."""
         if not self._leads or not self.pools:
             return
         seconds = SETTLE_SECONDS if urgent else PACE_SECONDS

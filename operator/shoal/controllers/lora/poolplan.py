@@ -78,7 +78,7 @@ def sources_of(adapter: LoRAAdapter, revisions: Revisions) -> dict[str, DesiredA
 def desired_adapters(
     sources: Mapping[str, DesiredAdapter], entries: Iterable[types.PlannedAdapter]
 ) -> Iterable[DesiredAdapter]:
-    """A floor as an agent is told it."""
+    """The desired adapters in the form that an agent gets."""
     for entry in entries:
         source = sources.get(entry.name)
         if source is not None:

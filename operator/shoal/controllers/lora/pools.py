@@ -35,7 +35,7 @@ class PoolController:
     def __init__(
         self, world: World, choices: Choices, secrets_found: Callable[[str], Awaitable[None]], queue: WorkQueue
     ) -> None:
-        """`secrets_found` hears of a pool whose Secrets are there, of which one was missing."""
+        """`secrets_found` is called with a pool whose Secrets all exist, after one was missing."""
         self._world, self._choices, self._secrets_found, self.queue = world, choices, secrets_found, queue
 
     def on_pool(self, key: str, before: Custom[LoRAPool] | None, after: Custom[LoRAPool] | None) -> None:
@@ -150,7 +150,7 @@ class PoolController:
 
 
 def _stored_missing(pool: LoRAPool) -> str:
-    """What was said last of Secrets that do not exist; "" when all did."""
+    """The last message about Secrets that do not exist; "" when all existed."""
     ready = find(pool.status.conditions, reasons.READY) if pool.status else None
     return ready.message if ready is not None and ready.reason == reasons.SECRET_NOT_FOUND else ""
 

@@ -75,7 +75,7 @@ class _Source:
 
 
 class AdapterReader:
-    """`ask` in a reconcile; `run` makes the Jobs; `changed` hears the adapters about which something is known now."""
+    """Call `ask` in a reconcile. `run` creates the Jobs. `changed` is called with the adapters that have new facts."""
 
     def __init__(self, world: World, changed: Callable[[str], None]) -> None:
         self._world, self._changed = world, changed

@@ -1,4 +1,4 @@
-"""What placing adapters hears of replicas and gateways."""
+"""The signals of replicas and gateways that placing adapters needs."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -15,11 +15,11 @@ class AdapterSignals(Protocol):
         ...
 
     def agent_boot(self, pod_uid: str) -> str | None:
-        """The boot id of an agent that is heard."""
+        """Boot id of an agent whose stream is live."""
         ...
 
     def boot(self, gateway_uid: str) -> str | None:
-        """The boot id of a gateway that is heard."""
+        """Boot id of a gateway whose stream is live."""
         ...
 
     def adapter_demand(self, gateway_uid: str) -> Mapping[str, AdapterDemand] | None:
@@ -28,7 +28,7 @@ class AdapterSignals(Protocol):
 
 
 class NoAdapterSignals:
-    """Nothing is heard: adapters are loaded when they are asked for. For an operator without streams of its own."""
+    """No signals: adapters are loaded on demand. For an operator without streams of its own."""
 
     def keys(self, pod_uid: str) -> ReplicaKeys | None:
         return None

@@ -1,4 +1,4 @@
-"""What is told to people of pools and adapters: where they are, how they are used, why one is not placed."""
+"""The view of pools and adapters for people: where adapters are, how they are used, why one is not placed."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -18,7 +18,7 @@ _NOTHING = AdapterDemand(model="")
 
 
 class AdapterView:
-    """Put into words only when somebody asks."""
+    """The view is computed only when it is requested."""
 
     def __init__(self, world: World, placer: Placer, signals: AdapterSignals) -> None:
         self._world, self._placer, self._signals = world, placer, signals

@@ -83,7 +83,7 @@ class ObjectMetrics(Collector):
         self._wanted, self._leads = wanted, leads
 
     def describe(self) -> Iterable[Metric]:
-        """For whoever wants the names, also where nothing is exported now."""
+        """The metrics' names, also while nothing is exported."""
         return list(_families().values())
 
     def collect(self) -> Iterable[Metric]:

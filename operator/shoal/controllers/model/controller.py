@@ -232,7 +232,8 @@ class ModelController:
     async def _publish_waiting(
         self, key: str, custom: Custom[Model], reading: SourceReading | None, decided: PlacementDecision
     ) -> None:
-        """A replica that is asked for beyond what is free says so first: whoever counts GPUs finds no surplus."""
+        """A replica that waits for GPUs is reported before its pod is made, so that no count of GPUs shows a
+        surplus."""
         model = custom.object
         if model is None or not decided.placement.waiting:
             return
@@ -251,7 +252,7 @@ class ModelController:
             where = f"{model.metadata.namespace}/{reference.name}"
             try:
                 what = secret_advice(model.spec.source.uri)
-            except ValueError:  # told as a problem of its own
+            except ValueError:  # reported as a problem of its own
                 what = "create it"
             return f"spec.source.secretRef: there is no Secret {where}; {what}"
         return None

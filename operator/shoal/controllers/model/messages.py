@@ -1,4 +1,4 @@
-"""What people are told of a Model besides its ordinary status."""
+"""Messages to people about a Model, besides its ordinary status."""
 
 from collections.abc import Mapping
 from datetime import datetime

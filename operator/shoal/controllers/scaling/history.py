@@ -1,4 +1,4 @@
-"""The last decisions of each Model with their inputs, and what is heard of it now: `kubectl shoal why` and `top`."""
+"""The last decisions of each Model with their inputs, and its present signals: `kubectl shoal why` and `top`."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -45,7 +45,7 @@ def _record(entry: DecisionEntry) -> DecisionRecord:
 
 
 class DecisionHistory:
-    """Decisions are kept as they are made, in the Models' records, and described only when somebody asks."""
+    """Decisions are kept as they are made, in the Models' records, and described only when they are requested."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class DecisionHistory:
         signals: ScalingSignals,
         driven: Callable[[Model], DriverStats | None],
     ) -> None:
-        """`driven`: what is said of a Model whose replicas KEDA writes."""
+        """`driven`: the message about a Model whose replicas KEDA writes."""
         self._world, self._state, self._signals, self._driven = world, state, signals, driven
 
     def stats(self, namespace: str | None = None) -> Iterator[ModelScaling]:
@@ -139,6 +139,6 @@ def _same(one: ScalingDecision, other: ScalingDecision) -> bool:
 
 
 def _total(demands: dict[str, Demand | None], of: Callable[[Demand], int]) -> int | None:
-    """Over the gateways that are heard; None when there are some and none is."""
+    """The sum over the gateways with a live stream; None when gateways exist and no stream is live."""
     heard = [d for d in demands.values() if d is not None]
     return sum(of(d) for d in heard) if heard or not demands else None

@@ -1,4 +1,4 @@
-"""Decides how many replicas each Model has: when something that is heard or seen of it changed, or when it is due.
+"""Decides how many replicas each Model has: when a signal or an object changed, or when a decision is due.
 
 A decision is a short computation without I/O, so that two of one Model never overlap; nothing runs while nothing
 changes. The planner reads the number; only the way from zero goes ahead of it.
@@ -59,8 +59,8 @@ class Scaler:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`notify` hears the key of a Model of which something else is to be said, and after how many seconds that is
-        early enough."""
+        """`notify` is called with the key of a Model whose status must change, and the delay in seconds that its
+        reconcile may have."""
         self._world, self._state, self._observer, self._waker = world, state, observer, waker
         self._stale_signals, self._notify, self._clock = stale_signals, notify, clock
         self._urgent: OrderedDict[str, None] = OrderedDict()
@@ -69,7 +69,7 @@ class Scaler:
         self._term_began = clock()
         self._leads = False
         self.decided: list[Callable[[Model, ScalingDecision, int], None]] = []
-        """Heard with a decision that changes the number, and the number before."""
+        """Called with a decision that changes the number, and the number before."""
 
     # --- what is read -----------------------------------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ class Scaler:
     # --- what wakes it ----------------------------------------------------------------------------------------------
 
     def changed(self, model_uid: str | None, urgent: bool) -> None:
-        """Something else is heard of a Model, or with None perhaps of every Model."""
+        """The signals of a Model changed, or with None perhaps those of every Model."""
         if not self._leads:
             return
         if model_uid is None:
@@ -223,7 +223,7 @@ class Scaler:
             DECISIONS.labels("same").inc()
             serving = sum(p.ready and not p.deleting for p in self._world.pods.by("model", uid))
             if scaling.wanted and serving >= scaling.wanted:
-                scaling.decision = None  # told, and done
+                scaling.decision = None  # the decision is published and carried out
             elif not scaling.wanted and scaling.decision is None:
                 scaling.decision = decision
             return

@@ -1,4 +1,4 @@
-"""What the scaler hears of replicas and gateways: a stream to each of their pods, or something that stands for it."""
+"""The scaler's signals of replicas and gateways: a stream to each of their pods, or a replacement of the streams."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,15 +24,15 @@ class ScalingSignals(Protocol):
         ...
 
     def demand(self, gateway_uid: str, model_uid: str) -> Demand | None:
-        """What a gateway has of a Model; zeros when it is heard and has nothing."""
+        """A gateway's demand for a Model; zeros while its stream is live and it has none."""
         ...
 
     def boot(self, gateway_uid: str) -> str | None:
-        """The boot id of a gateway that is heard."""
+        """Boot id of a gateway whose stream is live."""
         ...
 
     def age(self, uid: str) -> float | None:
-        """Seconds since a pod of either kind was heard."""
+        """Seconds since the last message of a pod of either kind."""
         ...
 
     def tokens_per_second(self, pod_uid: str) -> float | None:
@@ -47,8 +47,8 @@ class ScalingSignals(Protocol):
 class SignalStreams:
     """Listens to every engine pod and every gateway that the store knows, whether this operator leads or not.
 
-    `pooled`: of the engine pods only to those of Models with a LoRAPool. Which adapters they have is told in streams
-    alone, wherever loads come from.
+    `pooled`: of the engine pods only to those of Models with a LoRAPool. Only streams report which
+    adapters they have, wherever loads come from.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class SignalStreams:
         credentials: TLSCredentials | None = None,
         repriced: Callable[[], None] = lambda: None,
     ) -> None:
-        """`repriced` hears that the ledger's currency is another one."""
+        """`repriced` is called when the ledger's currency changes."""
         self._world, self._install, self._pooled = world, install, pooled
         self._credentials = credentials
         self.listener = LiveSignals(changed, identity, repriced)

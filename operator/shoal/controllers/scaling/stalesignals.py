@@ -14,7 +14,7 @@ class StaleSignals:
     """`update` with each decision; read `message`. Keeps a timer only for a Model of which something else is due."""
 
     def __init__(self, state: FleetState, changed: Callable[[str], None], clock: Callable[[], float]) -> None:
-        """`changed` hears the key of a Model of which `message` is another one."""
+        """`changed` is called with the key of a Model whose `message` changed."""
         self._state, self._changed, self._clock = state, changed, clock
 
     def message(self, model: Model) -> str | None:

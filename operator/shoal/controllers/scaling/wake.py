@@ -1,4 +1,4 @@
-"""From zero, ahead of the plan: somebody waits, and a plan of the whole fleet takes its time.
+"""A wake from zero, ahead of the plan: a request waits, and a plan of the whole fleet would take longer.
 
 A class is chosen from what is free now, less what was promised since; the plan that follows reads it as asked for, and
 may move it. Where nothing is free, or others wait for the same GPUs, the plan decides.

@@ -23,7 +23,7 @@ _LONGEST_WAIT = 24 * 3600.0
 class TenantController:
     def __init__(self, world: World, queue: WorkQueue, currency: Callable[[], str | None] | None = None):
         """`currency`: of the price list in force, as gateways say; it gives None where it is not known, and is None
-        where no gateway reports. `repriced` wants to hear of another one."""
+        where no gateway reports. Call `repriced` when it changes."""
         self._world, self.queue, self._currency = world, queue, currency
 
     def on_tenant(self, key: str, before: Custom[Tenant] | None, after: Custom[Tenant] | None) -> None:

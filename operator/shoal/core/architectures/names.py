@@ -90,8 +90,7 @@ MULTIMODAL: Final = _names("""
     Qwen3_5MoeForConditionalGeneration Qwen4ExpForConditionalGeneration Step3p7ForConditionalGeneration
     StepVLForConditionalGeneration VoxtralForConditionalGeneration WhisperForConditionalGeneration
 """)
-"""These read images, sound or video unless told not to. Gemma 3, Llama 4 and Step 3 do only with
---enable-multimodal."""
+"""These read images, sound or video by default. Gemma 3, Llama 4 and Step 3 do so only with --enable-multimodal."""
 
 HEARS_ONLY: Final = _names("""
     GlmAsrForConditionalGeneration Qwen2AudioForConditionalGeneration Qwen3ASRForConditionalGeneration

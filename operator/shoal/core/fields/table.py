@@ -235,7 +235,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "web_search_options": "there is no web search",
     "verbosity": "no engine knows it",
 }
-"""Fields of SGLang or OpenAI that are refused, with the reason that the client is told."""
+"""Fields of SGLang or OpenAI that are refused, with the reason that the client gets."""
 
 
 def not_in_table(name: str) -> FieldProblem:

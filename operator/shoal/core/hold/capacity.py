@@ -54,7 +54,7 @@ def share_of(held_here: int, held_elsewhere: int | None) -> float:
 def allowance(reported: ReplicaKeys | None, own: OwnInFlight, *, kv_percent: int, share: float) -> Allowance:
     """What this gateway may release to a replica now. `reported` None: its signal is stale.
 
-    Rounded up, so that the smallest share is still one request, and a round never ends with everybody waiting. An
+    Rounded up, so that the smallest share is still one request, and a round always releases a request. An
     engine whose queue is empty always gets a next request, however many tokens it has: it knows best what fits.
     """
     if reported is None:

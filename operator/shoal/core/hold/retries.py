@@ -4,9 +4,10 @@
 traffic has some too. A retry costs one. If it succeeds, it is returned with another one on top: requests to a Model
 that has recovered grow exponentially, while a Model that still fails gets no more than its budget.
 
-**Suspects.** A request whose replica died under it, before any byte of an answer, is suspect: it cannot be told from
-one that was only there at the time. It may cost one more replica, and never a third. A refused connection, a clean 503,
-a connection that broke while the engine lives on, and a replica that was leaving anyway say nothing about the request.
+**Suspects.** A request whose replica died under it, before any byte of an answer, is suspect: it may have killed
+the replica, or only have been there at the time. It may cost one more replica, and never a third. A refused connection,
+a clean 503, a connection that broke while the engine lives on, and a replica that was leaving anyway say nothing about
+the request.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,7 @@
-"""What KEDA is told, so that its arithmetic and the HPA's land on what `core/scaling` and `core/placement` decided.
+"""The answers to KEDA, with which its arithmetic and the HPA's arrive at the numbers of `core/scaling` and
+`core/placement`.
 
-types.py       what is answered for one variant; ScaledObjects and HPAs as they are seen
+types.py       the answer for one variant; observed ScaledObjects and HPAs
 arithmetic.py  number -> metric and bounds, so that the HPA can only land on the number; minReplicas and
                maxReplicas over the variants of a Model
 writer.py      who writes replicas now: Shoal or KEDA, also while the driver changes

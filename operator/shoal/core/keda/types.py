@@ -56,7 +56,7 @@ class Autoscaler:
     target: str
     """Name of the Deployment that it scales."""
     scaled_object: str | None
-    """uid of Shoal's ScaledObject that it belongs to; None: somebody else's, made by KEDA or not."""
+    """uid of Shoal's ScaledObject that it belongs to; None: another owner's HPA, made by KEDA or not."""
     exact: bool
     """It stores tolerance 0 both ways: any difference counts. API servers before 1.35 drop the field."""
     active: bool | None

@@ -91,7 +91,7 @@ class ClassCapacity:
             self._set_free(i, max(0, self.soon[i]))
 
     def will_release(self, i: int, gpus: int) -> None:
-        """A replica on node `i` is told to go."""
+        """A replica on node `i` is to be removed."""
         self._soon(i, gpus)
         self._none_soon = None
 

@@ -114,7 +114,7 @@ def fleet(snapshot: ModelSnapshot, load: FleetLoad, now: float) -> FleetCapacity
             load_known=replica.uid not in load_unknown,
         )
         never_ready = not (replica.ready or replica.was_ready)
-        # The last two only decide between equals: whoever comes first in the store must not matter.
+        # The last two only decide between equals: the order in the store must not matter.
         rank = (never_ready, order.get(replica.gpu_class, len(order)), slot.ready_in, hopeless, not slot.load_known)
         ranked.append((rank, slot))
     for variant in snapshot.variants:

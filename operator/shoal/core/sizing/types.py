@@ -66,7 +66,7 @@ class Tuning:
     quantization: str | None = None
     """--quantization, or the variant's. None: that of the checkpoint."""
     longer_context: bool = False
-    """SGLang was told to accept a context longer than the config allows, or gets another config."""
+    """SGLang's arguments allow a context longer than the config's, or name another config."""
     draft: str | None = None
     """The speculative algorithm, if it loads a draft model of unknown size."""
     adapters: AdapterSlots | None = None
