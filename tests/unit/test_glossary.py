@@ -44,6 +44,10 @@ TEXTS: Final = re.compile(
 )
 """Forbidden in messages, docstrings and comments of the product, and on pages."""
 
+SPEECH: Final = re.compile(r"\b(?:told|heard|hears|somebody|everybody|whoever)\b", re.IGNORECASE)
+"""Forbidden in docstrings and comments of the product, outside of code in backquotes: processes send, receive and
+report, and a sentence names its subject."""
+
 ORDINARY: Final[Mapping[str, str]] = {
     "operator/shoal/cli/logs.py": "cannot be undone",
 }
@@ -96,6 +100,32 @@ def test_no_text_of_the_product_and_no_page_has_a_banned_term() -> None:
         if bad := bad_texts(text):
             found[name] = bad
     assert found == {}
+
+
+def prose(source: str) -> Iterator[str]:
+    """Docstrings, also of fields, and comments."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value.value
+
+
+def speech(source: str) -> list[str]:
+    if not SPEECH.search(source):
+        return []
+    return [found[0] for text in prose(source) for found in SPEECH.finditer(re.sub("`[^`]*`", "", text))]
+
+
+def test_docstrings_and_comments_name_what_happens_and_its_subject() -> None:
+    found = {name: bad for name in files("operator/shoal/*.py") if (bad := speech((ROOT / name).read_text()))}
+    assert found == {}
+
+
+def test_the_check_of_prose_can_fail() -> None:
+    assert speech("def f():\n    '''Hears of `told` pods.'''\n    x = 1  # whoever asks") == ["whoever", "Hears"]
+    assert not speech("told = heard = 1  # `told` is sent")
 
 
 @pytest.mark.parametrize(

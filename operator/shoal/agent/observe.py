@@ -67,7 +67,7 @@ def phase(
         case Probe.READY:
             return "ready"
         case Probe.NOT_READY:
-            # SGLang returns 503 as soon as it is told to stop, while it finishes running requests.
+            # SGLang returns 503 from SIGTERM on, while it finishes running requests.
             return "draining" if was_ready else "loading"
         case Probe.SILENT if was_ready:
             return before if silent < SILENT_LIMIT else None

@@ -78,7 +78,7 @@ class SourceCredentials(Object):
     `s3://adapters` does not match `s3://adapters-of-others/a`. The longest matching prefix applies."""
     secret_ref: SecretReference
     """Secret in the pool's namespace, with the keys of a Model's `source.secretRef`. It is used for every adapter of
-    the pool with a matching source, whoever created the adapter: grant it no more than what the pool may read."""
+    the pool with a matching source, of any namespace: grant it no more than what the pool may read."""
 
 
 class LoRAPoolSpec(Object):

@@ -44,8 +44,8 @@ class TenantModel(Object):
     """Name of the Model."""
     adapters: Annotated[Literal["Same", "None"], K8s(default_in_code=True)] = "Same"
     """Same: also grants the adapters of the Model's pool that list the tenant and are in the Model's own namespace,
-    where whoever can write adapters can change the Model too. None: grants only the Model. Adapters of other namespaces
-    are granted by `spec.adapters`. Default: Same."""
+    where a user who can write adapters can change the Model too. None: grants only the Model. Adapters of other
+    namespaces are granted by `spec.adapters`. Default: Same."""
 
 
 AdapterName = Annotated[

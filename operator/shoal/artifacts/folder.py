@@ -55,7 +55,7 @@ class FolderSource(RangedSource):
         return Manifest(source=self._source.uri, origin=self._source.uri, revision=None, files=files)
 
     async def authorise(self, manifest: Manifest) -> None:
-        """No check: whoever can mount the folder can read it."""
+        """No check: a process that has the folder mounted can read it."""
 
     async def stream(self, file: File, start: int, end: int) -> AsyncGenerator[bytes]:
         try:
