@@ -107,8 +107,10 @@ class GatewayUnderTest:
             agents=self.agents,
             engine_port=lambda r: self.ports[r.uid],
         )
+        self.ready = True
+        """As /healthz answers."""
         self.server: HTTPServer = make_server(
-            GatewayApp(self.app),
+            GatewayApp(self.app, lambda: self.ready),
             host="127.0.0.1",
             port=0,
             keep_alive=5,

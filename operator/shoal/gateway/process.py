@@ -190,7 +190,7 @@ class GatewayProcess:
             credentials=self.credentials,
         )
         self.server = make_server(
-            GatewayApp(self.gateway),
+            GatewayApp(self.gateway, lambda: not self.missing()),
             host=settings.host,
             port=settings.port,
             keep_alive=settings.keep_alive_seconds,

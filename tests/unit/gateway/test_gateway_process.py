@@ -28,6 +28,8 @@ async def test_from_nothing_to_an_answer_and_on_without_the_api_server(tmp_path:
         assert why["installKey"].endswith("the operator makes them")
         async with session.get(f"http://127.0.0.1:{process.ops.port}/healthz") as alive:
             assert alive.status == 200
+        async with session.get(f"http://127.0.0.1:{process.server.port}/healthz") as balanced:
+            assert balanced.status == 503
         # A key that is not known yet may be right: an SDK tries again after a 503, and gives up after a 401.
         async with ask(session, process) as refused:
             assert (refused.status, refused.headers["retry-after"]) == (503, "1")
@@ -56,6 +58,8 @@ async def test_from_nothing_to_an_answer_and_on_without_the_api_server(tmp_path:
         stack.callback(listener.close)
         give(tmp_path / "key", INSTALL_KEY)
         await until_ready(session, process)
+        async with session.get(f"http://127.0.0.1:{process.server.port}/healthz") as balanced:
+            assert balanced.status == 200
         assert process.metrics.registry.get_sample_value("shoal_gateway_invalid_objects_total", {"kind": "Model"}) == 1
         assert process.metrics.registry.get_sample_value("shoal_gateway_invalid_objects_total", {"kind": "Tenant"}) == 1
         async with asyncio.timeout(30):

@@ -28,6 +28,19 @@ NOBODY_WAITS = Limits(max_requests=0)
 CHAT = {"model": "llama", "messages": [{"role": "user", "content": "hi"}]}
 
 
+async def test_a_load_balancer_sees_whether_the_gateway_takes_requests_without_a_key(tmp_path: Path):
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        for method, body in (("GET", "ok\n"), ("HEAD", "")):
+            async with it.session.request(method, f"{it.url}/healthz") as answer:
+                assert (answer.status, await answer.text()) == (200, body)
+        it.ready = False
+        async with it.session.get(f"{it.url}/healthz") as answer:
+            assert (answer.status, await answer.text()) == (503, "not ready\n")
+        async with it.session.post(f"{it.url}/healthz") as answer:
+            assert answer.status == 404
+        assert it.app.in_flight == 0
+
+
 async def test_answers_and_records(tmp_path: Path):
     engine = ScriptedEngine()
     async with gateway(tmp_path, engine) as it:
