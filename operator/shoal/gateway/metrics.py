@@ -196,6 +196,11 @@ class GatewayMetrics:
             ["reason"],
             registry=registry,
         )
+        self.share_waits = Counter(
+            "shoal_gateway_share_waits",
+            "Requests within their tenant's limits that waited for this gateway's next share of a limit.",
+            registry=registry,
+        )
         self.retries = Counter(
             "shoal_gateway_retries",
             "Attempts that failed before the first byte, whether or not they were retried.",

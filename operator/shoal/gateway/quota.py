@@ -4,6 +4,7 @@ Tenants without limits and budget are not handled here. `core/quota` decides; th
 and `quotamessages.py` the messages.
 """
 
+import asyncio
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -20,7 +21,7 @@ from shoal.core.quota.month import MonthTotal
 from shoal.core.quota.peerusage import GatewayPeers
 from shoal.core.rating.price import Rate, RateTable, cost
 from shoal.core.routing.resolve import ServedModel
-from shoal.gateway.quotamessages import headers_of, refusal
+from shoal.gateway.quotamessages import ShareUsedUp, headers_of, refusal
 from shoal.gateway.tenantdemand import TenantUsageState
 from shoal.metering.meter import Meter
 from shoal.net.asgi import Headers
@@ -29,6 +30,13 @@ log = structlog.get_logger()
 
 ASSUMED_ANSWER_TOKENS: Final = 1024
 """Reserved for an answer that the client does not bound. A longer answer is counted when the request ends."""
+SHARE_WAIT_SECONDS: Final = 10.0
+"""How long a request waits for this gateway's next shares of a limit that has room for it. A gateway that shares with
+others gets one every 2 to 3 s."""
+MOST_SHARE_WAITERS: Final = 16
+"""Requests of one tenant that wait for a share at the same time: they keep their bodies in memory. A client that sends
+one request after the other needs one."""
+_SHARE_POLL_SECONDS: Final = 0.1
 _PEERS_SECONDS: Final = 0.05
 """How long the list of peers and their last reports is cached: an older list only makes decisions more careful."""
 
@@ -129,7 +137,17 @@ class Quotas:
 class Quota:
     """One tenant's quota."""
 
-    __slots__ = ("_budget", "_limits", "_priced", "_quotas", "account", "limits", "tenant")
+    __slots__ = (
+        "_budget",
+        "_limits",
+        "_priced",
+        "_quotas",
+        "_share_turn",
+        "_share_waiters",
+        "account",
+        "limits",
+        "tenant",
+    )
 
     def __init__(self, quotas: Quotas, tenant: str) -> None:
         self.tenant = tenant
@@ -139,6 +157,9 @@ class Quota:
         self._limits: object = None
         self._budget: object = None
         self._priced = True
+        self._share_turn = asyncio.Lock()
+        """Held by the first of the requests that wait for a share, so that they are served in order."""
+        self._share_waiters = 0
 
     def follow(self, identity: KeyIdentity) -> None:
         """Applies the Tenant's current limits, and checks that its budget is in the currency of the prices."""
@@ -201,6 +222,29 @@ class Quota:
             raise refusal(over, self.limits)
         quotas.usage.note(self.tenant)
         return Reserved(self, asked, rate, answers, bound)
+
+    async def wait_for_share(self, refused: ShareUsedUp, until: float, left: Callable[[], bool]) -> None:
+        """Waits until a request that found the share used up may fit, or its limit is used up. `until` is in seconds of
+        the loop; `left`: whether the client disconnected, which ends the wait.
+
+        Raises:
+            ShareUsedUp: `refused`, if that takes too long or too many requests wait.
+        """
+        if self._share_waiters >= MOST_SHARE_WAITERS:
+            raise refused
+        quotas, limit, amount = self._quotas, refused.over.limit, refused.over.requested
+        self._share_waiters += 1
+        try:
+            async with asyncio.timeout_at(until), self._share_turn:
+                while True:
+                    now, live = quotas.clock(), quotas.ledger.live
+                    if left() or not self.account.lacks_share(now, limit, amount, quotas.peers, ledger=live):
+                        return
+                    await asyncio.sleep(_SHARE_POLL_SECONDS)
+        except TimeoutError:
+            raise refused from None
+        finally:
+            self._share_waiters -= 1
 
     def recheck(self, asked: Cost) -> None:
         """Checks the budget again for a request that has waited. Raises ApiError if it is used up."""

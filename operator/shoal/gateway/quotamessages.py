@@ -26,6 +26,15 @@ _DO_NOT_RETRY: Final = ((b"x-should-retry", b"false"),)
 """OpenAI's SDKs retry a 429 by themselves; this header stops them."""
 
 
+class ShareUsedUp(ApiError):
+    """The limit has room for the request, but this gateway's share of it does not. The next share may have."""
+
+    def __init__(self, over: Over, text: str) -> None:
+        kind = _TYPES.get(over.limit, "tokens")
+        super().__init__(429, text, "rate_limit_exceeded", type=kind, retry_after=over.retry_after)
+        self.over = over
+
+
 def refusal(over: Over, limits: Limits) -> ApiError:
     """The error for a client that is over a limit."""
     name, when = _NAMES[over.limit], f"Try again in {over.retry_after} s."
@@ -39,7 +48,8 @@ def refusal(over: Over, limits: Limits) -> ApiError:
         return _limited(over, text, _DO_NOT_RETRY)
     asked = f", asked for {over.requested}" if over.limit == "tokens" else ""
     if over.why == "share":
-        return _limited(over, f"Your limit on {name} is shared out: limit {over.most}, used {over.used}{asked}. {when}")
+        text = f"Your limit on {name} is shared out: limit {over.most}, used {over.used}{asked}. {when}"
+        return ShareUsedUp(over, text)
     return _limited(over, f"You have reached your limit on {name}: limit {over.most}, used {over.used}{asked}. {when}")
 
 
@@ -53,7 +63,7 @@ def _budget_refusal(over: Over, limits: Limits) -> ApiError:
     budget = limits.budget
     if over.why == "share":
         text = f"What is left of your monthly budget is shared out. Try again in {over.retry_after} s."
-        return ApiError(429, text, "rate_limit_exceeded", type="tokens", retry_after=over.retry_after)
+        return ShareUsedUp(over, text)
     if over.why == "unknown":
         text = "What you have used of your monthly budget is not known right now, so nothing is served. Try again."
         return ApiError(429, text, "insufficient_quota", type="insufficient_quota", retry_after=over.retry_after)

@@ -33,7 +33,8 @@ from shoal.gateway.body import (
 )
 from shoal.gateway.dispatch import Dispatch
 from shoal.gateway.prepared import EMBEDDINGS, Prepared
-from shoal.gateway.quota import Quota, Reserved
+from shoal.gateway.quota import SHARE_WAIT_SECONDS, Quota, Reserved
+from shoal.gateway.quotamessages import ShareUsedUp
 from shoal.gateway.reply import Reply
 from shoal.gateway.shared import Gateway
 from shoal.gateway.target import BaseTarget
@@ -213,13 +214,13 @@ class GatewayRequest:
             self._receive, headers.get(b"content-length"), app.settings.max_body_bytes, app.body_budget, identity.tenant
         )
         self._body_bytes = len(raw)
-        prepared = await self._prepared(identity, raw)
+        prepared = await self._prepared_within_shares(identity, raw)
         if isinstance(prepared, _Incomplete):
             fetched = _Fetched(prepared.model, await self._fetch(identity, prepared.media))
             now = self._check_key()
             if now.tenant != identity.tenant:
                 raise errors.unauthorized(*_DENIED["unknown"])  # the reservation belongs to the previous tenant
-            prepared = await self._prepared(now, raw, fetched)
+            prepared = await self._prepared_within_shares(now, raw, fetched)
             del fetched
             if isinstance(prepared, _Incomplete):
                 raise RuntimeError("a request without remote media is incomplete")
@@ -240,6 +241,27 @@ class GatewayRequest:
             raise errors.cannot_record() from None
         app.demand.arrived(prepared.model.uid)
         return prepared
+
+    async def _prepared_within_shares(
+        self, identity: KeyIdentity, raw: bytes, fetched: _Fetched | None = None
+    ) -> Prepared | _Incomplete:
+        """Calls `_prepared`. A request that fits its tenant's limits, but not this gateway's share of them, waits for
+        the next share: a client that sends one request after the other gets all of its limit."""
+        until = None
+        while True:
+            try:
+                return await self._prepared(identity, raw, fetched)
+            except ShareUsedUp as refused:
+                quota = self._quota
+                if quota is None:
+                    raise
+                if until is None:
+                    until = asyncio.get_running_loop().time() + SHARE_WAIT_SECONDS
+                    self._app.metrics.share_waits.inc()
+                await quota.wait_for_share(refused, until, lambda: self._scope.get(DISCONNECT) is GONE)
+                if self._scope.get(DISCONNECT) is GONE:
+                    raise Disconnected from None
+                identity = self._check_key()
 
     async def _prepared(
         self, identity: KeyIdentity, raw: bytes, fetched: _Fetched | None = None

@@ -15,11 +15,14 @@ from shoal.core.quota.month import PICO, MonthTotal
 from shoal.core.quota.peerusage import GatewayPeer
 from shoal.core.rating.price import RateTable
 from shoal.gateway import quota
+from shoal.gateway import request as request_module
 from shoal.gateway.quota import Months, Quota
 from shoal.gateway.quotamessages import duration
 from shoal.metering.spool import SpoolUnavailable
 from tests.support.gateway import MODEL, GatewayUnderTest, gateway, lines, tenant
+from tests.support.quota_gateways import crew
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
+from tests.support.streams import until
 
 CHAT: dict[str, Any] = {"model": "llama", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 50}
 SIZE = 85
@@ -219,7 +222,8 @@ async def test_without_a_bound_of_the_client_an_answer_is_assumed(tmp_path: Path
         assert 3000 - 2000 - USED - 30 < left < 3000 - 2000 - USED
 
 
-async def test_the_share_of_another_gateway_is_not_this_ones(tmp_path: Path):
+async def test_the_share_of_another_gateway_is_not_this_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(request_module, "SHARE_WAIT_SECONDS", 0.3)
     async with gateway(tmp_path, ScriptedEngine()) as it:
         others = [GatewayPeer(None, None)]
         it.app.quotas._read_peers = lambda: others  # pyright: ignore[reportPrivateUsage]
@@ -237,6 +241,64 @@ async def test_the_share_of_another_gateway_is_not_this_ones(tmp_path: Path):
         said = "Your limit on requests per minute is shared out: limit 6, used 4. Try again in 3 s."
         assert error["message"] == said
         assert headers["retry-after"] == "3"
+        assert it.metric("shoal_gateway_share_waits_total") == 1
+
+
+async def test_a_request_waits_for_the_next_share_of_a_limit_that_has_room(tmp_path: Path):
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        others = [GatewayPeer("g1", it.app.quotas.clock())]
+        it.app.quotas._read_peers = lambda: others  # pyright: ignore[reportPrivateUsage]
+        limit(it, limits={"requestsPerMinute": 4})
+        for _ in range(2):
+            await served(it)
+        waiting = asyncio.create_task(served(it))
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        others[:] = [GatewayPeer("g1", it.app.quotas.clock() + 60)]  # it reports after this gateway's share was used up
+        await asyncio.wait_for(waiting, 5)
+        assert it.app.demand.tenants.of("acme").own_use().requests == 3
+
+
+async def test_a_client_that_leaves_while_it_waits_for_a_share_takes_none(tmp_path: Path):
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        others = [GatewayPeer("g1", it.app.quotas.clock())]
+        it.app.quotas._read_peers = lambda: others  # pyright: ignore[reportPrivateUsage]
+        limit(it, limits={"requestsPerMinute": 2})
+        await served(it)
+        waiting = asyncio.create_task(served(it))
+        await asyncio.sleep(0.2)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await until(lambda: it.app.in_flight == 0)
+        assert it.metric("shoal_gateway_rejected_total", reason="disconnected") == 1
+        assert it.app.demand.tenants.of("acme").own_use().requests == 1
+
+
+async def test_only_so_many_requests_of_a_tenant_wait_for_a_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(quota, "MOST_SHARE_WAITERS", 1)
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        others = [GatewayPeer("g1", it.app.quotas.clock())]
+        it.app.quotas._read_peers = lambda: others  # pyright: ignore[reportPrivateUsage]
+        limit(it, limits={"requestsPerMinute": 4})
+        for _ in range(2):
+            await served(it)
+        waiting = asyncio.create_task(served(it))
+        await asyncio.sleep(0.2)
+        error, _ = await refused(it)
+        assert "is shared out" in error["message"]
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+
+async def test_a_client_that_sends_one_request_after_the_other_gets_all_of_its_limit(tmp_path: Path):
+    async with crew(tmp_path, 2) as them:
+        them.release.set()
+        them.limit(limits={"requestsPerMinute": 8})
+        it = them.members[0].it
+        for _ in range(8):
+            await served(it)
+        error, _ = await refused(it)
+        assert error["message"].startswith("You have reached your limit on requests per minute: limit 8, used 8.")
 
 
 # --- budgets ----------------------------------------------------------------------------------------------------------

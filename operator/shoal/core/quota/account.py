@@ -105,6 +105,13 @@ class Account:
         self._booked.tokens += booked
         self._booked.spent += spent
 
+    def lacks_share(
+        self, now: float, limit: Limit, amount: int, peers: Callable[[], GatewayPeers], *, ledger: bool
+    ) -> bool:
+        """Whether `amount` fits the limit but not this gateway's share of it. Then it may fit the next share."""
+        share = self._renewed(limit, now, amount, peers, ledger=ledger)
+        return not share.fits(self._own(limit, now), amount) and self._over(limit, now, amount, peers()).why == "share"
+
     def exhausted(self, cost: Cost, *, month: str, ledger: bool) -> Over | None:
         """For a request that has waited: why it is refused now, if other requests used up the month's budget meanwhile.
         Its own reservation does not count against it."""
