@@ -57,3 +57,22 @@ def test_what_cannot_be_is_refused(tracing: dict[str, Any], told: str) -> None:
     done = helm("template", "shoal", str(CHART), values={"tracing": tracing})
     assert done.returncode != 0
     assert told in done.stderr
+
+
+@pytest.mark.parametrize(("ratio", "wants"), [("0.01", 0.01), ("1", 1.0), ("1.0", 1.0), ("0", 0.0)])
+def test_a_ratio_may_come_from_set_which_makes_a_string_of_it(ratio: str, wants: float) -> None:
+    done = helm("template", "shoal", str(CHART), "--set", f"tracing.endpoint={ENDPOINT},tracing.ratio={ratio}")
+    assert done.returncode == 0, done.stderr
+    (found,) = [
+        o
+        for o in yaml.safe_load_all(done.stdout)
+        if o and o["kind"] == "ConfigMap" and o["metadata"]["name"] == "shoal-operator"
+    ]
+    assert OperatorConfig.model_validate(yaml.safe_load(found["data"]["config.yaml"])).tracing.ratio == wants
+
+
+@pytest.mark.parametrize("ratio", ["1.5", "2", "-0.1", "many"])
+def test_a_ratio_that_is_none_is_refused_by_its_name(ratio: str) -> None:
+    done = helm("template", "shoal", str(CHART), "--set", f"tracing.ratio={ratio}")
+    assert done.returncode != 0
+    assert "/tracing/ratio" in done.stderr

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic.config import JsonDict
 
 from shoal.api.model import Driver
 
@@ -220,6 +221,11 @@ Sampler = Literal[
 ]
 
 
+def _decimal(pattern: str) -> JsonDict:
+    """Schema of a number that may also be text: `helm --set a=0.5` passes decimals as strings."""
+    return {"type": ["number", "string"], "pattern": f"^({pattern})$"}
+
+
 class TracingConfig(_Section):
     """OpenTelemetry traces of requests and decisions."""
 
@@ -229,9 +235,9 @@ class TracingConfig(_Section):
     sampler: Sampler = "parentbased_always_on"
     """Sampler of requests (OTEL_TRACES_SAMPLER). The parent-based samplers follow the client's `traceparent`, where a
     client sends one."""
-    ratio: float = Field(default=1.0, ge=0, le=1)
+    ratio: float = Field(default=1.0, ge=0, le=1, json_schema_extra=_decimal(r"0(\.[0-9]+)?|1(\.0+)?"))
     """Share of requests to trace, for the samplers with a ratio (OTEL_TRACES_SAMPLER_ARG)."""
-    per_second: float = Field(default=100.0, gt=0)
+    per_second: float = Field(default=100.0, gt=0, json_schema_extra=_decimal(r"[0-9]+(\.[0-9]+)?"))
     """Limit of traces per second and pod, whatever clients request."""
     engines: bool = False
     """Engines send spans that join the trace of the gateway's request. SGLang's images support it. Changing this
