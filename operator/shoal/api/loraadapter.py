@@ -97,6 +97,8 @@ class AdapterRevision(Object):
     """Rank of the adapter."""
     size_bytes: Bytes
     """Size of the weights file in bytes."""
+    base: Annotated[str, StringConstraints(max_length=256)] | None = None
+    """Base model that the adapter's config names."""
 
 
 class LoRAAdapterStatus(Object):
@@ -117,6 +119,9 @@ class LoRAAdapterStatus(Object):
     """Rank of this revision."""
     size_bytes: Bytes | None = None
     """Size of the weights of this revision in bytes."""
+    base: Annotated[str, StringConstraints(max_length=256)] | None = None
+    """Base model that the config of this revision names. A name that differs from the pool's base is a warning
+    (BaseNameDiffers), since it may be another copy of the same model."""
     next: AdapterRevision | None = None
     """Newer revision that was read and is being loaded."""
     read_by: Annotated[str, StringConstraints(max_length=16)] | None = None
@@ -170,7 +175,11 @@ class LoRAAdapter(CustomResource):
         if status is None or status.revision is None or status.uri is None or status.rank is None:
             return None
         return AdapterRevision(
-            revision=status.revision, uri=status.uri, rank=status.rank, size_bytes=status.size_bytes or 0
+            revision=status.revision,
+            uri=status.uri,
+            rank=status.rank,
+            size_bytes=status.size_bytes or 0,
+            base=status.base,
         )
 
 

@@ -100,6 +100,14 @@ class LoRAPoolSpec(Object):
     """Adapters in the host memory of one replica. Default: 8 times `slotsPerReplica`."""
     allowed_namespaces: AllowedNamespaces = AllowedNamespaces()
     """Namespaces whose adapters may use the pool."""
+    base_names: Annotated[
+        tuple[Annotated[str, StringConstraints(min_length=1, max_length=256)], ...],
+        Field(max_length=16),
+        K8s(list_type="set"),
+    ] = ()
+    """Further names of the base model, as adapters' configs may have them in `base_model_name_or_path`. An adapter that
+    names another base than the Model's source, the Model or one of these gets the warning BaseNameDiffers. Only the
+    last part of a path is compared."""
     credentials: Annotated[
         tuple[SourceCredentials, ...], Field(max_length=16), K8s(list_type="map", keys=("uriPrefix",))
     ] = ()

@@ -185,6 +185,8 @@ ROLLING: Final = "Rolling"
 # --- LoRAAdapter ----------------------------------------------------------------------------------------------------
 POOL_NOT_FOUND: Final = "PoolNotFound"
 NAMESPACE_NOT_ALLOWED: Final = "NamespaceNotAllowed"
+BASE_NAME_DIFFERS: Final = "BaseNameDiffers"
+"""The adapter's config names another base model than the pool's. It may be another name of the same model."""
 NOT_GRANTED: Final = "NotGranted"
 """A tenant that the adapter lists does not grant the adapter, so the adapter does not exist for that tenant."""
 READING_ADAPTER: Final = "ReadingAdapter"

@@ -3,10 +3,14 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
 from shoal.api import reasons
 from shoal.api.loraadapter import AdapterRevision, LoRAAdapter, LoRAAdapterStatus
 from shoal.api.lorapool import AdapterCounts, LoRAPool
+from shoal.api.model import Model
 from shoal.api.tenant import TenantSpec
+from shoal.core.lora.format.basename import other_base
 from shoal.core.lora.joining import may_join
 from shoal.core.lora.lifecycle import revisions
 from shoal.core.lora.lifecycle.revisions import Revisions
@@ -39,6 +43,11 @@ def the_pool(name: str = "pool", *, age: int = 0, **spec: Any) -> LoRAPool:
 def told(one: LoRAAdapter | None = None, **seen: Any) -> LoRAAdapterStatus:
     known: dict[str, Any] = {"served": ServedNames(("poet",), ()), "revisions": Revisions(V1)}
     return status(Seen(one or lora(), **known | seen), NOW)
+
+
+def base(source: str) -> Model:
+    spec = {"source": {"uri": source}}
+    return Model.model_validate({"metadata": {"name": "base", "namespace": "chat", "uid": "base"}, "spec": spec})
 
 
 def said(found: LoRAAdapterStatus) -> dict[str, tuple[str, str]]:
@@ -247,3 +256,37 @@ def test_a_pool_says_that_its_model_is_being_replaced() -> None:
     assert found.adapters == counts
     ready = poolstatus.status(poolstatus.Seen(the_pool(), None, counts), NOW)
     assert {c.type: (c.status, c.reason) for c in ready.conditions}[reasons.READY] == ("True", reasons.POOL_READY)
+
+
+# --- the base that its config names ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("named", "source", "names"),
+    [
+        (None, "hf://meta-llama/Llama-3.1-8B", []),
+        ("meta-llama/Llama-3.1-8B", "hf://meta-llama/Llama-3.1-8B@main", []),
+        ("/data/models/llama-3.1-8b/", "hf://meta-llama/Llama-3.1-8B", []),
+        ("Llama-3.1-8B", "s3://models/Llama-3.1-8B/", []),
+        ("base", "file:///models/anything", []),  # the Model's name
+        ("unsloth/Llama-3.1-8B-bnb-4bit", "hf://meta-llama/Llama-3.1-8B", ["Llama-3.1-8B-bnb-4bit"]),
+    ],
+)
+def test_a_name_of_the_same_base_is_no_warning(named: str | None, source: str, names: list[str]) -> None:
+    assert other_base(named, the_pool(baseNames=names), base(source)) == ""
+
+
+def test_an_adapter_that_names_another_base_is_accepted_with_a_warning() -> None:
+    warning = other_base("/opt/models/tiny-chat", the_pool(), base("hf://acme/tiny-code"))
+    assert warning == (
+        "its adapter_config.json names the base /opt/models/tiny-chat, and Model chat/base serves hf://acme/tiny-code: "
+        "the shapes agree, so the adapter loads, but on another base its answers are wrong. If both are the same "
+        "model, add /opt/models/tiny-chat to spec.baseNames of pool chat/pool"
+    )
+    found = told(other_base=warning)
+    assert said(found)[reasons.ACCEPTED] == ("True", reasons.BASE_NAME_DIFFERS)
+    assert said(found)[reasons.READY][0] == "True"
+    # The name of the current revision is kept, so that a restart does not read the files again.
+    kept = told(revisions=Revisions(V1.model_copy(update={"base": "tiny-chat"})))
+    assert kept.base == "tiny-chat"
+    assert lora().model_copy(update={"status": kept}).current == V1.model_copy(update={"base": "tiny-chat"})

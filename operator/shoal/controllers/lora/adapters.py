@@ -19,6 +19,7 @@ from shoal.controllers.lora.placer import Placer
 from shoal.controllers.lora.reader import AdapterReader
 from shoal.controllers.status import write_status
 from shoal.controllers.world import World
+from shoal.core.lora.format.basename import other_base
 from shoal.core.lora.format.check import check_adapter
 from shoal.core.lora.format.sources import pinned_uri
 from shoal.core.lora.joining import may_join
@@ -156,6 +157,7 @@ class AdapterController:
             failure=failure,
             waiting=waiting,
             not_granted=self._not_granted(adapter, chosen),
+            other_base=_other_base(chosen, switched),
             held=held,
         )
         status = adapterstatus.status(seen, self._world.now())
@@ -215,8 +217,17 @@ def _checked(adapter: LoRAAdapter, chosen: Chosen, known: Revisions, found: Adap
         uri=pinned_uri(adapter.spec.source.uri, found.commit),
         rank=found.rank,
         size_bytes=found.size_bytes,
+        base=found.base,
     )
     return revisions.found(known, revision, key)
+
+
+def _other_base(chosen: Chosen | None, revisions: Revisions) -> str:
+    """The warning about the declared revision's base; "": none."""
+    declared = revisions.next or revisions.current
+    if chosen is None or chosen.model is None or declared is None:
+        return ""
+    return other_base(declared.base, chosen.pool, chosen.model)
 
 
 def _last_failure(adapter: LoRAAdapter) -> ModelProblem | None:

@@ -41,6 +41,7 @@ class Chosen:
             and self.problem == other.problem
             and self.demands == other.demands
             and self.pool.spec.allowed_namespaces == other.pool.spec.allowed_namespaces
+            and self.pool.spec.base_names == other.pool.spec.base_names
             and self.pool.metadata.uid == other.pool.metadata.uid
         )
 

@@ -50,6 +50,8 @@ class Seen:
     """What the reading of its source waits for; "" when there is nothing to read."""
     not_granted: tuple[str, ...] = ()
     """Tenants that it lists and that do not grant it."""
+    other_base: str = ""
+    """The warning that its config names another base than its pool's; "": none."""
     held: Held = Held()
 
 
@@ -68,6 +70,7 @@ def status(seen: Seen, now: datetime) -> LoRAAdapterStatus:
         uri=current.uri if current else None,
         rank=current.rank if current else None,
         size_bytes=current.size_bytes if current else None,
+        base=current.base if current else None,
         next=revisions.next,
         read_by=None if forgotten else revisions.read_by,
     )
@@ -121,6 +124,8 @@ def _accepted(seen: Seen) -> ConditionUpdate:
         return ConditionUpdate(kind, "True", reasons.NAME_CLAIMED, f"{text}. {not_granted}" if not_granted else text)
     if not_granted:
         return ConditionUpdate(kind, "True", reasons.NOT_GRANTED, not_granted)
+    if seen.other_base:
+        return ConditionUpdate(kind, "True", reasons.BASE_NAME_DIFFERS, seen.other_base)
     return ConditionUpdate(kind, "True", reasons.VALID, "the adapter fits its pool and its base model")
 
 
