@@ -15,7 +15,7 @@ from shoal.api.sources import BucketScheme
 from shoal.core import children
 from shoal.core.facts import MetadataJob, Pod
 from shoal.core.status.conditions import find
-from shoal.core.status.diagnosis import Cause, container_cause
+from shoal.core.status.diagnosis import Cause, container_cause, missing_claim
 
 CONTAINER: Final = "facts"
 NO_POD_SECONDS: Final = 10.0
@@ -66,9 +66,9 @@ def read(
 ) -> SourceReading:
     """What is known of the source at `now`.
 
-    `heard` are facts that its Job reported before the Job was deleted, `same_source` are Models of the namespace that
-    name the same source, `job` and `pods` those of its Job. Facts never change: once a Model has them, nothing is read
-    again, until its source is another one.
+    `reported` are facts that its Job reported before the Job was deleted, `same_source` are Models of the namespace
+    that name the same source, `job` and `pods` those of its Job. Facts never change: once a Model has them, nothing is
+    read again, until its source is another one.
     """
     if (facts := known(model)) is not None:
         return SourceReading(facts)
@@ -83,6 +83,7 @@ def read(
         if (facts := facts_of(pod)) is not None:
             return SourceReading(facts.model_copy(update={"read_by": key}))
     failure = next((cause for pod in tries if (cause := _failure(pod)) is not None), None)
+    failure = failure or next((cause for pod in tries if (cause := _no_claim(pod, model)) is not None), None)
     running = job is not None and job.active and not job.deleting
     if failure is not None:
         return SourceReading(failure=failure, needs_job=job is None)
@@ -105,6 +106,17 @@ def read(
             why += f" (spec.pod.serviceAccountName: is there a ServiceAccount {account} in namespace {job.namespace}?)"
     state = f"Job {job.name} reads the source's metadata" if running else f"waits for Job {job.name} to be gone"
     return SourceReading(waiting=f"{state}: {why}" if why else state, silent=running and not tries)
+
+
+def _no_claim(pod: Pod, model: Model) -> Cause | None:
+    """The cause if the source is a PersistentVolumeClaim that does not exist. The pod starts once it is created."""
+    scheme, _, rest = model.spec.source.uri.partition("://")
+    claim = rest.partition("/")[0]
+    if scheme != "pvc" or missing_claim(pod) != claim:
+        return None
+    where = f"in namespace {model.metadata.namespace}"
+    message = f"spec.source.uri: there is no PersistentVolumeClaim {claim} {where}; create it, or name another one"
+    return Cause(reasons.SOURCE_NOT_FOUND, message)
 
 
 def _last_failure(model: Model) -> Cause | None:

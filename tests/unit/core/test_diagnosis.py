@@ -73,6 +73,11 @@ GATED = json.dumps({"reason": "Gated", "message": "the repository needs a token:
             "Unschedulable",
             "pod ns/p: 0/6 nodes are available: 6 Insufficient nvidia.com/gpu.",
         ),
+        (
+            pod(node=None, unschedulable='0/6 nodes: persistentvolumeclaim "extra" not found. not found'),
+            "Unschedulable",
+            "pod ns/p waits: there is no PersistentVolumeClaim extra in namespace ns: create it",
+        ),
     ],
 )
 def test_the_cause_is_named_with_the_words_of_whoever_knows(sick: Pod, reason: str, message: str) -> None:

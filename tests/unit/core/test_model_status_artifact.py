@@ -146,6 +146,23 @@ def test_what_it_waits_for_is_the_schedulers_sentence_or_where_to_look() -> None
     assert read(model(), same_source=(), job=job(deleting=True), pods=()).waiting.startswith("waits for Job")
 
 
+def test_a_claim_that_does_not_exist_is_a_cause_that_waits_for_a_person_until_it_is_created() -> None:
+    lost = model(uri="pvc://weights/llama")
+    text = '0/3 nodes are available: persistentvolumeclaim "weights" not found. not found'
+    reading = read(lost, same_source=(), job=job(), pods=[pod(None, unschedulable=text)])
+    assert reading.failure is not None
+    assert reading.failure.message == (
+        "spec.source.uri: there is no PersistentVolumeClaim weights in namespace ns; create it, or name another one"
+    )
+    assert reading.failure.reason == "SourceNotFound"
+    assert reading.failure.waits_for_a_person
+    assert not reading.needs_job  # its pod starts once the claim is there
+    assert read(lost, same_source=(), job=job(), pods=[pod(None)]).failure is None
+    # The claim of the node cache is the operator's to make.
+    text = text.replace("weights", "shoal-cache")
+    assert read(lost, same_source=(), job=job(), pods=[pod(None, unschedulable=text)]).failure is None
+
+
 def test_what_a_job_said_is_known_after_it_is_gone() -> None:
     reading = read(model(), same_source=(), job=None, pods=(), reported=ArtifactFacts.model_validate(SAID))
     assert reading.facts is not None

@@ -1,6 +1,7 @@
 """Why replicas do not serve, from their pods: one cause, the one that a person would fix first."""
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,6 +27,9 @@ _PERMANENT: Final = frozenset(
     }
 )
 
+
+_NO_CLAIM: Final = re.compile(r'persistentvolumeclaim "([a-z0-9.-]{1,253})" not found')
+"""As the scheduler reports it."""
 
 FAILURES: Final = _PERMANENT | reasons.STAGE_REASONS | {reasons.STAGE_FAILED}
 """Reasons why a replica failed to start; other reasons are steps of a start."""
@@ -112,7 +116,17 @@ def _engine(pod: Pod) -> Cause | None:
     )
 
 
+def missing_claim(pod: Pod) -> str | None:
+    """Name of a PersistentVolumeClaim that the pod mounts and the scheduler does not find; None: there is none. The
+    node cache's claim does not count: the operator makes it."""
+    found = _NO_CLAIM.search(pod.unschedulable or "")
+    return None if found is None or found[1].startswith(names.CACHE_CLAIM) else found[1]
+
+
 def _scheduling(pod: Pod) -> Cause | None:
+    if (claim := missing_claim(pod)) is not None:
+        what = f"there is no PersistentVolumeClaim {claim} in namespace {pod.namespace}: create it"
+        return Cause(reasons.UNSCHEDULABLE, f"pod {pod.key} waits: {what}")
     return Cause(reasons.UNSCHEDULABLE, f"pod {pod.key}: {pod.unschedulable}") if pod.unschedulable else None
 
 
