@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Final
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -13,6 +13,7 @@ from rich.text import Text
 from shoal.api.adapterstats import AdapterStats, AdapterStatsAnswer, PoolStats, ReplicaAdapters
 from shoal.cli.client import run_command
 from shoal.cli.options import Installation, operator_options
+from shoal.cli.output import console, emit, output_option
 from shoal.cli.scaling.why import ago
 from shoal.cli.services import OperatorClient
 
@@ -137,10 +138,10 @@ def _cell(text: str) -> Text:
     return Text(text, style="yellow" if "?" in text else "")
 
 
-WIDTH: Final = 160
-"""Width of the output without a terminal."""
-WIDER: Final = 240
-"""Width with `-o wide`."""
+_COLUMNS: Final = (
+    "pool", "adapter", "residency", "revision", "next", "rank", "sizeBytes", "ready", "reason", "message", "wanted",
+    "resident", "desired", "inFlight", "held", "arrivals", "misses", "lastUsed",
+)  # fmt: skip
 
 
 @click.command()
@@ -149,14 +150,7 @@ WIDER: Final = 240
 @click.option("-A", "--all-namespaces", is_flag=True, help="Pools of all namespaces.")
 @click.option("--sort", type=click.Choice(SORTS), default="name", show_default=True, help="Sort order.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Adapters to show per pool.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "wide", "json"]),
-    default="table",
-    show_default=True,
-    help="wide: also lists the replicas of each adapter.",
-)
+@output_option("wide", help="wide: a table with the replicas of each adapter.")
 @operator_options
 def command(
     pool: str | None,
@@ -181,9 +175,7 @@ def command(
             return await OperatorClient(client, installation.namespace, installation.url).adapters(where, pool)
 
     answer = run_command(work())
-    if output == "json":
-        click.echo(answer.model_dump_json(indent=2))
-        return
-    wide = output == "wide"
-    console = Console(highlight=False, width=None if Console().is_terminal else WIDER if wide else WIDTH)
-    console.print(render(answer, sort=sort, limit=limit, wide=wide))
+    data = answer.model_dump(mode="json", by_alias=True)
+    rows = ({"pool": pool["pool"], **each} for pool in data["pools"] for each in pool["adapters"])
+    if not emit(output, data, rows, _COLUMNS):
+        console().print(render(answer, sort=sort, limit=limit, wide=output == "wide"))

@@ -13,6 +13,7 @@ from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.cli.client import run_command
 from shoal.cli.options import Installation, gateway_options
+from shoal.cli.output import dump, output_option, write_csv
 from shoal.cli.services import GATEWAY_PODS, GatewayClient
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import Forbidden
@@ -50,6 +51,11 @@ HEADER: Final = (
     f"{'MS':>9} TEXT"
 )
 _TEXT: Final = 60
+_COLUMNS: Final = (
+    "time", "id", "user", "keyName", "model", "adapter", "outcome", "status", "inputTokens", "outputTokens",
+    "durationMs", "error",
+)  # fmt: skip
+"""Columns of the CSV: without the bodies of requests and answers."""
 
 
 def line(entry: dict[str, Any]) -> str:
@@ -117,7 +123,7 @@ _TIMES: Final = "give how long ago (90s, 30m, 12h, 7d), a date (2026-11-22), or 
     "--limit", type=click.IntRange(1, 100_000), default=100, show_default=True, help="Number of newest entries to show."
 )
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new entries.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@output_option()
 @gateway_options
 @click.pass_context
 def command(
@@ -132,7 +138,7 @@ def command(
     output: str,
     installation: Installation,
 ) -> None:
-    """Show a tenant's request log, from all gateways; `-o json` prints one complete entry per line.
+    """Show a tenant's request log, from all gateways; `-o json` prints one complete entry per line, csv no bodies.
 
     The Tenant's `spec.logging` decides what is logged. Needs the right to read the Secret shoal-key-logs and to proxy
     to pods in Shoal's namespace.
@@ -153,8 +159,14 @@ def command(
     }
 
     def show(entries: list[dict[str, Any]]) -> None:
+        if output == "csv":
+            write_csv(_COLUMNS, ([entry.get(name) for name in _COLUMNS] for entry in entries), header=False)
+            return
         for entry in entries:
-            click.echo(orjson.dumps(entry).decode() if output == "json" else line(entry))
+            if output == "yaml":
+                click.echo(dump([entry], "yaml"))
+            else:
+                click.echo(orjson.dumps(entry).decode() if output == "json" else line(entry))
 
     async def work() -> None:
         async with await installation.connect() as client:
@@ -164,6 +176,8 @@ def command(
                 click.echo(f"missing: {warning}", err=True)
             if output == "table":
                 click.echo(HEADER)
+            elif output == "csv":
+                write_csv(_COLUMNS, ())
             show(entries[::-1])
             if follow:
                 await _follow(gateways, wanted, {str(entry.get("id")) for entry in entries}, show)

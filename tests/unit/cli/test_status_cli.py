@@ -140,7 +140,14 @@ def test_all_namespaces_are_shown_with_their_names(kubeconfig: Path) -> None:
 def test_as_json_the_numbers_are_numbers(kubeconfig: Path) -> None:
     (row,) = json.loads(status(kubeconfig, "-o", "json").output)["models"]
     assert row["variants"][0]["gpus"] == 2
-    assert row["variants"][0]["cold_start_seconds"] == 74
+    assert row["variants"][0]["coldStartSeconds"] == 74
+
+
+def test_as_csv_there_is_a_line_per_model_and_class(kubeconfig: Path) -> None:
+    head, line = status(kubeconfig, "-o", "csv").output.splitlines()
+    found = dict(zip(head.split(","), line.split(","), strict=True))
+    assert (found["namespace"], found["name"], found["ready"]) == ("chat", "llama", "False")
+    assert (found["gpuClass"], found["desired"], found["readyReplicas"], found["gpus"]) == ("l40s-48gb", "1", "0", "2")
 
 
 def test_without_the_right_to_read_logs_the_rest_is_shown_and_the_reason_told(kubeconfig: Path, api: CannedApi) -> None:

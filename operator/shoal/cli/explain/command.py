@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import click
-from rich.console import Console
 
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Model
@@ -13,10 +11,8 @@ from shoal.cli.catalog import built_in
 from shoal.cli.explain import artifacts, data, inputs, show
 from shoal.cli.explain.decide import explain
 from shoal.cli.explain.settings import read_config
+from shoal.cli.output import console, emit, output_option
 from shoal.runtime import logs
-
-NARROW = 132
-"""Width of the output without a terminal."""
 
 FILE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
 
@@ -51,7 +47,7 @@ FILE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
 @click.option("--config", type=FILE, help="The operator's configuration. Default: the chart's defaults.")
 @click.option("-n", "--namespace", default="default", show_default=True, help="Namespace of Models without one.")
 @click.option("--sums", is_flag=True, help="Show how the memory of a GPU is used.")
-@click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
+@output_option()
 def command(
     files: tuple[Path, ...],
     more: tuple[Path, ...],
@@ -61,7 +57,7 @@ def command(
     config: Path | None,
     namespace: str,
     sums: bool,
-    output: Literal["table", "json", "yaml"],
+    output: str,
 ) -> None:
     """Explain where Models would run: the operator's placement decision, without a cluster.
 
@@ -79,11 +75,9 @@ def command(
     settings = read_config(config)
     known = artifacts.of_models(declared.models, given(facts, declared.models))
     report = explain(declared, fleet_read, known, settings, context)
-    if output == "table":
-        console = Console(highlight=False, width=None if Console().is_terminal else NARROW)
-        show.tables(report, fleet_read, console, sums=sums)
-    else:
-        click.echo(data.dump(report, fleet_read, output))
+    document = data.as_object(report, fleet_read)
+    if not emit(output, document, data.rows(document), data.COLUMNS):
+        show.tables(report, fleet_read, console(), sums=sums)
     raise SystemExit(0 if report.all_placed else 1)
 
 

@@ -1,14 +1,18 @@
 """The report as plain data, for programs."""
 
-import json
-
-import yaml
+from typing import Final
 
 from shoal.api.meta import JsonObject
 from shoal.api.sources import shown
 from shoal.cli.explain.decide import ClassReport, ModelReport, Report
 from shoal.cli.explain.inputs import ExplainedFleet
 from shoal.core import quantity
+
+COLUMNS: Final = (
+    "model", "placed", "class", "fits", "replicas", "waiting", "gpusPerReplica", "kvTokensPerReplica",
+    "concurrentRequests", "hourlyCostPerReplica", "currency", "reason", "why",
+)  # fmt: skip
+"""Columns of the CSV."""
 
 
 def as_object(report: Report, fleet: ExplainedFleet) -> JsonObject:
@@ -83,10 +87,13 @@ def allocated_percent(report: Report) -> float | None:
     return round(100 * sum(u.allocated for u in report.use.values()) / offered, 1) if offered else None
 
 
-def dump(report: Report, fleet: ExplainedFleet, output: str) -> str:
-    """The report as JSON or YAML."""
-    data = as_object(report, fleet)
-    return json.dumps(data, indent=2) if output == "json" else yaml.safe_dump(data, sort_keys=False, width=120).rstrip()
+def rows(document: JsonObject) -> list[JsonObject]:
+    """A row per Model and class, for CSV."""
+    return [
+        {"model": model["model"], "placed": model["placed"], **each}
+        for model in document["models"]
+        for each in model["classes"]
+    ]
 
 
 def fits(report: ModelReport) -> str:

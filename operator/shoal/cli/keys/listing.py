@@ -1,15 +1,13 @@
 """`shoal keys list`: names, states and expiry dates of keys."""
 
-import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
 import click
 from pydantic import ValidationError
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -20,12 +18,11 @@ from shoal.api.tenant import Tenant
 from shoal.cli.client import run_command
 from shoal.cli.keys import edit, source, when
 from shoal.cli.options import Installation, ledger_options
+from shoal.cli.output import console, emit, output_option
 from shoal.cli.services import open_ledger
 from shoal.core.status.tenantstatus import age
 from shoal.kube.resources import TENANTS
 
-NARROW = 120
-"""Width of the output without a terminal."""
 USED_DAYS = 31
 """Period of the query for the last use of keys, in days."""
 
@@ -45,11 +42,9 @@ class KeyRow:
 @click.option("--tenant", help="Only this Tenant.")
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="File with the Tenant; no cluster is used.")
 @click.option("--used", is_flag=True, help=f"Show the last use of each key, from the ledger, within {USED_DAYS} days.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@output_option()
 @ledger_options
-def listing(
-    tenant: str | None, file: Path | None, used: bool, output: Literal["table", "json"], installation: Installation
-) -> None:
+def listing(tenant: str | None, file: Path | None, used: bool, output: str, installation: Installation) -> None:
     """Show the keys of a Tenant, or of all: state, expiry and last use."""
 
     async def work() -> None:
@@ -63,11 +58,9 @@ def listing(
                     await source.in_cluster(client, tenant)  # raises an error if it does not exist
                 found = [o async for o in client.list(TENANTS)]
         rows = [replace(r, used=last.get((r.tenant, r.name))) for r in states(found, now) if tenant in (None, r.tenant)]
-        if output == "json":
-            click.echo(json.dumps([asdict(r) for r in rows], indent=2))
-        else:
-            width = None if Console().is_terminal else NARROW
-            Console(highlight=False, width=width).print(render(rows, used=used) if rows else "there is no key")
+        data = [asdict(row) for row in rows]
+        if not emit(output, data, data, [field.name for field in fields(KeyRow)]):
+            console().print(render(rows, used=used) if rows else "there is no key")
 
     try:
         run_command(work())

@@ -1,7 +1,6 @@
 """`shoal top`: load of all Models, live."""
 
 import asyncio
-import json
 from collections.abc import Sequence
 from typing import Final
 
@@ -14,13 +13,17 @@ from rich.text import Text
 from shoal.api.decisions import Decisions, ModelScaling
 from shoal.cli.client import Unreachable, run_command
 from shoal.cli.options import Installation, operator_options
+from shoal.cli.output import console as make_console
+from shoal.cli.output import emit, output_option
 from shoal.cli.scaling.totals import TopLine, line
 from shoal.cli.services import OperatorClient
 from shoal.kube.errors import KubeError
 
 INTERVAL_SECONDS: Final = 1.0
-WIDTH: Final = 160
-"""Width of the output without a terminal."""
+_COLUMNS: Final = (
+    "model", "ready", "wanted", "held", "inFlight", "arrivalsPerSecond", "hourlyCost", "currency", "reason", "message",
+    "stale",
+)  # fmt: skip
 HEADINGS: Final = ("REPLICAS", "KV %", "QUEUE", "HELD", "IN FLIGHT", "REQ/S", "TOK/S", "COST/H")
 BESIDE: Final = 130
 """Width from which the message is shown after the reason."""
@@ -33,7 +36,7 @@ SORTS: Final = ("name", "kv", "queue", "held", "rate", "cost")
 @click.option("-A", "--all-namespaces", is_flag=True, help="Models of all namespaces.")
 @click.option("--sort", type=click.Choice(SORTS), default="name", show_default=True, help="Sort order.")
 @click.option("--once", is_flag=True, help="Print once and exit; the default without a terminal.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@output_option()
 @operator_options
 def command(
     kind: str,
@@ -52,16 +55,17 @@ def command(
     if all_namespaces and namespace:
         raise click.UsageError("--all-namespaces and --namespace exclude each other")
     live = Console().is_terminal and not once and output == "table"
-    console = Console(highlight=False, width=None if Console().is_terminal else WIDTH)
+    console = make_console()
 
     async def work() -> None:
         async with await installation.connect() as client:
             where = None if all_namespaces else namespace or client.namespace or "default"
             operator = OperatorClient(client, installation.namespace, installation.url)
             found = await operator.all(where)
-            if output == "json":
-                click.echo(json.dumps([m.model_dump(mode="json") for m in ordered(found.models, sort)], indent=2))
-            elif not live:
+            models = [m.model_dump(mode="json", by_alias=True) for m in ordered(found.models, sort)]
+            if emit(output, models, models, _COLUMNS):
+                return
+            if not live:
                 console.print(render(found, wide=where is None, sort=sort, width=console.width))
             else:
                 await _watch(console, operator, where, found, sort)

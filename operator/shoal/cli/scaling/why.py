@@ -1,9 +1,10 @@
 """`shoal why`: the last decisions about one Model, each with its inputs and the rejected alternative."""
 
 from datetime import datetime, timedelta
+from typing import Final
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -11,18 +12,18 @@ from rich.text import Text
 from shoal.api.decisions import DecisionRecord, Decisions, DriverStats, ModelScaling, RuleResult
 from shoal.cli.client import run_command
 from shoal.cli.options import Installation, operator_options
+from shoal.cli.output import console, emit, output_option
 from shoal.cli.services import OperatorClient
 from shoal.kube.resources import MODELS
 
-WIDTH = 160
-"""Width of the output without a terminal."""
+_COLUMNS: Final = ("time", "before", "wanted", "reason", "message", "alternative", "count")
 
 
 @click.command()
 @click.argument("model")
 @click.option("-n", "--namespace", help="Default: the kubeconfig context's.")
 @click.option("--last", type=click.IntRange(min=1), default=5, show_default=True, help="Number of decisions.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@output_option()
 @operator_options
 def command(
     model: str,
@@ -46,11 +47,9 @@ def command(
 
     answer, model_scaling = run_command(work())
     model_scaling = model_scaling.model_copy(update={"decisions": model_scaling.decisions[:last]})
-    if output == "json":
-        click.echo(model_scaling.model_dump_json(indent=2))
-        return
-    console = Console(highlight=False, width=None if Console().is_terminal else WIDTH)
-    console.print(render(model_scaling, answer.time))
+    data = model_scaling.model_dump(mode="json", by_alias=True)
+    if not emit(output, data, data["decisions"], _COLUMNS):
+        console().print(render(model_scaling, answer.time))
 
 
 def render(model: ModelScaling, now: datetime, *, rules: bool = True) -> RenderableType:

@@ -2,14 +2,12 @@
 
 import asyncio
 import dataclasses
-import json
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Final, Literal
+from typing import Final
 
 import click
-import yaml
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
@@ -17,14 +15,18 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.cli.options import kubeconfig_options
+from shoal.cli.output import camel, emit, output_option
+from shoal.cli.output import console as make_console
 from shoal.cli.status.read import StatusSnapshot, read
 from shoal.cli.status.view import ModelRow, VariantRow
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import APIServerUnavailable, KubeError, NotFound
 
 INTERVAL_SECONDS: Final = 2.0
-NARROW: Final = 160
-"""Width of the output without a terminal."""
+_COLUMNS: Final = (
+    "namespace", "name", "ready", "gpuClass", "desired", "readyReplicas", "waiting", "gpus", "step",
+    "coldStartSeconds", "kvTokens", "hourlyCost", "reason", "message",
+)  # fmt: skip
 BESIDE: Final = 130
 """Width from which messages are a column; below it, they follow the table."""
 
@@ -34,14 +36,14 @@ BESIDE: Final = 130
 @click.option("-n", "--namespace", help="Default: the kubeconfig context's.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="Models of all namespaces.")
 @click.option("-w", "--watch", is_flag=True, help="Refresh every two seconds until interrupted.")
-@click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
+@output_option()
 @kubeconfig_options
 def command(
     model: str | None,
     namespace: str | None,
     all_namespaces: bool,
     watch: bool,
-    output: Literal["table", "json", "yaml"],
+    output: str,
     kubeconfig: str | None,
     context: str | None,
 ) -> None:
@@ -77,7 +79,7 @@ async def _run(
     kubeconfig: str | None,
     context: str | None,
 ) -> None:
-    console = Console(highlight=False, width=None if Console().is_terminal else NARROW)
+    console = make_console()
     async with await KubeClient.from_environment(kubeconfig=kubeconfig, context=context) as client:
         where = None if everywhere else namespace or client.namespace or "default"
         found = await read(client, where, name)
@@ -110,8 +112,16 @@ def _print(console: Console, found: StatusSnapshot, output: str, namespace: str 
         else:
             console.print(render(found, wide=namespace is None, width=console.width))
         return
-    data = {"models": [dataclasses.asdict(row) for row in found.rows], "notes": list(found.notes)}
-    click.echo(json.dumps(data, indent=2) if output == "json" else yaml.safe_dump(data, sort_keys=False).rstrip())
+    models = [
+        camel(dataclasses.asdict(row)) | {"variants": [camel(dataclasses.asdict(v)) for v in row.variants]}
+        for row in found.rows
+    ]
+    lines = (
+        {**variant, "readyReplicas": variant.get("ready"), **model}
+        for model in models
+        for variant in model["variants"] or [{}]
+    )
+    emit(output, {"models": models, "notes": list(found.notes)}, lines, _COLUMNS)
 
 
 def render(found: StatusSnapshot, *, wide: bool, width: int) -> RenderableType:

@@ -3,8 +3,9 @@
 import getpass
 import uuid
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -20,10 +21,16 @@ from shoal.api.billing import (
     RepriceRequest,
 )
 from shoal.cli.options import Installation, ledger_options
+from shoal.cli.output import emit, output_option
 from shoal.cli.services import call_ledger
 from shoal.cli.usage.prices import gathered
 from shoal.cli.usage.show import NONE, console, count, table
 
+_COLUMNS: Final = (
+    "tenant", "month", "kind", "model", "adapter", "plan", "requests", "inputTokens", "cachedTokens", "outputTokens",
+    "reasoningTokens", "inputPrice", "cachedPrice", "outputPrice", "amount", "currency", "lists", "note",
+)  # fmt: skip
+"""Columns of the CSV; one kind of line has only some of them."""
 _WORDS: Final = ("MODEL", "ADAPTER", "PLAN")
 _NUMBERS: Final = ("REQUESTS", "INPUT", "OF IT CACHED", "OUTPUT", "PRICES (IN / CACHED / OUT)", "AMOUNT")
 
@@ -38,7 +45,7 @@ _NUMBERS: Final = ("REQUESTS", "INPUT", "OF IT CACHED", "OUTPUT", "PRICES (IN / 
     help="Also compute the bill with this price list (file or folder) and show the difference. Nothing is stored. A "
     "single file applies to the whole month, several files from their effective dates on.",
 )
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@output_option()
 @ledger_options
 def bill(tenant: str, month: str | None, prices: tuple[Path, ...], output: str, installation: Installation) -> None:
     """Show a tenant's bill for a month: a line per model, adapter, plan and price; credits; total.
@@ -55,17 +62,15 @@ def bill(tenant: str, month: str | None, prices: tuple[Path, ...], output: str, 
         query = {"tenant": tenant, "month": month}
         found = call_ledger(installation, lambda ledger: ledger.get(names.BILL_PATH, query, BillStatement))
         _known(found)
-        if output == "json":
-            click.echo(found.model_dump_json(by_alias=True, indent=2))
-        else:
+        if not emit(output, found.model_dump(mode="json", by_alias=True), _lines(found), _COLUMNS):
             _print(found)
         return
     sent = tuple(PriceText(file=str(path)[-253:], text=text) for path, text in gathered(prices))
     reprice = RepriceRequest(tenant=tenant, month=month, prices=sent)
     both = call_ledger(installation, lambda ledger: ledger.post(names.BILL_PATH, reprice, RepriceAnswer))
     _known(both.bill)
-    if output == "json":
-        click.echo(both.model_dump_json(by_alias=True, indent=2))
+    rows = [*(_lines(both.bill, "inForce")), *_lines(both.other, "given")]
+    if emit(output, both.model_dump(mode="json", by_alias=True), rows, ["priceLists", *_COLUMNS]):
         return
     out = console()
     out.print("With the price lists in force", style="bold")
@@ -76,6 +81,25 @@ def bill(tenant: str, month: str | None, prices: tuple[Path, ...], output: str, 
         out.print("\nThe difference is unknown: the currencies differ, or one of the bills has no price list.")
     else:
         out.print(f"\nDifference: {both.difference} {both.bill.currency}")
+
+
+def _lines(found: BillStatement, prices: str = "") -> list[dict[str, Any]]:
+    """The bill as rows that add up to its total: usage, unpriced usage, and credits of its currency. `prices`: which
+    price lists, for a bill with several."""
+    common = {"priceLists": prices, "tenant": found.tenant, "month": found.month}
+    rows = [
+        common
+        | {"kind": "usage", "currency": found.currency}
+        | line.model_dump(mode="json", by_alias=True)
+        | {"inputPrice": line.rate.input, "cachedPrice": line.rate.cached, "outputPrice": line.rate.output}
+        for line in found.lines
+    ]
+    rows += [common | {"kind": "unpriced"} | line.model_dump(mode="json", by_alias=True) for line in found.unpriced]
+    # A credit is in the tenant's favour, so it lowers the sum of the column `amount`.
+    return rows + [
+        common | {"kind": "credit", "amount": str(-Decimal(one.amount)), "currency": one.currency, "note": one.note}
+        for one in found.credits
+    ]
 
 
 def _known(found: BillStatement) -> None:
@@ -133,6 +157,9 @@ def _line(line: BillLine, currency: str) -> list[str]:
     ]
 
 
+_CREDIT_COLUMNS: Final = ("id", "tenant", "month", "amount", "currency", "note", "madeAt", "madeBy")
+
+
 @click.group(name="credits")
 def credits() -> None:
     """Create and list credits, which are deducted from bills. Usage records and prices never change."""
@@ -176,15 +203,16 @@ def add(
 @credits.command(name="list")
 @click.option("--tenant", multiple=True, help="Only this tenant.")
 @click.option("--month", multiple=True, help="Such as 2026-11.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@output_option()
 @ledger_options
 def list_(tenant: tuple[str, ...], month: tuple[str, ...], output: str, installation: Installation) -> None:
     """List credits, the latest first."""
     query = {"tenant": tenant, "month": month}
     found = call_ledger(installation, lambda ledger: ledger.get(names.CREDITS_PATH, query, Credits))
-    if output == "json":
-        click.echo(found.model_dump_json(by_alias=True, indent=2))
-    elif not found.credits:
+    data = found.model_dump(mode="json", by_alias=True)
+    if emit(output, data, data["credits"], _CREDIT_COLUMNS):
+        return
+    if not found.credits:
         click.echo("No credits.", err=True)
     else:
         rows = [

@@ -8,8 +8,9 @@ import click
 from shoal.api import names
 from shoal.api.billing import Margin, MarginRow
 from shoal.cli.options import Installation, ledger_options
+from shoal.cli.output import emit, output_option
 from shoal.cli.services import call_ledger
-from shoal.cli.usage.show import NONE, console, count, table, write_csv
+from shoal.cli.usage.show import NONE, console, count, table
 
 _UNKNOWN: Final = "?"
 _FIELDS: Final = (
@@ -22,7 +23,7 @@ _FIELDS: Final = (
 @click.option("--by", default="class", show_default=True, help="Dimensions of a row, from class, model, day, month.")
 @click.option("--from", "start", help="2026-11, 2026-11-01 or 2026-11-01T06:00:00Z (UTC). Default: this month.")
 @click.option("--to", "end", help="The same; exclusive. Default: the end of this month.")
-@click.option("-o", "--output", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
+@output_option()
 @ledger_options
 def margin(by: str, start: str | None, end: str | None, output: str, installation: Installation) -> None:
     """Show revenue, cost and margin of GPU classes.
@@ -33,12 +34,9 @@ def margin(by: str, start: str | None, end: str | None, output: str, installatio
     query = {"by": by, "from": start, "to": end}
     found = call_ledger(installation, lambda ledger: ledger.get(names.MARGIN_PATH, query, Margin))
     rows = [row.model_dump(mode="json", by_alias=True) for row in found.rows]
-    if output == "json":
-        click.echo(found.model_dump_json(by_alias=True, indent=2))
-    elif output == "csv":
-        columns = [*found.by, *_FIELDS]
-        write_csv(columns, ([row[name] for name in columns] for row in rows))
-    elif not rows:
+    if emit(output, found.model_dump(mode="json", by_alias=True), rows, [*found.by, *_FIELDS]):
+        return
+    if not rows:
         click.echo(f"Nothing was used and no GPU was held from {found.start} to {found.end}.", err=True)
     else:
         _print(found, [[row[name] or NONE for name in found.by] for row in rows])

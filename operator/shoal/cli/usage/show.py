@@ -1,24 +1,19 @@
-"""Output of tables and CSV."""
+"""Tables of counts and amounts."""
 
-import io
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-import click
 from rich.console import Console
 from rich.table import Table
 
-from shoal.core import cells
+from shoal.cli import output
 
-WIDTH: Final = 160
-"""Width of the output without a terminal."""
 NONE: Final = "-"
 
 
 def console() -> Console:
     """Console for tables. It prints texts literally: a note such as "[ticket 7]" is not markup."""
-    width = None if Console().is_terminal else WIDTH
-    return Console(highlight=False, markup=False, emoji=False, width=width)
+    return output.console(markup=False)
 
 
 def table(
@@ -41,12 +36,3 @@ def table(
 
 def count(number: int) -> str:
     return f"{number:,}"
-
-
-def write_csv(names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Writes CSV to standard output."""
-    text = io.StringIO(newline="")
-    writer = cells.CSVWriter(text, lineterminator="\n")
-    writer.row(names)
-    writer.rows(rows)
-    click.echo(text.getvalue(), nl=False)

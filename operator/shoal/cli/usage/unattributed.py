@@ -7,8 +7,9 @@ import click
 from shoal.api import names
 from shoal.api.reconciliation import UNATTRIBUTED_BY, UnattributedPage, UnattributedRow
 from shoal.cli.options import Installation, ledger_options
+from shoal.cli.output import emit, output_option
 from shoal.cli.services import call_ledger
-from shoal.cli.usage.show import NONE, console, count, table, write_csv
+from shoal.cli.usage.show import NONE, console, count, table
 
 _UNKNOWN: Final = "?"
 _FIELDS: Final = (
@@ -27,7 +28,7 @@ _NUMBERS: Final = (
 @click.option("--from", "start", help="2026-11, 2026-11-01 or 2026-11-01T06:00:00Z (UTC). Default: this month.")
 @click.option("--to", "end", help="The same; exclusive. Default: the end of this month.")
 @click.option("--model", multiple=True, help="namespace/name. Can be repeated.")
-@click.option("-o", "--output", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
+@output_option()
 @ledger_options
 def unattributed(
     by: str, start: str | None, end: str | None, model: tuple[str, ...], output: str, installation: Installation
@@ -44,15 +45,11 @@ def unattributed(
     """
     query = {"by": by, "from": start, "to": end, "model": model}
     found = call_ledger(installation, lambda ledger: ledger.get(names.UNATTRIBUTED_PATH, query, UnattributedPage))
-    if output == "json":
-        click.echo(found.model_dump_json(by_alias=True, indent=2))
-        return
     words = [*found.by, *(["replica", "lastReport"] if "engine" in found.by else [])]
     rows = [row.model_dump(mode="json", by_alias=True) for row in found.rows]
-    if output == "csv":
-        columns = [*words, *_FIELDS]
-        write_csv(columns, ([row[name] for name in columns] for row in rows))
-    elif not rows:
+    if emit(output, found.model_dump(mode="json", by_alias=True), rows, [*words, *_FIELDS]):
+        return
+    if not rows:
         click.echo(f"Nothing was billed and no engine reported from {found.start} to {found.end}.", err=True)
     else:
         out = console()

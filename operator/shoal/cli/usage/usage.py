@@ -1,6 +1,5 @@
 """`shoal usage`: counted tokens by any dimension."""
 
-import json
 from typing import Any, Final
 
 import click
@@ -8,8 +7,9 @@ import click
 from shoal.api import names
 from shoal.api.billing import UsagePage
 from shoal.cli.options import Installation, ledger_options
+from shoal.cli.output import emit, output_option
 from shoal.cli.services import LedgerClient, call_ledger
-from shoal.cli.usage.show import NONE, console, count, table, write_csv
+from shoal.cli.usage.show import NONE, console, count, table
 
 BY: Final = ("tenant", "key", "externalID", "model", "adapter", "class", "plan", "hour", "day", "month")
 _COUNTS: Final = {
@@ -35,7 +35,7 @@ _PAGE: Final = "5000"
 @click.option("--class", "gpu_class", multiple=True, help="GPU class.")
 @click.option("--plan", multiple=True, help='Plan of the Tenant; "" means no plan.')
 @click.option("--not-billed", is_flag=True, help="Show usage that is not billed: retried attempts and estimates.")
-@click.option("-o", "--output", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
+@output_option()
 @ledger_options
 def usage(
     tenant: tuple[str, ...],
@@ -77,13 +77,10 @@ def usage(
     head, rows = call_ledger(installation, lambda ledger: _pages(ledger, query))
     if tenant and set(head.unseen) == set(tenant):
         raise click.ClickException(_unseen(tenant))
-    if output == "json":
-        shown = {"from": head.start, "to": head.end, "by": head.by, "rows": rows}
-        click.echo(json.dumps(shown, indent=2))
-    elif output == "csv":
-        columns = [*head.by, *(name for name in _COUNTS), *_MORE]
-        write_csv(columns, ([row[name] for name in columns] for row in rows))
-    elif not rows:
+    shown = {"from": head.start, "to": head.end, "by": list(head.by), "rows": rows}
+    if emit(output, shown, rows, [*head.by, *_COUNTS, *_MORE]):
+        return
+    if not rows:
         whose = f" of {', '.join(tenant)}" if tenant else ""
         click.echo(f"No matching usage{whose} from {head.start} to {head.end}.", err=True)
     else:

@@ -1,0 +1,88 @@
+"""What programs read from any command: the same formats, the same field names, and no cell that wraps."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from shoal.cli import output
+from shoal.cli.main import main
+from shoal.core import cells
+
+RUNTIME = {"operator", "gateway", "ledger", "agent", "cache", "sim", "lab", "demo", "generate"}
+"""Commands of processes and of developers."""
+OBJECTS = {"render", *(f"keys {verb}" for verb in ("create", "rotate", "disable", "expire", "remove"))}
+"""Commands whose output is Kubernetes objects or a key, with formats of their own."""
+
+
+def commands(group: click.Group, *path: str) -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        if not path and name in RUNTIME:
+            continue
+        command = group.get_command(context, name)
+        assert command is not None
+        here = " ".join((*path, name))
+        yield here, command
+        if isinstance(command, click.Group):
+            yield from commands(command, *path, name)
+
+
+def test_every_command_that_shows_something_has_the_same_formats() -> None:
+    found: dict[str, set[str]] = {}
+    for name, command in commands(main):
+        for parameter in command.params:
+            if parameter.name == "output" and isinstance(parameter.type, click.Choice) and name not in OBJECTS:
+                found[name] = set(parameter.type.choices)
+    assert {name: formats for name, formats in found.items() if not formats >= {"table", "json", "yaml", "csv"}} == {}
+    assert set(found) >= {"status", "top", "why", "logs", "adapters", "usage", "bill", "margin", "keys list", "explain"}
+
+
+def shown(document: object, rows: list[dict[str, Any]], columns: list[str], form: str) -> str:
+    @click.command()
+    def command() -> None:
+        if not output.emit(form, document, rows, columns):
+            output.console().print("a table")
+
+    return CliRunner().invoke(command).output
+
+
+ROWS = [{"name": "chat", "ageSeconds": 3.0641324910000094, "stale": ["a", "b"], "note": "über, all"}, {"name": "idle"}]
+COLUMNS = ["name", "ageSeconds", "stale", "note"]
+
+
+def test_one_document_in_each_format() -> None:
+    rounded = [{**ROWS[0], "ageSeconds": 3.064132}, ROWS[1]]
+    assert json.loads(shown({"models": ROWS}, ROWS, COLUMNS, "json")) == {"models": rounded}
+    assert yaml.safe_load(shown({"models": ROWS}, ROWS, COLUMNS, "yaml")) == {"models": rounded}
+    first, second = csv.DictReader(io.StringIO(shown({}, ROWS, COLUMNS, "csv")))
+    assert first == {"name": "chat", "ageSeconds": "3.064132", "stale": "a b", "note": "über, all"}
+    assert second == {"name": "idle", "ageSeconds": "", "stale": "", "note": ""}
+    assert shown({}, ROWS, COLUMNS, "table") == "a table\n"
+
+
+def test_a_name_that_a_spreadsheet_would_run_is_a_text() -> None:
+    written = shown({}, [{"name": "=cmd()"}], ["name"], "csv")
+    plain = io.StringIO()
+    cells.CSVWriter(plain, lineterminator="\n").row(["=cmd()"])
+    assert written == f"name\n{plain.getvalue()}"
+    assert not written.splitlines()[1].startswith("=")
+
+
+@pytest.mark.parametrize("length", [200, 3000])
+def test_without_a_terminal_no_line_is_wrapped(length: int) -> None:
+    @click.command()
+    def command() -> None:
+        output.console().print("x" * length + " " + "y" * length)
+
+    assert CliRunner().invoke(command).output.splitlines() == ["x" * length + " " + "y" * length]
+
+
+def test_fields_have_the_names_of_the_api() -> None:
+    assert output.camel({"gpu_class": "l4", "cold_start_seconds": 3}) == {"gpuClass": "l4", "coldStartSeconds": 3}
