@@ -13,11 +13,13 @@ from shoal.api.config import (
     MTLS,
     CABundle,
     EngineVersion,
+    HubEndpoint,
     NamedValue,
     Pods,
     PriorityBand,
     Proxy,
     Scaling,
+    SecretName,
     Signals,
     Sources,
     TracingConfig,
@@ -110,7 +112,7 @@ class Persistence(Section):
 
 
 class Tls(Section):
-    secret_name: str = ""
+    secret_name: SecretName = ""
     """Secret of type kubernetes.io/tls in the release's namespace, read again when it changes. Empty: plain HTTP."""
 
 
@@ -123,7 +125,7 @@ class Ingress(Section):
     """Annotations of the Ingress. Streams need a long read timeout and no response buffering at the proxy."""
     host: str = ""
     """Host name; empty: all hosts."""
-    tls_secret_name: str = ""
+    tls_secret_name: SecretName = ""
     """Secret with the certificate of the Ingress; empty: no TLS."""
 
 
@@ -152,13 +154,13 @@ class LogPersistence(Section):
 class LogBucket(Section):
     url: str = Field(default="", pattern=r"^((s3|gs|az)://[^ ]+)?$")
     """Bucket for finished log files, such as s3://bucket/prefix (gs://, az://). Empty: they stay on the gateways."""
-    secret_name: str = ""
+    secret_name: SecretName = ""
     """Secret in the release's namespace with credentials of the bucket; keys as in docs/sources.md. Empty: the identity
     of the gateways' ServiceAccount is used."""
 
 
 class LogEncryption(Section):
-    secret_name: str = ""
+    secret_name: SecretName = ""
     """Secret in the release's namespace. Its key `current` (32 bytes) encrypts; all its keys decrypt. Empty: request
     logs are not encrypted."""
 
@@ -224,7 +226,7 @@ class GatewayValues(PodValues):
 
 
 class LedgerDatabase(Section):
-    secret_name: str = ""
+    secret_name: SecretName = ""
     """Secret in the release's namespace with the URL of a PostgreSQL database, such as
     postgresql://shoal:password@postgres.db.svc/shoal. Empty: SQLite on the ledger's volume."""
     key: str = Field(default="url", min_length=1)
@@ -474,7 +476,7 @@ class Values(Section):
     """HTTP proxy for fetching weights."""
     ca_bundle: CABundle = CABundle()
     """Additional CA certificates for fetching weights."""
-    hub_endpoint: str = ""
+    hub_endpoint: HubEndpoint = ""
     """A mirror of the Hugging Face hub, such as https://hub.example.com. Empty: the hub."""
     sources: Sources = Sources()
     """Sources from which weights and adapters may be fetched (docs/sources.md)."""

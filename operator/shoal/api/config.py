@@ -17,6 +17,11 @@ HUB_STORES: Final = ("huggingface.co", ".huggingface.co", ".hf.co")
 """Hosts to which the public Hugging Face hub redirects for file contents."""
 
 
+SecretName = Annotated[str, StringConstraints(max_length=253, pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$")]
+"""Name of a Secret; empty: none."""
+HubEndpoint = Annotated[str, StringConstraints(pattern=r"^(https?://[^ ]+)?$")]
+
+
 class _Section(BaseModel):
     # forbid: a misspelt chart value must not be ignored
     model_config = ConfigDict(
@@ -194,7 +199,7 @@ class KEDA(_Section):
     namespace."""
     tls: bool = True
     """Serves TLS; KEDA is given the CA certificate. Off: plain HTTP/2."""
-    tls_secret_name: str = ""
+    tls_secret_name: SecretName = ""
     """Secret of type kubernetes.io/tls with a ca.crt in the release's namespace, such as cert-manager makes, for the
     name shoal-scaler.NAMESPACE.svc. It is read again when it changes. Empty: the operator makes shoal-scaler-tls, and
     renews it."""
@@ -258,7 +263,7 @@ class MTLS(_Section):
     Changing this setting rolls the engine pods."""
     trust_domain: str = Field(default="shoal.internal", pattern=r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")
     """Trust domain of the certificates' URIs (spiffe://TRUST DOMAIN/...)."""
-    ca_secret_name: str = ""
+    ca_secret_name: SecretName = ""
     """Secret of type kubernetes.io/tls in the release's namespace with a certificate authority (tls.crt, tls.key), such
     as a cert-manager Certificate with isCA. When it changes, the new authority is trusted before certificates of it are
     issued. Empty: the operator makes and renews an authority in the Secret shoal-ca."""
@@ -295,7 +300,7 @@ class OperatorConfig(_Section):
     agent: AgentImage
     proxy: Proxy = Proxy()
     ca_bundle: CABundle = CABundle()
-    hub_endpoint: str = ""
+    hub_endpoint: HubEndpoint = ""
     """HF_ENDPOINT of the stage containers: a mirror of the Hugging Face hub. Empty: the hub."""
     sources: Sources = Sources()
     """Sources from which weights and adapters may be fetched."""

@@ -35,7 +35,8 @@ class Money(Object):
     """An amount in a named currency."""
 
     amount: Quantity
-    """A decimal number, such as "2.49"."""
+    """A decimal number in quotes, such as "2.49": YAML makes a float of a decimal without quotes, which the API server
+    refuses."""
     currency: Annotated[
         str,
         StringConstraints(min_length=3, max_length=3, pattern=r"^[A-Z]{3}$"),

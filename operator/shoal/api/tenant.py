@@ -78,7 +78,8 @@ class TenantBudget(Object):
     """Budget of a tenant per calendar month (UTC): money at the price list in force, or tokens."""
 
     amount: Quantity | None = None
-    """Amount of money per calendar month, such as "500", in `currency`."""
+    """Amount of money per calendar month, in quotes, such as "99.50", in `currency`. YAML makes a float of a decimal
+    without quotes, which the API server refuses."""
     currency: Annotated[str, StringConstraints(max_length=3, pattern=r"^[A-Z]{3}$")] | None = None
     """ISO 4217 code of the currency of `amount`. It must be the currency of the price list."""
     tokens: Annotated[int, Field(ge=1, le=1_000_000_000_000_000)] | None = None

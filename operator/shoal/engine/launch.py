@@ -132,6 +132,23 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}...")
 
 
+_OF_VLLM: Final[Mapping[str, str]] = {
+    "max-model-len": "set spec.engine.contextLength of the Model",
+    "gpu-memory-utilization": "Shoal sizes the GPU's memory by itself; SGLang's is --mem-fraction-static",
+    "max-num-seqs": "SGLang's is --max-running-requests",
+    "max-num-batched-tokens": "SGLang's is --chunked-prefill-size",
+    "enable-prefix-caching": "SGLang's prefix cache is on by default",
+    "no-enable-prefix-caching": "SGLang's is --disable-radix-cache",
+    "enforce-eager": "SGLang's is --disable-cuda-graph",
+    "lora-modules": "make a LoRAAdapter for each",
+    "enable-auto-tool-choice": "set spec.engine.toolCallParser of the Model",
+    "swap-space": "SGLang has nothing of the kind: leave it out",
+    "guided-decoding-backend": "SGLang's is --grammar-backend",
+    "limit-mm-per-prompt": "SGLang's is --limit-mm-data-per-request",
+}
+"""Arguments of vLLM -> what to do instead."""
+
+
 def _unknown(version: str, spelling: str, table: Mapping[str, Argument]) -> str:
     if not spelling.strip():
         return "an item of extraArgs has no name: write '--name=value' or '--flag'"
@@ -146,6 +163,8 @@ def _unknown(version: str, spelling: str, table: Mapping[str, Argument]) -> str:
         full = owned or completions[0]
         advice = f", which is owned by Shoal: {owner(owned)}" if owned else ": write it out"
         return f"--{spelling} is an abbreviation of --{full}{advice}"
+    if (instead := _OF_VLLM.get(spelling.replace("_", "-"))) is not None:
+        return f"SGLang {version} has no argument --{spelling}, which is vLLM's: {instead}"
     near = difflib.get_close_matches(spelling.replace("_", "-"), [*table, *OWNED], n=1, cutoff=0.7)
     hint = f"; did you mean --{near[0]}?" if near else ""
     return f"SGLang {version} has no argument --{spelling}{hint}"

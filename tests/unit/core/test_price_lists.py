@@ -182,8 +182,22 @@ def test_lists_that_do_not_go_together_are_refused_with_the_line(lists: list[Pri
 def test_a_price_that_the_next_list_forgets_is_told() -> None:
     (found,) = dropped([a_list("2026-10-01"), a_list("2026-11-01", model="m/b")])
     assert str(found) == (
-        "2026-11-01.yaml:3: no price for plan -, model m/a, adapter - any more, which 2026-10-01.yaml has"
+        "2026-11-01.yaml:3: no price for plan -, model m/a, adapter -, which 2026-10-01.yaml has: such usage will not "
+        "be billed"
     )
+
+
+def test_a_price_that_a_more_general_one_replaces_is_told_with_it() -> None:
+    (found,) = dropped([a_list("2026-10-01"), a_list("2026-11-01", model='"*"')])
+    assert str(found) == (
+        "2026-11-01.yaml:3: no own price for plan -, model m/a, adapter -, which 2026-10-01.yaml has: that of plan -, "
+        "model *, adapter - applies"
+    )
+
+
+def test_a_list_without_prices_is_refused_in_plain_words() -> None:
+    text = "currency: EUR\neffectiveFrom: 2026-10-01\nprices: []\n"
+    assert refusal(text) == ["list.yaml:3: `prices` is empty: a price list has at least one price"]
 
 
 def test_no_lists_at_all_are_a_schedule_without_prices() -> None:

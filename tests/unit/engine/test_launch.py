@@ -98,6 +98,15 @@ def test_arguments_that_are_the_models_own_business_pass(arg: str):
             "--mem_fraction_static=0.8",
             "SGLang 0.5.23 has no argument --mem_fraction_static; did you mean --mem-fraction-static?",
         ),
+        (
+            "--max-model-len=8192",
+            "SGLang 0.5.23 has no argument --max-model-len, which is vLLM's: set spec.engine.contextLength of the "
+            "Model",
+        ),
+        (
+            "--max_num_seqs=64",
+            "SGLang 0.5.23 has no argument --max_num_seqs, which is vLLM's: SGLang's is --max-running-requests",
+        ),
         ("--enable-warp-drive", "SGLang 0.5.23 has no argument --enable-warp-drive"),
         ("--mem-fraction-static", "--mem-fraction-static needs a value: write --mem-fraction-static=VALUE"),
         ("--mem-fraction-static=lots", "--mem-fraction-static must be a number; got 'lots'"),

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from shoal.api.ledger import Prices
-from shoal.api.pricelist import PriceFile, PriceRow
+from shoal.api.pricelist import MOST_ROWS, PriceFile, PriceRow
 from shoal.core.rating.problems import PriceProblem, PricesRefused
 
 Path = tuple[str | int, ...]
@@ -152,6 +152,10 @@ def _problem(file: str, lines: dict[Path, int], detail: ErrorDetails) -> PricePr
         message = f'`{name}`: {given} is neither namespace/name nor "*"'
     elif field == "plan" and detail["input"] == "*":
         message = "`plan`: leave it out for every plan that has no price of its own"
+    elif kind == "too_short":
+        message = f"`{name}` is empty: a price list has at least one price"
+    elif kind == "too_long":
+        message = f"`{name}` has more than {MOST_ROWS} prices"
     elif field == "currency":
         message = f"`currency`: {given} is no code of ISO 4217, such as EUR"
     else:

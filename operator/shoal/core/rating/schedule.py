@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 
-from shoal.api.ledger import Prices
+from shoal.api.ledger import Prices, Rate
 from shoal.core.rating.files import PriceList
 from shoal.core.rating.price import RateTable
 from shoal.core.rating.problems import PriceProblem, PricesRefused
@@ -68,16 +68,27 @@ def schedule(parsed: Iterable[PriceList]) -> Schedule:
 
 
 def dropped(lists: Iterable[PriceList]) -> list[PriceProblem]:
-    """Prices that the next list no longer has: warnings, since that may be intended."""
+    """Prices that the next list no longer has: warnings, since that may be intended. A more general price of the next
+    list, such as one for every model, may apply instead."""
     found: list[PriceProblem] = []
     ordered = sorted(lists, key=lambda one: one.starts)
     for earlier, later in pairwise(ordered):
         kept = {(rate.plan, rate.model, rate.adapter) for rate in later.prices.rates}
+        rates = RateTable.of(later.prices)
         for rate in earlier.prices.rates:
             if (rate.plan, rate.model, rate.adapter) not in kept:
-                what = f"plan {rate.plan or '-'}, model {rate.model}, adapter {rate.adapter or '-'}"
-                found.append(later.problem(f"no price for {what} any more, which {earlier.file} has", "prices"))
+                what = _names(rate)
+                instead = rates.find(rate.plan, rate.model, rate.adapter)
+                if instead is None:
+                    message = f"no price for {what}, which {earlier.file} has: such usage will not be billed"
+                else:
+                    message = f"no own price for {what}, which {earlier.file} has: that of {_names(instead)} applies"
+                found.append(later.problem(message, "prices"))
     return found
+
+
+def _names(rate: Rate) -> str:
+    return f"plan {rate.plan or '-'}, model {rate.model}, adapter {rate.adapter or '-'}"
 
 
 def _between(ordered: list[PriceList]) -> Iterator[PriceProblem]:
