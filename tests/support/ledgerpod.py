@@ -40,6 +40,8 @@ class LedgerPod:
         if path == f"{ROOT}/secrets/shoal-key-billing":
             said = keys.derive(INSTALL_KEY, "billing", keys.LEDGER)
             return web.json_response({"data": {"key": base64.b64encode(said.encode()).decode()}})
+        if path == "/apis/authentication.k8s.io/v1/selfsubjectreviews":
+            return web.json_response({"status": {"userInfo": {"username": "finance@example.com"}}})
         if path == f"{ROOT}/pods":
             assert request.query["labelSelector"] == "app.kubernetes.io/component=ledger"
             return web.json_response({"metadata": {}, "items": [self._pod()] if self.there else []})

@@ -16,8 +16,8 @@ from shoal.cli.options import Installation, gateway_options
 from shoal.cli.output import dump, output_option, write_csv
 from shoal.cli.services import GATEWAY_PODS, GatewayClient
 from shoal.kube.client import KubeClient
-from shoal.kube.errors import Forbidden
-from shoal.kube.resources import PERSISTENTVOLUMECLAIMS, PODS
+from shoal.kube.errors import Forbidden, KubeError, NotFound
+from shoal.kube.resources import PERSISTENTVOLUMECLAIMS, PODS, TENANTS
 
 _CLAIM: Final = "logs-"
 """Prefix of the claims that a StatefulSet makes from its template `logs`; the pod's name follows."""
@@ -174,6 +174,8 @@ def command(
             entries = await _newest(gateways, wanted, limit)
             for warning in await left_behind(client, installation.namespace):
                 click.echo(f"missing: {warning}", err=True)
+            if not entries:
+                await _explain_empty(client, tenant)
             if output == "table":
                 click.echo(HEADER)
             elif output == "csv":
@@ -222,6 +224,21 @@ def delete(
         raise click.ClickException(
             "not everything was deleted:\n  " + "\n  ".join(left) + "\nFix this and repeat the command."
         )
+
+
+async def _explain_empty(client: KubeClient, tenant: str) -> None:
+    """Says why a request log may be empty. Raises ClickException for a Tenant that does not exist."""
+    try:
+        found = await client.get(TENANTS, tenant)
+    except NotFound:
+        raise click.ClickException(
+            f"there is no Tenant {tenant} and no request log of it: is it spelt right? `kubectl get tenants` lists them"
+        ) from None
+    except KubeError:
+        return  # without the right to read Tenants nothing more is known
+    spec: JsonObject = found.get("spec") or {}
+    if not spec.get("logging"):
+        click.echo(f"the request log of Tenant {tenant} is off: set its spec.logging (docs/requestlog.md)", err=True)
 
 
 async def _newest(gateways: GatewayClient, wanted: Mapping[str, str | None], limit: int) -> list[dict[str, Any]]:

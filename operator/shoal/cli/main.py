@@ -5,7 +5,7 @@ import os
 import signal
 from collections.abc import Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -55,6 +55,8 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
 
 _PLUGIN_GROUP: Final = "shoal.commands"
 """Entry point group with which other distributions add commands; `shoal-dev` uses it."""
+_GLOBAL: Final = ("namespace", "context", "kubeconfig")
+"""Options that may stand before the name of a command."""
 _DEVELOPER_COMMANDS: Final = ("sim", "lab", "demo", "generate")
 """Commands of shoal-dev."""
 
@@ -66,7 +68,10 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in _COMMANDS:
             module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
-            return getattr(importlib.import_module(module), attribute)
+            command: click.Command = getattr(importlib.import_module(module), attribute)
+            given = {name: ctx.params[name] for name in _GLOBAL if ctx.params.get(name) is not None}
+            ctx.default_map = {cmd_name: _defaults(command, given)}
+            return command
         if found := _plugins().get(cmd_name):
             return found.load()
         if cmd_name in _DEVELOPER_COMMANDS:
@@ -83,6 +88,13 @@ class _Lazy(click.Group):
                 formatter.write_dl([(name, command.get_short_help_str(100)) for name, command in more.items()])
 
 
+def _defaults(command: click.Command, given: dict[str, str]) -> dict[str, Any]:
+    """Click's defaults of a command and of its sub-commands: the options that stand before the command's name. A
+    command without such an option ignores it, as kubectl's commands do."""
+    nested = command.commands if isinstance(command, click.Group) else {}
+    return {**given, **{name: _defaults(each, given) for name, each in nested.items()}}
+
+
 def _plugins() -> "dict[str, EntryPoint]":
     from importlib.metadata import entry_points
 
@@ -91,7 +103,10 @@ def _plugins() -> "dict[str, EntryPoint]":
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="shoal")
-def main() -> None:
+@click.option("-n", "--namespace", help="As the option of a command; kubectl takes it before a command too.")
+@click.option("--context", help="The same.")
+@click.option("--kubeconfig", help="The same.")
+def main(**_: str | None) -> None:
     """Shoal: a Kubernetes operator and control plane for GPU inference fleets."""
     logs.configure()
 

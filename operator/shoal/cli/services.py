@@ -15,7 +15,7 @@ from shoal.core import facts
 from shoal.kube import projections
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import APIServerUnavailable, Forbidden, KubeError, NotFound, Unauthorized, from_status
-from shoal.kube.resources import LEASES, PODS
+from shoal.kube.resources import LEASES, PODS, Resource
 
 R = TypeVar("R")
 
@@ -133,6 +133,19 @@ class GatewayClient(ServiceClient):
     service = "gateway"
     namespace_option = "--operator-namespace"
 
+    async def caller(self) -> str:
+        """Name of the user of this command in the cluster; "" where the cluster does not tell it."""
+        if self._cluster is None:
+            return ""
+        review: JsonObject = {"apiVersion": _WHO_AM_I.api_version, "kind": _WHO_AM_I.kind, "metadata": {}}
+        try:
+            answer = await self._cluster.create(_WHO_AM_I, review)
+        except KubeError:
+            return ""
+        status: JsonObject = answer.get("status") or {}
+        user: JsonObject = status.get("userInfo") or {}
+        return str(user.get("username") or "")
+
     async def _targets(self) -> AsyncIterator[Target]:
         await self._credential()  # fails early, before pods are listed
         if self._url is not None:
@@ -181,6 +194,10 @@ class GatewayClient(ServiceClient):
             f"persistentvolumeclaims, and to get (and, for `logs delete`, delete) pods/proxy in namespace "
             f"{self._namespace}. A tenant reads its own log with its own key: GET {names.LOGS_PATH} of the gateway."
         )
+
+
+_WHO_AM_I: Final = Resource("authentication.k8s.io", "v1", "selfsubjectreviews", "SelfSubjectReview", namespaced=False)
+"""Every authenticated user may create one: the role `system:basic-user`."""
 
 
 class LedgerClient(ServiceClient):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from shoal.api import keys
@@ -93,6 +94,37 @@ def test_entries_are_shown_in_their_order_and_obey_no_terminal(api: CannedApi, t
 def test_json_is_one_whole_entry_per_line(api: CannedApi, tmp_path: Path):
     result = run(api, tmp_path, "--tenant", "acme", "-o", "json")
     assert [json.loads(line) for line in result.output.splitlines()] == [entry(1), entry(2)]
+
+
+def test_yaml_is_one_list_and_csv_a_line_per_entry_without_bodies(api: CannedApi, tmp_path: Path):
+    result = run(api, tmp_path, "--tenant", "acme", "-o", "yaml")
+    assert yaml.safe_load(result.output) == [entry(1), entry(2)]
+    head, first, _ = run(api, tmp_path, "--tenant", "acme", "-o", "csv").output.splitlines()
+    found = dict(zip(head.split(","), first.split(","), strict=True))
+    assert (found["id"], found["keyName"], found["inputTokens"], found["outputTokens"]) == ("id-1", "prod", "7", "")
+    assert "text" not in first
+
+
+TENANT = "/apis/shoal.dev/v1alpha1/tenants/acmee"
+
+
+def test_a_tenant_that_does_not_exist_is_no_empty_log(api: CannedApi, tmp_path: Path):
+    api.answers[proxy("shoal-gateway-0")] = page()
+    result = run(api, tmp_path, "--tenant", "acmee")
+    assert result.exit_code == 1
+    assert "there is no Tenant acmee and no request log of it: is it spelt right?" in result.output
+
+
+def test_an_empty_log_says_that_logging_is_off(api: CannedApi, tmp_path: Path):
+    api.answers[proxy("shoal-gateway-0")] = page()
+    api.answers[TENANT] = {"metadata": {"name": "acmee"}, "spec": {}}
+    result = run(api, tmp_path, "--tenant", "acmee")
+    assert result.exit_code == 0
+    assert "the request log of Tenant acmee is off: set its spec.logging" in result.stderr
+    api.answers[TENANT] = {"metadata": {"name": "acmee"}, "spec": {"logging": {"retentionDays": 7}}}
+    assert "is off" not in run(api, tmp_path, "--tenant", "acmee").stderr
+    api.answers[TENANT] = (403, "tenants is forbidden")
+    assert run(api, tmp_path, "--tenant", "acmee").exit_code == 0
 
 
 def test_a_span_of_time_is_asked_for_in_utc(api: CannedApi, tmp_path: Path):

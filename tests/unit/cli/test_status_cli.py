@@ -137,6 +137,19 @@ def test_all_namespaces_are_shown_with_their_names(kubeconfig: Path) -> None:
     assert done.output.splitlines()[1].startswith("chat")
 
 
+def test_options_of_the_cluster_may_stand_before_the_command_as_with_kubectl(kubeconfig: Path, api: CannedApi) -> None:
+    done = CliRunner().invoke(main, ["--kubeconfig", str(kubeconfig), "-n", "chat", "status", "llama"])
+    assert done.exit_code == 0, done.output
+    assert "40 %" in done.output
+    assert api.asked[0] == "/apis/shoal.dev/v1alpha1/namespaces/chat/models/llama"
+    # The command's own option is nearer.
+    CliRunner().invoke(main, ["--kubeconfig", str(kubeconfig), "-n", "chat", "status", "-n", "other", "llama"])
+    assert "/apis/shoal.dev/v1alpha1/namespaces/other/models/llama" in api.asked
+    # One without such an option ignores it; a sub-command has it too.
+    done = CliRunner().invoke(main, ["-n", "chat", "keys", "list", "-f", "nowhere.yaml"])
+    assert "No such option" not in done.output
+
+
 def test_as_json_the_numbers_are_numbers(kubeconfig: Path) -> None:
     (row,) = json.loads(status(kubeconfig, "-o", "json").output)["models"]
     assert row["variants"][0]["gpus"] == 2

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -148,9 +149,28 @@ async def test_credits_are_made_and_listed(world: World) -> None:
     listed = text(await world.shoal("credits", "list"))
     assert len(listed) == 2
     assert listed[1].startswith("c1 acme 2026-11 2026-11-22T12:00:00Z")
+    (made,) = json.loads((await world.shoal("credits", "list", "-o", "json")).stdout)["credits"]
+    assert made["madeBy"].endswith("(local user)"), "without a cluster nothing better is known"
     assert "No credits." in (await world.shoal("credits", "list", "--tenant", "globex")).stderr
     refused = await world.shoal("credits", "add", "--tenant", "acme", "--month", "2026-11", "--amount", "0.001")
     assert (refused.exit_code, "0.001 has more decimals than EUR has (2)" in refused.stderr) == (1, True)
+
+
+async def test_a_credit_names_the_user_of_the_cluster(world: World) -> None:
+    about = ("--tenant", "acme", "--month", "2026-11", "--amount", "2", "--id", "c2")
+    assert (await world.shoal("credits", "add", *about, direct=False)).exit_code == 0
+    (made,) = json.loads((await world.shoal("credits", "list", "-o", "json")).stdout)["credits"]
+    assert made["madeBy"] == "finance@example.com"
+
+
+async def test_the_lines_of_a_bill_as_csv_add_up_to_its_total(world: World) -> None:
+    await world.shoal("credits", "add", "--tenant", "acme", "--month", "2026-11", "--amount", "1.25", "--id", "c1")
+    about = ("bill", "--tenant", "acme", "--month", "2026-11")
+    total = json.loads((await world.shoal(*about, "-o", "json")).stdout)["total"]
+    rows = list(csv.DictReader(io.StringIO((await world.shoal(*about, "-o", "csv")).stdout)))
+    assert sum(Decimal(row["amount"] or 0) for row in rows) == Decimal(total)
+    assert {row["kind"] for row in rows} == {"usage", "unpriced", "credit"}
+    assert [row["model"] for row in rows if row["kind"] == "unpriced"] == ["chat/new"]
 
 
 # --- margin and FOCUS -----------------------------------------------------------------------------------------------

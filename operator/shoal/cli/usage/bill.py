@@ -22,7 +22,7 @@ from shoal.api.billing import (
 )
 from shoal.cli.options import Installation, ledger_options
 from shoal.cli.output import emit, output_option
-from shoal.cli.services import call_ledger
+from shoal.cli.services import LedgerClient, call_ledger
 from shoal.cli.usage.prices import gathered
 from shoal.cli.usage.show import NONE, console, count, table
 
@@ -157,6 +157,7 @@ def _line(line: BillLine, currency: str) -> list[str]:
     ]
 
 
+_LONGEST_USER: Final = 253
 _CREDIT_COLUMNS: Final = ("id", "tenant", "month", "amount", "currency", "note", "madeAt", "madeBy")
 
 
@@ -183,10 +184,6 @@ def add(
     installation: Installation,
 ) -> None:
     """Create a credit. A credit cannot be changed or deleted: create another one with a negative amount."""
-    try:
-        who = getpass.getuser()
-    except (KeyError, OSError):  # a user without a name, as in a container
-        who = ""
     new = NewCredit(
         id=name or str(uuid.uuid4()),
         tenant=tenant,
@@ -194,10 +191,22 @@ def add(
         amount=amount,
         currency=currency,
         note=note,
-        made_by=who,
     )
-    kept = call_ledger(installation, lambda ledger: ledger.post(names.CREDITS_PATH, new, CreditEntry))
+
+    async def work(ledger: LedgerClient) -> CreditEntry:
+        who = (await ledger.caller() or _local_user())[:_LONGEST_USER]
+        return await ledger.post(names.CREDITS_PATH, new.model_copy(update={"made_by": who}), CreditEntry)
+
+    kept = call_ledger(installation, work)
     click.echo(f"Credit {kept.id}: {kept.amount} {kept.currency} for {kept.tenant} in {kept.month}")
+
+
+def _local_user() -> str:
+    """The user of this machine, for a command without a cluster."""
+    try:
+        return f"{getpass.getuser()} (local user)"
+    except (KeyError, OSError):  # a user without a name, as in a container
+        return ""
 
 
 @credits.command(name="list")
