@@ -67,6 +67,9 @@ _SECURED_KEEP_ALIVE: Final = 50.0
 `sidecar.IDLE_SECONDS`."""
 
 
+LINGER_SECONDS: Final = 15.0
+"""Seconds for which idle client connections stay open when the gateway stops. A client that writes to one just as it is
+closed would see a reset."""
 _NOT_LISTED: Final = "not listed yet: the API server is not reachable, or does not allow it"
 
 
@@ -200,6 +203,7 @@ class GatewayProcess:
             head_seconds=settings.body_seconds,
             max_connections=self.gateway.memory.connections,
             max_unfinished_bytes=self.gateway.memory.heads,
+            linger_seconds=LINGER_SECONDS,
             stop_seconds=int(settings.hold_seconds + settings.request_seconds + settings.body_seconds)
             + (int(2 * mediafetch.SECONDS) if settings.media_egress else 0)
             + 1,
@@ -326,6 +330,7 @@ class GatewayProcess:
                 started()
                 await self._stop.wait()
                 self.gateway.stopping = True
+                self.server.begin_closing()
                 # Endpoints and load balancers react with a delay: until then new requests still arrive.
                 await asyncio.sleep(self.settings.settle_seconds)
                 self.server.should_exit = True

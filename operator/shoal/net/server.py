@@ -39,6 +39,16 @@ class Heads:
         return self.limit is not None and self.held > self.limit
 
 
+class Closing:
+    """Whether a server is about to stop. From then on an answer ends its connection, so that clients with keep-alive
+    connections leave by their own next request."""
+
+    __slots__ = ("begun",)
+
+    def __init__(self) -> None:
+        self.begun = False
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """Bounds a request's head in bytes and time, the heads of all connections together, the requests that wait on one
     connection, and the number of connections; uvicorn itself has no such bounds."""
@@ -47,6 +57,8 @@ class BoundedProtocol(HttpToolsProtocol):
     head_seconds = 60.0
     max_connections = 16384
     heads = Heads()
+    closing = Closing()
+    linger_seconds = 0.0
 
     credentials: TLSCredentials | None = None
     """Of a port that speaks mutual TLS."""
@@ -110,6 +122,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
             raise ConnectionAbortedError("too many pipelined requests")
         super().on_headers_complete()
+        if self.closing.begun:
+            self.cycle.keep_alive = False
         if not self.pipeline:
             self._running = self.cycle
         if self.scope["method"] == "POST":
@@ -165,11 +179,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """The server stops. uvicorn closes what is idle; a connection that is new, or whose head is half there, has a
-        request on its way to us, so it gets a moment: its answer says `connection: close`."""
-        if self._head_since is None:
-            super().shutdown()
-        else:
+        request on its way to us, so it gets a moment: its answer says `connection: close`. An idle connection stays
+        open for `linger_seconds`, since its client may be writing right now, and would see a reset."""
+        if self._head_since is not None:
             self.loop.call_later(_ON_ITS_WAY_SECONDS, super().shutdown)
+        elif self._idle_since is not None and self.linger_seconds:
+            self.loop.call_later(self.linger_seconds, super().shutdown)
+        else:
+            super().shutdown()
 
     def sweep(self, now: float) -> None:
         """Closes what is idle; drops clients that do not finish their head, and those that take nothing any more of
@@ -230,9 +247,18 @@ class _Config(uvicorn.Config):
 class HTTPServer(uvicorn.Server):
     """A server whose signals are the caller's business: it stops when `should_exit` is set, and not by force."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, closing: Closing) -> None:
         self._exit = asyncio.Event()
+        self._closing = closing
         super().__init__(config)
+
+    def begin_closing(self) -> None:
+        """Lets each connection end with its next answer; new ones are accepted until the server stops."""
+        self._closing.begun = True
+        for connection in self.server_state.connections:
+            cycle = cast(BoundedProtocol, connection).cycle
+            if cycle is not None and not cycle.response_started:  # pyright: ignore[reportUnnecessaryComparison]
+                cycle.keep_alive = False
 
     @property
     def should_exit(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -284,18 +310,22 @@ def make_server(
     max_connections: int = 16384,
     max_unfinished_bytes: int | None = None,
     stop_seconds: int | None = None,
+    linger_seconds: float = 0.0,
     credentials: TLSCredentials | None = None,
     certificate_required: bool = False,
 ) -> HTTPServer:
-    """A server on httptools. `stop_seconds` bounds how long a stop waits for what is in flight;
+    """A server on httptools. `stop_seconds` bounds how long a stop waits for what is in flight, and `linger_seconds`
+    for requests on idle connections;
     `max_unfinished_bytes` bounds the heads that have not come to their end, over all connections. With `credentials` it
     speaks mutual TLS, and the scope tells the caller's role; people come without a certificate, unless
     `certificate_required`."""
+    closing = Closing()
     protocol = type(
         "Protocol",
         (BoundedProtocol,),
         {"max_head_bytes": max_head_bytes, "head_seconds": head_seconds, "max_connections": max_connections}
-        | {"credentials": credentials, "heads": Heads(max_unfinished_bytes)},
+        | {"credentials": credentials, "heads": Heads(max_unfinished_bytes)}
+        | {"closing": closing, "linger_seconds": linger_seconds},
     )
     config = _Config(
         app,
@@ -319,4 +349,4 @@ def make_server(
     )
     if credentials is not None:
         config.mutual = credentials.server(optional=not certificate_required)
-    return HTTPServer(config)
+    return HTTPServer(config, closing)
