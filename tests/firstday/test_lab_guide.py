@@ -1,0 +1,55 @@
+"""docs/lab.md, step by step, as it is written there: from nothing to an answer and a bill."""
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from shoal_dev.lab import api
+from tests.firstday.pages import ROOT, commands
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+
+BEGIN = """set -euo pipefail
+trap 'kill $(jobs -p) 2> /dev/null || true' EXIT
+"""
+PROGRAMS = 'export PATH="$PWD/.venv/bin:$PATH"\n'
+
+
+def bash(script: str, state: Path, seconds: float) -> "subprocess.CompletedProcess[str]":
+    """Runs it in the checkout, with a lab of its own beside other labs."""
+    return subprocess.run(
+        ["bash", "-c", script],
+        cwd=ROOT,
+        env=os.environ | {"XDG_STATE_HOME": str(state)},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+
+
+def test_the_guide_leads_from_nothing_to_a_bill(tmp_path: Path) -> None:
+    api.require_root()
+    install, ask, end = commands("docs/lab.md", "## Shoal in the lab, step by step")
+    # What `make` makes is there already: it made the environment of these tests.
+    script = "\n".join((BEGIN, install.replace("make setup models", "true"), "echo == installed", ask))
+    for name in ("lab.env", "forward.log"):
+        script = script.replace(name, str(tmp_path / name))
+    began = time.monotonic()
+    try:
+        done = bash(script, tmp_path / "state", 800)
+    finally:
+        down = bash(PROGRAMS + end, tmp_path / "state", 90)
+    assert done.returncode == 0, done.stdout + done.stderr
+    print(f"from nothing to a bill in {time.monotonic() - began:.0f} s")
+    _, _, answered = done.stdout.partition("== installed\n")
+    assert answered.startswith("ok\n")
+    assert '"choices"' in answered
+    assert "acme" in answered
+    assert "Total: 0." in answered
+    assert "demo/tiny-chat: 1 wanted, 1 ready" in answered
+    assert down.returncode == 0, down.stderr
+    assert not list((tmp_path / "state").glob("shoal/lab/default/state.json"))
