@@ -62,12 +62,18 @@ def test_install_upgrade_uninstall(bare: ApiServer) -> None:
     assert len(policies(bare)) == 8
 
     # What may be changed on a running release: everything but the size of existing volumes.
-    values = {
+    values: dict[str, Any] = {
         "gateway": {"replicas": 3, "tls": {"secretName": "cert"}, "requestSeconds": 60},
         "hubEndpoint": "https://hub.example.com",
     }
     release(bare, "upgrade", "shoal", CHART, values)
     release(bare, "upgrade", "shoal-crds", CRDS)
+    same = {"gateway": {**values["gateway"], "persistence": {"size": "2048Mi"}}}
+    release(bare, "upgrade", "shoal", CHART, same)
+    with pytest.raises(AssertionError) as refused:
+        release(bare, "upgrade", "shoal", CHART, {"gateway": {"persistence": {"size": "4Gi"}}})
+    assert "gateway.persistence.size cannot change from 2Gi to 4Gi in place" in str(refused.value)
+    assert "kubectl -n shoal-system delete statefulset shoal-gateway --cascade=orphan" in str(refused.value)
     assert bare.json("get", "statefulset", "shoal-gateway", "-n=shoal-system")["spec"]["replicas"] == 3
     release(
         bare,

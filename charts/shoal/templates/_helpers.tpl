@@ -37,6 +37,21 @@ app.kubernetes.io/part-of: shoal
 {{- end -}}
 {{- end }}
 
+{{/* Kubernetes does not let a StatefulSet's claims change; its own error names neither the value nor a way. */}}
+{{- define "shoal.sameClaims" -}}
+{{- $old := lookup "apps/v1" "StatefulSet" .root.Release.Namespace .name -}}
+{{- $sizes := dict -}}
+{{- range (($old.spec).volumeClaimTemplates | default list) -}}
+{{- $_ := set $sizes .metadata.name .spec.resources.requests.storage -}}
+{{- end -}}
+{{- range $name, $of := .claims -}}
+{{- $before := get $sizes $name -}}
+{{- if and $of.enabled $before (ne (include "shoal.bytes" $before) (include "shoal.bytes" $of.size)) -}}
+{{- fail (printf "%s.size cannot change from %s to %s in place: a StatefulSet keeps its claims. Grow the PersistentVolumeClaims %s-%s-* (kubectl edit pvc; the StorageClass must allow it), then kubectl -n %s delete statefulset %s --cascade=orphan, and repeat this command: the pods stay, and a new StatefulSet takes them over" (get $.values $name) $before (toString $of.size) $name $.name $.root.Release.Namespace $.name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The operator's configuration file: `OperatorConfig` of api/config.py. */}}
 {{- define "shoal.config" -}}
 {{- $engines := .Values.engines -}}

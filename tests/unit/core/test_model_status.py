@@ -185,3 +185,6 @@ def test_a_name_belongs_to_the_oldest_and_of_equals_to_the_lower_uid() -> None:
     assert served_names(older, everyone) == ServedNames(("llama",), ())
     assert served_names(second, everyone) == ServedNames(("own",), (("llama", "the older Model ns/a"),))
     assert served_names(first, [first, second]) == ServedNames(("llama",), ())
+    # Of one file, both are of one second: neither is the older.
+    why = "Model ns/b, which was created in the same second and is first by its uid"
+    assert served_names(second, [first, second]).lost == (("llama", why),)

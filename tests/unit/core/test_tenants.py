@@ -141,6 +141,15 @@ def test_why_no_key_can_be_used() -> None:
     assert ready(tenant(keys=[])) == ("NoUsableKey", "no key is listed")
 
 
+def test_a_tenant_that_may_use_nothing_says_so() -> None:
+    reason, message = ready(tenant(models=[]))
+    assert (reason, message) == (
+        "Active",
+        "1 key, 0 models: it may use nothing, so every request gets 404; grant Models in spec.models",
+    )
+    assert "nothing" not in ready(tenant(models=[], adapters=[{"namespace": "chat"}]))[1]
+
+
 def test_a_hash_on_two_tenants_belongs_to_the_older() -> None:
     old = tenant("old", age=2)
     young = tenant("young", keys=[key("mine", sha="b"), key("theirs")])

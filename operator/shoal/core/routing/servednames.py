@@ -21,8 +21,7 @@ def served_names(own: Claimant, claimants: Iterable[Claimant]) -> ServedNames:
     for name in (*own.claimed_names, own.key):
         first = min([own, *(r for r in others if name == r.key or name in r.claimed_names)], key=_precedence)
         if first is not own:
-            older = "the older " if first.kind_name == own.kind_name else ""
-            lost.append((name, f"{older}{first.kind_name} {first.key}"))
+            lost.append((name, _described(first, own)))
         elif name != own.key:
             owned.append(name)
     return ServedNames(tuple(owned), tuple(lost))
@@ -40,6 +39,16 @@ def describe_lost(key: str, served: ServedNames) -> str:
     if served.owned:
         return f"{text}; only {', '.join(served.owned)} means this one"
     return f"{text}; nothing means this one: delete it, and create it under another name"
+
+
+def _described(first: Claimant, own: Claimant) -> str:
+    """The owner of a name that `own` claims too, and why it comes first if that is no matter of their kinds."""
+    who = f"{first.kind_name} {first.key}"
+    if first.kind_name != own.kind_name:
+        return who
+    if first.metadata.creation_timestamp == own.metadata.creation_timestamp:
+        return f"{who}, which was created in the same second and is first by its uid"
+    return f"the older {who}"
 
 
 def _precedence(one: Claimant) -> tuple[bool, datetime, str]:

@@ -90,7 +90,10 @@ def _ready(
         text = f"there is no Model {', '.join(missing)}; the others can be used"
         return ConditionUpdate(reasons.READY, "False", reasons.MODEL_NOT_FOUND, text)
     count = f"{len(active)} key" + ("" if len(active) == 1 else "s")
-    return ConditionUpdate(reasons.READY, "True", reasons.ACTIVE, f"{count}, {len(tenant.spec.models)} models")
+    text = f"{count}, {len(tenant.spec.models)} models"
+    if not tenant.spec.models and not tenant.spec.adapters:
+        text += ": it may use nothing, so every request gets 404; grant Models in spec.models"
+    return ConditionUpdate(reasons.READY, "True", reasons.ACTIVE, text)
 
 
 def _budget(tenant: Tenant, currency: str | None) -> list[ConditionUpdate]:
