@@ -45,6 +45,26 @@ class Money(Object):
     """ISO 4217 code of the currency."""
 
 
+class AutoscaledNodes(Object):
+    """Nodes that a node autoscaler adds for pending pods and removes when they are empty, such as Karpenter or Cluster
+    Autoscaler."""
+
+    max: Annotated[int, Field(ge=1, le=1000)]
+    """Most nodes of the class, existing ones included; the limit of the autoscaler's node group or pool."""
+    gpus_per_node: Annotated[int, Field(ge=1, le=64, alias="gpusPerNode")]
+    """GPUs of a node that the autoscaler adds."""
+    provision_seconds: Annotated[int, Field(ge=10, le=7200), K8s(default_in_code=True)] = 600
+    """Seconds from a pending pod to a node that takes it. After twice this time without a node, replicas go to another
+    class. Default: 600."""
+
+
+class NodeSource(Object):
+    """Where nodes of the class come from."""
+
+    autoscaled: AutoscaledNodes | None = None
+    """The class's nodes are added on demand. Absent: the class has the nodes that exist."""
+
+
 class GPUClassSpec(Object):
     """Selects the nodes of the class and describes one of their GPUs."""
 
@@ -79,6 +99,9 @@ class GPUClassSpec(Object):
     """Interconnect of the GPUs of one node."""
     hourly_cost: Money | None = None
     """Cost of one GPU per hour. Cheaper classes are used first, classes without a cost last."""
+    nodes: NodeSource = NodeSource()
+    """Where nodes of the class come from. The nodes of an autoscaler must have the labels of `nodeSelector` in the
+    template of its node group or pool: it adds a node only for a pod that the node would take."""
     interruptible: bool = False
     """Whether nodes of this class can be reclaimed at short notice (spot nodes)."""
 

@@ -33,6 +33,8 @@ Please report it."""
 # --- GPUClass -------------------------------------------------------------------------------------------------------
 NODES_FOUND: Final = "NodesFound"
 NO_NODES: Final = "NoNodes"
+AUTOSCALED: Final = "Autoscaled"
+"""The class has no nodes with GPUs now. An autoscaler adds them for pending replicas."""
 LABELS_DISAGREE: Final = "LabelsDisagree"
 """The labels of a node contradict the class: less memory, another resource."""
 OVERLAPS: Final = "Overlaps"

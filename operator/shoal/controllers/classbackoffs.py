@@ -65,6 +65,7 @@ class ClassBackoffs:
             now=self._world.now(),
             timeout=lambda name: self._cold.start_timeout(model, name),
             rolling=rolling,
+            provision=self._cold.provision_seconds,
         )
 
     def on_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:

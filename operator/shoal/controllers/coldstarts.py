@@ -20,7 +20,7 @@ class ColdStarts:
     """Measures how long pods take to become Ready."""
 
     def __init__(self, world: World, state: FleetState) -> None:
-        self._state = state
+        self._world, self._state = world, state
 
     def of(self, model: Model) -> Mapping[str, int]:
         """class -> seconds of the last cold start; those seen before this process began stand in the status."""
@@ -32,11 +32,19 @@ class ColdStarts:
         return before | self._state.record(model.metadata.uid).cold_starts
 
     def start_timeout(self, model: Model, gpu_class: str) -> float:
-        """Seconds after which a replica that is not ready is given up: three cold starts, within bounds."""
-        known = self.of(model).get(gpu_class)
+        """Seconds after which a replica that is not ready is given up: three cold starts, within bounds. The time in
+        which an autoscaler adds a node comes on top, since the last cold start may have been on an existing node."""
+        known, provision = self.of(model).get(gpu_class), self.provision_seconds(gpu_class) or 0.0
         if known is None:
-            return LONGEST_TIMEOUT_SECONDS
-        return min(LONGEST_TIMEOUT_SECONDS, max(SHORTEST_TIMEOUT_SECONDS, float(TIMEOUT_FACTOR * known)))
+            return LONGEST_TIMEOUT_SECONDS + provision
+        timeout = min(LONGEST_TIMEOUT_SECONDS, max(SHORTEST_TIMEOUT_SECONDS, float(TIMEOUT_FACTOR * known)))
+        return timeout + provision
+
+    def provision_seconds(self, gpu_class: str) -> float | None:
+        """Seconds in which an autoscaler adds a node of the class; None: the class has the nodes that exist."""
+        custom = self._world.classes.get(gpu_class)
+        autoscaled = custom.object.spec.nodes.autoscaled if custom is not None and custom.object is not None else None
+        return None if autoscaled is None else float(autoscaled.provision_seconds)
 
     def on_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
         if after is None or before is None or before.ready or not after.model_uid or not after.gpu_class:

@@ -76,7 +76,7 @@ def supplies(
     """
 
     def supply(gpu_class: GPUClass) -> ClassSupply:
-        resource = gpu_class.spec.resource_name
+        resource, autoscaled = gpu_class.spec.resource_name, gpu_class.spec.nodes.autoscaled
         own = nodes.get(gpu_class.metadata.name, ())
         return ClassSupply(
             gpu_class.metadata.name,
@@ -92,9 +92,18 @@ def supplies(
             ),
             matching=len(own),
             capacity=sum(node.capacity.get(resource, 0) for node in own),
+            # A node that is being added has no GPUs yet: until it has them, its pods count on a coming node.
+            coming=max(0, autoscaled.max - sum(_exists(node, resource) for node in own)) if autoscaled else 0,
+            coming_gpus=autoscaled.gpus_per_node if autoscaled else 0,
         )
 
     return tuple(supply(c) for c in sorted(classes, key=lambda c: c.metadata.name))
+
+
+def _exists(node: Node, resource: str) -> bool:
+    """Whether a node counts towards the most nodes of an autoscaler: it has its GPUs, whether or not it takes pods. One
+    that is not Ready may be on its way in or out."""
+    return node.ready and node.capacity.get(resource, 0) > 0
 
 
 def consider(

@@ -178,6 +178,38 @@ async def test_gpus_are_not_promised_twice(fleet: Fleet) -> None:
         await model_with(client, ns, waiting, "Ready", "True")
 
 
+async def test_a_replica_of_an_autoscaled_class_is_a_pending_pod_that_brings_its_node(fleet: Fleet) -> None:
+    """The part of Karpenter or Cluster Autoscaler, which need only an unschedulable pod, is played by the test."""
+    client, ns = fleet.client, fleet.namespace
+    cloud = gpu_class("cloud", "CLOUD", cost="0.10")
+    cloud["spec"]["nodes"] = {"autoscaled": {"max": 1, "gpusPerNode": 2, "provisionSeconds": 60}}
+    async with running_operator(client, fleet.kubeconfig):
+        await fleet.apply(cloud)
+        await eventually(
+            lambda: client.get(GPUCLASSES, "cloud"), lambda c: condition(c, "Ready").get("reason") == "Autoscaled"
+        )
+        on_cloud = [{"class": "cloud"}]
+        await fleet.apply(model("chat", ns, variants=on_cloud))
+        placed = await eventually(
+            lambda: client.get(MODELS, "chat", ns), lambda m: "autoscaler" in condition(m, "Placed").get("message", "")
+        )
+        text = "1 on cloud, 1 GPU each; 1 on cloud waits for a node that an autoscaler adds"
+        assert condition(placed, "Placed")["message"] == text
+        [pod] = await eventually(
+            lambda: fleet.all(PODS, namespace=ns),
+            lambda pods: [condition(p, "PodScheduled").get("reason") for p in pods] == ["Unschedulable"],
+        )
+        assert pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+        await add_node(client, "cloud-1", {"nvidia.com/gpu.product": "CLOUD"}, 2)
+        await model_with(client, ns, "chat", "Ready", "True")
+        # The node has room for another one, and there is no further node.
+        await fleet.apply(model("second", ns, variants=on_cloud))
+        await model_with(client, ns, "second", "Ready", "True")
+        await fleet.apply(model("third", ns, variants=on_cloud))
+        third = await model_with(client, ns, "third", "Placed", "False", "NoCapacity")
+        assert condition(third, "Placed")["message"] == "no room for a replica of 1 GPU: cloud: 0 of 2 GPUs free"
+
+
 async def test_two_models_with_one_served_name(fleet: Fleet) -> None:
     client, ns = fleet.client, fleet.namespace
     async with running_operator(client, fleet.kubeconfig):

@@ -15,6 +15,8 @@ from shoal.core.facts import Pod
 
 UNSCHEDULABLE_SECONDS: Final = 300.0
 """Seconds in which an autoscaler may bring a node with more CPU or memory."""
+PROVISION_FACTOR: Final = 2
+"""Provision times of an autoscaler after which a pending replica is given up."""
 CRASHES: Final = 3
 """Exits of an engine that was never ready, after which another class is tried: the engine may need more memory than the
 class has."""
@@ -39,12 +41,14 @@ def observe(
     now: datetime,
     timeout: Callable[[str], float],
     rolling: Collection[str] = (),
+    provision: Callable[[str], float | None] = lambda _name: None,
 ) -> dict[str, ClassBackoff]:
     """Class -> backoff: those of `known` that have not expired, and what the Model's `pods` show at `now`.
 
     `timeout`: class -> seconds after which a replica that was never ready is given up (three cold starts). `rolling`:
     classes with a rollout under way; a replica that does not start there has a new revision, so the class is not at
-    fault. A class with a ready replica of the Model gets no backoff.
+    fault. `provision`: class -> seconds in which an autoscaler adds a node; None: none does. A class with a ready
+    replica of the Model gets no backoff for replicas that do not start.
     """
     found = {name: backoff for name, backoff in known.items() if backoff.until > now}
     mine = [pod for pod in pods if pod.gpu_class and not pod.deleting and not pod.finished]
@@ -57,8 +61,15 @@ def observe(
         age = (now - pod.created).total_seconds()
         if pod.node is None:
             lacks = other_than_gpus(pod.unschedulable or "")
+            limit = provision(name)
             if lacks and age >= UNSCHEDULABLE_SECONDS:
                 found[name] = ClassBackoff(f"for {_minutes(age)} no node there had room for a replica: {lacks}", until)
+            elif not lacks and limit is not None and age >= PROVISION_FACTOR * limit:
+                found[name] = ClassBackoff(
+                    f"for {_minutes(age)} the autoscaler added no node for a replica there: its events at pod "
+                    f"{pod.key} say why (no stock, a quota, or no node group with the class's labels)",
+                    until,
+                )
         elif name not in works and (ended := _crashes(pod)) is not None:
             found[name] = ClassBackoff(ended, until)
         elif name not in works and age >= timeout(name):

@@ -15,8 +15,10 @@ class ClassCapacity:
         self.supply = supply
         self.names = [n.name for n in nodes]
         self.index = {name: i for i, name in enumerate(self.names)}
-        self.largest = max((n.allocatable for n in nodes), default=0)
-        """GPUs of the largest node, free or not."""
+        self.coming = [supply.coming_gpus] * supply.coming
+        """By node that an autoscaler would add: GPUs that this plan has not given away."""
+        self.largest = max([*(n.allocatable for n in nodes), *self.coming[:1]], default=0)
+        """GPUs of the largest node, free or not, existing or to be added."""
         self.free = [max(0, n.free) for n in nodes]
         """By node: GPUs that no pod holds and that this plan has not given away."""
         self.soon = [n.free + n.releasing for n in nodes]
@@ -49,6 +51,10 @@ class ClassCapacity:
         """Whether one replica of so many GPUs could be bound now."""
         return self.most_free() >= gpus
 
+    def may_fit(self, gpus: int) -> bool:
+        """Whether one replica could be bound now, or on a node that an autoscaler adds."""
+        return self.fits(gpus) or any(free >= gpus for free in self.coming)
+
     def most_free(self) -> int:
         """Free GPUs on the node that has most."""
         if self._most is None:
@@ -70,6 +76,15 @@ class ClassCapacity:
         assert i is not None  # noqa: S101 - `choices` has only values with a node
         self._soon(i, -gpus)
         self._set_free(i, free - gpus)
+        return True
+
+    def take_coming(self, gpus: int) -> bool:
+        """Gives a replica GPUs of a node that an autoscaler has to add; False where there is none."""
+        fitting = [(free, i) for i, free in enumerate(self.coming) if free >= gpus]
+        if not fitting:
+            return False
+        free, i = min(fitting)  # the node that other pending replicas already need, if the replica fits beside them
+        self.coming[i] = free - gpus
         return True
 
     def take_soon(self, gpus: int) -> bool:

@@ -21,7 +21,9 @@ def fill(plan: ModelPlan, capacities: dict[str, ClassCapacity], preemptor: Preem
     _reserve_surge(plan, capacities)
     left = _keep(plan, plan.demand.wanted)
     left = _request(plan, capacities, left)
+    left = _keep_adding(plan, capacities, left)
     left = _wait(plan, capacities, left)
+    left = _add_nodes(plan, capacities, left)
     while left:
         eviction = preemptor.find(plan)
         if eviction is None:
@@ -40,7 +42,7 @@ def _freeze(plan: ModelPlan, capacities: dict[str, ClassCapacity]) -> None:
         total += state.replicas
         capacity = capacities.get(gpu_class)
         for _ in range(state.replicas - state.bound):
-            if capacity is None or not capacity.take(state.gpus, exists=True):
+            if capacity is None or not _take_for_pod(capacity, state.gpus):
                 break
     plan.missing = max(0, plan.demand.wanted - total)
 
@@ -106,8 +108,13 @@ def _reserve_surge(plan: ModelPlan, capacities: dict[str, ClassCapacity]) -> Non
     for gpu_class, state in plan.demand.replica_states.items():
         capacity = capacities.get(gpu_class)
         for _ in range(state.pods - max(state.replicas, state.bound)):
-            if capacity is None or not capacity.take(state.gpus, exists=True):
+            if capacity is None or not _take_for_pod(capacity, state.gpus):
                 break
+
+
+def _take_for_pod(capacity: ClassCapacity, gpus: int) -> bool:
+    """Takes GPUs for a pod that exists and is not bound."""
+    return capacity.take(gpus, exists=True) or capacity.take_coming(gpus)
 
 
 def _keep(plan: ModelPlan, left: int) -> int:
@@ -198,6 +205,39 @@ def _wait(plan: ModelPlan, capacities: dict[str, ClassCapacity], left: int) -> i
         more = min(left, plan.may_have_more(candidate)) if capacity else 0
         while capacity and more and capacity.take_soon(candidate.gpus):
             plan.wait(candidate.gpu_class)
+            more -= 1
+            left -= 1
+    return left
+
+
+def _keep_adding(plan: ModelPlan, capacities: dict[str, ClassCapacity], left: int) -> int:
+    """Keeps pending replicas for which an autoscaler is adding nodes, unless GPUs became free for them: waiting for
+    other pods to go instead would begin anew."""
+    if not left:
+        return 0
+    for candidate in plan.order:
+        name = candidate.gpu_class
+        state, capacity = plan.demand.replica_states.get(name), capacities.get(name)
+        if state is None or capacity is None or name in plan.demand.backoffs:
+            continue
+        pending = state.replicas - state.bound - plan.requested.get(name, 0)
+        more = min(left, pending, plan.may_have_more(candidate))
+        while more > 0 and capacity.take_coming(candidate.gpus):
+            plan.add_node(name)
+            more -= 1
+            left -= 1
+    return left
+
+
+def _add_nodes(plan: ModelPlan, capacities: dict[str, ClassCapacity], left: int) -> int:
+    """Requests replicas for which an autoscaler has to add nodes, cheapest-first: their pods stay pending until then.
+    This comes after GPUs that are free or about to be, since a new node takes minutes and costs money, and before
+    preemption. Classes in backoff are last: no node came there."""
+    for candidate in sorted(plan.order, key=lambda c: c.gpu_class in plan.demand.backoffs):
+        capacity = capacities.get(candidate.gpu_class)
+        more = min(left, plan.may_have_more(candidate)) if left and capacity else 0
+        while capacity and more and capacity.take_coming(candidate.gpus):
+            plan.add_node(candidate.gpu_class)
             more -= 1
             left -= 1
     return left

@@ -47,7 +47,7 @@ class ModelPlan:
     """Mutable; lives for one call of the planner."""
 
     __slots__ = (
-        "_order", "demand", "evicted", "evicted_by", "evicts", "held", "kept", "missing", "moving_from",
+        "_order", "adding", "demand", "evicted", "evicted_by", "evicts", "held", "kept", "missing", "moving_from",
         "moving_to", "replacing", "requested", "stock", "unchanged", "unhealthy", "waiting", "yielding",
     )  # fmt: skip
 
@@ -70,6 +70,8 @@ class ModelPlan:
         """Class -> replicas for which there is capacity and that are not bound yet."""
         self.waiting: dict[str, int] = _EMPTY
         """Class -> replicas for which there is capacity once other pods are gone."""
+        self.adding: dict[str, int] = _EMPTY
+        """Of `requested`: replicas that wait for a node of an autoscaler."""
         self.held: dict[str, int] = _EMPTY
         """Class -> replicas that go as soon as others are ready in their place."""
         self.missing = 0
@@ -84,13 +86,20 @@ class ModelPlan:
     def begin(self) -> None:
         """Replaces the shared empty dicts. Only `evicted` and `unhealthy` may be written before."""
         self.stock, self.kept, self.requested, self.waiting, self.held = {}, {}, {}, {}, {}
-        self.yielding = {}
+        self.yielding, self.adding = {}, {}
 
     def request(self, gpu_class: str) -> None:
         """One more replica for which there is capacity."""
         if self.requested is _EMPTY:
             self.requested = {}
         self.requested[gpu_class] = self.requested.get(gpu_class, 0) + 1
+
+    def add_node(self, gpu_class: str) -> None:
+        """One more replica, which waits for a node of an autoscaler."""
+        self.request(gpu_class)
+        if self.adding is _EMPTY:
+            self.adding = {}
+        self.adding[gpu_class] = self.adding.get(gpu_class, 0) + 1
 
     def wait(self, gpu_class: str) -> None:
         """One more replica for which there will be capacity."""

@@ -39,14 +39,19 @@ def move(plans: Sequence[ModelPlan], capacities: dict[str, ClassCapacity], moves
     for _, _, plan, expensive, cheap in found:
         if under_way >= moves.in_flight:
             return
-        if capacities[cheap.gpu_class].take(cheap.gpus):
-            _begin(plan, expensive, cheap)
+        if _begin(plan, capacities[cheap.gpu_class], expensive, cheap):
             under_way += 1
 
 
-def _begin(plan: ModelPlan, expensive: Candidate, cheap: Candidate) -> None:
-    plan.request(cheap.gpu_class)
+def _begin(plan: ModelPlan, capacity: ClassCapacity, expensive: Candidate, cheap: Candidate) -> bool:
+    if capacity.take(cheap.gpus):
+        plan.request(cheap.gpu_class)
+    elif capacity.take_coming(cheap.gpus):
+        plan.add_node(cheap.gpu_class)
+    else:
+        return False
     plan.moving_from, plan.moving_to = expensive.gpu_class, cheap.gpu_class
+    return True
 
 
 def _wanted(plans: Sequence[ModelPlan], capacities: dict[str, ClassCapacity]) -> set[str]:
@@ -74,8 +79,7 @@ def _go_on(plan: ModelPlan, capacities: dict[str, ClassCapacity], wanted: set[st
         if found is None or capacity is None or cheap.gpu_class in wanted:
             continue
         _, expensive = found
-        if plan.may_have_more(cheap, instead_of=expensive) and capacity.take(cheap.gpus):
-            _begin(plan, expensive, cheap)
+        if plan.may_have_more(cheap, instead_of=expensive) and _begin(plan, capacity, expensive, cheap):
             return True
     return False
 
@@ -85,7 +89,7 @@ def _step(
 ) -> tuple[Decimal, Candidate, Candidate] | None:
     for cheap in plan.order:
         capacity = capacities.get(cheap.gpu_class)
-        if capacity is None or not capacity.fits(cheap.gpus) or cheap.gpu_class in wanted:
+        if capacity is None or not capacity.may_fit(cheap.gpus) or cheap.gpu_class in wanted:
             continue
         if cheap.gpu_class in plan.demand.backoffs:
             continue

@@ -9,6 +9,8 @@ from shoal.core.placement.types import Candidate
 
 def capacity_text(capacity: ClassCapacity | None, size: int) -> str:
     """How many GPUs of a class are free for replicas of `size` GPUs, in numbers."""
+    if capacity is not None and capacity.supply.coming and not capacity.names:
+        return coming_text(capacity, size)
     if capacity is None or not (
         capacity.supply.matching if capacity.supply.matching is not None else capacity.supply.nodes
     ):
@@ -31,9 +33,31 @@ def capacity_text(capacity: ClassCapacity | None, size: int) -> str:
     most = capacity.most_free()
     if sum(capacity.free) and most < size:
         text += f", at most {most} on one node"
+    if capacity.supply.coming:
+        text += f"; {coming_text(capacity, size)}"
     if offered < in_all:
         text += f", {in_all - offered} on nodes that take no pods or not healthy"
     return text
+
+
+def coming_text(capacity: ClassCapacity, size: int) -> str:
+    """What an autoscaler may still add for replicas of `size` GPUs."""
+    supply = capacity.supply
+    if supply.coming_gpus < size:
+        return f"an autoscaler adds nodes with {gpus(supply.coming_gpus)}, fewer than {size}"
+    room = sum(free // size for free in capacity.coming)
+    if not room:
+        return "all nodes that an autoscaler may add are promised to replicas that wait for them"
+    return f"an autoscaler may add up to {sum(free == supply.coming_gpus for free in capacity.coming)} nodes"
+
+
+def waits_for_nodes(plan: ModelPlan) -> str:
+    """Replicas that wait for nodes of an autoscaler; empty where there is none."""
+    parts = [f"{n} on {name}" for name, n in sorted(plan.adding.items()) if n]
+    if not parts:
+        return ""
+    verb = "wait for nodes" if sum(plan.adding.values()) > 1 else "waits for a node"
+    return f"{' and '.join(parts)} {verb} that an autoscaler adds"
 
 
 def gpus(count: int) -> str:

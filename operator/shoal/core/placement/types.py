@@ -136,6 +136,10 @@ class ClassSupply:
     """Nodes with the class's labels, also those that take no pods; None: `nodes` are all."""
     capacity: int | None = None
     """GPUs of all matching nodes; None: those of `nodes`."""
+    coming: int = 0
+    """Nodes that an autoscaler would add for pending pods."""
+    coming_gpus: int = 0
+    """GPUs of each of them."""
 
 
 @dataclass(frozen=True, slots=True)

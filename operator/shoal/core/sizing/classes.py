@@ -44,6 +44,8 @@ def gpu_of(gpu_class: GPUClass, nodes: Iterable[Node]) -> GPU:
     memory, _ = memory_of(gpu_class, own)
     overhead = status.memory.overhead if status and status.memory else None
     sizes = [n.capacity.get(spec.resource_name, 0) for n in own]
+    if spec.nodes.autoscaled is not None:
+        sizes.append(spec.nodes.autoscaled.gpus_per_node)
     capability = spec.compute_capability.split(".") if spec.compute_capability else None
     return GPU(
         name=gpu_class.metadata.name,

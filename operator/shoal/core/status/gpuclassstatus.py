@@ -35,6 +35,8 @@ def status(
     """
     generation = gpu_class.metadata.generation
     memory, labelled = memory_of(gpu_class, nodes)
+    autoscaled = gpu_class.spec.nodes.autoscaled
+    coming = autoscaled.gpus_per_node if autoscaled is not None else 0
     # Kept until an engine reports another value: an operator that has just started knows none.
     known = gpu_class.status.memory.overhead if gpu_class.status and gpu_class.status.memory else None
     return GPUClassStatus(
@@ -52,13 +54,19 @@ def status(
             source="NodeLabels" if labelled else "Spec",
             overhead=quantity.memory(quantity.parse(overhead)) if overhead is not None else known,
         ),
-        largest_node=max((n.capacity.get(gpu_class.spec.resource_name, 0) for n in nodes), default=0),
+        largest_node=max([*(n.capacity.get(gpu_class.spec.resource_name, 0) for n in nodes), coming], default=0),
     )
 
 
 def _ready(gpu_class: GPUClass, usage: Usage, nodes: Sequence[Node], overlapping: Mapping[str, str]) -> ConditionUpdate:
     spec = gpu_class.spec
     shared = _overlap(overlapping)
+    if not usage.capacity and not shared and (autoscaled := spec.nodes.autoscaled) is not None:
+        text = (
+            f"no node with GPUs now; an autoscaler adds up to {autoscaled.max} with {autoscaled.gpus_per_node} x "
+            f"{spec.resource_name} each, in about {autoscaled.provision_seconds} s"
+        )
+        return ConditionUpdate(reasons.READY, "True", reasons.AUTOSCALED, text)
     if not nodes:
         labels = ", ".join(f"{k}={v}" for k, v in sorted(spec.node_selector.items()))
         why = shared or f"no node has the labels {labels}"
@@ -69,6 +77,8 @@ def _ready(gpu_class: GPUClass, usage: Usage, nodes: Sequence[Node], overlapping
     text = f"{usage.nodes} nodes with {usage.capacity} x {spec.resource_name}"
     if usage.unhealthy:
         text += f", {usage.unhealthy} of them unhealthy"
+    if spec.nodes.autoscaled is not None:
+        text += f"; an autoscaler adds up to {spec.nodes.autoscaled.max} nodes in all"
     if spec.hourly_cost is None:
         text += "; no hourlyCost: it is used after all classes that have one"
     if wrong := disagreements(gpu_class, nodes):

@@ -1,0 +1,173 @@
+"""Nodes that an autoscaler adds: supply that is late, and that only a pending pod brings."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from shoal.api.gpuclass import GPUClass
+from shoal.core.candidates import members, supplies
+from shoal.core.facts import Node, Pod
+from shoal.core.gpus import Usage
+from shoal.core.placement import ClassSupply, Demand, Held, Moves, Placement, ReplicaState, plan
+from shoal.core.placement.backoff import observe
+from shoal.core.sizing import gpu_of
+from shoal.core.status import gpuclassstatus
+from tests.support.fleets import candidate, demand, supply
+
+L4, H100 = candidate("l4-24gb", cost="0.43"), candidate("h100-80gb", cost="2.49")
+NOW = datetime(2026, 11, 25, tzinfo=UTC)
+
+
+def autoscaled(found: ClassSupply, nodes: int, gpus: int = 1) -> ClassSupply:
+    return replace(found, coming=nodes, coming_gpus=gpus)
+
+
+def by_class(placement: Placement) -> dict[str, int]:
+    return {v.gpu_class: v.replicas for v in placement.variants if v.replicas}
+
+
+def one(model: Demand, *supplies: ClassSupply, moves: Moves | None = None) -> Placement:
+    return plan([model], supplies, moves=moves)[model.uid]
+
+
+def standing(replicas: int, *, bound: int = 0, ready: int = 0) -> ReplicaState:
+    return ReplicaState(replicas, 1, {"n0": Held(bound, ready)} if bound else {}, pods=replicas)
+
+
+# --- placement ------------------------------------------------------------------------------------------------------
+
+
+def test_a_class_without_nodes_gets_replicas_whose_pods_bring_the_nodes() -> None:
+    found = one(demand("chat/a", L4, wanted=3), autoscaled(supply("l4-24gb"), 2, 4))
+    assert by_class(found) == {"l4-24gb": 3}
+    assert found.placed
+    assert found.message == "3 on l4-24gb, 1 GPU each; 3 on l4-24gb wait for nodes that an autoscaler adds"
+    found = one(demand("chat/a", L4), autoscaled(supply("l4-24gb"), 2, 4))
+    assert found.message == "1 on l4-24gb, 1 GPU each; 1 on l4-24gb waits for a node that an autoscaler adds"
+
+
+def test_no_more_is_requested_than_the_autoscaler_may_add() -> None:
+    found = one(demand("chat/a", L4, wanted=3), autoscaled(supply("l4-24gb", 0, of=1), 1))
+    assert (by_class(found), found.missing, found.reason) == ({"l4-24gb": 1}, 2, "NoCapacity")
+    assert "all nodes that an autoscaler may add are promised to replicas that wait for them" in found.message
+    eight = one(demand("chat/a", candidate("l4-24gb", 8, "3.44")), autoscaled(supply("l4-24gb"), 3, 4))
+    assert (by_class(eight), eight.missing) == ({}, 1)
+    assert "an autoscaler adds nodes with 4 GPUs, fewer than 8" in eight.message
+
+
+def test_replicas_share_a_coming_node_before_another_one_is_added() -> None:
+    models = [demand(f"chat/{n}", candidate("l4-24gb", 2, "0.86")) for n in "ab"]
+    found = plan(models, [autoscaled(supply("l4-24gb"), 1, 4)])
+    assert [by_class(p) for p in found.values()] == [{"l4-24gb": 1}] * 2
+
+
+def test_free_gpus_go_first_even_of_a_dearer_class_and_the_cheaper_follows() -> None:
+    room = [autoscaled(supply("l4-24gb"), 4), supply("h100-80gb", 1)]
+    assert by_class(one(demand("chat/a", L4, H100), *room)) == {"h100-80gb": 1}
+    # A request is answered at once, and the replica moves to the cheaper class at the movers' pace.
+    there = {"h100-80gb": ReplicaState(1, 1, {"h100-80gb-0": Held(1, 1)}, pods=1)}
+    resting = demand("chat/a", L4, H100, standing=there)
+    found = one(resting, autoscaled(supply("l4-24gb"), 4), supply("h100-80gb", 0, of=1), moves=Moves())
+    assert by_class(found) == {"l4-24gb": 1, "h100-80gb": 1}
+    assert (found.reason, found.missing) == ("Moving", 0)
+
+
+def test_a_pending_replica_stays_where_its_node_is_being_added() -> None:
+    """GPUs that pods give up elsewhere would make it begin anew."""
+    drains = supply("h100-80gb", 0, of=1)
+    drains = replace(drains, nodes=tuple(replace(n, releasing=1) for n in drains.nodes))
+    pending = demand("chat/a", L4, H100, standing={"l4-24gb": standing(1)})
+    assert by_class(one(pending, autoscaled(supply("l4-24gb"), 1), drains)) == {"l4-24gb": 1}
+    # A new one waits for them: no node is bought for seconds.
+    assert by_class(one(demand("chat/a", L4, H100), autoscaled(supply("l4-24gb"), 1), drains)) == {"h100-80gb": 1}
+
+
+def test_nobody_is_preempted_while_a_node_may_come() -> None:
+    low = demand("chat/low", L4, standing={"l4-24gb": ReplicaState(1, 1, {"l4-24gb-0": Held(1, 1)}, pods=1)})
+    high = demand("chat/high", L4, priority=100)
+    full = supply("l4-24gb", 0, of=1)
+    found = plan([low, high], [autoscaled(full, 1)])
+    assert by_class(found["chat/low"]) == by_class(found["chat/high"]) == {"l4-24gb": 1}
+    assert by_class(plan([low, high], [full])["chat/high"]) == {"l4-24gb": 1}
+    assert plan([low, high], [full])["chat/low"].missing == 1
+
+
+def test_where_no_node_came_another_class_is_used_and_the_class_is_the_last_choice() -> None:
+    room = [autoscaled(supply("l4-24gb"), 4), autoscaled(supply("h100-80gb"), 1)]
+    stuck = demand("chat/a", L4, H100, standing={"l4-24gb": standing(1)}, backoffs={"l4-24gb": "no stock"})
+    assert by_class(one(stuck, *room)) == {"h100-80gb": 1}
+    alone = demand("chat/a", L4, standing={"l4-24gb": standing(1)}, backoffs={"l4-24gb": "no stock"})
+    assert by_class(one(alone, room[0])) == {"l4-24gb": 1}, "its pod stays pending: the stock may come back"
+
+
+# --- the fleet ------------------------------------------------------------------------------------------------------
+
+
+def gpu_class(**autoscaled: Any) -> GPUClass:
+    spec: dict[str, Any] = {"nodeSelector": {"gpu": "l4"}, "memoryPerGPU": "24Gi"}
+    if autoscaled:
+        spec["nodes"] = {"autoscaled": autoscaled}
+    return GPUClass.model_validate({"metadata": {"name": "l4-24gb"}, "spec": spec})
+
+
+def node(name: str, gpus: int, *, ready: bool = True, cordoned: bool = False) -> Node:
+    have = {"nvidia.com/gpu": gpus} if gpus else {}
+    return Node(name, {"gpu": "l4"}, ready=ready, unschedulable=cordoned, taints=(), capacity=have, allocatable=have)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "coming"),
+    [
+        ([], 3),
+        ([node("a", 4)], 2),
+        ([node("a", 4, cordoned=True)], 2),
+        # A node that has just registered has no GPUs until its device plugin runs: pods wait for it.
+        ([node("a", 0), node("b", 4, ready=False)], 3),
+        ([node(f"n{i}", 4) for i in range(5)], 0),
+    ],
+)
+def test_as_many_nodes_may_come_as_the_autoscaler_has_left(nodes: list[Node], coming: int) -> None:
+    one_class = gpu_class(max=3, gpusPerNode=4)
+    (found,) = supplies([one_class], members([one_class], nodes), {})
+    assert (found.coming, found.coming_gpus) == (coming, 4)
+    (plain,) = supplies([gpu_class()], members([gpu_class()], nodes), {})
+    assert plain.coming == 0
+
+
+def test_a_replica_may_be_as_large_as_a_node_that_comes() -> None:
+    assert gpu_of(gpu_class(max=3, gpusPerNode=4), []).largest_node == 4
+    assert gpu_of(gpu_class(max=3, gpusPerNode=4), [node("a", 8)]).largest_node == 8
+    assert gpu_of(gpu_class(), []).largest_node is None
+
+
+def test_a_class_without_nodes_is_ready_and_says_what_may_come() -> None:
+    none = Usage(0, 0, 0, 0, 0, ())
+    status = gpuclassstatus.status(gpu_class(max=3, gpusPerNode=4), none, (), overlapping={}, overhead=None, now=NOW)
+    (ready,) = status.conditions
+    assert (ready.status, ready.reason) == ("True", "Autoscaled")
+    assert ready.message == (
+        "no node with GPUs now; an autoscaler adds up to 3 with 4 x nvidia.com/gpu each, in about 600 s"
+    )
+    assert status.largest_node == 4
+
+
+# --- no node comes --------------------------------------------------------------------------------------------------
+
+
+def pending(age: float, why: str = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.") -> Pod:
+    return Pod(
+        "chat", "a-0", "u", None, False, False, False, {}, "m", gpu_class="l4-24gb", unschedulable=why,
+        created=NOW - timedelta(seconds=age),
+    )  # fmt: skip
+
+
+def test_a_node_that_does_not_come_within_twice_its_time_is_a_backoff_of_the_class() -> None:
+    def seen(age: float, provision: float | None) -> dict[str, Any]:
+        return dict(observe({}, [pending(age)], now=NOW, timeout=lambda _: 1.0, provision=lambda _: provision))
+
+    assert seen(1199, 600.0) == {}
+    assert seen(5000, None) == {}, "without an autoscaler a full class is not at fault"
+    found = seen(1201, 600.0)["l4-24gb"]
+    assert found.why.startswith("for 20 min the autoscaler added no node for a replica there: its events at pod chat/")
