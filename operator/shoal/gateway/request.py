@@ -217,9 +217,7 @@ class GatewayRequest:
         prepared = await self._prepared_within_shares(identity, raw)
         if isinstance(prepared, _Incomplete):
             fetched = _Fetched(prepared.model, await self._fetch(identity, prepared.media))
-            now = self._check_key()
-            if now.tenant != identity.tenant:
-                raise errors.unauthorized(*_DENIED["unknown"])  # the reservation belongs to the previous tenant
+            now = self._same_tenant(identity)
             prepared = await self._prepared_within_shares(now, raw, fetched)
             del fetched
             if isinstance(prepared, _Incomplete):
@@ -261,7 +259,7 @@ class GatewayRequest:
                 await quota.wait_for_share(refused, until, lambda: self._scope.get(DISCONNECT) is GONE)
                 if self._scope.get(DISCONNECT) is GONE:
                     raise Disconnected from None
-                identity = self._check_key()
+                identity = self._same_tenant(identity)
 
     async def _prepared(
         self, identity: KeyIdentity, raw: bytes, fetched: _Fetched | None = None
@@ -452,6 +450,14 @@ class GatewayRequest:
         identity = self._check_key()
         self._quota = self._reply.quota = self._app.quotas.of(identity)
         return identity
+
+    def _same_tenant(self, before: KeyIdentity) -> KeyIdentity:
+        """Authenticates the key again after a wait. A key that another tenant has now is refused: what was reserved
+        belongs to the previous tenant."""
+        now = self._check_key()
+        if now.tenant != before.tenant:
+            raise errors.unauthorized(*_DENIED["unknown"])
+        return now
 
     def _check_key(self) -> KeyIdentity:
         """Authenticates the key. Called again after a wait, in case the key was revoked or the budget was used up."""
