@@ -51,9 +51,9 @@ class ClassCapacity:
         """Whether one replica of so many GPUs could be bound now."""
         return self.most_free() >= gpus
 
-    def may_fit(self, gpus: int) -> bool:
-        """Whether one replica could be bound now, or on a node that an autoscaler adds."""
-        return self.fits(gpus) or any(free >= gpus for free in self.coming)
+    def may_come(self, gpus: int) -> bool:
+        """Whether one replica could be bound on a node that an autoscaler adds."""
+        return any(free >= gpus for free in self.coming)
 
     def most_free(self) -> int:
         """Free GPUs on the node that has most."""

@@ -21,9 +21,12 @@ def fill(plan: ModelPlan, capacities: dict[str, ClassCapacity], preemptor: Preem
     _reserve_surge(plan, capacities)
     left = _keep(plan, plan.demand.wanted)
     left = _request(plan, capacities, left)
-    left = _keep_adding(plan, capacities, left)
+    added = left and any(capacity.coming for capacity in capacities.values())
+    if added:
+        left = _keep_adding(plan, capacities, left)
     left = _wait(plan, capacities, left)
-    left = _add_nodes(plan, capacities, left)
+    if added:
+        left = _add_nodes(plan, capacities, left)
     while left:
         eviction = preemptor.find(plan)
         if eviction is None:
@@ -213,8 +216,6 @@ def _wait(plan: ModelPlan, capacities: dict[str, ClassCapacity], left: int) -> i
 def _keep_adding(plan: ModelPlan, capacities: dict[str, ClassCapacity], left: int) -> int:
     """Keeps pending replicas for which an autoscaler is adding nodes, unless GPUs became free for them: waiting for
     other pods to go instead would begin anew."""
-    if not left:
-        return 0
     for candidate in plan.order:
         name = candidate.gpu_class
         state, capacity = plan.demand.replica_states.get(name), capacities.get(name)

@@ -147,8 +147,8 @@ class PlacementMessages:
             text = self._waits(plan)
             return reasons.DRAINING_OTHERS, f"{text}; placed: {placed}" if placed else text
         text = phrases.with_gpus(plan, placed) if placed else "no replica is wanted"
-        if adding := phrases.waits_for_nodes(plan):
-            text += f"; {adding}"
+        if plan.adding:
+            text += f"; {phrases.waits_for_nodes(plan)}"
         text += phrases.backed_off(plan)
         if plan.yielding:
             return reasons.MOVING, f"{text}; {self._yields(plan)}"

@@ -86,7 +86,7 @@ class ModelPlan:
     def begin(self) -> None:
         """Replaces the shared empty dicts. Only `evicted` and `unhealthy` may be written before."""
         self.stock, self.kept, self.requested, self.waiting, self.held = {}, {}, {}, {}, {}
-        self.yielding, self.adding = {}, {}
+        self.yielding = {}
 
     def request(self, gpu_class: str) -> None:
         """One more replica for which there is capacity."""

@@ -89,7 +89,9 @@ def _step(
 ) -> tuple[Decimal, Candidate, Candidate] | None:
     for cheap in plan.order:
         capacity = capacities.get(cheap.gpu_class)
-        if capacity is None or not capacity.may_fit(cheap.gpus) or cheap.gpu_class in wanted:
+        if capacity is None or cheap.gpu_class in wanted:
+            continue
+        if not capacity.fits(cheap.gpus) and not (capacity.coming and capacity.may_come(cheap.gpus)):
             continue
         if cheap.gpu_class in plan.demand.backoffs:
             continue

@@ -52,10 +52,8 @@ def coming_text(capacity: ClassCapacity, size: int) -> str:
 
 
 def waits_for_nodes(plan: ModelPlan) -> str:
-    """Replicas that wait for nodes of an autoscaler; empty where there is none."""
-    parts = [f"{n} on {name}" for name, n in sorted(plan.adding.items()) if n]
-    if not parts:
-        return ""
+    """Replicas that wait for nodes of an autoscaler, of a plan that has such."""
+    parts = [f"{n} on {name}" for name, n in sorted(plan.adding.items())]
     verb = "wait for nodes" if sum(plan.adding.values()) > 1 else "waits for a node"
     return f"{' and '.join(parts)} {verb} that an autoscaler adds"
 
