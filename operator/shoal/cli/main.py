@@ -49,6 +49,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
         "Show tokens that engines counted and that were not billed.",
     ),
     "export": ("shoal.cli.usage.export:export", "Export usage and cost to other systems (FOCUS)."),
+    "support": ("shoal.cli.support:support", "Collect what a bug report needs, without secrets."),
     "prices": ("shoal.cli.usage.prices:prices", "Check price lists."),
 }
 
