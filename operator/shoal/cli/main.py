@@ -3,7 +3,7 @@
 import importlib
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -92,7 +92,7 @@ class _Lazy(click.Group):
 def _defaults(command: click.Command, given: dict[str, str]) -> dict[str, Any]:
     """Click's defaults of a command and of its sub-commands: the options that stand before the command's name. A
     command without such an option ignores it, as kubectl's commands do."""
-    nested = command.commands if isinstance(command, click.Group) else {}
+    nested: Mapping[str, click.Command] = command.commands if isinstance(command, click.Group) else {}
     return {**given, **{name: _defaults(each, given) for name, each in nested.items()}}
 
 

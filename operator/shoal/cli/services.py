@@ -133,19 +133,6 @@ class GatewayClient(ServiceClient):
     service = "gateway"
     namespace_option = "--operator-namespace"
 
-    async def caller(self) -> str:
-        """Name of the user of this command in the cluster; "" where the cluster does not tell it."""
-        if self._cluster is None:
-            return ""
-        review: JsonObject = {"apiVersion": _WHO_AM_I.api_version, "kind": _WHO_AM_I.kind, "metadata": {}}
-        try:
-            answer = await self._cluster.create(_WHO_AM_I, review)
-        except KubeError:
-            return ""
-        status: JsonObject = answer.get("status") or {}
-        user: JsonObject = status.get("userInfo") or {}
-        return str(user.get("username") or "")
-
     async def _targets(self) -> AsyncIterator[Target]:
         await self._credential()  # fails early, before pods are listed
         if self._url is not None:
@@ -206,6 +193,19 @@ class LedgerClient(ServiceClient):
     service = "ledger"
     namespace_option = "--ledger-namespace"
     _target: Target | None = None
+
+    async def caller(self) -> str:
+        """Name of the user of this command in the cluster; "" where the cluster does not tell it."""
+        if self._cluster is None:
+            return ""
+        review: JsonObject = {"apiVersion": _WHO_AM_I.api_version, "kind": _WHO_AM_I.kind, "metadata": {}}
+        try:
+            answer = await self._cluster.create(_WHO_AM_I, review)
+        except KubeError:
+            return ""
+        status: JsonObject = answer.get("status") or {}
+        user: JsonObject = status.get("userInfo") or {}
+        return str(user.get("username") or "")
 
     async def _targets(self) -> AsyncIterator[Target]:
         await self._credential()  # fails early, before pods are listed

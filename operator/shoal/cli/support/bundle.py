@@ -226,7 +226,8 @@ async def _definitions(client: KubeClient, found: Collected) -> None:
 
 
 async def _logs(client: KubeClient, found: Collected, pod: JsonObject, lines: int) -> None:
-    metadata, spec = pod["metadata"], pod.get("spec") or {}
+    metadata: JsonObject = pod["metadata"]
+    spec: JsonObject = pod.get("spec") or {}
     name, namespace = str(metadata["name"]), str(metadata["namespace"])
     containers: list[JsonObject] = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
     for container in containers:

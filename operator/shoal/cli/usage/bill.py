@@ -191,6 +191,7 @@ def add(
         amount=amount,
         currency=currency,
         note=note,
+        made_by="",
     )
 
     async def work(ledger: LedgerClient) -> CreditEntry:
