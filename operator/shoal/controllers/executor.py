@@ -76,6 +76,7 @@ class Executor:
         self._world, self._state, self._install, self._transport = world, state, install, transport
         self._workload = WorkloadWriter(world, cold)
         self._scales = ScaleWriter(world, loads, leads)
+        self._driver = driver
         self._scaled = ScaledObjectWriter(world, state, self._scales, driver)
 
     # --- the two entries --------------------------------------------------------------------------------------------
@@ -173,10 +174,15 @@ class Executor:
         Conflict, NameTaken."""
         uid, gpu_class = model.metadata.uid, plan.gpu_class
         await self._scales.mark(model, plan)
+
         # A number that was decided while an earlier write was under way counts: the target is read before each write.
-        await self._scaled.scale(
-            model, gpu_class, lambda: self._state.target(uid, gpu_class, plan.replicas), floor=floor
-        )
+        def target() -> int:
+            return self._state.target(uid, gpu_class, plan.replicas)
+
+        if self._driver.is_out(model, gpu_class):
+            await self._scales.scale(model, gpu_class, target)
+        else:
+            await self._scaled.scale(model, gpu_class, target, floor=floor)
 
     async def _drop(self, model: Model, plans: tuple[VariantPlan, ...], install: InstallKeys) -> None:
         """Deletes what the Model has on classes that it does not use any more, and keys that no pod carries."""

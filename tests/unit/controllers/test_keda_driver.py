@@ -81,8 +81,8 @@ class Rig:
         self.woken: list[str] = []
         targets = ScalerTargets(self.world, self.state.reservations, self.woken.append)
         self.driver = Driver(self.world, targets, self.endpoint, self.woken.append)
-        scales = ScaleWriter(self.world, lambda _: None)
-        self.writer = ScaledObjectWriter(self.world, self.state, scales, self.driver)
+        self.scales = ScaleWriter(self.world, lambda _: None)
+        self.writer = ScaledObjectWriter(self.world, self.state, self.scales, self.driver)
         subscribe(self.world.deployments, self.driver.on_deployment)
         subscribe(self.world.scaled_objects, self.driver.on_scaled)
         subscribe(self.world.trigger_authentications, self.driver.on_scaled)
@@ -108,7 +108,11 @@ class Rig:
         self.world.deployments.upsert(deployment(replicas, version=self.version, manager="keda"))
 
     async def scale(self, number: int) -> None:
-        await self.writer.scale(self.model, "l4", lambda: number)
+        # As the Executor does it.
+        if self.driver.is_out(self.model, "l4"):
+            await self.scales.scale(self.model, "l4", lambda: number)
+        else:
+            await self.writer.scale(self.model, "l4", lambda: number)
 
     def bounds(self) -> list[tuple[int, int, int | None]]:
         """minReplicaCount, maxReplicaCount, and what was answered when they were applied."""

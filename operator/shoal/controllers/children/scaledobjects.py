@@ -63,8 +63,8 @@ class ScaledObjectWriter:
             await self._world.client.delete(TRIGGERAUTHENTICATIONS, name, model.metadata.namespace, uid=left.uid)
 
     async def scale(self, model: Model, gpu_class: str, target: Target, *, floor: int = 0) -> None:
-        """Brings a variant to its number, or lets it be brought there. Pods that go first are marked already. `floor`:
-        its part of minReplicas.
+        """Brings a variant with which KEDA has something to do (`Driver.is_out`) to its number, or lets KEDA do it.
+        Pods that go first are marked already. `floor`: its part of minReplicas.
 
         Raises Conflict, Unavailable as `ScaleWriter.scale`; NameTaken.
         """
@@ -72,10 +72,6 @@ class ScaledObjectWriter:
         key, driver = (found.namespace, found.name), self._driver.observer.driver(model)
         scaled = self._driver.observer.scaled(key)
         if driver == "BuiltIn":
-            if scaled is None and self._driver.observer.hpa(key) is None:
-                self._driver.targets.drop(key)
-                await self._scales.scale(model, gpu_class, target)
-                return
             # KEDA is answered until it has let go, so that nothing moves meanwhile.
             self._driver.answer(key, found, target)
             if scaled is not None and not scaled.deleting:

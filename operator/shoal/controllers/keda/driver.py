@@ -55,6 +55,18 @@ class Driver:
         """KEDA is to write the Model's replicas."""
         return self.observer.driver(model) == "KEDA"
 
+    def is_out(self, model: Model, gpu_class: str) -> bool:
+        """Whether KEDA has nothing to do with a variant: Shoal is to write its replicas, and no ScaledObject and no HPA
+        is left. Then KEDA gets no answer any more."""
+        live = self._world.deployment_of(model.metadata.uid, gpu_class)
+        if self.observer.driver(model) != "BuiltIn" or live is None or live.deployment is None:
+            return False
+        key = (live.deployment.namespace, live.deployment.name)
+        if self.observer.scaled(key) is not None or self.observer.hpa(key) is not None:
+            return False
+        self.targets.drop(key)
+        return True
+
     @property
     def ca(self) -> str | None:
         """PEM of the CA by which KEDA knows the external scaler; "": KEDA needs none; None: there is no certificate."""
