@@ -291,7 +291,7 @@ def test_the_list_says_which_keys_nobody_uses_any_more(tmp_path: Path) -> None:
         table = keys("list", "--used", "--kubeconfig", kubeconfig, *ledger, "--ledger-key", "k").stdout
 
     assert re.search(r"acme +prod +active +never +2026-11-21", table), table
-    assert re.search(r"acme +old +active +never +not in 31 days", table), table
+    assert re.search(r"(?m)acme +old +active +never +- *$", table), table
     (asked,) = [path for path in api.asked if path.startswith("/v1/usage")]
     assert "by=tenant,key,day" in asked
 

@@ -126,12 +126,12 @@ def _age(raw: JsonObject) -> tuple[datetime, str]:
 
 def render(rows: Iterable[KeyRow], *, used: bool) -> Table:
     table = Table(show_edge=False, box=None, pad_edge=False)
-    for heading in ("TENANT", "KEY", "STATE", "EXPIRES", *(("LAST USED",) if used else ()), ""):
+    for heading in ("TENANT", "KEY", "STATE", "EXPIRES", *((f"LAST USED ({USED_DAYS} DAYS)",) if used else ()), ""):
         table.add_column(heading, no_wrap=bool(heading))
     for row in rows:
         color = "green" if row.state == "active" else "yellow"
         cells = [escape(row.tenant), escape(row.name), f"[{color}]{row.state}[/]", row.expires or "never"]
         if used:
-            cells.append(row.used or f"not in {USED_DAYS} days")
+            cells.append(row.used or "-")
         table.add_row(*cells, escape(row.note))
     return table
