@@ -59,6 +59,26 @@ def test_two_renderings_are_the_same_text(name: str) -> None:
     assert first == second
 
 
+def test_gateways_scale_by_their_load() -> None:
+    values = {"gateway": {"autoscaling": {"enabled": True, "maxReplicas": 8, "inFlight": 300}}}
+    objects = rendered(values)
+    hpa = one(objects, "HorizontalPodAutoscaler", "shoal-gateway")["spec"]
+    assert hpa["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "shoal-gateway"}
+    assert (hpa["minReplicas"], hpa["maxReplicas"]) == (2, 8)
+    cpu, in_flight = hpa["metrics"]
+    assert cpu["resource"]["target"] == {"type": "AverageValue", "averageValue": "700m"}
+    assert in_flight["pods"]["metric"]["name"] == "shoal_gateway_requests_in_flight"
+    # A number in the StatefulSet would take the autoscaler's away at each upgrade.
+    assert "replicas" not in one(objects, "StatefulSet", "shoal-gateway")["spec"]
+    assert [o for o in rendered({}) if o["kind"] == "HorizontalPodAutoscaler"] == []
+
+
+def test_gateways_with_bounds_that_contradict_each_other_are_refused() -> None:
+    values = {"gateway": {"autoscaling": {"enabled": True, "minReplicas": 3, "maxReplicas": 2}}}
+    done = helm("template", "shoal", str(CHART), values=values)
+    assert "gateway.autoscaling.minReplicas is larger than maxReplicas" in done.stderr
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_the_operators_configuration_is_what_the_code_reads(name: str) -> None:
     read = config(rendered(SETS[name]))

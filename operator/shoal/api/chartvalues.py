@@ -181,9 +181,26 @@ class GatewayMedia(Section):
     also opens port 443 of public addresses to gateways."""
 
 
+class GatewayAutoscaling(Section):
+    enabled: bool = False
+    """Creates a HorizontalPodAutoscaler for the gateways, which then writes their number."""
+    min_replicas: int = Field(default=2, ge=1)
+    """Least number of pods."""
+    max_replicas: int = Field(default=10, ge=1)
+    """Largest number of pods."""
+    cpu: str = Field(default="700m", pattern=r"^([0-9]+m|[0-9]+(\.[0-9]+)?)$")
+    """Target of the average CPU use of a pod, in cores. A gateway is one process and uses at most one core. Needs the
+    metrics server."""
+    in_flight: int = Field(default=0, ge=0)
+    """Target of the average number of requests in progress per pod, `shoal_gateway_requests_in_flight`. Needs an
+    adapter that serves this metric of the pods, such as prometheus-adapter. 0: not used."""
+
+
 class GatewayValues(PodValues):
     replicas: int = Field(default=2, ge=1)
-    """Number of pods."""
+    """Number of pods. With `gateway.autoscaling` only the number at installation."""
+    autoscaling: GatewayAutoscaling = GatewayAutoscaling()
+    """Number of gateways by their load."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Log level."""
     installation: str = Field(default="shoal", min_length=1, max_length=128)
