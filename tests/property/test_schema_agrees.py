@@ -16,6 +16,8 @@ from shoal.api.schema import KINDS, root_schema
 
 _MATCHES = re.compile(r"^(?:string\(self\)|self)\.matches\('(.*)'\)$")
 GOOD: dict[str, Any] = {
+    "max": 3,
+    "gpusPerNode": 4,
     "uri": "hf://owner/repo",
     "class": "h100",
     "name": "x",

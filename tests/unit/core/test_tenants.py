@@ -147,7 +147,8 @@ def test_a_tenant_that_may_use_nothing_says_so() -> None:
         "Active",
         "1 key, 0 models: it may use nothing, so every request gets 404; grant Models in spec.models",
     )
-    assert "nothing" not in ready(tenant(models=[], adapters=[{"namespace": "chat"}]))[1]
+    granted = decide(tenant(models=[], adapters=[{"namespace": "chat"}]), contenders=(), models=(), now=NOW)
+    assert "nothing" not in granted.status.conditions[0].message
 
 
 def test_a_hash_on_two_tenants_belongs_to_the_older() -> None:
