@@ -41,7 +41,7 @@ def test_a_serving_model_shows_where_it_runs_and_how_long_its_start_took(fleet: 
     rows = json.loads(kubectl_shoal(fleet, "status", "-n", steps.DEMO_NAMESPACE, "-o", "json").stdout)["models"]
     (row,) = [row for row in rows if row["name"] == "tiny-chat"]
     assert row["variants"][0]["gpus"] == 1
-    assert row["variants"][0]["cold_start_seconds"] is not None
+    assert row["variants"][0]["coldStartSeconds"] is not None
 
 
 def test_the_per_cent_of_a_fetch_stands_in_the_stage_containers_log(fleet: Fleet) -> None:
