@@ -28,6 +28,7 @@ from shoal.core.hold.limits import Limits
 from shoal.core.routing.choice import Replica
 from shoal.core.routing.resolve import ServedModel
 from shoal.gateway.app import GatewayApp
+from shoal.gateway.connections import Pool
 from shoal.gateway.demand import DemandPublisher, DemandState
 from shoal.gateway.directory import Directory
 from shoal.gateway.metrics import GatewayMetrics
@@ -37,7 +38,6 @@ from shoal.gateway.replicapool import ReplicaPool
 from shoal.gateway.settings import GatewaySettings
 from shoal.gateway.shared import Gateway
 from shoal.gateway.tracing import Traces
-from shoal.gateway.upstream import Pool
 from shoal.metering.meter import Meter
 from shoal.metering.shipper import Shipper
 from shoal.metering.spool import UsageSpool

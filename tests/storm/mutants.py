@@ -96,7 +96,7 @@ def sends_again() -> None:
     from shoal.gateway.relay import AnswerRelay
 
     forgotten: Any = property(lambda _self: False, lambda _self, _value: None)
-    AnswerRelay._answering = forgotten
+    AnswerRelay.answering = forgotten
 
 
 def no_close_open() -> None:

@@ -19,12 +19,12 @@ from shoal.core.routing.choice import Replica
 from shoal.core.routing.resolve import ServedModel
 from shoal.core.routing.resolveadapters import DeclaredAdapter, DeclaredPool
 from shoal.gateway.app import GatewayApp
+from shoal.gateway.connections import Pool
 from shoal.gateway.directory import Directory
 from shoal.gateway.metrics import GatewayMetrics
 from shoal.gateway.replicapool import ReplicaPool
 from shoal.gateway.settings import GatewaySettings
 from shoal.gateway.shared import Gateway
-from shoal.gateway.upstream import Pool
 from shoal.metering.record import UsageRecord
 from shoal.metering.spool import UsageSpool
 from shoal.metering.spoolreader import SpoolReader

@@ -16,6 +16,7 @@ from shoal.core.routing.resolve import ServedModel
 from shoal.gateway import mediafetch
 from shoal.gateway.acks import Acks
 from shoal.gateway.app import GatewayApp
+from shoal.gateway.connections import Pool
 from shoal.gateway.demand import DemandPublisher, DemandState
 from shoal.gateway.demandmetrics import DemandMetrics
 from shoal.gateway.directory import (
@@ -34,7 +35,6 @@ from shoal.gateway.quota import Quotas
 from shoal.gateway.replicapool import ReplicaPool
 from shoal.gateway.settings import GatewaySettings
 from shoal.gateway.shared import Gateway, engine_port
-from shoal.gateway.upstream import Pool
 from shoal.kube.access import Access
 from shoal.kube.client import KubeClient
 from shoal.kube.enginepods import EnginePods

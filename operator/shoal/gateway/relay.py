@@ -34,7 +34,6 @@ class AnswerRelay:
     """Relays the answer of one request."""
 
     __slots__ = (
-        "_answering",
         "_budget",
         "_held",
         "_max_bytes",
@@ -42,6 +41,7 @@ class AnswerRelay:
         "_prepared",
         "_reply",
         "_size",
+        "answering",
         "client_gone",
         "rid",
     )
@@ -65,7 +65,7 @@ class AnswerRelay:
         """The engine's id of the request, if it differs from the request's own."""
         self.client_gone = False
         """The engine was asked to end the request; its answer is only read for the token counts."""
-        self._answering = False
+        self.answering = False
         """Part of an engine's answer was sent: from then on no other replica may be tried."""
 
     async def run(self, answer: UpstreamAnswer, headers: Headers, began: Callable[[], None]) -> None:
@@ -122,7 +122,7 @@ class AnswerRelay:
             raise ApiError(502, "The engine did not answer with a stream.", "no_stream")
         if (span := sse.find_usage(body)) is not None:
             meter.count(body[span[0] : span[1]], "final")
-        self._answering = True
+        self.answering = True
         began()
         meter.status = answer.status
         rewrite = prepared.rewriter.rewrite_any if prepared.path == EMBEDDINGS else prepared.rewriter.rewrite
@@ -132,90 +132,59 @@ class AnswerRelay:
         if self._reply.spans is not None:
             self._reply.spans.observe_answer(out)
         del body  # a slow client must not keep both copies in memory
-        await self._reply.json(answer.status, self._own_id(out) if self.rid else out, headers)
+        await self._reply.json(answer.status, self.own_id(out) if self.rid else out, headers)
         meter.outcome = "answered"
 
     async def _stream(self, answer: UpstreamAnswer, headers: Headers, began: Callable[[], None]) -> None:
+        """The events until the first that the client gets are read one after the other, since another replica may still
+        be tried. Then the engine's connection writes to the client's, without a task between."""
         prepared, meter, reply = self._prepared, self._meter, self._reply
-        name = prepared.rewriter
-        splitter = sse.Splitter()
-        multiple = prepared.choices * prepared.prompts > 1
-        failed = done = False
-        while True:
-            try:
-                data = await answer.read()
-                events = splitter.feed(data)
-            except Aborted:
-                if done:
-                    break  # the client has the whole answer and left before the engine's connection ended
-                raise
-            except (UpstreamError, sse.EventTooLarge) as error:
-                if self._answering:
-                    raise _engine_lost() from None
-                raise Retry("stalled" if isinstance(error, GivenUp) else "lost") from None
-            if not data:
-                break
-            out: list[bytes] = []
-            for event in events:
-                if event == sse.DONE:
-                    done = True
-                    if not self._answering and not out:
-                        continue
-                elif sse.is_error(event):
-                    failed = True
-                    event = self._engine_error(event, out)
-                elif (span := sse.find_usage(event)) is not None:
-                    closing = sse.is_closing_usage(event)
-                    if multiple and not closing:
-                        meter.count_choice(event[span[0] : span[1]], _choice(event), prepared.choices)
-                    else:
-                        meter.count(event[span[0] : span[1]], "final" if closing else "continuous")
-                    if closing:
-                        if not prepared.wants_usage:
-                            continue
-                    elif not prepared.wants_continuous:
-                        event = sse.without_usage(event, span)
-                    event = name.rewrite(event)
-                elif event.startswith(b":") and not self._answering and not out:
-                    continue  # a comment is not an answer: until the answer begins, another replica can take over
-                else:
-                    event = name.rewrite(event)
-                out.append(self._own_id(event) if self.rid else event)
-            if out:
-                if reply.log is not None:
-                    for event in out:
-                        reply.log.event(event)
-                if reply.spans is not None:
-                    for event in out:
-                        reply.spans.observe_answer(event)
-                if not self._answering:
-                    self._answering = True
+        events = _Events(self, prepared, meter, reply)
+        try:
+            while not self.answering:
+                if not (data := await answer.read()):
+                    break
+                if out := events.edited(data):
+                    self.answering = True
                     began()
                     meter.status = 200
                     await reply.begin_stream(headers)
-                out.append(b"")
-                await reply.write(b"\n\n".join(out))
-        if not done and not failed:
-            if self._answering:
+                    await reply.write(out)
+            if reply.direct:
+                await answer.relay(events.take, reply.drained)
+            else:
+                while data := await answer.read():
+                    if out := events.edited(data):
+                        await reply.write(out)
+        except Aborted:
+            if not events.done:
+                raise
+            # The client has the whole answer and left before the engine's connection ended.
+        except (UpstreamError, sse.EventTooLarge) as error:
+            if self.answering:
+                raise _engine_lost() from None
+            raise Retry("stalled" if isinstance(error, GivenUp) else "lost") from None
+        if not events.done and not events.failed:
+            if self.answering:
                 raise _engine_lost()
             raise Retry("lost")
         await reply.begin_stream()
         meter.status = 200
-        meter.outcome = "failed" if failed else "answered"
+        meter.outcome = "failed" if events.failed else "answered"
         await reply.end()
 
-    def _own_id(self, data: bytes) -> bytes:
+    def own_id(self, data: bytes) -> bytes:
         """Restores the request's own id in the answer of a retry."""
         rid = self.rid or b""
         return data.replace(b'"id":"%b"' % rid, b'"id":"%b"' % rid.partition(b".")[0], 1)
 
-    def _engine_error(self, event: bytes, out: list[bytes]) -> bytes:
+    def engine_error(self, event: bytes, out: list[bytes]) -> bytes:
         """Handles an error event of the engine: before the first byte it becomes an error status or a retry, afterwards
-        an event in OpenAI's format."""
+        an event in OpenAI's format. `out` are events that go to the client before it."""
         decoded = sse.payload(event) or {}
         status = errors.engine_status(decoded)
         error = errors.from_engine(status, orjson.dumps(decoded))
-        if not self._answering and not out:
+        if not self.answering and not out:
             if status == 503:
                 raise Retry("unavailable")
             if self._prepared.model.adapter is not None and errors.lacks_adapter(event):
@@ -224,6 +193,71 @@ class AnswerRelay:
                 self._meter.not_taken()
             raise error
         return error.event().rstrip(b"\n")
+
+
+class _Events:
+    """The events of one stream on their way from the engine to the client."""
+
+    __slots__ = ("_meter", "_multiple", "_prepared", "_relay", "_reply", "_splitter", "done", "failed")
+
+    def __init__(self, relay: AnswerRelay, prepared: Prepared, meter: Meter, reply: Reply) -> None:
+        self._relay = relay
+        self._prepared = prepared
+        self._meter = meter
+        self._reply = reply
+        self._splitter = sse.Splitter()
+        self._multiple = prepared.choices * prepared.prompts > 1
+        self.done = False
+        """The engine said that the stream is complete."""
+        self.failed = False
+        """The engine ended the stream with an error."""
+
+    def take(self, data: bytes) -> bool:
+        """Edits what arrived and writes it to the client. False: wait until the client takes more."""
+        out = self.edited(data)
+        return self._reply.part(out) if out else True
+
+    def edited(self, data: bytes) -> bytes:
+        """What the client gets of the bytes that arrived. Counts their usage. Raises Retry and ApiError before the
+        client got anything, EventTooLarge."""
+        prepared, meter, relay = self._prepared, self._meter, self._relay
+        out: list[bytes] = []
+        for event in self._splitter.feed(data):
+            if event == sse.DONE:
+                self.done = True
+                if not relay.answering and not out:
+                    continue
+            elif sse.is_error(event):
+                self.failed = True
+                event = relay.engine_error(event, out)
+            elif (span := sse.find_usage(event)) is not None:
+                closing = sse.is_closing_usage(event)
+                if self._multiple and not closing:
+                    meter.count_choice(event[span[0] : span[1]], _choice(event), prepared.choices)
+                else:
+                    meter.count(event[span[0] : span[1]], "final" if closing else "continuous")
+                if closing:
+                    if not prepared.wants_usage:
+                        continue
+                elif not prepared.wants_continuous:
+                    event = sse.without_usage(event, span)
+                event = prepared.rewriter.rewrite(event)
+            elif event.startswith(b":") and not relay.answering and not out:
+                continue  # a comment is not an answer: until the answer begins, another replica can take over
+            else:
+                event = prepared.rewriter.rewrite(event)
+            out.append(relay.own_id(event) if relay.rid else event)
+        if not out:
+            return b""
+        reply = self._reply
+        if reply.log is not None:
+            for event in out:
+                reply.log.event(event)
+        if reply.spans is not None:
+            for event in out:
+                reply.spans.observe_answer(event)
+        out.append(b"")
+        return b"\n\n".join(out)
 
 
 def _choice(event: bytes) -> int:

@@ -1,10 +1,9 @@
 """The answer of one request: head, body and errors."""
 
 import asyncio
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
-from shoal.net.asgi import ANSWER, Headers, Scope, Send
+from shoal.net.asgi import DIRECT, DirectAnswer, Headers, Scope, Send
 from shoal.net.errors import ApiError
 
 if TYPE_CHECKING:
@@ -38,12 +37,12 @@ class Quota(Protocol):
 
 
 class Reply:
-    __slots__ = ("_answer", "_client_id", "_id", "_process", "_send", "log", "quota", "spans", "started")
+    __slots__ = ("_client_id", "_direct", "_id", "_process", "_send", "log", "quota", "spans", "started")
 
     def __init__(self, scope: Scope, send: Send, id: str, client_id: str | None, process: Stopping) -> None:
         self._send = send
         # Removed from the scope: there it would be a cycle, and work for the garbage collector.
-        self._answer: Callable[[Headers, bytes], bool] | None = scope.pop(ANSWER, None)
+        self._direct: DirectAnswer | None = scope.pop(DIRECT, None)
         self._id = id
         self._client_id = client_id
         self._process = process
@@ -58,9 +57,9 @@ class Reply:
 
     async def json(self, status: int, body: bytes, headers: Headers = ()) -> None:
         """A whole JSON answer."""
-        if self._answer is not None and status == 200 and len(body) <= _SLICE and not self._process.stopping:
+        if self._direct is not None and status == 200 and len(body) <= _SLICE and not self._process.stopping:
             self.started = True
-            if self._answer((_JSON, *headers, *self._ids()), body):
+            if self._direct.whole((_JSON, *headers, *self._ids()), body):
                 return
         await self.page(status, body, (_JSON, *headers))
 
@@ -95,6 +94,23 @@ class Reply:
 
     async def write(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    @property
+    def direct(self) -> bool:
+        """Whether `part` and `drained` may be called."""
+        return self._direct is not None
+
+    def part(self, data: bytes) -> bool:
+        """Writes a part of a stream that has begun, without a coroutine. False: await `drained` before the next
+        part."""
+        if self._direct is None:
+            raise RuntimeError("the server offers no direct answer")
+        return self._direct.part(data)
+
+    async def drained(self) -> None:
+        """Returns when the client takes more, or has left."""
+        if self._direct is not None:
+            await self._direct.drained()
 
     async def end(self) -> None:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import Callable, Generator
-from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, cast
@@ -13,7 +12,7 @@ import orjson
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from shoal.net.asgi import ANSWER, CALLER, DISCONNECT, GONE
+from shoal.net.asgi import CALLER, DIRECT, DISCONNECT, GONE, Headers
 from shoal.net.tls import TLSCredentials
 
 _STUCK_SECONDS: Final = 30.0
@@ -47,6 +46,43 @@ class Closing:
 
     def __init__(self) -> None:
         self.begun = False
+
+
+class _Direct:
+    """The `DirectAnswer` of one POST."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    def whole(self, headers: Headers, body: bytes) -> bool:
+        cycle = self._cycle
+        if cycle.flow.write_paused:
+            return False
+        if cycle.disconnected:
+            return True
+        lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
+        if not cycle.keep_alive:
+            lines.append(b"connection: close\r\n")
+        cycle.transport.write(b"HTTP/1.1 200 OK\r\n%bcontent-length: %d\r\n\r\n%b" % (b"".join(lines), len(body), body))
+        cycle.response_started = cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            cycle.transport.close()
+        cycle.on_response()
+        return True
+
+    def part(self, data: bytes) -> bool:
+        cycle = self._cycle
+        if cycle.disconnected:
+            return True
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return not cycle.flow.write_paused
+
+    async def drained(self) -> None:
+        if not self._cycle.disconnected:
+            await self._cycle.flow.drain()
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -127,7 +163,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.pipeline:
             self._running = self.cycle
         if self.scope["method"] == "POST":
-            self.scope[ANSWER] = partial(self._answer, self.cycle)  # pyright: ignore[reportGeneralTypeIssues]
+            self.scope[DIRECT] = _Direct(self.cycle)  # pyright: ignore[reportGeneralTypeIssues]
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -142,24 +178,6 @@ class BoundedProtocol(HttpToolsProtocol):
             scope[DISCONNECT] = GONE
             if gone is not None:
                 gone()
-
-    def _answer(self, cycle: RequestResponseCycle, headers: tuple[tuple[bytes, bytes], ...], body: bytes) -> bool:
-        """What `cycle.send` does with a start and the only body of a POST, in one write. False, and nothing is done,
-        while the client does not take what was written before."""
-        if cycle.flow.write_paused:
-            return False
-        if cycle.disconnected:
-            return True
-        lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
-        if not cycle.keep_alive:
-            lines.append(b"connection: close\r\n")
-        cycle.transport.write(b"HTTP/1.1 200 OK\r\n%bcontent-length: %d\r\n\r\n%b" % (b"".join(lines), len(body), body))
-        cycle.response_started = cycle.response_complete = True
-        cycle.message_event.set()
-        if not cycle.keep_alive:
-            cycle.transport.close()
-        cycle.on_response()
-        return True
 
     def on_response_complete(self) -> None:
         """uvicorn's, without its timer per answer: `sweep` looks at the idle connections, for 3 % less CPU."""

@@ -14,8 +14,8 @@ from shoal.api import keys, names
 from shoal.api.replica import Ack
 from shoal.core.routing.choice import NoReplica, ReplicaSignal, usable
 from shoal.gateway import acks
+from shoal.gateway.connections import Pool
 from shoal.gateway.replicapool import ReplicaPool
-from shoal.gateway.upstream import Pool
 from shoal.net.installkey import KeyRing
 from shoal.net.stream import ListenerIdentity
 from shoal.signals.replica import StreamPeer

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,15 +11,10 @@ from shoal.gateway.deadlines import Deadlines
 from tests.support.gateway import API_KEY, gateway
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine
 
-BODY = json.dumps({"model": "llama", "messages": [{"role": "user", "content": "hi"}]}).encode()
-REQUEST = (
-    b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %s\r\ncontent-length: %d\r\n\r\n%s"
-    % (
-        API_KEY.encode(),
-        len(BODY),
-        BODY,
-    )
-)
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %s\r\ncontent-length: %d\r\n\r\n"
+ASKED = {"model": "llama", "messages": [{"role": "user", "content": "hi"}]}
+BODY = json.dumps(ASKED).encode()
+REQUEST = HEAD % (API_KEY.encode(), len(BODY)) + BODY
 
 
 async def answer(reader: asyncio.StreamReader) -> bytes:
@@ -81,6 +77,44 @@ async def test_answers_that_the_client_does_not_take_do_not_pile_up_in_memory(tm
         for _ in range(count):
             assert len(await answer(reader)) > size
         writer.close()
+
+
+async def test_a_stream_that_the_client_does_not_take_waits_in_the_engine_and_arrives_whole(tmp_path: Path):
+    size, count = 32 * 1024, 800
+    written = 0
+
+    async def long(request: EngineRequest) -> None:
+        nonlocal written
+        await request.begin_stream()
+        for number in range(count):
+            await request.chunk(request.delta("x" * size, number + 1))
+            written += 1
+        await request.chunk(request.closing() + b"data: [DONE]\n\n")
+        await request.end_stream()
+
+    async with gateway(tmp_path, ScriptedEngine(long)) as it, asyncio.timeout(60):
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
+        client.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", it.server.port))
+        reader, writer = await asyncio.open_connection(sock=client, limit=64 * 1024)
+        body = json.dumps({**ASKED, "stream": True}).encode()
+        writer.write(HEAD % (API_KEY.encode(), len(body)) + body)
+        before = -1
+        while written != before or not written:
+            before = written
+            await asyncio.sleep(0.3)
+        assert written < count / 2, "the gateway reads the engine's answer ahead of its client"
+        (connection,) = it.server.server_state.connections
+        assert connection.transport.get_write_buffer_size() < 8 * size
+        got = b""
+        while not got.endswith(b"0\r\n\r\n"):
+            got += await reader.read(1 << 20)
+        assert got.count(b"x" * size) == count
+        assert b"data: [DONE]" in got
+        writer.close()
+        [record] = await it.records()
+        assert record.data.outcome == "answered"
 
 
 async def test_http_1_0_gets_its_answer_and_a_close(tmp_path: Path):

@@ -97,7 +97,7 @@ async def test_a_request_whose_engine_is_lost_after_its_first_byte_has_failed_an
 async def test_a_gateway_that_forgets_its_first_byte_is_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(AnswerRelay, "_answering", AnswerRelay._answering)  # put back afterwards
+    monkeypatch.setattr(AnswerRelay, "answering", AnswerRelay.answering)  # put back afterwards
     mutants.sends_again()
     findings = await judged(tmp_path, break_off_in_mid_answer)
     assert any(v.startswith("invariant 2") for v in findings.violations)

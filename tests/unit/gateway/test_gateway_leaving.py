@@ -9,9 +9,9 @@ from aiohttp import web
 from shoal.api import names
 from shoal.api.keys import fingerprint
 from shoal.gateway import acks
+from shoal.gateway.connections import Pool
 from shoal.gateway.directory import Directory
 from shoal.gateway.replicapool import ReplicaPool
-from shoal.gateway.upstream import Pool
 from shoal.net.installkey import KeyRing
 from tests.support.addresses import pod_ip
 from tests.support.gateway import INSTALL_KEY, MODEL, replica

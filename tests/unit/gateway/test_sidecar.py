@@ -11,8 +11,9 @@ import pytest
 
 from shoal.api import identity, names
 from shoal.api.config import AgentImage, Engines, OperatorConfig, Pods
+from shoal.gateway.connections import Pool
 from shoal.gateway.metrics import OPERATIONS
-from shoal.gateway.upstream import AbortHandle, ConnectFailed, ConnectionLost, Pool, UpstreamAddress, UpstreamAnswer
+from shoal.gateway.upstream import AbortHandle, ConnectFailed, ConnectionLost, UpstreamAddress, UpstreamAnswer
 from shoal.manifests import sidecar
 from shoal.net.tls import TLSCredentials
 from tests.support.controlplane import free_ports

@@ -11,7 +11,8 @@ import pytest
 
 from shoal.agent import serve
 from shoal.api import identity, names
-from shoal.gateway.upstream import AbortHandle, ConnectFailed, Pool, UpstreamAddress, UpstreamError
+from shoal.gateway.connections import Pool
+from shoal.gateway.upstream import AbortHandle, ConnectFailed, UpstreamAddress, UpstreamError
 from shoal.net.stream import ListenerIdentity, StreamPeer
 from shoal.net.tls import TLSCredentials, dial
 from shoal.signals.replica import ReplicaStream, ReplicaStreams, StreamBroken
