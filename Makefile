@@ -51,11 +51,11 @@ binaries: setup ## Build what the lab and the charts' tests run (Kubernetes and 
 
 .PHONY: test-unit
 test-unit: setup ## Tests that need neither root nor a lab
-	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "not lab and not engine and not apiserver and not mutation and not keda" $(PYTEST_ARGS)
+	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "not lab and not engine and not apiserver and not mutation and not keda and not karpenter" $(PYTEST_ARGS)
 
 .PHONY: test-lab
 test-lab: setup models binaries ## Tests on real API servers and on the lab (the lab needs root)
-	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "(lab or apiserver) and not engine and not mutation and not keda" $(PYTEST_ARGS)
+	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "(lab or apiserver) and not engine and not mutation and not keda and not karpenter" $(PYTEST_ARGS)
 
 .PHONY: test-engine
 test-engine: setup models ## The contract suite on the real SGLang engine, on the CPU (installs it: 0.7 GB)
@@ -66,6 +66,10 @@ test-engine: setup models ## The contract suite on the real SGLang engine, on th
 test-keda: setup models ## The driver KEDA on the real KEDA and Prometheus (builds KEDA once: about 10 minutes on 2 cores)
 	@$(RUN) shoal lab binaries --with keda,prometheus
 	@$(RUN) pytest -m keda $(PYTEST_ARGS)
+
+.PHONY: test-karpenter
+test-karpenter: setup models binaries ## Nodes that an autoscaler adds, by the real Karpenter (builds it once: about 4 minutes on 2 cores)
+	@$(RUN) pytest -m karpenter $(PYTEST_ARGS)
 
 .PHONY: test-storm
 test-storm: setup models binaries ## Storms with one protection switched off each: they must find what is wrong (10 minutes)

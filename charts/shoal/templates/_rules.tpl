@@ -167,6 +167,13 @@
   verbs:
   - list
   - watch
+# learn why an autoscaler adds no node for a pending replica
+- apiGroups:
+  - events.k8s.io
+  resources:
+  - events
+  verbs:
+  - list
 # record events
 - apiGroups:
   - events.k8s.io
@@ -642,6 +649,13 @@
   verbs:
   - list
   - watch
+# learn why an autoscaler adds no node for a pending replica
+- apiGroups:
+  - events.k8s.io
+  resources:
+  - events
+  verbs:
+  - list
 # record events
 - apiGroups:
   - events.k8s.io

@@ -197,6 +197,8 @@ class CustomResource(Object):
     scope: ClassVar[Literal["Namespaced", "Cluster"]] = "Namespaced"
     columns: ClassVar[Sequence[Column]] = ()
     description: ClassVar[str] = ""
+    scale: ClassVar[tuple[str, str] | None] = None
+    """JSON paths of the replicas in spec and status, for `kubectl scale`; None: the kind has no scale subresource."""
 
     metadata: ObjectMeta
 

@@ -430,6 +430,7 @@ class Model(CustomResource):
         Column("Message", '.status.conditions[?(@.type=="Ready")].message'),  # last: it is long
     )
 
+    scale: ClassVar = (".spec.scaling.minReplicas", ".status.replicas.desired")
     cel: ClassVar = (NAME_IS_LABEL,)
 
     spec: ModelSpec

@@ -81,6 +81,7 @@ OPERATOR: Final = (
     ),
     Permission("the CA of the external scaler, for KEDA", "", ("configmaps",), ("get", "create", "patch", "delete")),
     Permission("find other autoscalers of a Model's Deployments", "autoscaling", ("horizontalpodautoscalers",), FOLLOW),
+    Permission("learn why an autoscaler adds no node for a pending replica", "events.k8s.io", ("events",), ("list",)),
     Permission("record events", "events.k8s.io", ("events",), ("get", "create", "patch")),
 )
 """The operator, in all namespaces."""

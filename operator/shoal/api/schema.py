@@ -53,6 +53,9 @@ def custom_resource_definition(kind: type[CustomResource]) -> JsonObject:
         "schema": {"openAPIV3Schema": root_schema(kind)},
         "subresources": {"status": {}},
     }
+    if kind.scale is not None:
+        in_spec, in_status = kind.scale
+        version["subresources"]["scale"] = {"specReplicasPath": in_spec, "statusReplicasPath": in_status}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",

@@ -156,6 +156,8 @@ class World:
     ownership: Ownership = field(default_factory=Ownership)
     """Which engine pods have proved that they are: the table of pods says of no other that it is a Model's."""
     pods: Table[facts.Pod] = field(init=False)
+    autoscaler_events: dict[str, str] = field(default_factory=dict[str, str])
+    """Uid of a pending pod -> the last event in which an autoscaler speaks of it. Written by `AutoscalerEvents`."""
     cache_volumes: Table[CacheVolume] = field(default_factory=lambda: Table(cacheshares.volume))
     cache_claims: Table[CacheClaim] = field(default_factory=lambda: Table(cacheshares.claim))
     jobs: Table[facts.MetadataJob] = field(
@@ -245,6 +247,8 @@ class World:
 
     def _pod(self, raw: JsonObject) -> facts.Pod | None:
         found = projections.pod(raw)
+        if found is not None and found.uid in self.autoscaler_events:
+            found = replace(found, autoscaler_event=self.autoscaler_events[found.uid])
         if found is None or found.model_uid is None or self.ownership.pod(ownership.link(raw)):
             return found
         return replace(found, model_uid=None, claims=found.model_uid)
@@ -255,6 +259,7 @@ class World:
     def _forget_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
         if before is not None and (after is None or after.uid != before.uid):
             self.ownership.forget(before.uid)
+            self.autoscaler_events.pop(before.uid, None)
 
     def _deployment(self, _key: str, before: Child | None, after: Child | None) -> None:
         if before is not None and before.link is not None and (after is None or after.uid != before.uid):

@@ -62,6 +62,8 @@ class Pod:
     created: datetime | None = None
     unschedulable: str | None = None
     """The scheduler's own sentence."""
+    autoscaler_event: str | None = None
+    """The last event in which an autoscaler says what it does for the pending pod, with the autoscaler's name."""
     containers: tuple[Container, ...] = ()
     """Init containers first."""
     ip: str | None = None

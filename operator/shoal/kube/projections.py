@@ -13,6 +13,7 @@ from shoal.api.meta import CustomResource, JsonObject, ObjectMeta
 from shoal.core import facts, quantity
 from shoal.core.keda import ScaledObject
 from shoal.core.ownership import Link, link
+from shoal.core.placement.autoscalerevents import PodEvent
 
 K = TypeVar("K", bound=CustomResource)
 
@@ -150,6 +151,13 @@ def pod(raw: JsonObject) -> facts.Pod | None:
         knows_role_keys=gateway and names.ANNOTATION_KEYS in _map(metadata, "annotations"),
         was_ready=_was_ready(status),
     )
+
+
+def pod_event(raw: JsonObject) -> PodEvent:
+    """An event of `events.k8s.io/v1`. Reporters that use the older API are in the deprecated fields."""
+    controller = raw.get("reportingController") or _map(raw, "deprecatedSource").get("component")
+    at = _map(raw, "series").get("lastObservedTime") or raw.get("deprecatedLastTimestamp") or raw.get("eventTime")
+    return PodEvent(str(controller or ""), str(raw.get("note") or ""), _time(at))
 
 
 def job(raw: JsonObject) -> facts.MetadataJob:

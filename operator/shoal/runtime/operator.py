@@ -13,6 +13,7 @@ import structlog
 from shoal.api import names, reasons
 from shoal.api.config import OperatorConfig
 from shoal.controllers import triggers
+from shoal.controllers.autoscalerevents import AutoscalerEvents
 from shoal.controllers.cachevolumes import CacheVolumesController
 from shoal.controllers.classbackoffs import ClassBackoffs
 from shoal.controllers.coldstarts import ColdStarts
@@ -131,6 +132,7 @@ class OperatorProcess:
         models = ModelQueue(world, WorkQueue("model", workers=24, behind=wakes))
         cold = ColdStarts(world, self.state)
         self.backoffs = ClassBackoffs(world, self.state, cold)
+        self.autoscaler_events = AutoscalerEvents(world, self.state, cold)
         targets = ScalerTargets(world, self.state.reservations, models.add_uid)
         self.keda_certificate = ScalerCertificate(world.client, world.namespace, world.config.scaling.keda, world.now)
         self.keda = scaler_server(world, targets, lambda: self.elector.certain, scaler or ScalerPlace())
@@ -299,6 +301,7 @@ class OperatorProcess:
             group.create_task(self.scaler.run())
             group.create_task(self.waker.run())
             group.create_task(self.backoffs.run())
+            group.create_task(self.autoscaler_events.run())
             group.create_task(self.planner.run())
             group.create_task(self.models.queue.run(self.models.reconcile))
             group.create_task(self.engine_sizes.run())

@@ -49,8 +49,8 @@ class Module:
     folder: str = ""
     """Below images/lab/; empty: `name`."""
     tags: str = ""
-    manifests: str = ""
-    """A folder of `version_of`'s source, which comes along as `MANIFESTS`; empty: none."""
+    manifests: tuple[str, ...] = ()
+    """Folders of `version_of`'s source whose content comes along as `MANIFESTS`."""
 
     @property
     def source(self) -> str:
@@ -86,7 +86,7 @@ def needed_sources() -> Path:
 def cached(folder: Path, module: Module) -> Path:
     """Where the module's programs are, or will be; `folder` is images/lab."""
     digest = hashlib.sha256(f"{platform.system()} {platform.machine()} {module.ldflags('v0.0.0')}".encode())
-    digest.update(module.tags.encode() + module.manifests.encode())
+    digest.update(f"{module.tags}{' '.join(module.manifests)}".encode())
     for file in sorted((folder / module.source).iterdir()):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return cache_root() / f"{module.name}-{digest.hexdigest()[:16]}"
@@ -183,9 +183,9 @@ def _build(source: Path, module: Module, target: Path, go: Path, announce: Annou
         for name in module.links:
             Path(temporary, name).symlink_to(module.program)
         if module.manifests:
-            shutil.copytree(
-                _module_folder(source, module, go, environment) / module.manifests, f"{temporary}/{MANIFESTS}"
-            )
+            folder = _module_folder(source, module, go, environment)
+            for part in module.manifests:
+                shutil.copytree(folder / part, f"{temporary}/{MANIFESTS}", dirs_exist_ok=True)
             for each in Path(temporary, MANIFESTS).rglob("*"):  # Go's module cache is read-only, folders too
                 each.chmod(0o755 if each.is_dir() else 0o644)
             Path(temporary, MANIFESTS).chmod(0o755)

@@ -11,6 +11,7 @@ from shoal.core.candidates import members, supplies
 from shoal.core.facts import Node, Pod
 from shoal.core.gpus import Usage
 from shoal.core.placement import ClassSupply, Demand, Held, Moves, Placement, ReplicaState, plan
+from shoal.core.placement.autoscalerevents import PodEvent, last_event
 from shoal.core.placement.backoff import observe
 from shoal.core.sizing import gpu_of
 from shoal.core.status import gpuclassstatus
@@ -169,5 +170,31 @@ def test_a_node_that_does_not_come_within_twice_its_time_is_a_backoff_of_the_cla
 
     assert seen(1199, 600.0) == {}
     assert seen(5000, None) == {}, "without an autoscaler a full class is not at fault"
-    found = seen(1201, 600.0)["l4-24gb"]
-    assert found.why.startswith("for 20 min the autoscaler added no node for a replica there: its events at pod chat/")
+    assert seen(1201, 600.0)["l4-24gb"].why == (
+        "for 20 min no autoscaler added a node for a replica there: there is no event of one at pod chat/a-0; is one "
+        "installed, with a node pool that has the class's labels?"
+    )
+
+
+def test_the_backoff_says_why_the_autoscaler_adds_no_node() -> None:
+    pod = replace(pending(1201), autoscaler_event="karpenter: all available instance types exceed limits for nodepool")
+    found = observe({}, [pod], now=NOW, timeout=lambda _: 1.0, provision=lambda _: 600.0)["l4-24gb"]
+    assert found.why == (
+        "for 20 min no autoscaler added a node for a replica there: karpenter: all available instance types exceed "
+        "limits for nodepool"
+    )
+
+
+def test_the_newest_event_of_an_autoscaler_is_shown_as_one_line() -> None:
+    def event(controller: str, message: str, seconds: int) -> PodEvent:
+        return PodEvent(controller, message, NOW + timedelta(seconds=seconds))
+
+    scheduler = event("default-scheduler", "0/3 nodes are available", 9)
+    assert last_event([scheduler]) is None
+    old, new = (
+        event("cluster-autoscaler", "pod triggered scale-up", 1),
+        event("cluster-autoscaler", "no\x00 stock\n", 2),
+    )
+    assert last_event([new, scheduler, old]) == "cluster-autoscaler: no stock"
+    long = last_event([PodEvent("karpenter", "x" * 5000, None)])
+    assert len(long or "") < 400, "an event is written by whoever may write in the namespace"

@@ -65,10 +65,12 @@ def observe(
             if lacks and age >= UNSCHEDULABLE_SECONDS:
                 found[name] = ClassBackoff(f"for {_minutes(age)} no node there had room for a replica: {lacks}", until)
             elif not lacks and limit is not None and age >= PROVISION_FACTOR * limit:
+                why = pod.autoscaler_event or (
+                    f"there is no event of one at pod {pod.key}; is one installed, with a node pool that has the "
+                    "class's labels?"
+                )
                 found[name] = ClassBackoff(
-                    f"for {_minutes(age)} the autoscaler added no node for a replica there: its events at pod "
-                    f"{pod.key} say why (no stock, a quota, or no node group with the class's labels)",
-                    until,
+                    f"for {_minutes(age)} no autoscaler added a node for a replica there: {why}", until
                 )
         elif name not in works and (ended := _crashes(pod)) is not None:
             found[name] = ClassBackoff(ended, until)

@@ -127,7 +127,10 @@ def _scheduling(pod: Pod) -> Cause | None:
     if (claim := missing_claim(pod)) is not None:
         what = f"there is no PersistentVolumeClaim {claim} in namespace {pod.namespace}: create it"
         return Cause(reasons.UNSCHEDULABLE, f"pod {pod.key} waits: {what}")
-    return Cause(reasons.UNSCHEDULABLE, f"pod {pod.key}: {pod.unschedulable}") if pod.unschedulable else None
+    if not pod.unschedulable:
+        return None
+    autoscaler = f"; {pod.autoscaler_event}" if pod.autoscaler_event else ""
+    return Cause(reasons.UNSCHEDULABLE, f"pod {pod.key}: {pod.unschedulable}{autoscaler}")
 
 
 def progress(pods: Sequence[Pod]) -> str:

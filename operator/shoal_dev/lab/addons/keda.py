@@ -29,7 +29,7 @@ MODULE: Final = gobuild.Module(
     "-s -w -X github.com/kedacore/keda/v2/version.Version={number}",
     20,
     program="operator",
-    manifests="config",
+    manifests=("config",),
 )
 NAMESPACE: Final = "keda"
 WORKLOADS: Final = ("keda-operator", "keda-metrics-apiserver", "keda-admission")

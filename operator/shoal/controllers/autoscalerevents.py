@@ -1,0 +1,79 @@
+"""Reads what an autoscaler says of replicas that wait for its nodes, for the status of their Models."""
+
+import asyncio
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from shoal.controllers.coldstarts import ColdStarts
+from shoal.controllers.state import FleetState
+from shoal.controllers.world import World
+from shoal.core import facts
+from shoal.core.placement.autoscalerevents import last_event
+from shoal.kube import projections
+from shoal.kube.errors import KubeError
+from shoal.kube.resources import EVENTS
+
+log = structlog.get_logger()
+
+CHECK_SECONDS: Final = 5.0
+WAITS_SECONDS: Final = 10.0
+"""Age of a pod from which on its events are read: an autoscaler needs a moment to say something."""
+AGAIN_SECONDS: Final = 30.0
+MOST_AT_ONCE: Final = 20
+"""Pods whose events are read in one check. Those of the others are read in the next ones."""
+_TIMEOUT_SECONDS: Final = 10.0
+_MOST_EVENTS: Final = 500
+
+
+class AutoscalerEvents:
+    """One request to the API server for each pod that waits for a node, every half minute."""
+
+    def __init__(self, world: World, state: FleetState, cold: ColdStarts) -> None:
+        self._world, self._state, self._cold = world, state, cold
+        self._read_at: dict[str, float] = {}
+        """Uid of a pod -> time of the event loop."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self.check()
+            await asyncio.sleep(CHECK_SECONDS)
+
+    async def check(self) -> None:
+        """Reads the events of the pods whose events were not read for the longest time."""
+        now = asyncio.get_running_loop().time()
+        waiting = self._waiting()
+        self._read_at = {pod.uid: self._read_at[pod.uid] for pod in waiting if pod.uid in self._read_at}
+        due = [pod for pod in waiting if now - self._read_at.get(pod.uid, now - AGAIN_SECONDS) >= AGAIN_SECONDS]
+        for pod in sorted(due, key=lambda pod: self._read_at.get(pod.uid, 0.0))[:MOST_AT_ONCE]:
+            self._read_at[pod.uid] = now
+            try:
+                async with asyncio.timeout(_TIMEOUT_SECONDS):
+                    await self._read(pod)
+            except (KubeError, TimeoutError) as error:
+                log.info("events of a pending pod not read", pod=pod.key, error=str(error) or type(error).__name__)
+
+    def _waiting(self) -> list[facts.Pod]:
+        found: list[facts.Pod] = []
+        for uid in self._state.starting:
+            for pod in self._world.pods.by("model", uid):
+                if pod.node is not None or pod.finished or pod.deleting or not pod.unschedulable or not pod.created:
+                    continue
+                age = (self._world.now() - pod.created).total_seconds()
+                if age >= WAITS_SECONDS and self._cold.provision_seconds(pod.gpu_class or "") is not None:
+                    found.append(pod)
+        return found
+
+    async def _read(self, pod: facts.Pod) -> None:
+        # One page only: whoever may write events in the namespace must not keep the operator busy.
+        event = None
+        async for page in self._world.client.list_pages(
+            EVENTS, namespace=pod.namespace, field_selector=f"regarding.uid={pod.uid}", page_size=_MOST_EVENTS
+        ):
+            event = last_event(map(projections.pod_event, page.items))
+            break
+        if event is not None and event != pod.autoscaler_event:
+            self._world.autoscaler_events[pod.uid] = event
+            self._world.pods.amend(pod.key, pod.uid, lambda found: replace(found, autoscaler_event=event))

@@ -1,0 +1,35 @@
+"""What an autoscaler says of a pending pod, in events: which node it brings, or why none."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+_MOST_CHARACTERS: Final = 300
+_BLANKS: Final = re.compile(r"[\x00-\x20\x7f]+")
+_CONTROLLERS: Final = ("karpenter", "cluster-autoscaler", "gke.io/cluster-autoscaler")
+"""Reporting controllers of Karpenter and of Cluster Autoscaler, GKE's among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodEvent:
+    """One event about a pod."""
+
+    controller: str
+    """What reported it."""
+    message: str
+    at: datetime | None
+    """When it was seen last."""
+
+
+def last_event(events: Iterable[PodEvent]) -> str | None:
+    """The newest event of an autoscaler as one line, with the autoscaler's name; None: there is none."""
+    found = [event for event in events if event.controller in _CONTROLLERS and event.message]
+    if not found:
+        return None
+    newest = max(found, key=lambda event: event.at.timestamp() if event.at is not None else 0.0)
+    message = _BLANKS.sub(" ", newest.message).strip()
+    if len(message) > _MOST_CHARACTERS:
+        message = f"{message[:_MOST_CHARACTERS]}..."
+    return f"{newest.controller}: {message}"

@@ -1,0 +1,127 @@
+"""Nodes that come when a pod is pending, by the real Karpenter. Machines are Node objects (its kwok provider), pods are
+bound by the real scheduler."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from shoal.api.meta import JsonObject
+from shoal.kube.resources import GPUCLASSES, MODELS, NODES, PODS
+from tests.support.controlplane import Fleet
+from tests.support.karpenter import (
+    NODE_CLAIMS,
+    NODE_POOLS,
+    instance_type,
+    node_pool,
+    run_nodes,
+    running_karpenter,
+)
+from tests.support.operators import KOPF_STAYS, condition, eventually, gpu_class, model, model_with, running_operator
+
+pytestmark = [pytest.mark.karpenter, pytest.mark.timeout(600), KOPF_STAYS]
+
+TYPES = [instance_type("gpu-2", 2, 1.0), instance_type("gpu-8", 8, 4.0)]
+
+
+@pytest.fixture
+async def cloud(fleet: Fleet, tmp_path: Path) -> AsyncIterator[Fleet]:
+    """A fleet whose cluster has Karpenter, without node pools."""
+    nodes = asyncio.create_task(run_nodes(fleet.client))
+    with running_karpenter(fleet.plane, tmp_path, TYPES):
+        yield fleet
+        # Karpenter itself takes its machines away; without it their finalizers would stay.
+        async for pool in fleet.client.list(NODE_POOLS):
+            await fleet.client.delete(NODE_POOLS, pool["metadata"]["name"])
+        await eventually(lambda: fleet.all(NODE_CLAIMS), lambda left: not left, seconds=120, what="machines that go")
+    nodes.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await nodes
+
+
+async def pool(fleet: Fleet, name: str, *, cost: str, gpus: int = 2, limits: dict[str, str] | None = None) -> None:
+    """A node pool, and the class of its nodes."""
+    wanted = node_pool(name, {}, f"gpu-{gpus}", limits=limits)
+    await fleet.client.apply(NODE_POOLS, wanted, manager="person")
+    found = gpu_class(name, "", cost=cost)
+    found["spec"] |= {
+        "nodeSelector": {"karpenter.sh/nodepool": name},
+        "nodes": {"autoscaled": {"max": 3, "gpusPerNode": gpus, "provisionSeconds": 30}},
+    }
+    await fleet.apply(found)
+
+
+async def nodes_of(fleet: Fleet, name: str) -> list[JsonObject]:
+    return await fleet.all(NODES, label_selector=f"karpenter.sh/nodepool={name}")
+
+
+async def test_a_pending_replica_brings_a_node_and_an_empty_node_goes(cloud: Fleet) -> None:
+    client, ns = cloud.client, cloud.namespace
+    async with running_operator(client, cloud.kubeconfig):
+        await pool(cloud, "spot", cost="0.10")
+        await eventually(
+            lambda: client.get(GPUCLASSES, "spot"), lambda c: condition(c, "Ready").get("reason") == "Autoscaled"
+        )
+        on_spot = [{"class": "spot"}]
+        await cloud.apply(model("chat", ns, variants=on_spot))
+        await model_with(client, ns, "chat", "Ready", "True")
+        assert len(await nodes_of(cloud, "spot")) == 1
+        await cloud.apply(model("second", ns, variants=on_spot))
+        await model_with(client, ns, "second", "Ready", "True")
+        assert len(await nodes_of(cloud, "spot")) == 1, "the first node had a free GPU"
+        await cloud.apply(model("third", ns, variants=on_spot))
+        await model_with(client, ns, "third", "Ready", "True")
+        assert len(await nodes_of(cloud, "spot")) == 2
+        for name in ("chat", "second", "third"):
+            await client.delete(MODELS, name, ns)
+        await eventually(
+            lambda: nodes_of(cloud, "spot"), lambda left: not left, seconds=120, what="empty nodes that go"
+        )
+
+
+async def test_the_reason_of_the_autoscaler_is_shown_and_the_next_class_is_tried(cloud: Fleet) -> None:
+    client, ns = cloud.client, cloud.namespace
+    async with running_operator(client, cloud.kubeconfig):
+        await pool(cloud, "used-up", cost="0.10", limits={"nvidia.com/gpu": "0"})
+        await cloud.apply(model("chat", ns, variants=[{"class": "used-up"}]))
+        waits = await eventually(
+            lambda: client.get(MODELS, "chat", ns),
+            lambda m: "karpenter: " in condition(m, "Ready").get("message", ""),
+            what="Karpenter's own event in the Model's status",
+        )
+        message = condition(waits, "Ready")["message"]
+        assert "limit" in message, message
+        await pool(cloud, "spot", cost="0.20")
+        await cloud.apply(model("chat", ns, variants=[{"class": "used-up"}, {"class": "spot"}]))
+        ready = await model_with(client, ns, "chat", "Ready", "True")
+        assert [v["class"] for v in ready["status"]["variants"] if v["desired"]] == ["spot"]
+        placed = condition(ready, "Placed")["message"]
+        assert "; not on used-up: for " in placed, placed
+        assert " no autoscaler added a node for a replica there: karpenter: " in placed, placed
+
+
+async def test_a_machine_that_is_taken_away_is_replaced(cloud: Fleet) -> None:
+    """What Karpenter does at an interruption notice of a spot machine: it deletes the NodeClaim."""
+    client, ns = cloud.client, cloud.namespace
+    async with running_operator(client, cloud.kubeconfig):
+        await pool(cloud, "spot", cost="0.10")
+        await cloud.apply(model("chat", ns, variants=[{"class": "spot"}]))
+        await model_with(client, ns, "chat", "Ready", "True")
+        [pod] = await cloud.all(PODS, namespace=ns)
+        [claim] = await cloud.all(NODE_CLAIMS)
+        await client.delete(NODE_CLAIMS, claim["metadata"]["name"])
+        await eventually(
+            lambda: cloud.all(PODS, namespace=ns),
+            lambda pods: (
+                [p["metadata"]["uid"] for p in pods] not in ([], [pod["metadata"]["uid"]])
+                and all(condition(p, "Ready").get("status") == "True" for p in pods)
+            ),
+            seconds=120,
+            what="a replica on another machine",
+        )
+        await model_with(client, ns, "chat", "Ready", "True")
+        await eventually(lambda: cloud.all(NODE_CLAIMS), lambda left: len(left) == 1)
+        [node] = await nodes_of(cloud, "spot")
+        assert node["metadata"]["name"] != pod["spec"]["nodeName"]
