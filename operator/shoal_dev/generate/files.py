@@ -46,7 +46,7 @@ def generated_files(root: Path) -> dict[str, str]:
     files["docs/reference/alerts.md"] = "# Alerts\n\n" + _GENERATED + alerts_table()
     files["docs/reference/requestfields.md"] = "# Fields of a request\n\n" + _GENERATED + fields_reference()
     files["docs/reference/metrics.md"] = "# Metrics\n\n" + _GENERATED + metrics()
-    return files | protocol_stubs()
+    return files | catalogue() | protocol_stubs()
 
 
 def metrics() -> str:
@@ -55,6 +55,14 @@ def metrics() -> str:
     from shoal_dev.generate.metrics import metrics_reference
 
     return metrics_reference()
+
+
+def catalogue() -> dict[str, str]:
+    """The manifests of the catalogue of models, and its page."""
+    # Late: it asks `shoal explain`, and the demo needs of this package the folder of the checkout only.
+    from shoal_dev.generate.catalogue import catalogue_files
+
+    return catalogue_files()
 
 
 def boards() -> dict[str, str]:
