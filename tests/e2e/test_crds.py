@@ -219,6 +219,20 @@ def test_example_is_accepted(apiserver: ApiServer, path: Path) -> None:
     assert len(done.stdout.splitlines()) == len([o for o in yaml.safe_load_all(path.read_text()) if o])
 
 
+@pytest.mark.parametrize("how", [(), ("--server-side",)], ids=["apply", "server-side"])
+def test_facts_in_a_manifest_of_the_catalogue_are_not_stored(apiserver: ApiServer, how: tuple[str, ...]) -> None:
+    """They are for `shoal explain`: a Model's status is what the operator read from the source."""
+    path = REPOSITORY / "examples" / "catalogue" / "qwen3-8b.yaml"
+    assert yaml.safe_load(path.read_text())["status"]["artifact"]["weightBytes"]
+
+    apiserver.kubectl("apply", *how, "-f", str(path))
+    stored = apiserver.json("get", "model", "qwen3-8b")
+    apiserver.kubectl("delete", "-f", str(path))
+
+    assert stored["spec"]["source"]["uri"] == "hf://Qwen/Qwen3-8B"
+    assert "artifact" not in stored.get("status", {})
+
+
 def test_the_shortest_model_is_stored_as_it_was_written(apiserver: ApiServer) -> None:
     """Nothing that a later version may decide is written into people's objects."""
     apiserver.apply(MODEL)
