@@ -345,6 +345,15 @@
   - patch
   - delete
   - deletecollection
+# kubectl scale
+- apiGroups:
+  - shoal.dev
+  resources:
+  - models/scale
+  verbs:
+  - get
+  - patch
+  - update
 {{- end }}
 {{- define "shoal.rules.platform" -}}
 # edit GPU classes and tenants

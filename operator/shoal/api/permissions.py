@@ -127,6 +127,7 @@ EDITORS: Final = (
         ("loraadapters", "lorapools", "models"),
         (*READ, *WRITE),
     ),
+    Permission("kubectl scale", GROUP, ("models/scale",), ("get", "patch", "update")),
 )
 PLATFORM: Final = (Permission("edit GPU classes and tenants", GROUP, ("gpuclasses", "tenants"), (*READ, *WRITE)),)
 """For platform administrators. Bound by hand, never aggregated."""

@@ -511,3 +511,21 @@ def _paths(fields: JsonObject, prefix: str = "") -> list[str]:
         inner = {k: v for k, v in below.items() if k != "."}
         found += _paths(inner, path) if inner else [path]
     return found
+
+
+async def test_kubectl_scale_sets_the_lower_limit(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    async with running_operator(client, fleet.kubeconfig):
+        await fleet.apply(model("chat", ns))
+        await model_with(client, ns, "chat", "Ready", "True")
+        fleet.plane.run_kubectl("scale", "model/chat", "--replicas=2", f"-n={ns}")
+        grown = await eventually(
+            lambda: client.get(MODELS, "chat", ns), lambda m: m["status"]["replicas"] == {"desired": 2, "ready": 2}
+        )
+        assert grown["spec"]["scaling"] == {"minReplicas": 2}
+        said = fleet.plane.run_kubectl("scale", "model/chat", "--replicas=2000", f"-n={ns}", check=False)
+        assert "less than or equal to 1000" in said
+        said = fleet.plane.run_kubectl(
+            "scale", "model/chat", "--replicas=1", "--current-replicas=5", f"-n={ns}", check=False
+        )
+        assert "Expected replicas to be 5, was 2" in said
