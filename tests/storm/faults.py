@@ -31,6 +31,9 @@ SILENT_SECONDS: Final = 13.0
 CUT_SECONDS: Final = 40.0
 """Of streams."""
 _AWAY_SECONDS: Final = 60.0
+_NOTICE_SECONDS: Final = 30.0
+"""From the notice to the end of a spot machine: GKE's and Azure's 30 s; EC2 gives 120."""
+_SPOT_NOTICE: Final = "aws-node-termination-handler/spot-itn"
 
 
 @dataclass(slots=True)
@@ -171,6 +174,29 @@ def node_drained(storm: Storm) -> None:
         storm.say(f"node_drained: {node} is empty")
     finally:
         storm.ground.kubectl("uncordon", node)
+
+
+def spot_interrupted(storm: Storm) -> None:
+    """A spot machine is taken away: a notice, which a termination handler makes a taint and a drain of; then the power
+    is off, and the Node goes. Later another machine comes."""
+    pods = storm.ground.engines()
+    if not pods:
+        return
+    node = storm.random.choice(sorted({p["spec"]["nodeName"] for p in pods}))
+    storm.say(f"spot_interrupted: notice for {node}")
+    storm.ground.kubectl("taint", "node", node, f"{_SPOT_NOTICE}:NoSchedule")
+    options = ("--ignore-daemonsets", "--delete-emptydir-data", f"--timeout={_NOTICE_SECONDS:.0f}s")
+    with contextlib.suppress(LabError):  # what is not done by the end of the notice is cut off
+        storm.ground.kubectl("drain", node, *options, timeout=_NOTICE_SECONDS + 30)
+    left = [p["metadata"]["name"] for p in storm.ground.engines() if p["spec"]["nodeName"] == node]
+    since = time.time()
+    storm.ground.lab.kill_node(node)
+    storm.ground.kubectl("delete", "node", node, "--wait=false")
+    kills = [Kill("engine", pod, since, since + 60, "spot_interrupted") for pod in left]
+    storm.say(f"spot_interrupted: {node} is gone with {', '.join(left) or 'no replica'}", kills)
+    storm.wait(30)
+    storm.ground.lab.replace_node(node)
+    storm.say(f"spot_interrupted: {node} is another machine")
 
 
 def gateways_restarted(storm: Storm) -> None:
@@ -338,6 +364,7 @@ ALL: Final[dict[str, Fault]] = {
         engine_hangs_up,
         node_killed,
         node_drained,
+        spot_interrupted,
         gateways_restarted,
         gateway_killed,
         gateway_paused,

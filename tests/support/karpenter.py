@@ -109,24 +109,26 @@ def running_karpenter(plane: ControlPlane, folder: Path, types: list[JsonObject]
 
 
 async def run_nodes(client: KubeClient) -> None:
-    """Lets each node that Karpenter makes become Ready with all that its instance type has, until cancelled."""
+    """Lets each node that Karpenter makes become Ready with all that its instance type has, until cancelled. The taint
+    that the API server gives a new node is taken off, as the node lifecycle controller does."""
     while True:
         async for node in client.list(NODES):
-            conditions = node.get("status", {}).get("conditions", [])
-            fake = "kwok.x-k8s.io/node" in node["metadata"].get("annotations", {})
-            if not fake or any(c["type"] == "Ready" for c in conditions):
-                continue
-            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            ready = {
-                "type": "Ready",
-                "status": "True",
-                "reason": "KubeletReady",
-                "message": "",
-                "lastTransitionTime": now,
-            }
-            status: JsonObject = {"status": {"capacity": node["status"]["allocatable"], "conditions": [ready]}}
-            with contextlib.suppress(NotFound, Conflict):
-                await client.merge_patch(
-                    NODES, node["metadata"]["name"], None, status, manager="kubelet", subresource="status"
-                )
+            if "kwok.x-k8s.io/node" in node["metadata"].get("annotations", {}):
+                with contextlib.suppress(NotFound, Conflict):
+                    await _run(client, node)
         await asyncio.sleep(0.3)
+
+
+async def _run(client: KubeClient, node: JsonObject) -> None:
+    name, version = node["metadata"]["name"], node["metadata"]["resourceVersion"]
+    taints = node["spec"].get("taints", [])
+    left = [taint for taint in taints if taint["key"] != "node.kubernetes.io/not-ready"]
+    if not any(c["type"] == "Ready" for c in node.get("status", {}).get("conditions", [])):
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "", "lastTransitionTime": now}
+        body: JsonObject = {"status": {"capacity": node["status"]["allocatable"], "conditions": [ready]}}
+        await client.merge_patch(NODES, name, None, body, manager="kubelet", subresource="status")
+    elif left != taints:
+        # With the version: Karpenter takes a taint of its own off at the same time.
+        body = {"metadata": {"resourceVersion": version}, "spec": {"taints": left}}
+        await client.merge_patch(NODES, name, None, body, manager="kubelet")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.kube.resources import GPUCLASSES, MODELS, NODES, PODS
 from tests.support.controlplane import Fleet
@@ -30,8 +31,10 @@ TYPES = [instance_type("gpu-2", 2, 1.0), instance_type("gpu-8", 8, 4.0)]
 async def cloud(fleet: Fleet, tmp_path: Path) -> AsyncIterator[Fleet]:
     """A fleet whose cluster has Karpenter, without node pools."""
     nodes = asyncio.create_task(run_nodes(fleet.client))
-    with running_karpenter(fleet.plane, tmp_path, TYPES):
+    with running_karpenter(fleet.plane, tmp_path, TYPES) as log:
         yield fleet
+        print(log.read_text()[-6000:])  # shown when the test fails
+        assert not nodes.done(), nodes
         # Karpenter itself takes its machines away; without it their finalizers would stay.
         async for pool in fleet.client.list(NODE_POOLS):
             await fleet.client.delete(NODE_POOLS, pool["metadata"]["name"])
@@ -109,11 +112,15 @@ async def test_a_machine_that_is_taken_away_is_replaced(cloud: Fleet) -> None:
         await pool(cloud, "spot", cost="0.10")
         await cloud.apply(model("chat", ns, variants=[{"class": "spot"}]))
         await model_with(client, ns, "chat", "Ready", "True")
-        [pod] = await cloud.all(PODS, namespace=ns)
+
+        async def replicas() -> list[JsonObject]:
+            return await cloud.all(PODS, namespace=ns, label_selector=names.LABEL_GPU_CLASS)
+
+        [pod] = await replicas()
         [claim] = await cloud.all(NODE_CLAIMS)
         await client.delete(NODE_CLAIMS, claim["metadata"]["name"])
         await eventually(
-            lambda: cloud.all(PODS, namespace=ns),
+            replicas,
             lambda pods: (
                 [p["metadata"]["uid"] for p in pods] not in ([], [pod["metadata"]["uid"]])
                 and all(condition(p, "Ready").get("status") == "True" for p in pods)
