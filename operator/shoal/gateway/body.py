@@ -5,6 +5,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import orjson
 
+from shoal.core.anthropic.request import NotTranslatable, chat_request
 from shoal.core.fields.check import FORWARDED, check
 from shoal.core.fields.kinds import Facts
 from shoal.core.jsonbounds import JsonBounds, beyond
@@ -138,6 +139,20 @@ def parse(raw: bytes, endpoint: str) -> Parsed:
         wants_usage=usage_options.get("include_usage") is True,
         wants_continuous=continuous,
     )
+
+
+def as_chat(parsed: Parsed) -> Parsed:
+    """A body of Anthropic's Messages API as one of a chat completion.
+
+    Raises:
+        ApiError: 400, a chat completion has no words for it.
+    """
+    try:
+        fields = chat_request(parsed.fields)
+    except NotTranslatable as error:
+        raise ApiError(400, str(error), "unsupported_field", param=error.param) from None
+    # The events of a message are made from the usage.
+    return parsed._replace(fields=fields, wants_usage=True, wants_continuous=True)
 
 
 def checked(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int) -> None:

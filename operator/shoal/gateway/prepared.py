@@ -8,12 +8,15 @@ from shoal.gateway import sse
 
 EMBEDDINGS: Final = "/v1/embeddings"
 COMPLETIONS: Final = "/v1/completions"
+MESSAGES: Final = "/v1/messages"
+"""Anthropic's Messages API, which becomes a chat completion (`core/anthropic`)."""
 
 
 class Prepared(NamedTuple):
     """The request's properties without its body; small, because the request may have to wait."""
 
     path: str
+    """Of the engine."""
     model_name: str
     """The body's `model` field."""
     stream: bool
@@ -30,6 +33,8 @@ class Prepared(NamedTuple):
     """Number of prompts; each gets `choices` answers."""
     head: int | None = None
     """Hash of the prompt's head, if there are multiple replicas to choose from (core/routing/affinity.py)."""
+    messages: bool = False
+    """The client gets a message of Anthropic's API."""
 
     @property
     def can_cancel(self) -> bool:

@@ -5,6 +5,8 @@ from typing import Any, Final, cast
 
 import orjson
 
+from shoal.core.anthropic.answer import message
+from shoal.core.anthropic.stream import MessageEvents
 from shoal.gateway import sse
 from shoal.gateway.body import BodyBudget
 from shoal.gateway.prepared import EMBEDDINGS, Prepared
@@ -131,6 +133,8 @@ class AnswerRelay:
             self._reply.log.answered(out)
         if self._reply.spans is not None:
             self._reply.spans.observe_answer(out)
+        if prepared.messages:
+            out = orjson.dumps(message(orjson.loads(out), meter.id))
         del body  # a slow client must not keep both copies in memory
         await self._reply.json(answer.status, self.own_id(out) if self.rid else out, headers)
         meter.outcome = "answered"
@@ -192,13 +196,13 @@ class AnswerRelay:
             if status < 500:
                 self._meter.not_taken()
             raise error
-        return error.event().rstrip(b"\n")
+        return self._reply.error_event(error).rstrip(b"\n")
 
 
 class _Events:
     """The events of one stream on their way from the engine to the client."""
 
-    __slots__ = ("_meter", "_multiple", "_prepared", "_relay", "_reply", "_splitter", "done", "failed")
+    __slots__ = ("_message", "_meter", "_multiple", "_prepared", "_relay", "_reply", "_splitter", "done", "failed")
 
     def __init__(self, relay: AnswerRelay, prepared: Prepared, meter: Meter, reply: Reply) -> None:
         self._relay = relay
@@ -207,6 +211,7 @@ class _Events:
         self._reply = reply
         self._splitter = sse.Splitter()
         self._multiple = prepared.choices * prepared.prompts > 1
+        self._message = MessageEvents(meter.id, prepared.model_name) if prepared.messages else None
         self.done = False
         """The engine said that the stream is complete."""
         self.failed = False
@@ -256,8 +261,19 @@ class _Events:
         if reply.spans is not None:
             for event in out:
                 reply.spans.observe_answer(event)
+        if self._message is not None:
+            return b"".join([self._of_message(self._message, event) for event in out])
         out.append(b"")
         return b"\n\n".join(out)
+
+    def _of_message(self, message: MessageEvents, event: bytes) -> bytes:
+        """What becomes of a chat's event in Anthropic's API."""
+        if event == sse.DONE:
+            return b"" if self.failed else message.end()
+        if event.startswith(b"event: error"):
+            return event + b"\n\n"
+        chunk = sse.payload(event)
+        return b"" if chunk is None else message.chunk(chunk)
 
 
 def _choice(event: bytes) -> int:

@@ -3,6 +3,9 @@
 import asyncio
 from typing import TYPE_CHECKING, Final, Protocol
 
+import orjson
+
+from shoal.core.anthropic import answer as anthropic
 from shoal.net.asgi import DIRECT, DirectAnswer, Headers, Scope, Send
 from shoal.net.errors import ApiError
 
@@ -37,13 +40,17 @@ class Quota(Protocol):
 
 
 class Reply:
-    __slots__ = ("_client_id", "_direct", "_id", "_process", "_send", "log", "quota", "spans", "started")
+    __slots__ = ("_client_id", "_direct", "_id", "_messages", "_process", "_send", "log", "quota", "spans", "started")
 
-    def __init__(self, scope: Scope, send: Send, id: str, client_id: str | None, process: Stopping) -> None:
+    def __init__(
+        self, scope: Scope, send: Send, id: str, client_id: str | None, process: Stopping, *, messages: bool = False
+    ) -> None:
+        """`messages`: errors have the shape of Anthropic's API."""
         self._send = send
         # Removed from the scope: there it would be a cycle, and work for the garbage collector.
         self._direct: DirectAnswer | None = scope.pop(DIRECT, None)
         self._id = id
+        self._messages = messages
         self._client_id = client_id
         self._process = process
         self.quota: Quota | None = None
@@ -83,9 +90,17 @@ class Reply:
         if self.spans is not None:
             self.spans.failed(error)
         if self.started:
-            await self._send({"type": "http.response.body", "body": error.event(), "more_body": False})
+            await self._send({"type": "http.response.body", "body": self.error_event(error), "more_body": False})
         else:
-            await self.json(error.status, error.body(), error.headers)
+            body = self._message_error(error) if self._messages else error.body()
+            await self.json(error.status, body, error.headers)
+
+    def error_event(self, error: ApiError) -> bytes:
+        """An error as an event of a stream."""
+        return b"event: error\ndata: %b\n\n" % self._message_error(error) if self._messages else error.event()
+
+    def _message_error(self, error: ApiError) -> bytes:
+        return orjson.dumps(anthropic.error(error.status, error.message, self._id))
 
     async def begin_stream(self, headers: Headers = ()) -> None:
         """Sends the head of a stream, once; `headers` are ignored if it was already sent."""

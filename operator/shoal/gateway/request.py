@@ -23,6 +23,7 @@ from shoal.gateway.adaptertarget import AdapterTarget
 from shoal.gateway.bigbodies import BIG
 from shoal.gateway.body import (
     Disconnected,
+    as_chat,
     bound_answer,
     check_size,
     checked,
@@ -32,7 +33,7 @@ from shoal.gateway.body import (
     read_body,
 )
 from shoal.gateway.dispatch import Dispatch
-from shoal.gateway.prepared import EMBEDDINGS, Prepared
+from shoal.gateway.prepared import EMBEDDINGS, MESSAGES, Prepared
 from shoal.gateway.quota import SHARE_WAIT_SECONDS, Quota, Reserved
 from shoal.gateway.quotamessages import ShareUsedUp
 from shoal.gateway.reply import Reply
@@ -61,6 +62,8 @@ _DENIED: Final = {
 }
 _NO_HOSTS: Final[frozenset[str]] = frozenset()
 _MODELS: Final = "/v1/models"
+_API_KEY: Final = b"x-api-key"
+"""Where Anthropic's SDK puts the key."""
 _NO_HEADERS: Final[dict[bytes, bytes]] = {}
 
 
@@ -84,6 +87,7 @@ class GatewayRequest:
         "_app",
         "_body_bytes",
         "_client_id",
+        "_engine_path",
         "_headers",
         "_id",
         "_key_hash",
@@ -104,10 +108,11 @@ class GatewayRequest:
         self._scope = scope
         self._receive = receive
         self._path: str = scope["path"]
+        self._engine_path = CHAT if self._path == MESSAGES else self._path
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._id = ids.uuid7()
         self._client_id = ids.client_request_id(self._headers.get(b"x-request-id"))
-        self._reply = Reply(scope, send, self._id, self._client_id, app)
+        self._reply = Reply(scope, send, self._id, self._client_id, app, messages=self._path == MESSAGES)
         self._trace = ""
         """Trace header lines of the request to the engine."""
         self._spans: RequestSpans | None = None
@@ -137,7 +142,7 @@ class GatewayRequest:
 
     async def _route(self) -> None:
         path, method = self._path, self._scope["method"]
-        if path in TABLE:
+        if path in TABLE or path == MESSAGES:
             if method != "POST":
                 raise self._with_limits(errors.wrong_method(method, "POST"))
             await self._complete()
@@ -278,24 +283,26 @@ class GatewayRequest:
         decoded body is not kept. Raises ApiError."""
         app = self._app
         check_size(raw, app.json_bounds)
-        parsed = parse(raw, self._path)
+        parsed = parse(raw, self._engine_path)
+        if self._path == MESSAGES:
+            parsed = as_chat(parsed)
         fields = parsed.fields
         model = app.directory.snapshot.model_index.find(parsed.model_name, identity)
         if model is None or (fetched is not None and _identity_of(model) != _identity_of(fetched.model)):
             raise self._unknown(identity, parsed.model_name)
-        if model.embeds and self._path != EMBEDDINGS:
+        if model.embeds and self._engine_path != EMBEDDINGS:
             raise errors.makes_embeddings(parsed.model_name)
         size, wanted = len(raw), ()
         if fetched is not None:
             # The body now contains the media and is checked as if it had arrived so. No host is allowed any more: only
             # `data:` URLs pass.
             size += remote.put(fields, fetched.media)
-            checked(fields, self._path, _without_hosts(model.facts), size)
-        elif model.facts.media_hosts and app.settings.media_egress and self._path == CHAT:
-            checked(fields, self._path, model.facts, size)
+            checked(fields, self._engine_path, _without_hosts(model.facts), size)
+        elif model.facts.media_hosts and app.settings.media_egress and self._engine_path == CHAT:
+            checked(fields, self._engine_path, model.facts, size)
             wanted = remote.wanted(fields, model.facts.media_hosts)
         else:
-            checked(fields, self._path, _without_hosts(model.facts), size)
+            checked(fields, self._engine_path, _without_hosts(model.facts), size)
         if fetched is None:
             self._meter = Meter(
                 self._id,
@@ -308,11 +315,11 @@ class GatewayRequest:
                 client_request_id=self._client_id,
                 gateway=app.boot,
             )
-        bound = bound_answer(fields, self._path, model.max_output_tokens)
+        bound = bound_answer(fields, self._engine_path, model.max_output_tokens)
         choices, prompt_count = fields.get("n"), prompts(fields)
         choices = choices if type(choices) is int else 1
         if self._quota is not None:
-            answers = 0 if self._path == EMBEDDINGS else max(1, choices) * prompt_count
+            answers = 0 if self._engine_path == EMBEDDINGS else max(1, choices) * prompt_count
             self._reserved = self._quota.reserve(
                 model, identity.plan, size, answers, bound, grows=bool(wanted), begun=self._reserved
             )
@@ -321,9 +328,9 @@ class GatewayRequest:
         # `engine_body` runs before the usage record is opened, so that its errors leave no record to close.
         space = prefix_space(model, identity)
         salt = None if space == SHARED else app.key_ring.cache_salt(model.uid, space)
-        self._raw = engine_body(parsed, self._path, model.engine_name, self._id, salt)
+        self._raw = engine_body(parsed, self._engine_path, model.engine_name, self._id, salt)
         prepared = Prepared(
-            self._path,
+            self._engine_path,
             parsed.model_name,
             parsed.stream,
             parsed.wants_usage,
@@ -335,9 +342,10 @@ class GatewayRequest:
             identity.priority,
             prompt_count,
             head_of(space, fields) if len(app.directory.snapshot.replicas_of(model)) > 1 else None,
+            self._path == MESSAGES,
         )
         if identity.logging is not None:
-            original = raw if fetched is None else None
+            original = raw if fetched is None and self._path != MESSAGES else None
             self._reply.log = app.logs.logger.begin(identity, self._key_hash, original, fields)
         return prepared
 
@@ -441,8 +449,14 @@ class GatewayRequest:
         header = self._headers.get(b"authorization", b"")
         scheme, _, key = header.partition(b" ")
         key = key.strip()
-        if scheme.lower() != b"bearer" or not key:
-            raise errors.unauthorized(401, "No API key. Send `Authorization: Bearer <key>`.", "missing_api_key")
+        if not header:
+            key = self._headers.get(_API_KEY, b"").strip()
+        elif scheme.lower() != b"bearer":
+            key = b""
+        if not key:
+            raise errors.unauthorized(
+                401, "No API key. Send `Authorization: Bearer <key>` or `x-api-key: <key>`.", "missing_api_key"
+            )
         if not self._app.directory.complete:
             # A gateway that has not read all keys must not reject one: SDKs do not retry a 401.
             raise errors.starting()

@@ -1,0 +1,9 @@
+"""Anthropic's Messages API on an engine that speaks OpenAI's chat completions.
+
+request.py  the body of a message -> the body of a chat completion
+answer.py   a chat completion -> a message, and errors in that API's shape
+stream.py   chunks of a chat completion -> the events of a message
+
+The engines have a Messages API of their own, but it takes neither a request id nor a cache salt: a request could not be
+ended by its id, and tenants would share prefixes.
+"""

@@ -1,0 +1,99 @@
+"""A chat completion as a message of Anthropic's API, and errors in the shape of that API."""
+
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+import orjson
+
+Json = dict[str, Any]
+
+_STOPS: Final = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "function_call": "tool_use",
+    "content_filter": "refusal",
+}
+_ERRORS: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Status -> type. Others: `invalid_request_error` below 500, `api_error` above."""
+
+
+def message(completion: Mapping[str, Any], id: str) -> Json:
+    """The whole answer. `id` is the message's."""
+    choice = _first(completion)
+    said = cast(Json, choice.get("message") or {})
+    content: list[Json] = []
+    if thought := said.get("reasoning_content"):
+        content.append({"type": "thinking", "thinking": thought})
+    if text := said.get("content"):
+        content.append({"type": "text", "text": text})
+    for call in cast(list[Json], said.get("tool_calls") or []):
+        function = cast(Json, call.get("function") or {})
+        content.append(
+            {"type": "tool_use", "id": call.get("id"), "name": function.get("name"), "input": _arguments(function)}
+        )
+    reason, sequence = stop_reason(choice)
+    return {
+        "id": id,
+        "type": "message",
+        "role": "assistant",
+        "model": completion.get("model"),
+        "content": content,
+        "stop_reason": reason,
+        "stop_sequence": sequence,
+        "usage": usage(completion.get("usage")),
+    }
+
+
+def stop_reason(choice: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """(stop_reason, stop_sequence) of a choice; (None, None) while it goes on. The engine names the stop sequence that
+    it met in `matched_stop`, and the end of the text by the id of a token."""
+    reason: object = choice.get("finish_reason")
+    if not isinstance(reason, str):
+        return None, None
+    met: object = choice.get("matched_stop")
+    if reason == "stop" and isinstance(met, str):
+        return "stop_sequence", met
+    return _STOPS.get(reason, "end_turn"), None
+
+
+def usage(given: object) -> Json:
+    """Anthropic counts the tokens that were found in the cache beside the others, OpenAI among them."""
+    counted = cast(Json, given) if isinstance(given, dict) else {}
+    details: object = counted.get("prompt_tokens_details")
+    cached = int(cast(Json, details).get("cached_tokens") or 0) if isinstance(details, dict) else 0
+    return {
+        "input_tokens": max(0, int(counted.get("prompt_tokens") or 0) - cached),
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": int(counted.get("completion_tokens") or 0),
+    }
+
+
+def error(status: int, text: str, request_id: str) -> Json:
+    kind = _ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": text}, "request_id": request_id}
+
+
+def _first(completion: Mapping[str, Any]) -> Json:
+    choices: object = completion.get("choices")
+    return cast(Json, choices[0]) if isinstance(choices, list) and choices else {}
+
+
+def _arguments(function: Mapping[str, Any]) -> Json:
+    """The engine writes them as JSON in a text. Text that is no object is kept, under a name of its own."""
+    text: object = function.get("arguments")
+    try:
+        found: object = orjson.loads(text) if isinstance(text, str) and text else {}
+    except orjson.JSONDecodeError:
+        found = None
+    return cast(Json, found) if isinstance(found, dict) else {"arguments": text}

@@ -1,0 +1,218 @@
+"""The body of Anthropic's `POST /v1/messages` as the body of a chat completion.
+
+What comes out is checked like any chat completion (`core/fields`): bounds stand there, and not here.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+Json = dict[str, Any]
+
+_SAME: Final = ("model", "stream", "temperature", "top_p", "top_k")
+_DROPPED: Final = frozenset({"service_tier", "context_management", "container", "inference_geo", "speed"})
+"""Fields without a meaning here: one tier, no memory between requests, no container."""
+_KNOWN: Final = _DROPPED | {
+    *_SAME, "max_tokens", "messages", "metadata", "output_config", "output_format", "stop_sequences", "system",
+    "thinking", "tool_choice", "tools",
+}  # fmt: skip
+
+
+class NotTranslatable(Exception):
+    """The body asks for something that a chat completion has no words for. `param` is the field."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def chat_request(body: Mapping[str, Any]) -> Json:
+    """The body of the chat completion. Raises NotTranslatable."""
+    if unknown := sorted(body.keys() - _KNOWN):
+        raise NotTranslatable(unknown[0], f"`{unknown[0][:100]}` is not supported.")
+    if body.get("max_tokens") is None:
+        raise NotTranslatable("max_tokens", "You must provide `max_tokens`.")
+    out: Json = {name: body[name] for name in _SAME if body.get(name) is not None}
+    out["max_tokens"] = body["max_tokens"]
+    if out.get("top_k") == 0:
+        del out["top_k"]
+    out["messages"] = [*_system(body.get("system")), *_messages(body.get("messages"))]
+    if (stops := body.get("stop_sequences")) is not None:
+        out["stop"] = stops
+    tools = _tools(body.get("tools"))
+    if tools:
+        out["tools"] = tools
+        out |= _tool_choice(body.get("tool_choice"))
+    user = _object(body.get("metadata"), "metadata").get("user_id")
+    if user is not None:
+        out["user"] = user
+    if (schema := _output_schema(body)) is not None:
+        out["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    thinking = _object(body.get("thinking"), "thinking").get("type")
+    if thinking is not None:
+        # What templates of models that can think or not read; others ignore the variable.
+        out["chat_template_kwargs"] = {"enable_thinking": thinking != "disabled"}
+    return out
+
+
+def _system(value: object) -> list[Json]:
+    if value is None or value == "" or value == []:
+        return []
+    text = value if isinstance(value, str) else "\n".join(_texts(value, "system"))
+    return [{"role": "system", "content": text}]
+
+
+def _messages(value: object) -> list[Json]:
+    out: list[Json] = []
+    for number, message in enumerate(_list(value, "messages")):
+        at = f"messages[{number}]"
+        given = _object(message, at)
+        role, content = given.get("role"), given.get("content")
+        if role == "system":
+            out += _system(content)
+        elif role not in ("user", "assistant"):
+            raise NotTranslatable(f"{at}.role", f'`{at}.role` must be "user" or "assistant".')
+        elif isinstance(content, str):
+            out.append({"role": role, "content": content})
+        elif role == "user":
+            out += _user(_list(content, f"{at}.content"), f"{at}.content")
+        else:
+            out.append(_assistant(_list(content, f"{at}.content"), f"{at}.content"))
+    return out
+
+
+def _user(blocks: list[object], at: str) -> list[Json]:
+    """Results of tools are messages of their own in a chat, before what the user says. Images in a result follow with
+    the user's own parts: a result is text."""
+    results: list[Json] = []
+    parts: list[Json] = []
+    for number, value in enumerate(blocks):
+        here = f"{at}[{number}]"
+        block = _object(value, here)
+        if block.get("type") == "tool_result":
+            text, images = _tool_result(block.get("content"), f"{here}.content")
+            parts += images
+            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
+        else:
+            parts.append(_part(block, here))
+    if not parts:
+        return results
+    if all(part["type"] == "text" for part in parts):
+        return [*results, {"role": "user", "content": "\n".join(part["text"] for part in parts)}]
+    return [*results, {"role": "user", "content": parts}]
+
+
+def _tool_result(content: object, at: str) -> tuple[str, list[Json]]:
+    if content is None or isinstance(content, str):
+        return content or "", []
+    found = [_part(_object(value, f"{at}[{n}]"), f"{at}[{n}]") for n, value in enumerate(_list(content, at))]
+    return "\n".join(p["text"] for p in found if p["type"] == "text"), [p for p in found if p["type"] != "text"]
+
+
+def _assistant(blocks: list[object], at: str) -> Json:
+    """What a model thought before is left out: templates drop it, and it has no place in a chat."""
+    texts: list[str] = []
+    calls: list[Json] = []
+    for number, value in enumerate(blocks):
+        here = f"{at}[{number}]"
+        block = _object(value, here)
+        kind = block.get("type")
+        if kind == "tool_use":
+            arguments = block.get("input")
+            calls.append(
+                {
+                    "id": block.get("id"),
+                    "type": "function",
+                    "function": {"name": block.get("name"), "arguments": {} if arguments is None else arguments},
+                }
+            )
+        elif kind not in ("thinking", "redacted_thinking"):
+            texts.append(_text(block, here))
+    message: Json = {"role": "assistant", "content": "\n".join(texts) if texts else None}
+    return message | {"tool_calls": calls} if calls else message | {"content": message["content"] or ""}
+
+
+def _part(block: Json, at: str) -> Json:
+    if block.get("type") != "image":
+        return {"type": "text", "text": _text(block, at)}
+    source = _object(block.get("source"), f"{at}.source")
+    if source.get("type") == "base64":
+        url: object = f"data:{source.get('media_type')};base64,{source.get('data')}"
+    elif source.get("type") == "url":
+        url = source.get("url")
+    else:
+        raise NotTranslatable(f"{at}.source.type", f'`{at}.source.type` must be "base64" or "url".')
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _texts(value: object, at: str) -> list[str]:
+    return [_text(_object(block, f"{at}[{n}]"), f"{at}[{n}]") for n, block in enumerate(_list(value, at))]
+
+
+def _text(block: Json, at: str) -> str:
+    if block.get("type") != "text":
+        raise NotTranslatable(
+            f"{at}.type", f"`{at}.type`: blocks of type {_name(block.get('type'))} are not supported."
+        )
+    text = block.get("text")
+    if not isinstance(text, str):
+        raise NotTranslatable(f"{at}.text", f"`{at}.text` must be a string.")
+    return text
+
+
+def _tools(value: object) -> list[Json]:
+    out: list[Json] = []
+    for number, tool in enumerate([] if value is None else _list(value, "tools")):
+        at = f"tools[{number}]"
+        given = _object(tool, at)
+        if given.get("type") not in (None, "custom"):
+            raise NotTranslatable(
+                f"{at}.type", f"`{at}.type`: tools of type {_name(given.get('type'))} run at Anthropic, not here."
+            )
+        function: Json = {"name": given.get("name"), "parameters": given.get("input_schema")}
+        function |= {name: given[name] for name in ("description", "strict") if given.get(name) is not None}
+        out.append({"type": "function", "function": function})
+    return out
+
+
+def _tool_choice(value: object) -> Json:
+    choice = _object(value, "tool_choice")
+    out: Json = {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") is True else {}
+    match choice.get("type"):
+        case None | "auto":
+            return out
+        case "any":
+            return out | {"tool_choice": "required"}
+        case "none":
+            return out | {"tool_choice": "none"}
+        case "tool":
+            return out | {"tool_choice": {"type": "function", "function": {"name": choice.get("name")}}}
+        case _:
+            raise NotTranslatable("tool_choice.type", '`tool_choice.type` must be "auto", "any", "tool" or "none".')
+
+
+def _output_schema(body: Mapping[str, Any]) -> object:
+    wanted: object = _object(body.get("output_config"), "output_config").get("format") or body.get("output_format")
+    if wanted is None:
+        return None
+    given = _object(wanted, "output_config.format")
+    if given.get("type") != "json_schema":
+        raise NotTranslatable("output_config.format.type", '`output_config.format.type` must be "json_schema".')
+    return given.get("schema")
+
+
+def _object(value: object, at: str) -> Json:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise NotTranslatable(at, f"`{at}` must be an object.")
+    return cast(Json, value)
+
+
+def _list(value: object, at: str) -> list[object]:
+    if not isinstance(value, list):
+        raise NotTranslatable(at, f"`{at}` must be a list.")
+    return cast(list[object], value)
+
+
+def _name(value: object) -> str:
+    return f'"{value[:50]}"' if isinstance(value, str) else "unknown"
