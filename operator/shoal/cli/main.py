@@ -3,6 +3,7 @@
 import importlib
 import os
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -54,6 +55,8 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
 }
 
 
+_PROCESSES: Final = ("operator", "gateway", "ledger", "agent", "cache")
+"""Commands that the chart starts. The plugin that krew installs is for people and has none of them."""
 _PLUGIN_GROUP: Final = "shoal.commands"
 """Entry point group with which other distributions add commands; `shoal-dev` uses it."""
 _GLOBAL: Final = ("namespace", "context", "kubeconfig")
@@ -64,10 +67,10 @@ _DEVELOPER_COMMANDS: Final = ("sim", "lab", "demo", "generate")
 
 class _Lazy(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*_COMMANDS, *_plugins()]
+        return [*_present(), *_plugins()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in _COMMANDS:
+        if cmd_name in _present():
             module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
             command: click.Command = getattr(importlib.import_module(module), attribute)
             given = {name: ctx.params[name] for name in _GLOBAL if ctx.params.get(name) is not None}
@@ -75,6 +78,10 @@ class _Lazy(click.Group):
             return command
         if found := _plugins().get(cmd_name):
             return found.load()
+        if cmd_name in _COMMANDS:
+            raise click.UsageError(
+                f"`{cmd_name}` is a process of Shoal: it is in the image, and in `pip install shoal`", ctx
+            )
         if cmd_name in _DEVELOPER_COMMANDS:
             raise click.UsageError(
                 f"`shoal {cmd_name}` is for developers: pip install 'shoal[dev]', or make image DEV=1", ctx
@@ -83,10 +90,17 @@ class _Lazy(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+            formatter.write_dl([(name, text) for name, (_, text) in _present().items()])
         if more := {name: point.load() for name, point in _plugins().items()}:
             with formatter.section("Commands for developers of Shoal"):
                 formatter.write_dl([(name, command.get_short_help_str(100)) for name, command in more.items()])
+
+
+def _present() -> Mapping[str, tuple[str, str]]:
+    """The commands that this installation has: `sys.frozen` is set in the plugin that krew installs."""
+    if not getattr(sys, "frozen", False):
+        return _COMMANDS
+    return {name: row for name, row in _COMMANDS.items() if name not in _PROCESSES}
 
 
 def _defaults(command: click.Command, given: dict[str, str]) -> dict[str, Any]:
