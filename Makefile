@@ -23,7 +23,7 @@ RUN := $(UV) run --frozen
 
 .PHONY: help
 help: ## Show this help
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .venv-uv/bin/uv:
 	@echo "uv is not on PATH: installing a private copy into .venv-uv"
@@ -43,7 +43,7 @@ demo-down: setup ## Remove everything that `make demo` made
 	@$(RUN) shoal demo down --cluster $(strip $(CLUSTER)) --name $(strip $(NAME))
 
 .PHONY: test
-test: setup lint typecheck verify binaries test-unit test-lab ## Lint, types, generated files, and all tests that fit on one machine
+test: setup lint typecheck verify binaries test-unit test-release test-lab ## Lint, types, generated files, and all tests that fit on one machine
 
 .PHONY: binaries
 binaries: setup ## Build what the lab and the charts' tests run (Kubernetes and helm, once: about 10 minutes on 2 cores)
@@ -51,7 +51,11 @@ binaries: setup ## Build what the lab and the charts' tests run (Kubernetes and 
 
 .PHONY: test-unit
 test-unit: setup ## Tests that need neither root nor a lab
-	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "not lab and not engine and not apiserver and not mutation and not keda and not karpenter" $(PYTEST_ARGS)
+	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "not lab and not engine and not apiserver and not mutation and not keda and not karpenter and not release" $(PYTEST_ARGS)
+
+.PHONY: test-release
+test-release: setup models binaries ## A release without publishing, and what it made: installed, run, pushed to a registry here (4 minutes)
+	@$(RUN) pytest -m release $(PYTEST_ARGS)
 
 .PHONY: test-lab
 test-lab: setup models binaries ## Tests on real API servers and on the lab (the lab needs root)
@@ -122,8 +126,11 @@ format: setup ## Format and fix what can be fixed
 
 .PHONY: chart
 chart: setup ## Lint and package the charts into dist/
-	@helm="$$($(RUN) shoal lab binaries | sed -n 's/^folders: .*://p')/helm"; \
-	"$$helm" lint charts/shoal-crds charts/shoal && "$$helm" package --destination dist charts/shoal-crds charts/shoal
+	@$(RUN) python -m shoal_dev.release charts
+
+.PHONY: release-dry-run
+release-dry-run: setup models ## Build and check all that a release publishes, into dist/; publish nothing (docs/releasing.md)
+	@$(RUN) python -m shoal_dev.release dry-run
 
 .PHONY: image
 image: models ## Build Shoal's image with docker, podman or buildah (IMAGE=name:tag; DEV=1 adds the engine simulator)

@@ -48,7 +48,7 @@ def policies(server: ApiServer) -> list[str]:
 def test_install_upgrade_uninstall(bare: ApiServer) -> None:
     # The release does not need the definitions to be there; operator and gateway wait for them.
     told = release(bare, "install", "shoal", CHART)
-    assert "helm install shoal-crds charts/shoal-crds" in told
+    assert "helm install shoal-crds oci://ghcr.io/shoal-dev/charts/shoal-crds --version " in told
     release(bare, "install", "shoal-crds", CRDS)
     bare.kubectl("wait", "--for=condition=Established", "crd/models.shoal.dev", "--timeout=50s")
     # Established is not yet published: kubectl finds the kinds by discovery.
