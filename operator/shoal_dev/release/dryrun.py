@@ -27,7 +27,8 @@ def run(root: Path, dist: Path, announce: Callable[[str], None]) -> None:
     for path in python.build(root, dist):
         announce(f"python: {_described(path)}")
     for path in charts.package(root, dist, f"{project.IMAGE}@sha256:{'0' * 64}"):
-        announce(f"chart: {_described(path)}, with a digest of zeros for the image")
+        announce(f"chart: {_described(path)}")
+    announce("chart: the image's digest in it is zeros, as there is no image")
     announce(f"plugin: {_described(plugin.build(root, dist))}")
     path, missing = krew.build(root, dist, every_platform=False)
     announce(f"krew: {_described(path)}; not built here: {', '.join(str(one) for one in missing)}")
