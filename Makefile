@@ -43,7 +43,7 @@ demo-down: setup ## Remove everything that `make demo` made
 	@$(RUN) shoal demo down --cluster $(strip $(CLUSTER)) --name $(strip $(NAME))
 
 .PHONY: test
-test: setup lint typecheck verify binaries test-unit test-release test-lab ## Lint, types, generated files, and all tests that fit on one machine
+test: setup lint typecheck verify binaries test-unit test-lab ## Lint, types, generated files, and all tests that fit on one machine
 
 .PHONY: binaries
 binaries: setup ## Build what the lab and the charts' tests run (Kubernetes and helm, once: about 10 minutes on 2 cores)

@@ -1,0 +1,111 @@
+"""Anthropic's Messages API at the gateway, with the unmodified SDK."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anthropic
+import pytest
+
+from tests.support.gateway import API_KEY, GatewayUnderTest, gateway
+from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
+
+HI: list[anthropic.types.MessageParam] = [{"role": "user", "content": "hi"}]
+
+
+@asynccontextmanager
+async def asked(
+    tmp_path: Path, *engines: ScriptedEngine
+) -> AsyncGenerator[tuple[GatewayUnderTest, anthropic.AsyncAnthropic]]:
+    async with (
+        gateway(tmp_path, *engines) as it,
+        anthropic.AsyncAnthropic(base_url=it.url, api_key=API_KEY, max_retries=0, timeout=20) as client,
+        asyncio.timeout(30),
+    ):
+        yield it, client
+
+
+async def test_a_message_is_answered_and_metered(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    async with asked(tmp_path, engine) as (it, client):
+        got = await client.messages.create(model="llama", max_tokens=32, system="Be brief.", messages=HI)
+        [block] = got.content
+        assert block.type == "text"
+        assert block.text.startswith("abc")
+        assert (got.model, got.role, got.stop_reason) == ("llama", "assistant", "end_turn")
+        assert (got.usage.input_tokens, got.usage.cache_read_input_tokens, got.usage.output_tokens) == (3, 4, 3)
+        [sent] = engine.requests
+        assert sent.path == "/v1/chat/completions"
+        assert [m["role"] for m in sent.body["messages"]] == ["system", "user"]
+        (record,) = await it.records()
+        assert got.id == record.data.request_id
+        assert record.data.endpoint == "/v1/messages"
+        assert (record.data.input_tokens, record.data.cached_tokens, record.data.output_tokens) == (7, 4, 3)
+        assert record.data.count_source == "final"
+
+
+async def test_a_message_is_streamed_and_metered(tmp_path: Path) -> None:
+    async with asked(tmp_path, ScriptedEngine()) as (it, client):
+        async with client.messages.stream(model="llama", max_tokens=32, messages=HI) as stream:
+            text = [piece async for piece in stream.text_stream]
+            whole = await stream.get_final_message()
+        assert text == ["a", "b", "c"]
+        assert (whole.stop_reason, whole.usage.input_tokens, whole.usage.output_tokens) == ("end_turn", 3, 3)
+        assert whole.usage.cache_read_input_tokens == 4
+        (record,) = await it.records()
+        assert (record.data.outcome, record.data.count_source) == ("answered", "final")
+        assert (record.data.input_tokens, record.data.output_tokens) == (7, 3)
+
+
+async def test_errors_reach_the_sdk_as_its_own(tmp_path: Path) -> None:
+    async with asked(tmp_path, ScriptedEngine()) as (it, client):
+        with pytest.raises(anthropic.NotFoundError) as missing:
+            await client.messages.create(model="nobody", max_tokens=3, messages=HI)
+        assert isinstance(missing.value.body, dict)
+        assert missing.value.body["error"]["type"] == "not_found_error"
+        document: anthropic.types.MessageParam = {
+            "role": "user",
+            "content": [{"type": "document", "source": {"type": "url", "url": "https://example.com/x.pdf"}}],
+        }
+        with pytest.raises(anthropic.BadRequestError, match=r"`messages\[0\]\.content\[0\]\.type`"):
+            await client.messages.create(model="llama", max_tokens=3, messages=[document])
+        with pytest.raises(anthropic.BadRequestError, match="temperature"):
+            await client.messages.create(model="llama", max_tokens=3, messages=HI, extra_body={"temperature": 9})
+        stranger = anthropic.AsyncAnthropic(base_url=it.url, api_key="sk-wrong", max_retries=0)
+        with pytest.raises(anthropic.AuthenticationError):
+            await stranger.messages.create(model="llama", max_tokens=3, messages=HI)
+        await stranger.close()
+
+
+async def test_an_engine_that_is_lost_in_the_middle_is_an_error_of_the_stream(tmp_path: Path) -> None:
+    async def breaks(request: EngineRequest) -> None:
+        await request.begin_stream()
+        await request.chunk(request.delta("a", 1))
+        request.writer.transport.abort()
+
+    async with asked(tmp_path, ScriptedEngine(breaks)) as (it, client):
+        stream = await client.messages.create(model="llama", max_tokens=32, messages=HI, stream=True)
+        with pytest.raises(anthropic.APIStatusError, match="the answer is incomplete"):
+            await anext(event async for event in stream if event.type == "message_stop")
+        (record,) = await it.records()
+        assert (record.data.outcome, record.data.output_tokens) == ("failed", 1)
+
+
+async def test_an_engine_that_is_lost_before_the_answer_is_not_seen(tmp_path: Path) -> None:
+    async def dies(request: EngineRequest) -> None:
+        request.writer.transport.abort()
+
+    async with asked(tmp_path, ScriptedEngine(dies), ScriptedEngine(serve_normally)) as (_, client):
+        for _ in range(4):
+            got = await client.messages.create(model="llama", max_tokens=32, messages=HI)
+            assert got.stop_reason == "end_turn"
+
+
+async def test_the_key_of_anthropics_sdk_opens_every_endpoint(tmp_path: Path) -> None:
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        async with it.session.get(f"{it.url}/v1/models", headers={"x-api-key": API_KEY}) as answer:
+            assert answer.status == 200
+        both = {"authorization": "Basic eHg6eXk=", "x-api-key": API_KEY}
+        async with it.session.get(f"{it.url}/v1/models", headers=both) as answer:
+            assert answer.status == 401
