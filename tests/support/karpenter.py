@@ -40,14 +40,21 @@ def instance_type(name: str, gpus: int, price: float) -> JsonObject:
     }
 
 
-def node_pool(name: str, labels: dict[str, str], instance: str, *, limits: dict[str, str] | None = None) -> JsonObject:
+def node_pool(
+    name: str,
+    labels: dict[str, str],
+    instance: str,
+    *,
+    limits: dict[str, str] | None = None,
+    consolidation: str = "WhenEmpty",
+) -> JsonObject:
     """A pool of nodes of one instance type, which have `labels` and the usual taint of GPU nodes."""
     return {
         "apiVersion": "karpenter.sh/v1",
         "kind": "NodePool",
         "metadata": {"name": name},
         "spec": {
-            "disruption": {"consolidationPolicy": "WhenEmpty", "consolidateAfter": "5s"},
+            "disruption": {"consolidationPolicy": consolidation, "consolidateAfter": "5s"},
             **({"limits": limits} if limits else {}),
             "template": {
                 "metadata": {"labels": labels},

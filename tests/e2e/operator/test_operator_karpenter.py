@@ -44,9 +44,17 @@ async def cloud(fleet: Fleet, tmp_path: Path) -> AsyncIterator[Fleet]:
         await nodes
 
 
-async def pool(fleet: Fleet, name: str, *, cost: str, gpus: int = 2, limits: dict[str, str] | None = None) -> None:
+async def pool(
+    fleet: Fleet,
+    name: str,
+    *,
+    cost: str,
+    gpus: int = 2,
+    limits: dict[str, str] | None = None,
+    consolidation: str = "WhenEmpty",
+) -> None:
     """A node pool, and the class of its nodes."""
-    wanted = node_pool(name, {}, f"gpu-{gpus}", limits=limits)
+    wanted = node_pool(name, {}, f"gpu-{gpus}", limits=limits, consolidation=consolidation)
     await fleet.client.apply(NODE_POOLS, wanted, manager="person")
     found = gpu_class(name, "", cost=cost)
     found["spec"] |= {
@@ -132,3 +140,37 @@ async def test_a_machine_that_is_taken_away_is_replaced(cloud: Fleet) -> None:
         await eventually(lambda: cloud.all(NODE_CLAIMS), lambda left: len(left) == 1)
         [node] = await nodes_of(cloud, "spot")
         assert node["metadata"]["name"] != pod["spec"]["nodeName"]
+
+
+@pytest.mark.parametrize("forbidden", [False, True])
+async def test_replicas_are_moved_together_by_the_autoscaler_unless_they_forbid_it(
+    cloud: Fleet, forbidden: bool
+) -> None:
+    client, ns = cloud.client, cloud.namespace
+    stays = {"pod": {"annotations": {"karpenter.sh/do-not-disrupt": "true"}}} if forbidden else {}
+
+    async def replicas() -> dict[str, JsonObject]:
+        pods = await cloud.all(PODS, namespace=ns, label_selector=names.LABEL_GPU_CLASS)
+        return {pod["metadata"]["labels"][names.LABEL_MODEL]: pod for pod in pods}
+
+    async with running_operator(client, cloud.kubeconfig):
+        await pool(cloud, "spot", cost="0.10", consolidation="WhenEmptyOrUnderutilized")
+        for name in ("first", "second", "third"):
+            await cloud.apply(model(name, ns, variants=[{"class": "spot"}], **stays))
+            await model_with(client, ns, name, "Ready", "True")
+        # Two nodes with two GPUs each: of the two replicas that share a node, one goes.
+        nodes = {name: pod["spec"]["nodeName"] for name, pod in (await replicas()).items()}
+        goes = next(name for name, node in nodes.items() if list(nodes.values()).count(node) == 2)
+        await client.delete(MODELS, goes, ns)
+        await eventually(replicas, lambda pods: len(pods) == 2)
+        if forbidden:
+            await asyncio.sleep(40)  # beyond consolidateAfter, and several looks of Karpenter
+            assert len(await nodes_of(cloud, "spot")) == 2
+        else:
+            await eventually(
+                lambda: nodes_of(cloud, "spot"), lambda found: len(found) == 1, seconds=180, what="one node"
+            )
+        for name in nodes.keys() - {goes}:
+            await model_with(client, ns, name, "Ready", "True")
+            await client.delete(MODELS, name, ns)  # or its replica would keep its machine
+        await eventually(replicas, lambda pods: not pods)
