@@ -119,7 +119,10 @@ SMALL: dict[str, Any] = {
     "engines": {"simulator": {"enabled": True, "args": ["--sim-speed=4"], "env": [{"name": "A", "value": "b"}]}},
     "networkPolicy": {"enabled": False},
     "podDisruptionBudget": {"enabled": False},
-    "rbac": {"aggregate": False},
+    "rbac": {
+        "aggregate": False,
+        "roles": {"viewerNamespaces": ["kube-public"], "reachGroups": ["system:authenticated"]},
+    },
     "admission": {"loraPools": {"enabled": False}},
     "cache": {"enabled": False},
 }

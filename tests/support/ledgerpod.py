@@ -1,4 +1,7 @@
-"""An API server that knows one ledger's pod and passes calls on to it, for tests of the command line."""
+"""An API server that knows one ledger's pod and passes calls on to it, for tests of the command line.
+
+It has no rights of its own: a test says what the user of the command may (`accounts`, `refuse`).
+"""
 
 import base64
 import contextlib
@@ -12,9 +15,12 @@ from aiohttp import web
 
 from shoal.api import keys
 from tests.support.gateway import INSTALL_KEY
+from tests.support.rolereviews import RoleReviews
 
 ROOT = "/api/v1/namespaces/shoal-system"
 PROXY = f"{ROOT}/pods/shoal-ledger-0:8500/proxy"
+SERVICE = f"{ROOT}/services/shoal-ledger"
+SERVICE_PROXY = f"{ROOT}/services/shoal-ledger:8500/proxy"
 
 
 class LedgerPod:
@@ -26,6 +32,12 @@ class LedgerPod:
         self.there = True
         self.refuse: dict[str, tuple[int, str]] = {}
         self.asked: list[tuple[str, str]] = []
+        self.reviews: RoleReviews | None = None
+        """Issues the tokens that the ledger knows; None: the installation has no roles."""
+        self.accounts: set[tuple[str, str]] = set()
+        """Namespace and name of the accounts of which the user may have tokens."""
+        self.shown: list[str] = []
+        """What the ledger was shown."""
         self.kubeconfig = Path()
 
     async def handle(self, request: web.Request) -> web.Response:
@@ -42,19 +54,35 @@ class LedgerPod:
             return web.json_response({"data": {"key": base64.b64encode(said.encode()).decode()}})
         if path == "/apis/authentication.k8s.io/v1/selfsubjectreviews":
             return web.json_response({"status": {"userInfo": {"username": "finance@example.com"}}})
+        if path.endswith("/token"):
+            return await self._token(request)
+        if path == SERVICE:
+            return web.json_response({"metadata": {}, "spec": {"ports": [{"port": 8500}]}})
         if path == f"{ROOT}/pods":
             assert request.query["labelSelector"] == "app.kubernetes.io/component=ledger"
             return web.json_response({"metadata": {}, "items": [self._pod()] if self.there else []})
-        if path.startswith(PROXY):
+        if (proxy := next((each for each in (PROXY, SERVICE_PROXY) if path.startswith(each)), None)) is not None:
             # As the API server does it, Authorization stays behind.
             headers = {n: v for n, v in request.headers.items() if n.lower() in ("x-shoal-key", "content-type")}
-            target = self.url + request.raw_path[len(PROXY) :]
+            self.shown.append(headers.get("x-shoal-key", ""))
+            target = self.url + request.raw_path[len(proxy) :]
             async with (
                 aiohttp.ClientSession() as session,
                 session.request(request.method, target, headers=headers, data=await request.read()) as answer,
             ):
                 return web.Response(status=answer.status, body=await answer.read(), content_type=answer.content_type)
         return web.json_response({"kind": "Status", "code": 404, "reason": "NotFound", "message": path}, status=404)
+
+    async def _token(self, request: web.Request) -> web.Response:
+        """As TokenRequest: who may not have it learns nothing of the account."""
+        _, _, _, _, namespace, _, name, _ = request.path.split("/")
+        spec = (await request.json())["spec"]
+        if self.reviews is None or (namespace, name) not in self.accounts:
+            said = {"code": 403, "reason": "Forbidden", "message": f"cannot create serviceaccounts/token of {name}"}
+            return web.json_response({"kind": "Status", **said}, status=403)
+        (audience,) = spec["audiences"]
+        token = self.reviews.issue(name, namespace, audience=audience, seconds=spec["expirationSeconds"])
+        return web.json_response({"status": {"token": token}})
 
     def _pod(self) -> dict[str, Any]:
         status = "True" if self.ready else "False"

@@ -13,6 +13,7 @@ import orjson
 from sqlalchemy import Connection, insert
 
 from shoal.api import keys, names
+from shoal.kube.callers import Callers
 from shoal.ledger.prices import PriceFolder
 from shoal.ledger.queries.routes import QueryAPI
 from shoal.ledger.reconcile.routes import Routes
@@ -188,8 +189,9 @@ def price_folder(path: Path, **lists: str) -> PriceFolder:
 
 
 @contextlib.asynccontextmanager
-async def ledger(url: str, path: Path, **lists: str) -> AsyncGenerator[Ledger]:
-    """`url` of a database that is empty; `lists` are price lists by file name without .yaml."""
+async def ledger(url: str, path: Path, *, callers: Callers | None = None, **lists: str) -> AsyncGenerator[Ledger]:
+    """`url` of a database that is empty; `lists` are price lists by file name without .yaml; `callers` knows people by
+    their tokens."""
     (path / "key").mkdir()
     give(path / "key", INSTALL_KEY, "ledger")
     ring = KeyRing(path / "key")
@@ -197,7 +199,7 @@ async def ledger(url: str, path: Path, **lists: str) -> AsyncGenerator[Ledger]:
     store = LedgerStore(url)
     store.start()
     prices = price_folder(path / "prices", **lists)
-    service = LedgerService(ring, max_body_bytes=1024 * 1024)
+    service = LedgerService(ring, max_body_bytes=1024 * 1024, callers=callers)
     found = Ledger(store, prices, service)
 
     def credited() -> None:

@@ -109,6 +109,7 @@ tracing:
   {{- toYaml .Values.tracing | nindent 2 }}
 scopeNamespaces: {{ include "shoal.scope" . }}
 metricsAuth: {{ .Values.metrics.auth.enabled }}
+roleTokens: {{ .Values.rbac.roles.enabled }}
 transport:
   mtls:
     {{- omit .Values.transport.mtls "certificateHours" "authorityDays" | toYaml | nindent 4 }}

@@ -458,6 +458,352 @@
   - get
   - delete
 {{- end }}
+{{- define "shoal.rules.reviews" -}}
+# authenticate people by their tokens
+- apiGroups:
+  - authentication.k8s.io
+  resources:
+  - tokenreviews
+  verbs:
+  - create
+# authorize them
+- apiGroups:
+  - authorization.k8s.io
+  resources:
+  - subjectaccessreviews
+  verbs:
+  - create
+{{- end }}
+{{- define "shoal.rules.reach" -}}
+# find out whether shoal-operator speaks TLS
+- apiGroups:
+  - ''
+  resources:
+  - services
+  resourceNames:
+  - shoal-operator
+  verbs:
+  - get
+# call shoal-operator through the API server's proxy
+- apiGroups:
+  - ''
+  resources:
+  - services/proxy
+  resourceNames:
+  - shoal-operator:9090
+  verbs:
+  - get
+# find out whether shoal-ledger speaks TLS
+- apiGroups:
+  - ''
+  resources:
+  - services
+  resourceNames:
+  - shoal-ledger
+  verbs:
+  - get
+# call shoal-ledger through the API server's proxy
+- apiGroups:
+  - ''
+  resources:
+  - services/proxy
+  resourceNames:
+  - shoal-ledger:8500
+  - https:shoal-ledger:8543
+  verbs:
+  - get
+{{- end }}
+{{- define "shoal.rules.role.shoal-billing" -}}
+# get a token of the account of this role
+- apiGroups:
+  - ''
+  resources:
+  - serviceaccounts/token
+  resourceNames:
+  - shoal-billing
+  verbs:
+  - create
+# find out whether shoal-ledger speaks TLS
+- apiGroups:
+  - ''
+  resources:
+  - services
+  resourceNames:
+  - shoal-ledger
+  verbs:
+  - get
+# call shoal-ledger through the API server's proxy
+- apiGroups:
+  - ''
+  resources:
+  - services/proxy
+  resourceNames:
+  - shoal-ledger:8500
+  - https:shoal-ledger:8543
+  verbs:
+  - get
+  - create
+# read the price lists in force
+- apiGroups:
+  - ''
+  resources:
+  - configmaps
+  resourceNames:
+  - shoal-prices
+  verbs:
+  - get
+{{- end }}
+{{- define "shoal.rules.role.shoal-logs" -}}
+# get a token of the account of this role
+- apiGroups:
+  - ''
+  resources:
+  - serviceaccounts/token
+  resourceNames:
+  - shoal-logs
+  verbs:
+  - create
+# find out whether shoal-gateway-pods speaks TLS
+- apiGroups:
+  - ''
+  resources:
+  - services
+  resourceNames:
+  - shoal-gateway-pods
+  verbs:
+  - get
+# call shoal-gateway-pods through the API server's proxy
+- apiGroups:
+  - ''
+  resources:
+  - services/proxy
+  resourceNames:
+  - shoal-gateway-pods:9090
+  - https:shoal-gateway-pods:9443
+  verbs:
+  - get
+  - delete
+# find gateways that were scaled down and left their volume
+- apiGroups:
+  - ''
+  resources:
+  - pods
+  - persistentvolumeclaims
+  verbs:
+  - list
+{{- end }}
+{{- define "shoal.rules.role.shoal-viewer" -}}
+# get a token of the account of this role
+- apiGroups:
+  - ''
+  resources:
+  - serviceaccounts/token
+  resourceNames:
+  - shoal-viewer
+  verbs:
+  - create
+# read all kinds
+- apiGroups:
+  - shoal.dev
+  resources:
+  - gpuclasses
+  - loraadapters
+  - lorapools
+  - models
+  - tenants
+  verbs:
+  - get
+  - list
+  - watch
+# find out whether shoal-operator speaks TLS
+- apiGroups:
+  - ''
+  resources:
+  - services
+  resourceNames:
+  - shoal-operator
+  verbs:
+  - get
+# call shoal-operator through the API server's proxy
+- apiGroups:
+  - ''
+  resources:
+  - services/proxy
+  resourceNames:
+  - shoal-operator:9090
+  verbs:
+  - get
+# find out whether shoal-ledger speaks TLS
+- apiGroups:
+  - ''
+  resources:
+  - services
+  resourceNames:
+  - shoal-ledger
+  verbs:
+  - get
+# call shoal-ledger through the API server's proxy
+- apiGroups:
+  - ''
+  resources:
+  - services/proxy
+  resourceNames:
+  - shoal-ledger:8500
+  - https:shoal-ledger:8543
+  verbs:
+  - get
+{{- end }}
+{{- define "shoal.rules.role.shoal-tenant-admin" -}}
+# get a token of the account of this role
+- apiGroups:
+  - ''
+  resources:
+  - serviceaccounts/token
+  resourceNames:
+  - shoal-tenant-admin
+  verbs:
+  - create
+# edit Tenants and their API keys
+- apiGroups:
+  - shoal.dev
+  resources:
+  - tenants
+  verbs:
+  - get
+  - list
+  - watch
+  - create
+  - update
+  - patch
+  - delete
+  - deletecollection
+# find out whether shoal-ledger speaks TLS
+- apiGroups:
+  - ''
+  resources:
+  - services
+  resourceNames:
+  - shoal-ledger
+  verbs:
+  - get
+# call shoal-ledger through the API server's proxy
+- apiGroups:
+  - ''
+  resources:
+  - services/proxy
+  resourceNames:
+  - shoal-ledger:8500
+  - https:shoal-ledger:8543
+  verbs:
+  - get
+  - create
+{{- end }}
+{{- define "shoal.rules.account.shoal-viewer" -}}
+# what a token of this account may ask
+- apiGroups:
+  - shoal.dev
+  resources:
+  - decisions
+  verbs:
+  - get
+# what a token of this account may ask
+- apiGroups:
+  - shoal.dev
+  resources:
+  - adapterstats
+  verbs:
+  - get
+# what a token of this account may ask
+- apiGroups:
+  - shoal.dev
+  resources:
+  - usage
+  verbs:
+  - get
+{{- end }}
+{{- define "shoal.rules.account.shoal-billing" -}}
+# what a token of this account may ask
+- apiGroups:
+  - shoal.dev
+  resources:
+  - usage
+  verbs:
+  - get
+# what a token of this account may ask
+- apiGroups:
+  - shoal.dev
+  resources:
+  - bills
+  verbs:
+  - get
+# what a token of this account may ask
+- apiGroups:
+  - shoal.dev
+  resources:
+  - credits
+  verbs:
+  - get
+# what a token of this account may ask
+- apiGroups:
+  - shoal.dev
+  resources:
+  - margins
+  verbs:
+  - get
+# what a token of this account may ask
+- apiGroups:
+  - shoal.dev
+  resources:
+  - unattributed
+  verbs:
+  - get
+{{- end }}
+{{- define "shoal.rules.account.shoal-logs" -}}
+# what a token of this account may ask
+- apiGroups:
+  - shoal.dev
+  resources:
+  - requestlogs
+  verbs:
+  - get
+# what a token of this account may ask
+- apiGroups:
+  - shoal.dev
+  resources:
+  - requestlogs
+  verbs:
+  - delete
+{{- end }}
+{{- define "shoal.rules.account.shoal-tenant-admin" -}}
+# what a token of this account may ask
+- apiGroups:
+  - shoal.dev
+  resources:
+  - usage
+  verbs:
+  - get
+# what a token of this account may ask
+- apiGroups:
+  - shoal.dev
+  resources:
+  - bills
+  verbs:
+  - get
+# what a token of this account may ask
+- apiGroups:
+  - shoal.dev
+  resources:
+  - credits
+  verbs:
+  - get
+# what a token of this account may ask
+- apiGroups:
+  - shoal.dev
+  resources:
+  - credits
+  verbs:
+  - create
+{{- end }}
 {{- define "shoal.rules.operatorInCluster" -}}
 # watch the declared resources
 - apiGroups:

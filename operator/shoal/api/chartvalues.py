@@ -405,7 +405,22 @@ class DisruptionBudget(Section):
     """Creates PodDisruptionBudgets for operator and gateway: a node drain evicts one pod at a time."""
 
 
+class RoleValues(Section):
+    enabled: bool = True
+    """Creates ClusterRoles for people who see usage, bills, request logs, load and decisions without a key
+    (docs/roles.md). Ledger, operator and gateways then ask the API server who calls (TokenReview and
+    SubjectAccessReview)."""
+    viewer_namespaces: tuple[str, ...] = ()
+    """Namespaces with a ServiceAccount `shoal-viewer`. Users bound to the ClusterRole `shoal-viewer` there see
+    that namespace in `kubectl shoal top`, `why`, `adapters` and `usage`. The namespaces must exist."""
+    reach_groups: tuple[str, ...] = ()
+    """Groups that may call ledger and operator through the API server's proxy, such as `system:authenticated`; both
+    answer only those who have a role. Needed by people who see single namespaces."""
+
+
 class Rbac(Section):
+    roles: RoleValues = RoleValues()
+    """Roles for people who use `kubectl shoal`."""
     aggregate: bool = True
     """Aggregates permissions on Models to the cluster's view, edit and admin roles (view also covers GPUClasses and
     Tenants)."""

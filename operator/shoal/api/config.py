@@ -314,6 +314,8 @@ class OperatorConfig(_Section):
     metrics_auth: bool = False
     """Restricts the operator's endpoints (/metrics, /v1/decisions, /v1/adapters) to callers whose Kubernetes token is
     allowed to `get` them."""
+    role_tokens: bool = False
+    """Whether /v1/decisions and /v1/adapters also answer people with a token of a role (docs/roles.md)."""
     transport: TransportConfig = TransportConfig()
     resync_seconds: float = 600.0
     log_level: str = "info"

@@ -7,7 +7,7 @@ in production: change the row together with the call.
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal.api import names
+from shoal.api import names, rights
 from shoal.api.meta import GROUP
 
 FOLLOW: Final = ("list", "watch")
@@ -180,6 +180,75 @@ LOGS: Final = (
     ),
 )
 """For people who may read and delete tenants' request logs, in Shoal's namespace. Bound by hand."""
+
+
+REVIEWS: Final = (
+    Permission("authenticate people by their tokens", "authentication.k8s.io", ("tokenreviews",), ("create",)),
+    Permission("authorize them", "authorization.k8s.io", ("subjectaccessreviews",), ("create",)),
+)
+"""Operator, gateway and ledger, in the whole cluster, unless `rbac.roles` is off."""
+
+
+def _token(role: str) -> Permission:
+    return Permission("get a token of the account of this role", "", ("serviceaccounts/token",), ("create",), (role,))
+
+
+def _reach(service: str, ports: tuple[int, int | None], verbs: tuple[str, ...]) -> tuple[Permission, Permission]:
+    """Through the API server's proxy, which RBAC names by scheme, Service and port."""
+    plain, tls = ports
+    proxied = (f"{service}:{plain}", *([] if tls is None else [f"https:{service}:{tls}"]))
+    return (
+        Permission(f"find out whether {service} speaks TLS", "", ("services",), ("get",), (service,)),
+        Permission(f"call {service} through the API server's proxy", "", ("services/proxy",), verbs, proxied),
+    )
+
+
+_LEDGER: Final = (names.LEDGER_SERVICE, (names.LEDGER_PORT, names.LEDGER_TLS_PORT))
+_OPERATOR: Final = (names.OPERATOR_SERVICE, (names.OPS_PORT, None))
+_GATEWAYS: Final = (names.GATEWAY_OPS_SERVICE, (names.OPS_PORT, names.OPS_TLS_PORT))
+
+ROLES: Final[dict[str, tuple[Permission, ...]]] = {
+    rights.BILLING: (
+        _token(rights.BILLING),
+        *_reach(*_LEDGER, ("get", "create")),
+        Permission("read the price lists in force", "", ("configmaps",), ("get",), (names.PRICES_CONFIG_MAP,)),
+    ),
+    rights.LOGS: (
+        _token(rights.LOGS),
+        *_reach(*_GATEWAYS, ("get", "delete")),
+        Permission(
+            "find gateways that were scaled down and left their volume",
+            "",
+            ("pods", "persistentvolumeclaims"),
+            ("list",),
+        ),
+    ),
+    rights.VIEWER: (
+        _token(rights.VIEWER),
+        *VIEWERS,
+        *_reach(*_OPERATOR, ("get",)),
+        *_reach(*_LEDGER, ("get",)),
+    ),
+    rights.TENANT_ADMIN: (
+        _token(rights.TENANT_ADMIN),
+        Permission("edit Tenants and their API keys", GROUP, ("tenants",), (*READ, *WRITE)),
+        *_reach(*_LEDGER, ("get", "create")),
+    ),
+}
+"""For people, one ClusterRole per task. Bound by hand, never aggregated (docs/roles.md)."""
+ACCOUNTS: Final[dict[str, tuple[Permission, ...]]] = {
+    role: tuple(
+        Permission("what a token of this account may ask", GROUP, (right.resource,), (right.verb,)) for right in granted
+    )
+    for role, granted in rights.GRANTED.items()
+}
+"""For the ServiceAccounts of these roles, and for programs with a token of their own: what ledger, operator and
+gateways answer them. Nothing at the API server, so a token of such an account is of no use there."""
+REACH: Final = (
+    *_reach(*_OPERATOR, ("get",)),
+    *_reach(*_LEDGER, ("get",)),
+)
+"""For people with the role of a viewer in some namespace, in Shoal's namespace: they call what answers them."""
 
 
 CLUSTER_SCOPED: Final = frozenset(

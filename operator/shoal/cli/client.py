@@ -1,7 +1,8 @@
 """Base of the clients with which commands call an installation's services: operator, gateways, ledger.
 
-A call goes through the API server's proxy to a pod of the service, or directly to a URL. `services.py` defines the pods
-and the credential of each service.
+A call goes through the API server's proxy, or directly to a URL. A user who may have a token of a role's ServiceAccount
+(`cli/roletokens.py`) shows that to the Service. Other users call a pod with the key of the role, if they may read it.
+`services.py` defines the Service, the pods and the credential of each service.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import binascii
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar, cast
-from urllib.parse import urlencode
+from urllib.parse import unquote, urlencode
 
 import aiohttp
 import click
@@ -20,9 +21,11 @@ from pydantic import ValidationError
 from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.api.replica import Message
+from shoal.api.rights import Right
+from shoal.cli.roletokens import RoleTokens, binding_name, subject, user_name
 from shoal.kube.client import KubeClient
-from shoal.kube.errors import APIServerUnavailable, Forbidden, KubeError, NotFound, from_status
-from shoal.kube.resources import SECRETS
+from shoal.kube.errors import APIServerUnavailable, Forbidden, KubeError, NotFound, Unauthorized, from_status
+from shoal.kube.resources import PODS, SECRETS, SERVICES
 
 R = TypeVar("R")
 M = TypeVar("M", bound=Message)
@@ -31,6 +34,7 @@ Query = Mapping[str, str | Sequence[str] | None]
 """Query parameters; None is left out."""
 
 CONNECT_SECONDS: Final = 5.0
+_PAUSE_SECONDS: Final = 0.1
 
 
 class ServiceError(Exception):
@@ -39,6 +43,14 @@ class ServiceError(Exception):
 
 class Unreachable(ServiceError):
     """The service was not reached, or did not respond."""
+
+
+class MissingRight(Unreachable):
+    """The API server refused something on the way with a role's key. `needed` says what that way needs."""
+
+    def __init__(self, message: str, needed: str) -> None:
+        super().__init__(f"{message}\n{needed}")
+        self.message, self.needed = message, needed
 
 
 class ServiceRefused(ServiceError):
@@ -50,11 +62,37 @@ class ServiceRefused(ServiceError):
 
 
 class Target(NamedTuple):
-    """Target of a call: a port of a pod; with an empty `pod`, the URL of the client."""
+    """Target of a call: a port of a pod, or of a Service where there is a token; with an empty `name`, the URL of the
+    client."""
 
-    pod: str = ""
+    name: str = ""
     port: int = 0
     tls: bool = False
+    token: str = ""
+    """A token of a role, in place of the service's key."""
+
+    @property
+    def where(self) -> str:
+        return f"{'Service' if self.token else 'pod'} {self.name}"
+
+    @property
+    def forwarded(self) -> str:
+        """For `kubectl port-forward`."""
+        return f"service/{self.name}" if self.token else self.name
+
+
+class RoleService(NamedTuple):
+    """How people with a token reach a service."""
+
+    name: str
+    """Of its Service in Shoal's namespace."""
+    port: int
+    tls_port: int | None
+    audience: str
+    rights: Mapping[tuple[str, str], Right]
+    """By method and path (its first two parts)."""
+    tries: int
+    """Calls until one reaches a pod that answers: the API server's proxy chooses a pod at random."""
 
 
 class ServiceClient(ABC):
@@ -65,6 +103,9 @@ class ServiceClient(ABC):
     """Name of the service in error messages."""
     namespace_option: ClassVar[str]
     """Option that sets Shoal's namespace."""
+    by_role: ClassVar[RoleService]
+    _tls: bool | None = None
+    """Whether the Service speaks TLS; None: not looked up yet."""
 
     def __init__(
         self, cluster: KubeClient | None, namespace: str, url: str | None = None, key: str | None = None
@@ -74,6 +115,9 @@ class ServiceClient(ABC):
         self._cluster, self._namespace = cluster, namespace
         self._url = None if url is None else url.rstrip("/")
         self._key: str | None = key
+        self._tokens: RoleTokens | None = None
+        if cluster is not None and key is None:
+            self._tokens = RoleTokens(cluster, namespace, self.by_role.audience)
 
     async def get(self, path: str, query: Query, kind: type[M]) -> M:
         return self._read(await self.raw("GET", path, query), kind)
@@ -89,7 +133,20 @@ class ServiceClient(ABC):
     async def raw(self, method: str, path: str, query: Query, body: bytes | None = None) -> bytes:
         """Sends a request and returns the body of the response."""
         given = {name: value for name, value in query.items() if value is not None}
+        right = self.by_role.rights.get((method, "/".join(path.split("/")[:3])))
+        viewed = None if right is None else viewed_namespace(right, path, query)
         path += "?" + urlencode(given, doseq=True) if given else ""
+        if self._tokens is None or right is None:
+            return await self._by_key(method, path, body)
+        if await self._tokens.token(right, viewed) is not None:
+            return await self._by_token(self._tokens, right, viewed, method, path, body)
+        try:
+            return await self._by_key(method, path, body)
+        except MissingRight as error:
+            advice = await self._tokens.advice(right, viewed)
+            raise Unreachable(f"{error.message}\n{advice}\nOr, with the key of the role: {error.needed}") from None
+
+    async def _by_key(self, method: str, path: str, body: bytes | None) -> bytes:
         failed: tuple[KubeError, Target] | None = None
         async for target in self._targets():
             try:
@@ -101,6 +158,51 @@ class ServiceClient(ABC):
         if failed is None:
             raise AssertionError("a service without a target raises Unreachable")
         raise self._explained(*failed) from None
+
+    async def _by_token(
+        self, tokens: RoleTokens, right: Right, viewed: str | None, method: str, path: str, body: bytes | None
+    ) -> bytes:
+        failed: tuple[KubeError, Target] | None = None
+        refused: Unauthorized | None = None
+        for _ in range(self.by_role.tries):
+            token = await tokens.token(right, viewed) or ""
+            target = Target(token=token) if self._url is not None else await self._service(token)
+            try:
+                return await self._send(target, method, path, body)
+            except Unauthorized as error:
+                # The token has expired: `shoal top` runs longer than the lifetime of a token.
+                tokens.forget()
+                if refused is not None:
+                    break
+                refused = error
+            except KubeError as error:
+                failed = error, target
+                if not self._try_next(error):
+                    break
+                await asyncio.sleep(_PAUSE_SECONDS)
+        if failed is not None:
+            raise await self._not_reached(*failed) from None
+        raise Unreachable(f"the {self.service} does not accept the token: {refused.message if refused else ''}")
+
+    async def _service(self, token: str) -> Target:
+        """The Service as target."""
+        service = self.by_role
+        if self._tls is None:
+            try:
+                found = await self._api().get(SERVICES, service.name, self._namespace)
+            except NotFound:
+                raise Unreachable(
+                    f"there is no Service {service.name} in namespace {self._namespace}: if Shoal is installed "
+                    f"elsewhere, name its namespace with {self.namespace_option}"
+                ) from None
+            except Forbidden as error:
+                raise await self._no_way(error) from None
+            spec: JsonObject = found.get("spec") or {}
+            ports: list[JsonObject] = spec.get("ports") or []
+            self._tls = service.tls_port in [port.get("port") for port in ports]
+        if self._tls and service.tls_port is not None:
+            return Target(service.name, service.tls_port, True, token)
+        return Target(service.name, service.port, False, token)
 
     @abstractmethod
     def _targets(self) -> AsyncIterator[Target]:
@@ -116,8 +218,23 @@ class ServiceClient(ABC):
         """Converts an error to a message for people."""
 
     @abstractmethod
-    def _missing_right(self, error: KubeError) -> Unreachable:
-        """Error that names the permissions which this service's commands need."""
+    def _missing_right(self, error: KubeError) -> MissingRight:
+        """Error that names the permissions which this service's commands need without a token of a role."""
+
+    async def _not_reached(self, error: KubeError, target: Target) -> ServiceError:
+        """Converts an error of a call with a token to a message for people."""
+        if isinstance(error, Forbidden):
+            return await self._no_way(error)
+        return self._explained(error, target)
+
+    async def _no_way(self, error: Forbidden) -> Unreachable:
+        """The user may have a token, and may not reach the Service through the API server."""
+        who = await user_name(self._api())
+        return Unreachable(
+            f"{error.message}\nThis needs the Role {names.REACH_ROLE} in namespace {self._namespace}. An administrator "
+            f"runs:\n  kubectl -n {self._namespace} create rolebinding {binding_name(names.REACH_ROLE, who)} "
+            f"--role={names.REACH_ROLE} {subject(who)}"
+        )
 
     def _try_next(self, error: KubeError) -> bool:
         """Whether the call may succeed at the next target."""
@@ -133,13 +250,14 @@ class ServiceClient(ABC):
         return from_status(status, as_object(content))
 
     async def _send(self, target: Target, method: str, path: str, body: bytes | None) -> bytes:
-        headers = {names.HEADER_KEY: credential} if (credential := await self._credential()) else {}
+        credential = target.token or await self._credential()
+        headers = {names.HEADER_KEY: credential} if credential else {}
         if body is not None:
             headers["Content-Type"] = "application/json"
         seconds = self._seconds(method)
-        if target.pod:
+        if target.name:
             status, content = await self._api().proxied(
-                target.pod,
+                target.name,
                 self._namespace,
                 port=target.port,
                 tls=target.tls,
@@ -148,9 +266,14 @@ class ServiceClient(ABC):
                 headers=headers,
                 body=body,
                 timeout=seconds,
+                resource=SERVICES if target.token else PODS,
             )
         else:
             status, content = await self._direct(method, path, headers, body, seconds)
+        if status == 403 and target.token and as_object(content).get("kind") != "Status":
+            raise ServiceRefused(message_of(content), status)
+        if status == 401 and target.token:
+            raise from_status(status, {"message": message_of(content)})
         if status >= 400:
             raise self._failure(status, content)
         return content
@@ -212,6 +335,24 @@ def as_object(content: bytes) -> JsonObject:
     if isinstance(found, dict):
         return cast("JsonObject", found)
     return {"message": content[:512].decode(errors="replace").strip()}
+
+
+def message_of(content: bytes) -> str:
+    """The message of a service's refusal, in each of their formats."""
+    body = as_object(content)
+    error = body.get("error")
+    return str((cast("JsonObject", error) if isinstance(error, dict) else body).get("message"))
+
+
+def viewed_namespace(right: Right, path: str, query: Query) -> str | None:
+    """The namespace that a call is about. None: all."""
+    if right.narrowed != "namespace":
+        return None
+    parts = path.split("/")
+    if len(parts) > 3:
+        return unquote(parts[3])
+    found = query.get("namespace")
+    return found if isinstance(found, str) else None
 
 
 def run_command(work: Coroutine[Any, Any, R]) -> R:

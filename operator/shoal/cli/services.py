@@ -5,24 +5,33 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any, Final, TypeVar, cast
 from urllib.parse import quote
 
-from shoal.api import names
+from shoal.api import names, rights
 from shoal.api.adapterstats import AdapterStatsAnswer
 from shoal.api.decisions import Decisions
 from shoal.api.meta import JsonObject
-from shoal.cli.client import ServiceClient, ServiceError, ServiceRefused, Target, Unreachable, as_object, run_command
+from shoal.cli.client import (
+    MissingRight,
+    RoleService,
+    ServiceClient,
+    ServiceError,
+    ServiceRefused,
+    Target,
+    Unreachable,
+    as_object,
+    run_command,
+)
 from shoal.cli.options import Installation
+from shoal.cli.roletokens import TOKEN_SECONDS, user_name
 from shoal.core import facts
 from shoal.kube import projections
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import APIServerUnavailable, Forbidden, KubeError, NotFound, Unauthorized, from_status
-from shoal.kube.resources import LEASES, PODS, Resource
+from shoal.kube.resources import LEASES, PODS
 
 R = TypeVar("R")
 
 GATEWAY_PODS: Final = f"{names.LABEL_COMPONENT}={names.COMPONENT_GATEWAY},{names.LABEL_PART_OF}={names.MANAGED_BY}"
 LEDGER_PODS: Final = f"{names.LABEL_COMPONENT}={names.COMPONENT_LEDGER}"
-TOKEN_SECONDS: Final = 600
-"""Shortest lifetime of a token that an API server issues."""
 _LOG_SECONDS: Final = {"GET": 30.0, "DELETE": 180.0}
 """Timeouts in seconds: a gateway waits for the other gateways and for the bucket."""
 _LEDGER_SECONDS: Final = 60.0
@@ -36,6 +45,9 @@ class OperatorClient(ServiceClient):
 
     service = "operator"
     namespace_option = "--operator-namespace"
+    by_role = RoleService(
+        names.OPERATOR_SERVICE, names.OPS_PORT, None, rights.OPERATOR_AUDIENCE, rights.OPERATOR, tries=10
+    )
 
     async def all(self, namespace: str | None) -> Decisions:
         """The Models of a namespace (None: all namespaces), without their decisions."""
@@ -106,21 +118,22 @@ class OperatorClient(ServiceClient):
             return Unreachable(f"{self._url} does not answer: {error.message}")
         if isinstance(error, NotFound):
             return Unreachable(
-                f"the leading operator, pod {target.pod}, is gone or does not publish its decisions: "
+                f"the leading operator, {target.where}, is gone or does not publish its decisions: "
                 f"{self._pods_command()}"
             )
         return Unreachable(
-            f"the API server does not reach port {target.port} of the operator, pod {target.pod}: {error.message}. "
+            f"the API server does not reach port {target.port} of the operator, {target.where}: {error.message}. "
             "Where a NetworkPolicy or a firewall is between them, try: kubectl -n "
-            f"{self._namespace} port-forward {target.pod} {target.port}, and --operator-url "
+            f"{self._namespace} port-forward {target.forwarded} {target.port}, and --operator-url "
             f"http://127.0.0.1:{target.port}"
         )
 
-    def _missing_right(self, error: KubeError) -> Unreachable:
-        return Unreachable(
-            f"{error.message}\nThis needs the right to get the Lease {names.LEASE_NAME} and pods/proxy in namespace "
+    def _missing_right(self, error: KubeError) -> MissingRight:
+        return MissingRight(
+            error.message,
+            f"This needs the right to get the Lease {names.LEASE_NAME} and pods/proxy in namespace "
             f"{self._namespace}, and to create a token of the ServiceAccount {names.DECISIONS_ACCOUNT}, as the Role "
-            "shoal-decisions there grants it; the Model's status and events also contain the decisions."
+            "shoal-decisions there grants it; the Model's status and events also contain the decisions.",
         )
 
     def _pods_command(self) -> str:
@@ -132,6 +145,9 @@ class GatewayClient(ServiceClient):
 
     service = "gateway"
     namespace_option = "--operator-namespace"
+    by_role = RoleService(
+        names.GATEWAY_OPS_SERVICE, names.OPS_PORT, names.OPS_TLS_PORT, rights.GATEWAY_AUDIENCE, rights.GATEWAY, tries=3
+    )
 
     async def _targets(self) -> AsyncIterator[Target]:
         await self._credential()  # fails early, before pods are listed
@@ -175,16 +191,13 @@ class GatewayClient(ServiceClient):
             return Unreachable(f"{self._url} does not answer: {error.message}")
         return Unreachable(error.message)
 
-    def _missing_right(self, error: KubeError) -> Unreachable:
-        return Unreachable(
-            f"{error.message}\nThis needs the right to get the Secret {names.key_secret('logs')}, to list pods and "
+    def _missing_right(self, error: KubeError) -> MissingRight:
+        return MissingRight(
+            error.message,
+            f"This needs the right to get the Secret {names.key_secret('logs')}, to list pods and "
             f"persistentvolumeclaims, and to get (and, for `logs delete`, delete) pods/proxy in namespace "
-            f"{self._namespace}. A tenant reads its own log with its own key: GET {names.LOGS_PATH} of the gateway."
+            f"{self._namespace}. A tenant reads its own log with its own key: GET {names.LOGS_PATH} of the gateway.",
         )
-
-
-_WHO_AM_I: Final = Resource("authentication.k8s.io", "v1", "selfsubjectreviews", "SelfSubjectReview", namespaced=False)
-"""Every authenticated user may create one: the role `system:basic-user`."""
 
 
 class LedgerClient(ServiceClient):
@@ -192,20 +205,16 @@ class LedgerClient(ServiceClient):
 
     service = "ledger"
     namespace_option = "--ledger-namespace"
+    by_role = RoleService(
+        names.LEDGER_SERVICE, names.LEDGER_PORT, names.LEDGER_TLS_PORT, rights.LEDGER_AUDIENCE, rights.LEDGER, tries=2
+    )
     _target: Target | None = None
 
     async def caller(self) -> str:
         """Name of the user of this command in the cluster; "" where the cluster does not tell it."""
         if self._cluster is None:
             return ""
-        review: JsonObject = {"apiVersion": _WHO_AM_I.api_version, "kind": _WHO_AM_I.kind, "metadata": {}}
-        try:
-            answer = await self._cluster.create(_WHO_AM_I, review)
-        except KubeError:
-            return ""
-        status: JsonObject = answer.get("status") or {}
-        user: JsonObject = status.get("userInfo") or {}
-        return str(user.get("username") or "")
+        return await user_name(self._cluster)
 
     async def _targets(self) -> AsyncIterator[Target]:
         await self._credential()  # fails early, before pods are listed
@@ -263,7 +272,7 @@ class LedgerClient(ServiceClient):
     def _explained(self, error: KubeError, target: Target) -> ServiceError:
         if self._url is not None and error.status is None:
             return Unreachable(f"the ledger at {self._url} does not answer: {error.message}")
-        where = f", pod {target.pod}" if target.pod else ""
+        where = f", {target.where}" if target.name else ""
         return self._unreachable(error, f"the API server does not reach the ledger{where}")
 
     def _unreachable(self, error: KubeError, what: str) -> Unreachable:
@@ -279,11 +288,11 @@ class LedgerClient(ServiceClient):
             f"http://127.0.0.1:{names.LEDGER_PORT}"
         )
 
-    def _missing_right(self, error: KubeError) -> Unreachable:
-        return Unreachable(
-            f"{error.message}\nThis command needs the right to get "
-            f"the Secret {names.key_secret('billing')} in namespace {self._namespace}. With a key at hand, use "
-            "--ledger-key"
+    def _missing_right(self, error: KubeError) -> MissingRight:
+        return MissingRight(
+            error.message,
+            f"This needs the right to get the Secret {names.key_secret('billing')} in namespace {self._namespace}. "
+            "With a key at hand, use --ledger-key",
         )
 
 

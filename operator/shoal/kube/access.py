@@ -6,7 +6,8 @@ that it asked for. Verdicts are kept for a minute; a caller who was let in stays
 not answer, because that is when its metrics are looked at. Everything is bounded: callers without rights cost the API
 server at most RATE calls a second, whatever they send, and push out nobody who was let in.
 
-What a token proves beyond that (`podtokens.py`: from which pod it comes) is asked by the same `TokenReviews`.
+What a token proves beyond that is asked by the same `TokenReviews`: from which pod it comes (`podtokens.py`), or a
+right on what a service tells (`kube/callers.py`).
 """
 
 import asyncio
@@ -14,12 +15,13 @@ import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple, cast
+from typing import Final, Generic, NamedTuple, TypeVar, cast
 
 from shoal.api import names
 from shoal.api.meta import JsonObject
+from shoal.core.callers import LONGEST_TOKEN
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import KubeError
 from shoal.kube.resources import Resource
@@ -35,14 +37,15 @@ MOST_ASKING: Final = 16
 RATE: Final = 5.0
 """Questions on unknown callers, per second."""
 BURST: Final = 20.0
-LONGEST_TOKEN: Final = 16_384
 
 TOKENREVIEWS: Final = Resource("authentication.k8s.io", "v1", "tokenreviews", "TokenReview", namespaced=False)
 ACCESSREVIEWS: Final = Resource(
     "authorization.k8s.io", "v1", "subjectaccessreviews", "SubjectAccessReview", namespaced=False
 )
 
-Key = tuple[bytes, str]
+A = TypeVar("A", bound=Hashable)
+"""What is asked about a caller."""
+Key = tuple[bytes, Hashable]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class AccessVerdict:
     message: str = ""
     pod: str = ""
     """From which pod the token comes, where that was asked."""
+    user: str = ""
+    """Whose the token is, where that was asked."""
 
     @property
     def allowed(self) -> bool:
@@ -88,7 +93,7 @@ class _Kept(NamedTuple):
     stale: float
 
 
-class TokenReviews(ABC):
+class TokenReviews(ABC, Generic[A]):
     """Verifies callers' tokens at the API server and caches the verdicts; the number of both is bounded. A token is
     cached by its hash."""
 
@@ -100,7 +105,7 @@ class TokenReviews(ABC):
         self._asking: dict[Key, asyncio.Task[AccessVerdict]] = {}
         self._tokens, self._filled = BURST, clock()
 
-    async def check(self, token: str, about: str) -> AccessVerdict:
+    async def check(self, token: str, about: A) -> AccessVerdict:
         """Whether the owner of this token is allowed `about`."""
         if not token or len(token) > LONGEST_TOKEN:
             return self._no_token()
@@ -124,7 +129,7 @@ class TokenReviews(ABC):
         return verdict
 
     @abstractmethod
-    async def _review(self, token: str, about: str) -> AccessVerdict:
+    async def _review(self, token: str, about: A) -> AccessVerdict:
         """What the API server says now. Raises KubeError."""
 
     def _no_token(self) -> AccessVerdict:
@@ -148,7 +153,7 @@ class TokenReviews(ABC):
         self._tokens -= 1
         return True
 
-    async def _ask_server(self, key: Key, token: str, about: str) -> AccessVerdict:
+    async def _ask_server(self, key: Key, token: str, about: A) -> AccessVerdict:
         try:
             async with asyncio.timeout(REVIEW_SECONDS):
                 verdict = await self._review(token, about)
@@ -190,19 +195,23 @@ class TokenReviews(ABC):
         return cast("JsonObject", (await self._client.create(resource, review)).get("status") or {})
 
 
-class Access(TokenReviews):
+def access_spec(user: JsonObject) -> JsonObject:
+    """The part of a SubjectAccessReview's spec that says who, from `status.user` of a TokenReview."""
+    return {
+        "user": user["username"],
+        "groups": user.get("groups") or [],
+        "uid": user.get("uid") or "",
+        "extra": user.get("extra") or {},
+    }
+
+
+class Access(TokenReviews[str]):
     """Access of callers to one process: `check` returns whether the owner of a token may `get` a path."""
 
     async def _review(self, token: str, about: str) -> AccessVerdict:
         if (user := await self._user(token)) is None:
             return BAD_TOKEN
-        spec: JsonObject = {
-            "user": user["username"],
-            "groups": user.get("groups") or [],
-            "uid": user.get("uid") or "",
-            "extra": user.get("extra") or {},
-            "nonResourceAttributes": {"path": about, "verb": "get"},
-        }
+        spec = access_spec(user) | {"nonResourceAttributes": {"path": about, "verb": "get"}}
         if (await self._status(ACCESSREVIEWS, spec)).get("allowed") is True:
             return ALLOWED
         return AccessVerdict(403, f"{user['username']} may not get {about}: see the ClusterRole shoal-metrics-reader")

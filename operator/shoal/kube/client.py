@@ -168,7 +168,7 @@ class KubeClient:
 
     async def proxied(
         self,
-        pod: str,
+        target_name: str,
         namespace: str,
         *,
         port: int,
@@ -178,16 +178,17 @@ class KubeClient:
         body: bytes | None = None,
         timeout: float = ATTEMPT_TIMEOUT,
         tls: bool = False,
+        resource: Resource = PODS,
     ) -> tuple[int, bytes]:
-        """A call of `path` (with a leading slash, and its query) at a pod's HTTP port, through the API server, once:
-        status and body, be they the pod's or the API server's. With `tls` the API server calls the pod over TLS,
-        whatever certificate the pod shows.
+        """A call of `path` (with a leading slash, and its query) at a pod's HTTP port (or a Service's: `resource`),
+        through the API server, once: status and body, be they the pod's or the API server's. With `tls` the API server
+        calls the pod over TLS, whatever certificate the pod shows.
 
         Raises:
             APIServerUnavailable: neither of them answered.
         """
-        name = f"{'https:' if tls else ''}{pod}:{port}"
-        target = PODS.path(namespace=namespace, name=name, subresource=f"proxy{path}")
+        name = f"{'https:' if tls else ''}{target_name}:{port}"
+        target = resource.path(namespace=namespace, name=name, subresource=f"proxy{path}")
         within = aiohttp.ClientTimeout(total=timeout, sock_connect=5)
         sent = {"Accept": "*/*", **headers}
         try:
@@ -295,14 +296,14 @@ class KubeClient:
             if response is not None:
                 response.close()
 
-    async def token(self, account: str, namespace: str, *, seconds: int) -> str:
-        """A short-lived token of a ServiceAccount. Raises NotFound, Forbidden, Unavailable."""
+    async def token(self, account: str, namespace: str, *, seconds: int, audience: str | None = None) -> str:
+        """A short-lived token of a ServiceAccount, for this audience (None: the API server itself). Raises NotFound,
+        Forbidden, Unavailable."""
         path = SERVICEACCOUNTS.path(namespace=namespace, name=account, subresource="token")
-        asked: JsonObject = {
-            "apiVersion": "authentication.k8s.io/v1",
-            "kind": "TokenRequest",
-            "spec": {"expirationSeconds": seconds},
-        }
+        spec: JsonObject = {"expirationSeconds": seconds}
+        if audience is not None:
+            spec["audiences"] = [audience]
+        asked: JsonObject = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         made = await self._call("create", SERVICEACCOUNTS, "POST", path, body=asked, idempotent=True)
         return str(made["status"]["token"])
 

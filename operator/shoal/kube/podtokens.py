@@ -5,15 +5,12 @@ and an hour of an API server that does not answer must not stop what it proves. 
 deleted counts until then.
 """
 
-import base64
-import binascii
 import time
 from collections.abc import Callable
 from typing import Final, cast
 
-import orjson
-
 from shoal.api.meta import JsonObject
+from shoal.core.callers import read_claims
 from shoal.kube.access import FRESH_SECONDS, AccessVerdict, TokenReviews
 from shoal.kube.client import KubeClient
 
@@ -21,7 +18,7 @@ POD_NAME: Final = "authentication.kubernetes.io/pod-name"
 """In `status.user.extra` of a token that is bound to a pod."""
 
 
-class PodTokens(TokenReviews):
+class PodTokens(TokenReviews[str]):
     """Knows the pods of one ServiceAccount by tokens for one audience. `pod_of` gives a verdict that names the pod."""
 
     def __init__(
@@ -70,15 +67,7 @@ class PodTokens(TokenReviews):
 def _seconds_left(token: str, now: float) -> float:
     """Seconds until the token expires. Its own expiry is trusted, since the API server has just verified it. Never less
     than FRESH_SECONDS and never more than the token's whole life, whatever this machine's clock says."""
-    try:
-        part = token.split(".")[1]
-        claims: object = orjson.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
-    except (IndexError, ValueError, binascii.Error):
+    claims = read_claims(token)
+    if claims is None or claims.made is None or claims.expires is None:
         return FRESH_SECONDS
-    if not isinstance(claims, dict):
-        return FRESH_SECONDS
-    said = cast("dict[str, object]", claims)
-    made, ends = said.get("iat"), said.get("exp")
-    if not isinstance(made, int | float) or not isinstance(ends, int | float):
-        return FRESH_SECONDS
-    return max(FRESH_SECONDS, min(ends - now, ends - made))
+    return max(FRESH_SECONDS, min(claims.expires - now, claims.expires - claims.made))

@@ -9,9 +9,10 @@ from typing import Final
 
 import structlog
 
-from shoal.api import names
+from shoal.api import names, rights
 from shoal.api.replica import HEARTBEAT_SECONDS
 from shoal.kube.access import Access
+from shoal.kube.callers import Callers
 from shoal.kube.client import KubeClient
 from shoal.kube.podtokens import PodTokens
 from shoal.ledger import maintenance, records
@@ -54,13 +55,16 @@ class LedgerProcess:
     def __init__(self, settings: LedgerSettings, client: KubeClient | None = None) -> None:
         """`client` connects to the cluster whose engines are read, and which verifies metrics readers and gateway pods.
 
-        Without a client the engines' counters stay unknown. Raises ValueError if `metrics_auth` or `gateway_tokens` is
-        set without a client.
+        Without a client the engines' counters stay unknown. Raises ValueError if `metrics_auth`, `gateway_tokens` or
+        `role_tokens` is set without a client.
         """
         if settings.metrics_auth and client is None:
             raise ValueError("SHOAL_LEDGER_METRICS_AUTH needs a cluster to verify the tokens of metrics readers")
         if settings.gateway_tokens and client is None:
             raise ValueError("SHOAL_LEDGER_GATEWAY_TOKENS needs a cluster to verify the gateways' tokens")
+        if settings.role_tokens and client is None:
+            raise ValueError("SHOAL_LEDGER_ROLE_TOKENS needs a cluster to verify the tokens of people")
+        self.callers = Callers(client, rights.LEDGER_AUDIENCE) if settings.role_tokens and client is not None else None
         self.access = Access(client) if settings.metrics_auth and client is not None else None
         self.settings = settings
         self.key_ring = KeyRing(settings.keys_dir, settings.install_key_dir)
@@ -76,7 +80,10 @@ class LedgerProcess:
         self.totals = TenantTotals(self.store, self.prices)
         self.liveness = maintenance.GatewayLiveness(settings.close_open_seconds)
         self.service = LedgerService(
-            self.key_ring, max_body_bytes=settings.max_body_bytes, credentials=self.credentials
+            self.key_ring,
+            max_body_bytes=settings.max_body_bytes,
+            credentials=self.credentials,
+            callers=self.callers,
         )
         self.metrics = LedgerMetrics(self.store, self.totals)
         self.metrics.registry.register(PriceMetrics(self.prices))

@@ -7,11 +7,14 @@ from typing import Final, Protocol
 
 from starlette.responses import Response
 
-from shoal.api import keys, names
+from shoal.api import keys, names, rights
 from shoal.api.keys import ROLES, Role
 from shoal.core import cells
+from shoal.kube.callers import Callers
 from shoal.ledger.database import DatabaseUnavailable
+from shoal.net.asgi import unproved
 from shoal.net.errors import Problem
+from shoal.net.rights import PERSON, RightGuard
 from shoal.net.roles import RoleGuard, given_key, role_of
 from shoal.net.shell import Handler, Shell, ShellRequest, Unrouted, error_response
 from shoal.net.tls import TLSCredentials
@@ -33,10 +36,19 @@ class LedgerKeys(Protocol):
 
 
 class LedgerService:
-    """Registers routes. Handlers get the caller and the body (`content`). Add routes before `shell` serves."""
+    """Registers routes. Handlers get the caller and the body (`content`). Add routes before `shell` serves. `callers`
+    knows people by their tokens; None: keys only."""
 
-    def __init__(self, keys: LedgerKeys, *, max_body_bytes: int, credentials: TLSCredentials | None = None) -> None:
+    def __init__(
+        self,
+        keys: LedgerKeys,
+        *,
+        max_body_bytes: int,
+        credentials: TLSCredentials | None = None,
+        callers: Callers | None = None,
+    ) -> None:
         self._keys = keys
+        self._callers = callers
         self._max_body_bytes = max_body_bytes
         self._credentials = credentials
         self.shell = Shell(
@@ -44,15 +56,26 @@ class LedgerService:
         )
 
     def route(self, method: str, path: str, handler: Handler, roles: Iterable[Role]) -> None:
-        """Lets callers with a key of one of `roles` call `handler`. Raises ValueError if the route exists already."""
+        """Lets callers with a key of one of `roles`, or a token with the right to this call (`rights.LEDGER`), call
+        `handler`. Raises ValueError if the route exists already."""
         allowed = tuple(roles)
+        right = rights.LEDGER.get((method, path))
+        by_right = RightGuard(self._callers, right) if right is not None and self._callers is not None else None
+        token = "" if self._callers is None or by_right is None else f", or a token for {self._callers.audience}"
         needed = (
-            f"a key of this installation is needed ({', '.join(allowed)}), as a bearer token or in {names.HEADER_KEY}"
+            f"a key of this installation is needed ({', '.join(allowed)}){token}, as a bearer token or in "
+            f"{names.HEADER_KEY}"
         )
         by_role = RoleGuard(allowed, self._keys_of, needed, known=ROLES, places=_PLACES, credentials=self._credentials)
 
         async def guard(request: ShellRequest) -> None:
-            await by_role(request)
+            given = given_key(request.headers, _PLACES)
+            if by_right is not None and by_right.understands(given):
+                if (why := unproved(self._credentials, request.scope, PERSON.role)) is not None:
+                    raise Problem(403, why)
+                await by_right.check(request, given)
+            else:
+                await by_role(request)
             request.content = await request.read(self._max_body_bytes, advice=": send it in parts")
             _ = request.parameters  # raises Problem if the query string is invalid
 

@@ -46,6 +46,9 @@ class LedgerSettings(BaseSettings):
     gateway_tokens: bool = False
     """Whether a gateway must identify its pod with the pod's token, and may send only its own records. Requires a
     cluster, whose API server verifies the tokens."""
+    role_tokens: bool = False
+    """Whether people may query with a Kubernetes token whose owner has the right (docs/roles.md). Requires a cluster,
+    whose API server verifies the tokens."""
     gateway_account: str = Field(default="shoal-gateway", min_length=1)
     """ServiceAccount of gateways, in the ledger's namespace."""
     log_level: str = "info"

@@ -30,7 +30,7 @@ def run(kubeconfig: str | None) -> None:
     logs.configure(settings.log_level)
 
     async def main() -> None:
-        if not (settings.reconcile or settings.metrics_auth or settings.gateway_tokens):
+        if not (settings.reconcile or settings.metrics_auth or settings.gateway_tokens or settings.role_tokens):
             await LedgerProcess(settings).run()
             return
         from shoal.kube.client import KubeClient

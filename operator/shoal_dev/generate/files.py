@@ -92,7 +92,11 @@ def role_rules() -> str:
         "decisions": permissions.DECISIONS,
         "billing": permissions.BILLING,
         "logs": permissions.LOGS,
+        "reviews": permissions.REVIEWS,
+        "reach": permissions.REACH,
     }
+    roles |= {f"role.{role}": rows for role, rows in permissions.ROLES.items()}
+    roles |= {f"account.{role}": rows for role, rows in permissions.ACCOUNTS.items()}
     for name in ("operator", "gateway", "ledger"):
         rows = roles[name]
         roles[f"{name}InCluster"] = permissions.in_cluster(rows, scoped=True)

@@ -13,7 +13,10 @@ async def test_the_ledger_is_reached_through_the_api_server(world: World) -> Non
     told = await world.shoal("usage", "--by", "tenant", "-o", "csv", direct=False)
     assert told.exit_code == 0, told.output
     assert told.stdout.splitlines()[1].startswith("acme,1202,2000049")
+    # Who may have no token of a role goes on with the key of the role.
+    roles = ("shoal-viewer", "shoal-billing", "shoal-tenant-admin")
     assert world.pod.asked == [
+        *(("POST", f"{ROOT}/serviceaccounts/{role}/token") for role in roles),
         ("GET", f"{ROOT}/secrets/shoal-key-billing"),
         ("GET", f"{ROOT}/pods"),
         ("GET", f"{PROXY}/v1/usage"),

@@ -24,6 +24,7 @@ _PAGE: Final = "5000"
 
 
 @click.command()
+@click.option("-n", "--namespace", help="Only Models of this namespace. Default: all namespaces.")
 @click.option("--tenant", multiple=True, help="Only this tenant. Can be repeated, as all filters.")
 @click.option("--by", help=f"Dimensions of a row, from {', '.join(BY)}. Default: tenant, model and adapter.")
 @click.option("--from", "start", help="2026-11, 2026-11-01 or 2026-11-01T06:00:00Z (UTC). Default: this month.")
@@ -38,6 +39,7 @@ _PAGE: Final = "5000"
 @output_option()
 @ledger_options
 def usage(
+    namespace: str | None,
     tenant: tuple[str, ...],
     by: str | None,
     start: str | None,
@@ -54,13 +56,16 @@ def usage(
 ) -> None:
     """Show used tokens by tenant, key, model, adapter, GPU class, plan, hour, day or month.
 
-    Counts are the engines' own. A request counts in the hour (UTC) in which it was accepted.
+    Counts are the engines' own. A request counts in the hour (UTC) in which it was accepted. Needs the ClusterRole
+    shoal-billing, or shoal-viewer for one namespace.
 
     \b
     kubectl shoal usage --tenant acme --by model,adapter,day
     kubectl shoal usage --by tenant --from 2026-10 --to 2026-11 -o csv
+    kubectl shoal usage -n team-a --by model,day
     """
     query: dict[str, Any] = {
+        "namespace": namespace,
         "tenant": tenant,
         "by": by if by is not None else "tenant,model,adapter",
         "from": start,
@@ -76,7 +81,7 @@ def usage(
     }
     head, rows = call_ledger(installation, lambda ledger: _pages(ledger, query))
     if tenant and set(head.unseen) == set(tenant):
-        raise click.ClickException(_unseen(tenant))
+        raise click.ClickException(_unseen(tenant, namespace))
     shown = {"from": head.start, "to": head.end, "by": list(head.by), "rows": rows}
     if emit(output, shown, rows, [*head.by, *_COUNTS, *_MORE]):
         return
@@ -113,7 +118,9 @@ def _print(head: UsagePage, rows: list[dict[str, Any]]) -> None:
         out.print(f"For {count(unknown)} requests the tokens are unknown: no engine reported them.")
 
 
-def _unseen(tenants: tuple[str, ...]) -> str:
+def _unseen(tenants: tuple[str, ...], namespace: str | None) -> str:
+    where = "" if namespace is None else f" in namespace {namespace}"
     return (
-        f"the ledger has never seen usage of {', '.join(tenants)}: is it spelt right? `kubectl get tenants` lists them"
+        f"the ledger has never seen usage of {', '.join(tenants)}{where}: is it spelt right? `kubectl get tenants` "
+        "lists them"
     )

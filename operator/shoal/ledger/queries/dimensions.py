@@ -1,9 +1,10 @@
 """Dimensions by which usage is summed and filtered."""
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from sqlalchemy import Column
+from sqlalchemy import Column, ColumnElement, func
 
 from shoal.ledger.schema import hours
 from shoal.net.errors import Problem
@@ -20,6 +21,7 @@ COLUMNS: Final[dict[str, Column[str]]] = {
 }
 """In these columns '' means none."""
 TIMES: Final = ("hour", "day", "month")
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 FLEET: Final = ("class",)
 """Dimensions of the fleet, which tenants may not query."""
 
@@ -44,6 +46,23 @@ def only_these(request: ShellRequest, known: Iterable[str]) -> None:
             raise Problem(400, f"unknown parameter {name[:40]}: there are {', '.join(names)}")
         if any("\0" in value for value in request.parameters[name]):
             raise Problem(400, f"{name} has a NUL in it, which no name has")
+
+
+def namespace(request: ShellRequest) -> str | None:
+    """Parameter `namespace`: only usage of the Models of that namespace. None: of all. Raises Problem."""
+    given = request.one("namespace")
+    if given is not None and not _NAMESPACE.fullmatch(given):
+        raise Problem(400, f"namespace={given[:40]}: the name of a namespace")
+    return given
+
+
+def of_namespace(name: str | None) -> tuple[ColumnElement[bool], ...]:
+    """Condition for usage of the Models of a namespace; none for None."""
+    if name is None:
+        return ()
+    begins = f"{name}/"
+    # No LIKE: SQLite's ignores case.
+    return (func.substr(hours.c.model, 1, len(begins)) == begins,)
 
 
 def limit(request: ShellRequest, default: int, most: int) -> int:

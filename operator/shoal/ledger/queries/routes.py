@@ -17,12 +17,14 @@ from shoal.ledger.queries import bills, creditbook, dimensions, focus, margins, 
 from shoal.ledger.service import LedgerService, answer_csv
 from shoal.ledger.store import LedgerStore
 from shoal.net.errors import Problem
+from shoal.net.rights import PERSON
 from shoal.net.shell import BodyStream, ShellRequest, Write, answer_json
 
 M = TypeVar("M", bound=Message)
 
 FOCUS_DAYS: Final = 400
 """Longest period of one export."""
+_LONGEST_USER: Final = 253
 
 
 class QueryAPI:
@@ -99,7 +101,7 @@ class QueryAPI:
 
     async def new_credit(self, request: ShellRequest) -> Response:
         """Stores a credit; the answer follows the commit."""
-        new = _body(request, NewCredit)
+        new = _proven(_body(request, NewCredit), request)
         currency, now = self._prices.schedule.currency, self._now()
         entry, made = await self._store.write(lambda connection: creditbook.add(connection, new, currency, now))
         if made:
@@ -179,6 +181,15 @@ def _body(request: ShellRequest, kind: type[M]) -> M:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise Problem(400, f"the body: {where or 'it'}: {first['msg']}") from None
+
+
+def _proven(new: NewCredit, request: ShellRequest) -> NewCredit:
+    """With whose token it was made, beside what the caller says of itself."""
+    if request.caller.role != PERSON.role:
+        return new
+    proven = f"({request.caller.name})"[:_LONGEST_USER]
+    said = new.made_by[: max(0, _LONGEST_USER - len(proven) - 1)]
+    return new.model_copy(update={"made_by": f"{said} {proven}".strip()})
 
 
 def _json(message: Message, status: int = 200) -> Response:

@@ -37,6 +37,8 @@ class UsageQuery:
     limit: int = DEFAULT_ROWS
     after: tuple[str | int, ...] | None = None
     """Last row of the previous page."""
+    namespace: str | None = None
+    """Only usage of the Models of this namespace. None: of all."""
 
 
 def parse_query(request: ShellRequest, now: int) -> UsageQuery:
@@ -44,7 +46,8 @@ def parse_query(request: ShellRequest, now: int) -> UsageQuery:
     Problem."""
     tenants_own = request.caller.role == "gateway"
     names = [name for name in dimensions.COLUMNS if not (tenants_own and name in dimensions.FLEET)]
-    dimensions.only_these(request, [*names, "from", "to", "by", "billed", "limit", "after", "output"])
+    narrowing = () if tenants_own else ("namespace",)
+    dimensions.only_these(request, [*names, *narrowing, "from", "to", "by", "billed", "limit", "after", "output"])
     only = {name: tuple(request.parameters[name]) for name in names if name in request.parameters}
     if tenants_own and (len(only.get("tenant", ())) != 1 or not only["tenant"][0]):
         raise Problem(400, "a gateway asks for one tenant: tenant=<name>")
@@ -59,6 +62,7 @@ def parse_query(request: ShellRequest, now: int) -> UsageQuery:
         billed == "true",
         dimensions.limit(request, DEFAULT_ROWS, MOST_ROWS),
         _after(request.one("after"), by),
+        dimensions.namespace(request),
     )
 
 
@@ -69,6 +73,7 @@ def answer(connection: Connection, query: UsageQuery) -> UsagePage:
         select(*columns, *aggregation.SUMMED)
         .where(hours.c.hour >= query.span.start, hours.c.hour < query.span.end, aggregation.billed(query.billed))
         .where(*(dimensions.COLUMNS[name].in_(values) for name, values in query.only.items()))
+        .where(*dimensions.of_namespace(query.namespace))
         .subquery()
     )
     keys = [inner.c[f"by_{name}"] for name in query.by]
@@ -87,16 +92,19 @@ def answer(connection: Connection, query: UsageQuery) -> UsagePage:
         by=cast("tuple[By, ...]", query.by),
         rows=tuple(_row(query.by, row[: len(keys)], aggregation.counts(row)) for row in shown),
         next=_cursor(shown[-1][: len(keys)]) if len(found) > query.limit else None,
-        unseen=() if found else unseen(connection, query.only.get("tenant", ())),
+        unseen=() if found else unseen(connection, query.only.get("tenant", ()), query.namespace),
     )
 
 
-def unseen(connection: Connection, tenants: Sequence[str]) -> tuple[str, ...]:
-    """Those of `tenants` that have never had any usage."""
+def unseen(connection: Connection, tenants: Sequence[str], namespace: str | None = None) -> tuple[str, ...]:
+    """Those of `tenants` that have never had any usage, of the Models of this namespace (None: of all)."""
     return tuple(
         tenant
         for tenant in dict.fromkeys(tenants)
-        if connection.execute(select(literal(1)).where(hours.c.tenant == tenant).limit(1)).first() is None
+        if connection.execute(
+            select(literal(1)).where(hours.c.tenant == tenant, *dimensions.of_namespace(namespace)).limit(1)
+        ).first()
+        is None
     )
 
 
