@@ -3,12 +3,15 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, generate_latest
 from starlette.responses import Response
 
+from shoal.api.rights import Right
 from shoal.kube.access import Access, token_of
+from shoal.kube.callers import Callers
 from shoal.net.errors import Problem
 from shoal.net.shell import ANY, Shell, ShellRequest, Unrouted, answer_json
 
@@ -23,15 +26,37 @@ Causes = Callable[[], Mapping[str, str]]
 
 class TokenGuard:
     """Lets callers through whose token may `get` the path, and all where `access` is None. The paths of probes are
-    open. For `/v1/decisions/<namespace>/<name>` the right to `/v1/decisions` is needed."""
+    open. For `/v1/decisions/<namespace>/<name>` the right to `/v1/decisions` is needed.
 
-    def __init__(self, access: Access | None) -> None:
+    A token for the audience of `callers` is asked for its right to this page (`rights`), of the namespace that the path
+    or the query names, or of all.
+    """
+
+    def __init__(
+        self,
+        access: Access | None,
+        callers: Callers | None = None,
+        rights: Mapping[tuple[str, str], Right] = MappingProxyType({}),
+    ) -> None:
         self._access = access
+        self._callers = callers
+        self._rights = rights
 
     async def __call__(self, request: ShellRequest) -> None:
         path: str = request.scope["path"]
-        if path not in PROBES:
-            await self.check(request, "/".join(path.split("/")[:3]))
+        if path in PROBES:
+            return
+        page = "/".join(path.split("/")[:3])
+        right = self._rights.get(("GET", page))
+        callers, token = self._callers, token_of(request.headers)
+        if self._access is None or callers is None or right is None or not callers.meant(token):
+            await self.check(request, page)
+            return
+        named = path.split("/")[3:4]
+        namespace = named[0] if named else request.one("namespace")
+        verdict = await callers.may(token, right, namespace=namespace)
+        if not verdict.allowed:
+            raise Problem(verdict.status, verdict.message, verdict.headers)
 
     async def check(self, request: ShellRequest, page: str = METRICS) -> None:
         """Raises Problem where the caller may not read this page."""

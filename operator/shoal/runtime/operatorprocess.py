@@ -14,11 +14,12 @@ import yaml
 from pydantic import ValidationError
 from starlette.responses import PlainTextResponse, Response
 
-from shoal.api import names
+from shoal.api import names, rights
 from shoal.api.config import OperatorConfig
 from shoal.controllers.lora import serve as serve_adapters
 from shoal.controllers.scaling import serve as serve_decisions
 from shoal.kube.access import Access
+from shoal.kube.callers import Callers
 from shoal.kube.client import KubeClient
 from shoal.net import trace
 from shoal.net.pages import METRICS, TokenGuard, denial_response, metrics_page
@@ -32,9 +33,10 @@ from shoal.runtime.scaler import ScalerPlace
 log = structlog.get_logger()
 
 
-def operator_ops(operator: OperatorProcess, access: Access | None = None) -> Shell:
-    """/healthz, /readyz, /metrics, /v1/decisions, /v1/adapters; but for the first two they ask `access`."""
-    guard = TokenGuard(access)
+def operator_ops(operator: OperatorProcess, access: Access | None = None, callers: Callers | None = None) -> Shell:
+    """/healthz, /readyz, /metrics, /v1/decisions, /v1/adapters; but for the first two they ask `access`, or `callers`
+    for people with a role."""
+    guard = TokenGuard(access, callers, rights.OPERATOR)
     shell = Shell("the operator", wording=denial_response, guard=guard)
 
     async def answer(request: ShellRequest, problems: list[str]) -> Response:
@@ -97,8 +99,9 @@ async def serve(
         if traces is not None:
             operator.trace(traces.tracer)
         access = Access(client) if config.metrics_auth else None
+        callers = Callers(client, rights.OPERATOR_AUDIENCE) if config.role_tokens else None
         ops = make_server(
-            operator_ops(operator, access), host=host, port=port, keep_alive=KEEP_ALIVE_SECONDS, stop_seconds=1
+            operator_ops(operator, access, callers), host=host, port=port, keep_alive=KEEP_ALIVE_SECONDS, stop_seconds=1
         )
         try:
             async with serving(ops):

@@ -1,0 +1,96 @@
+"""`GET /v1/decisions` and `/v1/adapters` for people with a role: of all namespaces, or of theirs alone."""
+
+from typing import Any, cast
+
+import orjson
+import pytest
+
+from shoal.api import names, rights
+from shoal.controllers.scaling.serve import add_routes
+from shoal.kube.access import Access
+from shoal.kube.callers import Callers
+from shoal.kube.client import KubeClient
+from shoal.net.pages import TokenGuard, denial_response
+from shoal.net.shell import Shell
+from tests.support.rolereviews import RoleReviews
+from tests.support.shells import Answer, call
+from tests.unit.controllers.test_decisions_served import FakeHistory
+
+
+class Asked:
+    """The operator's pages, and the API server that it asks."""
+
+    def __init__(self) -> None:
+        self.server = RoleReviews()
+        client = cast(KubeClient, self.server)
+        guard = TokenGuard(Access(client), Callers(client, rights.OPERATOR_AUDIENCE), rights.OPERATOR)
+        self.shell = Shell("the operator", wording=denial_response, guard=guard)
+        add_routes(self.shell, FakeHistory(), operator="op-1", leads=lambda: True, leader=lambda: "op-1")
+
+    def token(
+        self,
+        account: str = rights.VIEWER,
+        namespace: str = "shoal-system",
+        audience: str = rights.OPERATOR_AUDIENCE,
+        **more: Any,
+    ) -> str:
+        return self.server.issue(account, namespace, audience=audience, **more)
+
+    async def get(self, token: str, path: str = names.DECISIONS_PATH) -> Answer:
+        path, _, query = path.partition("?")
+        return await call(self.shell, path, query=query.encode(), x_shoal_key=token)
+
+
+@pytest.fixture
+def asked() -> Asked:
+    return Asked()
+
+
+def models(answer: Answer) -> list[str]:
+    assert answer.status == 200, answer.body
+    return [model["model"] for model in orjson.loads(answer.body)["models"]]
+
+
+async def test_a_viewer_of_all_namespaces_sees_every_model(asked: Asked) -> None:
+    assert models(await asked.get(asked.token())) == ["chat/a", "code/b"]
+    assert models(await asked.get(asked.token(), "/v1/decisions/code/b")) == ["code/b"]
+
+
+async def test_a_viewer_of_one_namespace_sees_its_models_alone(asked: Asked) -> None:
+    asked.server.bind("shoal-viewer", "chat", rights.VIEWER, namespace="chat")
+    token = asked.token("shoal-viewer", "chat")
+    assert models(await asked.get(token, "/v1/decisions?namespace=chat")) == ["chat/a"]
+    assert models(await asked.get(token, "/v1/decisions/chat/a")) == ["chat/a"]
+    for path in (
+        "/v1/decisions",
+        "/v1/decisions?namespace=",
+        "/v1/decisions?namespace=code",
+        "/v1/decisions/code/b",
+        "/v1/decisions/code/b?namespace=chat",
+        "/v1/decisions/",
+        "/v1/decisions//a?namespace=chat",
+        "/v1/adapters",
+        "/v1/adapters?namespace=code",
+    ):
+        assert (await asked.get(token, path)).status == 403, path
+    assert (await asked.get(token, "/v1/decisions?namespace=chat&namespace=code")).status == 400
+    # A Model of another namespace is not told from one that does not exist.
+    others = [orjson.loads((await asked.get(token, f"/v1/decisions/code/{name}")).body) for name in ("b", "none")]
+    assert others[0] == others[1]
+    assert "kubectl -n code create rolebinding shoal-viewer-account" in others[0]["message"]
+
+
+async def test_other_roles_and_tokens_for_others_see_nothing(asked: Asked) -> None:
+    for role in (rights.BILLING, rights.LOGS, rights.TENANT_ADMIN):
+        assert (await asked.get(asked.token(role))).status == 403
+    assert (await asked.get(asked.token("shoal-gateway", pod="shoal-gateway-0"))).status == 403
+    for audience in (rights.LEDGER_AUDIENCE, rights.GATEWAY_AUDIENCE, names.LEDGER_AUDIENCE):
+        assert (await asked.get(asked.token(audience=audience))).status == 401
+    expired = asked.token(seconds=-3600)
+    assert (await asked.get(expired)).status == 401
+    for nothing in ("", "sk-acme-key", "x" * 20_000):
+        assert (await asked.get(nothing)).status == 401
+
+
+async def test_a_role_opens_no_metrics(asked: Asked) -> None:
+    assert (await asked.get(asked.token(), "/metrics")).status == 401
