@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from shoal.api import keys
+from shoal.api import keys, rights
 from shoal.core import facts
 from shoal.core.routing.choice import Replica
 from shoal.core.routing.resolve import ServedModel
@@ -36,6 +36,7 @@ from shoal.gateway.replicapool import ReplicaPool
 from shoal.gateway.settings import GatewaySettings
 from shoal.gateway.shared import Gateway, engine_port
 from shoal.kube.access import Access
+from shoal.kube.callers import Callers
 from shoal.kube.client import KubeClient
 from shoal.kube.enginepods import EnginePods
 from shoal.kube.reflector import Reflector, ReflectorEvent
@@ -173,6 +174,7 @@ class GatewayProcess:
             self.key_ring,
             self._peer_pods,
             credentials=self.credentials,
+            callers=Callers(client, rights.GATEWAY_AUDIENCE) if settings.role_tokens else None,
         )
         self.metrics.registry.register(RequestLogMetrics(self.logs.logger))
         self.gateway = Gateway(

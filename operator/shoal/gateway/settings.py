@@ -59,6 +59,9 @@ class GatewaySettings(BaseSettings):
     """The only namespaces whose Models are served, Shoal's own among them, as JSON; empty: all."""
     metrics_auth: bool = False
     """Whether /metrics and the reasons in /readyz require a Kubernetes token that may `get` them."""
+    role_tokens: bool = False
+    """Whether people may read and delete request logs with a Kubernetes token whose owner has the right
+    (docs/roles.md)."""
     log_level: str = "info"
 
     request_seconds: float = Field(default=900.0, gt=0)

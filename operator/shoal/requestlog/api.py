@@ -11,11 +11,13 @@ import aiohttp
 import orjson
 from starlette.responses import Response
 
-from shoal.api import names
+from shoal.api import names, rights
 from shoal.api.keys import Role
 from shoal.core import facts
+from shoal.kube.callers import Callers
 from shoal.net.asgi import unproved
 from shoal.net.errors import ApiError, unavailable
+from shoal.net.rights import PERSON
 from shoal.net.roles import given_key, role_of
 from shoal.net.shell import ShellRequest
 from shoal.net.stream import gateway_peer
@@ -51,12 +53,15 @@ class LogsApi:
         peers: Callable[[], Collection[facts.Pod] | None] = lambda: (),
         port: int = names.OPS_PORT,
         credentials: TLSCredentials | None = None,
+        callers: Callers | None = None,
     ) -> None:
+        """`callers` knows people by their tokens; None: keys only."""
         self.logger = logger
         self._keys = keys
         self._peers = peers
         self._port = port
         self._credentials = credentials
+        self._callers = callers
         self._reads = asyncio.Semaphore(_MOST_READS)
         self._waiting = 0
         self._session: aiohttp.ClientSession | None = None
@@ -81,10 +86,14 @@ class LogsApi:
             return _json(error.status, orjson.dumps(flat), headers)
 
     async def _ops(self, request: ShellRequest) -> bytes:
-        role = role_of(given_key(request.headers, _PLACES), _ROLES, self._keys.demand_keys)
-        if role is None:
-            raise ApiError(401, "A key for logs, or of a gateway, is needed.", "invalid_key")
-        if (why := unproved(self._credentials, request.scope, role)) is not None:
+        secret = given_key(request.headers, _PLACES)
+        role = role_of(secret, _ROLES, self._keys.demand_keys)
+        callers = self._callers
+        person = role is None and callers is not None and callers.understands(secret)
+        if role is None and not person:
+            token = "" if callers is None else f" A person's token is for {callers.audience}."
+            raise ApiError(401, f"A key for logs, or of a gateway, is needed.{token}", "invalid_key")
+        if (why := unproved(self._credentials, request.scope, role or PERSON.role)) is not None:
             raise ApiError(403, f"{why[0].upper()}{why[1:]}.", "mutual_tls_needed")
         method = request.method
         if method not in ("GET", "DELETE"):
@@ -94,9 +103,11 @@ class LogsApi:
         tenant = given.pop("tenant", "")
         if not _TENANT.fullmatch(tenant):
             raise ApiError(400, "`tenant` must be the name of a Tenant.", "invalid_parameter", param="tenant")
+        if person and callers is not None:
+            await _allowed(callers, secret, method, tenant)
         if method == "DELETE":
-            return await self._erase(tenant, given.get("user"), everywhere=role == "logs")
-        if role == "logs":
+            return await self._erase(tenant, given.get("user"), everywhere=role != "gateway")
+        if role != "gateway":
             return await self._page(query_of(tenant, given))
         return _body(await self._read(query_of(tenant, given), everywhere=False), [])
 
@@ -220,6 +231,15 @@ class LogsApi:
             if response.status != 401:
                 break
         return why
+
+
+async def _allowed(callers: Callers, token: str, method: str, tenant: str) -> None:
+    """Raises ApiError for a person without the right to this tenant's log."""
+    verdict = await callers.may(token, rights.GATEWAY[method, names.LOGS_PATH], tenant=tenant)
+    if not verdict.allowed:
+        codes = {401: "invalid_token", 503: "overloaded"}
+        headers = tuple((name.lower().encode(), value.encode()) for name, value in verdict.headers.items())
+        raise ApiError(verdict.status, verdict.message, codes.get(verdict.status, "forbidden"), headers=headers)
 
 
 def _add(total: dict[str, Any], part: Mapping[str, Any]) -> None:

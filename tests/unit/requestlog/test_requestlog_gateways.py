@@ -2,18 +2,22 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from shoal.api import names, rights
 from shoal.core import facts
 from shoal.gateway.demand import DemandPublisher, DemandState
 from shoal.gateway.ops import gateway_ops
+from shoal.kube.callers import Callers
+from shoal.kube.client import KubeClient
 from shoal.net.server import make_server
 from shoal.requestlog.api import LogsApi
 from shoal.requestlog.logger import RequestLogger
 from tests.support.requestlog import ADMIN, PEER, LoggedGateway, echo, logged
+from tests.support.rolereviews import RoleReviews
 from tests.support.scripted_engine import ScriptedEngine
 
 
@@ -123,3 +127,58 @@ async def test_deletion_goes_to_all_gateways_and_says_which_it_did_not_reach(two
     assert answer["files"] == 1
     two.pods = []
     assert (await two.it.page())["data"] == []
+
+
+# --- people with a role -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reviews(two: Two) -> RoleReviews:
+    server = RoleReviews()
+    two.it.it.app.logs._callers = Callers(cast(KubeClient, server), rights.GATEWAY_AUDIENCE)  # pyright: ignore[reportPrivateUsage]
+    return server
+
+
+def shown(
+    server: RoleReviews,
+    account: str,
+    namespace: str = "shoal-system",
+    audience: str = rights.GATEWAY_AUDIENCE,
+    **more: Any,
+) -> dict[str, str]:
+    return {"x-shoal-key": server.issue(account, namespace, audience=audience, **more)}
+
+
+async def test_who_has_the_role_for_logs_reads_and_deletes_on_all_gateways(two: Two, reviews: RoleReviews):
+    reader = shown(reviews, rights.LOGS)
+    assert texts(await two.call("GET", reader, tenant="acme")) == ["there", "here"]
+    answer = await two.call("DELETE", reader, tenant="acme", user="u-2")
+    assert (answer["entries"], answer["missing"]) == (1, [])
+    assert texts(await two.call("GET", reader, tenant="acme")) == ["here"]
+
+
+async def test_who_may_read_one_tenants_log_reads_no_others(two: Two, reviews: RoleReviews):
+    reviews.bind("auditor", "acme-team", rights.LOGS, tenant="acme")
+    reader = shown(reviews, "auditor", "acme-team")
+    assert texts(await two.call("GET", reader, tenant="acme")) == ["there", "here"]
+    refused = await two.call("GET", reader, 403, tenant="globex")
+    assert "may not get requestlogs.shoal.dev of tenant globex" in refused["message"]
+    await two.call("GET", reader, 400, tenant="")
+    await two.call("GET", reader, 400)
+
+
+async def test_no_other_role_reads_prompts_and_nobody_without_a_token_for_them(two: Two, reviews: RoleReviews):
+    for role in (rights.BILLING, rights.VIEWER, rights.TENANT_ADMIN):
+        for method in ("GET", "DELETE"):
+            refused = await two.call(method, shown(reviews, role), 403, tenant="acme")
+            assert "The ClusterRole shoal-logs-account grants it" in refused["message"]
+    await two.call("GET", shown(reviews, "shoal-gateway", pod="shoal-gateway-0"), 403, tenant="acme")
+    asked = len(reviews.asked)
+    for audience in (rights.LEDGER_AUDIENCE, names.LEDGER_AUDIENCE, "https://kubernetes.default.svc"):
+        await two.call("GET", shown(reviews, rights.LOGS, audience=audience), 401, tenant="acme")
+    await two.call("GET", shown(reviews, rights.LOGS, seconds=-3600), 401, tenant="acme")
+    for nothing in ("sk-test-acme", "x" * 20_000):
+        await two.call("GET", {"x-shoal-key": nothing}, 401, tenant="acme")
+    assert len(reviews.asked) == asked, "neither a tenant's key nor another's token is sent to the API server"
+    reviews.away = True
+    await two.call("GET", shown(reviews, rights.LOGS), 503, tenant="acme")
