@@ -1,13 +1,15 @@
-"""`kubectl shoal usage` with a role and no key: with the chart's roles, tokens and the proxy of a real API server.
+"""`kubectl shoal usage`, `top` and `why` with a role and no key: with the chart's roles, and with tokens and the proxy of
+a real API server.
 
-Nothing runs pods here: the ledger is in this process, and the endpoints of its Service lead to it.
+Nothing runs pods here: the ledger and the operators' pages are in this process, and the endpoints of their Services
+lead to them.
 """
 
 import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +18,30 @@ import yaml
 from click.testing import CliRunner, Result
 from sqlalchemy import insert
 
-from shoal.api import rights
+from shoal.api import names, rights
 from shoal.cli.main import main
+from shoal.controllers.scaling.serve import add_routes
+from shoal.kube.access import Access
+from shoal.kube.callers import Callers
 from shoal.kube.client import KubeClient
 from shoal.ledger.schema import hours
+from shoal.net.pages import TokenGuard, denial_response
+from shoal.net.server import HTTPServer, make_server
+from shoal.net.serving import serving
+from shoal.net.shell import Shell
 from tests.support.apiserver import ApiServer
 from tests.support.charts import rendered
 from tests.support.ledger import Served, served
 from tests.support.operators import NAMESPACE
 from tests.support.queryapi import hour
 from tests.support.waiting import until
+from tests.unit.controllers.test_decisions_served import FakeHistory
 
 pytestmark = pytest.mark.apiserver
 
 KINDS = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
-TEAM = "team-chat"
-POD = "shoal-ledger-0"
+TEAM = "chat"
+POD = "shoal-pages-0"
 PEOPLE = "people"
 """The namespace of the accounts that stand for users."""
 
@@ -56,35 +66,25 @@ def kubeconfig(cluster: ApiServer, folder: Path, account: str, namespace: str) -
     return str(path)
 
 
-def service(address: str, port: int) -> list[dict[str, Any]]:
-    """As the endpoints controller would fill it: the API server's proxy goes to addresses of pods only."""
-    metadata = {"name": "shoal-ledger", "namespace": NAMESPACE}
-    target = {"name": "api", "port": port, "protocol": "TCP"}
+def service(name: str, port: int, address: str, *targets: int) -> list[dict[str, Any]]:
+    """As the endpoints controller would fill it: the API server's proxy goes to addresses of pods only, and chooses one
+    at random."""
     pod = {"kind": "Pod", "name": POD, "namespace": NAMESPACE}
+    ports = [{"name": "main", "port": port, "protocol": "TCP"}]
+    subsets = [
+        {"addresses": [{"ip": address, "targetRef": pod}], "ports": [{"name": "main", "port": each, "protocol": "TCP"}]}
+        for each in targets
+    ]
+    metadata = {"name": name, "namespace": NAMESPACE}
     return [
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": POD, "namespace": NAMESPACE},
-            "spec": {"serviceAccountName": "shoal-ledger", "containers": [{"name": "main", "image": "none"}]},
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": metadata,
-            "spec": {"ports": [{"name": "api", "port": 8500, "targetPort": port, "protocol": "TCP"}]},
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "Endpoints",
-            "metadata": metadata,
-            "subsets": [{"addresses": [{"ip": address, "targetRef": pod}], "ports": [target]}],
-        },
+        {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": ports}},
+        {"apiVersion": "v1", "kind": "Endpoints", "metadata": metadata, "subsets": subsets},
     ]
 
 
 def remove(cluster: ApiServer) -> None:
-    cluster.run("delete", "service,endpoints", "shoal-ledger", "-n", NAMESPACE)
+    for name in (names.LEDGER_SERVICE, names.OPERATOR_SERVICE):
+        cluster.run("delete", "service,endpoints", name, "-n", NAMESPACE)
     cluster.run("delete", "pod", POD, "-n", NAMESPACE, "--force", "--grace-period=0")
 
 
@@ -123,6 +123,20 @@ class Office:
         raise AssertionError(found.output)  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
+@contextlib.asynccontextmanager
+async def two_operators(client: KubeClient) -> AsyncGenerator[tuple[int, int]]:
+    """The pages of two operators, of which one leads; yields their ports."""
+    guard = TokenGuard(Access(client), Callers(client, rights.OPERATOR_AUDIENCE), rights.OPERATOR)
+    servers: list[HTTPServer] = []
+    for name in ("op-1", "op-2"):
+        shell = Shell("the operator", wording=denial_response, guard=guard)
+        leads = name == "op-1"
+        add_routes(shell, FakeHistory(), operator=name, leads=lambda leads=leads: leads, leader=lambda: "op-1")
+        servers.append(make_server(shell, host="0.0.0.0", port=0, keep_alive=5, stop_seconds=1))
+    async with serving(*servers):
+        yield servers[0].port, servers[1].port
+
+
 @pytest.fixture
 async def office(apiserver: ApiServer, tmp_path: Path) -> AsyncIterator[Office]:
     address = own_address()
@@ -146,7 +160,18 @@ async def office(apiserver: ApiServer, tmp_path: Path) -> AsyncIterator[Office]:
         ]
         await it.process.store.write(lambda connection: connection.execute(insert(hours), rows) and None)
         remove(apiserver)
-        made = apiserver.apply(*service(address, it.process.server.port))
+        operators = await stack.enter_async_context(two_operators(client))
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": POD, "namespace": NAMESPACE},
+            "spec": {"serviceAccountName": "shoal-ledger", "containers": [{"name": "main", "image": "none"}]},
+        }
+        made = apiserver.apply(
+            pod,
+            *service(names.LEDGER_SERVICE, names.LEDGER_PORT, address, it.process.server.port),
+            *service(names.OPERATOR_SERVICE, names.OPS_PORT, address, *operators),
+        )
         assert made.returncode == 0, made.stderr
         status = {"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}}
         apiserver.kubectl("patch", "pod", POD, "-n", NAMESPACE, "--subresource=status", "-p", json.dumps(status))
@@ -174,7 +199,7 @@ async def test_finance_with_the_role_sees_usage_and_bills_and_no_key(office: Off
     assert f"--clusterrole=shoal-viewer --user={who}" in before.stderr
     office.bind("finance", rights.BILLING, NAMESPACE)
     found = await office.eventually(finance, "usage", "--by", "model", "-o", "json", *SPAN)
-    assert models(found) == ["code/coder", f"{TEAM}/llama"]
+    assert models(found) == [f"{TEAM}/llama", "code/coder"]
     bill = await office.shoal(finance, "bill", "--tenant", "acme", "--month", "2026-11")
     assert bill.exit_code == 0, bill.output
     for key in ("shoal-key-billing", "shoal-root-key"):
@@ -188,18 +213,46 @@ async def test_a_team_sees_its_namespace_alone(office: Office) -> None:
     member = office.user("member")
     office.bind("member", rights.VIEWER, TEAM)
     query = ("usage", "--by", "model", "-o", "json", *SPAN)
+    said = ""
     for _ in range(40):
-        refused = await office.shoal(member, *query, "-n", TEAM)
-        if "shoal-reach" in refused.stderr:
+        said = (await office.shoal(member, *query, "-n", TEAM)).stderr
+        if "shoal-reach" in said:
             break
         await asyncio.sleep(0.5)
-    assert "This needs the Role shoal-reach in namespace shoal-system" in refused.stderr
+    assert "This needs the Role shoal-reach in namespace shoal-system" in said
     office.bind("member", "shoal-reach", NAMESPACE, kind="role")
     assert models(await office.eventually(member, *query, "-n", TEAM)) == [f"{TEAM}/llama"]
     for more in ((), ("-n", "default"), ("-n", NAMESPACE)):
         assert (await office.shoal(member, *query, *more)).exit_code == 1, more
     bill = await office.shoal(member, "bill", "--tenant", "acme", "--month", "2026-11")
     assert bill.exit_code == 1
+
+
+async def test_a_team_sees_load_and_decisions_of_its_namespace_alone(office: Office) -> None:
+    member = office.user("watcher")
+    office.bind("watcher", rights.VIEWER, TEAM)
+    office.bind("watcher", "shoal-reach", NAMESPACE, kind="role")
+    model = {
+        "apiVersion": "shoal.dev/v1alpha1",
+        "kind": "Model",
+        "metadata": {"name": "a", "namespace": TEAM},
+        "spec": {"source": {"uri": "hf://owner/llama"}},
+    }
+    assert office.cluster.apply(model).returncode == 0
+    top = await office.eventually(member, "top", "-n", TEAM, "-o", "json")
+    assert [each["model"] for each in json.loads(top.stdout)] == [f"{TEAM}/a"]
+    for _ in range(5):  # some of these calls reach the operator that does not lead
+        why = await office.shoal(member, "why", "a", "-n", TEAM)
+        assert why.exit_code == 0, why.output
+        assert "Waking: 1 held" in why.stdout
+    for args in (("top", "-A"), ("top", "-n", "code"), ("adapters", "-n", "code"), ("why", "b", "-n", "code")):
+        refused = await office.shoal(member, *args)
+        assert refused.exit_code == 1, args
+    everywhere = office.user("on-call")
+    office.bind("on-call", rights.VIEWER, NAMESPACE)
+    top = await office.eventually(everywhere, "top", "-A", "-o", "json")
+    assert [each["model"] for each in json.loads(top.stdout)] == [f"{TEAM}/a", "code/b"]
+    office.cluster.kubectl("delete", "model", "a", "-n", TEAM)
 
 
 async def test_tokens_of_others_open_nothing(office: Office) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal.api import rights
 from shoal.api.meta import GROUP
-from shoal.kube.errors import APIServerUnavailable
+from shoal.kube.errors import APIServerUnavailable, Forbidden
 from shoal.kube.podtokens import POD_NAME
 
 HOME = "shoal-system"
@@ -24,6 +24,8 @@ class RoleReviews:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.away = False
+        self.forbids = False
+        """Whether the service itself may not ask."""
         self._users: dict[str, tuple[str, float, dict[str, Any]]] = {}
         self._bound: list[tuple[str, str, str, str]] = [(user_of(role), role, "", "") for role in rights.ROLES]
 
@@ -61,6 +63,8 @@ class RoleReviews:
         self.asked.append(resource.plural)
         if self.away:
             raise APIServerUnavailable("no answer")
+        if self.forbids:
+            raise Forbidden("tokenreviews.authentication.k8s.io is forbidden", status=403)
         spec = review["spec"]
         if resource.plural == "tokenreviews":
             audience, expires, user = self._users.get(spec["token"], ("", 0.0, {}))

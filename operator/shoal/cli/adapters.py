@@ -163,8 +163,8 @@ def command(
 ) -> None:
     """Show the adapters of LoRA pools: residency, hit rate, loads and last use.
 
-    An unknown value is `?`. An adapter without a slot shows the reason. Needs the right to get the operator's Lease and
-    pods/proxy in Shoal's namespace.
+    An unknown value is `?`. An adapter without a slot shows the reason. Needs the ClusterRole
+    shoal-viewer in the namespace, or in Shoal's for all namespaces.
     """
     if all_namespaces and namespace:
         raise click.UsageError("--all-namespaces and --namespace exclude each other")

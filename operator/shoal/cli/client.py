@@ -34,7 +34,7 @@ Query = Mapping[str, str | Sequence[str] | None]
 """Query parameters; None is left out."""
 
 CONNECT_SECONDS: Final = 5.0
-_PAUSE_SECONDS: Final = 0.1
+_PAUSE_SECONDS: Final = 0.05
 
 
 class ServiceError(Exception):
@@ -144,7 +144,7 @@ class ServiceClient(ABC):
             return await self._by_key(method, path, body)
         except MissingRight as error:
             advice = await self._tokens.advice(right, viewed)
-            raise Unreachable(f"{error.message}\n{advice}\nOr, with the key of the role: {error.needed}") from None
+            raise Unreachable(f"{error.message}\n{advice}\nOr, without such a role: {error.needed}") from None
 
     async def _by_key(self, method: str, path: str, body: bytes | None) -> bytes:
         failed: tuple[KubeError, Target] | None = None

@@ -140,8 +140,7 @@ def command(
 ) -> None:
     """Show a tenant's request log, from all gateways; `-o json` prints one complete entry per line, csv no bodies.
 
-    The Tenant's `spec.logging` decides what is logged. Needs the right to read the Secret shoal-key-logs and to proxy
-    to pods in Shoal's namespace.
+    The Tenant's `spec.logging` decides what is logged. Needs the ClusterRole shoal-logs in Shoal's namespace.
     """
     if ctx.invoked_subcommand is not None:
         if tenant or user:

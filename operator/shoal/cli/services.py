@@ -46,7 +46,7 @@ class OperatorClient(ServiceClient):
     service = "operator"
     namespace_option = "--operator-namespace"
     by_role = RoleService(
-        names.OPERATOR_SERVICE, names.OPS_PORT, None, rights.OPERATOR_AUDIENCE, rights.OPERATOR, tries=10
+        names.OPERATOR_SERVICE, names.OPS_PORT, None, rights.OPERATOR_AUDIENCE, rights.OPERATOR, tries=30
     )
 
     async def all(self, namespace: str | None) -> Decisions:

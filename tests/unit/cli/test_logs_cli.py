@@ -240,3 +240,44 @@ def test_options_that_do_not_go_together(api: CannedApi, tmp_path: Path):
     assert "--tenant is required" in run(api, tmp_path).output
     wrong = CliRunner().invoke(main, ["logs", "--tenant", "acme", "delete", "--tenant", "acme"])
     assert "put the options of `logs delete` after `delete`" in wrong.output
+
+
+# --- with a role ----------------------------------------------------------------------------------------------------
+
+TOKEN = f"{SYSTEM}/serviceaccounts/shoal-logs/token"
+SERVICE = f"{SYSTEM}/services/shoal-gateway-pods"
+
+
+@pytest.fixture
+def reader(api: CannedApi) -> CannedApi:
+    """The user has the ClusterRole shoal-logs, and may read no Secret."""
+    api.answers[TOKEN] = {"status": {"token": "short-lived"}}
+    api.answers[SECRET] = (403, 'secrets "shoal-key-logs" is forbidden')
+    api.answers[SERVICE] = {"spec": {"ports": [{"port": 9090}]}}
+    return api
+
+
+@pytest.mark.parametrize("mtls", [False, True])
+def test_with_the_role_no_key_is_needed(reader: CannedApi, tmp_path: Path, mtls: bool):
+    where = f"{SYSTEM}/services/shoal-gateway-pods:9090/proxy/v1/logs"
+    if mtls:
+        reader.answers[SERVICE] = {"spec": {"ports": [{"port": 9090}, {"port": 9443}]}}
+        where = f"{SYSTEM}/services/https:shoal-gateway-pods:9443/proxy/v1/logs"
+    reader.answers[where] = page(entry(1))
+    result = run(reader, tmp_path, "--tenant", "acme", "-o", "json")
+    assert result.exit_code == 0, result.output
+    assert [json.loads(text)["id"] for text in result.stdout.splitlines()] == ["id-1"]
+    method, path, headers = asked(reader)
+    assert (method, path.partition("?")[0], headers["x-shoal-key"]) == ("GET", where, "short-lived")
+    reader.answers[where] = {"files": 1, "entries": None, "missing": [], "unreadable": []}
+    assert run(reader, tmp_path, "delete", "--tenant", "acme", "--yes").exit_code == 0
+    assert asked(reader)[0] == "DELETE"
+    assert SECRET not in reader.asked
+
+
+def test_without_the_role_the_command_is_told(reader: CannedApi, tmp_path: Path):
+    reader.answers[TOKEN] = (403, "cannot create serviceaccounts/token")
+    result = run(reader, tmp_path, "--tenant", "acme")
+    assert result.exit_code == 1
+    assert "This needs the ClusterRole shoal-logs. An administrator runs:" in result.output
+    assert "kubectl -n shoal-system create rolebinding shoal-logs-user --clusterrole=shoal-logs" in result.output

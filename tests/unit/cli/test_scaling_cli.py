@@ -413,3 +413,87 @@ def test_wake_of_a_model_that_does_not_exist_is_told_in_the_servers_words(kubeco
     assert done.exit_code == 1
     assert 'models.shoal.dev "llama" not found' in done.output
     assert not api.patches
+
+
+# --- with a role ----------------------------------------------------------------------------------------------------
+
+SYSTEM = "/api/v1/namespaces/shoal-system"
+SERVICE = f"{SYSTEM}/services/shoal-operator"
+PAGES = f"{SERVICE}:9090/proxy/v1/decisions"
+
+
+def viewer_token(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/serviceaccounts/shoal-viewer/token"
+
+
+@pytest.fixture
+def team(api: CannedApi) -> CannedApi:
+    """The user sees the namespace `chat`, may get no Lease and reach no pod."""
+    api.answers[viewer_token("chat")] = {"status": {"token": "of-chat"}}
+    for refused in (viewer_token("shoal-system"), LEASE, POD, ACCOUNT, f"{POD}/chat/llama"):
+        api.answers[refused] = (403, f"you may not: {refused}")
+    api.answers[SERVICE] = {"spec": {"ports": [{"port": 9090}]}}
+    api.answers[PAGES] = answer(LLAMA)
+    api.answers[f"{PAGES}/chat/llama"] = answer(LLAMA.model_copy(update={"decisions": DECISIONS}))
+    return api
+
+
+def proxied(api: CannedApi) -> list[tuple[str, str]]:
+    return [(path, headers.get("x-shoal-key", "")) for _, path, headers in api.calls if "/proxy/" in path]
+
+
+def test_a_team_sees_top_and_why_of_its_namespace(kubeconfig: Path, team: CannedApi) -> None:
+    assert "llama" in shoal(kubeconfig, "top", "--once").output
+    assert "11:59:26Z" in shoal(kubeconfig, "why", "llama", "-n", "chat").output
+    assert proxied(team) == [(f"{PAGES}?namespace=chat", "of-chat"), (f"{PAGES}/chat/llama", "of-chat")]
+    assert LEASE not in team.asked
+
+
+def test_a_team_is_told_what_all_namespaces_take(kubeconfig: Path, team: CannedApi) -> None:
+    done = shoal(kubeconfig, "top", "-A", "--once")
+    assert done.exit_code == 1
+    assert "This needs the ClusterRole shoal-viewer. An administrator runs:" in done.output
+    assert "kubectl -n shoal-system create rolebinding shoal-viewer-user --clusterrole=shoal-viewer --user=USER" in (
+        done.output
+    )
+    assert "Or ask for one namespace whose shoal-viewer you are, with -n." in done.output
+    assert proxied(team) == []
+
+
+def test_what_the_operator_refuses_is_told_in_its_words(kubeconfig: Path, team: CannedApi) -> None:
+    said = {"reason": "Forbidden", "message": "system:serviceaccount:chat:shoal-viewer may not get decisions.shoal.dev"}
+    team.answers[PAGES] = (403, said)
+    done = shoal(kubeconfig, "top", "--once")
+    assert (done.exit_code, "may not get decisions.shoal.dev" in done.output) == (1, True)
+    assert "shoal-reach" not in done.output
+    team.answers[PAGES] = (403, "services/proxy is forbidden")
+    assert "This needs the Role shoal-reach in namespace shoal-system" in shoal(kubeconfig, "top", "--once").output
+
+
+def test_an_operator_that_does_not_lead_is_asked_again_until_the_leader_answers(
+    kubeconfig: Path, team: CannedApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stale = (503, {"reason": "NotLeading", "message": "shoal-operator-1 does not lead: shoal-operator-2 leads"})
+
+    class Turns(dict[str, Any]):
+        """The proxy reaches the one that leads at the third call."""
+
+        def get(self, key: str, default: Any = None) -> Any:
+            found = super().get(key, default)
+            return stale if key == PAGES and len(proxied(team)) % 3 else found
+
+    team.answers = Turns(team.answers)
+    assert "llama" in shoal(kubeconfig, "top", "--once").output
+    assert len(proxied(team)) == 3
+    team.answers[PAGES] = stale
+    done = shoal(kubeconfig, "top", "--once")
+    assert (done.exit_code, "shoal-operator-2 leads: try again" in done.output) == (1, True)
+
+
+def test_a_token_that_has_expired_is_replaced(kubeconfig: Path, team: CannedApi) -> None:
+    expired = (401, {"reason": "Unauthorized", "message": "it has expired"})
+    team.answers[PAGES] = expired
+    done = shoal(kubeconfig, "top", "--once")
+    assert "the operator does not accept the token: it has expired" in done.output
+    # Twice with each token: the client cannot tell the operator's 401 from one of the API server.
+    assert len(proxied(team)) == 4

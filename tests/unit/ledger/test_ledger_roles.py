@@ -205,6 +205,14 @@ async def test_while_the_api_server_is_away_nobody_is_let_in_by_what_it_said_lon
     assert (answer.status, answer.headers[b"retry-after"]) == (503, b"2")
 
 
+async def test_a_ledger_that_may_not_ask_names_the_role_that_it_lacks(desk: Desk) -> None:
+    desk.server.forbids = True
+    answer = await desk.get(desk.server.issue(rights.BILLING))
+    assert (answer.status, "it needs the ClusterRole shoal-reviews" in answer.message) == (503, True)
+    desk.server.forbids = False
+    assert (await desk.get(desk.server.issue(rights.BILLING))).status == 200
+
+
 async def test_what_is_kept_is_bounded_whatever_is_asked(desk: Desk) -> None:
     token = desk.server.issue(rights.BILLING)
     for number in range(2 * MOST_KEPT):

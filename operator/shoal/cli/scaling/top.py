@@ -49,8 +49,8 @@ def command(
 ) -> None:
     """Show Models live, every second: replicas, KV cache in use, queues, rates, cost per hour.
 
-    An unknown value is `?`; `12+?` is a sum with unknown parts. Needs the right to get the operator's Lease and
-    pods/proxy in Shoal's namespace.
+    An unknown value is `?`; `12+?` is a sum with unknown parts. Needs the ClusterRole shoal-viewer in
+    the namespace, or in Shoal's for all namespaces.
     """
     if all_namespaces and namespace:
         raise click.UsageError("--all-namespaces and --namespace exclude each other")

@@ -35,7 +35,7 @@ def command(
     """Explain the number of replicas of a Model: the last decisions, newest first.
 
     MODEL is a name, or model/name as kubectl writes it. Each decision shows the result and the inputs of every rule,
-    and the rejected alternative. Needs the right to get the operator's Lease and pods/proxy in Shoal's namespace.
+    and the rejected alternative. Needs the ClusterRole shoal-viewer in the namespace, or in Shoal's for all.
     """
 
     async def work() -> tuple[Decisions, ModelScaling]:
