@@ -1,5 +1,5 @@
-"""`kubectl shoal usage`, `top` and `why` with a role and no key: with the chart's roles, and with tokens and the proxy of
-a real API server.
+"""`kubectl shoal usage`, `top` and `why` with a role and no key: with the chart's roles, and the tokens and the proxy
+of a real API server.
 
 Nothing runs pods here: the ledger and the operators' pages are in this process, and the endpoints of their Services
 lead to them.

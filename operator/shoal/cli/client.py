@@ -35,6 +35,8 @@ Query = Mapping[str, str | Sequence[str] | None]
 
 CONNECT_SECONDS: Final = 5.0
 _PAUSE_SECONDS: Final = 0.05
+_NO_POD: Final = (404, 503)
+"""Statuses of the API server's proxy for a Service without endpoints."""
 
 
 class ServiceError(Exception):
@@ -51,6 +53,10 @@ class MissingRight(Unreachable):
     def __init__(self, message: str, needed: str) -> None:
         super().__init__(f"{message}\n{needed}")
         self.message, self.needed = message, needed
+
+
+class ServiceNotReached(Unreachable):
+    """The API server found no pod behind the Service."""
 
 
 class ServiceRefused(ServiceError):
@@ -139,7 +145,14 @@ class ServiceClient(ABC):
         if self._tokens is None or right is None:
             return await self._by_key(method, path, body)
         if await self._tokens.token(right, viewed) is not None:
-            return await self._by_token(self._tokens, right, viewed, method, path, body)
+            try:
+                return await self._by_token(self._tokens, right, viewed, method, path, body)
+            except ServiceNotReached as unreached:
+                # An administrator may call the pod itself, and learns more of what is wrong with it.
+                try:
+                    return await self._by_key(method, path, body)
+                except MissingRight:
+                    raise unreached from None
         try:
             return await self._by_key(method, path, body)
         except MissingRight as error:
@@ -225,7 +238,8 @@ class ServiceClient(ABC):
         """Converts an error of a call with a token to a message for people."""
         if isinstance(error, Forbidden):
             return await self._no_way(error)
-        return self._explained(error, target)
+        explained = self._explained(error, target)
+        return ServiceNotReached(str(explained)) if target.name and error.status in _NO_POD else explained
 
     async def _no_way(self, error: Forbidden) -> Unreachable:
         """The user may have a token, and may not reach the Service through the API server."""

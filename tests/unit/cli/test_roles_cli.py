@@ -148,6 +148,16 @@ async def test_a_service_without_a_ready_pod_is_told(office: World) -> None:
     assert "does not reach the ledger, Service shoal-ledger: no endpoints available" in told.stderr
 
 
+async def test_an_administrator_reaches_the_pod_where_the_service_has_no_endpoints(office: World) -> None:
+    office.pod.accounts = {(HOME, rights.BILLING)}
+    office.pod.refuse = {SERVICE_PROXY: (503, 'no endpoints available for service "shoal-ledger"')}
+    told = await shoal(office, "usage", "--by", "tenant", "-o", "csv")
+    assert told.exit_code == 0, told.output
+    office.pod.ready = False
+    told = await shoal(office, "usage")
+    assert "the ledger, pod shoal-ledger-0, is not ready" in told.stderr
+
+
 async def test_a_token_that_the_ledger_does_not_know_is_asked_for_once_more(office: World) -> None:
     office.pod.accounts = {(HOME, rights.BILLING)}
     assert office.pod.reviews is not None
