@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.api.replica import Message
-from shoal.api.rights import Right
+from shoal.api.rights import Right, roles_with
 from shoal.cli.roletokens import RoleTokens, binding_name, subject, user_name
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import APIServerUnavailable, Forbidden, KubeError, NotFound, Unauthorized, from_status
@@ -177,11 +177,19 @@ class ServiceClient(ABC):
     ) -> bytes:
         failed: tuple[KubeError, Target] | None = None
         refused: Unauthorized | None = None
-        for _ in range(self.by_role.tries):
-            token = await tokens.token(right, viewed) or ""
+        denied: ServiceRefused | None = None
+        for _ in range(self.by_role.tries + len(roles_with(right))):
+            token = await tokens.token(right, viewed)
+            if token is None:
+                break
             target = Target(token=token) if self._url is not None else await self._service(token)
             try:
                 return await self._send(target, method, path, body)
+            except ServiceRefused as error:
+                if error.status != 403:
+                    raise
+                tokens.deny(token, right, viewed)
+                denied = denied or error
             except Unauthorized as error:
                 # The token has expired: `shoal top` runs longer than the lifetime of a token.
                 tokens.forget()
@@ -195,6 +203,8 @@ class ServiceClient(ABC):
                 await asyncio.sleep(_PAUSE_SECONDS)
         if failed is not None:
             raise await self._not_reached(*failed) from None
+        if denied is not None:
+            raise denied
         raise Unreachable(f"the {self.service} does not accept the token: {refused.message if refused else ''}")
 
     async def _service(self, token: str) -> Target:

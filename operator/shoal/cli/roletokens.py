@@ -34,6 +34,7 @@ class RoleTokens:
         """`namespace` is Shoal's own."""
         self._cluster, self._namespace, self._audience = cluster, namespace, audience
         self._known: dict[RoleAccount, str | None] = {}
+        self._denied: set[tuple[RoleAccount, Right, str | None]] = set()
         self.absent: set[RoleAccount] = set()
         """Accounts of which the user may have tokens, and which do not exist."""
 
@@ -41,11 +42,17 @@ class RoleTokens:
         """A token of the first account that the user may have one of. `viewed`: the namespace that the command is
         about, None: all. None: no account. Raises KubeError when the API server fails."""
         for account in accounts(right, self._namespace, viewed):
+            if (account, right, viewed) in self._denied:
+                continue
             if account not in self._known:
                 self._known[account] = await self._ask(account)
             if (found := self._known[account]) is not None:
                 return found
         return None
+
+    def deny(self, token: str, right: Right, viewed: str | None) -> None:
+        """The service refused this token: its account lacks the right, and the next one may have it."""
+        self._denied |= {(account, right, viewed) for account, known in self._known.items() if known == token}
 
     def forget(self) -> None:
         """Drops the tokens, which may have expired."""

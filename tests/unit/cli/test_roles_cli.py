@@ -113,6 +113,14 @@ async def test_an_account_whose_binding_was_forgotten_is_named_by_the_ledger(off
     assert "kubectl -n chat create rolebinding shoal-viewer-account" in told.stderr
 
 
+async def test_an_account_without_the_right_hides_no_role_that_has_it(office: World) -> None:
+    """Who may edit a namespace may have a token of every account in it, also of one that nobody bound."""
+    office.pod.accounts = {("chat", "shoal-viewer"), (HOME, rights.BILLING)}
+    told = await shoal(office, "usage", "-n", "chat", "--by", "model", "-o", "json")
+    assert told.exit_code == 0, told.output
+    assert [row["model"] for row in json.loads(told.stdout)["rows"]] == ["chat/llama"]
+
+
 async def test_without_any_role_the_role_and_the_command_are_told(office: World) -> None:
     told = await shoal(office, "bill", "--tenant", "acme")
     assert told.exit_code == 1
