@@ -56,7 +56,7 @@ class MissingRight(Unreachable):
 
 
 class ServiceNotReached(Unreachable):
-    """The API server found no pod behind the Service."""
+    """The API server found no pod behind the Service, or the user may not call it there."""
 
 
 class ServiceRefused(ServiceError):
@@ -148,7 +148,7 @@ class ServiceClient(ABC):
             try:
                 return await self._by_token(self._tokens, right, viewed, method, path, body)
             except ServiceNotReached as unreached:
-                # An administrator may call the pod itself, and learns more of what is wrong with it.
+                # The user may be able to call the pod itself, and then learns more of what is wrong with it.
                 try:
                     return await self._by_key(method, path, body)
                 except MissingRight:
@@ -254,7 +254,7 @@ class ServiceClient(ABC):
     async def _no_way(self, error: Forbidden) -> Unreachable:
         """The user may have a token, and may not reach the Service through the API server."""
         who = await user_name(self._api())
-        return Unreachable(
+        return ServiceNotReached(
             f"{error.message}\nThis needs the Role {names.REACH_ROLE} in namespace {self._namespace}. An administrator "
             f"runs:\n  kubectl -n {self._namespace} create rolebinding {binding_name(names.REACH_ROLE, who)} "
             f"--role={names.REACH_ROLE} {subject(who)}"

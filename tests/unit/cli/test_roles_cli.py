@@ -149,6 +149,13 @@ async def test_who_may_not_reach_the_service_is_told_what_lets_them(office: Worl
     )
 
 
+async def test_who_may_still_read_the_key_needs_no_new_binding(office: World) -> None:
+    office.pod.accounts = {(HOME, rights.VIEWER)}
+    office.pod.refuse = {SERVICE: (403, "services is forbidden")}
+    told = await shoal(office, "usage", "--by", "tenant", "-o", "csv")
+    assert told.exit_code == 0, told.output
+
+
 async def test_a_service_without_a_ready_pod_is_told(office: World) -> None:
     office.pod.accounts = {(HOME, rights.BILLING)}
     office.pod.refuse[SERVICE_PROXY] = 503, 'no endpoints available for service "shoal-ledger"'
