@@ -46,6 +46,7 @@ def chart_defaults() -> OperatorConfig:
         "agent": given["agent"] | {"image": image, "pullPolicy": values.image.pull_policy},
         "scopeNamespaces": values.scope.namespaces,
         "metricsAuth": values.metrics.auth.enabled,
+        "roleTokens": values.rbac.roles.enabled,
         "resyncSeconds": values.operator.resync_seconds,
         "logLevel": values.operator.log_level,
     }
