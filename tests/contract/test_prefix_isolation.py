@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from shoal.engine.launch import NO_PREFIX_CACHE
+from shoal.core.capabilities import NO_PREFIX_CACHE
 from tests.contract.conftest import Client
 from tests.contract.test_gateway_with_engine import MODEL, OneKey
 from tests.support.adapters import make_adapter

@@ -7,13 +7,14 @@ import hashlib
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import aiohttp
 
 from shoal.api import keys
 from shoal.api.replica import ReplicaKeys
 from shoal.api.tenant import Tenant
+from shoal.core.capabilities import Capability
 from shoal.core.fields.kinds import Facts
 from shoal.core.routing.choice import Replica
 from shoal.core.routing.resolve import ServedModel
@@ -37,7 +38,11 @@ from tests.support.scripted_engine import ScriptedEngine
 API_KEY = "sk-test-acme"
 INSTALL_KEY = b"an install key of 32 bytes......"
 FACTS = Facts(vocabulary=32_000, context_length=8192, media=frozenset({"image", "audio"}))
-MODEL = ServedModel("chat/llama", "uid-llama", "chat/llama", ("llama",), datetime(2026, 1, 1, tzinfo=UTC), facts=FACTS)
+ABLE: frozenset[Capability] = frozenset(get_args(Capability))
+"""No engine can do all of it: each test says what its scripted engine does."""
+MODEL = ServedModel(
+    "chat/llama", "uid-llama", "chat/llama", ("llama",), datetime(2026, 1, 1, tzinfo=UTC), ABLE, facts=FACTS
+)
 
 
 def tenant(name: str = "acme", key: str = API_KEY, models: Sequence[str] = ("chat/llama",), **spec: Any) -> Tenant:

@@ -116,7 +116,10 @@ class ArtifactFacts(Object):
     experts: Positive | None = None
     """Routed experts of a mixture-of-experts model."""
     task: Literal["Generate", "Embed"] | None = None
-    """Task of the architecture: Generate produces text, Embed produces embeddings."""
+    """Task of the architecture: Generate produces text, Embed produces embeddings, scores or labels."""
+    labels: Positive | None = None
+    """Number of labels of an architecture that classifies sequences. With one label it is a reranker. Absent for every
+    other architecture."""
     multimodal: bool = False
     """Whether the model also takes images, audio or video."""
     vision_layers: Count | None = None

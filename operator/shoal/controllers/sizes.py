@@ -19,7 +19,7 @@ from shoal.core.placement import Rejected
 from shoal.core.proven import keep_what_runs
 from shoal.core.sizing import GPU, Sized, Tuning
 from shoal.core.status.observed import ModelProblem
-from shoal.engine.launch import pool_args
+from shoal.engine.launch import pool_args, task_args
 from shoal.engine.tuning import tuning_of
 from shoal.manifests.shape import engine_row
 
@@ -113,7 +113,8 @@ class Sizes:
 
     def _tune(self, request: PlacementRequest) -> Callable[[Literal["FP8"] | None], Tuning]:
         model = request.model
-        args = [*pool_args(request.pool), *model.spec.engine.extra_args]
+        own = model.spec.engine.extra_args
+        args = [*task_args(request.facts, own), *pool_args(request.pool), *own]
         try:
             platform = engine_row(model, self._world.config).args
         except KeyError:  # a version that is not in the table: the Model is not accepted

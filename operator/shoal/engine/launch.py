@@ -5,10 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 from shoal.api import names
+from shoal.api.artifact import ArtifactFacts
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
 from shoal.api.sources import engine_model_path
 from shoal.core import quantity
+from shoal.core.architectures import names as architectures
+from shoal.core.capabilities import EMBEDS_ARG, NO_PREFIX_CACHE, only_embeds
 from shoal.engine.arguments import Argument, arguments_of, known_versions
 from shoal.engine.bounds import BOUNDS, LONGEST, LONGEST_ARG, bounds, within
 from shoal.engine.owned import OWNED, owner
@@ -20,8 +23,7 @@ _MOST_ARGS: Final = 64
 _LONGEST_SHOWN: Final = 64
 """Characters of a user's text in a message about it."""
 _MOST_PROBLEMS: Final = 8
-_EMBEDS: Final = "--is-embedding"
-NO_PREFIX_CACHE: Final = "--disable-radix-cache"
+_ONE_PREFILL: Final = "--chunked-prefill-size=-1"
 
 
 def engine_args(
@@ -34,13 +36,14 @@ def engine_args(
     platform_args: Sequence[str] = (),
     quantization: Literal["FP8"] | None = None,
     pool: LoRAPool | None = None,
+    facts: ArtifactFacts | None = None,
     host: str = "0.0.0.0",  # noqa: S104 - the pod's own address
 ) -> tuple[str, ...]:
     """Arguments of the engine for this Model, without the command that starts it.
 
     `version` is the engine version that the Model gets, `platform_args` are those of its row in the engine table,
-    `quantization` is that of the variant, `pool` the one whose adapters the engine gets; the Model's own extraArgs come
-    last, so they win over those.
+    `quantization` is that of the variant, `pool` the one whose adapters the engine gets, `facts` those of the weights;
+    the Model's own extraArgs come last, so they win over those.
     """
     engine = model.spec.engine
     fields = {
@@ -62,16 +65,33 @@ def engine_args(
         *(f"--{name}={value}" for name, value in fields.items() if value is not None),
         *platform_args,
         *quantization_args(quantization),
-        *prefix_args(model),
+        *task_args(facts, engine.extra_args),
+        *prefix_args(model, facts),
         *pool_args(pool),
         *engine.extra_args,
     )
 
 
-def prefix_args(model: Model) -> tuple[str, ...]:
-    """An engine for embeddings takes no `cache_salt`: where tenants may not find each other's prompts it keeps none."""
-    keeps = model.spec.prefix_cache.isolation == "Shared" or _EMBEDS not in model.spec.engine.extra_args
-    return () if keeps or NO_PREFIX_CACHE in model.spec.engine.extra_args else (NO_PREFIX_CACHE,)
+def task_args(facts: ArtifactFacts | None, extra_args: Sequence[str]) -> tuple[str, ...]:
+    """What SGLang needs for weights that do not generate, unless the Model's own arguments say it."""
+    if facts is None or not only_embeds(facts, extra_args):
+        return ()
+    args = () if EMBEDS_ARG in extra_args else (EMBEDS_ARG,)
+    name, _, _ = _ONE_PREFILL.partition("=")
+    if facts.architecture in architectures.ENCODERS and not any(arg.startswith(name) for arg in extra_args):
+        args += (_ONE_PREFILL,)
+    return args
+
+
+def prefix_args(model: Model, facts: ArtifactFacts | None = None) -> tuple[str, ...]:
+    """An engine that does not generate takes no `cache_salt`: where tenants may not find each other's prompts it keeps
+    none. An encoder never keeps any: what it computed of a text depends on the text's end."""
+    extra_args = model.spec.engine.extra_args
+    if NO_PREFIX_CACHE in extra_args:
+        return ()
+    encodes = facts is not None and facts.architecture in architectures.ENCODERS
+    shared = model.spec.prefix_cache.isolation == "Shared"
+    return (NO_PREFIX_CACHE,) if encodes or (only_embeds(facts, extra_args) and not shared) else ()
 
 
 def pool_args(pool: LoRAPool | None) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import orjson
 from shoal.core.anthropic.request import NotTranslatable, chat_request
 from shoal.core.fields.check import FORWARDED, check
 from shoal.core.fields.kinds import Facts
+from shoal.core.fields.table import GENERATING
 from shoal.core.jsonbounds import JsonBounds, beyond
 from shoal.net.errors import ApiError, unavailable
 
@@ -129,7 +130,7 @@ def parse(raw: bytes, endpoint: str) -> Parsed:
     options = body.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise _invalid("stream_options", "an object")
-    streams = bool(stream) and endpoint != "/v1/embeddings"
+    streams = bool(stream) and endpoint in GENERATING
     usage_options = cast(dict[str, Any], options or {})
     continuous = usage_options.get("continuous_usage_stats") is True and usage_options.get("include_usage") is True
     return Parsed(
@@ -187,7 +188,7 @@ def bound_answer(fields: dict[str, Any], endpoint: str, cap: int | None) -> int 
         ApiError: 400, the Model has a cap and the bound is no positive whole number: an engine might treat it as no
         bound.
     """
-    if cap is not None and endpoint != "/v1/embeddings":
+    if cap is not None and endpoint in GENERATING:
         _lower(fields, endpoint, cap)
     newer, older = fields.get("max_completion_tokens"), fields.get("max_tokens")
     # If both are set, engines differ in which one they use: take the larger.
@@ -220,10 +221,10 @@ def engine_body(parsed: Parsed, endpoint: str, engine_name: str, rid: str, cache
     # SGLang rejects null as a wrong type where OpenAI treats it as absent.
     body = {name: value for name, value in parsed.fields.items() if name in forwarded and value is not None}
     body["model"] = engine_name
-    if endpoint != "/v1/embeddings":
+    if endpoint in GENERATING:
         body["rid"] = rid
         if cache_salt is not None:
-            body["cache_salt"] = cache_salt  # embedding engines cache no prompts (engine/launch.py)
+            body["cache_salt"] = cache_salt  # other engines cache no prompts (engine/launch.py)
     if parsed.stream:
         # Always overwritten: a client that sends include_usage=false must still be metered.
         body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}

@@ -7,6 +7,7 @@ import orjson
 from shoal.core.access import KeyIdentity
 from shoal.core.routing.modelindex import ModelIndex
 from shoal.core.routing.resolve import ServedModel
+from shoal.gateway.ability import abilities
 
 
 def listed(model_index: ModelIndex, identity: KeyIdentity) -> bytes:
@@ -29,4 +30,5 @@ def _card(model_name: str, model: ServedModel) -> dict[str, Any]:
         "owned_by": "shoal",
         "root": model.address,
         "parent": model.key if model.adapter else None,
+        "capabilities": abilities(model),
     }

@@ -3,10 +3,10 @@
 from typing import Final, NamedTuple
 
 from shoal.api.replica import MOST_PROMPTS
+from shoal.core.fields.table import GENERATING
 from shoal.core.routing.resolve import ServedModel
 from shoal.gateway import sse
 
-EMBEDDINGS: Final = "/v1/embeddings"
 COMPLETIONS: Final = "/v1/completions"
 MESSAGES: Final = "/v1/messages"
 """Anthropic's Messages API, which becomes a chat completion (`core/anthropic`)."""
@@ -35,9 +35,11 @@ class Prepared(NamedTuple):
     """Hash of the prompt's head, if there are multiple replicas to choose from (core/routing/affinity.py)."""
     messages: bool = False
     """The client gets a message of Anthropic's API."""
+    top_n: int | None = None
+    """Documents that the client wants of a ranked list; None: all."""
 
     @property
     def can_cancel(self) -> bool:
-        """Whether the engine knows the request by ids that the gateway set. Embeddings have none, and for multiple
-        answers to a prompt SGLang generates its own."""
-        return self.choices == 1 and self.prompts <= MOST_PROMPTS and self.path != EMBEDDINGS
+        """Whether the engine knows the request by ids that the gateway set. Where nothing is
+        generated it has none, and for multiple answers to a prompt SGLang generates its own."""
+        return self.choices == 1 and self.prompts <= MOST_PROMPTS and self.path in GENERATING

@@ -7,9 +7,10 @@ import orjson
 
 from shoal.core.anthropic.answer import message
 from shoal.core.anthropic.stream import MessageEvents
-from shoal.gateway import sse
+from shoal.core.fields.table import GENERATING
+from shoal.gateway import sse, wholeanswer
 from shoal.gateway.body import BodyBudget
-from shoal.gateway.prepared import EMBEDDINGS, Prepared
+from shoal.gateway.prepared import Prepared
 from shoal.gateway.reply import Reply
 from shoal.gateway.upstream import Aborted, AnswerTooLarge, GivenUp, UpstreamAnswer, UpstreamError
 from shoal.metering.meter import Meter
@@ -122,14 +123,13 @@ class AnswerRelay:
             raise errors.from_engine(answer.status, body)
         if self._reply.started:
             raise ApiError(502, "The engine did not answer with a stream.", "no_stream")
-        if (span := sse.find_usage(body)) is not None:
-            meter.count(body[span[0] : span[1]], "final")
+        out, usage = wholeanswer.read(prepared, body)
+        if usage is not None:
+            meter.count(usage, "final")
         self.answering = True
         began()
         meter.status = answer.status
-        rewrite = prepared.rewriter.rewrite_any if prepared.path == EMBEDDINGS else prepared.rewriter.rewrite
-        out = rewrite(body)
-        if self._reply.log is not None and prepared.path != EMBEDDINGS:
+        if self._reply.log is not None and prepared.path in GENERATING:
             self._reply.log.answered(out)
         if self._reply.spans is not None:
             self._reply.spans.observe_answer(out)

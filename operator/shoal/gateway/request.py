@@ -14,10 +14,12 @@ from shoal.api.names import LOGS_PATH, USAGE_PATH
 from shoal.core.access import Denied, KeyIdentity, authenticate
 from shoal.core.fields import remote
 from shoal.core.fields.kinds import Facts
-from shoal.core.fields.table import CHAT, TABLE
+from shoal.core.fields.pairs import pairs_of, repeated
+from shoal.core.fields.table import CHAT, GENERATING, PAIRS, TABLE
 from shoal.core.routing.affinity import SHARED, head_of, prefix_space
 from shoal.core.routing.resolve import ServedModel
 from shoal.gateway import ids, modellist, redact, sse
+from shoal.gateway.ability import refuse_incapable
 from shoal.gateway.accepted import AcceptedRequest
 from shoal.gateway.adaptertarget import AdapterTarget
 from shoal.gateway.bigbodies import BIG
@@ -33,7 +35,7 @@ from shoal.gateway.body import (
     read_body,
 )
 from shoal.gateway.dispatch import Dispatch
-from shoal.gateway.prepared import EMBEDDINGS, MESSAGES, Prepared
+from shoal.gateway.prepared import MESSAGES, Prepared
 from shoal.gateway.quota import SHARE_WAIT_SECONDS, Quota, Reserved
 from shoal.gateway.quotamessages import ShareUsedUp
 from shoal.gateway.reply import Reply
@@ -290,8 +292,7 @@ class GatewayRequest:
         model = app.directory.snapshot.model_index.find(parsed.model_name, identity)
         if model is None or (fetched is not None and _identity_of(model) != _identity_of(fetched.model)):
             raise self._unknown(identity, parsed.model_name)
-        if model.embeds and self._engine_path != EMBEDDINGS:
-            raise errors.makes_embeddings(parsed.model_name)
+        refuse_incapable(model, self._engine_path, parsed.model_name)
         size, wanted = len(raw), ()
         if fetched is not None:
             # The body now contains the media and is checked as if it had arrived so. No host is allowed any more: only
@@ -315,13 +316,16 @@ class GatewayRequest:
                 client_request_id=self._client_id,
                 gateway=app.boot,
             )
+            if self._engine_path in PAIRS:
+                self._meter.reads(len(pairs_of(fields)[1]), repeated(fields))
         bound = bound_answer(fields, self._engine_path, model.max_output_tokens)
         choices, prompt_count = fields.get("n"), prompts(fields)
         choices = choices if type(choices) is int else 1
         if self._quota is not None:
-            answers = 0 if self._engine_path == EMBEDDINGS else max(1, choices) * prompt_count
+            answers = max(1, choices) * prompt_count if self._engine_path in GENERATING else 0
+            read = size + self._meter.repeated_bytes
             self._reserved = self._quota.reserve(
-                model, identity.plan, size, answers, bound, grows=bool(wanted), begun=self._reserved
+                model, identity.plan, read, answers, bound, grows=bool(wanted), begun=self._reserved
             )
         if wanted:
             return _Incomplete(model, wanted)
@@ -342,7 +346,8 @@ class GatewayRequest:
             identity.priority,
             prompt_count,
             head_of(space, fields) if len(app.directory.snapshot.replicas_of(model)) > 1 else None,
-            self._path == MESSAGES,
+            messages=self._path == MESSAGES,
+            top_n=fields.get("top_n"),
         )
         if identity.logging is not None:
             original = raw if fetched is None and self._path != MESSAGES else None

@@ -95,6 +95,7 @@ def _fault(record: UsageRecord, body: bytes) -> str | None:
         ("cachedTokens", data.cached_tokens),
         ("outputTokens", data.output_tokens),
         ("reasoningTokens", data.reasoning_tokens),
+        ("documents", data.documents),
     ):
         if count is not None and not 0 <= count <= _MOST_TOKENS:
             return f"data.{name}: {count} is not between 0 and {_MOST_TOKENS}"

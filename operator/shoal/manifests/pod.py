@@ -282,6 +282,7 @@ def _engine(shape: VariantShape) -> JsonObject:
         platform_args=row.args,
         quantization=shape.variant.quantization if shape.variant else None,
         pool=shape.pool,
+        facts=shape.facts,
         # Clients outside the pod connect through the sidecar.
         **({"host": "127.0.0.1"} if shape.mtls else {}),
     )

@@ -48,6 +48,7 @@ class Meter:
         "id",
         "model",
         "outcome",
+        "repeated_bytes",
         "replica",
         "slot",
         "status",
@@ -77,6 +78,8 @@ class Meter:
         self._per_prompt = 1
         self._tokens: dict[str, int | None] | None = None
         self._estimate = 0
+        self.repeated_bytes = 0
+        """Bytes that the engine reads beyond those of the body."""
         self._checkpoints = 0
         self._written: object = "none"
         self._checkpointed_at = self._sent_at = self._started
@@ -135,9 +138,15 @@ class Meter:
         self._base["adapter"] = adapter.key
         self._base["adapterRevision"] = adapter.revision
 
+    def reads(self, documents: int, repeated_bytes: int) -> None:
+        """Sets the number of texts that the engine reads together with the query, and the bytes by which this makes the
+        prompts longer than the body."""
+        self._base["documents"] = documents
+        self.repeated_bytes = repeated_bytes
+
     def sent(self, body_bytes: int) -> None:
         """Notes that a replica gets the request. Usage is estimated from its size until the engine reports counts."""
-        self._estimate = max(1, body_bytes // 4)
+        self._estimate = max(1, (body_bytes + self.repeated_bytes) // 4)
         self._sent_at = time.monotonic()
         self._tokens = None
         self.count_source = "estimated"

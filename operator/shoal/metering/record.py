@@ -92,6 +92,9 @@ class UsageData(BaseModel):
     output_tokens: int | None = None
     """Includes reasoning tokens."""
     reasoning_tokens: int | None = None
+    documents: int | None = None
+    """Texts that the client wanted read together with its query, each a sequence of its own: the documents of
+    /v1/rerank, the items of /v1/score. None on other endpoints."""
     count_source: CountSource = "none"
     attempts: int = 0
     """Number of replicas that the request was sent to."""
@@ -171,6 +174,7 @@ class StoredRow(NamedTuple):
     hold_ms: float | None
     duration_ms: float | None
     attempts: Annotated[int, Stored(small=True, comment="replicas that the request was sent to")]
+    documents: Annotated[int | None, Stored(comment="of /v1/rerank; items of /v1/score")]
 
 
 _COPIED: Final = StoredRow._fields[StoredRow._fields.index("admitted_at") + 1 :]

@@ -165,11 +165,6 @@ def adapter_unusable(name: str, reason: str) -> ApiError:
     )
 
 
-def makes_embeddings(name: str) -> ApiError:
-    text = f"The model `{name}` makes embeddings and nothing else; use /v1/embeddings."
-    return ApiError(400, text, "wrong_endpoint", param="model")
-
-
 def unavailable(message: str, code: str, retry_after: int) -> ApiError:
     return ApiError(503, message, code, type="server_error", retry_after=retry_after)
 

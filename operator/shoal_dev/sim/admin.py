@@ -73,7 +73,7 @@ class Admin:
                 "model_path": args.model_path,
                 "served_model_name": args.served_model_name,
                 "tokenizer_path": args.model_path,
-                "is_generation": not args.is_embedding,
+                "is_generation": not self._engine.embeds,
                 "preferred_sampling_params": None,
                 "weight_version": "default",
                 "load_format": "auto",

@@ -10,7 +10,8 @@ from shoal_dev.sim.adapters import AdapterRoutes
 from shoal_dev.sim.admin import Admin
 from shoal_dev.sim.engine import SimEngine
 from shoal_dev.sim.http import ClientGoneError, Exchange, Receive, Scope, Send
-from shoal_dev.sim.openai import OpenAI, RefusedError, UnhandledError
+from shoal_dev.sim.openai import RefusedError, UnhandledError
+from shoal_dev.sim.scoring import Scoring
 
 Level = Literal["api", "admin"]
 Handler = Callable[[Exchange], Awaitable[None]]
@@ -25,7 +26,7 @@ class App:
 
     def __init__(self, engine: SimEngine) -> None:
         self._engine = engine
-        openai, admin, adapters = OpenAI(engine), Admin(engine), AdapterRoutes(engine)
+        openai, admin, adapters = Scoring(engine), Admin(engine), AdapterRoutes(engine)
         self._routes: dict[str, dict[str, tuple[Handler, Level]]] = {}
 
         def route(path: str, methods: str, handler: Handler, level: Level = "api") -> None:
@@ -48,6 +49,7 @@ class App:
         route("/v1/chat/completions", "POST", openai.chat)
         route("/v1/completions", "POST", openai.completions)
         route("/v1/embeddings", "POST", openai.embeddings)
+        route("/v1/rerank", "POST", openai.rerank)
         route("/generate", "POST PUT", openai.generate)
         route("/flush_cache", "GET POST", admin.flush_cache, "admin")
         route("/abort_request", "POST", admin.abort_request, "admin")

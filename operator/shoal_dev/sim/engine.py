@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import structlog
 
+from shoal.core.architectures.names import EMBEDS
 from shoal_dev.sim import memory, timing
 from shoal_dev.sim.adapterfiles import BaseDimensions
 from shoal_dev.sim.answers import SimulatedAnswer
@@ -114,6 +115,11 @@ class SimEngine:
     def busy(self) -> bool:
         """Whether any request has not been answered yet."""
         return bool(self._batches)
+
+    @property
+    def embeds(self) -> bool:
+        """Whether it generates nothing: by an argument, or by the model's architecture."""
+        return self.args.is_embedding or not EMBEDS.isdisjoint(self.model.architectures)
 
     def traced(self, headers: Mapping[str, str], batch: RequestBatch) -> AbstractContextManager[None]:
         """The span of a request; does nothing if this engine does not trace."""

@@ -41,7 +41,7 @@ class UnhandledError(Exception):
 
 
 @dataclass(slots=True)
-class _Job:
+class Job:
     """A validated request."""
 
     prompts: list[tuple[int, ...]]
@@ -67,7 +67,7 @@ class OpenAI:
 
     async def chat(self, exchange: Exchange) -> None:
         body = await exchange.body()
-        request = _parse(p.ChatRequest, exchange, body)
+        request = parse(p.ChatRequest, exchange, body)
         self._needs_generation()
         if not request.messages:
             raise RefusedError(400, p.error_body("Messages cannot be empty."))
@@ -86,7 +86,7 @@ class OpenAI:
 
     async def completions(self, exchange: Exchange) -> None:
         body = await exchange.body()
-        request = _parse(p.CompletionRequest, exchange, body)
+        request = parse(p.CompletionRequest, exchange, body)
         self._needs_generation()
         prompts = self._prompts(request.prompt, "Prompt cannot be empty")
         job = self._job(request, prompts, request.max_tokens, request.temperature, request.top_p)
@@ -99,7 +99,7 @@ class OpenAI:
 
     async def generate(self, exchange: Exchange) -> None:
         body = await exchange.body()
-        request = _parse(p.GenerateRequest, exchange, body)
+        request = parse(p.GenerateRequest, exchange, body)
         if request.text is None and request.input_ids is None:
             message = "Either text, input_ids or input_embeds should be provided."
             raise RefusedError(400, {"error": {"message": message}})
@@ -110,21 +110,15 @@ class OpenAI:
             params.max_new_tokens, p.stops(params.stop), frozenset(params.stop_token_ids or ()), params.ignore_eos
         )
         adapters = self._adapters(p.DEFAULT_MODEL, request.lora_path)
-        job = _Job([tuple(prompt or ())], params.n, sampling, request.rid, p.DEFAULT_MODEL, request.stream)
+        job = Job([tuple(prompt or ())], params.n, sampling, request.rid, p.DEFAULT_MODEL, request.stream)
         job.adapters = adapters
         await self._run(exchange, job, _NativeWriter)
 
     async def embeddings(self, exchange: Exchange) -> None:
         body = await exchange.body()
-        request = _parse(p.EmbeddingRequest, exchange, body)
-        if not self._engine.args.is_embedding:
-            raise RefusedError(
-                400,
-                p.error_body(
-                    "This model does not appear to be an embedding model by default. Please add `--is-embedding` when "
-                    "launching the server or try another model."
-                ),
-            )
+        request = parse(p.EmbeddingRequest, exchange, body)
+        if not self._engine.embeds:
+            raise RefusedError(400, p.error_body(p.NO_EMBEDDING_MODEL))
         prompts = self._prompts(request.input, "Input cannot be empty")
         if request.dimensions is not None:
             raise RefusedError(
@@ -134,7 +128,7 @@ class OpenAI:
                     "output dimensions will lead to poor results."
                 ),
             )
-        job = _Job(prompts, 1, Sampling(0), request.rid, request.model, stream=False)
+        job = Job(prompts, 1, Sampling(0), request.rid, request.model, stream=False)
         job.adapters = self._adapters(request.model, request.lora_path)
 
         async def work() -> None:
@@ -148,8 +142,8 @@ class OpenAI:
     # --- inside -------------------------------------------------------------------------------------------------
 
     def _needs_generation(self) -> None:
-        if self._engine.args.is_embedding:
-            # A generation request kills SGLang's scheduler when it was started with --is-embedding.
+        if self._engine.embeds:
+            # A generation request kills the scheduler of a SGLang that does not generate.
             self._engine.crash()
 
     def _encode(self, text: str) -> list[int]:
@@ -171,7 +165,7 @@ class OpenAI:
         limit: int | None,
         temperature: float | None,
         top_p: float | None,
-    ) -> _Job:
+    ) -> Job:
         adapters = self._adapters(request.model, request.lora_path)
         complaint = p.sampling_complaint(limit, temperature, top_p)
         if complaint is not None:
@@ -186,7 +180,7 @@ class OpenAI:
             case None:
                 pass
         options = request.stream_options or p.StreamOptions()
-        return _Job(
+        return Job(
             prompts=prompts,
             n=request.n,
             sampling=Sampling(
@@ -214,7 +208,7 @@ class OpenAI:
             )
         return adapters
 
-    def _batch(self, exchange: Exchange, job: _Job) -> Any:
+    def _batch(self, exchange: Exchange, job: Job) -> Any:
         return self._engine.generate(
             job.prompts,
             n=job.n,
@@ -227,7 +221,7 @@ class OpenAI:
             salt=job.salt,
         )
 
-    async def _run(self, exchange: Exchange, job: _Job, writer: "type[_Writer]") -> None:
+    async def _run(self, exchange: Exchange, job: Job, writer: "type[_Writer]") -> None:
         async def work() -> None:
             write = writer(job, report_cache=self._engine.args.enable_cache_report)
             async with self._batch(exchange, job) as batch:
@@ -240,7 +234,7 @@ class OpenAI:
 
         await self._guarded(exchange, job, work)
 
-    async def _guarded(self, exchange: Exchange, job: _Job, work: Callable[[], Any]) -> None:
+    async def _guarded(self, exchange: Exchange, job: Job, work: Callable[[], Any]) -> None:
         try:
             await until_gone(exchange, work(), notice_after=0.0 if job.stream else _NOTICE_SECONDS)
         except BadRequestError as error:
@@ -253,7 +247,7 @@ class OpenAI:
                 raise RefusedError(error.status, body) from None
             await self._fail(exchange, job, error.status, error.message)
 
-    async def _wait(self, exchange: Exchange, batch: RequestBatch, job: _Job) -> None:
+    async def _wait(self, exchange: Exchange, batch: RequestBatch, job: Job) -> None:
         while not batch.finished:
             if batch.struck:
                 await self._strike(exchange, batch, job)
@@ -261,7 +255,7 @@ class OpenAI:
         if batch.fault is not None and batch.fault.kind == "slow":
             await asyncio.sleep(batch.fault.delay_seconds)
 
-    async def _stream(self, exchange: Exchange, batch: RequestBatch, job: _Job, write: "_Writer") -> None:
+    async def _stream(self, exchange: Exchange, batch: RequestBatch, job: Job, write: "_Writer") -> None:
         sent: dict[int, tuple[int, int]] = {}
         done: set[int] = set()
         while len(done) < len(batch.sequences):
@@ -290,7 +284,7 @@ class OpenAI:
         await exchange.event(b"[DONE]")
         await exchange.end_stream()
 
-    async def _strike(self, exchange: Exchange, batch: RequestBatch, job: _Job) -> None:
+    async def _strike(self, exchange: Exchange, batch: RequestBatch, job: Job) -> None:
         """Carries out the fault when its token is reached. Returns only if the fault does not affect the request."""
         fault = batch.fault
         if fault is None:
@@ -303,7 +297,7 @@ class OpenAI:
         # Held sequences make no further progress: the request waits for its client to leave.
         await asyncio.Event().wait()
 
-    async def _fail(self, exchange: Exchange, job: _Job, status: int, message: str) -> None:
+    async def _fail(self, exchange: Exchange, job: Job, status: int, message: str) -> None:
         """Reports a refusal by the scheduler as SGLang does: by a status, or, in a stream, by an event after 200."""
         if not job.stream:
             raise RefusedError(status, p.error_body(message, kind=str(status), code=status))
@@ -348,7 +342,7 @@ class _Writer:
 
     kind = ""
 
-    def __init__(self, job: _Job, *, report_cache: bool) -> None:
+    def __init__(self, job: Job, *, report_cache: bool) -> None:
         self._job = job
         self._report_cache = report_cache
         self._latest: str | None = None
@@ -425,7 +419,7 @@ class _CompletionWriter(_Writer):
 
 
 class _ChatWriter(_Writer):
-    def __init__(self, job: _Job, *, report_cache: bool) -> None:
+    def __init__(self, job: Job, *, report_cache: bool) -> None:
         super().__init__(job, report_cache=report_cache)
         self._begun: dict[int, Sequence] = {}
         self._ended: list[int] = []
@@ -519,7 +513,7 @@ def _choice(index: int, content: dict[str, Any], reason: str | None, matched: st
     return {"index": index, **content, "logprobs": None, "finish_reason": reason, "matched_stop": matched}
 
 
-def _parse(kind: type[_M], exchange: Exchange, body: bytes) -> _M:
+def parse(kind: type[_M], exchange: Exchange, body: bytes) -> _M:
     """Validates a body. Raises RefusedError with SGLang's message, and UnhandledError where SGLang itself fails."""
     content_type = exchange.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":

@@ -117,6 +117,22 @@ class EmbeddingRequest(BaseModel):
     rid: list[str] | str | None = None
 
 
+class RerankRequest(BaseModel):
+    """It has no model: SGLang ignores the field."""
+
+    query: str
+    documents: list[str]
+    top_n: int | None = None
+    return_documents: bool = True
+
+    @field_validator("top_n")
+    @classmethod
+    def _some(cls, value: int | None) -> int | None:
+        if value is not None and value < 1:
+            raise ValueError("Value error, parameter top_n should be larger than 0.")
+        return value
+
+
 class SamplingParams(BaseModel):
     max_new_tokens: int = 128
     temperature: float = 1.0
@@ -188,6 +204,28 @@ def sampling_complaint(max_new: int | None, temperature: float | None, top_p: fl
         return f"top_p must be in (0, 1], got {top_p}."
     if max_new is not None and max_new < 0:
         return f"max_new_tokens must be at least 0, got {max_new}."
+    return None
+
+
+NO_EMBEDDING_MODEL: Final = (
+    "This model does not appear to be an embedding model by default. Please add `--is-embedding` when launching the "
+    "server or try another model."
+)
+
+
+def rerank_complaint(request: RerankRequest) -> str | None:
+    """SGLang's message for texts that it does not rank."""
+    if not request.query:
+        return "Query cannot be empty"
+    if request.query.isspace():
+        return "Query cannot be empty or whitespace only"
+    if not request.documents:
+        return "Documents cannot be empty"
+    for document in request.documents:
+        if not document:
+            return "Each document must be a non-empty string"
+        if document.isspace():
+            return "Each document cannot be empty or whitespace only"
     return None
 
 

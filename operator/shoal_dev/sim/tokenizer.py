@@ -122,6 +122,13 @@ class ModelFolder:
             _special=special,
         )
 
+    @property
+    def labels(self) -> dict[int, str]:
+        """Labels of a model that classifies, by index; transformers has two where the config names none."""
+        named: dict[str, str] = self.config.get("id2label") or {}
+        count = int(self.config.get("num_labels") or 2)
+        return {int(index): label for index, label in named.items()} or {n: f"LABEL_{n}" for n in range(count)}
+
     def chat_prompt(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
         """Renders the chat template. Raises ValueError with the template's own complaint."""
 

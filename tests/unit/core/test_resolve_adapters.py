@@ -212,9 +212,9 @@ def test_a_list_shows_short_names_and_the_address_of_what_has_none():
 
 
 def test_it_waits_within_the_bounds_of_its_model():
-    base = dataclasses.replace(MODEL, kv_percent=55, embeds=True)
+    base = dataclasses.replace(MODEL, kv_percent=55, capabilities=frozenset({"embed"}))
     served = words(adapter(), models={MODEL.key: base}).served["support"]
-    assert (served.kv_percent, served.embeds, served.limits) == (55, True, base.limits)
+    assert (served.kv_percent, served.capabilities, served.limits) == (55, {"embed"}, base.limits)
 
 
 def test_one_that_changes_or_goes_leaves_no_name_behind():

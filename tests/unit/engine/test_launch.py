@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Model
 from shoal.api.sources import parse_source
+from shoal.core.architectures import facts_of
+from shoal.core.capabilities import NO_PREFIX_CACHE
 from shoal.engine import owned
 from shoal.engine.launch import arguments_of, check_extra_args, engine_args, engine_model_path, known_versions
 from shoal_dev.sim import args as sim_args
@@ -49,6 +52,48 @@ def test_fields_become_arguments_and_extra_args_come_last():
         "--device=cpu",
         "--mem-fraction-static=0.8",
     )
+
+
+def facts(architecture: str, **config: object) -> ArtifactFacts:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 300}
+    return facts_of({"architectures": [architecture], "model_type": "x", **sizes, **config}, source="hf://a/b")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "given", "added"),
+    [
+        ("LlamaForCausalLM", [], []),
+        ("Qwen2ForSequenceClassification", [], ["--is-embedding", "--disable-radix-cache"]),
+        ("Qwen3Model", ["--is-embedding"], ["--disable-radix-cache"]),
+        (
+            "XLMRobertaForSequenceClassification",
+            [],
+            ["--is-embedding", "--chunked-prefill-size=-1", "--disable-radix-cache"],
+        ),
+        ("XLMRobertaForSequenceClassification", ["--is-embedding", "--chunked-prefill-size=-1"], [NO_PREFIX_CACHE]),
+        ("BertModel", ["--is-embedding", "--chunked-prefill-size=-1", NO_PREFIX_CACHE], []),
+    ],
+)
+def test_weights_that_generate_nothing_get_what_sglang_needs(architecture: str, given: list[str], added: list[str]):
+    model = make_model(extraArgs=given)
+    plain = engine_args(make_model(), VERSION, model_path="/m", port=1, tensor=1)
+    args = engine_args(model, VERSION, model_path="/m", port=1, tensor=1, facts=facts(architecture))
+    assert args == (*plain, *added, *given)
+
+
+def test_what_an_encoder_computed_is_never_reused_even_where_tenants_share():
+    """It depends on the rest of the text."""
+    shared = Model.model_validate(
+        {
+            "metadata": {"name": "chat", "namespace": "team-a"},
+            "spec": {"source": {"uri": "hf://a/b"}, "prefixCache": {"isolation": "Shared"}},
+        }
+    )
+    both: list[bool] = []
+    for name in ("Qwen3Model", "XLMRobertaModel"):
+        args = engine_args(shared, VERSION, model_path="/m", port=1, tensor=1, facts=facts(name))
+        both.append(NO_PREFIX_CACHE in args)
+    assert both == [False, True]
 
 
 def test_the_simulator_takes_the_same_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -129,7 +129,7 @@ async def test_an_engine_for_embeddings_gets_nothing_else(tmp_path: Path):
     """SGLang dies of a chat request when it was started with --is-embedding."""
     engine = ScriptedEngine()
     async with gateway(tmp_path, engine) as it:
-        it.models["chat/llama"] = dataclasses.replace(MODEL, embeds=True)
+        it.models["chat/llama"] = dataclasses.replace(MODEL, capabilities=frozenset({"embed"}))
         it.changed()
         refused = await it.post(CHAT)
         assert refused.status == 400

@@ -9,9 +9,10 @@ import pytest
 
 from shoal.api.model import Model
 from shoal.core.access import index_keys
+from shoal.core.capabilities import NO_PREFIX_CACHE
 from shoal.core.routing.affinity import SHARED, head_of, prefix_space
 from shoal.core.routing.resolve import ServedModel, served_model
-from shoal.engine.launch import NO_PREFIX_CACHE, engine_args
+from shoal.engine.launch import engine_args
 from shoal.net.installkey import KeyRing
 from tests.support.adapter_agents import AdapterAgent, adapter, tuned
 from tests.support.gateway import API_KEY, MODEL, gateway, tenant
@@ -84,7 +85,7 @@ async def test_the_engine_hears_a_salt_per_tenant_that_tells_no_name(tmp_path: P
 async def test_a_shared_model_and_embeddings_have_no_salt(tmp_path: Path) -> None:
     assert await salts(tmp_path, "acme", "globex", shares_prefixes=True) == [None, None]
     (tmp_path / "e").mkdir()
-    assert await salts(tmp_path / "e", "acme", path="/v1/embeddings", embeds=True) == [None]
+    assert await salts(tmp_path / "e", "acme", path="/v1/embeddings", capabilities=frozenset({"embed"})) == [None]
 
 
 async def test_requests_for_an_adapter_are_told_apart_too(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def test_estimates_of_before_are_summed_up(url: str) -> None:
         with connection.begin():
             ingest.store(connection, rows, changes, NOW_MS)
             connection.exec_driver_sql("ALTER TABLE hours DROP COLUMN estimated_input")
+            connection.exec_driver_sql("ALTER TABLE usage DROP COLUMN documents")
             connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
     with contextlib.ExitStack() as stack:
         connection = opened(url, stack)
@@ -73,6 +74,22 @@ def test_estimates_of_before_are_summed_up(url: str) -> None:
             hours = schema.hours.c
             found = connection.execute(select(hours.billed, hours.estimated_input).order_by(hours.billed)).all()
     assert [tuple(row) for row in found] == [(False, 57), (True, 0)]
+
+
+def test_requests_of_before_have_no_documents(url: str) -> None:
+    """Migration 0003."""
+    with contextlib.ExitStack() as stack:
+        connection = opened(url, stack)
+        with connection.begin():
+            ingest.store(connection, [usage_row(record("old"))], Changes(), NOW_MS)
+            connection.exec_driver_sql("ALTER TABLE usage DROP COLUMN documents")
+            connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0002_from_0001'")
+    with contextlib.ExitStack() as stack:
+        connection = opened(url, stack)
+        with connection.begin():
+            ingest.store(connection, [usage_row(record("new", documents=3))], Changes(), NOW_MS)
+            found = connection.execute(select(schema.usage.c.request, schema.usage.c.documents)).all()
+    assert dict(tuple(row) for row in found) == {"old": None, "new": 3}
 
 
 def test_rows_are_in_the_order_of_their_columns() -> None:

@@ -20,7 +20,7 @@ from shoal.core.gpus import held_by_node
 from shoal.core.placement import ClassSupply, ClassUse, Moves, NodeSupply, Placement
 from shoal.core.sizing import GPU, Sized, Tuning
 from shoal.core.status import modelstatus
-from shoal.engine.launch import check_extra_args, pool_args
+from shoal.engine.launch import check_extra_args, pool_args, task_args
 from shoal.engine.tuning import tuning_of
 from shoal.manifests.pool import applied, pool_problem
 from shoal.manifests.shape import engine_row, engine_version
@@ -169,7 +169,7 @@ def _consider(
     pool: LoRAPool | None,
 ) -> Considered:
     known = None if isinstance(facts, str) else facts
-    return candidates.consider(model, known, fleet.classes, gpus, tune_for(model, config, pool))
+    return candidates.consider(model, known, fleet.classes, gpus, tune_for(model, config, known, pool))
 
 
 def _pool(
@@ -196,13 +196,14 @@ def _pool(
     )
 
 
-def tune_for(model: Model, config: OperatorConfig, pool: LoRAPool | None = None) -> Tune:
+def tune_for(model: Model, config: OperatorConfig, facts: ArtifactFacts | None, pool: LoRAPool | None = None) -> Tune:
     """Memory-related tuning that follows from the engine's arguments."""
     row = engine_row(model, config)
 
     def tune(quantization: Literal["FP8"] | None) -> Tuning:
         env = {e.name: e.value for e in model.spec.pod.env}
-        args = [*pool_args(pool), *model.spec.engine.extra_args]
+        own = model.spec.engine.extra_args
+        args = [*task_args(facts, own), *pool_args(pool), *own]
         return tuning_of(args, platform_args=row.args, quantization=quantization, env=env)
 
     return tune

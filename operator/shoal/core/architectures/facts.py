@@ -80,6 +80,7 @@ def _facts(
         vocabulary=read_config.number("vocab_size") or None,
         experts=shapes.experts(read_config),
         task="Embed" if read_config.architecture in names.EMBEDS else "Generate",
+        labels=_labels(config) if read_config.architecture in names.CLASSIFIES else None,
         multimodal=read_config.architecture in names.MULTIMODAL,
         # SGLang's own defaults for an encoder that does not say its size.
         vision_layers=None if vision is None else (_int(vision, "num_hidden_layers", 24)),
@@ -87,6 +88,12 @@ def _facts(
         kv=kv,
         kv_bytes_per_token=None if per_token is None else -int(-per_token // 1),
     )
+
+
+def _labels(config: Mapping[str, Any]) -> int | None:
+    """As transformers counts them: `id2label` wins over `num_labels`, and a config without either has two."""
+    named = as_mapping(config.get("id2label"))
+    return len(named) if named else whole(config.get("num_labels")) or 2
 
 
 def _int(table: Mapping[str, Any], key: str, default: int) -> int:

@@ -73,6 +73,18 @@ EMBEDS: Final = _names("""
 """)
 """These embed or score whatever the engine's arguments say; any other needs --is-embedding for it."""
 
+CLASSIFIES: Final = frozenset(name for name in EMBEDS if "ForSequenceClassification" in name)
+"""Of these, the ones with a head of labels; with one label they rank."""
+
+REWARDS: Final = frozenset(name for name in EMBEDS if name.endswith("ForRewardModel"))
+"""Of these, the ones that score a text."""
+
+ENCODERS: Final = _names("""
+    BertForSequenceClassification BertModel Contriever XLMRobertaForSequenceClassification XLMRobertaModel
+""")
+"""Of these, the ones whose attention looks both ways: a prompt cannot be read in parts, and no part of it can be
+reused."""
+
 MULTIMODAL: Final = _names("""
     CLIPModel Cohere2VisionForConditionalGeneration Cosmos3EdgeForConditionalGeneration DeepseekOCRForCausalLM
     DeepseekVL2ForCausalLM DotsOCRForCausalLM DotsVLMForCausalLM Ernie4_5_VLMoeForConditionalGeneration

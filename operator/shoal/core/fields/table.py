@@ -27,6 +27,7 @@ from shoal.core.fields.kinds import (
     unknown,
     wrong,
 )
+from shoal.core.fields.pairs import Query, Texts
 from shoal.core.fields.patterns import Pattern
 from shoal.core.fields.prompts import Prompts
 from shoal.core.fields.schemas import Schema, SchemaText
@@ -34,6 +35,11 @@ from shoal.core.fields.schemas import Schema, SchemaText
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 EMBEDDINGS: Final = "/v1/embeddings"
+RERANK: Final = "/v1/rerank"
+PAIRS: Final = frozenset({RERANK})
+"""They read a query together with each of several texts."""
+GENERATING: Final = frozenset({CHAT, COMPLETIONS})
+"""They answer with text; an engine takes an id of the request and a `cache_salt` on these alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +160,7 @@ _SAMPLING: Final[Mapping[str, Field]] = {
     "return_cached_tokens_details": Field(_FLAG, "of this answer only"),
     "return_token_ids": Field(_FLAG, "of this answer only"),
 }
+_USER: Final = Field(Text(8192), "for the request log; no engine uses it", forwarded=False)
 TABLE: Final[Mapping[str, Mapping[str, Field]]] = {
     CHAT: {
         "messages": Field(
@@ -203,6 +210,18 @@ TABLE: Final[Mapping[str, Mapping[str, Field]]] = {
         "dimensions": Field(Whole(1, 65_536), "the engine refuses more than the model has"),
         **_IGNORED,
     },
+    RERANK: {
+        "query": Field(Query(), "read again with each document; text only", needed=True),
+        "documents": Field(Texts(), "each is a sequence of its own; text only", needed=True),
+        "model": _SAMPLING["model"],
+        "top_n": Field(
+            Whole(1, 1_000_000),
+            "the gateway cuts the answer: SGLang would drop the token counts with the documents",
+            forwarded=False,
+        ),
+        "return_documents": Field(_FLAG, "of this answer only; true where it is left out"),
+        "user": _USER,
+    },
 }
 """By endpoint: fields by name, the most frequent first."""
 
@@ -226,6 +245,7 @@ REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("input_ids", "embed_overrides", "embed_override_token_id"), "goes past the check of the prompt"),
     **dict.fromkeys(("images_config", "video_config", "mm_processor_kwargs"), "goes unchecked to the model's own code"),
     "use_audio_in_video": "videos are not accepted",
+    "instruct": "is for rerankers that generate, which are not served as rerankers",
     "watermark": "is the provider's",
     "stop_regex": "is searched by backtracking after each token, in the loop that serves everybody: use `stop`",
     "ebnf": "a grammar that can be read in many ways takes seconds per token: use `response_format` or `regex`",

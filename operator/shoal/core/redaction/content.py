@@ -17,6 +17,8 @@ TEXTS: Final = (
     "messages",
     "prompt",
     "input",
+    "query",
+    "documents",
     "suffix",
     "tools",
     "tool_choice",
@@ -49,6 +51,8 @@ PARAMETERS: Final = (
     "reasoning_effort",
     "encoding_format",
     "dimensions",
+    "top_n",
+    "return_documents",
     "ignore_eos",
 )
 LOGGED: Final = frozenset((*TEXTS, *PARAMETERS))

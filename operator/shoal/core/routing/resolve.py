@@ -11,6 +11,7 @@ from shoal.api.meta import Condition
 from shoal.api.model import Model, ModelStatus
 from shoal.core import quantity
 from shoal.core.architectures import names
+from shoal.core.capabilities import Capability, capabilities
 from shoal.core.fields.kinds import Facts, Medium
 from shoal.core.hold.limits import Limits
 
@@ -55,9 +56,9 @@ class ServedModel:
     claims: tuple[str, ...]
     """Short names that it claims."""
     created: datetime | None
-    embeds: bool = False
-    """The engine was started for embeddings. It serves nothing else, and SGLang exits on a chat or completion request
-    then, so that one client's mistake would take the replica from all."""
+    capabilities: frozenset[Capability] = frozenset({"generate"})
+    """What its engine does. SGLang exits on a request for some of the rest, so that one client's mistake would take the
+    replica from all."""
     facts: Facts = field(default_factory=Facts)
     """Facts behind the bounds of request fields."""
     limits: Limits = field(default_factory=Limits)
@@ -91,7 +92,11 @@ def served_model(model: Model) -> ServedModel:
         engine_name=model.engine_model_name,
         claims=model.claimed_names,
         created=model.metadata.creation_timestamp,
-        embeds="--is-embedding" in model.spec.engine.extra_args,
+        capabilities=capabilities(
+            model.status.artifact if model.status else None,
+            model.spec.engine.extra_args,
+            shares_prefixes=model.spec.prefix_cache.isolation == "Shared",
+        ),
         facts=_facts(model),
         limits=Limits(
             max_requests=model.spec.hold.max_requests,

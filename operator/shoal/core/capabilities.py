@@ -1,0 +1,53 @@
+"""What a Model can do, from its architecture and its engine's arguments; endpoints for anything else are refused.
+
+SGLang decides by the architecture whether an engine generates; `--is-embedding` makes it embed instead. A request for
+the other kind is at best an error. At worst it ends the engine: a chat does so where the engine does not generate.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+from shoal.api.artifact import ArtifactFacts
+from shoal.core.architectures import names
+
+Capability = Literal["generate", "embed", "rerank", "score", "classify"]
+EMBEDS_ARG: Final = "--is-embedding"
+NO_PREFIX_CACHE: Final = "--disable-radix-cache"
+_UNKNOWN: Final[frozenset[Capability]] = frozenset({"generate", "embed"})
+"""Of a Model without facts: the engine judges."""
+
+
+def only_embeds(facts: ArtifactFacts | None, extra_args: Sequence[str]) -> bool:
+    """Whether the engine computes embeddings, scores or labels, and generates nothing."""
+    return EMBEDS_ARG in extra_args or (facts is not None and facts.task == "Embed")
+
+
+def capabilities(
+    facts: ArtifactFacts | None, extra_args: Sequence[str], *, shares_prefixes: bool
+) -> frozenset[Capability]:
+    """What the engine of a Model does. `shares_prefixes`: its tenants share the prefix cache.
+
+    Scoring by a Model that generates goes through the prefix cache, and SGLang's /v1/score takes no `cache_salt`. So it
+    is served only where tenants share the cache or there is none: else one tenant would find another's prompts.
+    """
+    if facts is None or facts.architecture is None:
+        return frozenset({"embed"}) if only_embeds(facts, extra_args) else _UNKNOWN
+    name = facts.architecture
+    if name in names.CLASSIFIES:
+        return _with_labels(facts.labels, encoder=name in names.ENCODERS)
+    if name in names.REWARDS:
+        return frozenset({"score"})
+    if only_embeds(facts, extra_args):
+        return frozenset({"embed"})
+    scores = shares_prefixes or NO_PREFIX_CACHE in extra_args
+    return frozenset({"generate", "score"}) if scores else frozenset({"generate"})
+
+
+def _with_labels(labels: int | None, *, encoder: bool) -> frozenset[Capability]:
+    """An encoder reads query and document as a pair, which /v1/score would join to one text."""
+    found: set[Capability] = set() if encoder else {"score"}
+    if labels is None or labels == 1:
+        found.add("rerank")
+    if labels is None or labels > 1:
+        found.add("classify")
+    return frozenset(found)

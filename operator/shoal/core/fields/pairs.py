@@ -1,0 +1,147 @@
+"""Fields of /v1/rerank and /v1/score: a query, and texts that the engine reads together with it, one sequence each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final, cast
+
+from shoal.core.fields.kinds import Facts, FieldProblem, outside, wrong, wrong_type
+
+MOST_PAIRS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """SGLang refuses a blank text. Ids of tokens are for scoring only."""
+
+    ids: bool = False
+
+    @property
+    def describe(self) -> str:
+        return "a string that is not blank" + (
+            ", or a list of ids of tokens in the model's vocabulary" if self.ids else ""
+        )
+
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
+        if isinstance(value, str):
+            return wrong(at, "a string that is not blank") if not value or value.isspace() else None
+        if not self.ids or not isinstance(value, list):
+            return wrong_type(at, self.describe)
+        return outside(cast(list[Any], value), at, facts) if value else wrong(at, "a query that is not empty")
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Texts to read with the query."""
+
+    most: int = MOST_PAIRS
+
+    @property
+    def describe(self) -> str:
+        return f"a list of 1 to {self.most} strings that are not blank"
+
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
+        if not isinstance(value, list):
+            return wrong_type(at, self.describe)
+        items = cast(list[Any], value)
+        if not 1 <= len(items) <= self.most:
+            return wrong(at, f"a list of 1 to {self.most} strings", "too_many_documents" if items else "invalid_value")
+        for index, item in enumerate(items):
+            if type(item) is not str:
+                return wrong_type(f"{at}[{index}]", "a string")
+            if not item or item.isspace():
+                return wrong(f"{at}[{index}]", "a string that is not blank")
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """Items to score: a text, texts, or lists of ids of tokens."""
+
+    most: int = MOST_PAIRS
+
+    @property
+    def describe(self) -> str:
+        return (
+            f"a string that is not blank, or a list of 1 to {self.most} of them or of lists of ids of tokens in the "
+            "model's vocabulary"
+        )
+
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
+        if isinstance(value, str):
+            return Query().check(value, at, facts)
+        if not isinstance(value, list):
+            return wrong_type(at, self.describe)
+        items = cast(list[Any], value)
+        if set(map(type, items)) != {list}:
+            return Texts(self.most).check(items, at, facts)
+        if len(items) > self.most:
+            return wrong(at, f"at most {self.most} items", "too_many_documents")
+        if not all(items):
+            return wrong(at, "items that are not empty")
+        return outside(list(chain.from_iterable(items)), at, facts)
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Tokens whose probabilities are the score. SGLang refuses one that is given twice."""
+
+    most: int
+
+    @property
+    def describe(self) -> str:
+        return f"a list of 1 to {self.most} different ids of tokens in the model's vocabulary"
+
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
+        if type(value) is not list:
+            return wrong_type(at, self.describe)
+        ids = cast(list[Any], value)
+        if not 1 <= len(ids) <= self.most:
+            return wrong(at, self.describe)
+        if (found := outside(ids, at, facts)) is not None:
+            return found
+        return wrong(at, self.describe) if len(set(ids)) < len(ids) else None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLists:
+    """Ids of tokens to turn into text: one list, or several."""
+
+    most: int
+    """Ids in all."""
+    lists: int
+
+    @property
+    def describe(self) -> str:
+        return (
+            f"a list of ids of tokens in the model's vocabulary, or a list of at most {self.lists} such lists; at most "
+            f"{self.most} ids in all"
+        )
+
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
+        if type(value) is not list:
+            return wrong_type(at, self.describe)
+        ids = cast(list[Any], value)
+        if not ids:
+            return wrong(at, "a list that is not empty")
+        if set(map(type, ids)) == {list}:
+            if len(ids) > self.lists:
+                return wrong(at, f"at most {self.lists} lists")
+            if not all(ids):
+                return wrong(at, "lists that are not empty")
+            ids = list(chain.from_iterable(cast(list[list[Any]], ids)))
+        return wrong(at, f"at most {self.most} ids of tokens") if len(ids) > self.most else outside(ids, at, facts)
+
+
+def pairs_of(fields: Mapping[str, Any]) -> tuple[Any, list[Any]]:
+    """The query and the texts of a checked body."""
+    texts: Any = fields.get("documents", fields.get("items"))
+    return fields.get("query"), [texts] if isinstance(texts, str) else texts
+
+
+def repeated(fields: Mapping[str, Any]) -> int:
+    """Bytes that the engine reads beyond those of the body, about: the query once more for each further text."""
+    query, texts = pairs_of(fields)
+    # An id of a token is 4 bytes, as `BYTES_PER_TOKEN` counts them.
+    size = len(query) if isinstance(query, str) else 4 * len(query or ())
+    return size * (len(texts) - 1)

@@ -1,0 +1,39 @@
+"""Whether a Model can do what an endpoint is for."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from shoal.core.capabilities import Capability
+from shoal.core.fields.table import CHAT, COMPLETIONS, EMBEDDINGS, RERANK
+from shoal.core.routing.resolve import ServedModel
+from shoal.net.errors import ApiError
+
+NEEDS: Final[Mapping[str, Capability]] = {
+    CHAT: "generate",
+    COMPLETIONS: "generate",
+    EMBEDDINGS: "embed",
+    RERANK: "rerank",
+}
+"""What each endpoint needs; one that is not listed works with every Model."""
+_WITH_ADAPTERS: Final[frozenset[Capability]] = frozenset({"generate", "embed"})
+"""SGLang applies adapters to these alone. Elsewhere the weights of the base would answer under the adapter's name."""
+
+
+def abilities(model: ServedModel) -> list[Capability]:
+    """What a Model can do, or a Model with an adapter."""
+    return sorted(model.capabilities if model.adapter is None else model.capabilities & _WITH_ADAPTERS)
+
+
+def refuse_incapable(model: ServedModel, path: str, name: str) -> None:
+    """
+    Raises:
+        ApiError: 400, the Model cannot do it; the message names what it can do.
+    """
+    need = NEEDS.get(path)
+    if need is None or (need in model.capabilities and (model.adapter is None or need in _WITH_ADAPTERS)):
+        return
+    able = abilities(model)
+    paths = ", ".join(path for path, needed in NEEDS.items() if needed in able)
+    what = f"it can {' and '.join(able)}: use {paths}" if paths else "no endpoint here is for it"
+    kind = "model" if model.adapter is None else "adapter"
+    raise ApiError(400, f"The {kind} `{name}` does not serve {path}; {what}.", "wrong_endpoint", param="model")

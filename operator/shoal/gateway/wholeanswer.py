@@ -1,0 +1,59 @@
+"""A whole answer of an engine: where its token counts are, and what the client gets of it."""
+
+from typing import Any, Final, NamedTuple, cast
+
+import orjson
+
+from shoal.core.fields.table import EMBEDDINGS, RERANK
+from shoal.gateway import sse
+from shoal.gateway.prepared import Prepared
+from shoal.net.errors import ApiError
+
+
+class WholeAnswer(NamedTuple):
+    body: bytes
+    """For the client."""
+    usage: bytes | None
+    """The engine's usage block; None: it reported none, and the estimate stays."""
+
+
+_SHOWN: Final = ("score", "document", "index")
+
+
+def read(prepared: Prepared, body: bytes) -> WholeAnswer:
+    """Reads an answer with status 200.
+
+    Raises:
+        ApiError: 502, it is not an answer of this endpoint.
+    """
+    if prepared.path == RERANK:
+        return _ranked(prepared, body)
+    rewrite = prepared.rewriter.rewrite_any if prepared.path == EMBEDDINGS else prepared.rewriter.rewrite
+    span = sse.find_usage(body)
+    return WholeAnswer(rewrite(body), None if span is None else body[span[0] : span[1]])
+
+
+def _ranked(prepared: Prepared, body: bytes) -> WholeAnswer:
+    """A list of documents, the best first. It has no usage object: each document has the prompt tokens of its pair. Of
+    `meta_info` only these are shown, because the rest is about the engine."""
+    try:
+        decoded: object = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        decoded = None
+    if not isinstance(decoded, list) or not all(isinstance(item, dict) for item in cast(list[object], decoded)):
+        raise ApiError(502, "The engine's answer is no ranked list.", "bad_answer")
+    items = cast(list[dict[str, Any]], decoded)
+    shown: list[dict[str, Any]] = []
+    total: int | None = 0
+    for item in items:
+        tokens = _tokens(item.get("meta_info"))
+        total = None if total is None or tokens is None else total + tokens
+        kept = {name: item[name] for name in _SHOWN if item.get(name) is not None}
+        shown.append(kept if tokens is None else {**kept, "meta_info": {"prompt_tokens": tokens}})
+    usage = None if total is None else orjson.dumps({"prompt_tokens": total, "completion_tokens": 0})
+    return WholeAnswer(orjson.dumps(shown[: prepared.top_n]), usage)
+
+
+def _tokens(meta: object) -> int | None:
+    found = cast(dict[str, object], meta).get("prompt_tokens") if isinstance(meta, dict) else None
+    return found if type(found) is int and found >= 0 else None

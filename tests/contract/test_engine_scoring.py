@@ -1,0 +1,97 @@
+"""Endpoints of an engine that generate nothing: ranking documents, besides embeddings (test_engine_life.py)."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from shoal.core.capabilities import EMBEDS_ARG, NO_PREFIX_CACHE
+from tests.contract.conftest import KINDS, Client
+from tests.support.classifiers import make_classifier
+from tests.support.engines import SERVED, EngineProcess, Kind, running_engine
+from tests.support.shapes import Const, mismatch
+
+ARGS = (EMBEDS_ARG, NO_PREFIX_CACHE, "--max-queued-requests", "64")
+"""Each document waits in the queue by itself."""
+DOCUMENTS = ["the quick brown fox", "hello there, world", "kubernetes pods"]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def ranker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    """An engine of a model with one label."""
+    kind: Kind = request.param
+    folder: Path = tmp_path_factory.mktemp(f"ranker-{kind}")
+    model = make_classifier(folder / "model", ("LABEL_0",))
+    with running_engine(kind, folder / "run", *ARGS, model=model) as process:
+        yield process
+
+
+@pytest.fixture
+async def ranking(ranker: EngineProcess) -> AsyncIterator[Client]:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
+        yield Client(ranker, session)
+
+
+async def test_documents_are_ranked_and_each_has_the_tokens_of_its_pair(ranking: Client):
+    result: dict[str, Any] = {
+        "score": float,
+        "document": str,
+        "index": int,
+        "meta_info": {"id": str, "prompt_tokens": int, "finish_reason": {"type": Const("length"), "length": Const(0)}},
+    }
+    before = await ranking.metric("sglang:prompt_tokens_total")
+    answer = await ranking.post("/v1/rerank", {"model": SERVED, "query": "hello", "documents": DOCUMENTS})
+    assert answer.status == 200
+    results = answer.json
+    for found in results:
+        shown = {**found, "meta_info": {name: found["meta_info"].get(name) for name in result["meta_info"]}}
+        assert mismatch(shown, result) is None
+    assert sorted(found["index"] for found in results) == [0, 1, 2]
+    assert all(found["document"] == DOCUMENTS[found["index"]] for found in results)
+    scores = [found["score"] for found in results]
+    assert scores == sorted(scores, reverse=True)
+    # The query counts with each document: that is where a meter finds what the engine computed.
+    tokens = sum(found["meta_info"]["prompt_tokens"] for found in results)
+    lone = await ranking.post("/v1/rerank", {"query": "hello", "documents": DOCUMENTS[:1]})
+    assert lone.json[0]["meta_info"]["prompt_tokens"] < tokens
+    counted = await ranking.metric("sglang:prompt_tokens_total") - before
+    assert counted == tokens + lone.json[0]["meta_info"]["prompt_tokens"]
+
+
+async def test_top_n_drops_token_counts_too(ranking: Client):
+    """Why a gateway keeps `top_n` to itself."""
+    body = {"query": "hello", "documents": DOCUMENTS, "top_n": 1, "return_documents": False}
+    answer = await ranking.post("/v1/rerank", body)
+    assert (answer.status, len(answer.json)) == (200, 1)
+    assert answer.json[0].get("document") is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"query": "", "documents": ["x"]},
+        {"query": " ", "documents": ["x"]},
+        {"query": "x", "documents": []},
+        {"query": "x", "documents": [""]},
+        {"query": "x", "documents": ["\n"]},
+        {"query": "x", "documents": ["y"], "top_n": 0},
+        {"query": "x"},
+        {"documents": ["x"]},
+        {"query": "x", "documents": [3]},
+    ],
+)
+async def test_what_cannot_be_ranked_is_refused(ranking: Client, wrong: dict[str, Any]):
+    assert (await ranking.post("/v1/rerank", wrong)).status == 400
+
+
+async def test_a_pair_longer_than_the_context_is_refused_and_the_engine_lives(ranking: Client):
+    answer = await ranking.post("/v1/rerank", {"query": "x", "documents": ["hello world " * 8000]})
+    assert answer.status == 400
+    assert (await ranking.post("/v1/rerank", {"query": "x", "documents": ["y"]})).status == 200
+
+
+async def test_an_engine_that_generates_ranks_nothing(client: Client):
+    answer = await client.post("/v1/rerank", {"query": "x", "documents": ["y"]})
+    assert answer.status == 400

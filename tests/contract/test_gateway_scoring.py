@@ -1,0 +1,83 @@
+"""The gateway in front of engines that generate nothing: the record has exactly what the engine counted."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.core.capabilities import EMBEDS_ARG, NO_PREFIX_CACHE, Capability
+from shoal.core.fields.kinds import Facts
+from shoal.core.routing.resolve import ServedModel
+from shoal.net.installkey import KeyRing
+from tests.contract.conftest import KINDS, Client
+from tests.support.classifiers import make_classifier
+from tests.support.engines import API_KEY as ENGINE_KEY
+from tests.support.engines import CONTEXT, SERVED, EngineProcess, Kind, running_engine
+from tests.support.gateway import GatewayUnderTest, gateway, replica, tenant
+
+DOCUMENTS = ["the quick brown fox", "hello there, world", "kubernetes pods"]
+
+
+class OneKey(KeyRing):
+    """The engine of these tests has a key of its own, which no install key leads to."""
+
+    def key_for(self, fingerprint: str | None, model_uid: str) -> str | None:
+        return ENGINE_KEY
+
+
+@asynccontextmanager
+async def in_front(engine: EngineProcess, folder: Path, *able: Capability) -> AsyncIterator[GatewayUnderTest]:
+    facts = Facts(vocabulary=361, context_length=CONTEXT)
+    model = ServedModel(SERVED, "uid-tiny", SERVED, ("tiny",), None, frozenset(able), facts)
+    async with gateway(folder) as it:
+        it.models[SERVED] = model
+        it.tenants["acme"] = tenant(models=[SERVED])
+        it.pods[f"{SERVED}-1"] = replica(1, model)
+        it.ports["pod-1"] = engine.port
+        it.app.key_ring = OneKey(folder)
+        it.changed()
+        it.hear(1)
+        yield it
+
+
+def classifier(request: pytest.FixtureRequest, folder: Path, *labels: str) -> Iterator[EngineProcess]:
+    kind: Kind = request.param
+    model = make_classifier(folder / "model", labels)
+    args = (EMBEDS_ARG, NO_PREFIX_CACHE, "--max-queued-requests", "64")
+    with running_engine(kind, folder / "run", *args, model=model) as process:
+        yield process
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def ranker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    yield from classifier(request, tmp_path_factory.mktemp("ranker"), "LABEL_0")
+
+
+async def counted(it: GatewayUnderTest, engine: EngineProcess) -> float:
+    return await Client(engine, it.session).metric("sglang:prompt_tokens_total")
+
+
+async def test_a_ranking_is_metered_to_the_token(ranker: EngineProcess, tmp_path: Path):
+    async with in_front(ranker, tmp_path, "rerank", "score") as it:
+        before = await counted(it, ranker)
+        body: dict[str, Any] = {"model": "tiny", "query": "hello", "documents": DOCUMENTS, "top_n": 2}
+        response = await it.post(body, "/v1/rerank")
+        results = await response.json()
+        assert (response.status, len(results)) == (200, 2)
+        for found in results:
+            assert set(found) == {"score", "document", "index", "meta_info"}
+            assert set(found["meta_info"]) == {"prompt_tokens"}
+            assert found["document"] == DOCUMENTS[found["index"]]
+        data = (await it.records())[0].data
+        assert (data.count_source, data.documents, data.output_tokens) == ("final", 3, 0)
+        assert data.input_tokens == await counted(it, ranker) - before
+
+
+async def test_a_chat_does_not_reach_an_engine_that_it_would_end(ranker: EngineProcess, tmp_path: Path):
+    async with in_front(ranker, tmp_path, "rerank", "score") as it:
+        chat = await it.post({"model": "tiny", "messages": [{"role": "user", "content": "x"}]})
+        assert (chat.status, (await chat.json())["error"]["code"]) == (400, "wrong_endpoint")
+        again = await it.post({"model": "tiny", "query": "hello", "documents": ["x"]}, "/v1/rerank")
+        assert again.status == 200

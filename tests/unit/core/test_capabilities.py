@@ -1,0 +1,53 @@
+"""What a Model can do, by its architecture and its engine's arguments."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from shoal.core.architectures import facts_of
+from shoal.core.capabilities import EMBEDS_ARG, NO_PREFIX_CACHE, capabilities
+
+SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 300}
+ONE = {"id2label": {"0": "LABEL_0"}}
+THREE = {"id2label": {"0": "bad", "1": "fair", "2": "good"}}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "args", "shared", "able"),
+    [
+        ("LlamaForCausalLM", {}, (), False, "generate"),
+        # /v1/score takes no cache_salt: one tenant would find another's prompts.
+        ("LlamaForCausalLM", {}, (), True, "generate score"),
+        ("LlamaForCausalLM", {}, (NO_PREFIX_CACHE,), False, "generate score"),
+        ("LlamaForCausalLM", {}, (EMBEDS_ARG,), True, "embed"),
+        ("LlamaForCausalLM", ONE, (), False, "generate"),
+        ("Qwen3Model", {}, (), False, "embed"),
+        ("XLMRobertaModel", {}, (EMBEDS_ARG,), False, "embed"),
+        ("NotKnownForCausalLM", {}, (), False, "generate"),
+        ("XLMRobertaForSequenceClassification", ONE, (), False, "rerank"),
+        ("BertForSequenceClassification", {"num_labels": 1}, (EMBEDS_ARG,), False, "rerank"),
+        ("XLMRobertaForSequenceClassification", THREE, (), False, "classify"),
+        ("BertForSequenceClassification", {}, (), False, "classify"),
+        ("Qwen2ForSequenceClassification", ONE, (), False, "rerank score"),
+        ("Qwen2ForSequenceClassification", THREE, (), False, "classify score"),
+        ("Qwen3ForRewardModel", {}, (), False, "score"),
+    ],
+)
+def test_the_weights_say_what_a_model_can_do(
+    architecture: str, config: dict[str, Any], args: Sequence[str], shared: bool, able: str
+) -> None:
+    facts = facts_of({"architectures": [architecture], "model_type": "x", **SIZES, **config}, source="hf://a/b")
+    assert capabilities(facts, args, shares_prefixes=shared) == set(able.split())
+
+
+def test_facts_of_an_earlier_release_do_not_say_how_many_labels_there_are() -> None:
+    facts = facts_of(
+        {"architectures": ["Qwen2ForSequenceClassification"], "model_type": "x", **SIZES, **ONE}, source="hf://a/b"
+    ).model_copy(update={"labels": None})
+    assert capabilities(facts, (), shares_prefixes=False) == {"rerank", "classify", "score"}
+
+
+def test_without_facts_the_engine_judges() -> None:
+    assert capabilities(None, (), shares_prefixes=False) == {"generate", "embed"}
+    assert capabilities(None, (EMBEDS_ARG,), shares_prefixes=False) == {"embed"}
