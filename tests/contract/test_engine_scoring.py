@@ -1,5 +1,6 @@
-"""Endpoints of an engine that generate nothing: ranking documents, besides embeddings (test_engine_life.py)."""
+"""Endpoints of an engine that generate nothing: ranks and scores, besides embeddings (test_engine_life.py)."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -95,3 +96,80 @@ async def test_a_pair_longer_than_the_context_is_refused_and_the_engine_lives(ra
 async def test_an_engine_that_generates_ranks_nothing(client: Client):
     answer = await client.post("/v1/rerank", {"query": "x", "documents": ["y"]})
     assert answer.status == 400
+
+
+# --- /v1/score --------------------------------------------------------------------------------------------------------
+
+SCORES = {
+    "scores": [[float]],
+    "pooled_hidden_states": None,
+    "token_logprobs": None,
+    "model": Const(SERVED),
+    "usage": {
+        "prompt_tokens": int,
+        "total_tokens": int,
+        "completion_tokens": Const(0),
+        "prompt_tokens_details": None,
+        "reasoning_tokens": Const(0),
+        "completion_tokens_details": None,
+    },
+    "object": Const("scoring"),
+}
+
+
+async def test_a_classifier_scores_items_by_its_labels(ranking: Client):
+    body = {"model": SERVED, "query": "hello", "items": [" a", " b c"]}
+    answer = await ranking.post("/v1/score", body)
+    assert answer.status == 200
+    assert mismatch(answer.json, SCORES) is None
+    assert [len(row) for row in answer.json["scores"]] == [1, 1]
+    # "hello" is two tokens, and counts with each item.
+    assert answer.json["usage"]["prompt_tokens"] == 9
+    soft = await ranking.post("/v1/score", {**body, "apply_softmax": True})
+    assert soft.json["scores"] == [[1.0], [1.0]]
+    alone = await ranking.post("/v1/score", {"items": "a"})
+    assert alone.json["usage"]["prompt_tokens"] == 1
+    nothing = await ranking.post("/v1/score", {"query": "hello", "items": []})
+    assert (nothing.json["scores"], nothing.json["usage"]["prompt_tokens"]) == ([], 0)
+
+
+async def test_a_model_that_generates_scores_by_the_tokens_of_labels(client: Client):
+    body = {"model": SERVED, "query": "hello", "items": [" a", " b c"], "label_token_ids": [300, 301]}
+    before = [await client.metric(f"sglang:{name}_tokens_total") for name in ("prompt", "generation")]
+    answer = await client.post("/v1/score", body)
+    assert answer.status == 200
+    assert mismatch(answer.json, SCORES) is None
+    assert all(0 < score < 1 for row in answer.json["scores"] for score in row)
+    after = [await client.metric(f"sglang:{name}_tokens_total") for name in ("prompt", "generation")]
+    assert (after[0] - before[0], after[1] - before[1]) == (answer.json["usage"]["prompt_tokens"], 0)
+    soft = await client.post("/v1/score", {**body, "apply_softmax": True})
+    assert [sum(row) for row in soft.json["scores"]] == pytest.approx([1, 1])
+    encoded = {"query": [300], "items": [[301], [302, 303]], "label_token_ids": [300]}
+    answer = await client.post("/v1/score", encoded)
+    assert answer.json["usage"]["prompt_tokens"] == 5
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"items": [" a"]},
+        {"items": [" a"], "label_token_ids": []},
+        {"items": [" a"], "label_token_ids": [300, 300]},
+        {"items": [" a"], "label_token_ids": [512]},
+        {"items": [" a"], "label_token_ids": [300], "temperature": 0.5},
+        {"items": [" a"], "label_token_ids": [300], "temperature": 0},
+        {"label_token_ids": [300]},
+    ],
+)
+async def test_what_cannot_be_scored_is_refused(client: Client, wrong: dict[str, Any]):
+    assert (await client.post("/v1/score", {"query": "hello", **wrong})).status == 400
+
+
+async def test_an_empty_prompt_ends_the_engine(kind: Kind, tmp_path: Path):
+    """Why a gateway refuses empty items."""
+    with running_engine(kind, tmp_path) as engine:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
+            with pytest.raises(aiohttp.ClientError):
+                await Client(engine, session).post("/v1/score", {"items": [""], "label_token_ids": [300]})
+        await asyncio.to_thread(engine.process.wait, 200)
+        assert engine.process.returncode != 0

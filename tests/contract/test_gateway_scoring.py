@@ -1,6 +1,6 @@
 """The gateway in front of engines that generate nothing: the record has exactly what the engine counted."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ class OneKey(KeyRing):
 
 
 @asynccontextmanager
-async def in_front(engine: EngineProcess, folder: Path, *able: Capability) -> AsyncIterator[GatewayUnderTest]:
+async def in_front(engine: EngineProcess, folder: Path, *able: Capability) -> AsyncGenerator[GatewayUnderTest]:
     facts = Facts(vocabulary=361, context_length=CONTEXT)
     model = ServedModel(SERVED, "uid-tiny", SERVED, ("tiny",), None, frozenset(able), facts)
     async with gateway(folder) as it:
@@ -81,3 +81,23 @@ async def test_a_chat_does_not_reach_an_engine_that_it_would_end(ranker: EngineP
         assert (chat.status, (await chat.json())["error"]["code"]) == (400, "wrong_endpoint")
         again = await it.post({"model": "tiny", "query": "hello", "documents": ["x"]}, "/v1/rerank")
         assert again.status == 200
+
+
+async def scored(process: EngineProcess, folder: Path, able: tuple[Capability, ...], **more: Any) -> None:
+    async with in_front(process, folder, *able) as it:
+        before = await counted(it, process)
+        body = {"model": "tiny", "query": "hello", "items": [" a", " b c"], **more}
+        response = await it.post(body, "/v1/score")
+        answer = await response.json()
+        assert (response.status, answer["model"], len(answer["scores"])) == (200, "tiny", 2)
+        data = (await it.records())[0].data
+        assert (data.count_source, data.documents, data.output_tokens) == ("final", 2, 0)
+        assert data.input_tokens == answer["usage"]["prompt_tokens"] == await counted(it, process) - before
+
+
+async def test_scores_of_a_classifier_are_metered_to_the_token(ranker: EngineProcess, tmp_path: Path):
+    await scored(ranker, tmp_path, ("rerank", "score"))
+
+
+async def test_scores_of_a_model_that_generates_are_metered_to_the_token(engine: EngineProcess, tmp_path: Path):
+    await scored(engine, tmp_path, ("generate", "score"), label_token_ids=[300, 301], apply_softmax=True)

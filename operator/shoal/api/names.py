@@ -130,7 +130,13 @@ OPS_TLS_PORT: Final = 9443
 LEDGER_TLS_PORT: Final = 8543
 """Port of a ledger with TRANSPORT_MTLS: the endpoints of LEDGER_PORT."""
 
-SERVING_PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank")
+SERVING_PATHS: Final = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/v1/score",
+)
 """Paths of an engine that gateways call. No other path is reachable from outside a pod with TRANSPORT_MTLS."""
 HEADER_SIDECAR: Final = "x-shoal-sidecar"
 """On responses that the TLS sidecar made in place of the engine: Envoy's response flags, which give the cause (UF: the

@@ -30,6 +30,7 @@ OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
     "/v1/rerank": "rerank",
+    "/v1/score": "score",
 }
 
 

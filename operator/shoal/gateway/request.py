@@ -345,7 +345,9 @@ class GatewayRequest:
             choices,
             identity.priority,
             prompt_count,
-            head_of(space, fields) if len(app.directory.snapshot.replicas_of(model)) > 1 else None,
+            head_of(space, fields)
+            if model.keeps_prefixes and len(app.directory.snapshot.replicas_of(model)) > 1
+            else None,
             messages=self._path == MESSAGES,
             top_n=fields.get("top_n"),
         )

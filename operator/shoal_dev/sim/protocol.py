@@ -133,6 +133,17 @@ class RerankRequest(BaseModel):
         return value
 
 
+class ScoreRequest(BaseModel):
+    query: str | list[int] | None = None
+    items: str | list[str] | list[list[int]] | None = None
+    label_token_ids: list[int] | None = None
+    apply_softmax: bool = False
+    temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    return_token_logprobs: bool = False
+    item_first: bool = False
+    model: str = DEFAULT_MODEL
+
+
 class SamplingParams(BaseModel):
     max_new_tokens: int = 128
     temperature: float = 1.0
@@ -226,6 +237,29 @@ def rerank_complaint(request: RerankRequest) -> str | None:
             return "Each document must be a non-empty string"
         if document.isspace():
             return "Each document cannot be empty or whitespace only"
+    return None
+
+
+def score_complaint(request: ScoreRequest, *, generates: bool, vocabulary: int | None) -> str | None:
+    """SGLang's message for items that it does not score."""
+    labels = request.label_token_ids
+    if request.temperature != 1.0 and not request.apply_softmax:
+        return "temperature requires apply_softmax=True"
+    if request.return_token_logprobs and not generates:
+        return "return_token_logprobs is only supported for CausalLM models"
+    if generates and labels is None:
+        return "label_token_ids is required for generation (CausalLM) models."
+    if request.items is None:
+        return "items must be provided"
+    if generates and request.items:
+        if not labels:
+            return "label_token_ids must be a nonempty list"
+        if min(labels) < 0:
+            return "label_token_ids must contain nonnegative integers"
+        if len(set(labels)) != len(labels):
+            return "label_token_ids must not contain duplicate tokens"
+        if vocabulary is not None and max(labels) >= vocabulary:
+            return f"Token ID {max(labels)} is out of vocabulary (vocab size: {vocabulary})"
     return None
 
 

@@ -1,6 +1,7 @@
-"""/v1/rerank: what SGLang answers where nothing is generated, besides embeddings."""
+"""/v1/rerank and /v1/score: what SGLang answers where nothing is generated, besides embeddings."""
 
 import hashlib
+import math
 import random
 import time
 from typing import Any
@@ -38,6 +39,30 @@ class Scoring(OpenAI):
 
         await self._answer(exchange, job, answer)
 
+    async def score(self, exchange: Exchange) -> None:
+        body = await exchange.body()
+        request = parse(p.ScoreRequest, exchange, body)
+        generates = not self._engine.embeds
+        vocabulary = self._engine.model.config.get("vocab_size")
+        if (complaint := p.score_complaint(request, generates=generates, vocabulary=vocabulary)) is not None:
+            raise RefusedError(400, p.error_body(complaint))
+        prompts = self._joined(request)
+        if not prompts:
+            await exchange.json(_scores(request, [], None, 0))
+            return
+        if not all(prompts):
+            # SGLang's scheduler ends at a prompt without a token.
+            self._engine.crash()
+
+        def answer(sequences: list[Sequence]) -> Any:
+            values = [self._values(sequence, request, generates=generates) for sequence in sequences]
+            logs = [[math.log(value) for value in row] for row in values] if request.return_token_logprobs else None
+            if request.apply_softmax:
+                values = [_softmax([value / request.temperature for value in row]) for row in values]
+            return _scores(request, values, logs, sum(len(sequence.prompt) for sequence in sequences))
+
+        await self._answer(exchange, self._texts(prompts), answer)
+
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _texts(self, prompts: list[tuple[int, ...]]) -> Job:
@@ -52,6 +77,33 @@ class Scoring(OpenAI):
 
         await self._guarded(exchange, job, work)
 
+    def _joined(self, request: p.ScoreRequest) -> list[tuple[int, ...]]:
+        """The query with each item: of texts, SGLang joins the texts."""
+        query: str | list[int] | None = request.query
+        items = request.items or []
+        items = [items] if isinstance(items, str) else items
+        if query is None:
+            query = list[int]() if items and isinstance(items[0], list) else ""
+        found: list[tuple[int, ...]] = []
+        for item in items:
+            if isinstance(query, str) and isinstance(item, str):
+                found.append(tuple(self._encode(item + query if request.item_first else query + item)))
+            elif isinstance(query, list) and isinstance(item, list):
+                found.append(tuple(item + query if request.item_first else query + item))
+            else:
+                raise RefusedError(400, p.error_body("Invalid combination of query/items types for score_request."))
+        return found
+
+    def _values(self, sequence: Sequence, request: p.ScoreRequest, *, generates: bool) -> list[float]:
+        """Of a model that generates, the probabilities of the labels' tokens."""
+        if not generates:
+            return self._labels(sequence)
+        seed = self._engine.args.seed
+        return [
+            random.Random(_digest((*sequence.prompt, label), seed)).uniform(1e-6, 1e-3)  # noqa: S311
+            for label in request.label_token_ids or ()
+        ]
+
     def _labels(self, sequence: Sequence) -> list[float]:
         """The values of the model's labels: they depend on the prompt and the seed only."""
         source = random.Random(_digest(sequence.prompt, self._engine.args.seed))  # noqa: S311 - reproducible on purpose
@@ -60,6 +112,24 @@ class Scoring(OpenAI):
 
 def _digest(prompt: tuple[int, ...], seed: int) -> bytes:
     return hashlib.blake2b(repr((seed, prompt)).encode(), digest_size=8).digest()
+
+
+def _softmax(values: list[float]) -> list[float]:
+    weights = [math.exp(value - max(values)) for value in values]
+    return [weight / sum(weights) for weight in weights]
+
+
+def _scores(
+    request: p.ScoreRequest, values: list[list[float]], logs: list[list[float]] | None, tokens: int
+) -> dict[str, Any]:
+    return {
+        "scores": values,
+        "pooled_hidden_states": None,
+        "token_logprobs": logs,
+        "model": request.model,
+        "usage": p.usage(tokens, 0, None),
+        "object": "scoring",
+    }
 
 
 def _meta(sequence: Sequence, began: float) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from typing import Any, Final, cast
 
 from shoal.core.fields.kinds import Facts, FieldProblem
 from shoal.core.fields.media import not_read, placeholder_problem
-from shoal.core.fields.table import TABLE, not_in_table
+from shoal.core.fields.pairs import mixed
+from shoal.core.fields.table import SCORE, TABLE, not_in_table
 from shoal.core.fields.work import MULTIPLIERS, SPARE_CHARACTERS, too_much
 
 _NEEDED: Final = {path: [name for name, f in fields.items() if f.needed] for path, fields in TABLE.items()}
@@ -41,6 +42,8 @@ def check(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int | No
         return FieldProblem(
             "min_p", "`min_p` cannot be used: this model's engine is deterministic.", "unsupported_field"
         )
+    if endpoint == SCORE and (found := mixed(fields)) is not None:
+        return found
     if "messages" in fields and (found := placeholder_problem(fields)) is not None:
         return found
     if size is not None and size <= SPARE_CHARACTERS and "messages" in fields and fields.keys().isdisjoint(MULTIPLIERS):

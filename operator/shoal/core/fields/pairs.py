@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 from shoal.core.fields.kinds import Facts, FieldProblem, outside, wrong, wrong_type
 
 MOST_PAIRS: Final = 1024
+MOST_LABELS: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,15 @@ def pairs_of(fields: Mapping[str, Any]) -> tuple[Any, list[Any]]:
     """The query and the texts of a checked body."""
     texts: Any = fields.get("documents", fields.get("items"))
     return fields.get("query"), [texts] if isinstance(texts, str) else texts
+
+
+def mixed(fields: Mapping[str, Any]) -> FieldProblem | None:
+    """Whether the query is a text and the items are ids of tokens, or the other way round: SGLang would read the list
+    as a text."""
+    query, texts = pairs_of(fields)
+    if query is None or isinstance(query, str) == isinstance(texts[0], str):
+        return None
+    return FieldProblem("items", "`query` and `items` must both be text, or both ids of tokens.", "conflicting_fields")
 
 
 def repeated(fields: Mapping[str, Any]) -> int:

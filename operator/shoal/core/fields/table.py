@@ -27,7 +27,7 @@ from shoal.core.fields.kinds import (
     unknown,
     wrong,
 )
-from shoal.core.fields.pairs import Query, Texts
+from shoal.core.fields.pairs import MOST_LABELS, Items, Labels, Query, Texts
 from shoal.core.fields.patterns import Pattern
 from shoal.core.fields.prompts import Prompts
 from shoal.core.fields.schemas import Schema, SchemaText
@@ -36,7 +36,8 @@ CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 EMBEDDINGS: Final = "/v1/embeddings"
 RERANK: Final = "/v1/rerank"
-PAIRS: Final = frozenset({RERANK})
+SCORE: Final = "/v1/score"
+PAIRS: Final = frozenset({RERANK, SCORE})
 """They read a query together with each of several texts."""
 GENERATING: Final = frozenset({CHAT, COMPLETIONS})
 """They answer with text; an engine takes an id of the request and a `cache_salt` on these alone."""
@@ -222,6 +223,21 @@ TABLE: Final[Mapping[str, Mapping[str, Field]]] = {
         "return_documents": Field(_FLAG, "of this answer only; true where it is left out"),
         "user": _USER,
     },
+    SCORE: {
+        "query": Field(Query(ids=True), "read again with each item"),
+        "items": Field(
+            Items(), "each is a sequence of its own; an empty one without a query ends the engine", needed=True
+        ),
+        "model": _SAMPLING["model"],
+        "label_token_ids": Field(
+            Labels(MOST_LABELS), "each is a number per item; only for Models that generate, which need it"
+        ),
+        "apply_softmax": Field(_FLAG, "of this answer only"),
+        "temperature": Field(Number(0.001, 1000), "the labels' values are divided by it; needs `apply_softmax`"),
+        "item_first": Field(_FLAG, "of this answer only"),
+        "return_token_logprobs": Field(_FLAG, "of this answer only"),
+        "user": _USER,
+    },
 }
 """By endpoint: fields by name, the most frequent first."""
 
@@ -241,8 +257,21 @@ REFUSED: Final[Mapping[str, str]] = {
         "says which rank serves it",
     ),
     **dict.fromkeys(("custom_logit_processor", "custom_params"), "is code, or its arguments"),
-    **dict.fromkeys(("return_hidden_states", "return_routed_experts", "return_meta_info"), "shows the model's insides"),
-    **dict.fromkeys(("input_ids", "embed_overrides", "embed_override_token_id"), "goes past the check of the prompt"),
+    **dict.fromkeys(
+        ("return_hidden_states", "return_pooled_hidden_states", "return_routed_experts", "return_meta_info"),
+        "shows the model's insides",
+    ),
+    **dict.fromkeys(
+        (
+            "input_ids",
+            "embed_overrides",
+            "embed_override_token_id",
+            "query_embed_overrides",
+            "item_embed_overrides",
+        ),
+        "goes past the check of the prompt",
+    ),
+    "score_extraction_token": "makes any number of scores per item",
     **dict.fromkeys(("images_config", "video_config", "mm_processor_kwargs"), "goes unchecked to the model's own code"),
     "use_audio_in_video": "videos are not accepted",
     "instruct": "is for rerankers that generate, which are not served as rerankers",

@@ -19,6 +19,7 @@ TEXTS: Final = (
     "input",
     "query",
     "documents",
+    "items",
     "suffix",
     "tools",
     "tool_choice",
@@ -53,8 +54,13 @@ PARAMETERS: Final = (
     "dimensions",
     "top_n",
     "return_documents",
+    "apply_softmax",
+    "item_first",
+    "return_token_logprobs",
     "ignore_eos",
 )
+_ENCODED: Final = ("prompt", "input", "query", "items")
+"""Texts that may be given as token ids."""
 LOGGED: Final = frozenset((*TEXTS, *PARAMETERS))
 """Logged fields of a request."""
 _API_KEYS: Final = frozenset(
@@ -115,7 +121,7 @@ class Content:
         out: dict[str, Any] = {}
         for name in (*PARAMETERS, *TEXTS):
             if (value := fields.get(name)) is not None:
-                tokens = _token_ids(value) if name in ("prompt", "input") else None
+                tokens = _token_ids(value) if name in _ENCODED else None
                 out[name] = f"[{tokens} token ids]" if tokens else self.value(value)
         return out
 

@@ -61,7 +61,9 @@ def head_of(space: str, fields: Mapping[str, Any]) -> int | None:
             if turn.get("role") == "user":
                 break
     else:
-        texts.append(_text(fields.get("prompt"))[:HEAD_CHARACTERS])
+        # A score's query is the beginning of each of its prompts.
+        first = fields.get("prompt") or (None if fields.get("item_first") else fields.get("query"))
+        texts.append(_text(first)[:HEAD_CHARACTERS])
     if sum(map(len, texts)) < LEAST_CHARACTERS:
         return None
     head = "\0".join((space, *texts)).encode(errors="surrogatepass")

@@ -80,6 +80,11 @@ class ServedModel:
     itself."""
 
     @property
+    def keeps_prefixes(self) -> bool:
+        """Whether a prompt may find the beginning of an earlier one in an engine's cache."""
+        return self.shares_prefixes or "generate" in self.capabilities
+
+    @property
     def address(self) -> str:
         """`namespace/name` of what is served: the adapter, or the Model."""
         return self.key if self.adapter is None else self.adapter.key
