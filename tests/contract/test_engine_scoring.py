@@ -1,4 +1,4 @@
-"""Endpoints of an engine that generate nothing: ranks and scores, besides embeddings (test_engine_life.py)."""
+"""Endpoints of an engine that generate nothing: ranks, scores and labels, besides embeddings (test_engine_life.py)."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -27,6 +27,22 @@ def ranker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     model = make_classifier(folder / "model", ("LABEL_0",))
     with running_engine(kind, folder / "run", *ARGS, model=model) as process:
         yield process
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def labeller(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    """An engine of a model with three labels."""
+    kind: Kind = request.param
+    folder: Path = tmp_path_factory.mktemp(f"labeller-{kind}")
+    model = make_classifier(folder / "model", ("bad", "fair", "good"))
+    with running_engine(kind, folder / "run", *ARGS, model=model) as process:
+        yield process
+
+
+@pytest.fixture
+async def labelling(labeller: EngineProcess) -> AsyncIterator[Client]:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
+        yield Client(labeller, session)
 
 
 @pytest.fixture
@@ -173,3 +189,39 @@ async def test_an_empty_prompt_ends_the_engine(kind: Kind, tmp_path: Path):
                 await Client(engine, session).post("/v1/score", {"items": [""], "label_token_ids": [300]})
         await asyncio.to_thread(engine.process.wait, 200)
         assert engine.process.returncode != 0
+
+
+# --- /v1/classify -----------------------------------------------------------------------------------------------------
+
+
+async def test_texts_get_labels(labelling: Client):
+    shape = {
+        "id": str,
+        "object": Const("list"),
+        "created": int,
+        "model": Const(SERVED),
+        "data": [{"index": int, "label": str, "probs": [float], "num_classes": Const(3)}],
+        "usage": SCORES["usage"],
+    }
+    answer = await labelling.post("/v1/classify", {"model": SERVED, "input": ["hello world", "the fox"]})
+    assert answer.status == 200
+    assert mismatch(answer.json, shape) is None
+    for index, found in enumerate(answer.json["data"]):
+        assert (found["index"], len(found["probs"])) == (index, 3)
+        assert sum(found["probs"]) == pytest.approx(1)
+        assert found["label"] == ("bad", "fair", "good")[found["probs"].index(max(found["probs"]))]
+    one = await labelling.post("/v1/classify", {"model": "nobody's", "input": "hello world"})
+    assert (one.json["model"], one.json["usage"]["prompt_tokens"]) == (SERVED, 3)
+    ids = await labelling.post("/v1/classify", {"model": SERVED, "input": [300, 301]})
+    assert (len(ids.json["data"]), ids.json["usage"]["prompt_tokens"]) == (1, 2)
+    scores = await labelling.post("/v1/score", {"items": ["hello world"]})
+    assert [len(row) for row in scores.json["scores"]] == [3]
+
+
+@pytest.mark.parametrize("wrong", [{"input": []}, {"input": ""}, {"input": " "}, {"input": [[300], [301]]}, {}])
+async def test_what_cannot_be_labelled_is_refused(labelling: Client, wrong: dict[str, Any]):
+    assert (await labelling.post("/v1/classify", wrong)).status == 400
+
+
+async def test_an_engine_that_generates_labels_nothing(client: Client):
+    assert (await client.post("/v1/classify", {"input": "x"})).status == 400

@@ -55,6 +55,11 @@ def ranker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     yield from classifier(request, tmp_path_factory.mktemp("ranker"), "LABEL_0")
 
 
+@pytest.fixture(scope="module", params=KINDS)
+def labeller(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    yield from classifier(request, tmp_path_factory.mktemp("labeller"), "bad", "fair", "good")
+
+
 async def counted(it: GatewayUnderTest, engine: EngineProcess) -> float:
     return await Client(engine, it.session).metric("sglang:prompt_tokens_total")
 
@@ -101,3 +106,17 @@ async def test_scores_of_a_classifier_are_metered_to_the_token(ranker: EnginePro
 
 async def test_scores_of_a_model_that_generates_are_metered_to_the_token(engine: EngineProcess, tmp_path: Path):
     await scored(engine, tmp_path, ("generate", "score"), label_token_ids=[300, 301], apply_softmax=True)
+
+
+async def test_labels_are_metered_to_the_token(labeller: EngineProcess, tmp_path: Path):
+    async with in_front(labeller, tmp_path, "classify", "score") as it:
+        before = await counted(it, labeller)
+        response = await it.post({"model": "tiny", "input": ["hello world", "the fox"]}, "/v1/classify")
+        answer = await response.json()
+        assert (response.status, answer["model"], len(answer["data"])) == (200, "tiny", 2)
+        data = (await it.records())[0].data
+        assert (data.count_source, data.documents, data.output_tokens) == ("final", None, 0)
+        assert data.input_tokens == answer["usage"]["prompt_tokens"] == await counted(it, labeller) - before
+        rank = await it.post({"model": "tiny", "query": "x", "documents": ["y"]}, "/v1/rerank")
+        message = (await rank.json())["error"]["message"]
+        assert (rank.status, "it can classify and score: use /v1/score, /v1/classify" in message) == (400, True)

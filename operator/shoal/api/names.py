@@ -136,6 +136,7 @@ SERVING_PATHS: Final = (
     "/v1/embeddings",
     "/v1/rerank",
     "/v1/score",
+    "/v1/classify",
 )
 """Paths of an engine that gateways call. No other path is reachable from outside a pod with TRANSPORT_MTLS."""
 HEADER_SIDECAR: Final = "x-shoal-sidecar"

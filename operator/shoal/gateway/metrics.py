@@ -31,6 +31,7 @@ OPERATIONS = {
     "/v1/embeddings": "embeddings",
     "/v1/rerank": "rerank",
     "/v1/score": "score",
+    "/v1/classify": "classify",
 }
 
 

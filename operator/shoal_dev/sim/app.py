@@ -51,6 +51,7 @@ class App:
         route("/v1/embeddings", "POST", openai.embeddings)
         route("/v1/rerank", "POST", openai.rerank)
         route("/v1/score", "POST", openai.score)
+        route("/v1/classify", "POST", openai.classify)
         route("/generate", "POST PUT", openai.generate)
         route("/flush_cache", "GET POST", admin.flush_cache, "admin")
         route("/abort_request", "POST", admin.abort_request, "admin")

@@ -144,6 +144,12 @@ class ScoreRequest(BaseModel):
     model: str = DEFAULT_MODEL
 
 
+class ClassifyRequest(BaseModel):
+    input: str | list[str] | list[int]
+    model: str = DEFAULT_MODEL
+    rid: list[str] | str | None = None
+
+
 class SamplingParams(BaseModel):
     max_new_tokens: int = 128
     temperature: float = 1.0

@@ -1,9 +1,11 @@
-"""/v1/rerank and /v1/score: what SGLang answers where nothing is generated, besides embeddings."""
+"""/v1/rerank, /v1/score and /v1/classify: what SGLang answers where nothing is generated, besides embeddings."""
 
 import hashlib
 import math
 import random
 import time
+import uuid
+from collections.abc import Iterable
 from typing import Any
 
 from shoal_dev.sim import protocol as p
@@ -63,6 +65,37 @@ class Scoring(OpenAI):
 
         await self._answer(exchange, self._texts(prompts), answer)
 
+    async def classify(self, exchange: Exchange) -> None:
+        body = await exchange.body()
+        request = parse(p.ClassifyRequest, exchange, body)
+        items = [request.input] if isinstance(request.input, str) else request.input
+        if not items or "" in items:
+            raise RefusedError(400, p.error_body("Input cannot be empty"))
+        if any(isinstance(item, str) and item.isspace() for item in items):
+            raise RefusedError(400, p.error_body("Input cannot be empty or whitespace only"))
+        if not self._engine.embeds:
+            raise RefusedError(400, p.error_body(p.NO_EMBEDDING_MODEL))
+        job = self._texts(self._prompts(request.input, "Input cannot be empty"))
+        job.rid = request.rid
+
+        def answer(sequences: list[Sequence]) -> Any:
+            names, data = list(self._engine.model.labels.values()), list[dict[str, Any]]()
+            for index, sequence in enumerate(sequences):
+                probs = _softmax(self._labels(sequence))
+                label = names[probs.index(max(probs))]
+                data.append({"index": index, "label": label, "probs": probs, "num_classes": len(probs)})
+            return {
+                "id": f"classify-{uuid.uuid4().hex}",
+                "object": "list",
+                "created": int(time.time()),
+                # Not the model that was requested.
+                "model": self._engine.args.served_model_name,
+                "data": data,
+                "usage": p.usage(sum(len(sequence.prompt) for sequence in sequences), 0, None),
+            }
+
+        await self._answer(exchange, job, answer)
+
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _texts(self, prompts: list[tuple[int, ...]]) -> Job:
@@ -79,11 +112,11 @@ class Scoring(OpenAI):
 
     def _joined(self, request: p.ScoreRequest) -> list[tuple[int, ...]]:
         """The query with each item: of texts, SGLang joins the texts."""
-        query: str | list[int] | None = request.query
-        items = request.items or []
-        items = [items] if isinstance(items, str) else items
+        given = request.items or ()
+        items: Iterable[str | list[int]] = [given] if isinstance(given, str) else given
+        query = request.query
         if query is None:
-            query = list[int]() if items and isinstance(items[0], list) else ""
+            query = "" if all(isinstance(item, str) for item in items) else list[int]()
         found: list[tuple[int, ...]] = []
         for item in items:
             if isinstance(query, str) and isinstance(item, str):

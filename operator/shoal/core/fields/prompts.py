@@ -1,4 +1,4 @@
-"""`prompt` of /v1/completions and `input` of /v1/embeddings: a text, token ids, or a list of either."""
+"""`prompt` of /v1/completions, `input` of /v1/embeddings and /v1/classify: a text, token ids, or a list of either."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,13 @@ from shoal.core.fields.kinds import Facts, FieldProblem, outside, wrong, wrong_t
 class Prompts:
     most: int
     """Prompts of one request."""
+    lists: bool = True
+    """Several prompts may also be given as ids of tokens."""
 
     @property
     def describe(self) -> str:
-        return (
-            f"a string, a list of ids of tokens in the model's vocabulary, or a list of at most {self.most} of either"
-        )
+        several = f"a list of at most {self.most} {'of either' if self.lists else 'strings'}"
+        return f"a string, a list of ids of tokens in the model's vocabulary, or {several}"
 
     def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
         if isinstance(value, str):
@@ -30,8 +31,9 @@ class Prompts:
         kinds = set(map(type, items))
         if kinds == {int}:
             return outside(items, at, facts)
-        if kinds not in ({str}, {list}):
-            return wrong_type(at, "strings, ids of tokens, or lists of ids of tokens, and no mix of them")
+        if kinds != {str} and not (self.lists and kinds == {list}):
+            lists = ", or lists of ids of tokens" if self.lists else ""
+            return wrong_type(at, f"strings, or ids of tokens{lists}, and no mix of them")
         if len(items) > self.most:
             return wrong(at, f"at most {self.most} prompts", "too_many_prompts")
         if not all(items):

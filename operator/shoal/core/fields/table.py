@@ -37,6 +37,7 @@ COMPLETIONS: Final = "/v1/completions"
 EMBEDDINGS: Final = "/v1/embeddings"
 RERANK: Final = "/v1/rerank"
 SCORE: Final = "/v1/score"
+CLASSIFY: Final = "/v1/classify"
 PAIRS: Final = frozenset({RERANK, SCORE})
 """They read a query together with each of several texts."""
 GENERATING: Final = frozenset({CHAT, COMPLETIONS})
@@ -236,6 +237,11 @@ TABLE: Final[Mapping[str, Mapping[str, Field]]] = {
         "temperature": Field(Number(0.001, 1000), "the labels' values are divided by it; needs `apply_softmax`"),
         "item_first": Field(_FLAG, "of this answer only"),
         "return_token_logprobs": Field(_FLAG, "of this answer only"),
+        "user": _USER,
+    },
+    CLASSIFY: {
+        "input": Field(Prompts(1024, lists=False), "an id outside the vocabulary ends the engine", needed=True),
+        "model": _SAMPLING["model"],
         "user": _USER,
     },
 }
