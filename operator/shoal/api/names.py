@@ -137,6 +137,8 @@ SERVING_PATHS: Final = (
     "/v1/rerank",
     "/v1/score",
     "/v1/classify",
+    "/v1/tokenize",
+    "/v1/detokenize",
 )
 """Paths of an engine that gateways call. No other path is reachable from outside a pod with TRANSPORT_MTLS."""
 HEADER_SIDECAR: Final = "x-shoal-sidecar"

@@ -32,6 +32,8 @@ OPERATIONS = {
     "/v1/rerank": "rerank",
     "/v1/score": "score",
     "/v1/classify": "classify",
+    "/v1/tokenize": "tokenize",
+    "/v1/detokenize": "detokenize",
 }
 
 

@@ -15,7 +15,7 @@ from shoal.core.access import Denied, KeyIdentity, authenticate
 from shoal.core.fields import remote
 from shoal.core.fields.kinds import Facts
 from shoal.core.fields.pairs import pairs_of, repeated
-from shoal.core.fields.table import CHAT, GENERATING, PAIRS, TABLE
+from shoal.core.fields.table import CHAT, GENERATING, PAIRS, TABLE, TOKENIZING
 from shoal.core.routing.affinity import SHARED, head_of, prefix_space
 from shoal.core.routing.resolve import ServedModel
 from shoal.gateway import ids, modellist, redact, sse
@@ -316,6 +316,7 @@ class GatewayRequest:
                 client_request_id=self._client_id,
                 gateway=app.boot,
             )
+            self._meter.free = self._engine_path in TOKENIZING
             if self._engine_path in PAIRS:
                 self._meter.reads(len(pairs_of(fields)[1]), repeated(fields))
         bound = bound_answer(fields, self._engine_path, model.max_output_tokens)
@@ -323,7 +324,7 @@ class GatewayRequest:
         choices = choices if type(choices) is int else 1
         if self._quota is not None:
             answers = max(1, choices) * prompt_count if self._engine_path in GENERATING else 0
-            read = size + self._meter.repeated_bytes
+            read = 0 if self._meter.free else size + self._meter.repeated_bytes
             self._reserved = self._quota.reserve(
                 model, identity.plan, read, answers, bound, grows=bool(wanted), begun=self._reserved
             )
@@ -346,7 +347,7 @@ class GatewayRequest:
             identity.priority,
             prompt_count,
             head_of(space, fields)
-            if model.keeps_prefixes and len(app.directory.snapshot.replicas_of(model)) > 1
+            if model.keeps_prefixes and not self._meter.free and len(app.directory.snapshot.replicas_of(model)) > 1
             else None,
             messages=self._path == MESSAGES,
             top_n=fields.get("top_n"),
@@ -410,7 +411,8 @@ class GatewayRequest:
                 )
                 del raw
                 adapter = prepared.model.adapter
-                target = BaseTarget(request) if adapter is None else AdapterTarget(request, adapter)
+                # An adapter has the tokens of its base.
+                target = BaseTarget(request) if adapter is None or meter.free else AdapterTarget(request, adapter)
                 dispatch = Dispatch(request, target, self._trace)
                 app.checkpoints.add(meter)
                 try:

@@ -4,7 +4,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import orjson
 
-from shoal.core.fields.table import EMBEDDINGS, RERANK
+from shoal.core.fields.table import EMBEDDINGS, RERANK, TOKENIZING
 from shoal.gateway import sse
 from shoal.gateway.prepared import Prepared
 from shoal.net.errors import ApiError
@@ -17,6 +17,7 @@ class WholeAnswer(NamedTuple):
     """The engine's usage block; None: it reported none, and the estimate stays."""
 
 
+_NOTHING: Final = b'{"prompt_tokens":0,"completion_tokens":0}'
 _SHOWN: Final = ("score", "document", "index")
 
 
@@ -28,6 +29,8 @@ def read(prepared: Prepared, body: bytes) -> WholeAnswer:
     """
     if prepared.path == RERANK:
         return _ranked(prepared, body)
+    if prepared.path in TOKENIZING:
+        return WholeAnswer(body, _NOTHING)
     rewrite = prepared.rewriter.rewrite_any if prepared.path == EMBEDDINGS else prepared.rewriter.rewrite
     span = sse.find_usage(body)
     return WholeAnswer(rewrite(body), None if span is None else body[span[0] : span[1]])

@@ -44,6 +44,7 @@ class Meter:
         "count_source",
         "engine_boot",
         "first_byte",
+        "free",
         "held_seconds",
         "id",
         "model",
@@ -78,6 +79,8 @@ class Meter:
         self._per_prompt = 1
         self._tokens: dict[str, int | None] | None = None
         self._estimate = 0
+        self.free = False
+        """No model computes anything for the request."""
         self.repeated_bytes = 0
         """Bytes that the engine reads beyond those of the body."""
         self._checkpoints = 0
@@ -149,7 +152,7 @@ class Meter:
         self._estimate = max(1, (body_bytes + self.repeated_bytes) // 4)
         self._sent_at = time.monotonic()
         self._tokens = None
-        self.count_source = "estimated"
+        self.count_source = "none" if self.free else "estimated"
 
     def not_taken(self) -> None:
         """Notes that the replica computed nothing: it was not reached, or it refused the request."""

@@ -12,6 +12,7 @@ from shoal_dev.sim.engine import SimEngine
 from shoal_dev.sim.http import ClientGoneError, Exchange, Receive, Scope, Send
 from shoal_dev.sim.openai import RefusedError, UnhandledError
 from shoal_dev.sim.scoring import Scoring
+from shoal_dev.sim.tokenizing import Tokenizing
 
 Level = Literal["api", "admin"]
 Handler = Callable[[Exchange], Awaitable[None]]
@@ -27,6 +28,7 @@ class App:
     def __init__(self, engine: SimEngine) -> None:
         self._engine = engine
         openai, admin, adapters = Scoring(engine), Admin(engine), AdapterRoutes(engine)
+        tokenizing = Tokenizing(engine)
         self._routes: dict[str, dict[str, tuple[Handler, Level]]] = {}
 
         def route(path: str, methods: str, handler: Handler, level: Level = "api") -> None:
@@ -52,6 +54,8 @@ class App:
         route("/v1/rerank", "POST", openai.rerank)
         route("/v1/score", "POST", openai.score)
         route("/v1/classify", "POST", openai.classify)
+        route("/v1/tokenize", "POST", tokenizing.tokenize)
+        route("/v1/detokenize", "POST", tokenizing.detokenize)
         route("/generate", "POST PUT", openai.generate)
         route("/flush_cache", "GET POST", admin.flush_cache, "admin")
         route("/abort_request", "POST", admin.abort_request, "admin")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 DEFAULT_MODEL: Final = "default"
 _ROLES: Final = ("system", "assistant", "tool", "function", "developer", "latest_reminder", "root", "user")
@@ -148,6 +148,27 @@ class ClassifyRequest(BaseModel):
     input: str | list[str] | list[int]
     model: str = DEFAULT_MODEL
     rid: list[str] | str | None = None
+
+
+class TokenizeRequest(BaseModel):
+    model: str = DEFAULT_MODEL
+    prompt: str | list[str] | None = None
+    messages: list[ChatMessage] | None = None
+    tools: list[Tool] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> "TokenizeRequest":
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("Exactly one of 'prompt' or 'messages' must be provided.")
+        return self
+
+
+class DetokenizeRequest(BaseModel):
+    model: str = DEFAULT_MODEL
+    tokens: list[int] | list[list[int]]
+    skip_special_tokens: bool = True
 
 
 class SamplingParams(BaseModel):

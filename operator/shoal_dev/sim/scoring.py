@@ -6,7 +6,7 @@ import random
 import time
 import uuid
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 from shoal_dev.sim import protocol as p
 from shoal_dev.sim.engine import Sampling
@@ -113,7 +113,7 @@ class Scoring(OpenAI):
     def _joined(self, request: p.ScoreRequest) -> list[tuple[int, ...]]:
         """The query with each item: of texts, SGLang joins the texts."""
         given = request.items or ()
-        items: Iterable[str | list[int]] = [given] if isinstance(given, str) else given
+        items = cast(Iterable[str | list[int]], [given] if isinstance(given, str) else given)
         query = request.query
         if query is None:
             query = "" if all(isinstance(item, str) for item in items) else list[int]()
@@ -121,8 +121,8 @@ class Scoring(OpenAI):
         for item in items:
             if isinstance(query, str) and isinstance(item, str):
                 found.append(tuple(self._encode(item + query if request.item_first else query + item)))
-            elif isinstance(query, list) and isinstance(item, list):
-                found.append(tuple(item + query if request.item_first else query + item))
+            elif not isinstance(query, str) and not isinstance(item, str):
+                found.append((*item, *query) if request.item_first else (*query, *item))
             else:
                 raise RefusedError(400, p.error_body("Invalid combination of query/items types for score_request."))
         return found

@@ -23,9 +23,13 @@ class Tokenizer(Protocol):
 
     eos_id: int
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """`special`: with the tokens that the tokenizer puts around a text."""
+        ...
 
-    def decode(self, ids: Sequence[int]) -> str: ...
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """`special`: with the text of special tokens. Raises OverflowError for ids that are no 32-bit numbers."""
+        ...
 
     def pieces(self, text: str) -> list[tuple[int, str]]:
         """Tokens with the text that each adds; the texts joined give `text`."""
@@ -40,10 +44,10 @@ class WordTokenizer:
     _ids: dict[str, int] = field(default_factory=lambda: {"": 0})
     _words: list[str] = field(default_factory=lambda: [""])
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
         return [self._id(word) for word in _WORD.findall(text)]
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         return "".join(self._words[i] for i in ids if 0 <= i < len(self._words))
 
     def pieces(self, text: str) -> list[tuple[int, str]]:
@@ -64,11 +68,11 @@ class ModelTokenizer:
         found = self._tokenizer.token_to_id(eos_token) if eos_token else None
         self.eos_id = 0 if found is None else found
 
-    def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=special).ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=not special)
 
     def pieces(self, text: str) -> list[tuple[int, str]]:
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
@@ -92,6 +96,8 @@ class ModelFolder:
     hidden_size: int
     config: Mapping[str, Any]
     """config.json."""
+    longest_text: int
+    """The tokenizer's own bound, which it only reports; the context length where it has none."""
     _template: str
     _special: Mapping[str, str]
 
@@ -118,6 +124,7 @@ class ModelFolder:
             architectures=tuple(config.get("architectures", ("LlamaForCausalLM",))),
             hidden_size=int(config.get("hidden_size", 64)),
             config=config,
+            longest_text=int(settings.get("model_max_length") or config.get("max_position_embeddings", 8192)),
             _template=template if isinstance(template, str) else _PLAIN_TEMPLATE,
             _special=special,
         )
@@ -129,8 +136,11 @@ class ModelFolder:
         count = int(self.config.get("num_labels") or 2)
         return {int(index): label for index, label in named.items()} or {n: f"LABEL_{n}" for n in range(count)}
 
-    def chat_prompt(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
-        """Renders the chat template. Raises ValueError with the template's own complaint."""
+    def chat_prompt(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, *, opens: bool = True
+    ) -> str:
+        """Renders the chat template. `opens`: with the beginning of the answer. Raises ValueError with the template's
+        own complaint."""
 
         def refuse(message: str) -> None:
             raise TemplateError(message)
@@ -139,7 +149,7 @@ class ModelFolder:
         environment.globals["raise_exception"] = refuse  # pyright: ignore[reportArgumentType]
         try:
             return environment.from_string(self._template).render(
-                messages=messages, tools=tools, add_generation_prompt=True, **self._special
+                messages=messages, tools=tools, add_generation_prompt=opens, **self._special
             )
         except TemplateError as error:
             raise ValueError(str(error)) from None

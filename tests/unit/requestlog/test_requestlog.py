@@ -6,6 +6,7 @@ import json
 import os
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,6 +86,47 @@ async def test_what_is_to_be_redacted_is_on_no_disk_in_prompt_nor_answer(tmp_pat
     assert entry["answer"][0]["content"] == "I am [mail], [Secret], [ticket]"
     assert entry["user"] == "[mail]"
     for secret in (b"alice@example.org", CANARY.encode(), b"T-4711"):
+        assert secret not in raw
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "logged_as"),
+    [
+        (
+            "/v1/rerank",
+            {"query": "who is alice@example.org", "documents": ["x", f"{CANARY} bob@example.org"], "top_n": 1},
+            {"query": "who is [mail]", "documents": ["x", "[Secret] [mail]"], "top_n": 1},
+        ),
+        ("/v1/score", {"query": "alice@example.org", "items": [CANARY]}, {"query": "[mail]", "items": ["[Secret]"]}),
+        (
+            "/v1/score",
+            {"query": [5, 6], "items": [[7], [8]], "label_token_ids": [9]},
+            {"query": "[2 token ids]", "items": "[2 token ids]"},
+        ),
+        ("/v1/classify", {"input": ["alice@example.org"]}, {"input": ["[mail]"]}),
+        ("/v1/tokenize", {"prompt": CANARY}, {"prompt": "[Secret]"}),
+        ("/v1/detokenize", {"tokens": [5, 6, 7]}, {"tokens": "[3 token ids]"}),
+    ],
+)
+async def test_what_is_scored_or_tokenized_is_redacted_and_its_answer_is_not_kept(
+    tmp_path: Path, path: str, body: dict[str, Any], logged_as: dict[str, Any]
+):
+    """A ranked list repeats the documents, and a detokenized text is one that no rule has seen."""
+
+    async def repeat(request: EngineRequest) -> None:
+        documents = request.body.get("documents", [])
+        results: Any = [{"score": 0.5, "index": n, "document": text} for n, text in enumerate(documents)]
+        await request.answer(200, json.dumps(results or {"text": CANARY, "usage": {"prompt_tokens": 1}}).encode())
+
+    async with logged(tmp_path, ScriptedEngine(repeat)) as it:
+        it.tenant(mode="Full", redact=[{"name": "mail", "builtin": "Email"}])
+        response = await it.it.post({"model": "llama", **body}, path)
+        assert response.status == 200
+        (entry,) = await it.written()
+        raw = raw_bytes(tmp_path)
+    assert entry["request"] == logged_as
+    assert "answer" not in entry
+    for secret in (b"example.org", CANARY.encode()):
         assert secret not in raw
 
 

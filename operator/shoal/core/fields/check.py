@@ -6,7 +6,8 @@ from typing import Any, Final, cast
 from shoal.core.fields.kinds import Facts, FieldProblem
 from shoal.core.fields.media import not_read, placeholder_problem
 from shoal.core.fields.pairs import mixed
-from shoal.core.fields.table import SCORE, TABLE, not_in_table
+from shoal.core.fields.table import DETOKENIZE, SCORE, TABLE, TOKENIZE, not_in_table
+from shoal.core.fields.tokens import not_one_text
 from shoal.core.fields.work import MULTIPLIERS, SPARE_CHARACTERS, too_much
 
 _NEEDED: Final = {path: [name for name, f in fields.items() if f.needed] for path, fields in TABLE.items()}
@@ -42,12 +43,16 @@ def check(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int | No
         return FieldProblem(
             "min_p", "`min_p` cannot be used: this model's engine is deterministic.", "unsupported_field"
         )
+    if endpoint == TOKENIZE and (found := not_one_text(fields)) is not None:
+        return found
     if endpoint == SCORE and (found := mixed(fields)) is not None:
         return found
     if "messages" in fields and (found := placeholder_problem(fields)) is not None:
         return found
     if size is not None and size <= SPARE_CHARACTERS and "messages" in fields and fields.keys().isdisjoint(MULTIPLIERS):
         # Almost all requests: one answer to a prompt that is short for any model.
+        return None
+    if endpoint == DETOKENIZE:
         return None
     return too_much(fields, endpoint, facts, size)
 

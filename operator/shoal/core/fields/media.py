@@ -176,7 +176,7 @@ def media_part(part: dict[str, Any], kind: str, at: str, facts: Facts) -> FieldP
     """What a part of a message unpacks to, or why it is refused; `kind` is one of `KINDS`."""
     if kind == "video_url":
         text = f"`{at}` is a video, and videos are not accepted. Send frames as images."
-        return FieldProblem(at, text, "media_not_supported")
+        return FieldProblem(at, text, NOT_READ)
     medium, _ = _SHAPES[kind]
     if medium not in facts.media:
         return not_read(at, medium, facts)
@@ -209,7 +209,7 @@ def _load(kind: str, data: str, at: str, inside: dict[str, Any]) -> FieldProblem
             return Load(1, image_size(kind, raw).pixels, patches=inside.get("max_dynamic_patch") or 0)
         return Load(1, seconds=sound_seconds(kind, raw))
     except UnreadableError as error:
-        return wrong(at, str(error), "media_not_supported")
+        return wrong(at, str(error), NOT_READ)
 
 
 def too_much_media(load: Load, at: str) -> FieldProblem | None:
@@ -228,8 +228,11 @@ def too_much_media(load: Load, at: str) -> FieldProblem | None:
     return None
 
 
+NOT_READ: Final = "media_not_supported"
+
+
 def not_read(at: str, medium: Medium, facts: Facts) -> FieldProblem:
     if not facts.media:
-        return FieldProblem(at, "This model reads text only.", "media_not_supported")
+        return FieldProblem(at, "This model reads text only.", NOT_READ)
     names = {"image": "images", "audio": "sound"}
-    return FieldProblem(at, f"This model does not read {names[medium]}.", "media_not_supported")
+    return FieldProblem(at, f"This model does not read {names[medium]}.", NOT_READ)

@@ -104,36 +104,6 @@ class Labels:
         return wrong(at, self.describe) if len(set(ids)) < len(ids) else None
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLists:
-    """Ids of tokens to turn into text: one list, or several."""
-
-    most: int
-    """Ids in all."""
-    lists: int
-
-    @property
-    def describe(self) -> str:
-        return (
-            f"a list of ids of tokens in the model's vocabulary, or a list of at most {self.lists} such lists; at most "
-            f"{self.most} ids in all"
-        )
-
-    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
-        if type(value) is not list:
-            return wrong_type(at, self.describe)
-        ids = cast(list[Any], value)
-        if not ids:
-            return wrong(at, "a list that is not empty")
-        if set(map(type, ids)) == {list}:
-            if len(ids) > self.lists:
-                return wrong(at, f"at most {self.lists} lists")
-            if not all(ids):
-                return wrong(at, "lists that are not empty")
-            ids = list(chain.from_iterable(cast(list[list[Any]], ids)))
-        return wrong(at, f"at most {self.most} ids of tokens") if len(ids) > self.most else outside(ids, at, facts)
-
-
 def pairs_of(fields: Mapping[str, Any]) -> tuple[Any, list[Any]]:
     """The query and the texts of a checked body."""
     texts: Any = fields.get("documents", fields.get("items"))

@@ -31,6 +31,7 @@ from shoal.core.fields.pairs import MOST_LABELS, Items, Labels, Query, Texts
 from shoal.core.fields.patterns import Pattern
 from shoal.core.fields.prompts import Prompts
 from shoal.core.fields.schemas import Schema, SchemaText
+from shoal.core.fields.tokens import PlainTexts, TextMessages, TokenLists
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
@@ -38,6 +39,10 @@ EMBEDDINGS: Final = "/v1/embeddings"
 RERANK: Final = "/v1/rerank"
 SCORE: Final = "/v1/score"
 CLASSIFY: Final = "/v1/classify"
+TOKENIZE: Final = "/v1/tokenize"
+DETOKENIZE: Final = "/v1/detokenize"
+TOKENIZING: Final = frozenset({TOKENIZE, DETOKENIZE})
+"""No model computes anything for them."""
 PAIRS: Final = frozenset({RERANK, SCORE})
 """They read a query together with each of several texts."""
 GENERATING: Final = frozenset({CHAT, COMPLETIONS})
@@ -163,38 +168,41 @@ _SAMPLING: Final[Mapping[str, Field]] = {
     "return_token_ids": Field(_FLAG, "of this answer only"),
 }
 _USER: Final = Field(Text(8192), "for the request log; no engine uses it", forwarded=False)
+_CHAT: Final[Mapping[str, Field]] = {
+    "messages": Field(
+        Messages(), "the prompt; media only as data, so that no engine fetches or opens anything", needed=True
+    ),
+    **_SAMPLING,
+    "logprobs": Field(_FLAG, "of this answer only"),
+    "top_logprobs": Field(_LOGPROBS, "OpenAI's range; more than the vocabulary has ends the engine"),
+    "max_completion_tokens": Field(OutputBound(), "as `max_tokens`"),
+    "tools": Field(ToolsField(), "goes into the prompt; compiled into a grammar where a call is required"),
+    "tool_choice": Field(ToolChoice(), "one of the tools"),
+    "parallel_tool_calls": Field(_FLAG, "of this answer only"),
+    "reasoning": Field(
+        ObjectField({"effort": Effort(), "reasoning_effort": Effort(), "enabled": _FLAG, "enable": _FLAG}),
+        "as `reasoning_effort`",
+    ),
+    "reasoning_effort": Field(Effort(), "SGLang's range"),
+    "task": Field(
+        Choice(("action", "query", "authority", "domain", "title", "read_url")), "a mode of DeepSeek's templates"
+    ),
+    "continue_final_message": Field(_FLAG, "of this answer only"),
+    "separate_reasoning": Field(_FLAG, "of this answer only"),
+    "stream_reasoning": Field(_FLAG, "of this answer only"),
+    "chat_template_kwargs": Field(
+        TemplateVariables(), "those that the engine sets itself are errors in it, or change how it reads the prompt"
+    ),
+    "return_prompt_token_ids": Field(_FLAG, "of this answer only"),
+    "max_dynamic_patch": Field(Whole(1, 8), "pieces of each image", media=True),
+    "min_dynamic_patch": Field(Whole(1, 8), "pieces of each image", media=True),
+    "modalities": Field(TextOnly(), "answers are text", forwarded=False),
+    **_IGNORED,
+}
+_IN_THE_PROMPT: Final = ("tools", "tool_choice", "reasoning_effort", "continue_final_message", "chat_template_kwargs")
+"""Of a chat's fields, the ones that change its prompt."""
 TABLE: Final[Mapping[str, Mapping[str, Field]]] = {
-    CHAT: {
-        "messages": Field(
-            Messages(), "the prompt; media only as data, so that no engine fetches or opens anything", needed=True
-        ),
-        **_SAMPLING,
-        "logprobs": Field(_FLAG, "of this answer only"),
-        "top_logprobs": Field(_LOGPROBS, "OpenAI's range; more than the vocabulary has ends the engine"),
-        "max_completion_tokens": Field(OutputBound(), "as `max_tokens`"),
-        "tools": Field(ToolsField(), "goes into the prompt; compiled into a grammar where a call is required"),
-        "tool_choice": Field(ToolChoice(), "one of the tools"),
-        "parallel_tool_calls": Field(_FLAG, "of this answer only"),
-        "reasoning": Field(
-            ObjectField({"effort": Effort(), "reasoning_effort": Effort(), "enabled": _FLAG, "enable": _FLAG}),
-            "as `reasoning_effort`",
-        ),
-        "reasoning_effort": Field(Effort(), "SGLang's range"),
-        "task": Field(
-            Choice(("action", "query", "authority", "domain", "title", "read_url")), "a mode of DeepSeek's templates"
-        ),
-        "continue_final_message": Field(_FLAG, "of this answer only"),
-        "separate_reasoning": Field(_FLAG, "of this answer only"),
-        "stream_reasoning": Field(_FLAG, "of this answer only"),
-        "chat_template_kwargs": Field(
-            TemplateVariables(), "those that the engine sets itself are errors in it, or change how it reads the prompt"
-        ),
-        "return_prompt_token_ids": Field(_FLAG, "of this answer only"),
-        "max_dynamic_patch": Field(Whole(1, 8), "pieces of each image", media=True),
-        "min_dynamic_patch": Field(Whole(1, 8), "pieces of each image", media=True),
-        "modalities": Field(TextOnly(), "answers are text", forwarded=False),
-        **_IGNORED,
-    },
+    CHAT: _CHAT,
     COMPLETIONS: {
         "prompt": Field(Prompts(128), "an id outside the vocabulary ends the engine", needed=True),
         **_SAMPLING,
@@ -242,6 +250,21 @@ TABLE: Final[Mapping[str, Mapping[str, Field]]] = {
     CLASSIFY: {
         "input": Field(Prompts(1024, lists=False), "an id outside the vocabulary ends the engine", needed=True),
         "model": _SAMPLING["model"],
+        "user": _USER,
+    },
+    TOKENIZE: {
+        "prompt": Field(PlainTexts(), "either this or `messages`"),
+        "messages": Field(TextMessages(), "as the engine would put them into the prompt of a chat"),
+        "model": _SAMPLING["model"],
+        "add_special_tokens": Field(_FLAG, "of this answer only; true where it is left out"),
+        "add_generation_prompt": Field(_FLAG, "of this answer only"),
+        **{name: _CHAT[name] for name in _IN_THE_PROMPT},
+        "user": _USER,
+    },
+    DETOKENIZE: {
+        "tokens": Field(TokenLists(), "an id that is no 32-bit number is an error in the engine", needed=True),
+        "model": _SAMPLING["model"],
+        "skip_special_tokens": Field(_FLAG, "of this answer only; true where it is left out"),
         "user": _USER,
     },
 }

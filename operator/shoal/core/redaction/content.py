@@ -20,6 +20,7 @@ TEXTS: Final = (
     "query",
     "documents",
     "items",
+    "tokens",
     "suffix",
     "tools",
     "tool_choice",
@@ -57,9 +58,12 @@ PARAMETERS: Final = (
     "apply_softmax",
     "item_first",
     "return_token_logprobs",
+    "add_special_tokens",
+    "add_generation_prompt",
+    "skip_special_tokens",
     "ignore_eos",
 )
-_ENCODED: Final = ("prompt", "input", "query", "items")
+_ENCODED: Final = ("prompt", "input", "query", "items", "tokens")
 """Texts that may be given as token ids."""
 LOGGED: Final = frozenset((*TEXTS, *PARAMETERS))
 """Logged fields of a request."""
