@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import click
 import orjson
 import yaml
 
@@ -186,7 +187,7 @@ def spot_interrupted(storm: Storm) -> None:
     storm.say(f"spot_interrupted: notice for {node}")
     storm.ground.kubectl("taint", "node", node, f"{_SPOT_NOTICE}:NoSchedule")
     options = ("--ignore-daemonsets", "--delete-emptydir-data", f"--timeout={_NOTICE_SECONDS:.0f}s")
-    with contextlib.suppress(LabError):  # what is not done by the end of the notice is cut off
+    with contextlib.suppress(click.ClickException):  # what is not done by the end of the notice is cut off
         storm.ground.kubectl("drain", node, *options, timeout=_NOTICE_SECONDS + 30)
     left = [p["metadata"]["name"] for p in storm.ground.engines() if p["spec"]["nodeName"] == node]
     since = time.time()
