@@ -26,6 +26,9 @@ _INSIDE: Final = re.compile(
     re.IGNORECASE,
 )
 """Tracebacks, files, addresses: of no use to a client, and of some to an attacker."""
+_DIMENSIONS: Final = re.compile(
+    r"does not support matryoshka|only supports (\[\d{1,6}(?:, \d{1,6}){0,63}\]) matryoshka"
+)
 _MOST_TEXT: Final = 2000
 _IDENTIFIER: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _PARAM: Final = re.compile(r"[A-Za-z_][\w.\[\]-]{0,99}")
@@ -98,6 +101,11 @@ def from_engine(status: int, raw: bytes) -> ApiError:
     elif isinstance(inner, str):
         fields = {"message": inner}
     message = fields.get("message")
+    if isinstance(message, str) and (found := _DIMENSIONS.search(message)) is not None:
+        # The text names the path of the weights.
+        only = f"it has {found[1]} only" if found[1] else "leave it out"
+        text = f"The model does not shorten its embeddings to these `dimensions`: {only}."
+        return ApiError(status, text, "unsupported_dimensions", param="dimensions")
     if isinstance(message, str) and (
         mentions_adapters(message) or _INSIDE.search(message) or len(message) > _MOST_TEXT
     ):

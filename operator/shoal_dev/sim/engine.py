@@ -1,6 +1,7 @@
 """The simulated engine: model, scheduler, loop, faults, journal and the state that probes show."""
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -8,7 +9,7 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import structlog
 
@@ -115,6 +116,12 @@ class SimEngine:
     def busy(self) -> bool:
         """Whether any request has not been answered yet."""
         return bool(self._batches)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """config.json, with what the command line overrides."""
+        overrides: dict[str, Any] = json.loads(self.args.given.get("json_model_override_args") or "{}")
+        return {**self.model.config, **overrides}
 
     @property
     def embeds(self) -> bool:

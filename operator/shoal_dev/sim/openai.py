@@ -121,13 +121,10 @@ class OpenAI:
             raise RefusedError(400, p.error_body(p.NO_EMBEDDING_MODEL))
         prompts = self._prompts(request.input, "Input cannot be empty")
         if request.dimensions is not None:
-            raise RefusedError(
-                400,
-                p.error_body(
-                    f"Model '{self._engine.args.model_path}' does not support matryoshka representation, changing "
-                    "output dimensions will lead to poor results."
-                ),
-            )
+            path, hidden = self._engine.args.model_path, self._engine.model.hidden_size
+            complaint = p.dimensions_complaint(request.dimensions, path, hidden, self._engine.config)
+            if complaint is not None:
+                raise RefusedError(400, p.error_body(complaint))
         job = Job(prompts, 1, Sampling(0), request.rid, request.model, stream=False)
         job.adapters = self._adapters(request.model, request.lora_path)
 
@@ -315,7 +312,8 @@ class OpenAI:
     def _embeddings(self, batch: RequestBatch, request: p.EmbeddingRequest) -> dict[str, Any]:
         data: list[dict[str, Any]] = []
         for index, sequence in enumerate(batch.sequences):
-            vector = _vector(sequence.prompt, self._engine.args.seed, self._engine.model.hidden_size)
+            size = request.dimensions or self._engine.model.hidden_size
+            vector = _vector(sequence.prompt, self._engine.args.seed, size)
             embedding: Any = vector
             if request.encoding_format == "base64":
                 embedding = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -4,7 +4,7 @@ Requests are validated with pydantic, since SGLang's messages are pydantic's. An
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
@@ -249,6 +249,26 @@ NO_EMBEDDING_MODEL: Final = (
     "This model does not appear to be an embedding model by default. Please add `--is-embedding` when launching the "
     "server or try another model."
 )
+
+
+def dimensions_complaint(dimensions: int, path: str, hidden: int, config: Mapping[str, Any]) -> str | None:
+    """SGLang's message for an embedding's length that the model's config does not allow."""
+    allowed: list[int] = config.get("matryoshka_dimensions") or []
+    if not allowed and not config.get("is_matryoshka"):
+        return (
+            f"Model '{path}' does not support matryoshka representation, changing output dimensions will lead to poor "
+            "results."
+        )
+    if dimensions < 1:
+        return "Requested dimensions must be greater than 0"
+    if allowed and dimensions not in allowed:
+        return (
+            f"Model '{path}' only supports {allowed} matryoshka dimensions, using other output dimensions will lead to "
+            "poor results."
+        )
+    if dimensions > hidden:
+        return f"Provided dimensions are greater than max embedding dimension: {hidden}"
+    return None
 
 
 def rerank_complaint(request: RerankRequest) -> str | None:

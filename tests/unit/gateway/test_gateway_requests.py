@@ -125,6 +125,39 @@ async def test_completions_and_embeddings(tmp_path: Path):
         assert second.data.endpoint == "/v1/completions"
 
 
+@pytest.mark.parametrize(
+    ("said", "code", "shown"),
+    [
+        (
+            "Model '/shoal/models/model' does not support matryoshka representation, changing output dimensions will",
+            "unsupported_dimensions",
+            "leave it out",
+        ),
+        (
+            "Model '/shoal/models/model' only supports [256, 512] matryoshka dimensions, using other output",
+            "unsupported_dimensions",
+            "it has [256, 512] only",
+        ),
+        ("Provided dimensions are greater than max embedding dimension: 64", None, "dimension: 64"),
+    ],
+)
+async def test_dimensions_that_a_model_does_not_have(tmp_path: Path, said: str, code: str | None, shown: str):
+    async def refuse(request: EngineRequest) -> None:
+        error = {"object": "error", "message": said, "type": "BadRequestError", "param": None, "code": 400}
+        await request.answer(400, json.dumps(error).encode())
+
+    engine = ScriptedEngine(refuse)
+    async with gateway(tmp_path, engine) as it:
+        response = await it.post({"model": "llama", "input": "x", "dimensions": 9, "user": "me"}, "/v1/embeddings")
+        error = (await response.json())["error"]
+        assert (response.status, error["code"]) == (400, code)
+        assert shown in error["message"]
+        assert "/shoal" not in error["message"]
+        assert engine.requests[0].body == {"model": "chat/llama", "input": "x", "dimensions": 9}
+        data = (await it.records())[0].data
+        assert (data.outcome, data.count_source) == ("rejected", "none")
+
+
 async def test_an_engine_for_embeddings_gets_nothing_else(tmp_path: Path):
     """SGLang dies of a chat request when it was started with --is-embedding."""
     engine = ScriptedEngine()

@@ -217,7 +217,10 @@ TABLE: Final[Mapping[str, Mapping[str, Field]]] = {
         "input": Field(Prompts(1024), "an id outside the vocabulary ends the engine; media are not taken", needed=True),
         "model": _SAMPLING["model"],
         "encoding_format": Field(Choice(("float", "base64")), "OpenAI's"),
-        "dimensions": Field(Whole(1, 65_536), "the engine refuses more than the model has"),
+        "dimensions": Field(
+            Whole(1, 65_536), "the engine refuses more than the model has, and any if its config allows none"
+        ),
+        "user": _USER,
         **_IGNORED,
     },
     RERANK: {
