@@ -2,7 +2,7 @@
 
     python -m tests.bench.rollout_clients URL KEY MODEL
 
-Prints one JSON object when its standard input ends.
+Prints a JSON object of what they have seen every few seconds, and the last when its standard input ends.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ import openai
 CLIENTS = 24
 """Half are the `openai` SDK (httpx), half aiohttp. Neither tries again."""
 LONGEST_THINK_SECONDS = 4.0
+REPORT_SECONDS = 2.0
 
 
 class Clients:
@@ -60,6 +61,10 @@ class Clients:
                     self.broken[f"aiohttp: {error!r}"[:120]] += 1
                 await asyncio.sleep(thinks.uniform(0, LONGEST_THINK_SECONDS))
 
+    def report(self) -> None:
+        found = {"answered": self.answered, "refused": self.refused, "broken": self.broken}
+        print(json.dumps(found), flush=True)
+
     def _status(self, status: int, wait: str | None) -> None:
         if status in (429, 503) and wait is not None:
             self.refused += 1
@@ -71,12 +76,15 @@ async def main(url: str, key: str, model: str) -> None:
     clients = Clients(url, key, model)
     loop = asyncio.get_running_loop()
     tasks = [asyncio.create_task((clients.sdk if n % 2 else clients.plain)(n)) for n in range(CLIENTS)]
-    await loop.run_in_executor(None, sys.stdin.read)
+    ended = loop.run_in_executor(None, sys.stdin.read)
+    while not ended.done():
+        await asyncio.wait([ended], timeout=REPORT_SECONDS)
+        clients.report()
     for task in tasks:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-    print(json.dumps({"answered": clients.answered, "refused": clients.refused, "broken": clients.broken}))
+    clients.report()
 
 
 if __name__ == "__main__":
