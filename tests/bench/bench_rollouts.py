@@ -30,7 +30,7 @@ class Clients:
         self._reader.start()
 
     def _read(self) -> None:
-        assert self._process.stdout is not None  # noqa: S101 - PIPE
+        assert self._process.stdout is not None
         for line in self._process.stdout:
             self._seen = json.loads(line)
 
