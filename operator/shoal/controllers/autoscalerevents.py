@@ -67,7 +67,7 @@ class AutoscalerEvents:
         return found
 
     async def _read(self, pod: facts.Pod) -> None:
-        # One page only: whoever may write events in the namespace must not keep the operator busy.
+        # One page only: users who may write events in the namespace must not keep the operator busy.
         event = None
         async for page in self._world.client.list_pages(
             EVENTS, namespace=pod.namespace, field_selector=f"regarding.uid={pod.uid}", page_size=_MOST_EVENTS

@@ -23,14 +23,14 @@ def test_what_a_coding_agent_sends_is_a_valid_chat_completion() -> None:
             {"type": "text", "text": "Be brief."},
         ],
         "messages": [
-            {"role": "user", "content": [{"type": "text", "text": "Read a.py and b.py."}]},
+            {"role": "user", "content": [{"type": "text", "text": "Read notes.txt and list.txt."}]},
             {
                 "role": "assistant",
                 "content": [
                     {"type": "thinking", "thinking": "Two calls.", "signature": "x"},
                     {"type": "text", "text": "I read them."},
-                    {"type": "tool_use", "id": "t1", "name": "read", "input": {"path": "a.py"}},
-                    {"type": "tool_use", "id": "t2", "name": "read", "input": {"path": "b.py"}},
+                    {"type": "tool_use", "id": "t1", "name": "read", "input": {"path": "notes.txt"}},
+                    {"type": "tool_use", "id": "t2", "name": "read", "input": {"path": "list.txt"}},
                 ],
             },
             {
@@ -76,13 +76,13 @@ def test_what_a_coding_agent_sends_is_a_valid_chat_completion() -> None:
         ],
         "messages": [
             {"role": "system", "content": "You write code.\nBe brief."},
-            {"role": "user", "content": "Read a.py and b.py."},
+            {"role": "user", "content": "Read notes.txt and list.txt."},
             {
                 "role": "assistant",
                 "content": "I read them.",
                 "tool_calls": [
-                    {"id": "t1", "type": "function", "function": {"name": "read", "arguments": {"path": "a.py"}}},
-                    {"id": "t2", "type": "function", "function": {"name": "read", "arguments": {"path": "b.py"}}},
+                    {"id": "t1", "type": "function", "function": {"name": "read", "arguments": {"path": "notes.txt"}}},
+                    {"id": "t2", "type": "function", "function": {"name": "read", "arguments": {"path": "list.txt"}}},
                 ],
             },
             {"role": "tool", "tool_call_id": "t1", "content": "print(1)"},
@@ -160,7 +160,7 @@ def test_a_whole_answer() -> None:
                     "role": "assistant",
                     "content": "I read it.",
                     "reasoning_content": "A file.",
-                    "tool_calls": [{"id": "t1", "function": {"name": "read", "arguments": '{"path": "a.py"}'}}],
+                    "tool_calls": [{"id": "t1", "function": {"name": "read", "arguments": '{"path": "notes.txt"}'}}],
                 },
                 "finish_reason": "tool_calls",
             }
@@ -175,7 +175,7 @@ def test_a_whole_answer() -> None:
         "content": [
             {"type": "thinking", "thinking": "A file."},
             {"type": "text", "text": "I read it."},
-            {"type": "tool_use", "id": "t1", "name": "read", "input": {"path": "a.py"}},
+            {"type": "tool_use", "id": "t1", "name": "read", "input": {"path": "notes.txt"}},
         ],
         "stop_reason": "tool_use",
         "stop_sequence": None,
