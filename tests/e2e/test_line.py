@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+import anthropic
 import click
 import openai
 import pytest
@@ -66,6 +67,23 @@ def test_every_endpoint_answers_with_the_clients_own_model_name(fleet: Fleet, cl
     )
     assert answer.model == "demo/tiny-code"
     assert client.completions.create(model="tiny-code", prompt="def f", max_tokens=3).choices[0].text
+
+
+def test_a_client_of_anthropics_api_is_served(fleet: Fleet) -> None:
+    port = fleet.lab.forward_port()
+    said: list[anthropic.types.MessageParam] = [{"role": "user", "content": "Who are you?"}]
+    with anthropic.Anthropic(base_url=f"http://127.0.0.1:{port}", api_key=steps.DEMO_KEY, max_retries=0) as client:
+        with client.messages.stream(model="tiny-chat", max_tokens=12, messages=said) as stream:
+            text = "".join(stream.text_stream)
+            got = stream.get_final_message()
+        assert text
+        assert (got.model, got.stop_reason) == ("tiny-chat", "max_tokens")
+        record = steps.usage_record(fleet, got.id)["data"]
+        assert (record["endpoint"], record["outcome"], record["countSource"]) == ("/v1/messages", "answered", "final")
+        tokens = got.usage.input_tokens + (got.usage.cache_read_input_tokens or 0)
+        assert (record["inputTokens"], record["outputTokens"]) == (tokens, got.usage.output_tokens)
+        with pytest.raises(anthropic.NotFoundError):
+            client.messages.create(model="no-such-model", max_tokens=3, messages=said)
 
 
 def test_embeddings_from_a_model_started_for_them(fleet: Fleet, client: openai.OpenAI) -> None:
