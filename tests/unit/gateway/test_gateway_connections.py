@@ -106,7 +106,8 @@ async def test_a_stream_that_the_client_does_not_take_waits_in_the_engine_and_ar
             await asyncio.sleep(0.3)
         assert written < count / 2, "the gateway reads the engine's answer ahead of its client"
         (connection,) = it.server.server_state.connections
-        assert connection.transport.get_write_buffer_size() < 8 * size
+        # What one read of the engine's answer brings (asyncio: 256 KiB) on top of the 64 KiB that the transport takes.
+        assert connection.transport.get_write_buffer_size() < (256 + 64) * 1024 + size
         got = b""
         while not got.endswith(b"0\r\n\r\n"):
             got += await reader.read(1 << 20)
