@@ -138,3 +138,40 @@ def test_usage_as_first_and_only_member():
         span = sse.find_usage(raw)
         assert span is not None
         assert decode(sse.without_usage(raw, span)) == ({"x": 1} if b'"x"' in raw else {})
+
+
+@given(
+    event=chunk(),
+    spaced=st.booleans(),
+    ending=st.sampled_from(
+        [b"\n\n", b"\n\n", b"\r\n\r\n", b"\n\n\n", b"\n", b"\n\ndata: [DONE]\n\n", b"\n\n: comment\n\n"]
+    ),
+    inserted=st.sampled_from(
+        [b"", b"", b"}", b"\n", b"\n\n", b"\r", b'"usage":{', b',"usage":{"a":1}', b',"usage":5', b'"choices":[]', b"{"]
+    ),
+    at=st.floats(0, 1),
+)
+def test_the_short_way_of_a_plain_chunk_equals_the_long_way(
+    event: dict[str, Any], spaced: bool, ending: bytes, inserted: bytes, at: float
+):
+    raw = encode(event, spaced)
+    place = int(at * len(raw))
+    data = raw[:place] + inserted + raw[place:] + ending
+    if (found := sse.plain_chunk(data)) is None:
+        return
+    [long] = sse.Splitter().feed(data)
+    span = sse.find_usage(long)
+    assert span is not None
+    assert not sse.is_closing_usage(long)
+    assert not sse.is_error(long)
+    assert found == (sse.without_usage(long, span) + b"\n\n", long[span[0] : span[1]])
+
+
+@given(event=chunk(usage=False), prompt=st.integers(0, 10**9))
+def test_the_engines_usual_chunk_takes_the_short_way(event: dict[str, Any], prompt: int):
+    usage = {"prompt_tokens": prompt, "completion_tokens": 1, "prompt_tokens_details": None}
+    data = encode({**event, "usage": usage}, False) + b"\n\n"
+    found = sse.plain_chunk(data)
+    assert found is not None
+    assert decode(found[0]) == event
+    assert json.loads(found[1]) == usage

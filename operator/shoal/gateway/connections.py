@@ -144,12 +144,13 @@ class _Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self._chunks.append(body)
+        if self._take is not None:
+            return  # `data_received` hands it over
         self._buffered += len(body)
         if self._buffered > _HIGH_WATER and not self._read_paused and self._transport is not None:
             self._read_paused = True
             self._transport.pause_reading()
-        if self._take is None:
-            self._wake()
+        self._wake()
 
     def on_message_complete(self) -> None:
         if self._interim:

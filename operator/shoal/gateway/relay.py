@@ -154,8 +154,8 @@ class AnswerRelay:
                     meter.status = 200
                     await reply.begin_stream(headers)
                     await reply.write(out)
-            if reply.direct:
-                await answer.relay(events.take, reply.drained)
+            if reply.part is not None:
+                await answer.relay(events.taker(reply.part), reply.drained)
             else:
                 while data := await answer.read():
                     if out := events.edited(data):
@@ -202,7 +202,18 @@ class AnswerRelay:
 class _Events:
     """The events of one stream on their way from the engine to the client."""
 
-    __slots__ = ("_message", "_meter", "_multiple", "_prepared", "_relay", "_reply", "_splitter", "done", "failed")
+    __slots__ = (
+        "_message",
+        "_meter",
+        "_multiple",
+        "_plain",
+        "_prepared",
+        "_relay",
+        "_reply",
+        "_splitter",
+        "done",
+        "failed",
+    )
 
     def __init__(self, relay: AnswerRelay, prepared: Prepared, meter: Meter, reply: Reply) -> None:
         self._relay = relay
@@ -212,15 +223,32 @@ class _Events:
         self._splitter = sse.Splitter()
         self._multiple = prepared.choices * prepared.prompts > 1
         self._message = MessageEvents(meter.id, prepared.model_name) if prepared.messages else None
+        self._plain = (
+            not self._multiple
+            and not prepared.wants_continuous
+            and relay.rid is None
+            and reply.spans is None
+            and (reply.log is None or not reply.log.full)
+        )
+        """Nothing looks at a chunk, and nothing is changed in it, besides its usage and the model's name."""
         self.done = False
         """The engine said that the stream is complete."""
         self.failed = False
         """The engine ended the stream with an error."""
 
-    def take(self, data: bytes) -> bool:
-        """Edits what arrived and writes it to the client. False: wait until the client takes more."""
-        out = self.edited(data)
-        return self._reply.part(out) if out else True
+    def taker(self, part: Callable[[bytes], bool]) -> Callable[[bytes], bool]:
+        """A function that edits what arrived and writes it with `part`. False: wait until the client takes more."""
+        plain, splitter, meter, rewriter = self._plain, self._splitter, self._meter, self._prepared.rewriter
+
+        def take(data: bytes) -> bool:
+            if plain and splitter.between and (chunk := sse.plain_chunk(data)) is not None:
+                out, usage = chunk
+                meter.count(usage, "continuous")
+                return part(out if rewriter.same else rewriter.rewrite(out))
+            out = self.edited(data)
+            return part(out) if out else True
+
+        return take
 
     def edited(self, data: bytes) -> bytes:
         """What the client gets of the bytes that arrived. Counts their usage. Raises Retry and ApiError before the

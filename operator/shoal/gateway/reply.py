@@ -40,7 +40,19 @@ class Quota(Protocol):
 
 
 class Reply:
-    __slots__ = ("_client_id", "_direct", "_id", "_messages", "_process", "_send", "log", "quota", "spans", "started")
+    __slots__ = (
+        "_client_id",
+        "_direct",
+        "_id",
+        "_messages",
+        "_process",
+        "_send",
+        "log",
+        "part",
+        "quota",
+        "spans",
+        "started",
+    )
 
     def __init__(
         self, scope: Scope, send: Send, id: str, client_id: str | None, process: Stopping, *, messages: bool = False
@@ -49,6 +61,8 @@ class Reply:
         self._send = send
         # Removed from the scope: there it would be a cycle, and work for the garbage collector.
         self._direct: DirectAnswer | None = scope.pop(DIRECT, None)
+        self.part = None if self._direct is None else self._direct.part
+        """Writes a part of a stream that has begun, without a coroutine (`DirectAnswer.part`); None: use `write`."""
         self._id = id
         self._messages = messages
         self._client_id = client_id
@@ -110,20 +124,8 @@ class Reply:
     async def write(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
-    @property
-    def direct(self) -> bool:
-        """Whether `part` and `drained` may be called."""
-        return self._direct is not None
-
-    def part(self, data: bytes) -> bool:
-        """Writes a part of a stream that has begun, without a coroutine. False: await `drained` before the next
-        part."""
-        if self._direct is None:
-            raise RuntimeError("the server offers no direct answer")
-        return self._direct.part(data)
-
     async def drained(self) -> None:
-        """Returns when the client takes more, or has left."""
+        """Returns when the client takes more of what `part` wrote, or has left."""
         if self._direct is not None:
             await self._direct.drained()
 

@@ -30,6 +30,11 @@ class Splitter:
         self._rest = b""
         self._held_return = False
 
+    @property
+    def between(self) -> bool:
+        """Whether what arrives next begins an event."""
+        return not self._rest and not self._held_return
+
     def feed(self, data: bytes) -> list[bytes]:
         """
         Raises:
@@ -56,6 +61,24 @@ class Splitter:
         if self._held_return:
             data = data[:-1]
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+
+def plain_chunk(data: bytes) -> tuple[bytes, bytes] | None:
+    """What arrived without its usage, and the usage, if that is exactly one chunk as SGLang writes it: its usage comes
+    last and contains no object. Else None, which says nothing: the functions below understand all events. Almost all
+    reads of a stream are such a chunk, and this takes a third of their time."""
+    at, end = data.rfind(_USAGE), len(data)
+    if (
+        data[at - 1 : at + 9] != b',"usage":{'
+        or data.find(b"}", at) != end - 4
+        or not data.endswith(b"}}\n\n")
+        or not data.startswith(b'data: {"id":')
+        or data.find(b"\n\n") != end - 2
+        or b"\r" in data
+        or is_closing_usage(data)
+    ):
+        return None
+    return data[: at - 1] + b"}\n\n", data[at + 8 : end - 3]
 
 
 def find_usage(event: bytes) -> tuple[int, int] | None:
