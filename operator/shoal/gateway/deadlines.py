@@ -13,7 +13,7 @@ class Deadlines:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         # asyncio.get_running_loop() is a system call each time (it asks for the process id).
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         # A dict keeps the order of insertion, so the first deadline is the next one.
         self._open: dict[Deadline, float] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -27,7 +27,7 @@ class Deadlines:
         return Deadline(self)
 
     def enter(self, deadline: "Deadline") -> None:
-        loop = self._loop
+        loop = self.loop
         self._open[deadline] = loop.time() + self.seconds
         if self._timer is None:
             self._timer = loop.call_later(self.seconds, self._check)
@@ -36,7 +36,7 @@ class Deadlines:
         self._open.pop(deadline, None)
 
     def _check(self) -> None:
-        loop = self._loop
+        loop = self.loop
         now = loop.time()
         self._timer = None
         for deadline, at in self._open.items():
@@ -61,7 +61,7 @@ class Deadline:
             self._task.cancel()
 
     def __enter__(self) -> "Deadline":
-        self._task = asyncio.current_task()
+        self._task = asyncio.current_task(self._deadlines.loop)
         self._deadlines.enter(self)
         return self
 

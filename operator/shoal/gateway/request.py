@@ -341,7 +341,7 @@ class GatewayRequest:
             parsed.wants_usage,
             parsed.wants_continuous,
             model,
-            sse.ModelNameRewriter(model.engine_name, parsed.model_name),
+            sse.rewriter_of(model.engine_name, parsed.model_name),
             bound,
             choices,
             identity.priority,

@@ -5,6 +5,7 @@ keys. Both compact JSON (SGLang's) and JSON with one space after colons and comm
 """
 
 import re
+from functools import lru_cache
 from typing import Any, Final, cast
 
 import orjson
@@ -134,6 +135,12 @@ def payload(event: bytes) -> dict[str, Any] | None:
     except orjson.JSONDecodeError:
         return None
     return cast(dict[str, Any], decoded) if isinstance(decoded, dict) else None
+
+
+@lru_cache(maxsize=1024)
+def rewriter_of(engine_name: str, model_name: str) -> "ModelNameRewriter":
+    """A rewriter of the two names. Requests share it."""
+    return ModelNameRewriter(engine_name, model_name)
 
 
 class ModelNameRewriter:

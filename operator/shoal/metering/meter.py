@@ -233,7 +233,7 @@ class Meter:
         if kind != "open":
             data["attempts"] = self.attempts
             data["durationMs"] = round(self.seconds * 1000, 3)
-            data.update((name, value) for name, value in counts.items() if value is not None)
+            data |= {name: value for name, value in counts.items() if value is not None}
             if self.outcome is not None:
                 data["outcome"] = self.outcome
             if self.status is not None:

@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -108,7 +109,12 @@ class KeyRing:
         Without a key it is made of nothing, and still tells spaces apart: a client cannot send one.
         """
         secret = next(iter(self.bearers_of("gateway", keys.CACHE_SALT)), "")
-        return hmac.digest(secret.encode(), f"{model_uid}\0{space}".encode(), hashlib.sha256).hex()[:32]
+        return _cache_salt(secret, model_uid, space)
+
+
+@lru_cache(maxsize=4096)  # each request asks, and the HMAC was the largest single cost of a small one
+def _cache_salt(secret: str, model_uid: str, space: str) -> str:
+    return hmac.digest(secret.encode(), f"{model_uid}\0{space}".encode(), hashlib.sha256).hex()[:32]
 
 
 def _read_bundle(value: bytes) -> tuple[str, _Source]:

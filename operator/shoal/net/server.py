@@ -62,10 +62,13 @@ class _Direct:
             return False
         if cycle.disconnected:
             return True
-        lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
+        parts = [b"HTTP/1.1 200 OK"]
+        for name, value in (*cycle.default_headers, *headers):
+            parts += (b"\r\n", name, b": ", value)
         if not cycle.keep_alive:
-            lines.append(b"connection: close\r\n")
-        cycle.transport.write(b"HTTP/1.1 200 OK\r\n%bcontent-length: %d\r\n\r\n%b" % (b"".join(lines), len(body), body))
+            parts.append(b"\r\nconnection: close")
+        parts += (b"\r\ncontent-length: %d\r\n\r\n" % len(body), body)
+        cycle.transport.write(b"".join(parts))
         cycle.response_started = cycle.response_complete = True
         cycle.message_event.set()
         if not cycle.keep_alive:

@@ -109,8 +109,8 @@ class Account:
         self, now: float, limit: Limit, amount: int, peers: Callable[[], GatewayPeers], *, ledger: bool
     ) -> bool:
         """Whether `amount` fits the limit but not this gateway's share of it. Then it may fit the next share."""
-        share = self._renewed(limit, now, amount, peers, ledger=ledger)
-        return not share.fits(self._own(limit, now), amount) and self._over(limit, now, amount, peers()).why == "share"
+        share, own = self._renewed(limit, now, amount, peers, ledger=ledger)
+        return not share.fits(own, amount) and self._over(limit, now, amount, peers()).why == "share"
 
     def exhausted(self, cost: Cost, *, month: str, ledger: bool) -> Over | None:
         """For a request that has waited: why it is refused now, if other requests used up the month's budget meanwhile.
@@ -129,8 +129,8 @@ class Account:
         for limit in PER_MINUTE:
             if (most := self.limits.requests if limit == "requests" else self.limits.tokens) is None:
                 continue
-            share = self._renewed(limit, now, 1, peers, ledger=ledger)
-            left = most - self._own(limit, now) - share.peer_use
+            share, own = self._renewed(limit, now, 1, peers, ledger=ledger)
+            left = most - own - share.peer_use
             ends = (self._requests if limit == "requests" else self._tokens).ends
             for window in self.peer_usage.windows(limit):
                 ends = max(ends, window.ends)
@@ -177,8 +177,8 @@ class Account:
             if budget.refuse_unknown and not ledger:
                 return self._refuse("budget", "unknown", now, 0, (), RETRY_AFTER_MAX_SECONDS)
         for limit, amount in amounts:
-            share = self._renewed(limit, now, amount, peers, ledger=ledger)
-            if not share.fits(self._own(limit, now), amount):
+            share, own = self._renewed(limit, now, amount, peers, ledger=ledger)
+            if not share.fits(own, amount):
                 share.full(now)
                 return self._over(limit, now, amount, peers())
         return None
@@ -225,20 +225,21 @@ class Account:
 
     def _renewed(
         self, limit: Limit, now: float, amount: int, peers: Callable[[], GatewayPeers], *, ledger: bool
-    ) -> Share:
-        """The share of a limit, renewed where that is due and the other gateways have reported."""
+    ) -> tuple[Share, int]:
+        """The share of a limit, renewed where that is due and the other gateways have reported; and this gateway's
+        use."""
         share = self._shares.get(limit)
         if share is None:
             share = self._shares[limit] = Share()
         own = self._own(limit, now)
         if now - share.since < PUBLISH_SECONDS and share.fits(own, amount):
-            return share
+            return share, own
         others = peers()
         if not self._may_renew(share, limit, others, ledger=ledger):
-            return share
+            return share, own
         used, sharers = self._peer_use(limit, now, others)
         share.renew(now, own, used, self._left(limit, now, used), sharers)
-        return share
+        return share, own
 
     def _may_renew(self, share: Share, limit: Limit, peers: GatewayPeers, *, ledger: bool) -> bool:
         after = share.reports_after + PUBLISH_SECONDS + WIRE_SECONDS
