@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import orjson
 
-from shoal.core.anthropic.request import NotTranslatable, chat_request
+from shoal.core.anthropic.request import NotTranslatable, chat_request, count_request
 from shoal.core.fields.check import FORWARDED, check
 from shoal.core.fields.kinds import Facts
 from shoal.core.fields.table import GENERATING
@@ -142,14 +142,14 @@ def parse(raw: bytes, endpoint: str) -> Parsed:
     )
 
 
-def as_chat(parsed: Parsed) -> Parsed:
-    """A body of Anthropic's Messages API as one of a chat completion.
+def translated(parsed: Parsed, *, count: bool) -> Parsed:
+    """A body of Anthropic's API as one that the engine knows. `count`: only the tokens of the prompt are asked for.
 
     Raises:
-        ApiError: 400, a chat completion has no words for it.
+        ApiError: 400, the engine's API has no words for it.
     """
     try:
-        fields = chat_request(parsed.fields)
+        fields = (count_request if count else chat_request)(parsed.fields)
     except NotTranslatable as error:
         raise ApiError(400, str(error), "unsupported_field", param=error.param) from None
     # The events of a message are made from the usage.

@@ -5,9 +5,9 @@ from typing import Any, Final, cast
 
 import orjson
 
-from shoal.core.anthropic.answer import message
+from shoal.core.anthropic.answer import message, token_count
 from shoal.core.anthropic.stream import MessageEvents
-from shoal.core.fields.table import GENERATING
+from shoal.core.fields.table import GENERATING, TOKENIZE
 from shoal.gateway import sse, wholeanswer
 from shoal.gateway.body import BodyBudget
 from shoal.gateway.prepared import Prepared
@@ -133,8 +133,9 @@ class AnswerRelay:
             self._reply.log.answered(out)
         if self._reply.spans is not None:
             self._reply.spans.observe_answer(out)
-        if prepared.messages:
-            out = orjson.dumps(message(orjson.loads(out), meter.id))
+        if prepared.anthropic:
+            found = orjson.loads(out)
+            out = orjson.dumps(token_count(found) if prepared.path == TOKENIZE else message(found, meter.id))
         del body  # a slow client must not keep both copies in memory
         await self._reply.json(answer.status, self.own_id(out) if self.rid else out, headers)
         meter.outcome = "answered"
@@ -222,7 +223,7 @@ class _Events:
         self._reply = reply
         self._splitter = sse.Splitter()
         self._multiple = prepared.choices * prepared.prompts > 1
-        self._message = MessageEvents(meter.id, prepared.model_name) if prepared.messages else None
+        self._message = MessageEvents(meter.id, prepared.model_name) if prepared.anthropic else None
         self._plain = (
             not self._multiple
             and not prepared.wants_continuous

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import orjson
 
-from shoal.core.anthropic import answer as anthropic
+from shoal.core.anthropic.answer import error as error_of_anthropic
 from shoal.net.asgi import DIRECT, DirectAnswer, Headers, Scope, Send
 from shoal.net.errors import ApiError
 
@@ -41,10 +41,10 @@ class Quota(Protocol):
 
 class Reply:
     __slots__ = (
+        "_anthropic",
         "_client_id",
         "_direct",
         "_id",
-        "_messages",
         "_process",
         "_send",
         "log",
@@ -55,16 +55,16 @@ class Reply:
     )
 
     def __init__(
-        self, scope: Scope, send: Send, id: str, client_id: str | None, process: Stopping, *, messages: bool = False
+        self, scope: Scope, send: Send, id: str, client_id: str | None, process: Stopping, *, anthropic: bool = False
     ) -> None:
-        """`messages`: errors have the shape of Anthropic's API."""
+        """`anthropic`: errors have the shape of Anthropic's API."""
         self._send = send
         # Removed from the scope: there it would be a cycle, and work for the garbage collector.
         self._direct: DirectAnswer | None = scope.pop(DIRECT, None)
         self.part = None if self._direct is None else self._direct.part
         """Writes a part of a stream that has begun, without a coroutine (`DirectAnswer.part`); None: use `write`."""
         self._id = id
-        self._messages = messages
+        self._anthropic = anthropic
         self._client_id = client_id
         self._process = process
         self.quota: Quota | None = None
@@ -106,15 +106,15 @@ class Reply:
         if self.started:
             await self._send({"type": "http.response.body", "body": self.error_event(error), "more_body": False})
         else:
-            body = self._message_error(error) if self._messages else error.body()
+            body = self._error_body(error) if self._anthropic else error.body()
             await self.json(error.status, body, error.headers)
 
     def error_event(self, error: ApiError) -> bytes:
         """An error as an event of a stream."""
-        return b"event: error\ndata: %b\n\n" % self._message_error(error) if self._messages else error.event()
+        return b"event: error\ndata: %b\n\n" % self._error_body(error) if self._anthropic else error.event()
 
-    def _message_error(self, error: ApiError) -> bytes:
-        return orjson.dumps(anthropic.error(error.status, error.message, self._id))
+    def _error_body(self, error: ApiError) -> bytes:
+        return orjson.dumps(error_of_anthropic(error.status, error.message, self._id))
 
     async def begin_stream(self, headers: Headers = ()) -> None:
         """Sends the head of a stream, once; `headers` are ignored if it was already sent."""

@@ -25,7 +25,6 @@ from shoal.gateway.adaptertarget import AdapterTarget
 from shoal.gateway.bigbodies import BIG
 from shoal.gateway.body import (
     Disconnected,
-    as_chat,
     bound_answer,
     check_size,
     checked,
@@ -33,9 +32,10 @@ from shoal.gateway.body import (
     parse,
     prompts,
     read_body,
+    translated,
 )
 from shoal.gateway.dispatch import Dispatch
-from shoal.gateway.prepared import MESSAGES, Prepared
+from shoal.gateway.prepared import ANTHROPIC, COUNT_TOKENS, Prepared
 from shoal.gateway.quota import SHARE_WAIT_SECONDS, Quota, Reserved
 from shoal.gateway.quotamessages import ShareUsedUp
 from shoal.gateway.reply import Reply
@@ -110,11 +110,11 @@ class GatewayRequest:
         self._scope = scope
         self._receive = receive
         self._path: str = scope["path"]
-        self._engine_path = CHAT if self._path == MESSAGES else self._path
+        self._engine_path = ANTHROPIC.get(self._path, self._path)
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._id = ids.uuid7()
         self._client_id = ids.client_request_id(self._headers.get(b"x-request-id"))
-        self._reply = Reply(scope, send, self._id, self._client_id, app, messages=self._path == MESSAGES)
+        self._reply = Reply(scope, send, self._id, self._client_id, app, anthropic=self._path in ANTHROPIC)
         self._trace = ""
         """Trace header lines of the request to the engine."""
         self._spans: RequestSpans | None = None
@@ -144,7 +144,7 @@ class GatewayRequest:
 
     async def _route(self) -> None:
         path, method = self._path, self._scope["method"]
-        if path in TABLE or path == MESSAGES:
+        if path in TABLE or path in ANTHROPIC:
             if method != "POST":
                 raise self._with_limits(errors.wrong_method(method, "POST"))
             await self._complete()
@@ -286,8 +286,8 @@ class GatewayRequest:
         app = self._app
         check_size(raw, app.json_bounds)
         parsed = parse(raw, self._engine_path)
-        if self._path == MESSAGES:
-            parsed = as_chat(parsed)
+        if self._path in ANTHROPIC:
+            parsed = translated(parsed, count=self._path == COUNT_TOKENS)
         fields = parsed.fields
         model = app.directory.snapshot.model_index.find(parsed.model_name, identity)
         if model is None or (fetched is not None and _identity_of(model) != _identity_of(fetched.model)):
@@ -349,11 +349,11 @@ class GatewayRequest:
             head_of(space, fields)
             if model.keeps_prefixes and not self._meter.free and len(app.directory.snapshot.replicas_of(model)) > 1
             else None,
-            messages=self._path == MESSAGES,
+            anthropic=self._path in ANTHROPIC,
             top_n=fields.get("top_n"),
         )
         if identity.logging is not None:
-            original = raw if fetched is None and self._path != MESSAGES else None
+            original = raw if fetched is None and self._path not in ANTHROPIC else None
             self._reply.log = app.logs.logger.begin(identity, self._key_hash, original, fields)
         return prepared
 

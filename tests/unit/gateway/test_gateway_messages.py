@@ -58,6 +58,25 @@ async def test_a_message_is_streamed_and_metered(tmp_path: Path) -> None:
         assert (record.data.input_tokens, record.data.output_tokens) == (7, 3)
 
 
+async def test_tokens_of_a_prompt_are_counted_and_cost_nothing(tmp_path: Path) -> None:
+    async def counts(request: EngineRequest) -> None:
+        assert request.path == "/v1/tokenize"
+        await request.answer(200, b'{"tokens":[1,2,3],"count":3,"max_model_len":8192}')
+
+    engine = ScriptedEngine(counts)
+    async with asked(tmp_path, engine) as (it, client):
+        tool: anthropic.types.ToolParam = {"name": "read", "input_schema": {"type": "object"}}
+        got = await client.messages.count_tokens(model="llama", system="Be brief.", messages=HI, tools=[tool])
+        assert got.input_tokens == 3
+        [sent] = engine.requests
+        assert [m["role"] for m in sent.body["messages"]] == ["system", "user"]
+        assert sent.body["tools"][0]["function"]["name"] == "read"
+        assert sent.body["add_generation_prompt"] is True
+        (record,) = await it.records()
+        assert (record.data.endpoint, record.data.outcome) == ("/v1/messages/count_tokens", "answered")
+        assert (record.data.input_tokens, record.data.output_tokens) == (0, 0)
+
+
 async def test_errors_reach_the_sdk_as_its_own(tmp_path: Path) -> None:
     async with asked(tmp_path, ScriptedEngine()) as (it, client):
         with pytest.raises(anthropic.NotFoundError) as missing:

@@ -54,6 +54,11 @@ def message(completion: Mapping[str, Any], id: str) -> Json:
     }
 
 
+def token_count(tokenized: Mapping[str, Any]) -> Json:
+    """The answer of `/v1/messages/count_tokens`, from that of `/v1/tokenize`."""
+    return {"input_tokens": tokenized.get("count")}
+
+
 def stop_reason(choice: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """(stop_reason, stop_sequence) of a choice; (None, None) while it goes on. The engine names the stop sequence that
     it met in `matched_stop`, and the end of the text by the id of a token."""

@@ -1,4 +1,5 @@
-"""The body of Anthropic's `POST /v1/messages` as the body of a chat completion.
+"""The body of Anthropic's `POST /v1/messages` as the body of a chat completion, and of `/v1/messages/count_tokens` as
+that of `/v1/tokenize`.
 
 What comes out is checked like any chat completion (`core/fields`): bounds stand there, and not here.
 """
@@ -9,6 +10,7 @@ from typing import Any, Final, cast
 Json = dict[str, Any]
 
 _SAME: Final = ("model", "stream", "temperature", "top_p", "top_k")
+_OF_THE_PROMPT: Final = ("model", "messages", "tools", "chat_template_kwargs")
 _DROPPED: Final = frozenset({"service_tier", "context_management", "container", "inference_geo", "speed"})
 """Fields without a meaning here: one tier, no memory between requests, no container."""
 _KNOWN: Final = _DROPPED | {
@@ -52,6 +54,12 @@ def chat_request(body: Mapping[str, Any]) -> Json:
         # What templates of models that can think or not read; others ignore the variable.
         out["chat_template_kwargs"] = {"enable_thinking": thinking != "disabled"}
     return out
+
+
+def count_request(body: Mapping[str, Any]) -> Json:
+    """The body of the question how many tokens the prompt of a message has. Raises NotTranslatable."""
+    chat = chat_request({**body, "max_tokens": 1})
+    return {name: chat[name] for name in _OF_THE_PROMPT if name in chat} | {"add_generation_prompt": True}
 
 
 def _system(value: object) -> list[Json]:
