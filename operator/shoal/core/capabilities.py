@@ -14,7 +14,8 @@ Capability = Literal["generate", "embed", "rerank", "score", "classify"]
 EMBEDS_ARG: Final = "--is-embedding"
 NO_PREFIX_CACHE: Final = "--disable-radix-cache"
 _UNKNOWN: Final[frozenset[Capability]] = frozenset({"generate", "embed"})
-"""Of a Model without facts: the engine judges."""
+"""Of a Model without facts, or with a body of layers for which SGLang decides by further values of the config
+(Gemma3TextModel): the engine judges."""
 
 
 def only_embeds(facts: ArtifactFacts | None, extra_args: Sequence[str]) -> bool:
@@ -39,6 +40,8 @@ def capabilities(
         return frozenset({"score"})
     if only_embeds(facts, extra_args):
         return frozenset({"embed"})
+    if name.endswith("Model"):
+        return _UNKNOWN
     scores = shares_prefixes or NO_PREFIX_CACHE in extra_args
     return frozenset({"generate", "score"}) if scores else frozenset({"generate"})
 

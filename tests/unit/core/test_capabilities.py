@@ -25,6 +25,9 @@ THREE = {"id2label": {"0": "bad", "1": "fair", "2": "good"}}
         ("Qwen3Model", {}, (), False, "embed"),
         ("XLMRobertaModel", {}, (EMBEDS_ARG,), False, "embed"),
         ("NotKnownForCausalLM", {}, (), False, "generate"),
+        # EmbeddingGemma, if its config says `use_bidirectional_attention`.
+        ("Gemma3TextModel", {}, (), True, "embed generate"),
+        ("Gemma3TextModel", {}, (EMBEDS_ARG,), False, "embed"),
         ("XLMRobertaForSequenceClassification", ONE, (), False, "rerank"),
         ("BertForSequenceClassification", {"num_labels": 1}, (EMBEDS_ARG,), False, "rerank"),
         ("XLMRobertaForSequenceClassification", THREE, (), False, "classify"),
