@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,7 +148,7 @@ async def test_replicas_are_moved_together_by_the_autoscaler_unless_they_forbid_
     cloud: Fleet, forbidden: bool
 ) -> None:
     client, ns = cloud.client, cloud.namespace
-    stays = {"pod": {"annotations": {"karpenter.sh/do-not-disrupt": "true"}}} if forbidden else {}
+    stays: dict[str, Any] = {"pod": {"annotations": {"karpenter.sh/do-not-disrupt": "true"}}} if forbidden else {}
 
     async def replicas() -> dict[str, JsonObject]:
         pods = await cloud.all(PODS, namespace=ns, label_selector=names.LABEL_GPU_CLASS)
