@@ -69,13 +69,13 @@ async def test_a_ranking_is_metered_to_the_token(ranker: EngineProcess, tmp_path
         before = await counted(it, ranker)
         body: dict[str, Any] = {"model": "tiny", "query": "hello", "documents": DOCUMENTS, "top_n": 2}
         response = await it.post(body, "/v1/rerank")
-        results = await response.json()
-        assert (response.status, len(results)) == (200, 2)
-        for found in results:
-            assert set(found) == {"score", "document", "index", "meta_info"}
-            assert set(found["meta_info"]) == {"prompt_tokens"}
-            assert found["document"] == DOCUMENTS[found["index"]]
+        answer = await response.json()
+        assert (response.status, answer["model"], len(answer["results"])) == (200, "tiny", 2)
+        for found in answer["results"]:
+            assert set(found) == {"relevance_score", "document", "index"}
+            assert found["document"] == {"text": DOCUMENTS[found["index"]]}
         data = (await it.records())[0].data
+        assert answer["usage"] == {"prompt_tokens": data.input_tokens, "total_tokens": data.input_tokens}
         assert (data.count_source, data.documents, data.output_tokens) == ("final", 3, 0)
         assert data.input_tokens == await counted(it, ranker) - before
 

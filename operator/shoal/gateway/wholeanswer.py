@@ -18,7 +18,6 @@ class WholeAnswer(NamedTuple):
 
 
 _NOTHING: Final = b'{"prompt_tokens":0,"completion_tokens":0}'
-_SHOWN: Final = ("score", "document", "index")
 
 
 def read(prepared: Prepared, body: bytes) -> WholeAnswer:
@@ -37,24 +36,28 @@ def read(prepared: Prepared, body: bytes) -> WholeAnswer:
 
 
 def _ranked(prepared: Prepared, body: bytes) -> WholeAnswer:
-    """A list of documents, the best first. It has no usage object: each document has the prompt tokens of its pair. Of
-    `meta_info` only these are shown, because the rest is about the engine."""
+    """SGLang's list of documents, the best first, as the object that clients of Cohere, Jina and vLLM read. The list
+    has no usage: each document has the prompt tokens of its pair."""
     try:
         decoded: object = orjson.loads(body)
     except orjson.JSONDecodeError:
         decoded = None
     if not isinstance(decoded, list) or not all(isinstance(item, dict) for item in cast(list[object], decoded)):
         raise ApiError(502, "The engine's answer is no ranked list.", "bad_answer")
-    items = cast(list[dict[str, Any]], decoded)
-    shown: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     total: int | None = 0
-    for item in items:
+    for item in cast(list[dict[str, Any]], decoded):
         tokens = _tokens(item.get("meta_info"))
         total = None if total is None or tokens is None else total + tokens
-        kept = {name: item[name] for name in _SHOWN if item.get(name) is not None}
-        shown.append(kept if tokens is None else {**kept, "meta_info": {"prompt_tokens": tokens}})
-    usage = None if total is None else orjson.dumps({"prompt_tokens": total, "completion_tokens": 0})
-    return WholeAnswer(orjson.dumps(shown[: prepared.top_n]), usage)
+        result: dict[str, Any] = {"index": item.get("index"), "relevance_score": item.get("score")}
+        if (text := item.get("document")) is not None:
+            result["document"] = {"text": text}
+        results.append(result)
+    answer: dict[str, Any] = {"object": "list", "model": prepared.model_name, "results": results[: prepared.top_n]}
+    if total is None:
+        return WholeAnswer(orjson.dumps(answer), None)
+    answer["usage"] = {"prompt_tokens": total, "total_tokens": total}
+    return WholeAnswer(orjson.dumps(answer), orjson.dumps({"prompt_tokens": total, "completion_tokens": 0}))
 
 
 def _tokens(meta: object) -> int | None:

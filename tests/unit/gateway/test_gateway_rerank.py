@@ -40,17 +40,22 @@ def rerankers(it: GatewayUnderTest) -> None:
     it.model(capabilities=ABLE)
 
 
-async def test_the_list_and_its_record(tmp_path: Path):
+async def test_the_ranks_and_their_record(tmp_path: Path):
     engine = Ranker(ranked((2, 0.9, 8), (0, 0.5, 6), (1, 0.1, 7)))
     async with gateway(tmp_path, engine) as it:
         rerankers(it)
         response = await it.post(ASKED, RERANK)
         assert response.status == 200
-        assert await response.json() == [
-            {"score": 0.9, "document": "three", "index": 2, "meta_info": {"prompt_tokens": 8}},
-            {"score": 0.5, "document": "one", "index": 0, "meta_info": {"prompt_tokens": 6}},
-            {"score": 0.1, "document": "two", "index": 1, "meta_info": {"prompt_tokens": 7}},
-        ]
+        assert await response.json() == {
+            "object": "list",
+            "model": "llama",
+            "results": [
+                {"index": 2, "relevance_score": 0.9, "document": {"text": "three"}},
+                {"index": 0, "relevance_score": 0.5, "document": {"text": "one"}},
+                {"index": 1, "relevance_score": 0.1, "document": {"text": "two"}},
+            ],
+            "usage": {"prompt_tokens": 21, "total_tokens": 21},
+        }
         (request,) = engine.requests
         assert (request.path, request.body) == (RERANK, {**ASKED, "model": "chat/llama"})
         data = (await it.records())[0].data
@@ -65,11 +70,13 @@ async def test_top_n_cuts_the_answer_and_not_the_count(tmp_path: Path):
     async with gateway(tmp_path, engine) as it:
         rerankers(it)
         response = await it.post({**ASKED, "top_n": 1, "return_documents": False}, RERANK)
-        assert await response.json() == [{"score": 0.9, "index": 2, "meta_info": {"prompt_tokens": 8}}]
+        answer = await response.json()
+        assert answer["results"] == [{"index": 2, "relevance_score": 0.9}]
+        assert answer["usage"]["total_tokens"] == 21
         assert engine.requests[0].body == {**ASKED, "model": "chat/llama", "return_documents": False}
         assert (await it.records())[0].data.input_tokens == 21
         many = await it.post({**ASKED, "top_n": 1000}, RERANK)
-        assert len(await many.json()) == 3
+        assert len((await many.json())["results"]) == 3
 
 
 async def test_a_list_without_counts_is_estimated(tmp_path: Path):
@@ -77,7 +84,9 @@ async def test_a_list_without_counts_is_estimated(tmp_path: Path):
     async with gateway(tmp_path, Ranker(ranked((2, 0.9, 8), (0, 0.5, None), (1, 0.1, 7)))) as it:
         rerankers(it)
         long = {**ASKED, "query": "x" * 4000}
-        assert (await it.post(long, RERANK)).status == 200
+        response = await it.post(long, RERANK)
+        assert response.status == 200
+        assert "usage" not in await response.json()
         data = (await it.records())[0].data
         assert (data.outcome, data.count_source, data.output_tokens) == ("answered", "estimated", None)
         assert 3000 <= (data.input_tokens or 0) < 3100
