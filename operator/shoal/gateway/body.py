@@ -5,11 +5,12 @@ from typing import Any, Final, NamedTuple, cast
 
 import orjson
 
-from shoal.core.anthropic.request import NotTranslatable, chat_request, count_request
 from shoal.core.fields.check import FORWARDED, check
 from shoal.core.fields.kinds import Facts
 from shoal.core.fields.table import GENERATING
 from shoal.core.jsonbounds import JsonBounds, beyond
+from shoal.core.translation import NotTranslatable
+from shoal.gateway.dialects import Dialect
 from shoal.net.errors import ApiError, unavailable
 
 Message = Mapping[str, Any]
@@ -142,18 +143,18 @@ def parse(raw: bytes, endpoint: str) -> Parsed:
     )
 
 
-def translated(parsed: Parsed, *, count: bool) -> Parsed:
-    """A body of Anthropic's API as one that the engine knows. `count`: only the tokens of the prompt are asked for.
+def translated(parsed: Parsed, dialect: Dialect) -> Parsed:
+    """A body of another API as one that the engine knows.
 
     Raises:
         ApiError: 400, the engine's API has no words for it.
     """
     try:
-        fields = (count_request if count else chat_request)(parsed.fields)
+        fields = dialect.request(parsed.fields)
     except NotTranslatable as error:
         raise ApiError(400, str(error), "unsupported_field", param=error.param) from None
-    # The events of a message are made from the usage.
-    return parsed._replace(fields=fields, wants_usage=True, wants_continuous=True)
+    # The events of the other API are made from the usage.
+    return parsed._replace(fields=fields, stream=bool(fields.get("stream")), wants_usage=True, wants_continuous=True)
 
 
 def checked(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int) -> None:

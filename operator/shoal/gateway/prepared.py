@@ -3,15 +3,12 @@
 from typing import Final, NamedTuple
 
 from shoal.api.replica import MOST_PROMPTS
-from shoal.core.fields.table import CHAT, GENERATING, TOKENIZE
+from shoal.core.fields.table import GENERATING
 from shoal.core.routing.resolve import ServedModel
 from shoal.gateway import sse
+from shoal.gateway.dialects import Dialect
 
 COMPLETIONS: Final = "/v1/completions"
-MESSAGES: Final = "/v1/messages"
-COUNT_TOKENS: Final = "/v1/messages/count_tokens"
-ANTHROPIC: Final = {MESSAGES: CHAT, COUNT_TOKENS: TOKENIZE}
-"""Anthropic's paths -> what the engine is asked instead (`core/anthropic`)."""
 
 
 class Prepared(NamedTuple):
@@ -35,8 +32,8 @@ class Prepared(NamedTuple):
     """Number of prompts; each gets `choices` answers."""
     head: int | None = None
     """Hash of the prompt's head, if there are multiple replicas to choose from (core/routing/affinity.py)."""
-    anthropic: bool = False
-    """The client speaks Anthropic's API."""
+    dialect: Dialect | None = None
+    """The client speaks another API, into which the answer is translated."""
     top_n: int | None = None
     """Documents that the client wants of a ranked list; None: all."""
 

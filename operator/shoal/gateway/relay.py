@@ -5,11 +5,10 @@ from typing import Any, Final, cast
 
 import orjson
 
-from shoal.core.anthropic.answer import message, token_count
-from shoal.core.anthropic.stream import MessageEvents
-from shoal.core.fields.table import GENERATING, TOKENIZE
+from shoal.core.fields.table import GENERATING
 from shoal.gateway import sse, wholeanswer
 from shoal.gateway.body import BodyBudget
+from shoal.gateway.dialects import AnswerEvents
 from shoal.gateway.prepared import Prepared
 from shoal.gateway.reply import Reply
 from shoal.gateway.upstream import Aborted, AnswerTooLarge, GivenUp, UpstreamAnswer, UpstreamError
@@ -133,9 +132,8 @@ class AnswerRelay:
             self._reply.log.answered(out)
         if self._reply.spans is not None:
             self._reply.spans.observe_answer(out)
-        if prepared.anthropic:
-            found = orjson.loads(out)
-            out = orjson.dumps(token_count(found) if prepared.path == TOKENIZE else message(found, meter.id))
+        if prepared.dialect is not None:
+            out = orjson.dumps(prepared.dialect.answer(orjson.loads(out), meter.id))
         del body  # a slow client must not keep both copies in memory
         await self._reply.json(answer.status, self.own_id(out) if self.rid else out, headers)
         meter.outcome = "answered"
@@ -204,7 +202,6 @@ class _Events:
     """The events of one stream on their way from the engine to the client."""
 
     __slots__ = (
-        "_message",
         "_meter",
         "_multiple",
         "_plain",
@@ -212,6 +209,7 @@ class _Events:
         "_relay",
         "_reply",
         "_splitter",
+        "_translation",
         "done",
         "failed",
     )
@@ -223,7 +221,8 @@ class _Events:
         self._reply = reply
         self._splitter = sse.Splitter()
         self._multiple = prepared.choices * prepared.prompts > 1
-        self._message = MessageEvents(meter.id, prepared.model_name) if prepared.anthropic else None
+        dialect = prepared.dialect
+        self._translation = None if dialect is None else dialect.events(meter.id, prepared.model_name)
         self._plain = (
             not self._multiple
             and not prepared.wants_continuous
@@ -290,19 +289,19 @@ class _Events:
         if reply.spans is not None:
             for event in out:
                 reply.spans.observe_answer(event)
-        if self._message is not None:
-            return b"".join([self._of_message(self._message, event) for event in out])
+        if self._translation is not None:
+            return b"".join([self._translated(self._translation, event) for event in out])
         out.append(b"")
         return b"\n\n".join(out)
 
-    def _of_message(self, message: MessageEvents, event: bytes) -> bytes:
-        """What becomes of a chat's event in Anthropic's API."""
+    def _translated(self, translation: AnswerEvents, event: bytes) -> bytes:
+        """What becomes of a chat's event in the client's API."""
         if event == sse.DONE:
-            return b"" if self.failed else message.end()
+            return b"" if self.failed else translation.end()
         if event.startswith(b"event: error"):
             return event + b"\n\n"
         chunk = sse.payload(event)
-        return b"" if chunk is None else message.chunk(chunk)
+        return b"" if chunk is None else translation.chunk(chunk)
 
 
 def _choice(event: bytes) -> int:

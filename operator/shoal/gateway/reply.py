@@ -3,9 +3,7 @@
 import asyncio
 from typing import TYPE_CHECKING, Final, Protocol
 
-import orjson
-
-from shoal.core.anthropic.answer import error as error_of_anthropic
+from shoal.gateway.dialects import Dialect
 from shoal.net.asgi import DIRECT, DirectAnswer, Headers, Scope, Send
 from shoal.net.errors import ApiError
 
@@ -41,8 +39,8 @@ class Quota(Protocol):
 
 class Reply:
     __slots__ = (
-        "_anthropic",
         "_client_id",
+        "_dialect",
         "_direct",
         "_id",
         "_process",
@@ -55,16 +53,23 @@ class Reply:
     )
 
     def __init__(
-        self, scope: Scope, send: Send, id: str, client_id: str | None, process: Stopping, *, anthropic: bool = False
+        self,
+        scope: Scope,
+        send: Send,
+        id: str,
+        client_id: str | None,
+        process: Stopping,
+        *,
+        dialect: Dialect | None = None,
     ) -> None:
-        """`anthropic`: errors have the shape of Anthropic's API."""
+        """`dialect`: the API whose shape errors have; None: OpenAI's."""
         self._send = send
         # Removed from the scope: there it would be a cycle, and work for the garbage collector.
         self._direct: DirectAnswer | None = scope.pop(DIRECT, None)
         self.part = None if self._direct is None else self._direct.part
         """Writes a part of a stream that has begun, without a coroutine (`DirectAnswer.part`); None: use `write`."""
         self._id = id
-        self._anthropic = anthropic
+        self._dialect = dialect
         self._client_id = client_id
         self._process = process
         self.quota: Quota | None = None
@@ -106,15 +111,12 @@ class Reply:
         if self.started:
             await self._send({"type": "http.response.body", "body": self.error_event(error), "more_body": False})
         else:
-            body = self._error_body(error) if self._anthropic else error.body()
+            body = error.body() if self._dialect is None else self._dialect.error(error, self._id)
             await self.json(error.status, body, error.headers)
 
     def error_event(self, error: ApiError) -> bytes:
         """An error as an event of a stream."""
-        return b"event: error\ndata: %b\n\n" % self._error_body(error) if self._anthropic else error.event()
-
-    def _error_body(self, error: ApiError) -> bytes:
-        return orjson.dumps(error_of_anthropic(error.status, error.message, self._id))
+        return error.event() if self._dialect is None else self._dialect.error_event(error, self._id)
 
     async def begin_stream(self, headers: Headers = ()) -> None:
         """Sends the head of a stream, once; `headers` are ignored if it was already sent."""

@@ -34,8 +34,9 @@ from shoal.gateway.body import (
     read_body,
     translated,
 )
+from shoal.gateway.dialects import DIALECTS
 from shoal.gateway.dispatch import Dispatch
-from shoal.gateway.prepared import ANTHROPIC, COUNT_TOKENS, Prepared
+from shoal.gateway.prepared import Prepared
 from shoal.gateway.quota import SHARE_WAIT_SECONDS, Quota, Reserved
 from shoal.gateway.quotamessages import ShareUsedUp
 from shoal.gateway.reply import Reply
@@ -89,6 +90,7 @@ class GatewayRequest:
         "_app",
         "_body_bytes",
         "_client_id",
+        "_dialect",
         "_engine_path",
         "_headers",
         "_id",
@@ -110,11 +112,12 @@ class GatewayRequest:
         self._scope = scope
         self._receive = receive
         self._path: str = scope["path"]
-        self._engine_path = ANTHROPIC.get(self._path, self._path)
+        self._dialect = DIALECTS.get(self._path)
+        self._engine_path = self._path if self._dialect is None else self._dialect.engine_path
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._id = ids.uuid7()
         self._client_id = ids.client_request_id(self._headers.get(b"x-request-id"))
-        self._reply = Reply(scope, send, self._id, self._client_id, app, anthropic=self._path in ANTHROPIC)
+        self._reply = Reply(scope, send, self._id, self._client_id, app, dialect=self._dialect)
         self._trace = ""
         """Trace header lines of the request to the engine."""
         self._spans: RequestSpans | None = None
@@ -144,7 +147,7 @@ class GatewayRequest:
 
     async def _route(self) -> None:
         path, method = self._path, self._scope["method"]
-        if path in TABLE or path in ANTHROPIC:
+        if path in TABLE or self._dialect is not None:
             if method != "POST":
                 raise self._with_limits(errors.wrong_method(method, "POST"))
             await self._complete()
@@ -286,8 +289,8 @@ class GatewayRequest:
         app = self._app
         check_size(raw, app.json_bounds)
         parsed = parse(raw, self._engine_path)
-        if self._path in ANTHROPIC:
-            parsed = translated(parsed, count=self._path == COUNT_TOKENS)
+        if self._dialect is not None:
+            parsed = translated(parsed, self._dialect)
         fields = parsed.fields
         model = app.directory.snapshot.model_index.find(parsed.model_name, identity)
         if model is None or (fetched is not None and _identity_of(model) != _identity_of(fetched.model)):
@@ -349,11 +352,11 @@ class GatewayRequest:
             head_of(space, fields)
             if model.keeps_prefixes and not self._meter.free and len(app.directory.snapshot.replicas_of(model)) > 1
             else None,
-            anthropic=self._path in ANTHROPIC,
+            dialect=self._dialect,
             top_n=fields.get("top_n"),
         )
         if identity.logging is not None:
-            original = raw if fetched is None and self._path not in ANTHROPIC else None
+            original = raw if fetched is None and self._dialect is None else None
             self._reply.log = app.logs.logger.begin(identity, self._key_hash, original, fields)
         return prepared
 

@@ -6,11 +6,12 @@ import orjson
 import pytest
 
 from shoal.core.anthropic.answer import error, message
-from shoal.core.anthropic.request import NotTranslatable, chat_request
+from shoal.core.anthropic.request import chat_request
 from shoal.core.anthropic.stream import MessageEvents
 from shoal.core.fields.check import check
 from shoal.core.fields.kinds import Facts
 from shoal.core.fields.table import CHAT
+from shoal.core.translation import NotTranslatable
 
 ASKED = {"model": "llama", "max_tokens": 64}
 TOOL = {"name": "read", "description": "Reads a file.", "input_schema": {"type": "object", "properties": {}}}

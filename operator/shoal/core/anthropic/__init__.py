@@ -7,3 +7,9 @@ stream.py   chunks of a chat completion -> the events of a message
 The engines have a Messages API of their own, but it takes neither a request id nor a cache salt: a request could not be
 ended by its id, and tenants would share prefixes.
 """
+
+from shoal.core.anthropic.answer import error, message, token_count
+from shoal.core.anthropic.request import chat_request, count_request
+from shoal.core.anthropic.stream import MessageEvents
+
+__all__ = ["MessageEvents", "chat_request", "count_request", "error", "message", "token_count"]

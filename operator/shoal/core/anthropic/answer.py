@@ -5,7 +5,7 @@ from typing import Any, Final, cast
 
 import orjson
 
-Json = dict[str, Any]
+from shoal.core.translation import Json, first_choice
 
 _STOPS: Final = {
     "stop": "end_turn",
@@ -29,7 +29,7 @@ _ERRORS: Final = {
 
 def message(completion: Mapping[str, Any], id: str) -> Json:
     """The whole answer. `id` is the message's."""
-    choice = _first(completion)
+    choice = first_choice(cast(Json, completion))
     said = cast(Json, choice.get("message") or {})
     content: list[Json] = []
     if thought := said.get("reasoning_content"):
@@ -54,7 +54,7 @@ def message(completion: Mapping[str, Any], id: str) -> Json:
     }
 
 
-def token_count(tokenized: Mapping[str, Any]) -> Json:
+def token_count(tokenized: Mapping[str, Any], _id: str) -> Json:
     """The answer of `/v1/messages/count_tokens`, from that of `/v1/tokenize`."""
     return {"input_tokens": tokenized.get("count")}
 
@@ -87,11 +87,6 @@ def usage(given: object) -> Json:
 def error(status: int, text: str, request_id: str) -> Json:
     kind = _ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": text}, "request_id": request_id}
-
-
-def _first(completion: Mapping[str, Any]) -> Json:
-    choices: object = completion.get("choices")
-    return cast(Json, choices[0]) if isinstance(choices, list) and choices else {}
 
 
 def _arguments(function: Mapping[str, Any]) -> Json:

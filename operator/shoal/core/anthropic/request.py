@@ -5,9 +5,9 @@ What comes out is checked like any chat completion (`core/fields`): bounds stand
 """
 
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Any, Final
 
-Json = dict[str, Any]
+from shoal.core.translation import Json, NotTranslatable, as_list, as_object, quoted
 
 _SAME: Final = ("model", "stream", "temperature", "top_p", "top_k")
 _OF_THE_PROMPT: Final = ("model", "messages", "tools", "chat_template_kwargs")
@@ -17,14 +17,6 @@ _KNOWN: Final = _DROPPED | {
     *_SAME, "max_tokens", "messages", "metadata", "output_config", "output_format", "stop_sequences", "system",
     "thinking", "tool_choice", "tools",
 }  # fmt: skip
-
-
-class NotTranslatable(Exception):
-    """The body asks for something that a chat completion has no words for. `param` is the field."""
-
-    def __init__(self, param: str, message: str) -> None:
-        super().__init__(message)
-        self.param = param
 
 
 def chat_request(body: Mapping[str, Any]) -> Json:
@@ -44,12 +36,12 @@ def chat_request(body: Mapping[str, Any]) -> Json:
     if tools:
         out["tools"] = tools
         out |= _tool_choice(body.get("tool_choice"))
-    user = _object(body.get("metadata"), "metadata").get("user_id")
+    user = as_object(body.get("metadata"), "metadata").get("user_id")
     if user is not None:
         out["user"] = user
     if (schema := _output_schema(body)) is not None:
         out["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-    thinking = _object(body.get("thinking"), "thinking").get("type")
+    thinking = as_object(body.get("thinking"), "thinking").get("type")
     if thinking is not None:
         # What templates of models that can think or not read; others ignore the variable.
         out["chat_template_kwargs"] = {"enable_thinking": thinking != "disabled"}
@@ -71,9 +63,9 @@ def _system(value: object) -> list[Json]:
 
 def _messages(value: object) -> list[Json]:
     out: list[Json] = []
-    for number, message in enumerate(_list(value, "messages")):
+    for number, message in enumerate(as_list(value, "messages")):
         at = f"messages[{number}]"
-        given = _object(message, at)
+        given = as_object(message, at)
         role, content = given.get("role"), given.get("content")
         if role == "system":
             out += _system(content)
@@ -82,9 +74,9 @@ def _messages(value: object) -> list[Json]:
         elif isinstance(content, str):
             out.append({"role": role, "content": content})
         elif role == "user":
-            out += _user(_list(content, f"{at}.content"), f"{at}.content")
+            out += _user(as_list(content, f"{at}.content"), f"{at}.content")
         else:
-            out.append(_assistant(_list(content, f"{at}.content"), f"{at}.content"))
+            out.append(_assistant(as_list(content, f"{at}.content"), f"{at}.content"))
     return out
 
 
@@ -95,7 +87,7 @@ def _user(blocks: list[object], at: str) -> list[Json]:
     parts: list[Json] = []
     for number, value in enumerate(blocks):
         here = f"{at}[{number}]"
-        block = _object(value, here)
+        block = as_object(value, here)
         if block.get("type") == "tool_result":
             text, images = _tool_result(block.get("content"), f"{here}.content")
             parts += images
@@ -112,7 +104,7 @@ def _user(blocks: list[object], at: str) -> list[Json]:
 def _tool_result(content: object, at: str) -> tuple[str, list[Json]]:
     if content is None or isinstance(content, str):
         return content or "", []
-    found = [_part(_object(value, f"{at}[{n}]"), f"{at}[{n}]") for n, value in enumerate(_list(content, at))]
+    found = [_part(as_object(value, f"{at}[{n}]"), f"{at}[{n}]") for n, value in enumerate(as_list(content, at))]
     return "\n".join(p["text"] for p in found if p["type"] == "text"), [p for p in found if p["type"] != "text"]
 
 
@@ -122,7 +114,7 @@ def _assistant(blocks: list[object], at: str) -> Json:
     calls: list[Json] = []
     for number, value in enumerate(blocks):
         here = f"{at}[{number}]"
-        block = _object(value, here)
+        block = as_object(value, here)
         kind = block.get("type")
         if kind == "tool_use":
             arguments = block.get("input")
@@ -142,7 +134,7 @@ def _assistant(blocks: list[object], at: str) -> Json:
 def _part(block: Json, at: str) -> Json:
     if block.get("type") != "image":
         return {"type": "text", "text": _text(block, at)}
-    source = _object(block.get("source"), f"{at}.source")
+    source = as_object(block.get("source"), f"{at}.source")
     if source.get("type") == "base64":
         url: object = f"data:{source.get('media_type')};base64,{source.get('data')}"
     elif source.get("type") == "url":
@@ -153,13 +145,13 @@ def _part(block: Json, at: str) -> Json:
 
 
 def _texts(value: object, at: str) -> list[str]:
-    return [_text(_object(block, f"{at}[{n}]"), f"{at}[{n}]") for n, block in enumerate(_list(value, at))]
+    return [_text(as_object(block, f"{at}[{n}]"), f"{at}[{n}]") for n, block in enumerate(as_list(value, at))]
 
 
 def _text(block: Json, at: str) -> str:
     if block.get("type") != "text":
         raise NotTranslatable(
-            f"{at}.type", f"`{at}.type`: blocks of type {_name(block.get('type'))} are not supported."
+            f"{at}.type", f"`{at}.type`: blocks of type {quoted(block.get('type'))} are not supported."
         )
     text = block.get("text")
     if not isinstance(text, str):
@@ -169,12 +161,12 @@ def _text(block: Json, at: str) -> str:
 
 def _tools(value: object) -> list[Json]:
     out: list[Json] = []
-    for number, tool in enumerate([] if value is None else _list(value, "tools")):
+    for number, tool in enumerate([] if value is None else as_list(value, "tools")):
         at = f"tools[{number}]"
-        given = _object(tool, at)
+        given = as_object(tool, at)
         if given.get("type") not in (None, "custom"):
             raise NotTranslatable(
-                f"{at}.type", f"`{at}.type`: tools of type {_name(given.get('type'))} run at Anthropic, not here."
+                f"{at}.type", f"`{at}.type`: tools of type {quoted(given.get('type'))} run at Anthropic, not here."
             )
         function: Json = {"name": given.get("name"), "parameters": given.get("input_schema")}
         function |= {name: given[name] for name in ("description", "strict") if given.get(name) is not None}
@@ -183,7 +175,7 @@ def _tools(value: object) -> list[Json]:
 
 
 def _tool_choice(value: object) -> Json:
-    choice = _object(value, "tool_choice")
+    choice = as_object(value, "tool_choice")
     out: Json = {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") is True else {}
     match choice.get("type"):
         case None | "auto":
@@ -199,28 +191,10 @@ def _tool_choice(value: object) -> Json:
 
 
 def _output_schema(body: Mapping[str, Any]) -> object:
-    wanted: object = _object(body.get("output_config"), "output_config").get("format") or body.get("output_format")
+    wanted: object = as_object(body.get("output_config"), "output_config").get("format") or body.get("output_format")
     if wanted is None:
         return None
-    given = _object(wanted, "output_config.format")
+    given = as_object(wanted, "output_config.format")
     if given.get("type") != "json_schema":
         raise NotTranslatable("output_config.format.type", '`output_config.format.type` must be "json_schema".')
     return given.get("schema")
-
-
-def _object(value: object, at: str) -> Json:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise NotTranslatable(at, f"`{at}` must be an object.")
-    return cast(Json, value)
-
-
-def _list(value: object, at: str) -> list[object]:
-    if not isinstance(value, list):
-        raise NotTranslatable(at, f"`{at}` must be a list.")
-    return cast(list[object], value)
-
-
-def _name(value: object) -> str:
-    return f'"{value[:50]}"' if isinstance(value, str) else "unknown"

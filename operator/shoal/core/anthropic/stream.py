@@ -6,8 +6,8 @@ from typing import Any, Literal, cast
 import orjson
 
 from shoal.core.anthropic.answer import stop_reason, usage
+from shoal.core.translation import Json, first_choice
 
-Json = dict[str, Any]
 Block = Literal["text", "thinking", "tool_use"]
 
 
@@ -39,8 +39,7 @@ class MessageEvents:
             self._usage = usage(chunk["usage"])
         if not self._started:
             out.append(self._start())
-        choices: object = chunk.get("choices")
-        choice = cast(Json, choices[0]) if isinstance(choices, list) and choices else {}
+        choice = first_choice(cast(Json, chunk))
         delta = cast(Json, choice.get("delta") or {})
         if thought := delta.get("reasoning_content"):
             self._open(out, "thinking", {"type": "thinking", "thinking": ""})

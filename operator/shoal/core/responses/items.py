@@ -1,0 +1,100 @@
+"""A response of OpenAI's Responses API, and the items of its output."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from shoal.core.translation import Json, first_choice
+
+
+def response(
+    id: str, model: str, created: int, output: Sequence[Json], *, status: str, usage: Json | None = None
+) -> Json:
+    """The object. `status`: in_progress, completed or incomplete (by the bound on its tokens). Fields of the request
+    that the object could repeat have their defaults."""
+    return {
+        "id": id,
+        "object": "response",
+        "created_at": created,
+        "status": status,
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+        "instructions": None,
+        "model": model,
+        "output": list(output),
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "store": False,
+        "tool_choice": "auto",
+        "tools": [],
+        "usage": usage,
+        "metadata": {},
+    }
+
+
+def whole(completion: Mapping[str, Any], id: str) -> Json:
+    """The response of a chat completion."""
+    choice = first_choice(cast(Json, completion))
+    said = cast(Json, choice.get("message") or {})
+    output: list[Json] = []
+    if thought := said.get("reasoning_content"):
+        output.append(reasoning(f"rs_{id}", str(thought)))
+    calls = cast(list[Json], said.get("tool_calls") or [])
+    if (text := said.get("content")) or not calls:
+        output.append(message(f"msg_{id}", str(text or "")))
+    output += [call_of(call) for call in calls]
+    status = status_of(choice.get("finish_reason"))
+    created, model = int(completion.get("created") or 0), str(completion.get("model"))
+    return response(id, model, created, output, status=status, usage=usage(completion.get("usage")))
+
+
+def status_of(finish_reason: object) -> str:
+    return "incomplete" if finish_reason == "length" else "completed"
+
+
+def message(id: str, text: str, status: str = "completed") -> Json:
+    content = [text_part(text)] if text or status == "completed" else []
+    return {"type": "message", "id": id, "status": status, "role": "assistant", "content": content}
+
+
+def text_part(text: str) -> Json:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def reasoning(id: str, text: str, status: str = "completed") -> Json:
+    content = [{"type": "reasoning_text", "text": text}] if text else []
+    return {"type": "reasoning", "id": id, "status": status, "summary": [], "content": content}
+
+
+def call_of(call: Mapping[str, Any]) -> Json:
+    """The item of a call, from a chat's `tool_calls`."""
+    function = cast(Json, call.get("function") or {})
+    return function_call(str(call.get("id")), str(function.get("name")), str(function.get("arguments") or ""))
+
+
+def function_call(call_id: str, name: str, arguments: str, status: str = "completed") -> Json:
+    return {
+        "type": "function_call",
+        "id": f"fc_{call_id}",
+        "call_id": call_id,
+        "name": name,
+        "arguments": arguments,
+        "status": status,
+    }
+
+
+def usage(given: object) -> Json:
+    counted = cast(Json, given) if isinstance(given, dict) else {}
+    read, written = int(counted.get("prompt_tokens") or 0), int(counted.get("completion_tokens") or 0)
+    return {
+        "input_tokens": read,
+        "input_tokens_details": {"cached_tokens": _detail(counted.get("prompt_tokens_details"), "cached_tokens")},
+        "output_tokens": written,
+        "output_tokens_details": {
+            "reasoning_tokens": _detail(counted.get("completion_tokens_details"), "reasoning_tokens")
+        },
+        "total_tokens": read + written,
+    }
+
+
+def _detail(details: object, name: str) -> int:
+    return int(cast(Json, details).get(name) or 0) if isinstance(details, dict) else 0

@@ -1,0 +1,47 @@
+"""What the translations of other APIs into chat completions share (`anthropic/`, `responses/`)."""
+
+from typing import Any, cast
+
+Json = dict[str, Any]
+
+
+class NotTranslatable(Exception):
+    """The body asks for something that a chat completion has no words for. `param` is the field."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def as_object(value: object, at: str) -> Json:
+    """A field's object; empty where the field is missing. Raises NotTranslatable."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise NotTranslatable(at, f"`{at}` must be an object.")
+    return cast(Json, value)
+
+
+def as_list(value: object, at: str) -> list[object]:
+    """A field's list. Raises NotTranslatable."""
+    if not isinstance(value, list):
+        raise NotTranslatable(at, f"`{at}` must be a list.")
+    return cast(list[object], value)
+
+
+def as_text(value: object, at: str) -> str:
+    """A field's string. Raises NotTranslatable."""
+    if not isinstance(value, str):
+        raise NotTranslatable(at, f"`{at}` must be a string.")
+    return value
+
+
+def quoted(value: object) -> str:
+    """A name from a request, for a message."""
+    return f'"{value[:50]}"' if isinstance(value, str) else "unknown"
+
+
+def first_choice(completion: Json) -> Json:
+    """The only choice of a completion or chunk; empty where there is none."""
+    choices: object = completion.get("choices")
+    return cast(Json, choices[0]) if isinstance(choices, list) and choices else {}

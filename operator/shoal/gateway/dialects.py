@@ -1,0 +1,67 @@
+"""APIs that no engine speaks well enough and that the gateway translates: which endpoint of the engine serves each, and
+how requests, answers and errors change."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import orjson
+
+from shoal.core import anthropic, responses
+from shoal.core.fields.table import CHAT, TOKENIZE
+from shoal.core.translation import Json
+from shoal.net.errors import ApiError
+
+MESSAGES: Final = "/v1/messages"
+COUNT_TOKENS: Final = "/v1/messages/count_tokens"
+RESPONSES: Final = "/v1/responses"
+
+
+class AnswerEvents(Protocol):
+    """The events of one streamed answer."""
+
+    def chunk(self, chunk: Mapping[str, Any]) -> bytes:
+        """What becomes of a chunk of a chat completion."""
+        ...
+
+    def end(self) -> bytes:
+        """The last events, once the engine has said that the stream is complete."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One translated endpoint. The texts of errors name fields of its own requests."""
+
+    engine_path: str
+    request: Callable[[Mapping[str, Any]], Json]
+    """The engine's request. Raises NotTranslatable."""
+    answer: Callable[[Mapping[str, Any], str], Json]
+    """The client's answer, from the engine's and the request's id."""
+    events: Callable[[str, str], AnswerEvents]
+    """From the request's id, and the name of the model that the client used."""
+    error: Callable[[ApiError, str], bytes]
+    """The body of an error; with the request's id."""
+
+    def error_event(self, error: ApiError, id: str) -> bytes:
+        return b"event: error\ndata: %b\n\n" % self.error(error, id)
+
+
+def _anthropic_error(error: ApiError, id: str) -> bytes:
+    return orjson.dumps(anthropic.error(error.status, error.message, id))
+
+
+def _openai_error(error: ApiError, _id: str) -> bytes:
+    return error.body()
+
+
+DIALECTS: Final[Mapping[str, Dialect]] = {
+    MESSAGES: Dialect(
+        CHAT, anthropic.chat_request, anthropic.message, anthropic.MessageEvents, _anthropic_error
+    ),
+    COUNT_TOKENS: Dialect(
+        TOKENIZE, anthropic.count_request, anthropic.token_count, anthropic.MessageEvents, _anthropic_error
+    ),
+    RESPONSES: Dialect(CHAT, responses.chat_request, responses.whole, responses.ResponseEvents, _openai_error),
+}  # fmt: skip
+"""By the client's path."""

@@ -1,0 +1,192 @@
+"""OpenAI's Responses API as chat completions, and back."""
+
+from typing import Any
+
+import orjson
+import pytest
+
+from shoal.core.fields.check import check
+from shoal.core.fields.kinds import Facts
+from shoal.core.fields.table import CHAT
+from shoal.core.responses import ResponseEvents, chat_request, whole
+from shoal.core.translation import NotTranslatable
+
+TOOL = {
+    "type": "function",
+    "name": "read",
+    "description": "Reads a file.",
+    "parameters": {"type": "object", "properties": {}},
+    "strict": False,
+}
+
+
+def test_a_text_is_a_message_of_the_user() -> None:
+    assert chat_request({"model": "llama", "input": "hi"}) == {
+        "model": "llama",
+        "messages": [{"role": "user", "content": "hi"}],
+    }
+
+
+def test_what_a_coding_agent_sends_is_a_valid_chat_completion() -> None:
+    body = {
+        "model": "llama",
+        "instructions": "You write code.",
+        "input": [
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
+            {"role": "user", "content": [{"type": "input_text", "text": "Read both."}]},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I do."}]},
+            {"type": "function_call", "call_id": "t1", "name": "read", "arguments": '{"path":"a"}'},
+            {"type": "function_call", "call_id": "t2", "name": "read", "arguments": '{"path":"b"}'},
+            {"type": "function_call_output", "call_id": "t1", "output": "text of a"},
+            {"type": "function_call_output", "call_id": "t2", "output": [{"type": "input_text", "text": "none"}]},
+        ],
+        "tools": [TOOL],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "store": False,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "k",
+        "max_output_tokens": 500,
+        "text": {"format": {"type": "json_schema", "name": "answer", "schema": {"type": "object"}, "strict": True}},
+    }
+    chat = chat_request(body)
+    assert check(chat, CHAT, Facts(), 1000) is None
+    assert chat["messages"] == [
+        {"role": "system", "content": "You write code."},
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Read both."},
+        {
+            "role": "assistant",
+            "content": "I do.",
+            "tool_calls": [
+                {"id": "t1", "type": "function", "function": {"name": "read", "arguments": '{"path":"a"}'}},
+                {"id": "t2", "type": "function", "function": {"name": "read", "arguments": '{"path":"b"}'}},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "t1", "content": "text of a"},
+        {"role": "tool", "tool_call_id": "t2", "content": "none"},
+    ]
+    rest = {name: value for name, value in chat.items() if name not in ("messages", "tools")}
+    assert rest == {
+        "model": "llama",
+        "stream": True,
+        "parallel_tool_calls": False,
+        "max_completion_tokens": 500,
+        "tool_choice": "auto",
+        "reasoning_effort": "low",
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "answer", "schema": {"type": "object"}, "strict": True},
+        },
+    }
+    function = {name: TOOL[name] for name in ("name", "description", "parameters", "strict")}
+    assert chat["tools"] == [{"type": "function", "function": function}]
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "text"),
+    [
+        ({"previous_response_id": "r"}, "previous_response_id", "send the whole conversation in `input`"),
+        ({"background": True}, "background", "answers are not stored"),
+        ({"input": None}, "input", "You must provide `input`."),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "items are not stored"),
+        ({"input": [{"type": "computer_call"}]}, "input[0].type", 'items of type "computer_call"'),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
+            "input[0].content[0].type",
+            '"input_file"',
+        ),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", 'tools of type "web_search" are not supported'),
+        ({"tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice.type", 'must be "function"'),
+        ({"logit_bias": {}}, "logit_bias", "`logit_bias` is not supported."),
+    ],
+)
+def test_what_cannot_be_translated_is_named(more: dict[str, Any], param: str, text: str) -> None:
+    with pytest.raises(NotTranslatable) as refused:
+        chat_request({"model": "llama", "input": "hi"} | more)
+    assert refused.value.param == param
+    assert text in str(refused.value)
+
+
+USAGE = {
+    "prompt_tokens": 100,
+    "completion_tokens": 9,
+    "prompt_tokens_details": {"cached_tokens": 60},
+    "completion_tokens_details": {"reasoning_tokens": 4},
+}
+COUNTED = {
+    "input_tokens": 100,
+    "input_tokens_details": {"cached_tokens": 60},
+    "output_tokens": 9,
+    "output_tokens_details": {"reasoning_tokens": 4},
+    "total_tokens": 109,
+}
+
+
+def test_a_whole_answer() -> None:
+    said = {
+        "role": "assistant",
+        "content": "I read it.",
+        "reasoning_content": "A file.",
+        "tool_calls": [{"id": "t1", "function": {"name": "read", "arguments": "{}"}}],
+    }
+    completion = {"model": "llama", "created": 7, "choices": [{"message": said, "finish_reason": "tool_calls"}]}
+    found = whole(completion | {"usage": USAGE}, "r1")
+    assert (found["id"], found["object"], found["status"], found["created_at"]) == ("r1", "response", "completed", 7)
+    assert [item["type"] for item in found["output"]] == ["reasoning", "message", "function_call"]
+    assert found["output"][1]["content"][0]["text"] == "I read it."
+    assert found["output"][2]["call_id"] == "t1"
+    assert found["usage"] == COUNTED
+    cut = whole({"choices": [{"message": {"content": "x"}, "finish_reason": "length"}]}, "r1")
+    assert (cut["status"], cut["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+
+
+def test_a_stream_opens_and_closes_its_items() -> None:
+    stream = ResponseEvents("r1", "llama")
+
+    def delta(**said: Any) -> bytes:
+        return stream.chunk({"created": 7, "choices": [{"delta": said}]})
+
+    def call(index: int, **function: Any) -> dict[str, Any]:
+        named = {"id": f"t{index}"} if "name" in function else {}
+        return {"index": index, "function": function} | named
+
+    got = delta(role="assistant", content="")
+    got += delta(reasoning_content="Hm.")
+    got += delta(content="I ")
+    got += delta(content="read.")
+    got += delta(tool_calls=[call(0, name="read", arguments="")])
+    got += delta(tool_calls=[call(0, arguments='{"a":1}')])
+    got += delta(tool_calls=[call(1, name="read", arguments="{}")])
+    got += stream.chunk({"choices": [{"delta": {}, "finish_reason": "tool_calls"}]})
+    got += stream.chunk({"choices": [], "usage": USAGE})
+    got += stream.end()
+    blocks = [block.split(b"\n") for block in got.split(b"\n\n") if block]
+    seen = [orjson.loads(line.removeprefix(b"data: ")) for _, line in blocks]
+    assert [kind.removeprefix(b"event: ").decode() for kind, _ in blocks] == [event["type"] for event in seen]
+    assert [event["sequence_number"] for event in seen] == list(range(len(seen)))
+    assert [event["type"].removeprefix("response.") for event in seen] == [
+        "created", "in_progress",
+        "output_item.added", "reasoning_text.delta", "reasoning_text.done", "output_item.done",
+        "output_item.added", "content_part.added", "output_text.delta", "output_text.delta", "output_text.done",
+        "content_part.done", "output_item.done",
+        "output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
+        "output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
+        "completed",
+    ]  # fmt: skip
+    done = seen[-1]["response"]
+    assert [item["type"] for item in done["output"]] == ["reasoning", "message", "function_call", "function_call"]
+    assert [event["output_index"] for event in seen if event["type"] == "response.output_item.done"] == [0, 1, 2, 3]
+    assert done["output"][1]["content"][0]["text"] == "I read."
+    assert done["usage"] == COUNTED
+    assert seen[0]["response"]["usage"] is None
+
+
+def test_a_stream_without_text_is_an_empty_message() -> None:
+    stream = ResponseEvents("r1", "llama")
+    stream.chunk({"choices": [{"delta": {}, "finish_reason": "stop"}]})
+    last = orjson.loads(stream.end().split(b"\n\n")[-2].split(b"data: ")[1])
+    assert [item["type"] for item in last["response"]["output"]] == ["message"]
