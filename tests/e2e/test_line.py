@@ -102,7 +102,7 @@ def test_embeddings_from_a_model_started_for_them(fleet: Fleet, client: openai.O
     answer = response.parse()
     assert answer.model == "embedder"
     assert answer.data[0].embedding
-    with pytest.raises(openai.BadRequestError, match="makes embeddings"):  # it would kill the engine
+    with pytest.raises(openai.BadRequestError, match="it can embed: use /v1/embeddings"):  # it would kill the engine
         client.completions.create(model="embedder", prompt="x")
     data = steps.usage_record(fleet, response.headers["x-request-id"])["data"]
     assert (data["inputTokens"], data["outputTokens"]) == (answer.usage.prompt_tokens, 0)
