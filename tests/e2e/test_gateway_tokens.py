@@ -148,8 +148,8 @@ async def test_the_token_of_a_pod_that_is_gone_proves_nothing(ledger: Served, cl
 
 async def test_without_the_charts_role_rows_wait(ledger: Served, cluster: ApiServer) -> None:
     """The mutation: the API server says no to the ledger itself, which is no verdict on the gateway."""
-    # The second one is for people's roles, and grants the same.
-    cluster.kubectl("delete", "clusterrolebinding", "shoal-ledger-senders", "shoal-reviews")
+    # The second one is for people's roles, and grants the same; another test may have made it.
+    cluster.kubectl("delete", "clusterrolebinding", "shoal-ledger-senders", "shoal-reviews", "--ignore-not-found")
     can = ("auth", "can-i", "create", "tokenreviews.authentication.k8s.io", f"--as={LEDGER}")
     until(lambda: cluster.run(*can).returncode != 0, 30)
     status, answer = await send(ledger, token_of(cluster, GATEWAYS[0]), "r1", GATEWAYS[0])
