@@ -54,6 +54,9 @@ class AutoscalerEvents:
                     await self._read(pod)
             except (KubeError, TimeoutError) as error:
                 log.info("events of a pending pod not read", pod=pod.key, error=str(error) or type(error).__name__)
+            except Exception:
+                # What one namespace's events contain must not end the operator.
+                log.exception("events of a pending pod not understood", pod=pod.key)
 
     def _waiting(self) -> list[facts.Pod]:
         found: list[facts.Pod] = []

@@ -157,7 +157,11 @@ def pod_event(raw: JsonObject) -> PodEvent:
     """An event of `events.k8s.io/v1`. Reporters that use the older API are in the deprecated fields."""
     controller = raw.get("reportingController") or _map(raw, "deprecatedSource").get("component")
     at = _map(raw, "series").get("lastObservedTime") or raw.get("deprecatedLastTimestamp") or raw.get("eventTime")
-    return PodEvent(str(controller or ""), str(raw.get("note") or ""), _time(at))
+    try:
+        seen = _time(at)
+    except ValueError:
+        seen = None  # users write events too, and the API server takes the year 0
+    return PodEvent(str(controller or ""), str(raw.get("note") or ""), seen)
 
 
 def job(raw: JsonObject) -> facts.MetadataJob:

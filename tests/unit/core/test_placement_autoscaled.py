@@ -15,6 +15,7 @@ from shoal.core.placement.autoscalerevents import PodEvent, last_event
 from shoal.core.placement.backoff import observe
 from shoal.core.sizing import gpu_of
 from shoal.core.status import gpuclassstatus
+from shoal.kube.projections import pod_event
 from tests.support.fleets import candidate, demand, supply
 
 L4, H100 = candidate("l4-24gb", cost="0.43"), candidate("h100-80gb", cost="2.49")
@@ -183,6 +184,16 @@ def test_the_backoff_says_why_the_autoscaler_adds_no_node() -> None:
         "for 20 min no autoscaler added a node for a replica there: karpenter: all available instance types exceed "
         "limits for nodepool"
     )
+
+
+def test_an_event_that_a_user_wrote_with_the_year_0_is_an_event_without_a_time() -> None:
+    """The API server takes such a time, and Python has no such year."""
+    written = {"reportingController": "karpenter", "note": "x", "deprecatedLastTimestamp": "0000-01-01T00:00:00Z"}
+    assert pod_event(written) == PodEvent("karpenter", "x", None)
+    real = {"reportingController": "", "deprecatedSource": {"component": "cluster-autoscaler"}, "note": "y"}
+    seen = pod_event(real | {"series": {"lastObservedTime": "2026-11-25T00:00:01.000000Z"}, "eventTime": None})
+    assert seen == PodEvent("cluster-autoscaler", "y", NOW + timedelta(seconds=1))
+    assert last_event([pod_event(written), seen]) == "cluster-autoscaler: y"
 
 
 def test_the_newest_event_of_an_autoscaler_is_shown_as_one_line() -> None:

@@ -1,6 +1,7 @@
 """The chunks of a streamed chat completion as the events of a response."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 import orjson
@@ -88,11 +89,11 @@ class ResponseEvents:
 
     def _message(self) -> _Item:
         id = f"msg_{self._id}_{len(self._output)}"
-        return _Item("message", id, lambda text, status: items.message(id, text, status))
+        return _Item("message", id, partial(items.message, id))
 
     def _reasoning(self) -> _Item:
         id = f"rs_{self._id}_{len(self._output)}"
-        return _Item("reasoning", id, lambda text, status: items.reasoning(id, text, status))
+        return _Item("reasoning", id, partial(items.reasoning, id))
 
     def _text(self, out: list[bytes], kind: str, text: str) -> None:
         if self._open is None or self._open.kind != kind:
@@ -106,7 +107,7 @@ class ResponseEvents:
         if self._open is None or self._open.kind != "function_call" or self._open.call != call.get("index"):
             self._close(out)
             id, name = str(call.get("id")), str(function.get("name"))
-            made: Callable[[str, str], Json] = lambda text, status: items.function_call(id, name, text, status)  # noqa: E731
+            made = partial(items.function_call, id, name)
             self._begin(out, _Item("function_call", f"fc_{id}", made, call.get("index")))
         if arguments := function.get("arguments"):
             self._grow(out, "response.function_call_arguments.delta", str(arguments))
