@@ -201,7 +201,7 @@ class GatewayRequest:
             self._trace = ids.trace_lines(self._headers)
         else:
             # Only requests with a valid key are traced.
-            self._trace, self._spans = app.traces.begin(self._headers, self._path, self._id, identity)
+            self._trace, self._spans = app.traces.begin(self._headers, self._engine_path, self._id, identity)
             self._reply.spans = self._spans
         if app.busy:
             raise errors.unavailable("The gateway is serving as many requests as it can. Try again.", "overloaded", 2)
@@ -443,7 +443,7 @@ class GatewayRequest:
             if (logged := self._reply.log) is not None:
                 self._reply.log = None
                 app.logs.logger.end(logged, meter, app.directory.snapshot.keys.get(self._key_hash))
-            app.metrics.observe(meter, self._path)
+            app.metrics.observe(meter, self._engine_path)
             if watcher is not None:
                 watcher.cancel()
                 with contextlib.suppress(asyncio.CancelledError):

@@ -38,6 +38,14 @@ async def test_a_response_is_answered_and_metered(tmp_path: Path) -> None:
         assert [m["role"] for m in sent.body["messages"]] == ["system", "user"]
         (record,) = await it.records()
         assert got.id == record.data.request_id
+        # The series are those of a chat.
+        [counted] = [
+            sample
+            for family in it.metrics.registry.collect()
+            for sample in family.samples
+            if sample.name == "gen_ai_server_request_duration_seconds_count"
+        ]
+        assert (counted.value, counted.labels["gen_ai_operation_name"]) == (1, "chat")
         assert (record.data.endpoint, record.data.count_source) == ("/v1/responses", "final")
         assert (record.data.input_tokens, record.data.cached_tokens, record.data.output_tokens) == (7, 4, 3)
 
