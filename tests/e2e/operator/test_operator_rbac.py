@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from shoal.kube.resources import (
     MODELS,
     PERSISTENTVOLUMECLAIMS,
     PERSISTENTVOLUMES,
+    PODS,
     SCALEDOBJECTS,
     SECRETS,
     TENANTS,
@@ -32,7 +34,16 @@ from tests.support.controlplane import Fleet, free_ports
 from tests.support.kedaclient import write_certificate
 from tests.support.kedastandin import install_keda_crds, remove_keda_crds
 from tests.support.lora_fleet import adapter, adapter_with, pool, ready_for_adapters
-from tests.support.operators import CONFIG, NAMESPACE, eventually, model, model_with, running_operator
+from tests.support.operators import (
+    CONFIG,
+    NAMESPACE,
+    condition,
+    eventually,
+    gpu_class,
+    model,
+    model_with,
+    running_operator,
+)
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
@@ -125,6 +136,19 @@ async def test_the_charts_role_is_enough_and_not_more(fleet: Fleet, tmp_path: Pa
             lambda: fleet.all(DEPLOYMENTS, namespace=ns),
             lambda all_: [d["metadata"]["name"] for d in all_] == ["chat-h100"],
         )
+        # A replica that waits for an autoscaler's node, and what the autoscaler says of it.
+        cloud = gpu_class("cloud", "CLOUD")
+        cloud["spec"]["nodes"] = {"autoscaled": {"max": 1, "gpusPerNode": 1}}
+        await fleet.apply(cloud)
+        await fleet.apply(model("waits", ns, variants=[{"class": "cloud"}]))
+        [pending] = await eventually(
+            lambda: fleet.all(PODS, namespace=ns, label_selector=f"{names.LABEL_GPU_CLASS}=cloud"), bool
+        )
+        await client.create(EVENTS, autoscaler_event(pending, "no machine is left"))
+        await eventually(
+            lambda: client.get(MODELS, "waits", ns),
+            lambda m: "karpenter: no machine is left" in condition(m, "Ready").get("message", ""),
+        )
         # A Model that KEDA is to drive, and then not.
         await fleet.apply(model("driven", ns, scaling={"driver": "KEDA"}))
         await eventually(lambda: fleet.all(SCALEDOBJECTS, namespace=ns), bool)
@@ -140,7 +164,7 @@ async def test_the_charts_role_is_enough_and_not_more(fleet: Fleet, tmp_path: Pa
         assert await fleet.all(SECRETS, namespace=NAMESPACE)
         # A namespace with a Model that is fetched has a share in the node cache, until the last of them goes.
         await eventually(lambda: fleet.all(PERSISTENTVOLUMECLAIMS, namespace=ns), bool)
-        for name in ("chat", "driven", "gated"):
+        for name in ("chat", "driven", "gated", "waits"):
             await client.delete(MODELS, name, ns)
         await eventually(lambda: fleet.all(PERSISTENTVOLUMES), lambda left: not left)
     await remove_keda_crds(client)
@@ -152,6 +176,29 @@ async def test_the_charts_role_is_enough_and_not_more(fleet: Fleet, tmp_path: Pa
     # The mutation: a verb too many is found.
     generous = granted_to(*permissions.OPERATOR, permissions.Permission("", "", ("secrets",), ("list",)))
     assert generous - used - set(RARE) == {("secrets", "list")}
+
+
+def autoscaler_event(pod: JsonObject, note: str) -> JsonObject:
+    """As Karpenter reports it."""
+    metadata = pod["metadata"]
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": f"{metadata['name']}.1", "namespace": metadata["namespace"]},
+        "eventTime": datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+        "reportingController": "karpenter",
+        "reportingInstance": "karpenter-1",
+        "action": "FailedScheduling",
+        "reason": "FailedScheduling",
+        "type": "Warning",
+        "note": note,
+        "regarding": {
+            "kind": "Pod",
+            "namespace": metadata["namespace"],
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+        },
+    }
 
 
 def granted_to(*rows: permissions.Permission) -> set[tuple[str, str]]:
