@@ -132,7 +132,7 @@ class Executor:
         await self._workload.keys(model, install)
         if mtls := await self._transport.wanted():
             await self._transport.model(model)
-        await self._workload.policies(model)
+        await self._workload.policies(model, sum(plan.replicas for plan in plans))
         await self._scaled.prepare(model)
         floors = keda.floors(model.spec.scaling.min_replicas, {p.gpu_class: p.replicas for p in plans})
         for plan in plans:

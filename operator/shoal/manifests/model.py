@@ -71,13 +71,13 @@ def keys_secret(model: Model, install_key: keys.InstallKey) -> JsonObject:
     }
 
 
-def disruption_budget(model: Model) -> JsonObject:
-    """Voluntary disruptions evict one replica at a time."""
+def disruption_budget(model: Model, min_available: int = 0) -> JsonObject:
+    """Voluntary disruptions evict one replica at a time (`core/disruption.py`)."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": metadata(model, children.policy(model.metadata.name)),
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": selector(model)}},
+        "spec": {"minAvailable": min_available, "selector": {"matchLabels": selector(model)}},
     }
 
 

@@ -210,6 +210,49 @@ async def test_a_replica_of_an_autoscaled_class_is_a_pending_pod_that_brings_its
         assert condition(third, "Placed")["message"] == "no room for a replica of 1 GPU: cloud: 0 of 2 GPUs free"
 
 
+async def test_a_node_can_be_drained_while_the_model_scales_up(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+
+    async def evicted(pod: JsonObject) -> bool:
+        metadata = pod["metadata"]
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": metadata["name"], "namespace": ns},
+        }
+        path = f"/api/v1/namespaces/{ns}/pods/{metadata['name']}/eviction"
+        said = await asyncio.to_thread(
+            fleet.plane.run_kubectl, "create", "--raw", path, "-f", "-", stdin=json.dumps(eviction), check=False
+        )
+        return "Success" in said
+
+    async with running_operator(client, fleet.kubeconfig):
+        cloud = gpu_class("cloud", "CLOUD")
+        cloud["spec"]["nodes"] = {"autoscaled": {"max": 4, "gpusPerNode": 2, "provisionSeconds": 600}}
+        await fleet.apply(cloud)
+        await add_node(client, "cloud-1", {"nvidia.com/gpu.product": "CLOUD"}, 2)
+        on_cloud = [{"class": "cloud"}]
+        await fleet.apply(model("chat", ns, variants=on_cloud, scaling={"minReplicas": 2}))
+
+        async def replicas(**selected: str) -> list[JsonObject]:
+            found = await fleet.all(PODS, namespace=ns, label_selector=f"{names.LABEL_GPU_CLASS}=cloud", **selected)
+            return [p for p in found if "deletionTimestamp" not in p["metadata"]]
+
+        def ready(pods: list[JsonObject]) -> list[JsonObject]:
+            return [p for p in pods if condition(p, "Ready").get("status") == "True"]
+
+        await eventually(replicas, lambda pods: len(ready(pods)) == 2)
+        # For more there is no node yet.
+        await fleet.apply(model("chat", ns, variants=on_cloud, scaling={"minReplicas": 5}))
+        found = await eventually(replicas, lambda pods: len(pods) == 5)
+        first, second = ready(found)
+        await asyncio.to_thread(fleet.plane.run_kubectl, "cordon", "cloud-1")
+        await eventually(lambda: evicted(first), bool, what="the first of two replicas evicted")
+        assert not await evicted(second), "the only replica that is left"
+        await add_node(client, "cloud-2", {"nvidia.com/gpu.product": "CLOUD"}, 2)
+        await eventually(lambda: evicted(second), bool, what="the second evicted when another one is ready")
+
+
 async def test_two_models_with_one_served_name(fleet: Fleet) -> None:
     client, ns = fleet.client, fleet.namespace
     async with running_operator(client, fleet.kubeconfig):

@@ -511,10 +511,10 @@ def test_a_model_with_a_cloud_s_identity_may_ask_the_node_who_it_is() -> None:
 
 
 def test_one_replica_at_a_time_may_be_disrupted() -> None:
-    budget = manifests.disruption_budget(shape().model)
+    budget = manifests.disruption_budget(shape().model, 2)
     assert budget["spec"] == snapshot(
         {
-            "maxUnavailable": 1,
+            "minAvailable": 2,
             "selector": {"matchLabels": {"app.kubernetes.io/component": "engine", "shoal.dev/model-uid": "u-1"}},
         }
     )

@@ -13,6 +13,7 @@ from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.installkey import InstallKeys
 from shoal.controllers.world import World
 from shoal.core import children, facts
+from shoal.core.disruption import min_available
 from shoal.kube.drift import covers
 from shoal.kube.errors import Conflict, NotFound
 from shoal.kube.events import Event
@@ -75,16 +76,25 @@ class WorkloadWriter:
                 await self._world.client.delete(SECRETS, name, model.metadata.namespace, uid=uid)
         self._secrets[gone] = None
 
-    async def policies(self, model: Model) -> None:
-        """PodDisruptionBudget and NetworkPolicy. Raises NameTaken."""
+    async def policies(self, model: Model, replicas: int) -> None:
+        """PodDisruptionBudget and NetworkPolicy of a Model with so many `replicas`. Raises NameTaken."""
         world = self._world
-        await self._children.ensure(PDBS, world.budgets, model, manifests.disruption_budget(model))
+        budget = manifests.disruption_budget(model, self._min_available(model, replicas))
+        await self._children.ensure(PDBS, world.budgets, model, budget)
         if world.config.pods.network_policy:
             wanted = manifests.network_policy(model, world.config, world.namespace)
             await self._children.ensure(NETWORKPOLICIES, world.policies, model, wanted)
         else:
             for child in world.policies.by("model", model.metadata.uid):
                 await self._children.delete(NETWORKPOLICIES, world.policies, child)
+
+    def _min_available(self, model: Model, replicas: int) -> int:
+        uid = model.metadata.uid
+        former = next(
+            (child.decode()["spec"].get("minAvailable") for child in self._world.budgets.by("model", uid)), None
+        )
+        ready = sum(pod.ready and not pod.deleting for pod in self._world.pods.by("model", uid))
+        return min_available(former if isinstance(former, int) else None, ready, replicas)
 
     async def deployment(self, shape: VariantShape, *, reserve_surge: Callable[[], bool]) -> None:
         """The Deployment of one class, without its replicas. `reserve_surge`: reserves the GPUs of one more replica for
