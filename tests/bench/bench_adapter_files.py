@@ -41,8 +41,8 @@ from shoal.api.adapters import AdapterSettings, AdapterWanted
 from shoal.api.artifact import LayerWidths
 from shoal.artifacts import Settings, StoreCredentials, adapter, folders, open_source
 from shoal.core.lora.format.check import check_adapter, of_settings
-from shoal.engine.adapters import EngineAdapters
-from shoal.engine.client import EngineClient
+from shoal.engine.sglang.adapters import SGLangAdapters
+from shoal.engine.sglang.client import SGLangClient
 from shoal.runtime import logs
 from tests.bench.bench_cache import wait_for_file
 from tests.support.adapters import ALL, make_adapter
@@ -184,7 +184,7 @@ async def from_cache(at: Ground, name: str, told: AdapterSettings, rows: Rows, r
 
 async def first_token(engine: EngineProcess, name: str, place: Path, row: str, rows: Rows) -> None:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
-        calls = EngineAdapters(EngineClient(session, engine.url, api_key=API_KEY, admin_key=ADMIN_KEY))
+        calls = SGLangAdapters(SGLangClient(session, engine.url, api_key=API_KEY, admin_key=ADMIN_KEY))
         await rows.time(row, "load", calls.load(name, str(place)))
 
         async def ask() -> None:

@@ -23,8 +23,8 @@ from typing import Any, Final
 
 import aiohttp
 
-from shoal.engine.adapters import EngineAdapters
-from shoal.engine.client import EngineClient
+from shoal.engine.sglang.adapters import SGLangAdapters
+from shoal.engine.sglang.client import SGLangClient
 from tests.support.adapters import make_adapter
 from tests.support.engines import ADMIN_KEY, API_KEY, LORA, SERVED, Kind, running_engine, sglang_launcher
 
@@ -56,7 +56,7 @@ class Swapping:
     """One engine under swaps."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, folder: Path) -> None:
-        self.adapters = EngineAdapters(EngineClient(session, url, api_key=API_KEY, admin_key=ADMIN_KEY))
+        self.adapters = SGLangAdapters(SGLangClient(session, url, api_key=API_KEY, admin_key=ADMIN_KEY))
         self.stats = Stats()
         self._session = session
         self._url = url

@@ -12,21 +12,22 @@ from shoal.agent.drain import Drain
 from shoal.agent.observe import EngineObserver
 from shoal.agent.stalls import StallTracker
 from shoal.agent.stream import AgentStream
-from shoal.engine.client import EngineClient, EngineRefused
+from shoal.engine.port import EngineRefused
+from shoal.engine.sglang.client import SGLangClient
 from tests.support.engines import ADMIN_KEY, API_KEY, START_SECONDS, EngineProcess, Kind, running_engine
 
 
 @pytest.fixture
 async def asking(engine: EngineProcess):
     async with aiohttp.ClientSession() as session:
-        yield EngineClient(session, engine.url, api_key=API_KEY, admin_key=ADMIN_KEY)
+        yield SGLangClient(session, engine.url, api_key=API_KEY, admin_key=ADMIN_KEY)
 
 
 def completion(tokens: int) -> dict[str, object]:
     return {"model": "x", "prompt": "one two three", "max_tokens": tokens, "ignore_eos": True, "stream": True}
 
 
-async def test_an_idle_engine_is_known_to_be_idle(client: object, asking: EngineClient):
+async def test_an_idle_engine_is_known_to_be_idle(client: object, asking: SGLangClient):
     assert await asking.ready() is True
     loads = await asking.loads()
     assert (loads.running, loads.waiting, loads.waiting_tokens) == (0, 0, 0)
@@ -34,7 +35,7 @@ async def test_an_idle_engine_is_known_to_be_idle(client: object, asking: Engine
     assert loads.kv_tokens_total == 20000
 
 
-async def test_a_running_request_shows_in_the_load(client: object, engine: EngineProcess, asking: EngineClient):
+async def test_a_running_request_shows_in_the_load(client: object, engine: EngineProcess, asking: SGLangClient):
     headers = {"Authorization": f"Bearer {API_KEY}"}
     async with (
         aiohttp.ClientSession(headers=headers) as session,
@@ -49,7 +50,7 @@ async def test_a_running_request_shows_in_the_load(client: object, engine: Engin
         assert loads.kv_tokens_used < 20000
 
 
-async def test_the_counters_grow_by_what_was_asked(client: object, engine: EngineProcess, asking: EngineClient):
+async def test_the_counters_grow_by_what_was_asked(client: object, engine: EngineProcess, asking: SGLangClient):
     before = await asking.counters()
     headers = {"Authorization": f"Bearer {API_KEY}"}
     async with (
@@ -69,7 +70,7 @@ async def test_the_counters_grow_by_what_was_asked(client: object, engine: Engin
 
 async def test_the_wrong_key_is_refused(engine: EngineProcess):
     async with aiohttp.ClientSession() as session:
-        stranger = EngineClient(session, engine.url, api_key="wrong", admin_key=None)
+        stranger = SGLangClient(session, engine.url, api_key="wrong", admin_key=None)
         assert await stranger.ready() is True
         with pytest.raises(EngineRefused) as caught:
             await stranger.loads()
@@ -94,7 +95,7 @@ async def test_a_replicas_life_is_told_as_loading_ready_draining_loading(kind: K
 
     async with aiohttp.ClientSession() as session:
         with running_engine(kind, tmp_path / "engine", wait=False) as process:
-            engine_client = EngineClient(session, process.url, api_key=API_KEY, admin_key=ADMIN_KEY)
+            engine_client = SGLangClient(session, process.url, api_key=API_KEY, admin_key=ADMIN_KEY)
             await until("ready")
             # A stream keeps the engine from leaving at once.
             headers = {"Authorization": f"Bearer {API_KEY}"}

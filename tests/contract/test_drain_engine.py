@@ -12,7 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from shoal.engine.client import Counters, EngineClient, Loads
+from shoal.engine.port import Counters, Loads
+from shoal.engine.sglang.client import SGLangClient
 from tests.support.agentpod import KEYS, Pod
 from tests.support.engines import ADMIN_KEY, API_KEY, EngineProcess, Kind, running_engine
 
@@ -21,9 +22,9 @@ LONG = 1500
 
 
 @pytest.fixture
-async def asking(engine: EngineProcess) -> AsyncGenerator[EngineClient]:
+async def asking(engine: EngineProcess) -> AsyncGenerator[SGLangClient]:
     async with aiohttp.ClientSession() as session:
-        yield EngineClient(session, engine.url, api_key=API_KEY, admin_key=ADMIN_KEY)
+        yield SGLangClient(session, engine.url, api_key=API_KEY, admin_key=ADMIN_KEY)
 
 
 @asynccontextmanager
@@ -60,7 +61,7 @@ async def until(get: Callable[[], Any], test: Callable[[Any], bool]) -> None:
 
 
 async def test_a_stream_is_an_active_request_from_its_first_to_its_last_byte(
-    client: object, engine: EngineProcess, asking: EngineClient
+    client: object, engine: EngineProcess, asking: SGLangClient
 ) -> None:
     # Whom another test left in the middle, the engine forgets seconds later.
     await until(asking.counters, lambda now: now.active == 0)
@@ -76,7 +77,7 @@ async def test_a_stream_is_an_active_request_from_its_first_to_its_last_byte(
 
 
 async def test_tokens_show_as_progress_while_they_are_computed(
-    client: object, engine: EngineProcess, asking: EngineClient
+    client: object, engine: EngineProcess, asking: SGLangClient
 ) -> None:
     async with streaming(engine.url) as response:
         first = await asking.loads()
@@ -87,7 +88,7 @@ async def test_tokens_show_as_progress_while_they_are_computed(
         response.close()
 
 
-async def test_an_idle_engine_goes_on_saying_so(client: object, asking: EngineClient) -> None:
+async def test_an_idle_engine_goes_on_saying_so(client: object, asking: SGLangClient) -> None:
     first: Loads = await asking.loads()
     assert first.published is not None
     await until(asking.loads, lambda now: now.published > first.published)

@@ -8,8 +8,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from shoal.engine.adapters import AdapterRejected, AlreadyLoaded, EngineAdapters, LoadedAdapter, NotLoaded
-from shoal.engine.client import EngineClient, EngineTimeout, EngineUnreachable
+from shoal.engine.port import AdapterRejected, AlreadyLoaded, EngineTimeout, EngineUnreachable, LoadedAdapter, NotLoaded
+from shoal.engine.sglang.adapters import SGLangAdapters
+from shoal.engine.sglang.client import SGLangClient
 from tests.contract.conftest import Client
 from tests.support.adapters import ALL, make_adapter
 from tests.support.engines import (
@@ -67,11 +68,11 @@ async def test_an_adapter_that_loads_and_does_not_fit_ends_the_engine_at_its_fir
 
 
 @pytest.fixture
-async def adapters(lora: Client) -> EngineAdapters:
-    return EngineAdapters(EngineClient(lora.session, lora.engine.url, api_key=API_KEY, admin_key=ADMIN_KEY))
+async def adapters(lora: Client) -> SGLangAdapters:
+    return SGLangAdapters(SGLangClient(lora.session, lora.engine.url, api_key=API_KEY, admin_key=ADMIN_KEY))
 
 
-async def test_the_client_loads_lists_and_unloads(adapters: EngineAdapters, tmp_path: Path):
+async def test_the_client_loads_lists_and_unloads(adapters: SGLangAdapters, tmp_path: Path):
     folder = make_adapter(tmp_path / "a")
     assert await adapters.load("mine", str(folder)) == {"mine": str(folder)}
     assert await adapters.loaded() == (LoadedAdapter("mine", str(folder)),)
@@ -86,7 +87,7 @@ async def test_the_client_loads_lists_and_unloads(adapters: EngineAdapters, tmp_
 
 
 async def test_an_unload_that_was_given_up_is_carried_out_all_the_same(
-    adapters: EngineAdapters, lora: Client, tmp_path: Path
+    adapters: SGLangAdapters, lora: Client, tmp_path: Path
 ):
     await adapters.load("given-up", str(make_adapter(tmp_path / "a")))
     async with streaming(lora, 600, lora_path="given-up") as response:
@@ -105,7 +106,7 @@ async def test_an_engine_that_is_killed_in_a_load_is_unreachable(kind: Kind, tmp
     os.mkfifo(folder / "adapter_config.json")
     with running_engine(kind, tmp_path, *LORA) as engine:
         async with aiohttp.ClientSession() as session:
-            adapters = EngineAdapters(EngineClient(session, engine.url, api_key=API_KEY, admin_key=ADMIN_KEY))
+            adapters = SGLangAdapters(SGLangClient(session, engine.url, api_key=API_KEY, admin_key=ADMIN_KEY))
             loading = asyncio.create_task(adapters.load("a", str(folder)))
             # Returns when the engine has opened the file to read it.
             pipe = await asyncio.to_thread(os.open, folder / "adapter_config.json", os.O_WRONLY)

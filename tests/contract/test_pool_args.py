@@ -8,8 +8,8 @@ import pytest
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
 from shoal.core.lora.pool import pool_problem
-from shoal.engine.arguments import parsed
-from shoal.engine.launch import engine_args, pool_args
+from shoal.engine.sglang.arguments import parsed
+from shoal.engine.sglang.launch import engine_args, pool_args
 from tests.contract.test_server_args import VERSION, run_in_engine
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]

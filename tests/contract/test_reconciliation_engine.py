@@ -19,7 +19,7 @@ import pytest
 
 from shoal.api import keys, names
 from shoal.core.routing.resolve import ServedModel
-from shoal.engine.client import EngineClient
+from shoal.engine.sglang.client import SGLangClient
 from shoal.kube.client import KubeClient
 from shoal.ledger.parse import parse
 from shoal.ledger.reconcile import watch
@@ -64,7 +64,7 @@ class Fleet:
     engine: EngineProcess
     front: GatewayUnderTest
     store: LedgerStore
-    asking: EngineClient
+    asking: SGLangClient
     reconciler: Reconciler
     agent: StreamPeer
     shipped: int = 0
@@ -188,7 +188,7 @@ async def fleet(
         reconciler = Reconciler(kube, ring, store, agent_port=int(pod.url.rpartition(":")[2]))
         task = asyncio.create_task(reconciler.run())
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        asking = EngineClient(session, engine.url, api_key=ENGINE_KEY, admin_key=ADMIN_KEY)
+        asking = SGLangClient(session, engine.url, api_key=ENGINE_KEY, admin_key=ADMIN_KEY)
         peer = StreamPeer("pod-1", "tiny-1", "127.0.0.1", callers["gateway"], int(pod.url.rpartition(":")[2]))
         it = Fleet(engine, front, store, asking, reconciler, peer)
         try:
@@ -426,7 +426,7 @@ async def test_calls_around_the_gateways_are_unattributed(fleet: Fleet, client: 
 async def test_a_fresh_engine_has_counted_its_warm_up(kind: Kind, tmp_path: Path):
     with running_engine(kind, tmp_path) as engine:
         async with aiohttp.ClientSession() as session:
-            asking = EngineClient(session, engine.url, api_key=ENGINE_KEY, admin_key=ADMIN_KEY)
+            asking = SGLangClient(session, engine.url, api_key=ENGINE_KEY, admin_key=ADMIN_KEY)
             async with asyncio.timeout(30):
                 while (counters := await asking.counters()).prompt_tokens is None:
                     await asyncio.sleep(0.05)

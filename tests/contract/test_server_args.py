@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal.api.model import Model
-from shoal.engine.launch import arguments_of, check_extra_args, engine_args
+from shoal.engine.sglang.launch import arguments_of, check_extra_args, engine_args
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -51,8 +51,8 @@ def parse(*args: str) -> dict[str, object]:
 
 
 def test_the_committed_table_is_what_this_engine_accepts():
-    """Renew it with: python images/engine-cpu/dump_server_args.py > operator/shoal/engine/sglang_args.json"""
-    committed = (ROOT / "operator" / "shoal" / "engine" / "sglang_args.json").read_text()
+    """Renew it with: python images/engine-cpu/dump_server_args.py > operator/shoal/engine/sglang/sglang_args.json"""
+    committed = (ROOT / "operator" / "shoal" / "engine" / "sglang" / "sglang_args.json").read_text()
     assert json.loads(run_in_engine("dump_server_args.py")) == json.loads(committed)
 
 

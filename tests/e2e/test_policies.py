@@ -13,7 +13,7 @@ import pytest
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
 from shoal.core.lora.pool import pool_problem
-from shoal.engine.arguments import parsed
+from shoal.engine.sglang.arguments import parsed
 from tests.support.apiserver import ApiServer
 
 POLICIES = Path(__file__).resolve().parents[2] / "policies"

@@ -40,8 +40,8 @@ from shoal.core.sizing import GPU, Misfit, Sized, gpu_of, size
 from shoal.core.status import conditions
 from shoal.core.status.conditions import ConditionUpdate, merge
 from shoal.core.status.diagnosis import diagnose
-from shoal.engine.launch import check_extra_args
-from shoal.engine.tuning import tuning_of
+from shoal.engine.sglang.launch import check_extra_args
+from shoal.engine.sglang.tuning import tuning_of
 from shoal.kube import kedaviews, projections
 from shoal.ledger import parse as ledger
 from shoal.net.stream import Follower, ListenerIdentity, StreamBroken, StreamPeer

@@ -10,10 +10,10 @@ from shoal.api.model import Model
 from shoal.core.architectures import facts_of
 from shoal.core.candidates import consider
 from shoal.core.sizing import GPU, Misfit, Sized, Tuning, fraction, size
-from shoal.engine.bounds import BOUNDS, MOST_INT
-from shoal.engine.launch import check_extra_args
-from shoal.engine.owned import owner
-from shoal.engine.tuning import tuning_of
+from shoal.engine.sglang.bounds import BOUNDS, MOST_INT
+from shoal.engine.sglang.launch import check_extra_args
+from shoal.engine.sglang.owned import owner
+from shoal.engine.sglang.tuning import tuning_of
 from tests.support.limited import MI, TooManySteps, counted, run
 from tests.support.model_configs import ALL
 

@@ -20,7 +20,7 @@ from shoal.api import names
 from shoal.api.replica import Phase, StageProgress
 from shoal.core.drain import EngineObservation
 from shoal.core.stall import Work
-from shoal.engine.client import Counters, EngineClient, EngineError, EngineTimeout, EngineUnreachable, Loads
+from shoal.engine.port import Counters, EngineClient, EngineError, EngineTimeout, EngineUnreachable, Loads
 
 SILENT_LIMIT: Final = 3
 """Number of consecutive unanswered probes after which the phase is unknown; a busy engine may miss one."""

@@ -25,8 +25,8 @@ from shoal.agent.streammetrics import AgentMetrics
 from shoal.api import names
 from shoal.api.keys import AgentKeys, Role
 from shoal.api.replica import HEARTBEAT_SECONDS, Abort, Ack
-from shoal.engine.adapters import EngineAdapters
-from shoal.engine.client import EngineClient, EngineError
+from shoal.engine.kinds import DEFAULT
+from shoal.engine.port import EngineClient, EngineError, EngineKind
 from shoal.net.errors import Problem
 from shoal.net.hub import Caller, EventStream
 from shoal.net.roles import RoleGuard
@@ -73,8 +73,10 @@ class EngineAgent:
         drain: Drain,
         adapters: AdapterService | None = None,
         credentials: TLSCredentials | None = None,
+        kind: EngineKind = DEFAULT,
     ) -> None:
         """With `credentials` a caller with a key is answered over mutual TLS only."""
+        self._kind = kind
         self._engine_url = engine_url
         self._keys_file = keys_file
         self._hub = hub
@@ -111,13 +113,15 @@ class EngineAgent:
         assert self._keys is not None  # noqa: S101 - _load_keys returns with keys only
         # trust_env stays off: the engine is in this pod, and a proxy must not come between.
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(keepalive_timeout=4)) as session:
-            engine = EngineClient(session, self._engine_url, api_key=self._keys.engine, admin_key=self._keys.admin)
-            self._engine = engine
+            engine = self._kind.agent.connect(
+                session, self._engine_url, api_key=self._keys.engine, admin_key=self._keys.admin
+            )
+            self._engine = engine.client
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._observer.run(engine))
+                    tasks.create_task(self._observer.run(engine.client))
                     if self._adapters is not None:
-                        tasks.create_task(self._adapters.run(EngineAdapters(engine)))
+                        tasks.create_task(self._adapters.run(engine.adapters))
             finally:
                 self._engine = None
 

@@ -19,8 +19,7 @@ from shoal.core.placement import Rejected
 from shoal.core.proven import keep_what_runs
 from shoal.core.sizing import GPU, Sized, Tuning
 from shoal.core.status.observed import ModelProblem
-from shoal.engine.launch import pool_args, task_args
-from shoal.engine.tuning import tuning_of
+from shoal.engine.kinds import kind_of
 from shoal.manifests.shape import engine_row
 
 log = structlog.get_logger()
@@ -113,11 +112,16 @@ class Sizes:
 
     def _tune(self, request: PlacementRequest) -> Callable[[Literal["FP8"] | None], Tuning]:
         model = request.model
-        own = model.spec.engine.extra_args
-        args = [*task_args(request.facts, own), *pool_args(request.pool), *own]
         try:
             platform = engine_row(model, self._world.config).args
         except KeyError:  # a version that is not in the table: the Model is not accepted
             platform = ()
         env = {e.name: e.value for e in model.spec.pod.env}
-        return lambda quantization: tuning_of(args, platform_args=platform, quantization=quantization, env=env)
+        return lambda quantization: kind_of(model).pod.tuning(
+            model.spec.engine.extra_args,
+            platform_args=platform,
+            quantization=quantization,
+            env=env,
+            pool=request.pool,
+            facts=request.facts,
+        )

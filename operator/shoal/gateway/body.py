@@ -225,7 +225,7 @@ def engine_body(parsed: Parsed, endpoint: str, engine_name: str, rid: str, cache
     if endpoint in GENERATING:
         body["rid"] = rid
         if cache_salt is not None:
-            body["cache_salt"] = cache_salt  # other engines cache no prompts (engine/launch.py)
+            body["cache_salt"] = cache_salt  # other engines cache no prompts (engine/sglang/launch.py)
     if parsed.stream:
         # Always overwritten: a client that sends include_usage=false must still be metered.
         body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}

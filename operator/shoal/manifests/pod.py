@@ -8,9 +8,10 @@ from shoal.api.config import OperatorConfig
 from shoal.api.gpuclass import Toleration
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
+from shoal.api.sources import engine_model_path
 from shoal.core import children
 from shoal.core.placement.steering import steering
-from shoal.engine.launch import engine_args, engine_model_path
+from shoal.engine.kinds import kind_of
 from shoal.manifests import cache, pool, sidecar, source
 from shoal.manifests.parts import (
     LOCKED_DOWN,
@@ -273,7 +274,7 @@ def _stage(shape: VariantShape) -> JsonObject:
 def _engine(shape: VariantShape) -> JsonObject:
     model, config = shape.model, shape.config
     row = engine_row(model, config)
-    args = engine_args(
+    args = kind_of(model).pod.args(
         model,
         shape.version,
         model_path=engine_model_path(model.spec.source.uri),

@@ -12,7 +12,7 @@ from shoal.api.model import Model
 from shoal.core import quantity
 from shoal.core.lora import pool as pools
 from shoal.core.status.observed import ModelProblem
-from shoal.engine.arguments import parsed
+from shoal.engine.kinds import kind_of
 from shoal.manifests import source
 from shoal.manifests.parts import env_value, mount
 from shoal.manifests.shape import VariantShape, engine_row
@@ -30,7 +30,8 @@ def pool_problem(
     except KeyError:
         return None  # the Model is not accepted, which its status reports
     env = {e.name: e.value for e in row.env} | {e.name: e.value for e in model.spec.pod.env}
-    return pools.pool_problem(pool, model, facts, given=parsed([*row.args, *model.spec.engine.extra_args]), env=env)
+    given = kind_of(model).pod.given([*row.args, *model.spec.engine.extra_args])
+    return pools.pool_problem(pool, model, facts, given=given, env=env)
 
 
 def applied(

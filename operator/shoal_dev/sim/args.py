@@ -1,7 +1,7 @@
 """The simulator's command line: SGLang's own arguments, plus a few of its own that begin with `--sim-`.
 
 Arguments that the simulator does not act on are accepted when the pinned SGLang knows them (the table in
-`shoal/engine/sglang_args.json`) and refused otherwise, as SGLang refuses them: message on stderr, exit code 2.
+`shoal/engine/sglang/sglang_args.json`) and refused otherwise, as SGLang refuses them: message on stderr, exit code 2.
 """
 
 import argparse
@@ -220,7 +220,7 @@ def _parser() -> argparse.ArgumentParser:
 
     engine = parser.add_argument_group("SGLang")
     table: dict[str, dict[str, Any]] = json.loads(
-        resources.files("shoal.engine").joinpath("sglang_args.json").read_text()
+        resources.files("shoal.engine.sglang").joinpath("sglang_args.json").read_text()
     )["arguments"]
     missing = set(_ACTED_ON) - set(table)
     if missing:

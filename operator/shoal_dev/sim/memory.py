@@ -17,7 +17,7 @@ from shoal.api.model import Sizing
 from shoal.artifacts import ArtifactError, safetensors
 from shoal.core.architectures import UnknownConfig, facts_of
 from shoal.core.sizing import GPU, Sized, size
-from shoal.engine.tuning import tuning_of
+from shoal.engine.sglang.tuning import tuning_of
 from shoal_dev.sim import timing
 from shoal_dev.sim.args import EngineArgs
 

@@ -19,7 +19,7 @@ from shoal.api import keys, names
 from shoal.api.keys import AgentKeys, hash_api_key
 from shoal.api.ledger import TotalsMessage
 from shoal.api.reconciliation import UnattributedPage
-from shoal.engine.client import parse_counters
+from shoal.engine.sglang.client import parse_counters
 from tests.storm.ledgerrows import Booked, Tokens
 from tests.storm.mutants import ENVIRONMENT as MUTATION
 from tests.storm.tenants.children import Child

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from shoal.agent import serve
-from shoal.engine.client import EngineClient
+from shoal.engine.sglang.client import SGLangClient
 from shoal.gateway import ids
 from tests.support.agentpod import KEYS, Pod, make_quick
 from tests.support.fake_engine import load
@@ -248,7 +248,7 @@ async def test_an_engine_that_is_not_there_or_hangs_is_said(pod: Pod, monkeypatc
 
 async def test_the_engines_client_never_aborts_all(pod: Pod):
     async with aiohttp.ClientSession() as session:
-        client = EngineClient(session, str(pod.engine_server.make_url("")), api_key=None, admin_key="admin-key")
+        client = SGLangClient(session, str(pod.engine_server.make_url("")), api_key=None, admin_key="admin-key")
         with pytest.raises(ValueError, match="empty"):
             await client.abort("")
     assert pod.engine.aborted == []

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from shoal.core.sizing import Tuning
-from shoal.engine.tuning import quantization_args, tuning_of
+from shoal.engine.sglang.tuning import quantization_args, tuning_of
 
 
 @pytest.mark.parametrize(

@@ -11,18 +11,22 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
-from shoal.engine.adapters import (
+from shoal.engine.models import parse_models
+from shoal.engine.port import (
     AdapterRejected,
     AlreadyLoaded,
-    EngineAdapters,
+    EngineGarbled,
+    EngineRefused,
+    EngineTimeout,
+    EngineUnreachable,
     IncompleteUnload,
     LoadedAdapter,
     LoRADisabled,
     NotLoaded,
     TooManyPinned,
-    parse_models,
 )
-from shoal.engine.client import EngineClient, EngineGarbled, EngineRefused, EngineTimeout, EngineUnreachable
+from shoal.engine.sglang.adapters import SGLangAdapters
+from shoal.engine.sglang.client import SGLangClient
 
 
 @dataclass
@@ -51,18 +55,18 @@ def engine() -> Engine:
 
 
 @pytest.fixture
-async def adapters(engine: Engine) -> AsyncGenerator[EngineAdapters]:
+async def adapters(engine: Engine) -> AsyncGenerator[SGLangAdapters]:
     app = web.Application()
     app.router.add_post("/{path:.*}", engine.answer)
     server = TestServer(app)
     await server.start_server()
     async with aiohttp.ClientSession() as session:
         url = str(server.make_url(""))
-        yield EngineAdapters(EngineClient(session, url, api_key="engine-key", admin_key="admin-key"))
+        yield SGLangAdapters(SGLangClient(session, url, api_key="engine-key", admin_key="admin-key"))
     await server.close()
 
 
-async def test_loads_carry_the_key_of_the_administrator(engine: Engine, adapters: EngineAdapters):
+async def test_loads_carry_the_key_of_the_administrator(engine: Engine, adapters: SGLangAdapters):
     engine.says(200, "", {"a": "/a", "b": "/b"})
     assert await adapters.load("a", "/a", pinned=True) == {"a": "/a", "b": "/b"}
     await adapters.unload("a")
@@ -93,7 +97,7 @@ async def test_loads_carry_the_key_of_the_administrator(engine: Engine, adapters
     ],
 )
 async def test_the_engines_texts_are_errors_of_their_own(
-    engine: Engine, adapters: EngineAdapters, message: str, kind: type[AdapterRejected]
+    engine: Engine, adapters: SGLangAdapters, message: str, kind: type[AdapterRejected]
 ):
     engine.says(400, message)
     with pytest.raises(AdapterRejected) as caught:
@@ -104,7 +108,7 @@ async def test_the_engines_texts_are_errors_of_their_own(
 
 @pytest.mark.parametrize("status", [401, 500, 503])
 async def test_other_statuses_are_told_as_such_and_without_the_key(
-    engine: Engine, adapters: EngineAdapters, status: int
+    engine: Engine, adapters: SGLangAdapters, status: int
 ):
     engine.status, engine.body = status, "Internal Server Error"
     with pytest.raises(EngineRefused, match=f"/load_lora_adapter answered {status}") as caught:
@@ -113,19 +117,19 @@ async def test_other_statuses_are_told_as_such_and_without_the_key(
 
 
 @pytest.mark.parametrize("body", ["", "[]", "{", "null"])
-async def test_an_answer_that_makes_no_sense_is_garbled(engine: Engine, adapters: EngineAdapters, body: str):
+async def test_an_answer_that_makes_no_sense_is_garbled(engine: Engine, adapters: SGLangAdapters, body: str):
     engine.body = body
     with pytest.raises(EngineGarbled):
         await adapters.unload("a")
 
 
-async def test_200_that_does_not_say_success_is_none(engine: Engine, adapters: EngineAdapters):
+async def test_200_that_does_not_say_success_is_none(engine: Engine, adapters: SGLangAdapters):
     engine.body = '{"success": false}'
     with pytest.raises(EngineRefused):
         await adapters.load("a", "/a")
 
 
-async def test_a_load_that_hangs_is_a_timeout(engine: Engine, adapters: EngineAdapters):
+async def test_a_load_that_hangs_is_a_timeout(engine: Engine, adapters: SGLangAdapters):
     engine.hang = True
     with pytest.raises(EngineTimeout):
         await adapters.load("a", "/a", seconds=0.05)
@@ -134,7 +138,7 @@ async def test_a_load_that_hangs_is_a_timeout(engine: Engine, adapters: EngineAd
 async def test_a_closed_port_is_unreachable():
     async with aiohttp.ClientSession() as session:
         url = f"http://127.0.0.1:{unused_port()}"
-        adapters = EngineAdapters(EngineClient(session, url, api_key=None, admin_key=None))
+        adapters = SGLangAdapters(SGLangClient(session, url, api_key=None, admin_key=None))
         with pytest.raises(EngineUnreachable):
             await adapters.loaded()
 

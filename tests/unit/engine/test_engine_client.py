@@ -6,18 +6,10 @@ import aiohttp
 import pytest
 from aiohttp.test_utils import TestServer, unused_port
 
-from shoal.engine import client as module
-from shoal.engine.client import (
-    Counters,
-    EngineClient,
-    EngineGarbled,
-    EngineRefused,
-    EngineTimeout,
-    EngineUnreachable,
-    Loads,
-    parse_counters,
-    parse_loads,
-)
+from shoal.engine import http
+from shoal.engine.port import Counters, EngineGarbled, EngineRefused, EngineTimeout, EngineUnreachable, Loads
+from shoal.engine.sglang import client as module
+from shoal.engine.sglang.client import SGLangClient, parse_counters, parse_loads
 from tests.support.fake_engine import FakeEngine, load
 
 
@@ -31,16 +23,16 @@ async def client(engine: FakeEngine):
     server = TestServer(engine.app())
     await server.start_server()
     async with aiohttp.ClientSession() as session:
-        yield EngineClient(session, str(server.make_url("")), api_key="engine-key", admin_key="admin-key")
+        yield SGLangClient(session, str(server.make_url("")), api_key="engine-key", admin_key="admin-key")
     await server.close()
 
 
-async def test_load_is_summed_over_data_parallel_ranks(engine: FakeEngine, client: EngineClient):
+async def test_load_is_summed_over_data_parallel_ranks(engine: FakeEngine, client: SGLangClient):
     engine.ranks = [load(running=2, waiting=1, waiting_tokens=40, used=300), load(running=1, used=100)]
     assert await client.loads() == Loads(3, 1, 40, 400, 2000, max_running=64)
 
 
-async def test_ready_tells_a_stopping_engine_from_a_broken_one(engine: FakeEngine, client: EngineClient):
+async def test_ready_tells_a_stopping_engine_from_a_broken_one(engine: FakeEngine, client: SGLangClient):
     assert await client.ready() is True
     engine.ready = 503
     assert await client.ready() is False
@@ -49,7 +41,7 @@ async def test_ready_tells_a_stopping_engine_from_a_broken_one(engine: FakeEngin
         await client.ready()
 
 
-async def test_a_wrong_key_is_an_error_that_does_not_tell_the_key(engine: FakeEngine, client: EngineClient):
+async def test_a_wrong_key_is_an_error_that_does_not_tell_the_key(engine: FakeEngine, client: SGLangClient):
     engine.key = "another"
     with pytest.raises(EngineRefused) as caught:
         await client.loads()
@@ -58,7 +50,7 @@ async def test_a_wrong_key_is_an_error_that_does_not_tell_the_key(engine: FakeEn
 
 
 async def test_an_engine_that_hangs_is_a_timeout(
-    engine: FakeEngine, client: EngineClient, monkeypatch: pytest.MonkeyPatch
+    engine: FakeEngine, client: SGLangClient, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(module, "LOADS_SECONDS", 0.05)
     engine.hang = True
@@ -68,13 +60,13 @@ async def test_an_engine_that_hangs_is_a_timeout(
 
 async def test_a_closed_port_is_unreachable():
     async with aiohttp.ClientSession() as session:
-        client = EngineClient(session, f"http://127.0.0.1:{unused_port()}", api_key=None, admin_key=None)
+        client = SGLangClient(session, f"http://127.0.0.1:{unused_port()}", api_key=None, admin_key=None)
         with pytest.raises(EngineUnreachable):
             await client.ready()
 
 
-async def test_an_endless_answer_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch, client: EngineClient):
-    monkeypatch.setattr(module, "_LIMIT", 10)
+async def test_an_endless_answer_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch, client: SGLangClient):
+    monkeypatch.setattr(http, "ANSWER_BYTES", 10)
     with pytest.raises(EngineGarbled):
         await client.loads()
 
@@ -136,7 +128,7 @@ def test_a_counter_that_has_not_appeared_is_unknown():
     assert parse_counters(b"sglang:prompt_tokens_total{} inf\n").prompt_tokens is None
 
 
-async def test_cancelling_a_call_is_not_an_engine_error(engine: FakeEngine, client: EngineClient):
+async def test_cancelling_a_call_is_not_an_engine_error(engine: FakeEngine, client: SGLangClient):
     engine.hang = True
     call = asyncio.create_task(client.loads())
     await asyncio.sleep(0.05)

@@ -15,8 +15,8 @@ from shoal.core.architectures import facts_of
 from shoal.core.lora import pool as pools
 from shoal.core.lora.format.layers import fused, largest_adapter
 from shoal.core.sizing import GPU, Misfit, Sized, Tuning, size
-from shoal.engine.launch import engine_args
-from shoal.engine.tuning import tuning_of
+from shoal.engine.sglang.launch import engine_args
+from shoal.engine.sglang.tuning import tuning_of
 from shoal.manifests import model as manifests
 from shoal.manifests.pool import applied, pool_problem
 from shoal.manifests.shape import VariantShape

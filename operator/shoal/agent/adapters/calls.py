@@ -12,15 +12,17 @@ from shoal.agent.adapters.metrics import Timings
 from shoal.api import reasons
 from shoal.core.lora.lifecycle.planstep import List, Load, Unload
 from shoal.core.lora.lifecycle.registry import Registry
-from shoal.engine.adapters import (
+from shoal.engine.port import (
     AdapterRejected,
     AlreadyLoaded,
     EngineAdapters,
+    EngineError,
+    EngineTimeout,
+    EngineUnreachable,
     IncompleteUnload,
     LoadedAdapter,
     NotLoaded,
 )
-from shoal.engine.client import EngineError, EngineTimeout, EngineUnreachable
 
 LOAD_SECONDS: Final = 30.0
 """Timeout of a load, which is then reported as hanging. The engine continues it."""

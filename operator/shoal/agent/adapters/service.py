@@ -23,7 +23,7 @@ from shoal.artifacts import ArtifactError
 from shoal.core.lora.lifecycle.leases import Key
 from shoal.core.lora.lifecycle.planstep import Denial, PlanStep, plan_step
 from shoal.core.lora.lifecycle.registry import AdapterWaiter, Registry, RegistryEntry
-from shoal.engine.adapters import EngineAdapters
+from shoal.engine.port import EngineAdapters
 
 TICK_SECONDS: Final = 0.25
 """Interval between decisions without events: leases, claims and pauses end by time."""

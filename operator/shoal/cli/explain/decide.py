@@ -20,8 +20,7 @@ from shoal.core.gpus import held_by_node
 from shoal.core.placement import ClassSupply, ClassUse, Moves, NodeSupply, Placement
 from shoal.core.sizing import GPU, Sized, Tuning
 from shoal.core.status import modelstatus
-from shoal.engine.launch import check_extra_args, pool_args, task_args
-from shoal.engine.tuning import tuning_of
+from shoal.engine.kinds import kind_of
 from shoal.manifests.pool import applied, pool_problem
 from shoal.manifests.shape import engine_row, engine_version
 
@@ -151,7 +150,7 @@ def _problem(model: Model, fleet: ExplainedFleet, facts: ArtifactFacts | str, co
             classes=fleet.classes,
             versions=tuple(config.engines.versions),
             version=version,
-            argument_problems=check_extra_args(version, model.spec.engine.extra_args),
+            argument_problems=kind_of(model).pod.extra_args_problems(version, model.spec.engine.extra_args),
             secret_missing=None,
         )
     ]
@@ -202,9 +201,14 @@ def tune_for(model: Model, config: OperatorConfig, facts: ArtifactFacts | None, 
 
     def tune(quantization: Literal["FP8"] | None) -> Tuning:
         env = {e.name: e.value for e in model.spec.pod.env}
-        own = model.spec.engine.extra_args
-        args = [*task_args(facts, own), *pool_args(pool), *own]
-        return tuning_of(args, platform_args=row.args, quantization=quantization, env=env)
+        return kind_of(model).pod.tuning(
+            model.spec.engine.extra_args,
+            platform_args=row.args,
+            quantization=quantization,
+            env=env,
+            pool=pool,
+            facts=facts,
+        )
 
     return tune
 

@@ -27,7 +27,7 @@ from shoal.core.artifacts import SourceReading
 from shoal.core.routing.servednames import served_names
 from shoal.core.status import modelstatus
 from shoal.core.status.modelstatus import ModelProblem, Observed
-from shoal.engine.launch import check_extra_args
+from shoal.engine.kinds import kind_of
 from shoal.kube.errors import NotFound
 from shoal.kube.projections import Child, Custom
 from shoal.kube.resources import MODELS, SECRETS
@@ -147,7 +147,7 @@ class ModelController:
             classes=classes,
             versions=tuple(world.config.engines.versions),
             version=version,
-            argument_problems=check_extra_args(version, model.spec.engine.extra_args),
+            argument_problems=kind_of(model).pod.extra_args_problems(version, model.spec.engine.extra_args),
             secret_missing=missing,
         )
         reading = None if problems else await self.artifacts.read(model)

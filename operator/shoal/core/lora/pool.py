@@ -44,7 +44,7 @@ def pool_problem(
 ) -> ModelProblem | None:
     """Why the Model's engines cannot serve the pool's adapters; None: they can, or the Model's facts are not read yet.
 
-    `given`: the engine's arguments, the platform's and the Model's, by canonical name (`engine.arguments.parsed`);
+    `given`: the engine's arguments, the platform's and the Model's, by canonical name (`engine.port.PodSide.given`);
     `env`: the engine's environment. Whether another pool claims the Model is not checked here.
     """
     arguments = _arguments(given, env)

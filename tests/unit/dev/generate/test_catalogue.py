@@ -19,7 +19,7 @@ from shoal.api.schema import root_schema
 from shoal.cli.catalog import built_in
 from shoal.cli.main import main
 from shoal.core.fields.table import TABLE
-from shoal.engine.arguments import arguments_of, known_versions
+from shoal.engine.sglang.arguments import arguments_of, known_versions
 from shoal_dev.generate.catalogue import MODELS, CatalogueModel, catalogue_files, catalogue_page
 from shoal_dev.generate.catalogue.page import explained, served
 from tests.support.parameter_counts import count

@@ -9,7 +9,7 @@ from shoal.agent.facts import FactsRequest, read_facts
 from shoal.api.model import Sizing
 from shoal.artifacts import Settings
 from shoal.core.sizing import GPU, Sized, implied_overhead, size
-from shoal.engine.tuning import tuning_of
+from shoal.engine.sglang.tuning import tuning_of
 from shoal_dev.sim import memory, timing
 from shoal_dev.sim.args import parse
 from tests.support.sources import LOCAL

@@ -11,10 +11,21 @@ What the engine does with these calls decides how they may be used:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, cast
 
-from shoal.engine.client import EngineClient, EngineError, EngineGarbled, EngineRefused, json_object
+from shoal.engine.http import json_object
+from shoal.engine.models import MODELS_PATH, parse_models
+from shoal.engine.port import (
+    AdapterRejected,
+    AlreadyLoaded,
+    EngineRefused,
+    IncompleteUnload,
+    LoadedAdapter,
+    LoRADisabled,
+    NotLoaded,
+    TooManyPinned,
+)
+from shoal.engine.sglang.client import SGLangClient
 
 LOAD_SECONDS: Final = 60.0
 UNLOAD_SECONDS: Final = 60.0
@@ -27,47 +38,10 @@ _PINNED: Final = "as a pinned adapter"
 _DISABLED: Final = "LoRA is not enabled"
 
 
-class AdapterRejected(EngineError):
-    """The engine will not load or unload the adapter: rank, modules, files. `message` is its own text."""
-
-    def __init__(self, name: str, message: str) -> None:
-        super().__init__(f"{name}: {message}")
-        self.name = name
-        self.message = message
-
-
-class AlreadyLoaded(AdapterRejected):
-    """An adapter of this name is loaded, from whatever folder: the engine replaces none in place."""
-
-
-class NotLoaded(AdapterRejected):
-    """No adapter of this name is loaded."""
-
-
-class IncompleteUnload(AdapterRejected):
-    """An earlier unload of this name failed, or a load on a part of the ranks: unload it (again) first."""
-
-
-class TooManyPinned(AdapterRejected):
-    """The last GPU slot may not be pinned: at most --max-loras-per-batch - 1 pinned adapters."""
-
-
-class LoRADisabled(AdapterRejected):
-    """The engine runs without --enable-lora."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedAdapter:
-    """An adapter in the engine's registry: in host memory, and in a GPU slot or not."""
-
-    name: str
-    path: str
-
-
-class EngineAdapters:
+class SGLangAdapters:
     """The adapters of one engine. Every call has a deadline and raises EngineError, nothing else."""
 
-    def __init__(self, client: EngineClient) -> None:
+    def __init__(self, client: SGLangClient) -> None:
         self._client = client
 
     async def load(
@@ -88,11 +62,7 @@ class EngineAdapters:
 
     async def loaded(self) -> tuple[LoadedAdapter, ...]:
         """What /v1/models lists, the least recently used first. A name that is being unloaded is gone already."""
-        path = "/v1/models"
-        status, body = await self._client.call("GET", path, LIST_SECONDS, auth="api")
-        if status != 200:
-            raise EngineRefused(path, status)
-        return parse_models(body)
+        return parse_models(await self._client.get(MODELS_PATH, LIST_SECONDS, auth="api"))
 
     async def _update(self, path: str, name: str, body: Mapping[str, object], seconds: float) -> dict[str, str]:
         status, answer = await self._client.call("POST", path, seconds, auth="admin", body=body)
@@ -120,23 +90,6 @@ def rejection(name: str, message: str) -> AdapterRejected:
         if any(text in message for text in texts):
             return kind(name, message)
     return AdapterRejected(name, message)
-
-
-def parse_models(body: bytes) -> tuple[LoadedAdapter, ...]:
-    """Reads /v1/models: an adapter's card has a parent. Raises EngineGarbled."""
-    path = "/v1/models"
-    cards = json_object(body, path).get("data")
-    if not isinstance(cards, list):
-        raise EngineGarbled(f"{path}: no data")
-    found: list[LoadedAdapter] = []
-    for card in cast("list[object]", cards):
-        entry = cast("dict[str, object]", card) if isinstance(card, dict) else {}
-        name, root = entry.get("id"), entry.get("root")
-        if not isinstance(name, str) or not isinstance(root, str):
-            raise EngineGarbled(f"{path}: a card without id and root")
-        if entry.get("parent") is not None:
-            found.append(LoadedAdapter(name, root))
-    return tuple(found)
 
 
 def _paths(value: object) -> dict[str, str]:

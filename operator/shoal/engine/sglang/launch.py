@@ -12,10 +12,10 @@ from shoal.api.sources import engine_model_path
 from shoal.core import quantity
 from shoal.core.architectures import names as architectures
 from shoal.core.capabilities import EMBEDS_ARG, NO_PREFIX_CACHE, only_embeds
-from shoal.engine.arguments import Argument, arguments_of, known_versions
-from shoal.engine.bounds import BOUNDS, LONGEST, LONGEST_ARG, bounds, within
-from shoal.engine.owned import OWNED, owner
-from shoal.engine.tuning import quantization_args
+from shoal.engine.sglang.arguments import Argument, arguments_of, known_versions
+from shoal.engine.sglang.bounds import BOUNDS, LONGEST, LONGEST_ARG, bounds, within
+from shoal.engine.sglang.owned import OWNED, owner
+from shoal.engine.sglang.tuning import quantization_args
 
 __all__ = ["arguments_of", "check_extra_args", "engine_args", "engine_model_path", "known_versions", "pool_args"]
 

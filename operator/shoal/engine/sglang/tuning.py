@@ -7,8 +7,8 @@ from typing import Any, Final, Literal, TypeVar, cast
 
 from shoal.core import quantity
 from shoal.core.sizing import AdapterSlots, Tuning
-from shoal.engine.arguments import parsed
-from shoal.engine.bounds import LONGEST, LONGEST_ARG, MOST_ARGS, within
+from shoal.engine.sglang.arguments import parsed
+from shoal.engine.sglang.bounds import LONGEST, LONGEST_ARG, MOST_ARGS, within
 
 _Value = TypeVar("_Value", int, float)
 _LONGER: Final = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"

@@ -22,7 +22,7 @@ class Argument:
 
 @cache
 def _tables() -> dict[str, dict[str, Argument]]:
-    table = json.loads(files("shoal.engine").joinpath("sglang_args.json").read_text())
+    table = json.loads(files("shoal.engine.sglang").joinpath("sglang_args.json").read_text())
     by_spelling: dict[str, Argument] = {}
     for name, entry in table["arguments"].items():
         argument = Argument(name, entry["takes"], entry.get("type"), tuple(entry.get("choices", ())))

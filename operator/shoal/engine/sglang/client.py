@@ -1,101 +1,33 @@
-"""What Shoal asks an engine: SGLang's HTTP API as seen from the same pod. No policy, and no data traffic.
+"""What Shoal asks an SGLang engine: SGLang's HTTP API as seen from the same pod. No policy, and no data traffic.
 
 The gateway's request path has a client of its own, built for throughput.
 """
 
-import asyncio
-import json
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Final, Literal, cast
+from typing import Final, cast
 
 import aiohttp
+
+from shoal.engine.http import EngineHTTP, json_object
+from shoal.engine.port import Counters, EngineGarbled, EngineRefused, Loads
 
 READY_SECONDS: Final = 2.0
 """/ready does no generation; /health does, takes over a second, and is never asked."""
 LOADS_SECONDS: Final = 2.0
 METRICS_SECONDS: Final = 5.0
 ABORT_SECONDS: Final = 2.0
-_LIMIT: Final = 8 << 20
-"""Longest answer that is read, in bytes."""
 
 
-Role = Literal["api", "admin"]
-"""Whose key a call carries."""
-
-
-class EngineError(Exception):
-    """The engine did not answer as it should. The message has no key in it."""
-
-
-class EngineUnreachable(EngineError):
-    """Nothing listens, or the connection broke: the engine is starting, restarting or gone."""
-
-
-class EngineTimeout(EngineError):
-    """Something listens and did not answer in time."""
-
-
-class EngineRefused(EngineError):
-    """An answer with an error status."""
-
-    def __init__(self, path: str, status: int) -> None:
-        super().__init__(f"{path} answered {status}")
-        self.status = status
-
-
-class EngineGarbled(EngineError):
-    """An answer that is not what this engine's version gives."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loads:
-    """Load of one engine, summed over its data-parallel ranks. None: the engine did not say."""
-
-    running: int | None
-    """Requests in the running batch."""
-    waiting: int | None
-    """Requests in the queue."""
-    waiting_tokens: int | None
-    """Prompt tokens of those that no cache covers."""
-    kv_tokens_used: int | None
-    """Tokens in the KV cache, evictable prefix cache not counted."""
-    kv_tokens_total: int | None
-    """Tokens that the KV cache holds."""
-    max_running: int | None = None
-    """Requests in the running batch at most."""
-    computed_tokens: int | None = None
-    """Tokens computed by prefill and decode since the engine's start, as they are computed."""
-    published: float | None = None
-    """When the last of the ranks said this, by the engine's clock in Unix seconds. An idle rank says it every second, a
-    busy one after each prefill and every 15 decode steps, one that hangs not at all."""
-
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """Out of /metrics. Tokens are monotonic since the engine's start and counted when requests end; None: not counted
-    yet, or not reported."""
-
-    prompt_tokens: int | None
-    generation_tokens: int | None
-    active: int | None = None
-    """Requests for answers that the HTTP server has not answered to the end."""
-    requests: int | None = None
-    """Requests for answers that it has received since its start."""
-
-
-class EngineClient:
+class SGLangClient(EngineHTTP):
     """Talks to one engine. Every call has a deadline and raises EngineError, nothing else."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, *, api_key: str | None, admin_key: str | None) -> None:
-        self._session = session
-        self._url = url.rstrip("/")
-        self._keys: dict[str, str | None] = {"api": api_key, "admin": admin_key}
+        super().__init__(session, url, {"api": api_key, "admin": admin_key})
 
     async def ready(self) -> bool:
         """Whether the engine serves. False: it answers that it does not (starting or stopping)."""
         try:
-            await self._get("/ready", READY_SECONDS, auth=None)
+            await self.get("/ready", READY_SECONDS, auth=None)
         except EngineRefused as error:
             if error.status == 503:
                 return False
@@ -104,11 +36,11 @@ class EngineClient:
 
     async def loads(self) -> Loads:
         """Load now; from shared memory, so cheap and prompt."""
-        return parse_loads(await self._get("/v1/loads", LOADS_SECONDS, auth="api"))
+        return parse_loads(await self.get("/v1/loads", LOADS_SECONDS, auth="api"))
 
     async def counters(self) -> Counters:
         """Token counters, from /metrics."""
-        return parse_counters(await self._get("/metrics", METRICS_SECONDS, auth=None))
+        return parse_counters(await self.get("/metrics", METRICS_SECONDS, auth=None))
 
     async def abort(self, rid: str) -> None:
         """Has the engine end every request whose id begins with `rid`; one that it does not have is passed over."""
@@ -117,42 +49,6 @@ class EngineClient:
         status, _ = await self.call("POST", "/abort_request", ABORT_SECONDS, auth="admin", body={"rid": rid})
         if status != 200:
             raise EngineRefused("/abort_request", status)
-
-    async def _get(self, path: str, seconds: float, *, auth: Role | None) -> bytes:
-        status, body = await self.call("GET", path, seconds, auth=auth)
-        if status != 200:
-            raise EngineRefused(path, status)
-        return body
-
-    async def call(
-        self, method: Literal["GET", "POST"], path: str, seconds: float, *, auth: Role | None, body: object = None
-    ) -> tuple[int, bytes]:
-        """One call with a deadline: its status and the body of the answer. For the modules beside this one."""
-        key = self._keys[auth] if auth else None
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        try:
-            async with (
-                asyncio.timeout(seconds),
-                self._session.request(
-                    method, self._url + path, headers=headers, json=body, allow_redirects=False
-                ) as response,
-            ):
-                return response.status, await _read(response, path)
-        except TimeoutError:
-            raise EngineTimeout(f"{path} did not answer within {seconds:g} s") from None
-        except (aiohttp.ClientConnectionError, ConnectionError) as error:
-            raise EngineUnreachable(f"{path}: {type(error).__name__}") from None
-        except (aiohttp.ClientError, ValueError) as error:
-            raise EngineGarbled(f"{path}: {type(error).__name__}") from None
-
-
-async def _read(response: aiohttp.ClientResponse, path: str) -> bytes:
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > _LIMIT:
-            raise EngineGarbled(f"{path}: more than {_LIMIT} bytes")
-    return bytes(body)
 
 
 def parse_loads(body: bytes) -> Loads:
@@ -230,17 +126,6 @@ def parse_counters(body: bytes) -> Counters:
     prompt, generation = (count(name) for name in _TOKENS)
     active, requests = (count(name) for name in _HTTP)
     return Counters(prompt, generation, active, requests)
-
-
-def json_object(body: bytes, path: str) -> dict[str, Any]:
-    """The JSON object in `body`. Raises EngineGarbled."""
-    try:
-        answer = json.loads(body)
-    except ValueError:
-        raise EngineGarbled(f"{path}: not JSON") from None
-    if not isinstance(answer, dict):
-        raise EngineGarbled(f"{path}: not a JSON object")
-    return cast("dict[str, Any]", answer)
 
 
 def _count(value: object) -> int | None:

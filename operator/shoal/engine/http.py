@@ -1,0 +1,74 @@
+"""One call to the engine of the same pod: a deadline, a bounded answer, typed errors. For the adapters beside this
+file."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any, Final, Literal, cast
+
+import aiohttp
+
+from shoal.engine.port import EngineGarbled, EngineRefused, EngineTimeout, EngineUnreachable
+
+ANSWER_BYTES: Final = 8 << 20
+"""Longest answer that is read."""
+
+Role = Literal["api", "admin"]
+"""Whose key a call carries."""
+
+
+class EngineHTTP:
+    """Calls one engine. Every call has a deadline and raises EngineError, nothing else."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, keys: Mapping[Role, str | None]) -> None:
+        self._session = session
+        self._url = url.rstrip("/")
+        self._keys = keys
+
+    async def get(self, path: str, seconds: float, *, auth: Role | None) -> bytes:
+        """The body of a 200. Raises EngineRefused for another status."""
+        status, body = await self.call("GET", path, seconds, auth=auth)
+        if status != 200:
+            raise EngineRefused(path, status)
+        return body
+
+    async def call(
+        self, method: Literal["GET", "POST"], path: str, seconds: float, *, auth: Role | None, body: object = None
+    ) -> tuple[int, bytes]:
+        """One call: its status and the body of the answer."""
+        key = self._keys[auth] if auth else None
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                self._session.request(
+                    method, self._url + path, headers=headers, json=body, allow_redirects=False
+                ) as response,
+            ):
+                return response.status, await _read(response, path)
+        except TimeoutError:
+            raise EngineTimeout(f"{path} did not answer within {seconds:g} s") from None
+        except (aiohttp.ClientConnectionError, ConnectionError) as error:
+            raise EngineUnreachable(f"{path}: {type(error).__name__}") from None
+        except (aiohttp.ClientError, ValueError) as error:
+            raise EngineGarbled(f"{path}: {type(error).__name__}") from None
+
+
+async def _read(response: aiohttp.ClientResponse, path: str) -> bytes:
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > ANSWER_BYTES:
+            raise EngineGarbled(f"{path}: more than {ANSWER_BYTES} bytes")
+    return bytes(body)
+
+
+def json_object(body: bytes, path: str) -> dict[str, Any]:
+    """The JSON object in `body`. Raises EngineGarbled."""
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        raise EngineGarbled(f"{path}: not JSON") from None
+    if not isinstance(answer, dict):
+        raise EngineGarbled(f"{path}: not a JSON object")
+    return cast("dict[str, Any]", answer)

@@ -1,0 +1,19 @@
+"""The engine kinds by `Model.spec.engine.type`: the only place that knows which adapters there are."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from shoal.api.model import Model
+from shoal.engine.port import EngineKind
+from shoal.engine.sglang.kind import SGLANG
+
+DEFAULT: Final = SGLANG
+"""The kind of a Model that names none."""
+KINDS: Final[Mapping[str, EngineKind]] = MappingProxyType({kind.type: kind for kind in (SGLANG,)})
+"""By type."""
+
+
+def kind_of(model: Model) -> EngineKind:
+    """The kind of the Model's engine."""
+    return KINDS[model.spec.engine.type]
