@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from shoal.api.model import Model
-from shoal.engine.sglang.launch import arguments_of, check_extra_args, engine_args
+from shoal.engine.sglang.arguments import arguments_of, check_extra_args
+from shoal.engine.sglang.launch import engine_args
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 

@@ -40,7 +40,7 @@ from shoal.core.sizing import GPU, Misfit, Sized, gpu_of, size
 from shoal.core.status import conditions
 from shoal.core.status.conditions import ConditionUpdate, merge
 from shoal.core.status.diagnosis import diagnose
-from shoal.engine.sglang.launch import check_extra_args
+from shoal.engine.sglang.arguments import check_extra_args
 from shoal.engine.sglang.tuning import tuning_of
 from shoal.kube import kedaviews, projections
 from shoal.ledger import parse as ledger

@@ -10,9 +10,9 @@ from shoal.api.model import Model
 from shoal.core.architectures import facts_of
 from shoal.core.candidates import consider
 from shoal.core.sizing import GPU, Misfit, Sized, Tuning, fraction, size
-from shoal.engine.sglang.bounds import BOUNDS, MOST_INT
-from shoal.engine.sglang.launch import check_extra_args
-from shoal.engine.sglang.owned import owner
+from shoal.engine.arguments import MOST_INT
+from shoal.engine.sglang.arguments import ARGUMENTS, check_extra_args
+from shoal.engine.sglang.bounds import BOUNDS
 from shoal.engine.sglang.tuning import tuning_of
 from tests.support.limited import MI, TooManySteps, counted, run
 from tests.support.model_configs import ALL
@@ -128,7 +128,7 @@ def test_a_loop_over_the_number_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
 # --- bounds ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(name for name in BOUNDS if owner(name) is None))
+@pytest.mark.parametrize("name", sorted(name for name in BOUNDS if ARGUMENTS.owner(name) is None))
 def test_both_ends_of_a_bound_pass_and_what_is_beyond_them_is_refused(name: str) -> None:
     least, most = BOUNDS[name]
     assert check_extra_args(VERSION, [f"--{name}={least}"]) == []

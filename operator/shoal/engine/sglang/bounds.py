@@ -1,24 +1,14 @@
-"""Between which numbers an engine argument's value must lie.
+"""Between which numbers an argument of SGLang must lie.
 
 Not every number that an engine would take makes sense, but each is bounded: what Shoal computes from it, and what an
-engine sets aside for it, stays finite. An argument without a row of its own takes any number that fits into 32 bits.
+engine sets aside for it, stays finite.
 """
 
-import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-Number = int | float
-
-MOST_INT: Final = 2**31 - 1
-MOST_FLOAT: Final = 1e9
-MOST_ARGS: Final = 256
-"""Arguments of one engine: a Model's own 64, and those of its pool."""
-LONGEST_ARG: Final = 256
-"""Characters of one, as in the Model's schema."""
-LONGEST: Final = 32
-"""Characters of a number."""
+from shoal.engine.arguments import Bounds
 
 _PORT: Final = (1, 65535)
 _SHARE: Final = (0.0, 1.0)
@@ -29,7 +19,7 @@ _BATCH: Final = (1, 65_536)
 _TOKENS: Final = (-1, 10_000_000)
 """As many as the longest context; -1 switches off."""
 
-BOUNDS: Final[Mapping[str, tuple[Number, Number]]] = MappingProxyType(
+BOUNDS: Final[Mapping[str, Bounds]] = MappingProxyType(
     {
         "attn-cp-size": _GPUS,
         "attn-dp-size": _GPUS,
@@ -67,14 +57,3 @@ BOUNDS: Final[Mapping[str, tuple[Number, Number]]] = MappingProxyType(
     }
 )
 """By an argument's canonical name: the least and the most that it may be."""
-
-
-def bounds(name: str, *, whole: bool) -> tuple[Number, Number]:
-    """The least and the most that this argument may be."""
-    return BOUNDS.get(name) or ((-MOST_INT, MOST_INT) if whole else (-MOST_FLOAT, MOST_FLOAT))
-
-
-def within(name: str, value: Number) -> bool:
-    """Whether the argument may have this value; a float that is no number or has no end may not."""
-    least, most = bounds(name, whole=isinstance(value, int))
-    return math.isfinite(value) and least <= value <= most

@@ -12,9 +12,9 @@ from shoal.api.model import Model
 from shoal.core.sizing import Tuning
 from shoal.engine.port import EngineConnection, EngineKind
 from shoal.engine.sglang.adapters import SGLangAdapters
-from shoal.engine.sglang.arguments import known_versions, parsed
+from shoal.engine.sglang.arguments import ARGUMENTS
 from shoal.engine.sglang.client import SGLangClient
-from shoal.engine.sglang.launch import check_extra_args, engine_args, pool_args, task_args
+from shoal.engine.sglang.launch import engine_args, pool_args, task_args
 from shoal.engine.sglang.tuning import tuning_of
 
 
@@ -23,7 +23,7 @@ class SGLangPod:
 
     @property
     def versions(self) -> tuple[str, ...]:
-        return known_versions()
+        return ARGUMENTS.versions
 
     def args(
         self,
@@ -53,10 +53,10 @@ class SGLangPod:
         )
 
     def extra_args_problems(self, version: str, extra_args: Sequence[str]) -> list[str]:
-        return check_extra_args(version, extra_args)
+        return ARGUMENTS.problems(version, extra_args)
 
     def given(self, args: Sequence[str]) -> Mapping[str, str]:
-        return parsed(args)
+        return ARGUMENTS.parsed(args)
 
     def tuning(
         self,

@@ -1,9 +1,10 @@
-"""Engine arguments that a Model may not set, each with the reason or with what to use instead.
+"""Arguments of SGLang that a Model may not set, each with the reason or with what to use instead.
 
 An argument is owned when Shoal sets it from a field, when the pods, keys or routes that Shoal makes would no longer
 fit the engine, or when it would change what the engine serves without Shoal knowing.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 _SOURCE = "use spec.source"
@@ -78,17 +79,28 @@ OWNED: Final[dict[str, str]] = {
     "max-loras-per-batch": _ADAPTERS,
 }
 
-_FAMILIES: Final[tuple[tuple[str, str], ...]] = (
+FAMILIES: Final[tuple[tuple[str, str], ...]] = (
     ("lora-", _ADAPTERS),
     ("ssl-", _PLAIN),
     ("http2-", _PLAIN),
     ("disaggregation-", _ROLES),
     ("decoupled-spec-", _ROLES),
 )
+"""Beginnings of names."""
 
-
-def owner(name: str) -> str | None:
-    """Why a Model may not set this argument (canonical name without dashes), or None when it may."""
-    if name in OWNED:
-        return OWNED[name]
-    return next((why for prefix, why in _FAMILIES if name.startswith(prefix)), None)
+_OF_VLLM: Final[Mapping[str, str]] = {
+    "max-model-len": "set spec.engine.contextLength of the Model",
+    "gpu-memory-utilization": "Shoal sizes the GPU's memory by itself; SGLang's is --mem-fraction-static",
+    "max-num-seqs": "SGLang's is --max-running-requests",
+    "max-num-batched-tokens": "SGLang's is --chunked-prefill-size",
+    "enable-prefix-caching": "SGLang's prefix cache is on by default",
+    "no-enable-prefix-caching": "SGLang's is --disable-radix-cache",
+    "enforce-eager": "SGLang's is --disable-cuda-graph",
+    "lora-modules": "make a LoRAAdapter for each",
+    "enable-auto-tool-choice": "set spec.engine.toolCallParser of the Model",
+    "swap-space": "SGLang has nothing of the kind: leave it out",
+    "guided-decoding-backend": "SGLang's is --grammar-backend",
+    "limit-mm-per-prompt": "SGLang's is --limit-mm-data-per-request",
+}
+FOREIGN: Final = {name: ("vLLM", instead) for name, instead in _OF_VLLM.items()}
+"""Argument of another engine -> that engine, and what to do instead."""

@@ -7,8 +7,8 @@ from typing import Any, Final, Literal, TypeVar, cast
 
 from shoal.core import quantity
 from shoal.core.sizing import AdapterSlots, Tuning
-from shoal.engine.sglang.arguments import parsed
-from shoal.engine.sglang.bounds import LONGEST, LONGEST_ARG, MOST_ARGS, within
+from shoal.engine.arguments import LONGEST, LONGEST_ARG, MOST_ARGS
+from shoal.engine.sglang.arguments import ARGUMENTS, parsed
 
 _Value = TypeVar("_Value", int, float)
 _LONGER: Final = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
@@ -49,7 +49,7 @@ def tuning_of(
             found = read(value)
         except (ValueError, ArithmeticError):
             return None
-        return found if within(name, found) else None
+        return found if ARGUMENTS.within(name, found) else None
 
     graphs = _graphs(given)
     algorithm = (given.get("speculative-algorithm") or "").upper()
@@ -109,7 +109,7 @@ class _Graphs:
 
     def batches(self, sizes: Sequence[object]) -> None:
         words = (s for s in map(str, sizes) if len(s) <= LONGEST and s.isdecimal())
-        numbers = [n for n in map(int, words) if within("cuda-graph-max-bs-decode", n)]
+        numbers = [n for n in map(int, words) if ARGUMENTS.within("cuda-graph-max-bs-decode", n)]
         if numbers:
             self.decode_batch = max(numbers)
 
