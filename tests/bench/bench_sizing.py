@@ -23,9 +23,9 @@ from typing import Any
 
 from shoal.api.model import Sizing
 from shoal.core.architectures import facts_of
-from shoal.core.sizing import GPU, Sized, Tuning, size
+from shoal.core.sizing import GPU, SGLangTuning, Sized, size
 from shoal.core.sizing.cell import bytes_per_token
-from shoal.core.sizing.fraction import static_fraction
+from shoal.core.sizing.sglang.fraction import static_fraction
 from tests.support import model_configs as configs
 from tests.support.engines import MODEL, make_models, running_engine, sglang_launcher
 from tests.support.sizing import ask_sglang
@@ -51,15 +51,15 @@ GENERATED: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 WORKED = [
-    ("Llama-3.1-8B bf16, 1 x L40S", "llama-8b", 46068, 14.96, 1, Tuning(), 184_000),
-    ("Llama-3.1-70B bf16, 4 x H100", "llama-70b", 81559, 32.85, 4, Tuning(), 411_000),
-    ("  with an fp8 cache", "llama-70b", 81559, 32.85, 4, Tuning(kv_cache_dtype="fp8_e4m3"), 823_000),
-    ("Qwen3-32B FP8, 1 x H100", "qwen3-32b-fp8", 81559, 31.9, 1, Tuning(), 138_000),
-    ("DeepSeek-V3 FP8, 8 x H200", "deepseek-v3", 143771, 79, 8, Tuning(), 673_000),
-    ("Qwen2.5-7B AWQ, 1 x L4", "qwen2.5-7b-awq", 23034, 5.2, 1, Tuning(), 183_000),
+    ("Llama-3.1-8B bf16, 1 x L40S", "llama-8b", 46068, 14.96, 1, SGLangTuning(), 184_000),
+    ("Llama-3.1-70B bf16, 4 x H100", "llama-70b", 81559, 32.85, 4, SGLangTuning(), 411_000),
+    ("  with an fp8 cache", "llama-70b", 81559, 32.85, 4, SGLangTuning(kv_cache_dtype="fp8_e4m3"), 823_000),
+    ("Qwen3-32B FP8, 1 x H100", "qwen3-32b-fp8", 81559, 31.9, 1, SGLangTuning(), 138_000),
+    ("DeepSeek-V3 FP8, 8 x H200", "deepseek-v3", 143771, 79, 8, SGLangTuning(), 673_000),
+    ("Qwen2.5-7B AWQ, 1 x L4", "qwen2.5-7b-awq", 23034, 5.2, 1, SGLangTuning(), 183_000),
     (
         "  smaller batches",
-        "qwen2.5-7b-awq", 23034, 5.2, 1, Tuning(chunked_prefill_size=2048, cuda_graph_max_bs=32), 239_000,
+        "qwen2.5-7b-awq", 23034, 5.2, 1, SGLangTuning(chunked_prefill_size=2048, cuda_graph_max_bs=32), 239_000,
     ),
 ]  # fmt: skip
 
@@ -115,7 +115,7 @@ def beside_its_functions() -> bool:
     fractions, cells = [0.0], [0.0]
     for case, theirs in zip(cases, ask_sglang(cases)["answers"], strict=True):
         facts = facts_of(case["config"], source="x")
-        ours = static_fraction(facts, case["memory_mib"], case["tensor"], Tuning())
+        ours = static_fraction(facts, case["memory_mib"], case["tensor"], SGLangTuning())
         cell = bytes_per_token(facts.kv, attention_tensor=case["tensor"], kv_dtype=facts.kv.dtype) or 0
         fractions.append(abs(ours - theirs["fraction"]))
         cells.append(abs(cell / theirs["cell"] - 1))
@@ -142,7 +142,7 @@ def worked_examples() -> bool:
         ratio = (found.kv_tokens or 0) / expected
         good &= abs(ratio - 1) < 0.005
         print(
-            f"   {name:32} {found.breakdown.mem_fraction_static:6.3f} {found.kv_bytes_per_token:8d} "
+            f"   {name:32} {found.breakdown.fraction:6.3f} {found.kv_bytes_per_token:8d} "
             f"{found.breakdown.kv / GI:7.2f} {found.kv_tokens:10d} {expected:10d} {ratio:7.4f}"
         )
     return good

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from shoal.core.architectures import facts_of
-from shoal.core.sizing import AdapterSlots, Tuning
+from shoal.core.sizing import AdapterSlots, SGLangTuning
 from shoal.core.sizing.adapters import slot_bytes
 from tests.support.model_configs import ALL
 from tests.support.sizing import ask_sglang
@@ -45,7 +45,7 @@ def test_the_places_take_what_sglang_reserves_for_them() -> None:
     asked = cases()
     for case, theirs in zip(asked, ask_sglang(asked)["answers"], strict=True):
         given = case["adapters"]
-        tuning = Tuning(adapters=AdapterSlots(given["slots"], given["rank"], tuple(given["modules"])))
+        tuning = SGLangTuning(adapters=AdapterSlots(given["slots"], given["rank"], tuple(given["modules"])))
         ours = slot_bytes(facts_of(case["config"], source="x"), case["tensor"], tuning)
         if ours != theirs["slots"]:
             differ.append(f"{case['name']} on {case['tensor']}, {given}: {ours} is not {theirs['slots']}")

@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 
 from shoal.core.architectures import facts_of, names
-from shoal.core.sizing import Tuning
+from shoal.core.sizing import SGLangTuning
 from shoal.core.sizing.cell import bytes_per_token
-from shoal.core.sizing.fraction import MULTIMODAL_PREFILL_GRAPHS, static_fraction
-from shoal.core.sizing.weights import MIN_CAPABILITY
+from shoal.core.sizing.sglang.fraction import MULTIMODAL_PREFILL_GRAPHS, static_fraction
 from tests.support.model_configs import ALL
 from tests.support.sizing import ask_sglang
 
@@ -47,7 +46,7 @@ def test_every_figure(sglang: dict[str, Any]) -> None:
     for case, theirs in zip(cases(), sglang["answers"], strict=True):
         facts = facts_of(case["config"], source="x")
         dp, tensor = case.get("attention_dp", 1), case["tensor"]
-        tuning = Tuning(
+        tuning = SGLangTuning(
             attention_dp=dp,
             chunked_prefill_size=case.get("chunked_prefill_size"),
             cuda_graph_max_bs=case.get("cuda_graph_max_bs"),
@@ -98,4 +97,4 @@ def test_names_are_those_of_the_registry(sglang: dict[str, Any]) -> None:
 
 def test_capabilities_are_those_of_the_quantizations(sglang: dict[str, Any]) -> None:
     theirs = sglang["capabilities"]
-    assert {k: theirs.get(k) for k in MIN_CAPABILITY} == MIN_CAPABILITY
+    assert {k: theirs.get(k) for k in SGLangTuning.min_capability} == SGLangTuning.min_capability

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from shoal.api.model import Model
 from shoal.core.architectures import facts_of
 from shoal.core.candidates import consider
-from shoal.core.sizing import GPU, Misfit, Sized, Tuning, fraction, size
+from shoal.core.sizing import GPU, Misfit, SGLangTuning, Sized, Tuning, VLLMTuning, size
+from shoal.core.sizing.sglang import fraction
 from shoal.engine.arguments import MOST_INT
 from shoal.engine.sglang.arguments import ARGUMENTS, check_extra_args
 from shoal.engine.sglang.bounds import BOUNDS
@@ -59,7 +60,7 @@ def size_the_attack(walls: bool) -> str:
     """In a child: one Model as the audit wrote it, taken as it is (its arguments are not checked)."""
     if not walls:
         fraction.prefill_graphs = _listed
-    return type(_sized(Tuning(chunked_prefill_size=20_000_000_000))).__name__
+    return type(_sized(SGLangTuning(chunked_prefill_size=20_000_000_000))).__name__
 
 
 def test_a_huge_chunk_is_sized_at_once() -> None:
@@ -86,7 +87,7 @@ def test_counting_the_graphs_gives_what_listing_them_gave(tokens: int) -> None:
 
 # --- any number -----------------------------------------------------------------------------------------------------
 
-_PLAIN = counted(lambda: _sized(Tuning())).lines
+_PLAIN = counted(lambda: _sized(SGLangTuning())).lines
 
 
 @settings(max_examples=300, deadline=None)
@@ -106,12 +107,20 @@ def test_no_number_makes_sizing_longer(numbers: dict[str, str], name: str) -> No
 @settings(max_examples=300, deadline=None)
 @given(
     st.builds(
-        Tuning,
+        SGLangTuning,
         chunked_prefill_size=st.none() | st.integers(-1, 10**12),
         cuda_graph_max_bs=st.none() | st.integers(1, 10**12),
         max_running_requests=st.none() | st.integers(1, 10**12),
         max_total_tokens=st.none() | st.integers(1, 10**15),
         page_size=st.none() | st.integers(1, 10**9),
+    )
+    | st.builds(
+        VLLMTuning,
+        max_num_batched_tokens=st.none() | st.integers(1, 10**12),
+        max_running_requests=st.none() | st.integers(1, 10**12),
+        kv_cache_memory_bytes=st.none() | st.integers(1, 10**15),
+        num_gpu_blocks_override=st.none() | st.integers(1, 10**12),
+        block_size=st.none() | st.integers(1, 10**9),
     ),
     st.sampled_from(sorted(ALL)),
 )
@@ -122,7 +131,7 @@ def test_nor_does_one_that_nobody_checked(tuning: Tuning, name: str) -> None:
 def test_a_loop_over_the_number_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fraction, "prefill_graphs", _listed)
     with pytest.raises(TooManySteps):
-        counted(lambda: _sized(Tuning(chunked_prefill_size=100_000_000)), most_lines=60 * _PLAIN)
+        counted(lambda: _sized(SGLangTuning(chunked_prefill_size=100_000_000)), most_lines=60 * _PLAIN)
 
 
 # --- bounds ---------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Sizing
 from shoal.core.architectures import facts_of
-from shoal.core.sizing import GPU, Misfit, Sized, Tuning, size
+from shoal.core.sizing import GPU, Misfit, SGLangTuning, Sized, Tuning, VLLMTuning, size
 from tests.support.model_configs import ALL
 
 MI, GI = 2**20, 2**30
@@ -25,7 +25,7 @@ _NAMES = st.sampled_from(sorted(ALL))
 _NOT_HYBRID = st.sampled_from(sorted(n for n in ALL if facts_of(ALL[n], source="x").kv.kind != "Hybrid"))
 _GIB = st.integers(1, 700)
 _TUNING = st.builds(
-    Tuning,
+    SGLangTuning,
     mem_fraction_static=st.none() | st.floats(0.3, 0.95),
     kv_cache_dtype=st.sampled_from([None, "fp8_e4m3", "mxfp8", "nvfp4"]),
     chunked_prefill_size=st.sampled_from([None, -1, 2048, 16384]),
@@ -34,6 +34,19 @@ _TUNING = st.builds(
     page_size=st.sampled_from([None, 1, 16, 64]),
     quantization=st.sampled_from([None, "fp8"]),
     attention_dp=st.sampled_from([1, 1, 2]),
+)
+
+_VLLM = st.builds(
+    VLLMTuning,
+    gpu_memory_utilization=st.none() | st.floats(0.3, 0.97),
+    kv_cache_dtype=st.sampled_from([None, "fp8", "nvfp4"]),
+    max_num_batched_tokens=st.sampled_from([None, 2048, 16384]),
+    max_running_requests=st.none() | st.integers(1, 4096),
+    kv_cache_memory_bytes=st.none() | st.integers(1, 100 * GI),
+    block_size=st.sampled_from([None, 16, 128]),
+    quantization=st.sampled_from([None, "fp8"]),
+    windows=st.booleans(),
+    graphs=st.booleans(),
 )
 
 
@@ -63,6 +76,32 @@ def test_nothing_is_below_zero_and_the_sums_add_up(
     assert (found.kv_tokens or 0) // found.attention_groups * (found.kv_bytes_per_token - 1) <= s.kv
 
 
+@given(_NAMES, _GIB, st.integers(1, 300 * 1024), st.integers(1, 16), _VLLM, st.none() | st.integers(1, 16))
+def test_of_vllm_nothing_is_below_zero_and_the_sums_add_up(
+    name: str, gib: int, mib: int, node: int, tuning: VLLMTuning, tensor: int | None
+) -> None:
+    found = ask(facts(name, gib), GPU("a", mib * MI, largest_node=node), tuning, tensor=tensor)
+    if isinstance(found, Misfit):
+        assert 10 < len(found.why) <= 512
+        return
+    s = found.breakdown
+    parts = (s.overhead, s.reserve, s.weights, s.images, s.state, s.adapters, s.activations, s.graphs, s.kv)
+    assert min(parts) >= 0
+    assert sum(parts) == s.memory
+    assert found.gpus <= node
+    assert (found.kv_tokens or 0) >= 1024
+
+
+@given(_NAMES, _GIB, st.integers(8, 300), st.integers(0, 100), st.integers(1, 8), st.floats(0.5, 0.95))
+def test_a_larger_share_never_holds_fewer_tokens_with_vllm(
+    name: str, gib: int, memory: int, more: int, tensor: int, share: float
+) -> None:
+    # The batch is given: vLLM's own choice is larger from 70 and from 160 GiB on.
+    tuning = VLLMTuning(gpu_memory_utilization=share, max_num_batched_tokens=2048, max_running_requests=256)
+    rooms = [_room(facts(name, gib), gb * 1024, tuning, tensor) for gb in (memory, memory + more)]
+    assert rooms[0] <= rooms[1]
+
+
 @given(_NAMES, _GIB, st.sampled_from(STEPS), st.integers(0, 1000), st.integers(0, 1000), _TUNING, st.integers(1, 8))
 def test_more_memory_never_holds_fewer_tokens(
     name: str, gib: int, step: tuple[int, int], at: int, more: int, tuning: Tuning, tensor: int
@@ -77,7 +116,7 @@ def test_more_memory_never_holds_fewer_tokens(
 def test_more_memory_never_holds_fewer_tokens_across_steps_with_a_given_fraction(
     name: str, gib: int, small: int, more: int, fraction: float, tensor: int
 ) -> None:
-    tuning = Tuning(mem_fraction_static=fraction)
+    tuning = SGLangTuning(mem_fraction_static=fraction)
     rooms = [_room(facts(name, gib), mib * 1024, tuning, tensor) for mib in (small, small + more)]
     assert rooms[0] <= rooms[1]
 
@@ -93,7 +132,7 @@ def _room(found: ArtifactFacts, mib: int, tuning: Tuning, tensor: int) -> int:
 @given(_NAMES, _GIB, st.sampled_from([46068, 81559, 143771, 183359]), st.sampled_from([1, 2, 4]))
 def test_more_gpus_never_have_less_room_for_one_replicas_cache(name: str, gib: int, mib: int, tensor: int) -> None:
     gpu = GPU("a", mib * MI)
-    fewer, more = (ask(facts(name, gib), gpu, Tuning(), tensor=n, context_length=1) for n in (tensor, 2 * tensor))
+    fewer, more = (ask(facts(name, gib), gpu, SGLangTuning(), tensor=n, context_length=1) for n in (tensor, 2 * tensor))
     assume(isinstance(fewer, Sized))
     assert isinstance(fewer, Sized)
     if isinstance(more, Misfit):

@@ -21,7 +21,7 @@ from shoal.core.budget import StepBudget, TooExpensive
 from shoal.core.candidates import consider
 from shoal.core.placement import messages
 from shoal.core.placement.types import Unplannable
-from shoal.core.sizing import GPU, Tuning
+from shoal.core.sizing import GPU, SGLangTuning
 from shoal.kube.errors import APIServerUnavailable
 from shoal.kube.resources import MODELS
 from shoal.kube.store import Table
@@ -145,10 +145,12 @@ def test_a_model_that_would_be_sized_too_often_is_told_what_to_do() -> None:
     classes, gpus = _classes(400, 64)
     raw = _versioned(model("chat", "ns"), uid=UID)
     with pytest.raises(TooExpensive, match=r"list in `spec\.variants` the classes that it may use"):
-        consider(Model.model_validate(raw), ArtifactFacts.model_validate(FACTS), classes, gpus, lambda _: Tuning())
+        consider(
+            Model.model_validate(raw), ArtifactFacts.model_validate(FACTS), classes, gpus, lambda _: SGLangTuning()
+        )
     raw["spec"]["variants"] = [{"class": "c7"}]
     assert consider(
-        Model.model_validate(raw), ArtifactFacts.model_validate(FACTS), classes, gpus, lambda _: Tuning()
+        Model.model_validate(raw), ArtifactFacts.model_validate(FACTS), classes, gpus, lambda _: SGLangTuning()
     ).candidates
 
 

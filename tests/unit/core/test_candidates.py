@@ -6,7 +6,7 @@ from shoal.api.gpuclass import GPUClass
 from shoal.api.model import Model
 from shoal.core import candidates
 from shoal.core.facts import Node, Taint
-from shoal.core.sizing import Tuning
+from shoal.core.sizing import SGLangTuning, Tuning
 
 
 def gpu_class(name: str, product: str, price: str | None = None, **spec: Any) -> GPUClass:
@@ -35,7 +35,7 @@ def model(**spec: Any) -> Model:
 
 
 def tune(_: object) -> Tuning:
-    return Tuning(device="cpu")
+    return SGLangTuning(device="cpu")
 
 
 def test_a_node_in_two_classes_counts_for_the_first_by_name() -> None:

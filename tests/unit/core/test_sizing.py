@@ -8,7 +8,7 @@ from shoal.api import reasons
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Sizing
 from shoal.core.architectures import facts_of
-from shoal.core.sizing import GPU, Misfit, Sized, Tuning, size
+from shoal.core.sizing import GPU, Misfit, SGLangTuning, Sized, Tuning, size
 from tests.support import model_configs as configs
 
 MI, GI = 2**20, 2**30
@@ -38,20 +38,29 @@ def misfit(found: ArtifactFacts | None, on: GPU, **asked: Any) -> Misfit:
 
 
 def ask(found: ArtifactFacts | None, on: GPU, **asked: Any) -> Sized | Misfit:
-    defaults: dict[str, Any] = {"tensor": None, "context_length": None, "overrides": Sizing(), "tuning": Tuning()}
+    defaults: dict[str, Any] = {"tensor": None, "context_length": None, "overrides": Sizing(), "tuning": SGLangTuning()}
     return size(found, on, **(defaults | asked))
 
 
 # Worked examples of a reading of SGLang 0.5.23's source. GiB of weights per GPU, GPUs, fraction, cell, KV tokens.
 WORKED = [
-    ("llama-8b", L40S, 14.96, 1, Tuning(), 0.843, 131_072, 184_000),
-    ("llama-70b", H100, 32.85, 4, Tuning(), 0.819, 81_920, 411_000),
-    ("llama-70b", H100, 32.85, 4, Tuning(kv_cache_dtype="fp8_e4m3"), 0.819, 40_960, 823_000),
-    ("qwen3-32b-fp8", H100, 31.9, 1, Tuning(), 0.830, 262_144, 138_000),
-    ("deepseek-v3", H200, 79, 8, Tuning(), 0.886, 70_272, 673_000),
-    ("deepseek-v3", H200, 79, 8, Tuning(kv_cache_dtype="fp8_e4m3"), 0.886, 35_136, 1_347_000),
-    ("qwen2.5-7b-awq", L4, 5.2, 1, Tuning(), 0.684, 57_344, 183_000),
-    ("qwen2.5-7b-awq", L4, 5.2, 1, Tuning(chunked_prefill_size=2048, cuda_graph_max_bs=32), 0.821, 57_344, 239_000),
+    ("llama-8b", L40S, 14.96, 1, SGLangTuning(), 0.843, 131_072, 184_000),
+    ("llama-70b", H100, 32.85, 4, SGLangTuning(), 0.819, 81_920, 411_000),
+    ("llama-70b", H100, 32.85, 4, SGLangTuning(kv_cache_dtype="fp8_e4m3"), 0.819, 40_960, 823_000),
+    ("qwen3-32b-fp8", H100, 31.9, 1, SGLangTuning(), 0.830, 262_144, 138_000),
+    ("deepseek-v3", H200, 79, 8, SGLangTuning(), 0.886, 70_272, 673_000),
+    ("deepseek-v3", H200, 79, 8, SGLangTuning(kv_cache_dtype="fp8_e4m3"), 0.886, 35_136, 1_347_000),
+    ("qwen2.5-7b-awq", L4, 5.2, 1, SGLangTuning(), 0.684, 57_344, 183_000),
+    (
+        "qwen2.5-7b-awq",
+        L4,
+        5.2,
+        1,
+        SGLangTuning(chunked_prefill_size=2048, cuda_graph_max_bs=32),
+        0.821,
+        57_344,
+        239_000,
+    ),
 ]
 
 
@@ -61,7 +70,7 @@ def test_worked_examples(
 ) -> None:
     found = facts(configs.ALL[name], weight_bytes=int(weights * gpus * GI))
     result = sized(found, gpu(mib), tensor=gpus, tuning=tuning)
-    assert result.breakdown.mem_fraction_static == pytest.approx(fraction, abs=5e-4)
+    assert result.breakdown.fraction == pytest.approx(fraction, abs=5e-4)
     assert result.kv_bytes_per_token == cell
     assert result.kv_tokens == pytest.approx(tokens, rel=3e-3)
 
@@ -92,13 +101,13 @@ def test_a_context_that_the_cache_cannot_hold_is_told_with_what_it_needs() -> No
         "on 1 GPU with 22.49 GiB, weights 14.96 GiB, SGLang's reserve 6.92 GiB and the driver's 0.6 GiB leave KV cache "
         "for 147 tokens; one request of 32768 needs 4 GiB; no node has more than 1 GPU",
     )
-    assert sized(llama, gpu(L4, nodes=1), context_length=4096, tuning=Tuning(mem_fraction_static=0.9)).gpus == 1
+    assert sized(llama, gpu(L4, nodes=1), context_length=4096, tuning=SGLangTuning(mem_fraction_static=0.9)).gpus == 1
 
 
 def test_a_smaller_context_fits_where_the_configs_does_not() -> None:
     llama = facts(configs.LLAMA_8B, weight_bytes=16_060_522_496)
     one = gpu(L4, nodes=1)
-    tuned = Tuning(chunked_prefill_size=2048, cuda_graph_max_bs=8)
+    tuned = SGLangTuning(chunked_prefill_size=2048, cuda_graph_max_bs=8)
     too_long = misfit(llama, one, tuning=tuned)
     assert "one request of 131072 needs 16 GiB" in too_long.why
     assert sized(llama, one, context_length=16384, tuning=tuned).context_length == 16384
@@ -110,7 +119,7 @@ def test_a_context_longer_than_the_config_allows_is_refused_as_the_engine_would(
     assert found.reason == reasons.INVALID
     assert "contextLength 131072 is more than the 32768 tokens that the model's config allows" in found.why
     assert "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1" in found.why
-    assert sized(qwen, gpu(), context_length=131072, tuning=Tuning(longer_context=True)).context_length == 131072
+    assert sized(qwen, gpu(), context_length=131072, tuning=SGLangTuning(longer_context=True)).context_length == 131072
 
 
 def test_a_number_of_gpus_that_was_asked_for() -> None:
@@ -132,7 +141,7 @@ def test_blocks_of_a_quantization_are_not_cut() -> None:
     whole = misfit(moe, gpu(H200), tensor=8)
     assert whole.reason == reasons.INVALID
     assert "an expert's width divides over 12 at most, not over 8 GPUs; --ep-size would spread whole" in whole.why
-    assert sized(moe, gpu(H200), tensor=8, tuning=Tuning(expert_parallel=8)).gpus == 8
+    assert sized(moe, gpu(H200), tensor=8, tuning=SGLangTuning(expert_parallel=8)).gpus == 8
     assert [sized(moe, gpu(mib)).gpus for mib in (H200, H100)] == [2, 4]
     assert "it would take" not in misfit(moe, gpu(L40S)).why
 
@@ -155,36 +164,36 @@ def test_a_quantization_that_the_gpus_cannot_run(quantization: str, capability: 
 
 def test_quantizing_while_loading_halves_all_but_the_embeddings_and_needs_the_whole_first() -> None:
     llama = facts(configs.LLAMA_8B, parameters=8_030_261_248, weight_bytes=16_060_522_496)
-    plain, small = (sized(llama, gpu(), tuning=Tuning(quantization=q)) for q in (None, "fp8"))
+    plain, small = (sized(llama, gpu(), tuning=SGLangTuning(quantization=q)) for q in (None, "fp8"))
     embeddings = 2 * 128256 * 4096 * 2
     assert plain.weight_bytes_per_gpu == 16_060_522_496
     assert small.weight_bytes_per_gpu == embeddings + (16_060_522_496 - embeddings) // 2
     assert small.peak_bytes_per_gpu == plain.weight_bytes_per_gpu
     big = facts(configs.LLAMA_70B, parameters=LLAMA_70B_PARAMETERS, weight_bytes=2 * LLAMA_70B_PARAMETERS)
     # Quantized they would leave room for a cache on 128 GiB; they do not get there.
-    refused = misfit(big, gpu(128 * 1024, nodes=1), context_length=1024, tuning=Tuning(quantization="fp8"))
+    refused = misfit(big, gpu(128 * 1024, nodes=1), context_length=1024, tuning=SGLangTuning(quantization="fp8"))
     assert refused.why == (
         "on 1 GPU with 128 GiB, weights need 131 GiB while they are loaded; no node has more than 1 GPU"
     )
-    assert sized(big, gpu(H200, nodes=1), context_length=1024, tuning=Tuning(quantization="fp8")).gpus == 1
+    assert sized(big, gpu(H200, nodes=1), context_length=1024, tuning=SGLangTuning(quantization="fp8")).gpus == 1
 
 
 def test_a_checkpoint_that_is_quantized_already_is_not_quantized_again() -> None:
     awq = facts(configs.QWEN25_7B_AWQ, weight_bytes=6 * GI)
-    found = misfit(awq, gpu(), tuning=Tuning(quantization="fp8"))
+    found = misfit(awq, gpu(), tuning=SGLangTuning(quantization="fp8"))
     assert (found.reason, found.why.split(":")[0]) == (
         reasons.INVALID,
         "the checkpoint is quantized with awq already",
     )
     same = facts(configs.QWEN3_32B_FP8, weight_bytes=33 * GI)
-    fp8, plain = (sized(same, gpu(), tuning=Tuning(quantization=q)) for q in ("fp8", None))
+    fp8, plain = (sized(same, gpu(), tuning=SGLangTuning(quantization=q)) for q in ("fp8", None))
     assert fp8.kv_tokens == plain.kv_tokens
 
 
 def test_float32_weights_run_in_sixteen_bits_unless_asked() -> None:
     found = facts(configs.BGE_M3, parameters=567_754_752, weight_bytes=4 * 567_754_752)
     assert sized(found, gpu(L4)).weight_bytes_per_gpu == 2 * 567_754_752
-    whole = sized(found, gpu(L4), tuning=Tuning(dtype="float32"))
+    whole = sized(found, gpu(L4), tuning=SGLangTuning(dtype="float32"))
     assert (whole.weight_bytes_per_gpu, whole.kv_bytes_per_token) == (4 * 567_754_752, 2 * 98304)
 
 
@@ -214,7 +223,7 @@ def test_numbers_of_ones_own_win() -> None:
 
 def test_a_draft_model_of_unknown_size_is_asked_for() -> None:
     llama = facts(configs.LLAMA_8B, weight_bytes=16 * GI)
-    drafting = Tuning(draft="EAGLE3")
+    drafting = SGLangTuning(draft="EAGLE3")
     assert "EAGLE3 loads a draft model whose size is not known" in misfit(llama, gpu(), tuning=drafting).why
     half = Sizing(weight_bytes="17Gi")
     assert "`sizing.kvBytesPerToken`" in misfit(llama, gpu(), tuning=drafting, overrides=half).why
@@ -223,16 +232,16 @@ def test_a_draft_model_of_unknown_size_is_asked_for() -> None:
 
 def test_an_engine_on_the_cpu_fits_everywhere() -> None:
     tiny = facts(configs.LLAMA_70B, weight_bytes=140 * GI)
-    on_cpu = Tuning(device="cpu", max_total_tokens=20000)
+    on_cpu = SGLangTuning(device="cpu", max_total_tokens=20000)
     result = sized(tiny, gpu(1024), tuning=on_cpu)
     assert (result.gpus, result.kv_tokens, result.weight_bytes_per_gpu) == (1, 20000, 0)
-    assert sized(tiny, gpu(1024), tuning=Tuning(device="cpu")).concurrent(100) is None
+    assert sized(tiny, gpu(1024), tuning=SGLangTuning(device="cpu")).concurrent(100) is None
     assert sized(tiny, gpu(1024), tensor=4, tuning=on_cpu).gpus == 4
 
 
 def test_attention_data_parallelism_repeats_attention_and_splits_the_cache() -> None:
     v3 = facts(configs.DEEPSEEK_V3, weight_bytes=632 * GI, parameters=671_000_000_000)
-    plain, split = (sized(v3, gpu(H200), tensor=8, tuning=Tuning(attention_dp=n)) for n in (1, 8))
+    plain, split = (sized(v3, gpu(H200), tensor=8, tuning=SGLangTuning(attention_dp=n)) for n in (1, 8))
     assert plain.kv_tokens is not None
     assert split.kv_tokens is not None
     assert split.weight_bytes_per_gpu > plain.weight_bytes_per_gpu
@@ -244,8 +253,8 @@ def test_attention_data_parallelism_repeats_attention_and_splits_the_cache() -> 
 
 def test_large_gpus_keep_ten_gib_free_however_small_the_batches() -> None:
     llama = facts(configs.LLAMA_8B, weight_bytes=16 * GI)
-    small = Tuning(chunked_prefill_size=2048, cuda_graph_max_bs=8)
-    assert sized(llama, gpu(H100), tuning=small).breakdown.mem_fraction_static == round((H100 - 10 * 1024) / H100, 3)
+    small = SGLangTuning(chunked_prefill_size=2048, cuda_graph_max_bs=8)
+    assert sized(llama, gpu(H100), tuning=small).breakdown.fraction == round((H100 - 10 * 1024) / H100, 3)
 
 
 def test_heads_that_are_fewer_than_the_gpus_are_repeated() -> None:
@@ -256,9 +265,9 @@ def test_heads_that_are_fewer_than_the_gpus_are_repeated() -> None:
 
 def test_windows_and_states() -> None:
     oss = facts(configs.GPT_OSS_20B, weight_bytes=13 * GI)
-    with_windows, without = (sized(oss, gpu(L40S), tuning=Tuning(windows=w)) for w in (True, False))
+    with_windows, without = (sized(oss, gpu(L40S), tuning=SGLangTuning(windows=w)) for w in (True, False))
     assert (with_windows.kv_bytes_per_token, without.kv_bytes_per_token) == (44237, 49152)
-    narrow = misfit(oss, gpu(L40S, nodes=1), context_length=100, tuning=Tuning(max_total_tokens=128))
+    narrow = misfit(oss, gpu(L40S, nodes=1), context_length=100, tuning=SGLangTuning(max_total_tokens=128))
     assert "less than one window of 128 needs" in narrow.why
     hybrid = sized(facts(configs.QWEN3_NEXT_80B, weight_bytes=152 * GI), gpu(H200), tensor=2)
     assert hybrid.breakdown.state == pytest.approx(0.9 * hybrid.breakdown.kv, rel=0.02)
@@ -270,7 +279,7 @@ def test_windows_and_states() -> None:
 
 def test_image_models_leave_room_for_their_encoder() -> None:
     vl = facts(configs.QWEN25_VL_7B, weight_bytes=16 * GI)
-    both, text = (sized(vl, gpu(L40S), tuning=Tuning(multimodal=m)) for m in (None, False))
+    both, text = (sized(vl, gpu(L40S), tuning=SGLangTuning(multimodal=m)) for m in (None, False))
     assert both.breakdown.images == 100 * MI
     assert (both.kv_tokens or 0) < (text.kv_tokens or 0)
 
@@ -278,9 +287,10 @@ def test_image_models_leave_room_for_their_encoder() -> None:
 def test_max_total_tokens_bounds_the_cache() -> None:
     llama = facts(configs.LLAMA_8B, weight_bytes=16 * GI)
     assert (
-        sized(llama, gpu(), context_length=4096, tuning=Tuning(max_total_tokens=5000, page_size=64)).kv_tokens == 4992
+        sized(llama, gpu(), context_length=4096, tuning=SGLangTuning(max_total_tokens=5000, page_size=64)).kv_tokens
+        == 4992
     )
-    assert misfit(llama, gpu(), context_length=8192, tuning=Tuning(max_total_tokens=5000)).why == (
+    assert misfit(llama, gpu(), context_length=8192, tuning=SGLangTuning(max_total_tokens=5000)).why == (
         "--max-total-tokens 5000 is less than one request of 8192 tokens needs"
     )
 

@@ -8,7 +8,7 @@ from shoal.api.gpuclass import GPUClass
 from shoal.api.model import Sizing
 from shoal.core.architectures import facts_of
 from shoal.core.facts import Node
-from shoal.core.sizing import GPU, Sized, Tuning, gpu_of, implied_overhead, memory_of, size
+from shoal.core.sizing import GPU, SGLangTuning, Sized, Tuning, gpu_of, implied_overhead, memory_of, size
 from tests.support import model_configs as configs
 
 MI, GI = 2**20, 2**30
@@ -54,7 +54,7 @@ def test_a_gpu_of_a_class() -> None:
 def replica(gpu: GPU, config: dict[str, Any], weights: int, tensor: int = 1, tuning: Tuning | None = None) -> Sized:
     found = size(
         facts_of(config, source="x", weight_bytes=weights), gpu,
-        tensor=tensor, context_length=4096, overrides=Sizing(), tuning=tuning or Tuning(),
+        tensor=tensor, context_length=4096, overrides=Sizing(), tuning=tuning or SGLangTuning(),
     )  # fmt: skip
     assert isinstance(found, Sized)
     return found
@@ -78,13 +78,13 @@ def test_an_engines_own_figure_gives_back_the_overhead_that_it_had(name: str, ne
     tokens = replica(real, config, weights, tensor).kv_tokens
     assert tokens is not None
     before = replica(assumed, config, weights, tensor)
-    learned = implied_overhead(assumed, before, tokens, Tuning())
+    learned = implied_overhead(assumed, before, tokens, SGLangTuning())
     assert learned == pytest.approx(1234 * MI, abs=near)
     corrected = GPU("h200", 143771 * MI, overhead_bytes=learned)
     after = replica(corrected, config, weights, tensor)
     assert after.kv_tokens == pytest.approx(tokens, rel=2e-3)
     # What was learned does not move by having been learned: it would be written again and again.
-    assert implied_overhead(corrected, after, tokens, Tuning()) == learned
+    assert implied_overhead(corrected, after, tokens, SGLangTuning()) == learned
 
 
 def test_replicas_of_all_sizes_correct_the_same_figure() -> None:
@@ -93,7 +93,7 @@ def test_replicas_of_all_sizes_correct_the_same_figure() -> None:
     for tensor in (1, 2, 4, 8):
         tokens = replica(real, configs.LLAMA_70B, 100 * GI, tensor).kv_tokens or 0
         learned.append(
-            implied_overhead(assumed, replica(assumed, configs.LLAMA_70B, 100 * GI, tensor), tokens, Tuning())
+            implied_overhead(assumed, replica(assumed, configs.LLAMA_70B, 100 * GI, tensor), tokens, SGLangTuning())
         )
     assert learned == pytest.approx([2 * GI] * 4, abs=MI)
 
@@ -101,11 +101,11 @@ def test_replicas_of_all_sizes_correct_the_same_figure() -> None:
 @pytest.mark.parametrize(
     ("tokens", "tuning"),
     [
-        (20_000, Tuning(max_total_tokens=20_000)),  # the arguments set it
-        (183_986, Tuning(device="cpu")),
-        (5_000, Tuning()),  # an engine that found 22 GiB less: a simulator, or other weights
-        (400_000, Tuning()),
-        (0, Tuning()),
+        (20_000, SGLangTuning(max_total_tokens=20_000)),  # the arguments set it
+        (183_986, SGLangTuning(device="cpu")),
+        (5_000, SGLangTuning()),  # an engine that found 22 GiB less: a simulator, or other weights
+        (400_000, SGLangTuning()),
+        (0, SGLangTuning()),
     ],
 )
 def test_numbers_that_say_nothing_of_the_class(tokens: int, tuning: Tuning) -> None:
@@ -116,4 +116,4 @@ def test_numbers_that_say_nothing_of_the_class(tokens: int, tuning: Tuning) -> N
 def test_a_little_more_than_there_should_be_means_that_nothing_was_gone() -> None:
     none_gone = GPU("l40s", 46068 * MI, overhead_bytes=0)
     found = replica(none_gone, configs.LLAMA_8B, 16 * GI)
-    assert implied_overhead(none_gone, found, (found.kv_tokens or 0) + 1000, Tuning()) == 0
+    assert implied_overhead(none_gone, found, (found.kv_tokens or 0) + 1000, SGLangTuning()) == 0

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from shoal.core.sizing import Tuning
+from shoal.core.sizing import SGLangTuning
 from shoal.engine.sglang.tuning import quantization_args, tuning_of
 
 
@@ -38,13 +38,13 @@ from shoal.engine.sglang.tuning import quantization_args, tuning_of
     ],
 )
 def test_arguments(args: list[str], changes: dict[str, Any]) -> None:
-    assert tuning_of(args) == Tuning(**changes)
+    assert tuning_of(args) == SGLangTuning(**changes)
 
 
 def test_the_models_own_arguments_win_over_the_platforms() -> None:
     platform = ("--device", "cpu", "--max-running-requests=4")
     found = tuning_of(["--max-running-requests=16"], platform_args=platform)
-    assert found == Tuning(device="cpu", max_running_requests=16)
+    assert found == SGLangTuning(device="cpu", max_running_requests=16)
 
 
 def test_a_variants_quantization() -> None:

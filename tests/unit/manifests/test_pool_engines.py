@@ -14,7 +14,7 @@ from shoal.core import quantity
 from shoal.core.architectures import facts_of
 from shoal.core.lora import pool as pools
 from shoal.core.lora.format.layers import fused, largest_adapter
-from shoal.core.sizing import GPU, Misfit, Sized, Tuning, size
+from shoal.core.sizing import GPU, Misfit, SGLangTuning, Sized, size
 from shoal.engine.sglang.launch import engine_args
 from shoal.engine.sglang.tuning import tuning_of
 from shoal.manifests import model as manifests
@@ -404,7 +404,7 @@ def test_what_the_places_take_is_never_guessed() -> None:
 
 def test_engines_without_adapters_have_no_places() -> None:
     assert tuning_of(["--max-lora-rank=64", "--lora-target-modules", "q_proj"]).adapters is None
-    assert tuning_of([]) == Tuning()
+    assert tuning_of([]) == SGLangTuning()
 
 
 def test_the_largest_adapter_changes_all_that_it_may() -> None:

@@ -1,49 +1,34 @@
-"""GPU memory that SGLang reserves for LoRA adapters at its start: its `LoRAMemoryPool` of 0.5.23.
+"""What the slots of LoRA adapters take of a decoder's layers; both engines lay them out alike.
 
-bytes per GPU = slots x rank x bytes of a number x [ layers x (input and output widths of the modules) + embeddings ]
+numbers of one slot, per rank = layers x (input and output widths of the modules)
 """
-
-from typing import Final
 
 from shoal.api.artifact import ArtifactFacts
 from shoal.core.lora.format.layers import fused
-from shoal.core.sizing.types import Tuning
-from shoal.core.sizing.weights import runs_in
 
-_VOCABULARY_BLOCK: Final = 64
-"""The output layer is cut into equal parts of the vocabulary, each padded to a multiple of this."""
+EVERY = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The linear layers of a decoder."""
 
 
-def slot_bytes(facts: ArtifactFacts, gpus: int, tuning: Tuning) -> int | None:
-    """Bytes on each of `gpus` GPUs of one replica; 0 without adapters. None: the layers' widths are unknown."""
-    asked, widths = tuning.adapters, facts.widths
-    if asked is None:
-        return 0
-    modules = fused(asked.modules)
+def layer_numbers(facts: ArtifactFacts, gpus: int, attention: int, modules: tuple[str, ...]) -> int | None:
+    """Numbers on each GPU, of all layers, for one slot and each unit of rank.
+
+    `gpus` cut the feed-forward layers, `attention` of them the attention. None: the layers' widths are unknown.
+    """
+    widths, asked = facts.widths, fused(modules)
     if widths is None or facts.kv.head_dim is None:
         return None
-    # Attention is cut within its own group, and a key-value head is never cut.
-    attention = max(1, gpus // tuning.attention_dp)
+    # A key-value head is never cut.
     keys = max(facts.kv.head_dim, widths.key // attention)
     hidden, layer = widths.hidden, 0
-    if "qkv_proj" in modules:
+    if "qkv_proj" in asked:
         layer += 3 * hidden + widths.query // attention + 2 * keys
-    if "o_proj" in modules:
+    if "o_proj" in asked:
         layer += widths.query // attention + hidden
-    if modules & {"gate_up_proj", "down_proj"}:
+    if asked & {"gate_up_proj", "down_proj"}:
         if widths.feed_forward is None:
             return None
         part = widths.feed_forward // gpus
-        layer += 2 * hidden + 2 * part if "gate_up_proj" in modules else 0
-        layer += part + hidden if "down_proj" in modules else 0
-    tables = 0
-    if modules & {"embed_tokens", "lm_head"}:
-        if facts.vocabulary is None:
-            return None
-        blocks = -(-facts.vocabulary // _VOCABULARY_BLOCK) * _VOCABULARY_BLOCK
-        tables += facts.vocabulary + hidden if "embed_tokens" in modules else 0
-        tables += hidden + (blocks // gpus if gpus > 1 else facts.vocabulary) if "lm_head" in modules else 0
-        if {"embed_tokens", "lm_head"} <= modules:
-            tables *= 2  # SGLang reserves both twice: once for each of the two
-    size = 4 if runs_in(facts, tuning) == "float32" else 2
-    return asked.slots * asked.rank * size * (widths.layers * layer + tables)
+        layer += 2 * hidden + 2 * part if "gate_up_proj" in asked else 0
+        layer += part + hidden if "down_proj" in asked else 0
+    return widths.layers * layer

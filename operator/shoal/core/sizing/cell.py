@@ -1,4 +1,5 @@
-"""Bytes that one token takes in the KV cache of one GPU, as SGLang's `pool_configurator` of 0.5.23 computes them."""
+"""Bytes that one token takes in the KV cache of one GPU, as SGLang's `pool_configurator` of 0.5.23 computes them; the
+shapes are the model's, so vLLM's are the same but for how tokens are packed into blocks."""
 
 from shoal.api.artifact import KVGeometry
 
@@ -46,6 +47,17 @@ def bytes_per_token(
     swa_value = kv.swa_v_head_dim or (kv.swa_head_dim or value)
     window = _heads(kv.swa_kv_heads or kv.kv_heads, attention_tensor, swa_key, swa_value, size, kv_dtype)
     return kv.full_layers * full + swa_ratio * (depth - kv.full_layers) * window
+
+
+def layer_bytes(
+    kv: KVGeometry, *, attention_tensor: int, kv_dtype: str | None, kept_float32: bool = False
+) -> int | None:
+    """Bytes of one token in one layer that keeps every token, on one GPU; None with a latent, and where the geometry is
+    unknown. Parameters as of `bytes_per_token`."""
+    if kv.kind == "Unknown" or kv.kv_lora_rank is not None or kv.kv_heads is None or kv.head_dim is None:
+        return None
+    size = 4 if kept_float32 and element_bytes(kv_dtype) == 2 else element_bytes(kv_dtype)
+    return _heads(kv.kv_heads, attention_tensor, kv.head_dim, kv.v_head_dim or kv.head_dim, size, kv_dtype)
 
 
 def _heads(count: int, tensor: int, key: int, value: int, size: int, kv_dtype: str | None) -> int:

@@ -3,15 +3,12 @@
 from shoal.api import reasons
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Sizing
-from shoal.core.sizing import kvcache, messages
-from shoal.core.sizing.adapters import slot_bytes
+from shoal.core.sizing import messages
 from shoal.core.sizing.tensor import choices, obstacle
 from shoal.core.sizing.types import GPU, MemoryBreakdown, Misfit, Sized, Tuning
 from shoal.core.sizing.weights import Weights, weights
 
 NO_FACTS = ArtifactFacts(source="")
-_SGLANG_CONTEXT = 2048
-"""SGLang's context length for a config that has none."""
 
 
 def size(
@@ -36,6 +33,7 @@ def size(
     longest = context_length or facts.context_length
     if misfit := _asked(facts, gpu, tensor, context_length, tuning):
         return misfit
+    context = longest or tuning.default_context
     if tuning.device == "cpu":
         return _on_cpu(facts, tensor or tuning.attention_dp, longest, overrides, tuning)
     found = weights(facts, gpu, overrides, tuning)
@@ -43,12 +41,13 @@ def size(
         return found
     if overrides.kv_bytes_per_token is None and (facts.kv.kind == "Unknown" or tuning.draft):
         return Misfit(reasons.SIZE_UNKNOWN, messages.unknown(facts, tuning))
-    if tuning.adapters is not None and slot_bytes(facts, 1, tuning) is None:
+    if overrides.kv_bytes_per_token is None and (why := tuning.unsized(facts)) is not None:
+        return Misfit(reasons.SIZE_UNKNOWN, why)
+    if tuning.adapters is not None and tuning.slot_bytes(facts, 1) is None:
         return Misfit(reasons.SIZE_UNKNOWN, messages.unknown_slots(facts))
     tried = (tensor,) if tensor is not None else choices(facts, gpu, tuning)
     if not tried:
         return Misfit(reasons.INVALID, messages.uncuttable(facts, gpu, tuning))
-    context = longest or _SGLANG_CONTEXT
     last: Sized | None = None
     for gpus in tried:
         last = _replica(facts, gpu, gpus, longest, found, overrides, tuning)
@@ -72,18 +71,18 @@ def _asked(
             )
     longest = facts.context_length
     if context_length is not None and longest is not None and context_length > longest and not tuning.longer_context:
-        return Misfit(reasons.INVALID, messages.too_long(context_length, longest))
+        return Misfit(reasons.INVALID, messages.too_long(context_length, longest, tuning))
     return None
 
 
 def _on_cpu(facts: ArtifactFacts, gpus: int, context: int | None, overrides: Sizing, tuning: Tuning) -> Sized:
     """An engine that runs on CPUs: GPUs are only counted."""
     none = MemoryBreakdown(
-        memory=0, overhead=0, reserve=0, weights=0, images=0, state=0, adapters=0, kv=0, mem_fraction_static=0.0
+        memory=0, overhead=0, reserve=0, weights=0, images=0, state=0, adapters=0, kv=0, fraction=0.0
     )
     return Sized(
         gpus=gpus,
-        kv_tokens=tuning.max_total_tokens,
+        kv_tokens=tuning.cpu_tokens(facts, overrides, context or tuning.default_context),
         kv_bytes_per_token=overrides.kv_bytes_per_token or facts.kv_bytes_per_token or 0,
         weight_bytes_per_gpu=0,
         context_length=context,
@@ -94,24 +93,29 @@ def _on_cpu(facts: ArtifactFacts, gpus: int, context: int | None, overrides: Siz
 
 
 def _replica(
-    facts: ArtifactFacts, gpu: GPU, gpus: int, context: int | None, found: Weights, overrides: Sizing, tuning: Tuning
+    facts: ArtifactFacts,
+    gpu: GPU,
+    gpus: int,
+    context: int | None,
+    all_weights: Weights,
+    overrides: Sizing,
+    tuning: Tuning,
 ) -> Sized:
     """The memory arithmetic on this many GPUs, whether the replica fits or not."""
-    per_gpu = max(0, found.per_gpu(gpus, tuning.attention_dp) - tuning.cpu_offload_bytes)
-    cell = kvcache.cell(facts, gpu, gpus, overrides, tuning)
-    sums, slots = kvcache.breakdown(facts, gpu, gpus, per_gpu, tuning)
-    tokens = kvcache.tokens(facts, sums.kv, cell, tuning)
+    per_gpu = max(0, all_weights.per_gpu(gpus, tuning.attention_dp) - tuning.cpu_offload_bytes)
     groups = tuning.attention_dp
+    found = tuning.memory(facts, gpu, gpus, per_gpu, overrides, context or tuning.default_context)
     return Sized(
         gpus=gpus,
-        kv_tokens=tokens * groups,
-        kv_bytes_per_token=-int(-cell // 1),
+        kv_tokens=found.tokens * groups,
+        kv_bytes_per_token=-int(-found.cell // 1),
         weight_bytes_per_gpu=per_gpu,
         context_length=context,
-        breakdown=sums,
-        peak_bytes_per_gpu=max(per_gpu, found.peak_per_gpu(gpus, groups) - tuning.cpu_offload_bytes),
-        max_requests=groups * kvcache.requests(tokens, slots, context or _SGLANG_CONTEXT, tuning),
+        breakdown=found.breakdown,
+        peak_bytes_per_gpu=max(per_gpu, all_weights.peak_per_gpu(gpus, groups) - tuning.cpu_offload_bytes),
+        max_requests=groups * found.requests,
         attention_groups=groups,
+        estimates=found.estimates,
     )
 
 
@@ -120,5 +124,5 @@ def _fits(sized: Sized, facts: ArtifactFacts, gpu: GPU, context: int, tuning: Tu
     return (
         tokens >= context
         and sized.peak_bytes_per_gpu + sized.breakdown.overhead <= gpu.memory_bytes
-        and kvcache.window_fits(facts, tokens, tuning)
+        and tuning.refusal(facts, sized, context) is None
     )

@@ -3,15 +3,9 @@
 from collections.abc import Sequence
 
 from shoal.api.artifact import ArtifactFacts
-from shoal.core.sizing.kvcache import GI, window_fits
 from shoal.core.sizing.tensor import UNKNOWN_NODE, choices, obstacle
 from shoal.core.sizing.types import GPU, Sized, Tuning
-
-
-def gib(size: float) -> str:
-    """Bytes for a reader: 14.96 GiB, 131 GiB."""
-    value = size / GI
-    return f"{value:.0f} GiB" if abs(value) >= 100 else f"{value:.2f}".rstrip("0").rstrip(".") + " GiB"
+from shoal.core.sizing.units import gib
 
 
 def gpus(count: int) -> str:
@@ -26,10 +20,10 @@ def instead(numbers: Sequence[int]) -> str:
     return f"; it can be {', '.join(map(str, numbers))}" if numbers else ""
 
 
-def too_long(asked: int, longest: int) -> str:
+def too_long(asked: int, longest: int, tuning: Tuning) -> str:
     return (
-        f"contextLength {asked} is more than the {longest} tokens that the model's config allows, and SGLang does not "
-        "start with it; set SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 in `pod.env` to try it all the same"
+        f"contextLength {asked} is more than the {longest} tokens that the model's config allows, and {tuning.engine} "
+        f"does not start with it; set {tuning.longer_context_by}=1 in `pod.env` to try it all the same"
     )
 
 
@@ -67,23 +61,16 @@ def too_small(sized: Sized, facts: ArtifactFacts, gpu: GPU, context: int, *, ask
         less = sized.peak_bytes_per_gpu <= gpu.memory_bytes
         driver = f" beside the driver's {gib(sized.breakdown.overhead)}" if less else ""
         return f"{where}, weights need {gib(sized.peak_bytes_per_gpu)}{while_loading}{driver}; {limit}"
-    parts = [f"weights {gib(sized.breakdown.weights)}", f"SGLang's reserve {gib(sized.breakdown.reserve)}"]
-    if sized.breakdown.state > 0:
-        parts.append(f"states of requests {gib(sized.breakdown.state)}")
-    if sized.breakdown.images > 0:
-        parts.append(f"images {gib(sized.breakdown.images)}")
-    if sized.breakdown.adapters > 0:
-        parts.append(f"places for adapters {gib(sized.breakdown.adapters)}")
-    parts.append(f"the driver's {gib(sized.breakdown.overhead)}")
+    parts = [f"weights {gib(sized.breakdown.weights)}", *tuning.parts(sized.breakdown)]
     taken = f"{where}, {', '.join(parts[:-1])} and {parts[-1]}"
-    tokens = (sized.kv_tokens or 0) // sized.attention_groups
+    tokens, fixed = (sized.kv_tokens or 0) // sized.attention_groups, tuning.limit()
     if sized.breakdown.kv <= 0:
         return f"{taken} leave nothing for the KV cache; {limit}"
     room = f"leave KV cache for {tokens} tokens"
-    if tokens >= context and not window_fits(facts, tokens, tuning):
-        return f"{taken} {room}, less than one window of {facts.kv.sliding_window} needs; {limit}"
-    if tuning.max_total_tokens is not None and sized.kv_bytes_per_token * context <= sized.breakdown.kv:
-        return f"--max-total-tokens {tuning.max_total_tokens} is less than one request of {context} tokens needs"
+    if (refusal := tuning.refusal(facts, sized, context)) is not None:
+        return f"{taken} {room}, {refusal}; {limit}"
+    if fixed is not None and sized.kv_bytes_per_token * context <= sized.breakdown.kv:
+        return f"{fixed} is less than one request of {context} tokens needs"
     return f"{taken} {room}; one request of {context} needs {gib(context * sized.kv_bytes_per_token)}; {limit}"
 
 

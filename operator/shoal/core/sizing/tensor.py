@@ -1,4 +1,4 @@
-"""Tensor parallelism: the numbers of GPUs over which SGLang can divide a model."""
+"""Tensor parallelism: the numbers of GPUs over which an engine can divide a model."""
 
 from shoal.api.artifact import ArtifactFacts
 from shoal.core.sizing.types import GPU, Tuning
@@ -22,7 +22,7 @@ def choices(facts: ArtifactFacts, gpu: GPU, tuning: Tuning) -> tuple[int, ...]:
 def obstacle(facts: ArtifactFacts, tensor: int, tuning: Tuning) -> str | None:
     """Why this many GPUs cannot divide the model; None: they can."""
     if tensor % tuning.attention_dp:
-        return f"--attn-dp-size {tuning.attention_dp} does not divide {tensor} GPUs"
+        return f"{tuning.attention_dp_by} {tuning.attention_dp} does not divide {tensor} GPUs"
     parts = tensor // tuning.attention_dp
     if facts.attention_heads is not None and facts.attention_heads % parts:
         return f"{facts.attention_heads} attention heads do not divide over {parts} GPUs"
@@ -33,10 +33,11 @@ def obstacle(facts: ArtifactFacts, tensor: int, tuning: Tuning) -> str | None:
         return f"{kv_heads} key-value heads neither divide over {parts} GPUs nor repeat on them"
     if facts.tensor_divisor is not None and facts.tensor_divisor % tensor:
         return f"the layers' widths divide over {facts.tensor_divisor} at most, not over {tensor} GPUs"
-    if tensor % tuning.expert_parallel:
-        return f"--ep-size {tuning.expert_parallel} does not divide {tensor} GPUs"
-    per_expert = tensor // tuning.expert_parallel
+    groups = tuning.expert_groups(tensor)
+    if tensor % groups:
+        return f"{tuning.experts_by} {groups} does not divide {tensor} GPUs"
+    per_expert = tensor // groups
     if facts.expert_divisor is not None and facts.expert_divisor % per_expert:
         most = f"an expert's width divides over {facts.expert_divisor} at most"
-        return f"{most}, not over {per_expert} GPUs; --ep-size would spread whole experts"
+        return f"{most}, not over {per_expert} GPUs; {tuning.experts_by} would spread whole experts"
     return None

@@ -1,7 +1,12 @@
-"""Input and output of sizing."""
+"""Input and output of sizing, and what the arithmetic of an engine must answer."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
+
+from shoal.api.artifact import ArtifactFacts
+from shoal.api.model import Sizing
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,48 +34,7 @@ class AdapterSlots:
     rank: int
     """Largest rank of an adapter: each slot has room for it."""
     modules: tuple[str, ...]
-    """--lora-target-modules."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """Engine arguments that change the memory arithmetic. None: the engine's own default."""
-
-    device: Literal["cuda", "cpu"] = "cuda"
-    """cpu: the KV cache is not in GPU memory, so GPU memory excludes nothing."""
-    dtype: str | None = None
-    """--dtype; None: the config's."""
-    mem_fraction_static: float | None = None
-    kv_cache_dtype: str | None = None
-    chunked_prefill_size: int | None = None
-    """-1: prefill is not chunked."""
-    cuda_graph_max_bs: int | None = None
-    decode_graphs: bool = True
-    prefill_graphs: bool = True
-    max_running_requests: int | None = None
-    max_total_tokens: int | None = None
-    page_size: int | None = None
-    pp_size: int = 1
-    attention_dp: int = 1
-    """--attn-dp-size: data parallelism of attention inside the tensor-parallel group."""
-    expert_parallel: int = 1
-    swa_full_tokens_ratio: float | None = None
-    windows: bool = True
-    """False: --disable-hybrid-swa-memory; every layer keeps every token."""
-    mamba_full_memory_ratio: float | None = None
-    radix_cache: bool = True
-    multimodal: bool | None = None
-    """True: --enable-multimodal; False: --language-model-only."""
-    cpu_offload_bytes: int = 0
-    """Weight bytes of each GPU that are kept in host memory."""
-    quantization: str | None = None
-    """--quantization, or the variant's. None: that of the checkpoint."""
-    longer_context: bool = False
-    """SGLang's arguments allow a context longer than the config's, or name another config."""
-    draft: str | None = None
-    """The speculative algorithm, if it loads a draft model of unknown size."""
-    adapters: AdapterSlots | None = None
-    """--enable-lora."""
+    """--lora-target-modules; empty: every module that the engine adapts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +45,38 @@ class MemoryBreakdown:
     overhead: int
     """In use before the engine starts."""
     reserve: int
-    """Kept free by the engine for activations and graphs: (1 - mem_fraction_static) of what was free at its start."""
+    """Kept free by the engine. SGLang: (1 - mem_fraction_static) of what was free at its start, for activations and
+    graphs. vLLM: what its share of the memory leaves."""
     weights: int
     images: int
-    """Multimodal models: the engine's cache of image embeddings."""
+    """Multimodal models: what the engine keeps for images (vLLM: and needs to encode them)."""
     state: int
     """Hybrid models: states of requests, which do not grow with tokens."""
     adapters: int
     """Slots for LoRA adapters."""
     kv: int
     """KV cache. Negative: the other parts do not fit."""
-    mem_fraction_static: float
+    fraction: float
+    """The engine's share: SGLang's mem_fraction_static of what is free, vLLM's gpu_memory_utilization of all."""
+    activations: int = 0
+    """vLLM: the largest batch while it is computed, and the engine's buffers, taken from its share."""
+    graphs: int = 0
+    """vLLM: CUDA graphs, taken from its share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What an engine's arithmetic says of one GPU of a replica, whether the replica fits or not."""
+
+    breakdown: MemoryBreakdown
+    cell: float
+    """Bytes of one token in the KV cache."""
+    tokens: int
+    """Tokens that the KV cache of one attention group holds. Below zero where the weights alone are too much."""
+    requests: int
+    """Requests that one attention group runs at once."""
+    estimates: tuple[str, ...]
+    """Parts of the breakdown that are estimates, in its names. Each errs to the side of too few tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +98,8 @@ class Sized:
     """Requests that run at once at most, of any length; None: unknown."""
     attention_groups: int = 1
     """Separate parts of the KV cache; one request lives in one of them (attention data parallelism)."""
+    estimates: tuple[str, ...] = ()
+    """Parts of the breakdown that are estimates, in its names: `kv_tokens` is then the least that is to be expected."""
 
     def concurrent(self, context: int) -> int | None:
         """Requests of `context` tokens, prompt and answer, that fit at once. None: unknown."""
@@ -131,3 +118,91 @@ class Misfit:
     reasons.INVALID: the Model asks for something that no engine does on any class."""
     why: str
     """The calculation that fails, for the author of the Model; without the class's name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning(ABC):
+    """Engine arguments that change the memory arithmetic, and the arithmetic of that engine.
+
+    Each engine has a class of its own with further arguments. None: the engine's own default.
+    """
+
+    device: Literal["cuda", "cpu"] = "cuda"
+    """cpu: the KV cache is not in GPU memory, so GPU memory excludes nothing."""
+    dtype: str | None = None
+    """--dtype; None: the config's."""
+    kv_cache_dtype: str | None = None
+    max_running_requests: int | None = None
+    """Requests in the running batch at most."""
+    attention_dp: int = 1
+    """Data parallelism of attention inside one replica: its GPUs form this many groups."""
+    multimodal: bool | None = None
+    """Whether images are read, where the arguments say it."""
+    cpu_offload_bytes: int = 0
+    """Weight bytes of each GPU that are kept in host memory."""
+    quantization: str | None = None
+    """--quantization, or the variant's. None: that of the checkpoint."""
+    longer_context: bool = False
+    """The arguments allow a context longer than the config's, or name another config."""
+    draft: str | None = None
+    """The speculative method, if it loads a draft model of unknown size."""
+    adapters: AdapterSlots | None = None
+    """--enable-lora."""
+
+    engine: ClassVar[str]
+    """Name of the engine, for messages."""
+    default_context: ClassVar[int] = 2048
+    """The engine's context length for a config that has none."""
+    longer_context_by: ClassVar[str]
+    """The environment variable that allows a longer context."""
+    attention_dp_by: ClassVar[str]
+    """The argument of `attention_dp`."""
+    experts_by: ClassVar[str]
+    """The argument that spreads whole experts over GPUs."""
+    min_capability: ClassVar[Mapping[str, int]]
+    """Ten times the compute capability that a quantization needs, by the engine's name of it."""
+    halving: ClassVar[frozenset[str]]
+    """Quantizations that turn 16-bit weights into 8 bits while they are loaded."""
+    unreadable: ClassVar[frozenset[str]] = frozenset()
+    """Checkpoints' quantizations that the engine does not read."""
+    reads_as_fp8: ClassVar[tuple[str, ...]] = ()
+    """Beginnings of the names of checkpoints' quantizations that the engine takes for fp8."""
+
+    @abstractmethod
+    def expert_groups(self, gpus: int) -> int:
+        """Parts into which the experts are dealt out whole; the GPUs of one part cut them."""
+
+    @abstractmethod
+    def slot_bytes(self, facts: ArtifactFacts, gpus: int) -> int | None:
+        """Bytes of the adapters' slots on each of `gpus` GPUs; 0 without adapters. None: the widths are unknown."""
+
+    @abstractmethod
+    def memory(
+        self, facts: ArtifactFacts, gpu: GPU, gpus: int, weights: int, overrides: Sizing, context: int
+    ) -> Memory:
+        """One GPU of a replica of `gpus` GPUs with `weights` bytes on each. What one token takes must be known."""
+
+    @abstractmethod
+    def cpu_tokens(self, facts: ArtifactFacts, overrides: Sizing, context: int) -> int | None:
+        """Tokens of an engine that runs on CPUs, where the arguments say how large its cache is."""
+
+    @abstractmethod
+    def unsized(self, facts: ArtifactFacts) -> str | None:
+        """Why this engine's KV cache of such a model cannot be computed; None: it can."""
+
+    @abstractmethod
+    def refusal(self, facts: ArtifactFacts, sized: Sized, context: int) -> str | None:
+        """Why the engine does not start with this replica although its cache holds the context; None: it starts. A
+        part of a sentence after "leave room for N tokens"."""
+
+    @abstractmethod
+    def limit(self) -> str | None:
+        """The argument that fixes the size of the KV cache, with its value; None: the engine fills its share."""
+
+    @abstractmethod
+    def parts(self, breakdown: MemoryBreakdown) -> tuple[str, ...]:
+        """What takes the memory besides weights and KV cache, each with its size, for a sentence."""
+
+    @abstractmethod
+    def overhead_of(self, gpu: GPU, sized: Sized, engine_tokens: int) -> int | None:
+        """See `implied_overhead`."""

@@ -9,16 +9,6 @@ from shoal.api.model import Sizing
 from shoal.core import quantity
 from shoal.core.sizing.types import GPU, Misfit, Tuning
 
-MIN_CAPABILITY: Final = {
-    "awq": 75, "awq_marlin": 80, "auto-round": 60, "auto-round-int8": 75, "bitsandbytes": 70, "blockwise_int8": 80,
-    "compressed-tensors": 70, "fp8": 80, "gguf": 60, "gptq": 60, "gptq_marlin": 80, "humming": 75, "modelopt": 89,
-    "modelopt_fp4": 80, "modelopt_fp8": 89, "modelopt_mixed": 80, "moe_wna16": 70, "mxfp4": 80, "mxfp8": 100,
-    "nvfp4_online": 100, "petit_nvfp4": 90, "quark": 70, "w4afp8": 90, "w8a8_fp8": 89, "w8a8_int8": 75,
-}  # fmt: skip
-"""Ten times the compute capability that SGLang 0.5.23 requires of a GPU (`get_min_capability`). 4-bit floats also run
-below 10.0: there only the weights are 4 bits wide and are widened for each product."""
-_HALVES: Final = ("fp8", "mxfp8", "w8a8_fp8")
-"""Methods that turn 16-bit weights into 8 bits while they are loaded."""
 _ITEM_BYTES: Final = {"float32": 4, "float": 4}
 
 
@@ -52,11 +42,14 @@ def weights(facts: ArtifactFacts, gpu: GPU, overrides: Sizing, tuning: Tuning) -
     """The weights on this GPU, or why they cannot be used or sized. Raises ValueError for an override that is no
     quantity."""
     asked, stored = tuning.quantization, facts.quantization
-    if asked == "fp8" and stored not in (None, "fp8") and not stored.startswith("modelopt"):
-        why = f"the checkpoint is quantized with {stored} already: SGLang refuses to quantize it with fp8 on top"
+    if asked == "fp8" and stored not in (None, "fp8") and not stored.startswith(tuning.reads_as_fp8):
+        why = f"the checkpoint is quantized with {stored} already: {tuning.engine} refuses to quantize it with fp8"
+        why += " on top"
         return Misfit(reasons.INVALID, f"{why}; leave the quantization out, or use weights that are not quantized")
     method = asked or stored
-    if misfit := _unable(method, gpu):
+    if method in tuning.unreadable:
+        return Misfit(reasons.INVALID, f"{tuning.engine} does not read {method} weights")
+    if misfit := _unable(method, gpu, tuning):
         return misfit
     if overrides.weight_bytes is not None:
         given = int(quantity.parse(overrides.weight_bytes))
@@ -70,9 +63,9 @@ def weights(facts: ArtifactFacts, gpu: GPU, overrides: Sizing, tuning: Tuning) -
         return Misfit(reasons.SIZE_UNKNOWN, f"{why}: say it in `sizing.weightBytes`")
     attention = facts.attention_bytes
     if attention is None and tuning.attention_dp > 1:
-        why = "how much of the weights --attn-dp-size repeats is not known for this architecture"
+        why = f"how much of the weights {tuning.attention_dp_by} repeats is not known for this architecture"
         return Misfit(reasons.SIZE_UNKNOWN, f"{why}: say in `sizing.weightBytes` what one replica needs with it")
-    if stored is None and method in _HALVES:
+    if stored is None and method in tuning.halving:
         kept = min(total, facts.embedding_bytes or 0)
         return Weights(kept + -(-(total - kept) // 2), total, (attention or 0) // 2)
     return Weights(total, total, attention or 0)
@@ -85,8 +78,8 @@ def _stored(facts: ArtifactFacts, tuning: Tuning) -> int | None:
     return facts.weight_bytes
 
 
-def _unable(method: str | None, gpu: GPU) -> Misfit | None:
-    least = MIN_CAPABILITY.get(method or "")
+def _unable(method: str | None, gpu: GPU, tuning: Tuning) -> Misfit | None:
+    least = tuning.min_capability.get(method or "")
     if least is None or gpu.compute_capability is None:
         return None
     major, minor = gpu.compute_capability

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, TypeVar, cast
 
 from shoal.core import quantity
-from shoal.core.sizing import AdapterSlots, Tuning
+from shoal.core.sizing import AdapterSlots, SGLangTuning
 from shoal.engine.arguments import LONGEST, LONGEST_ARG, MOST_ARGS
 from shoal.engine.sglang.arguments import ARGUMENTS, parsed
 
@@ -31,7 +31,7 @@ def tuning_of(
     platform_args: Sequence[str] = (),
     quantization: Literal["FP8"] | None = None,
     env: Mapping[str, str] = MappingProxyType({}),
-) -> Tuning:
+) -> SGLangTuning:
     """What these arguments change in the memory arithmetic; a later argument wins over an earlier one, and the Model's
     own win over the platform's.
 
@@ -55,7 +55,7 @@ def tuning_of(
     algorithm = (given.get("speculative-algorithm") or "").upper()
     longer = env.get(_LONGER, "").lower() in ("1", "true", "yes", "y", "t") or "json-model-override-args" in given
     multimodal = True if "enable-multimodal" in given else False if "language-model-only" in given else None
-    return Tuning(
+    return SGLangTuning(
         device="cpu" if given.get("device") == "cpu" else "cuda",
         dtype=_unless(given.get("dtype"), "auto"),
         mem_fraction_static=number("mem-fraction-static", float),

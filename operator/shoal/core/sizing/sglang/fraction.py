@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal.api.artifact import ArtifactFacts
-from shoal.core.sizing.types import Tuning
+from shoal.core.sizing.sglang.arguments import SGLangArguments
 
 MULTIMODAL_PREFILL_GRAPHS: Final = frozenset({
     "Cohere2VisionForConditionalGeneration", "KimiK25ForConditionalGeneration", "PaddleOCRVLForConditionalGeneration",
@@ -54,14 +54,14 @@ def prefill_graphs(max_tokens: int) -> int:
     return sum(max(0, (min(last, max_tokens) - first) // step + 1) for first, last, step in spans)
 
 
-def is_multimodal(facts: ArtifactFacts, tuning: Tuning) -> bool:
+def is_multimodal(facts: ArtifactFacts, tuning: SGLangArguments) -> bool:
     """Whether the engine reads images."""
     if tuning.multimodal is None:
         return facts.multimodal
     return tuning.multimodal and (facts.multimodal or facts.vision_layers is not None)
 
 
-def reserve_mib(facts: ArtifactFacts, total_mib: float, tensor: int, tuning: Tuning) -> float:
+def reserve_mib(facts: ArtifactFacts, total_mib: float, tensor: int, tuning: SGLangArguments) -> float:
     """MiB of one GPU that SGLang keeps free for activations and graphs."""
     chosen = defaults(total_mib, tensor)
     chunked = tuning.chunked_prefill_size or chosen.chunked_prefill_size
@@ -82,14 +82,14 @@ def reserve_mib(facts: ArtifactFacts, total_mib: float, tensor: int, tuning: Tun
     return max(reserve, 10 * 1024.0) if total_mib > 60 * 1024 else reserve
 
 
-def _captures_prefill(facts: ArtifactFacts, tuning: Tuning) -> bool:
+def _captures_prefill(facts: ArtifactFacts, tuning: SGLangArguments) -> bool:
     name = facts.architecture
     if not tuning.prefill_graphs or tuning.pp_size > 1 or name in NO_PREFILL_GRAPHS:
         return False
     return not is_multimodal(facts, tuning) or name in MULTIMODAL_PREFILL_GRAPHS
 
 
-def static_fraction(facts: ArtifactFacts, total_mib: float, tensor: int, tuning: Tuning) -> float:
+def static_fraction(facts: ArtifactFacts, total_mib: float, tensor: int, tuning: SGLangArguments) -> float:
     """SGLang's mem_fraction_static: from the arguments, else its own default; 0 on a GPU smaller than the reserve."""
     if tuning.mem_fraction_static is not None:
         return min(1.0, max(0.0, tuning.mem_fraction_static))

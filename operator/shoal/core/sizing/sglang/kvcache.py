@@ -4,22 +4,16 @@ pre = memory - overhead                              free before the weights are
 kv  = pre * mem_fraction_static - weights - adapters - state    rounded down to pages of tokens
 """
 
-from math import log2
-
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Sizing
-from shoal.core.sizing.adapters import slot_bytes
 from shoal.core.sizing.cell import SWA_FULL_TOKENS_RATIO, bytes_per_token
-from shoal.core.sizing.fraction import is_multimodal, static_fraction
-from shoal.core.sizing.types import GPU, MemoryBreakdown, Tuning
+from shoal.core.sizing.sglang.arguments import SGLangArguments
+from shoal.core.sizing.sglang.fraction import is_multimodal, static_fraction
+from shoal.core.sizing.sglang.slots import slot_bytes
+from shoal.core.sizing.types import GPU, MemoryBreakdown
+from shoal.core.sizing.units import MI, before
 from shoal.core.sizing.weights import runs_in
 
-MI = 2**20
-GI = 2**30
-OVERHEAD = 6 * GI // 10
-"""CUDA context and allocator on a GPU that runs alone, before anything is loaded: an estimate."""
-NCCL = 3 * GI // 10
-"""More for every doubling of the GPUs of a replica: an estimate."""
 _IMAGE_CACHE = 100 * MI
 """SGLANG_VLM_CACHE_SIZE_MB: multimodal embeddings."""
 _MAMBA_RATIO = 0.9
@@ -27,12 +21,7 @@ _STATES_PER_REQUEST = 5
 """States that the prefix cache of a hybrid model needs for one running request."""
 
 
-def communication(tensor: int) -> int:
-    """Bytes that NCCL needs on one GPU of a replica with this many."""
-    return int(NCCL * log2(tensor))
-
-
-def cell(facts: ArtifactFacts, gpu: GPU, gpus: int, overrides: Sizing, tuning: Tuning) -> float:
+def cell(facts: ArtifactFacts, gpu: GPU, gpus: int, overrides: Sizing, tuning: SGLangArguments) -> float:
     """Bytes of one token on one GPU; the caller has made sure that it is known."""
     if overrides.kv_bytes_per_token is not None:
         return float(overrides.kv_bytes_per_token)
@@ -46,7 +35,7 @@ def cell(facts: ArtifactFacts, gpu: GPU, gpus: int, overrides: Sizing, tuning: T
     return found or 1.0
 
 
-def kv_dtype(facts: ArtifactFacts, gpu: GPU, tuning: Tuning) -> str:
+def kv_dtype(facts: ArtifactFacts, gpu: GPU, tuning: SGLangArguments) -> str:
     """The cache's type: as the arguments say, as the checkpoint says, or the model's own."""
     asked = tuning.kv_cache_dtype
     if asked not in (None, "auto"):
@@ -59,11 +48,10 @@ def kv_dtype(facts: ArtifactFacts, gpu: GPU, tuning: Tuning) -> str:
 
 
 def breakdown(
-    facts: ArtifactFacts, gpu: GPU, gpus: int, weights: int, tuning: Tuning
+    facts: ArtifactFacts, gpu: GPU, gpus: int, weights: int, tuning: SGLangArguments
 ) -> tuple[MemoryBreakdown, int | None]:
     """The parts of one GPU's memory, and how many requests' states a hybrid model keeps (None: no limit)."""
-    base = OVERHEAD if gpu.overhead_bytes is None else gpu.overhead_bytes
-    overhead = min(base + communication(gpus), gpu.memory_bytes)
+    overhead = before(gpu, gpus)
     fraction = static_fraction(facts, gpu.memory_bytes / MI, gpus, tuning)
     pre = gpu.memory_bytes - overhead
     static = int(pre * fraction)
@@ -79,11 +67,11 @@ def breakdown(
         state=state,
         adapters=adapters,
         kv=static - weights - images - adapters - state,
-        mem_fraction_static=fraction,
+        fraction=fraction,
     ), slots
 
 
-def _state(facts: ArtifactFacts, rest: int, gpus: int, tuning: Tuning) -> tuple[int, int | None]:
+def _state(facts: ArtifactFacts, rest: int, gpus: int, tuning: SGLangArguments) -> tuple[int, int | None]:
     """Bytes of all states on one GPU, and how many there are (`_handle_max_mamba_cache`)."""
     if facts.kv.kind != "Hybrid" or rest <= 0:
         return 0, None
@@ -100,12 +88,12 @@ def _state(facts: ArtifactFacts, rest: int, gpus: int, tuning: Tuning) -> tuple[
     return (slots + 1) * each, slots // (_STATES_PER_REQUEST if tuning.radix_cache else 1)
 
 
-def state_ratio(tuning: Tuning) -> float:
+def state_ratio(tuning: SGLangArguments) -> float:
     """Bytes of a hybrid model's states over those of its tokens."""
     return tuning.mamba_full_memory_ratio or _MAMBA_RATIO
 
 
-def tokens(facts: ArtifactFacts, kv_bytes: int, cell: float, tuning: Tuning) -> int:
+def tokens(facts: ArtifactFacts, kv_bytes: int, cell: float, tuning: SGLangArguments) -> int:
     """Tokens of one attention group; below zero where the weights alone are too much."""
     found = int(kv_bytes // cell)
     if tuning.max_total_tokens is not None:
@@ -114,11 +102,11 @@ def tokens(facts: ArtifactFacts, kv_bytes: int, cell: float, tuning: Tuning) -> 
     return found // page * page
 
 
-def page_size(facts: ArtifactFacts, tuning: Tuning) -> int:
+def page_size(facts: ArtifactFacts, tuning: SGLangArguments) -> int:
     return tuning.page_size or (64 if facts.kv.kind == "DSA" else 1)
 
 
-def window_fits(facts: ArtifactFacts, found: int, tuning: Tuning) -> bool:
+def window_fits(facts: ArtifactFacts, found: int, tuning: SGLangArguments) -> bool:
     """A pool of windows must hold more than one window, or SGLang does not start."""
     if not tuning.windows or facts.kv.kind != "SlidingWindow" or facts.kv.sliding_window is None:
         return True
@@ -126,7 +114,7 @@ def window_fits(facts: ArtifactFacts, found: int, tuning: Tuning) -> bool:
     return int(found * ratio) > facts.kv.sliding_window + page_size(facts, tuning)
 
 
-def requests(found: int, slots: int | None, context: int, tuning: Tuning) -> int:
+def requests(found: int, slots: int | None, context: int, tuning: SGLangArguments) -> int:
     """Requests that one attention group runs at once (`resolve_max_num_reqs`)."""
     if tuning.max_running_requests is not None:
         most = max(1, tuning.max_running_requests // tuning.attention_dp)
