@@ -113,10 +113,11 @@ class Sizes:
     def _tune(self, request: PlacementRequest) -> Callable[[Literal["FP8"] | None], Tuning]:
         model = request.model
         try:
-            platform = engine_row(model, self._world.config).args
+            row = engine_row(model, self._world.config)
+            platform, set_there = row.args, row.env
         except KeyError:  # a version that is not in the table: the Model is not accepted
-            platform = ()
-        env = {e.name: e.value for e in model.spec.pod.env}
+            platform, set_there = (), ()
+        env = {e.name: e.value for e in (*set_there, *model.spec.pod.env)}
         return lambda quantization: kind_of(model).pod.tuning(
             model.spec.engine.extra_args,
             platform_args=platform,

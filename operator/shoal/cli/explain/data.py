@@ -5,6 +5,7 @@ from typing import Final
 from shoal.api.meta import JsonObject
 from shoal.api.sources import shown
 from shoal.cli.explain.decide import ClassReport, ModelReport, Report
+from shoal.cli.explain.engines import OtherEngine
 from shoal.cli.explain.inputs import ExplainedFleet
 from shoal.core import quantity
 
@@ -49,6 +50,7 @@ def _model_object(report: ModelReport) -> JsonObject:
         "loraPoolNote": report.pool_note or None,
         "artifact": report.facts.model_dump(mode="json", exclude_none=True) if report.facts else None,
         "classes": [_class_object(c, report.context) for c in report.classes],
+        "otherEngines": [_other_object(other) for other in report.others],
     }
 
 
@@ -74,10 +76,34 @@ def _class_object(row: ClassReport, context: int | None) -> JsonObject:
             "weights": sums.weights,
             "state": sums.state,
             "adapters": sums.adapters,
+            "images": sums.images,
+            "activations": sums.activations,
+            "graphs": sums.graphs,
             "kv": sums.kv,
         },
+        "estimates": list(sized.estimates) if sized else None,
         "reason": row.reason or None,
         "why": row.why or None,
+    }
+
+
+def _other_object(other: OtherEngine) -> JsonObject:
+    why = {r.gpu_class: r.why for r in other.considered.rejected}
+    return {
+        "engine": other.engine,
+        "summary": other.summary,
+        "classes": [
+            {
+                "class": name,
+                "fits": sized is not None,
+                "gpusPerReplica": sized.gpus if sized else None,
+                "kvTokensPerReplica": sized.kv_tokens if sized else None,
+                "estimates": list(sized.estimates) if sized else None,
+                "why": why.get(name),
+            }
+            for name in [*other.considered.sized, *why]
+            for sized in (other.considered.sized.get(name),)
+        ],
     }
 
 

@@ -11,6 +11,7 @@ from shoal.api.config import OperatorConfig
 from shoal.api.gpuclass import GPUClass
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
+from shoal.cli.explain.engines import OtherEngine, others
 from shoal.cli.explain.inputs import Declared, ExplainedFleet
 from shoal.core import candidates
 from shoal.core.candidates import Considered, Tune
@@ -69,6 +70,8 @@ class ModelReport:
     """Pool whose adapters the Model's engines serve."""
     pool_note: str = ""
     """Description of the pool; empty: there is none."""
+    others: tuple[OtherEngine, ...] = ()
+    """The Model on the other engines."""
 
     @property
     def placed(self) -> bool:
@@ -130,6 +133,9 @@ def explain(
             _model(m, facts[m.key], problems[m.key], considered.get(m.key), by_key.get(m.key), fleet, context),
             pool=pools[m.key][0] if m.key in pools else None,
             pool_note=pools[m.key][1] if m.key in pools else "",
+            others=_others(m, facts[m.key], fleet, gpus, pools[m.key][0], considered[m.key], by_key.get(m.key))
+            if m.key in pools
+            else (),
         )
         for m in models_given
     )
@@ -171,6 +177,20 @@ def _consider(
     return candidates.consider(model, known, fleet.classes, gpus, tune_for(model, config, known, pool))
 
 
+def _others(
+    model: Model,
+    facts: ArtifactFacts | str,
+    fleet: ExplainedFleet,
+    gpus: Mapping[str, GPU],
+    pool: LoRAPool | None,
+    own: Considered,
+    placement: Placement | None,
+) -> tuple[OtherEngine, ...]:
+    used = [v.gpu_class for v in placement.variants if v.replicas] if placement else []
+    known = None if isinstance(facts, str) else facts
+    return others(model, known, fleet.classes, gpus, pool, own, used)
+
+
 def _pool(
     model: Model, facts: ArtifactFacts | str, config: OperatorConfig, declared: Declared
 ) -> tuple[LoRAPool | None, str]:
@@ -200,7 +220,7 @@ def tune_for(model: Model, config: OperatorConfig, facts: ArtifactFacts | None, 
     row = engine_row(model, config)
 
     def tune(quantization: Literal["FP8"] | None) -> Tuning:
-        env = {e.name: e.value for e in model.spec.pod.env}
+        env = {e.name: e.value for e in (*row.env, *model.spec.pod.env)}
         return kind_of(model).pod.tuning(
             model.spec.engine.extra_args,
             platform_args=row.args,

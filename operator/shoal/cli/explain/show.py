@@ -91,6 +91,8 @@ def _model_table(report: ModelReport, console: Console, *, sums: bool) -> None:
         console.print(f"  [{color}]{report.placement.reason}[/]: no class is large enough", soft_wrap=True)
     else:
         console.print(f"  [{color}]{report.placement.reason}[/]: {escape(report.placement.message)}", soft_wrap=True)
+    for other in report.others:
+        console.print(f"  [dim]{escape(other.summary)}[/]", soft_wrap=True)
 
 
 def _facts(report: ModelReport) -> Iterator[str]:
@@ -124,7 +126,7 @@ def _numbers(row: ClassReport, context: int | None) -> tuple[str, str, str, str]
     concurrent = row.sized.concurrent(context) if context else None
     return (
         str(row.sized.gpus),
-        "?" if tokens is None else f"{tokens:,}",
+        "?" if tokens is None else f"{'≥ ' if row.sized.at_least else ''}{tokens:,}",
         "?" if concurrent is None else f"{concurrent:,}",
         "no price" if row.hourly_cost is None else f"{_amount(row.hourly_cost)} {row.currency}",
     )
@@ -143,9 +145,11 @@ def _sums(row: ClassReport) -> str:
     s = row.sized.breakdown
     state = f" + states {gib(s.state)}" if s.state else ""
     adapters = f" + adapters {gib(s.adapters)}" if s.adapters else ""
+    estimated = [("images", s.images), ("activations", s.activations), ("graphs", s.graphs)]
+    measured = "".join(f" + {name} {gib(size)} (estimated)" for name, size in estimated if size and row.sized.at_least)
     return (
         f"{gib(s.memory)} a GPU = gone before {gib(s.overhead)} + reserve {gib(s.reserve)} + weights {gib(s.weights)}"
-        f"{state}{adapters} + KV cache {gib(s.kv)} ({row.sized.kv_bytes_per_token:,} B a token)"
+        f"{state}{adapters}{measured} + KV cache {gib(s.kv)} ({row.sized.kv_bytes_per_token:,} B a token)"
     )
 
 

@@ -101,6 +101,12 @@ class Sized:
     estimates: tuple[str, ...] = ()
     """Parts of the breakdown that are estimates, in its names: `kv_tokens` is then the least that is to be expected."""
 
+    @property
+    def at_least(self) -> bool:
+        """Whether an engine is to be expected to hold more than `kv_tokens`: what it measures at its start was
+        estimated, to the side of too few tokens."""
+        return "activations" in self.estimates
+
     def concurrent(self, context: int) -> int | None:
         """Requests of `context` tokens, prompt and answer, that fit at once. None: unknown."""
         if self.kv_tokens is None:
