@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.engine.sglang.wire import ModelNameRewriter
 from shoal.gateway import sse
 
 TEXT = st.text(max_size=40) | st.sampled_from(
@@ -95,7 +96,7 @@ def test_text_that_looks_like_usage_is_text(event: dict[str, Any], spaced: bool)
 def test_only_the_model_changes(event: dict[str, Any], word: str, spaced: bool):
     raw = encode(event, spaced)
     event_with_word = {**event, "model": word}
-    assert decode(sse.ModelNameRewriter("chat/llama", word).rewrite(raw)) == event_with_word
+    assert decode(ModelNameRewriter("chat/llama", word).rewrite(raw)) == event_with_word
 
 
 def fed(most: int, piece: bytes) -> int:

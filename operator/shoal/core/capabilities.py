@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from shoal.api.artifact import ArtifactFacts
 from shoal.core.architectures import names
+from shoal.core.enginedifferences import NONE, EngineDifferences
 
 Capability = Literal["generate", "embed", "rerank", "score", "classify"]
 EMBEDS_ARG: Final = "--is-embedding"
@@ -17,6 +18,8 @@ _UNKNOWN: Final[frozenset[Capability]] = frozenset({"generate", "embed"})
 """Of a Model without facts, or with a body of layers for which SGLang decides by further values of the config
 (Gemma3TextModel): the engine judges."""
 
+_SCORE: Final[frozenset[Capability]] = frozenset({"score"})
+
 
 def only_embeds(facts: ArtifactFacts | None, extra_args: Sequence[str]) -> bool:
     """Whether the engine computes embeddings, scores or labels, and generates nothing."""
@@ -24,9 +27,23 @@ def only_embeds(facts: ArtifactFacts | None, extra_args: Sequence[str]) -> bool:
 
 
 def capabilities(
+    facts: ArtifactFacts | None,
+    extra_args: Sequence[str],
+    *,
+    shares_prefixes: bool,
+    differences: EngineDifferences = NONE,
+) -> frozenset[Capability]:
+    """What the engine of a Model does. `shares_prefixes`: its tenants share the prefix cache."""
+    found = _abilities(facts, extra_args, shares_prefixes=shares_prefixes)
+    if not differences.pairs_score:
+        return found
+    return found | _SCORE if "rerank" in found else found - _SCORE
+
+
+def _abilities(
     facts: ArtifactFacts | None, extra_args: Sequence[str], *, shares_prefixes: bool
 ) -> frozenset[Capability]:
-    """What the engine of a Model does. `shares_prefixes`: its tenants share the prefix cache.
+    """What SGLang does with such a model.
 
     Scoring by a Model that generates goes through the prefix cache, and SGLang's /v1/score takes no `cache_salt`. So it
     is served only where tenants share the cache or there is none: else one tenant would find another's prompts.

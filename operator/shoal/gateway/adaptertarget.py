@@ -296,7 +296,6 @@ class AdapterTarget:
         app.fleet.residency.leave(replica.uid, adapter.engine_name)
         app.demand.adapters.ended(adapter.uid, replica.model_uid)
 
-    def encode(self, body: bytes) -> bytes:
-        # The engine reads the adapter's name from `lora_path`. A client cannot set it: the field table does not forward
-        # it.
-        return b'{"lora_path":"%b",' % self._adapter.engine_name.encode() + body[1:]
+    @property
+    def adapter_name(self) -> str | None:
+        return self._adapter.engine_name

@@ -220,7 +220,9 @@ def engine_body(parsed: Parsed, endpoint: str, engine_name: str, rid: str, cache
     """
     forwarded = FORWARDED[endpoint]
     # SGLang rejects null as a wrong type where OpenAI treats it as absent.
-    body = {name: value for name, value in parsed.fields.items() if name in forwarded and value is not None}
+    # `model` comes first: there a wire finds it without decoding the body (engine/wire.py).
+    body: dict[str, Any] = {"model": engine_name}
+    body |= {name: value for name, value in parsed.fields.items() if name in forwarded and value is not None}
     body["model"] = engine_name
     if endpoint in GENERATING:
         body["rid"] = rid

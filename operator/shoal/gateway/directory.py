@@ -22,6 +22,7 @@ from shoal.core.routing.choice import Replica
 from shoal.core.routing.modelindex import ModelIndex
 from shoal.core.routing.resolve import ServedModel, served_model
 from shoal.core.routing.resolveadapters import DeclaredAdapter, DeclaredPool, declared_adapter, declared_pool
+from shoal.engine.wires import DEFAULT, differences_of
 
 log = structlog.get_logger()
 
@@ -122,7 +123,8 @@ class Directory:
 def project_model(obj: JsonObject, invalid: Callable[[str], None]) -> ServedModel | None:
     """A Model as the reflector keeps it. If it does not validate: None, and `invalid` is called."""
     try:
-        return served_model(Model.model_validate(obj))
+        model = Model.model_validate(obj)
+        return served_model(model, differences_of(model.spec.engine.type))
     except pydantic.ValidationError as error:
         _skipped("Model", obj, error, invalid)
         return None
@@ -181,6 +183,7 @@ def project_pod(obj: JsonObject) -> Replica | None:
         gpu_class=labels.get(names.LABEL_GPU_CLASS),
         node=spec.get("nodeName"),
         mtls=annotations.get(names.ANNOTATION_TRANSPORT) == names.TRANSPORT_MTLS,
+        engine=annotations.get(names.ANNOTATION_ENGINE, DEFAULT),
     )
 
 

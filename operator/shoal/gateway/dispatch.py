@@ -10,9 +10,11 @@ import structlog
 from shoal.core.hold import retries
 from shoal.core.hold.retries import RetryBudget
 from shoal.core.routing.choice import NoReplica, Replica
+from shoal.engine.wire import EngineCall, Wire
+from shoal.engine.wires import wire_of
 from shoal.gateway.accepted import AcceptedRequest
 from shoal.gateway.prepared import COMPLETIONS
-from shoal.gateway.relay import LACKS_ADAPTER, AnswerRelay, Retry
+from shoal.gateway.relay import LACKS_ADAPTER, WRONG_MODEL, AnswerRelay, Retry
 from shoal.gateway.target import DispatchTarget
 from shoal.gateway.upstream import (
     Aborted,
@@ -99,7 +101,7 @@ class Dispatch:
                     app.spool.put(meter.attempt_row())
                 boot, how = meter.engine_boot, retry.reason
                 meter.forget_counts()
-                lost += how in ("lost", "stalled", LACKS_ADAPTER)
+                lost += how in ("lost", "stalled", LACKS_ADAPTER, WRONG_MODEL)
                 blamed = how in ("lost", "stalled") and retries.died(await self._classify_loss(replica, boot, how))
                 deaths += blamed
                 following = retries.after(deaths, lost, app.settings.attempts)
@@ -122,6 +124,13 @@ class Dispatch:
         if key is None:
             log.warning("no install key for a pod", pod=replica.key, fingerprint=replica.install_key)
             raise Retry("no_key")
+        wire = wire_of(replica.engine)
+        if wire is None:
+            log.warning("a pod runs an engine that this gateway does not know", pod=replica.key, engine=replica.engine)
+            raise Retry("unknown_engine")
+        if prepared.path not in wire.paths or prepared.added.get(wire.type, b"") is None:
+            # A rollout from one engine to the other, and the request needs the other one.
+            raise Retry("unsupported")
         signal = app.fleet.live.get(replica.uid)
         if signal is None:
             app.metrics.fallbacks.inc()
@@ -130,22 +139,22 @@ class Dispatch:
         meter.engine_boot = signal.engine_boot if signal else None
         target = app.target(replica)
         if request.spans is not None:
-            self._trace = request.spans.attempt(replica, target)
+            self._trace = request.spans.attempt(replica, target, wire.provider)
         at_replica = app.fleet.attempts[replica.uid]
         at_replica.add(abort)
         abort.given_up = abort.sent = False
-        if not prepared.stream and prepared.can_cancel:
+        if wire.aborts and not prepared.stream and prepared.can_cancel:
             abort.cancel = self._cancel
         meter.sent(len(request.raw))
         began = time.monotonic()
         try:
             try:
-                head, body = self._to_send(target, key)
+                head, body = self._to_send(wire, target, key)
                 answer = await app.upstream.start(target, head, body, abort)
             except StaleConnection:
                 if time.monotonic() - began > _STALE_SECONDS:
                     raise
-                head, body = self._to_send(target, key)
+                head, body = self._to_send(wire, target, key)
                 try:
                     answer = await app.upstream.start(target, head, body, abort)
                 except ConnectFailed:
@@ -212,8 +221,10 @@ class Dispatch:
             ClientGone: the client left.
         """
         app, abort = self._app, self._request.abort
-        target = app.target(replica)
-        head = f"GET /ready HTTP/1.1\r\nhost: {_host(target)}\r\n\r\n".encode()
+        wire, target = wire_of(replica.engine), app.target(replica)
+        if wire is None:
+            return False
+        head = f"GET {wire.ready_path} HTTP/1.1\r\nhost: {_host(target)}\r\n\r\n".encode()
         for _ in range(2):
             try:
                 async with asyncio.timeout(app.settings.connect_seconds + _ANSWER_SECONDS):
@@ -228,16 +239,21 @@ class Dispatch:
             return answer.status == 200
         return False
 
-    def _to_send(self, target: UpstreamAddress, key: str) -> tuple[bytes, bytes]:
-        """The head and the body of one attempt. Each attempt has an id of its own: an engine refuses an id that it
-        still has, and it may not have noticed yet that the gateway closed the connection."""
-        raw = self._request.raw
+    def _to_send(self, wire: Wire, target: UpstreamAddress, key: str) -> tuple[bytes, bytes]:
+        """The head and the body of one attempt."""
+        prepared = self._request.prepared
         self._sent += 1
-        if self._sent > 1:
-            self._relay.rid = rid = f"{self._id}.{self._sent}".encode()
-            raw = raw.replace(b'"rid":"%b"' % self._id.encode(), b'"rid":"%b"' % rid, 1)
-        body = self._target.encode(raw)
-        return self._head(target, key, len(body)), body
+        call = EngineCall(
+            prepared.path,
+            prepared.model.engine_name,
+            self._target.adapter_name,
+            self._id,
+            self._sent,
+            prepared.added.get(wire.type) or b"",
+        )
+        self._relay.attempt(wire, call)
+        body = wire.encode(self._request.raw, call)
+        return self._head(target, key, wire.paths[prepared.path], len(body)), body
 
     def _began(self) -> None:
         """Called before the first part of the engine's answer is sent to the client."""
@@ -251,11 +267,11 @@ class Dispatch:
             self._paid.answered()
             self._paid = None
 
-    def _head(self, target: UpstreamAddress, key: str, length: int) -> bytes:
+    def _head(self, target: UpstreamAddress, key: str, path: str, length: int) -> bytes:
         prepared = self._request.prepared
         # The client's headers are not forwarded: some of them would steer the engine.
         return (
-            f"POST {prepared.path} HTTP/1.1\r\nhost: {_host(target)}\r\nauthorization: Bearer {key}\r\n"
+            f"POST {path} HTTP/1.1\r\nhost: {_host(target)}\r\nauthorization: Bearer {key}\r\n"
             f"content-type: application/json\r\n"
             f"accept: {'text/event-stream' if prepared.stream else 'application/json'}\r\n"
             f"x-request-id: {self._id}\r\ncontent-length: {length}\r\n"

@@ -1,14 +1,16 @@
 """What is known of a request once its body was checked, without the body itself."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from shoal.api.replica import MOST_PROMPTS
 from shoal.core.fields.table import GENERATING
 from shoal.core.routing.resolve import ServedModel
-from shoal.gateway import sse
 from shoal.gateway.dialects import Dialect
 
 COMPLETIONS: Final = "/v1/completions"
+_NOTHING: Final[Mapping[str, bytes | None]] = MappingProxyType({})
 
 
 class Prepared(NamedTuple):
@@ -22,7 +24,6 @@ class Prepared(NamedTuple):
     wants_usage: bool
     wants_continuous: bool
     model: ServedModel
-    rewriter: sse.ModelNameRewriter
     answer_bound: int | None
     """Longest answer in tokens that the client allows."""
     choices: int
@@ -36,6 +37,10 @@ class Prepared(NamedTuple):
     """The client speaks another API, into which the answer is translated."""
     top_n: int | None = None
     """Documents that the client wants of a ranked list; None: all."""
+    documents: bool = True
+    """The ranked list has the texts."""
+    added: Mapping[str, bytes | None] = _NOTHING
+    """What the body has in addition for engines of a type (`Wire.added`)."""
 
     @property
     def can_cancel(self) -> bool:

@@ -6,6 +6,7 @@ from typing import Any, Final, cast
 import orjson
 
 from shoal.core.fields.table import GENERATING
+from shoal.engine.wire import NO_ENDPOINT, EngineCall, NotHere, Rewriter, Wire
 from shoal.gateway import sse, wholeanswer
 from shoal.gateway.body import BodyBudget
 from shoal.gateway.dialects import AnswerEvents
@@ -21,6 +22,8 @@ _SMALL: Final = 64 * 1024
 """Answers up to this many bytes do not count towards the memory budget."""
 LACKS_ADAPTER: Final = "adapter"
 """Reason of a retry: the engine does not have the adapter."""
+WRONG_MODEL: Final = "wrong_model"
+"""Reason of a retry: the engine serves or answered with another model than the one asked for."""
 
 
 class Retry(Exception):
@@ -37,16 +40,24 @@ class AnswerRelay:
 
     __slots__ = (
         "_budget",
+        "_call",
         "_held",
         "_max_bytes",
         "_meter",
         "_prepared",
         "_reply",
         "_size",
+        "_wire",
         "answering",
         "client_gone",
+        "rewriter",
         "rid",
     )
+
+    _wire: Wire
+    _call: EngineCall
+    rewriter: Rewriter
+    """Restores the names of the client in the answer to this attempt."""
 
     def __init__(
         self,
@@ -70,6 +81,12 @@ class AnswerRelay:
         self.answering = False
         """Part of an engine's answer was sent: from then on no other replica may be tried."""
 
+    def attempt(self, wire: Wire, call: EngineCall) -> None:
+        """Called before each attempt is sent."""
+        self._wire, self._call = wire, call
+        self.rid = wire.sent_id(call)
+        self.rewriter = wire.rewriter(call, self._prepared.model_name)
+
     async def run(self, answer: UpstreamAnswer, headers: Headers, began: Callable[[], None]) -> None:
         """Relays an answer to its end; calls `began` before its first part is sent.
 
@@ -84,14 +101,17 @@ class AnswerRelay:
         if answer.status in (401, 503):
             # 401: the pod's keys are being rotated. Both concern the replica, not the client.
             raise Retry("unauthorized" if answer.status == 401 else "unavailable")
-        if answer.status == 200 and self._prepared.stream and b"event-stream" in answer.content_type:
-            await self._stream(answer, headers, began)
-        else:
-            try:
+        try:
+            if answer.status == 200 and self._prepared.stream and b"event-stream" in answer.content_type:
+                await self._stream(answer, headers, began)
+            else:
                 await self._whole(answer, headers, began)
-            finally:
+        except NotHere as elsewhere:
+            raise Retry(elsewhere.reason) from None
+        finally:
+            if self._held:
                 self._budget.give(self._meter.tenant, self._held)
-                self._held = self._size = 0
+            self._held = self._size = 0
 
     def _grown(self, size: int) -> None:
         self._size += size
@@ -115,14 +135,13 @@ class AnswerRelay:
                 meter.count_cancelled(body[span[0] : span[1]])
             raise Aborted("the client left")
         if answer.status >= 400:
-            if prepared.model.adapter is not None and errors.lacks_adapter(body):
-                raise Retry(LACKS_ADAPTER)
+            self._elsewhere(answer.status, body)
             if answer.status < 500:
                 meter.not_taken()
             raise errors.from_engine(answer.status, body)
         if self._reply.started:
             raise ApiError(502, "The engine did not answer with a stream.", "no_stream")
-        out, usage = wholeanswer.read(prepared, body)
+        out, usage = wholeanswer.read(prepared, self._wire, self._call, self.rewriter, body)
         if usage is not None:
             meter.count(usage, "final")
         self.answering = True
@@ -137,6 +156,18 @@ class AnswerRelay:
         del body  # a slow client must not keep both copies in memory
         await self._reply.json(answer.status, self.own_id(out) if self.rid else out, headers)
         meter.outcome = "answered"
+
+    def _elsewhere(self, status: int, error: bytes) -> None:
+        """Raises Retry where an error of the engine says that another replica may answer, ApiError where it says that
+        the engine does not serve the endpoint."""
+        why = self._wire.elsewhere(status, error, self._call.adapter is not None)
+        if why == NO_ENDPOINT:
+            self._meter.not_taken()
+            name, path = self._prepared.model_name, self._prepared.path
+            text = f"The engine of the model `{name}` does not serve {path}."
+            raise ApiError(400, text, "wrong_endpoint", param="model")
+        if why is not None:
+            raise Retry(why)
 
     async def _stream(self, answer: UpstreamAnswer, headers: Headers, began: Callable[[], None]) -> None:
         """The events until the first that the client gets are read one after the other, since another replica may still
@@ -190,11 +221,12 @@ class AnswerRelay:
         if not self.answering and not out:
             if status == 503:
                 raise Retry("unavailable")
-            if self._prepared.model.adapter is not None and errors.lacks_adapter(event):
-                raise Retry(LACKS_ADAPTER)
+            self._elsewhere(status, event)
             if status < 500:
                 self._meter.not_taken()
             raise error
+        if self._wire.elsewhere(status, event, self._call.adapter is not None) == "lost":
+            error = _engine_lost()
         return self._reply.error_event(error).rstrip(b"\n")
 
 
@@ -238,7 +270,7 @@ class _Events:
 
     def taker(self, part: Callable[[bytes], bool]) -> Callable[[bytes], bool]:
         """A function that edits what arrived and writes it with `part`. False: wait until the client takes more."""
-        plain, splitter, meter, rewriter = self._plain, self._splitter, self._meter, self._prepared.rewriter
+        plain, splitter, meter, rewriter = self._plain, self._splitter, self._meter, self._relay.rewriter
 
         def take(data: bytes) -> bool:
             if plain and splitter.between and (chunk := sse.plain_chunk(data)) is not None:
@@ -274,11 +306,11 @@ class _Events:
                         continue
                 elif not prepared.wants_continuous:
                     event = sse.without_usage(event, span)
-                event = prepared.rewriter.rewrite(event)
+                event = relay.rewriter.rewrite(event)
             elif event.startswith(b":") and not relay.answering and not out:
                 continue  # a comment is not an answer: until the answer begins, another replica can take over
             else:
-                event = prepared.rewriter.rewrite(event)
+                event = relay.rewriter.rewrite(event)
             out.append(relay.own_id(event) if relay.rid else event)
         if not out:
             return b""

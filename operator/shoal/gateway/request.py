@@ -18,7 +18,8 @@ from shoal.core.fields.pairs import pairs_of, repeated
 from shoal.core.fields.table import CHAT, GENERATING, PAIRS, TABLE, TOKENIZING
 from shoal.core.routing.affinity import SHARED, head_of, prefix_space
 from shoal.core.routing.resolve import ServedModel
-from shoal.gateway import ids, modellist, redact, sse
+from shoal.engine.wires import added_of
+from shoal.gateway import ids, modellist, redact
 from shoal.gateway.ability import refuse_incapable
 from shoal.gateway.accepted import AcceptedRequest
 from shoal.gateway.adaptertarget import AdapterTarget
@@ -344,7 +345,6 @@ class GatewayRequest:
             parsed.wants_usage,
             parsed.wants_continuous,
             model,
-            sse.rewriter_of(model.engine_name, parsed.model_name),
             bound,
             choices,
             identity.priority,
@@ -354,6 +354,8 @@ class GatewayRequest:
             else None,
             dialect=self._dialect,
             top_n=fields.get("top_n"),
+            documents=fields.get("return_documents") is not False,
+            added=added_of(self._engine_path, fields),
         )
         if identity.logging is not None:
             original = raw if fetched is None and self._dialect is None else None

@@ -4,8 +4,6 @@ Editing bytes is safe because inside a JSON string every quote is escaped, so `"
 keys. Both compact JSON (SGLang's) and JSON with one space after colons and commas are understood.
 """
 
-import re
-from functools import lru_cache
 from typing import Any, Final, cast
 
 import orjson
@@ -14,7 +12,6 @@ MAX_EVENT_BYTES: Final = 32 * 1024 * 1024
 DONE: Final = b"data: [DONE]"
 
 _USAGE: Final = b'"usage":'
-_MODEL_FIELD: Final = re.compile(rb'"model":\s*"(?:[^"\\]|\\.)*"')
 _NO_CHOICES: Final = b'"choices":[]'
 
 
@@ -135,36 +132,3 @@ def payload(event: bytes) -> dict[str, Any] | None:
     except orjson.JSONDecodeError:
         return None
     return cast(dict[str, Any], decoded) if isinstance(decoded, dict) else None
-
-
-@lru_cache(maxsize=1024)
-def rewriter_of(engine_name: str, model_name: str) -> "ModelNameRewriter":
-    """A rewriter of the two names. Requests share it."""
-    return ModelNameRewriter(engine_name, model_name)
-
-
-class ModelNameRewriter:
-    """Replaces the engine's own name of the model by the name that the client used."""
-
-    __slots__ = ("_compact", "_new", "_spaced", "same")
-
-    def __init__(self, engine_name: str, model_name: str) -> None:
-        quoted = orjson.dumps(engine_name)
-        self._compact = b'"model":' + quoted
-        self._spaced = b'"model": ' + quoted
-        self._new = b'"model":' + orjson.dumps(model_name)
-        self.same = engine_name == model_name
-
-    def rewrite(self, data: bytes) -> bytes:
-        if self.same:
-            return data
-        if self._compact in data:
-            return data.replace(self._compact, self._new, 1)
-        return data.replace(self._spaced, self._new, 1)
-
-    def rewrite_any(self, data: bytes) -> bytes:
-        """For an embeddings answer, in which SGLang writes the path of the weights instead of its own name.
-
-        Such an answer contains no text of the client or the model, so the only `"model"` in it is the field.
-        """
-        return _MODEL_FIELD.sub(lambda _: self._new, data, count=1)

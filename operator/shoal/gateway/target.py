@@ -36,8 +36,9 @@ class DispatchTarget(Protocol):
         """The attempt has ended; `failure` is the reason if another replica may be tried."""
         ...
 
-    def encode(self, body: bytes) -> bytes:
-        """The body as the engine gets it."""
+    @property
+    def adapter_name(self) -> str | None:
+        """The engines' name of the adapter that answers; None: the base model does."""
         ...
 
 
@@ -79,8 +80,9 @@ class BaseTarget:
     def finished(self, replica: Replica, failure: str | None) -> None:
         """See `started`."""
 
-    def encode(self, body: bytes) -> bytes:
-        return body
+    @property
+    def adapter_name(self) -> str | None:
+        return None
 
     def _recheck(self) -> None:
         """Checks after a wait that the client's key is still valid and may still use the Model. Raises ApiError."""

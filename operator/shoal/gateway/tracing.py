@@ -33,7 +33,6 @@ from shoal.gateway.upstream import UpstreamAddress
 from shoal.metering.meter import Meter
 from shoal.net.errors import ApiError
 
-PROVIDER: Final = "sglang"
 _MOST: Final = 32
 """Most spans of one request below its own: a request for an adapter may wait and retry often."""
 _REASONS: Final = 8
@@ -125,14 +124,14 @@ class RequestSpans:
             span = self._tracer.start_span("hold", self._below, attributes=attributes, start_time=self._at(began))
             span.end()
 
-    def attempt(self, replica: Replica, target: UpstreamAddress) -> str:
-        """Starts the span of an attempt; returns the trace headers for the engine."""
+    def attempt(self, replica: Replica, target: UpstreamAddress, provider: str) -> str:
+        """Starts the span of an attempt at an engine of `provider`; returns the trace headers for the engine."""
         meter, prepared = self._meter, self._prepared
         if meter is None or prepared is None or not self._may_add_span():
             return self._trace_lines
         attributes = {
             **self._request_attributes(prepared),
-            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.provider.name": provider,
             "gen_ai.request.stream": prepared.stream,
             "server.address": target.host,
             "server.port": target.port,

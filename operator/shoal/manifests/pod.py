@@ -118,6 +118,7 @@ def template(shape: VariantShape) -> JsonObject:
             "annotations": {
                 **own.annotations,
                 names.ANNOTATION_INSTALL_KEY: shape.install_key,
+                names.ANNOTATION_ENGINE: model.spec.engine.type,
                 names.ANNOTATION_ENGINE_VERSION: shape.version,
                 "kubectl.kubernetes.io/default-container": names.CONTAINER_ENGINE,
                 **({names.ANNOTATION_TRANSPORT: names.TRANSPORT_MTLS} if shape.mtls else {}),

@@ -32,7 +32,6 @@ _DIMENSIONS: Final = re.compile(
 _MOST_TEXT: Final = 2000
 _IDENTIFIER: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _PARAM: Final = re.compile(r"[A-Za-z_][\w.\[\]-]{0,99}")
-_LACKS: Final = re.compile(rb"never been loaded|failed to implicitly load|not loaded|incomplete unload", re.IGNORECASE)
 
 
 class Problem(Exception):
@@ -128,11 +127,6 @@ def from_engine(status: int, raw: bytes) -> ApiError:
 def mentions_adapters(text: str) -> bool:
     """Whether a text of the engine is about adapters: SGLang's texts name all loaded adapters, of any tenant."""
     return _ADAPTERS.search(text) is not None
-
-
-def lacks_adapter(raw: bytes) -> bool:
-    """Whether an error of the engine says that it does not have the adapter: another replica may."""
-    return _LACKS.search(raw) is not None
 
 
 def engine_status(event: Mapping[str, Any], default: int = 500) -> int:

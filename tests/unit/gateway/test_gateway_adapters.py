@@ -497,7 +497,7 @@ async def test_swaps_under_load_never_reach_the_base_and_never_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutated: bool
 ):
     if mutated:  # the adapter's name is left out: SGLang would answer with the base, and 200
-        monkeypatch.setattr(AdapterTarget, "encode", BaseTarget.encode)
+        monkeypatch.setattr(AdapterTarget, "adapter_name", BaseTarget.adapter_name)
     agents = [AdapterAgent(n) for n in (1, 2)]
     async with tuned(tmp_path, *agents) as it:
         revisions = [f"sha256:{digit * 64}" for digit in "12345678"]

@@ -1,6 +1,6 @@
 """Whether a request may go to an engine."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
 from shoal.core.fields.kinds import Facts, FieldProblem
@@ -31,6 +31,8 @@ def check(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int | No
                 return found
             if name in _MEDIA and "image" not in facts.media:
                 return not_read(name, "image", facts)
+    if (lesser := facts.differences.fields.get(endpoint)) is not None and (found := _not_done(fields, lesser)):
+        return found
     for name in _NEEDED[endpoint]:
         if fields.get(name) is None:
             return FieldProblem(name, f"You must provide `{name}`.", "missing_value")
@@ -55,6 +57,16 @@ def check(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int | No
     if endpoint == DETOKENIZE:
         return None
     return too_much(fields, endpoint, facts, size)
+
+
+def _not_done(fields: Mapping[str, Any], lesser: Mapping[str, Callable[[Any], bool]]) -> FieldProblem | None:
+    """A checked field of which the engine does not do what its value asks for: it would be ignored."""
+    for name in lesser.keys() & fields.keys():
+        value = fields[name]
+        if value is not None and not lesser[name](value):
+            text = f"`{name}` is not accepted with this value: the engine of this model does not do it."
+            return FieldProblem(name, text, "unsupported_field")
+    return None
 
 
 def _constrained(fields: Mapping[str, Any]) -> bool:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, cast
 
+from shoal.core.enginedifferences import NONE, EngineDifferences
+
 Medium = Literal["image", "audio"]
 
 
@@ -24,6 +26,8 @@ class Facts:
     engine gets: then only `data:` URLs pass."""
     deterministic: bool = False
     """The engine was started to give the same answer each time."""
+    differences: EngineDifferences = NONE
+    """Where its engine does less than the field table says."""
 
 
 @dataclass(frozen=True, slots=True)

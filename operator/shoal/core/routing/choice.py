@@ -29,6 +29,8 @@ class Replica:
     node: str | None
     mtls: bool = False
     """Engine and agent use mutual TLS."""
+    engine: str = "SGLang"
+    """Type of its engine, which during a rollout may differ from the Model's."""
 
     @property
     def key(self) -> str:

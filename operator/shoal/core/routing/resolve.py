@@ -12,6 +12,7 @@ from shoal.api.model import Model, ModelStatus
 from shoal.core import quantity
 from shoal.core.architectures import names
 from shoal.core.capabilities import Capability, capabilities
+from shoal.core.enginedifferences import NONE, EngineDifferences
 from shoal.core.fields.kinds import Facts, Medium
 from shoal.core.hold.limits import Limits
 
@@ -90,7 +91,8 @@ class ServedModel:
         return self.key if self.adapter is None else self.adapter.key
 
 
-def served_model(model: Model) -> ServedModel:
+def served_model(model: Model, differences: EngineDifferences = NONE) -> ServedModel:
+    """What a request needs of the Model; `differences`: of the type of engine that it declares."""
     return ServedModel(
         key=model.key,
         uid=model.metadata.uid,
@@ -101,8 +103,9 @@ def served_model(model: Model) -> ServedModel:
             model.status.artifact if model.status else None,
             model.spec.engine.extra_args,
             shares_prefixes=model.spec.prefix_cache.isolation == "Shared",
+            differences=differences,
         ),
-        facts=_facts(model),
+        facts=_facts(model, differences),
         limits=Limits(
             max_requests=model.spec.hold.max_requests,
             max_bytes=quantity.count(model.spec.hold.max_bytes),
@@ -118,7 +121,7 @@ def served_model(model: Model) -> ServedModel:
     )
 
 
-def _facts(model: Model) -> Facts:
+def _facts(model: Model, differences: EngineDifferences) -> Facts:
     artifact = None if model.status is None else model.status.artifact
     return Facts(
         vocabulary=None if artifact is None else artifact.vocabulary,
@@ -126,6 +129,7 @@ def _facts(model: Model) -> Facts:
         max_output_tokens=model.spec.limits.max_output_tokens,
         media=_media(artifact) if artifact is not None and artifact.multimodal else frozenset(),
         media_hosts=frozenset(model.spec.media.allowed_hosts),
+        differences=differences,
         deterministic=any(arg.startswith(_DETERMINISTIC) for arg in model.spec.engine.extra_args),
     )
 

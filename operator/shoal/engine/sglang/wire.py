@@ -1,0 +1,111 @@
+"""SGLang's side of a request: the gateway's own words are SGLang's, so almost nothing changes."""
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, Final, cast
+
+import orjson
+
+from shoal.core.enginedifferences import NONE, EngineDifferences
+from shoal.core.fields.table import RERANK, TABLE
+from shoal.engine.wire import AnswerGarbled, EngineCall, Ranking, Rewriter
+
+_LACKS: Final = re.compile(rb"never been loaded|failed to implicitly load|not loaded|incomplete unload", re.IGNORECASE)
+_MODEL_FIELD: Final = re.compile(rb'"model":\s*"(?:[^"\\]|\\.)*"')
+_NOTHING: Final[Mapping[str, frozenset[str]]] = MappingProxyType({})
+_PATHS: Final[Mapping[str, str]] = MappingProxyType({path: path for path in TABLE})
+
+
+class ModelNameRewriter:
+    """Replaces the engine's own name of the model by the name that the client used.
+
+    Editing bytes is safe because inside a JSON string every quote is escaped, so `"model":` can only be a key.
+    """
+
+    __slots__ = ("_compact", "_new", "_spaced", "same")
+
+    def __init__(self, engine_name: str, model_name: str) -> None:
+        quoted = orjson.dumps(engine_name)
+        self._compact = b'"model":' + quoted
+        self._spaced = b'"model": ' + quoted
+        self._new = b'"model":' + orjson.dumps(model_name)
+        self.same = engine_name == model_name
+
+    def rewrite(self, data: bytes) -> bytes:
+        if self.same:
+            return data
+        if self._compact in data:
+            return data.replace(self._compact, self._new, 1)
+        return data.replace(self._spaced, self._new, 1)
+
+    def rewrite_any(self, data: bytes) -> bytes:
+        """For an embeddings answer, in which SGLang writes the path of the weights instead of its own name.
+
+        Such an answer contains no text of the client or the model, so the only `"model"` in it is the field.
+        """
+        return _MODEL_FIELD.sub(lambda _: self._new, data, count=1)
+
+
+@lru_cache(maxsize=1024)
+def _rewriter_of(engine_name: str, model_name: str) -> ModelNameRewriter:
+    """Requests share it."""
+    return ModelNameRewriter(engine_name, model_name)
+
+
+class SGLangWire:
+    type: str = "SGLang"
+    provider: str = "sglang"
+    ready_path: str = "/ready"
+    aborts: bool = True
+    paths: Mapping[str, str] = _PATHS
+    differences: EngineDifferences = NONE
+    special: Mapping[str, frozenset[str]] = _NOTHING
+    reshaped: frozenset[str] = frozenset({RERANK})
+
+    def added(self, endpoint: str, fields: Mapping[str, Any]) -> bytes | None:
+        return b""
+
+    def encode(self, body: bytes, call: EngineCall) -> bytes:
+        # An engine refuses an id that it still has, and it may not have noticed yet that the gateway closed the
+        # connection: each attempt has an id of its own.
+        if (sent := self.sent_id(call)) is not None:
+            body = body.replace(b'"rid":"%b"' % call.id.encode(), b'"rid":"%b"' % sent, 1)
+        if call.adapter is None:
+            return body
+        # SGLang reads the adapter's name from `lora_path`. A client cannot set it: the field table does not forward it.
+        return b'{"lora_path":"%b",' % call.adapter.encode() + body[1:]
+
+    def sent_id(self, call: EngineCall) -> bytes | None:
+        return None if call.number == 1 else f"{call.id}.{call.number}".encode()
+
+    def rewriter(self, call: EngineCall, model_name: str) -> Rewriter:
+        return _rewriter_of(call.model, model_name)
+
+    def elsewhere(self, status: int, error: bytes, adapter: bool) -> str | None:
+        return "adapter" if adapter and _LACKS.search(error) is not None else None
+
+    def reshape(self, call: EngineCall, answer: object, ranking: Ranking) -> tuple[dict[str, Any], int | None]:
+        """SGLang's list of documents, the best first, as the object that clients of Cohere, Jina and vLLM read. The
+        list has no usage: each document has the prompt tokens of its pair."""
+        if not isinstance(answer, list) or not all(isinstance(item, dict) for item in cast(list[object], answer)):
+            raise AnswerGarbled("The engine's answer is no ranked list.")
+        results: list[dict[str, Any]] = []
+        total: int | None = 0
+        for item in cast(list[dict[str, Any]], answer):
+            tokens = _tokens(item.get("meta_info"))
+            total = None if total is None or tokens is None else total + tokens
+            result: dict[str, Any] = {"index": item.get("index"), "relevance_score": item.get("score")}
+            if (text := item.get("document")) is not None:
+                result["document"] = {"text": text}
+            results.append(result)
+        return {"object": "list", "model": ranking.model_name, "results": results[: ranking.top_n]}, total
+
+
+def _tokens(meta: object) -> int | None:
+    found = cast(dict[str, object], meta).get("prompt_tokens") if isinstance(meta, dict) else None
+    return found if type(found) is int and found >= 0 else None
+
+
+WIRE: Final = SGLangWire()
