@@ -106,7 +106,8 @@ class ScriptedEngine:
     connections: int = 0
     keep_alive: float = 5.0
     ready: int = 200
-    """What it answers to GET /ready; those are not among `requests`."""
+    """What it answers to a GET of `ready_path`; those are not among `requests`."""
+    ready_path: str = "/ready"
     _handlers: set[asyncio.Task[None]] = field(default_factory=set)
     _server: asyncio.Server | None = None
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
@@ -142,8 +143,9 @@ class ScriptedEngine:
             while True:
                 async with asyncio.timeout(self.keep_alive):
                     head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                if head.startswith("GET /ready "):
-                    writer.write(f"HTTP/1.1 {self.ready} X\r\ncontent-length: 0\r\n\r\n".encode())
+                if head.startswith("GET "):
+                    status = self.ready if head.split(" ")[1] == self.ready_path else 404
+                    writer.write(f"HTTP/1.1 {status} X\r\ncontent-length: 0\r\n\r\n".encode())
                     continue
                 lines = head.split("\r\n")
                 headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines[1:] if line)}

@@ -22,7 +22,7 @@ _TYPES: Final = {
 }
 _ADAPTERS: Final = re.compile(r"lora|adapter|dict_keys\(|@[0-9a-f]{12}\b", re.IGNORECASE)
 _INSIDE: Final = re.compile(
-    r"traceback|\bfile \"|\.py\b|\b0x[0-9a-f]{6,}|\b\d{1,3}(?:\.\d{1,3}){3}\b|(?<![\w/:])/\w[\w.-]*/[\w.-]",
+    r"traceback|<path>|\bfile \"|\.py\b|\b0x[0-9a-f]{6,}|\b\d{1,3}(?:\.\d{1,3}){3}\b|(?<![\w/:])/\w[\w.-]*/[\w.-]",
     re.IGNORECASE,
 )
 """Tracebacks, files, addresses: of no use to a client, and of some to an attacker."""

@@ -47,9 +47,7 @@ class Arguments:
 
 
 # Fields that engines and SDKs add to an answer's message, and that clients send back: no engine reads them.
-_ECHOED: Final = frozenset(
-    {"refusal", "annotations", "reasoning", "reasoning_details", "parsed", "provider_specific_fields"}
-)
+_ECHOED: Final = frozenset({"refusal", "annotations", "reasoning_details", "parsed", "provider_specific_fields"})
 _CALL: Final = ObjectField(
     {
         "id": _NAME,
@@ -63,6 +61,7 @@ _REST: Final[dict[str, FieldType]] = {
     "name": _NAME,
     "tool_call_id": _NAME,
     "reasoning_content": Text(),
+    "reasoning": Text(),
     "tool_calls": Several(_CALL, 128),
     "phase": Choice(("commentary", "final_answer")),
 }

@@ -70,7 +70,8 @@ def _characters(message: Mapping[str, Any]) -> int:
     if isinstance(content, list):
         for part in cast(list[Mapping[str, Any]], content):
             read += len(part.get("text") or "") + len(part.get("thinking") or "")
-    return read + len(message.get("reasoning_content") or "") + _written(message.get("tool_calls"))
+    thoughts = len(message.get("reasoning_content") or "") + len(message.get("reasoning") or "")
+    return read + thoughts + _written(message.get("tool_calls"))
 
 
 def _written(value: Any) -> int:

@@ -274,7 +274,9 @@ TABLE: Final[Mapping[str, Mapping[str, Field]]] = {
 """By endpoint: fields by name, the most frequent first."""
 
 REFUSED: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("rid", "extra_key", "cache_salt", "session_id", "session_params"), "it identifies requests"),
+    **dict.fromkeys(
+        ("rid", "request_id", "extra_key", "cache_salt", "session_id", "session_params"), "it identifies requests"
+    ),
     **dict.fromkeys(("priority", "custom_labels"), "says who the request is"),
     **dict.fromkeys(("lora_path", "ngram_corpus_id"), "says which weights answer: an adapter is named in `model`"),
     **dict.fromkeys(
@@ -288,7 +290,14 @@ REFUSED: Final[Mapping[str, str]] = {
         ),
         "says which rank serves it",
     ),
-    **dict.fromkeys(("custom_logit_processor", "custom_params"), "is code, or its arguments"),
+    **dict.fromkeys(
+        ("custom_logit_processor", "custom_params", "vllm_xargs", "chat_template"), "is code, or its arguments"
+    ),
+    **dict.fromkeys(("kv_transfer_params", "ec_transfer_params"), "names caches of other engines"),
+    **dict.fromkeys(
+        ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+        "has other names in each engine: use `response_format` or `regex`",
+    ),
     **dict.fromkeys(
         ("return_hidden_states", "return_pooled_hidden_states", "return_routed_experts", "return_meta_info"),
         "shows the model's insides",
@@ -296,6 +305,7 @@ REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         (
             "input_ids",
+            "prompt_embeds",
             "embed_overrides",
             "embed_override_token_id",
             "query_embed_overrides",
@@ -304,7 +314,10 @@ REFUSED: Final[Mapping[str, str]] = {
         "goes past the check of the prompt",
     ),
     "score_extraction_token": "makes any number of scores per item",
-    **dict.fromkeys(("images_config", "video_config", "mm_processor_kwargs"), "goes unchecked to the model's own code"),
+    **dict.fromkeys(
+        ("images_config", "video_config", "mm_processor_kwargs", "media_io_kwargs"),
+        "goes unchecked to the model's own code",
+    ),
     "use_audio_in_video": "videos are not accepted",
     "instruct": "is for rerankers that generate, which are not served as rerankers",
     "watermark": "is the provider's",
@@ -316,7 +329,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "web_search_options": "there is no web search",
     "verbosity": "no engine knows it",
 }
-"""Fields of SGLang or OpenAI that are refused, with the reason that the client gets."""
+"""Fields of an engine or of OpenAI that are refused, with the reason that the client gets."""
 
 
 def not_in_table(name: str) -> FieldProblem:

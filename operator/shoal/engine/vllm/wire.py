@@ -110,7 +110,7 @@ _ADDITIONS: Final[Mapping[str, Mapping[str, _Addition]]] = {
     CHAT: {
         **_SAMPLING,
         "reasoning": _effort_of,
-        # Its templates end the last message and begin an answer, unless told not to.
+        # Its templates end the last message and begin an answer, unless `add_generation_prompt` is false.
         "continue_final_message": lambda value: {"add_generation_prompt": False} if value else {},
     },
     COMPLETIONS: {**_SAMPLING, "json_schema": lambda value: {"structured_outputs": {"json": value}}},

@@ -1,0 +1,551 @@
+"""Replicas that run vLLM behind the gateway: what they are asked, and what a client gets of their answers."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.api import names
+from shoal.core.fields.table import TABLE
+from shoal.core.hold.limits import Limits
+from shoal.engine.wires import SPECIAL, differences_of, wire_of
+from shoal.gateway.directory import project_pod
+from tests.support.adapter_agents import V1, AdapterAgent, name_of, tuned
+from tests.support.gateway import FACTS, GatewayUnderTest, gateway, lines, replica, tenant
+from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
+from tests.support.vllm_engine import (
+    BUSY,
+    DIED,
+    NOT_FOUND,
+    SHUT_DOWN,
+    VLLMWords,
+    error,
+    error_event,
+    says,
+    unknown_model,
+    vllm_engine,
+)
+from tests.support.waiting import until_async
+
+CHAT: dict[str, Any] = {"model": "llama", "messages": [{"role": "user", "content": "hi"}]}
+ADAPTER = name_of()
+OTHER = "zeta.secret-project@0123456789ab"
+
+
+def runs_vllm(it: GatewayUnderTest, *numbers: int, declared: bool = True) -> None:
+    """These replicas run vLLM; `declared`: and their Model says so."""
+    for number in numbers:
+        it.pods[f"chat/llama-{number}"] = replica(number, engine="vLLM")
+    if declared:
+        differences = differences_of("vLLM")
+        it.model(facts=FACTS.__class__(vocabulary=32_000, context_length=8192, differences=differences))
+    it.changed()
+
+
+async def events(response: Any) -> list[dict[str, Any]]:
+    return [json.loads(line) async for line in lines(response) if line != b"[DONE]"]
+
+
+# --- a whole answer and a stream --------------------------------------------------------------------------------------
+
+
+async def test_an_answer_has_the_clients_words_and_is_metered(tmp_path: Path):
+    engine = vllm_engine()
+    async with gateway(tmp_path, engine) as it:
+        runs_vllm(it, 1)
+        response = await it.post({**CHAT, "temperature": 0})
+        answer = await response.json()
+        assert (response.status, answer["model"]) == (200, "llama")
+        assert answer["id"] == response.headers["x-shoal-request-id"]
+        message = answer["choices"][0]["message"]
+        assert message["reasoning_content"] == "hm"
+        assert "reasoning" not in message
+        assert '"model":"chat/llama" "usage":{' in message["content"]  # text stays as it is
+        (request,) = engine.requests
+        assert set(request.body) == {"model", "messages", "temperature", "cache_salt"}
+        assert request.body["model"] == "chat/llama"
+        assert request.headers["x-request-id"] == answer["id"]
+        data = (await it.records())[0].data
+        assert (data.input_tokens, data.cached_tokens, data.output_tokens) == (40, 32, 3)
+        assert (data.count_source, data.outcome) == ("final", "answered")
+
+
+@pytest.mark.parametrize("options", [None, {"include_usage": True}])
+async def test_a_stream_has_the_clients_words_and_is_metered(tmp_path: Path, options: dict[str, Any] | None):
+    async with gateway(tmp_path, vllm_engine()) as it:
+        runs_vllm(it, 1)
+        response = await it.post({**CHAT, "stream": True, **({"stream_options": options} if options else {})})
+        chunks = await events(response)
+        assert {chunk["id"] for chunk in chunks} == {response.headers["x-shoal-request-id"]}
+        assert {chunk["model"] for chunk in chunks} == {"llama"}
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+        assert deltas[1:] == [{"reasoning_content": "hm"}, {"content": "a b"}, {"content": " c"}]
+        assert [bool(chunk.get("usage")) for chunk in chunks] == [False] * 4 + ([True] if options else [])
+        data = (await it.records())[0].data
+        assert (data.input_tokens, data.cached_tokens, data.output_tokens, data.count_source) == (40, 32, 3, "final")
+
+
+async def test_what_engines_answer_elsewhere_comes_in_the_same_shapes(tmp_path: Path):
+    engine = vllm_engine()
+    async with gateway(tmp_path, engine) as it:
+        runs_vllm(it, 1)
+
+        async def ask(path: str, **body: Any) -> dict[str, Any]:
+            response = await it.post({"model": "llama", **body}, path)
+            assert response.status == 200, await response.text()
+            return await response.json()
+
+        ranked = await ask("/v1/rerank", query="q", documents=["one", "two"], top_n=1)
+        assert ranked == {
+            "object": "list",
+            "model": "llama",
+            "results": [{"index": 1, "relevance_score": 0.9, "document": {"text": "two"}}],
+            "usage": {"prompt_tokens": 9, "total_tokens": 9},
+        }
+        bare = await ask("/v1/rerank", query="q", documents=["one", "two"], return_documents=False)
+        assert [set(result) for result in bare["results"]] == [{"index", "relevance_score"}] * 2
+        scored = await ask("/v1/score", query="q", items=["one", "two"])
+        assert (scored["scores"], scored["object"]) == ([[0.0], [0.25]], "scoring")
+        labels = await ask("/v1/classify", input="x")
+        assert (labels["model"], labels["data"][0]["label"]) == ("llama", "cat")
+        embedded = await ask("/v1/embeddings", input="x")
+        assert (embedded["model"], len(embedded["data"])) == ("llama", 1)
+        assert (await ask("/v1/tokenize", prompt="a b"))["tokens"] == [1, 2]
+        assert await ask("/v1/detokenize", tokens=[1, 2], skip_special_tokens=False) == {"text": "a b"}
+        assert await ask("/v1/messages/count_tokens", messages=[{"role": "user", "content": "hi"}]) == {
+            "input_tokens": 2
+        }
+        paths = [request.path for request in engine.requests]
+        assert paths[3:] == ["/classify", "/v1/embeddings", "/tokenize", "/detokenize", "/tokenize"]
+        assert engine.requests[2].body["queries"] == "q"
+        data = [record.data for record in await it.records(count=8)]
+        assert {d.input_tokens for d in data} == {9, 0}
+        assert {d.count_source for d in data} == {"final"}
+
+
+async def test_translated_apis_show_a_models_thoughts(tmp_path: Path):
+    async with gateway(tmp_path, vllm_engine()) as it:
+        runs_vllm(it, 1)
+        message = {"model": "llama", "max_tokens": 5, "messages": CHAT["messages"]}
+        answer = await (await it.post(message, "/v1/messages")).json()
+        assert answer["content"][0] == {"type": "thinking", "thinking": "hm"}
+        assert answer["usage"] == {
+            "input_tokens": 8, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 32, "output_tokens": 3,
+        }  # fmt: skip
+        streamed = await (await it.post({**message, "stream": True}, "/v1/messages")).text()
+        assert '"thinking_delta","thinking":"hm"' in streamed
+        assert "chat/llama" not in streamed
+
+
+# --- fields -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value", "there"),
+    [
+        ("/v1/chat/completions", "regex", "[ab]+", {"structured_outputs": {"regex": "[ab]+"}}),
+        ("/v1/completions", "json_schema", '{"type":"object"}', {"structured_outputs": {"json": '{"type":"object"}'}}),
+        ("/v1/chat/completions", "no_stop_trim", True, {"include_stop_str_in_output": True}),
+        ("/v1/chat/completions", "reasoning", {"effort": "low"}, {"reasoning_effort": "low"}),
+        ("/v1/chat/completions", "continue_final_message", True, {"add_generation_prompt": False}),
+        ("/v1/chat/completions", "separate_reasoning", True, {}),
+    ],
+)
+async def test_fields_that_have_another_name(tmp_path: Path, path: str, field: str, value: Any, there: dict[str, Any]):
+    engine = vllm_engine()
+    body = CHAT if "chat" in path else {"model": "llama", "prompt": "hi"}
+    async with gateway(tmp_path, engine) as it:
+        runs_vllm(it, 1)
+        assert (await it.post({**body, field: value}, path)).status == 200
+        assert engine.requests[0].body.items() >= there.items()
+
+
+async def test_a_field_of_the_clients_own_wins_over_one_that_is_made_from_another(tmp_path: Path):
+    engine = vllm_engine()
+    async with gateway(tmp_path, engine) as it:
+        runs_vllm(it, 1)
+        await it.post({**CHAT, "reasoning": {"effort": "low"}, "reasoning_effort": "high"})
+        assert engine.requests[0].body["reasoning_effort"] == "high"
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [
+        ("/v1/chat/completions", "task", "query"),
+        ("/v1/chat/completions", "separate_reasoning", False),
+        ("/v1/chat/completions", "stream_reasoning", False),
+        ("/v1/chat/completions", "return_cached_tokens_details", True),
+        ("/v1/chat/completions", "return_prompt_token_ids", True),
+        ("/v1/chat/completions", "reasoning_effort", "ultra"),
+        ("/v1/chat/completions", "reasoning_effort", 0.5),
+        ("/v1/chat/completions", "reasoning", {"enabled": True}),
+        ("/v1/completions", "suffix", "x"),
+        ("/v1/tokenize", "prompt", ["a", "b"]),
+        ("/v1/detokenize", "tokens", [[1], [2]]),
+        ("/v1/score", "label_token_ids", [1]),
+        ("/v1/score", "items", [[1], [2]]),
+    ],
+)
+async def test_what_the_engine_would_ignore_is_refused_by_name(tmp_path: Path, path: str, field: str, value: Any):
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": "hi"},
+        "/v1/tokenize": {},
+        "/v1/detokenize": {},
+        "/v1/score": {"query": [1] if field == "items" else "q", "items": ["x"]},
+    }
+    engine = vllm_engine()
+    async with gateway(tmp_path, engine) as it:
+        runs_vllm(it, 1)
+        response = await it.post({**CHAT, **{field: value}} if "chat" in path else {
+            "model": "llama", **bodies[path], field: value
+        }, path)  # fmt: skip
+        wrong = (await response.json())["error"]
+        assert (response.status, wrong["code"]) == (400, "unsupported_field")
+        assert wrong["param"] in (field, "query")
+        assert not engine.requests
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("request_id", "mine"),
+        ("priority", -5),
+        ("cache_salt", "another-tenants"),
+        ("kv_transfer_params", {"do_remote_prefill": True}),
+        ("vllm_xargs", {"a": 1}),
+        ("prompt_embeds", "AAAA"),
+        ("mm_processor_kwargs", {"a": 1}),
+        ("chat_template", "{{ 1 }}"),
+        ("structured_outputs", {"grammar": "root ::= root"}),
+        ("guided_regex", "a"),
+        ("lora_path", OTHER),
+        ("truncate_prompt_tokens", 1),
+        ("stream_interval", 1000),
+        ("echo_", True),
+    ],
+)
+async def test_what_a_client_may_not_steer_never_gets_there(tmp_path: Path, path: str, field: str, value: Any):
+    engine = vllm_engine()
+    bodies = {"/v1/chat/completions": CHAT, "/v1/completions": {"model": "llama", "prompt": "hi"}}
+    async with gateway(tmp_path, engine) as it:
+        runs_vllm(it, 1)
+        response = await it.post({**bodies.get(path, {"model": "llama", "input": "hi"}), field: value}, path)
+        assert (response.status, (await response.json())["error"]["param"]) == (400, field)
+        assert not engine.requests
+
+
+def test_each_field_that_the_engine_treats_differently_is_one_of_the_table():
+    for path, special in SPECIAL.items():
+        assert special <= TABLE[path].keys()
+    wire = wire_of("vLLM")
+    assert wire is not None
+    for path, lesser in wire.differences.fields.items():
+        assert lesser.keys() <= TABLE[path].keys()
+
+
+async def test_a_thought_that_a_client_sends_back_is_a_text(tmp_path: Path):
+    """vLLM's templates read it, where SGLang's do not."""
+    engine = vllm_engine()
+    async with gateway(tmp_path, engine) as it:
+        runs_vllm(it, 1)
+        turn = {"role": "assistant", "content": "a", "reasoning": {"deep": [1]}}
+        response = await it.post({**CHAT, "messages": [turn, *CHAT["messages"]]})
+        assert (response.status, (await response.json())["error"]["param"]) == (400, "messages[0].reasoning")
+
+
+async def test_a_name_in_a_tools_schema_is_not_taken_for_the_model(tmp_path: Path):
+    """The body is edited as bytes: what a client writes before `model` must not be taken for it."""
+    engine = vllm_engine(VLLMWords(adapters=lambda: {ADAPTER}).behave)
+    schema = {"type": "object", "properties": {"a": {"const": {"model": "chat/llama"}}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    async with tuned(tmp_path, AdapterAgent(1)) as it:
+        it.engines[0].behave = engine.behave
+        it.it.pods["chat/llama-1"] = replica(1, engine="vLLM")
+        it.changed()
+        response = await it.it.post({"tools": tools, "messages": CHAT["messages"], "model": "support"})
+        assert response.status == 200
+        assert it.engines[0].requests[0].body["model"] == ADAPTER
+        assert it.engines[0].requests[0].body["tools"] == tools
+
+
+# --- adapters ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_adapter_is_asked_for_by_its_name_in_the_engine_and_answers_by_the_clients(
+    tmp_path: Path, stream: bool
+):
+    agent = AdapterAgent(1)
+    async with tuned(tmp_path, agent) as it:
+        it.engines[0].behave = VLLMWords(adapters=lambda: agent.has).behave
+        it.it.pods["chat/llama-1"] = replica(1, engine="vLLM")
+        it.changed()
+        response = await it.ask(stream=stream)
+        raw = await response.read()
+        assert response.status == 200
+        assert b'"model":"support"' in raw
+        assert ADAPTER.encode() not in raw
+        (request,) = it.engines[0].requests
+        assert request.model == ADAPTER
+        assert "lora_path" not in request.body
+        data = (await it.it.records())[0].data
+        assert (data.adapter, data.adapter_revision, data.output_tokens) == ("chat/support", V1, 3)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("named", [OTHER, "chat/llama"])
+async def test_an_answer_of_other_weights_reaches_no_client(tmp_path: Path, stream: bool, named: str):
+    """The engine says who answered: another tenant's adapter, or the base."""
+    agents = [AdapterAgent(1), AdapterAgent(2)]
+    async with tuned(tmp_path, *agents) as it:
+        it.it.model(limits=Limits(max_requests=0))
+        for number, agent in enumerate(agents, 1):
+            it.engines[number - 1].behave = VLLMWords(adapters=lambda agent=agent: agent.has, named=named).behave
+            it.it.pods[f"chat/llama-{number}"] = replica(number, engine="vLLM")
+        it.changed()
+        response = await it.ask(stream=stream)
+        raw = await response.read()
+        assert response.status == 503
+        assert OTHER.encode() not in raw
+        assert b"a b" not in raw
+        assert sum(len(engine.requests) for engine in it.engines) <= 3
+
+
+async def test_one_that_answers_with_other_weights_is_passed_over(tmp_path: Path):
+    async with gateway(tmp_path, vllm_engine(VLLMWords(named=OTHER).behave), vllm_engine()) as it:
+        runs_vllm(it, 1, 2)
+        for _ in range(4):
+            response = await it.post(CHAT)
+            assert (response.status, (await response.json())["model"]) == (200, "llama")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_replicas_that_all_lack_the_adapter_are_not_asked_forever(tmp_path: Path, stream: bool):
+    async with tuned(tmp_path, *[AdapterAgent(n) for n in (1, 2, 3)]) as it:
+        for number in (1, 2, 3):
+            it.engines[number - 1].behave = VLLMWords().behave  # it knows no adapter, whatever its agent says
+            it.it.pods[f"chat/llama-{number}"] = replica(number, engine="vLLM")
+        it.changed()
+        async with asyncio.timeout(20):
+            response = await it.ask(stream=stream)
+        raw = await response.read()
+        assert response.status == 503
+        assert ADAPTER.encode() not in raw
+        assert {request.model for engine in it.engines for request in engine.requests} == {ADAPTER}
+        assert sum(len(engine.requests) for engine in it.engines) <= 3
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "refusal", [says(500, SHUT_DOWN), says(500, DIED), says(503, BUSY), says(401, b'{"error":"Unauthorized"}')]
+)
+async def test_a_replica_that_cannot_is_passed_over(tmp_path: Path, stream: bool, refusal: Any):
+    one, two = vllm_engine(refusal), vllm_engine()
+    async with gateway(tmp_path, one, two) as it:
+        runs_vllm(it, 1, 2)
+        for _ in range(4):
+            assert (await it.post({**CHAT, "stream": stream})).status == 200
+        assert one.requests
+        assert len(two.requests) == 4
+
+
+async def test_a_stream_that_begins_with_the_engines_death_is_sent_again(tmp_path: Path):
+    async def dies(request: EngineRequest) -> None:
+        await request.begin_stream()
+        await request.chunk(error_event(DIED))
+        await request.chunk(b"data: [DONE]\n\n")
+        await request.end_stream()
+
+    one = vllm_engine(dies)
+    async with gateway(tmp_path, one, vllm_engine()) as it:
+        runs_vllm(it, 1, 2)
+        for _ in range(4):
+            chunks = await events(await it.post({**CHAT, "stream": True}))
+            assert "error" not in chunks[0]
+        assert one.requests
+
+
+async def test_a_request_that_ends_two_engines_is_not_sent_to_a_third(tmp_path: Path):
+    engines = [vllm_engine(says(500, DIED)) for _ in range(4)]
+    for engine in engines:
+        engine.ready = 503
+    async with gateway(tmp_path, *engines) as it:
+        runs_vllm(it, 1, 2, 3, 4)
+        response = await it.post(CHAT)
+        assert (response.status, (await response.json())["error"]["code"]) == (502, "replica_lost_twice")
+        assert sum(len(engine.requests) for engine in engines) == 2
+
+
+async def test_engines_that_are_alive_are_no_reason_to_suspect_a_request(tmp_path: Path):
+    async def breaks(request: EngineRequest) -> None:
+        request.writer.transport.abort()
+
+    engines = [vllm_engine(breaks), vllm_engine(breaks), vllm_engine()]
+    async with gateway(tmp_path, *engines) as it:
+        runs_vllm(it, 1, 2, 3)
+        for _ in range(3):
+            assert (await it.post(CHAT)).status == 200
+        assert engines[0].requests
+        assert engines[1].requests
+
+
+async def test_a_death_in_the_middle_of_a_stream(tmp_path: Path):
+    """An error event with blanks in it, and after it a [DONE]."""
+
+    async def dies(request: EngineRequest) -> None:
+        words = VLLMWords()
+        await request.begin_stream()
+        await request.chunk(words.chunk(request, {"content": "a"}, 1))
+        await request.chunk(error_event(DIED))
+        await request.chunk(b"data: [DONE]\n\n")
+        await request.end_stream()
+
+    async with gateway(tmp_path, vllm_engine(dies)) as it:
+        runs_vllm(it, 1)
+        chunks = await events(await it.post({**CHAT, "stream": True}))
+        assert chunks[-1]["error"]["code"] == "replica_lost"
+        assert "EngineCore" not in json.dumps(chunks)
+        data = (await it.records())[0].data
+        assert (data.outcome, data.output_tokens, data.count_source) == ("failed", 1, "continuous")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        unknown_model(OTHER),
+        error(400, f"Loading lora {OTHER} failed: No adapter found for <path>", "BadRequestError"),
+        error(400, "/shoal/models/model has no such thing", "BadRequestError"),
+        error(500, f"Call to add_lora method failed: {OTHER}", "InternalServerError"),
+        json.dumps({"detail": f"in /usr/lib/vllm/serving.py: {OTHER}"}).encode(),
+    ],
+)
+@pytest.mark.parametrize("status", [400, 404, 500])
+async def test_nothing_of_its_inside_gets_out(tmp_path: Path, body: bytes, status: int):
+    async with gateway(tmp_path, vllm_engine(says(status, body))) as it:
+        runs_vllm(it, 1)
+        it.model(limits=Limits(max_requests=0))
+        response = await it.post(CHAT)
+        raw = await response.text()
+        assert response.status >= 400
+        for secret in (OTHER, "/shoal", "/usr", ".py", "<path>", "Valid aliases"):
+            assert secret not in raw
+        assert set(json.loads(raw)["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_an_endpoint_that_the_engine_lacks_is_told_as_that(tmp_path: Path):
+    engine = vllm_engine(says(404, NOT_FOUND))
+    async with gateway(tmp_path, engine) as it:
+        runs_vllm(it, 1)
+        response = await it.post({"model": "llama", "input": "x"}, "/v1/embeddings")
+        wrong = (await response.json())["error"]
+        assert (response.status, wrong["code"], wrong["param"]) == (400, "wrong_endpoint", "model")
+        assert (await it.records())[0].data.count_source == "none"
+        assert len(engine.requests) == 1
+
+
+async def test_a_client_that_leaves_closes_the_connection_and_is_billed_the_estimate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def waits(request: EngineRequest) -> None:
+        await request.gone.wait()
+
+    engine = vllm_engine(waits)
+    async with gateway(tmp_path, engine) as it:
+        runs_vllm(it, 1)
+        asked: list[object] = []
+        monkeypatch.setattr(it.app.cancellations, "begin", lambda *given: asked.append(given))
+        post = asyncio.create_task(it.post(CHAT))
+        await until_async(lambda: bool(engine.requests))
+        post.cancel()
+        async with asyncio.timeout(1):
+            await engine.requests[0].gone.wait()
+        data = (await it.records())[0].data
+        assert (data.outcome, data.count_source) == ("cancelled", "estimated")
+        assert not asked  # it ends no request by its id
+
+
+# --- both engines in one fleet ----------------------------------------------------------------------------------------
+
+
+async def test_during_a_rollout_each_replica_is_asked_in_its_own_words(tmp_path: Path):
+    old, new = ScriptedEngine(serve_normally), vllm_engine()
+    async with gateway(tmp_path, old, new) as it:
+        runs_vllm(it, 2, declared=False)
+        answers = [await (await it.post({**CHAT, "regex": "[ab]+"})).json() for _ in range(4)]
+        assert {answer["model"] for answer in answers} == {"llama"}
+        assert {request.body.get("regex") for request in old.requests} == {"[ab]+"}
+        assert {"rid" in request.body for request in old.requests} == {True}
+        assert {json.dumps(r.body["structured_outputs"]) for r in new.requests} == {'{"regex": "[ab]+"}'}
+        assert {"rid" in request.body for request in new.requests} == {False}
+
+
+async def test_what_only_one_engine_can_do_goes_to_that_one(tmp_path: Path):
+    old, new = ScriptedEngine(serve_normally), vllm_engine()
+    async with gateway(tmp_path, old, new) as it:
+        runs_vllm(it, 2, declared=False)
+        for _ in range(4):
+            assert (await it.post({**CHAT, "task": "query"})).status == 200
+        assert (len(old.requests), len(new.requests)) == (4, 0)
+        it.pods.pop("chat/llama-1")
+        it.model(limits=Limits(max_requests=0))
+        response = await it.post({**CHAT, "task": "query"})
+        assert (response.status, (await response.json())["error"]["code"]) == (503, "no_replica")
+        assert not new.requests
+
+
+async def test_a_lost_replica_of_one_engine_is_replaced_by_one_of_the_other(tmp_path: Path):
+    async def breaks(request: EngineRequest) -> None:
+        request.writer.transport.abort()
+
+    old, new = ScriptedEngine(breaks), vllm_engine()
+    async with gateway(tmp_path, old, new) as it:
+        runs_vllm(it, 2, declared=False)
+        for _ in range(3):
+            response = await it.post(CHAT)
+            answer = await response.json()
+            assert (response.status, answer["id"]) == (200, response.headers["x-shoal-request-id"])
+        assert old.requests
+
+
+async def test_an_engine_that_this_gateway_does_not_know_gets_nothing(tmp_path: Path):
+    engine = ScriptedEngine(serve_normally)
+    async with gateway(tmp_path, engine, vllm_engine()) as it:
+        it.pods["chat/llama-1"] = replica(1, engine="Another")
+        runs_vllm(it, 2)
+        for _ in range(4):
+            assert (await it.post(CHAT)).status == 200
+        assert not engine.requests
+
+
+def test_a_pod_says_which_engine_runs_in_it():
+    labels = {names.LABEL_MODEL: "llama", names.LABEL_MODEL_UID: "uid-llama"}
+
+    def engine(**annotations: str) -> str:
+        pod = project_pod(
+            {"metadata": {"name": "a", "namespace": "chat", "labels": labels, "annotations": annotations}}
+        )
+        assert pod is not None
+        return pod.engine
+
+    assert engine() == "SGLang"
+    assert engine(**{names.ANNOTATION_ENGINE: "vLLM"}) == "vLLM"
+
+
+async def test_tenants_do_not_share_a_prefix(tmp_path: Path):
+    engine = vllm_engine()
+    async with gateway(tmp_path, engine) as it:
+        runs_vllm(it, 1)
+        it.tenants["zeta"] = tenant("zeta", "sk-test-zeta")
+        it.changed()
+        await it.post(CHAT)
+        await it.post(CHAT, key="sk-test-zeta")
+        salts = [request.body["cache_salt"] for request in engine.requests]
+        assert len(set(salts)) == 2
+        # vLLM takes at most 128 characters, and none of these.
+        assert all(len(salt) <= 128 and not set(salt) & set("@/\\\0") for salt in salts)
