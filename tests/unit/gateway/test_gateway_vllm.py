@@ -21,6 +21,7 @@ from tests.support.vllm_engine import (
     NOT_FOUND,
     SHUT_DOWN,
     VLLMWords,
+    compact,
     error,
     error_event,
     says,
@@ -123,6 +124,23 @@ async def test_what_engines_answer_elsewhere_comes_in_the_same_shapes(tmp_path: 
         data = [record.data for record in await it.records(count=8)]
         assert {d.input_tokens for d in data} == {9, 0}
         assert {d.count_source for d in data} == {"final"}
+
+
+async def test_the_stop_sequence_that_ended_an_answer_is_named(tmp_path: Path):
+    words = VLLMWords()
+
+    async def stops(request: EngineRequest) -> None:
+        whole = words.whole(request) or {}
+        whole["choices"][0]["stop_reason"] = "\n\nHuman"
+        await request.answer(200, compact(whole))
+
+    async with gateway(tmp_path, vllm_engine(stops)) as it:
+        runs_vllm(it, 1)
+        choice = (await (await it.post({**CHAT, "stop": ["\n\nHuman"]})).json())["choices"][0]
+        assert (choice["matched_stop"], "stop_reason" in choice) == ("\n\nHuman", False)
+        message = {"model": "llama", "max_tokens": 5, "stop_sequences": ["\n\nHuman"], "messages": CHAT["messages"]}
+        answer = await (await it.post(message, "/v1/messages")).json()
+        assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "\n\nHuman")
 
 
 async def test_translated_apis_show_a_models_thoughts(tmp_path: Path):

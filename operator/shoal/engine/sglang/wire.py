@@ -70,7 +70,8 @@ class SGLangWire:
     def encode(self, body: bytes, call: EngineCall) -> bytes:
         # An engine refuses an id that it still has, and it may not have noticed yet that the gateway closed the
         # connection: each attempt has an id of its own.
-        if (sent := self.sent_id(call)) is not None:
+        if call.number > 1:
+            sent = self.sent_id(call) or b""
             body = body.replace(b'"rid":"%b"' % call.id.encode(), b'"rid":"%b"' % sent, 1)
         if call.adapter is None:
             return body

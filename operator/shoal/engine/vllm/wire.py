@@ -128,14 +128,15 @@ _ID_PREFIXES: Final = {
 }
 _MODEL_FIELD: Final = re.compile(rb'"model":\s*("(?:[^"\\]|\\.)*")')
 _REASONING: Final = b'"reasoning":'
+_STOP: Final = b'"stop_reason":'
 _UNKNOWN_MODEL: Final = re.compile(rb"NotFoundError|does not exist", re.IGNORECASE)
 _STOPPING: Final = b"cannot schedule new futures after shutdown"
 _DIED: Final = b"EngineCore encountered an issue"
 
 
 class VLLMRewriter:
-    """vLLM's answers name the adapter as the engine knows it, have a word before the id, and call a model's thoughts
-    `reasoning`.
+    """vLLM's answers name the adapter as the engine knows it, have a word before the id, call a model's thoughts
+    `reasoning`, and what ended an answer `stop_reason`.
 
     Editing bytes is safe because inside a JSON string every quote is escaped: what is replaced can only be a key with
     its value. The name of the model comes before everything that a model or a client wrote.
@@ -165,7 +166,9 @@ class VLLMRewriter:
         else:
             # No other name of the engine's gets out either.
             data = _MODEL_FIELD.sub(lambda _: self._new, data, count=1)
-        return data.replace(_REASONING, b'"reasoning_content":') if _REASONING in data else data
+        if _REASONING in data:
+            data = data.replace(_REASONING, b'"reasoning_content":')
+        return data.replace(_STOP, b'"matched_stop":') if _STOP in data else data
 
     def rewrite_any(self, data: bytes) -> bytes:
         return self.rewrite(data)
