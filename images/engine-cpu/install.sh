@@ -22,7 +22,8 @@ uv=${UV:-$(command -v uv || true)}
 say() { echo "engine-cpu: $*"; }
 
 # What the installation depends on: unchanged means done.
-stamp=$(cat "$here"/requirements-*.txt "$here"/*.sh "$here"/*_stub*.py "$here"/serve_sglang_cpu.py | cksum; echo "$cuda_libs ${TORCH:-}")
+stamp=$(cd "$here" && cat requirements-engine.txt requirements-cuda-libs.txt install.sh sglang-cpu.sh triton_stub.py \
+  make_cuda_stubs.py serve_sglang_cpu.py | cksum; echo "$cuda_libs ${TORCH:-}")
 if [ -x "$venv/bin/sglang-cpu" ] && [ "$(cat "$venv/.shoal-installed" 2>/dev/null)" = "$stamp" ]; then
   say "installed in $venv"
   exit 0
