@@ -132,14 +132,14 @@ def weights_of(path: str, config: AdapterConfig, base: BaseDimensions, modules: 
     if not files:
         raise AdapterFilesError(f"Cannot find any model weights with `{path}`")
     try:
-        shapes = {name: shape for file in files if file.suffix == ".safetensors" for name, shape in _shapes(file)}
+        shapes = {name: shape for file in files if file.suffix == ".safetensors" for name, shape in shapes_of(file)}
         size = sum(file.stat().st_size for file in files)
         return AdapterFiles(size, signature_of(config.raw, folder), _kills(shapes, config, base, modules))
     except OSError as error:
         raise AdapterFilesError(str(error)) from None
 
 
-def _shapes(path: Path) -> list[tuple[str, tuple[int, ...]]]:
+def shapes_of(path: Path) -> list[tuple[str, tuple[int, ...]]]:
     """Names and shapes of a safetensors file. Raises AdapterFilesError as its library words it."""
     size = path.stat().st_size
     try:

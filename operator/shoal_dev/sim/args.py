@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypedDict, cast
 
 import yaml
 
@@ -95,10 +95,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> EngineArgs:
     if ":" in name and (ns.enable_lora or ns.lora_paths):
         parser.error("served-model-name cannot contain a colon (:) when LoRA is enabled")
     try:
-        gpu = canonical_gpu(ns.sim_gpu or environ.get("SHOAL_SIM_GPU") or "h100")
-        speed = _number(ns.sim_speed, environ, "SHOAL_SIM_SPEED", 1.0)
-        if speed <= 0:
-            parser.error("--sim-speed must be above 0")
         return EngineArgs(
             model_path=ns.model_path,
             served_model_name=name,
@@ -119,21 +115,45 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> EngineArgs:
             include_usage_by_default=ns.stream_response_default_include_usage,
             radix_cache=not ns.disable_radix_cache,
             lora=loraargs.of(ns),
-            gpu=gpu,
-            gpu_memory_mib=int(_number(ns.sim_gpu_memory_mib, environ, "SHOAL_SIM_GPU_MEMORY_MIB", 0)) or None,
-            kv_of=_kv_of(ns.sim_kv or environ.get("SHOAL_SIM_KV") or KV_OF[0]),
-            speed=speed,
-            seed=int(_number(ns.sim_seed, environ, "SHOAL_SIM_SEED", 0)),
-            load_seconds=_number(ns.sim_load_seconds, environ, "SHOAL_SIM_LOAD_SECONDS", 2.0),
-            warmup_seconds=_number(ns.sim_warmup_seconds, environ, "SHOAL_SIM_WARMUP_SECONDS", 0.5),
-            drain_poll_seconds=_number(ns.sim_drain_poll_seconds, environ, "SHOAL_SIM_DRAIN_POLL_SECONDS", 5.0),
-            journal=ns.sim_journal or environ.get("SHOAL_SIM_JOURNAL"),
+            **simulation_of(ns, environ),
             traces_endpoint=_traces_endpoint(ns.otlp_traces_endpoint, environ) if ns.enable_trace else None,
             traces_service=ns.otlp_service_name or environ.get("OTEL_SERVICE_NAME") or "sglang",
             given={key: value for key, value in vars(ns).items() if not key.startswith("sim_")},
         )
     except ValueError as error:
         parser.error(str(error))
+
+
+class Simulation(TypedDict):
+    """The options of the simulation, which every engine's personality has; see EngineArgs."""
+
+    gpu: str
+    gpu_memory_mib: int | None
+    kv_of: str
+    speed: float
+    seed: int
+    load_seconds: float
+    warmup_seconds: float
+    drain_poll_seconds: float
+    journal: str | None
+
+
+def simulation_of(ns: argparse.Namespace, environ: Mapping[str, str]) -> Simulation:
+    """From the command line, else from the environment. Raises ValueError."""
+    speed = _number(ns.sim_speed, environ, "SHOAL_SIM_SPEED", 1.0)
+    if speed <= 0:
+        raise ValueError("--sim-speed must be above 0")
+    return Simulation(
+        gpu=canonical_gpu(ns.sim_gpu or environ.get("SHOAL_SIM_GPU") or "h100"),
+        gpu_memory_mib=int(_number(ns.sim_gpu_memory_mib, environ, "SHOAL_SIM_GPU_MEMORY_MIB", 0)) or None,
+        kv_of=_kv_of(ns.sim_kv or environ.get("SHOAL_SIM_KV") or KV_OF[0]),
+        speed=speed,
+        seed=int(_number(ns.sim_seed, environ, "SHOAL_SIM_SEED", 0)),
+        load_seconds=_number(ns.sim_load_seconds, environ, "SHOAL_SIM_LOAD_SECONDS", 2.0),
+        warmup_seconds=_number(ns.sim_warmup_seconds, environ, "SHOAL_SIM_WARMUP_SECONDS", 0.5),
+        drain_poll_seconds=_number(ns.sim_drain_poll_seconds, environ, "SHOAL_SIM_DRAIN_POLL_SECONDS", 5.0),
+        journal=ns.sim_journal or environ.get("SHOAL_SIM_JOURNAL"),
+    )
 
 
 def engine_params() -> dict[str, dict[str, float]]:
@@ -190,8 +210,8 @@ def _tokens(name: str, text: str | None) -> int | None:
     return quantity.count(text)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="shoal sim engine", description="Simulates an SGLang server.")
+def add_simulation(parser: argparse.ArgumentParser) -> None:
+    """The options of the simulation itself, the same for every engine."""
     own = parser.add_argument_group("simulation")
     own.add_argument(
         "--sim-gpu", help="h100, h200, a100, l40s, l4, a10g, rtxpro; with :fp8 for that type (env SHOAL_SIM_GPU)"
@@ -218,6 +238,10 @@ def _parser() -> argparse.ArgumentParser:
         help="append JSON lines on requests to this file, or to one in this folder (env SHOAL_SIM_JOURNAL)",
     )
 
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="shoal sim engine", description="Simulates an SGLang server.")
+    add_simulation(parser)
     engine = parser.add_argument_group("SGLang")
     table: dict[str, dict[str, Any]] = json.loads(
         resources.files("shoal.engine.sglang").joinpath("sglang_args.json").read_text()

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import sys
+from collections.abc import Coroutine
+from typing import Any
 
 import click
 
@@ -11,14 +13,17 @@ from shoal_dev.sim import args as arguments
 
 @click.group()
 def command() -> None:
-    """Run the engine simulator."""
+    """Run the engine simulator: `engine` is SGLang, `vllm` is vLLM."""
 
 
-@command.command(
-    "engine",
-    context_settings={"ignore_unknown_options": True, "help_option_names": [], "allow_interspersed_args": False},
-    add_help_option=False,
-)
+_OWN_ARGUMENTS: dict[str, Any] = {
+    "ignore_unknown_options": True,
+    "help_option_names": [],
+    "allow_interspersed_args": False,
+}
+
+
+@command.command("engine", context_settings=_OWN_ARGUMENTS, add_help_option=False)
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED)
 def engine(argv: tuple[str, ...]) -> None:
     """Imitate an SGLang server: the same arguments, the same HTTP API, the pace of a GPU. --help lists its own."""
@@ -26,7 +31,23 @@ def engine(argv: tuple[str, ...]) -> None:
     # Late: a wrong command line is refused before the server's libraries are loaded.
     from shoal_dev.sim import server
 
+    _run(server.serve(args))
+
+
+@command.command("vllm", context_settings=_OWN_ARGUMENTS, add_help_option=False)
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
+def vllm(argv: tuple[str, ...]) -> None:
+    """Imitate a vLLM server: the arguments of `vllm serve`, the same HTTP API, the pace of a GPU."""
+    from shoal_dev.sim.vllm import args as vllm_arguments
+
+    args = vllm_arguments.parse(argv, os.environ)
+    from shoal_dev.sim.vllm import server
+
+    _run(server.serve(args))
+
+
+def _run(serving: Coroutine[Any, Any, int]) -> None:
     try:
-        sys.exit(asyncio.run(server.serve(args)))
+        sys.exit(asyncio.run(serving))
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from None

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import structlog
 
@@ -87,9 +87,29 @@ class SimEngine:
         self.model = ModelFolder.load(args.model_path)
         self.context_length = args.context_length or self.model.context_length
         self.traces = _traces(args)
+        self.max_running = args.max_running_requests or 1
+        self.scheduler = self._make_scheduler()
+        self.loop = EngineLoop(self.scheduler, self.clock, speed=args.speed)
+        self.faults = Faults()
+        self.lora: SimLoRA | None = None
+        self._make_adapters()
+        self.metrics = self._make_metrics()
+        self.journal = journal or Journal(None)
+        self.status: Literal["Starting", "Up", "UnHealthy"] = "Starting"
+        self.draining = False
+        self.started = time.time()
+        self._batches: set[RequestBatch] = set()
+
+    _deaths: ClassVar[frozenset[str]] = frozenset({"crash", "core_death"})
+    """Faults that kill the process at once: SGLang's scheduler takes it along."""
+
+    # --- what it is made of, which differs between engines ------------------------------------------------------
+
+    def _make_scheduler(self) -> Scheduler:
+        args = self.args
         self.memory = memory.of(args)
         self.max_running = args.max_running_requests or self.memory.max_requests
-        self.scheduler = Scheduler(
+        return Scheduler(
             kv=KVCache(self.memory.kv_tokens, share=args.radix_cache),
             timing=timing.Timing.of(engine_params()[args.gpu]),
             chunk=args.chunked_prefill_size,
@@ -97,20 +117,17 @@ class SimEngine:
             max_queued=args.max_queued_requests,
             share_prefixes=args.radix_cache,
         )
-        self.loop = EngineLoop(self.scheduler, self.clock, speed=args.speed)
-        self.faults = Faults()
-        self.lora = (
-            None
-            if args.lora is None
-            else SimLoRA(args.lora, BaseDimensions.of(self.model.config), self.loop, self.faults)
-        )
-        self.scheduler.slots = None if self.lora is None else self.lora.slots
-        self.metrics = SimMetrics(args.served_model_name, self.scheduler, self.loop.throughput, self.context_length)
-        self.journal = journal or Journal(None)
-        self.status: Literal["Starting", "Up", "UnHealthy"] = "Starting"
-        self.draining = False
-        self.started = time.time()
-        self._batches: set[RequestBatch] = set()
+
+    def _make_adapters(self) -> None:
+        if self.args.lora is not None:
+            self.lora = SimLoRA(self.args.lora, BaseDimensions.of(self.model.config), self.loop, self.faults)
+            self.scheduler.slots = self.lora.slots
+
+    def _make_metrics(self) -> SimMetrics:
+        args = self.args
+        return SimMetrics(args.served_model_name, self.scheduler, self.loop.throughput, self.context_length)
+
+    # --- requests -----------------------------------------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
@@ -152,10 +169,7 @@ class SimEngine:
         Raises BadRequestError and scheduler.QueueFullError.
         """
         async with self._adapters(adapters, len(prompts)) as used:
-            limits = [
-                new_tokens(prompt, sampling.max_new_tokens, self.context_length, self.scheduler.kv.capacity)
-                for prompt in prompts
-            ]
+            limits = self._limits(prompts, sampling.max_new_tokens)
             batch = RequestBatch([], self.faults.take())
             rids = self._rids(rid, len(prompts) * n)
             for i, (prompt, limit, adapter) in enumerate(zip(prompts, limits, used, strict=True)):
@@ -177,6 +191,7 @@ class SimEngine:
                             on_update=batch.changed.set,
                             hold_after=self._hold(batch.fault),
                             adapter=None if adapter is None else adapter.id,
+                            prefixes=self._prefixes(adapter),
                             salt=salt,
                         )
                     )
@@ -189,10 +204,7 @@ class SimEngine:
                 self._strike_first(batch)
                 for sequence in batch.sequences:
                     self.scheduler.submit(sequence, self.clock.now())
-                if n > 1:
-                    # SGLang first caches each prompt with an internal request, which is counted but not returned.
-                    for prompt in prompts:
-                        self.metrics.count(len(prompt), 0, stream=stream)
+                self._count_request(prompts, n, stream=stream)
                 self.loop.wake()
                 yield batch
             except QueueFullError:
@@ -203,6 +215,8 @@ class SimEngine:
                 for sequence, adapter in zip(batch.sequences, batch.adapters, strict=True):
                     self.scheduler.abort(sequence, self.clock.now())
                     self._record(batch, sequence, adapter, path=path, model=model, stream=stream)
+                # An engine's gauges are told by its steps.
+                self.loop.wake()
 
     def warmed_up(self) -> None:
         """Marks the engine as serving, and counts the warm-up request as SGLang does."""
@@ -250,12 +264,27 @@ class SimEngine:
         if batch.fault is None:
             return
         batch.outcome = batch.fault.kind
-        if batch.fault.kind == "crash":
+        if batch.fault.kind in self._deaths:
             self.crash()
         elif batch.fault.kind == "stall":
             self.loop.stall()
 
     # --- inside -------------------------------------------------------------------------------------------------
+
+    def _limits(self, prompts: Sequence[tuple[int, ...]], asked: int | None) -> list[int]:
+        """How many tokens each prompt's answer may have. Raises BadRequestError."""
+        return [new_tokens(prompt, asked, self.context_length, self.scheduler.kv.capacity) for prompt in prompts]
+
+    def _prefixes(self, adapter: SimAdapter | None) -> str | None:
+        """What the adapter's cached prefixes are known by; None: by its load."""
+        return None
+
+    def _count_request(self, prompts: Sequence[tuple[int, ...]], n: int, *, stream: bool) -> None:
+        """SGLang first caches each prompt of several choices with an internal request, which is counted but not
+        returned."""
+        if n > 1:
+            for prompt in prompts:
+                self.metrics.count(len(prompt), 0, stream=stream)
 
     @asynccontextmanager
     async def _adapters(
@@ -286,7 +315,7 @@ class SimEngine:
         if fault is None:
             return
         batch.outcome = fault.kind
-        if fault.after_tokens == 0 and fault.kind in ("crash", "stall"):
+        if fault.after_tokens == 0 and fault.kind in ("crash", "core_death", "stall"):
             self.strike(batch)
 
     @staticmethod

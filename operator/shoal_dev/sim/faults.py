@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Kind = Literal[
     "hang", "stall", "503", "sse_error", "slow", "crash", "close", "load_hang", "load_slow", "load_fail",
-    "unload_deadlock",
+    "unload_deadlock", "core_death",
 ]  # fmt: skip
 Call = Literal["generate", "load", "unload"]
 
@@ -20,10 +20,11 @@ class Fault(BaseModel):
     kind: Kind
     """hang: the request never gets a further token. stall: the whole engine stops computing, for everybody, until
     cleared. 503: refused like a full queue. sse_error: an error event in the stream. slow: every chunk is late.
-    crash: the process dies by SIGKILL. close: the connection breaks. load_hang: an adapter's files cannot be read to
-    the end, and since the scheduler reads them nobody is served until cleared. load_slow: they take `delay_seconds`
-    more. load_fail: refused with `message`. unload_deadlock: the unload never answers and the scheduler stands still
-    until cleared (github.com/sgl-project/sglang/issues/36894)."""
+    crash: the process dies by SIGKILL. core_death: as the engine ends itself when its scheduler does. close: the
+    connection breaks. load_hang: an adapter's files cannot be read to the end, and since the scheduler reads them
+    nobody is served until cleared. load_slow: they take `delay_seconds` more. load_fail: refused with `message`.
+    unload_deadlock: the unload never answers and the scheduler stands still until cleared
+    (github.com/sgl-project/sglang/issues/36894); vLLM's unload asks nobody, so it has none."""
     count: int = Field(1, ge=1)
     after_tokens: int = Field(0, ge=0)
     """The fault strikes when this many tokens were sent; 0: before the first."""

@@ -36,6 +36,11 @@ class Exchange:
         """Of the answer, once it has begun."""
         self._receive = receive
         self._send = send
+        self._more: list[tuple[bytes, bytes]] = []
+
+    def add_header(self, name: str, value: str) -> None:
+        """The answer gets this header."""
+        self._more.append((name.encode(), value.encode("latin-1")))
 
     async def body(self) -> bytes:
         """The whole body. Raises ClientGoneError."""
@@ -83,7 +88,7 @@ class Exchange:
         self.status = status
         if content_type is not None:
             headers.append((b"content-type", content_type.encode()))
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self._more]})
 
 
 async def until_gone(exchange: Exchange, work: Awaitable[_T], *, notice_after: float) -> _T:

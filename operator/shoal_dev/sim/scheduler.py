@@ -59,6 +59,8 @@ class Sequence:
     on_update: Callable[[], None] = lambda: None
     adapter: str | None = None
     """Id of the adapter's load; None: the base model answers."""
+    prefixes: str | None = None
+    """Whose cached prefixes it finds, where that is not the adapter's load."""
     salt: tuple[str, str] = ("", "")
     """`extra_key` and `cache_salt`: the sequence finds only cached prefixes of requests with the same values."""
     arrived: float = 0.0
@@ -94,7 +96,7 @@ class Sequence:
 
     @property
     def space(self) -> Space:
-        return Space(self.adapter, self.salt)
+        return Space(self.prefixes or self.adapter, self.salt)
 
     def tokens(self) -> tuple[int, ...]:
         return (*self.prompt, *self.output)
@@ -225,8 +227,6 @@ class Scheduler:
             return None
         self._decodes = [s for s in self._running if s.decoding and not s.held]
         self._make_room_for_decodes()
-        for sequence in self._decodes:
-            sequence.owned += 1
         budget = self._chunk - len(self._decodes)
         for sequence in self._running:
             if not sequence.decoding and budget > 0:
@@ -332,6 +332,8 @@ class Scheduler:
                 self._end(newest, Finish("length"), newest.arrived)
                 return
             self._retract(newest)
+        for sequence in self._decodes:
+            sequence.owned += 1
 
     def _retract(self, sequence: Sequence) -> None:
         self.totals.retracted_input += len(sequence.prompt)

@@ -17,11 +17,11 @@ from shoal_dev.sim.engine import SimEngine
 from shoal_dev.sim.journal import Journal
 
 _log = structlog.get_logger()
-_KEEP_ALIVE_SECONDS = 5
+KEEP_ALIVE_SECONDS = 5
 """As SGLang: shorter than most clients keep idle connections."""
 
 
-class _Server(uvicorn.Server):
+class QuietServer(uvicorn.Server):
     """A server that leaves signals alone: SIGTERM must not close the port."""
 
     @contextlib.contextmanager
@@ -47,12 +47,12 @@ async def _serve(args: EngineArgs, engine: SimEngine) -> int:
         log_config=None,
         access_log=False,
         lifespan="off",
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=1,
         backlog=2048,
     )
-    server = _Server(config)
-    listener = _listen(args.host, args.port)
+    server = QuietServer(config)
+    listener = listen(args.host, args.port)
     loop = asyncio.get_running_loop()
     interrupted = asyncio.Event()
 
@@ -100,7 +100,8 @@ async def _until_drained(engine: SimEngine, interrupted: asyncio.Event, poll_sec
         return
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """Raises OSError that names the address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With the protocol named: asyncio switches Nagle's algorithm off only where it reads TCP, and with it a kept
     # connection would answer 40 ms late.
