@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the arguments of `vllm serve` as a table (JSON on stdout), for `operator/shoal/engine/vllm_args.json`.
+"""Write the arguments of `vllm serve` as a table (JSON on stdout), for `operator/shoal/engine/vllm/vllm_args.json`.
 
 Usage: VENV/bin/python dump_vllm_args.py        (VENV: see install-vllm.sh)
 

@@ -1,6 +1,7 @@
-"""One suite, two engines: the simulator in every test run, real SGLang in `make test-engine`.
+"""One suite, four engines: the simulator as SGLang and as vLLM in every test run, the real ones in `make test-engine`.
 
-Where they differ the simulator is wrong.
+Where the simulator differs from the engine that it imitates, the simulator is wrong. What the two engines do
+differently stands in tests/support/behaviour.py; a test with the fixtures `any_…` runs on all four and asks there.
 """
 
 import asyncio
@@ -8,18 +9,22 @@ import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from tests.support.behaviour import WORDS, EngineWords, words_of
 from tests.support.engines import ADMIN_KEY, API_KEY, LORA, EngineProcess, Kind, running_engine
 
-KINDS = [
-    pytest.param("sim", id="sim"),
-    # Three starts of the real engine take longer than a usual test may.
-    pytest.param("sglang", id="sglang", marks=[pytest.mark.engine, pytest.mark.timeout(400)]),
-]
+# Three starts of a real engine take longer than a usual test may.
+REAL = (pytest.mark.engine, pytest.mark.timeout(400))
+KINDS = [pytest.param("sim", id="sim"), pytest.param("sglang", id="sglang", marks=[*REAL, pytest.mark.sglang])]
+"""SGLang and the simulator as SGLang."""
+VLLM_KINDS = [pytest.param("sim-vllm", id="sim-vllm"), pytest.param("vllm", id="vllm", marks=[*REAL, pytest.mark.vllm])]
+"""vLLM and the simulator as vLLM."""
+ALL_KINDS = [*KINDS, *VLLM_KINDS]
 
 
 @dataclass(slots=True)
@@ -65,6 +70,11 @@ class Client:
         async with self.session.request(method, self.engine.url + path, data=data, headers=headers) as response:
             return Answer(response.status, response.headers.get("content-type"), await response.read())
 
+    @property
+    def words(self) -> EngineWords:
+        """How to speak to this engine, and what it does differently."""
+        return words_of(self.engine)
+
     async def get(self, path: str, **kw: Any) -> Answer:
         return await self.call("GET", path, **kw)
 
@@ -79,6 +89,27 @@ class Client:
         task = asyncio.create_task(self.post(path, body))
         self.tasks.append(task)
         return task
+
+    async def running(self) -> int:
+        return int(await self.metric(f"{self.words.prefix}:{self.words.running}"))
+
+    async def waiting(self) -> int:
+        return int(await self.metric(f"{self.words.prefix}:{self.words.waiting}"))
+
+    async def settle(self, running: int, waiting: int = 0, timeout: float = 60.0) -> None:
+        """Returns when so many requests run and wait."""
+        async with asyncio.timeout(timeout):
+            while (await self.running(), await self.waiting()) != (running, waiting):
+                await asyncio.sleep(0.02)
+
+    async def load_adapter(self, name: str, folder: Path | str) -> Answer:
+        return await self._adapters(self.words.load_path, {"lora_name": name, "lora_path": str(folder)})
+
+    async def unload_adapter(self, name: str) -> Answer:
+        return await self._adapters(self.words.unload_path, {"lora_name": name})
+
+    async def _adapters(self, path: str, body: Any) -> Answer:
+        return await self.call("POST", path, body, key=ADMIN_KEY if self.words.admin_key else API_KEY)
 
     async def load(self) -> dict[str, Any]:
         return (await self.get("/v1/loads")).json["loads"][0]
@@ -149,18 +180,53 @@ async def lora(lora_engine: EngineProcess) -> AsyncIterator[Client]:
         yield client
 
 
+# --- on every engine ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session", params=ALL_KINDS)
+def any_engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    """One engine with adapters for all tests that leave it as they found it. One at a time: they are large."""
+    kind: Kind = request.param
+    with running_engine(kind, tmp_path_factory.mktemp(f"any-{kind}"), *WORDS[kind].lora) as process:
+        yield process
+
+
+@pytest.fixture(params=ALL_KINDS)
+def any_kind(request: pytest.FixtureRequest) -> Kind:
+    """For tests that start an engine of their own."""
+    return request.param
+
+
+@pytest.fixture
+async def any_client(any_engine: EngineProcess) -> AsyncIterator[Client]:
+    async for client in _client(any_engine):
+        await client.settle(0)
+        for card in (await client.get("/v1/models")).json["data"][1:]:
+            await client.unload_adapter(card["id"])
+        yield client
+
+
+@pytest.fixture(params=VLLM_KINDS)
+def vllm_kind(request: pytest.FixtureRequest) -> Kind:
+    """For tests of what only vLLM does, that start an engine of their own."""
+    return request.param
+
+
 # --- which rows ran on which engine ---------------------------------------------------------------------------------
 
+_TABLED = ("test_any", "test_engine", "test_lora", "test_vllm")
 _rows: dict[str, dict[str, str]] = defaultdict(dict)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if not any(f"tests/contract/{name}_" in report.nodeid for name in ("test_engine", "test_lora")) or (
+    if not any(f"tests/contract/{name}_" in report.nodeid for name in _TABLED) or (
         report.when != "call" and report.passed
     ):
         return
     name, _, params = report.nodeid.rpartition("::")[2].partition("[")
-    first, _, rest = params.rstrip("]").partition("-")
+    params = params.rstrip("]")
+    first = next((kind for kind in ("sim-vllm", *WORDS) if f"{params}-".startswith(f"{kind}-")), "")
+    rest = params.removeprefix(first).removeprefix("-")
     _rows[f"{name} {rest}".strip()][first] = report.outcome
 
 
@@ -170,5 +236,5 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.section("engine contract: rows by engine")
     width = max(len(row) for row in _rows)
     for row, outcomes in _rows.items():
-        columns = "  ".join(f"{kind} {outcomes.get(kind, 'not run'):8}" for kind in ("sim", "sglang"))
+        columns = "  ".join(f"{kind} {outcomes[kind]:8}" for kind in WORDS if kind in outcomes)
         terminalreporter.write_line(f"{row:{width}}  {columns}")

@@ -1,7 +1,7 @@
 """vLLM's command line, as `vllm serve` reads it: the words behind `serve`, plus the simulation's own `--sim-` options.
 
 Arguments that the simulator does not act on are accepted when the pinned vLLM knows them (the table in
-`shoal/engine/vllm_args.json`) and refused otherwise, as vLLM refuses them: message on stderr, exit code 2.
+`shoal/engine/vllm/vllm_args.json`) and refused otherwise, as vLLM refuses them: message on stderr, exit code 2.
 """
 
 import argparse
@@ -260,7 +260,7 @@ def _parser() -> argparse.ArgumentParser:
     engine = parser.add_argument_group("vLLM")
     engine.add_argument("model_tag", nargs="?", help="the model's folder")
     table: dict[str, dict[str, Any]] = json.loads(
-        resources.files("shoal.engine").joinpath("vllm_args.json").read_text()
+        resources.files("shoal.engine.vllm").joinpath("vllm_args.json").read_text()
     )["arguments"]
     kinds: dict[str, type] = {"int": int, "float": float}
     for name, entry in table.items():

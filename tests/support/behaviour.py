@@ -1,0 +1,172 @@
+"""What the contract suite expects of each engine, as data: a test that runs on several engines asks here, and does not
+ask which engine it has.
+
+A row of `Differences` is a row of the table in docs/engine-differences.md.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from tests.support.engines import (
+    LORA,
+    LORA_SLOTS,
+    SERVED,
+    VLLM_BLOCK,
+    VLLM_LORA,
+    VLLM_SLOTS,
+    EngineProcess,
+    Kind,
+)
+
+
+def row(title: str) -> Any:
+    """A field of Differences, under this title in the table."""
+    return field(metadata={"title": title})
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """Where engines behave differently, and Shoal depends on it."""
+
+    ready_path: str = row("Path of the readiness probe")
+    starting: tuple[str, ...] = row("What the probe sees during a start")
+    sigterm_while_loading: str = row("SIGTERM while the model loads")
+    probe_while_draining: int = row("The probe after SIGTERM")
+    late_request: int = row("Status of a new request after SIGTERM")
+    death_code: str = row("Exit code when the scheduler dies")
+    unknown_model: int = row("Status for a model that nobody serves")
+    answers_to: str = row("Model that an answer names when the request named none")
+    adapter_selected_by: str = row("How a request selects an adapter")
+    bare_adapter_name: str = row("Who answers `model: ADAPTER`")
+    never_loaded: int = row("Status for an adapter that was never loaded")
+    after_unload: int = row("Status for an adapter that was unloaded")
+    load_twice: int = row("Status of a second load of a name")
+    load_missing: int = row("Status of a load of a folder that is not there")
+    load_wide: int = row("Status of a load whose rank is too large")
+    unload_unknown: int = row("Status of an unload of a name that is not loaded")
+    unload_waits: bool = row("An unload waits for the adapter's running requests")
+    listed_limit: bool = row("Loads beyond the cache evict names from the list")
+    slots: int = row("Distinct adapters in a batch with the base model, of three slots")
+    full_queue_stream: int = row("Status of a stream that a full queue refuses")
+    usage_without_include: bool = row("`continuous_usage_stats` alone gives usage in chunks")
+    cached_unit: int = row("Cached tokens are reported in units of")
+    live_counters: bool = row("Token counters move while a request runs")
+    leaving_is_counted: bool = row("A client that leaves is counted")
+    same_id_twice: int = row("Status of a second running request with the same id")
+    id_prefix: str = row("What an answer puts before the id of a completion")
+    beyond_context: int = row("Status when prompt and `max_tokens` exceed the context together")
+    nested_errors: bool = row("Errors are nested in `error`")
+    open_inference: bool = row("Inference without a key at a path of its own")
+    pooling_chat: str = row("A chat sent to an engine that embeds")
+
+
+SGLANG: Final = Differences(
+    ready_path="/ready", starting=("refused", "503", "200"), sigterm_while_loading="ends it",
+    probe_while_draining=503, late_request=200, death_code="not 0", unknown_model=200, answers_to="default",
+    adapter_selected_by="`model: BASE:ADAPTER`, `lora_path`", bare_adapter_name="the base model", never_loaded=400,
+    after_unload=200, load_twice=400, load_missing=400, load_wide=400, unload_unknown=400, unload_waits=True,
+    listed_limit=True, slots=LORA_SLOTS - 1, full_queue_stream=200, usage_without_include=True, cached_unit=1,
+    live_counters=False, leaving_is_counted=True, same_id_twice=400, id_prefix="", beyond_context=400,
+    nested_errors=False, open_inference=False, pooling_chat="kills it",
+)  # fmt: skip
+VLLM: Final = Differences(
+    ready_path="/health", starting=("refused", "200"), sigterm_while_loading="is swallowed; a second one ends it",
+    probe_while_draining=200, late_request=500, death_code="0", unknown_model=404, answers_to="the served name",
+    adapter_selected_by="`model: ADAPTER`", bare_adapter_name="the adapter", never_loaded=404, after_unload=404,
+    load_twice=400, load_missing=404, load_wide=500, unload_unknown=404, unload_waits=False, listed_limit=False,
+    slots=LORA_SLOTS, full_queue_stream=503, usage_without_include=False, cached_unit=VLLM_BLOCK, live_counters=True,
+    leaving_is_counted=False, same_id_twice=200, id_prefix="cmpl-", beyond_context=200, nested_errors=True,
+    open_inference=True, pooling_chat="404",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWords:
+    """How the suite speaks to an engine: arguments, paths, names of metrics."""
+
+    name: str
+    differences: Differences
+    lora: tuple[str, ...]
+    """Arguments of an engine with adapters."""
+    pooling: tuple[str, ...]
+    """Arguments of an engine that embeds, ranks or classifies."""
+    load_path: str
+    unload_path: str
+    admin_key: bool
+    """Whether adapters are loaded with the key of the administration, and not with that of requests."""
+    prefix: str
+    """Of its metrics."""
+    running: str
+    waiting: str
+    adapters_at_start: str
+    """Argument that loads adapters, as NAME=PATH."""
+    core: str
+    """Of the process that computes, what its name contains."""
+
+    def counter(self, name: str) -> str:
+        """The metric of a counter that both engines have by this name."""
+        return f"{self.prefix}:{name}_total"
+
+    def select(self, adapter: str | None) -> dict[str, Any]:
+        """The field of a request that selects this adapter; None: the base model."""
+        if adapter is None:
+            return {"model": SERVED}
+        return (
+            {"model": adapter}
+            if self.differences.bare_adapter_name == "the adapter"
+            else {"model": f"{SERVED}:{adapter}"}
+        )
+
+    def message(self, body: Mapping[str, Any]) -> str:
+        """The text of an error."""
+        error: Any = body["error"] if self.differences.nested_errors else body
+        return error["message"]
+
+    def code(self, body: Mapping[str, Any]) -> int:
+        error: Any = body["error"] if self.differences.nested_errors else body
+        return error["code"]
+
+    def load_error(self, body: Mapping[str, Any]) -> str:
+        """Why a load or an unload was refused."""
+        return self.message(body) if self.differences.nested_errors else body["error_message"]
+
+
+SGLANG_WORDS: Final = EngineWords(
+    name="SGLang", differences=SGLANG, lora=LORA, pooling=("--is-embedding", "--disable-radix-cache"),
+    load_path="/load_lora_adapter", unload_path="/unload_lora_adapter", admin_key=True, prefix="sglang",
+    running="num_running_reqs", waiting="num_queue_reqs", adapters_at_start="--lora-paths", core="scheduler",
+)  # fmt: skip
+VLLM_WORDS: Final = EngineWords(
+    name="vLLM", differences=VLLM, lora=VLLM_LORA, pooling=("--runner", "pooling"),
+    load_path="/v1/load_lora_adapter", unload_path="/v1/unload_lora_adapter", admin_key=False, prefix="vllm",
+    running="num_requests_running", waiting="num_requests_waiting", adapters_at_start="--lora-modules",
+    core="VLLM::EngineCore",
+)  # fmt: skip
+WORDS: Final[dict[Kind, EngineWords]] = {
+    "sim": SGLANG_WORDS, "sglang": SGLANG_WORDS, "sim-vllm": VLLM_WORDS, "vllm": VLLM_WORDS,
+}  # fmt: skip
+assert VLLM_SLOTS == LORA_SLOTS - 1
+
+
+def words_of(engine: EngineProcess) -> EngineWords:
+    return WORDS[engine.kind]
+
+
+def table() -> str:
+    """The rows of docs/engine-differences.md."""
+    lines = ["| | SGLang | vLLM |", "|---|---|---|"]
+    for each in fields(Differences):
+        shown = (_shown(getattr(engine, each.name)) for engine in (SGLANG, VLLM))
+        lines.append(f"| {each.metadata['title']} | {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ", ".join(str(part) for part in value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    text = str(value)
+    return f"`{text}`" if re.fullmatch(r"/\w+|\w+-", text) else text or "nothing"
