@@ -82,6 +82,8 @@ def _copy(connection: Connection, requests: int, span_ms: int, hexa: Callable[[s
             sums |= {name: f"sum(coalesce({name}, 0))" for name in ("input_tokens", "output_tokens")}
             sums |= {"cached_tokens": "sum(coalesce(cached_tokens, 0))"}
             sums |= {"unknown_cached_input": "0", "unknown_requests": "0", "estimated_input": "0"}
+            units = ("documents", "images", "audio_ms", "image_tokens", "audio_tokens", "accepted_tokens")
+            sums |= {name: f"sum(coalesce({name}, 0))" for name in units}
             columns = [column.name for column in schema.hours.columns]
             wanted = ", ".join(sums.get(name) or keys.get(name, name) for name in columns)
             groups = ", ".join(str(at) for at, name in enumerate(columns, 1) if name not in sums)

@@ -113,7 +113,7 @@ def check_balance(connection: Connection) -> None:
     for row in rows:
         if row.ended:
             again.add(row)
-    hours = {tuple(row[:9]): tuple(row[9:17]) for row in connection.execute(select(schema.hours)).all()}
+    hours = {tuple(row[:9]): tuple(row[9:]) for row in connection.execute(select(schema.hours)).all()}
     assert {k: v for k, v in hours.items() if any(v)} == {tuple(k): tuple(v) for k, v in again.hours.items() if any(v)}
     gateways = {tuple(row[:2]): tuple(row[2:4]) for row in connection.execute(select(schema.gateways)).all()}
     assert {k: v for k, v in gateways.items() if any(v)} == {

@@ -65,6 +65,12 @@ def hour(start: str, tenant: str = "acme", **other: Any) -> dict[str, Any]:
         "output_tokens": 0,
         "reasoning_tokens": 0,
         "unknown_requests": 0,
+        "documents": 0,
+        "images": 0,
+        "audio_ms": 0,
+        "image_tokens": 0,
+        "audio_tokens": 0,
+        "accepted_tokens": 0,
     } | other
 
 

@@ -1,8 +1,9 @@
 """The ledger's answers about usage and money (docs/billing.md).
 
 Amounts are decimal strings. `amount`, `usage`, `credit` and `total` are rounded to the smallest unit of the currency;
-`exact` is not rounded. Prices are per million tokens. A field of a row is absent when it was not part of the query, and
-null when the value is "none": an `adapter` of null is the base model without an adapter.
+`exact` is not rounded. Prices are per million tokens, documents, images or seconds of audio. A field of a row is absent
+when it was not part of the query, and null when the value is "none": an `adapter` of null is the base model without an
+adapter.
 """
 
 from typing import Literal
@@ -28,7 +29,17 @@ class TokenCounts(Message):
     """Reasoning tokens included."""
     reasoning_tokens: int = 0
     unknown_requests: int = 0
-    """Requests that reached an engine and whose token counts are unknown."""
+    """Requests that reached an engine and whose usage is unknown."""
+    documents: int = 0
+    """Documents that were read together with a query."""
+    images: int = 0
+    audio_ms: int = 0
+    """Length of transcribed audio in milliseconds."""
+    image_tokens: int = 0
+    """Part of the input tokens, as the following. Only engines that tell them count."""
+    audio_tokens: int = 0
+    accepted_tokens: int = 0
+    """Part of the output tokens: tokens of drafts that the model accepted (speculative decoding)."""
 
 
 class UsageRow(TokenCounts):
@@ -59,12 +70,19 @@ class UsagePage(Message):
     """Queried tenants that have never had any usage."""
 
 
-class TokenPrices(Message):
-    """Prices per million tokens."""
+class UsagePrices(Message):
+    """Prices per million tokens, documents, images or seconds of audio."""
 
     input: str
     cached: str
     output: str
+    documents: str | None = None
+    """None: the price list has no price for them, unlike 0."""
+    images: str | None = None
+    audio_seconds: str | None = None
+
+
+PricedUnit = Literal["documents", "images", "audioSeconds"]
 
 
 class BillLine(TokenCounts):
@@ -73,10 +91,12 @@ class BillLine(TokenCounts):
     model: str
     adapter: str | None = None
     plan: str | None = None
-    rate: TokenPrices
+    rate: UsagePrices
     unknown_cached: UnknownCached
     lists: tuple[str, ...]
     """Names of the price lists that contain this price."""
+    unpriced_units: tuple[PricedUnit, ...] = ()
+    """Units of this line that the price list has no price for. They are not part of `amount`."""
     exact: str
     amount: str
 
@@ -187,6 +207,10 @@ class MarginRow(Message):
     """Billed input and output tokens."""
     unpriced_tokens: int = 0
     """Part of `tokens` that has no price and is missing from `revenue`."""
+    audio_ms: int = 0
+    """Length of billed audio in milliseconds."""
+    unpriced_audio_ms: int = 0
+    """Part of `audioMs` that has no price and is missing from `revenue`."""
     revenue: str | None = None
     """Exact, before credits; None: none of the usage has a price."""
     gpu_hours: float | None = None

@@ -64,6 +64,11 @@ class Rate(Message):
     input: int
     cached: int
     output: int
+    documents: int | None = None
+    """Of a document, in 10^-12 of the currency, as the following. None: there is no price for it, unlike 0."""
+    images: int | None = None
+    audio_ms: int | None = None
+    """Of a millisecond of audio."""
 
 
 class Prices(Message):

@@ -11,6 +11,8 @@ from shoal.api.ledger import Rate, UnknownCached
 MOST_ROWS: Final = 10_000
 DECIMALS: Final = 6
 """Decimals of a price: the smallest price is 0.000001 of the currency per million tokens."""
+SECONDS_DECIMALS: Final = 3
+"""Decimals of the price of a million seconds: audio is counted in milliseconds, and amounts stay exact."""
 _LABEL: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _OBJECT: Final = rf"^(\*|{_LABEL}/[a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?)$"
 
@@ -20,7 +22,7 @@ def _short(text: object) -> str:
     return repr(text)[:80] if isinstance(text, str | int | float) else f"a {type(text).__name__}"
 
 
-def _price(text: Any) -> int:
+def _price(text: Any, decimals: int = DECIMALS, what: str = "tokens") -> int:
     if not isinstance(text, str | int | float):
         raise ValueError(f"{_short(text)} is not a price")
     whole, _, fraction = str(text).partition(".")
@@ -31,10 +33,18 @@ def _price(text: Any) -> int:
             f'{_short(text)} is not a price: write a decimal number such as "0.25", without sign or exponent'
         )
     if len(whole) > 9:
-        raise ValueError(f"{_short(text)} is too large for a price of a million tokens")
-    if len(fraction) > DECIMALS:
-        raise ValueError(f"{_short(text)} has more than {DECIMALS} decimals")
-    return int(whole + fraction.ljust(DECIMALS, "0"))
+        raise ValueError(f"{_short(text)} is too large for a price of a million {what}")
+    if len(fraction) > decimals:
+        raise ValueError(f"{_short(text)} has more than {decimals} decimals")
+    return int(whole + fraction.ljust(decimals, "0"))
+
+
+def _units(text: Any) -> int:
+    return _price(text, what="units")
+
+
+def _seconds(text: Any) -> int:
+    return _price(text, SECONDS_DECIMALS, "seconds")
 
 
 def _moment(text: Any) -> datetime:
@@ -55,6 +65,10 @@ def _moment(text: Any) -> datetime:
 
 Price = Annotated[int, BeforeValidator(_price)]
 """Price in millionths of the currency per million tokens."""
+UnitPrice = Annotated[int, BeforeValidator(_units)]
+"""Price in millionths of the currency per million units."""
+SecondsPrice = Annotated[int, BeforeValidator(_seconds)]
+"""Price in thousandths of the currency per million seconds, which is 10^-12 of it per millisecond."""
 Moment = Annotated[datetime, BeforeValidator(_moment)]
 Served = Annotated[str, StringConstraints(pattern=_OBJECT)]
 
@@ -64,7 +78,7 @@ class _Part(BaseModel):
 
 
 class PriceRow(_Part):
-    """Prices of a model or adapter, per million tokens."""
+    """Prices of a model or adapter, per million tokens or other units."""
 
     plan: Annotated[str, StringConstraints(pattern=rf"^{_LABEL}$")] | None = None
     """Plan of the Tenant; absent: every plan without a price of its own, and tenants without a plan."""
@@ -78,6 +92,13 @@ class PriceRow(_Part):
     """Price of input that the engine had cached."""
     output: Price
     """Price of output, including reasoning."""
+    documents: UnitPrice | None = None
+    """Price of documents read together with a query, in addition to their tokens; absent: only their tokens have a
+    price."""
+    images: UnitPrice | None = None
+    """Price of images, in addition to their tokens; absent: only their tokens have a price."""
+    audio_seconds: SecondsPrice | None = None
+    """Price of audio that was transcribed; absent: it has no price and is on no bill's total."""
 
     def rate(self) -> Rate:
         return Rate(
@@ -87,6 +108,9 @@ class PriceRow(_Part):
             input=self.input,
             cached=self.cached,
             output=self.output,
+            documents=self.documents,
+            images=self.images,
+            audio_ms=self.audio_seconds,
         )
 
 

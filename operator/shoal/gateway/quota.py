@@ -23,7 +23,7 @@ from shoal.core.rating.price import Rate, RateTable, cost
 from shoal.core.routing.resolve import ServedModel
 from shoal.gateway.quotamessages import ShareUsedUp, headers_of, refusal
 from shoal.gateway.tenantdemand import TenantUsageState
-from shoal.metering.meter import Meter
+from shoal.metering.meter import Meter, Units
 from shoal.net.asgi import Headers
 
 log = structlog.get_logger()
@@ -37,6 +37,7 @@ MOST_SHARE_WAITERS: Final = 16
 """Requests of one tenant that wait for a share at the same time: they keep their bodies in memory. A client that sends
 one request after the other needs one."""
 _SHARE_POLL_SECONDS: Final = 0.1
+NO_UNITS: Final = Units()
 _PEERS_SECONDS: Final = 0.05
 """How long the list of peers and their last reports is cached: an older list only makes decisions more careful."""
 
@@ -187,12 +188,13 @@ class Quota:
         answers: int,
         bound: int | None,
         *,
+        units: Units = NO_UNITS,
         grows: bool = False,
         begun: "Reserved | None" = None,
     ) -> "Reserved":
         """Reserves for a request with a body of `size` bytes and `answers` answers of at most `bound` tokens each
-        (None: not bounded). `grows`: the body is not complete yet, so the request is only counted; the caller reserves
-        again later and passes the first result as `begun`.
+        (None: not bounded). `units`: what it has besides tokens. `grows`: the body is not complete yet, so the request
+        is only counted; the caller reserves again later and passes the first result as `begun`.
 
         Raises:
             ApiError: 429, a limit would be exceeded.
@@ -206,7 +208,7 @@ class Quota:
         rate, spend = None, 0
         if self.limits.budget is not None and (rates := quotas.ledger.rate_table) is not None:
             rate = rates.find(plan, model.key, None if model.adapter is None else model.adapter.key)
-            spend = 0 if rate is None else cost(rate, prompt, 0, answer)
+            spend = 0 if rate is None else cost(rate, prompt, 0, answer, **units._asdict())
         asked = Cost(prompt + answer, spend)
         month, live = quotas.months.now(), quotas.ledger.live
         budget = self.limits.budget
@@ -263,12 +265,14 @@ class Quota:
         abandoned = meter.count_source == "estimated" and meter.outcome == "cancelled"
         if abandoned and not meter.fields["stream"]:
             answer = abandoned_tokens(answers, bound, meter.seconds_at_replica)
-        booked = prompt + answer if abandoned or meter.count_source in ("final", "continuous") else 0
+        counted = abandoned or meter.count_source in ("final", "continuous")
+        booked = prompt + answer if counted else 0
         spent = 0
-        if booked and rate is not None and (rates := self._quotas.ledger.rate_table) is not None:
+        if counted and rate is not None and (rates := self._quotas.ledger.rate_table) is not None:
             cached = counts["cachedTokens"]
             unknown = prompt if cached is None else 0
-            spent = cost(rate, prompt, cached or 0, answer, unknown, unknown_cached=rates.unknown_cached)
+            units = meter.units()._asdict()
+            spent = cost(rate, prompt, cached or 0, answer, unknown, **units, unknown_cached=rates.unknown_cached)
         self.account.settle(self._quotas.clock(), asked, prompt + answer, booked, spent)
         self._quotas.usage.note(self.tenant)
 

@@ -14,6 +14,7 @@ from shoal.api.names import LOGS_PATH, USAGE_PATH
 from shoal.core.access import Denied, KeyIdentity, authenticate
 from shoal.core.fields import remote
 from shoal.core.fields.kinds import Facts
+from shoal.core.fields.media import images_of
 from shoal.core.fields.pairs import pairs_of, repeated
 from shoal.core.fields.table import CHAT, GENERATING, PAIRS, TABLE, TOKENIZING
 from shoal.core.routing.affinity import SHARED, head_of, prefix_space
@@ -323,6 +324,8 @@ class GatewayRequest:
             self._meter.free = self._engine_path in TOKENIZING
             if self._engine_path in PAIRS:
                 self._meter.reads(len(pairs_of(fields)[1]), repeated(fields))
+            elif self._engine_path == CHAT and "image" in model.facts.media:
+                self._meter.sees(images_of(fields))
         bound = bound_answer(fields, self._engine_path, model.max_output_tokens)
         choices, prompt_count = fields.get("n"), prompts(fields)
         choices = choices if type(choices) is int else 1
@@ -330,7 +333,14 @@ class GatewayRequest:
             answers = max(1, choices) * prompt_count if self._engine_path in GENERATING else 0
             read = 0 if self._meter.free else size + self._meter.repeated_bytes
             self._reserved = self._quota.reserve(
-                model, identity.plan, read, answers, bound, grows=bool(wanted), begun=self._reserved
+                model,
+                identity.plan,
+                read,
+                answers,
+                bound,
+                units=self._meter.units(),
+                grows=bool(wanted),
+                begun=self._reserved,
             )
         if wanted:
             return _Incomplete(model, wanted)

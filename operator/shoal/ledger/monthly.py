@@ -89,6 +89,9 @@ class Rated:
             sums.cached_tokens,
             sums.output_tokens,
             sums.unknown_cached_input,
+            documents=sums.documents,
+            images=sums.images,
+            audio_ms=sums.audio_ms,
             unknown_cached=book.unknown_cached,
         )
 

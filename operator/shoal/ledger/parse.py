@@ -95,7 +95,12 @@ def _fault(record: UsageRecord, body: bytes) -> str | None:
         ("cachedTokens", data.cached_tokens),
         ("outputTokens", data.output_tokens),
         ("reasoningTokens", data.reasoning_tokens),
+        ("imageTokens", data.image_tokens),
+        ("audioTokens", data.audio_tokens),
+        ("acceptedTokens", data.accepted_tokens),
         ("documents", data.documents),
+        ("images", data.images),
+        ("audioMs", data.audio_ms),
     ):
         if count is not None and not 0 <= count <= _MOST_TOKENS:
             return f"data.{name}: {count} is not between 0 and {_MOST_TOKENS}"

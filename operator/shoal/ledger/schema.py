@@ -100,6 +100,12 @@ hours: Final = Table(
         server_default=text("0"),
         comment="of input_tokens: prompts that an engine took and of which it said nothing; never billed",
     ),
+    Column("documents", BigInteger, nullable=False, server_default=text("0")),
+    Column("images", BigInteger, nullable=False, server_default=text("0")),
+    Column("audio_ms", BigInteger, nullable=False, server_default=text("0"), comment="length of audio"),
+    Column("image_tokens", BigInteger, nullable=False, server_default=text("0"), comment="of input_tokens"),
+    Column("audio_tokens", BigInteger, nullable=False, server_default=text("0"), comment="of input_tokens"),
+    Column("accepted_tokens", BigInteger, nullable=False, server_default=text("0"), comment="of output_tokens"),
     PrimaryKeyConstraint(
         "hour", "tenant", "external_id", "key_name", "plan", "model", "adapter", "gpu_class", "billed"
     ),

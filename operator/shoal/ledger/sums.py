@@ -34,6 +34,12 @@ class HourlySums(NamedTuple):
     reasoning_tokens: int = 0
     unknown_requests: int = 0
     estimated_input: int = 0
+    documents: int = 0
+    images: int = 0
+    audio_ms: int = 0
+    image_tokens: int = 0
+    audio_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class GatewayKey(NamedTuple):
@@ -98,8 +104,11 @@ class Changes:
 
 
 def sums_of(row: StoredRow) -> HourlySums:
-    """Sums of one row. Unknown counts add nothing to the tokens, and are counted as unknown."""
+    """Sums of one row. Unknown counts add nothing to the tokens, and are counted as unknown. Units that no engine read
+    add nothing: they are in the row of a refused request too."""
     given, cached = row.input_tokens, row.cached_tokens
+    unknown = given is None and row.audio_ms is None
+    read = row.count_source != "none"
     return HourlySums(
         requests=1 if row.attempt == 0 else 0,
         input_tokens=given or 0,
@@ -108,8 +117,14 @@ def sums_of(row: StoredRow) -> HourlySums:
         unknown_cached_input=(given or 0) if cached is None else 0,
         output_tokens=row.output_tokens or 0,
         reasoning_tokens=row.reasoning_tokens or 0,
-        unknown_requests=1 if given is None and row.attempts > 0 and row.outcome != "rejected" else 0,
+        unknown_requests=1 if unknown and row.attempts > 0 and row.outcome != "rejected" else 0,
         estimated_input=(given or 0) if row.count_source == "estimated" else 0,
+        documents=(row.documents or 0) if read else 0,
+        images=(row.images or 0) if read else 0,
+        audio_ms=(row.audio_ms or 0) if read else 0,
+        image_tokens=row.image_tokens or 0,
+        audio_tokens=row.audio_tokens or 0,
+        accepted_tokens=row.accepted_tokens or 0,
     )
 
 

@@ -7,7 +7,7 @@ keys never get here.
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import orjson
 
@@ -21,6 +21,14 @@ from shoal.metering.spoolfile import Row
 KEEP_ALIVE_SECONDS: Final = 300.0
 """A request without new counts for this long writes a checkpoint nevertheless: the ledger closes the open requests of a
 gateway that sends nothing."""
+
+
+class Units(NamedTuple):
+    """Units beside tokens."""
+
+    documents: int = 0
+    images: int = 0
+    audio_ms: int = 0
 
 
 class Meter:
@@ -141,6 +149,11 @@ class Meter:
         self._base["adapter"] = adapter.key
         self._base["adapterRevision"] = adapter.revision
 
+    def sees(self, images: int) -> None:
+        """Sets the number of images in the request."""
+        if images:
+            self._base["images"] = images
+
     def reads(self, documents: int, repeated_bytes: int) -> None:
         """Sets the number of texts that the engine reads together with the query, and the bytes by which this makes the
         prompts longer than the body."""
@@ -190,6 +203,11 @@ class Meter:
     def answer_began(self) -> None:
         if self.first_byte is None:
             self.first_byte = time.monotonic()
+
+    def units(self) -> Units:
+        """What the request has besides tokens, as far as it is known."""
+        base = self._base
+        return Units(base.get("documents") or 0, base.get("images") or 0, base.get("audioMs") or 0)
 
     def tokens(self) -> dict[str, int | None]:
         """The counts so far; None where the engine reported nothing."""
@@ -264,12 +282,17 @@ _NO_COUNTS: Final[dict[str, int | None]] = {
     "cachedTokens": None,
     "outputTokens": None,
     "reasoningTokens": None,
+    "imageTokens": None,
+    "audioTokens": None,
+    "acceptedTokens": None,
 }
+_OF_THE_PROMPT: Final = ("inputTokens", "cachedTokens", "imageTokens", "audioTokens")
+_OF_THE_ANSWER: Final = ("outputTokens", "reasoningTokens", "acceptedTokens")
 
 
 def parse_usage(usage: bytes) -> dict[str, int | None]:
     """Counts of an engine's usage block; None where it has no value. SGLang reports cached tokens in the closing block,
-    and for chat also while it streams."""
+    and for chat also while it streams. A part is never more than the whole."""
     try:
         decoded: object = orjson.loads(usage)
     except orjson.JSONDecodeError:
@@ -278,31 +301,38 @@ def parse_usage(usage: bytes) -> dict[str, int | None]:
         return _NO_COUNTS
     block = cast(dict[str, object], decoded)
     whole = _number(block, "prompt_tokens")
-    cached = _inner(block, "prompt_tokens_details", "cached_tokens")
+    output = _number(block, "completion_tokens")
     reasoning = _number(block, "reasoning_tokens")
-    if cached is not None and whole is not None and cached > whole:
-        cached = whole  # cached tokens are part of the input, so they cannot be more
     return {
         "inputTokens": whole,
-        "cachedTokens": cached,
-        "outputTokens": _number(block, "completion_tokens"),
-        "reasoningTokens": reasoning
-        if reasoning is not None
-        else _inner(block, "completion_tokens_details", "reasoning_tokens"),
+        "cachedTokens": _part(whole, _inner(block, _PROMPT_DETAILS, "cached_tokens")),
+        "outputTokens": output,
+        "reasoningTokens": reasoning if reasoning is not None else _inner(block, _ANSWER_DETAILS, "reasoning_tokens"),
+        "imageTokens": _part(whole, _inner(block, _PROMPT_DETAILS, "image_tokens")),
+        "audioTokens": _part(whole, _inner(block, _PROMPT_DETAILS, "audio_tokens")),
+        "acceptedTokens": _part(output, _inner(block, _ANSWER_DETAILS, "accepted_prediction_tokens")),
     }
+
+
+_PROMPT_DETAILS: Final = "prompt_tokens_details"
+_ANSWER_DETAILS: Final = "completion_tokens_details"
+
+
+def _part(whole: int | None, part: int | None) -> int | None:
+    return part if part is None or whole is None else min(part, whole)
 
 
 def sum_choices(choices: Mapping[int, bytes], per_prompt: int) -> dict[str, int | None]:
     """Sum of the counts of concurrent answers, by index: each prompt counts once, and each answer adds its own
     tokens."""
-    total: dict[str, int | None] = {"inputTokens": 0, "cachedTokens": 0, "outputTokens": 0, "reasoningTokens": 0}
+    total: dict[str, int | None] = dict.fromkeys(_NO_COUNTS, 0)
     prompts: set[int] = set()
     for index, usage in sorted(choices.items()):
         counts = parse_usage(usage)
-        names = ["outputTokens", "reasoningTokens"]
+        names = _OF_THE_ANSWER
         if (prompt := index // per_prompt) not in prompts:
             prompts.add(prompt)
-            names += ["inputTokens", "cachedTokens"]
+            names = _OF_THE_ANSWER + _OF_THE_PROMPT
         for name in names:
             so_far, more = total[name], counts[name]
             total[name] = None if so_far is None or more is None else so_far + more

@@ -29,6 +29,9 @@ left. failed: the engine was lost after the first byte. refused: no replica coul
 Retry-After, or an error event with retry_after if comments of the stream were already sent). expired: the same as
 refused, after the longest time that a request may wait. cut: the gateway died; its open row was closed at the next
 start."""
+AudioSource = Literal["measured", "engine"]
+"""Where the length of audio comes from: measured in the file by the gateway, exact to a millisecond; or the engine's
+whole seconds, rounded up."""
 CountSource = Literal["final", "continuous", "estimated", "none"]
 """Where the counts come from: the engine's closing usage block, its last running usage before a cut, Shoal's estimate
 of a prompt that an engine took without reporting usage, or none (no engine had the request)."""
@@ -92,9 +95,19 @@ class UsageData(BaseModel):
     output_tokens: int | None = None
     """Includes reasoning tokens."""
     reasoning_tokens: int | None = None
+    image_tokens: int | None = None
+    """Part of the input tokens, as the following. None: the engine does not tell."""
+    audio_tokens: int | None = None
+    accepted_tokens: int | None = None
+    """Part of the output tokens: tokens of drafts that the model accepted (speculative decoding)."""
     documents: int | None = None
     """Texts that the client wanted read together with its query, each a sequence of its own: the documents of
     /v1/rerank, the items of /v1/score. None on other endpoints."""
+    images: int | None = None
+    """Images in the request. None: no image."""
+    audio_ms: int | None = None
+    """Length of the audio, in milliseconds."""
+    audio_source: AudioSource | None = None
     count_source: CountSource = "none"
     attempts: int = 0
     """Number of replicas that the request was sent to."""
@@ -175,6 +188,12 @@ class StoredRow(NamedTuple):
     duration_ms: float | None
     attempts: Annotated[int, Stored(small=True, comment="replicas that the request was sent to")]
     documents: Annotated[int | None, Stored(comment="of /v1/rerank; items of /v1/score")]
+    images: int | None
+    audio_ms: Annotated[int | None, Stored(comment="length of the audio")]
+    audio_source: str | None
+    image_tokens: Annotated[int | None, Stored(comment="of input_tokens")]
+    audio_tokens: Annotated[int | None, Stored(comment="of input_tokens")]
+    accepted_tokens: Annotated[int | None, Stored(comment="of output_tokens: of drafts")]
 
 
 _COPIED: Final = StoredRow._fields[StoredRow._fields.index("admitted_at") + 1 :]

@@ -67,6 +67,7 @@ def test_estimates_of_before_are_summed_up(url: str) -> None:
             ingest.store(connection, rows, changes, NOW_MS)
             connection.exec_driver_sql("ALTER TABLE hours DROP COLUMN estimated_input")
             connection.exec_driver_sql("ALTER TABLE usage DROP COLUMN documents")
+            without_units(connection)
             connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
     with contextlib.ExitStack() as stack:
         connection = opened(url, stack)
@@ -83,6 +84,7 @@ def test_requests_of_before_have_no_documents(url: str) -> None:
         with connection.begin():
             ingest.store(connection, [usage_row(record("old"))], Changes(), NOW_MS)
             connection.exec_driver_sql("ALTER TABLE usage DROP COLUMN documents")
+            without_units(connection)
             connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0002_from_0001'")
     with contextlib.ExitStack() as stack:
         connection = opened(url, stack)
@@ -90,6 +92,47 @@ def test_requests_of_before_have_no_documents(url: str) -> None:
             ingest.store(connection, [usage_row(record("new", documents=3))], Changes(), NOW_MS)
             found = connection.execute(select(schema.usage.c.request, schema.usage.c.documents)).all()
     assert dict(tuple(row) for row in found) == {"old": None, "new": 3}
+
+
+def without_units(connection: Connection) -> None:
+    """Takes away the columns of migration 0004."""
+    parts = ("image_tokens", "audio_tokens", "accepted_tokens")
+    for table, names in (
+        ("usage", ("images", "audio_ms", "audio_source", *parts)),
+        ("hours", ("documents", "images", "audio_ms", *parts)),
+    ):
+        for name in names:
+            connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {name}")
+
+
+def test_documents_of_before_are_summed_up(url: str) -> None:
+    """Migration 0004: of tables that an older ledger filled. A later row of the same request still balances."""
+    none = {"inputTokens": None, "cachedTokens": None, "outputTokens": None, "reasoningTokens": None}
+    with contextlib.ExitStack() as stack:
+        connection = opened(url, stack)
+        rows = [
+            usage_row(record("ranked", documents=3)),
+            usage_row(record("ranked too", documents=4)),
+            usage_row(record("guessed", documents=50, countSource="estimated")),
+            usage_row(record("refused", documents=600, countSource="none", outcome="refused", attempts=0, **none)),
+            usage_row(record("chat")),
+        ]
+        changes = Changes()
+        for row in rows:
+            changes.add(row)
+        with connection.begin():
+            ingest.store(connection, rows, changes, NOW_MS)
+            without_units(connection)
+            connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0003_from_0001'")
+    with contextlib.ExitStack() as stack:
+        connection = opened(url, stack)
+        with connection.begin():
+            hours = schema.hours.c
+            found = connection.execute(
+                select(hours.billed, hours.documents).where(hours.documents > 0).order_by(hours.billed)
+            ).all()
+            check_balance(connection)
+    assert [tuple(row) for row in found] == [(False, 50), (True, 7)]
 
 
 def test_rows_are_in_the_order_of_their_columns() -> None:

@@ -54,6 +54,12 @@ async def test_without_words_it_is_the_sum_of_this_month(books: Ledger) -> None:
                 "outputTokens": 16,
                 "reasoningTokens": 4,
                 "unknownRequests": 1,
+                "documents": 0,
+                "images": 0,
+                "audioMs": 0,
+                "imageTokens": 0,
+                "audioTokens": 0,
+                "acceptedTokens": 0,
             }
         ],
     }
@@ -146,14 +152,14 @@ async def test_as_csv(books: Ledger) -> None:
     assert answer.headers[b"content-type"].startswith(b"text/csv")
     assert answer.body.decode().splitlines() == [
         "tenant,adapter,requests,inputTokens,cachedTokens,unknownCachedInputTokens,outputTokens,reasoningTokens,"
-        "unknownRequests",
-        "acme,,4,1107,30,7,14,4,0",
-        "acme,chat/sql,1,20,0,0,2,0,1",
+        "unknownRequests,documents,images,audioMs,imageTokens,audioTokens,acceptedTokens",
+        "acme,,4,1107,30,7,14,4,0,0,0,0,0,0,0",
+        "acme,chat/sql,1,20,0,0,2,0,1,0,0,0,0,0,0",
     ]
     rest = await books.get(
         USAGE, by="tenant,adapter", limit="2", output="csv", after=answer.headers[b"x-shoal-next"].decode()
     )
-    assert rest.body.decode().splitlines()[1:] == ["globex,,9,50,0,0,0,0,0"]
+    assert rest.body.decode().splitlines()[1:] == ["globex,,9,50,0,0,0,0,0,0,0,0,0,0,0"]
 
 
 async def test_nothing_found_says_whether_the_tenant_was_ever_seen(books: Ledger) -> None:

@@ -2,6 +2,7 @@
 
 import getpass
 import uuid
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -19,16 +20,20 @@ from shoal.api.billing import (
     PriceText,
     RepriceAnswer,
     RepriceRequest,
+    TokenCounts,
+    UnpricedLine,
 )
 from shoal.cli.options import Installation, ledger_options
 from shoal.cli.output import emit, output_option
 from shoal.cli.services import LedgerClient, call_ledger
 from shoal.cli.usage.prices import gathered
-from shoal.cli.usage.show import NONE, console, count, table
+from shoal.cli.usage.show import NONE, console, count, seconds, table
 
 _COLUMNS: Final = (
     "tenant", "month", "kind", "model", "adapter", "plan", "requests", "inputTokens", "cachedTokens", "outputTokens",
     "reasoningTokens", "inputPrice", "cachedPrice", "outputPrice", "amount", "currency", "lists", "note",
+    "documents", "images", "audioMs", "imageTokens", "audioTokens", "acceptedTokens", "documentsPrice", "imagesPrice",
+    "audioSecondsPrice", "unpricedUnits",
 )  # fmt: skip
 """Columns of the CSV; one kind of line has only some of them."""
 _WORDS: Final = ("MODEL", "ADAPTER", "PLAN")
@@ -91,7 +96,7 @@ def _lines(found: BillStatement, prices: str = "") -> list[dict[str, Any]]:
         common
         | {"kind": "usage", "currency": found.currency}
         | line.model_dump(mode="json", by_alias=True)
-        | {"inputPrice": line.rate.input, "cachedPrice": line.rate.cached, "outputPrice": line.rate.output}
+        | {f"{name}Price": price for name, price in line.rate.model_dump(by_alias=True).items()}
         for line in found.lines
     ]
     rows += [common | {"kind": "unpriced"} | line.model_dump(mode="json", by_alias=True) for line in found.unpriced]
@@ -121,6 +126,9 @@ def _print(found: BillStatement) -> None:
         out.print(table(_WORDS, _NUMBERS, (_line(line, currency) for line in found.lines), total))
         lists = sorted({name for line in found.lines for name in line.lists})
         out.print(f"Prices per million tokens in {currency}, by {', '.join(lists)}.")
+        for line in found.lines:
+            for text in _units(line, currency):
+                out.print(text)
     else:
         out.print("Nothing that has a price was used.")
     for one in found.credits:
@@ -130,17 +138,41 @@ def _print(found: BillStatement) -> None:
     if currency is not None:
         out.print(f"Total: {found.total} {currency}", style="bold")
     for one in found.unpriced:
-        what = (
-            f"{one.model}{f', adapter {one.adapter}' if one.adapter else ''}{f', plan {one.plan}' if one.plan else ''}"
+        used = [f"{count(one.input_tokens + one.output_tokens)} tokens", *(text for _, text in _used(one))]
+        out.print(
+            f"Not priced: {', '.join(used)} of {_what(one)}: no price list has a price for it; it is in no total."
         )
-        tokens = count(one.input_tokens + one.output_tokens)
-        out.print(f"Not priced: {tokens} tokens of {what}: no price list has a price for it; it is in no total.")
     if unknown := sum(one.unknown_cached_input_tokens for one in found.lines):
         out.print(f"Of {count(unknown)} input tokens it is not known how many were cached: rated as the list says.")
     if unknown := sum(one.unknown_requests for one in (*found.lines, *found.unpriced)):
         out.print(f"Of {count(unknown)} requests the tokens are not known: they are not billed.")
     if found.open_requests:
         out.print(f"{count(found.open_requests)} requests of this month have not ended: they are not on it yet.")
+
+
+def _what(one: BillLine | UnpricedLine) -> str:
+    return f"{one.model}{f', adapter {one.adapter}' if one.adapter else ''}{f', plan {one.plan}' if one.plan else ''}"
+
+
+def _used(one: TokenCounts) -> list[tuple[str, str]]:
+    """The units beside tokens, by their names in price lists."""
+    found = (
+        ("documents", one.documents, f"{count(one.documents)} documents"),
+        ("images", one.images, f"{count(one.images)} images"),
+        ("audioSeconds", one.audio_ms, f"{seconds(one.audio_ms)} seconds of audio"),
+    )
+    return [(name, text) for name, used, text in found if used]
+
+
+def _units(line: BillLine, currency: str) -> Iterator[str]:
+    prices = line.rate.model_dump(by_alias=True)
+    for name, used in _used(line):
+        if name not in line.unpriced_units:
+            yield f"Included: {used} of {_what(line)} at {prices[name]} {currency} per million."
+        elif name == "audioSeconds":
+            yield f"Not priced: {used} of {_what(line)}: the price list has no `{name}` for it; it is in no total."
+        else:
+            yield f"Not priced: {used} of {_what(line)}: the price list has no `{name}` for it; only tokens are billed."
 
 
 def _line(line: BillLine, currency: str) -> list[str]:

@@ -10,12 +10,12 @@ from shoal.api.billing import Margin, MarginRow
 from shoal.cli.options import Installation, ledger_options
 from shoal.cli.output import emit, output_option
 from shoal.cli.services import call_ledger
-from shoal.cli.usage.show import NONE, console, count, table
+from shoal.cli.usage.show import NONE, console, count, seconds, table
 
 _UNKNOWN: Final = "?"
 _FIELDS: Final = (
     "tokens", "unpricedTokens", "revenue", "gpuHours", "unpricedGpuHours", "cost", "costCurrency", "margin",
-    "marginPercent",
+    "marginPercent", "audioMs", "unpricedAudioMs",
 )  # fmt: skip
 
 
@@ -51,6 +51,8 @@ def _print(found: Margin, words: list[list[str]]) -> None:
     out.print(table([name.upper() for name in found.by], numbers, lines))
     if unpriced := sum(row.unpriced_tokens for row in found.rows):
         out.print(f"{count(unpriced)} tokens have no price: they are not in the revenue.")
+    if unpriced := sum(row.unpriced_audio_ms for row in found.rows):
+        out.print(f"{seconds(unpriced)} seconds of audio have no price: they are not in the revenue.")
     if unpriced := sum(row.unpriced_gpu_hours for row in found.rows):
         out.print(f"{unpriced:,.1f} GPU hours are of classes without an hourlyCost: they are not in the cost.")
 

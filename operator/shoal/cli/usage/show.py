@@ -36,3 +36,9 @@ def table(
 
 def count(number: int) -> str:
     return f"{number:,}"
+
+
+def seconds(milliseconds: int) -> str:
+    """Whole milliseconds as seconds: 3200 is 3.2."""
+    whole, rest = divmod(milliseconds, 1000)
+    return f"{whole:,}" + (f".{rest:03}".rstrip("0") if rest else "")

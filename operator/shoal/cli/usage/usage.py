@@ -9,7 +9,7 @@ from shoal.api.billing import UsagePage
 from shoal.cli.options import Installation, ledger_options
 from shoal.cli.output import emit, output_option
 from shoal.cli.services import LedgerClient, call_ledger
-from shoal.cli.usage.show import NONE, console, count, table
+from shoal.cli.usage.show import NONE, console, count, seconds, table
 
 BY: Final = ("tenant", "key", "externalID", "model", "adapter", "class", "plan", "hour", "day", "month")
 _COUNTS: Final = {
@@ -19,7 +19,16 @@ _COUNTS: Final = {
     "outputTokens": "OUTPUT",
     "reasoningTokens": "OF IT REASONING",
 }
-_MORE: Final = ("unknownCachedInputTokens", "unknownRequests")
+_UNITS: Final = {
+    "documents": "DOCUMENTS",
+    "images": "IMAGES",
+    "audioMs": "AUDIO SECONDS",
+    "imageTokens": "OF INPUT IMAGES",
+    "audioTokens": "OF INPUT AUDIO",
+    "acceptedTokens": "OF OUTPUT DRAFTS",
+}
+"""Columns of a table in which anything has such units."""
+_MORE: Final = ("unknownCachedInputTokens", "unknownRequests", *_UNITS)
 _PAGE: Final = "5000"
 
 
@@ -54,7 +63,7 @@ def usage(
     output: str,
     installation: Installation,
 ) -> None:
-    """Show used tokens by tenant, key, model, adapter, GPU class, plan, hour, day or month.
+    """Show used tokens and other units by tenant, key, model, adapter, GPU class, plan, hour, day or month.
 
     Counts are the engines' own. A request counts in the hour (UTC) in which it was accepted. Needs the ClusterRole
     shoal-billing, or shoal-viewer for one namespace.
@@ -106,16 +115,23 @@ async def _pages(ledger: LedgerClient, query: dict[str, Any]) -> tuple[UsagePage
 
 def _print(head: UsagePage, rows: list[dict[str, Any]]) -> None:
     words = [name.upper() for name in head.by]
-    lines = [[*(row[name] or NONE for name in head.by), *(count(row[name]) for name in _COUNTS)] for row in rows]
-    totals = [count(sum(row[name] for row in rows)) for name in _COUNTS]
-    total = ["total", *[""] * (len(words) - 1), *totals] if words else []
+    # A ledger of an older version sends no units.
+    units = {name: title for name, title in _UNITS.items() if any(row.get(name) for row in rows)}
+    shown = _COUNTS | units
+    lines = [[*(row[name] or NONE for name in head.by), *(_number(name, [row]) for name in shown)] for row in rows]
+    total = ["total", *[""] * (len(words) - 1), *(_number(name, rows) for name in shown)] if words else []
     out = console()
     out.print(f"from {head.start} to {head.end} (UTC)")
-    out.print(table(words, list(_COUNTS.values()), lines, total))
+    out.print(table(words, list(shown.values()), lines, total))
     if unknown := sum(row["unknownCachedInputTokens"] for row in rows):
         out.print(f"For {count(unknown)} input tokens the cached part is unknown (cut streams).")
     if unknown := sum(row["unknownRequests"] for row in rows):
         out.print(f"For {count(unknown)} requests the tokens are unknown: no engine reported them.")
+
+
+def _number(name: str, rows: list[dict[str, Any]]) -> str:
+    found = sum(row.get(name, 0) for row in rows)
+    return seconds(found) if name == "audioMs" else count(found)
 
 
 def _unseen(tenants: tuple[str, ...], namespace: str | None) -> str:

@@ -1,17 +1,20 @@
 """A tenant's bill for a month.
 
-Exact up to one rounding: the amount of a line is tokens times prices, in whole 10^-12 of the currency; each line is
+Exact up to one rounding: the amount of a line is counts times prices, in whole 10^-12 of the currency; each line is
 rounded to the smallest unit of the currency (half up), and the total is the sum of the rounded lines. The same records
 and price lists give the same bill, whenever, in whatever order and in however many parts it is computed.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from typing import Final
 
 from shoal.api.ledger import Rate, UnknownCached
 from shoal.core.rating import money
-from shoal.core.rating.price import cost
+from shoal.core.rating.price import cost, unpriced
 from shoal.core.rating.schedule import InForce, Schedule
+from shoal.core.rating.units import UNITS, Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,22 +29,30 @@ class BilledCounts:
     output: int = 0
     reasoning: int = 0
     unknown_requests: int = 0
-    """Requests that reached an engine and whose tokens are unknown."""
+    """Requests that reached an engine and whose usage is unknown."""
+    documents: int = 0
+    images: int = 0
+    audio_ms: int = 0
+    image_tokens: int = 0
+    """Of `input`, as the following; only as far as engines tell."""
+    audio_tokens: int = 0
+    accepted: int = 0
+    """Of `output`: tokens of drafts."""
 
     def __add__(self, other: "BilledCounts") -> "BilledCounts":
-        return BilledCounts(
-            self.requests + other.requests,
-            self.input + other.input,
-            self.cached + other.cached,
-            self.unknown_cached_input + other.unknown_cached_input,
-            self.output + other.output,
-            self.reasoning + other.reasoning,
-            self.unknown_requests + other.unknown_requests,
-        )
+        return BilledCounts(*(a + b for a, b in zip(_all_counts(self), _all_counts(other), strict=True)))
 
     @property
     def tokens(self) -> int:
         return self.input + self.output
+
+    @property
+    def used(self) -> bool:
+        """Whether there is anything that a price applies to."""
+        return bool(self.tokens or self.documents or self.images or self.audio_ms)
+
+
+_all_counts: Final = attrgetter(*(one.name for one in fields(BilledCounts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +96,8 @@ class RatedLine:
     """Exact, in 10^-12 of the currency."""
     cents: int
     """The billed amount, in the smallest units of the currency."""
+    unpriced_units: tuple[Unit, ...] = ()
+    """Units of this usage that the price list has no price for: `amount` does not contain them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +145,16 @@ class Bill:
         return sum(line.amount for line in self.lines)
 
 
+_Key = tuple[str, str, str, tuple[int, ...], UnknownCached]
+"""Model, adapter, plan, prices."""
+
+
+def _prices(rate: Rate) -> tuple[int, ...]:
+    """All prices, in an order that can be sorted: no price precedes a price of 0."""
+    units = (getattr(rate, unit.count) for unit in UNITS)
+    return (rate.input, rate.cached, rate.output, *(-1 if price is None else price for price in units))
+
+
 @dataclass(slots=True)
 class _Sum:
     rate: Rate
@@ -149,13 +172,21 @@ def rated(usage: Usage, schedule: Schedule) -> tuple[InForce, Rate] | None:
 def amount(counts: BilledCounts, rate: Rate, unknown_cached: UnknownCached) -> int:
     """Exact, in 10^-12 of the currency."""
     return cost(
-        rate, counts.input, counts.cached, counts.output, counts.unknown_cached_input, unknown_cached=unknown_cached
+        rate,
+        counts.input,
+        counts.cached,
+        counts.output,
+        counts.unknown_cached_input,
+        documents=counts.documents,
+        images=counts.images,
+        audio_ms=counts.audio_ms,
+        unknown_cached=unknown_cached,
     )
 
 
 def bill(tenant: str, month: str, usage: Iterable[Usage], schedule: Schedule, credits: Iterable[Credit] = ()) -> Bill:
     """The bill for the tenant's usage of a month, which may come in any order and in any parts."""
-    sums: dict[tuple[str, str, str, int, int, int, UnknownCached], _Sum] = {}
+    sums: dict[_Key, _Sum] = {}
     without: dict[tuple[str, str, str], BilledCounts] = {}
     external_ids: set[str] = set()
     for one in usage:
@@ -167,7 +198,7 @@ def bill(tenant: str, month: str, usage: Iterable[Usage], schedule: Schedule, cr
             continue
         in_force, rate = found
         # Keyed by the price, not the list: a new list with an unchanged price makes no second line.
-        key = (*what, rate.input, rate.cached, rate.output, in_force.prices.unknown_cached)
+        key = (*what, _prices(rate), in_force.prices.unknown_cached)
         total = sums.setdefault(key, _Sum(rate))
         total.counts += one.counts
         total.lists.add(in_force.prices.list)
@@ -182,7 +213,7 @@ def bill(tenant: str, month: str, usage: Iterable[Usage], schedule: Schedule, cr
             Unpriced(model, adapter or None, plan or None, counts)
             for (model, adapter, plan), counts in sorted(without.items())
             # Requests that reached no engine are free at any price.
-            if counts.tokens or counts.unknown_requests
+            if counts.used or counts.unknown_requests
         ),
         credits=tuple(one for one in ordered if one.currency == currency),
         foreign_credits=tuple(one for one in ordered if one.currency != currency),
@@ -190,16 +221,17 @@ def bill(tenant: str, month: str, usage: Iterable[Usage], schedule: Schedule, cr
     )
 
 
-def _line(key: tuple[str, str, str, int, int, int, UnknownCached], total: _Sum, currency: str) -> RatedLine:
-    exact = amount(total.counts, total.rate, key[6])
+def _line(key: _Key, total: _Sum, currency: str) -> RatedLine:
+    exact = amount(total.counts, total.rate, key[4])
     return RatedLine(
         model=key[0],
         adapter=key[1] or None,
         plan=key[2] or None,
         rate=total.rate,
-        unknown_cached=key[6],
+        unknown_cached=key[4],
         lists=tuple(sorted(total.lists)),
         counts=total.counts,
         amount=exact,
         cents=money.cents(exact, currency),
+        unpriced_units=unpriced(total.rate, total.counts),
     )

@@ -1,9 +1,10 @@
 """Usage and its cost as rows of FOCUS 1.2 (the FinOps Open Cost and Usage Specification).
 
-One row per tenant, SKU and period. A SKU is a model, an adapter, a GPU class and a meter: input, cached input or
-output. Costs of rows are exact, so they differ from a bill by its rounding, less than one smallest unit per line. For
-usage without a price, SkuPriceId, all prices and ConsumedQuantity are null, as the specification requires; its tokens
-are in x_ConsumedTokens, and its costs are 0 because the specification requires a number.
+One row per tenant, SKU and period. A SKU is a model, an adapter, a GPU class and a meter: input, cached input or output
+tokens, documents, images or seconds of audio. Costs of rows are exact, so they differ from a bill by its rounding, less
+than one smallest unit per line. For usage without a price, SkuPriceId, all prices and ConsumedQuantity are null, as the
+specification requires; its quantity is in x_ConsumedQuantity, and its costs are 0 because the specification requires a
+number.
 """
 
 import json
@@ -15,7 +16,9 @@ from typing import Final
 from shoal.api.ledger import Rate
 from shoal.core.rating import money
 from shoal.core.rating.bill import Credit, Usage, rated
+from shoal.core.rating.price import price_of
 from shoal.core.rating.schedule import InForce, Schedule
+from shoal.core.rating.units import UNITS, quantity
 
 VERSION: Final = "1.2"
 COLUMNS: Final = (
@@ -26,9 +29,10 @@ COLUMNS: Final = (
     "PricingCategory", "PricingQuantity", "PricingUnit", "ProviderName", "PublisherName", "ResourceId",
     "ResourceName", "ResourceType", "ServiceCategory", "ServiceName", "ServiceSubcategory", "SkuId", "SkuMeter",
     "SkuPriceDetails", "SkuPriceId", "SubAccountId", "SubAccountName", "SubAccountType", "Tags", "x_Adapter",
-    "x_ConsumedTokens", "x_ExternalId", "x_GpuClass", "x_Model", "x_Plan", "x_PriceList",
+    "x_ConsumedQuantity", "x_ConsumedTokens", "x_ConsumedUnit", "x_ExternalId", "x_GpuClass",
+    "x_Model", "x_Plan", "x_PriceList",
 )  # fmt: skip
-UNIT: Final = "Tokens"
+_TOKENS: Final = "Tokens"
 _ZERO: Final = "0.0"
 _NO_CURRENCY: Final = "XXX"
 """ISO 4217's code for no currency, used without a price list."""
@@ -55,15 +59,72 @@ class Period:
 Row = dict[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class _Meter:
+    """One thing that was used, with its price."""
+
+    name: str
+    """As in the SKU."""
+    unit: str
+    quantity: str
+    tokens: int | None
+    price: int | None
+    """10^-12 of the currency per unit; None: it has no price."""
+    published: int | None
+    """The price without a plan."""
+    cost: int
+    published_cost: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} {self.unit}" if self.tokens is not None else self.name
+
+    @property
+    def description(self) -> str:
+        return f"{self.name} tokens" if self.tokens is not None else self.name.capitalize()
+
+
 def usage_rows(account: Account, tenant: str, usage: Usage, schedule: Schedule, period: Period) -> Iterator[Row]:
     """One row per meter with usage."""
     found = rated(usage, schedule)
+    for meter in _meters(usage, found):
+        yield _usage_row(account, tenant, usage, schedule, period, meter, found)
+
+
+def _meters(usage: Usage, found: tuple[InForce, Rate] | None) -> Iterator[_Meter]:
+    """What was used, token kinds first."""
     counts = usage.counts
     as_cached = found is not None and found[0].prices.unknown_cached == "Cached"
     cached = counts.cached + (counts.unknown_cached_input if as_cached else 0)
-    for meter, quantity in (("Input", counts.input - cached), ("Cached Input", cached), ("Output", counts.output)):
-        if quantity:
-            yield _usage_row(account, tenant, usage, schedule, period, meter, quantity, found)
+    rate = None if found is None else found[1]
+    # The list price is the price without a plan; if there is none, the plan's own price.
+    listed = None if found is None else found[0].book.find(None, usage.model, usage.adapter) or found[1]
+    for name, field, tokens in (
+        ("Input", "input", counts.input - cached),
+        ("Cached Input", "cached", cached),
+        ("Output", "output", counts.output),
+    ):
+        if tokens:
+            price: int | None = None if rate is None else getattr(rate, field)
+            published: int | None = None if listed is None else getattr(listed, field)
+            costs = (price or 0) * tokens, (published or 0) * tokens
+            yield _Meter(name, _TOKENS, _decimal(tokens * money.UNIT), tokens, price, published, *costs)
+    for unit in UNITS:
+        if count := getattr(counts, unit.count):
+            price = None if rate is None else price_of(rate, unit)
+            published = price if listed is None or price_of(listed, unit) is None else price_of(listed, unit)
+            costs = (price or 0) * count, (published or 0) * count
+            used = _pointed(quantity(unit, count))
+            per = unit.per
+            yield _Meter(
+                unit.meter,
+                unit.meter.rpartition(" ")[2],
+                used,
+                None,
+                None if price is None else price * per,
+                None if published is None else published * per,
+                *costs,
+            )
 
 
 def credit_row(account: Account, tenant: str, credit: Credit, period: Period, external_id: str | None = None) -> Row:
@@ -89,17 +150,16 @@ def _usage_row(
     usage: Usage,
     schedule: Schedule,
     period: Period,
-    meter: str,
-    quantity: int,
+    meter: _Meter,
     found: tuple[InForce, Rate] | None,
 ) -> Row:
-    sku = "/".join((usage.model, usage.adapter or "-", usage.gpu_class or "-", meter.replace(" ", "")))
+    sku = "/".join((usage.model, usage.adapter or "-", usage.gpu_class or "-", meter.name.replace(" ", "")))
     served = usage.adapter or usage.model
     tags = {"externalID": usage.external_id, "plan": usage.plan}
     row = _row(account, tenant, period, schedule.currency or _NO_CURRENCY) | {
         "BilledCost": _ZERO,
         "ChargeCategory": "Usage",
-        "ChargeDescription": f"{meter} tokens of {served}",
+        "ChargeDescription": f"{meter.description} of {served}",
         "ChargeFrequency": "Usage-Based",
         "ContractedCost": _ZERO,
         "EffectiveCost": _ZERO,
@@ -108,48 +168,41 @@ def _usage_row(
         "ResourceName": served.rpartition("/")[2],
         "ResourceType": "Adapter" if usage.adapter else "Model",
         "SkuId": sku,
-        "SkuMeter": f"{meter} Tokens",
+        "SkuMeter": meter.title,
         "Tags": json.dumps({name: value for name, value in tags.items() if value}),
         "x_Adapter": usage.adapter or "",
-        "x_ConsumedTokens": str(quantity),
+        "x_ConsumedQuantity": meter.quantity,
+        "x_ConsumedTokens": "" if meter.tokens is None else str(meter.tokens),
+        "x_ConsumedUnit": meter.unit,
         "x_ExternalId": usage.external_id or "",
         "x_GpuClass": usage.gpu_class or "",
         "x_Model": usage.model,
         "x_Plan": usage.plan or "",
     }
-    if found is None:
+    if found is None or meter.price is None or meter.published is None:
         return row
-    in_force, rate = found
-    price = _of(rate, meter)
-    # The list price is the price without a plan; if there is none, the plan's own price.
-    published = in_force.book.find(None, usage.model, usage.adapter) or rate
-    listed = _of(published, meter)
-    cost = _decimal(price * quantity)
+    cost = _decimal(meter.cost)
     return row | {
         "BilledCost": cost,
-        "ConsumedQuantity": _decimal(quantity * money.UNIT),
-        "ConsumedUnit": UNIT,
+        "ConsumedQuantity": meter.quantity,
+        "ConsumedUnit": meter.unit,
         "ContractedCost": cost,
-        "ContractedUnitPrice": _decimal(price),
+        "ContractedUnitPrice": _decimal(meter.price),
         "EffectiveCost": cost,
-        "ListCost": _decimal(listed * quantity),
-        "ListUnitPrice": _decimal(listed),
+        "ListCost": _decimal(meter.published_cost),
+        "ListUnitPrice": _decimal(meter.published),
         "PricingCategory": "Standard",
-        "PricingQuantity": _decimal(quantity * money.UNIT),
-        "PricingUnit": UNIT,
-        "SkuPriceDetails": _details(usage, meter),
+        "PricingQuantity": meter.quantity,
+        "PricingUnit": meter.unit,
+        "SkuPriceDetails": _details(usage, meter.name),
         "SkuPriceId": sku,
-        "x_PriceList": in_force.prices.list,
+        "x_PriceList": found[0].prices.list,
     }
 
 
 def _details(usage: Usage, meter: str) -> str:
     found = {"x_Adapter": usage.adapter, "x_GpuClass": usage.gpu_class, "x_Meter": meter, "x_Model": usage.model}
     return json.dumps({name: value for name, value in found.items() if value})
-
-
-def _of(rate: Rate, meter: str) -> int:
-    return {"Input": rate.input, "Cached Input": rate.cached, "Output": rate.output}[meter]
 
 
 def _row(account: Account, tenant: str, period: Period, currency: str) -> Row:
@@ -178,7 +231,10 @@ def _row(account: Account, tenant: str, period: Period, currency: str) -> Row:
 
 def _decimal(amount: int) -> str:
     # Always with a point: a column of whole numbers would be read as integers, which is another type.
-    text = money.exact(amount)
+    return _pointed(money.exact(amount))
+
+
+def _pointed(text: str) -> str:
     return text if "." in text else f"{text}.0"
 
 

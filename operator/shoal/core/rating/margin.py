@@ -27,6 +27,9 @@ class Result:
 
     tokens: int = 0
     unpriced_tokens: int = 0
+    audio_ms: int = 0
+    unpriced_audio_ms: int = 0
+    """Audio is billed by its length alone. Documents and images without a price are billed by their tokens."""
     revenue: int | None = None
     """10^-12 of the price lists' currency; None: none of the usage has a price."""
     gpu_seconds: float | None = None
@@ -36,7 +39,7 @@ class Result:
 
     def margin(self, currency: str | None) -> int | None:
         """Revenue minus cost; None: one of them is not fully known, or they are in different currencies."""
-        if self.revenue is None or self.unpriced_tokens or self.unpriced_gpu_seconds:
+        if self.revenue is None or self.unpriced_tokens or self.unpriced_audio_ms or self.unpriced_gpu_seconds:
             return None
         return self.revenue - self.costs[currency] if currency and set(self.costs) == {currency} else None
 
@@ -45,6 +48,8 @@ class Result:
 class _Sum:
     tokens: int = 0
     unpriced_tokens: int = 0
+    audio_ms: int = 0
+    unpriced_audio_ms: int = 0
     revenue: int | None = None
     gpu_seconds: float | None = None
     unpriced_gpu_seconds: float = 0.0
@@ -59,7 +64,11 @@ def margins(
     for key, one in usage:
         total = sums.setdefault(key, _Sum())
         total.tokens += one.counts.tokens
-        if (found := rated(one, schedule)) is None:
+        total.audio_ms += one.counts.audio_ms
+        found = rated(one, schedule)
+        if found is None or found[1].audio_ms is None:
+            total.unpriced_audio_ms += one.counts.audio_ms
+        if found is None:
             total.unpriced_tokens += one.counts.tokens
         else:
             total.revenue = (total.revenue or 0) + amount(one.counts, found[1], found[0].prices.unknown_cached)
@@ -74,8 +83,12 @@ def margins(
         key: Result(
             total.tokens,
             total.unpriced_tokens,
+            total.audio_ms,
+            total.unpriced_audio_ms,
             # GPUs that were held without usage have a known revenue of zero.
-            0 if total.revenue is None and not total.unpriced_tokens and schedule.lists else total.revenue,
+            0
+            if total.revenue is None and not (total.unpriced_tokens or total.unpriced_audio_ms) and schedule.lists
+            else total.revenue,
             total.gpu_seconds,
             total.unpriced_gpu_seconds,
             total.costs,

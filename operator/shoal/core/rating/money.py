@@ -7,6 +7,7 @@ SCALE: Final = 12
 """Decimals of an amount: amounts are whole numbers of 10^-12 of a currency."""
 UNIT: Final = 10**SCALE
 _PRICE_DECIMALS: Final = 6
+_SECONDS_DECIMALS: Final = 3
 _NO_DECIMALS: Final = frozenset(
     (
         "BIF",
@@ -63,6 +64,11 @@ def exact(amount: int) -> str:
 def price(rate: int) -> str:
     """The price of a million tokens, from millionths of the currency."""
     return _decimal(rate, _PRICE_DECIMALS, keep=2)
+
+
+def price_of_seconds(rate: int) -> str:
+    """The price of a million seconds, from 10^-12 of the currency per millisecond."""
+    return _decimal(rate, _SECONDS_DECIMALS, keep=2)
 
 
 def parse(text: str, currency: str) -> int:

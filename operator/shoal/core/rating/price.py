@@ -1,7 +1,8 @@
-"""Which price applies, and the cost of tokens at it.
+"""Which price applies, and the cost of tokens and other units at it.
 
 Amounts are whole 10^-12 of the price list's currency. A price in millionths of the currency per million tokens is the
-same number per token, so an amount is tokens times rate, and sums are exact.
+same number per token, so an amount is tokens times rate, and sums are exact. The same holds for documents and images.
+Prices of audio have three decimals less and are per millisecond.
 """
 
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal.api.ledger import Prices, Rate, UnknownCached
+from shoal.core.rating.units import UNITS, Unit
 
 EVERY: Final = "*"
 """In a price: applies to every model, or to every adapter."""
@@ -50,15 +52,29 @@ def cost(
     output: int,
     unknown_cached_input: int = 0,
     *,
+    documents: int = 0,
+    images: int = 0,
+    audio_ms: int = 0,
     unknown_cached: UnknownCached = "Fresh",
 ) -> int:
-    """The cost of these tokens, in 10^-12 of the currency.
+    """The cost of this usage, in 10^-12 of the currency. Units without a price add nothing: `unpriced` tells them.
 
     `input` includes `cached` and `unknown_cached_input`, the input of requests without a known cached part: it is
     charged as fresh, or as cached where the price list says so. `output` includes reasoning tokens.
     """
     cheap = cached + unknown_cached_input if unknown_cached == "Cached" else cached
-    return (input - cheap) * rate.input + cheap * rate.cached + output * rate.output
+    tokens = (input - cheap) * rate.input + cheap * rate.cached + output * rate.output
+    return tokens + documents * (rate.documents or 0) + images * (rate.images or 0) + audio_ms * (rate.audio_ms or 0)
+
+
+def price_of(rate: Rate, unit: Unit) -> int | None:
+    """10^-12 of the currency for one count of the unit; None: it has no price."""
+    return getattr(rate, unit.count)
+
+
+def unpriced(rate: Rate, counts: object) -> tuple[Unit, ...]:
+    """Units that were used and have no price. `counts` has them as attributes."""
+    return tuple(unit for unit in UNITS if getattr(counts, unit.count) and price_of(rate, unit) is None)
 
 
 def _keys(plan: str | None, model: str, adapter: str | None) -> Iterator[tuple[str | None, str, str | None]]:

@@ -8,8 +8,9 @@ from itertools import pairwise
 
 from shoal.api.ledger import Prices, Rate
 from shoal.core.rating.files import PriceList
-from shoal.core.rating.price import RateTable
+from shoal.core.rating.price import RateTable, price_of
 from shoal.core.rating.problems import PriceProblem, PricesRefused
+from shoal.core.rating.units import UNITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,17 @@ def dropped(lists: Iterable[PriceList]) -> list[PriceProblem]:
                 else:
                     message = f"no own price for {what}, which {earlier.file} has: that of {_names(instead)} applies"
                 found.append(later.problem(message, "prices"))
+            elif units := _without(rates.rates[rate.plan, rate.model, rate.adapter], rate):
+                message = f"no price of {units} for {_names(rate)}, which {earlier.file} has: they will not be billed"
+                found.append(later.problem(message, "prices"))
     return found
+
+
+def _without(later: Rate, earlier: Rate) -> str:
+    """The units that only the earlier price has."""
+    return ", ".join(
+        unit.price for unit in UNITS if price_of(earlier, unit) is not None and price_of(later, unit) is None
+    )
 
 
 def _names(rate: Rate) -> str:

@@ -17,6 +17,12 @@ SUMMED: Final = (
     hours.c.output_tokens,
     hours.c.reasoning_tokens,
     hours.c.unknown_requests,
+    hours.c.documents,
+    hours.c.images,
+    hours.c.audio_ms,
+    hours.c.image_tokens,
+    hours.c.audio_tokens,
+    hours.c.accepted_tokens,
 )
 """In the order of `BilledCounts`."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import cast
 
 from sqlalchemy import Connection, select, text
 
@@ -9,11 +10,13 @@ from shoal.api.billing import (
     BillLine,
     BillStatement,
     CreditEntry,
+    PricedUnit,
     PriceText,
     RepriceAnswer,
-    TokenPrices,
     UnpricedLine,
+    UsagePrices,
 )
+from shoal.api.ledger import Rate
 from shoal.core.rating import money
 from shoal.core.rating.bill import Bill, Credit, Usage, bill
 from shoal.core.rating.files import PriceList, parse
@@ -124,13 +127,10 @@ def _statement(month: Month, prices: Schedule) -> BillStatement:
                 model=line.model,
                 adapter=line.adapter,
                 plan=line.plan,
-                rate=TokenPrices(
-                    input=money.price(line.rate.input),
-                    cached=money.price(line.rate.cached),
-                    output=money.price(line.rate.output),
-                ),
+                rate=_prices(line.rate),
                 unknown_cached=line.unknown_cached,
                 lists=line.lists,
+                unpriced_units=tuple(cast("PricedUnit", unit.price) for unit in line.unpriced_units),
                 exact=money.exact(line.amount),
                 amount=money.cents_text(line.cents, currency or ""),
             )
@@ -148,4 +148,15 @@ def _statement(month: Month, prices: Schedule) -> BillStatement:
         month_ended=month.ended,
         open_requests=month.open_requests,
         known=month.known,
+    )
+
+
+def _prices(rate: Rate) -> UsagePrices:
+    return UsagePrices(
+        input=money.price(rate.input),
+        cached=money.price(rate.cached),
+        output=money.price(rate.output),
+        documents=None if rate.documents is None else money.price(rate.documents),
+        images=None if rate.images is None else money.price(rate.images),
+        audio_seconds=None if rate.audio_ms is None else money.price_of_seconds(rate.audio_ms),
     )

@@ -76,6 +76,8 @@ def _row(by: tuple[str, ...], key: tuple[str, ...], found: Result, currency: str
             **{name: value or None for name, value in zip(by, key, strict=True)},
             "tokens": found.tokens,
             "unpriced_tokens": found.unpriced_tokens,
+            "audio_ms": found.audio_ms,
+            "unpriced_audio_ms": found.unpriced_audio_ms,
             "revenue": None if found.revenue is None else money.exact(found.revenue),
             "gpu_hours": None if found.gpu_seconds is None else found.gpu_seconds / 3600,
             "unpriced_gpu_hours": found.unpriced_gpu_seconds / 3600,

@@ -1,4 +1,4 @@
-"""`GET /v1/usage`: sums of counted tokens."""
+"""`GET /v1/usage`: sums of counted tokens and other units."""
 
 import base64
 import binascii
@@ -21,7 +21,7 @@ DEFAULT_ROWS: Final = 1_000
 MOST_ROWS: Final = 10_000
 _COUNTS: Final = (
     "requests", "inputTokens", "cachedTokens", "unknownCachedInputTokens", "outputTokens", "reasoningTokens",
-    "unknownRequests",
+    "unknownRequests", "documents", "images", "audioMs", "imageTokens", "audioTokens", "acceptedTokens",
 )  # fmt: skip
 
 
@@ -171,6 +171,12 @@ def as_fields(counts: BilledCounts) -> dict[str, int]:
         "output_tokens": counts.output,
         "reasoning_tokens": counts.reasoning,
         "unknown_requests": counts.unknown_requests,
+        "documents": counts.documents,
+        "images": counts.images,
+        "audio_ms": counts.audio_ms,
+        "image_tokens": counts.image_tokens,
+        "audio_tokens": counts.audio_tokens,
+        "accepted_tokens": counts.accepted,
     }
 
 
