@@ -10,6 +10,7 @@ from typing import Any, Final
 from shoal.core.translation import Json, NotTranslatable, as_list, as_object, quoted
 
 _SAME: Final = ("model", "stream", "temperature", "top_p", "top_k")
+_ATTRIBUTION: Final = "x-anthropic-billing-header:"
 _OF_THE_PROMPT: Final = ("model", "messages", "tools", "chat_template_kwargs")
 _DROPPED: Final = frozenset({"service_tier", "context_management", "container", "inference_geo", "speed"})
 """Fields without a meaning here: one tier, no memory between requests, no container."""
@@ -57,8 +58,15 @@ def count_request(body: Mapping[str, Any]) -> Json:
 def _system(value: object) -> list[Json]:
     if value is None or value == "" or value == []:
         return []
-    text = value if isinstance(value, str) else "\n".join(_texts(value, "system"))
-    return [{"role": "system", "content": text}]
+    texts = [value] if isinstance(value, str) else _texts(value, "system")
+    text = "\n".join(text for given in texts if (text := _without_attribution(given)))
+    return [{"role": "system", "content": text}] if text else []
+
+
+def _without_attribution(text: str) -> str:
+    """Without the first line of a coding agent, which says who pays and differs in each request: a prompt that begins
+    with it has no prefix in any cache."""
+    return text.partition("\n")[2] if text.startswith(_ATTRIBUTION) else text
 
 
 def _messages(value: object) -> list[Json]:

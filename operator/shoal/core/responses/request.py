@@ -21,6 +21,9 @@ _STATEFUL: Final = {
     "conversation": "conversations are not stored: send the whole conversation in `input`",
     "prompt": "prompts are not stored: send the text",
 }
+_SEARCHES: Final = ("web_search", "web_search_preview")
+"""Agents offer it beside their own tools. A model that does not know of it uses the others; one that has nothing else
+could not do what it is asked for."""
 _KNOWN: Final = (
     _DROPPED
     | _STATEFUL.keys()
@@ -67,7 +70,17 @@ def _messages(body: Mapping[str, Any]) -> list[Json]:
     for number, value in enumerate(as_list(given, "input")):
         at = f"input[{number}]"
         _add(out, as_object(value, at), at)
-    return out
+    return _one_system(out)
+
+
+def _one_system(messages: list[Json]) -> list[Json]:
+    """The instructions and what a developer says before anybody else, as one message: many templates know one system
+    message, at the beginning."""
+    count = next((n for n, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    texts = [message["content"] for message in messages[:count]]
+    if count < 2 or not all(isinstance(text, str) for text in texts):
+        return messages
+    return [{"role": "system", "content": "\n\n".join(texts)}, *messages[count:]]
 
 
 def _add(out: list[Json], item: Json, at: str) -> None:
@@ -127,9 +140,12 @@ def _part(part: Json, at: str) -> Json:
 
 def _tools(value: object) -> list[Json]:
     out: list[Json] = []
-    for number, tool in enumerate([] if value is None else as_list(value, "tools")):
+    tools = [] if value is None else as_list(value, "tools")
+    for number, tool in enumerate(tools):
         at = f"tools[{number}]"
         given = as_object(tool, at)
+        if given.get("type") in _SEARCHES and len(tools) > 1:
+            continue
         if given.get("type") != "function":
             raise NotTranslatable(
                 f"{at}.type", f"`{at}.type`: tools of type {quoted(given.get('type'))} are not supported."

@@ -1,0 +1,113 @@
+"""Requests of coding agents (`fixtures/agents/`) through the gateway, to each engine."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.core.routing.affinity import head_of
+from tests.support.gateway import gateway, replica
+from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
+from tests.support.vllm_engine import vllm_engine
+
+RECORDED = {path.stem: json.loads(path.read_text()) for path in Path(__file__).parent.glob("fixtures/agents/*.json")}
+ENGINES = ["SGLang", "vLLM"]
+
+
+async def sglang(request: EngineRequest) -> None:
+    if request.path == "/v1/tokenize":
+        await request.answer(200, b'{"tokens":[1,2],"count":2,"max_model_len":8192}')
+    else:
+        await serve_normally(request)
+
+
+async def sent(tmp_path: Path, name: str, engine_type: str, **changes: Any) -> tuple[str, dict[str, Any]]:
+    """The client's answer to a recorded request, and the body that the engine got."""
+    recorded = RECORDED[name]
+    engine = ScriptedEngine(sglang) if engine_type == "SGLang" else vllm_engine()
+    async with gateway(tmp_path, engine) as it:
+        it.pods["chat/llama-1"] = replica(1, engine=engine_type)
+        it.changed()
+        response = await it.post({**recorded["body"], **changes}, recorded["path"], headers=recorded["headers"])
+        text = await response.text()
+        assert response.status == 200, text
+        (record,) = await it.records()
+        assert record.data.outcome == "answered"
+        assert record.data.count_source == "final"
+        return text, engine.requests[0].body
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", RECORDED)
+async def test_each_is_answered(tmp_path: Path, name: str, engine: str):
+    text, body = await sent(tmp_path, name, engine)
+    path = RECORDED[name]["path"].partition("?")[0]
+    if path == "/v1/messages/count_tokens":
+        assert json.loads(text) == {"input_tokens": 2}
+    elif RECORDED[name]["body"].get("stream"):
+        kinds = [line.removeprefix("event: ") for line in text.splitlines() if line.startswith("event: ")]
+        begins, ends = {
+            "/v1/messages": ("message_start", "message_stop"),
+            "/v1/responses": ("response.created", "response.completed"),
+        }[path]
+        assert (kinds[0], kinds[-1]) == (begins, ends)
+        assert "error" not in kinds
+    else:
+        assert json.loads(text)["model"] == "llama"
+    assert body["model"] == "chat/llama"
+
+
+async def test_tool_results_come_in_the_order_of_a_chat(tmp_path: Path):
+    _, body = await sent(tmp_path, "messages-tool-results", "SGLang")
+    turns = body["messages"]
+    assert [turn["role"] for turn in turns] == [
+        "system", "user", "assistant", "tool", "tool", "assistant", "tool", "user", "assistant", "tool", "user",
+    ]  # fmt: skip
+    assert [call["id"] for call in turns[2]["tool_calls"]] == ["toolu_01A", "toolu_01B"]
+    assert turns[2]["content"] == "The test first."
+    assert [turn["tool_call_id"] for turn in turns if turn["role"] == "tool"] == [
+        "toolu_01A", "toolu_01B", "toolu_01C", "toolu_01D",
+    ]  # fmt: skip
+    assert turns[-1]["content"][0]["type"] == "image_url"
+    assert len(body["tools"]) == 12
+    assert "signature" not in json.dumps(turns)
+
+
+async def test_calls_and_outputs_of_a_response_come_in_the_order_of_a_chat(tmp_path: Path):
+    _, body = await sent(tmp_path, "responses-tool-results", "SGLang")
+    turns = body["messages"]
+    assert [turn["role"] for turn in turns] == [
+        "system", "user", "user", "assistant", "tool", "tool", "assistant", "tool", "system", "user",
+    ]  # fmt: skip
+    assert [call["id"] for call in turns[3]["tool_calls"]] == ["call_1", "call_2"]
+    assert turns[3]["content"] == "The test first."
+    # What a developer says first belongs to the instructions: many templates know one system message, at the beginning.
+    assert turns[0]["content"].startswith("You are an agent")
+    assert "<permissions instructions>" in turns[0]["content"]
+    assert body["reasoning_effort"] == "medium"
+
+
+async def test_a_tool_that_would_run_at_openai_is_left_out_beside_others(tmp_path: Path):
+    _, body = await sent(tmp_path, "responses-first-turn", "vLLM")
+    assert [tool["function"]["name"] for tool in body["tools"]] == [
+        "shell_command", "update_plan", "apply_patch", "view_image", "list_mcp_resources",
+    ]  # fmt: skip
+
+
+async def test_the_line_that_differs_in_each_request_does_not_reach_the_prompt(tmp_path: Path):
+    """It would be the first of the prompt: no request would find the one before it in the prefix cache, and each would
+    go to another replica."""
+    heads: set[int | None] = set()
+    for number in range(2):
+        system = json.loads(json.dumps(RECORDED["messages-first-turn"]["body"]["system"]))
+        system[0]["text"] = f"x-anthropic-billing-header: cc_version=2.1.0; cch={number};"
+        system[1]["text"] += "x" * 400
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        _, body = await sent(folder, "messages-first-turn", "SGLang", system=system)
+        assert "billing" not in json.dumps(body)
+        assert body["messages"][0]["content"].startswith("You are an agent")
+        heads.add(head_of("tenant/acme", body))
+    assert len(heads) == 1
+    assert None not in heads
