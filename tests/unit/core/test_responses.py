@@ -55,8 +55,7 @@ def test_what_a_coding_agent_sends_is_a_valid_chat_completion() -> None:
     chat = chat_request(body)
     assert check(chat, CHAT, Facts(), 1000) is None
     assert chat["messages"] == [
-        {"role": "system", "content": "You write code."},
-        {"role": "system", "content": "Be brief."},
+        {"role": "system", "content": "You write code.\n\nBe brief."},
         {"role": "user", "content": "Read both."},
         {
             "role": "assistant",
