@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
-ENGINE ?= simulator        # simulator | sglang (the real engine, on the CPU)
+ENGINE ?= simulator        # simulator | sglang | vllm (the real engines, on the CPU); of test-engine sglang | vllm
 CLUSTER ?= lab             # lab | current (what kubectl points to)
 NAME ?= demo               # name of the demo's lab
 WITH ?=                    # keda,prometheus: what else the demo's lab has
@@ -62,9 +62,9 @@ test-lab: setup models binaries ## Tests on real API servers and on the lab (the
 	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "(lab or apiserver) and not engine and not mutation and not keda and not karpenter" $(PYTEST_ARGS)
 
 .PHONY: test-engine
-test-engine: setup models ## The contract suite on the real SGLang engine, on the CPU (installs it: 0.7 GB)
-	@images/engine-cpu/install.sh
-	@$(RUN) pytest -m engine $(PYTEST_ARGS)
+test-engine: setup models ## The contract suite on a real engine, on the CPU (ENGINE=sglang|vllm; installs it: 0.7 or 1 GB)
+	@images/engine-cpu/$(if $(filter vllm,$(strip $(ENGINE))),install-vllm.sh,install.sh)
+	@$(RUN) pytest -m "engine and $(if $(filter vllm,$(strip $(ENGINE))),vllm,not vllm)" $(PYTEST_ARGS)
 
 .PHONY: test-keda
 test-keda: setup models ## The driver KEDA on the real KEDA and Prometheus (builds KEDA once: about 10 minutes on 2 cores)

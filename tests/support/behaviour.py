@@ -42,7 +42,6 @@ class Differences:
     bare_adapter_name: str = row("Who answers `model: ADAPTER`")
     never_loaded: int = row("Status for an adapter that was never loaded")
     after_unload: int = row("Status for an adapter that was unloaded")
-    load_twice: int = row("Status of a second load of a name")
     load_missing: int = row("Status of a load of a folder that is not there")
     load_wide: int = row("Status of a load whose rank is too large")
     unload_unknown: int = row("Status of an unload of a name that is not loaded")
@@ -66,7 +65,7 @@ SGLANG: Final = Differences(
     ready_path="/ready", starting=("refused", "503", "200"), sigterm_while_loading="ends it",
     probe_while_draining=503, late_request=200, death_code="not 0", unknown_model=200, answers_to="default",
     adapter_selected_by="`model: BASE:ADAPTER`, `lora_path`", bare_adapter_name="the base model", never_loaded=400,
-    after_unload=200, load_twice=400, load_missing=400, load_wide=400, unload_unknown=400, unload_waits=True,
+    after_unload=200, load_missing=400, load_wide=400, unload_unknown=400, unload_waits=True,
     listed_limit=True, slots=LORA_SLOTS - 1, full_queue_stream=200, usage_without_include=True, cached_unit=1,
     live_counters=False, leaving_is_counted=True, same_id_twice=400, id_prefix="", beyond_context=400,
     nested_errors=False, open_inference=False, pooling_chat="kills it",
@@ -75,7 +74,7 @@ VLLM: Final = Differences(
     ready_path="/health", starting=("refused", "200"), sigterm_while_loading="is swallowed; a second one ends it",
     probe_while_draining=200, late_request=500, death_code="0", unknown_model=404, answers_to="the served name",
     adapter_selected_by="`model: ADAPTER`", bare_adapter_name="the adapter", never_loaded=404, after_unload=404,
-    load_twice=400, load_missing=404, load_wide=500, unload_unknown=404, unload_waits=False, listed_limit=False,
+    load_missing=404, load_wide=500, unload_unknown=404, unload_waits=False, listed_limit=False,
     slots=LORA_SLOTS, full_queue_stream=503, usage_without_include=False, cached_unit=VLLM_BLOCK, live_counters=True,
     leaving_is_counted=False, same_id_twice=200, id_prefix="cmpl-", beyond_context=200, nested_errors=True,
     open_inference=True, pooling_chat="404",
