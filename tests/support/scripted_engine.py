@@ -23,6 +23,8 @@ class EngineRequest:
     writer: asyncio.StreamWriter
     gone: asyncio.Event
     """Set when the caller closes the connection."""
+    raw: bytes = b""
+    """The body as it came."""
 
     @property
     def model(self) -> str:
@@ -150,7 +152,9 @@ class ScriptedEngine:
                 lines = head.split("\r\n")
                 headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines[1:] if line)}
                 body = await reader.readexactly(int(headers["content-length"]))
-                request = EngineRequest(lines[0].split(" ")[1], headers, json.loads(body), writer, asyncio.Event())
+                decoded = {} if headers.get("content-type", "").startswith("multipart/") else json.loads(body)
+                path = lines[0].split(" ")[1]
+                request = EngineRequest(path, headers, decoded, writer, asyncio.Event(), raw=body)
                 self.requests.append(request)
                 watch = asyncio.create_task(self._watch(reader, request))
                 try:

@@ -139,6 +139,7 @@ SERVING_PATHS: Final = (
     "/v1/rerank",
     "/v1/score",
     "/v1/classify",
+    "/v1/audio/transcriptions",
     "/v1/tokenize",
     "/v1/detokenize",
 )

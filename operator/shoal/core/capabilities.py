@@ -11,7 +11,7 @@ from shoal.api.artifact import ArtifactFacts
 from shoal.core.architectures import names
 from shoal.core.enginedifferences import NONE, EngineDifferences
 
-Capability = Literal["generate", "embed", "rerank", "score", "classify"]
+Capability = Literal["generate", "embed", "rerank", "score", "classify", "transcribe"]
 EMBEDS_ARG: Final = "--is-embedding"
 NO_PREFIX_CACHE: Final = "--disable-radix-cache"
 _UNKNOWN: Final[frozenset[Capability]] = frozenset({"generate", "embed"})
@@ -57,10 +57,17 @@ def _abilities(
         return frozenset({"score"})
     if only_embeds(facts, extra_args):
         return frozenset({"embed"})
+    if name in names.TRANSCRIBES_ONLY:
+        return frozenset({"transcribe"})
     if name.endswith("Model"):
         return _UNKNOWN
     scores = shares_prefixes or NO_PREFIX_CACHE in extra_args
-    return frozenset({"generate", "score"}) if scores else frozenset({"generate"})
+    found: set[Capability] = {"generate"}
+    if scores:
+        found.add("score")
+    if name in names.TRANSCRIBES:
+        found.add("transcribe")
+    return frozenset(found)
 
 
 def _with_labels(labels: int | None, *, encoder: bool) -> frozenset[Capability]:

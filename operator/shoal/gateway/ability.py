@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from shoal.core.capabilities import Capability
-from shoal.core.fields.table import CHAT, CLASSIFY, COMPLETIONS, EMBEDDINGS, RERANK, SCORE
+from shoal.core.fields.table import CHAT, CLASSIFY, COMPLETIONS, EMBEDDINGS, RERANK, SCORE, TRANSCRIBE
 from shoal.core.routing.resolve import ServedModel
 from shoal.net.errors import ApiError
 
@@ -15,6 +15,7 @@ NEEDS: Final[Mapping[str, Capability]] = {
     RERANK: "rerank",
     SCORE: "score",
     CLASSIFY: "classify",
+    TRANSCRIBE: "transcribe",
 }
 """What each endpoint needs; one that is not listed works with every Model."""
 _WITH_ADAPTERS: Final[frozenset[Capability]] = frozenset({"generate", "embed"})

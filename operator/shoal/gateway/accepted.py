@@ -177,7 +177,8 @@ class AcceptedRequest:
         # The encoder's result has several KiB of unused capacity.
         self.raw = bytes(memoryview(self.raw))
         size = len(self.raw)
-        return size, estimated_tokens(size, self.prepared.answer_bound, self.prepared.choices)
+        read = self.meter.read_bytes(size)
+        return size, estimated_tokens(read, self.prepared.answer_bound, self.prepared.choices)
 
     def refusal(self, why: NoReplica) -> ApiError:
         """The error for a request that no replica takes and that may not wait."""

@@ -7,6 +7,7 @@ from typing import Final
 
 import structlog
 
+from shoal.core.fields.table import FORMS
 from shoal.core.hold import retries
 from shoal.core.hold.retries import RetryBudget
 from shoal.core.routing.choice import NoReplica, Replica
@@ -252,7 +253,8 @@ class Dispatch:
             prepared.added.get(wire.type) or b"",
         )
         self._relay.attempt(wire, call)
-        body = wire.encode(self._request.raw, call)
+        raw = self._request.raw
+        body = raw if prepared.path in FORMS else wire.encode(raw, call)
         return self._head(target, key, wire.paths[prepared.path], len(body)), body
 
     def _began(self) -> None:
@@ -272,7 +274,7 @@ class Dispatch:
         # The client's headers are not forwarded: some of them would steer the engine.
         return (
             f"POST {path} HTTP/1.1\r\nhost: {_host(target)}\r\nauthorization: Bearer {key}\r\n"
-            f"content-type: application/json\r\n"
+            f"content-type: {prepared.content_type}\r\n"
             f"accept: {'text/event-stream' if prepared.stream else 'application/json'}\r\n"
             f"x-request-id: {self._id}\r\ncontent-length: {length}\r\n"
             f"{self._trace}\r\n"

@@ -32,6 +32,7 @@ OPERATIONS = {
     "/v1/rerank": "rerank",
     "/v1/score": "score",
     "/v1/classify": "classify",
+    "/v1/audio/transcriptions": "transcription",
     "/v1/tokenize": "tokenize",
     "/v1/detokenize": "detokenize",
 }

@@ -35,6 +35,8 @@ class Prepared(NamedTuple):
     """Hash of the prompt's head, if there are multiple replicas to choose from (core/routing/affinity.py)."""
     dialect: Dialect | None = None
     """The client speaks another API, into which the answer is translated."""
+    content_type: str = "application/json"
+    """Of the engine's body."""
     top_n: int | None = None
     """Documents that the client wants of a ranked list; None: all."""
     documents: bool = True

@@ -273,7 +273,8 @@ class Quota:
             unknown = prompt if cached is None else 0
             units = meter.units()._asdict()
             spent = cost(rate, prompt, cached or 0, answer, unknown, **units, unknown_cached=rates.unknown_cached)
-        self.account.settle(self._quotas.clock(), asked, prompt + answer, booked, spent)
+        heard = meter.heard_tokens if counted else 0
+        self.account.settle(self._quotas.clock(), asked, prompt + answer + heard, booked, spent)
         self._quotas.usage.note(self.tenant)
 
     def headers(self) -> Headers:

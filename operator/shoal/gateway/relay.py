@@ -5,7 +5,6 @@ from typing import Any, Final, cast
 
 import orjson
 
-from shoal.core.fields.table import GENERATING
 from shoal.engine.wire import NO_ENDPOINT, EngineCall, NotHere, Rewriter, Wire
 from shoal.gateway import sse, wholeanswer
 from shoal.gateway.body import BodyBudget
@@ -18,6 +17,7 @@ from shoal.net import errors
 from shoal.net.asgi import Headers
 from shoal.net.errors import ApiError
 
+_JSON: Final = b"application/json"
 _SMALL: Final = 64 * 1024
 """Answers up to this many bytes do not count towards the memory budget."""
 LACKS_ADAPTER: Final = "adapter"
@@ -141,20 +141,25 @@ class AnswerRelay:
             raise errors.from_engine(answer.status, body)
         if self._reply.started:
             raise ApiError(502, "The engine did not answer with a stream.", "no_stream")
-        out, usage = wholeanswer.read(prepared, self._wire, self._call, self.rewriter, body)
+        out, usage, content_type, logged = wholeanswer.read(
+            prepared, self._wire, self._call, self.rewriter, body, answer.content_type
+        )
         if usage is not None:
             meter.count(usage, "final")
         self.answering = True
         began()
         meter.status = answer.status
-        if self._reply.log is not None and prepared.path in GENERATING:
-            self._reply.log.answered(out)
+        if self._reply.log is not None and logged is not None:
+            self._reply.log.answered(logged)
         if self._reply.spans is not None:
             self._reply.spans.observe_answer(out)
         if prepared.dialect is not None:
             out = orjson.dumps(prepared.dialect.answer(orjson.loads(out), meter.id))
-        del body  # a slow client must not keep both copies in memory
-        await self._reply.json(answer.status, self.own_id(out) if self.rid else out, headers)
+        del body, logged  # a slow client must not keep both copies in memory
+        if content_type != _JSON:
+            await self._reply.page(answer.status, out, ((b"content-type", content_type), *headers))
+        else:
+            await self._reply.json(answer.status, self.own_id(out) if self.rid else out, headers)
         meter.outcome = "answered"
 
     def _elsewhere(self, status: int, error: bytes) -> None:

@@ -16,11 +16,11 @@ from shoal.core.fields import remote
 from shoal.core.fields.kinds import Facts
 from shoal.core.fields.media import images_of
 from shoal.core.fields.pairs import pairs_of, repeated
-from shoal.core.fields.table import CHAT, GENERATING, PAIRS, TABLE, TOKENIZING
+from shoal.core.fields.table import CHAT, FORMS, GENERATING, PAIRS, TABLE, TOKENIZING
 from shoal.core.routing.affinity import SHARED, head_of, prefix_space
 from shoal.core.routing.resolve import ServedModel
 from shoal.engine.wires import added_of
-from shoal.gateway import ids, modellist, redact
+from shoal.gateway import audioform, ids, modellist, redact
 from shoal.gateway.ability import refuse_incapable
 from shoal.gateway.accepted import AcceptedRequest
 from shoal.gateway.adaptertarget import AdapterTarget
@@ -67,6 +67,7 @@ _DENIED: Final = {
 }
 _NO_HOSTS: Final[frozenset[str]] = frozenset()
 _MODELS: Final = "/v1/models"
+_JSON: Final = "application/json"
 _API_KEY: Final = b"x-api-key"
 """Where Anthropic's SDK puts the key."""
 _NO_HEADERS: Final[dict[bytes, bytes]] = {}
@@ -92,6 +93,7 @@ class GatewayRequest:
         "_app",
         "_body_bytes",
         "_client_id",
+        "_content_type",
         "_dialect",
         "_engine_path",
         "_headers",
@@ -128,6 +130,7 @@ class GatewayRequest:
         self._reserved: Reserved | None = None
         self._body_bytes = 0
         self._raw = b""
+        self._content_type: bytes | None = None
 
     async def run(self) -> None:
         try:
@@ -226,6 +229,7 @@ class GatewayRequest:
             self._receive, headers.get(b"content-length"), app.settings.max_body_bytes, app.body_budget, identity.tenant
         )
         self._body_bytes = len(raw)
+        self._content_type = headers.get(b"content-type")
         prepared = await self._prepared_within_shares(identity, raw)
         if isinstance(prepared, _Incomplete):
             fetched = _Fetched(prepared.model, await self._fetch(identity, prepared.media))
@@ -289,8 +293,13 @@ class GatewayRequest:
         """Checks the body and makes the engine's body from it, or returns the media that must be fetched first. The
         decoded body is not kept. Raises ApiError."""
         app = self._app
-        check_size(raw, app.json_bounds)
-        parsed = parse(raw, self._engine_path)
+        form = None
+        if self._engine_path in FORMS:
+            form = audioform.read(self._content_type, raw)
+            parsed = form.parsed
+        else:
+            check_size(raw, app.json_bounds)
+            parsed = parse(raw, self._engine_path)
         if self._dialect is not None:
             parsed = translated(parsed, self._dialect)
         fields = parsed.fields
@@ -324,6 +333,8 @@ class GatewayRequest:
             self._meter.free = self._engine_path in TOKENIZING
             if self._engine_path in PAIRS:
                 self._meter.reads(len(pairs_of(fields)[1]), repeated(fields))
+            elif form is not None:
+                self._meter.hears(form.recording.most_seconds, form.recording.milliseconds)
             elif self._engine_path == CHAT and "image" in model.facts.media:
                 self._meter.sees(images_of(fields))
         bound = bound_answer(fields, self._engine_path, model.max_output_tokens)
@@ -331,7 +342,7 @@ class GatewayRequest:
         choices = choices if type(choices) is int else 1
         if self._quota is not None:
             answers = max(1, choices) * prompt_count if self._engine_path in GENERATING else 0
-            read = 0 if self._meter.free else size + self._meter.repeated_bytes
+            read = 0 if self._meter.free else self._meter.read_bytes(size)
             self._reserved = self._quota.reserve(
                 model,
                 identity.plan,
@@ -347,7 +358,12 @@ class GatewayRequest:
         # `engine_body` runs before the usage record is opened, so that its errors leave no record to close.
         space = prefix_space(model, identity)
         salt = None if space == SHARED else app.key_ring.cache_salt(model.uid, space)
-        self._raw = engine_body(parsed, self._engine_path, model.engine_name, self._id, salt)
+        content_type = _JSON
+        if form is None:
+            self._raw = engine_body(parsed, self._engine_path, model.engine_name, self._id, salt)
+        else:
+            self._raw, content_type = audioform.engine_form(form, raw, model.engine_name)
+            fields = audioform.loggable(fields)
         prepared = Prepared(
             self._engine_path,
             parsed.model_name,
@@ -363,12 +379,13 @@ class GatewayRequest:
             if model.keeps_prefixes and not self._meter.free and len(app.directory.snapshot.replicas_of(model)) > 1
             else None,
             dialect=self._dialect,
+            content_type=content_type,
             top_n=fields.get("top_n"),
             documents=fields.get("return_documents") is not False,
             added=added_of(self._engine_path, fields),
         )
         if identity.logging is not None:
-            original = raw if fetched is None and self._dialect is None else None
+            original = raw if fetched is None and self._dialect is None and form is None else None
             self._reply.log = app.logs.logger.begin(identity, self._key_hash, original, fields)
         return prepared
 

@@ -1,10 +1,10 @@
 """A whole answer of an engine: where its token counts are, and what the client gets of it."""
 
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import orjson
 
-from shoal.core.fields.table import EMBEDDINGS, TOKENIZING
+from shoal.core.fields.table import EMBEDDINGS, GENERATING, TOKENIZING, TRANSCRIBE
 from shoal.engine.wire import AnswerGarbled, EngineCall, Ranking, Rewriter, Wire
 from shoal.gateway import sse
 from shoal.gateway.prepared import Prepared
@@ -16,12 +16,17 @@ class WholeAnswer(NamedTuple):
     """For the client."""
     usage: bytes | None
     """The engine's usage block; None: it reported none, and the estimate stays."""
+    content_type: bytes = b"application/json"
+    logged: bytes | None = None
+    """What the request log gets of it; None: nothing."""
 
 
 _NOTHING: Final = b'{"prompt_tokens":0,"completion_tokens":0}'
 
 
-def read(prepared: Prepared, wire: Wire, call: EngineCall, rewriter: Rewriter, body: bytes) -> WholeAnswer:
+def read(
+    prepared: Prepared, wire: Wire, call: EngineCall, rewriter: Rewriter, body: bytes, content_type: bytes
+) -> WholeAnswer:
     """Reads an answer with status 200.
 
     Raises:
@@ -32,9 +37,37 @@ def read(prepared: Prepared, wire: Wire, call: EngineCall, rewriter: Rewriter, b
         return _reshaped(prepared, wire, call, body)
     if prepared.path in TOKENIZING:
         return WholeAnswer(body, _NOTHING)
+    if prepared.path == TRANSCRIBE:
+        return _transcribed(body, content_type)
     rewrite = rewriter.rewrite_any if prepared.path == EMBEDDINGS else rewriter.rewrite
     span = sse.find_usage(body)
-    return WholeAnswer(rewrite(body), None if span is None else body[span[0] : span[1]])
+    out = rewrite(body)
+    logged = out if prepared.path in GENERATING else None
+    return WholeAnswer(out, None if span is None else body[span[0] : span[1]], logged=logged)
+
+
+_NO_BLOCK: Final = b"{}"
+_TEXT: Final = b"text/plain; charset=utf-8"
+
+
+def _transcribed(body: bytes, content_type: bytes) -> WholeAnswer:
+    """A transcript as JSON, or as a text without any usage: then the length counts that was measured in the file."""
+    if not content_type.startswith(b"application/json"):
+        text = body.decode("utf-8", "replace")
+        return WholeAnswer(body, _NO_BLOCK, _TEXT, _choice(text))
+    try:
+        decoded: object = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        decoded = None
+    text = cast(dict[str, object], decoded).get("text") if isinstance(decoded, dict) else None
+    if not isinstance(text, str):
+        raise ApiError(502, "The engine's answer is no transcript.", "bad_answer")
+    usage = cast(dict[str, object], decoded).get("usage")
+    return WholeAnswer(body, orjson.dumps(usage) if isinstance(usage, dict) else _NO_BLOCK, logged=_choice(text))
+
+
+def _choice(text: str) -> bytes:
+    return orjson.dumps({"choices": [{"index": 0, "text": text}]})
 
 
 def _reshaped(prepared: Prepared, wire: Wire, call: EngineCall, body: bytes) -> WholeAnswer:

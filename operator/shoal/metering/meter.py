@@ -4,6 +4,7 @@ Rows are plain dicts, because two are built per request; a test validates them a
 keys never get here.
 """
 
+import math
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -18,6 +19,10 @@ from shoal.core.routing.resolve import ServedAdapter, ServedModel
 from shoal.metering.record import EVENT_TYPE, CountSource, Outcome, RecordKind
 from shoal.metering.spoolfile import Row
 
+AUDIO_TOKENS_PER_SECOND: Final = 50
+"""What a second of audio counts for in limits of tokens: Whisper reads 1,500 positions for 30 seconds."""
+_BYTES_PER_TOKEN: Final = 4
+_MOST_SECONDS: Final = 10**6
 KEEP_ALIVE_SECONDS: Final = 300.0
 """A request without new counts for this long writes a checkpoint nevertheless: the ledger closes the open requests of a
 gateway that sends nothing."""
@@ -41,6 +46,7 @@ class Meter:
         "_checkpoints",
         "_choices",
         "_estimate",
+        "_heard_ms",
         "_per_prompt",
         "_sent_at",
         "_source",
@@ -86,7 +92,8 @@ class Meter:
         self._choices: dict[int, bytes] | None = None
         self._per_prompt = 1
         self._tokens: dict[str, int | None] | None = None
-        self._estimate = 0
+        self._estimate: int | None = 0
+        self._heard_ms: int | None = None
         self.free = False
         """No model computes anything for the request."""
         self.repeated_bytes = 0
@@ -154,6 +161,28 @@ class Meter:
         if images:
             self._base["images"] = images
 
+    def hears(self, most_seconds: float, milliseconds: int | None) -> None:
+        """The request is audio. `most_seconds`: what a decoder makes of it at most; `milliseconds`: its length as
+        measured, None where only the engine knows it. Tokens are not estimated."""
+        self._heard_ms = math.ceil(most_seconds * 1000)
+        if milliseconds is not None:
+            self._base["audioMs"], self._base["audioSource"] = milliseconds, "measured"
+
+    @property
+    def heard_tokens(self) -> int:
+        """What audio counts for in limits: engines read it as tokens of which they report none."""
+        return self._tokens_of(self._base.get("audioMs", self._heard_ms) or 0)
+
+    def read_bytes(self, body_bytes: int) -> int:
+        """Bytes of text of which an engine would read about as much as of the request."""
+        if self._heard_ms is not None:
+            return self._tokens_of(self._heard_ms) * _BYTES_PER_TOKEN
+        return body_bytes + self.repeated_bytes
+
+    @staticmethod
+    def _tokens_of(milliseconds: int) -> int:
+        return milliseconds * AUDIO_TOKENS_PER_SECOND // 1000
+
     def reads(self, documents: int, repeated_bytes: int) -> None:
         """Sets the number of texts that the engine reads together with the query, and the bytes by which this makes the
         prompts longer than the body."""
@@ -162,7 +191,7 @@ class Meter:
 
     def sent(self, body_bytes: int) -> None:
         """Notes that a replica gets the request. Usage is estimated from its size until the engine reports counts."""
-        self._estimate = max(1, (body_bytes + self.repeated_bytes) // 4)
+        self._estimate = None if self._heard_ms is not None else max(1, (body_bytes + self.repeated_bytes) // 4)
         self._sent_at = time.monotonic()
         self._tokens = None
         self.count_source = "none" if self.free else "estimated"
@@ -178,6 +207,17 @@ class Meter:
         self._usage = usage
         self._tokens = None
         self.count_source = source
+        if self._heard_ms is not None:
+            self._hear(usage, self._heard_ms)
+
+    def _hear(self, usage: bytes, most: int) -> None:
+        """Takes the engine's seconds where nothing was measured, or where they are so many more that the file is not
+        what it says. Nothing is longer than a decoder can make it."""
+        told, measured = _seconds(usage), self._base.get("audioMs")
+        if told and (measured is None or told * 1000 >= measured + 2000):
+            self._base["audioMs"], self._base["audioSource"] = min(told * 1000, most), "engine"
+        elif measured is None:
+            self.count_source = "estimated"
 
     def count_cancelled(self, usage: bytes) -> None:
         """Stores the usage of an answer that the engine ended because the client left, if it reports what was
@@ -203,6 +243,9 @@ class Meter:
     def answer_began(self) -> None:
         if self.first_byte is None:
             self.first_byte = time.monotonic()
+        if self._heard_ms is not None and self.count_source == "estimated" and "audioMs" in self._base:
+            # A stream of a transcript has no usage, and the engine has read the audio by now.
+            self.count_source = "continuous"
 
     def units(self) -> Units:
         """What the request has besides tokens, as far as it is known."""
@@ -242,6 +285,11 @@ class Meter:
         return self._row("attempt", f"{self.id}:attempt:{self.attempts}", self.tokens())
 
     def final_row(self) -> Row:
+        if self._heard_ms is not None and self.count_source == "continuous":
+            if self.outcome == "answered":
+                self.count_source = "final"
+            elif self.outcome == "failed":
+                self.count_source = "estimated"  # an unknown part of the transcript is missing
         return self._row("final", f"{self.id}:final", self.tokens())
 
     def _row(self, kind: RecordKind, id: str, counts: dict[str, int | None]) -> Row:
@@ -320,6 +368,18 @@ _ANSWER_DETAILS: Final = "completion_tokens_details"
 
 def _part(whole: int | None, part: int | None) -> int | None:
     return part if part is None or whole is None else min(part, whole)
+
+
+def _seconds(usage: bytes) -> int | None:
+    """Seconds of audio of an engine's usage block, which are rounded up. None: it has none."""
+    try:
+        decoded: object = orjson.loads(usage)
+    except orjson.JSONDecodeError:
+        return None
+    value = cast(dict[str, object], decoded).get("seconds") if isinstance(decoded, dict) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return math.ceil(value) if 0 <= value <= _MOST_SECONDS else None
 
 
 def sum_choices(choices: Mapping[int, bytes], per_prompt: int) -> dict[str, int | None]:

@@ -35,6 +35,10 @@ THREE = {"id2label": {"0": "bad", "1": "fair", "2": "good"}}
         ("Qwen2ForSequenceClassification", ONE, (), False, "rerank score"),
         ("Qwen2ForSequenceClassification", THREE, (), False, "classify score"),
         ("Qwen3ForRewardModel", {}, (), False, "score"),
+        ("WhisperForConditionalGeneration", {}, (), True, "transcribe"),
+        ("Qwen3ASRForConditionalGeneration", {}, (), False, "transcribe"),
+        ("Qwen2AudioForConditionalGeneration", {}, (), False, "generate transcribe"),
+        ("VoxtralForConditionalGeneration", {}, (), False, "generate"),
     ],
 )
 def test_the_weights_say_what_a_model_can_do(

@@ -110,6 +110,15 @@ HEARS_ONLY: Final = _names("""
 """)
 """Of these, the ones that read sound and no images."""
 
+TRANSCRIBES: Final = _names("""
+    GlmAsrForConditionalGeneration Qwen2AudioForConditionalGeneration Qwen3ASRForConditionalGeneration
+    WhisperForConditionalGeneration
+""")
+"""Of these, the ones for which SGLang serves /v1/audio/transcriptions."""
+
+TRANSCRIBES_ONLY: Final = _names("Qwen3ASRForConditionalGeneration WhisperForConditionalGeneration")
+"""Of these, the ones that are for nothing else: Whisper has no chat template."""
+
 HEARS: Final = HEARS_ONLY | _names("""
     Gemma3nForConditionalGeneration Gemma4ForConditionalGeneration Gemma4UnifiedForConditionalGeneration MiniCPMO
     Phi4MMForCausalLM Qwen3OmniMoeForConditionalGeneration

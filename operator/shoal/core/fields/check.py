@@ -6,7 +6,7 @@ from typing import Any, Final, cast
 from shoal.core.fields.kinds import Facts, FieldProblem
 from shoal.core.fields.media import not_read, placeholder_problem
 from shoal.core.fields.pairs import mixed
-from shoal.core.fields.table import DETOKENIZE, SCORE, TABLE, TOKENIZE, not_in_table
+from shoal.core.fields.table import DETOKENIZE, SCORE, TABLE, TOKENIZE, TRANSCRIBE, not_in_table
 from shoal.core.fields.tokens import not_one_text
 from shoal.core.fields.work import MULTIPLIERS, SPARE_CHARACTERS, too_much
 
@@ -54,7 +54,7 @@ def check(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int | No
     if size is not None and size <= SPARE_CHARACTERS and "messages" in fields and fields.keys().isdisjoint(MULTIPLIERS):
         # Almost all requests: one answer to a prompt that is short for any model.
         return None
-    if endpoint == DETOKENIZE:
+    if endpoint in (DETOKENIZE, TRANSCRIBE):
         return None
     return too_much(fields, endpoint, facts, size)
 

@@ -5,14 +5,15 @@ their stated length means nothing.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from shoal.core.fields.images import UnreadableError
 
+Data = bytes | memoryview
 LEAST_RATE: Final = 8_000
 """Samples per second. A reader resamples to the model's rate, so a sound with a rate of 1 would grow by 16,000."""
 MOST_RATE: Final = 192_000
-_CHANNELS: Final = 8
+CHANNELS: Final = 8
 _PIECES: Final = 256
 _FRAMES: Final = 40_000
 """Frames of an MP3; the shortest have 24 ms."""
@@ -20,7 +21,7 @@ _REST: Final = 4_096
 """Bytes after the last frame of an MP3, for tags."""
 
 
-def sound_seconds(kind: str, data: bytes) -> float:
+def sound_seconds(kind: str, data: Data) -> float:
     """Length of a sound in seconds; `kind` is a type of `READERS`.
 
     Raises:
@@ -29,29 +30,54 @@ def sound_seconds(kind: str, data: bytes) -> float:
     return READERS[kind](data)
 
 
-def _wav(data: bytes) -> float:
+class WavHeader(NamedTuple):
+    """What stands before the samples of a WAV file."""
+
+    rate: int
+    """Samples per second."""
+    channels: int
+    block: int
+    """Bytes of one sample of all channels."""
+    start: int
+    """First byte of the samples."""
+    stated: int
+    """Bytes of samples, as the file states."""
+
+
+def wav_header(data: Data) -> WavHeader:
+    """
+    Raises:
+        UnreadableError: it is no WAV of plain samples.
+    """
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
         raise UnreadableError("WAV, as its type says")
-    at, second = 12, 0
+    at, found = 12, None
     for _ in range(_PIECES):
         name, length = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
         if name == b"fmt ":
-            if second:
+            if found is not None:
                 raise UnreadableError("WAV with one header")
-            second = _second(data[at + 8 : at + 8 + length])
+            found = _format(data[at + 8 : at + 8 + length])
         elif name == b"data":
-            if not second:
+            if found is None:
                 raise UnreadableError("WAV whose header comes first")
-            # Whatever length the header states, there are no more bytes than these.
-            return (len(data) - at - 8) / second
+            if at + 8 > len(data):
+                break
+            return WavHeader(*found, at + 8, length)
         elif len(name) < 4:
             break
         at += 8 + length + (length & 1)
     raise UnreadableError(f"WAV of at most {_PIECES} chunks with one of data")
 
 
-def _second(header: bytes) -> int:
-    """Bytes of one second."""
+def _wav(data: Data) -> float:
+    header = wav_header(data)
+    # Whatever length the header states, there are no more bytes than these.
+    return (len(data) - header.start) / (header.rate * header.block)
+
+
+def _format(header: Data) -> tuple[int, int, int]:
+    """Rate, channels and bytes of one sample of all channels."""
     code, channels, rate, _, block, bits = (
         int.from_bytes(header[i:j], "little") for i, j in ((0, 2), (2, 4), (4, 8), (8, 12), (12, 14), (14, 16))
     )
@@ -59,9 +85,9 @@ def _second(header: bytes) -> int:
         code = int.from_bytes(header[24:26], "little")
     if code not in (1, 3) or bits not in (8, 16, 24, 32, 64) or block != channels * bits // 8:
         raise UnreadableError("WAV of plain samples (PCM)")
-    if not LEAST_RATE <= rate <= MOST_RATE or not 1 <= channels <= _CHANNELS:
-        raise UnreadableError(f"WAV of {LEAST_RATE} to {MOST_RATE} samples a second and 1 to {_CHANNELS} channels")
-    return rate * block
+    if not LEAST_RATE <= rate <= MOST_RATE or not 1 <= channels <= CHANNELS:
+        raise UnreadableError(f"WAV of {LEAST_RATE} to {MOST_RATE} samples a second and 1 to {CHANNELS} channels")
+    return rate, channels, block
 
 
 _FULL_RATES: Final = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0)
@@ -69,7 +95,27 @@ _HALF_RATES: Final = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 1
 _SAMPLE_RATES: Final = (44_100, 48_000, 32_000, 0)
 
 
-def _mp3(data: bytes) -> float:
+def _mp3(data: Data) -> float:
+    return mp3_frames(data, _FRAMES)[0]
+
+
+class Mp3Frames(NamedTuple):
+    """The frames of an MP3."""
+
+    seconds: float
+    rate: int
+    """The highest of a frame."""
+    channels: int
+    first: int
+    """Where the first frame begins."""
+
+
+def mp3_frames(data: Data, most: int) -> Mp3Frames:
+    """
+
+    Raises:
+        UnreadableError: it is no MP3, or has more than `most` frames.
+    """
     at = 0
     if data[:3] == b"ID3" and len(data) > 10:
         sizes = data[6:10]
@@ -77,21 +123,42 @@ def _mp3(data: bytes) -> float:
     if data[4:8] == b"ftyp":
         # Engines check for this type first.
         raise UnreadableError("MP3, as its type says")
-    seconds, frames = 0.0, 0
-    while (found := _frame(data[at : at + 4])) is not None:
+    first, seconds, frames, rate, channels = at, 0.0, 0, 0, 1
+    while (found := _frame(header := data[at : at + 4])) is not None:
         frames += 1
-        if frames > _FRAMES:
-            raise UnreadableError(f"MP3 of at most {_FRAMES} frames")
+        if frames > most:
+            raise UnreadableError(f"MP3 of at most {most} frames")
         at += found[0]
         seconds += found[1]
+        rate = max(rate, found[2])
+        if header[3] >> 6 != 3:
+            channels = 2
     if not frames or len(data) - at > _REST:
         # A reader would search for the next frame in other data.
         raise UnreadableError("MP3, as its type says, frame after frame")
-    return seconds
+    return Mp3Frames(seconds, rate, channels, first)
 
 
-def _frame(header: bytes) -> tuple[int, float] | None:
-    """(bytes, seconds) of a frame of layer III; None: it is no frame, or its length is not determined."""
+_SIDE: Final = {(3, False): 32, (3, True): 17, (2, False): 17, (2, True): 9, (0, False): 17, (0, True): 9}
+"""Bytes between the header of a frame and its content, by version and whether it has one channel."""
+
+
+def mp3_spare(data: Data, first: int) -> int:
+    """Samples that a decoder leaves out, as the tag in the first frame says: that frame itself, and what the encoder
+    added at both ends. 0: there is no such tag."""
+    head = data[first : first + 4]
+    version, mono = head[1] >> 3 & 3, head[3] >> 6 == 3
+    at = first + 4 + _SIDE.get((version, mono), 0)
+    if data[at : at + 4] not in (b"Xing", b"Info"):
+        return 0
+    flags = int.from_bytes(data[at + 4 : at + 8])
+    at += 8 + 4 * (flags & 1) + 4 * (flags >> 1 & 1) + 100 * (flags >> 2 & 1) + 4 * (flags >> 3 & 1)
+    added = int.from_bytes(data[at + 21 : at + 24]) if data[at : at + 4] in (b"LAME", b"Lavf", b"Lavc") else 0
+    return (1152 if version == 3 else 576) + (added >> 12) + (added & 0xFFF)
+
+
+def _frame(header: Data) -> tuple[int, float, int] | None:
+    """(bytes, seconds, rate) of a frame of layer III; None: it is no frame, or its length is not determined."""
     if len(header) < 4 or header[0] != 0xFF or header[1] & 0xE6 != 0xE2:
         return None
     version = header[1] >> 3 & 3
@@ -100,10 +167,10 @@ def _frame(header: bytes) -> tuple[int, float] | None:
     if not bitrate or not rate:
         return None
     samples = 1152 if version == 3 else 576
-    return samples // 8 * bitrate // rate + (header[2] >> 1 & 1), samples / rate
+    return samples // 8 * bitrate // rate + (header[2] >> 1 & 1), samples / rate, rate
 
 
-READERS: Final[Mapping[str, Callable[[bytes], float]]] = {
+READERS: Final[Mapping[str, Callable[[Data], float]]] = {
     "audio/wav": _wav,
     "audio/x-wav": _wav,
     "audio/mpeg": _mp3,

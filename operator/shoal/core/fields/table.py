@@ -30,8 +30,10 @@ from shoal.core.fields.kinds import (
 from shoal.core.fields.pairs import MOST_LABELS, Items, Labels, Query, Texts
 from shoal.core.fields.patterns import Pattern
 from shoal.core.fields.prompts import Prompts
+from shoal.core.fields.recordings import RecordingField
 from shoal.core.fields.schemas import Schema, SchemaText
 from shoal.core.fields.tokens import PlainTexts, TextMessages, TokenLists
+from shoal.core.fields.transcription import Granularities, Language
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
@@ -41,6 +43,9 @@ SCORE: Final = "/v1/score"
 CLASSIFY: Final = "/v1/classify"
 TOKENIZE: Final = "/v1/tokenize"
 DETOKENIZE: Final = "/v1/detokenize"
+TRANSCRIBE: Final = "/v1/audio/transcriptions"
+FORMS: Final = frozenset({TRANSCRIBE})
+"""Their bodies are forms (`multipart/form-data`); all others are JSON."""
 TOKENIZING: Final = frozenset({TOKENIZE, DETOKENIZE})
 """No model computes anything for them."""
 PAIRS: Final = frozenset({RERANK, SCORE})
@@ -270,6 +275,19 @@ TABLE: Final[Mapping[str, Mapping[str, Field]]] = {
         "skip_special_tokens": Field(_FLAG, "of this answer only; true where it is left out"),
         "user": _USER,
     },
+    TRANSCRIBE: {
+        "file": Field(RecordingField(), "engines decode all of it at once; see the bounds of sound files", needed=True),
+        "model": _SAMPLING["model"],
+        "language": Field(Language(), "becomes a token of the prompt"),
+        "prompt": Field(Text(8192), "a hint for engines that read one; SGLang does not"),
+        "response_format": Field(
+            Choice(("json", "text", "verbose_json", "srt", "vtt")), "SGLang refuses `srt` and `vtt`"
+        ),
+        "temperature": Field(Number(0, 1), "OpenAI's range"),
+        "stream": Field(_FLAG, "the text as it is generated"),
+        "timestamp_granularities[]": Field(Granularities(), "time stamps in `verbose_json`"),
+        "user": _USER,
+    },
 }
 """By endpoint: fields by name, the most frequent first."""
 
@@ -328,6 +346,8 @@ REFUSED: Final[Mapping[str, str]] = {
     "audio": "answers are text",
     "web_search_options": "there is no web search",
     "verbosity": "no engine knows it",
+    "chunking_strategy": "engines cut long audio themselves",
+    **dict.fromkeys(("include[]", "known_speaker_names[]", "known_speaker_references[]"), "no engine knows it"),
 }
 """Fields of an engine or of OpenAI that are refused, with the reason that the client gets."""
 

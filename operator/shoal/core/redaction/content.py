@@ -62,6 +62,9 @@ PARAMETERS: Final = (
     "add_generation_prompt",
     "skip_special_tokens",
     "ignore_eos",
+    "language",
+    "timestamp_granularities[]",
+    "file",
 )
 _ENCODED: Final = ("prompt", "input", "query", "items", "tokens")
 """Texts that may be given as token ids."""

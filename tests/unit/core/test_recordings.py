@@ -1,0 +1,118 @@
+"""Sound files to be transcribed: their kind, their length, and what a decoder would make of them."""
+
+import time
+
+import pytest
+
+from shoal.core.fields.images import UnreadableError
+from shoal.core.fields.kinds import Facts
+from shoal.core.fields.recordings import MOST_SAMPLES, MOST_SECONDS, Recording, RecordingField, recording
+from tests.support.recordings import flac, mp3, ogg, opus, vorbis, wav
+
+
+def refused(found: Recording) -> str | None:
+    problem = RecordingField().check(found, "file", Facts())
+    return None if problem is None else problem.code
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "milliseconds"),
+    [
+        (wav(3.2), "wav", 3_200),
+        (wav(0.0005, rate=48_000, channels=2), "wav", 1),
+        # A reader takes what is there, or what is stated, whichever is less.
+        (wav(2, stated=32_000), "wav", 1_000),
+        (wav(1, stated=0xFFFFFFFF), "wav", 1_000),
+        (wav(1, stated=0), "wav", 1_000),
+        (flac(10, block=4096), "flac", 5_120),
+        (flac(200, block=4096, total=0), "flac", 102_400),
+        (flac(10, block=4096, total=5), "flac", None),
+        (opus(50), "ogg", 994),
+        (opus(50, end=47_500), "ogg", 983),
+        (opus(50, end=10), "ogg", None),
+        (opus(50, end=999_999), "ogg", None),
+        (vorbis(9), "ogg", None),
+        (mp3(100), "mp3", 3_600),
+    ],
+)
+def test_the_length_is_that_of_the_frames(data: bytes, kind: str, milliseconds: int | None) -> None:
+    found = recording(data)
+    assert (found.kind, found.milliseconds, found.size) == (kind, milliseconds, len(data))
+    assert refused(found) is None
+    assert recording(memoryview(data)) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("an hour and more in 10 KiB of FLAC", flac(600)),
+        ("the same with a header that says a second", flac(600, total=8_000)),
+        ("frames out of order", flac(1) + flac(600)[42:] + flac(600)[42:]),
+        ("an hour of Opus", opus(31_000, toc=b"\x0b\x06", samples=5_760)),
+        ("Opus that says it has ended", opus(31_000, toc=b"\x0b\x06", samples=5_760, end=48_000)),
+        ("Vorbis with the longest blocks", vorbis(8_000)),
+        ("MP3", mp3(101_000)),
+    ],
+)
+def test_a_few_bytes_that_decode_to_hours_are_refused(name: str, data: bytes) -> None:
+    found = recording(data)
+    assert found.most_seconds > MOST_SECONDS, name
+    assert refused(found) == "too_much_work"
+
+
+def test_many_channels_count() -> None:
+    found = recording(flac(500, channels=8, rate=48_000))
+    assert found.most_seconds < MOST_SECONDS
+    assert found.samples > MOST_SAMPLES
+    assert refused(found) == "too_much_work"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff",
+        b"text",
+        b"\0\0\0\x20ftypM4A " + bytes(100),
+        b"\x1aE\xdf\xa3" + bytes(100),
+        b"RIFF\0\0\0\0AVI " + bytes(100),
+        wav()[:40],
+        wav(rate=1),
+        wav(channels=9),
+        b"fLaC",
+        flac(3)[:42],
+        flac(3, rate=1),
+        b"fLaC\x04" + flac(3)[5:],
+        b"OggS",
+        opus(3)[:-1],
+        opus(3)[:30],
+        opus(3, toc=b"\x03\x00"),
+        opus(3) + opus(3),
+        opus(3) + bytes(5_000),
+        ogg([b"fishead\0" + bytes(40), b"x"], [0, 0]),
+        b"ID3\x04\0\0\x7f\x7f\x7f\x7f" + mp3(2),
+        mp3(2) + bytes(5_000),
+    ],
+)
+def test_what_is_no_sound_file_is_refused(data: bytes) -> None:
+    with pytest.raises(UnreadableError):
+        recording(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        flac(3) + b"\xff\xf8" * 4_000_000,
+        flac(3) + b"\xff\xf8\x70\x08" * 4_000_000,
+        opus(3)[:200] + b"OggS\0\0" * 2_000_000,
+        ogg([b"OpusHead\x01\x01" + bytes(9)], [0])
+        + (b"OggS\0\0" + bytes(8) + b"\x07\0\0\0" + bytes(8) + b"\0") * 600_000,
+        b"RIFF\0\0\0\0WAVE" + b"LIST\0\0\0\0" * 2_000_000,
+        b"\xff" * 16_000_000,
+    ],
+)
+def test_the_work_is_bounded_whatever_the_bytes_are(data: bytes) -> None:
+    began = time.process_time()
+    with pytest.raises(UnreadableError):
+        recording(data)
+    assert time.process_time() - began < 2
