@@ -20,6 +20,7 @@ from pathlib import Path
 
 from shoal.api import identity
 from shoal.api.config import AgentImage, Engines, OperatorConfig
+from shoal.engine.kinds import DEFAULT
 from shoal.manifests import sidecar
 from shoal.net.pki import CertificateAuthority
 from tests.bench.bench_gateway import LOAD_CORE, PROXY_CORE, Bench, cpu_seconds, free_port, rss_mib, started
@@ -99,10 +100,15 @@ def main() -> None:
         )
         certify(folder / "tls")
         config = sidecar.bootstrap(
-            _CONFIG, folder=str(folder / "tls"), engine_port=upstream, serving_port=serving, probe_port=free_port()
+            _CONFIG,
+            DEFAULT.pod,
+            folder=str(folder / "tls"),
+            engine_port=upstream,
+            serving_port=serving,
+            probe_port=free_port(),
         )
         envoy = Path(sysconfig.get_path("scripts")) / "envoy"
-        command = [str(envoy), "--config-yaml", json.dumps(config), *sidecar.command(_CONFIG)[3:]]
+        command = [str(envoy), "--config-yaml", json.dumps(config), *sidecar.command(_CONFIG, DEFAULT.pod)[3:]]
         beside = stack.enter_context(started(command, serving, folder / "envoy.log", PROXY_CORE))
         rows: dict[str, Row] = {}
         for number, (mode, port) in enumerate((("plain", upstream), ("mutual TLS", serving))):

@@ -81,9 +81,9 @@ async def test_tokens_show_as_progress_while_they_are_computed(
 ) -> None:
     async with streaming(engine.url) as response:
         first = await asking.loads()
-        assert first.computed_tokens is not None
+        assert first.computed is not None
         assert first.max_running == 4
-        await until(asking.loads, lambda now: (now.computed_tokens or 0) > (first.computed_tokens or 0))
+        await until(asking.loads, lambda now: (now.computed or 0) > (first.computed or 0))
         await until(asking.loads, lambda now: (now.kv_tokens_used or 0) > (first.kv_tokens_used or 0))
         response.close()
 

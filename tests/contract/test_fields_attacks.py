@@ -10,7 +10,7 @@ import pytest
 from shoal.core.fields.check import check
 from shoal.core.fields.kinds import Facts
 from shoal.core.fields.table import CHAT, COMPLETIONS
-from shoal.manifests.pod import ENGINE_ENVIRONMENT
+from shoal.engine.sglang.launch import ENVIRONMENT
 from tests.support import pictures
 from tests.support.engines import API_KEY, CONTEXT, SERVED, EngineProcess, Kind, running_engine
 from tests.support.vision_engine import running_vision_engine
@@ -75,7 +75,7 @@ async def test_without_the_check_one_request_ends_the_engine(kind: Kind, attack:
 @pytest.mark.timeout(500)
 async def test_an_engine_as_a_pod_starts_it_survives_a_step_without_tokens(tmp_path: Path) -> None:
     """The second wall: with what its container's environment says, only such a request fails."""
-    environment = {**ENGINE_ENVIRONMENT, "HOME": str(Path.home())}
+    environment = {**ENVIRONMENT, "HOME": str(Path.home())}
     with running_engine("sglang", tmp_path, *GRAMMARS["sglang"], environment=environment) as engine:
         for attack in SAMPLED:
             path, body = FATAL[attack]

@@ -7,9 +7,9 @@ import pytest
 
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
-from shoal.core.lora.pool import pool_problem
 from shoal.engine.sglang.arguments import parsed
 from shoal.engine.sglang.launch import engine_args, pool_args
+from shoal.engine.sglang.pool import pool_problem
 from tests.contract.test_server_args import VERSION, run_in_engine
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -75,7 +75,7 @@ def words(*extra: str) -> list[str]:
 
 def ours(*extra: str) -> bool:
     given = parsed([*pool_args(POOL), *extra])
-    return pool_problem(POOL, model(*extra), None, given=given, env={}) is None
+    return pool_problem(given, {}) is None
 
 
 def test_sglang_and_shoal_take_and_refuse_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from shoal.api.lorapool import LoRAPool
-from shoal.api.model import Model
-from shoal.core.lora.pool import pool_problem
 from shoal.engine.sglang.arguments import parsed
+from shoal.engine.sglang.pool import pool_problem
 from tests.support.apiserver import ApiServer
 
 POLICIES = Path(__file__).resolve().parents[2] / "policies"
@@ -225,8 +223,7 @@ TAKEN: list[tuple[str, ...]] = [
 
 def refused_by_the_operator(arguments: tuple[str, ...]) -> bool:
     """Whether a pool's status would say EngineRefuses."""
-    base, own_pool = Model.model_validate(model("m", *arguments)), LoRAPool.model_validate(pool("p", "m"))
-    return pool_problem(own_pool, base, None, given=parsed(arguments), env={}) is not None
+    return pool_problem(parsed(arguments), {}) is not None
 
 
 def test_the_policies_refuse_nothing_that_the_operator_takes() -> None:

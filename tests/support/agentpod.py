@@ -26,6 +26,7 @@ from shoal.agent.stalls import StallTracker
 from shoal.agent.stream import AgentStream
 from shoal.api import names
 from shoal.api.adapters import AdapterSettings, AdapterWanted, DesiredAdapter, DesiredAdapters
+from shoal.engine.kinds import DEFAULT
 from shoal.manifests.pod import SILENT_ROUNDS, drain_script
 from shoal.net.tls import TLSCredentials
 from tests.support.controlplane import free_ports
@@ -100,6 +101,7 @@ class Pod:
                 self.drain,
                 self.files,
                 bring or partial(stage_adapter, settings=pool, sources=replace(IMPATIENT, network=LOCAL)),
+                DEFAULT.agent,
             )
         self._stall_seconds = stall_seconds
         self._engine_url = engine_url

@@ -14,9 +14,12 @@ ROOMS: Final = tuple(sorted(f"shoal.engine.{name.lower()}" for name in KINDS))
 NAMES: Final = frozenset(name.lower() for name in KINDS) | {"vllm", "tgi", "trtllm", "tensorrt-llm"}
 MAY_NAME: Final = {
     "shoal.api.model",  # the field's values
+    "shoal.api.lint",  # the field's values may be products' names
     "shoal.gateway.tracing",  # the provider's name in traces
 }
 """Modules outside of `engine/` with a text that is an engine's name and nothing else."""
+REGISTRIES: Final = ("shoal.engine.kinds", "shoal.engine.wires")
+"""Modules that map the type to an adapter: of the operator and the agent, and of the gateway."""
 MAY_IMPORT: Final = ("shoal_dev.sim", "shoal_dev.release", "shoal_dev.generate")
 
 
@@ -37,7 +40,7 @@ def trespasses(trees: Mapping[str, ast.Module]) -> set[str]:
     """Imports of an adapter's package by anything but itself and the registry."""
     found: set[str] = set()
     for module, tree in trees.items():
-        if module == "shoal.engine.kinds" or any(_within(module, free) for free in MAY_IMPORT):
+        if module in REGISTRIES or any(_within(module, free) for free in MAY_IMPORT):
             continue
         for imported in _imported(tree):
             room = next((room for room in ROOMS if _within(imported, room)), None)

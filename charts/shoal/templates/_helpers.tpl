@@ -59,6 +59,10 @@ app.kubernetes.io/part-of: shoal
 {{- if not (hasKey $versions $engines.defaultVersion) -}}
 {{- fail (printf "engines.defaultVersion %q is not a row of engines.versions (%s)" $engines.defaultVersion (keys $versions | sortAlpha | join ", ")) -}}
 {{- end -}}
+{{- $vllm := $engines.vllm.versions -}}
+{{- if not (hasKey $vllm $engines.vllm.defaultVersion) -}}
+{{- fail (printf "engines.vllm.defaultVersion %q is not a row of engines.vllm.versions (%s)" $engines.vllm.defaultVersion (keys $vllm | sortAlpha | join ", ")) -}}
+{{- end -}}
 {{- if and (eq .Values.operator.signals.source "Prometheus") (not .Values.operator.signals.prometheus.url) -}}
 {{- fail "operator.signals.source Prometheus needs operator.signals.prometheus.url, such as http://prometheus.monitoring.svc:9090" -}}
 {{- end -}}
@@ -71,6 +75,11 @@ app.kubernetes.io/part-of: shoal
 {{- $_ := set $simulated $version (dict "image" (include "shoal.image" $) "command" (list "shoal" "sim" "engine") "args" $engines.simulator.args "env" $engines.simulator.env) -}}
 {{- end -}}
 {{- $versions = $simulated -}}
+{{- $simulated = dict -}}
+{{- range $version, $row := $vllm -}}
+{{- $_ := set $simulated $version (dict "image" (include "shoal.image" $) "command" (list "shoal" "sim" "vllm") "args" $engines.simulator.args "env" $engines.simulator.env) -}}
+{{- end -}}
+{{- $vllm = $simulated -}}
 {{- end -}}
 engines:
   defaultVersion: {{ $engines.defaultVersion | quote }}
@@ -78,6 +87,10 @@ engines:
   memoryPerGPU: {{ $engines.memoryPerGPU | quote }}
   versions:
     {{- toYaml $versions | nindent 4 }}
+  vllm:
+    defaultVersion: {{ $engines.vllm.defaultVersion | quote }}
+    versions:
+      {{- toYaml $vllm | nindent 6 }}
 agent:
   image: {{ include "shoal.image" . | quote }}
   pullPolicy: {{ .Values.image.pullPolicy }}

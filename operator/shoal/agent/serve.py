@@ -73,10 +73,14 @@ class EngineAgent:
         drain: Drain,
         adapters: AdapterService | None = None,
         credentials: TLSCredentials | None = None,
+        *,
         kind: EngineKind = DEFAULT,
+        max_running: int | None = None,
     ) -> None:
-        """With `credentials` a caller with a key is answered over mutual TLS only."""
+        """With `credentials` a caller with a key is answered over mutual TLS only. `kind`, `max_running`: of the
+        engine."""
         self._kind = kind
+        self._max_running = max_running
         self._engine_url = engine_url
         self._keys_file = keys_file
         self._hub = hub
@@ -114,7 +118,11 @@ class EngineAgent:
         # trust_env stays off: the engine is in this pod, and a proxy must not come between.
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(keepalive_timeout=4)) as session:
             engine = self._kind.agent.connect(
-                session, self._engine_url, api_key=self._keys.engine, admin_key=self._keys.admin
+                session,
+                self._engine_url,
+                api_key=self._keys.engine,
+                admin_key=self._keys.admin,
+                max_running=self._max_running,
             )
             self._engine = engine.client
             try:

@@ -303,11 +303,20 @@ class Simulator(Section):
     """Environment variables of each simulated engine."""
 
 
+class VLLMVersions(Section):
+    default_version: str = Field(default="0.32.0", min_length=1)
+    """Version of vLLM for Models that name none; must be a key of `versions`."""
+    versions: dict[str, EngineVersion] = {"0.32.0": EngineVersion(image="vllm/vllm-openai:v0.32.0")}
+    """Versions of vLLM: version -> image, command, args (for every Model) and env."""
+
+
 class Engines(Section):
     default_version: str = Field(default="0.5.23", min_length=1)
-    """Default engine version; must be a key of `versions`."""
+    """Version of SGLang for Models that name none; must be a key of `versions`."""
     versions: dict[str, EngineVersion] = {"0.5.23": EngineVersion(image="lmsysorg/sglang:v0.5.23")}
-    """The engine table: version -> image, command, args (for every Model) and env."""
+    """Versions of SGLang: version -> image, command, args (for every Model) and env."""
+    vllm: VLLMVersions = VLLMVersions()
+    """Versions of vLLM, for Models with `spec.engine.type: vLLM`."""
     cpu_per_gpu: str = Field(default="4", alias="cpuPerGPU", min_length=1)
     """CPU request of an engine per GPU."""
     memory_per_gpu: str = Field(default="32Gi", alias="memoryPerGPU", min_length=1)

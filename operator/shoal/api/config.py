@@ -35,25 +35,45 @@ class NamedValue(_Section):
 
 
 class EngineVersion(_Section):
-    """One supported version of the engine."""
+    """One supported version of an engine."""
 
     image: str
     """The engine's image."""
-    command: tuple[str, ...] = ("python3", "-m", "sglang.launch_server")
-    """Command that starts the server; Shoal's arguments follow it."""
+    command: tuple[str, ...] = ()
+    """Command that starts the server; Shoal's arguments follow it. Empty: that of the engine's own image."""
     args: tuple[str, ...] = ()
     """Platform arguments for every Model, such as --device cpu. A Model's own extraArgs come after these."""
     env: tuple[NamedValue, ...] = ()
     """Environment variables of every engine of this version."""
 
 
+class EngineTable(_Section):
+    """The supported versions of one engine."""
+
+    default_version: str = ""
+    """Version of Models that name none."""
+    versions: dict[str, EngineVersion] = {}
+
+
 class Engines(_Section):
     default_version: str
     versions: dict[str, EngineVersion]
+    """Versions of SGLang."""
+    vllm: EngineTable = EngineTable()
+    """Versions of vLLM."""
     cpu_per_gpu: str = Field("4", alias="cpuPerGPU")
     """CPU request of an engine per GPU (a Quantity)."""
     memory_per_gpu: str = Field("32Gi", alias="memoryPerGPU")
     """Memory request and limit of an engine per GPU (a Quantity); /dev/shm counts towards it."""
+
+    def undefined_default(self) -> str | None:
+        """What is wrong with the default versions; None: each is in its table, or its table is empty."""
+        tables = {"engines": EngineTable(default_version=self.default_version, versions=self.versions)}
+        for section, table in (tables | {"engines.vllm": self.vllm}).items():
+            if table.default_version not in table.versions and (table.default_version or table.versions):
+                have = ", ".join(table.versions)
+                return f"{section}.defaultVersion {table.default_version!r} is not one of {section}.versions: {have}"
+        return None
 
 
 class AgentImage(_Section):

@@ -10,6 +10,8 @@ from typing import Any, Final
 from shoal.api.meta import JsonObject
 
 _ACRONYMS: Final = ("GPU", "ID", "GB", "URI", "CPU")
+_PRODUCTS: Final = frozenset({"vLLM"})
+"""Values that are names of other projects, written as these write them."""
 _DURATION_NAMES: Final = ("duration", "timeout", "interval", "period", "delay")
 _UNITS: Final = ("Seconds", "Millis")
 
@@ -73,7 +75,7 @@ def _node(where: str, name: str, node: JsonObject, *, in_spec: bool) -> Iterator
             if node.get("format") == "duration":
                 yield SchemaFinding(where, "nodurations", "write an integer `...Seconds`")
             for value in node.get("enum", ()):
-                if not value[:1].isupper():
+                if not value[:1].isupper() and value not in _PRODUCTS:
                     yield SchemaFinding(where, "enums", f"{value!r} is not PascalCase")
         case "integer":
             yield from _integer(where, name, node, in_spec=in_spec)

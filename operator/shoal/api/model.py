@@ -33,7 +33,7 @@ ServedName = Annotated[
 ParserName = Annotated[
     str,
     StringConstraints(min_length=1, max_length=64, pattern=r"^[a-z0-9_.-]+$"),
-    K8s(pattern_message="must be the name of an SGLang parser: lower-case letters, digits, '_', '.' and '-'"),
+    K8s(pattern_message="must be the name of a parser of the engine: lower-case letters, digits, '_', '.' and '-'"),
 ]
 MediaHost = Annotated[
     str,
@@ -102,8 +102,8 @@ class Parallelism(Object):
 class Engine(Object):
     """The engine and its arguments."""
 
-    type: Literal["SGLang"] = "SGLang"
-    """Type of the engine."""
+    type: Literal["SGLang", "vLLM"] = "SGLang"
+    """Type of the engine. vLLM needs mutual TLS (`transport.mtls.enabled` of the chart, on by default)."""
     version: (
         Annotated[
             str,
@@ -112,8 +112,8 @@ class Engine(Object):
         ]
         | None
     ) = None
-    """Version of the engine. It selects the image from the chart's engine table. Default: the chart's default
-    version."""
+    """Version of the engine. It selects the image from the chart's engine table. Default: the chart's default version
+    of this type."""
     image: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
     """Custom image of the engine; requires `version`, since arguments differ between versions."""
     context_length: Annotated[int, Field(ge=128, le=10_000_000)] | None = None
@@ -121,9 +121,9 @@ class Engine(Object):
     parallelism: Parallelism = Parallelism()
     """Parallelism of one replica."""
     tool_call_parser: ParserName | None = None
-    """Parser of tool calls (SGLang's --tool-call-parser)."""
+    """Parser of tool calls (--tool-call-parser of the engine, whose names differ between engines)."""
     reasoning_parser: ParserName | None = None
-    """Parser that separates reasoning from the answer (SGLang's --reasoning-parser)."""
+    """Parser that separates reasoning from the answer (--reasoning-parser of the engine)."""
     extra_args: Annotated[
         tuple[Annotated[str, StringConstraints(min_length=1, max_length=256)], ...],
         Field(max_length=64),

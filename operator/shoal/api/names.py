@@ -132,6 +132,11 @@ OPS_TLS_PORT: Final = 9443
 LEDGER_TLS_PORT: Final = 8543
 """Port of a ledger with TRANSPORT_MTLS: the endpoints of LEDGER_PORT."""
 
+ENGINE_ENV: Final = "SHOAL_AGENT_ENGINE"
+"""Environment of an agent: type of its engine. Unset: the default kind."""
+MAX_RUNNING_ENV: Final = "SHOAL_AGENT_MAX_RUNNING"
+"""Environment of an agent: requests that its engine runs at once at most, if the engine does not say so itself."""
+
 SERVING_PATHS: Final = (
     "/v1/chat/completions",
     "/v1/completions",

@@ -47,6 +47,9 @@ TOO_EXPENSIVE: Final = "TooExpensive"
 """A decision about this Model would take more steps than one Model is allowed; the message says what to change."""
 ARGUMENTS_REFUSED: Final = "ArgumentsRefused"
 VERSION_UNKNOWN: Final = "VersionUnknown"
+ENGINE_NEEDS_MTLS: Final = "EngineNeedsMTLS"
+"""The engine does not check a key on every path, and mutual TLS, which would close them, is off or not yet spoken by
+all of Shoal's processes."""
 NAME_CLAIMED: Final = "NameClaimed"
 """A short name belongs to an older object, or an adapter's name to a Model; namespace/name still works."""
 SECRET_NOT_FOUND: Final = "SecretNotFound"  # noqa: S105

@@ -8,7 +8,7 @@ from shoal.controllers.state import FleetState
 from shoal.controllers.world import World
 from shoal.core import facts
 from shoal.core.status.variants import cold_start
-from shoal.manifests.pod import STARTUP_SECONDS
+from shoal.engine.port import STARTUP_SECONDS
 
 TIMEOUT_FACTOR: Final = 3
 """Cold starts after which a replica that is not ready is given up."""

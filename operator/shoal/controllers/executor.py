@@ -48,6 +48,7 @@ from shoal.controllers.world import World
 from shoal.core import keda
 from shoal.core.placement import VariantPlan
 from shoal.core.status.observed import ModelProblem
+from shoal.engine.kinds import kind_of
 from shoal.kube.errors import Forbidden, KubeError, ObjectInvalid
 from shoal.manifests.shape import VariantShape, engine_version
 from shoal.net.pki import CertificateUnusable
@@ -93,6 +94,8 @@ class Executor:
         uid, plans = model.metadata.uid, decided.placement.variants
         self._state.begin_apply(uid, [(v.gpu_class, v.replicas, v.gpus) for v in plans])
         try:
+            if (problem := await self._unprotected(model)) is not None:
+                return problem
             await self._apply(model, classes, request, plans)
         except (InstallKeyError, CertificateUnusable) as error:
             return ModelProblem(reasons.REFUSED, str(error))
@@ -122,6 +125,17 @@ class Executor:
         self._workload.forget_secrets()
         self._transport.forget_secrets()
         self._scaled.forget_certificates()
+
+    async def _unprotected(self, model: Model) -> ModelProblem | None:
+        """An engine that needs mutual TLS waits until every process that calls it speaks it: a pod without would be
+        open. What stands, stays."""
+        kind = kind_of(model)
+        if kind.pod.needs_mtls is None or await self._transport.wanted():
+            return None
+        return ModelProblem(
+            reasons.ENGINE_NEEDS_MTLS,
+            f"{kind.type} waits until all gateways, operators and the ledger speak mutual TLS: {kind.pod.needs_mtls}",
+        )
 
     # --- one Model, in the order of the table -----------------------------------------------------------------------
 

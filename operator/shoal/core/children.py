@@ -19,8 +19,9 @@ def deployment(model: str, gpu_class: str) -> str:
     return bounded(f"{model}-{gpu_class}".replace(".", "-"))
 
 
-def keys_secret(model: str, fingerprint: str) -> str:
-    return f"{bounded(model)}-keys-{fingerprint}"
+def keys_secret(model: str, fingerprint: str, suffix: str = "") -> str:
+    """Of the keys of a Model's pods. `suffix`: that of the engine kind (`PodSide.keys_suffix`)."""
+    return f"{bounded(model)}-keys-{fingerprint}{suffix}"
 
 
 def certificate_secret(model: str) -> str:

@@ -7,10 +7,11 @@ from typing import Final
 from shoal.api.model import Model
 from shoal.engine.port import EngineKind
 from shoal.engine.sglang.kind import SGLANG
+from shoal.engine.vllm.kind import VLLM
 
 DEFAULT: Final = SGLANG
 """The kind of a Model that names none."""
-KINDS: Final[Mapping[str, EngineKind]] = MappingProxyType({kind.type: kind for kind in (SGLANG,)})
+KINDS: Final[Mapping[str, EngineKind]] = MappingProxyType({kind.type: kind for kind in (SGLANG, VLLM)})
 """By type."""
 
 

@@ -7,14 +7,18 @@ engines is a member of the classes here; code outside `engine/` asks the kind an
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import aiohttp
 
 from shoal.api.artifact import ArtifactFacts
+from shoal.api.config import Engines, EngineTable
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
 from shoal.core.sizing import Tuning
+
+STARTUP_SECONDS: Final = 3600
+"""Longest start of an engine: weights of hundreds of GB with cold compile caches."""
 
 # --- errors -----------------------------------------------------------------------------------------------------------
 
@@ -91,20 +95,24 @@ class Loads:
     """Tokens that the KV cache holds."""
     max_running: int | None = None
     """Requests in the running batch at most."""
-    computed_tokens: int | None = None
-    """Tokens computed by prefill and decode since the engine's start, as they are computed."""
+    computed: int | None = None
+    """Work done by prefill and decode since the engine's start, as it is done; in tokens, or a unit of the engine's
+    own."""
     published: float | None = None
-    """When the last of the ranks said this, by the engine's clock in Unix seconds. An idle rank says it every second, a
-    busy one after each prefill and every 15 decode steps, one that hangs not at all."""
+    """When the last of the ranks said this, by the engine's clock in Unix seconds: an idle one says it every second,
+    one that hangs not at all. None: the engine does not say it, and a rank that hangs shows its last figures."""
+    active: int | None = None
+    """Requests for answers that the HTTP server has not answered to the end, where it is known with the load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Out of /metrics. Tokens are monotonic since the engine's start and counted when requests end; None: not counted
-    yet, or not reported."""
+    """Counts since the engine's start. None: not counted yet, or not reported."""
 
     prompt_tokens: int | None
+    """Of prompts, cached ones included. When a prompt is counted differs: when its prefill or its request ends."""
     generation_tokens: int | None
+    """As they are generated, or when their request ends."""
     active: int | None = None
     """Requests for answers that the HTTP server has not answered to the end."""
     requests: int | None = None
@@ -126,7 +134,8 @@ class EngineClient(Protocol):
     """What the agent asks the engine of its pod. Every call has a deadline and raises EngineError, nothing else."""
 
     async def ready(self) -> bool:
-        """Whether the engine serves. False: it answers that it does not (starting or stopping)."""
+        """Whether the engine serves. False: it answers that it does not, and goes on: it is starting, or stopping after
+        what runs. Raises EngineUnreachable also where it answers that it is dead."""
         ...
 
     async def loads(self) -> Loads:
@@ -138,8 +147,8 @@ class EngineClient(Protocol):
         ...
 
     async def abort(self, rid: str) -> None:
-        """Has the engine end the requests whose id begins with `rid`; one that it does not have is passed over. Raises
-        ValueError for an empty id."""
+        """Has the engine end the requests whose id begins with `rid`; one that it does not have is passed over. An
+        engine that ends a request when its connection closes needs nothing more. Raises ValueError for an empty id."""
         ...
 
 
@@ -174,12 +183,71 @@ class EngineConnection:
 # --- the kind ---------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class EngineTracing:
+    """What makes an engine send spans."""
+
+    args: tuple[str, ...]
+    env: Mapping[str, str]
+
+
 class PodSide(Protocol):
     """What the operator needs to run an engine of the kind."""
 
     @property
+    def command(self) -> tuple[str, ...]:
+        """Starts the server in the engine's own image; the arguments follow."""
+        ...
+
+    @property
     def versions(self) -> tuple[str, ...]:
         """Versions whose arguments are known, the default one last."""
+        ...
+
+    @property
+    def ready_path(self) -> str:
+        """Answers 200 to a GET without a key while the engine serves, without computing anything."""
+        ...
+
+    @property
+    def serving_paths(self) -> tuple[str, ...]:
+        """Paths that gateways POST requests to. The TLS sidecar opens these and no other."""
+        ...
+
+    @property
+    def needs_mtls(self) -> str | None:
+        """Why nobody but the pod's own containers may reach the engine's port, for a person; None: the engine checks a
+        key on every path that matters."""
+        ...
+
+    @property
+    def repeat_stop_seconds(self) -> float | None:
+        """The time after which SIGTERM is sent again to an engine that has not ended, for one that may lose the signal
+        and takes a repeated one for the same; None: it is sent once."""
+        ...
+
+    @property
+    def keys_suffix(self) -> str:
+        """End of the name of a Model's Secret with keys. Kinds differ in it: Secrets are immutable, and during a
+        rollout from one engine to another a Model has pods of both."""
+        ...
+
+    def keys_file(self, api_key: str, admin_key: str) -> Mapping[str, str]:
+        """The engine's config file (YAML), as a mapping: its keys, and nothing else."""
+        ...
+
+    def table(self, engines: Engines) -> EngineTable:
+        """The kind's part of the engine table."""
+        ...
+
+    def environment(self, *, pool: bool) -> Mapping[str, str]:
+        """Environment of the engine's container; the engine table and the Model override it. `pool`: the engine gets
+        the adapters of a LoRAPool."""
+        ...
+
+    def tracing(self, endpoint: str) -> EngineTracing:
+        """Arguments and environment with which the engine sends spans to the collector at `endpoint`, a URL without a
+        slash at its end: only for requests that are sampled by their gateway."""
         ...
 
     def args(
@@ -204,6 +272,11 @@ class PodSide(Protocol):
         """
         ...
 
+    def problems(self, model: Model) -> list[str]:
+        """What the engine cannot do of what the Model's other fields ask for, one sentence each for the person who
+        wrote them; empty when it can all."""
+        ...
+
     def extra_args_problems(self, version: str, extra_args: Sequence[str]) -> list[str]:
         """What is wrong with these extraArgs, one sentence each for the person who wrote them; empty when all is
         well."""
@@ -224,18 +297,46 @@ class PodSide(Protocol):
         pool: LoRAPool | None = None,
         facts: ArtifactFacts | None = None,
     ) -> Tuning:
-        """What the arguments of an engine change in the memory arithmetic. Parameters as of `args`; `env` is the
-        environment that the Model gives its engine."""
+        """What the arguments of an engine change in the memory arithmetic, and that arithmetic. Parameters as of
+        `args`; `env` is the environment that the Model gives its engine."""
+        ...
+
+    def max_running(self, args: Sequence[str]) -> int | None:
+        """Requests in the running batch at most, where the arguments `args` say it and the engine does not; None: the
+        engine says it itself."""
+        ...
+
+    def pool_problem(self, pool: LoRAPool, given: Mapping[str, str], env: Mapping[str, str]) -> str | None:
+        """The first thing that the engine refuses together with adapters, and what to do; None: there is none.
+
+        `given` are the engine's arguments, the platform's and the Model's, by canonical name; `env` its environment.
+        """
+        ...
+
+    def adapters_in_memory(self, pool: LoRAPool) -> int:
+        """Adapters that one process of the engine keeps in host memory at most."""
         ...
 
 
 class AgentSide(Protocol):
     """What the agent needs beside an engine of the kind."""
 
+    @property
+    def files_before_unload(self) -> bool:
+        """Whether an adapter's files are put away before it is unloaded: for an engine that would load it again for a
+        late request. Else after it: for one that reads them again as long as the adapter is loaded."""
+        ...
+
     def connect(
-        self, session: aiohttp.ClientSession, url: str, *, api_key: str | None, admin_key: str | None
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        *,
+        api_key: str | None,
+        admin_key: str | None,
+        max_running: int | None = None,
     ) -> EngineConnection:
-        """The calls to the engine at `url`."""
+        """The calls to the engine at `url`. `max_running`: see `PodSide.max_running`."""
         ...
 
 

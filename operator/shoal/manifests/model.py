@@ -11,7 +11,9 @@ from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.core import children
 from shoal.core.artifacts import identity
-from shoal.manifests.pod import STARTUP_SECONDS, template
+from shoal.engine.kinds import kind_of
+from shoal.engine.port import STARTUP_SECONDS
+from shoal.manifests.pod import template
 from shoal.manifests.secrets import encoded, own_secret
 from shoal.manifests.shape import VariantShape, labels, metadata, selector
 
@@ -51,16 +53,17 @@ def deployment(
 
 
 def keys_secret(model: Model, install_key: keys.InstallKey) -> JsonObject:
-    """The Secret with the keys of a Model's pods: one per install key, immutable, since SGLang reads its keys only
-    once."""
+    """The Secret with the keys of a Model's pods: one per install key and engine kind, immutable, since engines read
+    their keys only once."""
     uid = model.metadata.uid
     agent = keys.AgentKeys(
         callers={role: install_key.bearer_for(role, uid) for role in ("gateway", "operator", "ledger")},
         engine=install_key.bearer_for("gateway", uid),
         admin=install_key.bearer_for("admin", uid),
     )
-    engine = yaml.safe_dump({"api-key": agent.engine, "admin-api-key": agent.admin})
-    name = children.keys_secret(model.metadata.name, install_key.fingerprint)
+    kind = kind_of(model).pod
+    engine = yaml.safe_dump(dict(kind.keys_file(agent.engine, agent.admin)))
+    name = children.keys_secret(model.metadata.name, install_key.fingerprint, kind.keys_suffix)
     return {
         "apiVersion": "v1",
         "kind": "Secret",

@@ -11,7 +11,8 @@ from shoal.api.model import Model
 from shoal.api.sources import engine_model_path
 from shoal.core import children
 from shoal.core.placement.steering import steering
-from shoal.engine.kinds import kind_of
+from shoal.engine.kinds import DEFAULT, kind_of
+from shoal.engine.port import STARTUP_SECONDS
 from shoal.manifests import cache, pool, sidecar, source
 from shoal.manifests.parts import (
     LOCKED_DOWN,
@@ -27,22 +28,29 @@ from shoal.manifests.parts import (
 from shoal.manifests.resources import cached, engine_resources, stage_resources
 from shoal.manifests.shape import VariantShape, engine_row, labels
 
-STARTUP_SECONDS: Final = 3600
-"""Longest start of an engine: weights of hundreds of GB with cold compile caches."""
 GRACE_SECONDS: Final = 60
 """Added to `drainSeconds`: time for the engine to terminate."""
 STALLED_GRACE_SECONDS: Final = 30
 """Time from SIGTERM to SIGKILL of a stalled engine."""
 
 
-HAND_ON: Final = """\
+def hand_on(repeat: float | None = None) -> str:
+    """The script that runs a program, given as the script's arguments, and forwards SIGTERM to it; with `repeat` again
+    after so many seconds, until the program has ended. See HAND_ON."""
+    stop = "kill -TERM $child"
+    if repeat is not None:
+        stop = f"while {stop} 2>/dev/null; do sleep {repeat:g}; done &"
+    return f"""\
 "$@" & child=$!
-trap 'kill -TERM $child' TERM
+trap '{stop}' TERM
 wait $child; code=$?
 while kill -0 $child 2>/dev/null; do wait $child; code=$?; done
 wait $child 2>/dev/null; last=$?
 [ $last = 127 ] || code=$last
 exit $code"""
+
+
+HAND_ON: Final = hand_on()
 """Runs a program, given as the script's arguments, and forwards SIGTERM to it.
 
 PID 1 of a container has no default action for signals: a program that is still starting would ignore SIGTERM until it
@@ -52,14 +60,6 @@ after the fork: a child that inherits it would swallow a signal that arrives bef
 milliseconds, PID 1 ignores the signal; SETTLE keeps the kubelet from sending it so early. The exit code is the
 program's.
 """
-
-ENGINE_ENVIRONMENT: Final = {
-    "HOME": names.HOME_DIR,
-    # When no token is left for a request in a step, as with a grammar that nothing matches, only that request fails.
-    # Without this setting SGLang samples from NaN and the engine exits.
-    "SGLANG_SANITIZE_NAN_LOGITS": "1",
-}
-"""Environment of engine containers; the engine table and the Model override it."""
 
 SETTLE: Final[JsonObject] = {"exec": {"command": ["sleep", "1"]}}
 """preStop hook of containers that start with HAND_ON. A pod may be deleted while the kubelet starts its container,
@@ -72,13 +72,13 @@ SILENT_ROUNDS: Final = 75
 agent uses the replica for 12 s at most, and a crashed container is back in a few seconds."""
 
 
-def start_script(boot_file: str, *stale: str) -> str:
-    """The script that runs the engine, given as its arguments.
+def start_script(boot_file: str, *stale: str, repeat: float | None = None) -> str:
+    """The script that runs the engine, given as its arguments. `repeat`: see `hand_on`.
 
     A new boot id per start of the process shows the agent a restart without a Kubernetes token. `stale` are files that
     an earlier process of this pod may have left. The rest is HAND_ON; the drain hook of the engine includes SETTLE.
     """
-    return f"cat /proc/sys/kernel/random/uuid > {boot_file} && rm -f {' '.join(stale)} || exit 1\n{HAND_ON}"
+    return f"cat /proc/sys/kernel/random/uuid > {boot_file} && rm -f {' '.join(stale)} || exit 1\n{hand_on(repeat)}"
 
 
 def drain_script(drain_file: str, state_file: str, *, settle: float = 1, rounds: int = SILENT_ROUNDS) -> str:
@@ -205,6 +205,7 @@ def _agent(shape: VariantShape) -> JsonObject:
             env_field("NODE_NAME", "spec.nodeName"),
             env_value("SHOAL_AGENT_DRAIN_SECONDS", str(shape.model.spec.drain_seconds)),
             env_value("SHOAL_AGENT_STALL_SECONDS", str(shape.model.spec.stall_seconds)),
+            *_agent_engine(shape),
             *([env_value("SHOAL_AGENT_TLS_DIR", names.TLS_DIR)] if shape.mtls else []),
             *([cache.AGENT_ENV] if cached(shape) else []),
             *pool.agent_env(shape),
@@ -234,7 +235,7 @@ def _tls(shape: VariantShape) -> JsonObject:
         "image": config.agent.image,
         "imagePullPolicy": config.agent.pull_policy,
         "restartPolicy": "Always",
-        "command": ["sh", "-c", HAND_ON, names.CONTAINER_TLS, *sidecar.command(config)],
+        "command": ["sh", "-c", HAND_ON, names.CONTAINER_TLS, *sidecar.command(config, kind_of(shape.model).pod)],
         "ports": [_port("engine-tls", names.ENGINE_TLS_PORT), _port("engine-probe", names.ENGINE_PROBE_PORT)],
         "lifecycle": {"preStop": SETTLE},
         "resources": {
@@ -274,22 +275,10 @@ def _stage(shape: VariantShape) -> JsonObject:
 
 def _engine(shape: VariantShape) -> JsonObject:
     model, config = shape.model, shape.config
-    row = engine_row(model, config)
-    args = kind_of(model).pod.args(
-        model,
-        shape.version,
-        model_path=engine_model_path(model.spec.source.uri),
-        port=names.ENGINE_PORT,
-        tensor=shape.gpus,
-        platform_args=row.args,
-        quantization=shape.variant.quantization if shape.variant else None,
-        pool=shape.pool,
-        facts=shape.facts,
-        # Clients outside the pod connect through the sidecar.
-        **({"host": "127.0.0.1"} if shape.mtls else {}),
-    )
+    row, kind = engine_row(model, config), kind_of(model).pod
     probed = names.ENGINE_PROBE_PORT if shape.mtls else names.ENGINE_PORT
-    env = ENGINE_ENVIRONMENT | {e.name: e.value for e in row.env} | {e.name: e.value for e in model.spec.pod.env}
+    env = dict(kind.environment(pool=shape.pool is not None))
+    env |= {e.name: e.value for e in row.env} | {e.name: e.value for e in model.spec.pod.env}
     return {
         "name": names.CONTAINER_ENGINE,
         "image": row.image,
@@ -297,17 +286,24 @@ def _engine(shape: VariantShape) -> JsonObject:
         "command": [
             "sh",
             "-c",
-            start_script(names.BOOT_FILE, names.STALLED_FILE, names.DRAIN_FILE, names.DRAIN_STATE_FILE),
+            start_script(
+                names.BOOT_FILE,
+                names.STALLED_FILE,
+                names.DRAIN_FILE,
+                names.DRAIN_STATE_FILE,
+                repeat=kind.repeat_stop_seconds,
+            ),
             "engine",
             *row.command,
         ],
-        "args": list(args),
+        "args": list(_engine_args(shape)),
         "env": [env_value(name, value) for name, value in env.items()],
         **({} if shape.mtls else {"ports": [_port("engine", names.ENGINE_PORT)]}),
-        "startupProbe": _http_probe("/ready", probed, period=2, failures=STARTUP_SECONDS // 2),
-        "readinessProbe": _http_probe("/ready", probed, period=5, failures=3),
-        # The probe checks a file that the agent writes when the engine makes no progress. It uses neither SGLang's
-        # /health, which takes over a second under load, nor the agent, whose restart must not kill a working engine.
+        "startupProbe": _http_probe(kind.ready_path, probed, period=2, failures=STARTUP_SECONDS // 2),
+        "readinessProbe": _http_probe(kind.ready_path, probed, period=5, failures=3),
+        # The probe checks a file that the agent writes when the engine makes no progress. It uses neither the engine's
+        # own probe, which answers beside a scheduler that hangs, nor the agent, whose restart must not kill a working
+        # engine.
         "livenessProbe": {
             "exec": {"command": ["test", "!", "-e", names.STALLED_FILE]},
             "periodSeconds": 10,
@@ -339,6 +335,33 @@ def _engine(shape: VariantShape) -> JsonObject:
     }
 
 
+def _engine_args(shape: VariantShape) -> tuple[str, ...]:
+    model = shape.model
+    return kind_of(model).pod.args(
+        model,
+        shape.version,
+        model_path=engine_model_path(model.spec.source.uri),
+        port=names.ENGINE_PORT,
+        tensor=shape.gpus,
+        platform_args=engine_row(model, shape.config).args,
+        quantization=shape.variant.quantization if shape.variant else None,
+        pool=shape.pool,
+        facts=shape.facts,
+        # Clients outside the pod connect through the sidecar.
+        **({"host": "127.0.0.1"} if shape.mtls else {}),
+    )
+
+
+def _agent_engine(shape: VariantShape) -> list[JsonObject]:
+    """What the agent has to know of its engine. The default kind and what the engine says itself are left out."""
+    kind = kind_of(shape.model)
+    limit = kind.pod.max_running(_engine_args(shape))
+    return [
+        *([env_value(names.ENGINE_ENV, kind.type)] if kind is not DEFAULT else []),
+        *([env_value(names.MAX_RUNNING_ENV, str(limit))] if limit is not None else []),
+    ]
+
+
 def _cache_mount(shape: VariantShape) -> list[JsonObject]:
     return [cache.POD_MOUNT] if cached(shape) else []
 
@@ -349,7 +372,7 @@ def _tls_mount(shape: VariantShape) -> list[JsonObject]:
 
 def _volumes(shape: VariantShape) -> list[JsonObject]:
     model, config = shape.model, shape.config
-    secret = children.keys_secret(model.metadata.name, shape.install_key)
+    secret = children.keys_secret(model.metadata.name, shape.install_key, kind_of(model).pod.keys_suffix)
     return [
         {"name": "run", "emptyDir": {}},
         {"name": "models", "emptyDir": {}},

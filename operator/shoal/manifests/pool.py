@@ -30,8 +30,10 @@ def pool_problem(
     except KeyError:
         return None  # the Model is not accepted, which its status reports
     env = {e.name: e.value for e in row.env} | {e.name: e.value for e in model.spec.pod.env}
-    given = kind_of(model).pod.given([*row.args, *model.spec.engine.extra_args])
-    return pools.pool_problem(pool, model, facts, given=given, env=env)
+    kind = kind_of(model).pod
+    given = kind.given([*row.args, *model.spec.engine.extra_args])
+    refusal = kind.pool_problem(pool, given, env)
+    return pools.pool_problem(pool, model, facts, refusal=refusal)
 
 
 def applied(
@@ -114,7 +116,8 @@ def engine_memory(shape: VariantShape) -> int:
     """Additional host memory of the engine in bytes: each of its processes keeps a complete copy of the adapters."""
     if shape.pool is None or shape.facts is None:
         return 0
-    return int(pools.whole_mebibytes(shape.gpus * pools.host_bytes(shape.pool, shape.facts)))
+    adapters = kind_of(shape.model).pod.adapters_in_memory(shape.pool)
+    return int(pools.whole_mebibytes(shape.gpus * pools.host_bytes(shape.pool, shape.facts, adapters)))
 
 
 def volumes(shape: VariantShape) -> list[JsonObject]:

@@ -3,13 +3,16 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from shoal.api import names
+from shoal.api import names, reasons
 from shoal.api.artifact import ArtifactFacts
-from shoal.api.config import EngineVersion, NamedValue, OperatorConfig, TracingConfig
+from shoal.api.config import EngineTable, EngineVersion, NamedValue, OperatorConfig, TracingConfig
 from shoal.api.gpuclass import GPUClass
 from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import API_VERSION, JsonObject, ObjectMeta
 from shoal.api.model import Model, Variant
+from shoal.core.status.observed import ModelProblem
+from shoal.engine.kinds import kind_of
+from shoal.engine.port import PodSide
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,38 +41,58 @@ class VariantShape:
         return next((v for v in self.model.spec.variants if v.gpu_class == self.gpu_class.metadata.name), None)
 
 
+def engine_table(model: Model, config: OperatorConfig) -> EngineTable:
+    """The versions of the Model's engine."""
+    return kind_of(model).pod.table(config.engines)
+
+
 def engine_version(model: Model, config: OperatorConfig) -> str:
     """The version in the Model, or the default of the engine table."""
-    return model.spec.engine.version or config.engines.default_version
+    return model.spec.engine.version or engine_table(model, config).default_version
+
+
+def engine_problems(model: Model, config: OperatorConfig) -> tuple[ModelProblem, ...]:
+    """What the Model's engine cannot do of what the Model asks for, or not in this installation."""
+    kind = kind_of(model)
+    found = [ModelProblem(reasons.ARGUMENTS_REFUSED, text) for text in kind.pod.problems(model)]
+    if kind.pod.needs_mtls is not None and not config.transport.mtls.enabled:
+        found.append(
+            ModelProblem(
+                reasons.ENGINE_NEEDS_MTLS,
+                f"spec.engine.type: {kind.type} needs mutual TLS, which is off: {kind.pod.needs_mtls}; "
+                "set transport.mtls.enabled of the chart, or another type",
+            )
+        )
+    return tuple(found)
 
 
 def engine_row(model: Model, config: OperatorConfig) -> EngineVersion:
-    """The row of the engine table for the Model, with the Model's own image if it has one, and with the environment for
-    tracing.
+    """The row of the engine table for the Model, with the Model's own image if it has one, with a command, and with the
+    environment for tracing.
 
     Raises KeyError for a version that is not in the table, unless the Model has its own image.
     """
     version = engine_version(model, config)
     image = model.spec.engine.image
-    row = config.engines.versions.get(version)
+    versions, kind = engine_table(model, config).versions, kind_of(model).pod
     if image is None:
-        row = config.engines.versions[version]
+        row = versions[version]
+    elif version in versions:
+        row = versions[version].model_copy(update={"image": image})
     else:
-        row = EngineVersion(image=image) if row is None else row.model_copy(update={"image": image})
-    return _traced(row, config.tracing)
+        row = EngineVersion(image=image)
+    if not row.command:
+        row = row.model_copy(update={"command": kind.command})
+    return _traced(row, config.tracing, kind)
 
 
-def _traced(row: EngineVersion, tracing: TracingConfig) -> EngineVersion:
-    """Adds the environment for tracing; the row's own environment and the Model's override it."""
+def _traced(row: EngineVersion, tracing: TracingConfig, kind: PodSide) -> EngineVersion:
+    """Adds arguments and environment for tracing; the row's own and the Model's override them."""
     if not (tracing.endpoint and tracing.engines):
         return row
-    args = ("--enable-trace", f"--otlp-traces-endpoint={tracing.endpoint.rstrip('/')}/v1/traces")
-    env = (
-        NamedValue(name="OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", value="http/protobuf"),
-        # Only what the gateway samples: probes and warm-up requests carry no trace, and would start one each.
-        NamedValue(name="OTEL_TRACES_SAMPLER", value="parentbased_always_off"),
-    )
-    return row.model_copy(update={"args": (*args, *row.args), "env": (*env, *row.env)})
+    more = kind.tracing(tracing.endpoint.rstrip("/"))
+    env = tuple(NamedValue(name=name, value=value) for name, value in more.env.items())
+    return row.model_copy(update={"args": (*more.args, *row.args), "env": (*env, *row.env)})
 
 
 class Named(Protocol):

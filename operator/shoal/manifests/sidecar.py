@@ -1,7 +1,8 @@
 """The TLS sidecar of an engine: Envoy, which terminates mutual TLS and exposes only the serving paths to gateways.
 
-The engine listens on localhost. Envoy has three routes to it: serving paths over mutual TLS for gateways, plain /ready
-for the kubelet, and plain /metrics where scrapers are configured. The agent is in the same pod and does not use Envoy.
+The engine listens on localhost. Envoy has three routes to it: serving paths over mutual TLS for gateways, the path of
+its probe for the kubelet, and plain /metrics where scrapers are configured. The agent is in the same pod and does not
+use Envoy.
 """
 
 from typing import Any, Final
@@ -11,13 +12,14 @@ import orjson
 from shoal.api import names
 from shoal.api.config import OperatorConfig
 from shoal.api.meta import JsonObject
+from shoal.engine.port import PodSide
 from shoal.net.pki import CertificatePair
 
 IDLE_SECONDS: Final = 75
 """Longer than the idle timeout of gateways' connections, so that gateways never write to a connection that is being
 closed."""
 ENGINE_IDLE_SECONDS: Final = 4
-"""Shorter than SGLang's idle timeout (5 s), for the same reason."""
+"""Shorter than the idle timeout of engines (SGLang and vLLM: 5 s), for the same reason."""
 CONNECT_SECONDS: Final = 2
 BUFFER_BYTES: Final = 64 * 1024
 """Buffer per connection. Larger bodies pass through it by backpressure on the sender."""
@@ -40,12 +42,14 @@ def secrets(pair: CertificatePair, trust: str, caller: str) -> dict[str, str]:
     }
 
 
-def command(config: OperatorConfig, *, folder: str = names.TLS_DIR, engine_port: int = names.ENGINE_PORT) -> list[str]:
-    """Command of the container."""
+def command(
+    config: OperatorConfig, kind: PodSide, *, folder: str = names.TLS_DIR, engine_port: int = names.ENGINE_PORT
+) -> list[str]:
+    """Command of the container. `kind`: of the engine behind it."""
     return [
         "envoy",
         "--config-yaml",
-        orjson.dumps(bootstrap(config, folder=folder, engine_port=engine_port)).decode(),
+        orjson.dumps(bootstrap(config, kind, folder=folder, engine_port=engine_port)).decode(),
         "--concurrency",
         "1",
         "--disable-hot-restart",
@@ -56,6 +60,7 @@ def command(config: OperatorConfig, *, folder: str = names.TLS_DIR, engine_port:
 
 def bootstrap(
     config: OperatorConfig,
+    kind: PodSide,
     *,
     folder: str = names.TLS_DIR,
     engine_port: int = names.ENGINE_PORT,
@@ -63,9 +68,9 @@ def bootstrap(
     probe_port: int = names.ENGINE_PROBE_PORT,
 ) -> JsonObject:
     """Envoy's configuration. `folder` contains the files of `secrets`."""
-    # Gateways check with /ready whether a replica that lost a request is still there.
-    serving = [*(_to_engine(path, "POST") for path in names.SERVING_PATHS), _to_engine("/ready", "GET")]
-    probes = [_to_engine("/ready", "GET")]
+    # Gateways check with the probe whether a replica that lost a request is still there.
+    serving = [*(_to_engine(path, "POST") for path in kind.serving_paths), _to_engine(kind.ready_path, "GET")]
+    probes = [_to_engine(kind.ready_path, "GET")]
     if config.pods.scraper_namespaces:
         probes.append(_to_engine("/metrics", "GET"))
     return {

@@ -29,6 +29,13 @@ command.add_command(facts)
 @click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on.")  # noqa: S104
 @click.option("--port", default=names.AGENT_PORT, show_default=True, help="Port to listen on.")
 @click.option("--engine-url", default=f"http://127.0.0.1:{names.ENGINE_PORT}", show_default=True)
+@click.option("--engine", envvar=names.ENGINE_ENV, default="", help=f"Type of the engine ({names.ENGINE_ENV}).")
+@click.option(
+    "--max-running",
+    envvar=names.MAX_RUNNING_ENV,
+    type=click.IntRange(min=1),
+    help=f"Requests that the engine runs at once at most, if it does not say so itself ({names.MAX_RUNNING_ENV}).",
+)
 @click.option("--keys", default=names.AGENT_KEYS_FILE, show_default=True, type=click.Path(path_type=Path))
 @click.option("--run-dir", default=names.RUN_DIR, show_default=True, type=click.Path(path_type=Path))
 @click.option("--cache", envvar="SHOAL_AGENT_CACHE", default="", help="Folder of the node cache (SHOAL_AGENT_CACHE).")
@@ -60,6 +67,8 @@ def serve(
     host: str,
     port: int,
     engine_url: str,
+    engine: str,
+    max_running: int | None,
     keys: Path,
     run_dir: Path,
     cache: str,
@@ -87,9 +96,13 @@ def serve(
     from shoal.agent.stage.adapter import IMPATIENT, stage_adapter
     from shoal.agent.stalls import StallTracker
     from shoal.agent.stream import AgentStream
+    from shoal.engine.kinds import DEFAULT, KINDS
     from shoal.net.tls import TLSCredentials
 
     configure(log_level)
+    kind = KINDS.get(engine) if engine else DEFAULT
+    if kind is None:
+        raise click.BadParameter(f"{engine!r} is none of {', '.join(KINDS)}", param_hint=names.ENGINE_ENV)
     settings = _pool(pool)
     fetching = container.source_settings(hub_endpoint, sources)
     if settings is not None:
@@ -112,14 +125,16 @@ def serve(
                 cache=Path(cache) if cache else None,
                 sources=replace(IMPATIENT, hub_endpoint=fetching.hub_endpoint, network=fetching.network),
             )
-            adapters = AdapterService(settings, drain, AdapterFolder(adapters_dir), fetch)
+            adapters = AdapterService(settings, drain, AdapterFolder(adapters_dir), fetch, kind.agent)
         observer = EngineObserver(stream, drain, stalls, run_dir, adapters)
         model_file = run_dir / Path(names.CACHE_MODEL_FILE).name
         background = [Hook(drain, run_dir).run]
         if cache:
             background.append(partial(cacheclient.hold, Path(cache), model_file))
         credentials = TLSCredentials(Path(tls_dir)) if tls_dir else None
-        agent = EngineAgent(engine_url, keys, stream, observer, drain, adapters, credentials)
+        agent = EngineAgent(
+            engine_url, keys, stream, observer, drain, adapters, credentials, kind=kind, max_running=max_running
+        )
         await run(agent, stream, host=host, port=port, tls_port=tls_port, stop=stop, beside=background)
 
     asyncio.run(main())

@@ -73,11 +73,8 @@ def read_config(path: Path) -> OperatorConfig:
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(str(p) for p in e['loc'])}: {e['msg']}" for e in error.errors())
         raise click.ClickException(f"{path}: {problems}") from error
-    if config.engines.default_version not in config.engines.versions:
-        have = ", ".join(config.engines.versions)
-        raise click.ClickException(
-            f"{path}: engines.defaultVersion {config.engines.default_version!r} is not one of engines.versions: {have}"
-        )
+    if (problem := config.engines.undefined_default()) is not None:
+        raise click.ClickException(f"{path}: {problem}")
     return config
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from shoal.api import identity, names
 from shoal.api.config import AgentImage, Engines, OperatorConfig, Pods
+from shoal.engine.kinds import DEFAULT
 from shoal.gateway.connections import Pool
 from shoal.gateway.metrics import OPERATIONS
 from shoal.gateway.upstream import AbortHandle, ConnectFailed, ConnectionLost, UpstreamAddress, UpstreamAnswer
@@ -96,12 +97,13 @@ async def front(tmp_path: Path) -> AsyncGenerator[Front]:
     config = CONFIG.model_copy(update={"pods": Pods(scraper_namespaces=("monitoring",))})
     bootstrap = sidecar.bootstrap(
         config,
+        DEFAULT.pod,
         folder=str(tmp_path),
         engine_port=it.engine_port,
         serving_port=it.serving,
         probe_port=it.probes,
     )
-    _, _, *flags = sidecar.command(config)[1:]
+    _, _, *flags = sidecar.command(config, DEFAULT.pod)[1:]
     program = Path(sys.executable).with_name("envoy")
     child = await asyncio.create_subprocess_exec(program, "--config-yaml", json.dumps(bootstrap), *flags)
     try:

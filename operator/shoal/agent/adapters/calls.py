@@ -39,9 +39,17 @@ class Calls:
     """Executes calls one at a time and reports each result to `registry`."""
 
     def __init__(
-        self, registry: Registry, files: AdapterFolder, timings: Timings, clock: Callable[[], float] = time.monotonic
+        self,
+        registry: Registry,
+        files: AdapterFolder,
+        timings: Timings,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        files_first: bool = True,
     ) -> None:
+        """`files_first`: see `AgentSide.files_before_unload`."""
         self._registry = registry
+        self._files_first = files_first
         self._files = files
         self._timings = timings
         self._clock = clock
@@ -96,12 +104,13 @@ class Calls:
     async def _unload(self, engine: EngineAdapters, name: str, boot: str | None) -> list[str]:
         registry, began = self._registry, self._clock()
         error: EngineError | None = None
-        # Before the call: from here on a stray request cannot make the engine load the adapter again, and a restarted
-        # agent can tell that an unload may be in progress.
-        try:
-            await self._files.hide(name)
-        except OSError as failed:
-            log.error("adapter.files_stay", adapter=name, problem=failed.strerror)
+        if self._files_first:
+            # From here on a stray request cannot make the engine load the adapter again, and a restarted agent can tell
+            # that an unload may be in progress.
+            try:
+                await self._files.hide(name)
+            except OSError as failed:
+                log.error("adapter.files_stay", adapter=name, problem=failed.strerror)
         if registry.boot != boot:
             return [name]
         try:

@@ -23,7 +23,7 @@ from shoal.artifacts import ArtifactError
 from shoal.core.lora.lifecycle.leases import Key
 from shoal.core.lora.lifecycle.planstep import Denial, PlanStep, plan_step
 from shoal.core.lora.lifecycle.registry import AdapterWaiter, Registry, RegistryEntry
-from shoal.engine.port import EngineAdapters
+from shoal.engine.port import AgentSide, EngineAdapters
 
 TICK_SECONDS: Final = 0.25
 """Interval between decisions without events: leases, claims and pauses end by time."""
@@ -40,9 +40,12 @@ Fetch = Callable[[AdapterWanted, Path], Awaitable[object]]
 
 
 class AdapterService:
-    """`fetch` stages adapters. `publish` sends `keys` on the stream and returns the message's seq."""
+    """`fetch` stages adapters. `engine`: of the kind beside this agent. `publish` sends `keys` on the stream and
+    returns the message's seq."""
 
-    def __init__(self, settings: AdapterSettings, drain: Drain, files: AdapterFolder, fetch: Fetch) -> None:
+    def __init__(
+        self, settings: AdapterSettings, drain: Drain, files: AdapterFolder, fetch: Fetch, engine: AgentSide
+    ) -> None:
         self._settings = settings
         self._drain = drain
         self._files = files
@@ -50,7 +53,7 @@ class AdapterService:
         self._clock = drain.clock
         self.registry = Registry(settings.cached, settings.slots - 1, drain.clock())
         self._timings = Timings()
-        self._calls = Calls(self.registry, files, self._timings, drain.clock)
+        self._calls = Calls(self.registry, files, self._timings, drain.clock, files_first=engine.files_before_unload)
         self._answers: dict[AdapterWaiter, asyncio.Future[Lease | Denial]] = {}
         self._refusals: dict[str, int] = {}
         self._tasks: asyncio.TaskGroup | None = None

@@ -23,7 +23,7 @@ from shoal.core.sizing import GPU, Sized, Tuning
 from shoal.core.status import modelstatus
 from shoal.engine.kinds import kind_of
 from shoal.manifests.pool import applied, pool_problem
-from shoal.manifests.shape import engine_row, engine_version
+from shoal.manifests.shape import engine_problems, engine_row, engine_table, engine_version
 
 NODE_GPUS: Final = 8
 """GPUs per node when no file contains Nodes: those of the usual server."""
@@ -154,9 +154,10 @@ def _problem(model: Model, fleet: ExplainedFleet, facts: ArtifactFacts | str, co
         for p in modelstatus.problems(
             model,
             classes=fleet.classes,
-            versions=tuple(config.engines.versions),
+            versions=tuple(engine_table(model, config).versions),
             version=version,
             argument_problems=kind_of(model).pod.extra_args_problems(version, model.spec.engine.extra_args),
+            engine_problems=engine_problems(model, config),
             secret_missing=None,
         )
     ]

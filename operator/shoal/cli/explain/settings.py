@@ -32,8 +32,8 @@ def read_config(path: Path | None) -> OperatorConfig:
         raise click.UsageError(
             f"{path}: not the operator's configuration, which is in the ConfigMap shoal-operator: {problems}"
         ) from None
-    if config.engines.default_version not in config.engines.versions:
-        raise click.UsageError(f"{path}: engines.defaultVersion {config.engines.default_version!r} is not in the table")
+    if (problem := config.engines.undefined_default()) is not None:
+        raise click.UsageError(f"{path}: {problem}")
     return config
 
 

@@ -14,6 +14,7 @@ from shoal.controllers.installkey import InstallKeys
 from shoal.controllers.world import World
 from shoal.core import children, facts
 from shoal.core.disruption import min_available
+from shoal.engine.kinds import KINDS, kind_of
 from shoal.kube.drift import covers
 from shoal.kube.errors import Conflict, NotFound
 from shoal.kube.events import Event
@@ -45,7 +46,8 @@ class WorkloadWriter:
 
     async def keys(self, model: Model, install: InstallKeys) -> None:
         """The key Secret of the current install key. Raises NameTaken."""
-        seen = (model.metadata.uid, children.keys_secret(model.metadata.name, install.fingerprint))
+        suffix = kind_of(model).pod.keys_suffix
+        seen = (model.metadata.uid, children.keys_secret(model.metadata.name, install.fingerprint, suffix))
         if seen in self._secrets:
             return
         wanted = manifests.keys_secret(model, install.current)
@@ -59,10 +61,12 @@ class WorkloadWriter:
         """Deletes the Secrets of other install keys once no pod carries them."""
         for old in install.former:
             if old.fingerprint not in in_use:
-                await self._drop_keys(model, old.fingerprint)
+                for kind in KINDS.values():
+                    await self._drop_keys(
+                        model, children.keys_secret(model.metadata.name, old.fingerprint, kind.pod.keys_suffix)
+                    )
 
-    async def _drop_keys(self, model: Model, fingerprint: str) -> None:
-        name = children.keys_secret(model.metadata.name, fingerprint)
+    async def _drop_keys(self, model: Model, name: str) -> None:
         gone = (model.metadata.uid, f"{name} deleted")
         if gone in self._secrets:
             return

@@ -32,7 +32,7 @@ from shoal.kube.errors import NotFound
 from shoal.kube.projections import Child, Custom
 from shoal.kube.resources import MODELS, SECRETS
 from shoal.manifests.pool import applied
-from shoal.manifests.shape import engine_version
+from shoal.manifests.shape import engine_problems, engine_table, engine_version
 
 RECHECK_SECONDS: Final = 30.0
 """For what no watch tells: a Secret that is missing, a Job that gets no pod, a name that is taken, an admission policy
@@ -145,9 +145,10 @@ class ModelController:
         problems = modelstatus.problems(
             model,
             classes=classes,
-            versions=tuple(world.config.engines.versions),
+            versions=tuple(engine_table(model, world.config).versions),
             version=version,
             argument_problems=kind_of(model).pod.extra_args_problems(version, model.spec.engine.extra_args),
+            engine_problems=engine_problems(model, world.config),
             secret_missing=missing,
         )
         reading = None if problems else await self.artifacts.read(model)

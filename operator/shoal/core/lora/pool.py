@@ -12,13 +12,6 @@ from shoal.api.model import Model
 from shoal.core.lora.format.layers import ALL, FEED_FORWARD, fused, largest_adapter
 from shoal.core.status.observed import ModelProblem
 
-_LOADED: Final = ("auto", "safetensors", "fastsafetensors", "instanttensor")
-"""--load-format: SGLang reads adapters in the base's format, and adapters are safetensors with names of their own."""
-_SPECULATIVE: Final = ("NGRAM", "EAGLE", "NEXTN", "EAGLE3", "DFLASH", "DSPARK")
-"""--speculative-algorithm that works with adapters (`check_lora_speculative_compatibility` of SGLang 0.5.23)."""
-_RAGGED: Final = "SGLANG_RAGGED_VERIFY_MODE"
-_PLAN_STREAM: Final = "SGLANG_ENABLE_OVERLAP_PLAN_STREAM"
-_TRTLLM: Final = "experimental_sgl_trtllm"
 _UNLIKE: Final[Mapping[str, str]] = {
     "MLA": "{} keeps a latent in place of keys and values (MLA)",
     "DSA": "{} keeps a latent in place of keys and values (MLA)",
@@ -29,86 +22,26 @@ _UNLIKE: Final[Mapping[str, str]] = {
 }
 """By `KVGeometry.kind`, for bases whose layers are not all alike. SGLang loads adapters for many of them, and its
 process ends at the first request for an adapter that does not fit, which cannot be known before."""
+EMBEDS: Final = "it embeds, and adapters are served for generation only"
 _SLACK: Final = 2**20
 """Bytes of an adapter's files besides its tensors: headers, adapter_config.json."""
 _MI: Final = 2**20
 
 
 def pool_problem(
-    pool: LoRAPool,
-    model: Model,
-    facts: ArtifactFacts | None,
-    *,
-    given: Mapping[str, str],
-    env: Mapping[str, str],
+    pool: LoRAPool, model: Model, facts: ArtifactFacts | None, *, refusal: str | None
 ) -> ModelProblem | None:
     """Why the Model's engines cannot serve the pool's adapters; None: they can, or the Model's facts are not read yet.
 
-    `given`: the engine's arguments, the platform's and the Model's, by canonical name (`engine.port.PodSide.given`);
-    `env`: the engine's environment. Whether another pool claims the Model is not checked here.
+    `refusal`: what the engine refuses together with adapters (`engine.port.PodSide.pool_problem`). Whether another pool
+    claims the Model is not checked here.
     """
-    arguments = _arguments(given, env)
-    if arguments is not None:
-        return ModelProblem(reasons.ENGINE_REFUSES, f"Model {model.key}: {arguments}")
-    why = _embeds(given, facts) or _layers(pool, facts)
+    why = refusal or _embeds(facts) or _layers(pool, facts)
     return None if why is None else ModelProblem(reasons.ENGINE_REFUSES, f"Model {model.key}: {why}")
 
 
-def _arguments(given: Mapping[str, str], env: Mapping[str, str]) -> str | None:
-    """The first argument that SGLang refuses together with adapters, and what to do; None: there is none."""
-    if _number(given, "dp-size") > 1:
-        return "with --dp-size SGLang loads no adapters while it runs: use spec.scaling for more replicas"
-    if _number(given, "tokenizer-worker-num") > 1:
-        return "with --tokenizer-worker-num each worker knows only the adapters that it was told of: leave it out"
-    if _number(given, "attn-dp-size") > 1 or "enable-dp-attention" in given:
-        return "with --attn-dp-size SGLang runs only adapters that are never evicted: leave it out"
-    load_format = given.get("load-format", "auto")
-    if load_format not in _LOADED:
-        return (
-            f"--load-format={load_format} is how SGLang would read adapters too, and it cannot: "
-            f"use {', '.join(_LOADED[:-1])} or {_LOADED[-1]}"
-        )
-    if given.get("startup-weight-load-mode") == "overlap":
-        return "--startup-weight-load-mode=overlap does not go with adapters: leave it out"
-    if "dllm-algorithm" in given:
-        return "with --dllm-algorithm SGLang starts without adapters: leave it out"
-    backend = given.get("moe-runner-backend", "")
-    if backend.startswith("lora") and given.get("lora-backend") != "triton_v2":
-        return f"--moe-runner-backend={backend} needs another LoRA backend than SGLang's default: leave it out"
-    return _speculation(given, env)
-
-
-def _speculation(given: Mapping[str, str], env: Mapping[str, str]) -> str | None:
-    algorithm = given.get("speculative-algorithm", "").upper()
-    if not algorithm:
-        return None
-    if algorithm not in _SPECULATIVE:
-        return (
-            f"--speculative-algorithm={algorithm} does not go with adapters: "
-            f"use {', '.join(_SPECULATIVE[:-1])} or {_SPECULATIVE[-1]}, or leave it out"
-        )
-    runner = given.get("speculative-moe-runner-backend", "")
-    if runner.startswith("lora"):
-        return f"--speculative-moe-runner-backend={runner} is for adapters, which the draft has not: leave it out"
-    if algorithm == "NGRAM":
-        return None
-    if "speculative-adaptive" in given:
-        return "--speculative-adaptive does not go with adapters: leave it out"
-    if _TRTLLM in (given.get("moe-runner-backend"), runner):
-        return (
-            f"the MoE runner {_TRTLLM} does not go with adapters and --speculative-algorithm={algorithm}: leave it out"
-        )
-    if env.get(_PLAN_STREAM, "").lower() in ("1", "true", "yes", "y", "t"):
-        return f"{_PLAN_STREAM} does not go with adapters and --speculative-algorithm={algorithm}: leave it out"
-    if algorithm == "DSPARK" and env.get(_RAGGED, "static") != "static":
-        return f"{_RAGGED} must be 'static' for DSPARK with adapters"
-    return None
-
-
-def _embeds(given: Mapping[str, str], facts: ArtifactFacts | None) -> str | None:
-    if "is-embedding" in given or (facts is not None and facts.task == "Embed"):
-        return "it embeds, and adapters are served for generation only"
-    return None
+def _embeds(facts: ArtifactFacts | None) -> str | None:
+    return EMBEDS if facts is not None and facts.task == "Embed" else None
 
 
 def _layers(pool: LoRAPool, facts: ArtifactFacts | None) -> str | None:
@@ -131,13 +64,6 @@ def _layers(pool: LoRAPool, facts: ArtifactFacts | None) -> str | None:
     if facts.vocabulary is None and asked & {"embed_tokens", "lm_head"}:
         return f"the vocabulary of {name} is not known: take embed_tokens and lm_head out of spec.targetModules"
     return None
-
-
-def _number(given: Mapping[str, str], name: str) -> int:
-    try:
-        return int(given.get(name) or 0)
-    except ValueError:
-        return 0
 
 
 def usable(facts: ArtifactFacts | None) -> bool:
@@ -164,11 +90,12 @@ def settings(pool: LoRAPool, facts: ArtifactFacts) -> AdapterSettings:
     )
 
 
-def host_bytes(pool: LoRAPool, facts: ArtifactFacts) -> int:
-    """Bytes of host memory for the adapters of one engine process, which is also the size of their files: as many as
-    the pool keeps, each of the largest rank in 16 bits."""
+def host_bytes(pool: LoRAPool, facts: ArtifactFacts, adapters: int | None = None) -> int:
+    """Bytes of host memory for the adapters of one engine process, which is also the size of their files: of as many
+    `adapters`, None: as the pool keeps, each of the largest rank in 16 bits."""
     spec = pool.spec
-    return spec.cached * 2 * largest_adapter(_widths(facts), facts.vocabulary, spec.target_modules, spec.max_rank)
+    count = spec.cached if adapters is None else adapters
+    return count * 2 * largest_adapter(_widths(facts), facts.vocabulary, spec.target_modules, spec.max_rank)
 
 
 def folder_bytes(settings: AdapterSettings) -> int:

@@ -62,12 +62,14 @@ def problems(
     versions: Sequence[str],
     version: str,
     argument_problems: Sequence[str],
+    engine_problems: Sequence[ModelProblem] = (),
     secret_missing: str | None,
 ) -> tuple[ModelProblem, ...]:
     """Why the Model cannot be accepted; empty when it can.
 
     `version`: its engine version; `versions`: those in the engine table; `argument_problems`: what the engine layer
-    found in extraArgs; `secret_missing`: the sentence about a Secret that does not exist.
+    found in extraArgs; `engine_problems`: what else it found; `secret_missing`: the sentence about a Secret that does
+    not exist.
     """
     found: list[ModelProblem] = []
     try:
@@ -94,6 +96,7 @@ def problems(
         )
     if argument_problems:
         found.append(ModelProblem(reasons.ARGUMENTS_REFUSED, "spec.engine.extraArgs: " + "; ".join(argument_problems)))
+    found += engine_problems
     if secret_missing:
         found.append(ModelProblem(reasons.SECRET_NOT_FOUND, secret_missing))
     return tuple(found)

@@ -10,6 +10,7 @@ import aiohttp
 
 from shoal.engine.http import EngineHTTP, json_object
 from shoal.engine.port import Counters, EngineGarbled, EngineRefused, Loads
+from shoal.engine.prometheus import samples, whole
 
 READY_SECONDS: Final = 2.0
 """/ready does no generation; /health does, takes over a second, and is never asked."""
@@ -25,7 +26,8 @@ class SGLangClient(EngineHTTP):
         super().__init__(session, url, {"api": api_key, "admin": admin_key})
 
     async def ready(self) -> bool:
-        """Whether the engine serves. False: it answers that it does not (starting or stopping)."""
+        """Whether the engine serves. False: it answers 503 while it starts, and from SIGTERM on, while what runs
+        ends."""
         try:
             await self.get("/ready", READY_SECONDS, auth=None)
         except EngineRefused as error:
@@ -35,11 +37,12 @@ class SGLangClient(EngineHTTP):
         return True
 
     async def loads(self) -> Loads:
-        """Load now; from shared memory, so cheap and prompt."""
+        """Load now; from shared memory, so cheap and prompt. A busy rank publishes it after each prefill and every 15
+        decode steps."""
         return parse_loads(await self.get("/v1/loads", LOADS_SECONDS, auth="api"))
 
     async def counters(self) -> Counters:
-        """Token counters, from /metrics."""
+        """Token counters, from /metrics: counted when requests end."""
         return parse_counters(await self.get("/metrics", METRICS_SECONDS, auth=None))
 
     async def abort(self, rid: str) -> None:
@@ -69,7 +72,7 @@ def parse_loads(body: bytes) -> Loads:
         kv_tokens_used=total("num_used_tokens"),
         kv_tokens_total=total("max_total_num_tokens"),
         max_running=total("max_running_requests"),
-        computed_tokens=_sum(_computed(row) for row in rows),
+        computed=_sum(_computed(row) for row in rows),
         published=_earliest(row.get("timestamp") for row in rows),
     )
 
@@ -101,30 +104,14 @@ def parse_counters(body: bytes) -> Counters:
     """Reads what Shoal needs out of Prometheus text, summed over the label sets.
 
     A token counter appears with its first value, so an absent one is unknown. The HTTP families are there from the
-    first request of any kind, which a probe has made long since: then no line of a POST means that there was none. By
-    hand: a full parser of some eighty families with histograms takes many times as long, every few seconds, in every
-    pod.
+    first request of any kind, which a probe has made long since: then no line of a POST means that there was none.
     """
     sums: dict[str, float] = {}
-    for line in body.decode(errors="replace").splitlines():
-        if not line.startswith((*_TOKENS, *_HTTP)):
-            continue
-        family, _, rest = line.partition("{")
-        labels, _, value = rest.rpartition("}") if rest else ("", "", line.partition(" ")[2])
-        name = family.split()[0]
-        try:
-            counted = float(value.split()[0])
-        except (ValueError, IndexError):
-            continue
-        asked = name not in _HTTP or any(method in labels for method in _ASKED)
-        sums[name] = sums.get(name, 0.0) + (counted if asked else 0.0)
-
-    def count(name: str) -> int | None:
-        value = sums.get(name)
-        return int(value) if value is not None and 0 <= value < 2**63 else None
-
-    prompt, generation = (count(name) for name in _TOKENS)
-    active, requests = (count(name) for name in _HTTP)
+    for sample in samples(body, (*_TOKENS, *_HTTP)):
+        asked = sample.name not in _HTTP or any(method in sample.labels for method in _ASKED)
+        sums[sample.name] = sums.get(sample.name, 0.0) + (sample.value if asked else 0.0)
+    prompt, generation = (whole(sums.get(name)) for name in _TOKENS)
+    active, requests = (whole(sums.get(name)) for name in _HTTP)
     return Counters(prompt, generation, active, requests)
 
 

@@ -1,6 +1,6 @@
 """SGLang's command line: built here and nowhere else."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 from shoal.api import names
@@ -11,6 +11,13 @@ from shoal.core.architectures import names as architectures
 from shoal.core.capabilities import EMBEDS_ARG, NO_PREFIX_CACHE, only_embeds
 from shoal.engine.sglang.tuning import quantization_args
 
+ENVIRONMENT: Final[Mapping[str, str]] = {
+    "HOME": names.HOME_DIR,
+    # When no token is left for a request in a step, as with a grammar that nothing matches, only that request fails.
+    # Without this setting SGLang samples from NaN and the engine exits.
+    "SGLANG_SANITIZE_NAN_LOGITS": "1",
+}
+"""Environment of the engine's container."""
 _ONE_PREFILL: Final = "--chunked-prefill-size=-1"
 
 

@@ -1,0 +1,145 @@
+"""vLLM as an engine kind."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, Literal
+
+import aiohttp
+
+from shoal.api.artifact import ArtifactFacts
+from shoal.api.config import Engines, EngineTable
+from shoal.api.lorapool import LoRAPool
+from shoal.api.model import Model
+from shoal.core.sizing import Tuning
+from shoal.engine.port import EngineConnection, EngineKind, EngineTracing
+from shoal.engine.vllm import launch
+from shoal.engine.vllm.adapters import VLLMAdapters
+from shoal.engine.vllm.arguments import ARGUMENTS
+from shoal.engine.vllm.client import VLLMClient
+from shoal.engine.vllm.tuning import tuning_of
+
+SERVING_PATHS: Final = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/v1/score",
+    "/classify",
+    "/tokenize",
+    "/detokenize",
+)
+"""vLLM has no other path of the last three; it checks no key there."""
+_OPEN: Final = (
+    "vLLM checks its key only on paths that begin with /v1, and answers requests (/invocations) and loads adapters "
+    "(/adapters) without one"
+)
+
+
+class VLLMPod:
+    """Command line, pod and memory of a vLLM engine."""
+
+    command: tuple[str, ...] = ("vllm", "serve")
+    ready_path: str = "/health"
+    serving_paths: tuple[str, ...] = SERVING_PATHS
+    needs_mtls: str | None = _OPEN
+    # A single SIGTERM while the engine loads is lost. A further one changes nothing where the first was heard.
+    repeat_stop_seconds: float | None = 3.0
+    keys_suffix: str = "-vllm"
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        return ARGUMENTS.versions
+
+    def keys_file(self, api_key: str, admin_key: str) -> Mapping[str, str]:
+        return {"api-key": api_key}
+
+    def table(self, engines: Engines) -> EngineTable:
+        return engines.vllm
+
+    def environment(self, *, pool: bool) -> Mapping[str, str]:
+        return launch.environment(pool=pool)
+
+    def tracing(self, endpoint: str) -> EngineTracing:
+        return EngineTracing(
+            (f"--otlp-traces-endpoint={endpoint}/v1/traces",),
+            {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_TRACES_SAMPLER": "parentbased_always_off"},
+        )
+
+    def args(
+        self,
+        model: Model,
+        version: str,
+        *,
+        model_path: str,
+        port: int,
+        tensor: int,
+        platform_args: Sequence[str] = (),
+        quantization: Literal["FP8"] | None = None,
+        pool: LoRAPool | None = None,
+        facts: ArtifactFacts | None = None,
+        host: str = "0.0.0.0",  # noqa: S104 - the pod's own address
+    ) -> tuple[str, ...]:
+        return launch.engine_args(
+            model,
+            model_path=model_path,
+            port=port,
+            tensor=tensor,
+            platform_args=platform_args,
+            quantization=quantization,
+            pool=pool,
+            facts=facts,
+            host=host,
+        )
+
+    def problems(self, model: Model) -> list[str]:
+        return []
+
+    def extra_args_problems(self, version: str, extra_args: Sequence[str]) -> list[str]:
+        return ARGUMENTS.problems(version, extra_args)
+
+    def given(self, args: Sequence[str]) -> Mapping[str, str]:
+        return ARGUMENTS.parsed(args)
+
+    def tuning(
+        self,
+        extra_args: Sequence[str],
+        *,
+        platform_args: Sequence[str] = (),
+        quantization: Literal["FP8"] | None = None,
+        env: Mapping[str, str] = MappingProxyType({}),
+        pool: LoRAPool | None = None,
+        facts: ArtifactFacts | None = None,
+    ) -> Tuning:
+        args = [*launch.task_args(facts), *launch.pool_args(pool), *extra_args]
+        return tuning_of(args, platform_args=platform_args, quantization=quantization, env=env)
+
+    def max_running(self, args: Sequence[str]) -> int | None:
+        return launch.max_running(args)
+
+    def pool_problem(self, pool: LoRAPool, given: Mapping[str, str], env: Mapping[str, str]) -> str | None:
+        return launch.pool_problem(pool, given)
+
+    def adapters_in_memory(self, pool: LoRAPool) -> int:
+        return launch.in_memory(pool)
+
+
+class VLLMAgent:
+    """Calls to a vLLM engine."""
+
+    # An adapter that was evicted is read again from its files; an engine that does not find them dies.
+    files_before_unload: bool = False
+
+    def connect(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        *,
+        api_key: str | None,
+        admin_key: str | None,
+        max_running: int | None = None,
+    ) -> EngineConnection:
+        client = VLLMClient(session, url, api_key=api_key, max_running=max_running)
+        return EngineConnection(client, VLLMAdapters(client))
+
+
+VLLM: Final = EngineKind("vLLM", pod=VLLMPod(), agent=VLLMAgent())

@@ -1,0 +1,161 @@
+"""vLLM's command line and environment: built here and nowhere else."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
+
+from shoal.api import names
+from shoal.api.artifact import ArtifactFacts
+from shoal.api.lorapool import LoRAPool
+from shoal.api.model import Model
+from shoal.core.lora.pool import EMBEDS
+from shoal.engine.arguments import LONGEST
+from shoal.engine.port import STARTUP_SECONDS
+from shoal.engine.vllm.arguments import ARGUMENTS
+
+MAX_RUNNING: Final = 256
+"""--max-num-seqs where nothing else is said. vLLM's own default depends on the GPU, and its metrics do not tell it."""
+NO_PREFIX_CACHE: Final = "--no-enable-prefix-caching"
+RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of --max-lora-rank."""
+_TMP: Final = "/tmp"  # noqa: S108 - a volume of its own in each pod
+
+ENVIRONMENT: Final[Mapping[str, str]] = {
+    "HOME": names.HOME_DIR,
+    "TMPDIR": _TMP,
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    # Its own limit of a start is ten minutes.
+    "VLLM_ENGINE_READY_TIMEOUT_S": str(STARTUP_SECONDS),
+}
+_OF_POOL: Final[Mapping[str, str]] = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+"""Without it the routes that load adapters do not exist."""
+_OBSERVED: Final = (
+    "--enable-prompt-tokens-details",
+    "--enable-request-id-headers",
+    "--enable-server-load-tracking",
+    "--enable-mfu-metrics",
+    "--disable-fastapi-docs",
+)
+
+
+def environment(*, pool: bool) -> dict[str, str]:
+    """Environment of the engine's container."""
+    return {**ENVIRONMENT, **(_OF_POOL if pool else {})}
+
+
+def engine_args(
+    model: Model,
+    *,
+    model_path: str,
+    port: int,
+    tensor: int,
+    platform_args: Sequence[str] = (),
+    quantization: Literal["FP8"] | None = None,
+    pool: LoRAPool | None = None,
+    facts: ArtifactFacts | None = None,
+    host: str = "0.0.0.0",  # noqa: S104 - the pod's own address
+) -> tuple[str, ...]:
+    """See `PodSide.args`."""
+    engine = model.spec.engine
+    given = ARGUMENTS.parsed([*platform_args, *engine.extra_args])
+    return (
+        model_path,
+        f"--served-model-name={model.engine_model_name}",
+        f"--host={host}",
+        f"--port={port}",
+        f"--tensor-parallel-size={tensor}",
+        # Two words: vLLM looks for exactly "--config" and would ignore --config=FILE, and with it the keys.
+        "--config",
+        names.ENGINE_CONFIG_FILE,
+        f"--shutdown-timeout={model.spec.drain_seconds}",
+        *_OBSERVED,
+        *([] if "max-num-seqs" in given else [f"--max-num-seqs={MAX_RUNNING}"]),
+        *_of_fields(model),
+        *platform_args,
+        *quantization_args(quantization),
+        *task_args(facts),
+        *prefix_args(model, facts),
+        *pool_args(pool),
+        *engine.extra_args,
+    )
+
+
+def _of_fields(model: Model) -> tuple[str, ...]:
+    engine = model.spec.engine
+    parser = engine.tool_call_parser
+    return (
+        *([] if engine.context_length is None else [f"--max-model-len={engine.context_length}"]),
+        *([] if parser is None else ["--enable-auto-tool-choice", f"--tool-call-parser={parser}"]),
+        *([] if engine.reasoning_parser is None else [f"--reasoning-parser={engine.reasoning_parser}"]),
+    )
+
+
+def quantization_args(quantization: Literal["FP8"] | None) -> tuple[str, ...]:
+    """Engine arguments that quantize the weights while they are loaded."""
+    return ("--quantization=fp8",) if quantization == "FP8" else ()
+
+
+def task_args(facts: ArtifactFacts | None) -> tuple[str, ...]:
+    """What vLLM needs for weights that do not generate: it takes a bare body of layers for a model that does."""
+    return ("--runner=pooling",) if facts is not None and facts.task == "Embed" else ()
+
+
+def prefix_args(model: Model, facts: ArtifactFacts | None) -> tuple[str, ...]:
+    """Where tenants may not find each other's prompts, an engine that does not generate keeps none: gateways send such
+    requests without a salt."""
+    if NO_PREFIX_CACHE in model.spec.engine.extra_args:
+        return ()
+    shared = model.spec.prefix_cache.isolation == "Shared"
+    return () if shared or facts is None or facts.task != "Embed" else (NO_PREFIX_CACHE,)
+
+
+def pool_args(pool: LoRAPool | None) -> tuple[str, ...]:
+    """Arguments that make room for a pool's adapters; none without a pool. Without --lora-target-modules: vLLM would
+    pass over the other modules of an adapter without a word."""
+    if pool is None:
+        return ()
+    return (
+        "--enable-lora",
+        f"--max-lora-rank={rank_of(pool.spec.max_rank)}",
+        f"--max-loras={slots(pool)}",
+        f"--max-cpu-loras={in_memory(pool)}",
+    )
+
+
+def rank_of(rank: int) -> int | None:
+    """The least rank of vLLM's list that holds `rank`; None: there is none."""
+    return next((listed for listed in RANKS if listed >= rank), None)
+
+
+def slots(pool: LoRAPool) -> int:
+    """Adapters in GPU memory: in a pool's slots the base has one, and in vLLM it takes none."""
+    return pool.spec.slots_per_replica - 1
+
+
+def in_memory(pool: LoRAPool) -> int:
+    """Adapters in host memory: those that are loaded, and those that were unloaded lately, which stay until others take
+    their place. One that is loaded and finds no place is read again inside a step of the engine."""
+    return pool.spec.cached + slots(pool)
+
+
+def pool_problem(pool: LoRAPool, given: Mapping[str, str]) -> str | None:
+    """See `PodSide.pool_problem`."""
+    if rank_of(pool.spec.max_rank) is None:
+        return f"vLLM serves adapters up to rank {RANKS[-1]}, and the pool's spec.maxRank is {pool.spec.max_rank}"
+    if given.get("runner") == "pooling":
+        return EMBEDS
+    if "enable-dbo" in given:
+        return "vLLM serves no adapters with --enable-dbo: leave it out"
+    if "adaptive" in given.get("speculative-config", "") or any(
+        name.startswith("speculative-config.enable_adaptive") for name in given
+    ):
+        return "vLLM serves no adapters with adaptive verification: take it out of --speculative-config"
+    return None
+
+
+def max_running(args: Sequence[str]) -> int | None:
+    """See `PodSide.max_running`."""
+    text = ARGUMENTS.parsed(args).get("max-num-seqs", "")
+    if not text.isdecimal() or len(text) > LONGEST:
+        return None
+    return int(text) if ARGUMENTS.within("max-num-seqs", int(text)) else None
