@@ -113,6 +113,8 @@ class ArtifactFacts(Object):
     states, layers of several shapes)."""
     vocabulary: Positive | None = None
     """Size of the vocabulary."""
+    mtp_layers: Count | None = None
+    """Layers for multi-token prediction; absent: unknown."""
     experts: Positive | None = None
     """Routed experts of a mixture-of-experts model."""
     task: Literal["Generate", "Embed"] | None = None

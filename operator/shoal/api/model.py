@@ -97,6 +97,52 @@ class Parallelism(Object):
 
     tensor: Annotated[int, Field(ge=1, le=64)] | None = None
     """Tensor parallelism: GPUs of one replica. Default: the smallest number that fits, per GPU class."""
+    expert: Annotated[bool, K8s(default_in_code=True)] = False
+    """Expert parallelism: each GPU of a replica holds whole experts instead of a part of each. It lets a model whose
+    experts cannot be cut run on more GPUs. Default: false."""
+
+
+class Speculation(Object):
+    """Speculative decoding: the engine guesses several tokens, and the model checks them in one step. The answers are
+    those of the model alone."""
+
+    method: Literal["NGram", "MTP", "EAGLE", "EAGLE3", "DraftModel"]
+    """Source of the guesses. NGram: text that was seen before, without a draft model. MTP: the checkpoint's own layers
+    for multi-token prediction. EAGLE and EAGLE3: a head made for the model. DraftModel: a smaller model with the same
+    vocabulary. The last three need `draftPath`."""
+    draft_tokens: Annotated[int, Field(ge=1, le=32)] | None = None
+    """Guessed tokens per step. Default: SGLang's own, by method and architecture; 4 with vLLM."""
+    draft_path: (
+        Annotated[
+            str,
+            StringConstraints(max_length=200, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*$"),
+            K8s(pattern_message="must be a folder inside the source, such as 'draft' or 'heads/eagle3'"),
+        ]
+        | None
+    ) = None
+    """Folder of the draft inside the source. Other sources for drafts are not supported."""
+    isolation: Annotated[Literal["Tenant", "Shared"], K8s(default_in_code=True)] = "Tenant"
+    """Whose text may be guessed from. Tenant: a method that guesses from the text of other tenants is refused. Shared:
+    it is accepted, and a tenant can find out from response times whether another tenant's answer contained a text. Only
+    NGram with SGLang guesses from other tenants' text. Default: Tenant."""
+
+    cel: ClassVar = (
+        CELRule(
+            "has(self.draftPath) == (self.method in ['EAGLE', 'EAGLE3', 'DraftModel'])",
+            "`draftPath` belongs to the methods EAGLE, EAGLE3 and DraftModel, which need it",
+        ),
+    )
+
+
+class Quantization(Object):
+    """Quantization by the engine."""
+
+    weights: Literal["FP8"] | None = None
+    """Quantizes the weights at load time, for a checkpoint that is not quantized. A variant's `quantization` takes
+    precedence. Default: the checkpoint's own type."""
+    kv_cache: Literal["FP8"] | None = None
+    """Type of the KV cache. FP8 (e4m3) halves its size, at the price of some accuracy. Default: the checkpoint's own
+    type."""
 
 
 class Engine(Object):
@@ -120,6 +166,10 @@ class Engine(Object):
     """Context length: longest prompt plus output, in tokens. Default: from the model's config."""
     parallelism: Parallelism = Parallelism()
     """Parallelism of one replica."""
+    speculation: Speculation | None = None
+    """Speculative decoding. Default: none."""
+    quantization: Quantization = Quantization()
+    """Quantization by the engine."""
     tool_call_parser: ParserName | None = None
     """Parser of tool calls (--tool-call-parser of the engine, whose names differ between engines)."""
     reasoning_parser: ParserName | None = None

@@ -103,8 +103,10 @@ class Sizes:
         sized = known.considered.sized.get(gpu_class) if known else None
         if known is None or sized is None:
             return None
-        variant = next((v for v in known.request.model.spec.variants if v.gpu_class == gpu_class), None)
-        return sized, self._tune(known.request)(variant.quantization if variant else None)
+        spec = known.request.model.spec
+        variant = next((v for v in spec.variants if v.gpu_class == gpu_class), None)
+        of_variant = variant.quantization if variant else None
+        return sized, self._tune(known.request)(of_variant or spec.engine.quantization.weights)
 
     def measure(self) -> None:
         """Compares what engines say with the sums."""
@@ -125,4 +127,5 @@ class Sizes:
             env=env,
             pool=request.pool,
             facts=request.facts,
+            engine=model.spec.engine,
         )

@@ -140,7 +140,7 @@ def consider(
             tensor=tensor,
             context_length=model.spec.engine.context_length,
             overrides=model.spec.sizing,
-            tuning=tune(variant.quantization),
+            tuning=tune(variant.quantization or model.spec.engine.quantization.weights),
         )
         if isinstance(found, Misfit):
             rejected.append(Rejected(variant.gpu_class, found.reason, found.why))

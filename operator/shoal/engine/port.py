@@ -14,7 +14,7 @@ import aiohttp
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.config import Engines, EngineTable
 from shoal.api.lorapool import LoRAPool
-from shoal.api.model import Model
+from shoal.api.model import Engine, Model
 from shoal.core.sizing import Tuning
 
 STARTUP_SECONDS: Final = 3600
@@ -180,6 +180,9 @@ class EngineConnection:
     adapters: EngineAdapters
 
 
+NO_FIELDS: Final = Engine()
+"""Nothing but defaults in `spec.engine`."""
+
 # --- the kind ---------------------------------------------------------------------------------------------------------
 
 
@@ -272,14 +275,18 @@ class PodSide(Protocol):
         """
         ...
 
-    def problems(self, model: Model) -> list[str]:
-        """What the engine cannot do of what the Model's other fields ask for, one sentence each for the person who
-        wrote them; empty when it can all."""
-        ...
-
     def extra_args_problems(self, version: str, extra_args: Sequence[str]) -> list[str]:
         """What is wrong with these extraArgs, one sentence each for the person who wrote them; empty when all is
         well."""
+        ...
+
+    def field_args(self, engine: Engine) -> tuple[str, ...]:
+        """Arguments for speculation, quantization and experts, as far as they do not depend on the replica."""
+        ...
+
+    def problems(self, model: Model, facts: ArtifactFacts | None) -> list[str]:
+        """What the engine cannot do of what the Model asks for, besides its extraArgs: one sentence each, for the
+        person who wrote it."""
         ...
 
     def given(self, args: Sequence[str]) -> Mapping[str, str]:
@@ -296,9 +303,11 @@ class PodSide(Protocol):
         env: Mapping[str, str] = MappingProxyType({}),
         pool: LoRAPool | None = None,
         facts: ArtifactFacts | None = None,
+        engine: Engine = NO_FIELDS,
     ) -> Tuning:
         """What the arguments of an engine change in the memory arithmetic, and that arithmetic. Parameters as of
-        `args`; `env` is the environment that the Model gives its engine."""
+        `args`; `env` is the environment that the Model gives its engine, `engine` are the Model's fields that become
+        arguments."""
         ...
 
     def max_running(self, args: Sequence[str]) -> int | None:

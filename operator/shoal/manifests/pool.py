@@ -30,8 +30,8 @@ def pool_problem(
     except KeyError:
         return None  # the Model is not accepted, which its status reports
     env = {e.name: e.value for e in row.env} | {e.name: e.value for e in model.spec.pod.env}
-    kind = kind_of(model).pod
-    given = kind.given([*row.args, *model.spec.engine.extra_args])
+    kind, engine = kind_of(model).pod, model.spec.engine
+    given = kind.given([*row.args, *kind.field_args(engine), *engine.extra_args])
     refusal = kind.pool_problem(pool, given, env)
     return pools.pool_problem(pool, model, facts, refusal=refusal)
 

@@ -157,7 +157,7 @@ def _problem(model: Model, fleet: ExplainedFleet, facts: ArtifactFacts | str, co
             versions=tuple(engine_table(model, config).versions),
             version=version,
             argument_problems=kind_of(model).pod.extra_args_problems(version, model.spec.engine.extra_args),
-            engine_problems=engine_problems(model, config),
+            engine_problems=engine_problems(model, None if isinstance(facts, str) else facts, config),
             secret_missing=None,
         )
     ]
@@ -229,6 +229,7 @@ def tune_for(model: Model, config: OperatorConfig, facts: ArtifactFacts | None, 
             env=env,
             pool=pool,
             facts=facts,
+            engine=model.spec.engine,
         )
 
     return tune

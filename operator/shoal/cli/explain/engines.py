@@ -54,12 +54,13 @@ def _other(
     own: Considered,
     used: Sequence[str],
 ) -> OtherEngine:
-    found = candidates.consider(model, facts, classes, gpus, _tune(kind, facts, pool))
+    found = candidates.consider(model, facts, classes, gpus, _tune(kind, model, facts, pool))
     return OtherEngine(kind.type, found, _summary(kind_of(model).type, own, kind.type, found, used))
 
 
-def _tune(kind: EngineKind, facts: ArtifactFacts | None, pool: LoRAPool | None) -> Tune:
-    return lambda quantization: kind.pod.tuning((), quantization=quantization, pool=pool, facts=facts)
+def _tune(kind: EngineKind, model: Model, facts: ArtifactFacts | None, pool: LoRAPool | None) -> Tune:
+    engine = model.spec.engine
+    return lambda quantization: kind.pod.tuning((), quantization=quantization, pool=pool, facts=facts, engine=engine)
 
 
 def _summary(own_name: str, own: Considered, other_name: str, other: Considered, used: Sequence[str]) -> str:
@@ -75,7 +76,7 @@ def _summary(own_name: str, own: Considered, other_name: str, other: Considered,
         better = own_name if its is None else other_name
         return f"{counts}; only {better} fits on {name}"
     shown = f"{_tokens(its)} KV tokens on {name}, {own_name} {_tokens(mine)}"
-    rest = f"besides weights, adapters and KV cache {other_name} leaves or needs {_rest(its)} of a GPU, {own_name} {_rest(mine)}"
+    rest = f"besides weights, adapters and KV cache {other_name} takes {_rest(its)} of a GPU, {own_name} {_rest(mine)}"
     return f"{counts}; {shown}: {_verdict(own_name, mine, other_name, its)}; {rest}"
 
 

@@ -12,6 +12,10 @@ from shoal.core.architectures.geometry import geometry, heads
 from shoal.core.sizing.cell import bytes_per_token
 
 _SHORT = 128
+_MTP = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
+"""Keys of a config with its layers for multi-token prediction."""
+_MTP_NOT_SAID = "MiMoV2"
+"""Beginning of the names of architectures whose config does not say how many they have."""
 
 
 def facts_of(
@@ -78,6 +82,7 @@ def _facts(
         expert_divisor=expert,
         widths=shapes.widths(read_config, kv),
         vocabulary=read_config.number("vocab_size") or None,
+        mtp_layers=_mtp_layers(read_config),
         experts=shapes.experts(read_config),
         task="Embed" if read_config.architecture in names.EMBEDS else "Generate",
         labels=_labels(config) if read_config.architecture in names.CLASSIFIES else None,
@@ -88,6 +93,12 @@ def _facts(
         kv=kv,
         kv_bytes_per_token=None if per_token is None else -int(-per_token // 1),
     )
+
+
+def _mtp_layers(config: Config) -> int | None:
+    if config.architecture.startswith(_MTP_NOT_SAID):
+        return None
+    return config.number(*_MTP) or 0
 
 
 def _labels(config: Mapping[str, Any]) -> int | None:

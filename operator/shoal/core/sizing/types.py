@@ -142,6 +142,8 @@ class Tuning(ABC):
     """Requests in the running batch at most."""
     attention_dp: int = 1
     """Data parallelism of attention inside one replica: its GPUs form this many groups."""
+    spread_experts: bool = False
+    """Each GPU of a replica holds whole experts."""
     multimodal: bool | None = None
     """Whether images are read, where the arguments say it."""
     cpu_offload_bytes: int = 0
@@ -152,6 +154,10 @@ class Tuning(ABC):
     """The arguments allow a context longer than the config's, or name another config."""
     draft: str | None = None
     """The speculative method, if it loads a draft model of unknown size."""
+    speculates: bool = False
+    """Tokens are guessed and checked, by whatever method."""
+    draft_layers: int = 0
+    """Layers of the checkpoint that guess tokens: each keeps every token in the KV cache, as the model's own do."""
     adapters: AdapterSlots | None = None
     """--enable-lora."""
 

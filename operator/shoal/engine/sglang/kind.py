@@ -1,6 +1,7 @@
 """SGLang as an engine kind."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -10,12 +11,13 @@ from shoal.api import names
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.config import Engines, EngineTable
 from shoal.api.lorapool import LoRAPool
-from shoal.api.model import Model
+from shoal.api.model import Engine, Model
 from shoal.core.sizing import Tuning
-from shoal.engine.port import EngineConnection, EngineKind, EngineTracing
+from shoal.engine.port import NO_FIELDS, EngineConnection, EngineKind, EngineTracing
 from shoal.engine.sglang.adapters import SGLangAdapters
 from shoal.engine.sglang.arguments import ARGUMENTS
 from shoal.engine.sglang.client import SGLangClient
+from shoal.engine.sglang.fields import field_args, problems
 from shoal.engine.sglang.launch import ENVIRONMENT, engine_args, pool_args, task_args
 from shoal.engine.sglang.pool import pool_problem
 from shoal.engine.sglang.tuning import tuning_of
@@ -79,11 +81,14 @@ class SGLangPod:
             host=host,
         )
 
-    def problems(self, model: Model) -> list[str]:
-        return []
-
     def extra_args_problems(self, version: str, extra_args: Sequence[str]) -> list[str]:
         return ARGUMENTS.problems(version, extra_args)
+
+    def field_args(self, engine: Engine) -> tuple[str, ...]:
+        return field_args(engine, "", None)
+
+    def problems(self, model: Model, facts: ArtifactFacts | None) -> list[str]:
+        return problems(model, facts)
 
     def given(self, args: Sequence[str]) -> Mapping[str, str]:
         return ARGUMENTS.parsed(args)
@@ -97,9 +102,12 @@ class SGLangPod:
         env: Mapping[str, str] = MappingProxyType({}),
         pool: LoRAPool | None = None,
         facts: ArtifactFacts | None = None,
+        engine: Engine = NO_FIELDS,
     ) -> Tuning:
         args = [*task_args(facts, extra_args), *pool_args(pool), *extra_args]
-        return tuning_of(args, platform_args=platform_args, quantization=quantization, env=env)
+        before = [*platform_args, *field_args(engine, "", None)]
+        found = tuning_of(args, platform_args=before, quantization=quantization, env=env, facts=facts)
+        return replace(found, spread_experts=True) if engine.parallelism.expert else found
 
     def max_running(self, args: Sequence[str]) -> int | None:
         return None

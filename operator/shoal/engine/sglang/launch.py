@@ -9,6 +9,7 @@ from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
 from shoal.core.architectures import names as architectures
 from shoal.core.capabilities import EMBEDS_ARG, NO_PREFIX_CACHE, only_embeds
+from shoal.engine.sglang.fields import field_args
 from shoal.engine.sglang.tuning import quantization_args
 
 ENVIRONMENT: Final[Mapping[str, str]] = {
@@ -59,7 +60,8 @@ def engine_args(
         "--enable-cache-report",
         *(f"--{name}={value}" for name, value in fields.items() if value is not None),
         *platform_args,
-        *quantization_args(quantization),
+        *quantization_args(quantization or engine.quantization.weights),
+        *field_args(engine, model_path, tensor),
         *task_args(facts, engine.extra_args),
         *prefix_args(model, facts),
         *pool_args(pool),

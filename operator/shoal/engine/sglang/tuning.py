@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeVar, cast
 
+from shoal.api.artifact import ArtifactFacts
 from shoal.core import quantity
 from shoal.core.sizing import AdapterSlots, SGLangTuning
 from shoal.engine.arguments import LONGEST, LONGEST_ARG, MOST_ARGS
@@ -14,6 +15,8 @@ _Value = TypeVar("_Value", int, float)
 _LONGER: Final = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 _NO_DRAFT: Final = ("NGRAM",)
 """Speculative algorithms that guess from the text itself, without a model."""
+_OWN_LAYERS: Final = "NEXTN"
+"""The one that uses layers of the checkpoint."""
 _SLOTS: Final = 8
 """SGLang's own --max-loras-per-batch."""
 _GB: Final = 2**30
@@ -31,12 +34,13 @@ def tuning_of(
     platform_args: Sequence[str] = (),
     quantization: Literal["FP8"] | None = None,
     env: Mapping[str, str] = MappingProxyType({}),
+    facts: ArtifactFacts | None = None,
 ) -> SGLangTuning:
     """What these arguments change in the memory arithmetic; a later argument wins over an earlier one, and the Model's
     own win over the platform's.
 
-    `env` is the environment that the Model gives its engine. A value that is no number, or none within its bounds, is
-    left out: `check_extra_args` reports it.
+    `env` is the environment that the Model gives its engine, `facts` are those of the weights. A value that is no
+    number, or none within its bounds, is left out: `check_extra_args` reports it.
     """
     args = [arg for arg in extra_args[:MOST_ARGS] if len(arg) <= LONGEST_ARG]
     given = parsed([*platform_args, *quantization_args(quantization), *args])
@@ -53,6 +57,7 @@ def tuning_of(
 
     graphs = _graphs(given)
     algorithm = (given.get("speculative-algorithm") or "").upper()
+    layers = facts.mtp_layers if facts is not None and algorithm == _OWN_LAYERS else None
     longer = env.get(_LONGER, "").lower() in ("1", "true", "yes", "y", "t") or "json-model-override-args" in given
     multimodal = True if "enable-multimodal" in given else False if "language-model-only" in given else None
     return SGLangTuning(
@@ -77,7 +82,9 @@ def tuning_of(
         cpu_offload_bytes=_GB * (number("cpu-offload-gb", int) or 0),
         quantization=_unless(given.get("quantization"), "unquant"),
         longer_context=longer,
-        draft=algorithm if algorithm and algorithm not in _NO_DRAFT else None,
+        draft=algorithm if algorithm and algorithm not in _NO_DRAFT and not layers else None,
+        speculates=bool(algorithm),
+        draft_layers=layers or 0,
         adapters=_adapters(given, number("max-loras-per-batch", int), number("max-lora-rank", int)),
     )
 

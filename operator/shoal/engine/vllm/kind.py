@@ -9,13 +9,14 @@ import aiohttp
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.config import Engines, EngineTable
 from shoal.api.lorapool import LoRAPool
-from shoal.api.model import Model
+from shoal.api.model import Engine, Model
 from shoal.core.sizing import Tuning
-from shoal.engine.port import EngineConnection, EngineKind, EngineTracing
+from shoal.engine.port import NO_FIELDS, EngineConnection, EngineKind, EngineTracing
 from shoal.engine.vllm import launch
 from shoal.engine.vllm.adapters import VLLMAdapters
 from shoal.engine.vllm.arguments import ARGUMENTS
 from shoal.engine.vllm.client import VLLMClient
+from shoal.engine.vllm.fields import field_args, problems
 from shoal.engine.vllm.tuning import tuning_of
 
 SERVING_PATHS: Final = (
@@ -91,8 +92,11 @@ class VLLMPod:
             host=host,
         )
 
-    def problems(self, model: Model) -> list[str]:
-        return []
+    def field_args(self, engine: Engine) -> tuple[str, ...]:
+        return field_args(engine, "")
+
+    def problems(self, model: Model, facts: ArtifactFacts | None) -> list[str]:
+        return problems(model, facts)
 
     def extra_args_problems(self, version: str, extra_args: Sequence[str]) -> list[str]:
         return ARGUMENTS.problems(version, extra_args)
@@ -109,9 +113,11 @@ class VLLMPod:
         env: Mapping[str, str] = MappingProxyType({}),
         pool: LoRAPool | None = None,
         facts: ArtifactFacts | None = None,
+        engine: Engine = NO_FIELDS,
     ) -> Tuning:
         args = [*launch.task_args(facts), *launch.pool_args(pool), *extra_args]
-        return tuning_of(args, platform_args=platform_args, quantization=quantization, env=env)
+        before = [*platform_args, *field_args(engine, "")]
+        return tuning_of(args, platform_args=before, quantization=quantization, env=env, facts=facts)
 
     def max_running(self, args: Sequence[str]) -> int | None:
         return launch.max_running(args)

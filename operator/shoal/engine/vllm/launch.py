@@ -11,6 +11,7 @@ from shoal.core.lora.pool import EMBEDS
 from shoal.engine.arguments import LONGEST
 from shoal.engine.port import STARTUP_SECONDS
 from shoal.engine.vllm.arguments import ARGUMENTS
+from shoal.engine.vllm.fields import field_args
 
 MAX_RUNNING: Final = 256
 """--max-num-seqs where nothing else is said. vLLM's own default depends on the GPU, and its metrics do not tell it."""
@@ -72,7 +73,8 @@ def engine_args(
         *([] if "max-num-seqs" in given else [f"--max-num-seqs={MAX_RUNNING}"]),
         *_of_fields(model),
         *platform_args,
-        *quantization_args(quantization),
+        *quantization_args(quantization or engine.quantization.weights),
+        *field_args(engine, model_path),
         *task_args(facts),
         *prefix_args(model, facts),
         *pool_args(pool),

@@ -39,7 +39,7 @@ class SGLangTuning(SGLangArguments):
     reads_as_fp8: ClassVar[tuple[str, ...]] = ("modelopt",)
 
     def expert_groups(self, gpus: int) -> int:
-        return self.expert_parallel
+        return gpus if self.spread_experts else self.expert_parallel
 
     def slot_bytes(self, facts: ArtifactFacts, gpus: int) -> int | None:
         return slot_bytes(facts, gpus, self)

@@ -17,6 +17,8 @@ from shoal.core.sizing.weights import runs_in
 _IMAGE_CACHE = 100 * MI
 """SGLANG_VLM_CACHE_SIZE_MB: multimodal embeddings."""
 _MAMBA_RATIO = 0.9
+_SPECULATING = 48
+"""Requests at once of an engine that guesses tokens, unless its arguments say another number."""
 _STATES_PER_REQUEST = 5
 """States that the prefix cache of a hybrid model needs for one running request."""
 
@@ -32,7 +34,8 @@ def cell(facts: ArtifactFacts, gpu: GPU, gpus: int, overrides: Sizing, tuning: S
         swa_ratio=tuning.swa_full_tokens_ratio or SWA_FULL_TOKENS_RATIO,
         kept_float32=runs_in(facts, tuning) == "float32",
     )
-    return found or 1.0
+    depth = (facts.kv.full_layers if facts.kv.kind == "Hybrid" else facts.kv.layers) or 1
+    return (found or 1.0) * (1 + tuning.draft_layers / depth)
 
 
 def kv_dtype(facts: ArtifactFacts, gpu: GPU, tuning: SGLangArguments) -> str:
@@ -120,5 +123,6 @@ def requests(found: int, slots: int | None, context: int, tuning: SGLangArgument
         most = max(1, tuning.max_running_requests // tuning.attention_dp)
     else:
         most = max(min(int(found / max(1, context) * 512), 4096), 2048)
+        most = most if not tuning.speculates else _SPECULATING
     most = min(most, found // 2)
     return most if slots is None else min(most, slots)

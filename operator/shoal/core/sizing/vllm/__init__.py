@@ -115,6 +115,11 @@ class VLLMTuning(VLLMArguments):
 
     def unsized(self, facts: ArtifactFacts) -> str | None:
         kv, name = facts.kv, facts.architecture
+        if self.draft_layers and kv.kind in ("Hybrid", "SlidingWindow"):
+            return (
+                f"how vLLM lays out the layers of {name or 'this architecture'} for multi-token prediction is not "
+                "known: say in `sizing.kvBytesPerToken` how many bytes one token takes of each GPU"
+            )
         split = kv.kv_lora_rank is None and kv.state_bytes_per_request and 0 < (kv.full_layers or 0) < (kv.layers or 0)
         if kv.kind != "Hybrid" or (split and name not in _IRREGULAR):
             return None

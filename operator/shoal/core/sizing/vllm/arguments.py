@@ -25,5 +25,3 @@ class VLLMArguments(Tuning):
     windows: bool = True
     """False: --disable-hybrid-kv-cache-manager; every layer keeps every token."""
     prefix_cache: bool = True
-    spread_experts: bool = False
-    """--enable-expert-parallel: whole experts on each GPU."""

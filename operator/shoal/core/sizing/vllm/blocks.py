@@ -79,7 +79,8 @@ def pool(facts: ArtifactFacts, gpus: int, batch_tokens: int, overrides: Sizing, 
         return _hybrid(kv, block, one, gpus, tuning)
     # Windows whose shape differs count as layers that keep every token: never too few bytes.
     cell = bytes_per_token(kv, attention_tensor=gpus, kv_dtype=dtype, swa_ratio=1.0, kept_float32=float32)
-    return BlockPool(block, max(1, -int(-block * (cell or 1.0) // 1)))
+    drafts = 1 + tuning.draft_layers / (kv.layers or 1)
+    return BlockPool(block, max(1, -int(-block * (cell or 1.0) * drafts // 1)))
 
 
 def _alike(kv: KVGeometry) -> bool:

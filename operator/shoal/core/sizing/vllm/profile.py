@@ -71,7 +71,9 @@ def activations(facts: ArtifactFacts, largest: Batch, gpus: int, tuning: VLLMArg
     size = 4 if runs_in(facts, tuning) == "float32" else 2
     layers = largest.tokens * size * _numbers(facts, gpus)
     vocabulary = facts.vocabulary or _NO_VOCABULARY
-    sampler = 0 if facts.task == "Embed" else min(largest.requests, largest.tokens) * vocabulary * _SAMPLER
+    checked = 2 if tuning.speculates else 1
+    requests = min(largest.requests, largest.tokens)
+    sampler = 0 if facts.task == "Embed" else checked * requests * vocabulary * _SAMPLER
     return _BUFFERS + max(layers, sampler)
 
 

@@ -1,0 +1,71 @@
+"""SGLang's arguments for speculation and quantization, and what SGLang refuses of them."""
+
+from typing import Final
+
+from shoal.api.artifact import ArtifactFacts
+from shoal.api.model import Engine, Model, Speculation
+from shoal.core.capabilities import only_embeds
+from shoal.engine.fields import FieldArgument, no_experts, refused
+from shoal.engine.sglang.arguments import parsed
+
+_ALGORITHMS: Final = {
+    "NGram": "NGRAM", "MTP": "NEXTN", "EAGLE": "EAGLE", "EAGLE3": "EAGLE3", "DraftModel": "STANDALONE",
+}  # fmt: skip
+"""Speculation method -> --speculative-algorithm."""
+_FIELDS: Final = (
+    FieldArgument(
+        "speculative-algorithm", "speculation.method", frozenset(name.lower() for name in _ALGORITHMS.values())
+    ),
+    FieldArgument("speculative-num-draft-tokens", "speculation.draftTokens", frozenset()),
+    FieldArgument("speculative-draft-model-path", "speculation.draftPath", frozenset()),
+    FieldArgument("ep-size", "parallelism.expert", frozenset()),
+    FieldArgument("quantization", "quantization.weights", frozenset({"fp8"})),
+    FieldArgument("kv-cache-dtype", "quantization.kvCache", frozenset({"fp8_e4m3"})),
+)
+
+
+def field_args(engine: Engine, model_path: str, tensor: int | None) -> tuple[str, ...]:
+    """Arguments for speculation, experts and the type of the KV cache; `model_path` is the folder of the weights,
+    `tensor` the number of GPUs, if it is known. How the weights are quantized is a matter of the variant too: see
+    `quantization_args`."""
+    experts = (f"--ep-size={tensor}",) if engine.parallelism.expert and tensor is not None else ()
+    cache = ("--kv-cache-dtype=fp8_e4m3",) if engine.quantization.kv_cache == "FP8" else ()
+    return (*experts, *cache, *(_speculation(engine.speculation, model_path) if engine.speculation else ()))
+
+
+def _speculation(asked: Speculation, model_path: str) -> tuple[str, ...]:
+    args = [f"--speculative-algorithm={_ALGORITHMS[asked.method]}"]
+    if asked.draft_path is not None:
+        args.append(f"--speculative-draft-model-path={model_path}/{asked.draft_path}")
+    if asked.draft_tokens is None:
+        return tuple(args)
+    if asked.method == "NGram":
+        return (*args, f"--speculative-num-draft-tokens={asked.draft_tokens}")
+    # One guess after the other; the token that the check itself yields counts too.
+    steps = ("--speculative-eagle-topk=1", f"--speculative-num-steps={asked.draft_tokens}")
+    return (*args, *steps, f"--speculative-num-draft-tokens={asked.draft_tokens + 1}")
+
+
+def problems(model: Model, facts: ArtifactFacts | None) -> list[str]:
+    """What SGLang cannot do of these fields, and what `extraArgs` may not say because of them: one sentence each."""
+    engine = model.spec.engine
+    given = parsed(engine.extra_args)
+    found = refused(_FIELDS, engine, given)
+    if (why := no_experts(engine, facts)) is not None:
+        found.append(why)
+    asked = engine.speculation
+    if asked is None:
+        return found
+    where = f"spec.engine.speculation: {asked.method}"
+    if asked.method == "NGram" and asked.isolation == "Tenant":
+        found.append(
+            f"{where} of SGLang guesses from the answers to all tenants of a replica, so response times tell a tenant "
+            "what others were answered; set `isolation: Shared` to accept that, or use another method"
+        )
+    if only_embeds(facts, engine.extra_args):
+        found.append("spec.engine.speculation: this model generates nothing that could be guessed: leave it out")
+    if asked.method == "MTP" and facts is not None and facts.mtp_layers == 0:
+        found.append(f"{where} needs layers for multi-token prediction, and this checkpoint has none")
+    if asked.method in ("NGram", "DraftModel") and given.get("attn-dp-size", "1") != "1":
+        found.append(f"{where} does not go with --attn-dp-size: leave one of them out")
+    return found
