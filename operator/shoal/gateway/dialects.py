@@ -20,6 +20,11 @@ RESPONSES: Final = "/v1/responses"
 class AnswerEvents(Protocol):
     """The events of one streamed answer."""
 
+    @property
+    def held(self) -> int:
+        """Bytes of the answer that are kept in memory until its end."""
+        ...
+
     def chunk(self, chunk: Mapping[str, Any]) -> bytes:
         """What becomes of a chunk of a chat completion."""
         ...

@@ -29,7 +29,7 @@ class MemoryBounds:
     bodies_of_tenant: int
     """Request bodies of one tenant, so that others always have a share."""
     answers: int
-    """Non-streaming answers, over all requests."""
+    """Answers that are kept whole (no streams, and streams of /v1/responses), over all requests."""
     answer: int
     """One non-streaming answer."""
     heads: int

@@ -113,6 +113,12 @@ class AnswerRelay:
                 self._budget.give(self._meter.tenant, self._held)
             self._held = self._size = 0
 
+    def holds(self, size: int) -> None:
+        """A translated stream keeps so many bytes of its answer in memory. Raises ApiError: 503, the budget is used
+        up."""
+        if size > self._size:
+            self._grown(size - self._size)
+
     def _grown(self, size: int) -> None:
         self._size += size
         if self._size <= _SMALL:
@@ -338,7 +344,9 @@ class _Events:
         if event.startswith(b"event: error"):
             return event + b"\n\n"
         chunk = sse.payload(event)
-        return b"" if chunk is None else translation.chunk(chunk)
+        out = b"" if chunk is None else translation.chunk(chunk)
+        self._relay.holds(translation.held)
+        return out
 
 
 def _choice(event: bytes) -> int:

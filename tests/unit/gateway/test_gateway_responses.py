@@ -1,6 +1,7 @@
 """OpenAI's Responses API at the gateway, with the unmodified SDK."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -61,6 +62,51 @@ async def test_a_response_is_streamed_and_metered(tmp_path: Path) -> None:
         assert (whole.usage.input_tokens, whole.usage.output_tokens) == (7, 3)
         (record,) = await it.records()
         assert (record.data.outcome, record.data.count_source) == ("answered", "final")
+
+
+async def test_what_a_stream_keeps_is_within_the_budget_of_answers(tmp_path: Path) -> None:
+    """Its last event repeats the whole answer."""
+    kept: list[int] = []
+
+    async def long(request: EngineRequest) -> None:
+        await request.begin_stream()
+        for number in range(200):
+            await request.chunk(request.delta("x" * 4096, number + 1))
+            await asyncio.sleep(0.001)
+            kept.append(it.app.answer_budget.held)
+        await request.chunk(request.closing())
+        await request.chunk(b"data: [DONE]\n\n")
+        await request.end_stream()
+
+    body = {"model": "llama", "input": "hi", "stream": True}
+    async with gateway(tmp_path, ScriptedEngine(long), max_held_answer_bytes=3_000_000) as it:
+        text = await (await it.post(body, "/v1/responses")).text()
+        assert "response.completed" in text
+        assert 500_000 < max(kept) < 1_000_000
+        assert it.app.answer_budget.held == 0
+        # The same as messages, whose events repeat nothing.
+        kept.clear()
+        message = {"model": "llama", "max_tokens": 5, "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+        assert "message_stop" in await (await it.post(message, "/v1/messages")).text()
+        assert max(kept) == 0
+
+
+async def test_a_stream_beyond_the_budget_of_answers_ends_with_an_error(tmp_path: Path) -> None:
+    async def endless(request: EngineRequest) -> None:
+        await request.begin_stream()
+        while not request.gone.is_set():
+            await request.chunk(request.delta("x" * 4096, 1))
+
+    body = {"model": "llama", "input": "hi", "stream": True}
+    async with gateway(tmp_path, ScriptedEngine(endless), max_held_answer_bytes=400_000) as it:
+        async with asyncio.timeout(20):
+            text = await (await it.post(body, "/v1/responses")).text()
+        last = json.loads(text.rstrip().splitlines()[-1].removeprefix("data: "))
+        assert last["error"]["code"] == "overloaded"
+        assert len(text) < 1_000_000
+        (record,) = await it.records()
+        assert (record.data.outcome, record.data.count_source) == ("refused", "continuous")
+        assert it.app.answer_budget.held == 0
 
 
 async def test_errors_name_the_field_of_the_response(tmp_path: Path) -> None:

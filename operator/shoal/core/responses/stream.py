@@ -1,13 +1,16 @@
 """The chunks of a streamed chat completion as the events of a response."""
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import orjson
 
 from shoal.core.responses import items
 from shoal.core.translation import Json, first_choice
+
+_POINTER: Final = 8
 
 
 class _Item:
@@ -25,8 +28,10 @@ class _Item:
     def text(self) -> str:
         return "".join(self._parts)
 
-    def grows(self, text: str) -> None:
+    def grows(self, text: str) -> int:
+        """Returns the bytes that this takes in memory."""
         self._parts.append(text)
+        return sys.getsizeof(text) + _POINTER
 
     def shown(self, status: str) -> Json:
         """The item. While it is in progress it is empty."""
@@ -46,6 +51,8 @@ class ResponseEvents:
         self._open: _Item | None = None
         self._status = "completed"
         self._usage: Json | None = None
+        self.held = 0
+        """Bytes of the answer in memory: the last event repeats all of it."""
 
     def chunk(self, chunk: Mapping[str, Any]) -> bytes:
         """The events of one chunk; it may have none."""
@@ -124,7 +131,7 @@ class ResponseEvents:
         item = self._open
         if item is None:
             return
-        item.grows(delta)
+        self.held += item.grows(delta)
         more: Json = {} if item.kind == "function_call" else {"content_index": 0}
         if item.kind == "message":
             more["logprobs"] = []
