@@ -18,6 +18,7 @@ from tests.support.gateway_process import ask as process_ask
 from tests.support.gateway_process import serving
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 from tests.support.traces import Collector, collecting, environment_of, traced
+from tests.support.vllm_engine import vllm_engine
 from tests.unit.gateway.test_gateway_garbage import KINDS, OF_CONNECTIONS, TIMES, of_requests
 
 SECRET = "the-canary-that-nobody-may-see"
@@ -88,6 +89,40 @@ async def test_an_answer_is_a_trace_of_the_server_and_of_the_call_of_the_model(t
     assert server.service == "shoal-gateway"
     assert server.resource["k8s.pod.name"] == "shoal-gateway-0"
     assert server.began <= call.began <= call.ended <= server.ended
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_message_is_the_trace_of_the_chat_that_it_becomes(tmp_path, monkeypatch, stream: bool):
+    body = {"model": "llama", "max_tokens": 50, "messages": CHAT["messages"], "stream": stream}
+    async with collecting() as collector, gateway(tmp_path, engine := ScriptedEngine()) as it:
+        async with traced(it, collector, monkeypatch):
+            response = await it.post(body, "/v1/messages", headers={"traceparent": SAMPLED})
+            text = await response.text()
+            assert response.status == 200
+        server = collector.named("POST /v1/chat/completions")
+        [call] = collector.below(server)
+        (record,) = await it.records()
+    assert (server.trace, server.parent, server.error) == (TRACE, SPAN, None)
+    assert server.attributes["shoal.outcome"] == "answered"
+    assert call.attributes["gen_ai.request.stream"] is stream
+    assert call.attributes["gen_ai.response.id"] == record.data.request_id
+    assert call.attributes["gen_ai.usage.input_tokens"] == 7
+    assert call.attributes["gen_ai.usage.output_tokens"] == 3
+    assert engine.requests[0].headers["traceparent"] == f"00-{TRACE}-{call.id}-01"
+    # The client's answer is the same as without traces, and the trace has no text of either.
+    assert ('"type":"message_stop"' if stream else '"type":"message"') in text
+    assert SECRET not in str([server.attributes, call.attributes])
+
+
+async def test_replicas_of_vllm_are_named_as_that(tmp_path, monkeypatch):
+    async with collecting() as collector, gateway(tmp_path, vllm_engine()) as it:
+        it.pods["chat/llama-1"] = replica(1, engine="vLLM")
+        it.changed()
+        async with traced(it, collector, monkeypatch):
+            assert await ask(it) == 200
+    call = collector.named("chat llama")
+    assert call.attributes["gen_ai.provider.name"] == "vllm"
+    assert call.attributes["gen_ai.response.finish_reasons"] == ["stop"]
 
 
 async def test_the_engine_is_told_of_the_call_so_that_its_spans_join(tmp_path, monkeypatch):
