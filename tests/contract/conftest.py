@@ -19,7 +19,7 @@ from tests.support.behaviour import WORDS, EngineWords, words_of
 from tests.support.engines import ADMIN_KEY, API_KEY, LORA, EngineProcess, Kind, running_engine
 
 # Three starts of a real engine take longer than a usual test may.
-REAL = (pytest.mark.engine, pytest.mark.timeout(400))
+REAL = (pytest.mark.engine, pytest.mark.timeout(600))
 KINDS = [pytest.param("sim", id="sim"), pytest.param("sglang", id="sglang", marks=[*REAL, pytest.mark.sglang])]
 """SGLang and the simulator as SGLang."""
 VLLM_KINDS = [pytest.param("sim-vllm", id="sim-vllm"), pytest.param("vllm", id="vllm", marks=[*REAL, pytest.mark.vllm])]

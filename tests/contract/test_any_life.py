@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ async def test_metrics_are_open_and_name_the_model(any_client: Client):
 
 
 @contextlib.asynccontextmanager
-async def client_of(engine: EngineProcess) -> AsyncIterator[Client]:
+async def client_of(engine: EngineProcess) -> AsyncGenerator[Client]:
     timeout = aiohttp.ClientTimeout(total=120)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True)) as session:
         yield Client(engine, session)

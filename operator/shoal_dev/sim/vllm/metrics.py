@@ -28,6 +28,8 @@ _TOKEN: Final = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
 )  # fmt: skip
 _REASONS: Final = ("stop", "length", "abort", "error", "repetition")
+_UNCOUNTED: Final = ("/metrics", "/health", "/load", "/ping", "/version", "/server_info")
+"""Parts of paths that http_requests_total leaves out; the load of an adapter is among them."""
 _FLOPS_PER_TOKEN: Final = 2.0
 """Times the parameters."""
 
@@ -162,7 +164,7 @@ class VLLMMetrics(SimMetrics):
         """vLLM counts requests when they are answered."""
 
     def answered(self, endpoint: str, method: str, status: int | None) -> None:
-        if status is not None:
+        if status is not None and not any(part in endpoint for part in _UNCOUNTED):
             self._http.labels(endpoint, method, f"{status // 100}xx").inc()
 
     def refused(self) -> None:
