@@ -1,9 +1,9 @@
-"""The gateway in front of an engine with adapters: whose weights answer, by whichever name."""
+"""The gateway in front of every engine with adapters: whose weights answer, by whichever name."""
 
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from tests.support.adapter_names import BODIES, MEANS_IT, MEANS_NOTHING
 from tests.support.adapters import make_adapter
 from tests.support.engines import SERVED
 from tests.support.gateway import replica, tenant
-from tests.support.lora_calls import GREEDY, PROMPT, load, loaded, text, unload
+from tests.support.lora_calls import GREEDY, PROMPT, loaded
 
 BASE = ServedModel(SERVED, "uid-llama", SERVED, ("llama",), None)
 _digests = itertools.count(1)
@@ -26,7 +26,7 @@ _digests = itertools.count(1)
 
 @dataclass
 class Front:
-    """A gateway whose only replica is a real engine."""
+    """A gateway whose only replica is an engine."""
 
     gate: TunedGateway
     agent: AdapterAgent
@@ -43,25 +43,25 @@ class Front:
 
 
 @pytest.fixture
-async def front(lora: Client, tmp_path: Path) -> AsyncIterator[Front]:
+async def front(any_client: Client, tmp_path: Path) -> AsyncIterator[Front]:
     # The engine remembers every name that it ever had: each test has revisions of its own.
     revisions = [f"sha256:{next(_digests):012x}{'0' * 52}" for _ in range(2)]
     names = [name_of("chat/support", revision) for revision in revisions]
     folders = {name: make_adapter(tmp_path / name, seed=seed) for seed, name in enumerate(names, 1)}
 
     async def ensure(wanted: Ensure) -> tuple[int, dict[str, Any]]:
-        if wanted.name not in await loaded(lora):
-            answer = await load(lora, wanted.name, folders[wanted.name])
+        if wanted.name not in await loaded(any_client):
+            answer = await any_client.load_adapter(wanted.name, folders[wanted.name])
             assert answer.status == 200, answer.body
         return 200, {}
 
     agent = AdapterAgent(1, answer=ensure)
-    texts = {"base": await text(lora)}
+    texts = {"base": await says(any_client, None)}
     for name, folder in folders.items():
         probe = f"probe-{name}"
-        await load(lora, probe, folder)
-        texts[name] = await text(lora, lora_path=probe)
-        await unload(lora, probe)
+        await any_client.load_adapter(probe, folder)
+        texts[name] = await says(any_client, probe)
+        await any_client.unload_adapter(probe)
     assert len(set(texts.values())) == 3
     async with tuned(tmp_path, agent) as gate:
         it = gate.it
@@ -70,14 +70,21 @@ async def front(lora: Client, tmp_path: Path) -> AsyncIterator[Front]:
         it.models.clear()
         it.models[SERVED] = BASE
         it.pods.clear()
-        it.pods[f"{SERVED}-1"] = replica(1, BASE)
-        it.ports["pod-1"] = lora.engine.port
+        it.pods[f"{SERVED}-1"] = replace(replica(1, BASE), engine=any_client.words.name)
+        it.ports["pod-1"] = any_client.engine.port
         it.tenants["acme"] = tenant(models=[SERVED], adapters=[{"namespace": "chat"}])
         namespace, name = SERVED.split("/")
         gate.pools.clear()
         gate.pools[f"{namespace}/pool"] = pool(namespace=namespace, model=name, allowedNamespaces={"from": "All"})
         gate.declare(adapter(revision=revisions[0], pool_namespace=namespace))
-        yield Front(gate, agent, lora, folders, texts)
+        yield Front(gate, agent, any_client, folders, texts)
+
+
+async def says(client: Client, adapter: str | None) -> str:
+    """What the engine itself answers to the prompt."""
+    answer = await client.post("/v1/completions", client.words.select(adapter) | {"prompt": PROMPT, **GREEDY})
+    assert answer.status == 200, answer.body
+    return answer.json["choices"][0]["text"]
 
 
 def current(front: Front) -> str:
@@ -113,7 +120,7 @@ async def test_nothing_beside_its_word_changes_who_answers(front: Front, beside:
 
 async def test_an_engine_that_lost_it_never_answers_with_the_base(front: Front):
     assert (await front.ask("support"))[0] == 200
-    await unload(front.engine, current(front))  # behind the agent's back
+    await front.engine.unload_adapter(current(front))  # behind the agent's back
     assert await front.ask("support") == (200, front.texts[current(front)])
 
 

@@ -1,8 +1,8 @@
-"""The gateway in front of an engine: what a client gets, what is recorded, through both kinds of engine."""
+"""The gateway in front of every engine: what a client gets and what is recorded, whichever engine answers."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ import pytest
 
 from shoal.core.routing.resolve import ServedModel
 from shoal.net.installkey import KeyRing
+from tests.contract.conftest import Client
 from tests.support.engines import API_KEY as ENGINE_KEY
-from tests.support.engines import SERVED, EngineProcess
+from tests.support.engines import SERVED
 from tests.support.gateway import API_KEY, GatewayUnderTest, gateway, replica, tenant
 
 MODEL = ServedModel(SERVED, "uid-tiny", SERVED, ("tiny",), None)
@@ -32,12 +33,12 @@ class OneKey(KeyRing):
 
 
 @pytest.fixture
-async def front(engine: EngineProcess, tmp_path: Path) -> AsyncIterator[GatewayUnderTest]:
+async def front(any_client: Client, tmp_path: Path) -> AsyncIterator[GatewayUnderTest]:
     async with gateway(tmp_path) as it:
         it.models[SERVED] = MODEL
         it.tenants["acme"] = tenant(models=[SERVED])
-        it.pods[f"{SERVED}-1"] = replica(1, MODEL)
-        it.ports["pod-1"] = engine.port
+        it.pods[f"{SERVED}-1"] = replace(replica(1, MODEL), engine=any_client.words.name)
+        it.ports["pod-1"] = any_client.engine.port
         it.app.key_ring = OneKey(tmp_path)
         it.changed()
         it.hear(1)
@@ -92,12 +93,12 @@ async def test_the_gateway_judges_the_fields_and_records_nothing(front: GatewayU
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_engine_judges_the_rest_of_the_body(front: GatewayUnderTest, stream: bool):
+async def test_the_engine_judges_the_rest_of_the_body(front: GatewayUnderTest, any_client: Client, stream: bool):
     """Such as whether prompt and answer fit its context together: only it has the prompt's tokens."""
     response = await front.post({**CHAT, "max_tokens": 9000, "stream": stream})
     assert response.status == 400
     error = (await response.json())["error"]
-    assert "context length" in error["message"]
+    assert any_client.words.too_long in error["message"]
     assert error["type"] == "invalid_request_error"
     (record,) = await front.records()
     assert (record.data.outcome, record.data.status) == ("rejected", 400)
@@ -112,7 +113,7 @@ async def test_several_prompts_in_one_request(front: GatewayUnderTest):
     assert (await front.records())[0].data.output_tokens == 8
 
 
-async def test_leaving_a_stream_frees_the_engine(front: GatewayUnderTest, engine: EngineProcess):
+async def test_leaving_a_stream_frees_the_engine(front: GatewayUnderTest, any_client: Client):
     response = await front.post({**CHAT, "stream": True, "max_tokens": 3000})
     # The first chunk names the role and has no usage: who leaves there leaves no counts. Some content chunks then.
     events = [await response.content.readline() for _ in range(8)]
@@ -122,11 +123,4 @@ async def test_leaving_a_stream_frees_the_engine(front: GatewayUnderTest, engine
     assert record.data.outcome == "cancelled"
     assert record.data.count_source == "continuous"
     assert 1 <= (record.data.output_tokens or 0) < 3000
-    headers = {"authorization": f"Bearer {ENGINE_KEY}"}
-    async with asyncio.timeout(20):
-        while True:
-            async with front.session.get(f"{engine.url}/v1/loads", headers=headers) as loads:
-                load = json.loads(await loads.read())["loads"][0]
-            if load["num_running_reqs"] == 0:
-                break
-            await asyncio.sleep(0.1)
+    await any_client.settle(0)

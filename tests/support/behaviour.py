@@ -103,6 +103,8 @@ class EngineWords:
     """Argument that loads adapters, as NAME=PATH."""
     core: str
     """Of the process that computes, what its name contains."""
+    too_long: str
+    """In the message about an answer that cannot fit into the context."""
 
     def counter(self, name: str) -> str:
         """The metric of a counter that both engines have by this name."""
@@ -135,13 +137,13 @@ class EngineWords:
 SGLANG_WORDS: Final = EngineWords(
     name="SGLang", differences=SGLANG, lora=LORA, pooling=("--is-embedding", "--disable-radix-cache"),
     load_path="/load_lora_adapter", unload_path="/unload_lora_adapter", admin_key=True, prefix="sglang",
-    running="num_running_reqs", waiting="num_queue_reqs", adapters_at_start="--lora-paths", core="scheduler",
+    running="num_running_reqs", waiting="num_queue_reqs", adapters_at_start="--lora-paths", core="scheduler", too_long="context length",
 )  # fmt: skip
 VLLM_WORDS: Final = EngineWords(
     name="vLLM", differences=VLLM, lora=VLLM_LORA, pooling=("--runner", "pooling"),
     load_path="/v1/load_lora_adapter", unload_path="/v1/unload_lora_adapter", admin_key=False, prefix="vllm",
     running="num_requests_running", waiting="num_requests_waiting", adapters_at_start="--lora-modules",
-    core="VLLM::EngineCore",
+    core="VLLM::EngineCore", too_long="max_model_len",
 )  # fmt: skip
 WORDS: Final[dict[Kind, EngineWords]] = {
     "sim": SGLANG_WORDS, "sglang": SGLANG_WORDS, "sim-vllm": VLLM_WORDS, "vllm": VLLM_WORDS,
