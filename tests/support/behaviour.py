@@ -137,7 +137,8 @@ class EngineWords:
 SGLANG_WORDS: Final = EngineWords(
     name="SGLang", differences=SGLANG, lora=LORA, pooling=("--is-embedding", "--disable-radix-cache"),
     load_path="/load_lora_adapter", unload_path="/unload_lora_adapter", admin_key=True, prefix="sglang",
-    running="num_running_reqs", waiting="num_queue_reqs", adapters_at_start="--lora-paths", core="scheduler", too_long="context length",
+    running="num_running_reqs", waiting="num_queue_reqs", adapters_at_start="--lora-paths", core="scheduler",
+    too_long="context length",
 )  # fmt: skip
 VLLM_WORDS: Final = EngineWords(
     name="vLLM", differences=VLLM, lora=VLLM_LORA, pooling=("--runner", "pooling"),
