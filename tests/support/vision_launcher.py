@@ -1,4 +1,4 @@
-"""Starts SGLang on the CPU for a model that reads images. Runs with the engine's Python.
+"""Starts SGLang on the CPU for a model that reads images or sound. Runs with the engine's Python.
 
 Modules of such models look up operators of SGLang's kernels when they are imported, which a CPU without AMX has not.
 They get one that raises when it is called. SGLang's processes start from this file too: what stands at its top is in
@@ -7,8 +7,11 @@ each of them.
 
 # pyright: basic, reportMissingImports=false
 # ruff: noqa: E402
+import importlib.machinery
+import importlib.util
 import os
 import sys
+import types
 from pathlib import Path
 
 import torch
@@ -29,6 +32,24 @@ def _operator(self, name):
         return missing
 
 
+def _resample(samples, before, after, *_args, **_options):
+    size = int(samples.shape[-1] * after / before)
+    flat = samples.reshape(-1, 1, samples.shape[-1]).float()
+    return torch.nn.functional.interpolate(flat, size=size, mode="linear").reshape(*samples.shape[:-1], size)
+
+
+def _without_torchaudio() -> None:
+    """No torchaudio fits the CPU's torch. SGLang uses one function of it; soundfile decodes."""
+    audio, functional = types.ModuleType("torchaudio"), types.ModuleType("torchaudio.functional")
+    audio.__spec__ = importlib.machinery.ModuleSpec("torchaudio", None)
+    audio.__version__ = "0"
+    functional.resample = _resample
+    audio.functional = functional
+    sys.modules |= {"torchaudio": audio, "torchaudio.functional": functional}
+
+
+if importlib.util.find_spec("torchaudio") is None:
+    _without_torchaudio()
 torch._ops._OpNamespace.__getattr__ = _operator
 sys.path.insert(0, str(Path(sys.prefix) / "share" / "shoal"))
 import serve_sglang_cpu  # noqa: F401

@@ -12,6 +12,7 @@ from shoal_dev.sim.engine import SimEngine
 from shoal_dev.sim.http import ClientGoneError, Exchange, Receive, Scope, Send
 from shoal_dev.sim.openai import RefusedError, UnhandledError
 from shoal_dev.sim.scoring import Scoring
+from shoal_dev.sim.speech import Speech
 from shoal_dev.sim.tokenizing import Tokenizing
 
 Level = Literal["api", "admin"]
@@ -56,6 +57,7 @@ class App:
         route("/v1/classify", "POST", openai.classify)
         route("/v1/tokenize", "POST", tokenizing.tokenize)
         route("/v1/detokenize", "POST", tokenizing.detokenize)
+        route("/v1/audio/transcriptions", "POST", Speech(engine).transcribe)
         route("/generate", "POST PUT", openai.generate)
         route("/flush_cache", "GET POST", admin.flush_cache, "admin")
         route("/abort_request", "POST", admin.abort_request, "admin")
