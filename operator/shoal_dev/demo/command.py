@@ -100,15 +100,16 @@ def up(
         else:
             # Its sums need the lab's nodes, and a real engine of its own for each Model is more than this machine has.
             console.print("\nThe act on a mixed fleet needs the lab and the simulator: left out.")
-        from shoal_dev.demo import loraact, scaleact, tenantact  # their SDK is not part of an installation
+        from shoal_dev.demo import engineact, loraact, scaleact, tenantact  # their SDK is not part of an installation
 
         if engine == "simulator":
             scaleact.run(cluster, stages, timeout, "KEDA" if "keda" in chosen else "BuiltIn")
             loraact.run(cluster, stages, timeout)
+            engineact.run(cluster, stages, timeout)
         else:
             console.print(
-                "The acts on scaling and adapters need the simulator: three real engines are more than this machine "
-                "has, and only the simulator signs its answers."
+                "The acts on scaling, adapters and two engines need the simulator: three real engines are more than "
+                "this machine has, and only the simulator signs its answers."
             )
         tenantact.run(cluster, stages, timeout)
         console.print(stages.summary())
@@ -134,7 +135,13 @@ def down(where: str, name: str) -> None:
             raise click.ClickException(str(e)) from e
         return
     cluster = CurrentCluster()
-    examples = (*reversed(steps.EXAMPLE_FILES), steps.SCALING_FILE, steps.LORA_FILE, steps.TENANTS_FILE)
+    examples = (
+        *reversed(steps.EXAMPLE_FILES),
+        steps.SCALING_FILE,
+        steps.LORA_FILE,
+        steps.TENANTS_FILE,
+        steps.ENGINES_FILE,
+    )
     files = [arg for file in examples for arg in ("-f", str(steps.EXAMPLES / file))]
     cluster.kubectl("delete", "--ignore-not-found", "--wait=true", *files, timeout=300)
     for release in ("shoal", "shoal-crds"):

@@ -18,8 +18,9 @@ EXAMPLE_FILES: Final = ("gpuclasses.yaml", "models.yaml", "tenant.yaml")
 SCALING_FILE: Final = "scaling.yaml"
 LORA_FILE: Final = "lora.yaml"
 TENANTS_FILE: Final = "tenants.yaml"
+ENGINES_FILE: Final = "engines.yaml"
 PRICES_FILE: Final = "prices/demo.yaml"
-ACTS: Final = ("fleet", "elastic", "tunes")
+ACTS: Final = ("fleet", "elastic", "tunes", "engines")
 """Namespaces of the acts' examples."""
 """Applied by its act."""
 DEMO_NAMESPACE: Final = "demo"
