@@ -1,8 +1,9 @@
 """Whether an engine is stalled: it has requests and computes nothing for them. Pure.
 
-SGLang counts tokens in /metrics when requests end, so a long answer moves nothing there. What moves is its published
-load: tokens computed by prefill and decode, and KV use, which grows with every token. A scheduler that hangs publishes
-nothing, not even requests that wait for it: those are seen in the HTTP server's own count.
+Counters may move only when requests end, so a long answer need not show there. What moves is the work done by prefill
+and decode, and KV use, which grows with every token. A scheduler that hangs does not tell of requests that wait for it:
+those are seen in the HTTP server's own count. Where a scheduler says when it published its load, one that is silent
+hangs. Where it does not, its figures stand still either way: then requests that came since they last moved are waiting.
 """
 
 from dataclasses import dataclass, replace
@@ -23,12 +24,12 @@ class Work:
     active: int | None = None
     """HTTP requests that it has not answered to the end."""
     computed: int | None = None
-    """Tokens that prefill and decode have computed since its start."""
+    """Work that prefill and decode have done since its start, in tokens or another unit."""
     kv_tokens_used: int | None = None
     finished: int | None = None
     """Tokens of the requests that have ended since its start, from its counters."""
     published: float | None = None
-    """When its scheduler last published its load, by its own clock."""
+    """When its scheduler last published its load, by its own clock; None: the engine does not say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +39,26 @@ class StallClock:
     since: float
     """The last look that showed progress, or that there was nothing to do."""
     last: Work
+    active: int | None = None
+    """HTTP requests at `since`."""
 
 
 def follow(progress: StallClock | None, work: Work) -> StallClock:
     """Takes a further look."""
     if progress is None or work.answer == "other":
-        return StallClock(work.at, work)
+        return StallClock(work.at, work, work.active)
     last = progress.last
     if work.answer == "none":
         # What was seen before the silence is what the next answer is compared with; the counters may still speak.
         ended = _grew(last.finished, work.finished)
-        return StallClock(work.at if ended else progress.since, replace(last, finished=work.finished or last.finished))
-    counts = _moved(last, work) is False and (_busy(last, work) or (progress.since < last.at and _silent(last, work)))
-    return StallClock(progress.since if counts else work.at, work)
+        since = work.at if ended else progress.since
+        return replace(progress, since=since, last=replace(last, finished=work.finished or last.finished))
+    counts = _moved(last, work) is False and (
+        _busy(last, work)
+        or (progress.since < last.at and _silent(last, work))
+        or (work.published is None and _more(progress.active, work.active))
+    )
+    return replace(progress, last=work) if counts else StallClock(work.at, work, work.active)
 
 
 def stalled(progress: StallClock, now: float, stall_seconds: float) -> bool:
@@ -67,6 +75,12 @@ def _silent(before: Work, now: Work) -> bool:
     """Whether the scheduler has published nothing in between; an idle one does every second. Once it is suspected, only
     a sign of life helps: that all clients have given up is none, and the next ones would wait as long."""
     return now.published is not None and now.published == before.published
+
+
+def _more(before: int | None, now: int | None) -> bool:
+    """Whether requests came for which nothing was done: those of a client that does not read its answer were there when
+    their answer was computed."""
+    return before is not None and now is not None and now > before
 
 
 def _moved(before: Work, now: Work) -> bool | None:

@@ -56,6 +56,28 @@ def test_clients_that_give_up_do_not_heal_a_hung_scheduler() -> None:
     assert after(IDLE, IDLE, IDLE).since == 60.0
 
 
+def test_where_a_scheduler_does_not_say_that_it_is_alive_requests_that_came_in_vain_are_work() -> None:
+    mute = replace(IDLE, published=None)
+    came = replace(mute, active=1)
+    assert after(mute, came, came, came).since == 0.0
+    assert after(mute, came, replace(came, computed=1001)).since == 60.0
+    # Its clients have given up: nothing is known to wait for it.
+    assert after(mute, came, came, mute).since == 90.0
+    # One more came while the figures stood still.
+    assert after(mute, replace(came, computed=1001), replace(came, active=2, computed=1001)).since == 30.0
+
+
+def test_a_client_that_does_not_read_its_answer_is_no_work_for_such_a_scheduler() -> None:
+    mute = replace(IDLE, published=None)
+    answered = replace(mute, active=1, computed=2000)
+    assert after(mute, answered, answered, answered).since == 90.0
+
+
+def test_running_requests_whose_figures_freeze_are_a_stall() -> None:
+    mute = replace(BUSY, published=None)
+    assert after(mute, mute, mute).since == 0.0
+
+
 def test_an_engine_that_does_not_answer_is_stalled_after_the_limit_only() -> None:
     silent = Work(0.0, "none")
     assert after(IDLE, silent, silent).since == 0.0
