@@ -80,6 +80,8 @@ class EngineArguments:
     """Reads a whole number as the engine does, with its suffixes. Raises ValueError or ArithmeticError."""
     foreign: Mapping[str, tuple[str, str]]
     """Argument of another engine -> that engine, and what to do instead."""
+    underscores: bool = False
+    """The engine takes `_` for `-` in names. Shoal does not, so that an argument has one spelling."""
 
     @property
     def versions(self) -> tuple[str, ...]:
@@ -197,6 +199,10 @@ class EngineArguments:
             full = owned or completions[0]
             advice = f", which is owned by Shoal: {self.owner(owned)}" if owned else ": write it out"
             return f"--{spelling} is an abbreviation of --{full}{advice}"
+        if self.underscores and (known := table.get(spelling.replace("_", "-"))) is not None:
+            if (why := self.owner(known.name)) is not None:
+                return f"--{spelling} is owned by Shoal: {why}"
+            return f"write --{spelling} with dashes: --{known.name}"
         if (other := self.foreign.get(spelling.replace("_", "-"))) is not None:
             whose, instead = other
             return f"{lacks} --{spelling}, which is {whose}'s: {instead}"

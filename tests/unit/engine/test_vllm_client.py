@@ -99,8 +99,8 @@ def test_work_is_progress_beyond_64_bits_and_without_an_estimate() -> None:
     [
         "",
         PAGE.replace('kv_cache_size_tokens="1664"', 'kv_cache_size_tokens="many"'),
-        PAGE.replace("tiny\"} 0.25", 'tiny"} NaN'),
-        PAGE.replace("tiny\"} 0.25", 'tiny"} 17'),
+        PAGE.replace('tiny"} 0.25', 'tiny"} NaN'),
+        PAGE.replace('tiny"} 0.25', 'tiny"} 17'),
         PAGE.replace('block_size="128",', ""),
     ],
 )

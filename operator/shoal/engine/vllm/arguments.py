@@ -22,4 +22,5 @@ ARGUMENTS: Final = EngineArguments(
     bounds=BOUNDS,
     count=count,
     foreign=FOREIGN,
+    underscores=True,
 )
