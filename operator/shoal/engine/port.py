@@ -285,8 +285,9 @@ class PodSide(Protocol):
         ...
 
     def problems(self, model: Model, facts: ArtifactFacts | None) -> list[str]:
-        """What the engine cannot do of what the Model asks for, besides its extraArgs: one sentence each, for the
-        person who wrote it."""
+        """What the engine cannot do of what the Model's other fields ask for, and what `extraArgs` may not say because
+        of them: one sentence each for the person who wrote them; empty when it can all. `facts` are those of the
+        weights, once they are known."""
         ...
 
     def given(self, args: Sequence[str]) -> Mapping[str, str]:
@@ -306,8 +307,7 @@ class PodSide(Protocol):
         engine: Engine = NO_FIELDS,
     ) -> Tuning:
         """What the arguments of an engine change in the memory arithmetic, and that arithmetic. Parameters as of
-        `args`; `env` is the environment that the Model gives its engine, `engine` are the Model's fields that become
-        arguments."""
+        `args`; `env` is the environment of the engine, `engine` are the Model's fields that become arguments."""
         ...
 
     def max_running(self, args: Sequence[str]) -> int | None:

@@ -51,9 +51,11 @@ def engine_version(model: Model, config: OperatorConfig) -> str:
     return model.spec.engine.version or engine_table(model, config).default_version
 
 
-def engine_problems(model: Model, facts: ArtifactFacts | None, config: OperatorConfig) -> tuple[ModelProblem, ...]:
-    """What the Model's engine cannot do of what the Model's fields ask for, or not in this installation. `facts`: of
-    the weights, if they are known."""
+def engine_problems(
+    model: Model, config: OperatorConfig, facts: ArtifactFacts | None = None
+) -> tuple[ModelProblem, ...]:
+    """What the Model's engine cannot do of what the Model asks for, or not in this installation. `facts` are those
+    of the weights, once they are known."""
     kind = kind_of(model)
     found = [ModelProblem(reasons.ARGUMENTS_REFUSED, text) for text in kind.pod.problems(model, facts)]
     if kind.pod.needs_mtls is not None and not config.transport.mtls.enabled:

@@ -157,7 +157,7 @@ def _problem(model: Model, fleet: ExplainedFleet, facts: ArtifactFacts | str, co
             versions=tuple(engine_table(model, config).versions),
             version=version,
             argument_problems=kind_of(model).pod.extra_args_problems(version, model.spec.engine.extra_args),
-            engine_problems=engine_problems(model, None if isinstance(facts, str) else facts, config),
+            engine_problems=engine_problems(model, config, None if isinstance(facts, str) else facts),
             secret_missing=None,
         )
     ]

@@ -148,7 +148,7 @@ class ModelController:
             versions=tuple(engine_table(model, world.config).versions),
             version=version,
             argument_problems=kind_of(model).pod.extra_args_problems(version, model.spec.engine.extra_args),
-            engine_problems=engine_problems(model, model.status.artifact if model.status else None, world.config),
+            engine_problems=engine_problems(model, world.config, model.status.artifact if model.status else None),
             secret_missing=missing,
         )
         reading = None if problems else await self.artifacts.read(model)

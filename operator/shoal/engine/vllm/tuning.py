@@ -9,18 +9,24 @@ from shoal.api.artifact import ArtifactFacts
 from shoal.core.sizing import AdapterSlots, VLLMTuning
 from shoal.engine.arguments import LONGEST, LONGEST_ARG, MOST_ARGS
 from shoal.engine.vllm.arguments import ARGUMENTS
-from shoal.engine.vllm.bounds import count
 from shoal.engine.vllm.launch import MAX_RUNNING, quantization_args
 
 _Value = TypeVar("_Value", int, float)
-_GB: Final = 2**30
-"""vLLM's --cpu-offload-gb counts in these."""
-_LONGER: Final = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
-_COUNTED: Final = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
+_LONGER: Final = VLLMTuning.longer_context_by
+_GRAPHS_COUNTED: Final = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
+_DEVICE: Final = "VLLM_TARGET_DEVICE"
+_CPU_SPACE: Final = "VLLM_CPU_KVCACHE_SPACE"
 _NO_DRAFT: Final = ("ngram", "ngram_gpu", "suffix")
 """Speculative methods that guess from the text itself, without a model."""
 _OWN_LAYERS: Final = "mtp"
 """The one that uses layers of the checkpoint."""
+_RANK: Final = 16
+"""vLLM's own --max-lora-rank."""
+_SLOTS: Final = 1
+"""vLLM's own --max-loras."""
+_GB: Final = 2**30
+"""vLLM's --cpu-offload-gb and VLLM_CPU_KVCACHE_SPACE count in these."""
+_MOST_SPACE: Final = 65_536
 
 
 def tuning_of(
@@ -32,9 +38,11 @@ def tuning_of(
     facts: ArtifactFacts | None = None,
 ) -> VLLMTuning:
     """What these arguments change in the memory arithmetic; a later argument wins over an earlier one, and the Model's
-    own win over the platform's. `env` is the environment that the Model gives its engine, `facts` are those of the
-    weights. A value that is no number, or none within its bounds, is left out:
-    `EngineArguments.problems` reports it."""
+    own win over the platform's.
+
+    `env` is the environment of the engine, `facts` are those of the weights. A value that is no number, or none within
+    its bounds, is left out: the check of `extraArgs` reports it.
+    """
     args = [arg for arg in extra_args[:MOST_ARGS] if len(arg) <= LONGEST_ARG]
     given = ARGUMENTS.parsed([*platform_args, *quantization_args(quantization), *args])
 
@@ -48,50 +56,78 @@ def tuning_of(
             return None
         return found if ARGUMENTS.within(name, found) else None
 
-    slots, rank = number("max-loras", int), number("max-lora-rank", int)
-    method = _method(given)
+    count = ARGUMENTS.count
+    cpu = env.get(_DEVICE, "").lower() == "cpu"
+    method = _speculative_method(given)
     layers = facts.mtp_layers if facts is not None and method == _OWN_LAYERS else None
-    multimodal = False if "language-model-only" in given else None
+    offload = number("cpu-offload-gb", float)
     return VLLMTuning(
+        device="cpu" if cpu else "cuda",
         dtype=_unless(given.get("dtype"), "auto"),
         kv_cache_dtype=_unless(given.get("kv-cache-dtype"), "auto"),
         max_running_requests=number("max-num-seqs", count) or MAX_RUNNING,
-        multimodal=multimodal,
-        cpu_offload_bytes=int(_GB * (number("cpu-offload-gb", float) or 0)),
+        attention_dp=max(1, number("data-parallel-size", int) or 1),
+        multimodal=False if "language-model-only" in given else None,
+        cpu_offload_bytes=int(_GB * (offload or 0.0)),
         quantization=given.get("quantization"),
-        longer_context=env.get(_LONGER, "") == "1" or any(name.startswith("hf-overrides") for name in given),
-        draft=method if method is not None and method not in _NO_DRAFT and not layers else None,
+        longer_context=env.get(_LONGER, "").lower() in ("1", "true") or _names(given, "hf-overrides"),
+        draft=method if method and method not in _NO_DRAFT and not layers else None,
         speculates=method is not None,
         draft_layers=layers or 0,
-        adapters=AdapterSlots(slots, rank, ()) if "enable-lora" in given and slots and rank else None,
+        adapters=_adapters(given, number("max-loras", count), number("max-lora-rank", count)),
         gpu_memory_utilization=number("gpu-memory-utilization", float),
-        kv_cache_memory_bytes=number("kv-cache-memory-bytes", count),
+        kv_cache_memory_bytes=number("kv-cache-memory-bytes", count) or (_cpu_space(env) if cpu else None),
         num_gpu_blocks_override=number("num-gpu-blocks-override", count),
         block_size=number("block-size", count),
         max_num_batched_tokens=number("max-num-batched-tokens", count),
         chunked_prefill="no-enable-chunked-prefill" not in given,
         graphs="enforce-eager" not in given,
-        graphs_counted=env.get(_COUNTED, "1") != "0",
+        graphs_counted=env.get(_GRAPHS_COUNTED, "1") != "0",
         windows="disable-hybrid-kv-cache-manager" not in given,
         prefix_cache="no-enable-prefix-caching" not in given,
         spread_experts="enable-expert-parallel" in given,
     )
 
 
-def _method(given: Mapping[str, str]) -> str | None:
-    """The speculative method; None: nothing is guessed."""
-    if not any(name.startswith(("speculative-config", "spec-")) for name in given):
+def _adapters(given: Mapping[str, str], slots: int | None, rank: int | None) -> AdapterSlots | None:
+    """None without adapters."""
+    if "enable-lora" not in given:
         return None
-    method = given.get("speculative-config.method") or given.get("spec-method")
-    if method is None:
-        try:
-            whole: object = json.loads(given.get("speculative-config", "{}"))
-        except ValueError:
-            return "draft_model"
-        found = cast("dict[str, Any]", whole).get("method") if isinstance(whole, dict) else None
-        method = found if isinstance(found, str) else "draft_model"
-    return method
+    modules = tuple(given.get("lora-target-modules", "").split())
+    return AdapterSlots(slots or _SLOTS, rank or _RANK, modules)
+
+
+def _speculative_method(given: Mapping[str, str]) -> str | None:
+    """The method of --speculative-config, as one JSON value or by its members; "draft" where only a model is named."""
+    method = (
+        given.get("spec-method")
+        or given.get("speculative-config.method")
+        or _json(given.get("speculative-config")).get("method")
+    )
+    if isinstance(method, str):
+        return method[:LONGEST]
+    return "draft" if _names(given, "speculative-config") else None
+
+
+def _names(given: Mapping[str, str], name: str) -> bool:
+    """Whether an argument is there, as one value or by a member."""
+    return name in given or any(key.startswith(f"{name}.") for key in given)
+
+
+def _cpu_space(env: Mapping[str, str]) -> int | None:
+    """Bytes of the KV cache of an engine on CPUs, as its environment says."""
+    text = env.get(_CPU_SPACE, "")
+    whole = int(text) if text.isascii() and text.isdecimal() and len(text) <= LONGEST else 0
+    return _GB * whole if 0 < whole <= _MOST_SPACE else None
 
 
 def _unless(value: str | None, default: str) -> str | None:
     return None if value == default else value
+
+
+def _json(text: str | None) -> Mapping[str, Any]:
+    try:
+        value: object = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
