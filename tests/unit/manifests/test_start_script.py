@@ -91,6 +91,37 @@ def test_as_number_one_an_engine_without_a_handler_ends_at_sigterm(tmp_path: Pat
         end_now(process)
 
 
+DEAF: str = """
+import signal, sys, time
+heard = []
+signal.signal(signal.SIGTERM, lambda *_: (heard.append(1), len(heard) > 2 and sys.exit(0)))
+print("up", flush=True)
+while True: time.sleep(1)
+"""
+"""Loses the first two signals, as vLLM does while it loads."""
+
+
+@pytest.mark.parametrize(("repeat", "ends"), [(0.2, True), (None, False)])
+def test_an_engine_that_may_lose_the_signal_gets_it_again(tmp_path: Path, repeat: float | None, ends: bool) -> None:
+    script = start_script(*(str(tmp_path / name) for name in ("boot", "stalled", "drain")), repeat=repeat)
+    process = subprocess.Popen(
+        ["sh", "-c", script, "engine", sys.executable, "-c", DEAF], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    child = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0]
+    try:
+        process.send_signal(signal.SIGTERM)
+        if ends:
+            assert process.wait(10) == 0
+        else:
+            time.sleep(1)
+            assert process.poll() is None
+    finally:
+        subprocess.run(["kill", "-KILL", child], check=False, stderr=subprocess.DEVNULL)
+        end_now(process)
+
+
 def end_now(process: subprocess.Popen[str]) -> None:
     process.kill()
     process.wait(10)

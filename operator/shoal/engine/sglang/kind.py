@@ -21,6 +21,7 @@ from shoal.engine.sglang.fields import field_args, problems
 from shoal.engine.sglang.launch import ENVIRONMENT, engine_args, pool_args, task_args
 from shoal.engine.sglang.pool import pool_problem
 from shoal.engine.sglang.tuning import tuning_of
+from shoal.engine.sglang.wire import WIRE
 
 
 class SGLangPod:
@@ -28,7 +29,7 @@ class SGLangPod:
 
     command: tuple[str, ...] = ("python3", "-m", "sglang.launch_server")
     # Does no generation; /health does, and takes over a second.
-    ready_path: str = "/ready"
+    ready_path: str = WIRE.ready_path
     serving_paths: tuple[str, ...] = names.SERVING_PATHS
     needs_mtls: str | None = None
     # A second signal could cut what runs.

@@ -18,18 +18,8 @@ from shoal.engine.vllm.arguments import ARGUMENTS
 from shoal.engine.vllm.client import VLLMClient
 from shoal.engine.vllm.fields import field_args, problems
 from shoal.engine.vllm.tuning import tuning_of
+from shoal.engine.vllm.wire import WIRE
 
-SERVING_PATHS: Final = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/embeddings",
-    "/v1/rerank",
-    "/v1/score",
-    "/classify",
-    "/tokenize",
-    "/detokenize",
-)
-"""vLLM has no other path of the last three; it checks no key there."""
 _OPEN: Final = (
     "vLLM checks its key only on paths that begin with /v1, and answers requests (/invocations) and loads adapters "
     "(/adapters) without one"
@@ -40,8 +30,8 @@ class VLLMPod:
     """Command line, pod and memory of a vLLM engine."""
 
     command: tuple[str, ...] = ("vllm", "serve")
-    ready_path: str = "/health"
-    serving_paths: tuple[str, ...] = SERVING_PATHS
+    ready_path: str = WIRE.ready_path
+    serving_paths: tuple[str, ...] = tuple(dict.fromkeys(WIRE.paths.values()))
     needs_mtls: str | None = _OPEN
     # A single SIGTERM while the engine loads is lost. A further one changes nothing where the first was heard.
     repeat_stop_seconds: float | None = 3.0
