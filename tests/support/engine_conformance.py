@@ -1,0 +1,241 @@
+"""What an engine kind must have and do, member by member, so that a new adapter sees by name what it lacks.
+
+It needs no engine: what an engine itself answers is asked in `tests/contract/`.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Final, get_args
+
+import aiohttp
+from aiohttp.test_utils import unused_port
+
+from shoal.api import names
+from shoal.api.artifact import ArtifactFacts
+from shoal.api.chartvalues import Values
+from shoal.api.config import Engines
+from shoal.api.lorapool import LoRAPool
+from shoal.api.model import Engine, Model
+from shoal.core.sizing import Tuning
+from shoal.engine.port import AgentSide, EngineAdapters, EngineClient, EngineUnreachable, PodSide
+from shoal.engine.wire import Wire
+from shoal.engine.wires import wire_of
+
+MARK: Final = "--no-engine-has-this-argument"
+POOL: Final = LoRAPool.model_validate(
+    {"metadata": {"name": "p", "namespace": "ns"}, "spec": {"modelRef": {"name": "chat"}, "maxRank": 16}}
+)
+EMBEDS: Final = ArtifactFacts(source="x", architecture="Qwen2Model", task="Embed")
+
+
+def members(protocol: type[Any]) -> Iterator[str]:
+    """Public members of a protocol."""
+    return (name for name in vars(protocol) if not name.startswith("_"))
+
+
+class Conformance:
+    """Checks one kind. A check raises AssertionError, or anything else that an unfinished adapter raises."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+
+    async def failures(self) -> dict[str, str]:
+        """Member -> what is wrong with it; empty when the adapter is complete."""
+        found: dict[str, str] = {}
+        for part, protocol in (("pod", PodSide), ("agent", AgentSide)):
+            for name in members(protocol):
+                if not hasattr(getattr(self.kind, part, None), name):
+                    found[f"{part}.{name}"] = "is missing"
+        for name, check in self._checks():
+            if name in found:
+                continue
+            try:
+                result = check()
+                if inspect.isawaitable(result):
+                    await result
+            except Exception as error:
+                found[name] = f"{type(error).__name__}: {error}"
+        return found
+
+    def _checks(self) -> Iterator[tuple[str, Callable[[], Awaitable[None] | None]]]:
+        for name, check in inspect.getmembers(self, inspect.ismethod):
+            part, _, member = name.partition("__")
+            if part in ("kind", "pod", "agent", "client", "adapters", "wire") and member:
+                yield f"{part}.{member}", check
+
+    def model(self, *extra: str, **engine: Any) -> Model:
+        """A Model of this kind."""
+        spec = {"source": {"uri": "hf://a/b"}, "engine": {"extraArgs": list(extra), **engine}}
+        model = Model.model_validate({"metadata": {"name": "chat", "namespace": "ns", "uid": "u"}, "spec": spec})
+        changed = model.spec.engine.model_copy(update={"type": self.kind.type})
+        return model.model_copy(update={"spec": model.spec.model_copy(update={"engine": changed})})
+
+    def args(self, *extra: str, **more: Any) -> tuple[str, ...]:
+        version = self.kind.pod.versions[-1]
+        whole: dict[str, Any] = {"model_path": "/models/x", "port": 30123, "tensor": 3} | more
+        found = self.kind.pod.args(self.model(*extra), version, **whole)
+        assert all(isinstance(word, str) for word in found)
+        return tuple(found)
+
+    # --- the kind -----------------------------------------------------------------------------------------------------
+
+    def kind__type(self) -> None:
+        assert self.kind.type in get_args(Engine.model_fields["type"].annotation), "no value of spec.engine.type"
+
+    # --- the pod ------------------------------------------------------------------------------------------------------
+
+    def pod__command(self) -> None:
+        assert self.kind.pod.command, "is empty"
+
+    def pod__versions(self) -> None:
+        assert self.kind.pod.versions, "no version's arguments are known"
+
+    def pod__ready_path(self) -> None:
+        assert self.kind.pod.ready_path.startswith("/")
+
+    def pod__serving_paths(self) -> None:
+        paths = self.kind.pod.serving_paths
+        assert paths
+        assert all(path.startswith("/") for path in paths)
+        assert "/v1/chat/completions" in paths, "does not chat"
+
+    def pod__needs_mtls(self) -> None:
+        why = self.kind.pod.needs_mtls
+        assert why is None or len(why) > 20, "says nothing to a person"
+
+    def pod__repeat_stop_seconds(self) -> None:
+        repeat = self.kind.pod.repeat_stop_seconds
+        assert repeat is None or 0.1 <= repeat <= 30
+
+    def pod__keys_file(self) -> None:
+        keys = self.kind.pod.keys_file("client-key", "admin-key")
+        assert "client-key" in keys.values(), "the engine gets no key"
+
+    def pod__table(self) -> None:
+        chart = Values().engines.model_dump(by_alias=True, exclude={"simulator"})
+        table = self.kind.pod.table(Engines.model_validate(chart))
+        assert table.default_version in table.versions, "the chart has no default version"
+        assert table.default_version in self.kind.pod.versions, "the default version's arguments are not known"
+
+    def pod__environment(self) -> None:
+        for pool in (False, True):
+            assert self.kind.pod.environment(pool=pool)["HOME"] == names.HOME_DIR, "only HOME and /tmp are writable"
+
+    def pod__tracing(self) -> None:
+        more = self.kind.pod.tracing("http://otel:4318")
+        assert any("http://otel:4318" in word for word in (*more.args, *more.env.values())), "no collector is named"
+
+    def pod__args(self) -> None:
+        found = self.args()
+        text = " ".join(found)
+        for what in ("/models/x", "30123", "ns/chat", names.ENGINE_CONFIG_FILE):
+            assert what in text, f"{what} is not said"
+        assert "3" in text.replace("30123", ""), "the number of GPUs is not said"
+        assert "127.0.0.1" in " ".join(self.args(host="127.0.0.1")), "the sidecar needs an engine on localhost only"
+        assert self.args(MARK, platform_args=("--platform",))[-1] == MARK, "the Model's own come last"
+        assert "--platform" in self.args(platform_args=("--platform",))
+        assert len(self.args(quantization="FP8")) > len(found), "FP8 changes nothing"
+        assert len(self.args(pool=POOL)) > len(found), "a pool changes nothing"
+        assert len(self.args(facts=EMBEDS)) > len(found), "weights that embed change nothing"
+
+    def pod__problems(self) -> None:
+        assert self.kind.pod.problems(self.model(), None) == [], "a plain Model is refused"
+
+    def pod__field_args(self) -> None:
+        assert self.kind.pod.field_args(Engine()) == (), "a plain Model has arguments of fields"
+        asked = Engine.model_validate({"quantization": {"kvCache": "FP8"}})
+        assert self.kind.pod.field_args(asked), "a quantized cache is not asked for"
+
+    def pod__extra_args_problems(self) -> None:
+        pod, version = self.kind.pod, self.kind.pod.versions[-1]
+        assert pod.extra_args_problems(version, []) == []
+        assert pod.extra_args_problems(version, [MARK]), "an unknown argument passes"
+        own = [word.partition("=")[0] for word in self.args(pool=POOL) if word.startswith("--")]
+        for argument in own:
+            given = f"{argument}=1"
+            problems = pod.extra_args_problems(version, [given])
+            again = [word for word in self.args(given, pool=POOL) if word.partition("=")[0] == argument]
+            assert problems or again == [given], f"{argument}, which Shoal sets, may be set again"
+            assert not problems or "owned by Shoal" in problems[0], problems[0]
+        assert pod.extra_args_problems(version, ["--api-key=x"]), "a Model may set the engine's key"
+
+    def pod__given(self) -> None:
+        assert self.kind.pod.given(["--some=1", "--some=2", "--flag"]) == {"some": "2", "flag": ""}
+
+    def pod__tuning(self) -> None:
+        tuning = self.kind.pod.tuning((), pool=POOL)
+        assert isinstance(tuning, Tuning)
+        assert tuning.engine == self.kind.type, "the arithmetic of another engine"
+        assert tuning.adapters is not None, "the pool's slots take no memory"
+        assert self.kind.pod.tuning((), quantization="FP8").quantization, "FP8 changes nothing"
+
+    def pod__max_running(self) -> None:
+        limit = self.kind.pod.max_running(self.args())
+        assert limit is None or limit > 0
+
+    def pod__pool_problem(self) -> None:
+        assert self.kind.pod.pool_problem(POOL, {}, {}) is None, "a plain pool is refused"
+
+    def pod__adapters_in_memory(self) -> None:
+        assert self.kind.pod.adapters_in_memory(POOL) >= POOL.spec.cached, "adapters that are loaded have no place"
+
+    # --- the agent ----------------------------------------------------------------------------------------------------
+
+    async def agent__connect(self) -> None:
+        async with aiohttp.ClientSession() as session:
+            found = self._connect(session)
+            for part, protocol in (("client", EngineClient), ("adapters", EngineAdapters)):
+                lacks = [name for name in members(protocol) if not hasattr(getattr(found, part), name)]
+                assert not lacks, f"{part} lacks {', '.join(lacks)}"
+
+    def _connect(self, session: aiohttp.ClientSession) -> Any:
+        return self.kind.agent.connect(session, f"http://127.0.0.1:{unused_port()}", api_key="k", admin_key="a")
+
+    async def _unreachable(self, call: Callable[[Any], Awaitable[object]]) -> None:
+        async with aiohttp.ClientSession() as session:
+            try:
+                await call(self._connect(session))
+            except EngineUnreachable:
+                return
+        raise AssertionError("a closed port is not told as EngineUnreachable")
+
+    async def client__ready(self) -> None:
+        await self._unreachable(lambda engine: engine.client.ready())
+
+    async def client__loads(self) -> None:
+        await self._unreachable(lambda engine: engine.client.loads())
+
+    async def client__counters(self) -> None:
+        await self._unreachable(lambda engine: engine.client.counters())
+
+    async def client__abort(self) -> None:
+        async with aiohttp.ClientSession() as session:
+            try:
+                await self._connect(session).client.abort("")
+            except ValueError:
+                return
+        raise AssertionError("an empty id, which begins all ids, is not refused")
+
+    async def adapters__load(self) -> None:
+        await self._unreachable(lambda engine: engine.adapters.load("a", "/adapters/a", seconds=2.0))
+
+    async def adapters__unload(self) -> None:
+        await self._unreachable(lambda engine: engine.adapters.unload("a", seconds=2.0))
+
+    async def adapters__loaded(self) -> None:
+        await self._unreachable(lambda engine: engine.adapters.loaded())
+
+    # --- the gateway --------------------------------------------------------------------------------------------------
+
+    def wire__type(self) -> None:
+        wire = wire_of(self.kind.type)
+        assert wire is not None, "gateways cannot speak to it (engine/wires.py)"
+        lacks = [name for name in members(Wire) if not hasattr(wire, name)]
+        assert not lacks, f"lacks {', '.join(lacks)}"
+
+    def wire__paths(self) -> None:
+        wire = wire_of(self.kind.type)
+        assert wire is not None
+        closed = set(wire.paths.values()) - set(self.kind.pod.serving_paths)
+        assert not closed, f"the sidecar does not open {', '.join(sorted(closed))}"
+        assert wire.ready_path == self.kind.pod.ready_path, "gateways and probes ask for different paths"
