@@ -1,0 +1,86 @@
+"""`shoal explain` on both engines: which one fits, which holds more, and what of it is an estimate."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from shoal.cli.main import main
+from tests.support import model_configs as configs
+
+GI = 2**30
+
+
+def run(folder: Path, engine: dict[str, Any], config: dict[str, Any], *more: str, gib: int = 15) -> str:
+    model = {
+        "apiVersion": "shoal.dev/v1alpha1", "kind": "Model", "metadata": {"name": "m", "namespace": "a"},
+        "spec": {
+            "source": {"uri": "hf://a/b"}, "engine": {"contextLength": 8192} | engine,
+            "sizing": {"weightBytes": f"{gib}Gi"},
+        },
+    }  # fmt: skip
+    classes = [
+        {
+            "apiVersion": "shoal.dev/v1alpha1", "kind": "GPUClass", "metadata": {"name": name},
+            "spec": {"nodeSelector": {"gpu": name}, "memoryPerGPU": memory},
+        }
+        for name, memory in (("h100", "80Gi"), ("l4", "24Gi"))
+    ]  # fmt: skip
+    (folder / "model.yaml").write_text(yaml.safe_dump(model))
+    (folder / "fleet.yaml").write_text(yaml.safe_dump_all(classes))
+    (folder / "config.json").write_text(json.dumps(config))
+    files = ["-f", str(folder / "model.yaml"), "--fleet", str(folder / "fleet.yaml")]
+    facts = ["--facts", f"a/m={folder / 'config.json'}"]
+    done = CliRunner(catch_exceptions=False).invoke(main, ["explain", *files, *facts, *more])
+    assert done.exit_code in (0, 1), done.output
+    return done.output
+
+
+def other(folder: Path, engine: dict[str, Any], config: dict[str, Any], gib: int = 15) -> dict[str, Any]:
+    report = json.loads(run(folder, engine, config, "-o", "json", gib=gib))
+    (found,) = report["models"][0]["otherEngines"]
+    return found
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def test_the_other_engine_is_sized_with_its_own_defaults(tmp_path: Path) -> None:
+    found = other(tmp_path, {"extraArgs": ["--mem-fraction-static=0.5"]}, configs.LLAMA_8B)
+    assert found["engine"] == "vLLM"
+    fits = {c["class"]: c for c in found["classes"]}
+    assert fits["h100"]["kvTokensPerReplica"] > 400_000, "SGLang's own arguments do not bind it"
+    assert fits["h100"]["estimates"] == ["overhead", "activations", "graphs"]
+    assert "vLLM holds more; besides weights, adapters and KV cache vLLM takes" in found["summary"]
+    assert "(of it estimated: overhead, activations, graphs)" in found["summary"]
+
+
+def test_a_model_of_vllm_says_that_its_figures_are_the_least(tmp_path: Path) -> None:
+    text = run(tmp_path, {"type": "vLLM"}, configs.LLAMA_8B, "--sums")
+    assert "≥ " in text
+    assert "activations" in text
+    assert "(estimated)" in text
+    assert "SGLang instead: fits on 2 classes, vLLM on 2;" in text
+
+
+def test_fields_of_both_engines_hold_for_both(tmp_path: Path) -> None:
+    plain = other(tmp_path, {}, configs.LLAMA_8B)["classes"][0]["kvTokensPerReplica"]
+    halved = other(tmp_path, {"quantization": {"kvCache": "FP8"}}, configs.LLAMA_8B)["classes"][0]
+    assert halved["kvTokensPerReplica"] == pytest.approx(2 * plain, rel=0.01)
+
+
+def test_what_only_one_engine_reads_fits_on_it_alone(tmp_path: Path) -> None:
+    config = configs.LLAMA_8B | {"quantization_config": {"quant_method": "bitsandbytes"}}
+    found = other(tmp_path, {}, config, gib=6)
+    assert "only SGLang fits on" in found["summary"]
+    assert {c["why"] for c in found["classes"]} == {"vLLM does not read bitsandbytes weights"}
+
+
+def test_what_fits_nowhere_says_why(tmp_path: Path) -> None:
+    found = other(tmp_path, {}, configs.LLAMA_8B, gib=5000)
+    assert found["summary"].startswith("vLLM instead: fits on 0 classes, SGLang on 0 (on 8 GPUs with")
