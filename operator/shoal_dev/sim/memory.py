@@ -68,7 +68,7 @@ def _llama(args: EngineArgs) -> SimMemory:
 def _sized(facts: ArtifactFacts, args: EngineArgs) -> Sized | None:
     """None: of this architecture the KV cache is not known."""
     memory = args.gpu_memory_mib or timing.memory_mib(args.gpu)
-    given = [_argument(name, value) for name, value in args.given.items() if name not in _OTHERS]
+    given = [argument(name, value) for name, value in args.given.items() if name not in _OTHERS]
     tuning = tuning_of([text for text in given if text])
     # An engine starts with whatever fits; that a whole context should is only what a class is chosen by.
     for context in (args.context_length, 1):
@@ -87,7 +87,8 @@ def _sized(facts: ArtifactFacts, args: EngineArgs) -> Sized | None:
     return None
 
 
-def _argument(name: str, value: object) -> str | None:
+def argument(name: str, value: object) -> str | None:
+    """A parsed argument as it was written; None where it was not given, or is a flag that is off."""
     flag = f"--{name.replace('_', '-')}"
     if value is None or value is False:
         return None

@@ -1,7 +1,7 @@
-"""How many blocks of KV cache a simulated vLLM has.
+"""How many blocks of KV cache a simulated vLLM has, by the sums with which Shoal predicts it (`core/sizing/vllm`): in a
+lab, prediction and report agree.
 
-vLLM measures its weights and activations in a run of the model at the start; the simulator takes the sums that describe
-them. `--kv-cache-memory-bytes` and `--num-gpu-blocks-override` fix the size, as in the engine.
+`--kv-cache-memory-bytes` and `--num-gpu-blocks-override` fix the size, as in the engine.
 """
 
 from dataclasses import dataclass
@@ -9,17 +9,24 @@ from pathlib import Path
 from typing import Final
 
 from shoal.api.artifact import ArtifactFacts
-from shoal.core.sizing.cell import bytes_per_token
+from shoal.core.sizing import GPU, VLLMTuning
+from shoal.engine.vllm.tuning import tuning_of
 from shoal_dev.sim import timing
-from shoal_dev.sim.memory import facts_in
+from shoal_dev.sim.memory import argument, facts_in
 from shoal_dev.sim.vllm.args import VLLMArgs
 
 _MIB: Final = 2**20
-_CONTEXT: Final = int(0.7 * 2**30)
-_ACTIVATIONS: Final = int(1.5 * 2**30)
-_GRAPHS: Final = 2**30
-_LLAMA_BYTES: Final = 131072.0
-"""Of one token of Llama-3.1-8B."""
+_LLAMA: Final = ArtifactFacts.model_validate(
+    {
+        "source": "llama-3.1-8b",
+        "dtype": "bfloat16",
+        "vocabulary": 128256,
+        "widths": {"layers": 32, "hidden": 4096, "query": 4096, "key": 1024, "feedForward": 14336},
+        "kv": {"kind": "Full", "layers": 32, "kvHeads": 8, "headDim": 128},
+    }
+)
+"""What counts where the model that is served is not known."""
+_OTHERS: Final = ("model_path", "served_model_name", "host", "port", "api_key", "admin_api_key", "config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,35 +42,23 @@ class BlockMemory:
 
 def of(args: VLLMArgs, context_length: int) -> BlockMemory:
     """Raises ValueError in vLLM's words where not even one request of the longest length fits."""
-    facts = None if args.engine.kv_of == "llama-3.1-8b" else facts_in(Path(args.engine.model_path))
-    per_token = _per_token(facts, args)
-    block_bytes = int(per_token * args.block_size)
-    weights = int(timing.weight_gb(args.engine.gpu) * 2**30) if facts is None else facts.weight_bytes
-    per_gpu = (weights or 0) // args.engine.tp_size
-    blocks = args.num_blocks
-    if blocks is None:
-        blocks = (args.kv_bytes if args.kv_bytes is not None else _left(args, per_gpu)) // block_bytes
-    if blocks * args.block_size < context_length:
-        need, have = context_length * per_token / 2**30, blocks * block_bytes / 2**30
+    known = None if args.engine.kv_of == "llama-3.1-8b" else facts_in(Path(args.engine.model_path))
+    facts = known or _LLAMA
+    weights = int(timing.weight_gb(args.engine.gpu) * 2**30) if known is None else known.weight_bytes or 0
+    per_gpu = weights // args.engine.tp_size
+    gpu = GPU(args.engine.gpu, (args.engine.gpu_memory_mib or timing.memory_mib(args.engine.gpu)) * _MIB)
+    layout, blocks = _tuning(args).blocks(facts, gpu, args.engine.tp_size, per_gpu, context_length)
+    if blocks < layout.per_request(context_length):
+        whole = max(0, blocks) * layout.block
+        need, have = layout.per_request(context_length) * layout.bytes / 2**30, blocks * layout.bytes / 2**30
         raise ValueError(
             f"To serve at least one request with the model's max seq len ({context_length}), ({need:.2f} GiB KV cache "
             f"is needed, which is larger than the available KV cache memory ({have:.2f} GiB). Based on the available "
-            f"memory, the estimated maximum model length is {max(0, blocks * args.block_size)}."
+            f"memory, the estimated maximum model length is {whole}."
         )
-    return BlockMemory(blocks, block_bytes, per_gpu)
+    return BlockMemory(blocks, layout.bytes, per_gpu)
 
 
-def _per_token(facts: ArtifactFacts | None, args: VLLMArgs) -> float:
-    if facts is None:
-        return _LLAMA_BYTES / args.engine.tp_size
-    given = args.engine.given
-    float32 = given.get("dtype") in ("float32", "float")
-    found = bytes_per_token(
-        facts.kv, attention_tensor=args.engine.tp_size, kv_dtype=given.get("kv_cache_dtype"), kept_float32=float32
-    )
-    return found or _LLAMA_BYTES / args.engine.tp_size
-
-
-def _left(args: VLLMArgs, weights: int) -> int:
-    total = (args.engine.gpu_memory_mib or timing.memory_mib(args.engine.gpu)) * _MIB
-    return int(total * args.engine.mem_fraction_static) - weights - _CONTEXT - _ACTIVATIONS - _GRAPHS
+def _tuning(args: VLLMArgs) -> VLLMTuning:
+    given = [argument(name, value) for name, value in args.engine.given.items() if name not in _OTHERS]
+    return tuning_of([*(text for text in given if text), f"--block-size={args.block_size}"])

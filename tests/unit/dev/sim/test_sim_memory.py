@@ -10,8 +10,11 @@ from shoal.api.model import Sizing
 from shoal.artifacts import Settings
 from shoal.core.sizing import GPU, Sized, implied_overhead, size
 from shoal.engine.sglang.tuning import tuning_of
+from shoal.engine.vllm.tuning import tuning_of as vllm_tuning
 from shoal_dev.sim import memory, timing
 from shoal_dev.sim.args import parse
+from shoal_dev.sim.vllm import args as vllm_args
+from shoal_dev.sim.vllm import memory as vllm_memory
 from tests.support.sources import LOCAL
 
 CONFIG = {
@@ -79,3 +82,26 @@ def test_weights_that_leave_no_room_are_refused_in_the_words_of_the_engine(folde
     args = parse(["--model-path", str(folder)], {"SHOAL_SIM_GPU_MEMORY_MIB": "500"})
     with pytest.raises(ValueError, match=r"Not enough memory\. Please try to increase --mem-fraction-static"):
         memory.of(args)
+
+
+# --- as vLLM ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("extra", [(), ("--gpu-memory-utilization=0.5",), ("--kv-cache-memory-bytes=67108864",)])
+async def test_a_simulated_vllm_says_what_was_predicted(folder: Path, extra: tuple[str, ...]) -> None:
+    facts = await read_facts(FactsRequest(f"file://{folder}", settings=Settings(network=LOCAL)))
+    args = vllm_args.parse([str(folder), "--sim-gpu=l4", "--max-model-len=4096", *extra], {})
+    tuning = vllm_tuning([*extra, f"--block-size={args.block_size}"])
+    predicted = size(
+        facts, GPU("l4-24gb", 23034 << 20), tensor=1, context_length=4096, overrides=Sizing(), tuning=tuning
+    )
+    assert isinstance(predicted, Sized)
+    found = vllm_memory.of(args, 4096)
+    # One block is never used.
+    assert (found.blocks - 1) * args.block_size == predicted.kv_tokens
+
+
+def test_a_simulated_vllm_without_room_for_one_request_ends_in_the_engines_words(folder: Path) -> None:
+    args = vllm_args.parse([str(folder), "--kv-cache-memory-bytes=65536"], {})
+    with pytest.raises(ValueError, match="To serve at least one request with the model's max seq len"):
+        vllm_memory.of(args, 4096)

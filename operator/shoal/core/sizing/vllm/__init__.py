@@ -18,7 +18,7 @@ from shoal.core.sizing.types import GPU, Memory, MemoryBreakdown, Sized
 from shoal.core.sizing.units import before, gib
 from shoal.core.sizing.vllm import profile
 from shoal.core.sizing.vllm.arguments import VLLMArguments
-from shoal.core.sizing.vllm.blocks import BlockPool, pool
+from shoal.core.sizing.vllm.blocks import BlockLayout, pool
 from shoal.core.sizing.vllm.slots import slot_bytes
 
 UTILIZATION: Final = 0.92
@@ -54,6 +54,13 @@ class VLLMTuning(VLLMArguments):
     def slot_bytes(self, facts: ArtifactFacts, gpus: int) -> int | None:
         return slot_bytes(facts, gpus, self)
 
+    def blocks(self, facts: ArtifactFacts, gpu: GPU, gpus: int, weights: int, context: int) -> tuple[BlockLayout, int]:
+        """The blocks of one GPU and how many there are, the unused one included; below zero where the weights alone are
+        too much. Parameters as of `memory`."""
+        largest = profile.batch(gpu, context, self)
+        layout = pool(facts, gpus // self.attention_dp, largest.tokens, Sizing(), self)
+        return layout, self._breakdown(facts, gpu, gpus, weights, layout, largest).kv // layout.bytes
+
     def memory(
         self, facts: ArtifactFacts, gpu: GPU, gpus: int, weights: int, overrides: Sizing, context: int
     ) -> Memory:
@@ -69,7 +76,7 @@ class VLLMTuning(VLLMArguments):
         )
 
     def _breakdown(
-        self, facts: ArtifactFacts, gpu: GPU, gpus: int, weights: int, blocks: BlockPool, largest: profile.Batch
+        self, facts: ArtifactFacts, gpu: GPU, gpus: int, weights: int, blocks: BlockLayout, largest: profile.Batch
     ) -> MemoryBreakdown:
         overhead = before(gpu, gpus)
         fraction = UTILIZATION if self.gpu_memory_utilization is None else self.gpu_memory_utilization
@@ -97,7 +104,7 @@ class VLLMTuning(VLLMArguments):
             graphs=graphs,
         )
 
-    def _fixed(self, blocks: BlockPool) -> int | None:
+    def _fixed(self, blocks: BlockLayout) -> int | None:
         if self.num_gpu_blocks_override is not None:
             return self.num_gpu_blocks_override * blocks.bytes
         return self.kv_cache_memory_bytes

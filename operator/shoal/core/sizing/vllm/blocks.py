@@ -24,7 +24,7 @@ _MORE_PADDING: Final = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class BlockPool:
+class BlockLayout:
     """The blocks of one GPU."""
 
     block: int
@@ -65,11 +65,11 @@ def kv_dtype(facts: ArtifactFacts, tuning: VLLMArguments) -> str:
     return "fp8_e4m3" if found in _EIGHT_BITS else "bfloat16"
 
 
-def pool(facts: ArtifactFacts, gpus: int, batch_tokens: int, overrides: Sizing, tuning: VLLMArguments) -> BlockPool:
+def pool(facts: ArtifactFacts, gpus: int, batch_tokens: int, overrides: Sizing, tuning: VLLMArguments) -> BlockLayout:
     """The pool on one of the GPUs that cut the attention; what one token takes must be known."""
     block = tuning.block_size or (CPU_BLOCK if tuning.device == "cpu" else _GPU_BLOCK)
     if overrides.kv_bytes_per_token is not None:
-        return BlockPool(block, block * overrides.kv_bytes_per_token)
+        return BlockLayout(block, block * overrides.kv_bytes_per_token)
     kv, dtype = facts.kv, kv_dtype(facts, tuning)
     float32 = runs_in(facts, tuning) == "float32"
     one = layer_bytes(kv, attention_tensor=gpus, kv_dtype=dtype, kept_float32=float32)
@@ -80,7 +80,7 @@ def pool(facts: ArtifactFacts, gpus: int, batch_tokens: int, overrides: Sizing, 
     # Windows whose shape differs count as layers that keep every token: never too few bytes.
     cell = bytes_per_token(kv, attention_tensor=gpus, kv_dtype=dtype, swa_ratio=1.0, kept_float32=float32)
     drafts = 1 + tuning.draft_layers / (kv.layers or 1)
-    return BlockPool(block, max(1, -int(-block * (cell or 1.0) * drafts // 1)))
+    return BlockLayout(block, max(1, -int(-block * (cell or 1.0) * drafts // 1)))
 
 
 def _alike(kv: KVGeometry) -> bool:
@@ -95,11 +95,11 @@ def _group(one: int, other: int) -> int:
     return more if more < _MORE_PADDING * fewer else fewer
 
 
-def _windowed(kv: KVGeometry, block: int, one: int, batch_tokens: int) -> BlockPool:
+def _windowed(kv: KVGeometry, block: int, one: int, batch_tokens: int) -> BlockLayout:
     full = kv.full_layers or 0
     windows = (kv.layers or 0) - full
     group = _group(full, windows)
-    return BlockPool(
+    return BlockLayout(
         block,
         block * one * group,
         full=-(-full // group),
@@ -108,7 +108,7 @@ def _windowed(kv: KVGeometry, block: int, one: int, batch_tokens: int) -> BlockP
     )
 
 
-def _hybrid(kv: KVGeometry, block: int, one: int, gpus: int, tuning: VLLMArguments) -> BlockPool:
+def _hybrid(kv: KVGeometry, block: int, one: int, gpus: int, tuning: VLLMArguments) -> BlockLayout:
     """A block is as large as the state of one layer, so that both fit into one pool."""
     full = kv.full_layers or 0
     states = (kv.layers or 0) - full
@@ -117,4 +117,4 @@ def _hybrid(kv: KVGeometry, block: int, one: int, gpus: int, tuning: VLLMArgumen
     group = _group(full, states)
     # With a prefix cache a request keeps the state of its last block beside the one that it works on.
     held = 2 if tuning.prefix_cache else 1
-    return BlockPool(block, block * one * group, full=-(-full // group), states=held * -(-states // group))
+    return BlockLayout(block, block * one * group, full=-(-full // group), states=held * -(-states // group))
