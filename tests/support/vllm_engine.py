@@ -36,7 +36,7 @@ def unknown_model(name: str) -> bytes:
     return error(404, f"The model `{name}` does not exist. Valid aliases: {BASE}.", "NotFoundError", "model")
 
 
-NOT_FOUND = error(404, "Not Found", "Not Found")
+NOT_FOUND = b'{"detail":"Not Found"}'
 SHUT_DOWN = error(500, "cannot schedule new futures after shutdown", "InternalServerError")
 DIED = error(
     500,

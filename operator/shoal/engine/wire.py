@@ -139,6 +139,10 @@ class Wire(Protocol):
         the client's. `adapter`: the request is for one."""
         ...
 
+    def plain_error(self, error: bytes) -> bytes:
+        """An error that is the client's, without the engine's own way of writing."""
+        ...
+
     def reshape(self, call: EngineCall, answer: object, ranking: Ranking) -> tuple[dict[str, Any], int | None]:
         """A decoded answer of an endpoint in `reshaped` as the client gets it, and the prompt tokens that it counts
         (None: it counts none). Raises AnswerGarbled."""

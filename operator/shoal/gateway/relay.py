@@ -144,7 +144,7 @@ class AnswerRelay:
             self._elsewhere(answer.status, body)
             if answer.status < 500:
                 meter.not_taken()
-            raise errors.from_engine(answer.status, body)
+            raise errors.from_engine(answer.status, self._wire.plain_error(body))
         if self._reply.started:
             raise ApiError(502, "The engine did not answer with a stream.", "no_stream")
         out, usage, content_type, logged = wholeanswer.read(
@@ -228,7 +228,7 @@ class AnswerRelay:
         an event in OpenAI's format. `out` are events that go to the client before it."""
         decoded = sse.payload(event) or {}
         status = errors.engine_status(decoded)
-        error = errors.from_engine(status, orjson.dumps(decoded))
+        error = errors.from_engine(status, self._wire.plain_error(orjson.dumps(decoded)))
         if not self.answering and not out:
             if status == 503:
                 raise Retry("unavailable")

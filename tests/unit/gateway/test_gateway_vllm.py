@@ -199,6 +199,12 @@ async def test_a_field_of_the_clients_own_wins_over_one_that_is_made_from_anothe
         ("/v1/chat/completions", "reasoning_effort", "ultra"),
         ("/v1/chat/completions", "reasoning_effort", 0.5),
         ("/v1/chat/completions", "reasoning", {"enabled": True}),
+        ("/v1/chat/completions", "stop", ["a", "b", "c", "d", "e"]),
+        (
+            "/v1/chat/completions",
+            "response_format",
+            {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}},
+        ),
         ("/v1/completions", "suffix", "x"),
         ("/v1/tokenize", "prompt", ["a", "b"]),
         ("/v1/detokenize", "tokens", [[1], [2]]),

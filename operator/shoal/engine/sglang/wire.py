@@ -87,6 +87,9 @@ class SGLangWire:
     def elsewhere(self, status: int, error: bytes, adapter: bool) -> str | None:
         return "adapter" if adapter and _LACKS.search(error) is not None else None
 
+    def plain_error(self, error: bytes) -> bytes:
+        return error
+
     def reshape(self, call: EngineCall, answer: object, ranking: Ranking) -> tuple[dict[str, Any], int | None]:
         """SGLang's list of documents, the best first, as the object that clients of Cohere, Jina and vLLM read. The
         list has no usage: each document has the prompt tokens of its pair."""

@@ -22,6 +22,8 @@ from shoal.engine.wire import NO_ENDPOINT, Accepts, AnswerGarbled, EngineCall, N
 
 # --- requests ---------------------------------------------------------------------------------------------------------
 
+_MOST_STOPS: Final = 4
+"""VLLM_MAX_STOP_STRINGS."""
 _EFFORTS: Final = frozenset({"none", "minimal", "low", "medium", "high", "xhigh", "max"})
 
 
@@ -60,7 +62,19 @@ def _one_list(value: Any) -> bool:
     return not isinstance(cast(list[Any], value)[0], list)
 
 
-_GENERATION: Final[Mapping[str, Accepts]] = {"return_cached_tokens_details": _if_false}
+def _few(value: Any) -> bool:
+    return isinstance(value, str) or len(value) <= _MOST_STOPS
+
+
+def _named(value: Any) -> bool:
+    return value["type"] != "json_schema" or value["json_schema"].get("name") is not None
+
+
+_GENERATION: Final[Mapping[str, Accepts]] = {
+    "stop": _few,
+    "response_format": _named,
+    "return_cached_tokens_details": _if_false,
+}
 _FIELDS: Final[Mapping[str, Mapping[str, Accepts]]] = MappingProxyType(
     {
         CHAT: {
@@ -130,6 +144,10 @@ _MODEL_FIELD: Final = re.compile(rb'"model":\s*("(?:[^"\\]|\\.)*")')
 _REASONING: Final = b'"reasoning":'
 _STOP: Final = b'"stop_reason":'
 _UNKNOWN_MODEL: Final = re.compile(rb"NotFoundError|does not exist", re.IGNORECASE)
+_VALIDATION: Final = re.compile(
+    r"\d+ validation errors?:\n.{0,200}?'msg': (?:'([^'\n]{1,300})'|\"([^\"\n]{1,300})\")", re.DOTALL
+)
+_REPEATED: Final = re.compile(r" \(parameter=[^()\n]{1,200}\)$")
 _STOPPING: Final = b"cannot schedule new futures after shutdown"
 _DIED: Final = b"EngineCore encountered an issue"
 
@@ -212,7 +230,7 @@ class VLLMWire:
     def added(self, endpoint: str, fields: Mapping[str, Any]) -> bytes | None:
         accepts, additions = _FIELDS.get(endpoint, {}), _ADDITIONS.get(endpoint, {})
         added: dict[str, Any] = {}
-        for name in self.special[endpoint]:
+        for name in self.special[endpoint] & fields.keys():
             if (value := fields.get(name)) is None:
                 continue
             if name in accepts and not accepts[name](value):
@@ -252,6 +270,25 @@ class VLLMWire:
             if _DIED in error:
                 return "lost"
         return None
+
+    def plain_error(self, error: bytes) -> bytes:
+        """Validation errors are written as objects of Python, of which the client gets the first's text; other texts
+        end with the parameter once more."""
+        try:
+            decoded: object = orjson.loads(error)
+        except orjson.JSONDecodeError:
+            return error
+        inner = cast(dict[str, Any], decoded).get("error") if isinstance(decoded, dict) else None
+        if not isinstance(inner, dict):
+            return error
+        fields = cast(dict[str, Any], inner)
+        message: object = fields.get("message")
+        if isinstance(message, str):
+            found = _VALIDATION.match(message)
+            fields["message"] = found[1] or found[2] if found is not None else _REPEATED.sub("", message)
+        if isinstance(fields.get("param"), str):
+            fields["param"] = fields["param"].removeprefix("body.")
+        return orjson.dumps({"error": fields})
 
     def reshape(self, call: EngineCall, answer: object, ranking: Ranking) -> tuple[dict[str, Any], int | None]:
         given = cast(dict[str, Any], answer) if isinstance(answer, dict) else {}
