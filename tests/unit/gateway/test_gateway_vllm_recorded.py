@@ -157,7 +157,7 @@ async def test_an_engine_that_stops_is_passed_over(tmp_path: Path):
         assert engines[0].requests
 
 
-@pytest.mark.parametrize("name", ["embeddings-on-generating", "rerank-on-generating"])
+@pytest.mark.parametrize("name", ["embeddings-on-generating", "rerank-on-generating", "chat-on-reranker"])
 async def test_an_engine_of_another_kind_does_not_serve_the_endpoint(tmp_path: Path, name: str):
     recorded = RECORDED[name]
     async with gateway(tmp_path, vllm_engine(replays(recorded))) as it:
@@ -180,3 +180,30 @@ async def test_tokens_come_in_the_shapes_of_the_other_engine(
         on_vllm(it, 1)
         response = await it.post(asked(RECORDED[name]), path)
         assert (response.status, await response.json()) == (200, answer)
+
+
+async def test_a_rerankers_answers_come_in_the_shapes_of_the_other_engine(tmp_path: Path):
+    texts = {"model": "llama", "query": "q"}
+    requests = [
+        ("rerank", "/v1/rerank", {**texts, "documents": ["one", "two"]}),
+        ("score", "/v1/score", {**texts, "items": ["one", "two"]}),
+        ("classify", "/v1/classify", {"model": "llama", "input": "a"}),
+    ]
+    answers: dict[str, dict[str, Any]] = {}
+    engine = vllm_engine()
+    async with gateway(tmp_path, engine) as it:
+        on_vllm(it, 1)
+        for name, path, body in requests:
+            engine.behave = replays(RECORDED[name])
+            response = await it.post(body, path)
+            assert response.status == 200
+            answers[name] = await response.json()
+            assert "chat/llama" not in json.dumps(answers[name])
+        billed = {r.data.endpoint: (r.data.input_tokens, r.data.count_source) for r in await it.records(count=3)}
+    assert [result["index"] for result in answers["rerank"]["results"]] == [0, 1]
+    assert answers["rerank"]["results"][0]["document"] == {"text": "one"}
+    # One number for each item, the same as the reranker's.
+    assert answers["score"]["scores"] == [[result["relevance_score"]] for result in answers["rerank"]["results"]]
+    assert answers["score"]["usage"] == {"prompt_tokens": 14, "total_tokens": 14}
+    assert answers["classify"]["data"][0]["label"] == "LABEL_0"
+    assert billed == {"/v1/rerank": (14, "final"), "/v1/score": (14, "final"), "/v1/classify": (3, "final")}
