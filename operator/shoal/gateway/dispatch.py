@@ -34,6 +34,11 @@ log = structlog.get_logger()
 
 _STALE_SECONDS: Final = 0.5
 """A closed idle connection fails at once. A failure after this time means that the engine had the request."""
+UNKNOWN_ENGINE: Final = "unknown_engine"
+UNSUPPORTED: Final = "unsupported"
+_OTHER_ENGINE: Final = frozenset({UNKNOWN_ENGINE, UNSUPPORTED})
+"""Reasons of a retry: the replica's engine is not one that this gateway knows, or that does what is asked for. It got
+nothing of the request."""
 _ANSWER_SECONDS: Final = 1.0
 """How long an engine whose connection ended may take to answer a readiness check, besides the time to connect."""
 
@@ -71,6 +76,7 @@ class Dispatch:
         in_a_row = lost = deaths = 0
         while True:
             place = target.choose(tried, in_a_row)
+            waited = isinstance(place, NoReplica)
             if isinstance(place, NoReplica):
                 place = await target.wait_for(place, tried)
                 in_a_row = 0
@@ -100,6 +106,11 @@ class Dispatch:
                 log.debug("attempt failed", request=self._id, pod=replica.key, reason=retry.reason)
                 if meter.count_source != "none" and retry.reason in ("lost", "stalled"):
                     app.spool.put(meter.attempt_row())
+                if retry.reason in _OTHER_ENGINE:
+                    # The next replica may run the other engine. One that comes after all were tried does not.
+                    in_a_row -= 1
+                    if waited:
+                        raise request.refusal(NoReplica("tried")) from None
                 boot, how = meter.engine_boot, retry.reason
                 meter.forget_counts()
                 lost += how in ("lost", "stalled", LACKS_ADAPTER, WRONG_MODEL)
@@ -128,10 +139,10 @@ class Dispatch:
         wire = wire_of(replica.engine)
         if wire is None:
             log.warning("a pod runs an engine that this gateway does not know", pod=replica.key, engine=replica.engine)
-            raise Retry("unknown_engine")
+            raise Retry(UNKNOWN_ENGINE)
         if prepared.path not in wire.paths or prepared.added.get(wire.type, b"") is None:
             # A rollout from one engine to the other, and the request needs the other one.
-            raise Retry("unsupported")
+            raise Retry(UNSUPPORTED)
         signal = app.fleet.live.get(replica.uid)
         if signal is None:
             app.metrics.fallbacks.inc()

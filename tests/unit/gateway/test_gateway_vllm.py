@@ -523,6 +523,26 @@ async def test_what_only_one_engine_can_do_goes_to_that_one(tmp_path: Path):
         assert not new.requests
 
 
+async def test_many_replicas_of_the_other_engine_are_passed_over(tmp_path: Path):
+    new = [vllm_engine() for _ in range(5)]
+    async with gateway(tmp_path, *new, ScriptedEngine(serve_normally)) as it:
+        runs_vllm(it, 1, 2, 3, 4, 5, declared=False)
+        for _ in range(6):
+            assert (await it.post({**CHAT, "task": "query"})).status == 200
+        assert not any(engine.requests for engine in new)
+
+
+async def test_what_no_replica_can_do_is_refused_at_once_and_not_tried_in_a_loop(tmp_path: Path):
+    async with gateway(tmp_path, vllm_engine(), vllm_engine()) as it:
+        runs_vllm(it, 1, 2, declared=False)
+        async with asyncio.timeout(5):
+            response = await it.post({**CHAT, "task": "query"})
+        assert (response.status, (await response.json())["error"]["code"]) == (503, "no_replica")
+        assert it.metric("shoal_gateway_retries_total", reason="unsupported") <= 3
+        data = (await it.records())[0].data
+        assert (data.outcome, data.attempts, data.count_source) == ("refused", 0, "none")
+
+
 async def test_a_lost_replica_of_one_engine_is_replaced_by_one_of_the_other(tmp_path: Path):
     async def breaks(request: EngineRequest) -> None:
         request.writer.transport.abort()
