@@ -15,10 +15,16 @@ from shoal.core.fields.multipart import FILE, MultipartError, NotMultipart
 from shoal.core.fields.recordings import TYPES, Recording, recording
 from shoal.core.fields.table import TABLE, TRANSCRIBE
 from shoal.core.fields.transcription import typed, unmeasured
+from shoal.core.transcripts import TranscriptEvents
 from shoal.gateway.body import Parsed
+from shoal.gateway.dialects import Dialect
 from shoal.net.errors import ApiError
 
 _KINDS: Final = {name: field.kind for name, field in TABLE[TRANSCRIBE].items() if name != FILE}
+STREAM: Final = Dialect(
+    TRANSCRIBE, dict, lambda answer, _: dict(answer), TranscriptEvents, lambda error, _: error.body()
+)
+"""Of streams alone: engines write chunks of a chat, and clients of OpenAI read its events of transcripts."""
 
 
 class AudioForm(NamedTuple):

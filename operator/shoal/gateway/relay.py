@@ -159,7 +159,7 @@ class AnswerRelay:
             self._reply.log.answered(logged)
         if self._reply.spans is not None:
             self._reply.spans.observe_answer(out)
-        if prepared.dialect is not None:
+        if prepared.dialect is not None and content_type == _JSON:
             out = orjson.dumps(prepared.dialect.answer(orjson.loads(out), meter.id))
         del body, logged  # a slow client must not keep both copies in memory
         if content_type != _JSON:

@@ -358,12 +358,13 @@ class GatewayRequest:
         # `engine_body` runs before the usage record is opened, so that its errors leave no record to close.
         space = prefix_space(model, identity)
         salt = None if space == SHARED else app.key_ring.cache_salt(model.uid, space)
-        content_type = _JSON
+        content_type, dialect = _JSON, self._dialect
         if form is None:
             self._raw = engine_body(parsed, self._engine_path, model.engine_name, self._id, salt)
         else:
             self._raw, content_type = audioform.engine_form(form, raw, model.engine_name)
             fields = audioform.loggable(fields)
+            dialect = audioform.STREAM if parsed.stream else None
         prepared = Prepared(
             self._engine_path,
             parsed.model_name,
@@ -378,7 +379,7 @@ class GatewayRequest:
             head_of(space, fields)
             if model.keeps_prefixes and not self._meter.free and len(app.directory.snapshot.replicas_of(model)) > 1
             else None,
-            dialect=self._dialect,
+            dialect=dialect,
             content_type=content_type,
             top_n=fields.get("top_n"),
             documents=fields.get("return_documents") is not False,

@@ -1,0 +1,40 @@
+"""The events of a streamed transcript in OpenAI's API, from the chunks of an engine, which are those of a chat."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import orjson
+
+
+class TranscriptEvents:
+    """The events of one stream: a delta for each piece of text, and the whole text at the end."""
+
+    def __init__(self, _id: str, _model_name: str) -> None:
+        self._texts: list[str] = []
+
+    def chunk(self, chunk: Mapping[str, Any]) -> bytes:
+        if "error" in chunk:
+            return _event(chunk)
+        return b"".join([self._delta(text) for text in _texts(chunk)])
+
+    def end(self) -> bytes:
+        return _event({"type": "transcript.text.done", "text": "".join(self._texts)})
+
+    def _delta(self, text: str) -> bytes:
+        self._texts.append(text)
+        return _event({"type": "transcript.text.delta", "delta": text})
+
+
+def _texts(chunk: Mapping[str, Any]) -> list[str]:
+    choices: object = chunk.get("choices")
+    found: list[str] = []
+    for choice in cast(list[object], choices) if isinstance(choices, list) else ():
+        delta = cast(dict[str, object], choice).get("delta") if isinstance(choice, dict) else None
+        text = cast(dict[str, object], delta).get("content") if isinstance(delta, dict) else None
+        if isinstance(text, str) and text:
+            found.append(text)
+    return found
+
+
+def _event(data: Mapping[str, Any]) -> bytes:
+    return b"data: %b\n\n" % orjson.dumps(data)
