@@ -16,6 +16,20 @@ SPECIAL = (
 )  # fmt: skip
 
 
+_TEXT = 24
+"""Positions before the end of a text. Random weights would go on to the longest, 448."""
+
+
+def _ends_early(model, end: int) -> None:
+    """Later positions look like the end's token, and earlier ones unlike it."""
+    decoder = model.model.decoder
+    direction = torch.randn(decoder.embed_positions.weight.shape[1])
+    with torch.no_grad():
+        decoder.embed_positions.weight[:_TEXT] = -50 * direction
+        decoder.embed_positions.weight[_TEXT:] = 50 * direction
+        decoder.embed_tokens.weight[end] = 4 * direction
+
+
 def main(out: Path) -> None:
     torch.manual_seed(0)
     out.mkdir(parents=True, exist_ok=True)
@@ -42,7 +56,9 @@ def main(out: Path) -> None:
         max_source_positions=1500, max_target_positions=448, decoder_start_token_id=first, bos_token_id=last,
         eos_token_id=last, pad_token_id=last, suppress_tokens=[], begin_suppress_tokens=[],
     )  # fmt: skip
-    transformers.WhisperForConditionalGeneration(config).to(torch.float32).save_pretrained(out)
+    model = transformers.WhisperForConditionalGeneration(config).to(torch.float32)
+    _ends_early(model, last)
+    model.save_pretrained(out)
     features = transformers.WhisperFeatureExtractor(feature_size=80, nb_max_frames=3000, chunk_length=30)
     transformers.WhisperProcessor(features, tokenizer).save_pretrained(out)
     written = json.loads((out / "config.json").read_text())

@@ -1,0 +1,98 @@
+"""Units beside tokens at the gateway: what a record has of them, and what a budget in money makes of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.api.ledger import Prices, Rate
+from shoal.core.rating.price import RateTable
+from tests.support.gateway import GatewayUnderTest, gateway, tenant
+from tests.support.pictures import data_url, png
+from tests.support.recordings import TYPE, asked, wav
+from tests.support.scripted_engine import EngineRequest, ScriptedEngine
+
+CENT = 10**10
+"""In 10^-12 of the currency."""
+PICTURE = {"type": "image_url", "image_url": {"url": data_url("image/png", png(8, 6))}}
+
+
+class Priced:
+    """A ledger with one price: a document and an image cost a cent, a second of audio ten."""
+
+    live = True
+
+    def __init__(self) -> None:
+        rate = Rate(model="*", input=0, cached=0, output=0, documents=CENT, images=CENT, audio_ms=CENT // 100)
+        self.rate_table: RateTable | None = RateTable.of(Prices(list="p", currency="USD", rates=(rate,)))
+
+    def total(self, tenant: str) -> None:
+        return None
+
+
+async def answer(request: EngineRequest) -> None:
+    if request.path == "/v1/rerank":
+        found = [{"score": 0.5, "index": at, "meta_info": {"prompt_tokens": 5}} for at in range(3)]
+        await request.answer(200, json.dumps(found).encode())
+    elif request.path == "/v1/audio/transcriptions":
+        await request.answer(200, b'{"text":"a fox","usage":{"type":"duration","seconds":2}}')
+    else:
+        details = {"cached_tokens": 1, "image_tokens": 6}
+        more = {"completion_tokens_details": {"reasoning_tokens": 1, "accepted_prediction_tokens": 2}}
+        usage = {
+            "prompt_tokens": 9,
+            "total_tokens": 12,
+            "completion_tokens": 3,
+            "prompt_tokens_details": details,
+            **more,
+        }
+        message = {"role": "assistant", "content": "a fox"}
+        choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+        body = {"id": request.body.get("rid"), "object": "chat.completion", "created": 1, "model": request.model}
+        await request.answer(200, json.dumps({**body, "choices": choices, "usage": usage}).encode())
+
+
+def chat(*parts: Any) -> dict[str, Any]:
+    content = [{"type": "text", "text": "what is this?"}, *parts]
+    return {"model": "llama", "messages": [{"role": "user", "content": content}]}
+
+
+async def test_images_and_the_parts_of_tokens_that_the_engine_tells(tmp_path: Path) -> None:
+    async with gateway(tmp_path, ScriptedEngine(answer)) as it:
+        assert (await it.post(chat(PICTURE, PICTURE))).status == 200
+        assert (await it.post(chat())).status == 200
+        plain, pictured = [record.data for record in await it.records(count=2)]
+        if plain.images is not None:
+            plain, pictured = pictured, plain
+        assert (plain.images, pictured.images) == (None, 2)
+        assert (pictured.image_tokens, pictured.audio_tokens, pictured.accepted_tokens) == (6, None, 2)
+        assert (pictured.input_tokens, pictured.reasoning_tokens) == (9, 1)
+
+
+def spent(it: GatewayUnderTest) -> int:
+    return it.app.demand.tenants.of("acme").own_use().spent
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "cost"),
+    [
+        ("/v1/rerank", {"model": "llama", "query": "a fox", "documents": ["x", "y", "z"]}, 3 * CENT),
+        ("/v1/chat/completions", chat(PICTURE, PICTURE), 2 * CENT),
+        ("/v1/audio/transcriptions", asked(wav(1.5)), 15 * CENT),
+    ],
+)
+async def test_a_budget_in_money_counts_units(tmp_path: Path, path: str, body: Any, cost: int) -> None:
+    async with gateway(tmp_path, ScriptedEngine(answer)) as it:
+        it.app.quotas.ledger = Priced()
+        amount = f"{(cost - 1) // CENT / 100:.2f}"
+        it.tenants["acme"] = tenant(budget={"amount": amount, "currency": "USD"})
+        it.changed()
+        headers = {"content-type": TYPE.decode()} if isinstance(body, bytes) else {}
+        refused = await it.post(body, path, headers=headers)
+        assert (refused.status, (await refused.json())["error"]["code"]) == (429, "insufficient_quota")
+        it.tenants["acme"] = tenant(budget={"amount": "9", "currency": "USD"})
+        it.changed()
+        assert (await it.post(body, path, headers=headers)).status == 200
+        await it.records()
+        assert spent(it) == cost
