@@ -1,4 +1,4 @@
-"""An agent's adapters beside an engine, the simulator and the real one: swapped under load, and through kills."""
+"""An agent's adapters beside every engine: swapped under load, and through kills."""
 
 import asyncio
 import json
@@ -21,7 +21,8 @@ from shoal.core.lora.lifecycle import leases, unload
 from tests.contract.conftest import Client
 from tests.support.adapters import ALL, make_adapter
 from tests.support.agentpod import KEYS, Pod, Stream, make_quick
-from tests.support.engines import ADMIN_KEY, API_KEY, LORA, LORA_LOADED, LORA_RANK, LORA_SLOTS, Kind, running_engine
+from tests.support.behaviour import WORDS
+from tests.support.engines import ADMIN_KEY, API_KEY, LORA_LOADED, LORA_RANK, LORA_SLOTS, Kind, running_engine
 from tests.support.lora_calls import ask, loaded, rest, streaming, text
 from tests.support.sources import LOCAL
 
@@ -52,7 +53,7 @@ async def published(folder: Path, seed: int) -> DesiredAdapter:
 @asynccontextmanager
 async def agent(folder: Path, client: Client) -> AsyncGenerator[tuple[Pod, Stream]]:
     """An agent beside the engine, and a gateway that listens to it. Its end is a kill, as far as the engine knows."""
-    pod = Pod(folder, engine_url=client.engine.url, pool=POOL)
+    pod = Pod(folder, engine_url=client.engine.url, pool=POOL, kind=client.words.kind)
     pod.keys.write_text(json.dumps(KEYS | {"engine": API_KEY, "admin": ADMIN_KEY}))
     pod.boot("boot-1")
     async with pod.running(), pod.stream(caller="gw-0", boot="g") as stream:
@@ -63,7 +64,7 @@ async def agent(folder: Path, client: Client) -> AsyncGenerator[tuple[Pod, Strea
 
 @asynccontextmanager
 async def engine_with_lora(kind: Kind, folder: Path) -> AsyncGenerator[Client]:
-    with running_engine(kind, folder, *LORA) as engine:
+    with running_engine(kind, folder, *WORDS[kind].lora) as engine:
         async with aiohttp.ClientSession() as session:
             yield Client(engine, session)
 
@@ -84,20 +85,20 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 async def test_a_revision_takes_over_under_load_and_the_old_one_goes_with_its_last_stream(
-    kind: Kind, tmp_path: Path
+    any_kind: Kind, tmp_path: Path
 ) -> None:
     old, new = await published(tmp_path / "v1", 1), await published(tmp_path / "v2", 2)
-    async with engine_with_lora(kind, tmp_path / "engine") as client, agent(tmp_path, client) as (pod, stream):
+    async with engine_with_lora(any_kind, tmp_path / "engine") as client, agent(tmp_path, client) as (pod, stream):
         await pod.floor(old)
         status, lease = await pod.ensure(stream, old)
         assert status == 200, lease
-        first = await text(client, lora_path=old.name)
+        first = await text(client, **client.words.select(old.name))
         assert first != await text(client)
-        async with streaming(client, 200, lora_path=old.name) as answer:
+        async with streaming(client, 200, **client.words.select(old.name)) as answer:
             await pod.ack(stream, 1, runningByAdapter={old.name: 1})
             await pod.floor(old, new)
             assert (await pod.ensure(stream, new))[0] == 200
-            assert await text(client, lora_path=new.name) not in (first, await text(client))
+            assert await text(client, **client.words.select(new.name)) not in (first, await text(client))
             await pod.floor(new)
             await pod.ack(stream, 1, runningByAdapter={old.name: 1})
             assert old.name in await loaded(client)
@@ -108,27 +109,25 @@ async def test_a_revision_takes_over_under_load_and_the_old_one_goes_with_its_la
         await until_state(stream, old.name, None)
         assert await loaded(client) == [new.name]
         await until(lambda: not pod.files.path(old.name).exists())
-        # Nothing brings it back: its files are gone from where the engine would look.
-        assert (await ask(client, lora_path=old.name)).status == 400
+        # Nothing brings it back: its files are gone from where an engine would look.
+        assert (await ask(client, **client.words.select(old.name))).status == client.words.differences.never_loaded
 
 
 async def test_an_agent_killed_while_it_retires_leaves_the_running_stream_alone_and_the_next_one_goes_on(
-    kind: Kind, tmp_path: Path
+    any_kind: Kind, tmp_path: Path
 ) -> None:
     one = await published(tmp_path / "v1", 1)
-    async with engine_with_lora(kind, tmp_path / "engine") as client:
+    async with engine_with_lora(any_kind, tmp_path / "engine") as client:
         async with agent(tmp_path, client) as (pod, stream):
             await pod.floor(one)
             await until_state(stream, one.name, "loaded")
             # A request that no gateway tells of: the engine holds the unload up until it has ended.
             answer = await client.session.post(
                 client.engine.url + "/v1/completions",
-                json={
-                    "model": "x", "prompt": "one two", "max_tokens": 300, "ignore_eos": True, "stream": True,
-                    "lora_path": one.name,
-                },
+                json=client.words.select(one.name)
+                | {"prompt": "one two", "max_tokens": 300, "ignore_eos": True, "stream": True},
                 headers={"Authorization": f"Bearer {API_KEY}"},
-            )  # fmt: skip
+            )
             await answer.content.readany()
             await pod.floor()
             await until_state(stream, one.name, "retiring")
@@ -145,23 +144,23 @@ async def test_an_agent_killed_while_it_retires_leaves_the_running_stream_alone_
             assert await loaded(client) == [one.name]
 
 
-async def test_an_agent_killed_while_it_loads_finds_the_adapter_or_loads_it(kind: Kind, tmp_path: Path) -> None:
+async def test_an_agent_killed_while_it_loads_finds_the_adapter_or_loads_it(any_kind: Kind, tmp_path: Path) -> None:
     one = await published(tmp_path / "v1", 1)
-    async with engine_with_lora(kind, tmp_path / "engine") as client:
-        if kind == "sim":
+    async with engine_with_lora(any_kind, tmp_path / "engine") as client:
+        if any_kind.startswith("sim"):
             await client.admin("/sim/faults", {"kind": "load_slow", "delay_seconds": 1.0, "count": 1})
         async with agent(tmp_path, client) as (pod, stream):
             await pod.floor(one)
             await until_state(stream, one.name, "loading")
         async with agent(tmp_path, client) as (pod, stream):
             assert (await pod.ensure(stream, one, seconds=30))[0] == 200
-            assert await text(client, lora_path=one.name) != await text(client)
+            assert await text(client, **client.words.select(one.name)) != await text(client)
             assert await loaded(client) == [one.name]
 
 
-async def test_an_engine_killed_while_it_loads_is_told_to_who_waits(kind: Kind, tmp_path: Path) -> None:
+async def test_an_engine_killed_while_it_loads_is_told_to_who_waits(any_kind: Kind, tmp_path: Path) -> None:
     one = await published(tmp_path / "v1", 1)
-    async with engine_with_lora(kind, tmp_path / "engine") as client, agent(tmp_path, client) as (pod, stream):
+    async with engine_with_lora(any_kind, tmp_path / "engine") as client, agent(tmp_path, client) as (pod, stream):
         asked = asyncio.create_task(pod.ensure(stream, one, seconds=30))
         await until_state(stream, one.name, "loading")
         os.killpg(client.engine.process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A drain beside an engine, the simulator and the real one: what says that it is idle, and that it is stalled."""
+"""A drain beside every engine: what says that it is idle, and that it is stalled."""
 
 import asyncio
 import json
@@ -12,25 +12,27 @@ from typing import Any
 import aiohttp
 import pytest
 
-from shoal.engine.port import Counters, Loads
-from shoal.engine.sglang.client import SGLangClient
+from shoal.engine.port import Counters, EngineClient, Loads
+from tests.contract.conftest import Client
 from tests.support.agentpod import KEYS, Pod
-from tests.support.engines import ADMIN_KEY, API_KEY, EngineProcess, Kind, running_engine
+from tests.support.behaviour import words_of
+from tests.support.engines import ADMIN_KEY, API_KEY, MAX_RUNNING, SERVED, EngineProcess, Kind, running_engine
 
 HEADERS = {"Authorization": f"Bearer {API_KEY}"}
 LONG = 1500
 
 
 @pytest.fixture
-async def asking(engine: EngineProcess) -> AsyncGenerator[SGLangClient]:
+async def asking(any_client: Client) -> AsyncGenerator[EngineClient]:
     async with aiohttp.ClientSession() as session:
-        yield SGLangClient(session, engine.url, api_key=API_KEY, admin_key=ADMIN_KEY)
+        agent, url = any_client.words.kind.agent, any_client.engine.url
+        yield agent.connect(session, url, api_key=API_KEY, admin_key=ADMIN_KEY, max_running=MAX_RUNNING).client
 
 
 @asynccontextmanager
 async def streaming(url: str, tokens: int = LONG) -> AsyncGenerator[aiohttp.ClientResponse]:
     """An answer that has begun."""
-    body = {"model": "x", "prompt": "one two", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    body = {"model": SERVED, "prompt": "one two", "max_tokens": tokens, "ignore_eos": True, "stream": True}
     timeout = aiohttp.ClientTimeout(total=None, sock_read=120)
     async with (
         aiohttp.ClientSession(headers=HEADERS, timeout=timeout) as session,
@@ -41,9 +43,9 @@ async def streaming(url: str, tokens: int = LONG) -> AsyncGenerator[aiohttp.Clie
 
 
 @asynccontextmanager
-async def drained(folder: Path, url: str, **seconds: Any) -> AsyncGenerator[Pod]:
+async def drained(folder: Path, engine: EngineProcess, **seconds: Any) -> AsyncGenerator[Pod]:
     """An agent beside the engine, which it saw start."""
-    pod = Pod(folder, engine_url=url, **seconds)
+    pod = Pod(folder, engine_url=engine.url, kind=words_of(engine).kind, max_running=MAX_RUNNING, **seconds)
     pod.keys.write_text(json.dumps(KEYS | {"engine": API_KEY, "admin": ADMIN_KEY}))
     async with pod.running(), pod.stream("operator-key") as stream:
         await stream.message()
@@ -61,12 +63,12 @@ async def until(get: Callable[[], Any], test: Callable[[Any], bool]) -> None:
 
 
 async def test_a_stream_is_an_active_request_from_its_first_to_its_last_byte(
-    client: object, engine: EngineProcess, asking: SGLangClient
+    any_client: Client, asking: EngineClient
 ) -> None:
     # Whom another test left in the middle, the engine forgets seconds later.
     await until(asking.counters, lambda now: now.active == 0)
     before = await asking.counters()
-    async with streaming(engine.url, 600) as response:
+    async with streaming(any_client.engine.url, 600) as response:
         during = await asking.counters()
         assert (during.active, during.requests) == (1, (before.requests or 0) + 1)
         await response.read()
@@ -76,10 +78,8 @@ async def test_a_stream_is_an_active_request_from_its_first_to_its_last_byte(
     )
 
 
-async def test_tokens_show_as_progress_while_they_are_computed(
-    client: object, engine: EngineProcess, asking: SGLangClient
-) -> None:
-    async with streaming(engine.url) as response:
+async def test_tokens_show_as_progress_while_they_are_computed(any_client: Client, asking: EngineClient) -> None:
+    async with streaming(any_client.engine.url) as response:
         first = await asking.loads()
         assert first.computed is not None
         assert first.max_running == 4
@@ -88,16 +88,20 @@ async def test_tokens_show_as_progress_while_they_are_computed(
         response.close()
 
 
-async def test_an_idle_engine_goes_on_saying_so(client: object, asking: SGLangClient) -> None:
+async def test_an_idle_engine_goes_on_saying_so_where_it_says_when(any_client: Client, asking: EngineClient) -> None:
     first: Loads = await asking.loads()
-    assert first.published is not None
+    assert (first.published is not None) == any_client.words.tells_its_age
+    if first.published is None:
+        return
     await until(asking.loads, lambda now: now.published > first.published)
 
 
 @pytest.mark.timeout(600)
-async def test_the_hook_waits_for_the_answer_and_sigterm_then_finds_nothing_to_do(kind: Kind, tmp_path: Path) -> None:
-    with running_engine(kind, tmp_path / "engine") as process:
-        async with drained(tmp_path, process.url) as pod, streaming(process.url) as response:
+async def test_the_hook_waits_for_the_answer_and_sigterm_then_finds_nothing_to_do(
+    any_kind: Kind, tmp_path: Path
+) -> None:
+    with running_engine(any_kind, tmp_path / "engine") as process:
+        async with drained(tmp_path, process) as pod, streaming(process.url) as response:
             hook = asyncio.create_task(pod.hook())
             done, _ = await asyncio.wait([hook], timeout=2.5)
             assert not done, "the hook returned while an answer was being given"
@@ -111,9 +115,9 @@ async def test_the_hook_waits_for_the_answer_and_sigterm_then_finds_nothing_to_d
 
 
 @pytest.mark.timeout(600)
-async def test_sigterm_under_load_lets_the_answer_finish(kind: Kind, tmp_path: Path) -> None:
+async def test_sigterm_under_load_lets_the_answer_finish(any_kind: Kind, tmp_path: Path) -> None:
     """What is left when the agent dies during a drain, or drainSeconds are over."""
-    with running_engine(kind, tmp_path / "engine") as process:
+    with running_engine(any_kind, tmp_path / "engine") as process:
         async with streaming(process.url) as response:
             os.kill(process.process.pid, signal.SIGTERM)
             assert (await response.read()).endswith(b"data: [DONE]\n\n")
@@ -121,9 +125,11 @@ async def test_sigterm_under_load_lets_the_answer_finish(kind: Kind, tmp_path: P
 
 
 @pytest.mark.timeout(600)
-async def test_an_engine_that_hangs_under_a_request_is_stalled_and_needs_no_drain(kind: Kind, tmp_path: Path) -> None:
-    with running_engine(kind, tmp_path / "engine") as process:
-        async with drained(tmp_path, process.url, stall_seconds=8) as pod, streaming(process.url):
+async def test_an_engine_that_hangs_under_a_request_is_stalled_and_needs_no_drain(
+    any_kind: Kind, tmp_path: Path
+) -> None:
+    with running_engine(any_kind, tmp_path / "engine") as process:
+        async with drained(tmp_path, process, stall_seconds=8) as pod, streaming(process.url):
             await hang(process)
             async with asyncio.timeout(60):
                 while not pod.stalled_file.exists():
@@ -133,12 +139,12 @@ async def test_an_engine_that_hangs_under_a_request_is_stalled_and_needs_no_drai
 
 
 async def hang(process: EngineProcess) -> None:
-    """The simulator has a fault for it; of SGLang the scheduler is stopped, as by a GPU that never answers."""
-    if process.kind == "sim":
+    """The simulator has a fault for it; of a real engine the scheduler is stopped, as by a GPU that never answers."""
+    if process.kind.startswith("sim"):
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {ADMIN_KEY}"}) as session:
             await session.post(process.url + "/sim/faults", json={"kind": "stall"})
             # It strikes with the next request, which waits for its first token for ever.
-            body = {"model": "x", "prompt": "z", "max_tokens": 2, "stream": True}
+            body = {"model": SERVED, "prompt": "z", "max_tokens": 2, "stream": True}
             headers = {"Authorization": f"Bearer {API_KEY}"}
             asking = asyncio.create_task(session.post(process.url + "/v1/completions", json=body, headers=headers))
             try:
@@ -146,7 +152,7 @@ async def hang(process: EngineProcess) -> None:
             finally:
                 asking.cancel()
         return
-    found = schedulers(process.process.pid)
+    found = schedulers(process.process.pid, words_of(process).core)
     assert found
     for scheduler in found:
         os.kill(scheduler, signal.SIGSTOP)
@@ -157,11 +163,11 @@ async def faults(session: aiohttp.ClientSession, process: EngineProcess) -> dict
         return await answer.json()
 
 
-def schedulers(pid: int) -> list[int]:
+def schedulers(pid: int, title_part: str) -> list[int]:
     """Descendants whose title says so."""
     found: list[int] = []
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         title = Path(f"/proc/{child}/cmdline").read_bytes()
-        found += [int(child)] if b"scheduler" in title else []
-        found += schedulers(int(child))
+        found += [int(child)] if title_part.encode() in title else []
+        found += schedulers(int(child), title_part)
     return found

@@ -27,6 +27,7 @@ from shoal.agent.stream import AgentStream
 from shoal.api import names
 from shoal.api.adapters import AdapterSettings, AdapterWanted, DesiredAdapter, DesiredAdapters
 from shoal.engine.kinds import DEFAULT
+from shoal.engine.port import EngineKind
 from shoal.manifests.pod import SILENT_ROUNDS, drain_script
 from shoal.net.tls import TLSCredentials
 from tests.support.controlplane import free_ports
@@ -84,8 +85,11 @@ class Pod:
         engine_url: str | None = None,
         pool: AdapterSettings | None = None,
         bring: Fetch | None = None,
+        kind: EngineKind = DEFAULT,
+        max_running: int | None = None,
     ) -> None:
         self.folder = folder
+        self._kind, self._max_running = kind, max_running
         self.keys = folder / "agent.json"
         self.engine = FakeEngine()
         self.url = ""
@@ -101,7 +105,7 @@ class Pod:
                 self.drain,
                 self.files,
                 bring or partial(stage_adapter, settings=pool, sources=replace(IMPATIENT, network=LOCAL)),
-                DEFAULT.agent,
+                kind.agent,
             )
         self._stall_seconds = stall_seconds
         self._engine_url = engine_url
@@ -139,7 +143,17 @@ class Pod:
         stalls = StallTracker(self._stall_seconds, self.stalled_file)
         observer = EngineObserver(self.hub, self.drain, stalls, self.folder, self.adapters)
         url = self._engine_url or str(self.engine_server.make_url(""))
-        agent = EngineAgent(url, self.keys, self.hub, observer, self.drain, self.adapters, credentials)
+        agent = EngineAgent(
+            url,
+            self.keys,
+            self.hub,
+            observer,
+            self.drain,
+            self.adapters,
+            credentials,
+            kind=self._kind,
+            max_running=self._max_running,
+        )
         (self._port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{self._port}"
         beside = [Hook(self.drain, self.folder).run]

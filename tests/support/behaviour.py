@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
+from shoal.engine.kinds import KINDS
+from shoal.engine.port import EngineKind
 from tests.support.engines import (
     LORA,
     LORA_SLOTS,
@@ -105,6 +107,18 @@ class EngineWords:
     """Of the process that computes, what its name contains."""
     too_long: str
     """In the message about an answer that cannot fit into the context."""
+    kv_tokens: int
+    """Of the suite's engines, as many as can be used."""
+    load_wants_key: bool
+    """Whether an agent with the wrong key learns nothing of the load."""
+    tells_waiting_tokens: bool
+    tells_its_age: bool
+    """Whether the load has a time stamp that an idle engine renews."""
+
+    @property
+    def kind(self) -> EngineKind:
+        """Shoal's own side of it."""
+        return KINDS[self.name]
 
     def counter(self, name: str) -> str:
         """The metric of a counter that both engines have by this name."""
@@ -138,13 +152,14 @@ SGLANG_WORDS: Final = EngineWords(
     name="SGLang", differences=SGLANG, lora=LORA, pooling=("--is-embedding", "--disable-radix-cache"),
     load_path="/load_lora_adapter", unload_path="/unload_lora_adapter", admin_key=True, prefix="sglang",
     running="num_running_reqs", waiting="num_queue_reqs", adapters_at_start="--lora-paths", core="scheduler",
-    too_long="context length",
+    too_long="context length", kv_tokens=20000, load_wants_key=True, tells_waiting_tokens=True, tells_its_age=True,
 )  # fmt: skip
 VLLM_WORDS: Final = EngineWords(
     name="vLLM", differences=VLLM, lora=VLLM_LORA, pooling=("--runner", "pooling"),
     load_path="/v1/load_lora_adapter", unload_path="/v1/unload_lora_adapter", admin_key=False, prefix="vllm",
     running="num_requests_running", waiting="num_requests_waiting", adapters_at_start="--lora-modules",
-    core="VLLM::EngineCore", too_long="max_model_len",
+    core="VLLM::EngineCore", too_long="max_model_len", kv_tokens=639 * VLLM_BLOCK, load_wants_key=False,
+    tells_waiting_tokens=False, tells_its_age=False,
 )  # fmt: skip
 WORDS: Final[dict[Kind, EngineWords]] = {
     "sim": SGLANG_WORDS, "sglang": SGLANG_WORDS, "sim-vllm": VLLM_WORDS, "vllm": VLLM_WORDS,
