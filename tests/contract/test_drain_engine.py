@@ -146,11 +146,17 @@ async def hang(process: EngineProcess) -> None:
             # It strikes with the next request, which waits for its first token for ever.
             body = {"model": SERVED, "prompt": "z", "max_tokens": 2, "stream": True}
             headers = {"Authorization": f"Bearer {API_KEY}"}
-            asking = asyncio.create_task(session.post(process.url + "/v1/completions", json=body, headers=headers))
+
+            async def ask() -> None:
+                async with session.post(process.url + "/v1/completions", json=body, headers=headers) as answer:
+                    await answer.read()
+
+            asking = asyncio.create_task(ask())
             try:
                 await until(lambda: faults(session, process), lambda now: now["stalled"])
             finally:
                 asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
         return
     found = schedulers(process.process.pid, words_of(process).core)
     assert found
