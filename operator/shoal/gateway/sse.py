@@ -13,6 +13,7 @@ DONE: Final = b"data: [DONE]"
 
 _USAGE: Final = b'"usage":'
 _NO_CHOICES: Final = b'"choices":[]'
+_A_CHOICE: Final = b'"choices":[{'
 
 
 class EventTooLarge(Exception):
@@ -65,18 +66,19 @@ def plain_chunk(data: bytes) -> tuple[bytes, bytes] | None:
     """What arrived without its usage, and the usage, if that is exactly one chunk as SGLang writes it: its usage comes
     last and contains no object. Else None, which says nothing: the functions below understand all events. Almost all
     reads of a stream are such a chunk, and this takes a third of their time."""
-    at, end = data.rfind(_USAGE), len(data)
+    # The last brace that opens must be that of the usage. Searches for one byte, and one that ends early, are cheap.
+    at, end = data.rfind(b"{"), len(data)
     if (
-        data[at - 1 : at + 9] != b',"usage":{'
-        or data.find(b"}", at) != end - 4
+        data[at - 9 : at] != b',"usage":'
         or not data.endswith(b"}}\n\n")
+        or data.find(b"}", at) != end - 4
         or not data.startswith(b'data: {"id":')
-        or data.find(b"\n\n") != end - 2
+        or data.count(b"\n") != 2
         or b"\r" in data
-        or is_closing_usage(data)
+        or data.find(_A_CHOICE) < 0
     ):
         return None
-    return data[: at - 1] + b"}\n\n", data[at + 8 : end - 3]
+    return data[: at - 9] + b"}\n\n", data[at : end - 3]
 
 
 def find_usage(event: bytes) -> tuple[int, int] | None:
