@@ -8,6 +8,7 @@ _TIDY_SECONDS = 60.0
 
 BENCHES = {
     "bench_gateway": "the gateway beside no proxy, Envoy and smg",
+    "bench_endpoints": "what a request costs the gateway on each endpoint, beside chat completions",
     "bench_metrics": "what metrics and traces cost the gateway, side by side",
     "bench_prefix": "prompts that find their prefix in a cache, by rule of routing",
     "bench_transport": "what mutual TLS costs the gateway and beside each engine, side by side",

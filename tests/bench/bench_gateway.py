@@ -122,20 +122,24 @@ class Bench:
         subprocess.run([compiler, "-O2", "-o", self.load, HERE / "load.c"], check=True)
 
     def measure(self, mode: str, port: int, amount: int, pid: int | None) -> dict[str, float]:
-        file = self.folder / "request"
-        file.write_bytes(request(port, stream=mode == "streams"))
         before, busy = cpu_seconds(pid) if pid else 0.0, busy_seconds()
+        result = self.load_with(request(port, stream=mode == "streams"), mode, port, amount)
+        # The generator runs a second of warm-up as well.
+        result["cpu"] = (cpu_seconds(pid) - before) / (self.seconds + 1) if pid else 0.0
+        result["busy"] = (busy_seconds() - busy) / (self.seconds + 1)
+        return result
+
+    def load_with(self, content: bytes, mode: str, port: int, amount: int) -> dict[str, float]:
+        """What the load generator saw of requests with this content."""
+        file = self.folder / "request"
+        file.write_bytes(content)
         out = subprocess.run(
             ["taskset", "-c", LOAD_CORE, self.load, mode, str(port), str(amount), str(self.seconds), file],
             check=True,
             capture_output=True,
             timeout=self.seconds + 60,
         )
-        result = json.loads(out.stdout)
-        # The generator runs a second of warm-up as well.
-        result["cpu"] = (cpu_seconds(pid) - before) / (self.seconds + 1) if pid else 0.0
-        result["busy"] = (busy_seconds() - busy) / (self.seconds + 1)
-        return result
+        return json.loads(out.stdout)
 
     def row(self, name: str, port: int, pid: int | None) -> dict[str, Any]:
         saturated = self.measure("closed", port, 64, pid)

@@ -18,12 +18,14 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import uvloop
 
 from shoal.api import keys
 from shoal.api.replica import ReplicaKeys
 from shoal.api.tenant import Tenant
+from shoal.core.capabilities import Capability
 from shoal.core.hold.limits import Limits
 from shoal.core.routing.choice import Replica
 from shoal.core.routing.resolve import ServedModel
@@ -97,7 +99,15 @@ async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool, led
     )
     tls = os.environ.get("BENCH_TLS_DIR", "")
     limits = Limits(max_requests=100_000, max_bytes=2**30, max_tenant_percent=100)
-    model = ServedModel("bench/model", "uid", "bench/model", ("bench",), None, limits=limits)
+    model = ServedModel(
+        "bench/model",
+        "uid",
+        "bench/model",
+        ("bench",),
+        None,
+        capabilities=frozenset(get_args(Capability)),
+        limits=limits,
+    )
     key = {"name": "key", "sha256": hashlib.sha256(API_KEY.encode()).hexdigest()}
     spec: dict[str, object] = {"keys": [key], "models": [{"namespace": "bench", "name": "model"}]}
     tenant = Tenant.model_validate({"metadata": {"name": "t"}, "spec": spec | (EVERYTHING if ledger_url else {})})

@@ -1,6 +1,6 @@
 /* Load generator and fake engine for the gateway's bench: epoll, one thread each, so that neither is what is measured.
  *
- *   load upstream PORT                                    an engine: one fixed answer, or 50 chunks 20 ms apart
+ *   load upstream PORT [BODY-FILE]                        an engine: one fixed answer, or 50 chunks 20 ms apart
  *   load closed   PORT CONNS SECONDS REQUEST-FILE         as many requests as go, CONNS at a time
  *   load open     PORT RATE  SECONDS REQUEST-FILE         RATE requests/s; latency counts from the scheduled time
  *   load streams  PORT CONNS SECONDS REQUEST-FILE         CONNS streams at a time; counts chunks
@@ -64,11 +64,13 @@ static void put(int fd, const char *data, size_t size) {
 
 /* --- the engine ------------------------------------------------------------------------------------------------- */
 
-static const char ANSWER[] =
+static const char CHAT[] =
     "{\"id\":\"chatcmpl-0000000000000000\",\"object\":\"chat.completion\",\"created\":1760000000,\"model\":\"bench/model\","
     "\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"The quick brown fox jumps over the lazy "
     "dog.\"},\"logprobs\":null,\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":200,\"total_tokens\":212,"
     "\"completion_tokens\":12,\"prompt_tokens_details\":{\"cached_tokens\":64}}}";
+
+static const char *whole_answer = CHAT;
 
 static const char STREAM_HEAD[] =
     "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n";
@@ -112,9 +114,9 @@ static void serve(struct conn *c) {
       c->next = now_ns();
       next_chunk(c);
     } else if (!strncmp(c->buf, "POST", 4)) {
-      char out[1024];
+      char out[8192];
       int n = snprintf(out, sizeof out, "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %zu\r\n\r\n%s",
-                       strlen(ANSWER), ANSWER);
+                       strlen(whole_answer), whole_answer);
       put(c->fd, out, (size_t)n);
     } else {
       const char *info = "{\"model_path\":\"bench/model\",\"served_model_name\":\"bench/model\",\"tp_size\":1,\"dp_size\":1,"
@@ -287,19 +289,27 @@ static void generate(const char *mode, int amount, double seconds) {
          (double)finished / took, quantile(0.5), quantile(0.99), (double)(chunks - counted_chunks) / took, finished, errors);
 }
 
+static char *read_file(const char *name, size_t *size) {
+  FILE *file = fopen(name, "rb");
+  if (!file) die(name);
+  char *content = calloc(1, (1 << 20) + 1);
+  *size = fread(content, 1, 1 << 20, file);
+  fclose(file);
+  return content;
+}
+
 int main(int argc, char **argv) {
   signal(SIGPIPE, SIG_IGN);
-  if (argc == 3 && !strcmp(argv[1], "upstream")) upstream(atoi(argv[2]));
+  if (argc >= 3 && !strcmp(argv[1], "upstream")) {
+    if (argc > 3) whole_answer = read_file(argv[3], &request_size);
+    upstream(atoi(argv[2]));
+  }
   if (argc != 6) {
     fprintf(stderr, "see the head of load.c\n");
     return 2;
   }
   target_port = atoi(argv[2]);
-  FILE *file = fopen(argv[5], "rb");
-  if (!file) die(argv[5]);
-  request = malloc(1 << 20);
-  request_size = fread(request, 1, 1 << 20, file);
-  fclose(file);
+  request = read_file(argv[5], &request_size);
   generate(argv[1], atoi(argv[3]), atof(argv[4]));
   return 0;
 }
