@@ -334,6 +334,15 @@ def rolled_out(storm: Storm) -> None:
     _patch(storm, model, {"pod": {"env": [{"name": "STORM_REVISION", "value": str(storm.revision)}]}})
 
 
+def engine_changed(storm: Storm) -> None:
+    """A Model goes from SGLang to vLLM or back, under load."""
+    model = storm.random.choice((STEADY, BURSTY))
+    now = storm.ground.kubectl("get", "model", model, "-n", STORM, "-o", "jsonpath={.spec.engine.type}")
+    then = "SGLang" if now == "vLLM" else "vLLM"
+    storm.say(f"engine_changed: {model}, from {now} to {then}")
+    _patch(storm, model, {"engine": {"type": then}})
+
+
 def bad_revision(storm: Storm) -> None:
     """A revision that never becomes ready, taken back after a while."""
     storm.say(f"bad_revision: {STEADY}")
@@ -377,6 +386,7 @@ ALL: Final[dict[str, Fault]] = {
         etcd_restarted,
         streams_cut,
         rolled_out,
+        engine_changed,
         bad_revision,
         scaled,
     )
