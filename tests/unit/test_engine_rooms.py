@@ -15,7 +15,9 @@ NAMES: Final = frozenset(name.lower() for name in KINDS) | {"vllm", "tgi", "trtl
 MAY_NAME: Final = {
     "shoal.api.model",  # the field's values
     "shoal.api.lint",  # the field's values may be products' names
-    "shoal.gateway.tracing",  # the provider's name in traces
+    "shoal.core.routing.choice",  # what runs in a pod that does not say it
+    "shoal.core.sizing.sglang",  # the name in messages about this arithmetic
+    "shoal.core.sizing.vllm",
 }
 """Modules outside of `engine/` with a text that is an engine's name and nothing else."""
 REGISTRIES: Final = ("shoal.engine.kinds", "shoal.engine.wires")

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 
-class Sample(NamedTuple):
+class MetricLine(NamedTuple):
     """One line of a metrics page."""
 
     name: str
@@ -13,7 +13,7 @@ class Sample(NamedTuple):
     value: float
 
 
-def samples(body: bytes, families: Sequence[str]) -> Iterator[Sample]:
+def samples(body: bytes, families: Sequence[str]) -> Iterator[MetricLine]:
     """The lines of these families, in order; a line without a number is passed over.
 
     By hand: a full parser takes many times as long, every few seconds, in every pod.
@@ -31,7 +31,7 @@ def samples(body: bytes, families: Sequence[str]) -> Iterator[Sample]:
             value = float(text.split()[0])
         except (ValueError, IndexError):
             continue
-        yield Sample(name, labels, value)
+        yield MetricLine(name, labels, value)
 
 
 def label(labels: str, name: str) -> str | None:

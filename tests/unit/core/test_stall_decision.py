@@ -73,7 +73,7 @@ def test_a_client_that_does_not_read_its_answer_is_no_work_for_such_a_scheduler(
     assert after(mute, answered, answered, answered).since == 90.0
 
 
-def test_running_requests_whose_figures_freeze_are_a_stall() -> None:
+def test_running_requests_for_which_nothing_moves_are_a_stall() -> None:
     mute = replace(BUSY, published=None)
     assert after(mute, mute, mute).since == 0.0
 

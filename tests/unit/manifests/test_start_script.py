@@ -91,7 +91,7 @@ def test_as_number_one_an_engine_without_a_handler_ends_at_sigterm(tmp_path: Pat
         end_now(process)
 
 
-DEAF: str = """
+LOSES_SIGNALS: str = """
 import signal, sys, time
 heard = []
 signal.signal(signal.SIGTERM, lambda *_: (heard.append(1), len(heard) > 2 and sys.exit(0)))
@@ -105,7 +105,7 @@ while True: time.sleep(1)
 def test_an_engine_that_may_lose_the_signal_gets_it_again(tmp_path: Path, repeat: float | None, ends: bool) -> None:
     script = start_script(*(str(tmp_path / name) for name in ("boot", "stalled", "drain")), repeat=repeat)
     process = subprocess.Popen(
-        ["sh", "-c", script, "engine", sys.executable, "-c", DEAF], stdout=subprocess.PIPE, text=True
+        ["sh", "-c", script, "engine", sys.executable, "-c", LOSES_SIGNALS], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
