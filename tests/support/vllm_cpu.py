@@ -16,7 +16,7 @@ from typing import Any
 from tests.support.controlplane import free_ports
 from tests.support.engines import MODEL, make_models, vllm_launcher
 
-START_SECONDS = 240.0
+START_SECONDS = 600.0
 _INFO = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 

@@ -60,7 +60,7 @@ def test_the_other_engine_is_sized_with_its_own_defaults(tmp_path: Path) -> None
     assert "(of it estimated: overhead, activations, graphs)" in found["summary"]
 
 
-def test_a_model_of_vllm_says_that_its_figures_are_the_least(tmp_path: Path) -> None:
+def test_a_model_of_vllm_says_that_its_tokens_are_the_least(tmp_path: Path) -> None:
     text = run(tmp_path, {"type": "vLLM"}, configs.LLAMA_8B, "--sums")
     assert "≥ " in text
     assert "activations" in text

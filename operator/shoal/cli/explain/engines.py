@@ -88,8 +88,8 @@ def _verdict(own_name: str, mine: Sized, other_name: str, its: Sized) -> str:
     if mine.kv_tokens == its.kv_tokens:
         return "both hold the same"
     more, fewer, name = (mine, its, own_name) if mine.kv_tokens > its.kv_tokens else (its, mine, other_name)
-    unsure = fewer.at_least and not more.at_least
-    return f"{name} holds more" + (", unless the estimates are far too high" if unsure else "")
+    may_be_less = fewer.at_least and not more.at_least
+    return f"{name} holds more" + (", unless the estimates are far too high" if may_be_less else "")
 
 
 def _tokens(sized: Sized) -> str:

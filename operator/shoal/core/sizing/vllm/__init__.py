@@ -24,10 +24,11 @@ from shoal.core.sizing.vllm.slots import slot_bytes
 UTILIZATION: Final = 0.92
 """vLLM's own --gpu-memory-utilization."""
 _CAPABILITY: Mapping[str, int] = {
-    "awq": 75, "awq_marlin": 75, "auto_awq": 75, "auto_gptq": 60, "compressed-tensors": 70, "experts_int8": 80,
-    "fbgemm_fp8": 80, "fp8": 75, "fp_quant": 100, "gptq": 60, "gptq_marlin": 60, "humming": 75, "inc": 60,
-    "modelopt": 80, "modelopt_fp4": 75, "modelopt_mxfp8": 80, "moe_wna16": 70, "mxfp4": 80, "quark": 70,
-    "torchao": 75,
+    "awq": 75, "awq_marlin": 75, "auto_awq": 75, "auto_gptq": 60, "compressed-tensors": 70, "deepseek_v4_fp8": 75,
+    "experts_int8": 80, "fbgemm_fp8": 80, "fp8": 75, "fp8_per_block": 75, "fp8_per_channel": 75, "fp8_per_tensor": 75,
+    "fp_quant": 100, "gpt_oss_mxfp4": 80, "gptq": 60, "gptq_marlin": 60, "humming": 75, "inc": 60,
+    "int8_per_channel_weight_only": 75, "modelopt": 80, "modelopt_fp4": 75, "modelopt_mixed": 75, "modelopt_mxfp8": 80,
+    "moe_wna16": 70, "mxfp4": 80, "mxfp8": 80, "nvfp4_per_token": 75, "online": 75, "quark": 70, "torchao": 75,
 }  # fmt: skip
 """`get_min_capability` of vLLM 0.32.0."""
 _IRREGULAR: Final = ("NemotronHForCausalLM", "FalconH1ForCausalLM")
