@@ -7,6 +7,7 @@ import pytest
 
 from shoal.core.architectures import facts_of
 from shoal.core.capabilities import EMBEDS_ARG, NO_PREFIX_CACHE, capabilities
+from shoal.core.enginedifferences import EngineDifferences
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 300}
 ONE = {"id2label": {"0": "LABEL_0"}}
@@ -46,6 +47,25 @@ def test_the_weights_say_what_a_model_can_do(
 ) -> None:
     facts = facts_of({"architectures": [architecture], "model_type": "x", **SIZES, **config}, source="hf://a/b")
     assert capabilities(facts, args, shares_prefixes=shared) == set(able.split())
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "shared", "able"),
+    [
+        ("LlamaForCausalLM", {}, True, "generate"),
+        ("Qwen3Model", {}, False, "embed"),
+        ("XLMRobertaForSequenceClassification", ONE, False, "rerank score"),
+        ("Qwen2ForSequenceClassification", ONE, False, "rerank score"),
+        ("Qwen2ForSequenceClassification", THREE, False, "classify"),
+        ("Qwen3ForRewardModel", {}, False, ""),
+    ],
+)
+def test_an_engine_that_scores_pairs_scores_where_it_reranks(
+    architecture: str, config: dict[str, Any], shared: bool, able: str
+) -> None:
+    facts = facts_of({"architectures": [architecture], "model_type": "x", **SIZES, **config}, source="hf://a/b")
+    pairs = EngineDifferences(pairs_score=True)
+    assert capabilities(facts, (), shares_prefixes=shared, differences=pairs) == set(able.split())
 
 
 def test_facts_of_an_earlier_release_do_not_say_how_many_labels_there_are() -> None:

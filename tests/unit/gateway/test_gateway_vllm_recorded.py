@@ -19,7 +19,11 @@ RECORDED: dict[str, dict[str, Any]] = {
 }
 ADAPTER = "chat.support@111111111111"
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-ANSWERS = [n for n, r in RECORDED.items() if r["status"] == 200 and "/v1/c" in r["path"] and "adapter" not in n]
+ANSWERS = [
+    name
+    for name, one in RECORDED.items()
+    if one["status"] == 200 and one["path"].startswith("/v1/c") and not name.startswith(("adapter", "died"))
+]
 REFUSALS = [name for name, r in RECORDED.items() if r["status"] == 400]
 UNLIKE = ("chatcmpl-", "cmpl-", "embd-", "chat/llama", '"reasoning":', '"stop_reason":')
 
@@ -147,14 +151,27 @@ async def test_what_is_wrong_is_told_in_one_sentence(tmp_path: Path):
             assert wrong["message"] == message
 
 
-async def test_an_engine_that_stops_is_passed_over(tmp_path: Path):
-    engines: list[ScriptedEngine] = [vllm_engine(replays(RECORDED[name])) for name in ("shut-down", "chat")]
+@pytest.mark.parametrize("name", ["shut-down", "died"])
+async def test_an_engine_that_stops_or_has_died_is_passed_over(tmp_path: Path, name: str):
+    engines: list[ScriptedEngine] = [vllm_engine(replays(RECORDED[each])) for each in (name, "chat")]
     async with gateway(tmp_path, *engines) as it:
         on_vllm(it, 1, 2)
         it.model(limits=Limits(max_requests=0))
         for _ in range(4):
             assert (await it.post({**CHAT, "model": "llama"})).status == 200
         assert engines[0].requests
+
+
+@pytest.mark.parametrize("pieces", [1 << 30, 7])
+async def test_an_engine_that_dies_in_the_middle_of_a_stream(tmp_path: Path, pieces: int):
+    async with gateway(tmp_path, vllm_engine(replays(RECORDED["died-in-the-stream"], pieces))) as it:
+        on_vllm(it, 1)
+        text = await (await it.post({**CHAT, "model": "llama", "stream": True})).text()
+        events = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: {")]
+        assert events[-1]["error"]["code"] == "replica_lost"
+        assert "EngineCore" not in text
+        data = (await it.records())[0].data
+        assert (data.outcome, data.input_tokens, data.output_tokens) == ("failed", 5, 48)
 
 
 @pytest.mark.parametrize("name", ["embeddings-on-generating", "rerank-on-generating", "chat-on-reranker"])
