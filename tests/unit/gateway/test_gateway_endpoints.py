@@ -5,10 +5,12 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+import aiohttp
 import pytest
 
-from shoal.core.fields.table import TABLE
-from tests.support.gateway import gateway
+from shoal.core.fields.table import FORMS, TABLE, TOKENIZING
+from tests.support.gateway import API_KEY, GatewayUnderTest, gateway
+from tests.support.recordings import TYPE, asked, wav
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine
 
 BODIES: Final[dict[str, dict[str, Any]]] = {
@@ -20,15 +22,29 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
     "/v1/classify": {"input": "hi"},
     "/v1/tokenize": {"prompt": "hi"},
     "/v1/detokenize": {"tokens": [5]},
+    "/v1/audio/transcriptions": {},
 }
 endpoints = pytest.mark.parametrize("path", BODIES)
 
 
+async def post(it: GatewayUnderTest, path: str, key: str | None = API_KEY) -> aiohttp.ClientResponse:
+    if path in FORMS:
+        return await it.post(asked(wav(0.1)), path, key, headers={"content-type": TYPE.decode()})
+    return await it.post({"model": "llama", **BODIES[path]}, path, key)
+
+
+def read(path: str) -> int | None:
+    """Tokens that the engine has counted."""
+    return None if path in FORMS else 0 if path in TOKENIZING else 3
+
+
 async def answer(request: EngineRequest) -> None:
     usage = {"prompt_tokens": 3, "total_tokens": 3, "completion_tokens": 0}
-    found: Any = {"model": request.model, "usage": usage}
+    found: Any = {"model": request.body.get("model"), "usage": usage}
     if request.path == "/v1/rerank":
         found = [{"score": 0.5, "index": 0, "meta_info": usage}]
+    elif request.path in FORMS:
+        found = {"text": "hi", "usage": {"type": "duration", "seconds": 1}}
     await request.answer(200, json.dumps(found, separators=(",", ":")).encode())
 
 
@@ -41,7 +57,7 @@ async def test_nobody_is_served_without_a_key(tmp_path: Path, path: str):
     engine = ScriptedEngine(answer)
     async with gateway(tmp_path, engine) as it:
         for key in (None, "sk-wrong"):
-            assert (await it.post({"model": "llama", **BODIES[path]}, path, key)).status == 401
+            assert (await post(it, path, key)).status == 401
         async with it.session.get(it.url + path) as wrong:
             assert wrong.status == 405
         assert engine.requests == []
@@ -53,7 +69,7 @@ async def test_a_request_waits_for_a_replica(tmp_path: Path, path: str):
     engine = ScriptedEngine(answer)
     async with gateway(tmp_path, engine) as it:
         it.hear(1, phase="stalled")
-        asked = asyncio.create_task(it.post({"model": "llama", **BODIES[path]}, path))
+        asked = asyncio.create_task(post(it, path))
         async with asyncio.timeout(20):
             while not it.app.holds.waiting:
                 await asyncio.sleep(0.005)
@@ -62,7 +78,7 @@ async def test_a_request_waits_for_a_replica(tmp_path: Path, path: str):
         assert (await asked).status == 200
         data = (await it.records())[0].data
         assert data.hold_ms is not None
-        assert data.input_tokens == (0 if "tokenize" in path else 3)
+        assert data.input_tokens == read(path)
 
 
 @endpoints
@@ -73,8 +89,8 @@ async def test_a_replica_that_is_lost_before_it_answers_costs_the_client_nothing
     broken, sound = ScriptedEngine(hang_up), ScriptedEngine(answer)
     async with gateway(tmp_path, broken, sound) as it:
         for _ in range(3):
-            assert (await it.post({"model": "llama", **BODIES[path]}, path)).status == 200
+            assert (await post(it, path)).status == 200
         assert broken.requests
         records = await it.records(count=3)
-        assert {record.data.input_tokens for record in records} == {0 if "tokenize" in path else 3}
+        assert {record.data.input_tokens for record in records} == {read(path)}
         assert max(record.data.attempts for record in records) == 2
