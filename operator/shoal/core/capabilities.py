@@ -26,6 +26,12 @@ def only_embeds(facts: ArtifactFacts | None, extra_args: Sequence[str]) -> bool:
     return EMBEDS_ARG in extra_args or (facts is not None and facts.task == "Embed")
 
 
+def takes_no_salt(facts: ArtifactFacts | None, extra_args: Sequence[str]) -> bool:
+    """Whether nothing that the engine is for takes a `cache_salt`, which separates prompts in its cache."""
+    hears = facts is not None and facts.architecture in names.TRANSCRIBES_ONLY
+    return hears or only_embeds(facts, extra_args)
+
+
 def capabilities(
     facts: ArtifactFacts | None,
     extra_args: Sequence[str],
@@ -45,8 +51,9 @@ def _abilities(
 ) -> frozenset[Capability]:
     """What SGLang does with such a model.
 
-    Scoring by a Model that generates goes through the prefix cache, and SGLang's /v1/score takes no `cache_salt`. So it
-    is served only where tenants share the cache or there is none: else one tenant would find another's prompts.
+    Scoring and transcribing by a Model that generates go through the prefix cache, and SGLang takes no `cache_salt`
+    with them. So they are served only where tenants share the cache or there is none: else one tenant would find
+    another's prompts or audio.
     """
     if facts is None or facts.architecture is None:
         return frozenset({"embed"}) if only_embeds(facts, extra_args) else _UNKNOWN
@@ -61,13 +68,9 @@ def _abilities(
         return frozenset({"transcribe"})
     if name.endswith("Model"):
         return _UNKNOWN
-    scores = shares_prefixes or NO_PREFIX_CACHE in extra_args
-    found: set[Capability] = {"generate"}
-    if scores:
-        found.add("score")
-    if name in names.TRANSCRIBES:
-        found.add("transcribe")
-    return frozenset(found)
+    if not (shares_prefixes or NO_PREFIX_CACHE in extra_args):
+        return frozenset({"generate"})
+    return frozenset({"generate", "score", "transcribe"} if name in names.TRANSCRIBES else {"generate", "score"})
 
 
 def _with_labels(labels: int | None, *, encoder: bool) -> frozenset[Capability]:

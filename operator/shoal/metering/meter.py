@@ -248,9 +248,9 @@ class Meter:
             self.count_source = "continuous"
 
     def units(self) -> Units:
-        """What the request has besides tokens, as far as it is known."""
+        """What the request has besides tokens; of audio with an unknown length, the most that it can be."""
         base = self._base
-        return Units(base.get("documents") or 0, base.get("images") or 0, base.get("audioMs") or 0)
+        return Units(base.get("documents") or 0, base.get("images") or 0, base.get("audioMs", self._heard_ms) or 0)
 
     def tokens(self) -> dict[str, int | None]:
         """The counts so far; None where the engine reported nothing."""

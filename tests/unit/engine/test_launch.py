@@ -66,6 +66,7 @@ def facts(architecture: str, **config: object) -> ArtifactFacts:
         ("LlamaForCausalLM", [], []),
         ("Qwen2ForSequenceClassification", [], ["--is-embedding", "--disable-radix-cache"]),
         ("Qwen3Model", ["--is-embedding"], ["--disable-radix-cache"]),
+        ("WhisperForConditionalGeneration", [], ["--disable-radix-cache"]),
         (
             "XLMRobertaForSequenceClassification",
             [],

@@ -8,7 +8,7 @@ from shoal.api.artifact import ArtifactFacts
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
 from shoal.core.architectures import names as architectures
-from shoal.core.capabilities import EMBEDS_ARG, NO_PREFIX_CACHE, only_embeds
+from shoal.core.capabilities import EMBEDS_ARG, NO_PREFIX_CACHE, only_embeds, takes_no_salt
 from shoal.engine.sglang.fields import field_args
 from shoal.engine.sglang.tuning import quantization_args
 
@@ -81,14 +81,14 @@ def task_args(facts: ArtifactFacts | None, extra_args: Sequence[str]) -> tuple[s
 
 
 def prefix_args(model: Model, facts: ArtifactFacts | None = None) -> tuple[str, ...]:
-    """An engine that does not generate takes no `cache_salt`: where tenants may not find each other's prompts it keeps
-    none. An encoder never keeps any: what it computed of a text depends on the text's end."""
+    """An engine that embeds or transcribes takes no `cache_salt`: where tenants may not find each other's prompts it
+    keeps none. An encoder never keeps any: what it computed of a text depends on the text's end."""
     extra_args = model.spec.engine.extra_args
     if NO_PREFIX_CACHE in extra_args:
         return ()
     encodes = facts is not None and facts.architecture in architectures.ENCODERS
     shared = model.spec.prefix_cache.isolation == "Shared"
-    return (NO_PREFIX_CACHE,) if encodes or (only_embeds(facts, extra_args) and not shared) else ()
+    return (NO_PREFIX_CACHE,) if encodes or (takes_no_salt(facts, extra_args) and not shared) else ()
 
 
 def pool_args(pool: LoRAPool | None) -> tuple[str, ...]:
