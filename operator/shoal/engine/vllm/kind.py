@@ -33,7 +33,7 @@ class VLLMPod:
     ready_path: str = WIRE.ready_path
     serving_paths: tuple[str, ...] = tuple(dict.fromkeys(WIRE.paths.values()))
     needs_mtls: str | None = _OPEN
-    # A single SIGTERM while the engine loads is lost. Where the first one had its effect, a further one changes nothing.
+    # A single SIGTERM while the engine loads is lost. Where it had its effect, a further one changes nothing.
     repeat_stop_seconds: float | None = 3.0
     keys_suffix: str = "-vllm"
 
