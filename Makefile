@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
-ENGINE ?= simulator        # simulator | sglang | vllm (the real engines, on the CPU); of test-engine sglang | vllm
+ENGINE ?= simulator        # of the demo: simulator | sglang (the real one, on the CPU); of test-engine: sglang | vllm
 CLUSTER ?= lab             # lab | current (what kubectl points to)
 NAME ?= demo               # name of the demo's lab
 WITH ?=                    # keda,prometheus: what else the demo's lab has

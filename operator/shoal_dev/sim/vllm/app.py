@@ -12,7 +12,7 @@ from shoal_dev.sim.vllm import protocol as p
 from shoal_dev.sim.vllm.engine import VLLMEngine
 from shoal_dev.sim.vllm.openai import Generating
 from shoal_dev.sim.vllm.pooling import Pooling
-from shoal_dev.sim.vllm.routes import Routes
+from shoal_dev.sim.vllm.routes import VLLMRoutes
 
 Handler = Callable[[Exchange], Awaitable[None]]
 
@@ -28,7 +28,7 @@ class App:
         self._engine = engine
         self._routes: dict[str, dict[str, Handler]] = {}
         self._counted: set[str] = set()
-        routes = Routes(engine)
+        routes = VLLMRoutes(engine)
         for path, handler in (
             ("/health", routes.health), ("/ping", routes.health), ("/metrics", routes.metrics),
             ("/version", routes.version), ("/load", routes.load), ("/v1/models", routes.models),

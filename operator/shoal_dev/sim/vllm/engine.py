@@ -17,9 +17,9 @@ from shoal_dev.sim.lora import SimAdapter
 from shoal_dev.sim.vllm import memory
 from shoal_dev.sim.vllm import protocol as p
 from shoal_dev.sim.vllm.args import VLLMArgs
-from shoal_dev.sim.vllm.kv import BlockPool
-from shoal_dev.sim.vllm.lora import AdapterLostError, VLLMAdapter, VLLMAdapters
-from shoal_dev.sim.vllm.metrics import VLLMMetrics
+from shoal_dev.sim.vllm.kv import BlockCache
+from shoal_dev.sim.vllm.lora import AdapterLostError, VLLMAdapter, VLLMRegistry
+from shoal_dev.sim.vllm.metrics import Told, VLLMMetrics
 from shoal_dev.sim.vllm.scheduler import VLLMScheduler
 
 _log = structlog.get_logger()
@@ -51,7 +51,7 @@ class VLLMEngine(SimEngine):
         self.blocks = memory.of(self.vllm, self.context_length)
         share = self.args.radix_cache
         return VLLMScheduler(
-            pool=BlockPool(self.blocks.blocks, self.vllm.block_size, share=share),
+            pool=BlockCache(self.blocks.blocks, self.vllm.block_size, share=share),
             timing=timing.Timing.of(engine_params()[self.args.gpu]),
             budget=self.args.chunked_prefill_size,
             max_running=self.max_running,
@@ -66,12 +66,12 @@ class VLLMEngine(SimEngine):
         self.adapters = (
             None
             if args is None
-            else VLLMAdapters(args, BaseDimensions.of(self.model.config), names, self.loop, self.faults)
+            else VLLMRegistry(args, BaseDimensions.of(self.model.config), names, self.loop, self.faults)
         )
         self.scheduler.slots = None if self.adapters is None else self.adapters.slots
 
     def _make_metrics(self) -> VLLMMetrics:
-        return VLLMMetrics(self)
+        return VLLMMetrics(Told(self.vllm, self.scheduler, self.adapters, self.clock, self.context_length))
 
     # --- its life -----------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ class Holding:
         return len(self.shared) + self.own
 
 
-class BlockPool:
+class BlockCache:
     """`blocks` blocks of `size` tokens."""
 
     def __init__(self, blocks: int, size: int, *, share: bool = True) -> None:

@@ -21,7 +21,7 @@ from shoal_dev.sim.lora import SimAdapter
 from shoal_dev.sim.vllm import protocol as p
 from shoal_dev.sim.vllm.adapterfiles import CONFIG, AdapterMissingError, read
 from shoal_dev.sim.vllm.args import AdapterArgs
-from shoal_dev.sim.vllm.scheduler import AdapterSlots
+from shoal_dev.sim.vllm.scheduler import VLLMSlots
 
 _log = structlog.get_logger()
 _LOAD_SECONDS = 0.0015
@@ -45,7 +45,7 @@ class VLLMAdapter(SimAdapter):
         self.prefixes = f"lora {self.name} {self.path}"
 
 
-class HostAdapters(AdapterSlots):
+class HostAdapters(VLLMSlots):
     """The slots, and the host memory behind them."""
 
     def __init__(self, slots: int, cached: int, read_again: Callable[[VLLMAdapter], AdapterFiles]) -> None:
@@ -86,7 +86,7 @@ class HostAdapters(AdapterSlots):
             self._resident.pop(gone, None)
 
 
-class VLLMAdapters:
+class VLLMRegistry:
     """The adapters of one engine that was started with LoRA enabled."""
 
     def __init__(

@@ -6,17 +6,19 @@ step. Every family is there before the first request.
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from shoal_dev.sim.loop import Clock
 from shoal_dev.sim.metrics import SimMetrics
 from shoal_dev.sim.scheduler import Sequence
-
-if TYPE_CHECKING:
-    from shoal_dev.sim.vllm.engine import VLLMEngine
+from shoal_dev.sim.vllm.args import VLLMArgs
+from shoal_dev.sim.vllm.lora import VLLMRegistry
+from shoal_dev.sim.vllm.scheduler import VLLMScheduler
 
 _LATENCY: Final = (
     0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
@@ -34,11 +36,22 @@ _FLOPS_PER_TOKEN: Final = 2.0
 """Times the parameters."""
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What an engine's metrics tell of."""
+
+    args: VLLMArgs
+    scheduler: VLLMScheduler
+    adapters: VLLMRegistry | None
+    clock: Clock
+    context_length: int
+
+
 class _Collector(Collector):
-    def __init__(self, engine: "VLLMEngine") -> None:
+    def __init__(self, engine: Told) -> None:
         self._engine = engine
         self._labels = ("engine", "model_name")
-        self._values = ("0", engine.args.served_model_name)
+        self._values = ("0", engine.args.names[0])
 
     def collect(self) -> Iterable[Metric]:
         gauges, counters = self._engine.scheduler.gauges, self._engine.scheduler.counters
@@ -49,7 +62,7 @@ class _Collector(Collector):
         states = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
         yield self._gauges("engine_sleep_state", "Engine sleep state.", "sleep_state", states)
         yield self._gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", gauges.usage)
-        flops = counters.work * _FLOPS_PER_TOKEN * 1e6 if self._engine.vllm.flops else 0.0
+        flops = counters.work * _FLOPS_PER_TOKEN * 1e6 if self._engine.args.flops else 0.0
         for name, value in (
             ("estimated_flops_per_gpu", flops),
             ("estimated_read_bytes_per_gpu", flops / 2),
@@ -108,15 +121,16 @@ class _Collector(Collector):
 
     def _config(self) -> Metric:
         engine = self._engine
-        tokens = engine.scheduler.pool.blocks * engine.vllm.block_size
+        given = engine.args.engine
+        tokens = engine.scheduler.pool.blocks * engine.args.block_size
         content = {
-            "block_size": str(engine.vllm.block_size),
-            "cache_dtype": str(engine.args.given.get("kv_cache_dtype") or "auto"),
-            "enable_prefix_caching": str(engine.args.radix_cache),
+            "block_size": str(engine.args.block_size),
+            "cache_dtype": str(given.given.get("kv_cache_dtype") or "auto"),
+            "enable_prefix_caching": str(given.radix_cache),
             "engine": "0",
-            "gpu_memory_utilization": str(engine.args.mem_fraction_static),
+            "gpu_memory_utilization": str(given.mem_fraction_static),
             "kv_cache_max_concurrency": str(tokens / engine.context_length),
-            "kv_cache_memory_bytes": str(engine.vllm.kv_bytes),
+            "kv_cache_memory_bytes": str(engine.args.kv_bytes),
             "kv_cache_size_tokens": str(tokens),
             "num_gpu_blocks": str(engine.scheduler.pool.blocks),
         }
@@ -128,13 +142,13 @@ class _Collector(Collector):
 class VLLMMetrics(SimMetrics):
     """One engine's registry."""
 
-    def __init__(self, engine: "VLLMEngine") -> None:
+    def __init__(self, engine: Told) -> None:
         # Not the base class's: its families are SGLang's.
         disable_created_metrics()
         self._registry = CollectorRegistry()
         self._registry.register(_Collector(engine))
         self._engine = engine
-        labels = {"engine": "0", "model_name": engine.args.served_model_name}
+        labels = {"engine": "0", "model_name": engine.args.names[0]}
 
         def histogram(name: str, buckets: tuple[float, ...]) -> Histogram:
             made = Histogram(f"vllm:{name}", "As in vLLM.", list(labels), buckets=buckets, registry=self._registry)
@@ -154,7 +168,7 @@ class VLLMMetrics(SimMetrics):
         ends = Counter("vllm:request_success", "As in vLLM.", [*labels, "finished_reason"], registry=self._registry)
         self._ends = {reason: ends.labels(**labels, finished_reason=reason) for reason in _REASONS}
         refused = Counter("vllm:admission_rejections", "As in vLLM.", ["model_name", "reason"], registry=self._registry)
-        name = engine.args.served_model_name
+        name = engine.args.names[0]
         self._refused = {
             reason: refused.labels(name, reason) for reason in ("max_num_queued_reqs", "max_num_queued_tokens")
         }

@@ -12,11 +12,11 @@ from shoal_dev.sim.metrics import CONTENT_TYPE
 from shoal_dev.sim.vllm import protocol as p
 from shoal_dev.sim.vllm.args import VERSION
 from shoal_dev.sim.vllm.engine import VLLMEngine
-from shoal_dev.sim.vllm.lora import VLLMAdapters
+from shoal_dev.sim.vllm.lora import VLLMRegistry
 from shoal_dev.sim.vllm.openai import loaded_from, parse
 
 
-class Routes:
+class VLLMRoutes:
     """These routes of one engine."""
 
     def __init__(self, engine: VLLMEngine) -> None:
@@ -104,7 +104,7 @@ class Routes:
         await self._adapters().load(request.name, request.src)
         await _text(exchange, f"Adapter {request.name} registered")
 
-    def _adapters(self) -> VLLMAdapters:
+    def _adapters(self) -> VLLMRegistry:
         adapters = self._engine.adapters
         if adapters is None:
             raise p.RefusedError(500, "LoRA is not enabled. Use --enable-lora to enable LoRA.")

@@ -2,7 +2,7 @@
 
 It reserves nothing for tokens to come. When the blocks run out, the request that began last loses its own and waits
 again, at the front. A request whose adapter finds no slot is passed by all others, however long it has waited.
-Counters move in every step.
+StepCounters move in every step.
 """
 
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from shoal_dev.sim.kv import KVCache
 from shoal_dev.sim.scheduler import Finish, QueueFullError, Scheduler, Sequence
 from shoal_dev.sim.slots import Slots
 from shoal_dev.sim.timing import Timing
-from shoal_dev.sim.vllm.kv import BlockPool, Holding
+from shoal_dev.sim.vllm.kv import BlockCache, Holding
 
 
-class AdapterSlots(Slots):
+class VLLMSlots(Slots):
     """Slots that the base model does not need."""
 
     def fit(self, batch: "frozenset[str | None] | set[str | None]") -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -26,7 +26,7 @@ class AdapterSlots(Slots):
 
 
 @dataclass(slots=True)
-class Counters:
+class StepCounters:
     """What vLLM counts in its steps, in tokens where nothing else is said."""
 
     prompt: int = 0
@@ -58,14 +58,14 @@ class VLLMScheduler(Scheduler):
     """The batch, the queue and the blocks of one engine."""
 
     def __init__(
-        self, *, pool: BlockPool, timing: Timing, budget: int, max_running: int, max_queued: int | None, share: bool
+        self, *, pool: BlockCache, timing: Timing, budget: int, max_running: int, max_queued: int | None, share: bool
     ) -> None:
         # The base class only reads its cache's figures.
         super().__init__(
             kv=cast(KVCache, pool), timing=timing, chunk=budget, max_running=max_running, share_prefixes=share
         )
         self.pool = pool
-        self.counters = Counters()
+        self.counters = StepCounters()
         self.gauges = Gauges()
         self.adapters_seen: dict[tuple[str, ...], float] = {}
         """Ids of the adapters of each batch there ever was, and when it was last."""

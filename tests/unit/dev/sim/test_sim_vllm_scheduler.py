@@ -5,11 +5,11 @@ import pytest
 from shoal_dev.sim.args import engine_params
 from shoal_dev.sim.scheduler import QueueFullError, Sequence
 from shoal_dev.sim.timing import Timing
-from shoal_dev.sim.vllm.kv import BlockPool
-from shoal_dev.sim.vllm.scheduler import AdapterSlots, VLLMScheduler
+from shoal_dev.sim.vllm.kv import BlockCache
+from shoal_dev.sim.vllm.scheduler import VLLMScheduler, VLLMSlots
 
 
-class Words:
+class Endless:
     """An answer without end."""
 
     def token(self, index: int) -> tuple[int, str, bool]:
@@ -18,13 +18,13 @@ class Words:
 
 def scheduler(blocks: int = 9, size: int = 4, *, running: int = 8, queued: int | None = None) -> VLLMScheduler:
     return VLLMScheduler(
-        pool=BlockPool(blocks, size), timing=Timing.of(engine_params()["h100_sxm:bfloat16"]), budget=100,
+        pool=BlockCache(blocks, size), timing=Timing.of(engine_params()["h100_sxm:bfloat16"]), budget=100,
         max_running=running, max_queued=queued, share=True,
     )  # fmt: skip
 
 
 def sequence(prompt: range, tokens: int = 4, adapter: str | None = None) -> Sequence:
-    return Sequence("r", tuple(prompt), Words(), tokens, adapter=adapter)
+    return Sequence("r", tuple(prompt), Endless(), tokens, adapter=adapter)
 
 
 def run(engine: VLLMScheduler, steps: int = 100) -> int:
@@ -93,7 +93,7 @@ def test_counters_and_gauges_are_those_of_the_last_step():
 
 def test_a_waiting_one_whose_adapter_finds_no_slot_is_passed_and_told_apart():
     engine = scheduler(blocks=40)
-    engine.slots = AdapterSlots(1)
+    engine.slots = VLLMSlots(1)
     engine.slots.add("a", 1, pinned=False)
     engine.slots.add("b", 1, pinned=False)
     first, waits = sequence(range(4), 30, "a"), sequence(range(4), 1, "b")
@@ -117,7 +117,7 @@ def test_the_queue_limit_counts_running_ones():
 
 
 def test_blocks_used_least_recently_make_room():
-    pool = BlockPool(4, 4)
+    pool = BlockCache(4, 4)
     for start in (0, 100):
         held = pool.admit([], 4)
         assert held is not None
