@@ -40,7 +40,9 @@ def capabilities(
     differences: EngineDifferences = NONE,
 ) -> frozenset[Capability]:
     """What the engine of a Model does. `shares_prefixes`: its tenants share the prefix cache."""
-    found = _abilities(facts, extra_args, shares_prefixes=shares_prefixes)
+    found = frozenset(
+        one for one in _abilities(facts, extra_args, shares_prefixes=shares_prefixes) if one not in differences.lacks
+    )
     if not differences.pairs_score:
         return found
     return found | _SCORE if "rerank" in found else found - _SCORE

@@ -16,6 +16,8 @@ class EngineDifferences:
     pairs_score: bool = False
     """/v1/score reads query and item as a pair, as a reranker does, and has no scores of tokens: only Models that
     rerank serve it."""
+    lacks: frozenset[str] = frozenset()
+    """Capabilities that a Model does not have on it."""
 
 
 NONE: Final = EngineDifferences()

@@ -70,6 +70,15 @@ def test_an_engine_that_scores_pairs_scores_where_it_reranks(
     assert capabilities(facts, (), shares_prefixes=shared, differences=pairs) == set(able.split())
 
 
+def test_what_an_engine_lacks_is_no_ability_of_its_models() -> None:
+    facts = facts_of(
+        {"architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper", **SIZES}, source="hf://a/b"
+    )
+    assert capabilities(facts, (), shares_prefixes=False) == {"transcribe"}
+    differences = EngineDifferences(lacks=frozenset({"transcribe"}))
+    assert capabilities(facts, (), shares_prefixes=False, differences=differences) == set()
+
+
 def test_facts_of_an_earlier_release_do_not_say_how_many_labels_there_are() -> None:
     facts = facts_of(
         {"architectures": ["Qwen2ForSequenceClassification"], "model_type": "x", **SIZES, **ONE}, source="hf://a/b"

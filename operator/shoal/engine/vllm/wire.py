@@ -211,7 +211,7 @@ _PATHS: Final[Mapping[str, str]] = MappingProxyType(
         DETOKENIZE: "/detokenize",
     }
 )
-_DIFFERENCES: Final = EngineDifferences(_FIELDS, pairs_score=True)
+_DIFFERENCES: Final = EngineDifferences(_FIELDS, pairs_score=True, lacks=frozenset({"transcribe"}))
 _SPECIAL: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {path: frozenset({*_FIELDS.get(path, ()), *_ADDITIONS.get(path, ())}) for path in {*_FIELDS, *_ADDITIONS}}
 )
