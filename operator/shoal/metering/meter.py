@@ -356,8 +356,8 @@ def parse_usage(usage: bytes) -> dict[str, int | None]:
         "cachedTokens": _part(whole, _inner(block, _PROMPT_DETAILS, "cached_tokens")),
         "outputTokens": output,
         "reasoningTokens": reasoning if reasoning is not None else _inner(block, _ANSWER_DETAILS, "reasoning_tokens"),
-        "imageTokens": _part(whole, _inner(block, _PROMPT_DETAILS, "image_tokens")),
-        "audioTokens": _part(whole, _inner(block, _PROMPT_DETAILS, "audio_tokens")),
+        "imageTokens": _part(whole, _of_medium(block, "image")),
+        "audioTokens": _part(whole, _of_medium(block, "audio")),
         "acceptedTokens": _part(output, _inner(block, _ANSWER_DETAILS, "accepted_prediction_tokens")),
     }
 
@@ -402,6 +402,15 @@ def sum_choices(choices: Mapping[int, bytes], per_prompt: int) -> dict[str, int 
 def _number(block: dict[str, object], name: str) -> int | None:
     value = block.get(name)
     return value if type(value) is int and value >= 0 else None  # the exact type: True is no number
+
+
+def _of_medium(block: dict[str, object], medium: str) -> int | None:
+    """Tokens of images or sounds. Engines say `image_tokens`, or `multimodal_tokens` by medium."""
+    details = block.get(_PROMPT_DETAILS)
+    if not isinstance(details, dict):
+        return None
+    found = _number(cast(dict[str, object], details), f"{medium}_tokens")
+    return found if found is not None else _inner(cast(dict[str, object], details), "multimodal_tokens", medium)
 
 
 def _inner(block: dict[str, object], name: str, field: str) -> int | None:

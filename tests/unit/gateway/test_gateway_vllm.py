@@ -88,6 +88,22 @@ async def test_a_stream_has_the_clients_words_and_is_metered(tmp_path: Path, opt
         assert (data.input_tokens, data.cached_tokens, data.output_tokens, data.count_source) == (40, 32, 3, "final")
 
 
+async def test_tokens_of_images_are_billed_as_such(tmp_path: Path):
+    words = VLLMWords()
+
+    async def sees(request: EngineRequest) -> None:
+        whole = words.whole(request) or {}
+        details = {"cached_tokens": 0, "created_cache_tokens": 0, "multimodal_tokens": {"image": 16}}
+        whole["usage"] = {**whole["usage"], "prompt_tokens_details": details}
+        await request.answer(200, compact(whole))
+
+    async with gateway(tmp_path, vllm_engine(sees)) as it:
+        runs_vllm(it, 1)
+        assert (await it.post(CHAT)).status == 200
+        data = (await it.records())[0].data
+        assert (data.input_tokens, data.image_tokens, data.audio_tokens) == (40, 16, None)
+
+
 async def test_what_engines_answer_elsewhere_comes_in_the_same_shapes(tmp_path: Path):
     engine = vllm_engine()
     async with gateway(tmp_path, engine) as it:
@@ -460,6 +476,16 @@ async def test_nothing_of_its_inside_gets_out(tmp_path: Path, body: bytes, statu
         for secret in (OTHER, "/shoal", "/usr", ".py", "<path>", "Valid aliases"):
             assert secret not in raw
         assert set(json.loads(raw)["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_a_model_without_a_parser_says_that_it_takes_no_tools(tmp_path: Path):
+    text = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+    async with gateway(tmp_path, vllm_engine(says(400, error(400, text, "BadRequestError")))) as it:
+        runs_vllm(it, 1)
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+        wrong = (await (await it.post({**CHAT, "tools": tools})).json())["error"]
+        assert wrong["message"] == "`tools` cannot be used: this model has no parser of tool calls."
+        assert (wrong["param"], wrong["type"]) == ("tools", "invalid_request_error")
 
 
 async def test_an_endpoint_that_the_engine_lacks_is_told_as_that(tmp_path: Path):

@@ -147,6 +147,7 @@ _UNKNOWN_MODEL: Final = re.compile(rb"NotFoundError|does not exist", re.IGNORECA
 _VALIDATION: Final = re.compile(
     r"\d+ validation errors?:\n.{0,200}?'msg': (?:'([^'\n]{1,300})'|\"([^\"\n]{1,300})\")", re.DOTALL
 )
+_NO_PARSER: Final = "--tool-call-parser"
 _REPEATED: Final = re.compile(r" \(parameter=[^()\n]{1,200}\)$")
 _STOPPING: Final = b"cannot schedule new futures after shutdown"
 _DIED: Final = b"EngineCore encountered an issue"
@@ -273,7 +274,7 @@ class VLLMWire:
 
     def plain_error(self, error: bytes) -> bytes:
         """Validation errors are written as objects of Python, of which the client gets the first's text; other texts
-        end with the parameter once more."""
+        end with the parameter once more, or name arguments of the engine."""
         try:
             decoded: object = orjson.loads(error)
         except orjson.JSONDecodeError:
@@ -283,7 +284,9 @@ class VLLMWire:
             return error
         fields = cast(dict[str, Any], inner)
         message: object = fields.get("message")
-        if isinstance(message, str):
+        if isinstance(message, str) and _NO_PARSER in message:
+            fields |= {"message": "`tools` cannot be used: this model has no parser of tool calls.", "param": "tools"}
+        elif isinstance(message, str):
             found = _VALIDATION.match(message)
             fields["message"] = found[1] or found[2] if found is not None else _REPEATED.sub("", message)
         if isinstance(fields.get("param"), str):
