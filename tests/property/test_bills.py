@@ -18,6 +18,8 @@ ADAPTERS = (None, "m/x")
 HOURS = 12
 
 prices = st.integers(0, 10**15)
+maybe = st.none() | prices
+UNITS = ("documents", "images", "audio_ms")
 rates = st.builds(
     Rate,
     plan=st.sampled_from(PLANS),
@@ -26,6 +28,9 @@ rates = st.builds(
     input=prices,
     cached=prices,
     output=prices,
+    documents=maybe,
+    images=maybe,
+    audio_ms=maybe,
 )
 
 
@@ -57,6 +62,7 @@ def requests(draw: st.DrawFn) -> Usage:
             cached=draw(st.integers(0, input)) if known else 0,
             unknown_cached_input=0 if known else input,
             output=draw(st.integers(0, 10**6)),
+            **{name: draw(st.integers(0, 10**5)) for name in UNITS},
         ),
     )
 
@@ -117,13 +123,22 @@ def test_it_is_exact_but_for_one_rounding_of_each_line(
         million = Fraction(1, 10**6) / 10**6  # millionths of the currency, per million tokens
         due += (counts.input - cached) * rate.input * million
         due += (cached * rate.cached + counts.output * rate.output) * million
+        due += (counts.documents * (rate.documents or 0) + counts.images * (rate.images or 0)) * million
+        # Thousandths of the currency, per million seconds.
+        due += Fraction(counts.audio_ms, 1000) * (rate.audio_ms or 0) / 10**3 / 10**6
     assert Fraction(found.exact, money.UNIT) == due
     assert abs(Fraction(found.usage_cents, 100) - due) <= Fraction(len(found.lines), 200)
     for line in found.lines:
         assert abs(Fraction(line.cents, 100) - Fraction(line.amount, money.UNIT)) <= Fraction(1, 200)
+        said = {unit.count for unit in line.unpriced_units}
+        for name in UNITS:
+            assert (name in said) == bool(getattr(line.counts, name) and getattr(line.rate, name) is None)
     assert found.total_cents == found.usage_cents - sum(one.amount for one in found.credits) // of_cents(1, "EUR")
     # Nothing falls between the lines and what is unpriced.
     assert sum(line.counts.tokens for line in found.lines) == priced
+    for name in UNITS:
+        counted = [getattr(one.counts, name) for one in (*found.lines, *found.unpriced)]
+        assert sum(counted) == sum(getattr(one.counts, name) for one in usage)
     assert sum(one.counts.tokens for one in found.unpriced) == sum(one.counts.tokens for one in usage) - priced
 
 

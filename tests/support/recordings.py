@@ -34,6 +34,15 @@ def crc8(data: bytes) -> int:
     return value
 
 
+def crc16(data: bytes) -> int:
+    value = 0
+    for byte in data:
+        value ^= byte << 8
+        for _ in range(8):
+            value = (value << 1 ^ 0x8005) & 0xFFFF if value & 0x8000 else value << 1
+    return value
+
+
 def utf8_number(number: int) -> bytes:
     """A number as FLAC writes it: UTF-8, of up to 36 bits."""
     if number < 0x80:
@@ -53,7 +62,8 @@ def flac(frames: int, rate: int = 8_000, block: int = 65_535, total: int | None 
     parts = [b"fLaC\x80\0\0\x22" + info]
     for number in range(frames):
         head = bytes([0xFF, 0xF8, 0x70, channels - 1 << 4 | 8]) + utf8_number(number) + struct.pack(">H", block - 1)
-        parts.append(head + bytes([crc8(head)]) + bytes(3 * channels) + bytes(2))
+        frame = head + bytes([crc8(head)]) + bytes(3 * channels)
+        parts.append(frame + struct.pack(">H", crc16(frame)))
     return b"".join(parts)
 
 

@@ -32,8 +32,8 @@ def _operator(self, name):
         return missing
 
 
-def _resample(samples, before, after, *_args, **_options):
-    size = int(samples.shape[-1] * after / before)
+def _resample(samples, orig_freq, new_freq, *_args, **_options):
+    size = int(samples.shape[-1] * new_freq / orig_freq)
     flat = samples.reshape(-1, 1, samples.shape[-1]).float()
     return torch.nn.functional.interpolate(flat, size=size, mode="linear").reshape(*samples.shape[:-1], size)
 
