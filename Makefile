@@ -58,8 +58,12 @@ test-release: setup models binaries ## A release without publishing, and what it
 	@$(RUN) pytest -m release $(PYTEST_ARGS)
 
 .PHONY: test-lab
-test-lab: setup models binaries ## Tests on real API servers and on the lab (the lab needs root)
-	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "(lab or apiserver) and not engine and not mutation and not keda and not karpenter" $(PYTEST_ARGS)
+test-lab: setup models binaries ## Tests on real API servers and on the lab (the lab needs root; about 20 minutes on 2 cores)
+	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "(lab or apiserver) and not long and not engine and not mutation and not keda and not karpenter" $(PYTEST_ARGS)
+
+.PHONY: test-lab-long
+test-lab-long: setup models binaries ## The lab's long tests: the operator killed at every write, boards, traces, node cache, lost nodes (20 minutes)
+	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "lab and long and not engine and not mutation and not keda and not karpenter" $(PYTEST_ARGS)
 
 .PHONY: test-engine
 test-engine: setup models ## The contract suite on a real engine, on the CPU (ENGINE=sglang|vllm; installs it: 0.7 or 1 GB)

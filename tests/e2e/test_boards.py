@@ -25,7 +25,7 @@ from shoal_dev.lab.api import Lab
 from tests.support.boards import Asked, Shown, unknown
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.lab, pytest.mark.long, pytest.mark.timeout(1500)]
 
 SCRAPE_SECONDS: Final = 1
 ACT_SECONDS: Final = 240.0

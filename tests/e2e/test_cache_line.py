@@ -16,7 +16,7 @@ from tests.support.lab import make_lab
 from tests.support.pages import page
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.lab, pytest.mark.long, pytest.mark.timeout(900)]
 
 TEAM = "team-a"
 NODE = "l4-1"

@@ -24,7 +24,7 @@ from tests.e2e.conftest import Fleet, serves
 from tests.support.pages import token
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.lab, pytest.mark.long, pytest.mark.timeout(900)]
 
 WHERE = ("-n", scaleact.NAMESPACE)
 

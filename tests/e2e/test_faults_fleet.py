@@ -15,7 +15,7 @@ from tests.support import faultyhub
 from tests.support.helperpods import helper_pod
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.lab, pytest.mark.long, pytest.mark.timeout(900)]
 
 SPACE = "faults"
 ENGINE = f"{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE}"

@@ -26,7 +26,7 @@ from tests.support.postgres import Postgres, postgres
 from tests.support.tenantfixture import LEDGER, TenantFixture, admitted
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.lab, pytest.mark.long, pytest.mark.timeout(600)]
 
 TENANT = f"postgresql-e2e-{os.getpid()}"
 DATABASE = "ledger"

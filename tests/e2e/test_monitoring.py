@@ -17,7 +17,7 @@ from shoal_dev.lab.addons import prometheus
 from shoal_dev.lab.api import Lab
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.lab, pytest.mark.long, pytest.mark.timeout(900)]
 
 URL: Final = f"http://{prometheus.SERVICE}.{prometheus.NAMESPACE}.svc:{prometheus.PORT}"
 VALUES: Final[dict[str, Any]] = {

@@ -22,7 +22,7 @@ from tests.e2e.conftest import VALUES, Fleet
 from tests.support.pages import binding
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.lab, pytest.mark.long, pytest.mark.timeout(900)]
 
 KEY: Final = "sk-scraped-tests"
 MODEL: Final = "scraped"

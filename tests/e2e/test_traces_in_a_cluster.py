@@ -20,7 +20,7 @@ from tests.support.lab import make_lab
 from tests.support.traces import Received, decode
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.lab, pytest.mark.long, pytest.mark.timeout(480)]
 
 SPACE: Final = "telemetry"
 SINK: Final = LabForward(namespace=SPACE, service="collector", port=otlpsink.PORT)

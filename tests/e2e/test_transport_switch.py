@@ -20,7 +20,7 @@ from shoal_dev.demo.clusters import NAMESPACE
 from tests.e2e.conftest import STAY, VALUES, Fleet, serves
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.lab, pytest.mark.long, pytest.mark.timeout(900)]
 
 MODEL = "tiny-chat"
 TOKENS = 40

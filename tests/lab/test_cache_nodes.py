@@ -16,7 +16,7 @@ from tests.support.charts import rendered
 from tests.support.helperpods import helper_pod
 from tests.support.lab import apply, eventually, get
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.lab, pytest.mark.long, pytest.mark.timeout(600)]
 
 SYSTEM = "shoal-system"
 CONFIG = Cache(enabled=True, size="64Mi")

@@ -13,7 +13,7 @@ from shoal_dev.lab import api
 from shoal_dev.lab.state import start_time
 from tests.support.lab import apply, eventually, get, make_lab
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.lab, pytest.mark.long, pytest.mark.timeout(600)]
 
 _ONE_NODE = {"nodes": [{"name": "only"}]}
 

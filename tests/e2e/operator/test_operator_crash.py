@@ -38,6 +38,7 @@ from tests.support.operators import (
 
 pytestmark = [
     pytest.mark.lab,
+    pytest.mark.long,
     pytest.mark.timeout(1800),
     KOPF_STAYS,
 ]

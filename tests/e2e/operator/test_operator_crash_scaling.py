@@ -28,6 +28,7 @@ from tests.support.signals import FakeSignals, ready_gateway
 
 pytestmark = [
     pytest.mark.lab,
+    pytest.mark.long,
     pytest.mark.timeout(1800),
     KOPF_STAYS,
 ]

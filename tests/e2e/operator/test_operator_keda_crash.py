@@ -34,6 +34,7 @@ __all__ = ["keda", "signals"]
 
 pytestmark = [
     pytest.mark.lab,
+    pytest.mark.long,
     pytest.mark.timeout(1800),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
 ]
