@@ -6,7 +6,7 @@ import pytest
 
 from shoal.core.architectures import facts_of
 from shoal.core.sizing import AdapterSlots, SGLangTuning
-from shoal.core.sizing.adapters import slot_bytes
+from shoal.core.sizing.sglang.slots import slot_bytes
 from tests.support.model_configs import ALL
 from tests.support.sizing import ask_sglang
 
