@@ -131,7 +131,7 @@ async def until_ready(engine: EngineConnection, pod: Pod) -> None:
                 await asyncio.sleep(0.2)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 async def test_the_agent_reads_load_and_counters_and_handles_adapters(pod: Pod) -> None:
     """With the command line, keys, environment and start script of a pod."""
     headers = {"Authorization": f"Bearer {API_KEY}"}
@@ -183,7 +183,7 @@ async def test_the_agent_reads_load_and_counters_and_handles_adapters(pod: Pod) 
             assert response.status == 404
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 async def test_one_stop_is_enough_and_what_runs_ends_whole(pod: Pod, tmp_path: Path) -> None:
     """The shell repeats the signal; a repeated one cuts nothing."""
     hub = AgentStream()
@@ -209,7 +209,7 @@ async def test_one_stop_is_enough_and_what_runs_ends_whole(pod: Pod, tmp_path: P
     assert hub.published.get("phase") == "loading"
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 async def test_one_stop_is_enough_while_the_engine_loads(pod: Pod) -> None:
     async with asyncio.timeout(START_SECONDS[pod.kind]):
         while pod.kind == "vllm" and "Resolved architecture" not in pod.log.read_text(errors="replace"):
