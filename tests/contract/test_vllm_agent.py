@@ -62,7 +62,8 @@ class Pod:
 
     def __init__(self, kind: Kind, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         make_models()
-        self.kind, self.port = kind, free_ports(1)[0]
+        self.kind: Kind = kind
+        self.port = free_ports(1)[0]
         config = folder / "engine.yaml"
         config.write_text(yaml.safe_dump(dict(VLLM.pod.keys_file(API_KEY, "unused"))))
         monkeypatch.setattr("shoal.api.names.ENGINE_CONFIG_FILE", str(config))
