@@ -15,6 +15,8 @@ from shoal.engine.arguments import MOST_INT
 from shoal.engine.sglang.arguments import ARGUMENTS, check_extra_args
 from shoal.engine.sglang.bounds import BOUNDS
 from shoal.engine.sglang.tuning import tuning_of
+from shoal.engine.vllm.arguments import ARGUMENTS as VLLM
+from shoal.engine.vllm.tuning import tuning_of as vllm_tuning
 from tests.support.limited import MI, TooManySteps, counted, run
 from tests.support.model_configs import ALL
 
@@ -126,6 +128,25 @@ def test_no_number_makes_sizing_longer(numbers: dict[str, str], name: str) -> No
 )
 def test_nor_does_one_that_nobody_checked(tuning: Tuning, name: str) -> None:
     assert counted(lambda: _sized(tuning, name), most_lines=60 * _PLAIN).peak_bytes < MI
+
+
+_READ_BY_VLLM = sorted(
+    ["block-size", "cpu-offload-gb", "data-parallel-size", "gpu-memory-utilization", "kv-cache-memory-bytes",
+     "max-lora-rank", "max-loras", "max-num-batched-tokens", "max-num-seqs", "num-gpu-blocks-override"]
+)  # fmt: skip
+"""Arguments of vLLM that sizing reads as numbers."""
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.sampled_from(_READ_BY_VLLM), _NUMBERS | _SHARES), st.booleans(), st.sampled_from(sorted(ALL)))
+def test_nor_does_any_of_vllm(numbers: dict[str, str], lora: bool, name: str) -> None:
+    args = [*(f"--{key}={value}"[:256] for key, value in numbers.items()), *(["--enable-lora"] if lora else [])]
+
+    def whole() -> None:
+        VLLM.problems("0.32.0", args)
+        _sized(vllm_tuning(args), name)
+
+    assert counted(whole, most_lines=60 * _PLAIN).peak_bytes < MI
 
 
 def test_a_loop_over_the_number_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,3 +84,11 @@ def test_what_only_one_engine_reads_fits_on_it_alone(tmp_path: Path) -> None:
 def test_what_fits_nowhere_says_why(tmp_path: Path) -> None:
     found = other(tmp_path, {}, configs.LLAMA_8B, gib=5000)
     assert found["summary"].startswith("vLLM instead: fits on 0 classes, SGLang on 0 (on 8 GPUs with")
+
+
+def test_a_field_that_the_engine_refuses_is_told_before_anything_is_sized(tmp_path: Path) -> None:
+    refused = run(tmp_path, {"speculation": {"method": "NGram"}}, configs.LLAMA_8B)
+    assert "not looked at: spec.engine.speculation: NGram of SGLang guesses from the answers to all tenants" in refused
+    assert "not looked at" not in run(tmp_path, {"type": "vLLM", "speculation": {"method": "NGram"}}, configs.LLAMA_8B)
+    shared = {"speculation": {"method": "NGram", "isolation": "Shared"}}
+    assert "not looked at" not in run(tmp_path, shared, configs.LLAMA_8B)
