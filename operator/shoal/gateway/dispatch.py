@@ -100,24 +100,27 @@ class Dispatch:
             except Retry as retry:
                 if self._cancelling is not None:
                     raise ClientGone from None
+                boot, how = meter.engine_boot, retry.reason
+                if how == "lost" and app.fleet.was_dead(replica.uid, boot, meter.seconds_at_replica):
+                    how = "unavailable"  # an engine that has died may go on to answer, with errors
                 if request.spans is not None:
-                    request.spans.attempt_over(retry.reason)
-                app.metrics.retries.labels(retry.reason).inc()
-                log.debug("attempt failed", request=self._id, pod=replica.key, reason=retry.reason)
-                if meter.count_source != "none" and retry.reason in ("lost", "stalled"):
+                    request.spans.attempt_over(how)
+                app.metrics.retries.labels(how).inc()
+                log.debug("attempt failed", request=self._id, pod=replica.key, reason=how)
+                if meter.count_source != "none" and how in ("lost", "stalled"):
                     app.spool.put(meter.attempt_row())
-                if retry.reason in _OTHER_ENGINE:
+                if how in _OTHER_ENGINE:
                     # The next replica may run the other engine. One that comes after all were tried does not.
                     in_a_row -= 1
                     if waited:
                         raise request.refusal(NoReplica("tried")) from None
-                boot, how = meter.engine_boot, retry.reason
                 meter.forget_counts()
                 lost += how in ("lost", "stalled", LACKS_ADAPTER, WRONG_MODEL)
                 blamed = how in ("lost", "stalled") and retries.died(await self._classify_loss(replica, boot, how))
                 deaths += blamed
                 following = retries.after(deaths, lost, app.settings.attempts)
                 if blamed:
+                    app.fleet.note_death(replica.uid, boot)
                     app.metrics.suspects.labels("ended" if following == "suspect" else "sent_again").inc()
                     # Other requests were lost with this replica. Prompt affinity would send all of them to the same
                     # next replica.

@@ -1,6 +1,7 @@
 """This gateway's view of the replicas: their agents' reports, and the requests that this gateway has in flight on
 each."""
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -44,6 +45,8 @@ class ReplicaPool:
         """Abort handles by pod uid, of the requests that are at the pod."""
         self.leaving: set[str] = set()
         """Pods whose streams ended while they drained: their engines may stop at any moment."""
+        self._deaths: dict[str, tuple[str, float]] = {}
+        """By pod uid: the boot id of the engine that died under a request, and when (time.monotonic)."""
         self._reports: dict[str, ReplicaKeys] = {}
         self._in_flight: dict[str, int] = {}
         self._tokens: dict[str, int] = {}
@@ -87,6 +90,8 @@ class ReplicaPool:
         self.leaving &= snapshot.owners.keys()
         for uid in [uid for uid, there in self.attempts.items() if not there and uid not in snapshot.owners]:
             del self.attempts[uid]
+        for uid in self._deaths.keys() - snapshot.owners.keys():
+            del self._deaths[uid]
         peers: list[StreamPeer] = []
         for pods in snapshot.replicas.values():
             for pod in pods:
@@ -194,6 +199,17 @@ class ReplicaPool:
         if tokens and not self._take_tokens(uid, tokens):
             del self._tokens[uid]
         self.demand.ended(replica.model_uid)
+
+    def note_death(self, uid: str, boot: str | None) -> None:
+        """The pod's engine has died under a request."""
+        if boot is not None and self._deaths.get(uid, ("", 0.0))[0] != boot:
+            self._deaths[uid] = boot, time.monotonic()
+
+    def was_dead(self, uid: str, boot: str | None, seconds: float) -> bool:
+        """Whether the pod's engine had died already when it got a request `seconds` ago: the request is then not the
+        reason."""
+        found = self._deaths.get(uid)
+        return found is not None and found[0] == boot and found[1] <= time.monotonic() - seconds
 
     def in_flight(self, uid: str) -> int:
         return self._in_flight.get(uid, 0)

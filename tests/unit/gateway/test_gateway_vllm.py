@@ -422,6 +422,25 @@ async def test_a_request_that_ends_two_engines_is_not_sent_to_a_third(tmp_path: 
         assert sum(len(engine.requests) for engine in engines) == 2
 
 
+async def test_a_request_to_engines_that_were_dead_before_is_not_suspect(tmp_path: Path):
+    """vLLM goes on to answer for seconds after its core has died."""
+    dead = [vllm_engine(says(500, DIED)) for _ in range(2)]
+    for engine in dead:
+        engine.ready = 503
+    async with gateway(tmp_path, *dead, vllm_engine()) as it:
+        runs_vllm(it, 1, 2, 3)
+        answers = [await it.post({**CHAT, "seed": number}) for number in range(8)]
+        # Whoever was there when they died may be the reason; nobody who came later is.
+        assert [answer.status for answer in answers[2:]] == [200] * 6
+        assert it.metric("shoal_gateway_suspects_total", next="sent_again") <= 2
+        # A restarted engine may die again, and of a request.
+        for number, engine in enumerate(dead, 1):
+            it.hear(number, engine_boot=f"boot-{number}-again")
+            engine.requests.clear()
+        again = [(await it.post(CHAT)).status for _ in range(3)]
+        assert 502 in again or it.metric("shoal_gateway_suspects_total", next="sent_again") > 2
+
+
 async def test_engines_that_are_alive_are_no_reason_to_suspect_a_request(tmp_path: Path):
     async def breaks(request: EngineRequest) -> None:
         request.writer.transport.abort()
