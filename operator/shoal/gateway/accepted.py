@@ -178,7 +178,8 @@ class AcceptedRequest:
         self.raw = bytes(memoryview(self.raw))
         size = len(self.raw)
         read = self.meter.read_bytes(size)
-        return size, estimated_tokens(read, self.prepared.answer_bound, self.prepared.choices)
+        tokens = estimated_tokens(read, self.prepared.answer_bound, self.prepared.choices)
+        return size + sum(len(added or b"") for added in self.prepared.added.values()), tokens
 
     def refusal(self, why: NoReplica) -> ApiError:
         """The error for a request that no replica takes and that may not wait."""
