@@ -43,6 +43,16 @@ def crc16(data: bytes) -> int:
     return value
 
 
+def crc32(data: bytes) -> int:
+    """The checksum of a page of Ogg."""
+    value = 0
+    for byte in data:
+        value ^= byte << 24
+        for _ in range(8):
+            value = (value << 1 ^ 0x04C11DB7) & 0xFFFFFFFF if value & 0x80000000 else value << 1
+    return value
+
+
 def utf8_number(number: int) -> bytes:
     """A number as FLAC writes it: UTF-8, of up to 36 bits."""
     if number < 0x80:
@@ -72,8 +82,9 @@ def ogg(packets: list[bytes], granules: list[int], serial: int = 7) -> bytes:
     pages: list[bytes] = []
     for number, (packet, granule) in enumerate(zip(packets, granules, strict=True)):
         kind = 2 if not number else 0
-        head = b"OggS\0" + bytes([kind]) + struct.pack("<QIII", granule, serial, number, 0)
-        pages.append(head + bytes([1, len(packet)]) + packet)
+        head = b"OggS\0" + bytes([kind]) + struct.pack("<QII", granule, serial, number)
+        body = bytes([1, len(packet)]) + packet
+        pages.append(head + struct.pack("<I", crc32(head + bytes(4) + body)) + body)
     return b"".join(pages)
 
 

@@ -211,10 +211,10 @@ class Meter:
             self._hear(usage, self._heard_ms)
 
     def _hear(self, usage: bytes, most: int) -> None:
-        """Takes the engine's seconds where nothing was measured, or where they are so many more that the file is not
-        what it says. Nothing is longer than a decoder can make it."""
+        """Takes the engine's seconds where nothing was measured, or where they are so different that the file is not
+        what it says, or is damaged. Nothing is longer than a decoder can make it."""
         told, measured = _seconds(usage), self._base.get("audioMs")
-        if told and (measured is None or told * 1000 >= measured + 2000):
+        if told and (measured is None or abs(told * 1000 - measured) >= 2000):
             self._base["audioMs"], self._base["audioSource"] = min(told * 1000, most), "engine"
         elif measured is None:
             self.count_source = "estimated"

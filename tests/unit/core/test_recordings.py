@@ -33,6 +33,8 @@ def refused(found: Recording) -> str | None:
         (opus(50, end=999_999), "ogg", None),
         (vorbis(9), "ogg", None),
         (mp3(100), "mp3", 3_600),
+        (mp3(100) + b"TAG" + bytes(125), "mp3", 3_600),
+        (mp3(100) + b"\0\0" + mp3(10), "mp3", None),
     ],
 )
 def test_the_length_is_that_of_the_frames(data: bytes, kind: str, milliseconds: int | None) -> None:
@@ -85,10 +87,15 @@ def test_many_channels_count() -> None:
         b"fLaC\x04" + flac(3)[5:],
         b"OggS",
         opus(3)[:-1],
+        opus(3)[:-4],
+        opus(3)[:-3] + b"\xff",
         opus(3)[:30],
         opus(3, toc=b"\x03\x00"),
         opus(3) + opus(3),
-        opus(3) + bytes(5_000),
+        opus(3) + b"\0",
+        opus(3).replace(b"OpusTags", b"OpusTagz"),
+        # A page that a reader would skip, with others inside.
+        opus(3) + ogg([b"x" + opus(3)[:200]], [0])[:-1] + b"y",
         ogg([b"fishead\0" + bytes(40), b"x"], [0, 0]),
         b"ID3\x04\0\0\x7f\x7f\x7f\x7f" + mp3(2),
         mp3(2) + bytes(5_000),

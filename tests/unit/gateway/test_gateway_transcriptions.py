@@ -20,7 +20,7 @@ ABLE: frozenset[Capability] = frozenset({"transcribe"})
 HEADERS = {"content-type": TYPE.decode()}
 
 
-def transcript(seconds: float | None = 4, text: str = "a fox") -> bytes:
+def transcript(seconds: float | None = 1, text: str = "a fox") -> bytes:
     usage = {} if seconds is None else {"usage": {"type": "duration", "seconds": seconds}}
     return json.dumps({"text": text, **usage}, separators=(",", ":")).encode()
 
@@ -72,12 +72,12 @@ async def error(response: aiohttp.ClientResponse) -> dict[str, Any]:
 
 
 async def test_a_transcript_and_its_record(tmp_path: Path) -> None:
-    engine = Listener()
+    engine = Listener(transcript(4))
     audio = wav(3.2)
     async with gateway(tmp_path, engine) as it:
         listens(it)
         response = await send(it, asked(audio, language="en", temperature="0.5", response_format="json"))
-        assert (response.status, await response.json()) == (200, json.loads(transcript()))
+        assert (response.status, await response.json()) == (200, json.loads(transcript(4)))
         (request,) = engine.requests
         assert request.path == PATH
         assert read_form(request.headers["content-type"], request.raw) == {
@@ -175,6 +175,15 @@ async def test_an_engine_that_hears_far_more_than_the_file_says(tmp_path: Path) 
         assert (await send(it, asked(wav(20, stated=32_000)))).status == 200
         data = (await it.records())[0].data
         assert (data.audio_ms, data.audio_source) == (20_000, "engine")
+
+
+async def test_an_engine_that_hears_far_less_than_the_file_says(tmp_path: Path) -> None:
+    """A damaged file: what the engine did not hear is not billed."""
+    async with gateway(tmp_path, Listener(transcript(3))) as it:
+        listens(it)
+        assert (await send(it, asked(wav(20)))).status == 200
+        data = (await it.records())[0].data
+        assert (data.audio_ms, data.audio_source) == (3_000, "engine")
 
 
 @pytest.mark.parametrize("seconds", [None, 0, -1, "4", True, 1e30])
@@ -356,7 +365,7 @@ async def test_a_model_that_cannot_says_what_it_can(tmp_path: Path) -> None:
 
 async def test_limits_count_audio_and_not_its_bytes(tmp_path: Path) -> None:
     """20 s of audio count for 1,000 tokens, although they are 640 KB."""
-    async with gateway(tmp_path, Listener()) as it:
+    async with gateway(tmp_path, Listener(transcript(None))) as it:
         it.tenants["acme"] = tenant(limits={"tokensPerMinute": 1_500})
         listens(it)
         assert (await send(it, asked(wav(20)))).status == 200

@@ -6,6 +6,7 @@ MP4 and WebM are not taken.
 """
 
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,17 +20,18 @@ MOST_SAMPLES: Final = 1 << 27
 """Samples of all channels: 512 MiB when an engine unpacks them as floats of 32 bits."""
 _MOST_FRAMES: Final = 250_000
 """Frames, packets and pages of a file that are looked at."""
+_ID3V1: Final = 128
+"""Bytes of a tag after the last frame of an MP3."""
 _MOST_BLOCKS: Final = 128
 """Blocks before the first frame of a FLAC file."""
-_REST: Final = 4_096
-"""Bytes after the last page of an Ogg file."""
 WORDS: Final = (
     "The file is WAV (plain samples), MP3, FLAC, or Ogg with Opus or Vorbis. Its first bytes tell; the name and the "
     "type that the client gives are not used. MP4, M4A and WebM are not taken: nothing outside of a decoder bounds "
     "what they unpack to.",
     f"It has at most {MOST_SECONDS} seconds, and {MOST_SAMPLES} samples over all channels.",
-    "The length of Ogg Vorbis, and of a FLAC file whose header says another length than its frames, is only known to "
-    "the engine: for these `response_format` is `json` or `verbose_json`, and `stream` is not set.",
+    "The length of Ogg Vorbis, of FLAC or Opus whose header contradicts its frames, and of MP3 with something after "
+    "its last frame is only known to the engine: for these `response_format` is `json` or `verbose_json`, and `stream` "
+    "is not set.",
 )
 
 
@@ -108,7 +110,10 @@ def _wav(data: Data) -> Recording:
 def _mp3(data: Data) -> Recording:
     frames = mp3_frames(data, _MOST_FRAMES)
     most, spare = frames.seconds, mp3_spare(data, frames.first)
-    milliseconds = max(0, round(most * 1000 - spare * 1000 / frames.rate))
+    rest = data[frames.end :]
+    # A decoder would search for further frames in what is no tag.
+    tagged = not rest or (len(rest) == _ID3V1 and rest[:3] == b"TAG")
+    milliseconds = max(0, round(most * 1000 - spare * 1000 / frames.rate)) if tagged else None
     return Recording("mp3", len(data), most, most * frames.rate * frames.channels, milliseconds)
 
 
@@ -252,6 +257,16 @@ def _opus_samples(data: Data, at: int, length: int) -> int:
     return samples
 
 
+_REVERSED: Final = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
+
+
+def _intact(page: Data) -> bool:
+    """Whether the checksum of a page is right: a CRC that takes the highest bit first, unlike zlib's."""
+    cleared = b"".join((page[:22], bytes(4), page[26:])).translate(_REVERSED)
+    check = zlib.crc32(cleared, 0xFFFF_FFFF) ^ 0xFFFF_FFFF
+    return check.to_bytes(4, "little").translate(_REVERSED) == bytes(page[22:26])[::-1]
+
+
 def _packets(data: Data) -> Iterator[tuple[int, int, int]]:
     """(first byte, length, position that the page states) of each packet of the only stream."""
     at, looked, serial = 0, 0, data[14:18]
@@ -259,9 +274,7 @@ def _packets(data: Data) -> Iterator[tuple[int, int, int]]:
     while at < len(data):
         head = data[at : at + 27]
         if len(head) < 27 or head[:5] != b"OggS\0":
-            if not at or len(data) - at > _REST:
-                raise UnreadableError("Ogg, page after page")
-            return
+            raise UnreadableError("Ogg, page after page")
         if head[14:18] != serial or bool(head[5] & 1) != (begun is not None):
             raise UnreadableError("Ogg with one stream")
         lacing = data[at + 27 : at + 27 + head[26]]
@@ -269,7 +282,10 @@ def _packets(data: Data) -> Iterator[tuple[int, int, int]]:
         looked += 1 + len(lacing)
         if looked > _MOST_FRAMES:
             raise UnreadableError(f"Ogg of at most {_MOST_FRAMES} pages and segments")
-        at += 27 + head[26]
+        begins, at = at, at + 27 + head[26]
+        # A reader searches within a page whose checksum is wrong, and would find others there.
+        if at + sum(lacing) > len(data) or not _intact(data[begins : at + sum(lacing)]):
+            raise UnreadableError("Ogg of whole pages with their checksums")
         for size in lacing:
             start, length = begun or (at, 0)
             length += size
@@ -277,5 +293,3 @@ def _packets(data: Data) -> Iterator[tuple[int, int, int]]:
             begun = (start, length) if size == 255 else None
             if begun is None:
                 yield start, length, granule
-        if at > len(data):
-            raise UnreadableError("Ogg whose last page is whole")

@@ -108,6 +108,8 @@ class Mp3Frames(NamedTuple):
     channels: int
     first: int
     """Where the first frame begins."""
+    end: int
+    """Where the last one ends."""
 
 
 def mp3_frames(data: Data, most: int) -> Mp3Frames:
@@ -136,7 +138,7 @@ def mp3_frames(data: Data, most: int) -> Mp3Frames:
     if not frames or len(data) - at > _REST:
         # A reader would search for the next frame in other data.
         raise UnreadableError("MP3, as its type says, frame after frame")
-    return Mp3Frames(seconds, rate, channels, first)
+    return Mp3Frames(seconds, rate, channels, first, at)
 
 
 _SIDE: Final = {(3, False): 32, (3, True): 17, (2, False): 17, (2, True): 9, (0, False): 17, (0, True): 9}
