@@ -109,11 +109,11 @@ def _wav(data: Data) -> Recording:
 
 def _mp3(data: Data) -> Recording:
     frames = mp3_frames(data, _MOST_FRAMES)
-    most, spare = frames.seconds, mp3_spare(data, frames.first)
-    rest = data[frames.end :]
-    # A decoder would search for further frames in what is no tag.
+    rest, spare = data[frames.end :], mp3_spare(data, frames.first)
+    # A decoder would search for further frames in what is no tag. The slowest have 8,000 bits a second.
     tagged = not rest or (len(rest) == _ID3V1 and rest[:3] == b"TAG")
-    milliseconds = max(0, round(most * 1000 - spare * 1000 / frames.rate)) if tagged else None
+    milliseconds = max(0, round(frames.seconds * 1000 - spare * 1000 / frames.rate)) if tagged else None
+    most = frames.seconds + len(rest) / 1000
     return Recording("mp3", len(data), most, most * frames.rate * frames.channels, milliseconds)
 
 
