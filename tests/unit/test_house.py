@@ -212,6 +212,7 @@ def imported_names(tree: ast.Module) -> Iterator[str]:
 EVENT_WRITERS: Final = {
     "shoal.net.hub",  # the cold endpoints' one
     "shoal.gateway.reply", "shoal.gateway.sse", "shoal.net.errors",  # the hot path: an engine's events, passed on
+    "shoal.core.transcripts",  # a translation of them
     "shoal.net.stream", "shoal.gateway.dispatch",  # they listen, and ask for events
 }  # fmt: skip
 """Modules that know how server-sent events look."""
