@@ -140,7 +140,7 @@ def test_a_model_on_each_engine_behind_one_gateway(fleet: Fleet, tenants: Tenant
             until(lambda name=name, engine=engine: engines(fleet, name) == [(engine, True)], 240,
                   lambda name=name: (engines(fleet, name), fleet.condition(name, "Ready")))  # fmt: skip
         with tenants.client(TENANT) as client:
-            assert {f"demo/{name}" for name in PER_ENGINE} <= {model.id for model in client.models.list()}
+            assert set(PER_ENGINE) <= {model.id for model in client.models.list()}
             clients = [Asked(client, f"demo/{name}").start() for name in PER_ENGINE]
             until(lambda: all(len(one.usage) >= 10 for one in clients), 120, lambda: [one.problems for one in clients])
             for one in clients:

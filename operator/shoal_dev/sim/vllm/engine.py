@@ -153,6 +153,7 @@ class VLLMEngine(SimEngine):
     async def _adapters(
         self, asked: str | list[str | None] | None, prompts: int
     ) -> AsyncGenerator[Sequence[SimAdapter | None]]:
-        """`asked` is the id of a load that `named` found."""
-        found = None if not isinstance(asked, str) or self.adapters is None else self.adapters.named(asked)
+        """`asked` is the id of a load that `named` found: a request that was taken keeps its weights, whatever becomes
+        of the name."""
+        found = None if not isinstance(asked, str) or self.adapters is None else self.adapters.slots.load_of(asked)
         yield [found] * prompts

@@ -61,9 +61,9 @@ class HostAdapters(VLLMSlots):
         self.add(adapter.id, adapter.files.bytes, pinned=False)
         self._touch(adapter)
 
-    def name_of(self, adapter: str) -> str:
-        """Of the load with this id."""
-        return self._loads[adapter].name
+    def load_of(self, adapter: str) -> VLLMAdapter:
+        """The load with this id; it is remembered after its name was forgotten."""
+        return self._loads[adapter]
 
     def prepare(self, batch: "frozenset[str | None] | set[str | None]") -> float:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Raises AdapterLostError."""

@@ -115,7 +115,7 @@ class _Collector(Collector):
         labels = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
         family = GaugeMetricFamily("vllm:lora_requests_info", "Running stats on lora requests.", labels=labels)
         for batch, moment in seen.items():
-            names = ",".join(adapters.slots.name_of(adapter) for adapter in batch)
+            names = ",".join(adapters.slots.load_of(adapter).name for adapter in batch)
             family.add_metric((str(adapters.args.slots), names, names), time.time() - (clock.now() - moment))
         yield family
 

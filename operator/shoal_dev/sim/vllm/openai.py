@@ -208,7 +208,7 @@ class Generating:
             raise p.RefusedError(500, STOPPING)
         return self._engine.generate(
             job.prompts, n=job.n, sampling=job.sampling, rid=job.rid, path=exchange.path, model=job.model,
-            stream=job.stream, adapters=None if job.adapter is None else job.adapter.name, salt=("", job.salt),
+            stream=job.stream, adapters=None if job.adapter is None else job.adapter.id, salt=("", job.salt),
         )  # fmt: skip
 
     async def _run(self, exchange: Exchange, job: Job, kind: type[Writer]) -> None:
