@@ -28,6 +28,7 @@ from tests.support.engines import (
     LORA_RANK,
     MAX_RUNNING,
     SERVED,
+    START_SECONDS,
     VLLM_BLOCK,
     VLLM_LORA,
     EngineProcess,
@@ -215,7 +216,7 @@ def test_a_load_beyond_its_time_ends_the_start(vllm_kind: Kind, tmp_path: Path):
     environment = {"VLLM_ENGINE_READY_TIMEOUT_S": "1"}
     slow = ["--sim-load-seconds", "5"] if vllm_kind == "sim-vllm" else []
     with running_engine(vllm_kind, tmp_path, *slow, environment=environment, wait=False) as engine:
-        assert engine.process.wait(200) == 1
+        assert engine.process.wait(START_SECONDS[vllm_kind]) == 1
 
 
 # --- adapters ---------------------------------------------------------------------------------------------------------
