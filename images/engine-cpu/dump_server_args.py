@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write SGLang's own arguments as a table (JSON on stdout): what `operator/shoal/engine/sglang/sglang_args.json` is made of.
+"""Write SGLang's own arguments as a table (JSON on stdout): the source of `engine/sglang/sglang_args.json`.
 
 Usage: VENV/bin/python dump_server_args.py        (VENV: see install.sh)
 

@@ -22,9 +22,10 @@ from typing import Any
 from safetensors import TensorSpec, serialize
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-VOCABULARY, HIDDEN, LAYERS, HEADS, KV_HEADS, INTERMEDIATE, CONTEXT = 512, 64, 2, 2, 1, 128, 4096
-HEAD = HIDDEN // HEADS
-"""32: the smallest that vLLM's attention on a CPU knows. With another it starts and dies of the first request."""
+VOCABULARY, HIDDEN, LAYERS, KV_HEADS, INTERMEDIATE, CONTEXT = 512, 64, 2, 1, 128, 4096
+HEAD = 32
+"""Width of a head: the smallest that vLLM's attention on a CPU knows. With a smaller one it starts, and dies of the
+first request."""
 SPECIAL = ["<|bos|>", "<|eos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
 CHAT_TEMPLATE = (
     "<|bos|>{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
@@ -39,6 +40,8 @@ class Spec:
     name: str
     seed: int
     text: str
+    heads: int = 2
+    """Of attention; as many GPUs can share the model."""
 
 
 MODELS = (
@@ -53,6 +56,7 @@ MODELS = (
         1,
         "def main(): return 0 if value is None else len(items) for item in range(10): print(item) "
         "import json, async def serve(request): await send(response) class Model: pass # comment ",
+        heads=4,
     ),
 )
 
@@ -72,18 +76,21 @@ ADAPTERS = (
     AdapterSpec("legal", 13),
     AdapterSpec("poet", 14),
 )
-SHAPES = {
-    "self_attn.q_proj": (HEADS * HEAD, HIDDEN),
-    "self_attn.k_proj": (KV_HEADS * HEAD, HIDDEN),
-    "self_attn.v_proj": (KV_HEADS * HEAD, HIDDEN),
-    "self_attn.o_proj": (HIDDEN, HEADS * HEAD),
-    "mlp.gate_proj": (INTERMEDIATE, HIDDEN),
-    "mlp.up_proj": (INTERMEDIATE, HIDDEN),
-    "mlp.down_proj": (HIDDEN, INTERMEDIATE),
-}
-"""What each linear layer writes and reads."""
 Weights = dict[str, tuple[list[int], "array[float]"]]
 """Shapes and values in float32."""
+
+
+def shapes(heads: int) -> dict[str, tuple[int, int]]:
+    """What each linear layer writes and reads."""
+    return {
+        "self_attn.q_proj": (heads * HEAD, HIDDEN),
+        "self_attn.k_proj": (KV_HEADS * HEAD, HIDDEN),
+        "self_attn.v_proj": (KV_HEADS * HEAD, HIDDEN),
+        "self_attn.o_proj": (HIDDEN, heads * HEAD),
+        "mlp.gate_proj": (INTERMEDIATE, HIDDEN),
+        "mlp.up_proj": (INTERMEDIATE, HIDDEN),
+        "mlp.down_proj": (HIDDEN, INTERMEDIATE),
+    }
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -124,8 +131,8 @@ def noise(source: random.Random, rows: int, columns: int, scale: float) -> "arra
     return array("f", (source.gauss(0, scale) for _ in range(rows * columns)))
 
 
-def make_weights(tokenizer: Tokenizer, seed: int) -> Weights:
-    source = random.Random(seed)  # noqa: S311 - reproducible on purpose
+def make_weights(tokenizer: Tokenizer, spec: Spec) -> Weights:
+    source = random.Random(spec.seed)  # noqa: S311 - reproducible on purpose
     weights: Weights = {}
 
     def put(name: str, shape: list[int], values: "array[float]") -> None:
@@ -148,7 +155,7 @@ def make_weights(tokenizer: Tokenizer, seed: int) -> Weights:
     for layer in range(LAYERS):
         for norm in ("input_layernorm", "post_attention_layernorm"):
             put(f"model.layers.{layer}.{norm}.weight", [HIDDEN], array("f", [1.0] * HIDDEN))
-        for name, (rows, columns) in SHAPES.items():
+        for name, (rows, columns) in shapes(spec.heads).items():
             put(f"model.layers.{layer}.{name}.weight", [rows, columns], noise(source, rows, columns, 0.08))
     return weights
 
@@ -167,7 +174,7 @@ def make_model(folder: Path, spec: Spec) -> None:
             "hidden_size": HIDDEN,
             "intermediate_size": INTERMEDIATE,
             "num_hidden_layers": LAYERS,
-            "num_attention_heads": HEADS,
+            "num_attention_heads": spec.heads,
             "num_key_value_heads": KV_HEADS,
             "head_dim": HEAD,
             "max_position_embeddings": CONTEXT,
@@ -183,7 +190,7 @@ def make_model(folder: Path, spec: Spec) -> None:
         },
     )
     write_json(folder / "generation_config.json", {"bos_token_id": bos, "eos_token_id": eos})
-    write_weights(folder / "model.safetensors", make_weights(tokenizer, spec.seed))
+    write_weights(folder / "model.safetensors", make_weights(tokenizer, spec))
 
 
 def make_adapter(folder: Path, spec: AdapterSpec) -> None:
@@ -191,8 +198,9 @@ def make_adapter(folder: Path, spec: AdapterSpec) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     source = random.Random(spec.seed)  # noqa: S311 - reproducible on purpose
     weights: Weights = {}
+    adapted = shapes(next(model.heads for model in MODELS if model.name == ADAPTER_BASE))
     for layer in range(LAYERS):
-        for name, (rows, columns) in SHAPES.items():
+        for name, (rows, columns) in adapted.items():
             path = f"base_model.model.model.layers.{layer}.{name}"
             weights[f"{path}.lora_A.weight"] = ([RANK, columns], noise(source, RANK, columns, 0.2))
             weights[f"{path}.lora_B.weight"] = ([rows, RANK], noise(source, rows, RANK, 0.2))
@@ -209,7 +217,7 @@ def make_adapter(folder: Path, spec: AdapterSpec) -> None:
             "fan_in_fan_out": False,
             "inference_mode": True,
             "modules_to_save": None,
-            "target_modules": sorted(name.partition(".")[2] for name in SHAPES),
+            "target_modules": sorted(name.partition(".")[2] for name in adapted),
         },
     )
     write_weights(folder / "adapter_model.safetensors", weights)

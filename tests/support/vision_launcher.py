@@ -42,9 +42,8 @@ def _without_torchaudio() -> None:
     """No torchaudio fits the CPU's torch. SGLang uses one function of it; soundfile decodes."""
     audio, functional = types.ModuleType("torchaudio"), types.ModuleType("torchaudio.functional")
     audio.__spec__ = importlib.machinery.ModuleSpec("torchaudio", None)
-    audio.__version__ = "0"
-    functional.resample = _resample
-    audio.functional = functional
+    vars(functional)["resample"] = _resample
+    vars(audio).update(__version__="0", functional=functional)
     sys.modules |= {"torchaudio": audio, "torchaudio.functional": functional}
 
 

@@ -20,11 +20,11 @@ FLEET = ("small-8b", "medium-24b", "large-104b", "giant-405b", "nightly-8b")
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The config.json of the image's tiny models: both have the same shape."""
+    """The folder of the image's tiny models."""
     folder = tmp_path_factory.mktemp("models")
     script = ROOT / "images" / "shoal" / "make_models.py"
     subprocess.run([sys.executable, script, folder], check=True, capture_output=True, timeout=60)
-    return folder / "tiny-chat" / "config.json"
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,13 @@ def fleet_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def explain(config: Path, fleet_file: Path, files: tuple[Path, ...], names: tuple[str, ...]) -> dict[str, Any]:
     args = [part for file in files for part in ("-f", str(file))]
-    facts = [part for name in names for part in ("--facts", f"{name}={config}")]
+    sources = {
+        model["metadata"]["name"]: model["spec"]["source"]["uri"].rpartition("/")[2]
+        for file in files
+        for model in yaml.safe_load_all(file.read_text())
+        if model["kind"] == "Model"
+    }
+    facts = [part for name in names for part in ("--facts", f"{name}={config / sources[name] / 'config.json'}")]
     done = CliRunner(catch_exceptions=False).invoke(
         main, ["explain", *args, *facts, "--fleet", str(fleet_file), "-o", "json"]
     )

@@ -107,7 +107,7 @@ def without_units(connection: Connection) -> None:
 
 def test_documents_of_before_are_summed_up(url: str) -> None:
     """Migration 0004: of tables that an older ledger filled. A later row of the same request still balances."""
-    none = {"inputTokens": None, "cachedTokens": None, "outputTokens": None, "reasoningTokens": None}
+    none: dict[str, Any] = {"inputTokens": None, "cachedTokens": None, "outputTokens": None, "reasoningTokens": None}
     with contextlib.ExitStack() as stack:
         connection = opened(url, stack)
         rows = [
