@@ -28,7 +28,6 @@ from tests.support.engines import (
     LORA_RANK,
     MAX_RUNNING,
     SERVED,
-    START_SECONDS,
     VLLM_BLOCK,
     VLLM_LORA,
     EngineProcess,
@@ -210,13 +209,6 @@ def test_a_config_file_in_one_word_has_no_effect_and_its_keys_none(vllm_kind: Ki
         taken = ["-H", "authorization: Bearer key-of-another-file"]
         shown = subprocess.run([*asked, *taken], capture_output=True, text=True, check=True, timeout=60)
     assert shown.stdout == "401"
-
-
-def test_a_load_beyond_its_time_ends_the_start(vllm_kind: Kind, tmp_path: Path):
-    environment = {"VLLM_ENGINE_READY_TIMEOUT_S": "1"}
-    slow = ["--sim-load-seconds", "5"] if vllm_kind == "sim-vllm" else []
-    with running_engine(vllm_kind, tmp_path, *slow, environment=environment, wait=False) as engine:
-        assert engine.process.wait(START_SECONDS[vllm_kind]) == 1
 
 
 # --- adapters ---------------------------------------------------------------------------------------------------------
