@@ -69,10 +69,10 @@ def unknown_is_zero() -> None:
 
 def no_lora_path() -> None:
     """A request for an adapter goes to the engine without the adapter's name."""
-    from shoal.gateway import adaptertarget, target
+    from shoal.gateway import adaptertarget
 
-    encode: Any = target.BaseTarget.encode
-    adaptertarget.AdapterTarget.encode = encode
+    target: Any = adaptertarget.AdapterTarget
+    target.adapter_name = None
 
 
 def no_retry() -> None:

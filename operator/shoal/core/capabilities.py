@@ -40,9 +40,8 @@ def capabilities(
     differences: EngineDifferences = NONE,
 ) -> frozenset[Capability]:
     """What the engine of a Model does. `shares_prefixes`: its tenants share the prefix cache."""
-    found = frozenset(
-        one for one in _abilities(facts, extra_args, shares_prefixes=shares_prefixes) if one not in differences.lacks
-    )
+    able = _abilities(facts, extra_args, shares_prefixes=shares_prefixes)
+    found = able.difference(differences.lacks)
     if not differences.pairs_score:
         return found
     return found | _SCORE if "rerank" in found else found - _SCORE

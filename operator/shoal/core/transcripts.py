@@ -11,6 +11,8 @@ class TranscriptEvents:
 
     def __init__(self, _id: str, _model_name: str) -> None:
         self._texts: list[str] = []
+        self.held = 0
+        """Bytes of the text in memory: the last event repeats it."""
 
     def chunk(self, chunk: Mapping[str, Any]) -> bytes:
         if "error" in chunk:
@@ -22,6 +24,7 @@ class TranscriptEvents:
 
     def _delta(self, text: str) -> bytes:
         self._texts.append(text)
+        self.held += len(text)
         return _event({"type": "transcript.text.delta", "delta": text})
 
 

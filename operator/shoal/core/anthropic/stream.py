@@ -1,7 +1,7 @@
 """The chunks of a streamed chat completion as the events of a message."""
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal, cast
+from typing import Any, Literal, cast
 
 import orjson
 
@@ -21,7 +21,7 @@ class MessageEvents:
 
     __slots__ = ("_block", "_call", "_id", "_index", "_model", "_reason", "_sequence", "_started", "_usage")
 
-    held: Final = 0
+    held: int = 0
     """Bytes of the answer in memory: no event repeats what earlier ones said."""
 
     def __init__(self, id: str, model: str) -> None:
