@@ -18,7 +18,7 @@ from typing import Final
 
 import structlog
 
-from shoal.core.routing.choice import Replica
+from shoal.core.routing.replica import Replica
 from shoal.gateway.ids import uuid7
 from shoal.metering.spool import UsageSpool
 from shoal.metering.spoolfile import Row, SpoolFile

@@ -27,7 +27,7 @@ from shoal.api.replica import ReplicaKeys
 from shoal.api.tenant import Tenant
 from shoal.core.capabilities import Capability
 from shoal.core.hold.limits import Limits
-from shoal.core.routing.choice import Replica
+from shoal.core.routing.replica import Replica
 from shoal.core.routing.resolve import ServedModel
 from shoal.gateway.app import GatewayApp
 from shoal.gateway.connections import Pool

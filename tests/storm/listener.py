@@ -21,7 +21,7 @@ from shoal.api.config import MTLS
 from shoal.api.keys import InstallKey
 from shoal.api.replica import ReplicaKeys
 from shoal.controllers.installkey import InstallKeys
-from shoal.core.routing.choice import Replica
+from shoal.core.routing.replica import Replica
 from shoal.gateway.directory import project_pod
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import KubeError, NotFound

@@ -16,7 +16,7 @@ from shoal.api.replica import ReplicaKeys
 from shoal.api.tenant import Tenant
 from shoal.core.capabilities import Capability
 from shoal.core.fields.kinds import Facts
-from shoal.core.routing.choice import Replica
+from shoal.core.routing.replica import Replica
 from shoal.core.routing.resolve import ServedModel
 from shoal.core.routing.resolveadapters import DeclaredAdapter, DeclaredPool
 from shoal.gateway.app import GatewayApp
@@ -92,7 +92,7 @@ class GatewayUnderTest:
         self.ring = KeyRing(key_dir)
         self.ring.refresh()
         self.me = ListenerIdentity("gateway-1", "boot-of-the-gateway")
-        self.fleet = ReplicaPool(self.ring, self.me)
+        self.fleet = ReplicaPool(self.ring, self.me, scored=self.settings.routing == "Seconds")
         self.metrics = GatewayMetrics()
         self.spool = UsageSpool(self.settings.spool_dir, when_full=self.settings.when_spool_full)
         self.pool = Pool(keep_alive=4.0, connect_timeout=1.0)

@@ -2,7 +2,8 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-from shoal.core.routing.choice import Choice, NoReplica, Replica, ReplicaSignal, pick, usable
+from shoal.core.routing.choice import Choice, NoReplica, ReplicaSignal, pick, usable
+from shoal.core.routing.replica import Replica
 
 
 def choose(

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from shoal.core.access import KeyIdentity
 from shoal.core.hold.capacity import estimated_tokens
 from shoal.core.hold.limits import longest_wait, retry_after
-from shoal.core.routing.choice import NoReplica, Replica
+from shoal.core.routing.choice import NoReplica
+from shoal.core.routing.replica import Replica
+from shoal.core.routing.score import Pick
 from shoal.gateway.deadlines import Deadline
 from shoal.gateway.prepared import Prepared
 from shoal.gateway.reply import Reply
@@ -46,6 +48,8 @@ class InFlight(NamedTuple):
     tokens: int
     paid: bool
     """The attempt is a retry, charged to the Model's retry budget."""
+    pick: Pick | None = None
+    """Why this replica, if it was chosen by its score."""
 
 
 class AcceptedRequest:

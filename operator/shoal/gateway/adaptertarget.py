@@ -7,9 +7,12 @@ from typing import Final
 
 from shoal.api import reasons
 from shoal.core.lora.placement import rendezvous
+from shoal.core.lora.placement.rendezvous import digest
 from shoal.core.routing.adapterchoice import AdapterCandidate, AdapterChoice, choose_for_adapter
-from shoal.core.routing.choice import NoReplica, Replica
+from shoal.core.routing.choice import NoReplica
+from shoal.core.routing.replica import Replica
 from shoal.core.routing.resolve import ServedAdapter
+from shoal.core.routing.score import Pick
 from shoal.gateway.accepted import AcceptedRequest, InFlight
 from shoal.gateway.leases import WAIT_SECONDS, LeaseRefused
 from shoal.gateway.relay import LACKS_ADAPTER
@@ -80,8 +83,8 @@ class AdapterTarget:
             app.metrics.retries_deferred.inc()
             return NoReplica("tried")
         self._paid_for = False
-        app.fleet.enter(choice.replica, self._tokens)
-        return InFlight(choice.replica, self._tokens, bool(attempts))
+        app.fleet.enter(choice.replica, self._tokens, choice.pick)
+        return InFlight(choice.replica, self._tokens, bool(attempts), choice.pick)
 
     def started(self, replica: Replica) -> None:
         app, adapter = self._app, self._adapter
@@ -112,13 +115,27 @@ class AdapterTarget:
             self._prefer,
             fleet.next_sequence(),
             self._request.prepared.head,
+            self._cheapest,
         )
         if isinstance(choice, NoReplica):
             if self._refusals:
                 return NoReplica("refused")
             return NoReplica("tried") if tried else choice
         # A lease may arrive before the stream reports the adapter as loaded.
-        return choice if choice.leased else AdapterChoice(choice.replica, leases.is_valid(choice.replica.uid, name))
+        return choice if choice.leased else choice._replace(leased=leases.is_valid(choice.replica.uid, name))
+
+    def _cheapest(self, replicas: Sequence[Replica]) -> Pick | None:
+        prompt, adapter = self._request.prepared.prompt, self._adapter
+        if prompt is None:
+            return None
+        # Engines keep what each adapter computed apart.
+        salt = digest(adapter.key)
+        apart = prompt._replace(
+            head=None if prompt.head is None else prompt.head ^ salt,
+            system=None if prompt.system is None else prompt.system ^ salt,
+        )
+        home = rendezvous.best(adapter.key, [r.uid for r in replicas])
+        return self._app.fleet.cheapest(replicas, apart, home=home, explain=self._request.spans is not None)
 
     def _loadable_homes(self, replicas: Iterable[Replica], tried: set[str]) -> Iterator[AdapterCandidate]:
         """Replicas that would have to load the adapter, without those that serve no adapters or were already tried or

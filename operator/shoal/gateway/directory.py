@@ -18,8 +18,8 @@ from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.api.tenant import Tenant
 from shoal.core.access import KeyIdentity, index_keys
-from shoal.core.routing.choice import Replica
 from shoal.core.routing.modelindex import ModelIndex
+from shoal.core.routing.replica import Replica
 from shoal.core.routing.resolve import ServedModel, served_model
 from shoal.core.routing.resolveadapters import DeclaredAdapter, DeclaredPool, declared_adapter, declared_pool
 from shoal.engine.wires import DEFAULT, differences_of

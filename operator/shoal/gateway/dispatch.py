@@ -10,7 +10,9 @@ import structlog
 from shoal.core.fields.table import FORMS
 from shoal.core.hold import retries
 from shoal.core.hold.retries import RetryBudget
-from shoal.core.routing.choice import NoReplica, Replica
+from shoal.core.routing.choice import NoReplica
+from shoal.core.routing.replica import Replica
+from shoal.core.routing.score import Pick
 from shoal.engine.wire import EngineCall, Wire
 from shoal.engine.wires import wire_of
 from shoal.gateway.accepted import AcceptedRequest
@@ -47,7 +49,19 @@ class Dispatch:
     """The attempts of one request. `trace` is the header lines that propagate its trace to the engine."""
 
     # The target has no reference to the dispatch: a reference cycle would be work for the garbage collector.
-    __slots__ = ("_app", "_cancelling", "_id", "_meter", "_paid", "_relay", "_request", "_sent", "_target", "_trace")
+    __slots__ = (
+        "_app",
+        "_cancelling",
+        "_id",
+        "_meter",
+        "_paid",
+        "_pick",
+        "_relay",
+        "_request",
+        "_sent",
+        "_target",
+        "_trace",
+    )
 
     def __init__(self, request: AcceptedRequest, target: DispatchTarget, trace: str) -> None:
         app, meter = request.app, request.meter
@@ -60,6 +74,8 @@ class Dispatch:
         self._relay = AnswerRelay(request.prepared, meter, request.reply, app.memory.answer, app.answer_budget)
         self._sent = 0
         self._paid: RetryBudget | None = None
+        self._pick: Pick | None = None
+        """Why the replica of this attempt was chosen."""
         self._cancelling: asyncio.Task[None] | None = None
         """The task that asks the engine to end the request after its client left. Once it is set, the request is not
         sent again."""
@@ -84,6 +100,7 @@ class Dispatch:
                     tried.clear()
             replica = place.replica
             try:
+                self._pick = place.pick
                 self._paid = app.holds.budget(request.prepared.model.uid) if place.paid else None
                 tried.add(replica.uid)
                 in_a_row += 1
@@ -91,6 +108,8 @@ class Dispatch:
                 target.started(replica)
                 try:
                     await self._attempt(replica)
+                    if request.prepared.prompt is not None:
+                        app.fleet.answered(replica, place.pick, meter, request.prepared)
                     return
                 except Retry as retry:
                     failure = retry.reason
@@ -124,7 +143,7 @@ class Dispatch:
                     app.metrics.suspects.labels("ended" if following == "suspect" else "sent_again").inc()
                     # Other requests were lost with this replica. Prompt affinity would send all of them to the same
                     # next replica.
-                    request.prepared = request.prepared._replace(head=None)
+                    request.prepared = request.prepared._replace(prompt=None)
                 if following == "suspect":
                     raise errors.lost_twice() from None
                 if following == "tried":
@@ -154,7 +173,7 @@ class Dispatch:
         meter.engine_boot = signal.engine_boot if signal else None
         target = app.target(replica)
         if request.spans is not None:
-            self._trace = request.spans.attempt(replica, target, wire.provider)
+            self._trace = request.spans.attempt(replica, target, wire.provider, self._pick)
         at_replica = app.fleet.attempts[replica.uid]
         at_replica.add(abort)
         abort.given_up = abort.sent = False
@@ -275,6 +294,8 @@ class Dispatch:
         """Called before the first part of the engine's answer is sent to the client."""
         self._request.abort.answering = True
         self._meter.answer_began()
+        if self._pick is not None:
+            self._app.fleet.began(self._pick)
         if self._paid is not None:
             self._began_well()
 

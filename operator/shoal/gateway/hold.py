@@ -14,7 +14,7 @@ from shoal.core.hold.capacity import Allowance, share_of
 from shoal.core.hold.fair import FairQueue
 from shoal.core.hold.limits import Bound, Held, over, retry_after
 from shoal.core.hold.retries import RetryBudget
-from shoal.core.routing.choice import Replica
+from shoal.core.routing.replica import Replica
 from shoal.core.routing.resolve import ServedModel
 from shoal.gateway.adapterwaits import AdapterWaits, sum_of
 from shoal.gateway.demand import DemandState

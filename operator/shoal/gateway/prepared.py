@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from shoal.api.replica import MOST_PROMPTS
 from shoal.core.fields.table import GENERATING
 from shoal.core.routing.resolve import ServedModel
+from shoal.core.routing.reuse import Prompt
 from shoal.gateway.dialects import Dialect
 
 COMPLETIONS: Final = "/v1/completions"
@@ -31,8 +32,8 @@ class Prepared(NamedTuple):
     """The tenant's weight in the hold queue."""
     prompts: int = 1
     """Number of prompts; each gets `choices` answers."""
-    head: int | None = None
-    """Hash of the prompt's head, if there are multiple replicas to choose from (core/routing/affinity.py)."""
+    prompt: Prompt | None = None
+    """What the choice of a replica goes by; None: there is no choice, or no prompt."""
     dialect: Dialect | None = None
     """The client speaks another API, into which the answer is translated."""
     content_type: str = "application/json"
@@ -43,6 +44,11 @@ class Prepared(NamedTuple):
     """The ranked list has the texts."""
     added: Mapping[str, bytes | None] = _NOTHING
     """What the body has in addition for engines of a type (`Wire.added`)."""
+
+    @property
+    def head(self) -> int | None:
+        """Hash of the prompt's head (core/routing/affinity.py)."""
+        return None if self.prompt is None else self.prompt.head
 
     @property
     def can_cancel(self) -> bool:

@@ -11,7 +11,7 @@ import structlog
 
 from shoal.api import keys, rights
 from shoal.core import facts
-from shoal.core.routing.choice import Replica
+from shoal.core.routing.replica import Replica
 from shoal.core.routing.resolve import ServedModel
 from shoal.gateway import mediafetch
 from shoal.gateway.acks import Acks
@@ -116,7 +116,9 @@ class GatewayProcess:
         if self.totals is not None:
             self.totals.changed = self.quotas.totals_changed
             self.totals.repriced = self.demand_publisher.set_currency
-        self.fleet = ReplicaPool(self.key_ring, self.identity, self.demand, self.credentials)
+        self.fleet = ReplicaPool(
+            self.key_ring, self.identity, self.demand, self.credentials, scored=settings.routing == "Seconds"
+        )
         self.spool = UsageSpool(
             settings.spool_dir,
             max_bytes=settings.spool_max_bytes,

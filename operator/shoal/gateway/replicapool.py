@@ -4,19 +4,28 @@ each."""
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
 
 from shoal.api.replica import ReplicaKeys
 from shoal.core.hold.capacity import Allowance, OwnInFlight, allowance
-from shoal.core.routing.choice import Choice, NoReplica, Replica, ReplicaSignal, Usable, least_busy, pick, usable
+from shoal.core.routing.choice import Choice, NoReplica, ReplicaSignal, Usable, least_busy, pick, usable
+from shoal.core.routing.replica import Replica
 from shoal.core.routing.resolve import ServedModel
+from shoal.core.routing.reuse import Prompt
+from shoal.core.routing.score import Pick, ReplicaScores
 from shoal.gateway.demand import DemandState
 from shoal.gateway.directory import ClusterSnapshot
+from shoal.gateway.prepared import Prepared
 from shoal.gateway.residency import Residency
 from shoal.gateway.upstream import AbortHandle
+from shoal.metering.meter import Meter
 from shoal.net.installkey import KeyRing
 from shoal.net.stream import agent_peer
 from shoal.net.tls import TLSCredentials
 from shoal.signals.replica import ListenerIdentity, ReplicaStreams, StreamPeer
+
+_SHORT_ANSWER: Final = 4
+"""Tokens."""
 
 
 class ReplicaPool:
@@ -26,7 +35,10 @@ class ReplicaPool:
         identity: ListenerIdentity = ListenerIdentity(),  # noqa: B008 - immutable
         demand: DemandState | None = None,
         credentials: TLSCredentials | None = None,
+        *,
+        scored: bool = False,
     ) -> None:
+        """`scored`: replicas are chosen by the predicted seconds (core/routing/score.py)."""
         self._key_ring = key_ring
         self._credentials = credentials
         self.demand = demand or DemandState()
@@ -47,6 +59,8 @@ class ReplicaPool:
         """Pods whose streams ended while they drained: their engines may stop at any moment."""
         self._deaths: dict[str, tuple[str, float]] = {}
         """By pod uid: the boot id of the engine that died under a request, and when (time.monotonic)."""
+        self.scores = ReplicaScores() if scored else None
+        """What requests cost where; None: replicas are chosen without."""
         self._reports: dict[str, ReplicaKeys] = {}
         self._in_flight: dict[str, int] = {}
         self._tokens: dict[str, int] = {}
@@ -67,6 +81,8 @@ class ReplicaPool:
                 self.leaving.add(uid)
             self._reports.pop(uid, None)
             self._at_report.pop(uid, None)
+            if self.scores is not None:
+                self.scores.down(uid)
             self._invalidate()
             self.residency.update(uid, None)
         else:
@@ -77,7 +93,10 @@ class ReplicaPool:
             self.live[uid] = ReplicaSignal(keys.phase, keys.engine_boot)
             self._reports[uid] = keys
             self.residency.update(uid, keys.adapters)
-            self._at_report[uid] = (self._in_flight.get(uid, 0), self._tokens.get(uid, 0))
+            in_flight = self._in_flight.get(uid, 0)
+            self._at_report[uid] = (in_flight, self._tokens.get(uid, 0))
+            if self.scores is not None:
+                self.scores.reported(uid, keys, in_flight, time.monotonic())
             if keys.phase == "stalled" and (before is None or before.phase != "stalled"):
                 # Requests without an answer yet are better sent elsewhere than left until the engine restarts.
                 for attempt in list(self.attempts.get(uid, ())):
@@ -88,6 +107,8 @@ class ReplicaPool:
     def follow(self, snapshot: ClusterSnapshot) -> None:
         """Connects streams to the agents of exactly the pods in the snapshot."""
         self.leaving &= snapshot.owners.keys()
+        if self.scores is not None:
+            self.scores.keep(snapshot.owners)
         for uid in [uid for uid, there in self.attempts.items() if not there and uid not in snapshot.owners]:
             del self.attempts[uid]
         for uid in self._deaths.keys() - snapshot.owners.keys():
@@ -111,12 +132,72 @@ class ReplicaPool:
         self.streams.set_peers(peers)
 
     def choose(
-        self, snapshot: ClusterSnapshot, model: ServedModel, tried: Collection[str], head: int | None = None
+        self,
+        snapshot: ClusterSnapshot,
+        model: ServedModel,
+        tried: Collection[str],
+        prompt: Prompt | None = None,
+        *,
+        explain: bool = False,
     ) -> Choice | NoReplica:
-        """Chooses the replica for one request; `head` is the hash of its prompt's head. Call `enter` right after it,
-        without an await between."""
+        """Chooses the replica for one request: the one that it costs least, or, while too little is known, by the
+        prompt's head. Call `enter` right after it, without an await between."""
         self._sequence += 1
-        return pick(self._usable_of(snapshot, model), self._in_flight, tried=tried, rotation=self._sequence, head=head)
+        found = self._usable_of(snapshot, model)
+        if isinstance(found, NoReplica):
+            return found
+        if self.scores is not None and prompt is not None and len(found.replicas) > 1 and not found.fallback:
+            best = self.cheapest(found.replicas, prompt, tried, explain=explain)
+            if best is not None:
+                return Choice(best.replica, False, best)
+        head = None if prompt is None else prompt.head
+        return pick(found, self._in_flight, tried=tried, rotation=self._sequence, head=head)
+
+    def cheapest(
+        self,
+        replicas: Sequence[Replica],
+        prompt: Prompt,
+        tried: Collection[str] = (),
+        *,
+        waits: Mapping[str, float] | None = None,
+        home: str | None = None,
+        explain: bool = False,
+    ) -> Pick | None:
+        """The replica with the lowest score (core/routing/score.py); None: too little is known."""
+        if self.scores is None:
+            return None
+        left = [r for r in replicas if r.uid not in tried] if tried else replicas
+        return self.scores.pick(
+            left,
+            self._in_flight,
+            prompt,
+            time.monotonic(),
+            rotation=self._sequence,
+            waits=waits,
+            home=home,
+            explain=explain,
+        )
+
+    def began(self, pick: Pick) -> None:
+        """The answer of a request has begun at the replica that was chosen by its score."""
+        if self.scores is not None:
+            self.scores.began(pick, time.monotonic())
+
+    def answered(self, replica: Replica, pick: Pick | None, meter: Meter, prepared: Prepared) -> None:
+        """Learns from a complete answer. The first token of an answer that is not a stream comes at its end, so only
+        the shortest of those tell how fast the replica reads prompts."""
+        if self.scores is None:
+            return
+        counts = meter.tokens()
+        prompt, answer = counts["inputTokens"], counts["outputTokens"]
+        if meter.count_source != "final" or prompt is None:
+            return
+        first = meter.first_byte if prepared.stream or (answer or 0) <= _SHORT_ANSWER else None
+        cached = counts["cachedTokens"]
+        if pick is not None:
+            self.scores.answered(pick, first=first, prompt=prompt, cached=cached, answer=answer)
+        elif first is not None:
+            self.scores.observe(replica, prompt=prompt, cached=cached or 0, seconds=first - meter.sent_at)
 
     def usable(self, snapshot: ClusterSnapshot, model: ServedModel) -> list[Replica]:
         """The replicas that may get requests and whose engine key is known."""
@@ -179,9 +260,12 @@ class ReplicaPool:
         own = OwnInFlight(self._in_flight.get(uid, 0), self._tokens.get(uid, 0), *at_report)
         return allowance(self._reports.get(uid), own, kv_percent=kv_percent, share=share)
 
-    def enter(self, replica: Replica, tokens: int = 0) -> None:
-        """Counts a request as in flight; `tokens` is its estimated size, if it waited before."""
+    def enter(self, replica: Replica, tokens: int = 0, pick: Pick | None = None) -> None:
+        """Counts a request as in flight; `tokens` is its estimated size, if it waited before; `pick` is the choice, if
+        it was by score."""
         uid = replica.uid
+        if pick is not None and self.scores is not None:
+            self.scores.sent(pick)
         self._in_flight[uid] = self._in_flight.get(uid, 0) + 1
         if tokens:
             self._tokens[uid] = self._tokens.get(uid, 0) + tokens

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import structlog
 
@@ -17,8 +17,9 @@ from shoal.core.fields.kinds import Facts
 from shoal.core.fields.media import images_of
 from shoal.core.fields.pairs import pairs_of, repeated
 from shoal.core.fields.table import CHAT, FORMS, GENERATING, PAIRS, TABLE, TOKENIZING
-from shoal.core.routing.affinity import SHARED, head_of, prefix_space
+from shoal.core.routing.affinity import SHARED, prefix_space, prompt_of
 from shoal.core.routing.resolve import ServedModel
+from shoal.core.routing.reuse import Prompt
 from shoal.engine.wires import added_of
 from shoal.gateway import audioform, ids, modellist, redact
 from shoal.gateway.ability import refuse_incapable
@@ -376,9 +377,7 @@ class GatewayRequest:
             choices,
             identity.priority,
             prompt_count,
-            head_of(space, fields)
-            if model.keeps_prefixes and not self._meter.free and len(app.directory.snapshot.replicas_of(model)) > 1
-            else None,
+            self._prompt(space, fields, model, size),
             dialect=dialect,
             content_type=content_type,
             top_n=fields.get("top_n"),
@@ -389,6 +388,13 @@ class GatewayRequest:
             original = raw if fetched is None and self._dialect is None and form is None else None
             self._reply.log = app.logs.logger.begin(identity, self._key_hash, original, fields)
         return prepared
+
+    def _prompt(self, space: str, fields: dict[str, Any], model: ServedModel, size: int) -> Prompt | None:
+        """What the choice of a replica goes by. `size`: bytes of the body with its media."""
+        if self._meter.free or len(self._app.directory.snapshot.replicas_of(model)) < 2:
+            return None
+        prompt = prompt_of(f"{model.uid} {space}", fields, None if self._meter.units().images else size)
+        return prompt if model.keeps_prefixes else Prompt(prompt.tokens)
 
     async def _fetch(self, identity: KeyIdentity, media: Sequence[remote.Wanted]) -> list[str]:
         """Fetches the media as `data:` URLs, whose bytes count as part of the body. Raises ApiError, and Disconnected

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from shoal.api.identity import model_server_name
 from shoal.api.keys import LEDGER
 from shoal.api.names import ENGINE_PORT, ENGINE_TLS_PORT
-from shoal.core.routing.choice import Replica
+from shoal.core.routing.replica import Replica
 from shoal.core.routing.resolve import ServedModel
 from shoal.gateway.bigbodies import BigBodies
 from shoal.gateway.body import BodyBudget

@@ -5,7 +5,8 @@ import time
 from collections.abc import Collection
 from typing import Protocol
 
-from shoal.core.routing.choice import Choice, NoReplica, Replica
+from shoal.core.routing.choice import Choice, NoReplica
+from shoal.core.routing.replica import Replica
 from shoal.gateway.accepted import AcceptedRequest, InFlight
 from shoal.net import errors
 
@@ -58,7 +59,9 @@ class BaseTarget:
             return NoReplica("queue")
         if in_a_row >= app.settings.attempts:
             return NoReplica("tried")
-        choice = app.fleet.choose(app.directory.snapshot, model, tried, prepared.head)
+        choice = app.fleet.choose(
+            app.directory.snapshot, model, tried, prepared.prompt, explain=request.spans is not None
+        )
         if not isinstance(choice, Choice):
             return choice
         budget = app.holds.budget(model.uid)
@@ -68,8 +71,8 @@ class BaseTarget:
                 return NoReplica("tried")
         else:
             budget.sent()
-        app.fleet.enter(choice.replica)
-        return InFlight(choice.replica, 0, bool(attempts))
+        app.fleet.enter(choice.replica, pick=choice.pick)
+        return InFlight(choice.replica, 0, bool(attempts), choice.pick)
 
     async def wait_for(self, why: NoReplica, tried: set[str]) -> InFlight:
         return await self._request.wait_in_queue(why, tried, self._recheck)

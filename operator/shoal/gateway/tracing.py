@@ -25,7 +25,8 @@ from opentelemetry.trace import (
 )
 
 from shoal.core.access import KeyIdentity
-from shoal.core.routing.choice import Replica
+from shoal.core.routing.replica import Replica
+from shoal.core.routing.score import Pick
 from shoal.gateway import ids
 from shoal.gateway.metrics import OPERATIONS
 from shoal.gateway.prepared import Prepared
@@ -124,8 +125,9 @@ class RequestSpans:
             span = self._tracer.start_span("hold", self._below, attributes=attributes, start_time=self._at(began))
             span.end()
 
-    def attempt(self, replica: Replica, target: UpstreamAddress, provider: str) -> str:
-        """Starts the span of an attempt at an engine of `provider`; returns the trace headers for the engine."""
+    def attempt(self, replica: Replica, target: UpstreamAddress, provider: str, pick: Pick | None = None) -> str:
+        """Starts the span of an attempt at an engine of `provider`; returns the trace headers for the engine. `pick`:
+        why this replica."""
         meter, prepared = self._meter, self._prepared
         if meter is None or prepared is None or not self._may_add_span():
             return self._trace_lines
@@ -140,6 +142,8 @@ class RequestSpans:
             "shoal.gpu_class": replica.gpu_class,
             "k8s.node.name": replica.node or "",
         }
+        if pick is not None:
+            attributes["shoal.routing"] = pick.message
         if prepared.answer_bound is not None:
             attributes["gen_ai.request.max_tokens"] = prepared.answer_bound
         if prepared.choices != 1:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Protocol, Self, TypeVar
 
-from shoal.core.routing.choice import Replica
+from shoal.core.routing.replica import Replica
 from shoal.gateway.upstream import AbortHandle, UpstreamError
 from shoal.net.errors import ApiError
 

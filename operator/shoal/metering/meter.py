@@ -14,7 +14,7 @@ import orjson
 
 from shoal.core.access import KeyIdentity
 from shoal.core.quota.abandoned import is_exact
-from shoal.core.routing.choice import Replica
+from shoal.core.routing.replica import Replica
 from shoal.core.routing.resolve import ServedAdapter, ServedModel
 from shoal.metering.record import EVENT_TYPE, CountSource, Outcome, RecordKind
 from shoal.metering.spoolfile import Row
@@ -145,6 +145,11 @@ class Meter:
     @property
     def seconds_to_first_byte(self) -> float | None:
         return None if self.first_byte is None else self.first_byte - self._started
+
+    @property
+    def sent_at(self) -> float:
+        """When the last replica got the request (time.monotonic)."""
+        return self._sent_at
 
     @property
     def seconds_at_replica(self) -> float:

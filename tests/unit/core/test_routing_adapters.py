@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from shoal.core.routing.adapterchoice import LEASE_WORTH, AdapterCandidate, AdapterChoice, choose_for_adapter
-from shoal.core.routing.choice import NoReplica, Replica
+from shoal.core.routing.choice import NoReplica
+from shoal.core.routing.replica import Replica
 from tests.support.gateway import replica
 
 

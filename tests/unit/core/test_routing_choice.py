@@ -6,8 +6,9 @@ import pytest
 
 from shoal.api.tenant import Tenant
 from shoal.core.access import DenialReason, Denied, KeyIdentity, authenticate, index_keys
-from shoal.core.routing.choice import Choice, NoReplica, Replica, ReplicaSignal
+from shoal.core.routing.choice import Choice, NoReplica, ReplicaSignal
 from shoal.core.routing.modelindex import ModelIndex
+from shoal.core.routing.replica import Replica
 from shoal.core.routing.resolve import ServedModel
 from tests.support.gateway import replica
 from tests.support.routing import choose

@@ -793,13 +793,13 @@ async def test_a_slow_reader_slows_the_engine_and_fills_no_memory(tmp_path: Path
         assert (await it.records())[0].data.outcome == "cancelled"
 
 
-@pytest.mark.parametrize("where", ["parse", "head_of", "choose"])
+@pytest.mark.parametrize("where", ["parse", "prompt_of", "choose"])
 async def test_a_mistake_of_our_own_is_logged_without_what_was_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ):
     """Python's errors repeat the value at fault, which may be a prompt."""
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise KeyError("canary-prompt")
 
     async with gateway(tmp_path, ScriptedEngine()) as it:

@@ -3,7 +3,8 @@
 Replicas are tried in this order. Within each group the least busy one is chosen. In group 1 a prompt with a head goes
 to the replica to which the head belongs (affinity.py), within that replica's share of the load:
 
-1. replicas that have the adapter loaded, a slot for it, and capacity;
+1. replicas that have the adapter loaded, a slot for it, and capacity; the one with the lowest score (score.py) once
+   scores are known;
 2. replicas that must load it first and have a slot and capacity: a load is better than the queue of a full engine;
 3. replicas that have it loaded and a slot, however busy;
 4. replicas that must load it first and have a slot;
@@ -23,7 +24,9 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from shoal.core.routing.affinity import favourite
-from shoal.core.routing.choice import NoReplica, Replica
+from shoal.core.routing.choice import NoReplica
+from shoal.core.routing.replica import Replica
+from shoal.core.routing.score import Pick
 
 LEASE_WORTH: Final = 4
 """Requests in flight that a lease outweighs."""
@@ -56,6 +59,8 @@ class AdapterChoice(NamedTuple):
     replica: Replica
     leased: bool
     """Whether the request can go now; else the gateway needs a lease first."""
+    pick: Pick | None = None
+    """Why, if the replica was chosen by its score."""
 
 
 def choose_for_adapter(
@@ -64,17 +69,21 @@ def choose_for_adapter(
     prefer: Callable[[Sequence[Replica]], Replica],
     rotation: int = 0,
     head: int | None = None,
+    cheapest: Callable[[Sequence[Replica]], Pick | None] = lambda _: None,
 ) -> AdapterChoice | NoReplica:
     """The replica for one request, by the rule above.
 
     `have`: replicas with the adapter loaded. `without_adapter`: gives the other replicas; called only if none of `have`
     is suitable. `prefer`: picks the adapter's home among equals, the same at every gateway, so that the adapter is not
     loaded everywhere. `rotation`: a growing number that spreads requests over equals. `head`: the prompt's
-    (affinity.py).
+    (affinity.py). `cheapest`: the replica of group 1 with the lowest score (score.py), if it is known.
     """
     best = [h for h in have if h.slot and h.has_capacity]
     if best:
-        return _least_busy(best, rotation) if head is None else _favourite(best, head)
+        among = _with_lease(best)
+        if len(among) > 1 and (pick := cheapest([h.replica for h in among])) is not None:
+            return AdapterChoice(pick.replica, next(h.leased for h in among if h.replica is pick.replica), pick)
+        return _least_busy(best, rotation) if head is None else _favourite(among, head)
     rest = list(without_adapter())
     for found, loaded in (
         ([h for h in rest if h.slot and h.has_capacity], False),
@@ -95,11 +104,13 @@ def _least_busy(candidates: Sequence[AdapterCandidate], rotation: int) -> Adapte
     return AdapterChoice(home.replica, home.leased)
 
 
-def _favourite(candidates: Sequence[AdapterCandidate], head: int) -> AdapterChoice:
-    """Prefers replicas with a lease while one of them has fewer requests than a lease is worth: on a further replica
-    the adapter takes a slot from another one."""
-    spare = [h for h in candidates if h.leased and h.in_flight < LEASE_WORTH]
-    among = spare or candidates
+def _with_lease(candidates: Sequence[AdapterCandidate]) -> Sequence[AdapterCandidate]:
+    """The replicas with a lease, while one of them has fewer requests than a lease is worth: on a further replica the
+    adapter takes a slot from another one."""
+    return [h for h in candidates if h.leased and h.in_flight < LEASE_WORTH] or candidates
+
+
+def _favourite(among: Sequence[AdapterCandidate], head: int) -> AdapterChoice:
     home = favourite(head, among, [h.replica.uid for h in among], [h.in_flight for h in among])
     return AdapterChoice(home.replica, home.leased)
 

@@ -20,8 +20,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar, cast
 
 from shoal.core.access import KeyIdentity
+from shoal.core.hold.capacity import BYTES_PER_TOKEN
 from shoal.core.lora.placement.rendezvous import digest, score
 from shoal.core.routing.resolve import ServedModel
+from shoal.core.routing.reuse import Prompt
 
 HEAD_CHARACTERS: Final = 1024
 """Of the system prompt, and of the first user message, at most."""
@@ -31,6 +33,8 @@ SLACK: Final = 4
 """Requests that a replica may always have, however few the others have: so few hardly slow each other down."""
 _MOST_MESSAGES: Final = 8
 """Messages considered before the first user message."""
+_MOST_NEW: Final = 64
+"""Messages considered at the end of a conversation."""
 SHARED: Final = ""
 """The space of a Model whose tenants share all prompts."""
 
@@ -50,20 +54,61 @@ def head_of(space: str, fields: Mapping[str, Any]) -> int | None:
     """The 64-bit head of a request's prompt; None: the prompt is short or not understood.
 
     `fields`: decoded fields of the request's body; `space`: from `prefix_space`."""
-    texts: list[str] = []
+    return prompt_of(space, fields, 0).head
+
+
+def prompt_of(space: str, fields: Mapping[str, Any], size: int | None) -> Prompt:
+    """What routing needs to know of a request's prompt. `size`: bytes of the body, of which lengths are estimated;
+    None: it has files in it, and only its texts count."""
     messages = fields.get("messages")
-    if isinstance(messages, list):
-        for message in cast(list[Any], messages)[:_MOST_MESSAGES]:
-            if not isinstance(message, dict):
-                return None
-            turn = cast(dict[str, Any], message)
-            texts.append(_text(turn.get("content"))[:HEAD_CHARACTERS])
-            if turn.get("role") == "user":
-                break
-    else:
+    if size is None:
+        size = _new_characters(cast(list[Any], messages), of_all=True) if isinstance(messages, list) else 0
+    tokens = max(1, size // BYTES_PER_TOKEN)
+    if not isinstance(messages, list):
         # A score's query is the beginning of each of its prompts.
         first = fields.get("prompt") or (None if fields.get("item_first") else fields.get("query"))
-        texts.append(_text(first)[:HEAD_CHARACTERS])
+        return Prompt(tokens, _hash(space, [_text(first)[:HEAD_CHARACTERS]]))
+    turns = cast(list[Any], messages)
+    texts: list[str] = []
+    before = 0
+    for message in turns[:_MOST_MESSAGES]:
+        if not isinstance(message, dict):
+            return Prompt(tokens)
+        turn = cast(dict[str, Any], message)
+        text = _text(turn.get("content"))
+        texts.append(text[:HEAD_CHARACTERS])
+        if turn.get("role") == "user":
+            break
+        before += len(text)
+    head = _hash(space, texts)
+    if head is None:
+        return Prompt(tokens)
+    system = _hash(space, texts[:-1]) if len(texts) > 1 else None
+    return Prompt(
+        tokens,
+        head,
+        max(0, tokens - _new_characters(turns) // BYTES_PER_TOKEN) if len(turns) > len(texts) else 0,
+        system,
+        min(tokens, before // BYTES_PER_TOKEN) if system is not None else 0,
+    )
+
+
+def _new_characters(turns: Sequence[Any], *, of_all: bool = False) -> int:
+    """Characters after the last answer in the messages; more than any prompt has, where there is no answer. `of_all`:
+    those of all messages that are looked at."""
+    new = 0
+    for message in reversed(turns[-_MOST_NEW:]):
+        if not isinstance(message, dict):
+            break
+        turn = cast(dict[str, Any], message)
+        if turn.get("role") == "assistant" and not of_all:
+            return new
+        new += len(_text(turn.get("content")))
+    return new if of_all else 1 << 40
+
+
+def _hash(space: str, texts: Sequence[str]) -> int | None:
+    """64 bits of the texts; None: they are too short."""
     if sum(map(len, texts)) < LEAST_CHARACTERS:
         return None
     head = "\0".join((space, *texts)).encode(errors="surrogatepass")

@@ -6,35 +6,10 @@ from typing import Literal, NamedTuple
 
 from shoal.api.replica import Phase
 from shoal.core.routing.affinity import favourite
+from shoal.core.routing.replica import Replica
+from shoal.core.routing.score import Pick
 
 _TURNED_AWAY: frozenset[Phase | None] = frozenset({"stalled", "draining"})
-
-
-@dataclass(frozen=True, slots=True)
-class Replica:
-    """An engine pod, from the API server."""
-
-    uid: str
-    namespace: str
-    name: str
-    model: str
-    """`namespace/name` of its Model."""
-    model_uid: str
-    ip: str | None
-    ready: bool
-    deleting: bool
-    install_key: str | None
-    """Fingerprint of the install key from which its keys are derived."""
-    gpu_class: str | None
-    node: str | None
-    mtls: bool = False
-    """Engine and agent use mutual TLS."""
-    engine: str = "SGLang"
-    """Type of its engine, which during a rollout may differ from the Model's."""
-
-    @property
-    def key(self) -> str:
-        return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +24,8 @@ class Choice(NamedTuple):
     replica: Replica
     fallback: bool
     """Chosen without a live stream, because all streams of the Model are down."""
+    pick: Pick | None = None
+    """Why, if the replica was chosen by its score (score.py)."""
 
 
 class Usable(NamedTuple):

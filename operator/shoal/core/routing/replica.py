@@ -1,0 +1,30 @@
+"""A replica, as routing knows it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """An engine pod, from the API server."""
+
+    uid: str
+    namespace: str
+    name: str
+    model: str
+    """`namespace/name` of its Model."""
+    model_uid: str
+    ip: str | None
+    ready: bool
+    deleting: bool
+    install_key: str | None
+    """Fingerprint of the install key from which its keys are derived."""
+    gpu_class: str | None
+    node: str | None
+    mtls: bool = False
+    """Engine and agent use mutual TLS."""
+    engine: str = "SGLang"
+    """Type of its engine, which during a rollout may differ from the Model's."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"

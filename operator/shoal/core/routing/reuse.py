@@ -1,0 +1,166 @@
+"""How much of a prompt a replica probably has in its prefix cache.
+
+What is known without asking the engine, best first:
+
+- **remembered**: this gateway sent the same head there before;
+- **home**: the head belongs to the replica (affinity.py), so that every gateway sends it there, and the prompt has an
+  earlier answer in it or the head was seen before;
+- **shared**: the replica had the same system prompt before, or the system prompt belongs to it.
+
+Each kind of knowledge has a trust: the share of what it promised that engines then reported as cached. Memory is
+bounded: the heads used longest ago are forgotten. An engine that starts again has an empty cache.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+
+MOST_HEADS: Final = 1 << 14
+MOST_PLACES: Final = 4
+"""Replicas that are remembered for one head."""
+MOST_SHARED_PLACES: Final = 64
+_MOST_MODELS: Final = 4096
+_WEIGHT: Final = 0.05
+"""Of one observation in a trust."""
+
+Kind = Literal["remembered", "home", "shared", "none"]
+
+
+class Prompt(NamedTuple):
+    """What routing knows of a prompt. Lengths in tokens, estimated from characters."""
+
+    tokens: int
+    head: int | None = None
+    """Hash of the head; None: too short to be worth a lookup."""
+    repeated: int = 0
+    """Up to the end of the last answer in the prompt; 0 in a first turn."""
+    system: int | None = None
+    """Hash of the system prompt alone."""
+    system_tokens: int = 0
+
+
+class Expected(NamedTuple):
+    tokens: float
+    """Probably in the cache."""
+    promised: int
+    """The same if the knowledge was right."""
+    kind: Kind
+
+
+NOTHING: Final = Expected(0.0, 0, "none")
+
+
+@dataclass(slots=True)
+class Trust:
+    """How far knowledge of one Model's prompts proved right, as shares."""
+
+    of: dict[Kind, float] = field(default_factory=lambda: {"remembered": 0.9, "home": 0.7, "shared": 0.7, "none": 0.0})
+    recurring: float = 0.3
+    """Share of prompts whose head came before: what keeping heads together is worth."""
+
+    def observe(self, expected: Expected, cached: int) -> None:
+        """The engine reported that it found `cached` tokens of a prompt."""
+        if expected.promised > 0:
+            share = min(1.0, max(0, cached) / expected.promised)
+            self.of[expected.kind] += _WEIGHT * (share - self.of[expected.kind])
+
+
+@dataclass(slots=True)
+class _Heads:
+    """Replicas by head, with the tokens that were computed there."""
+
+    most: int
+    places: int
+    known: OrderedDict[int, dict[str, int]] = field(default_factory=OrderedDict[int, dict[str, int]])
+
+    def get(self, head: int | None) -> dict[str, int] | None:
+        return None if head is None else self.known.get(head)
+
+    def put(self, head: int, uid: str, tokens: int) -> None:
+        places = self.known.get(head)
+        if places is None:
+            places = self.known[head] = {}
+            if len(self.known) > self.most:
+                self.known.popitem(last=False)
+        else:
+            self.known.move_to_end(head)
+            places.pop(uid, None)  # it goes to the end: the youngest
+        places[uid] = tokens
+        if len(places) > self.places:
+            del places[next(iter(places))]
+
+
+class ReuseMemory:
+    def __init__(self) -> None:
+        self._heads = _Heads(MOST_HEADS, MOST_PLACES)
+        self._systems = _Heads(MOST_HEADS // 4, MOST_SHARED_PLACES)
+        self._trusts: dict[str, Trust] = {}
+
+    def trust(self, model_uid: str) -> "Trust":
+        """What a Model's knowledge is worth. Each Model has its own: its tenants change no other Model's routing."""
+        found = self._trusts.get(model_uid)
+        if found is None:
+            if len(self._trusts) >= _MOST_MODELS:
+                self._trusts.clear()
+            found = self._trusts[model_uid] = Trust()
+        return found
+
+    def places(self, head: int | None) -> dict[str, int] | None:
+        """Tokens by replica that are remembered of a head."""
+        return self._heads.get(head)
+
+    def systems(self, system: int | None) -> dict[str, int] | None:
+        return self._systems.get(system)
+
+    def sent(self, prompt: Prompt, uid: str, trust: "Trust") -> None:
+        """The prompt goes to the replica, which has it in its cache from then on."""
+        if prompt.head is not None:
+            came_before = 1.0 if prompt.repeated or prompt.head in self._heads.known else 0.0
+            trust.recurring += _WEIGHT * (came_before - trust.recurring)
+            self._heads.put(prompt.head, uid, prompt.tokens)
+        if prompt.system is not None and prompt.system_tokens:
+            self._systems.put(prompt.system, uid, prompt.system_tokens)
+
+    def answered(self, prompt: Prompt, uid: str, tokens: int) -> None:
+        """The prompt and its answer have `tokens`, which the replica has in its cache now."""
+        places = self._heads.get(prompt.head)
+        if places is not None and uid in places:
+            places[uid] = max(places[uid], tokens)
+
+    def expect(
+        self,
+        prompt: Prompt,
+        uid: str,
+        places: dict[str, int] | None,
+        trust: "Trust",
+        *,
+        home: bool,
+        has_system: bool,
+    ) -> Expected:
+        """What a replica probably has. `places`: of the head; `home`: the head belongs to it; `has_system`: it had the
+        system prompt, or the system prompt belongs to it."""
+        most = prompt.tokens - 1
+        if places is not None and (known := places.get(uid)) is not None:
+            # The previous turn and its answer; what the client sends again of it is all that is repeated.
+            promised = min(most, max(known, prompt.repeated))
+            return Expected(promised * trust.of["remembered"], promised, "remembered")
+        found = NOTHING
+        if home and (prompt.repeated or places):
+            promised = min(most, max(prompt.repeated, max(places.values()) if places else 0))
+            found = Expected(promised * trust.of["home"], promised, "home")
+        if has_system:
+            promised = min(most, prompt.system_tokens)
+            if (tokens := promised * trust.of["shared"]) > found.tokens:
+                found = Expected(tokens, promised, "shared")
+        return found
+
+    def forget(self, uid: str) -> None:
+        """The replica's cache is empty, or the replica is gone."""
+        for heads in (self._heads.known, self._systems.known):
+            for head in [head for head, places in heads.items() if uid in places]:
+                del heads[head][uid]
+                if not heads[head]:
+                    del heads[head]
+
+    def __len__(self) -> int:
+        return len(self._heads.known) + len(self._systems.known)

@@ -1,0 +1,474 @@
+"""Which replica a request costs least: predicted seconds until its first token, and the seconds that it costs others.
+
+The terms, all in seconds, of one replica:
+
+- **prefill**: the prompt's tokens that are probably not in its prefix cache (reuse.py), over its prefill rate
+  (speeds.py);
+- **queue**: prompt tokens that are ahead, over the same rate: what the replica reported as waiting, of all gateways,
+  and what this gateway has sent since, less what was prefilled meanwhile;
+- **batch**: the requests that run there take a part of each step;
+- **others**: the prompt's own prefill delays each of them;
+- **slots**: a full batch takes no further request until one ends;
+- **kv**: a barrier that grows as the KV cache fills up, before the engine preempts what runs;
+- **adapter**: the time to load the adapter, or to wait for a slot;
+- **home**: less than nothing, where the prompt's head belongs: all gateways find it there later.
+
+GPU classes differ by their rates, which are learned per replica. What is unknown is None, never zero: without any
+learned rate of a Model there is no score, and the rule of choice.py decides.
+"""
+
+import math
+from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from shoal.api.replica import ReplicaKeys
+from shoal.core.lora.placement.rendezvous import digest, score
+from shoal.core.routing.replica import Replica
+from shoal.core.routing.reuse import NOTHING, Expected, Prompt, ReuseMemory
+from shoal.core.routing.speeds import Speeds
+
+# Chosen by `bench_routing`, on the kinds of traffic that it replays.
+BATCH_TOKENS: Final = 24.0
+"""Prompt tokens that could be prefilled in the time that one running request takes of a step."""
+OTHERS: Final = 0.005
+"""Weight of a second by which one other request is delayed."""
+KV_SECONDS: Final = 0.2
+"""Scale of the barrier k / (1 - k), where k is the share of the KV cache that is in use. That also shows long prompts
+that are being read, which are in no report of what waits."""
+FULLEST: Final = 0.98
+SLOT_SECONDS: Final = 0.5
+"""Assumed time until one of the requests of a full batch ends."""
+HOME_TOKENS: Final = 1500.0
+"""What it is worth to send a head home, in prompt tokens, if all heads come again."""
+ATTENTION_TOKENS: Final = 20_000.0
+"""After so many tokens, attention to them costs a token as much again as everything else."""
+LAG_SECONDS: Final = 0.25
+"""What was sent so shortly before a report is not in it yet."""
+MOST_CANDIDATES: Final = 8
+"""Replicas that are scored for one request; of more, a sample of so many and those with knowledge of the prompt."""
+_MOST_HOMES: Final = 4096
+"""Heads whose home is kept."""
+
+
+def work(prompt: float, cached: float) -> float:
+    """Prefill of the rest of a prompt, in tokens of a short one: attention to what is before grows with the length."""
+    rest = max(1.0, prompt - cached)
+    return rest * (1.0 + (cached + rest / 2.0) / ATTENTION_TOKENS)
+
+
+@dataclass(slots=True)
+class ReplicaLoad:
+    """The load of one replica as far as it is known here. Work is in the unit of `work`."""
+
+    per_token: float | None = None
+    """Seconds per unit of work; None: unknown."""
+    learned: bool = False
+    """`per_token` is the replica's own, not the mean of its class."""
+    waiting: float = 0.0
+    """Work in the engine's queue, of all gateways."""
+    own: float = 0.0
+    """Work that this gateway has sent and whose answer has not begun."""
+    as_of: float = 0.0
+    """When `waiting` and `own` were so large; both decrease with time."""
+    sent_total: float = 0.0
+    busy: int = 0
+    """Requests that ran or waited, of all gateways, when the last report came."""
+    own_requests: int = 0
+    """In flight of this gateway at that time."""
+    max_running: int | None = None
+    kv_used: int | None = None
+    kv_total: int | None = None
+    kv_since: float = 0.0
+    """Tokens of prompts that this gateway has sent since."""
+    recent: float = 0.0
+    recent_at: float = -math.inf
+
+    def ahead(self, now: float) -> float:
+        """Work that is ahead of a prompt that arrives now."""
+        left = self.waiting if self.waiting > self.own else self.own
+        if not left or self.per_token is None:
+            return left
+        return max(0.0, left - (now - self.as_of) / self.per_token)
+
+    def slots(self, busy: int) -> float:
+        """Seconds until a request can join `busy` others in the batch."""
+        return (
+            0.0 if self.max_running is None or busy < self.max_running else SLOT_SECONDS * (busy + 1 - self.max_running)
+        )
+
+    def pressure(self, tokens: float) -> float:
+        """The barrier of the KV cache for a prompt of so many tokens, in seconds."""
+        if not self.kv_total:
+            return 0.0
+        share = min(FULLEST, ((self.kv_used or 0) + self.kv_since + tokens) / self.kv_total)
+        return KV_SECONDS * share / (1.0 - share)
+
+    def reported(self, keys: ReplicaKeys, own: int, now: float) -> None:
+        """Applies an agent's report. `own`: requests of this gateway in flight there."""
+        self._pass(now)
+        if keys.waiting_tokens is not None:
+            self.waiting = keys.waiting_tokens + (self.recent if now - self.recent_at < LAG_SECONDS else 0.0)
+        self.busy = max((keys.running or 0) + (keys.waiting or 0), own)
+        self.own_requests = own
+        self.max_running, self.kv_used, self.kv_total = keys.max_running, keys.kv_tokens_used, keys.kv_tokens_total
+        self.kv_since = 0.0
+
+    def sent(self, now: float, amount: float, tokens: float) -> float:
+        """This gateway sends a prompt of so many tokens and so much work. Returns its mark for `began`."""
+        self._pass(now)
+        self.waiting += amount
+        self.own += amount
+        self.sent_total += amount
+        self.kv_since += tokens
+        self.recent = amount + (self.recent if now - self.recent_at < LAG_SECONDS else 0.0)
+        self.recent_at = now
+        return self.sent_total
+
+    def began(self, now: float, mark: float) -> None:
+        """The answer to the prompt with this mark began. What was sent before it is done: engines prefill in the order
+        of arrival."""
+        self._pass(now)
+        self.own = max(0.0, min(self.own, self.sent_total - mark))
+
+    def _pass(self, now: float) -> None:
+        if self.per_token is not None:
+            done = (now - self.as_of) / self.per_token
+            self.waiting = max(0.0, self.waiting - done)
+            self.own = max(0.0, self.own - done)
+        self.as_of = now
+
+
+class Terms(NamedTuple):
+    """Seconds."""
+
+    prefill: float
+    queue: float
+    batch: float
+    others: float
+    slots: float
+    kv: float
+    adapter: float
+    home: float
+
+    @property
+    def total(self) -> float:
+        return sum(self)
+
+    @property
+    def message(self) -> str:
+        parts = [f"{name} {value:.3f}" for name, value in zip(self._fields, self, strict=True) if abs(value) >= 0.0005]
+        return f"{self.total:.3f} s ({', '.join(parts)})" if parts else f"{self.total:.3f} s"
+
+
+def terms_of(
+    load: ReplicaLoad, busy: int, prompt: Prompt, cached: float, now: float, *, home_tokens: float, wait: float
+) -> Terms:
+    """The terms of one replica whose rate is known; `busy`: requests there, `wait`: seconds for the adapter."""
+    per_token = load.per_token or 0.0
+    prefill = work(prompt.tokens, cached) * per_token
+    return Terms(
+        prefill,
+        load.ahead(now) * per_token,
+        busy * BATCH_TOKENS * per_token,
+        prefill * OTHERS * busy,
+        load.slots(busy),
+        load.pressure(prompt.tokens),
+        wait,
+        -home_tokens * per_token,
+    )
+
+
+@dataclass(slots=True)
+class Pick:
+    """The replica that costs least, and what was known when it was picked."""
+
+    replica: Replica
+    prompt: Prompt
+    expected: Expected
+    ahead: float
+    """Work ahead of the prompt."""
+    at: float
+    terms: Terms | None = None
+    """None where no explanation was asked for."""
+    runner_up: str | None = None
+    runner_up_terms: Terms | None = None
+    mark: float = 0.0
+
+    @property
+    def message(self) -> str:
+        """For people: the terms of the replica and of the runner-up."""
+        cached = f"{self.expected.tokens:.0f} of {self.prompt.tokens} prompt tokens probably cached"
+        found = f"{self.replica.name}: {self.terms.message if self.terms else 'fewest seconds'}, {cached}"
+        if self.runner_up is None or self.runner_up_terms is None:
+            return found
+        return f"{found}; next {self.runner_up}: {self.runner_up_terms.message}"
+
+
+class _View:
+    """The replicas of one Model whose load is known, as they are at the moment. The gateway's list of them is the same
+    object until one comes or goes."""
+
+    __slots__ = ("at", "digests", "homes", "loads", "replicas", "source", "uids")
+
+    def __init__(self, source: Sequence[Replica], loads: Mapping[str, ReplicaLoad]) -> None:
+        self.source = source
+        self.replicas = [r for r in source if r.uid in loads]
+        self.uids = [r.uid for r in self.replicas]
+        self.loads = [loads[uid] for uid in self.uids]
+        self.digests = [digest(uid) for uid in self.uids]
+        self.at = {uid: at for at, uid in enumerate(self.uids)}
+        self.homes: dict[int, int] = {}
+
+    def home(self, head: int) -> int:
+        """Index of the replica to which a head belongs."""
+        found = self.homes.get(head)
+        if found is None:
+            points = [score(head, each) for each in self.digests]
+            if len(self.homes) >= _MOST_HOMES:
+                self.homes.clear()
+            found = self.homes[head] = points.index(max(points))
+        return found
+
+
+class ReplicaScores:
+    """What one gateway knows of the cost of requests at each replica, by uid of its pod. Times are of one monotonic
+    clock, in seconds."""
+
+    def __init__(self) -> None:
+        self.speeds = Speeds()
+        self.reuse = ReuseMemory()
+        self._loads: dict[str, ReplicaLoad] = {}
+        self._views: dict[str, _View] = {}
+        """By uid of the Model."""
+        self._boots: dict[str, str | None] = {}
+
+    def reported(self, uid: str, keys: ReplicaKeys, own: int, now: float) -> None:
+        """Applies an agent's report. `own`: requests of this gateway in flight there."""
+        load = self._loads.get(uid)
+        if load is None:
+            load = self._loads[uid] = ReplicaLoad(as_of=now)
+            self._views.clear()
+            self._learn(uid, load)
+        load.reported(keys, own, now)
+        if keys.engine_boot != self._boots.get(uid):
+            if uid in self._boots:
+                self.reuse.forget(uid)  # another engine, with an empty cache
+            self._boots[uid] = keys.engine_boot
+
+    def down(self, uid: str) -> None:
+        """The replica's stream is down: its load is unknown."""
+        if self._loads.pop(uid, None) is not None:
+            self._views.clear()
+
+    def keep(self, uids: Container[str]) -> None:
+        """Forgets pods that are gone."""
+        for uid in [uid for uid in self._boots if uid not in uids]:
+            del self._boots[uid]
+            self.down(uid)
+            self.speeds.forget(uid)
+            self.reuse.forget(uid)
+
+    def pick(
+        self,
+        replicas: Sequence[Replica],
+        in_flight: Mapping[str, int],
+        prompt: Prompt,
+        now: float,
+        *,
+        rotation: int = 0,
+        waits: Mapping[str, float] | None = None,
+        home: str | None = None,
+        explain: bool = False,
+    ) -> Pick | None:
+        """The replica with the fewest seconds; None: there is no choice, or too little is known, and another rule
+        decides. `rotation`: a growing number that spreads requests over equals; `waits`: seconds for the adapter, by
+        uid; `home`: uid of the adapter's home, to which the heads of its prompts belong; `explain`: with terms."""
+        if len(replicas) < 2 or not self.speeds.known:
+            return None
+        view = self._view(replicas) if home is None else _View(replicas, self._loads)
+        count = len(view.uids)
+        if not count:
+            return None
+        special, base = self._special(view, prompt, home)
+        start = rotation % count
+        if count <= MOST_CANDIDATES:
+            order: Sequence[int] = range(count) if not start else (*range(start, count), *range(start))
+        else:
+            order = _sample(count, rotation, special)
+        uids, loads, tokens = view.uids, view.loads, prompt.tokens
+        prefill = work(tokens, base)
+        best, second = -1, -1
+        lowest = runner_up = math.inf
+        # Every request comes through here: the sum of the terms, without their object.
+        for at in order:
+            load = loads[at]
+            if not load.learned and not self._prior(view.replicas[at], load):
+                return None
+            per_token = load.per_token or 0.0
+            ahead = load.waiting if load.waiting > load.own else load.own
+            if ahead:
+                ahead -= (now - load.as_of) / per_token
+                if ahead < 0.0:
+                    ahead = 0.0
+            busy = load.busy - load.own_requests + in_flight.get(uids[at], 0)
+            if busy < 0:
+                busy = 0
+            rest = per_token * (ahead + busy * BATCH_TOKENS)
+            if load.kv_total:
+                share = ((load.kv_used or 0) + load.kv_since + tokens) / load.kv_total
+                if share > FULLEST:
+                    share = FULLEST
+                rest += KV_SECONDS * share / (1.0 - share)
+            if load.max_running is not None and busy >= load.max_running:
+                rest += load.slots(busy)
+            if waits is not None:
+                rest += waits.get(uids[at], 0.0)
+            if at in special:
+                # Here the prompt costs less.
+                expected, home_tokens = special[at]
+                cached = expected.tokens if expected.tokens > base else base
+                seconds = rest + per_token * (work(tokens, cached) * (1.0 + OTHERS * busy) - home_tokens)
+            else:
+                seconds = rest + per_token * prefill * (1.0 + OTHERS * busy)
+            if seconds < lowest:
+                second, runner_up = best, lowest
+                best, lowest = at, seconds
+            elif seconds < runner_up:
+                second, runner_up = at, seconds
+        expected = special[best][0] if best in special else NOTHING
+        if expected.tokens < base:
+            expected = Expected(base, min(tokens - 1, prompt.system_tokens), "shared")
+        found = Pick(view.replicas[best], prompt, expected, loads[best].ahead(now), now)
+        if explain:
+            found.terms = self._terms(view, best, in_flight, prompt, base, special, waits, now)
+            if second >= 0:
+                found.runner_up = view.replicas[second].name
+                found.runner_up_terms = self._terms(view, second, in_flight, prompt, base, special, waits, now)
+        return found
+
+    def sent(self, pick: Pick) -> None:
+        """The pick is carried out: the prompt goes to the replica."""
+        uid, prompt = pick.replica.uid, pick.prompt
+        load = self._loads.get(uid)
+        if load is not None:
+            pick.mark = load.sent(pick.at, work(prompt.tokens, pick.expected.tokens), prompt.tokens)
+        self.reuse.sent(prompt, uid, self.reuse.trust(pick.replica.model_uid))
+
+    def began(self, pick: Pick, now: float) -> None:
+        """The first token of the answer came."""
+        load = self._loads.get(pick.replica.uid)
+        if load is not None:
+            load.began(now, pick.mark)
+
+    def answered(
+        self, pick: Pick, *, first: float | None, prompt: int | None, cached: int | None, answer: int | None
+    ) -> None:
+        """The answer is complete. `first`: when its first token came; tokens as the engine counted them. None:
+        unknown."""
+        if prompt is None:
+            return
+        replica = pick.replica
+        uid = replica.uid
+        if cached is not None:
+            self.reuse.trust(replica.model_uid).observe(pick.expected, cached)
+        self.reuse.answered(pick.prompt, uid, prompt + (answer or 0))
+        if first is not None:
+            found = pick.expected.tokens if cached is None else cached
+            self.speeds.observe(
+                uid, replica.model_uid, replica.gpu_class, pick.ahead + work(prompt, found), first - pick.at
+            )
+            if (load := self._loads.get(uid)) is not None:
+                self._learn(uid, load)
+
+    def observe(self, replica: Replica, *, prompt: int, cached: int, seconds: float) -> None:
+        """An answer of a replica that another rule chose: its first token came after so many seconds."""
+        self.speeds.observe(replica.uid, replica.model_uid, replica.gpu_class, work(prompt, cached), seconds)
+        if (load := self._loads.get(replica.uid)) is not None:
+            self._learn(replica.uid, load)
+
+    def _learn(self, uid: str, load: ReplicaLoad) -> None:
+        if (rate := self.speeds.own(uid)) is not None:
+            load.per_token, load.learned = 1.0 / rate, True
+
+    def _view(self, replicas: Sequence[Replica]) -> _View:
+        model = replicas[0].model_uid
+        view = self._views.get(model)
+        if view is None or view.source is not replicas:
+            view = _View(replicas, self._loads)
+            self._views[model] = view
+        return view
+
+    def _prior(self, replica: Replica, load: ReplicaLoad) -> bool:
+        """Sets the rate of a replica without one of its own. False: none is known."""
+        rate = self.speeds.rate(replica.uid, replica.model_uid, replica.gpu_class)
+        load.per_token = None if rate is None else 1.0 / rate
+        return rate is not None
+
+    def _special(
+        self, view: _View, prompt: Prompt, home: str | None
+    ) -> tuple[Mapping[int, tuple[Expected, float]], float]:
+        """The replicas of which something is known about the prompt: what they probably have in the cache, and the
+        worth of home in tokens; and what all replicas probably have."""
+        head, system = prompt.head, prompt.system
+        if head is None and home is None:
+            return _NOTHING_SPECIAL, 0.0
+        reuse, at, trust = self.reuse, view.at, self.reuse.trust(view.source[0].model_uid)
+        places, systems = reuse.places(head), reuse.systems(system)
+        head_home = at.get(home) if home is not None else None if head is None else view.home(head)
+        system_home = head_home if home is not None else None if system is None else view.home(system)
+        base = 0.0
+        wanted: set[int] = {each for each in (head_home, system_home) if each is not None}
+        if places is not None:
+            wanted.update([at[uid] for uid in places if uid in at])
+        if systems is not None and len(systems) >= len(view.uids):
+            base = min(prompt.tokens - 1, prompt.system_tokens) * trust.of["shared"]
+        elif systems is not None:
+            wanted.update([at[uid] for uid in systems if uid in at])
+        worth = HOME_TOKENS * trust.recurring
+        return {
+            each: (
+                reuse.expect(
+                    prompt,
+                    view.uids[each],
+                    places,
+                    trust,
+                    home=each == head_home,
+                    has_system=each == system_home or (systems is not None and view.uids[each] in systems),
+                ),
+                worth if each == head_home else 0.0,
+            )
+            for each in wanted
+        }, base
+
+    def _terms(
+        self,
+        view: _View,
+        at: int,
+        in_flight: Mapping[str, int],
+        prompt: Prompt,
+        base: float,
+        special: Mapping[int, tuple[Expected, float]],
+        waits: Mapping[str, float] | None,
+        now: float,
+    ) -> Terms:
+        load, uid = view.loads[at], view.uids[at]
+        expected, home_tokens = special.get(at, (NOTHING, 0.0))
+        busy = max(0, load.busy - load.own_requests + in_flight.get(uid, 0))
+        cached, wait = max(base, expected.tokens), 0.0 if waits is None else waits.get(uid, 0.0)
+        return terms_of(load, busy, prompt, cached, now, home_tokens=home_tokens, wait=wait)
+
+
+_NOTHING_SPECIAL: Final[Mapping[int, tuple[Expected, float]]] = {}
+
+
+def _sample(count: int, rotation: int, special: Collection[int]) -> Sequence[int]:
+    """Indexes of the replicas to score, of many. The best of several at random is almost as good as the best of all,
+    and gateways do not all send to the same one between two reports."""
+    found = dict.fromkeys(special)
+    step = 1 + (rotation * 0x9E3779B1) % (count - 1)
+    at = (rotation * 0x85EBCA6B) % count
+    for _ in range(MOST_CANDIDATES):
+        found[at] = None
+        at = (at + step) % count
+    return list(found)

@@ -1,0 +1,308 @@
+"""What a request costs at each replica: the choice, what is learned for it, and that nothing unknown counts as zero."""
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.api.replica import ReplicaKeys
+from shoal.core.routing.replica import Replica
+from shoal.core.routing.reuse import MOST_HEADS, MOST_PLACES, Prompt, ReuseMemory, Trust
+from shoal.core.routing.score import MOST_CANDIDATES, Pick, ReplicaLoad, ReplicaScores, work
+from shoal.core.routing.speeds import FASTEST, SLOWEST, Speeds
+from tests.support.gateway import replica
+
+NOW = 1000.0
+IDLE = ReplicaKeys(
+    running=0, waiting=0, waiting_tokens=0, kv_tokens_used=0, kv_tokens_total=200_000, max_running=64, engine_boot="a"
+)
+PODS = [replica(n) for n in (1, 2, 3)]
+
+
+def busy(**keys: int) -> ReplicaKeys:
+    return IDLE.model_copy(update=keys)
+
+
+def known(*rates: float, pods: list[Replica] = PODS, reports: dict[int, ReplicaKeys] | None = None) -> ReplicaScores:
+    """Scores of replicas whose rates are learned, and which are idle but for `reports` (by index)."""
+    scores = ReplicaScores()
+    for at, pod in enumerate(pods):
+        for _ in range(40):
+            rate = rates[at % len(rates)]
+            scores.observe(pod, prompt=4096, cached=0, seconds=work(4096, 0) / rate)
+        scores.reported(pod.uid, (reports or {}).get(at, IDLE), 0, NOW)
+    return scores
+
+
+def picked(scores: ReplicaScores, prompt: Prompt, now: float = NOW, **options: object) -> Pick:
+    found = scores.pick(PODS, {}, prompt, now, explain=True, **options)  # type: ignore[arg-type]
+    assert found is not None
+    return found
+
+
+def names(scores: ReplicaScores, prompt: Prompt) -> set[str]:
+    return {picked(scores, prompt, rotation=turn).replica.uid for turn in range(6)}
+
+
+def test_nothing_is_chosen_while_no_rate_is_known() -> None:
+    scores = ReplicaScores()
+    for pod in PODS:
+        scores.reported(pod.uid, IDLE, 0, NOW)
+    assert scores.pick(PODS, {}, Prompt(1000), NOW) is None
+    assert known(10_000.0).pick(PODS[:1], {}, Prompt(1000), NOW) is None
+
+
+def test_equals_take_turns() -> None:
+    assert len(names(known(10_000.0), Prompt(1000))) == 3
+
+
+@pytest.mark.parametrize(
+    "worse",
+    [
+        {"waiting": 4, "waiting_tokens": 20_000},
+        {"running": 60},
+        {"running": 64},
+        {"kv_tokens_used": 190_000},
+    ],
+)
+def test_what_all_gateways_have_there_counts(worse: dict[str, int]) -> None:
+    assert names(known(10_000.0, reports={0: busy(**worse)}), Prompt(1000)) == {"pod-2", "pod-3"}
+
+
+def test_a_replica_of_half_the_speed_gets_a_prompt_only_while_the_others_are_twice_as_loaded() -> None:
+    assert names(known(5_000.0, 10_000.0, 10_000.0), Prompt(2000)) == {"pod-2", "pod-3"}
+    loaded = busy(waiting=8, waiting_tokens=16_000, running=20)
+    assert names(known(5_000.0, 10_000.0, 10_000.0, reports={1: loaded, 2: loaded}), Prompt(2000)) == {"pod-1"}
+
+
+def test_what_this_gateway_sent_counts_at_once_and_until_the_answer_begins() -> None:
+    scores = known(10_000.0)
+    first = picked(scores, Prompt(8000))
+    scores.sent(first)
+    assert picked(scores, Prompt(8000)).replica.uid != first.replica.uid
+    scores.sent(picked(scores, Prompt(8000)))
+    third = picked(scores, Prompt(8000))
+    scores.sent(third)
+    scores.began(first, NOW + 0.1)
+    for other in PODS:
+        scores.reported(other.uid, IDLE, 0, NOW + 0.4)
+    # The reports say that nothing waits; the prompts of the two others are being read.
+    again = picked(scores, Prompt(8000), NOW + 0.4)
+    assert again.replica.uid == first.replica.uid
+
+
+def test_a_queue_gets_shorter_between_two_reports() -> None:
+    load = ReplicaLoad(per_token=1e-4, as_of=NOW)
+    load.reported(busy(waiting=1, waiting_tokens=10_000), 0, NOW)
+    assert load.ahead(NOW + 0.5) == pytest.approx(5_000)
+    assert load.ahead(NOW + 5.0) == 0.0
+
+
+def test_a_conversation_stays_where_its_prompts_are_cached_until_waiting_costs_more() -> None:
+    scores = known(10_000.0)
+    turn = Prompt(4000, head=7, repeated=0)
+    first = picked(scores, turn)
+    scores.sent(first)
+    scores.answered(first, first=NOW + 0.4, prompt=4000, cached=0, answer=200)
+    later = Prompt(4300, head=7, repeated=4200)
+    again = picked(scores, later, NOW + 30)
+    assert again.replica.uid == first.replica.uid
+    assert again.expected.kind == "remembered"
+    assert again.expected.promised == 4200
+    scores.reported(first.replica.uid, busy(waiting=10, waiting_tokens=40_000), 0, NOW + 30)
+    assert picked(scores, later, NOW + 30).replica.uid != first.replica.uid
+
+
+def test_all_gateways_expect_a_later_turn_at_the_same_replica() -> None:
+    homes = {picked(known(10_000.0), Prompt(4300, head=head, repeated=4200)).replica.uid for head in [99] * 4}
+    assert len(homes) == 1
+    assert len({picked(known(10_000.0), Prompt(4300, head=h, repeated=4200)).replica.uid for h in range(40)}) == 3
+
+
+def test_requests_with_the_same_long_system_prompt_go_where_it_is() -> None:
+    scores = known(10_000.0)
+    first = picked(scores, Prompt(3200, head=1, system=5, system_tokens=3000))
+    scores.sent(first)
+    asked = [Prompt(3200, head=n, system=5, system_tokens=3000) for n in range(2, 9)]
+    assert {picked(scores, one, NOW + 10).replica.uid for one in asked} == {first.replica.uid}
+    scores.reported(first.replica.uid, busy(waiting=5, waiting_tokens=15_000), 0, NOW + 10)
+    assert first.replica.uid not in {picked(scores, one, NOW + 10).replica.uid for one in asked}
+
+
+def test_an_engine_that_starts_again_has_an_empty_cache() -> None:
+    scores = known(10_000.0)
+    first = picked(scores, Prompt(4000, head=7))
+    scores.sent(first)
+    scores.reported(first.replica.uid, IDLE.model_copy(update={"engine_boot": "b"}), 0, NOW + 9)
+    assert scores.reuse.places(7) is None
+
+
+def test_what_promises_too_much_is_trusted_less() -> None:
+    scores = known(10_000.0)
+    trust = scores.reuse.trust(PODS[0].model_uid).of
+    before = trust["home"]
+    for head in range(200):
+        pick = picked(scores, Prompt(4000, head=head, repeated=3900))
+        scores.answered(pick, first=None, prompt=4000, cached=0, answer=10)
+    assert trust["home"] < 0.1 < before
+    assert scores.reuse.trust("another model").of["home"] == before
+
+
+def test_an_adapter_is_loaded_elsewhere_only_if_that_is_sooner() -> None:
+    scores = known(10_000.0, reports={0: busy(waiting=2, waiting_tokens=3_000)})
+    waits = {"pod-2": 1.0, "pod-3": 1.0}
+    assert picked(scores, Prompt(500), waits=waits).replica.uid == "pod-1"
+    scores.reported("pod-1", busy(waiting=9, waiting_tokens=30_000), 0, NOW)
+    pick = picked(scores, Prompt(500), waits=waits)
+    assert pick.replica.uid != "pod-1"
+    assert pick.terms is not None
+    assert pick.terms.adapter == 1.0
+
+
+def test_the_message_names_terms_and_the_runner_up() -> None:
+    pick = picked(known(10_000.0, 20_000.0, 10_000.0), Prompt(4000))
+    assert pick.replica.uid == "pod-2"
+    assert "prefill 0.2" in pick.message
+    assert pick.runner_up is not None
+    assert f"next {pick.runner_up}: 0.4" in pick.message
+
+
+def test_of_many_replicas_a_sample_and_those_with_knowledge_are_scored() -> None:
+    pods = [replica(n) for n in range(200)]
+    scores = known(10_000.0, pods=pods)
+    turn = Prompt(4000, head=7)
+    first = scores.pick(pods, {}, turn, NOW)
+    assert first is not None
+    scores.sent(first)
+    scores.began(first, NOW)
+    for rotation in range(20):
+        again = scores.pick(pods, {}, Prompt(4300, 7, 4200), NOW + 60, rotation=rotation)
+        assert again is not None
+        assert again.replica.uid == first.replica.uid
+    spread: set[str] = set()
+    for rotation in range(400):
+        one = scores.pick(pods, {}, Prompt(1000), NOW, rotation=rotation)
+        assert one is not None
+        spread.add(one.replica.uid)
+    assert len(spread) > 4 * MOST_CANDIDATES
+
+
+def test_pods_that_are_gone_are_forgotten() -> None:
+    scores = known(10_000.0)
+    pick = picked(scores, Prompt(4000, head=7))
+    scores.sent(pick)
+    scores.keep([])
+    assert not scores.speeds.known
+    assert scores.reuse.places(7) is None
+
+
+# --- learning
+
+
+def test_a_rate_is_found_although_most_samples_had_other_work_ahead() -> None:
+    speeds = Speeds()
+    for n in range(200):
+        speeds.observe("a", "m", "l40s", 2000, 2000 / (10_000 if n % 2 else 4_000))
+    assert 6_000 < (speeds.own("a") or 0) < 11_000
+
+
+def test_a_replica_without_samples_has_the_mean_of_its_class_and_then_its_own() -> None:
+    speeds = Speeds()
+    for uid, gpu, rate in (("a", "l40s", 8_000), ("b", "h100", 40_000)):
+        for _ in range(20):
+            speeds.observe(uid, "m", gpu, 4000, 4000 / rate)
+    assert speeds.rate("new", "m", "h100") == pytest.approx(40_000, rel=0.01)
+    assert 8_000 < (speeds.rate("new", "m", "other") or 0) < 40_000
+    assert speeds.rate("new", "another model", "h100") is None
+    for _ in range(40):
+        speeds.observe("new", "m", "h100", 4000, 4000 / 20_000)
+    assert speeds.rate("new", "m", "h100") == pytest.approx(20_000, rel=0.01)
+
+
+def test_one_absurd_sample_changes_little() -> None:
+    speeds = Speeds()
+    for _ in range(50):
+        speeds.observe("a", "m", None, 4000, 0.4)
+    for seconds in (1e-9, 1e9):
+        before = speeds.own("a") or 0.0
+        speeds.observe("a", "m", None, 4000, seconds)
+        assert 0.8 < (speeds.own("a") or 0.0) / before < 1.25
+
+
+@given(st.lists(st.tuples(st.floats(), st.floats()), max_size=60))
+def test_a_rate_is_always_within_bounds(samples: list[tuple[float, float]]) -> None:
+    speeds = Speeds()
+    for tokens, seconds in samples:
+        speeds.observe("a", "m", None, tokens, seconds)
+    rate = speeds.own("a")
+    assert rate is None or SLOWEST * 0.999 <= rate <= FASTEST * 1.001
+
+
+def test_the_memory_of_heads_is_bounded() -> None:
+    memory, trust = ReuseMemory(), Trust()
+    for head in range(MOST_HEADS + 500):
+        memory.sent(Prompt(1000, head=head, system=head, system_tokens=500), f"pod-{head % 9}", trust)
+    assert len(memory) <= MOST_HEADS + MOST_HEADS // 4
+    for pod in range(50):
+        memory.sent(Prompt(1000, head=3), f"pod-{pod}", trust)
+    assert list(memory.places(3) or {}) == [f"pod-{n}" for n in range(50 - MOST_PLACES, 50)]
+
+
+# --- laws of the choice
+
+counts = st.none() | st.integers(0, 2**53 - 1)
+reports = st.builds(
+    ReplicaKeys,
+    running=counts,
+    waiting=counts,
+    waiting_tokens=counts,
+    kv_tokens_used=counts,
+    kv_tokens_total=counts,
+    max_running=counts,
+)
+prompts = st.builds(
+    Prompt,
+    tokens=st.integers(1, 10**8),
+    head=st.none() | st.integers(0, 5),
+    repeated=st.integers(0, 10**8),
+    system=st.none() | st.integers(0, 5),
+    system_tokens=st.integers(0, 10**8),
+)
+
+
+@given(st.lists(reports, min_size=3, max_size=3), st.lists(prompts, max_size=8), prompts)
+def test_the_choice_is_the_least_sum_of_its_terms_whatever_was_reported(
+    reported: list[ReplicaKeys], sent: list[Prompt], prompt: Prompt
+) -> None:
+    scores = known(10_000.0, 20_000.0, 10_000.0, reports=dict(enumerate(reported)))
+    for one in sent:
+        scores.sent(picked(scores, one))
+    pick = picked(scores, prompt)
+    assert pick.terms is not None
+    assert all(math.isfinite(term) for term in pick.terms)
+    assert all(term >= 0 for term in pick.terms[:-1])
+    assert pick.terms.home <= 0
+    assert pick.runner_up_terms is not None
+    assert pick.terms.total <= pick.runner_up_terms.total * (1 + 1e-9) + 1e-6
+
+
+@given(prompts, st.integers(0, 60))
+def test_more_load_never_attracts(prompt: Prompt, more: int) -> None:
+    """A replica that is not chosen is not chosen with more to do either."""
+    before = picked(known(10_000.0), prompt)
+    other = next(at for at, pod in enumerate(PODS) if pod.uid != before.replica.uid)
+    loaded = busy(running=more, waiting=more, waiting_tokens=1000 * more)
+    assert picked(known(10_000.0, reports={other: loaded}), prompt).replica.uid != PODS[other].uid
+
+
+def test_another_gpu_class_differs_only_by_its_rate() -> None:
+    pods = [dataclasses.replace(PODS[0], gpu_class="l40s"), dataclasses.replace(PODS[1], gpu_class="h100")]
+    scores = known(8_000.0, 40_000.0, pods=pods)
+    pick = scores.pick(pods, {}, Prompt(8000), NOW, explain=True)
+    assert pick is not None
+    assert pick.terms is not None
+    assert pick.replica.gpu_class == "h100"
+    assert pick.runner_up_terms is not None
+    assert pick.runner_up_terms.prefill == pytest.approx(5 * pick.terms.prefill, rel=0.05)
