@@ -30,11 +30,12 @@ def make_classifier(folder: Path, labels: tuple[str, ...], **config: Any) -> Pat
         "pad_token_id": base["eos_token_id"],
     }
     (folder / "config.json").write_text(json.dumps({**base, **known, **config}))
-    weights = dict(maker.make_weights(maker.Tokenizer.from_file(str(folder / "tokenizer.json")), 3))
+    spec = maker.Spec(MODEL.name, 3, "")
+    weights = dict(maker.make_weights(maker.Tokenizer.from_file(str(folder / "tokenizer.json")), spec))
     del weights["lm_head.weight"]
     for layer in range(maker.LAYERS):
         for name in ("q_proj", "k_proj", "v_proj"):
-            rows = maker.SHAPES[f"self_attn.{name}"][0]
+            rows = maker.shapes(spec.heads)[f"self_attn.{name}"][0]
             weights[f"model.layers.{layer}.self_attn.{name}.bias"] = ([rows], array("f", [0.0] * rows))
     head = maker.noise(random.Random(4), len(labels), maker.HIDDEN, 0.48)  # noqa: S311 - reproducible on purpose
     weights["score.weight"] = ([len(labels), maker.HIDDEN], head)
