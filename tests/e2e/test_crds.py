@@ -66,7 +66,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("long URI", model("spec.source.uri", "https://h/" + "x" * 1100), "may not be more than 1024"),
     ("digest", model("spec.source.digest", "sha256:ABC"), "must be 'sha256:' and 64 lower-case hex digits"),
     # --- Model: engine
-    ("unknown engine", model("spec.engine.type", "vLLM"), 'Unsupported value: "vLLM": supported values: "SGLang"'),
+    (
+        "unknown engine",
+        model("spec.engine.type", "TGI"),
+        'Unsupported value: "TGI": supported values: "SGLang", "vLLM"',
+    ),
     (
         "image without version",
         model("spec.engine.image", "registry.example.com/sglang:x"),
@@ -82,7 +86,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         model("spec.engine.extraArgs", ["tp=2"]),
         "each of `extraArgs` must be '--name=value' or '--flag'",
     ),
-    ("parser", model("spec.engine.toolCallParser", "llama3 --api-key=x"), "must be the name of an SGLang parser"),
+    ("parser", model("spec.engine.toolCallParser", "llama3 --api-key=x"), "must be the name of a parser of the engine"),
     # --- Model: names, variants, replicas, pod
     ("colon in a name", model("spec.servedNames", ["base:adapter"]), "':' and '/' have a meaning of their own"),
     ("slash in a name", model("spec.servedNames", ["other/model"]), "':' and '/' have a meaning of their own"),
@@ -210,7 +214,7 @@ EXAMPLES = sorted(p for p in (REPOSITORY / "examples").rglob("*.yaml") if p.pare
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: str(p.relative_to(REPOSITORY)))
 def test_example_is_accepted(apiserver: ApiServer, path: Path) -> None:
-    for namespace in ("demo", "chat", "fleet", "elastic", "tunes"):
+    for namespace in ("demo", "chat", "fleet", "elastic", "tunes", "engines"):
         apiserver.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
 
     done = apiserver.run("apply", "--server-side", "--dry-run=server", "-f", str(path))

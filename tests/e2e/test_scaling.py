@@ -162,7 +162,11 @@ def test_without_a_free_gpu_a_request_is_refused_at_once_and_a_rollout_replaces_
     fleet: Fleet, client: openai.OpenAI
 ) -> None:
     # Both nodes of the class are full with these two.
-    wide: dict[str, Any] = {"variants": [{"class": "h100-80gb"}], "engine": {"parallelism": {"tensor": 4}}}
+    wide: dict[str, Any] = {
+        "source": {"uri": "file:///opt/shoal/models/tiny-code"},  # it can be cut in four
+        "variants": [{"class": "h100-80gb"}],
+        "engine": {"parallelism": {"tensor": 4}},
+    }
     for name, replicas in (("roomy", 1), ("broken", 3)):
         fleet.make_model(name, **wide, scaling={"minReplicas": replicas})
         until_counts(fleet, name, replicas, replicas)
