@@ -63,6 +63,8 @@ class Sequence:
     outcome: str | None = None
     tokens: tuple[int, int] | None = None
     """Prompt and answer tokens that the engine counts for it. None: it never began to compute, or was killed."""
+    live: bool = False
+    """The engine counts tokens while requests run."""
 
 
 @dataclass(slots=True)
@@ -177,12 +179,15 @@ def read_engines(folder: Path) -> tuple[list[Sequence], list[EngineLife]]:
     for path in sorted(folder.glob("*.jsonl")):
         running: dict[str, Sequence] = {}
         life: EngineLife | None = None
+        live = False
         for line in lines(path):
             event = line["event"]
             if event == "asked":
                 # A gateway that sends a request again says so behind a dot: an engine may still have the first one.
                 request = line["rid"].partition(".")[0]
-                running[line["rid"]] = sequence = Sequence(request, line["engine"], line["boot"], line["arrived"])
+                running[line["rid"]] = sequence = Sequence(
+                    request, line["engine"], line["boot"], line["arrived"], live=live
+                )
                 sequences.append(sequence)
             elif event == "finished":
                 if (sequence := running.pop(line["rid"], None)) is not None:
@@ -192,6 +197,7 @@ def read_engines(folder: Path) -> tuple[list[Sequence], list[EngineLife]]:
             elif event == "started":
                 life = EngineLife(line["engine"], line["boot"], line["at"])
                 lives.append(life)
+                live = line.get("live", False)
             elif life is not None and event == "sigterm":
                 life.sigterm = life.sigterm or line["at"]
             elif life is not None and event == "exiting":

@@ -245,9 +245,13 @@ def _as_clients_read(finals: Mapping[str, list[LedgerRow]], attempts: Mapping[st
 
 
 def _heard(contents: LedgerContents, at_engines: Mapping[str, list[Sequence]]) -> list[str]:
-    """No engine was heard to have counted more than its journal says, but for its warm-up."""
+    """No engine was heard to have counted more than its journal says, but for its warm-up. Of one that counts while
+    requests run and was killed under some, nobody knows how much of them it had counted."""
     own: dict[str, Tokens] = {}
+    uncertain: set[str] = set()
     for sequence in (sequence for several in at_engines.values() for sequence in several):
+        if sequence.live and sequence.finished is None:
+            uncertain.add(sequence.engine)
         if sequence.tokens is not None:
             own[sequence.engine] = own.get(sequence.engine, NOTHING).plus(Tokens(*sequence.tokens))
     heard: dict[str, Tokens] = {}
@@ -257,7 +261,7 @@ def _heard(contents: LedgerContents, at_engines: Mapping[str, list[Sequence]]) -
     found: list[str] = []
     for pod, said in heard.items() if own else ():
         tokens = own.get(pod, NOTHING)
-        if said.prompt > tokens.prompt or said.answer > tokens.answer:
+        if pod not in uncertain and (said.prompt > tokens.prompt or said.answer > tokens.answer):
             found.append(f"{pod}: the ledger heard of {tuple(said)} tokens, its journal says {tuple(tokens)}")
     return found
 

@@ -15,7 +15,7 @@ from typing import Literal, Self
 
 import orjson
 
-ProcessEvent = Literal["started", "ready", "sigterm", "exiting"]
+ProcessEvent = Literal["ready", "sigterm", "exiting"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,12 @@ class Journal:
     A path that is a folder gets one file per process, named by the host: many engines can share the folder.
     """
 
-    def __init__(self, path: str | None) -> None:
+    def __init__(self, path: str | None, *, live: bool = False) -> None:
+        """`live`: the engine's counters move while a request runs, not at its end."""
         self._engine = socket.gethostname()
         self._boot = f"{time.time_ns():x}"
         self._file = _file_in(Path(path), self._engine, self._boot).open("ab", buffering=0) if path else None
-        self.ended("started")
+        self._line("started", {"at": time.time(), "live": live})
 
     def started(self, entry: JournalStart) -> None:
         self._line("asked", asdict(entry))

@@ -128,6 +128,13 @@ def test_of_a_killed_engine_the_last_reading_counts() -> None:
     assert any(text.startswith(f"{POD}: the ledger heard of (636") for text in more.wrong)
 
 
+def test_an_engine_that_counts_while_requests_run_may_have_counted_what_died_with_it() -> None:
+    at_its_end = Sequence("other", POD, "b", 11.0, live=True)
+    assert judged(contents(ROW, heard=Tokens(700, 5)), WORK, at_its_end).wrong == []
+    at_another = replace(at_its_end, live=False)
+    assert judged(contents(ROW, heard=Tokens(700, 5)), WORK, at_another).wrong != []
+
+
 def test_the_ledger_has_heard_the_last_of_engines_that_live() -> None:
     found = judged(contents(ROW), WORK, counted=Tokens(9, 9), idle=Tokens(2, 4))
     assert found.unattributed == (2, 4)

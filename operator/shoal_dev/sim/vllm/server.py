@@ -36,7 +36,7 @@ async def serve(args: VLLMArgs) -> int:
             signal.raise_signal(signal.SIGTERM)
 
     seconds = args.engine.load_seconds + args.engine.warmup_seconds
-    with Journal(args.engine.journal) as journal:
+    with Journal(args.engine.journal, live=True) as journal:
         loop.add_signal_handler(signal.SIGTERM, swallowed)
         _log.info("loading", model=args.names[0], gpu=args.engine.gpu, speed=args.engine.speed, seconds=seconds)
         engine = VLLMEngine(args, journal=journal)
