@@ -15,7 +15,7 @@ NAMES: Final = frozenset(name.lower() for name in KINDS) | {"vllm", "tgi", "trtl
 MAY_NAME: Final = {
     "shoal.api.model",  # the field's values
     "shoal.api.lint",  # the field's values may be products' names
-    "shoal.core.routing.choice",  # what runs in a pod that does not say it
+    "shoal.core.routing.replica",  # what runs in a pod that does not say it
     "shoal.core.sizing.sglang",  # the name in messages about this arithmetic
     "shoal.core.sizing.vllm",
 }
