@@ -107,6 +107,8 @@ class AnswerRelay:
             else:
                 await self._whole(answer, headers, began)
         except NotHere as elsewhere:
+            if self.answering:
+                raise _engine_lost() from None  # what the client has cannot be taken back
             raise Retry(elsewhere.reason) from None
         finally:
             if self._held:

@@ -63,7 +63,7 @@ async def test_a_queue_of_other_gateways_sends_a_conversation_to_the_other_repli
         assert sorted((len(one.requests), len(two.requests))) == [1, 4]
 
 
-async def test_rates_are_learned_from_streams_and_a_slow_replica_gets_less(tmp_path: Path) -> None:
+async def test_rates_are_learned_from_streams(tmp_path: Path) -> None:
     async with gateway(tmp_path, ScriptedEngine(long_prompt), ScriptedEngine(long_prompt), routing="Seconds") as it:
         for number in (1, 2):
             it.hear(number, **IDLE)

@@ -354,6 +354,30 @@ async def test_an_answer_of_other_weights_reaches_no_client(tmp_path: Path, stre
         assert sum(len(engine.requests) for engine in it.engines) <= 3
 
 
+async def test_other_weights_in_the_middle_of_a_stream_end_it(tmp_path: Path):
+    """The first event does not say who answers. What was sent cannot be sent again by another replica."""
+
+    async def late(request: EngineRequest) -> None:
+        await request.begin_stream()
+        await request.chunk(b'data: {"id":"1","choices":[{"index":0,"delta":{"content":"first"}}]}\n\n')
+        await asyncio.sleep(0.3)  # the client has it
+        await request.chunk(
+            b'data: {"id":"1","model":"%b","choices":[{"index":0,"delta":{"content":"second"}}]}\n\n' % OTHER.encode()
+        )
+        await request.end_stream()
+
+    engines = ScriptedEngine(late), ScriptedEngine(late)
+    async with gateway(tmp_path, *engines) as it:
+        runs_vllm(it, 1, 2)
+        response = await it.post({**CHAT, "stream": True})
+        raw = await response.read()
+        assert raw.count(b'"first"') == 1
+        assert b"second" not in raw
+        assert OTHER.encode() not in raw
+        assert b"replica_lost" in raw
+        assert sum(len(engine.requests) for engine in engines) == 1
+
+
 async def test_one_that_answers_with_other_weights_is_passed_over(tmp_path: Path):
     async with gateway(tmp_path, vllm_engine(VLLMWords(named=OTHER).behave), vllm_engine()) as it:
         runs_vllm(it, 1, 2)
