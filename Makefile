@@ -67,7 +67,7 @@ test-lab-long: setup models binaries ## The lab's long tests: the operator kille
 
 .PHONY: test-engine
 test-engine: setup models ## The contract suite on a real engine, on the CPU (ENGINE=sglang|vllm; installs it: 0.7 or 1 GB)
-	@images/engine-cpu/$(if $(filter vllm,$(strip $(ENGINE))),install-vllm.sh,install.sh)
+	@UV=$(abspath $(UV)) images/engine-cpu/$(if $(filter vllm,$(strip $(ENGINE))),install-vllm.sh,install.sh)
 	@$(RUN) pytest -m "engine and $(if $(filter vllm,$(strip $(ENGINE))),vllm,not vllm)" $(PYTEST_ARGS)
 
 .PHONY: test-keda

@@ -36,6 +36,11 @@ if [ "$cuda_libs" = stub ]; then
 fi
 say "installing vLLM into $venv (about a minute with uv)"
 
+# An environment that uv made has no pip, so pip cannot finish it.
+if [ -z "$uv" ] && [ -x "$venv/bin/python" ] && ! "$venv/bin/python" -m pip --version > /dev/null 2>&1; then
+  say "making $venv anew: there is no pip in it"
+  rm -rf "$venv"
+fi
 if [ ! -x "$venv/bin/python" ]; then
   if [ -n "$uv" ]; then "$uv" venv -q -p "$python" "$venv"; else "$python" -m venv "$venv"; fi
 fi
