@@ -191,17 +191,17 @@ async def test_the_id_of_a_request_is_in_its_answer(any_client: Client):
 
 async def test_one_id_twice_at_a_time(any_client: Client):
     headers = {"authorization": f"Bearer {API_KEY}", "x-request-id": "twice"}
-    body = asked(COMPLETIONS, rid="twice", max_tokens=600)
-
-    async def ask() -> int:
-        async with any_client.session.post(any_client.engine.url + COMPLETIONS, json=body, headers=headers) as found:
-            await found.read()
-            return found.status
-
-    first = asyncio.create_task(ask())
-    await any_client.settle(1)
-    assert await ask() == any_client.words.differences.same_id_twice
-    assert await first == 200
+    url, body = any_client.engine.url + COMPLETIONS, asked(COMPLETIONS, rid="twice")
+    first = any_client.session.post(url, json=body | {"stream": True, "max_tokens": 3000}, headers=headers)
+    async with first as stream:
+        assert (await stream.content.readline()).startswith(b"data: {")
+        async with any_client.session.post(url, json=body, headers=headers) as second:
+            assert second.status == any_client.words.differences.same_id_twice
+            await second.read()
+        # The first goes on.
+        assert stream.status == 200
+        while not (line := await stream.content.readline()).startswith(b"data: {"):
+            assert line == b"\n"
 
 
 async def test_inference_at_an_open_path(any_client: Client):
