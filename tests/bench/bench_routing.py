@@ -1,14 +1,19 @@
 """What routing is worth: time to first token, prefix hits and throughput by routing rule, over traffic with and without
-structure. Virtual time; the rules of other routers are models of them."""
+structure. Virtual time; the rules of other routers are models of them.
+
+`--held-out`: the same over traffic, seeds and engines by which no weight was chosen, several seeds each
+(routing_heldout.py).
+"""
 
 import argparse
 import os
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tests.bench import routing_heldout as heldout
 from tests.bench import routing_policies as rules
 from tests.bench.routing_engine import Asked, Replica, Running
 from tests.bench.routing_engine import engine as new_engine
@@ -40,6 +45,8 @@ class Result:
     mean: float
     tokens_per_second: float
     loads: int
+    cold: float
+    """p99 of the first tenth of the requests, which is in no other figure."""
 
 
 class Fresh:
@@ -102,8 +109,32 @@ def replay(asked: Sequence[Asked], make: Callable[[int, int], Rule], fleet: Flee
 
 
 def _params(fleet: Fleet, number: int) -> Params:
-    found = params(TRACES, fleet.gpus[number])
+    gpu, _, size = fleet.gpus[number].partition("/")
+    found = params(TRACES, gpu)
+    if size:
+        found = _SIZES[size](found)
     return found.scaled(2.0) if number in fleet.slow else found
+
+
+def _resized(by: Params, step: float, context: float, prefill: float, kv_tokens: int) -> Params:
+    return replace(
+        by,
+        t0=by.t0 * step,
+        t1=by.t1 * step,
+        t2=by.t2 * step,
+        kd=by.kd * context,
+        kp=by.kp * prefill,
+        kv_tokens=kv_tokens,
+    )
+
+
+_SIZES: dict[str, Callable[[Params], Params]] = {
+    # Llama-3.1-70B over four GPUs: 8.8 times the weights, 80 layers of 64 heads in place of 32 of 32; 85 % of the
+    # speed of four.
+    "70b-tp4": lambda by: _resized(by, 8.8 / 3.4, 2.5 / 3.4, 5.0 / 3.4, 430_000),
+    # Llama-3.2-1B: 0.15 times the weights, 16 layers of heads of half the size.
+    "1b": lambda by: _resized(by, 0.154, 0.25, 0.25, 500_000),
+}
 
 
 def _advance(engine: Replica, now: float, kinds: Sequence[Rule], fresh: Fresh) -> None:
@@ -148,6 +179,7 @@ def _result(asked: Sequence[Asked], sent: Sequence[Running], engines: Sequence[R
         sum(waits) / len(waits),
         tokens / (last - asked[0].at),
         sum(e.loads for e in engines),
+        sorted(one.first - a.at for one, a in zip(sent[:cold], asked[:cold], strict=True))[int(cold * 0.99)],
     )
 
 
@@ -162,15 +194,23 @@ RULES: dict[str, Callable[[int, int], Rule]] = {
 }
 
 
-def loads(count: int, gateways: int) -> dict[str, tuple[list[Asked], Fleet]]:
-    """Traffic and the fleet for it, by name."""
+def loads(count: int, gateways: int, seed: int = 3) -> dict[str, tuple[list[Asked], Fleet]]:
+    """Traffic and the fleet for it, by name. The weights were chosen with seed 3."""
     l40s = ("l40s:bfloat16",) * 8
     h100 = "h100_sxm:bfloat16"
     found: dict[str, tuple[list[Asked], Fleet]] = {}
     if (TRACES / "mooncake_conversation_trace.jsonl").exists():
-        found["Mooncake conversation"] = (mooncake(TRACES, 4 * count, 1.0, gateways), Fleet((h100,) * 6))
+        found["Mooncake conversation"] = (mooncake(TRACES, 4 * count, 1.0, gateways, seed=seed + 4), Fleet((h100,) * 6))
     chat = conversations(
-        count, 36.0, gateways, systems=50, system_tokens=(0, 60, 400), turns=5, question=(20, 1500), answers=(50, 600)
+        count,
+        36.0,
+        gateways,
+        systems=50,
+        system_tokens=(0, 60, 400),
+        turns=5,
+        question=(20, 1500),
+        answers=(50, 600),
+        seed=seed,
     )
     found["multi-turn, as ShareGPT"] = (chat, Fleet(l40s))
     shared = conversations(
@@ -182,6 +222,7 @@ def loads(count: int, gateways: int) -> dict[str, tuple[list[Asked], Fleet]]:
         turns=1,
         question=(20, 400),
         answers=(20, 300),
+        seed=seed,
     )
     found["shared system prompts"] = (shared, Fleet(l40s))
     adapters = conversations(
@@ -194,10 +235,19 @@ def loads(count: int, gateways: int) -> dict[str, tuple[list[Asked], Fleet]]:
         question=(20, 400),
         answers=(20, 300),
         adapters=2000,
+        seed=seed,
     )
     found["2,000 adapters"] = (adapters, Fleet(l40s, places=200))
     unique = conversations(
-        count, 24.0, gateways, systems=1, system_tokens=(0,), turns=0.01, question=(300, 4000), answers=(20, 400)
+        count,
+        24.0,
+        gateways,
+        systems=1,
+        system_tokens=(0,),
+        turns=0.01,
+        question=(300, 4000),
+        answers=(20, 400),
+        seed=seed,
     )
     found["unique single-turn"] = (unique, Fleet(l40s))
     found["multi-turn, one at half speed"] = (chat, Fleet(l40s, slow=(3,)))
@@ -209,15 +259,87 @@ def loads(count: int, gateways: int) -> dict[str, tuple[list[Asked], Fleet]]:
     return found
 
 
+def held_out(count: int, gateways: int, seed: int) -> dict[str, tuple[list[Asked], Fleet]]:
+    """Traffic and fleets that are no part of `loads`."""
+    l40s, h100, l4 = "l40s:bfloat16", "h100_sxm:bfloat16", "l4:bfloat16"
+    eight = Fleet((l40s,) * 8)
+    found = {
+        "agent loops": (heldout.agents(2.5)(count, gateways, seed), eight),
+        "jobs and chat": (heldout.jobs_and_chat(count, gateways, seed), eight),
+        "shuffled documents": (heldout.documents(count, gateways, seed), eight),
+        "chat in bursts": (heldout.bursts(count, gateways, seed), eight),
+        "70B on 4 H100, chat": (heldout.chat(30.0)(count, gateways, seed), Fleet((f"{h100}/70b-tp4",) * 6)),
+        "70B on 4 H100, agent loops": (heldout.agents(6.0)(count, gateways, seed), Fleet((f"{h100}/70b-tp4",) * 6)),
+        "1B on L4, chat": (heldout.chat(45.0)(count, gateways, seed), Fleet(("l4:bfloat16/1b",) * 8)),
+        "1B on L4, unique": (heldout.short(70.0)(count, gateways, seed), Fleet(("l4:bfloat16/1b",) * 8)),
+        "L4, L40S and H100, chat": (heldout.chat(24.0)(count, gateways, seed), Fleet((l4, l4, l40s, l40s, l40s, h100))),
+        "L4, L40S and H100, unique": (
+            heldout.short(30.0)(count, gateways, seed),
+            Fleet((l4, l4, l40s, l40s, l40s, h100)),
+        ),
+        "unique, short and very long": (heldout.lengths(count, gateways, seed), Fleet((h100,) * 6)),
+        "40 replicas, chat": (heldout.chat(150.0)(3 * count, gateways, seed), Fleet((l40s,) * 40)),
+    }
+    if (TRACES / "azure_llm_2023_code.csv").exists():
+        found["Azure code, unique"] = (heldout.coding(TRACES, 6.0)(count, gateways, seed), eight)
+    if (TRACES / "mooncake_synthetic_trace.jsonl").exists():
+        found["Mooncake synthetic"] = (heldout.questions(TRACES, 1.0)(4000, gateways, seed), Fleet((h100,) * 6))
+    return found
+
+
+def compare(options: argparse.Namespace, wanted: Sequence[str]) -> None:
+    """The part `--held-out`: mean over the seeds, with the least and the most."""
+    for gateways in options.gateways:
+        print(
+            f"\n{gateways} gateways, {options.requests:,} requests, seeds {options.seeds}: p99 of the TTFT in seconds"
+        )
+        print("'to smg' is p99 to the better of its rules, 'first' p99 of the first tenth to the better of its rules.")
+        print(f"| traffic | {' | '.join(r for r in RULES if any(w in r for w in wanted))} | hits | to smg | first |")
+        print(f"|---|{'---|' * (3 + len([r for r in RULES if any(w in r for w in wanted)]))}")
+        by_seed = [
+            {
+                **{f"{name}, other seeds": each for name, each in loads(options.requests, gateways, seed).items()},
+                **held_out(options.requests, gateways, seed),
+            }
+            for seed in options.seeds
+        ]
+        for name in by_seed[0]:
+            if options.only not in name:
+                continue
+            rows: dict[str, list[Result]] = {}
+            for rule, make in RULES.items():
+                if any(w in rule for w in wanted):
+                    rows[rule] = [replay(traffic[name][0], make, traffic[name][1], gateways) for traffic in by_seed]
+            ours, smg = rows.get("Shoal", []), [found for rule, found in rows.items() if rule.startswith("smg")]
+            cells = [_spread([one.p99 for one in found], 3) for found in rows.values()]
+            hits = f"{100 * sum(one.hit for one in ours) / max(1, len(ours)):.0f} %"
+            to_smg = [one.p99 / min(found[at].p99 for found in smg) for at, one in enumerate(ours) if smg]
+            first = [one.cold / min(found[at].cold for found in smg) for at, one in enumerate(ours) if smg]
+            print(f"| {name} | {' | '.join(cells)} | {hits} | {_spread(to_smg, 2)} | {_spread(first, 2)} |", flush=True)
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    """Mean, least and most."""
+    if not values:
+        return ""
+    mean = sum(values) / len(values)
+    return f"{mean:.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--gateways", type=int, nargs="+", default=[2, 8])
     parser.add_argument("--only", default="", help="traffic whose name contains this")
     parser.add_argument("--rules", default="", help="rules whose name contains one of these, comma-separated")
+    parser.add_argument("--held-out", action="store_true", help="traffic by which no weight was chosen")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[101, 102, 103], help="of the part --held-out")
     options = parser.parse_args()
     random.seed(1)
     wanted = options.rules.split(",")
+    if options.held_out:
+        compare(options, wanted)
+        return
     for gateways in options.gateways:
         for name, (asked, fleet) in loads(options.requests, gateways).items():
             if options.only not in name:

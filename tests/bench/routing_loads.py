@@ -13,25 +13,35 @@ _HEAD_TOKENS = 256
 """Of the system prompt and of the first user message that the head has (1,024 characters)."""
 
 
-def mooncake(folder: Path, requests: int, speed: float, gateways: int) -> list[Asked]:
-    """The conversation trace of Mooncake: blocks of 512 tokens. The first block is the same in all requests, so the
-    head is the first two. A prompt that has all of an earlier one in it is a later turn of its conversation."""
-    dice = random.Random(7)  # noqa: S311
+def mooncake(
+    folder: Path,
+    requests: int,
+    speed: float,
+    gateways: int,
+    *,
+    name: str = "mooncake_conversation_trace.jsonl",
+    seed: int = 7,
+    shared_blocks: int = 1,
+) -> list[Asked]:
+    """A trace of Mooncake: blocks of 512 tokens. The first `shared_blocks` are the same in all requests: the system
+    prompt. The head is these and one more. A prompt that has all of an earlier one in it is a later turn of its
+    conversation."""
+    dice = random.Random(seed)  # noqa: S311
     found: list[Asked] = []
     asked_before: dict[int, int] = {}
     """By the last whole block of a prompt: its tokens with its answer."""
-    with (folder / "mooncake_conversation_trace.jsonl").open() as lines:
+    with (folder / name).open() as lines:
         for number, line in enumerate(lines):
             if number >= requests:
                 break
             each = json.loads(line)
             left, blocks = each["input_length"], list[Block]()
-            for name in each["hash_ids"]:
-                blocks.append((name, min(512, left)))
+            for block in each["hash_ids"]:
+                blocks.append((block, min(512, left)))
                 left -= 512
             answer = ((1 << 40) + number, max(1, each["output_length"]))
             at = each["timestamp"] / 1e3 / speed
-            head = hash(tuple(each["hash_ids"][:2]))
+            head = hash(tuple(each["hash_ids"][: shared_blocks + 1]))
             repeated, names = 0, each["hash_ids"]
             for at_block in range(len(names) - 1, 0, -1):
                 if names[at_block] in asked_before:
@@ -39,10 +49,18 @@ def mooncake(folder: Path, requests: int, speed: float, gateways: int) -> list[A
                     break
             if (whole := each["input_length"] // 512) > 1:
                 asked_before[names[whole - 1]] = each["input_length"] + each["output_length"]
-            gateway, system = dice.randrange(gateways), each["hash_ids"][0]
+            gateway, system = dice.randrange(gateways), each["hash_ids"][0] if shared_blocks else None
             found.append(
                 Asked(
-                    number, at, tuple(blocks), answer, head, repeated, gateway=gateway, system=system, system_tokens=512
+                    number,
+                    at,
+                    tuple(blocks),
+                    answer,
+                    head,
+                    repeated,
+                    gateway=gateway,
+                    system=system,
+                    system_tokens=512 * shared_blocks,
                 )
             )
     # The trace has steps of 3 s: requests of one step come spread over it.
@@ -100,10 +118,10 @@ def _conversations(
             which = min(int(dice.paretovariate(0.8)) - 1, 1 << 30) % systems
             blocks = (prompts[which],) if prompts[which][1] else ()
             left, head, repeated = max(1, round(dice.expovariate(1 / turns))), 0, 0
-        asked = (next(names), _length(dice, question))
+        asked = (next(names), length(dice, question))
         blocks += (asked,)
         head = head or hash((which, asked[0]))
-        answer = (next(names), _length(dice, answers))
+        answer = (next(names), length(dice, answers))
         long = min(_HEAD_TOKENS, prompts[which][1]) + min(_HEAD_TOKENS, blocks[-1][1] if not repeated else 999) >= 64
         yield Asked(
             number,
@@ -123,7 +141,7 @@ def _conversations(
             )
 
 
-def _length(dice: random.Random, between: tuple[int, int]) -> int:
+def length(dice: random.Random, between: tuple[int, int]) -> int:
     """Log-uniform, as lengths of texts are skewed."""
     least, most = between
     return max(1, int(least * (most / least) ** dice.random()))

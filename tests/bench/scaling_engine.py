@@ -21,13 +21,14 @@ H0, HB = 1.0, 0.01
 MAX_RUNNING = 256
 
 KV_TOKENS = {
+    "l4:bfloat16": 30_000,
     "l40s:bfloat16": 190_048,
     "a100_sxm:bfloat16": 448_226,
     "h100_sxm:bfloat16": 448_226,
     "h200_sxm:bfloat16": 897_979,
     "rtxpro:bfloat16": 500_000,
 }
-CHUNK = {"l40s:bfloat16": 2048, "rtxpro:bfloat16": 2048}
+CHUNK = {"l4:bfloat16": 2048, "l40s:bfloat16": 2048, "rtxpro:bfloat16": 2048}
 """Tokens of one step; 8192 where nothing is said."""
 
 
