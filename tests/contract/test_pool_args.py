@@ -7,6 +7,7 @@ import pytest
 
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
+from shoal.engine.port import EngineLaunch
 from shoal.engine.sglang.arguments import parsed
 from shoal.engine.sglang.launch import engine_args, pool_args
 from shoal.engine.sglang.pool import pool_problem
@@ -68,7 +69,9 @@ def model(*extra: str) -> Model:
 
 def words(*extra: str) -> list[str]:
     found = engine_args(
-        model(*extra), VERSION, model_path="/m", port=1, tensor=1, platform_args=("--device=cpu",), pool=POOL
+        EngineLaunch(
+            model(*extra), VERSION, model_path="/m", port=1, tensor=1, platform_args=("--device=cpu",), pool=POOL
+        )
     )
     return list(found)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal.api.model import Model
+from shoal.engine.port import EngineLaunch
 from shoal.engine.sglang.arguments import arguments_of, check_extra_args
 from shoal.engine.sglang.launch import engine_args
 
@@ -77,7 +78,9 @@ def test_the_engine_understands_every_argument_that_shoal_writes(tmp_path: Path,
     )
     assert check_extra_args(VERSION, model.spec.engine.extra_args) == []
     args = engine_args(
-        model, VERSION, model_path="/shoal/models/model", port=30000, tensor=2, platform_args=("--device=cpu",)
+        EngineLaunch(
+            model, VERSION, model_path="/shoal/models/model", port=30000, tensor=2, platform_args=("--device=cpu",)
+        )
     )
     assert parse(*args) == {
         "model_path": "/shoal/models/model",

@@ -19,7 +19,7 @@ from shoal.agent.stalls import StallTracker
 from shoal.agent.stream import AgentStream
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
-from shoal.engine.port import AdapterRejected, AlreadyLoaded, EngineConnection, NotLoaded
+from shoal.engine.port import AdapterRejected, AlreadyLoaded, EngineConnection, EngineLaunch, NotLoaded
 from shoal.engine.vllm.kind import VLLM
 from shoal.manifests.pod import start_script
 from tests.support.controlplane import free_ports
@@ -68,14 +68,16 @@ class Pod:
         config.write_text(yaml.safe_dump(dict(VLLM.pod.keys_file(API_KEY, "unused"))))
         monkeypatch.setattr("shoal.api.names.ENGINE_CONFIG_FILE", str(config))
         args = VLLM.pod.args(
-            MODEL_OBJECT,
-            "0.32.0",
-            model_path=str(MODEL),
-            port=self.port,
-            tensor=1,
-            platform_args=("--dtype=float32",),
-            pool=POOL,
-            host="127.0.0.1",
+            EngineLaunch(
+                MODEL_OBJECT,
+                "0.32.0",
+                model_path=str(MODEL),
+                port=self.port,
+                tensor=1,
+                platform_args=("--dtype=float32",),
+                pool=POOL,
+                host="127.0.0.1",
+            )
         )
         assert VLLM.pod.extra_args_problems("0.32.0", MODEL_OBJECT.spec.engine.extra_args) == []
         simulated = [sys.executable, "-m", "shoal", "sim", "vllm"]

@@ -17,7 +17,7 @@ from shoal.api.config import Engines
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Engine, Model
 from shoal.core.sizing import Tuning
-from shoal.engine.port import AgentSide, EngineAdapters, EngineClient, EngineUnreachable, PodSide
+from shoal.engine.port import AgentSide, EngineAdapters, EngineClient, EngineLaunch, EngineUnreachable, PodSide
 from shoal.engine.wire import Wire
 from shoal.engine.wires import wire_of
 
@@ -73,7 +73,7 @@ class Conformance:
     def args(self, *extra: str, **more: Any) -> tuple[str, ...]:
         version = self.kind.pod.versions[-1]
         whole: dict[str, Any] = {"model_path": "/models/x", "port": 30123, "tensor": 3} | more
-        found = self.kind.pod.args(self.model(*extra), version, **whole)
+        found = self.kind.pod.args(EngineLaunch(self.model(*extra), version, **whole))
         assert all(isinstance(word, str) for word in found)
         return tuple(found)
 

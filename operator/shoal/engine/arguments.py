@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Final, Literal
+from typing import Any, Final, Literal, TypeVar, cast
 
 Number = int | float
 Bounds = tuple[Number, Number]
@@ -29,6 +29,7 @@ _LONGEST_SHOWN: Final = 64
 _MOST_PROBLEMS: Final = 8
 _JSON: Final = frozenset({"parse_dataclass", "union_dict_and_str", "loads", "_parse_type"})
 """Parsers of values that are JSON, as a dump of the arguments names them."""
+_Value = TypeVar("_Value", int, float)
 _VERSION: Final = re.compile(r"\d+\.\d+\.\d+(\.?(post|rc|dev)\d+)?")
 
 
@@ -133,6 +134,22 @@ class EngineArguments:
             elif name is not None:
                 found[name] = f"{found[name]} {arg}".strip()
         return found
+
+    def bounded(self, extra_args: Sequence[str]) -> list[str]:
+        """Those of the arguments that an admitted Model may have."""
+        return [arg for arg in extra_args[:MOST_ARGS] if len(arg) <= LONGEST_ARG]
+
+    def number(self, given: Mapping[str, str], name: str, read: Callable[[str], _Value]) -> _Value | None:
+        """The number of an argument in `given`, which is `parsed`; None: none is given, or no number, or none within
+        its bounds."""
+        value = given.get(name)
+        if value is None or len(value) > LONGEST:
+            return None
+        try:
+            found = read(value)
+        except (ValueError, ArithmeticError):
+            return None
+        return found if self.within(name, found) else None
 
     # --- the check ----------------------------------------------------------------------------------------------------
 
@@ -240,6 +257,20 @@ class EngineArguments:
         least, most = self.limits(argument.name, whole=True)
         beyond = f"--{spelling} must be from {least} to {most}; got {_shown(value)}"
         return None if self.within(argument.name, number) else beyond
+
+
+def json_object(text: str | None) -> Mapping[str, Any]:
+    """The object that an argument's value is; an empty one for anything else."""
+    try:
+        value: object = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
+
+
+def unless(value: str | None, default: str) -> str | None:
+    """The value, or None where it says the engine's own default."""
+    return None if value == default else value
 
 
 def _shown(text: str) -> str:

@@ -194,6 +194,34 @@ class EngineTracing:
     env: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class EngineLaunch:
+    """One engine to be started."""
+
+    model: Model
+    version: str
+    """Engine version that the Model gets."""
+    model_path: str
+    """Folder of the weights."""
+    port: int
+    tensor: int
+    """GPUs of the replica."""
+    platform_args: Sequence[str] = ()
+    """Arguments of the version's row in the engine table."""
+    quantization: Literal["FP8"] | None = None
+    """That of the variant."""
+    pool: LoRAPool | None = None
+    """Pool whose adapters the engine serves."""
+    facts: ArtifactFacts | None = None
+    """Facts of the weights, once they are known."""
+    host: str = "0.0.0.0"  # noqa: S104 - the pod's own address
+
+    @property
+    def weights(self) -> Literal["FP8"] | None:
+        """How the weights are quantized while they are loaded: the variant's word wins over the Model's."""
+        return self.quantization or self.model.spec.engine.quantization.weights
+
+
 class PodSide(Protocol):
     """What the operator needs to run an engine of the kind."""
 
@@ -253,26 +281,9 @@ class PodSide(Protocol):
         slash at its end: only for requests that are sampled by their gateway."""
         ...
 
-    def args(
-        self,
-        model: Model,
-        version: str,
-        *,
-        model_path: str,
-        port: int,
-        tensor: int,
-        platform_args: Sequence[str] = (),
-        quantization: Literal["FP8"] | None = None,
-        pool: LoRAPool | None = None,
-        facts: ArtifactFacts | None = None,
-        host: str = "0.0.0.0",  # noqa: S104 - the pod's own address
-    ) -> tuple[str, ...]:
-        """Arguments of the engine for this Model, without the command that starts it.
-
-        `version` is the engine version that the Model gets, `platform_args` are those of its row in the engine table,
-        `quantization` is that of the variant, `pool` the one whose adapters the engine gets, `facts` those of the
-        weights; the Model's own extraArgs come last, so they win over those.
-        """
+    def args(self, launch: EngineLaunch) -> tuple[str, ...]:
+        """Arguments of the engine, without the command that starts it. The Model's own extraArgs come last, so they win
+        over the platform's."""
         ...
 
     def extra_args_problems(self, version: str, extra_args: Sequence[str]) -> list[str]:
@@ -307,7 +318,8 @@ class PodSide(Protocol):
         engine: Engine = NO_FIELDS,
     ) -> Tuning:
         """What the arguments of an engine change in the memory arithmetic, and that arithmetic. Parameters as of
-        `args`; `env` is the environment of the engine, `engine` are the Model's fields that become arguments."""
+        `EngineLaunch`; `env` is the environment of the engine, `engine` are the Model's fields that become
+        arguments."""
         ...
 
     def max_running(self, args: Sequence[str]) -> int | None:

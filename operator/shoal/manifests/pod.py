@@ -12,7 +12,7 @@ from shoal.api.sources import engine_model_path
 from shoal.core import children
 from shoal.core.placement.steering import steering
 from shoal.engine.kinds import DEFAULT, kind_of
-from shoal.engine.port import STARTUP_SECONDS
+from shoal.engine.port import STARTUP_SECONDS, EngineLaunch
 from shoal.manifests import cache, pool, sidecar, source
 from shoal.manifests.parts import (
     LOCKED_DOWN,
@@ -337,7 +337,7 @@ def _engine(shape: VariantShape) -> JsonObject:
 
 def _engine_args(shape: VariantShape) -> tuple[str, ...]:
     model = shape.model
-    return kind_of(model).pod.args(
+    launch = EngineLaunch(
         model,
         shape.version,
         model_path=engine_model_path(model.spec.source.uri),
@@ -350,6 +350,7 @@ def _engine_args(shape: VariantShape) -> tuple[str, ...]:
         # Clients outside the pod connect through the sidecar.
         **({"host": "127.0.0.1"} if shape.mtls else {}),
     )
+    return kind_of(model).pod.args(launch)
 
 
 def _agent_engine(shape: VariantShape) -> list[JsonObject]:

@@ -11,7 +11,7 @@ from shoal.api.model import Model, Sizing
 from shoal.core.architectures import facts_of
 from shoal.core.sizing import GPU, Misfit, Sized, size
 from shoal.engine.kinds import KINDS
-from shoal.engine.port import EngineKind
+from shoal.engine.port import EngineKind, EngineLaunch
 from shoal.engine.sglang import fields as sglang
 from shoal.engine.vllm import fields as vllm
 from tests.support.model_configs import ALL
@@ -180,7 +180,7 @@ DEEPSEEK = facts_of(ALL["deepseek-v3"], source="x", weight_bytes=640 * 2**30)
 
 def launched(kind: EngineKind, asked: Model, quantization: Literal["FP8"] | None = None) -> list[str]:
     version = kind.pod.versions[-1]
-    args = kind.pod.args(asked, version, model_path="/m", port=1, tensor=4, quantization=quantization)
+    args = kind.pod.args(EngineLaunch(asked, version, model_path="/m", port=1, tensor=4, quantization=quantization))
     of_fields = ("spec", "quant", "kv-cache", "ep-size", "expert")
     return [arg for arg in args if any(word in arg for word in of_fields)]
 

@@ -9,6 +9,7 @@ from shoal.api.artifact import ArtifactFacts
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
 from shoal.core.sizing import AdapterSlots, VLLMTuning
+from shoal.engine.port import EngineLaunch
 from shoal.engine.vllm.arguments import ARGUMENTS
 from shoal.engine.vllm.kind import VLLM
 
@@ -32,7 +33,7 @@ def pool(**spec: Any) -> LoRAPool:
 
 def args(given: Model, **more: Any) -> list[str]:
     whole: dict[str, Any] = {"model_path": "/models/m", "port": 30000, "tensor": 2, **more}
-    return list(VLLM.pod.args(given, VERSION, **whole))
+    return list(VLLM.pod.args(EngineLaunch(given, VERSION, **whole)))
 
 
 def test_the_command_line() -> None:

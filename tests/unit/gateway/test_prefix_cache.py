@@ -12,6 +12,7 @@ from shoal.core.access import index_keys
 from shoal.core.capabilities import NO_PREFIX_CACHE
 from shoal.core.routing.affinity import SHARED, head_of, prefix_space
 from shoal.core.routing.resolve import ServedModel, served_model
+from shoal.engine.port import EngineLaunch
 from shoal.engine.sglang.launch import engine_args
 from shoal.net.installkey import KeyRing
 from tests.support.adapter_agents import AdapterAgent, adapter, tuned
@@ -131,5 +132,5 @@ def test_a_salt_is_the_same_at_every_gateway_and_another_for_another_model_space
     ],
 )
 def test_an_engine_for_embeddings_keeps_no_prompts_unless_the_model_is_shared(spec: dict[str, Any], keeps: bool):
-    args = engine_args(declared(**spec), "0.5.23", model_path="/m", port=1, tensor=1)
+    args = engine_args(EngineLaunch(declared(**spec), "0.5.23", model_path="/m", port=1, tensor=1))
     assert args.count(NO_PREFIX_CACHE) == (0 if keeps else 1)

@@ -13,7 +13,7 @@ from shoal.api.config import Engines, EngineTable
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Engine, Model
 from shoal.core.sizing import Tuning
-from shoal.engine.port import NO_FIELDS, EngineConnection, EngineKind, EngineTracing
+from shoal.engine.port import NO_FIELDS, EngineConnection, EngineKind, EngineLaunch, EngineTracing
 from shoal.engine.sglang.adapters import SGLangAdapters
 from shoal.engine.sglang.arguments import ARGUMENTS
 from shoal.engine.sglang.client import SGLangClient
@@ -55,32 +55,8 @@ class SGLangPod:
         env = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_TRACES_SAMPLER": "parentbased_always_off"}
         return EngineTracing(args, env)
 
-    def args(
-        self,
-        model: Model,
-        version: str,
-        *,
-        model_path: str,
-        port: int,
-        tensor: int,
-        platform_args: Sequence[str] = (),
-        quantization: Literal["FP8"] | None = None,
-        pool: LoRAPool | None = None,
-        facts: ArtifactFacts | None = None,
-        host: str = "0.0.0.0",  # noqa: S104 - the pod's own address
-    ) -> tuple[str, ...]:
-        return engine_args(
-            model,
-            version,
-            model_path=model_path,
-            port=port,
-            tensor=tensor,
-            platform_args=platform_args,
-            quantization=quantization,
-            pool=pool,
-            facts=facts,
-            host=host,
-        )
+    def args(self, launch: EngineLaunch) -> tuple[str, ...]:
+        return engine_args(launch)
 
     def extra_args_problems(self, version: str, extra_args: Sequence[str]) -> list[str]:
         return ARGUMENTS.problems(version, extra_args)

@@ -1,7 +1,7 @@
 """SGLang's command line: built here and nowhere else."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from typing import Final
 
 from shoal.api import names
 from shoal.api.artifact import ArtifactFacts
@@ -9,6 +9,7 @@ from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
 from shoal.core.architectures import names as architectures
 from shoal.core.capabilities import EMBEDS_ARG, NO_PREFIX_CACHE, only_embeds, takes_no_salt
+from shoal.engine.port import EngineLaunch
 from shoal.engine.sglang.fields import field_args
 from shoal.engine.sglang.tuning import quantization_args
 
@@ -22,49 +23,32 @@ ENVIRONMENT: Final[Mapping[str, str]] = {
 _ONE_PREFILL: Final = "--chunked-prefill-size=-1"
 
 
-def engine_args(
-    model: Model,
-    version: str,
-    *,
-    model_path: str,
-    port: int,
-    tensor: int,
-    platform_args: Sequence[str] = (),
-    quantization: Literal["FP8"] | None = None,
-    pool: LoRAPool | None = None,
-    facts: ArtifactFacts | None = None,
-    host: str = "0.0.0.0",  # noqa: S104 - the pod's own address
-) -> tuple[str, ...]:
-    """Arguments of the engine for this Model, without the command that starts it.
-
-    `version` is the engine version that the Model gets, `platform_args` are those of its row in the engine table,
-    `quantization` is that of the variant, `pool` the one whose adapters the engine gets, `facts` those of the weights;
-    the Model's own extraArgs come last, so they win over those.
-    """
-    engine = model.spec.engine
+def engine_args(launch: EngineLaunch) -> tuple[str, ...]:
+    """See `PodSide.args`."""
+    model, engine = launch.model, launch.model.spec.engine
     fields = {
         "context-length": engine.context_length,
         "tool-call-parser": engine.tool_call_parser,
         "reasoning-parser": engine.reasoning_parser,
     }
     return (
-        f"--model-path={model_path}",
+        f"--model-path={launch.model_path}",
         f"--served-model-name={model.engine_model_name}",
-        f"--host={host}",
-        f"--port={port}",
-        f"--tp-size={tensor}",
+        f"--host={launch.host}",
+        f"--port={launch.port}",
+        f"--tp-size={launch.tensor}",
         # Two words: SGLang looks for exactly "--config" and would ignore --config=FILE, and with it the keys.
         "--config",
         names.ENGINE_CONFIG_FILE,
         "--enable-metrics",
         "--enable-cache-report",
         *(f"--{name}={value}" for name, value in fields.items() if value is not None),
-        *platform_args,
-        *quantization_args(quantization or engine.quantization.weights),
-        *field_args(engine, model_path, tensor),
-        *task_args(facts, engine.extra_args),
-        *prefix_args(model, facts),
-        *pool_args(pool),
+        *launch.platform_args,
+        *quantization_args(launch.weights),
+        *field_args(engine, launch.model_path, launch.tensor),
+        *task_args(launch.facts, engine.extra_args),
+        *prefix_args(model, launch.facts),
+        *pool_args(launch.pool),
         *engine.extra_args,
     )
 

@@ -1,17 +1,16 @@
 """What the engine's arguments mean for its memory, and which arguments a quantization adds."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Any, Final, Literal, cast
 
 from shoal.api.artifact import ArtifactFacts
 from shoal.core import quantity
 from shoal.core.sizing import AdapterSlots, SGLangTuning
-from shoal.engine.arguments import LONGEST, LONGEST_ARG, MOST_ARGS
+from shoal.engine.arguments import LONGEST, json_object, unless
 from shoal.engine.sglang.arguments import ARGUMENTS, parsed
 
-_Value = TypeVar("_Value", int, float)
 _LONGER: Final = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 _NO_DRAFT: Final = ("NGRAM",)
 """Speculative algorithms that guess from the text itself, without a model."""
@@ -42,19 +41,8 @@ def tuning_of(
     `env` is the environment that the Model gives its engine, `facts` are those of the weights. A value that is no
     number, or none within its bounds, is left out: `check_extra_args` reports it.
     """
-    args = [arg for arg in extra_args[:MOST_ARGS] if len(arg) <= LONGEST_ARG]
-    given = parsed([*platform_args, *quantization_args(quantization), *args])
-
-    def number(name: str, read: Callable[[str], _Value]) -> _Value | None:
-        value = given.get(name)
-        if value is None or len(value) > LONGEST:
-            return None
-        try:
-            found = read(value)
-        except (ValueError, ArithmeticError):
-            return None
-        return found if ARGUMENTS.within(name, found) else None
-
+    given = parsed([*platform_args, *quantization_args(quantization), *ARGUMENTS.bounded(extra_args)])
+    number = partial(ARGUMENTS.number, given)
     graphs = _graphs(given)
     algorithm = (given.get("speculative-algorithm") or "").upper()
     layers = facts.mtp_layers if facts is not None and algorithm == _OWN_LAYERS else None
@@ -62,9 +50,9 @@ def tuning_of(
     multimodal = True if "enable-multimodal" in given else False if "language-model-only" in given else None
     return SGLangTuning(
         device="cpu" if given.get("device") == "cpu" else "cuda",
-        dtype=_unless(given.get("dtype"), "auto"),
+        dtype=unless(given.get("dtype"), "auto"),
         mem_fraction_static=number("mem-fraction-static", float),
-        kv_cache_dtype=_unless(given.get("kv-cache-dtype"), "auto"),
+        kv_cache_dtype=unless(given.get("kv-cache-dtype"), "auto"),
         chunked_prefill_size=number("chunked-prefill-size", quantity.count),
         cuda_graph_max_bs=graphs.decode_batch,
         decode_graphs=graphs.decode,
@@ -80,7 +68,7 @@ def tuning_of(
         radix_cache="disable-radix-cache" not in given,
         multimodal=multimodal,
         cpu_offload_bytes=_GB * (number("cpu-offload-gb", int) or 0),
-        quantization=_unless(given.get("quantization"), "unquant"),
+        quantization=unless(given.get("quantization"), "unquant"),
         longer_context=longer,
         draft=algorithm if algorithm and algorithm not in _NO_DRAFT and not layers else None,
         speculates=bool(algorithm),
@@ -95,10 +83,6 @@ def _adapters(given: Mapping[str, str], slots: int | None, rank: int | None) -> 
         return None
     modules = tuple(given.get("lora-target-modules", "").split())
     return AdapterSlots(_SLOTS if slots is None else slots, rank, modules)
-
-
-def _unless(value: str | None, default: str) -> str | None:
-    return None if value == default else value
 
 
 class _Graphs:
@@ -135,7 +119,7 @@ def _graphs(given: Mapping[str, str]) -> _Graphs:
             graphs.backend(phase, given[f"cuda-graph-backend-{phase}"])
     graphs.batches([given.get("cuda-graph-max-bs-decode", "")])
     graphs.batches(given.get("cuda-graph-bs-decode", "").split())
-    for phase, entry in _json(given.get("cuda-graph-config")).items():
+    for phase, entry in json_object(given.get("cuda-graph-config")).items():
         if not isinstance(entry, dict):
             continue
         settings = cast(dict[str, Any], entry)
@@ -146,11 +130,3 @@ def _graphs(given: Mapping[str, str]) -> _Graphs:
             sizes = settings.get("bs")
             graphs.batches(cast(list[object], sizes) if isinstance(sizes, list) else [])
     return graphs
-
-
-def _json(text: str | None) -> Mapping[str, Any]:
-    try:
-        value: object = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return cast(dict[str, Any], value) if isinstance(value, dict) else {}

@@ -11,12 +11,20 @@ from shoal.api.config import Engines, EngineTable
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Engine, Model
 from shoal.core.sizing import Tuning
-from shoal.engine.port import NO_FIELDS, EngineConnection, EngineKind, EngineTracing
-from shoal.engine.vllm import launch
+from shoal.engine.port import NO_FIELDS, EngineConnection, EngineKind, EngineLaunch, EngineTracing
 from shoal.engine.vllm.adapters import VLLMAdapters
 from shoal.engine.vllm.arguments import ARGUMENTS
 from shoal.engine.vllm.client import VLLMClient
 from shoal.engine.vllm.fields import field_args, problems
+from shoal.engine.vllm.launch import (
+    engine_args,
+    environment,
+    in_memory,
+    max_running,
+    pool_args,
+    pool_problem,
+    task_args,
+)
 from shoal.engine.vllm.tuning import tuning_of
 from shoal.engine.vllm.wire import WIRE
 
@@ -48,7 +56,7 @@ class VLLMPod:
         return engines.vllm
 
     def environment(self, *, pool: bool) -> Mapping[str, str]:
-        return launch.environment(pool=pool)
+        return environment(pool=pool)
 
     def tracing(self, endpoint: str) -> EngineTracing:
         return EngineTracing(
@@ -56,31 +64,8 @@ class VLLMPod:
             {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_TRACES_SAMPLER": "parentbased_always_off"},
         )
 
-    def args(
-        self,
-        model: Model,
-        version: str,
-        *,
-        model_path: str,
-        port: int,
-        tensor: int,
-        platform_args: Sequence[str] = (),
-        quantization: Literal["FP8"] | None = None,
-        pool: LoRAPool | None = None,
-        facts: ArtifactFacts | None = None,
-        host: str = "0.0.0.0",  # noqa: S104 - the pod's own address
-    ) -> tuple[str, ...]:
-        return launch.engine_args(
-            model,
-            model_path=model_path,
-            port=port,
-            tensor=tensor,
-            platform_args=platform_args,
-            quantization=quantization,
-            pool=pool,
-            facts=facts,
-            host=host,
-        )
+    def args(self, launch: EngineLaunch) -> tuple[str, ...]:
+        return engine_args(launch)
 
     def field_args(self, engine: Engine) -> tuple[str, ...]:
         return field_args(engine, "")
@@ -105,18 +90,18 @@ class VLLMPod:
         facts: ArtifactFacts | None = None,
         engine: Engine = NO_FIELDS,
     ) -> Tuning:
-        args = [*launch.task_args(facts), *launch.pool_args(pool), *extra_args]
+        args = [*task_args(facts), *pool_args(pool), *extra_args]
         before = [*platform_args, *field_args(engine, "")]
         return tuning_of(args, platform_args=before, quantization=quantization, env=env, facts=facts)
 
     def max_running(self, args: Sequence[str]) -> int | None:
-        return launch.max_running(args)
+        return max_running(args)
 
     def pool_problem(self, pool: LoRAPool, given: Mapping[str, str], env: Mapping[str, str]) -> str | None:
-        return launch.pool_problem(pool, given)
+        return pool_problem(pool, given)
 
     def adapters_in_memory(self, pool: LoRAPool) -> int:
-        return launch.in_memory(pool)
+        return in_memory(pool)
 
 
 class VLLMAgent:

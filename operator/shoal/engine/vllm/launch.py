@@ -9,7 +9,7 @@ from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
 from shoal.core.lora.pool import EMBEDS
 from shoal.engine.arguments import LONGEST
-from shoal.engine.port import STARTUP_SECONDS
+from shoal.engine.port import STARTUP_SECONDS, EngineLaunch
 from shoal.engine.vllm.arguments import ARGUMENTS
 from shoal.engine.vllm.fields import field_args
 
@@ -44,27 +44,16 @@ def environment(*, pool: bool) -> dict[str, str]:
     return {**ENVIRONMENT, **(_OF_POOL if pool else {})}
 
 
-def engine_args(
-    model: Model,
-    *,
-    model_path: str,
-    port: int,
-    tensor: int,
-    platform_args: Sequence[str] = (),
-    quantization: Literal["FP8"] | None = None,
-    pool: LoRAPool | None = None,
-    facts: ArtifactFacts | None = None,
-    host: str = "0.0.0.0",  # noqa: S104 - the pod's own address
-) -> tuple[str, ...]:
+def engine_args(launch: EngineLaunch) -> tuple[str, ...]:
     """See `PodSide.args`."""
-    engine = model.spec.engine
-    given = ARGUMENTS.parsed([*platform_args, *engine.extra_args])
+    model, engine = launch.model, launch.model.spec.engine
+    given = ARGUMENTS.parsed([*launch.platform_args, *engine.extra_args])
     return (
-        model_path,
+        launch.model_path,
         f"--served-model-name={model.engine_model_name}",
-        f"--host={host}",
-        f"--port={port}",
-        f"--tensor-parallel-size={tensor}",
+        f"--host={launch.host}",
+        f"--port={launch.port}",
+        f"--tensor-parallel-size={launch.tensor}",
         # Two words: vLLM looks for exactly "--config" and would ignore --config=FILE, and with it the keys.
         "--config",
         names.ENGINE_CONFIG_FILE,
@@ -72,12 +61,12 @@ def engine_args(
         *_OBSERVED,
         *([] if "max-num-seqs" in given else [f"--max-num-seqs={MAX_RUNNING}"]),
         *_of_fields(model),
-        *platform_args,
-        *quantization_args(quantization or engine.quantization.weights),
-        *field_args(engine, model_path),
-        *task_args(facts),
-        *prefix_args(model, facts),
-        *pool_args(pool),
+        *launch.platform_args,
+        *quantization_args(launch.weights),
+        *field_args(engine, launch.model_path),
+        *task_args(launch.facts),
+        *prefix_args(model, launch.facts),
+        *pool_args(launch.pool),
         *engine.extra_args,
     )
 

@@ -1,17 +1,16 @@
 """What vLLM's arguments mean for its memory."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Final, Literal
 
 from shoal.api.artifact import ArtifactFacts
 from shoal.core.sizing import AdapterSlots, VLLMTuning
-from shoal.engine.arguments import LONGEST, LONGEST_ARG, MOST_ARGS
+from shoal.engine.arguments import LONGEST, json_object, unless
 from shoal.engine.vllm.arguments import ARGUMENTS
 from shoal.engine.vllm.launch import MAX_RUNNING, quantization_args
 
-_Value = TypeVar("_Value", int, float)
 _LONGER: Final = VLLMTuning.longer_context_by
 _GRAPHS_COUNTED: Final = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
 _DEVICE: Final = "VLLM_TARGET_DEVICE"
@@ -43,19 +42,8 @@ def tuning_of(
     `env` is the environment of the engine, `facts` are those of the weights. A value that is no number, or none within
     its bounds, is left out: the check of `extraArgs` reports it.
     """
-    args = [arg for arg in extra_args[:MOST_ARGS] if len(arg) <= LONGEST_ARG]
-    given = ARGUMENTS.parsed([*platform_args, *quantization_args(quantization), *args])
-
-    def number(name: str, read: Callable[[str], _Value]) -> _Value | None:
-        value = given.get(name)
-        if value is None or len(value) > LONGEST:
-            return None
-        try:
-            found = read(value)
-        except (ValueError, ArithmeticError):
-            return None
-        return found if ARGUMENTS.within(name, found) else None
-
+    given = ARGUMENTS.parsed([*platform_args, *quantization_args(quantization), *ARGUMENTS.bounded(extra_args)])
+    number = partial(ARGUMENTS.number, given)
     count = ARGUMENTS.count
     cpu = env.get(_DEVICE, "").lower() == "cpu"
     method = _speculative_method(given)
@@ -63,8 +51,8 @@ def tuning_of(
     offload = number("cpu-offload-gb", float)
     return VLLMTuning(
         device="cpu" if cpu else "cuda",
-        dtype=_unless(given.get("dtype"), "auto"),
-        kv_cache_dtype=_unless(given.get("kv-cache-dtype"), "auto"),
+        dtype=unless(given.get("dtype"), "auto"),
+        kv_cache_dtype=unless(given.get("kv-cache-dtype"), "auto"),
         max_running_requests=number("max-num-seqs", count) or MAX_RUNNING,
         attention_dp=max(1, number("data-parallel-size", int) or 1),
         multimodal=False if "language-model-only" in given else None,
@@ -102,7 +90,7 @@ def _speculative_method(given: Mapping[str, str]) -> str | None:
     method = (
         given.get("spec-method")
         or given.get("speculative-config.method")
-        or _json(given.get("speculative-config")).get("method")
+        or json_object(given.get("speculative-config")).get("method")
     )
     if isinstance(method, str):
         return method[:LONGEST]
@@ -119,15 +107,3 @@ def _cpu_space(env: Mapping[str, str]) -> int | None:
     text = env.get(_CPU_SPACE, "")
     whole = int(text) if text.isascii() and text.isdecimal() and len(text) <= LONGEST else 0
     return _GB * whole if 0 < whole <= _MOST_SPACE else None
-
-
-def _unless(value: str | None, default: str) -> str | None:
-    return None if value == default else value
-
-
-def _json(text: str | None) -> Mapping[str, Any]:
-    try:
-        value: object = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return {}
-    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
