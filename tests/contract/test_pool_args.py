@@ -70,7 +70,7 @@ def model(*extra: str) -> Model:
 def words(*extra: str) -> list[str]:
     found = engine_args(
         EngineLaunch(
-            model(*extra), VERSION, model_path="/m", port=1, tensor=1, platform_args=("--device=cpu",), pool=POOL
+            model(*extra), VERSION, model_path="/m", port=1, gpus=1, platform_args=("--device=cpu",), pool=POOL
         )
     )
     return list(found)

@@ -79,7 +79,7 @@ def test_the_engine_understands_every_argument_that_shoal_writes(tmp_path: Path,
     assert check_extra_args(VERSION, model.spec.engine.extra_args) == []
     args = engine_args(
         EngineLaunch(
-            model, VERSION, model_path="/shoal/models/model", port=30000, tensor=2, platform_args=("--device=cpu",)
+            model, VERSION, model_path="/shoal/models/model", port=30000, gpus=2, platform_args=("--device=cpu",)
         )
     )
     assert parse(*args) == {

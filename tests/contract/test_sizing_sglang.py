@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from shoal.core.architectures import facts_of, names
-from shoal.core.sizing import SGLangTuning
+from shoal.core.sizing import SGLangTuning, stages
 from shoal.core.sizing.cell import bytes_per_token
 from shoal.core.sizing.sglang.fraction import MULTIMODAL_PREFILL_GRAPHS, static_fraction
+from shoal.engine.sglang.stages import STAGED
 from tests.support.model_configs import ALL
 from tests.support.sizing import ask_sglang
 
@@ -33,7 +34,10 @@ def cases() -> list[dict[str, Any]]:
                 )
     v3 = {"name": "deepseek-v3", "config": ALL["deepseek-v3"], "memory_mib": 143771, "kv_dtype": "auto"}
     found += [v3 | {"tensor": 8, "attention_dp": dp} for dp in (2, 8)]
-    return found
+    # 61 and 32 layers: the stages are of two sizes, and of one.
+    found += [v3 | {"tensor": 8, "pipeline": stages} for stages in (2, 4)]
+    llama = {"name": "llama-8b", "config": ALL["llama-8b"], "memory_mib": 81559, "kv_dtype": "auto"}
+    return [*found, *(llama | {"tensor": 2, "pipeline": stages} for stages in (2, 3, 4))]
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +52,7 @@ def test_every_figure(sglang: dict[str, Any]) -> None:
         dp, tensor = case.get("attention_dp", 1), case["tensor"]
         tuning = SGLangTuning(
             attention_dp=dp,
+            pipeline=case.get("pipeline", 1),
             chunked_prefill_size=case.get("chunked_prefill_size"),
             cuda_graph_max_bs=case.get("cuda_graph_max_bs"),
         )
@@ -58,7 +63,7 @@ def test_every_figure(sglang: dict[str, Any]) -> None:
             "multimodal": facts.multimodal,
             "quantization": facts.quantization,
             "generation": facts.task == "Generate",
-            "cell": bytes_per_token(facts.kv, attention_tensor=tensor // dp, kv_dtype=kv_type),
+            "cell": bytes_per_token(stages.largest(facts, tuning).kv, attention_tensor=tensor // dp, kv_dtype=kv_type),
         }
         if ours["fraction"] == 0:
             # SGLang would start with a fraction below zero and fail; so does sizing, with its own sentence.
@@ -93,6 +98,7 @@ def test_names_are_those_of_the_registry(sglang: dict[str, Any]) -> None:
     assert multimodal & known - names.MULTIMODAL == off
     assert multimodal >= names.MULTIMODAL
     assert multimodal >= MULTIMODAL_PREFILL_GRAPHS
+    assert set(sglang["staged"]) & (known | names.EMBEDS | names.MULTIMODAL) == STAGED
 
 
 def test_capabilities_are_those_of_the_quantizations(sglang: dict[str, Any]) -> None:

@@ -73,7 +73,7 @@ class Pod:
                 "0.32.0",
                 model_path=str(MODEL),
                 port=self.port,
-                tensor=1,
+                gpus=1,
                 platform_args=("--dtype=float32",),
                 pool=POOL,
                 host="127.0.0.1",

@@ -26,7 +26,7 @@ GI = 2**30
 _READ = sorted(
     ["attn-dp-size", "chunked-prefill-size", "cpu-offload-gb", "cuda-graph-max-bs-decode", "ep-size",
      "mamba-full-memory-ratio", "max-running-requests", "max-total-tokens", "mem-fraction-static", "page-size",
-     "swa-full-tokens-ratio"]
+     "pp-size", "swa-full-tokens-ratio"]
 )  # fmt: skip
 """Arguments that sizing reads as numbers."""
 _EXTREMES = ["-1", "0", "1", "-0", "nan", "inf", "-inf", "1e308", "1e-308", "1e999999999", "20000000000", str(MOST_INT)]
@@ -132,7 +132,8 @@ def test_nor_does_one_that_nobody_checked(tuning: Tuning, name: str) -> None:
 
 _READ_BY_VLLM = sorted(
     ["block-size", "cpu-offload-gb", "data-parallel-size", "gpu-memory-utilization", "kv-cache-memory-bytes",
-     "max-lora-rank", "max-loras", "max-num-batched-tokens", "max-num-seqs", "num-gpu-blocks-override"]
+     "max-lora-rank", "max-loras", "max-num-batched-tokens", "max-num-seqs", "num-gpu-blocks-override",
+     "pipeline-parallel-size"]
 )  # fmt: skip
 """Arguments of vLLM that sizing reads as numbers."""
 

@@ -72,7 +72,7 @@ class Conformance:
 
     def args(self, *extra: str, **more: Any) -> tuple[str, ...]:
         version = self.kind.pod.versions[-1]
-        whole: dict[str, Any] = {"model_path": "/models/x", "port": 30123, "tensor": 3} | more
+        whole: dict[str, Any] = {"model_path": "/models/x", "port": 30123, "gpus": 3} | more
         found = self.kind.pod.args(EngineLaunch(self.model(*extra), version, **whole))
         assert all(isinstance(word, str) for word in found)
         return tuple(found)

@@ -6,6 +6,7 @@ one object per case to stdout. Nothing is computed here: the functions are SGLan
 memory, its parallel groups) is given to them.
 """
 
+import ast
 import contextlib
 import functools
 import json
@@ -26,6 +27,7 @@ import sglang.srt.mem_cache.kv_cache_configurator  # noqa: E402, F401
 import sglang.srt.model_executor.pool_configurator as pools  # noqa: E402
 import torch  # noqa: E402
 from sglang.srt.configs import hybrid_arch, model_config  # noqa: E402
+from sglang.srt.distributed.utils import get_pp_indices  # noqa: E402
 from sglang.srt.layers.quantization import QUANTIZATION_METHODS  # noqa: E402
 from sglang.srt.lora import mem_pool  # noqa: E402
 from sglang.srt.lora.utils import get_normalized_target_modules  # noqa: E402
@@ -44,7 +46,8 @@ def model_of(config):
 def fraction_of(model, case):
     """SGLang's mem_fraction_static."""
     cfg = SimpleNamespace(
-        device="cuda", tp_size=case["tensor"], pp_size=1, attn_dp_size=case.get("attention_dp", 1), dcp_size=1,
+        device="cuda", tp_size=case["tensor"], pp_size=case.get("pipeline", 1), dcp_size=1,
+        attn_dp_size=case.get("attention_dp", 1),
         chunked_prefill_size=case.get("chunked_prefill_size"), max_running_requests=None, max_total_tokens=None,
         max_prefill_tokens=16384, disaggregation_mode="null", speculative_num_draft_tokens=None,
         speculative_algorithm=None, disable_cuda_graph_padding=False, model_path="x", language_only=False,
@@ -85,16 +88,19 @@ def pools_of(model, case):
         is_draft_worker=False, is_dflash=False, speculative_draft_attention_backend=None,
     )  # fmt: skip
     depth = max(model.num_hidden_layers, model.num_attention_layers)
+    stages = case.get("pipeline", 1)
+    parts = [get_pp_indices(depth, rank, stages) for rank in range(stages)]
+    start, end = max(parts, key=lambda part: part[1] - part[0])
     plain = SimpleNamespace(is_eagle=bool, is_standalone=bool, is_dflash_family=bool)
     layers = SimpleNamespace(
-        start_layer=0, end_layer=depth, num_effective_layers=depth,
+        start_layer=start, end_layer=end, num_effective_layers=end - start,
         full_attention_layer_ids=model.full_attention_layer_ids,
         swa_attention_layer_ids=model.swa_attention_layer_ids,
     )  # fmt: skip
     hybrid = hybrid_arch.mambaish_config(model)
     kvc = SimpleNamespace(
         model_config=model, kv_cache_dtype=dtype, kv_cache_dtype_str=kv_dtype, layer_info=layers,
-        is_draft_worker=False, spec_algorithm=plain, pp_size=1, page_size=1, is_hybrid_swa=model.is_hybrid_swa,
+        is_draft_worker=False, spec_algorithm=plain, pp_size=stages, page_size=1, is_hybrid_swa=model.is_hybrid_swa,
         sliding_window_size=None, use_mla_backend=model.attention_arch == model_config.AttentionArch.MLA,
         mambaish_config=hybrid, fused_entry_bytes=lambda _name: None,
         server_args=SimpleNamespace(enable_hisparse=False),
@@ -180,6 +186,25 @@ def registry():
     return sorted(found)
 
 
+def staged():
+    """Classes whose forward takes what an earlier pipeline stage computed."""
+    bases, takes = {}, {}
+    for path in (Path(model_config.__file__).parents[1] / "models").rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and node.name not in bases:
+                bases[node.name] = [base.id for base in node.bases if isinstance(base, ast.Name)]
+                for part in node.body:
+                    if isinstance(part, ast.FunctionDef) and part.name == "forward":
+                        takes[node.name] = "pp_proxy_tensors" in {a.arg for a in part.args.args + part.args.kwonlyargs}
+
+    def found(name):
+        if name in takes:
+            return takes[name]
+        return next((answer for base in bases.get(name, ()) if (answer := found(base)) is not None), None)
+
+    return sorted(name for name in bases if found(name))
+
+
 def capabilities():
     """method -> ten times the least compute capability."""
     found = {}
@@ -196,7 +221,7 @@ if __name__ == "__main__":
     out = {"answers": [answer(case) for case in asked["cases"]]}
     if asked.get("registry"):
         out |= {
-            "registry": registry(), "capabilities": capabilities(),
+            "registry": registry(), "staged": staged(), "capabilities": capabilities(),
             "multimodal": sorted(model_config.multimodal_model_archs),
         }  # fmt: skip
     sys.__stdout__.write("\n=====\n" + json.dumps(out))

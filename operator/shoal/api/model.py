@@ -96,10 +96,28 @@ class Parallelism(Object):
     """Parallelism of one replica over GPUs."""
 
     tensor: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Tensor parallelism: GPUs of one replica. Default: the smallest number that fits, per GPU class."""
+    """Tensor parallelism: GPUs that share each layer. They are the GPUs of a replica, or of each of its stages.
+    Default: the smallest number that fits, per GPU class."""
+    pipeline: Annotated[int, Field(ge=1, le=64), K8s(default_in_code=True)] = 1
+    """Pipeline parallelism: stages of one replica, each with a part of the layers. The replica has `tensor` times as
+    many GPUs, all on one node. Default: 1."""
+    attention_data: Annotated[int, Field(ge=1, le=64), K8s(default_in_code=True)] = 1
+    """Data parallelism of attention: groups of `tensor` GPUs, each with the attention and the KV cache of its own
+    requests, while all of them share the experts. It must divide `tensor`. Default: 1."""
     expert: Annotated[bool, K8s(default_in_code=True)] = False
     """Expert parallelism: each GPU of a replica holds whole experts instead of a part of each. It lets a model whose
     experts cannot be cut run on more GPUs. Default: false."""
+
+    cel: ClassVar = (
+        CELRule(
+            "!has(self.tensor) || !has(self.attentionData) || self.tensor % self.attentionData == 0",
+            "`attentionData` must divide `tensor`",
+        ),
+        CELRule(
+            "(has(self.tensor) ? self.tensor : 1) * (has(self.pipeline) ? self.pipeline : 1) <= 64",
+            "`tensor` times `pipeline` may not be more than 64 GPUs",
+        ),
+    )
 
 
 class Speculation(Object):
@@ -204,7 +222,7 @@ class Variant(Object):
     max_replicas: Annotated[int, Field(ge=0, le=1000)] | None = None
     """Limit of replicas on this class. Default: the Model's limit."""
     tensor: Annotated[int, Field(ge=1, le=64)] | None = None
-    """GPUs of one replica on this class. Default: `engine.parallelism`."""
+    """Tensor parallelism on this class. Default: `engine.parallelism.tensor`."""
 
 
 Driver = Literal["BuiltIn", "KEDA"]

@@ -204,7 +204,7 @@ class EngineLaunch:
     model_path: str
     """Folder of the weights."""
     port: int
-    tensor: int
+    gpus: int
     """GPUs of the replica."""
     platform_args: Sequence[str] = ()
     """Arguments of the version's row in the engine table."""
@@ -215,6 +215,11 @@ class EngineLaunch:
     facts: ArtifactFacts | None = None
     """Facts of the weights, once they are known."""
     host: str = "0.0.0.0"  # noqa: S104 - the pod's own address
+
+    @property
+    def tensor(self) -> int:
+        """GPUs of one stage."""
+        return self.gpus // self.model.spec.engine.parallelism.pipeline
 
     @property
     def weights(self) -> Literal["FP8"] | None:
@@ -292,7 +297,8 @@ class PodSide(Protocol):
         ...
 
     def field_args(self, engine: Engine) -> tuple[str, ...]:
-        """Arguments for speculation, quantization and experts, as far as they do not depend on the replica."""
+        """Arguments for speculation, quantization and parallelism, as far as they do not depend on the number of
+        GPUs."""
         ...
 
     def problems(self, model: Model, facts: ArtifactFacts | None) -> list[str]:

@@ -342,7 +342,7 @@ def _engine_args(shape: VariantShape) -> tuple[str, ...]:
         shape.version,
         model_path=engine_model_path(model.spec.source.uri),
         port=names.ENGINE_PORT,
-        tensor=shape.gpus,
+        gpus=shape.gpus,
         platform_args=engine_row(model, shape.config).args,
         quantization=shape.variant.quantization if shape.variant else None,
         pool=shape.pool,

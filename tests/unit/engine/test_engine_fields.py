@@ -180,7 +180,7 @@ DEEPSEEK = facts_of(ALL["deepseek-v3"], source="x", weight_bytes=640 * 2**30)
 
 def launched(kind: EngineKind, asked: Model, quantization: Literal["FP8"] | None = None) -> list[str]:
     version = kind.pod.versions[-1]
-    args = kind.pod.args(EngineLaunch(asked, version, model_path="/m", port=1, tensor=4, quantization=quantization))
+    args = kind.pod.args(EngineLaunch(asked, version, model_path="/m", port=1, gpus=4, quantization=quantization))
     of_fields = ("spec", "quant", "kv-cache", "ep-size", "expert")
     return [arg for arg in args if any(word in arg for word in of_fields)]
 
@@ -214,6 +214,154 @@ def test_a_variants_quantization_takes_precedence(kind: EngineKind) -> None:
     assert launched(kind, model(type=kind.type), "FP8") == ["--quantization=fp8"]
     twice = launched(kind, model(type=kind.type, quantization={"weights": "FP8"}), "FP8")
     assert twice == ["--quantization=fp8"]
+
+
+@KIND
+def test_stages_and_groups_divide_the_gpus(kind: EngineKind) -> None:
+    def args(gpus: int, **parallelism: Any) -> set[str]:
+        asked = model(type=kind.type, parallelism=parallelism)
+        found = kind.pod.args(EngineLaunch(asked, kind.pod.versions[-1], "/m", 1, gpus=gpus))
+        return {
+            arg for arg in found if any(word in arg for word in ("tp-size", "pp-size", "dp-size", "parallel", "api-s"))
+        }
+
+    sglang = kind.type == "SGLang"
+    assert args(4) == ({"--tp-size=4"} if sglang else {"--tensor-parallel-size=4"})
+    assert args(8, pipeline=2) == (
+        {"--tp-size=4", "--pp-size=2"} if sglang else {"--tensor-parallel-size=4", "--pipeline-parallel-size=2"}
+    )
+    # SGLang's groups are cut out of its tensor parallelism, vLLM's have one each.
+    assert args(8, attentionData=4) == (
+        {"--tp-size=8", "--attn-dp-size=4"}
+        if sglang
+        else {"--tensor-parallel-size=2", "--data-parallel-size=4", "--api-server-count=1"}
+    )
+
+
+STAGED = facts_of(ALL["llama-70b"], source="x", parameters=70_553_706_496)
+
+
+@KIND
+def test_a_replica_of_stages_is_sized_by_the_largest(kind: EngineKind) -> None:
+    def sized(gpu: GPU, tensor: int | None, **parallelism: Any) -> Sized | Misfit:
+        asked = model(type=kind.type, parallelism=parallelism)
+        tuning = kind.pod.tuning((), engine=asked.spec.engine, facts=STAGED)
+        return size(STAGED, gpu, tensor=tensor, context_length=8192, overrides=Sizing(), tuning=tuning)
+
+    h100 = GPU("h100", 81559 * 2**20)
+    plain, staged = sized(h100, 4), sized(h100, 2, pipeline=2)
+    assert isinstance(plain, Sized)
+    assert isinstance(staged, Sized)
+    assert plain.gpus == staged.gpus == 4
+    # 40 of 80 layers on two GPUs, as 80 on four.
+    assert staged.kv_bytes_per_token == plain.kv_bytes_per_token
+    # A stage has one of the two tables whole: half of both, cut in two in place of four.
+    assert staged.weight_bytes_per_gpu == pytest.approx(plain.weight_bytes_per_gpu, rel=0.001)
+    # 80 layers in three stages: 27 in the largest, and a table.
+    three = sized(h100, 1, pipeline=3)
+    assert isinstance(three, Sized)
+    table = 128256 * 8192 * 2
+    layers = 2 * STAGED.parameters - 2 * table if STAGED.parameters else 0
+    assert three.weight_bytes_per_gpu == pytest.approx(layers * 27 / 80 + table, abs=16)
+    # The smallest number that fits counts GPUs of a stage, up to a node's.
+    found = sized(GPU("l40s", 46068 * 2**20, largest_node=8), None, pipeline=2)
+    assert isinstance(found, Sized)
+    assert found.gpus in (4, 8)
+    none = sized(GPU("l40s", 46068 * 2**20, largest_node=2), None, pipeline=4)
+    assert isinstance(none, Misfit)
+    assert "`pipeline` is 4, and no node has more than 2 GPUs" in none.why
+    both = sized(GPU("l40s", 46068 * 2**20, largest_node=4), 4, pipeline=2)
+    assert isinstance(both, Misfit)
+    assert "`tensor` is 4 and `pipeline` 2, and the largest node has 4 GPUs" in both.why
+
+
+@KIND
+def test_a_stage_has_a_layer_at_least(kind: EngineKind) -> None:
+    small = facts_of(ALL["llama-8b"] | {"num_hidden_layers": 3}, source="x", weight_bytes=2**30)
+    tuning = kind.pod.tuning((), engine=model(parallelism={"pipeline": 4}).spec.engine, facts=small)
+    found = size(small, GPU("h100", 2**36), tensor=1, context_length=4096, overrides=Sizing(), tuning=tuning)
+    assert isinstance(found, Misfit)
+    assert "3 layers do not make 4 stages" in found.why
+
+
+@KIND
+def test_layers_that_are_not_alike_are_not_divided_by_guessing(kind: EngineKind) -> None:
+    windows = facts_of(ALL["gpt-oss-20b"], source="x", weight_bytes=14 * 2**30)
+    tuning = kind.pod.tuning((), engine=model(parallelism={"pipeline": 2}).spec.engine, facts=windows)
+    gpu = GPU("h100", 81559 * 2**20)
+
+    def sized(**overrides: Any) -> Sized | Misfit:
+        given = Sizing.model_validate(overrides)
+        return size(windows, gpu, tensor=1, context_length=8192, overrides=given, tuning=tuning)
+
+    unknown = sized()
+    assert isinstance(unknown, Misfit)
+    assert "how 2 stages share the layers of GptOssForCausalLM" in unknown.why
+    assert isinstance(sized(kvBytesPerToken=24576), Sized)
+
+
+def test_each_group_holds_what_its_engine_repeats() -> None:
+    def sized(kind: str, **sizing: Any) -> Sized | Misfit:
+        asked = model(type=kind, parallelism={"attentionData": 8})
+        tuning = KINDS[kind].pod.tuning((), engine=asked.spec.engine, facts=DEEPSEEK)
+        given = Sizing.model_validate(sizing)
+        gpu = GPU("h200", 143771 * 2**20)
+        return size(DEEPSEEK, gpu, tensor=8, context_length=32768, overrides=given, tuning=tuning)
+
+    split = sized("SGLang")
+    assert isinstance(split, Sized)
+    assert split.attention_groups == 8
+    unknown = sized("vLLM")
+    assert isinstance(unknown, Misfit)
+    assert (
+        "how much of the weights vLLM repeats with `attentionData` (--data-parallel-size) is not known" in unknown.why
+    )
+    known = sized("vLLM", weightBytes="760Gi")
+    assert isinstance(known, Sized)
+    assert (known.gpus, known.attention_groups) == (8, 8)
+
+
+def test_what_sglang_does_not_run_in_stages_or_groups() -> None:
+    staged = model(parallelism={"pipeline": 2})
+    assert sglang.problems(staged, STAGED) == sglang.problems(staged, None) == []
+    gemma = facts_of(ALL["gemma2-9b"], source="x")
+    assert sglang.problems(staged, gemma) == [
+        "spec.engine.parallelism.pipeline: SGLang does not divide Gemma2ForCausalLM into stages: leave it out"
+    ]
+    for guessing in (
+        model(parallelism={"pipeline": 2}, speculation={"method": "MTP"}),
+        model("--speculative-algorithm=DFLASH", parallelism={"pipeline": 2}),
+    ):
+        assert "guesses no tokens in stages" in sglang.problems(guessing, facts(mtpLayers=1))[0]
+    (delay,) = sglang.problems(model("--min-free-slots-delay=1", parallelism={"pipeline": 2}), STAGED)
+    assert delay.startswith("spec.engine.parallelism.pipeline does not go with --min-free-slots-delay")
+    groups = model(parallelism={"attentionData": 2}, speculation={"method": "DraftModel", "draftPath": "d"})
+    assert "does not go with parallelism.attentionData" in sglang.problems(groups, facts())[0]
+    twice = model("--attn-dp-size=2", parallelism={"attentionData": 2})
+    assert "use spec.engine.parallelism.attentionData" in sglang.problems(twice, facts())[0]
+
+
+def test_what_vllm_does_not_run_in_stages_or_groups() -> None:
+    staged = model(parallelism={"pipeline": 2})
+    assert vllm.problems(staged, STAGED) == vllm.problems(staged, None) == []
+    whisper = facts(kv={"kind": "Full"}, architecture="WhisperForConditionalGeneration")
+    assert "vLLM does not divide WhisperForConditionalGeneration" in vllm.problems(staged, whisper)[0]
+    assert (
+        "does not go with --enable-dbo" in vllm.problems(model("--enable-dbo", parallelism={"pipeline": 2}), STAGED)[0]
+    )
+    assert vllm.problems(model("--enable-dbo"), STAGED) == []
+    groups = model(parallelism={"attentionData": 2})
+    assert "use spec.scaling for more replicas" in vllm.problems(groups, STAGED)[0]
+    assert vllm.problems(groups, DEEPSEEK) == []
+
+
+@KIND
+def test_adapters_do_not_go_with_groups(kind: EngineKind) -> None:
+    pod, pool = kind.pod, LoRAPool.model_validate(POOL)
+    for groups, refused in ((1, False), (2, True)):
+        given = pod.given(pod.field_args(model(parallelism={"attentionData": groups}).spec.engine))
+        problem = pod.pool_problem(pool, given, {})
+        assert (problem is not None and "parallelism.attentionData" in problem) == refused
 
 
 @KIND

@@ -28,7 +28,7 @@ def make_model(**engine: object) -> Model:
 
 
 def test_arguments_name_the_model_by_namespace_and_hide_the_keys():
-    args = engine_args(EngineLaunch(make_model(), VERSION, model_path="/shoal/models/model", port=30000, tensor=2))
+    args = engine_args(EngineLaunch(make_model(), VERSION, model_path="/shoal/models/model", port=30000, gpus=2))
     assert args == (
         "--model-path=/shoal/models/model",
         "--served-model-name=team-a/chat",
@@ -46,7 +46,7 @@ def test_fields_become_arguments_and_extra_args_come_last():
     model = make_model(
         contextLength=8192, toolCallParser="qwen25", reasoningParser="auto", extraArgs=["--mem-fraction-static=0.8"]
     )
-    args = engine_args(EngineLaunch(model, VERSION, model_path="/m", port=1, tensor=1, platform_args=("--device=cpu",)))
+    args = engine_args(EngineLaunch(model, VERSION, model_path="/m", port=1, gpus=1, platform_args=("--device=cpu",)))
     assert args[-5:] == (
         "--context-length=8192",
         "--tool-call-parser=qwen25",
@@ -79,8 +79,8 @@ def facts(architecture: str, **config: object) -> ArtifactFacts:
 )
 def test_weights_that_generate_nothing_get_what_sglang_needs(architecture: str, given: list[str], added: list[str]):
     model = make_model(extraArgs=given)
-    plain = engine_args(EngineLaunch(make_model(), VERSION, model_path="/m", port=1, tensor=1))
-    args = engine_args(EngineLaunch(model, VERSION, model_path="/m", port=1, tensor=1, facts=facts(architecture)))
+    plain = engine_args(EngineLaunch(make_model(), VERSION, model_path="/m", port=1, gpus=1))
+    args = engine_args(EngineLaunch(model, VERSION, model_path="/m", port=1, gpus=1, facts=facts(architecture)))
     assert args == (*plain, *added, *given)
 
 
@@ -94,7 +94,7 @@ def test_what_an_encoder_computed_is_never_reused_even_where_tenants_share():
     )
     both: list[bool] = []
     for name in ("Qwen3Model", "XLMRobertaModel"):
-        args = engine_args(EngineLaunch(shared, VERSION, model_path="/m", port=1, tensor=1, facts=facts(name)))
+        args = engine_args(EngineLaunch(shared, VERSION, model_path="/m", port=1, gpus=1, facts=facts(name)))
         both.append(NO_PREFIX_CACHE in args)
     assert both == [False, True]
 
@@ -104,9 +104,7 @@ def test_the_simulator_takes_the_same_command_line(tmp_path: Path, monkeypatch: 
     config.write_text("api-key: client\nadmin-api-key: admin\n")
     monkeypatch.setattr("shoal.api.names.ENGINE_CONFIG_FILE", str(config))
     model = make_model(contextLength=2048, toolCallParser="qwen25", reasoningParser="auto")
-    parsed = sim_args.parse(
-        engine_args(EngineLaunch(model, VERSION, model_path=str(tmp_path), port=30000, tensor=2)), {}
-    )
+    parsed = sim_args.parse(engine_args(EngineLaunch(model, VERSION, model_path=str(tmp_path), port=30000, gpus=2)), {})
     assert (parsed.api_key, parsed.admin_api_key) == ("client", "admin")
     assert (parsed.served_model_name, parsed.context_length, parsed.tp_size) == ("team-a/chat", 2048, 2)
 

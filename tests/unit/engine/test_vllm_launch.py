@@ -32,7 +32,7 @@ def pool(**spec: Any) -> LoRAPool:
 
 
 def args(given: Model, **more: Any) -> list[str]:
-    whole: dict[str, Any] = {"model_path": "/models/m", "port": 30000, "tensor": 2, **more}
+    whole: dict[str, Any] = {"model_path": "/models/m", "port": 30000, "gpus": 2, **more}
     return list(VLLM.pod.args(EngineLaunch(given, VERSION, **whole)))
 
 

@@ -132,5 +132,5 @@ def test_a_salt_is_the_same_at_every_gateway_and_another_for_another_model_space
     ],
 )
 def test_an_engine_for_embeddings_keeps_no_prompts_unless_the_model_is_shared(spec: dict[str, Any], keeps: bool):
-    args = engine_args(EngineLaunch(declared(**spec), "0.5.23", model_path="/m", port=1, tensor=1))
+    args = engine_args(EngineLaunch(declared(**spec), "0.5.23", model_path="/m", port=1, gpus=1))
     assert args.count(NO_PREFIX_CACHE) == (0 if keeps else 1)

@@ -75,7 +75,7 @@ def told(spec: dict[str, Any]) -> AdapterSettings | None:
 def test_the_engine_starts_without_any_adapter_and_with_room_for_them() -> None:
     pool = make_pool(maxRank=32, targetModules=["q_proj", "v_proj"], slotsPerReplica=4, cachedPerReplica=16)
     model = make_model("--mem-fraction-static=0.8")
-    args = engine_args(EngineLaunch(model, VERSION, model_path="/m", port=1, tensor=1, pool=pool))
+    args = engine_args(EngineLaunch(model, VERSION, model_path="/m", port=1, gpus=1, pool=pool))
 
     assert args[-8:] == (
         "--enable-lora",
@@ -87,9 +87,7 @@ def test_the_engine_starts_without_any_adapter_and_with_room_for_them() -> None:
         "--max-loaded-loras=16",
         "--mem-fraction-static=0.8",
     )
-    assert not any(
-        "lora" in arg for arg in engine_args(EngineLaunch(model, VERSION, model_path="/m", port=1, tensor=1))
-    )
+    assert not any("lora" in arg for arg in engine_args(EngineLaunch(model, VERSION, model_path="/m", port=1, gpus=1)))
 
 
 def test_the_simulator_reads_them_as_sglang_does(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +95,7 @@ def test_the_simulator_reads_them_as_sglang_does(tmp_path: Any, monkeypatch: pyt
     config.write_text("api-key: client\nadmin-api-key: admin\n")
     monkeypatch.setattr("shoal.api.names.ENGINE_CONFIG_FILE", str(config))
     args = engine_args(
-        EngineLaunch(make_model(), VERSION, model_path=str(tmp_path), port=30000, tensor=1, pool=make_pool())
+        EngineLaunch(make_model(), VERSION, model_path=str(tmp_path), port=30000, gpus=1, pool=make_pool())
     )
 
     given = sim_args.parse(args, {}).given
@@ -229,7 +227,8 @@ def test_who_may_join_rolls_nothing() -> None:
         (
             ["--attn-dp-size=2"],
             {},
-            "with --attn-dp-size SGLang runs only adapters that are never evicted: leave it out",
+            "with parallelism.attentionData (--attn-dp-size) SGLang runs only adapters that are never evicted: leave "
+            "it out",
         ),
         (
             ["--load-format=runai_streamer"],
@@ -359,7 +358,7 @@ def test_before_the_facts_are_read_nothing_is_wrong_and_nothing_rolls() -> None:
 
 
 def sized(facts: ArtifactFacts, pool: LoRAPool | None, *, memory: int = 80 * GI, tensor: int = 1) -> Sized | Misfit:
-    args = engine_args(EngineLaunch(make_model(), VERSION, model_path="/m", port=1, tensor=tensor, pool=pool))
+    args = engine_args(EngineLaunch(make_model(), VERSION, model_path="/m", port=1, gpus=tensor, pool=pool))
     return size(
         facts,
         GPU("c", memory),

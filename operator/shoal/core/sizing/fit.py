@@ -3,7 +3,7 @@
 from shoal.api import reasons
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Sizing
-from shoal.core.sizing import messages
+from shoal.core.sizing import messages, stages
 from shoal.core.sizing.tensor import choices, obstacle
 from shoal.core.sizing.types import GPU, MemoryBreakdown, Misfit, Sized, Tuning
 from shoal.core.sizing.weights import Weights, weights
@@ -22,8 +22,8 @@ def size(
 ) -> Sized | Misfit:
     """The size of a replica of this model on this class, or why it does not fit.
 
-    `facts` None: nothing is known yet, so `overrides` must give all. `tensor`: the requested number of GPUs; None: the
-    smallest that fits. `context_length`: requested tokens; None: the config's. `overrides` win over computed values. A
+    `facts` None: nothing is known yet, so `overrides` must give all. `tensor`: the requested GPUs of a stage; None: the
+    fewest that fit. `context_length`: requested tokens; None: the config's. `overrides` win over computed values. A
     class fits when the KV cache of one replica holds one request of the whole context. Raises ValueError for an
     override that is no quantity.
     """
@@ -43,6 +43,8 @@ def size(
         return Misfit(reasons.SIZE_UNKNOWN, messages.unknown(facts, tuning))
     if overrides.kv_bytes_per_token is None and (why := tuning.unsized(facts)) is not None:
         return Misfit(reasons.SIZE_UNKNOWN, why)
+    if overrides.kv_bytes_per_token is None and stages.uneven(facts, tuning):
+        return Misfit(reasons.SIZE_UNKNOWN, messages.uneven(facts, tuning))
     if tuning.adapters is not None and tuning.slot_bytes(facts, 1) is None:
         return Misfit(reasons.SIZE_UNKNOWN, messages.unknown_slots(facts))
     tried = (tensor,) if tensor is not None else choices(facts, gpu, tuning)
@@ -63,8 +65,8 @@ def _asked(
 ) -> Misfit | None:
     """What is wrong with the requested parameters, independent of memory; None: nothing."""
     if tensor is not None:
-        if gpu.largest_node is not None and tensor > gpu.largest_node:
-            return Misfit(reasons.NO_FIT, messages.no_node(tensor, gpu.largest_node))
+        if gpu.largest_node is not None and tensor * tuning.pipeline > gpu.largest_node:
+            return Misfit(reasons.NO_FIT, messages.no_node(tensor, gpu.largest_node, tuning))
         if why := obstacle(facts, tensor, tuning):
             return Misfit(
                 reasons.INVALID, f"`tensor` is {tensor}: {why}{messages.instead(choices(facts, gpu, tuning))}"
@@ -81,7 +83,7 @@ def _on_cpu(facts: ArtifactFacts, gpus: int, context: int | None, overrides: Siz
         memory=0, overhead=0, reserve=0, weights=0, images=0, state=0, adapters=0, kv=0, fraction=0.0
     )
     return Sized(
-        gpus=gpus,
+        gpus=gpus * tuning.pipeline,
         kv_tokens=tuning.cpu_tokens(facts, overrides, context or tuning.default_context),
         kv_bytes_per_token=overrides.kv_bytes_per_token or facts.kv_bytes_per_token or 0,
         weight_bytes_per_gpu=0,
@@ -101,18 +103,20 @@ def _replica(
     overrides: Sizing,
     tuning: Tuning,
 ) -> Sized:
-    """The memory arithmetic on this many GPUs, whether the replica fits or not."""
-    per_gpu = max(0, all_weights.per_gpu(gpus, tuning.attention_dp) - tuning.cpu_offload_bytes)
-    groups = tuning.attention_dp
-    found = tuning.memory(facts, gpu, gpus, per_gpu, overrides, context or tuning.default_context)
+    """The memory arithmetic with this many GPUs in each stage, whether the replica fits or not."""
+    groups, share = tuning.attention_dp, stages.share(facts, tuning)
+    per_gpu = max(0, all_weights.per_gpu(gpus, groups, share) - tuning.cpu_offload_bytes)
+    stage = stages.largest(facts, tuning)
+    found = tuning.memory(stage, gpu, gpus, per_gpu, overrides, context or tuning.default_context)
+    peak = all_weights.peak_per_gpu(gpus, groups, share) - tuning.cpu_offload_bytes
     return Sized(
-        gpus=gpus,
+        gpus=gpus * tuning.pipeline,
         kv_tokens=found.tokens * groups,
         kv_bytes_per_token=-int(-found.cell // 1),
         weight_bytes_per_gpu=per_gpu,
         context_length=context,
         breakdown=found.breakdown,
-        peak_bytes_per_gpu=max(per_gpu, all_weights.peak_per_gpu(gpus, groups) - tuning.cpu_offload_bytes),
+        peak_bytes_per_gpu=max(per_gpu, peak),
         max_requests=groups * found.requests,
         attention_groups=groups,
         estimates=found.estimates,

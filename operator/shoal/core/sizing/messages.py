@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from shoal.api.artifact import ArtifactFacts
-from shoal.core.sizing.tensor import UNKNOWN_NODE, choices, obstacle
+from shoal.core.sizing.tensor import UNKNOWN_NODE, choices, most, obstacle
 from shoal.core.sizing.types import GPU, Sized, Tuning
 from shoal.core.sizing.units import gib
 
@@ -12,8 +12,9 @@ def gpus(count: int) -> str:
     return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
-def no_node(tensor: int, largest: int) -> str:
-    return f"`tensor` is {tensor}, and the largest node has {gpus(largest)}: a replica is on one node"
+def no_node(tensor: int, largest: int, tuning: Tuning) -> str:
+    stages = f" and `pipeline` {tuning.pipeline}" if tuning.pipeline > 1 else ""
+    return f"`tensor` is {tensor}{stages}, and the largest node has {gpus(largest)}: a replica is on one node"
 
 
 def instead(numbers: Sequence[int]) -> str:
@@ -40,6 +41,15 @@ def unknown(facts: ArtifactFacts, tuning: Tuning) -> str:
     )
 
 
+def uneven(facts: ArtifactFacts, tuning: Tuning) -> str:
+    name = f" of {facts.architecture}" if facts.architecture else ""
+    return (
+        f"how {tuning.pipeline} stages share the layers{name}, which are not all alike, is not known: say in "
+        "`sizing.kvBytesPerToken` how many bytes one token takes of each GPU (an engine that has run on it says so in "
+        "its log)"
+    )
+
+
 def unknown_slots(facts: ArtifactFacts) -> str:
     name = f" of {facts.architecture}" if facts.architecture else ""
     return f"what the LoRAPool's places take of each GPU is not known: it depends on the layers{name}"
@@ -47,7 +57,9 @@ def unknown_slots(facts: ArtifactFacts) -> str:
 
 def uncuttable(facts: ArtifactFacts, gpu: GPU, tuning: Tuning) -> str:
     limit = gpu.largest_node or UNKNOWN_NODE
-    why = obstacle(facts, limit, tuning) or "no number of GPUs suits its shape"
+    if limit < tuning.pipeline:
+        return f"`pipeline` is {tuning.pipeline}, and {_none_larger(gpu)}"
+    why = obstacle(facts, most(gpu, tuning), tuning) or "no number of GPUs suits its shape"
     return f"no replica of up to {gpus(limit)} can be made: {why}"
 
 
@@ -78,12 +90,17 @@ def _limit(sized: Sized, facts: ArtifactFacts, gpu: GPU, asked: int | None, tuni
     """Why there are not more GPUs."""
     if asked is not None:
         return f"`tensor` is {asked}"
-    largest = gpu.largest_node or UNKNOWN_NODE
-    on_one_node = f"no node has more than {gpus(largest)}"
-    if sized.gpus == largest:
-        return on_one_node if gpu.largest_node else f"more than {UNKNOWN_NODE} GPUs are not tried"
+    stages, tensor = tuning.pipeline, sized.gpus // tuning.pipeline
+    if tensor == most(gpu, tuning):
+        return _none_larger(gpu)
     more = choices(facts, GPU(gpu.name, gpu.memory_bytes, largest_node=64), tuning)
-    larger = next((n for n in more if n > sized.gpus), None)
+    larger = next((n for n in more if n > tensor), None)
     if larger is not None:
-        return f"it would take {larger}, and {on_one_node}"
-    return f"more do not help: {obstacle(facts, 2 * sized.gpus, tuning) or 'the model cannot be cut further'}"
+        return f"it would take {larger * stages}, and no node has more than {gpus(gpu.largest_node or UNKNOWN_NODE)}"
+    return f"more do not help: {obstacle(facts, 2 * tensor, tuning) or 'the model cannot be cut further'}"
+
+
+def _none_larger(gpu: GPU) -> str:
+    if gpu.largest_node:
+        return f"no node has more than {gpus(gpu.largest_node)}"
+    return f"more than {UNKNOWN_NODE} GPUs are not tried"

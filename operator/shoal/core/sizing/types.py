@@ -140,8 +140,10 @@ class Tuning(ABC):
     kv_cache_dtype: str | None = None
     max_running_requests: int | None = None
     """Requests in the running batch at most."""
+    pipeline: int = 1
+    """Stages of a replica, each with a part of the layers on GPUs of its own."""
     attention_dp: int = 1
-    """Data parallelism of attention inside one replica: its GPUs form this many groups."""
+    """Data parallelism of attention inside one replica: the GPUs of each stage form this many groups."""
     spread_experts: bool = False
     """Each GPU of a replica holds whole experts."""
     multimodal: bool | None = None
@@ -168,7 +170,7 @@ class Tuning(ABC):
     longer_context_by: ClassVar[str]
     """The environment variable that allows a longer context."""
     attention_dp_by: ClassVar[str]
-    """The argument of `attention_dp`."""
+    """The argument of `attention_dp`, and its field."""
     experts_by: ClassVar[str]
     """The argument that spreads whole experts over GPUs."""
     min_capability: ClassVar[Mapping[str, int]]
@@ -184,6 +186,14 @@ class Tuning(ABC):
     def expert_groups(self, gpus: int) -> int:
         """Parts into which the experts are dealt out whole; the GPUs of one part cut them."""
 
+    def dense_parts(self, gpus: int) -> int:
+        """Parts into which `gpus` GPUs of a stage cut the layers that are neither attention nor experts."""
+        return gpus
+
+    def repeats(self, facts: ArtifactFacts) -> int | None:
+        """Bytes of the weights that each attention group holds in full. None: unknown."""
+        return facts.attention_bytes
+
     @abstractmethod
     def slot_bytes(self, facts: ArtifactFacts, gpus: int) -> int | None:
         """Bytes of the adapters' slots on each of `gpus` GPUs; 0 without adapters. None: the widths are unknown."""
@@ -192,7 +202,8 @@ class Tuning(ABC):
     def memory(
         self, facts: ArtifactFacts, gpu: GPU, gpus: int, weights: int, overrides: Sizing, context: int
     ) -> Memory:
-        """One GPU of a replica of `gpus` GPUs with `weights` bytes on each. What one token takes must be known."""
+        """One GPU of a stage of `gpus` GPUs with `weights` bytes on each; `facts` are those of the stage. What one
+        token takes must be known."""
 
     @abstractmethod
     def cpu_tokens(self, facts: ArtifactFacts, overrides: Sizing, context: int) -> int | None:

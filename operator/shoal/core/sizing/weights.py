@@ -7,6 +7,7 @@ from shoal.api import reasons
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Sizing
 from shoal.core import quantity
+from shoal.core.sizing import stages
 from shoal.core.sizing.types import GPU, Misfit, Tuning
 
 _ITEM_BYTES: Final = {"float32": 4, "float": 4}
@@ -21,13 +22,25 @@ class Weights:
     """The maximum while they are loaded."""
     repeated: int
     """Part of `total` that each attention group holds in full."""
+    tables: int = 0
+    """Embeddings and output layer, which belong to no layer."""
+    table: int = 0
+    """The larger of the two."""
 
-    def per_gpu(self, tensor: int, attention_dp: int) -> int:
-        return -(-(self.total + self.repeated * (attention_dp - 1)) // tensor)
+    def per_gpu(self, tensor: int, attention_dp: int, share: tuple[int, int] = (1, 1)) -> int:
+        """Bytes on each GPU of the stage with this share of the layers: its own number of the model's."""
+        return self._part(self.total + self.repeated * (attention_dp - 1), tensor, share)
 
-    def peak_per_gpu(self, tensor: int, attention_dp: int) -> int:
+    def peak_per_gpu(self, tensor: int, attention_dp: int, share: tuple[int, int] = (1, 1)) -> int:
         repeated = self.repeated * self.peak // max(1, self.total)
-        return -(-(self.peak + repeated * (attention_dp - 1)) // tensor)
+        return self._part(self.peak + repeated * (attention_dp - 1), tensor, share)
+
+    def _part(self, size: int, tensor: int, share: tuple[int, int]) -> int:
+        own, layers = share
+        if own < layers:
+            tables = min(self.tables, size)
+            size = -(-(size - tables) * own // layers) + min(self.table, tables)
+        return -(-size // tensor)
 
 
 def runs_in(facts: ArtifactFacts, tuning: Tuning) -> str:
@@ -61,14 +74,14 @@ def weights(facts: ArtifactFacts, gpu: GPU, overrides: Sizing, tuning: Tuning) -
     if total is None:
         why = "how large its weights are is not known (safetensors or their index would say it)"
         return Misfit(reasons.SIZE_UNKNOWN, f"{why}: say it in `sizing.weightBytes`")
-    attention = facts.attention_bytes
+    attention = tuning.repeats(facts)
     if attention is None and tuning.attention_dp > 1:
-        why = f"how much of the weights {tuning.attention_dp_by} repeats is not known for this architecture"
+        why = f"how much of the weights {tuning.engine} repeats with {tuning.attention_dp_by} is not known"
         return Misfit(reasons.SIZE_UNKNOWN, f"{why}: say in `sizing.weightBytes` what one replica needs with it")
+    tables, table = min(total, facts.embedding_bytes or 0), stages.table(facts)
     if stored is None and method in tuning.halving:
-        kept = min(total, facts.embedding_bytes or 0)
-        return Weights(kept + -(-(total - kept) // 2), total, (attention or 0) // 2)
-    return Weights(total, total, attention or 0)
+        return Weights(tables + -(-(total - tables) // 2), total, (attention or 0) // 2, tables, table)
+    return Weights(total, total, attention or 0, tables, table)
 
 
 def _stored(facts: ArtifactFacts, tuning: Tuning) -> int | None:

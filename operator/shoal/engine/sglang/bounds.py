@@ -49,6 +49,7 @@ BOUNDS: Final[Mapping[str, Bounds]] = MappingProxyType(
         "moe-dp-size": _GPUS,
         "nccl-port": _PORT,
         "page-size": (1, 65_536),
+        "pp-size": _GPUS,
         "speculative-eagle-topk": (1, 1024),
         "speculative-num-draft-tokens": (1, 1024),
         "speculative-num-steps": (0, 1024),

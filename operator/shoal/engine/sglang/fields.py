@@ -1,5 +1,6 @@
 """SGLang's arguments for speculation and quantization, and what SGLang refuses of them."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from shoal.api.artifact import ArtifactFacts
@@ -7,6 +8,7 @@ from shoal.api.model import Engine, Model, Speculation
 from shoal.core.capabilities import only_embeds
 from shoal.engine.fields import FieldArgument, no_experts, refused
 from shoal.engine.sglang.arguments import parsed
+from shoal.engine.sglang.stages import NOT_IN_STAGES, STAGED
 
 _ALGORITHMS: Final = {
     "NGram": "NGRAM", "MTP": "NEXTN", "EAGLE": "EAGLE", "EAGLE3": "EAGLE3", "DraftModel": "STANDALONE",
@@ -18,6 +20,7 @@ _FIELDS: Final = (
     ),
     FieldArgument("speculative-num-draft-tokens", "speculation.draftTokens", frozenset()),
     FieldArgument("speculative-draft-model-path", "speculation.draftPath", frozenset()),
+    FieldArgument("attn-dp-size", "parallelism.attentionData", frozenset()),
     FieldArgument("ep-size", "parallelism.expert", frozenset()),
     FieldArgument("quantization", "quantization.weights", frozenset({"fp8"})),
     FieldArgument("kv-cache-dtype", "quantization.kvCache", frozenset({"fp8_e4m3"})),
@@ -25,12 +28,21 @@ _FIELDS: Final = (
 
 
 def field_args(engine: Engine, model_path: str, tensor: int | None) -> tuple[str, ...]:
-    """Arguments for speculation, experts and the type of the KV cache; `model_path` is the folder of the weights,
-    `tensor` the number of GPUs, if it is known. How the weights are quantized is a matter of the variant too: see
-    `quantization_args`."""
-    experts = (f"--ep-size={tensor}",) if engine.parallelism.expert and tensor is not None else ()
+    """Arguments for speculation, parallelism and the type of the KV cache; `model_path` is the folder of the weights,
+    `tensor` the number of GPUs of a stage, if it is known. How the weights are quantized is a matter of the variant
+    too: see `quantization_args`."""
+    asked = engine.parallelism
+    stages = (f"--pp-size={asked.pipeline}",) if asked.pipeline > 1 else ()
+    groups = (f"--attn-dp-size={asked.attention_data}",) if asked.attention_data > 1 else ()
+    experts = (f"--ep-size={tensor}",) if asked.expert and tensor is not None else ()
     cache = ("--kv-cache-dtype=fp8_e4m3",) if engine.quantization.kv_cache == "FP8" else ()
-    return (*experts, *cache, *(_speculation(engine.speculation, model_path) if engine.speculation else ()))
+    return (
+        *stages,
+        *groups,
+        *experts,
+        *cache,
+        *(_speculation(engine.speculation, model_path) if engine.speculation else ()),
+    )
 
 
 def _speculation(asked: Speculation, model_path: str) -> tuple[str, ...]:
@@ -53,6 +65,8 @@ def problems(model: Model, facts: ArtifactFacts | None) -> list[str]:
     found = refused(_FIELDS, engine, given)
     if (why := no_experts(engine, facts)) is not None:
         found.append(why)
+    if engine.parallelism.pipeline > 1:
+        found += _in_stages(engine, given, facts)
     asked = engine.speculation
     if asked is None:
         return found
@@ -66,6 +80,21 @@ def problems(model: Model, facts: ArtifactFacts | None) -> list[str]:
         found.append("spec.engine.speculation: this model generates nothing that could be guessed: leave it out")
     if asked.method == "MTP" and facts is not None and facts.mtp_layers == 0:
         found.append(f"{where} needs layers for multi-token prediction, and this checkpoint has none")
-    if asked.method in ("NGram", "DraftModel") and given.get("attn-dp-size", "1") != "1":
-        found.append(f"{where} does not go with --attn-dp-size: leave one of them out")
+    split = engine.parallelism.attention_data > 1 or given.get("attn-dp-size", "1") != "1"
+    if asked.method in ("NGram", "DraftModel") and split:
+        by = "parallelism.attentionData" if engine.parallelism.attention_data > 1 else "--attn-dp-size"
+        found.append(f"{where} does not go with {by}: leave one of them out")
+    return found
+
+
+def _in_stages(engine: Engine, given: Mapping[str, str], facts: ArtifactFacts | None) -> list[str]:
+    """Why SGLang does not run this in pipeline stages (`check_pipeline_parallel_compat`)."""
+    where, found = "spec.engine.parallelism.pipeline", list[str]()
+    if facts is not None and facts.kv.kind != "Unknown" and facts.architecture not in STAGED:
+        found.append(f"{where}: SGLang does not divide {facts.architecture} into stages: leave it out")
+    if engine.speculation is not None or "speculative-algorithm" in given:
+        found.append(
+            f"{where}: SGLang guesses no tokens in stages, except in engines that only do prefill: leave it out"
+        )
+    found += [f"{where} does not go with --{name}, since {why}" for name, why in NOT_IN_STAGES.items() if name in given]
     return found

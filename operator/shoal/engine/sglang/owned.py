@@ -12,7 +12,7 @@ _FIXED = "Shoal sets it the same for every engine"
 _KEYS = "Shoal gives every engine its keys through a file"
 _ONE_POD = "a replica is one pod; use spec.engine.parallelism.tensor for its GPUs"
 _GPUS = "it changes how many GPUs a replica needs; use spec.engine.parallelism.tensor"
-_REPLICAS = "use spec.scaling for more replicas; --attn-dp-size splits attention inside one"
+_REPLICAS = "use spec.scaling for more replicas; spec.engine.parallelism.attentionData splits attention inside one"
 _ADAPTERS = "a LoRAPool gives the Model its adapters"
 _ROLES = "engines that do only a part of the work are not supported"
 _PLAIN = "gateways and probes reach the engine by plain HTTP/1.1 inside the cluster"
@@ -30,7 +30,7 @@ OWNED: Final[dict[str, str]] = {
     "tool-call-parser": "use spec.engine.toolCallParser",
     "reasoning-parser": "use spec.engine.reasoningParser",
     "tp-size": "use spec.engine.parallelism.tensor",
-    "pp-size": _GPUS,
+    "pp-size": "use spec.engine.parallelism.pipeline",
     "dwdp-size": _GPUS,
     "base-gpu-id": "the GPUs of a pod are chosen by Kubernetes",
     "gpu-id-step": "the GPUs of a pod are chosen by Kubernetes",

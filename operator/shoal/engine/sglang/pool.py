@@ -21,7 +21,8 @@ def pool_problem(given: Mapping[str, str], env: Mapping[str, str]) -> str | None
     if _number(given, "tokenizer-worker-num") > 1:
         return "with --tokenizer-worker-num each worker knows only the adapters that it was told of: leave it out"
     if _number(given, "attn-dp-size") > 1 or "enable-dp-attention" in given:
-        return "with --attn-dp-size SGLang runs only adapters that are never evicted: leave it out"
+        split = "parallelism.attentionData (--attn-dp-size)"
+        return f"with {split} SGLang runs only adapters that are never evicted: leave it out"
     load_format = given.get("load-format", "auto")
     if load_format not in _LOADED:
         return (

@@ -60,6 +60,7 @@ def tuning_of(
         max_running_requests=number("max-running-requests", quantity.count),
         max_total_tokens=number("max-total-tokens", quantity.count),
         page_size=number("page-size", quantity.count),
+        pipeline=max(1, number("pp-size", int) or 1),
         attention_dp=max(1, number("attn-dp-size", int) or 1),
         expert_parallel=max(1, number("ep-size", int) or 1),
         swa_full_tokens_ratio=number("swa-full-tokens-ratio", float),

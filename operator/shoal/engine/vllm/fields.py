@@ -1,6 +1,7 @@
 """vLLM's arguments for speculation and quantization, and what vLLM refuses of them."""
 
 import json
+from collections.abc import Mapping
 from typing import Final
 
 from shoal.api.artifact import ArtifactFacts
@@ -15,6 +16,13 @@ _METHODS: Final = {
 """Speculation method -> `method` of --speculative-config."""
 DRAFT_TOKENS: Final = 4
 """Guessed tokens per step; vLLM has no default of its own for most methods."""
+_NOT_STAGED: Final = frozenset({
+    "BertForSequenceClassification", "BertModel", "CLIPModel", "EmbeddingGemma2Model", "Gemma3nForCausalLM",
+    "Gemma3nForConditionalGeneration", "PaddleOCRVLForConditionalGeneration", "Phi4MMForCausalLM",
+    "WhisperForConditionalGeneration", "XLMRobertaForSequenceClassification", "XLMRobertaModel",
+})  # fmt: skip
+"""Architectures that Shoal knows and vLLM 0.32 does not divide into pipeline stages (no `SupportsPP`)."""
+_NOT_IN_STAGES: Final = ("enable-return-routed-experts", "enable-hc-sp", "enable-dbo")
 _FIELDS: Final = (
     # Its other methods are for experiments, and one of them (suffix) guesses from the answers to all tenants.
     FieldArgument("speculative-config", "speculation", None),
@@ -28,11 +36,23 @@ _FIELDS: Final = (
 
 
 def field_args(engine: Engine, model_path: str) -> tuple[str, ...]:
-    """Arguments for speculation, experts and the type of the KV cache; `model_path` is the folder of the weights. How
-    the weights are quantized is a matter of the variant too: see `quantization_args`."""
-    experts = ("--enable-expert-parallel",) if engine.parallelism.expert else ()
+    """Arguments for speculation, parallelism and the type of the KV cache; `model_path` is the folder of the weights.
+    How the weights are quantized is a matter of the variant too: see `quantization_args`."""
+    asked = engine.parallelism
+    stages = (f"--pipeline-parallel-size={asked.pipeline}",) if asked.pipeline > 1 else ()
+    # Without the second vLLM starts one HTTP server per group: adapters and the agent's counters need a single one.
+    groups = (
+        (f"--data-parallel-size={asked.attention_data}", "--api-server-count=1") if asked.attention_data > 1 else ()
+    )
+    experts = ("--enable-expert-parallel",) if asked.expert else ()
     cache = ("--kv-cache-dtype=fp8",) if engine.quantization.kv_cache == "FP8" else ()
-    return (*experts, *cache, *(_speculation(engine.speculation, model_path) if engine.speculation else ()))
+    return (
+        *stages,
+        *groups,
+        *experts,
+        *cache,
+        *(_speculation(engine.speculation, model_path) if engine.speculation else ()),
+    )
 
 
 def _speculation(asked: Speculation, model_path: str) -> tuple[str, ...]:
@@ -55,6 +75,7 @@ def problems(model: Model, facts: ArtifactFacts | None) -> list[str]:
     found = refused(_FIELDS, engine, given)
     if (why := no_experts(engine, facts)) is not None:
         found.append(why)
+    found += _in_parallel(engine, given, facts)
     asked = engine.speculation
     if asked is None:
         return found
@@ -63,5 +84,23 @@ def problems(model: Model, facts: ArtifactFacts | None) -> list[str]:
     if asked.method == "MTP" and facts is not None and facts.mtp_layers == 0:
         found.append(
             "spec.engine.speculation: MTP needs layers for multi-token prediction, and this checkpoint has none"
+        )
+    return found
+
+
+def _in_parallel(engine: Engine, given: Mapping[str, str], facts: ArtifactFacts | None) -> list[str]:
+    """What vLLM does not do in pipeline stages or groups."""
+    asked, found = engine.parallelism, list[str]()
+    where = "spec.engine.parallelism.pipeline"
+    if asked.pipeline > 1 and facts is not None and facts.architecture in _NOT_STAGED:
+        found.append(f"{where}: vLLM does not divide {facts.architecture} into stages: leave it out")
+    if asked.pipeline > 1:
+        found += [
+            f"{where} does not go with --{name}: leave one of them out" for name in _NOT_IN_STAGES if name in given
+        ]
+    if asked.attention_data > 1 and facts is not None and facts.experts is None and facts.kv.kind != "Unknown":
+        found.append(
+            "spec.engine.parallelism.attentionData: this model has no experts, so that each group of vLLM would hold "
+            "all of its weights: use spec.scaling for more replicas"
         )
     return found

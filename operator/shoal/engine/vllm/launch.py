@@ -53,7 +53,7 @@ def engine_args(launch: EngineLaunch) -> tuple[str, ...]:
         f"--served-model-name={model.engine_model_name}",
         f"--host={launch.host}",
         f"--port={launch.port}",
-        f"--tensor-parallel-size={launch.tensor}",
+        f"--tensor-parallel-size={launch.tensor // engine.parallelism.attention_data}",
         # Two words: vLLM looks for exactly "--config" and would ignore --config=FILE, and with it the keys.
         "--config",
         names.ENGINE_CONFIG_FILE,
@@ -135,6 +135,8 @@ def pool_problem(pool: LoRAPool, given: Mapping[str, str]) -> str | None:
         return f"vLLM serves adapters up to rank {RANKS[-1]}, and the pool's spec.maxRank is {pool.spec.max_rank}"
     if given.get("runner") == "pooling":
         return EMBEDS
+    if given.get("data-parallel-size", "1") != "1":
+        return "with parallelism.attentionData vLLM says of a load only what its first group answers: leave it out"
     if "enable-dbo" in given:
         return "vLLM serves no adapters with --enable-dbo: leave it out"
     if "adaptive" in given.get("speculative-config", "") or any(

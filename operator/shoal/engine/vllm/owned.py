@@ -12,7 +12,7 @@ _FIXED = "Shoal sets it the same for every engine"
 _KEYS = "Shoal gives every engine its keys through a file"
 _ONE_POD = "a replica is one pod; use spec.engine.parallelism.tensor for its GPUs"
 _GPUS = "it changes how many GPUs a replica needs; use spec.engine.parallelism.tensor"
-_REPLICAS = "use spec.scaling for more replicas"
+_REPLICAS = "use spec.scaling for more replicas; spec.engine.parallelism.attentionData makes groups inside one"
 _POD_GPUS = "the GPUs of a pod are chosen by Kubernetes"
 _ADAPTERS = "a LoRAPool gives the Model its adapters"
 _ROLES = "engines that do only a part of the work are not supported"
@@ -39,7 +39,7 @@ OWNED: Final[dict[str, str]] = {
     "enable-auto-tool-choice": "use spec.engine.toolCallParser",
     "reasoning-parser": "use spec.engine.reasoningParser",
     "tensor-parallel-size": "use spec.engine.parallelism.tensor",
-    "pipeline-parallel-size": _GPUS,
+    "pipeline-parallel-size": "use spec.engine.parallelism.pipeline",
     "prefill-context-parallel-size": _GPUS,
     "device-ids": _POD_GPUS,
     "enable-elastic-ep": _REPLICAS,

@@ -54,6 +54,7 @@ def tuning_of(
         dtype=unless(given.get("dtype"), "auto"),
         kv_cache_dtype=unless(given.get("kv-cache-dtype"), "auto"),
         max_running_requests=number("max-num-seqs", count) or MAX_RUNNING,
+        pipeline=max(1, number("pipeline-parallel-size", int) or 1),
         attention_dp=max(1, number("data-parallel-size", int) or 1),
         multimodal=False if "language-model-only" in given else None,
         cpu_offload_bytes=int(_GB * (offload or 0.0)),

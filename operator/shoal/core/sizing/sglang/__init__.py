@@ -32,7 +32,7 @@ class SGLangTuning(SGLangArguments):
 
     engine: ClassVar[str] = "SGLang"
     longer_context_by: ClassVar[str] = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
-    attention_dp_by: ClassVar[str] = "--attn-dp-size"
+    attention_dp_by: ClassVar[str] = "`attentionData` (--attn-dp-size)"
     experts_by: ClassVar[str] = "--ep-size"
     min_capability: ClassVar[Mapping[str, int]] = _CAPABILITY
     halving: ClassVar[frozenset[str]] = frozenset({"fp8", "mxfp8", "w8a8_fp8"})

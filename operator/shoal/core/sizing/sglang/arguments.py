@@ -17,7 +17,6 @@ class SGLangArguments(Tuning):
     prefill_graphs: bool = True
     max_total_tokens: int | None = None
     page_size: int | None = None
-    pp_size: int = 1
     expert_parallel: int = 1
     swa_full_tokens_ratio: float | None = None
     windows: bool = True

@@ -68,7 +68,7 @@ def reserve_mib(facts: ArtifactFacts, total_mib: float, tensor: int, tuning: SGL
     batch = tuning.cuda_graph_max_bs or chosen.graph_batch
     if tuning.cuda_graph_max_bs is None and tuning.max_running_requests is not None:
         batch = min(batch, tuning.max_running_requests)
-    reserve = 512 + 1.5 * max(chunked if chunked > 0 else _MAX_PREFILL_TOKENS, 2048) + tensor * tuning.pp_size * 128.0
+    reserve = 512 + 1.5 * max(chunked if chunked > 0 else _MAX_PREFILL_TOKENS, 2048) + tensor * tuning.pipeline * 128.0
     if tuning.decode_graphs:
         reserve += 2 * batch
     if tuning.attention_dp > 1:
@@ -84,7 +84,7 @@ def reserve_mib(facts: ArtifactFacts, total_mib: float, tensor: int, tuning: SGL
 
 def _captures_prefill(facts: ArtifactFacts, tuning: SGLangArguments) -> bool:
     name = facts.architecture
-    if not tuning.prefill_graphs or tuning.pp_size > 1 or name in NO_PREFILL_GRAPHS:
+    if not tuning.prefill_graphs or tuning.pipeline > 1 or name in NO_PREFILL_GRAPHS:
         return False
     return not is_multimodal(facts, tuning) or name in MULTIMODAL_PREFILL_GRAPHS
 

@@ -54,7 +54,7 @@ def breakdown(
     facts: ArtifactFacts, gpu: GPU, gpus: int, weights: int, tuning: SGLangArguments
 ) -> tuple[MemoryBreakdown, int | None]:
     """The parts of one GPU's memory, and how many requests' states a hybrid model keeps (None: no limit)."""
-    overhead = before(gpu, gpus)
+    overhead = before(gpu, gpus * tuning.pipeline)
     fraction = static_fraction(facts, gpu.memory_bytes / MI, gpus, tuning)
     pre = gpu.memory_bytes - overhead
     static = int(pre * fraction)

@@ -41,7 +41,7 @@ class VLLMTuning(VLLMArguments):
 
     engine: ClassVar[str] = "vLLM"
     longer_context_by: ClassVar[str] = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
-    attention_dp_by: ClassVar[str] = "--data-parallel-size"
+    attention_dp_by: ClassVar[str] = "`attentionData` (--data-parallel-size)"
     experts_by: ClassVar[str] = "--enable-expert-parallel"
     min_capability: ClassVar[Mapping[str, int]] = _CAPABILITY
     halving: ClassVar[frozenset[str]] = frozenset(
@@ -51,6 +51,13 @@ class VLLMTuning(VLLMArguments):
 
     def expert_groups(self, gpus: int) -> int:
         return gpus if self.spread_experts else 1
+
+    def dense_parts(self, gpus: int) -> int:
+        return gpus // self.attention_dp
+
+    def repeats(self, facts: ArtifactFacts) -> int | None:
+        # Everything but the experts, whose size the facts do not have.
+        return None if self.attention_dp > 1 else 0
 
     def slot_bytes(self, facts: ArtifactFacts, gpus: int) -> int | None:
         return slot_bytes(facts, gpus, self)
@@ -79,7 +86,7 @@ class VLLMTuning(VLLMArguments):
     def _breakdown(
         self, facts: ArtifactFacts, gpu: GPU, gpus: int, weights: int, blocks: BlockLayout, largest: profile.Batch
     ) -> MemoryBreakdown:
-        overhead = before(gpu, gpus)
+        overhead = before(gpu, gpus * self.pipeline)
         fraction = UTILIZATION if self.gpu_memory_utilization is None else self.gpu_memory_utilization
         images = profile.images(facts, largest, self)
         adapters = self.slot_bytes(facts, gpus) or 0
