@@ -18,6 +18,8 @@ from shoal.core.placement.types import Candidate, Excluded, Moves, Placement, Va
 NOT_NEEDED: Final = "NotNeeded"
 IN_BACKOFF: Final = "InBackoff"
 LIMITED: Final = "Limited"
+LAST_CHOICE: Final = "; it is the last choice for a while"
+"""End of the text of a class in backoff."""
 _SHOWN: Final = 4
 """Classes named in a message; the status has an entry for each."""
 
@@ -109,7 +111,7 @@ class PlacementMessages:
         if capacity is None or capacity.largest < candidate.gpus:
             return reasons.NO_CAPACITY, self._capacity_text(candidate)  # whatever its price, however full it is
         if candidate.gpu_class in plan.demand.backoffs:
-            return IN_BACKOFF, f"{plan.demand.backoffs[candidate.gpu_class]}; it is the last choice for a while"
+            return IN_BACKOFF, f"{plan.demand.backoffs[candidate.gpu_class]}{LAST_CHOICE}"
         if not cheaper and not plan.missing:
             return NOT_NEEDED, "not needed: what is used is not dearer"
         limit = phrases.limit(plan, candidate)

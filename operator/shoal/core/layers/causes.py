@@ -1,0 +1,194 @@
+"""From what was read to the causes, the most upstream first.
+
+A cause hides what it explains: what is of a later layer, or was seen further downstream on the same layer, and affects
+the same pods. What is hidden stays in its `consequences`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Final, Literal
+
+from shoal.api import reasons
+from shoal.core.layers import faults, nodes, objects, pods, texts
+from shoal.core.layers.candidates import Candidate, Level, age, merged
+from shoal.core.layers.faults import advice
+from shoal.core.layers.types import Evidence, Explanation, LayerCause, ObjectView, WhyNode, WhySnapshot
+
+_WANTS_GPUS: Final = (reasons.NO_CAPACITY, reasons.UNSCHEDULABLE, reasons.OUTRANKED, reasons.NO_NODES, reasons.NO_FIT)
+"""With these, nodes without the Model's pods matter too."""
+_STATES: Final = {"fault": 0, "waits": 1, "note": 2, "fine": 3}
+_EXPLAINS: Final[Mapping[str, frozenset[str]]] = {
+    faults.OPERATOR_AWAY: frozenset({reasons.PENDING, faults.OUT_OF_DATE, reasons.KEDA_NOT_POLLING}),
+    faults.DEVICE_PLUGIN_MISSING: frozenset(
+        {reasons.NO_NODES, reasons.NO_CAPACITY, reasons.NO_FIT, reasons.UNSCHEDULABLE, faults.TOO_FEW_GPUS}
+    ),
+    reasons.NO_NODES: frozenset(
+        {reasons.NO_CAPACITY, reasons.NO_FIT, reasons.UNSCHEDULABLE, faults.AFFINITY, faults.TOO_FEW_GPUS}
+    ),
+    reasons.KEDA_NOT_INSTALLED: frozenset({reasons.METRICS_UNAVAILABLE, reasons.KEDA_NOT_POLLING}),
+    reasons.NO_CLASS: frozenset({reasons.NO_CAPACITY, reasons.NO_FIT}),
+}
+"""What a condition explains of other conditions, whatever their layers."""
+
+
+def causes(seen: WhySnapshot, now: datetime) -> Explanation:
+    """Why the subject is as it is."""
+    found = merged(_candidates(seen, now))
+    shown = [c for c in found if c.state != "fine"]
+    hidden = {id(c): next((a for a in shown if a is not c and explains(a, c)), None) for c in shown}
+    roots = [c for c in shown if hidden[id(c)] is None]
+    explained: dict[int, list[Candidate]] = {}
+    for candidate in shown:
+        root = candidate
+        while (above := hidden[id(root)]) is not None:
+            root = above
+        if root is not candidate:
+            explained.setdefault(id(root), []).append(candidate)
+    roots.sort(key=lambda c: (_STATES[c.state], *c.rank, c.reason))
+    answer = tuple(_cause(c, explained.get(id(c), [])) for c in roots)
+    return Explanation(seen.kind, seen.key, _state(answer, seen), answer, seen.unread)
+
+
+def explains(cause: Candidate, other: Candidate) -> bool:
+    """Whether a cause hides another. The relation has no circles: a cause is always of lower rank, or a fault that
+    explains a wait, or in the table."""
+    if cause.aside or cause.state != "fault":
+        return False
+    if other.reason in _EXPLAINS.get(cause.reason, ()):
+        return True
+    if other.aside or cause.reason in _EXPLAINS.get(other.reason, ()):
+        return False
+    if other.state == "waits" and cause.state == "fault":
+        return True
+    if cause.rank >= other.rank:
+        return False
+    if other.pods:
+        return cause.pods >= other.pods
+    return other.reason in objects.DERIVED and (bool(cause.pods) or cause.everywhere)
+
+
+def _candidates(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
+    views = ([seen.subject] if seen.subject is not None else []) + _dependencies(seen)
+    of_objects = [c for view in views for c in objects.candidates(view, now)]
+    of_classes = [c for view in seen.related if view.kind == "class" for c in objects.candidates(view, now)]
+    of_pods = [c for pod in seen.pods for c in pods.candidates(pod, seen.events, now)]
+    short = any(c.reason in _WANTS_GPUS or c.reason in _TOO_FEW for c in (*of_objects, *of_pods))
+    yield from of_objects
+    yield from of_pods
+    if short or seen.kind == "class":
+        yield from of_classes
+    yield from _nodes(seen, now, all_of_them=short or seen.kind in ("class", "node"))
+    yield from _granted(seen, now)
+    yield from _operator(seen, now)
+    yield from _decision(seen, now)
+
+
+_TOO_FEW: Final = (faults.TOO_FEW_GPUS, faults.TAINT, faults.AFFINITY, faults.NODE_CORDONED, faults.TOO_FEW_RESOURCES)
+
+
+def _dependencies(seen: WhySnapshot) -> list[ObjectView]:
+    """What the subject cannot serve without. A Tenant's Models are notes (`_granted`)."""
+    return [view for view in seen.related if view.kind in ("pool", "model")] if seen.kind != "tenant" else []
+
+
+def _nodes(seen: WhySnapshot, now: datetime, *, all_of_them: bool) -> Iterator[Candidate]:
+    classes = [view for view in (seen.subject, *seen.related) if view is not None and view.kind == "class"]
+    used: dict[str, set[str]] = {}
+    for pod in seen.pods:
+        if pod.node is not None:
+            used.setdefault(pod.node, set()).add(pod.key)
+    unplaced = frozenset(pod.key for pod in seen.pods if pod.node is None)
+    elsewhere = [node for node in seen.nodes if node.name not in used]
+    sick = [node for node in elsewhere if _faulty(node, seen, classes, now)]
+    everywhere = bool(elsewhere) and len(sick) == len(elsewhere) and not used
+    for node in seen.nodes:
+        if node.name not in used and not all_of_them:
+            continue
+        affected = frozenset(used.get(node.name, ())) or (unplaced if everywhere else frozenset[str]())
+        yield from nodes.candidates(
+            node, seen.events, now, pods=affected, resource=_resource(node, classes), everywhere=everywhere
+        )
+
+
+def _faulty(node: WhyNode, seen: WhySnapshot, classes: Sequence[ObjectView], now: datetime) -> bool:
+    found = nodes.candidates(node, seen.events, now, pods=frozenset(), resource=_resource(node, classes))
+    return any(c.state == "fault" for c in found)
+
+
+def _resource(node: WhyNode, classes: Iterable[ObjectView]) -> str | None:
+    chosen = next((c for c in classes if objects.selects(c, dict(node.labels))), None)
+    return objects.resource_of(chosen) if chosen is not None else None
+
+
+def _granted(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
+    """Models that a Tenant may use and that do not serve."""
+    if seen.kind != "tenant":
+        return
+    for view in seen.related:
+        ready = next((c for c in view.conditions if c.type == reasons.READY), None)
+        if view.kind == "model" and ready is not None and ready.status != "True":
+            text = f"{ready.reason}: {texts.shorten(ready.message)}"
+            yield Candidate(
+                faults.MODEL_NOT_READY,
+                f"{view.text}, which the Tenant may use, does not serve: {text}",
+                Level.OBJECT,
+                (Evidence(text, f"Ready of {view.text}", age(now, ready.since)),),
+            )
+
+
+def _operator(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
+    if seen.lease is None:
+        return
+    late = age(now, seen.lease.renewed)
+    if seen.lease.holder and late is not None and late <= 2 * max(1, seen.lease.seconds):
+        return
+    holder = f"{seen.lease.holder} renewed it last" if seen.lease.holder else "nobody holds it"
+    yield Candidate(
+        faults.OPERATOR_AWAY,
+        f"no operator leads: {holder}",
+        Level.OBJECT,
+        (Evidence(f"the Lease shoal-operator: {holder}", "Lease shoal-operator", late),),
+    )
+
+
+def _decision(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
+    """Signals that the operator does not get, and what the last decision left undone."""
+    decision = seen.decision
+    if decision is None:
+        return
+    if decision.stale:
+        text = f"no signals from {', '.join(decision.stale[:4])}: nothing scales down"
+        proof = Evidence(text, "the operator's decision", age(now, decision.at))
+        yield Candidate(reasons.SIGNALS_STALE, text, Level.OBJECT, (proof,), aside=True)
+    row = advice(decision.reason)
+    if row.state == "fault" and faults.layer_of(decision.reason) is not None:
+        proof = Evidence(f"{decision.reason}: {texts.shorten(decision.message)}", "the operator's decision",
+                         age(now, decision.at))  # fmt: skip
+        tried = (f"not done: {texts.shorten(decision.alternative)}",) if decision.alternative else ()
+        yield Candidate(decision.reason, texts.shorten(decision.message), Level.OBJECT, (proof,), tried=tried)
+
+
+def _cause(candidate: Candidate, explained: Iterable[Candidate]) -> LayerCause:
+    row = advice(candidate.reason)
+    listed = list(explained)
+    names = [f"{advice(c.reason).layer.label} {c.reason}: {c.message}" for c in sorted(listed, key=lambda c: c.rank)]
+    tried = dict.fromkeys((*candidate.tried, *(t for c in listed for t in c.tried)))
+    return LayerCause(
+        candidate.reason,
+        row.layer,
+        candidate.state,
+        candidate.message,
+        row.do,
+        candidate.evidence,
+        tuple(tried),
+        tuple(dict.fromkeys((*names, *candidate.consequences))),
+    )
+
+
+def _state(found: Sequence[LayerCause], seen: WhySnapshot) -> Literal["ok", "waiting", "failing", "unknown"]:
+    states = {cause.state for cause in found}
+    if "fault" in states:
+        return "failing"
+    if "waits" in states:
+        return "waiting"
+    return "unknown" if seen.unread else "ok"

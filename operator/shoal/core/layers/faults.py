@@ -1,0 +1,188 @@
+"""Reasons that no condition of Shoal has: what nodes, pods, engines and the API server show of the cause."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from shoal.core.layers.advice import REASONS, LayerAdvice
+from shoal.core.layers.layer import Layer
+
+# --- L0 hardware ------------------------------------------------------------------------------------------------------
+GPU_ECC_ERROR: Final = "GPUUncorrectableECC"
+GPU_LOST: Final = "GPUFellOffBus"
+GPU_UNHEALTHY: Final = "GPUUnhealthy"
+"""The device plugin or the kubelet says that a GPU is not healthy."""
+NODE_SILENT: Final = "NodeSilent"
+"""The node's kubelet does not answer any more: the machine is off, hangs, or its network is cut."""
+NODE_DISK_FAULT: Final = "NodeDiskFault"
+# --- L0.5 fabric ------------------------------------------------------------------------------------------------------
+NVLINK_FAULT: Final = "NVLinkFault"
+RDMA_DEVICE_LOST: Final = "RDMADeviceLost"
+FABRIC_FAILED: Final = "FabricFailed"
+"""A collective failed in its transport between machines or GPUs."""
+# --- L1 driver --------------------------------------------------------------------------------------------------------
+DRIVER_MISSING: Final = "DriverMissing"
+DRIVER_TOO_OLD: Final = "DriverTooOld"
+DRIVER_FAULT: Final = "DriverFault"
+DEVICE_PLUGIN_MISSING: Final = "DevicePluginMissing"
+"""Nodes of the class offer no GPU: the device plugin does not run there, or finds no driver."""
+# --- L2 container -----------------------------------------------------------------------------------------------------
+NODE_NOT_READY: Final = "NodeNotReady"
+"""The kubelet says that its node is not ready."""
+NODE_CORDONED: Final = "NodeCordoned"
+DISK_PRESSURE: Final = "DiskPressure"
+MEMORY_PRESSURE: Final = "MemoryPressure"
+PID_PRESSURE: Final = "PIDPressure"
+NETWORK_UNAVAILABLE: Final = "NodeNetworkUnavailable"
+RUNTIME_FAULT: Final = "ContainerRuntimeFault"
+EVICTED: Final = "Evicted"
+OUT_OF_MEMORY: Final = "OutOfHostMemory"
+"""A container was killed at its memory limit."""
+IMAGE_DENIED: Final = "ImageAccessDenied"
+IMAGE_NOT_FOUND: Final = "ImageNotFound"
+REGISTRY_UNREACHABLE: Final = "RegistryUnreachable"
+WRONG_ARCHITECTURE: Final = "WrongArchitecture"
+CONTAINER_CONFIG: Final = "ContainerConfigError"
+MOUNT_FAILED: Final = "MountFailed"
+SANDBOX_FAILED: Final = "PodNetworkFailed"
+QUOTA_EXCEEDED: Final = "ResourceQuotaExceeded"
+LIMIT_RANGE: Final = "LimitRangeExceeded"
+POD_SECURITY: Final = "PodSecurityRefused"
+WEBHOOK_REFUSED: Final = "WebhookRefused"
+WEBHOOK_UNREACHABLE: Final = "WebhookUnreachable"
+TAINT: Final = "TaintNotTolerated"
+AFFINITY: Final = "NodeSelectorUnmatched"
+TOO_FEW_GPUS: Final = "InsufficientGPUs"
+TOO_FEW_RESOURCES: Final = "InsufficientCPUOrMemory"
+VOLUME_MISSING: Final = "VolumeMissing"
+# --- L2.5 artifact ----------------------------------------------------------------------------------------------------
+WEIGHTS_CORRUPT: Final = "WeightsCorrupt"
+WEIGHTS_INCOMPLETE: Final = "WeightsIncomplete"
+WEIGHTS_MISMATCH: Final = "WeightsMismatch"
+"""The weights do not fit the model's config."""
+# --- L3 execution -----------------------------------------------------------------------------------------------------
+OUT_OF_GPU_MEMORY: Final = "OutOfGPUMemory"
+CUDA_ERROR: Final = "CUDAError"
+NO_KERNEL: Final = "NoKernelForGPU"
+NCCL_ERROR: Final = "NCCLError"
+# --- L4 engine --------------------------------------------------------------------------------------------------------
+ENGINE_ARGUMENTS: Final = "EngineArguments"
+ARCHITECTURE_UNKNOWN: Final = "ArchitectureUnknown"
+CONTEXT_TOO_LONG: Final = "ContextTooLong"
+"""The engine refuses to start: the configured context is longer than the model's, or than its KV cache."""
+ENGINE_STALLED: Final = "EngineStalled"
+ENGINE_STOPPED: Final = "EngineStopped"
+"""A signal ended the engine, and nothing says why."""
+# --- L5 gateway -------------------------------------------------------------------------------------------------------
+GATEWAYS_NOT_READY: Final = "GatewaysNotReady"
+GATEWAY_ALONE: Final = "GatewayWithoutPeers"
+# --- L6 client --------------------------------------------------------------------------------------------------------
+NOTHING_GRANTED: Final = "NothingGranted"
+MODEL_NOT_READY: Final = "GrantedModelNotReady"
+# --- control ----------------------------------------------------------------------------------------------------------
+OPERATOR_AWAY: Final = "OperatorNotLeading"
+OUT_OF_DATE: Final = "StatusOutOfDate"
+"""The status describes an earlier generation of the spec."""
+PERMISSION_MISSING: Final = "PermissionMissing"
+CONTAINER_FAILED: Final = "ContainerFailed"
+"""Another container than the engine's keeps ending."""
+UNKNOWN_REASON: Final = "UnknownReason"
+
+
+def _fault(layer: Layer, do: str) -> LayerAdvice:
+    return LayerAdvice(layer, "fault", do)
+
+
+_HW, _FABRIC, _DRIVER, _CONTAINER = Layer.HARDWARE, Layer.FABRIC, Layer.DRIVER, Layer.CONTAINER
+_ARTIFACT, _EXECUTION, _ENGINE, _CONTROL = Layer.ARTIFACT, Layer.EXECUTION, Layer.ENGINE, Layer.CONTROL
+
+FAULTS: Final[Mapping[str, LayerAdvice]] = {
+    GPU_ECC_ERROR: _fault(_HW, "Cordon the node and reset the GPU; replace it if the error comes back."),
+    GPU_LOST: _fault(_HW, "Cordon the node and restart the machine; have the GPU and its slot checked."),
+    GPU_UNHEALTHY: _fault(_HW, "Cordon the node and run the vendor's diagnosis of its GPUs."),
+    NODE_SILENT: _fault(_HW, "Check the machine: power, console, network; delete the Node object if it is gone."),
+    NODE_DISK_FAULT: _fault(_HW, "Cordon the node and have its disk checked: its filesystem is read-only or damaged."),
+    NVLINK_FAULT: _fault(_FABRIC, "Cordon the node, restart its fabric manager, and have the NVLinks checked."),
+    RDMA_DEVICE_LOST: _fault(_FABRIC, "Check the RDMA adapters of the node, their cables, and the RDMA device plugin."),
+    FABRIC_FAILED: _fault(
+        _FABRIC, "Check links between the GPUs and machines of the replica: NVLink, InfiniBand, NICs."
+    ),
+    DRIVER_MISSING: _fault(_DRIVER, "Install the GPU driver and the container toolkit on the node."),
+    DRIVER_TOO_OLD: _fault(_DRIVER, "Install a driver that is new enough for the CUDA version of the engine's image."),
+    DRIVER_FAULT: _fault(_DRIVER, "Restart the machine; install another driver version if the error comes back."),
+    DEVICE_PLUGIN_MISSING: _fault(_DRIVER, "Start the GPU device plugin on these nodes, and read its log."),
+    NODE_NOT_READY: _fault(_CONTAINER, "Read the kubelet's log on the node: its condition says what is missing."),
+    NODE_CORDONED: LayerAdvice(_CONTAINER, "note", "Uncordon the node when it may take pods again."),
+    DISK_PRESSURE: _fault(_CONTAINER, "Free disk on the node: unused images, logs, or the node cache's quota."),
+    MEMORY_PRESSURE: _fault(_CONTAINER, "Find what uses the node's memory, and give its pods limits."),
+    PID_PRESSURE: _fault(_CONTAINER, "Find what starts so many processes on the node."),
+    NETWORK_UNAVAILABLE: _fault(_CONTAINER, "Look at the network plugin's pod on the node."),
+    RUNTIME_FAULT: _fault(_CONTAINER, "Restart the container runtime on the node, and read its log."),
+    EVICTED: _fault(_CONTAINER, "Give the node more of what it ran short of, or the pod a larger request."),
+    OUT_OF_MEMORY: _fault(_CONTAINER, "Raise the memory of the container (chart value engines.memoryPerGPU)."),
+    IMAGE_DENIED: _fault(_CONTAINER, "Give the pods a pull secret that the registry accepts."),
+    IMAGE_NOT_FOUND: _fault(_CONTAINER, "Correct the image's name or tag, or push the image."),
+    REGISTRY_UNREACHABLE: _fault(_CONTAINER, "Check the node's network and proxy on the way to the registry."),
+    WRONG_ARCHITECTURE: _fault(_CONTAINER, "Use an image for the node's processor architecture."),
+    CONTAINER_CONFIG: _fault(_CONTAINER, "Create the Secret or ConfigMap that the message names."),
+    MOUNT_FAILED: _fault(_CONTAINER, "Look at the volume and its driver: the kubelet cannot mount it."),
+    SANDBOX_FAILED: _fault(_CONTAINER, "Look at the network plugin's pod on the node: it gives pods no network."),
+    QUOTA_EXCEEDED: _fault(_CONTAINER, "Raise the ResourceQuota of the namespace, or use fewer replicas."),
+    LIMIT_RANGE: _fault(_CONTAINER, "Raise the LimitRange of the namespace, or lower what the engine asks for."),
+    POD_SECURITY: _fault(_CONTAINER, "Relax the Pod Security level of the namespace, or the chart's value pods."),
+    WEBHOOK_REFUSED: _fault(_CONTAINER, "Change the policy behind the admission webhook, or what it objects to."),
+    WEBHOOK_UNREACHABLE: _fault(_CONTAINER, "Start the admission webhook that the message names: it does not answer."),
+    TAINT: _fault(_CONTAINER, "Add a toleration to the GPUClass, or remove the taint from the nodes."),
+    AFFINITY: _fault(_CONTAINER, "Correct the nodeSelector of the GPUClass: no node has these labels."),
+    TOO_FEW_GPUS: _fault(_CONTAINER, "Free or add GPUs on one node of the class: no node has enough left."),
+    TOO_FEW_RESOURCES: _fault(
+        _CONTAINER, "Add CPU or memory to the class's nodes, or lower engines.cpuPerGPU and engines.memoryPerGPU."
+    ),
+    VOLUME_MISSING: _fault(_CONTAINER, "Create the PersistentVolumeClaim that the message names, or let it bind."),
+    WEIGHTS_CORRUPT: _fault(_ARTIFACT, "Delete the cached copy, compare checksums with the source, and fetch again."),
+    WEIGHTS_INCOMPLETE: _fault(_ARTIFACT, "Add the files that the engine misses to the source."),
+    WEIGHTS_MISMATCH: _fault(_ARTIFACT, "Use weights and config.json of the same model and quantization."),
+    OUT_OF_GPU_MEMORY: _fault(
+        _EXECUTION, "Use a class with more memory or more GPUs, a shorter context, or a smaller memory fraction."
+    ),
+    CUDA_ERROR: _fault(
+        _EXECUTION, "Try another engine version; if it happens on one node only, have its GPUs diagnosed."
+    ),
+    NO_KERNEL: _fault(_EXECUTION, "Use an engine image that was built for this GPU, or another class."),
+    NCCL_ERROR: _fault(
+        _EXECUTION, "Read the first error of the replica's ranks with NCCL_DEBUG=INFO; check /dev/shm and the links."
+    ),
+    ENGINE_ARGUMENTS: _fault(_ENGINE, "Remove the arguments that the engine does not know from spec.engine.extraArgs."),
+    ARCHITECTURE_UNKNOWN: _fault(_ENGINE, "Use an engine version that knows the model's architecture."),
+    CONTEXT_TOO_LONG: _fault(_ENGINE, "Lower the context length of the Model, or use a class with more memory."),
+    ENGINE_STALLED: _fault(_ENGINE, "Read the log before the restart: the engine stopped making progress."),
+    ENGINE_STOPPED: _fault(
+        _ENGINE, "Look at events of node and pod: a signal ended the engine, and it wrote no reason."
+    ),
+    GATEWAYS_NOT_READY: _fault(Layer.GATEWAY, "Look at the gateways' pods and logs: none is ready to take requests."),
+    GATEWAY_ALONE: LayerAdvice(
+        Layer.GATEWAY, "note", "Start the other gateways: alone, one does not know what others count towards quotas."
+    ),
+    NOTHING_GRANTED: _fault(Layer.CLIENT, "Grant Models in spec.models of the Tenant, or adapters in spec.adapters."),
+    MODEL_NOT_READY: LayerAdvice(Layer.CLIENT, "note", "Run `shoal why` for the Model that does not serve."),
+    OPERATOR_AWAY: _fault(
+        _CONTROL, "Look at the operator's pods: no operator leads, so nothing is decided or repaired."
+    ),
+    OUT_OF_DATE: LayerAdvice(_CONTROL, "waits", "Wait a few seconds; if it stays, run `shoal doctor`."),
+    PERMISSION_MISSING: _fault(_CONTROL, "Grant the operator what the message names; the chart's roles have it."),
+    CONTAINER_FAILED: _fault(
+        _CONTROL, "Read the container's log before its end: `kubectl logs POD -c NAME --previous`."
+    ),
+    UNKNOWN_REASON: LayerAdvice(_CONTROL, "note", "Use a version of this command that is as new as the operator."),
+}
+"""Reason -> its layer and what to do."""
+
+
+def advice(reason: str) -> LayerAdvice:
+    """The row of a reason. A reason of another version is `UNKNOWN_REASON`'s."""
+    return REASONS.get(reason) or FAULTS.get(reason) or FAULTS[UNKNOWN_REASON]
+
+
+def layer_of(reason: str) -> Layer | None:
+    """The layer of a reason; None: it is a reason of another version."""
+    row = REASONS.get(reason) or FAULTS.get(reason)
+    return row.layer if row is not None else None

@@ -1,0 +1,132 @@
+"""What nodes show: their conditions, their devices, their events."""
+
+import re
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Final
+
+from shoal.core.layers import faults, texts
+from shoal.core.layers.candidates import Candidate, Level, age
+from shoal.core.layers.types import ConditionView, EventView, Evidence, WhyNode
+
+EVENT_SECONDS: Final = 3600
+"""Older events do not count: nobody says when what they report ended."""
+_BAD: Final = {
+    # of the kubelet and of cloud providers
+    "DiskPressure": ("True", faults.DISK_PRESSURE),
+    "MemoryPressure": ("True", faults.MEMORY_PRESSURE),
+    "PIDPressure": ("True", faults.PID_PRESSURE),
+    "NetworkUnavailable": ("True", faults.NETWORK_UNAVAILABLE),
+    # of node problem detectors
+    "KernelDeadlock": ("True", faults.RUNTIME_FAULT),
+    "ReadonlyFilesystem": ("True", faults.NODE_DISK_FAULT),
+    "FilesystemCorruptionProblem": ("True", faults.NODE_DISK_FAULT),
+    "KubeletProblem": ("True", faults.NODE_NOT_READY),
+    "ContainerRuntimeProblem": ("True", faults.RUNTIME_FAULT),
+    "GPUMissing": ("True", faults.GPU_LOST),
+    "NVLinkStatusInactive": ("True", faults.NVLINK_FAULT),
+    "XIDErrors": ("True", faults.GPU_UNHEALTHY),
+    "IBLinkFlapping": ("True", faults.RDMA_DEVICE_LOST),
+    "UnhealthyNvidiaDevicePlugin": ("True", faults.DEVICE_PLUGIN_MISSING),
+    # of monitoring agents that report health
+    "AcceleratedHardwareReady": ("False", faults.GPU_UNHEALTHY),
+    "ContainerRuntimeReady": ("False", faults.RUNTIME_FAULT),
+    "NetworkingReady": ("False", faults.NETWORK_UNAVAILABLE),
+    "StorageReady": ("False", faults.NODE_DISK_FAULT),
+}
+"""Type of a condition -> the status that is bad, and what it means."""
+_ACCELERATOR: Final = re.compile(r"gpu|xid|ecc|nvlink|accelerat", re.IGNORECASE)
+_FABRIC: Final = re.compile(r"rdma|infiniband|iblink|roce", re.IGNORECASE)
+_GPU_RESOURCE: Final = re.compile(r"(^|[./-])(gpu|mig-)", re.IGNORECASE)
+_RDMA_RESOURCE: Final = re.compile(r"rdma|infiniband|/hca|/ib\b|roce", re.IGNORECASE)
+
+
+def candidates(
+    node: WhyNode,
+    events: Iterable[EventView],
+    now: datetime,
+    *,
+    pods: frozenset[str],
+    resource: str | None,
+    everywhere: bool = False,
+) -> Iterator[Candidate]:
+    """What is wrong with a node. `pods`: pods that it affects; `resource`: the GPUs that a class expects on it."""
+    for condition in node.conditions:
+        if (reason := _condition(condition)) is not None:
+            text = condition.message or condition.reason
+            yield Candidate(
+                reason,
+                f"node {node.name}: {condition.type} is {condition.status}: {texts.shorten(text)}",
+                Level.NODE,
+                (Evidence(f"{condition.type}={condition.status} ({condition.reason})", f"node {node.name}",
+                          age(now, condition.since)),),
+                pods,
+                everywhere=everywhere,
+            )  # fmt: skip
+    yield from _devices(node, pods, resource, everywhere)
+    for event in events:
+        seconds = age(now, event.at)
+        if event.kind != "Node" or event.name != node.name or seconds is None or seconds > EVENT_SECONDS:
+            continue
+        if (phrase := texts.gpu(f"{event.reason}: {event.message}")) is not None:
+            yield Candidate(
+                phrase.reason,
+                f"node {node.name}: {phrase.quote}",
+                Level.NODE,
+                (Evidence(phrase.quote, f"event {event.reason} of node {node.name}", seconds),),
+                pods,
+                everywhere=everywhere,
+            )
+    if node.cordoned:
+        yield Candidate(
+            faults.NODE_CORDONED,
+            f"node {node.name} takes no new pods: it is cordoned",
+            Level.NODE,
+            (Evidence("spec.unschedulable", f"node {node.name}", None),),
+        )
+
+
+def _condition(condition: ConditionView) -> str | None:
+    """The reason of a node's condition; None: it reports nothing bad."""
+    kind, status = condition.type, condition.status
+    if kind == "Ready":
+        # The kubelet itself writes False. Unknown is what the control plane writes when the kubelet is silent.
+        return faults.NODE_SILENT if status == "Unknown" else faults.NODE_NOT_READY if status == "False" else None
+    said = texts.gpu(f"{condition.reason}: {condition.message}")
+    if kind in _BAD:
+        bad, reason = _BAD[kind]
+        if status != bad:
+            return None
+        return said.reason if said is not None else reason
+    accelerator, fabric = _ACCELERATOR.search(kind), _FABRIC.search(kind)
+    if not accelerator and not fabric:
+        return None
+    good = kind.endswith(("Ready", "Healthy", "OK"))
+    if status != ("False" if good else "True"):
+        return None
+    if said is not None:
+        return said.reason
+    return faults.RDMA_DEVICE_LOST if fabric else faults.NVLINK_FAULT if "nvlink" in kind.lower() else _gpu(kind)
+
+
+def _gpu(kind: str) -> str:
+    return faults.GPU_ECC_ERROR if "ecc" in kind.lower() else faults.GPU_UNHEALTHY
+
+
+def _devices(node: WhyNode, pods: frozenset[str], resource: str | None, everywhere: bool) -> Iterator[Candidate]:
+    where = f"node {node.name}"
+    if resource is not None and not node.capacity.get(resource):
+        seen = Evidence(f"capacity has no {resource}", where, None)
+        text = f"{where} has the labels of its GPU class and offers no {resource}"
+        yield Candidate(faults.DEVICE_PLUGIN_MISSING, text, Level.NODE, (seen,), pods, everywhere=everywhere)
+    for name, capacity in sorted(node.capacity.items()):
+        usable = node.allocatable.get(name, 0)
+        if usable >= capacity:
+            continue
+        seen = Evidence(f"{usable} of {capacity} {name} are allocatable", where, None)
+        text = f"{where}: {capacity - usable} of {capacity} {name} cannot be used"
+        if _RDMA_RESOURCE.search(name):
+            yield Candidate(faults.RDMA_DEVICE_LOST, text, Level.NODE, (seen,), pods, everywhere=everywhere)
+        elif name == resource or _GPU_RESOURCE.search(name):
+            reason = faults.GPU_UNHEALTHY if usable else faults.DEVICE_PLUGIN_MISSING
+            yield Candidate(reason, text, Level.NODE, (seen,), pods, everywhere=everywhere)

@@ -1,0 +1,166 @@
+"""What pods show: their phase, conditions, containers and events."""
+
+import json
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Any, Final
+
+from shoal.api import names, reasons
+from shoal.core.layers import faults, texts
+from shoal.core.layers.candidates import Candidate, Level, age
+from shoal.core.layers.nodes import EVENT_SECONDS
+from shoal.core.layers.types import ConditionView, ContainerView, EventView, Evidence, WhyPod
+
+_PULLS: Final = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
+)
+_SETUPS: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"})
+_KILLED: Final = (137, 143)
+"""Exit codes of SIGKILL and SIGTERM."""
+_MOUNTS: Final = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
+_AUTOSCALERS: Final = ("TriggeredScaleUp", "NotTriggerScaleUp", "Nominated", "FailedScaleUp")
+_EVICTED: Final = ("Evicted", "Preempting", "NodeShutdown", "Terminated", "NodeAffinity", "UnexpectedAdmissionError")
+
+
+def candidates(pod: WhyPod, events: Iterable[EventView], now: datetime) -> Iterator[Candidate]:
+    """What is wrong with a pod; nothing while it is ready."""
+    if pod.ready and not any(c.unhealthy_devices for c in pod.containers):
+        return
+    mine = [e for e in events if e.kind == "Pod" and e.namespace == pod.namespace and e.name == pod.name]
+    recent = [e for e in mine if (seconds := age(now, e.at)) is not None and seconds <= EVENT_SECONDS]
+    where = f"pod {pod.key}"
+    if pod.phase == "Failed" and pod.reason in _EVICTED:
+        text = pod.message or pod.reason
+        yield _of(pod, faults.EVICTED, f"{where} was removed from its node: {texts.shorten(text)}",
+                  Evidence(f"{pod.reason}: {texts.shorten(text)}", where, age(now, _changed(pod))))  # fmt: skip
+    if pod.node is None:
+        yield from _unscheduled(pod, recent, now)
+    for container in pod.containers:
+        yield from _container(pod, container, recent, now)
+    if not any(c.state == "running" or c.exit_code is not None for c in pod.containers):
+        yield from _start(pod, recent, now)
+
+
+def _of(pod: WhyPod, reason: str, message: str, *evidence: Evidence, tried: tuple[str, ...] = ()) -> Candidate:
+    return Candidate(reason, message, Level.POD, evidence, frozenset({pod.key}), tried)
+
+
+def _changed(pod: WhyPod) -> datetime | None:
+    return max((c.since for c in pod.conditions if c.since is not None), default=pod.created)
+
+
+def _unscheduled(pod: WhyPod, events: Iterable[EventView], now: datetime) -> Iterator[Candidate]:
+    waits: ConditionView | None = next(
+        (c for c in pod.conditions if c.type == "PodScheduled" and c.status == "False"), None
+    )
+    if waits is None:
+        return
+    phrase = texts.scheduler(waits.message)
+    tried = tuple(
+        f"{e.source or 'autoscaler'}: {texts.shorten(e.message)} ({e.reason})"
+        for e in events
+        if e.reason in _AUTOSCALERS
+    )
+    yield _of(
+        pod,
+        phrase.reason if phrase is not None else reasons.UNSCHEDULABLE,
+        f"pod {pod.key} finds no node: {texts.shorten(waits.message or waits.reason)}",
+        Evidence(texts.shorten(waits.message or waits.reason), f"PodScheduled of pod {pod.key}", age(now, waits.since)),
+        tried=tried,
+    )
+
+
+def _container(
+    pod: WhyPod, container: ContainerView, events: Iterable[EventView], now: datetime
+) -> Iterator[Candidate]:
+    where = f"container {container.name} of pod {pod.key}"
+    if container.unhealthy_devices:
+        names_ = ", ".join(container.unhealthy_devices[:4])
+        yield _of(pod, faults.GPU_UNHEALTHY, f"{where} holds a device that is not healthy: {names_}",
+                  Evidence(f"Unhealthy: {names_}", f"the kubelet's status of {where}", None))  # fmt: skip
+    since = age(now, _changed(pod))
+    message = container.message or container.reason
+    if container.state == "waiting" and container.reason in _PULLS:
+        phrase = texts.pull(f"{container.reason}: {_pull_message(message, pod, events)}")
+        yield _of(pod, phrase.reason if phrase else reasons.IMAGE_UNAVAILABLE,
+                  f"{where}: {container.reason}: {texts.shorten(message)}",
+                  Evidence(f"{container.reason}: {texts.shorten(message)}", where, since),
+                  tried=("the kubelet goes on trying to pull the image",))  # fmt: skip
+        return
+    if container.state == "waiting" and container.reason in _SETUPS:
+        phrase = texts.setup(message)
+        yield _of(pod, phrase.reason if phrase else faults.CONTAINER_CONFIG,
+                  f"{where}: {container.reason}: {texts.shorten(message)}",
+                  Evidence(f"{container.reason}: {texts.shorten(message)}", where, since))  # fmt: skip
+        return
+    if container.exit_code is None or (container.exit_code == 0 and container.init) or container.ready:
+        return
+    yield _ended(pod, container, events, now)
+
+
+def _pull_message(message: str, pod: WhyPod, events: Iterable[EventView]) -> str:
+    """With the back-off the status forgets why; the event of the failed pull has it."""
+    failed = [e.message for e in events if e.reason == "Failed" and "pull" in e.message.lower()]
+    return "\n".join([message, *failed])
+
+
+def _ended(pod: WhyPod, container: ContainerView, events: Iterable[EventView], now: datetime) -> Candidate:
+    where = f"container {container.name} of pod {pod.key}"
+    text = container.exit_message or container.exit_reason
+    reason, quote = _why_ended(container, [e for e in events if e.reason in ("Killing", "Unhealthy")])
+    tried: list[str] = []
+    if container.restarts:
+        times = "once" if container.restarts == 1 else f"{container.restarts} times"
+        tried.append(f"the kubelet restarted {where} {times}")
+    if container.reason == "CrashLoopBackOff":
+        tried.append(f"the kubelet waits before it restarts {where} again (CrashLoopBackOff)")
+    seen = f"exit code {container.exit_code}" + (f" ({container.exit_reason})" if container.exit_reason else "")
+    said = quote or texts.shorten(text[-texts.LONGEST :].strip().rpartition("\n")[2])
+    ended = age(now, container.ended)
+    return _of(pod, reason, f"{where} ended with {seen}: {said or 'it wrote nothing'}",
+               Evidence(f"{seen}: {said}" if said else seen, where, ended), tried=tuple(tried))  # fmt: skip
+
+
+def _why_ended(container: ContainerView, killed: list[EventView]) -> tuple[str, str]:
+    """(reason, the line that says it)."""
+    if container.exit_reason == "OOMKilled":
+        return faults.OUT_OF_MEMORY, ""
+    text = container.exit_message
+    if container.name == names.CONTAINER_STAGE:
+        return _stage(text)
+    if (phrase := texts.engine(text) or texts.setup(text)) is not None:
+        return phrase.reason, phrase.quote
+    liveness = next((e for e in killed if "liveness" in e.message.lower()), None)
+    engine = container.name == names.CONTAINER_ENGINE
+    if engine and liveness is not None:
+        return faults.ENGINE_STALLED, texts.shorten(liveness.message)
+    if engine and container.exit_code in _KILLED and not text.strip():
+        return faults.ENGINE_STOPPED, ""
+    return (reasons.ENGINE_FAILED if engine else faults.CONTAINER_FAILED), ""
+
+
+def _stage(text: str) -> tuple[str, str]:
+    try:
+        written: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        written = None
+    match written:
+        case {"reason": str(reason), "message": str(message)} if reason in reasons.STAGE_REASONS:
+            return reason, texts.shorten(message)
+        case _:
+            return reasons.STAGE_FAILED, ""
+
+
+def _start(pod: WhyPod, events: Iterable[EventView], now: datetime) -> Iterator[Candidate]:
+    """Why no container of a scheduled pod has started: only events say it."""
+    for event in events:
+        text = f"{event.reason}: {event.message}"
+        if event.reason in _MOUNTS:
+            reason = faults.MOUNT_FAILED
+        elif event.reason == "FailedCreatePodSandBox":
+            phrase = texts.setup(event.message)
+            reason = phrase.reason if phrase is not None else faults.SANDBOX_FAILED
+        else:
+            continue
+        yield _of(pod, reason, f"pod {pod.key} does not start: {texts.shorten(event.message)}",
+                  Evidence(texts.shorten(text), f"event of pod {pod.key}", age(now, event.at)))  # fmt: skip

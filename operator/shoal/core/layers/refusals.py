@@ -1,0 +1,99 @@
+"""Every code with which a gateway refuses a request: its layer, and what to do."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from shoal.core.layers.advice import LayerAdvice
+from shoal.core.layers.layer import Layer
+
+
+def _client(do: str) -> LayerAdvice:
+    return LayerAdvice(Layer.CLIENT, "fault", do)
+
+
+def _fault(layer: Layer, do: str) -> LayerAdvice:
+    return LayerAdvice(layer, "fault", do)
+
+
+_FIELD: Final = _client("Correct the field that `param` names.")
+_SHORTER: Final = _client("Send less: the message has the limit.")
+_UNSUPPORTED: Final = _client("Leave out what the message names: this model or endpoint does not have it.")
+REFUSALS: Final[Mapping[str, LayerAdvice]] = {
+    # --- the key and what it may use
+    "missing_api_key": _client("Send the API key in the header Authorization or x-api-key."),
+    "invalid_api_key": _client("Use a key that is listed in a Tenant, not disabled, and not expired."),
+    "disabled_api_key": _client("Use another key, or enable this one: `shoal keys list TENANT`."),
+    "expired_api_key": _client("Create a new key: `shoal keys rotate`."),
+    "invalid_token": _client("Use a token that is still valid."),
+    "forbidden": _client("Ask for the role that the message names."),
+    "tenant_suspended": _client("Ask the platform why the Tenant is suspended."),
+    "model_not_found": _client("Use a model name that `GET /v1/models` lists for this key."),
+    "insufficient_quota": _client("Wait for the next period, or ask for a larger budget of the Tenant or key."),
+    "rate_limit_exceeded": _client("Send fewer requests or tokens per minute, or ask for a higher limit."),
+    # --- the request
+    "context_length_exceeded": _client("Send fewer tokens, ask for fewer, or use a model with a longer context."),
+    "request_too_large": _SHORTER,
+    "request_too_complex": _SHORTER,
+    "too_large": _SHORTER,
+    "too_many_sequences": _SHORTER,
+    "too_much_work": _SHORTER,
+    "schema_too_large": _SHORTER,
+    "schema_reference": _FIELD,
+    "conflicting_fields": _FIELD,
+    "unknown_field": _FIELD,
+    "invalid_value": _FIELD,
+    "invalid_type": _FIELD,
+    "invalid_parameter": _FIELD,
+    "invalid_key": _FIELD,
+    "missing_value": _FIELD,
+    "missing_model": _FIELD,
+    "not_allowed": _FIELD,
+    "string_too_long": _FIELD,
+    "pattern_too_large": _FIELD,
+    "pattern_not_linear": _FIELD,
+    "schema_circular": _FIELD,
+    "token_out_of_vocabulary": _FIELD,
+    "too_many_prompts": _SHORTER,
+    "too_many_documents": _SHORTER,
+    "media_not_supported": _UNSUPPORTED,
+    "vocabulary_unknown": _client("Send text in place of ids of tokens: this model's vocabulary is not known."),
+    "token_not_allowed": _FIELD,
+    "url_not_allowed": _client("Send the media in the request, or use a host that the platform allows."),
+    "media_not_fetched": _client("Send the media in the request, or make the URL answer."),
+    "invalid_json": _client("Send valid JSON."),
+    "invalid_form": _client("Send a valid multipart form."),
+    "unsupported_field": _UNSUPPORTED,
+    "unsupported_media_type": _UNSUPPORTED,
+    "unsupported_dimensions": _UNSUPPORTED,
+    "audio_not_supported": _UNSUPPORTED,
+    "length_not_known": _client("Send the recording in a format whose length can be measured."),
+    "wrong_endpoint": _client("Use the endpoint that the message names."),
+    "unknown_path": _client("Correct the URL."),
+    "method_not_allowed": _client("Use the method that the message names."),
+    "adapter_unusable": _fault(Layer.ARTIFACT, "Correct the adapter: `shoal why adapter/NAME`."),
+    # --- the engine
+    "engine_error": _fault(Layer.ENGINE, "Look at the engine's log, and run `shoal why model/NAME`."),
+    "refused_by_engine": _fault(Layer.ENGINE, "Compare the request with what the engine supports."),
+    "replica_lost": _fault(Layer.ENGINE, "Send it again; `shoal why model/NAME` shows why the replica ended."),
+    "replica_lost_twice": _fault(Layer.ENGINE, "Do not send it again unchanged: it may be what ends replicas."),
+    "bad_answer": _fault(Layer.ENGINE, "Look at the engine's log: its answer is none of the API's."),
+    "no_stream": _fault(Layer.ENGINE, "Look at the engine's log: it did not stream."),
+    "answer_too_large": _fault(Layer.GATEWAY, "Ask for a shorter answer, or stream it."),
+    # --- waiting for a replica
+    "no_replica": _fault(Layer.CONTROL, "Run `shoal why model/NAME`: no replica can take the request."),
+    "model_unavailable": _fault(Layer.CONTROL, "Run `shoal why model/NAME`: the Model does not serve."),
+    "adapter_unavailable": _fault(Layer.ENGINE, "Run `shoal why adapter/NAME`: it does not answer now."),
+    "hold_full": _fault(Layer.GATEWAY, "Send it later; more replicas shorten the queue of held requests."),
+    "hold_expired": _fault(Layer.GATEWAY, "Send it later; `shoal why model/NAME` shows why no replica was free."),
+    "timeout": _fault(Layer.GATEWAY, "Ask for less, or raise the gateways' time limit of a request."),
+    # --- the gateway itself
+    "overloaded": _fault(Layer.GATEWAY, "Send it again later; add gateways if it stays."),
+    "starting": _fault(Layer.GATEWAY, "Send it again in a second: the gateway has just started."),
+    "cannot_record_usage": _fault(Layer.GATEWAY, "Free the disk of the gateway's spool; nothing is served unbilled."),
+    "internal_error": _fault(Layer.GATEWAY, "Report it with the request's id and `shoal support bundle`."),
+    "ledger_unavailable": _fault(Layer.CONTROL, "Look at the ledger's pod: `shoal doctor`."),
+    "no_ledger": _fault(Layer.CONTROL, "Install the ledger to answer questions about usage."),
+    "log_unavailable": _fault(Layer.CONTROL, "Look at the store of the request log."),
+    "mutual_tls_needed": _fault(Layer.CONTROL, "Call the port that speaks mutual TLS."),
+}
+"""Code of an error -> its layer and what to do. A test compares the rows with the codes in the gateway's source."""

@@ -1,0 +1,175 @@
+"""What a message says about its cause. Engines, kubelets, the scheduler and the API server write them; no field of the
+API says the same.
+
+Only known phrases count. A message without one keeps the reason that it came with.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from shoal.core.layers import faults
+
+LONGEST: Final = 8192
+"""Characters of a message that are read, from its end: an engine's last lines say why."""
+_LONGEST_QUOTE: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Phrase:
+    """A known phrase in a message."""
+
+    reason: str
+    quote: str
+    """The line that it is in."""
+
+
+def _all(*pairs: tuple[str, str]) -> tuple[tuple[re.Pattern[str], str], ...]:
+    return tuple((re.compile(pattern, re.IGNORECASE), reason) for pattern, reason in pairs)
+
+
+_GPU: Final = _all(
+    (r"uncorrectable ecc|double[- ]bit (ecc )?error|uncorrectable memory error", faults.GPU_ECC_ERROR),
+    (r"fallen off the bus|gpu is lost|gpu has been lost|CUDA_ERROR_DEVICE_UNAVAILABLE", faults.GPU_LOST),
+    (r"nvlink (error|fault|down|status inactive)|uncorrectable nvlink|system not yet initialized"
+     r"|CUDA_ERROR_SYSTEM_NOT_READY|nvswitch (fatal|error)", faults.NVLINK_FAULT),
+    (r"\bibv_[a-z_]{1,40}\b.{0,80}(failed|error)|net/ib\b.{0,120}(error|failed|async|timeout|vendor err)"
+     r"|infiniband.{0,80}(down|error)|\bIBV_WC_[A-Z_]{1,40}", faults.FABRIC_FAILED),
+    (r"cuda driver version is insufficient|forward compatibility was attempted|driver on your system is too old"
+     r"|unsatisfied condition: (cuda|driver)", faults.DRIVER_TOO_OLD),
+    (r"driver/library version mismatch|gsp (rpc )?timeout|timeout waiting for rpc from gsp", faults.DRIVER_FAULT),
+    (r"no cuda-capable device|found no nvidia driver|nvml_error_|failed to initialize nvml"
+     r"|nvidia-container-cli|libcuda\.so(\.1)?: cannot open|no cuda gpus are available"
+     r"|no nvidia gpu (device )?(is )?(present|found)", faults.DRIVER_MISSING),
+)  # fmt: skip
+"""L0 to L1, the most upstream first."""
+_ENGINE: Final = _all(
+    (r"safetensorerror|error while deserializing header|headertoo(large|small)|metadataincompletebuffer"
+     r"|invalid load key|unexpected eof.{0,40}\.(bin|safetensors|gguf)|corrupt(ed)? (file|checkpoint|weights)"
+     r"|pytorchstreamreader failed", faults.WEIGHTS_CORRUPT),
+    (r"does not appear to have a file named|no such file or directory: .{0,200}\.(safetensors|bin|json)"
+     r"|cannot find any model weights|cannot find the (weights|tokenizer)|can't load tokenizer",
+     faults.WEIGHTS_INCOMPLETE),
+    (r"size mismatch for|weights? .{0,80}not (found in|initialized from) (the )?checkpoint"
+     r"|keyerror: '(model|transformer|lm_head)\.|shape mismatch.{0,80}weight", faults.WEIGHTS_MISMATCH),
+    (r"no kernel image is available|sm_?\d{1,4} is not (supported|compatible)"
+     r"|compute capability.{0,80}(required|at least)", faults.NO_KERNEL),
+    (r"cuda out of memory|outofmemoryerror|cuda_error_out_of_memory|hip out of memory|not enough memory.{0,80}(gpu|kv)"
+     r"|no available memory for the cache blocks|cublas_status_alloc_failed", faults.OUT_OF_GPU_MEMORY),
+    (r"nccl (error|warn)|ncclsystemerror|ncclunhandledcudaerror|ncclinternalerror|watchdog caught collective"
+     r"|processgroupnccl.{0,80}(timeout|abort)", faults.NCCL_ERROR),
+    (r"cuda error|illegal memory access|device-side assert|unspecified launch failure|\bcudaerror[a-z]|\bcublas_status_"
+     r"|hip error", faults.CUDA_ERROR),
+    (r"unrecognized arguments|error: argument |invalid choice: |no such option", faults.ENGINE_ARGUMENTS),
+    (r"model architectures? .{0,120}(not supported|are not supported)|unsupported architecture"
+     r"|does not recognize this architecture", faults.ARCHITECTURE_UNKNOWN),
+    (r"max(imum)?[ _-](seq|model)[ _-]len.{0,160}(larger|greater|longer)|context.length.{0,80}(greater|longer|exceeds)",
+     faults.CONTEXT_TOO_LONG),
+)  # fmt: skip
+"""L2.5 to L4. A driver's failure often shows as a CUDA error too, so these come after `_GPU`."""
+_PULL: Final = _all(
+    (r"unauthorized|denied|authentication required|no basic auth|403 forbidden", faults.IMAGE_DENIED),
+    (r"manifest unknown|not found|does not exist|invalidimagename|couldn't parse image", faults.IMAGE_NOT_FOUND),
+    (r"no such host|i/o timeout|connection refused|deadline exceeded|dial tcp|network is unreachable|tls handshake"
+     r"|x509:|5\d\d (internal|bad gateway|service unavailable)|toomanyrequests", faults.REGISTRY_UNREACHABLE),
+)  # fmt: skip
+_SETUP: Final = _all(
+    (r"exec format error", faults.WRONG_ARCHITECTURE),
+    (r"(secret|configmap) \"?[\w.-]{1,253}\"? not found|couldn't find key", faults.CONTAINER_CONFIG),
+    (r"failed to (create|setup|set up) .{0,40}sandbox|network plugin|cni", faults.SANDBOX_FAILED),
+    (r"mountvolume|unable to attach or mount", faults.MOUNT_FAILED),
+)
+_ADMISSION: Final = _all(
+    (r"exceeded quota|failed quota", faults.QUOTA_EXCEEDED),
+    (r"(maximum|minimum) [\w./-]{1,80} usage per (container|pod)"
+     r"|per (container|pod) is .{0,40}, but (limit|request)", faults.LIMIT_RANGE),
+    (r"violates podsecurity", faults.POD_SECURITY),
+    (r"failed calling webhook", faults.WEBHOOK_UNREACHABLE),
+    (r"admission webhook .{0,253} denied|denied by|validatingadmissionpolicy", faults.WEBHOOK_REFUSED),
+    (r"is forbidden: user .{0,253} cannot|cannot (get|list|watch|create|update|patch|delete) resource",
+     faults.PERMISSION_MISSING),
+)  # fmt: skip
+_SCHEDULER: Final = _all(
+    (r"persistentvolumeclaim|unbound immediate|volume node affinity", faults.VOLUME_MISSING),
+    (r"insufficient [\w.-]{1,253}/[\w.-]", faults.TOO_FEW_GPUS),
+    (r"insufficient (cpu|memory|ephemeral-storage|pods)|too many pods", faults.TOO_FEW_RESOURCES),
+    (r"untolerated taint", faults.TAINT),
+    (r"didn't match pod's node affinity|node selector", faults.AFFINITY),
+    (r"were unschedulable", faults.NODE_CORDONED),
+)
+"""The scheduler counts nodes for each of these. What the class's own nodes lack comes first: nodes of other kinds never
+match its selector."""
+_XID: Final = re.compile(r"\bxid(?: \([^)]{0,80}\))?[:= ]{1,3}(\d{1,3})\b|\bnvidiaxid(\d{1,3})", re.IGNORECASE)
+XIDS: Final = {
+    faults.GPU_ECC_ERROR: {48, 63, 64, 92, 94, 95},
+    faults.GPU_LOST: {79},
+    faults.NVLINK_FAULT: {74},
+    faults.DRIVER_FAULT: {38, 61, 62, 119, 120, 123},
+    faults.CUDA_ERROR: {13, 31, 32, 43, 45, 68, 69},
+}
+"""Numbers of NVIDIA's Xid messages by what they mean."""
+
+
+def engine(text: str) -> Phrase | None:
+    """Why an engine or a container of a pod ended; also for kubelets' messages about GPUs. The most upstream cause of
+    those that the text names."""
+    return xid(text) or _first(text, (*_GPU, *_ENGINE))
+
+
+def gpu(text: str) -> Phrase | None:
+    """What a node's condition or event says of its GPUs."""
+    return xid(text) or _first(text, _GPU)
+
+
+def xid(text: str) -> Phrase | None:
+    """The most upstream of the Xid messages in a text."""
+    found: list[Phrase] = []
+    for match in _XID.finditer(text[-LONGEST:]):
+        number = int(match[1] or match[2])
+        reason = next((reason for reason, numbers in XIDS.items() if number in numbers), faults.DRIVER_FAULT)
+        found.append(Phrase(reason, _line(text[-LONGEST:], match)))
+    return min(found, key=lambda phrase: faults.advice(phrase.reason).layer.order, default=None)
+
+
+def pull(text: str) -> Phrase | None:
+    """Why an image cannot be pulled."""
+    return _first(text, _PULL)
+
+
+def setup(text: str) -> Phrase | None:
+    """Why a container cannot be set up."""
+    return _first(text, (*_GPU, *_SETUP))
+
+
+def admission(text: str) -> Phrase | None:
+    """Why the API server refuses an object."""
+    return _first(text, _ADMISSION)
+
+
+def scheduler(text: str) -> Phrase | None:
+    """Why the scheduler finds no node."""
+    return _first(text, _SCHEDULER)
+
+
+def shorten(text: str, longest: int = _LONGEST_QUOTE) -> str:
+    """A message as one line, at most so long."""
+    line = " ".join(text.split())
+    return line if len(line) <= longest else f"{line[: longest - 4]} ..."
+
+
+def _first(text: str, known: Iterable[tuple[re.Pattern[str], str]]) -> Phrase | None:
+    read = text[-LONGEST:]
+    for pattern, reason in known:
+        if match := pattern.search(read):
+            return Phrase(reason, _line(read, match))
+    return None
+
+
+def _line(text: str, match: re.Match[str]) -> str:
+    begin, end = text.rfind("\n", 0, match.start()) + 1, text.find("\n", match.end())
+    line = text[begin : end if end >= 0 else len(text)].strip()
+    if len(line) <= _LONGEST_QUOTE:
+        return line
+    start = max(0, match.start() - begin - 40)
+    return shorten(line[start:])

@@ -1,0 +1,224 @@
+"""What `shoal why` reads, and what it answers. None is unknown."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from shoal.core.layers.advice import State
+from shoal.core.layers.layer import Layer
+
+ExplainedKind = Literal["model", "adapter", "pool", "tenant", "pod", "class", "node"]
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionView:
+    """A condition of any object."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+    since: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectView:
+    """One of Shoal's objects."""
+
+    kind: ExplainedKind
+    namespace: str | None
+    name: str
+    generation: int
+    observed_generation: int | None
+    conditions: tuple[ConditionView, ...]
+    paused: bool = False
+    spec: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    status: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+    @property
+    def text(self) -> str:
+        """`Model chat/llama`."""
+        return f"{_KINDS[self.kind]} {self.key}"
+
+
+_KINDS: Mapping[str, str] = {
+    "model": "Model",
+    "adapter": "LoRAAdapter",
+    "pool": "LoRAPool",
+    "tenant": "Tenant",
+    "pod": "pod",
+    "class": "GPUClass",
+    "node": "node",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerView:
+    """The state of one container."""
+
+    name: str
+    init: bool
+    ready: bool
+    restarts: int
+    state: Literal["waiting", "running", "terminated", "unknown"]
+    reason: str
+    """Of waiting."""
+    message: str
+    exit_code: int | None
+    """Of the present or the last termination."""
+    exit_reason: str
+    exit_message: str
+    ended: datetime | None
+    unhealthy_devices: tuple[str, ...] = ()
+    """Devices that the kubelet reports as not healthy."""
+
+
+@dataclass(frozen=True, slots=True)
+class WhyPod:
+    """A pod with what its status says."""
+
+    namespace: str
+    name: str
+    node: str | None
+    phase: str
+    reason: str
+    message: str
+    deleting: bool
+    created: datetime | None
+    conditions: tuple[ConditionView, ...]
+    containers: tuple[ContainerView, ...]
+    model: str | None = None
+    """Name of its Model, by its label."""
+    gpu_class: str | None = None
+    component: str | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def ready(self) -> bool:
+        return any(c.type == "Ready" and c.status == "True" for c in self.conditions)
+
+
+@dataclass(frozen=True, slots=True)
+class WhyNode:
+    """A node with what its status says."""
+
+    name: str
+    conditions: tuple[ConditionView, ...]
+    cordoned: bool
+    capacity: Mapping[str, int]
+    """Extended resources only."""
+    allocatable: Mapping[str, int]
+    labels: Mapping[str, str]
+    deleting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EventView:
+    """An event of Kubernetes."""
+
+    kind: str
+    """Of the object that it is about."""
+    namespace: str
+    name: str
+    type: str
+    reason: str
+    message: str
+    at: datetime | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorLease:
+    """The Lease of the leading operator."""
+
+    holder: str
+    renewed: datetime | None
+    seconds: int
+    """After these without renewal it counts as lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """Something that could not be read, and why."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionView:
+    """The operator's last decision about a Model."""
+
+    at: datetime
+    reason: str
+    message: str
+    alternative: str
+    stale: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WhySnapshot:
+    """What was read of a subject and of what it depends on."""
+
+    kind: ExplainedKind
+    key: str
+    """`namespace/name`, or `name`."""
+    subject: ObjectView | None = None
+    """None for pods and nodes."""
+    related: tuple[ObjectView, ...] = ()
+    """What the subject depends on: GPU classes of a Model; pool and Model of an adapter; Models of a Tenant."""
+    pods: tuple[WhyPod, ...] = ()
+    nodes: tuple[WhyNode, ...] = ()
+    """Nodes of these pods, and of the GPU classes."""
+    events: tuple[EventView, ...] = ()
+    lease: OperatorLease | None = None
+    decision: DecisionView | None = None
+    unread: tuple[Unread, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Something that was seen."""
+
+    what: str
+    where: str
+    age_seconds: int | None
+    """None: nobody says when it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCause:
+    """One thing that is wrong."""
+
+    reason: str
+    layer: Layer
+    state: State
+    message: str
+    do: str
+    """What to do."""
+    evidence: tuple[Evidence, ...] = ()
+    tried: tuple[str, ...] = ()
+    """What Shoal or Kubernetes did about it already."""
+    consequences: tuple[str, ...] = ()
+    """What it explains: `L4 engine EngineFailed: ...`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The answer."""
+
+    kind: ExplainedKind
+    key: str
+    state: Literal["ok", "waiting", "failing", "unknown"]
+    """unknown: nothing wrong was found, and not everything could be read."""
+    causes: tuple[LayerCause, ...]
+    """The most upstream first."""
+    unread: tuple[Unread, ...]

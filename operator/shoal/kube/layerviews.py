@@ -1,0 +1,196 @@
+"""From raw objects to what `core/layers` reads. A field of another shape than the API's counts as absent."""
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, cast
+
+from shoal.api import names
+from shoal.api.meta import JsonObject
+from shoal.core import quantity
+from shoal.core.layers.types import (
+    ConditionView,
+    ContainerView,
+    EventView,
+    ExplainedKind,
+    ObjectView,
+    OperatorLease,
+    WhyNode,
+    WhyPod,
+)
+
+_LONGEST: Final = 8192
+"""Characters of a text that are kept."""
+_MOST: Final = 128
+"""Conditions and containers of one object that are read."""
+_LEASE_SECONDS: Final = 15
+
+
+def conditions(status: Mapping[str, Any]) -> tuple[ConditionView, ...]:
+    return tuple(
+        ConditionView(
+            type=_text(c.get("type")),
+            status=_text(c.get("status")) or "Unknown",
+            reason=_text(c.get("reason")),
+            message=_text(c.get("message")),
+            since=time_of(c.get("lastTransitionTime")),
+        )
+        for c in _seq(status, "conditions")
+    )
+
+
+def shoal_object(kind: ExplainedKind, raw: JsonObject) -> ObjectView:
+    """One of Shoal's own kinds."""
+    metadata, status = _map(raw, "metadata"), _map(raw, "status")
+    observed = status.get("observedGeneration")
+    return ObjectView(
+        kind=kind,
+        namespace=metadata.get("namespace"),
+        name=_text(metadata.get("name")),
+        generation=_number(metadata.get("generation")) or 0,
+        observed_generation=_number(observed),
+        conditions=conditions(status),
+        paused=_map(metadata, "annotations").get(names.ANNOTATION_PAUSED) == "true",
+        spec=_map(raw, "spec"),
+        status=status,
+    )
+
+
+def pod(raw: JsonObject) -> WhyPod:
+    metadata, spec, status = _map(raw, "metadata"), _map(raw, "spec"), _map(raw, "status")
+    labels = _map(metadata, "labels")
+    return WhyPod(
+        namespace=_text(metadata.get("namespace")),
+        name=_text(metadata.get("name")),
+        node=spec.get("nodeName") or None,
+        phase=_text(status.get("phase")),
+        reason=_text(status.get("reason")),
+        message=_text(status.get("message")),
+        deleting="deletionTimestamp" in metadata,
+        created=time_of(metadata.get("creationTimestamp")),
+        conditions=conditions(status),
+        containers=(
+            *(_container(c, init=True) for c in _seq(status, "initContainerStatuses")),
+            *(_container(c, init=False) for c in _seq(status, "containerStatuses")),
+        ),
+        model=labels.get(names.LABEL_MODEL),
+        gpu_class=labels.get(names.LABEL_GPU_CLASS),
+        component=labels.get(names.LABEL_COMPONENT),
+    )
+
+
+def node(raw: JsonObject) -> WhyNode:
+    metadata, spec, status = _map(raw, "metadata"), _map(raw, "spec"), _map(raw, "status")
+    return WhyNode(
+        name=_text(metadata.get("name")),
+        conditions=conditions(status),
+        cordoned=spec.get("unschedulable") is True,
+        capacity=_devices(_map(status, "capacity")),
+        allocatable=_devices(_map(status, "allocatable")),
+        labels=_map(metadata, "labels"),
+        deleting="deletionTimestamp" in metadata,
+    )
+
+
+def event(raw: JsonObject) -> EventView:
+    """An event of `events.k8s.io/v1`. Reporters that use the older API are in the deprecated fields."""
+    about = _map(raw, "regarding")
+    at = (
+        _map(raw, "series").get("lastObservedTime")
+        or raw.get("deprecatedLastTimestamp")
+        or raw.get("eventTime")
+        or _map(raw, "metadata").get("creationTimestamp")
+    )
+    return EventView(
+        kind=_text(about.get("kind")),
+        namespace=_text(about.get("namespace")),
+        name=_text(about.get("name")),
+        type=_text(raw.get("type")),
+        reason=_text(raw.get("reason")),
+        message=_text(raw.get("note")),
+        at=time_of(at),
+        source=_text(raw.get("reportingController")) or _text(_map(raw, "deprecatedSource").get("component")),
+    )
+
+
+def lease(raw: JsonObject) -> OperatorLease:
+    spec = _map(raw, "spec")
+    return OperatorLease(
+        holder=_text(spec.get("holderIdentity")),
+        renewed=time_of(spec.get("renewTime")),
+        seconds=_number(spec.get("leaseDurationSeconds")) or _LEASE_SECONDS,
+    )
+
+
+def time_of(value: object) -> datetime | None:
+    """A time of the API. Users write some of them too: what is no time is unknown."""
+    if not isinstance(value, str):
+        return None
+    try:
+        found = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+def _container(status: JsonObject, *, init: bool) -> ContainerView:
+    state, last = _map(status, "state"), _map(status, "lastState")
+    waiting = _map(state, "waiting")
+    ended = _map(state, "terminated") or _map(last, "terminated")
+    return ContainerView(
+        name=_text(status.get("name")),
+        init=init,
+        ready=status.get("ready") is True,
+        restarts=_number(status.get("restartCount")) or 0,
+        state=_state(state),
+        reason=_text(waiting.get("reason")),
+        message=_text(waiting.get("message")),
+        exit_code=_number(ended.get("exitCode")),
+        exit_reason=_text(ended.get("reason")),
+        exit_message=_text(ended.get("message")),
+        ended=time_of(ended.get("finishedAt")),
+        unhealthy_devices=tuple(_unhealthy(status)),
+    )
+
+
+def _state(state: Mapping[str, Any]) -> Literal["waiting", "running", "terminated", "unknown"]:
+    for name in ("waiting", "running", "terminated"):
+        if name in state:
+            return name
+    return "unknown"
+
+
+def _unhealthy(status: JsonObject) -> Iterable[str]:
+    for resource in _seq(status, "allocatedResourcesStatus"):
+        for device in _seq(resource, "resources"):
+            if device.get("health") == "Unhealthy":
+                yield _text(device.get("resourceID")) or _text(resource.get("name"))
+
+
+def _devices(amounts: Mapping[str, Any]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, amount in amounts.items():
+        if "/" in name:
+            try:
+                found[name] = quantity.count(amount)
+            except (ValueError, ArithmeticError):
+                continue
+    return found
+
+
+def _text(value: object) -> str:
+    return value[-_LONGEST:] if isinstance(value, str) else ""
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _map(obj: Mapping[str, Any], field: str) -> JsonObject:
+    value: Any = obj.get(field)
+    return cast("JsonObject", value) if isinstance(value, dict) else {}
+
+
+def _seq(obj: Mapping[str, Any], field: str) -> list[JsonObject]:
+    value: Any = obj.get(field)
+    listed = cast("list[Any]", value)[:_MOST] if isinstance(value, list) else []
+    return [cast("JsonObject", each) for each in listed if isinstance(each, dict)]

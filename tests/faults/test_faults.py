@@ -1,0 +1,722 @@
+"""One row per fault: on which layer it is found, as what, and what a person is told to do."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from shoal.core.layers.causes import causes
+from shoal.core.layers.types import DecisionView, ObjectView, Unread, WhySnapshot
+from tests.faults.worlds import (
+    GPU,
+    NOW,
+    adapter,
+    condition,
+    crashed,
+    engine,
+    event,
+    gpu_class,
+    model,
+    node,
+    not_ready,
+    pending,
+    pod,
+    seen,
+    stage,
+    tenant,
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A cluster with a fault, and what is said of it first."""
+
+    name: str
+    world: WhySnapshot
+    layer: str
+    reason: str
+    do: str
+    """Words of the next step."""
+    hides: tuple[str, ...] = ()
+    """Reasons that are shown as its consequences, and not as causes."""
+    evidence: str = ""
+    """Words of its evidence."""
+
+
+def failed(text: str) -> ObjectView:
+    """The Model's condition when its engine keeps ending."""
+    return not_ready("EngineFailed", f"the engine of pod chat/llama-1 ended with exit code 1 (3 restarts): {text}")
+
+
+def engine_world(text: str, code: int = 1) -> WhySnapshot:
+    """A Model whose engine keeps ending with this text, on a node where nothing is wrong."""
+    return seen(failed(text), pods=(pod(crashed(text, code)),), nodes=(node(),))
+
+
+def stage_world(reason: str, message: str) -> WhySnapshot:
+    text = f'{{"reason": "{reason}", "message": "{message}"}}'
+    return seen(
+        not_ready(reason, f"{message} (pod chat/llama-1, attempt 4)"), pods=(pod(stage(text)),), nodes=(node(),)
+    )
+
+
+def image_world(waiting: tuple[str, str], *events: str) -> WhySnapshot:
+    return seen(
+        not_ready("ImageUnavailable", f"container engine of pod chat/llama-1: {waiting[0]}: {waiting[1]}"),
+        pods=(pod(engine(waiting=waiting)),),
+        nodes=(node(),),
+        events=tuple(event("Pod", "llama-1", "Failed", text) for text in events),
+    )
+
+
+def waits_for_gpus(message: str, **more: Any) -> WhySnapshot:
+    return seen(not_ready("Unschedulable", f"pod chat/llama-1: {message}"), pods=(pending(message),), **more)
+
+
+CUDA = "RuntimeError: CUDA error: unspecified launch failure"
+READY = condition("Ready", "True", "ReplicasReady", "1 of 1 replicas ready")
+CLASS = gpu_class(condition("Ready", "True", "NodesFound"))
+FULL = not_ready("NoCapacity", "class h100-80gb has 0 of 8 GPUs free")
+INSUFFICIENT = "0/4 nodes are available: 1 Insufficient nvidia.com/gpu, 3 node(s) didn't match Pod's node affinity"
+
+FAULTS = [
+    # --- L0 hardware
+    Fault(
+        "a node whose kubelet is silent",
+        seen(
+            failed("nothing"),
+            pods=(pod(crashed("", 137)),),
+            nodes=(node(condition("Ready", "Unknown", "NodeStatusUnknown", "Kubelet stopped posting", 90)),),
+        ),
+        "L0", "NodeSilent", "Check the machine", ("EngineStopped", "EngineFailed"), "Ready=Unknown",
+    ),
+    Fault(
+        "an ECC error that a node problem detector reports",
+        seen(
+            failed(CUDA),
+            pods=(pod(crashed(CUDA)),),
+            nodes=(node(condition("GpuEccErrors", "True", "DoubleBitError", "GPU 3 has errors", 200)),),
+        ),
+        "L0", "GPUUncorrectableECC", "Cordon the node", ("CUDAError",), "GpuEccErrors=True",
+    ),
+    Fault(
+        "an Xid 79 in a node's condition",
+        seen(
+            failed(CUDA),
+            pods=(pod(crashed(CUDA)),),
+            nodes=(node(condition("XIDErrors", "True", "XIDError", "NVRM: Xid (PCI:0000:3b:00): 79, lost", 9)),),
+        ),
+        "L0", "GPUFellOffBus", "restart the machine", ("CUDAError",), "XIDErrors=True",
+    ),
+    Fault(
+        "an Xid 48 in a node's event",
+        seen(
+            failed(CUDA),
+            pods=(pod(crashed(CUDA)),),
+            nodes=(node(),),
+            events=(event("Node", "gpu-1", "XidError", "NVRM: Xid (PCI:0000:3b:00): 48, DBE"),),
+        ),
+        "L0", "GPUUncorrectableECC", "reset the GPU", ("CUDAError",), "Xid",
+    ),
+    Fault(
+        "an Xid in the engine's own log",
+        engine_world("NVRM: Xid (PCI:0000:3b:00): 94, Contained ECC error\nCUDA error: uncorrectable ECC error"),
+        "L0", "GPUUncorrectableECC", "Cordon the node", (), "Xid",
+    ),
+    Fault(
+        "a health agent that finds the GPUs not ready",
+        seen(
+            failed(CUDA),
+            pods=(pod(crashed(CUDA)),),
+            nodes=(node(condition("AcceleratedHardwareReady", "False", "DCGMHealth", "thermal violation")),),
+        ),
+        "L0", "GPUUnhealthy", "vendor's diagnosis", ("CUDAError",), "AcceleratedHardwareReady=False",
+    ),
+    Fault(
+        "a GPU that the device plugin took out",
+        seen(failed(CUDA), pods=(pod(crashed(CUDA)),), nodes=(node(usable=7),), related=(CLASS,)),
+        "L0", "GPUUnhealthy", "Cordon the node", ("CUDAError",), "7 of 8 nvidia.com/gpu are allocatable",
+    ),
+    Fault(
+        "a device of the pod that the kubelet reports as unhealthy",
+        seen(
+            failed(CUDA),
+            pods=(
+                pod(
+                    crashed(
+                        CUDA,
+                        more={
+                            "allocatedResourcesStatus": [
+                                {"name": GPU, "resources": [{"resourceID": "GPU-7", "health": "Unhealthy"}]}
+                            ]
+                        },
+                    )
+                ),
+            ),
+            nodes=(node(),),
+        ),
+        "L0", "GPUUnhealthy", "Cordon the node", ("CUDAError",), "GPU-7",
+    ),
+    Fault(
+        "a read-only filesystem",
+        seen(
+            failed("OSError: Read-only file system"),
+            pods=(pod(crashed("OSError: Read-only file system")),),
+            nodes=(node(condition("ReadonlyFilesystem", "True", "FilesystemIsReadOnly", "remounted")),),
+        ),
+        "L0", "NodeDiskFault", "disk checked", ("EngineFailed",),
+    ),
+    # --- L0.5 fabric
+    Fault(
+        "an RDMA adapter that went down",
+        seen(
+            failed("NCCL error: unhandled system error"),
+            pods=(pod(crashed("torch.distributed.DistBackendError: NCCL error: unhandled system error")),),
+            nodes=(node(devices={"rdma/hca": (8, 7)}),),
+        ),
+        "L0.5", "RDMADeviceLost", "RDMA", ("NCCLError",), "7 of 8 rdma/hca",
+    ),
+    Fault(
+        "an InfiniBand link that flaps",
+        seen(
+            failed("NCCL error"),
+            pods=(pod(crashed("NCCL error: remote process exited")),),
+            nodes=(node(condition("IBLinkFlapping", "True", "IBLinkFlapping", "mlx5_2")),),
+        ),
+        "L0.5", "RDMADeviceLost", "cables", ("NCCLError",),
+    ),
+    Fault(
+        "a collective that failed in its transport",
+        engine_world("NCCL WARN NET/IB : Got completion from peer with error 12, opcode 0, vendor err 129\nNCCL error"),
+        "L0.5", "FabricFailed", "InfiniBand", (), "NET/IB",
+    ),
+    Fault(
+        "a fabric manager that does not run",
+        engine_world("RuntimeError: Error 802: system not yet initialized"),
+        "L0.5", "NVLinkFault", "fabric manager",
+    ),
+    # --- L1 driver
+    Fault(
+        "nodes without a device plugin",
+        seen(
+            FULL,
+            pods=(pending(INSUFFICIENT),),
+            nodes=(node(gpus=0),),
+            related=(
+                gpu_class(
+                    condition("Ready", "False", "NoNodes", "1 nodes match, none has nvidia.com/gpu: does the device "
+                              "plugin run there?")
+                ),
+            ),
+        ),
+        "L1", "DevicePluginMissing", "device plugin", ("NoCapacity", "InsufficientGPUs"), "capacity has no nvidia.com",
+    ),
+    Fault(
+        "a node whose device plugin has died",
+        seen(FULL, pods=(pending(INSUFFICIENT),), nodes=(node(usable=0),), related=(CLASS,)),
+        "L1", "DevicePluginMissing", "read its log", ("NoCapacity", "InsufficientGPUs"), "0 of 8",
+    ),
+    Fault(
+        "a container toolkit that finds no driver",
+        seen(
+            not_ready("EngineFailed", "container engine of pod chat/llama-1: RunContainerError"),
+            pods=(pod(engine(waiting=("RunContainerError", "nvidia-container-cli: initialization error: nvml"))),),
+            nodes=(node(),),
+        ),
+        "L1", "DriverMissing", "container toolkit", ("EngineFailed",),
+    ),
+    Fault(
+        "a driver that is too old",
+        engine_world("RuntimeError: The NVIDIA driver on your system is too old (found version 11040)"),
+        "L1", "DriverTooOld", "new enough",
+    ),
+    Fault(
+        "a driver that was updated under a running node",
+        engine_world("Failed to initialize NVML: Driver/library version mismatch"),
+        "L1", "DriverFault", "Restart the machine",
+    ),
+    # --- L2 container
+    Fault(
+        "a kubelet that says its node is not ready",
+        seen(
+            failed("x"),
+            pods=(pod(crashed("x")),),
+            nodes=(node(condition("Ready", "False", "KubeletNotReady", "container runtime is down")),),
+        ),
+        "L2", "NodeNotReady", "kubelet's log", ("EngineFailed",),
+    ),
+    Fault(
+        "a node under disk pressure that evicts pods",
+        seen(
+            not_ready("Starting", "0 of 1 replicas ready"),
+            pods=(pod(phase="Failed", reason="Evicted", message="The node was low on resource: ephemeral-storage"),),
+            nodes=(node(condition("DiskPressure", "True", "KubeletHasDiskPressure", "kubelet has disk pressure")),),
+        ),
+        "L2", "DiskPressure", "Free disk", ("Evicted", "Starting"),
+    ),
+    Fault(
+        "an eviction whose pressure is over",
+        seen(
+            not_ready("Starting", "0 of 1 replicas ready"),
+            pods=(pod(phase="Failed", reason="Evicted", message="The node was low on resource: memory"),),
+            nodes=(node(),),
+        ),
+        "L2", "Evicted", "larger request", ("Starting",), "low on resource: memory",
+    ),
+    Fault(
+        "an image whose registry asks for credentials",
+        image_world(
+            ("ImagePullBackOff", 'Back-off pulling image "r/engine:1"'), "Failed to pull image: 401 Unauthorized"
+        ),
+        "L2", "ImageAccessDenied", "pull secret", ("ImageUnavailable",),
+    ),
+    Fault(
+        "an image that does not exist",
+        image_world(("ErrImagePull", "manifest unknown: manifest unknown")),
+        "L2", "ImageNotFound", "name or tag", ("ImageUnavailable",),
+    ),
+    Fault(
+        "a registry that does not answer",
+        image_world(("ErrImagePull", 'failed to do request: dial tcp: lookup r: no such host')),
+        "L2", "RegistryUnreachable", "proxy", ("ImageUnavailable",),
+    ),
+    Fault(
+        "an image that cannot be pulled for a reason that nobody knows",
+        image_world(("ImagePullBackOff", "Back-off pulling image")),
+        "L2", "ImageUnavailable", "access to its registry",
+    ),
+    Fault(
+        "a container that is killed at its memory limit",
+        seen(
+            failed("OOMKilled"),
+            pods=(pod(crashed("", 137, reason="OOMKilled")),),
+            nodes=(node(),),
+        ),
+        "L2", "OutOfHostMemory", "engines.memoryPerGPU", ("EngineFailed",), "OOMKilled",
+    ),
+    Fault(
+        "an image for another processor",
+        engine_world("exec /usr/bin/python3: exec format error"),
+        "L2", "WrongArchitecture", "processor architecture",
+    ),
+    Fault(
+        "a Secret that a container needs and that is not there",
+        seen(
+            not_ready("EngineFailed", 'container engine of pod chat/llama-1: secret "llama-keys" not found'),
+            pods=(pod(engine(waiting=("CreateContainerConfigError", 'secret "llama-keys" not found'))),),
+            nodes=(node(),),
+        ),
+        "L2", "ContainerConfigError", "Secret or ConfigMap", ("EngineFailed",),
+    ),
+    Fault(
+        "a volume that cannot be mounted",
+        seen(
+            not_ready("Starting", "0 of 1 replicas ready; 1 scheduled"),
+            pods=(pod(),),
+            nodes=(node(),),
+            events=(event("Pod", "llama-1", "FailedMount", "MountVolume.SetUp failed for volume cache"),),
+        ),
+        "L2", "MountFailed", "volume and its driver", ("Starting",),
+    ),
+    Fault(
+        "a network plugin that gives pods no network",
+        seen(
+            not_ready("Starting", "0 of 1 replicas ready"),
+            pods=(pod(),),
+            nodes=(node(),),
+            events=(event("Pod", "llama-1", "FailedCreatePodSandBox", "failed to setup network for sandbox: cni"),),
+        ),
+        "L2", "PodNetworkFailed", "network plugin", ("Starting",),
+    ),
+    Fault(
+        "a taint that nothing tolerates",
+        waits_for_gpus("0/4 nodes are available: 4 node(s) had untolerated taint {gpu: true}.", nodes=(node(),)),
+        "L2", "TaintNotTolerated", "toleration", (), "untolerated taint",
+    ),
+    Fault(
+        "a selector that matches no node",
+        waits_for_gpus("0/4 nodes are available: 4 node(s) didn't match Pod's node affinity/selector.",
+                       nodes=(node(),)),
+        "L2", "NodeSelectorUnmatched", "nodeSelector",
+    ),
+    Fault(
+        "GPUs that are all taken",
+        waits_for_gpus(INSUFFICIENT, nodes=(node(),)),
+        "L2", "InsufficientGPUs", "Free or add GPUs",
+    ),
+    Fault(
+        "nodes with GPUs and without CPU",
+        waits_for_gpus("0/4 nodes are available: 4 Insufficient cpu.", nodes=(node(),)),
+        "L2", "InsufficientCPUOrMemory", "engines.cpuPerGPU",
+    ),
+    Fault(
+        "a claim that is not there",
+        waits_for_gpus('persistentvolumeclaim "weights" not found', nodes=(node(),)),
+        "L2", "VolumeMissing", "PersistentVolumeClaim",
+    ),
+    Fault(
+        "a ResourceQuota that refuses the pods",
+        seen(not_ready("PodsRefused", 'pods "llama-1" is forbidden: exceeded quota: team, requested: '
+                       "requests.nvidia.com/gpu=1, used: 8, limited: 8")),
+        "L2", "ResourceQuotaExceeded", "ResourceQuota", ("PodsRefused",), "exceeded quota",
+    ),
+    Fault(
+        "a LimitRange that refuses the pods",
+        seen(not_ready("PodsRefused", 'pods "llama-1" is forbidden: maximum memory usage per Container is 8Gi, but '
+                       "limit is 32Gi")),
+        "L2", "LimitRangeExceeded", "LimitRange", ("PodsRefused",),
+    ),
+    Fault(
+        "a namespace with a restricted Pod Security level",
+        seen(not_ready("PodsRefused", 'pods "llama-1" is forbidden: violates PodSecurity "restricted:latest": '
+                       "runAsNonRoot != true")),
+        "L2", "PodSecurityRefused", "Pod Security level", ("PodsRefused",),
+    ),
+    Fault(
+        "an admission webhook that refuses",
+        seen(not_ready("Refused", 'admission webhook "policy.example.com" denied the request: no latest tags')),
+        "L2", "WebhookRefused", "policy", ("Refused",),
+    ),
+    Fault(
+        "an admission webhook that does not answer",
+        seen(not_ready("PodsRefused", 'Internal error occurred: failed calling webhook "policy.example.com": '
+                       "context deadline exceeded")),
+        "L2", "WebhookUnreachable", "admission webhook", ("PodsRefused",),
+    ),
+    # --- L2.5 artifact
+    Fault(
+        "a gated repository",
+        stage_world("Gated", "the repository needs a token that may read it (403)"),
+        "L2.5", "Gated", "secretRef",
+    ),
+    Fault(
+        "a source that does not exist",
+        stage_world("SourceNotFound", "there is no repository owner/lama (404)"),
+        "L2.5", "SourceNotFound", "spec.source.uri",
+    ),
+    Fault(
+        "a source that cannot be reached",
+        stage_world("SourceUnreachable", "huggingface.co does not answer"),
+        "L2.5", "SourceUnreachable", "proxy",
+    ),
+    Fault(
+        "files with another checksum",
+        stage_world("DigestMismatch", "model-00001.safetensors has another sha256"),
+        "L2.5", "DigestMismatch", "fetch again",
+    ),
+    Fault("a full disk", stage_world("DiskFull", "no space left"), "L2.5", "DiskFull", "Free disk"),
+    Fault(
+        "a node cache that does not answer",
+        stage_world("CacheUnavailable", "cache.sock does not answer"),
+        "L2.5", "CacheUnavailable", "shoal-cache",
+    ),
+    Fault(
+        "weights that are corrupt",
+        engine_world("safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge"),
+        "L2.5", "WeightsCorrupt", "compare checksums", ("EngineFailed",), "HeaderTooLarge",
+    ),
+    Fault(
+        "weights of another model than the config",
+        engine_world("RuntimeError: size mismatch for model.embed_tokens.weight: copying a param"),
+        "L2.5", "WeightsMismatch", "same model",
+    ),
+    Fault(
+        "a source without a tokenizer",
+        engine_world("OSError: /shoal/models/model does not appear to have a file named tokenizer.json"),
+        "L2.5", "WeightsIncomplete", "Add the files",
+    ),
+    Fault(
+        "an adapter that is damaged",
+        seen(adapter(condition("Ready", "False", "Corrupt", "adapter_model.safetensors ends early"))),
+        "L2.5", "Corrupt", "Upload the adapter again",
+    ),
+    Fault(
+        "an adapter whose Model's engine does not start",
+        seen(
+            adapter(condition("Ready", "False", "LoadingAdapter", "loaded on 0 of 1 replica")),
+            related=(failed("CUDA out of memory"),),
+            pods=(pod(crashed("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")),),
+            nodes=(node(),),
+        ),
+        "L3", "OutOfGPUMemory", "more memory", ("LoadingAdapter", "EngineFailed"),
+    ),
+    # --- L3 execution
+    Fault(
+        "an engine that runs out of GPU memory at its start",
+        engine_world("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has 79 GiB"),
+        "L3", "OutOfGPUMemory", "smaller memory fraction", ("EngineFailed",), "Tried to allocate",
+    ),
+    Fault(
+        "a GPU for which the image has no kernels",
+        engine_world("RuntimeError: CUDA error: no kernel image is available for execution on the device"),
+        "L3", "NoKernelForGPU", "built for this GPU",
+    ),
+    Fault("a CUDA error", engine_world(CUDA, 134), "L3", "CUDAError", "another engine version", ("EngineFailed",)),
+    Fault(
+        "a collective that times out",
+        engine_world("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)"),
+        "L3", "NCCLError", "NCCL_DEBUG=INFO",
+    ),
+    # --- L4 engine
+    Fault(
+        "an argument that the engine does not know",
+        engine_world("launch_server.py: error: unrecognized arguments: --tp-sise 2", 2),
+        "L4", "EngineArguments", "spec.engine.extraArgs",
+    ),
+    Fault(
+        "an engine that is too old for the model",
+        engine_world("ValueError: Model architectures ['NewForCausalLM'] are not supported for now."),
+        "L4", "ArchitectureUnknown", "engine version",
+    ),
+    Fault(
+        "a context that is longer than the cache",
+        engine_world("ValueError: The model's max seq len (131072) is larger than the maximum number of tokens"),
+        "L4", "ContextTooLong", "context length",
+    ),
+    Fault(
+        "an engine that hangs",
+        seen(
+            failed("no message"),
+            pods=(pod(crashed("", 137)),),
+            nodes=(node(),),
+            events=(event("Pod", "llama-1", "Unhealthy", "Liveness probe failed: the engine is stalled"),),
+        ),
+        "L4", "EngineStalled", "log before the restart", ("EngineFailed",),
+    ),
+    Fault(
+        "an engine that a signal ended without a word",
+        seen(failed("no message"), pods=(pod(crashed("", 137)),), nodes=(node(),)),
+        "L4", "EngineStopped", "events of node and pod", ("EngineFailed",),
+    ),
+    Fault(
+        "an engine that ends with words that nobody knows",
+        engine_world("ValueError: something new"),
+        "L4", "EngineFailed", "last lines", (), "something new",
+    ),
+    Fault(
+        "arguments that Shoal refuses",
+        seen(model(condition("Accepted", "False", "ArgumentsRefused", "spec.engine.extraArgs: --host is Shoal's"))),
+        "L4", "ArgumentsRefused", "spec.engine.extraArgs",
+    ),
+    Fault(
+        "a new revision that does not start",
+        seen(
+            not_ready("RolloutStalled", "the new revision on h100-80gb does not become ready, the one before goes on "
+                      "serving with 1 of 1 replicas: the engine of pod chat/llama-2 ended: error: unrecognized "
+                      "arguments: --x"),
+        ),
+        "L4", "EngineArguments", "extraArgs", ("RolloutStalled",),
+    ),
+    # --- L6 client
+    Fault(
+        "a tenant whose keys have expired",
+        seen(tenant(condition("Ready", "False", "NoUsableKey", "none of 2 keys can be used: 0 disabled, 2 expired"))),
+        "L6", "NoUsableKey", "shoal keys create",
+    ),
+    Fault(
+        "a suspended tenant",
+        seen(tenant(condition("Ready", "False", "Suspended", "suspended: every request is refused"))),
+        "L6", "Suspended", "spec.suspended",
+    ),
+    Fault(
+        "a tenant that may use nothing",
+        seen(tenant(condition("Ready", "True", "Active", "1 key, 0 models: it may use nothing"), spec={})),
+        "L6", "NothingGranted", "spec.models",
+    ),
+    # --- control
+    Fault(
+        "no operator",
+        seen(
+            model(condition("Ready", "Unknown", "Pending", "seen, not yet worked on")), lease_ago=900
+        ),
+        "control", "OperatorNotLeading", "operator's pods", ("Pending",), "renewed it last",
+    ),
+    Fault(
+        "a Lease that nobody holds",
+        seen(model(), lease_ago=None),
+        "control", "OperatorNotLeading", "operator's pods", ("Pending",), "nobody holds it",
+    ),
+    Fault(
+        "an operator without a permission",
+        seen(not_ready("Refused", 'deployments.apps is forbidden: User "system:serviceaccount:shoal-system:operator" '
+                       'cannot create resource "deployments"')),
+        "control", "PermissionMissing", "chart's roles", ("Refused",),
+    ),
+    Fault(
+        "a class that does not exist",
+        seen(not_ready("ClassNotFound", "spec.variants: there is no GPUClass 'h200'")),
+        "control", "ClassNotFound", "create the class",
+    ),
+    Fault(
+        "a fleet that is full",
+        seen(
+            FULL, nodes=(node(),), related=(CLASS,),
+            decision=DecisionView(NOW - timedelta(seconds=9), "NoCapacity", "0 of 8 GPUs free", "not l40s: too small"),
+        ),
+        "control", "NoCapacity", "free GPUs", (), "0 of 8 GPUs free",
+    ),
+    Fault(
+        "KEDA that is not installed",
+        seen(model(READY, condition("ScalingActive", "False", "KEDANotInstalled", "no ScaledObjects"))),
+        "control", "KEDANotInstalled", "Install KEDA",
+    ),
+    Fault(
+        "KEDA that does not call",
+        seen(model(READY, condition("ScalingActive", "False", "KEDANotPolling", "no call for 90 s"))),
+        "control", "KEDANotPolling", "certificate, network",
+    ),
+    Fault(
+        "a budget in another currency than the prices",
+        seen(tenant(condition("BudgetReady", "False", "OtherCurrency", "the budget is in EUR"))),
+        "control", "OtherCurrency", "currency of the price list",
+    ),
+    Fault(
+        "an error of Shoal's own",
+        seen(not_ready("InternalError", "KeyError: 'x'")),
+        "control", "InternalError", "shoal support bundle",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_is_found_on_its_layer_with_what_to_do(fault: Fault) -> None:
+    found = causes(fault.world, NOW)
+    assert found.state == "failing"
+    first, *others = found.causes
+    assert (first.layer, first.reason) == (fault.layer, fault.reason), found.causes
+    assert fault.do in first.do
+    assert first.evidence
+    assert all(each.where for each in first.evidence)
+    assert fault.evidence in " ".join(each.what for each in first.evidence)
+    for reason in fault.hides:
+        assert any(f" {reason}" in line for line in first.consequences), first.consequences
+        assert reason not in {cause.reason for cause in others}
+    assert [cause for cause in others if cause.state == "fault"] == [], "one fault has one cause"
+
+
+def test_every_layer_that_conditions_and_pods_can_show_has_faults() -> None:
+    assert len(FAULTS) >= 40
+    assert {fault.layer for fault in FAULTS} == {"L0", "L0.5", "L1", "L2", "L2.5", "L3", "L4", "L6", "control"}
+
+
+def test_evidence_has_its_age_and_where_it_was_seen() -> None:
+    world = seen(failed(CUDA), pods=(pod(crashed(CUDA, ago=34)),), nodes=(node(),))
+    (cause,) = causes(world, NOW).causes
+    ages = {each.where: each.age_seconds for each in cause.evidence}
+    assert ages["container engine of pod chat/llama-1"] == 34
+    assert ages["condition of Model chat/llama"] == 60
+
+
+def test_what_was_tried_is_told() -> None:
+    world = seen(
+        model(
+            condition("Ready", "False", "EngineFailed", "the engine of pod chat/llama-1 ended; at zero now, the next "
+                      "request tries again"),
+            variants=[{"class": "l4-24gb", "excluded": "its engine ended 3 times; it is the last choice for a while"}],
+        ),
+        pods=(pod(crashed("ValueError: x", restarts=5)),),
+    )  # fmt: skip
+    (cause,) = causes(world, NOW).causes
+    told = "\n".join(cause.tried)
+    assert "restarted container engine of pod chat/llama-1 5 times" in told
+    assert "waits before it restarts" in told
+    assert "gave the GPUs back" in told
+    assert "class l4-24gb last for a while" in told
+
+
+def test_what_an_autoscaler_did_is_told() -> None:
+    world = waits_for_gpus(
+        INSUFFICIENT, events=(event("Pod", "llama-1", "NotTriggerScaleUp", "pod didn't trigger scale-up: max reached"),)
+    )
+    (cause,) = causes(world, NOW).causes
+    assert any("max reached (NotTriggerScaleUp)" in line for line in cause.tried)
+
+
+def test_a_fault_on_one_node_does_not_explain_a_pod_on_another() -> None:
+    world = seen(
+        pods=(pod(crashed("ValueError: y")), pod(crashed(CUDA), name="llama-2", node="gpu-2")),
+        nodes=(node(condition("DiskPressure", "True", "x", "full"), name="gpu-2"), node()),
+    )
+    found = causes(world, NOW).causes
+    assert [cause.reason for cause in found] == ["DiskPressure", "EngineFailed"]
+    assert any("CUDAError" in line for line in found[0].consequences)
+    assert "pod chat/llama-1" in found[1].message
+
+
+def test_one_sick_node_of_several_does_not_explain_that_all_gpus_are_taken() -> None:
+    world = seen(
+        FULL,
+        nodes=(node(), node(condition("Ready", "Unknown", "NodeStatusUnknown", "silent"), name="gpu-2")),
+        related=(CLASS,),
+    )
+    found = causes(world, NOW).causes
+    assert [(cause.layer, cause.reason) for cause in found] == [("L0", "NodeSilent"), ("control", "NoCapacity")]
+
+
+def test_a_sick_node_that_the_model_does_not_need_is_not_told() -> None:
+    world = seen(model(READY), nodes=(node(condition("Ready", "Unknown", "x", "silent"), name="gpu-9"),))
+    assert causes(world, NOW).state == "ok"
+
+
+def test_a_model_that_serves_has_no_cause() -> None:
+    found = causes(seen(model(READY, condition("Placed", "True", "Placed")), nodes=(node(),)), NOW)
+    assert (found.state, found.causes) == ("ok", ())
+
+
+def test_a_step_that_ends_by_itself_is_no_fault() -> None:
+    found = causes(seen(not_ready("Fetching", "0 of 1 replicas ready; 1 staging"), pods=(pod(),)), NOW)
+    assert found.state == "waiting"
+    assert [(cause.layer, cause.reason) for cause in found.causes] == [("L2.5", "Fetching")]
+
+
+def test_a_note_comes_after_the_faults() -> None:
+    world = seen(
+        model(
+            condition("Accepted", "True", "NameClaimed", "llama is another's"),
+            condition("Ready", "False", "NoFit", "no class is large enough"),
+        )
+    )
+    assert [(cause.reason, cause.state) for cause in causes(world, NOW).causes] == [
+        ("NoFit", "fault"),
+        ("NameClaimed", "note"),
+    ]
+
+
+def test_without_a_sight_of_everything_nothing_is_called_well() -> None:
+    missing = Unread("nodes", 'nodes is forbidden: User "me" cannot list resource "nodes"')
+    found = causes(seen(model(READY), unread=(missing,)), NOW)
+    assert found.state == "unknown"
+    assert found.unread == (missing,)
+
+
+def test_stale_signals_are_a_note_beside_serving() -> None:
+    stale = DecisionView(NOW, "SignalsUnknown", "", "", stale=("shoal-gateway-1",))
+    found = causes(seen(model(READY), decision=stale), NOW)
+    assert [(cause.reason, cause.state) for cause in found.causes] == [("SignalsStale", "note")]
+    assert found.state == "ok"
+
+
+def test_a_reason_of_a_later_version_is_shown_as_it_is() -> None:
+    found = causes(seen(not_ready("SomethingNew", "of version 9")), NOW)
+    (cause,) = found.causes
+    assert (cause.layer, cause.reason, cause.state) == ("control", "UnknownReason", "fault")
+    assert "SomethingNew" in cause.evidence[0].what
+
+
+def test_a_tenant_hears_of_its_models_that_do_not_serve() -> None:
+    found = causes(seen(tenant(condition("Ready", "True", "Active", "1 key")), related=(FULL,)), NOW)
+    (cause,) = found.causes
+    assert (cause.reason, cause.state) == ("GrantedModelNotReady", "note")
+    assert "NoCapacity" in cause.message
+
+
+def test_a_pod_is_explained_by_its_node() -> None:
+    world = seen(
+        kind="pod",
+        pods=(pod(crashed(CUDA)),),
+        nodes=(node(condition("Ready", "Unknown", "NodeStatusUnknown", "silent")),),
+    )
+    (cause,) = causes(world, NOW).causes
+    assert cause.reason == "NodeSilent"
+    assert any("CUDAError" in line for line in cause.consequences)

@@ -1,0 +1,140 @@
+"""The tables of layers are complete, and the order of causes has no circles."""
+
+import ast
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.api import reasons
+from shoal.core.fields import media, schemas
+from shoal.core.layers import faults, texts
+from shoal.core.layers.advice import REASONS
+from shoal.core.layers.candidates import Candidate, Level
+from shoal.core.layers.causes import explains
+from shoal.core.layers.faults import FAULTS
+from shoal.core.layers.layer import Layer
+from shoal.core.layers.refusals import REFUSALS
+
+SOURCES = Path(__file__).parents[3] / "operator" / "shoal"
+CONDITION_TYPES = {
+    "ACCEPTED", "PLACED", "AVAILABLE", "READY", "RECONCILING", "STALLED", "LOGGING_READY", "BUDGET_READY",
+    "ADAPTERS_READY", "SCALING_ACTIVE",
+}  # fmt: skip
+CODE_ARGUMENT = {"ApiError": 2, "unavailable": 1, "unauthorized": 2, "FieldProblem": 2, "wrong": 2}
+"""Functions that make a refusal -> the place of its code."""
+
+
+def texts_of(module: object) -> set[str]:
+    return {value for name, value in vars(module).items() if name.isupper() and type(value) is str}
+
+
+def test_every_reason_of_a_condition_has_a_layer_and_a_next_step() -> None:
+    named = {
+        value
+        for name, value in vars(reasons).items()
+        if name.isupper() and isinstance(value, str) and name not in CONDITION_TYPES
+    }
+    assert set(REASONS) == named
+
+
+def test_every_other_reason_has_a_row_and_none_twice() -> None:
+    named = texts_of(faults)
+    assert set(FAULTS) == named
+    assert not FAULTS.keys() & REASONS.keys()
+
+
+@pytest.mark.parametrize("reason", [*REASONS, *FAULTS])
+def test_a_next_step_is_one_sentence(reason: str) -> None:
+    row = faults.advice(reason)
+    assert row.do.endswith(".")
+    assert row.do[0].isupper()
+    assert row.state == "fine" or len(row.do) > 10
+    assert len(row.do) < 140
+
+
+def codes() -> Iterator[str]:
+    """Codes of refusals in the source of gateways and of what they call."""
+    for folder in ("gateway", "net", "requestlog", "core/fields"):
+        for path in (SOURCES / folder).glob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call):
+                    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                    place = CODE_ARGUMENT.get(name)
+                    given = node.args[place : place + 1] if place is not None else []
+                    if name == "__init__" and path.name == "quotamessages.py":
+                        given = node.args[2:3]
+                    for constant in (c for argument in given for c in results(argument)):
+                        if isinstance(constant, ast.Constant) and isinstance(constant.value, str):
+                            yield constant.value
+                elif isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "_DENIED":
+                    yield from (value.elts[2].value for value in node.value.values)  # type: ignore[union-attr]
+
+
+def results(node: ast.expr) -> list[ast.expr]:
+    """What an expression can be: both branches of a choice."""
+    return [*results(node.body), *results(node.orelse)] if isinstance(node, ast.IfExp) else [node]
+
+
+def test_every_refusal_of_a_gateway_has_a_layer_and_a_next_step() -> None:
+    found = {*codes(), media.NOT_READ, schemas.CIRCULAR, "forbidden", "invalid_token"}
+    assert {"invalid_api_key", "expired_api_key", "rate_limit_exceeded", "hold_full", "unknown_field"} <= found
+    assert set(REFUSALS) == found
+
+
+def test_layers_are_in_the_order_of_the_stack() -> None:
+    assert [layer.value for layer in Layer] == ["L0", "L0.5", "L1", "L2", "L2.5", "L3", "L4", "L5", "L6", "control"]
+    assert [layer.order for layer in Layer] == list(range(10))
+    assert all(layer.noun and layer.about for layer in Layer)
+    assert (Layer.ENGINE.label, Layer.CONTROL.label) == ("L4 engine", "control")
+
+
+def test_no_cause_explains_itself_over_others() -> None:
+    """Whatever holds at the same time, following explanations upwards ends."""
+    chance = random.Random(7)  # noqa: S311
+    every = [*REASONS, *FAULTS]
+    for _ in range(300):
+        found = [
+            Candidate(
+                reason,
+                "",
+                chance.choice(list(Level)),
+                (),
+                frozenset(chance.sample(["a", "b", "c"], chance.randrange(4))),
+                aside=chance.random() < 0.1,
+                everywhere=chance.random() < 0.1,
+            )
+            for reason in chance.sample(every, 25)
+        ]
+        above = {id(c): [a for a in found if a is not c and explains(a, c)] for c in found}
+        for start in found:
+            seen, todo = set[int](), [start]
+            while todo:
+                for each in above[id(todo.pop())]:
+                    assert each is not start
+                    if id(each) not in seen:
+                        seen.add(id(each))
+                        todo.append(each)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.", faults.GPU_LOST),
+        ("NVRM: Xid (PCI:0000:3b:00): 31, MMU Fault\nNVRM: Xid (PCI:0000:3b:00): 48, DBE", faults.GPU_ECC_ERROR),
+        ("Xid: 119 GSP", faults.DRIVER_FAULT),
+        ("XID 9999999", None),
+        ("the taxid 48 of a company", None),
+    ],
+)
+def test_xid_messages_are_read_by_their_numbers(text: str, reason: str | None) -> None:
+    found = texts.xid(text)
+    assert (found.reason if found else None) == reason
+
+
+def test_a_text_of_any_length_is_read_in_bounded_time() -> None:
+    for text in ("x" * 1_000_000, "ibv_" * 250_000, "size mismatch for" * 60_000, "admission webhook " * 60_000):
+        for read in (texts.engine, texts.gpu, texts.pull, texts.setup, texts.admission, texts.scheduler):
+            found = read(text)
+            assert found is None or len(found.quote) <= 300
