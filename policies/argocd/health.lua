@@ -1,5 +1,5 @@
 -- Health of Shoal's kinds in Argo CD. In the ConfigMap argocd-cm, once for each of shoal.dev_Model, shoal.dev_GPUClass,
--- shoal.dev_Tenant, shoal.dev_LoRAPool and shoal.dev_LoRAAdapter:   resource.customizations.health.shoal.dev_Model: | <this file>
+-- shoal.dev_Tenant, shoal.dev_LoRAPool, shoal.dev_LoRAAdapter and shoal.dev_ModelRoute:   resource.customizations.health.shoal.dev_Model: | <this file>
 local health = { status = "Progressing", message = "waiting for Shoal to look at it" }
 local annotations = obj.metadata.annotations or {}
 if annotations["shoal.dev/paused"] == "true" then

@@ -22,6 +22,7 @@ from shoal.api.gpuclass import GPUClass
 from shoal.api.loraadapter import LoRAAdapter
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model, Sizing
+from shoal.api.modelroute import ModelRoute
 from shoal.api.replica import ReplicaKeys
 from shoal.api.tenant import Tenant
 from shoal.artifacts import ArtifactError, File, Manifest, modelmetadata, safetensors
@@ -36,6 +37,7 @@ from shoal.core.rating import files
 from shoal.core.rating.files import parse as parse_prices
 from shoal.core.rating.problems import PricesRefused
 from shoal.core.routing.resolve import served_model
+from shoal.core.routing.routes import RequestFacts, decide, declared_route
 from shoal.core.sizing import GPU, Misfit, Sized, gpu_of, size
 from shoal.core.status import conditions
 from shoal.core.status.conditions import ConditionUpdate, merge
@@ -135,6 +137,10 @@ _KINDS: Any = {
         "modelRef": {"name": "chat"}, "slotsPerReplica": 4, "maxRank": 16, "targetModules": ["q_proj"]}},
     LoRAAdapter: {"metadata": {"name": "a", "namespace": "ns"}, "spec": {
         "poolRef": {"name": "p"}, "source": {"uri": "hf://a/b"}}},
+    ModelRoute: {"metadata": {"name": "r", "namespace": "ns"}, "spec": {"servedNames": ["chat"], "rules": [
+        {"name": "long", "matches": [{"headers": [{"name": "x-a", "value": "1"}], "promptTokens": {"atLeast": 9}}],
+         "targets": [{"model": {"name": "chat"}, "weight": 3}, {"adapter": {"name": "a", "namespace": "ns"}}],
+         "sessionAffinity": {"type": "Header", "header": "x-session"}}]}},
 }  # fmt: skip
 
 
@@ -152,6 +158,10 @@ def custom_objects(mutants: Mutants, number: int) -> None:
                 served_model(custom.object)
             except ValueError:
                 return  # a reflector leaves it out
+        if isinstance(custom.object, ModelRoute):
+            one = declared_route(custom.object)
+            sent = RequestFacts("acme", "/v1/chat/completions", {"x-a": "1", "x-session": "s"}, 100)
+            decide(one, sent, lambda _: True, mutants.random.random())
         if isinstance(custom.object, GPUClass):
             try:
                 assert gpu_of(custom.object, ()).memory_bytes < 2**60

@@ -25,13 +25,23 @@ from shoal.api.meta import JsonObject
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import Conflict, KubeError, NotFound
 from shoal.kube.reflector import Reflector
-from shoal.kube.resources import GPUCLASSES, LORA_ADAPTERS, LORA_POOLS, MODELS, NODES, PODS, TENANTS, Resource
+from shoal.kube.resources import (
+    GPUCLASSES,
+    LORA_ADAPTERS,
+    LORA_POOLS,
+    MODEL_ROUTES,
+    MODELS,
+    NODES,
+    PODS,
+    TENANTS,
+    Resource,
+)
 from shoal_dev.lab import binaries as lab_binaries
 from shoal_dev.lab import pki
 
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False)
 ROOT = Path(__file__).resolve().parents[2]
-_OWN: Final = {r.kind: r for r in (MODELS, GPUCLASSES, TENANTS, LORA_POOLS, LORA_ADAPTERS)}
+_OWN: Final = {r.kind: r for r in (MODELS, GPUCLASSES, TENANTS, LORA_POOLS, LORA_ADAPTERS, MODEL_ROUTES)}
 
 
 _TEMPORARY: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")

@@ -19,6 +19,7 @@ from shoal.core.fields.kinds import Facts
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.resolve import ServedModel
 from shoal.core.routing.resolveadapters import DeclaredAdapter, DeclaredPool
+from shoal.core.routing.routes import DeclaredRoute
 from shoal.gateway.app import GatewayApp
 from shoal.gateway.connections import Pool
 from shoal.gateway.directory import Directory
@@ -99,7 +100,10 @@ class GatewayUnderTest:
         self.agents = Pool(keep_alive=30.0, connect_timeout=1.0)
         self.pools: dict[str, DeclaredPool] = {}
         self.adapters: dict[str, DeclaredAdapter] = {}
-        self.directory = Directory(self.models, self.tenants, self.pods, pools=self.pools, adapters=self.adapters)
+        self.routes: dict[str, DeclaredRoute] = {}
+        self.directory = Directory(
+            self.models, self.tenants, self.pods, pools=self.pools, adapters=self.adapters, routes=self.routes
+        )
         self.app = Gateway(
             self.settings,
             self.directory,
@@ -128,7 +132,7 @@ class GatewayUnderTest:
         self.session: aiohttp.ClientSession
 
     def changed(self) -> None:
-        for source in ("models", "tenants", "pods"):
+        for source in ("models", "tenants", "pods", "routes"):
             self.directory.mark(source)
         self.directory.rebuild()
 

@@ -54,7 +54,7 @@ class FakeApiServer:
     """Lists and watches, as far as a reflector needs it."""
 
     def __init__(self) -> None:
-        kinds = ("models", "tenants", "lorapools", "loraadapters", *_BUILT_IN)
+        kinds = ("models", "tenants", "lorapools", "loraadapters", "modelroutes", *_BUILT_IN)
         self.objects: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
         self.crds = False
         self.controllers = True

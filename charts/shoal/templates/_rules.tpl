@@ -7,6 +7,7 @@
   - gpuclasses
   - loraadapters
   - lorapools
+  - modelroutes
   - models
   - tenants
   verbs:
@@ -19,6 +20,7 @@
   - gpuclasses/status
   - loraadapters/status
   - lorapools/status
+  - modelroutes/status
   - models/status
   - tenants/status
   verbs:
@@ -227,6 +229,7 @@
   resources:
   - loraadapters
   - lorapools
+  - modelroutes
   - models
   - tenants
   verbs:
@@ -321,6 +324,7 @@
   - gpuclasses
   - loraadapters
   - lorapools
+  - modelroutes
   - models
   - tenants
   verbs:
@@ -329,12 +333,13 @@
   - watch
 {{- end }}
 {{- define "shoal.rules.editors" -}}
-# edit Models, pools and adapters of a namespace
+# edit Models, pools, adapters and routes of a namespace
 - apiGroups:
   - shoal.dev
   resources:
   - loraadapters
   - lorapools
+  - modelroutes
   - models
   verbs:
   - get
@@ -609,6 +614,7 @@
   - gpuclasses
   - loraadapters
   - lorapools
+  - modelroutes
   - models
   - tenants
   verbs:
@@ -857,6 +863,7 @@
   resources:
   - loraadapters
   - lorapools
+  - modelroutes
   - models
   verbs:
   - list
@@ -867,6 +874,7 @@
   resources:
   - loraadapters/status
   - lorapools/status
+  - modelroutes/status
   - models/status
   verbs:
   - patch
@@ -1038,6 +1046,7 @@
   resources:
   - loraadapters
   - lorapools
+  - modelroutes
   - models
   verbs:
   - list

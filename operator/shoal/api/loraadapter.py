@@ -17,7 +17,7 @@ from shoal.api.meta import (
     Positive,
     ResourceName,
 )
-from shoal.api.model import ServedName
+from shoal.api.model import RouteNamespace, ServedName
 
 Digest = Annotated[str, StringConstraints(max_length=71, pattern=r"^sha256:[0-9a-f]{64}$")]
 
@@ -67,6 +67,9 @@ class LoRAAdapterSpec(Object):
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=16), K8s(list_type="set")] = ()
     """Names by which clients request the adapter in `model`. Default: the object's name. `namespace/name` works too. If
     several objects that a tenant may use claim a name, the oldest Model gets it, or else the oldest adapter."""
+    route_namespaces: Annotated[tuple[RouteNamespace, ...], Field(max_length=64), K8s(list_type="set")] = ()
+    """Other namespaces whose ModelRoutes may have the adapter as a target. '*': all. Default: only ModelRoutes of the
+    adapter's own namespace."""
     source: AdapterSource
     """Location of the adapter's files."""
     residency: Annotated[Literal["OnDemand", "Warm", "Pinned"], K8s(default_in_code=True)] = "OnDemand"

@@ -20,6 +20,11 @@ from shoal.api.meta import (
     SecretReference,
 )
 
+RouteNamespace = Annotated[
+    # No pattern message: the CEL rule for it would exceed the API server's cost limit here.
+    str,
+    StringConstraints(min_length=1, max_length=63, pattern=r"^(\*|[a-z0-9]([-a-z0-9]*[a-z0-9])?)$"),
+]
 ServedName = Annotated[
     # No colon: SGLang reads what follows one as the name of an adapter. No slash: `namespace/name` always means that
     # object.
@@ -385,7 +390,11 @@ class ModelSpec(Object):
 
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=16), K8s(list_type="set")] = ()
     """Names by which clients request the Model in `model`. Default: the object's name. `namespace/name` always works.
-    If several objects that a tenant may use claim a name, the oldest Model gets it; Models come before adapters."""
+    If several objects that a tenant may use claim a name, the oldest Model gets it; Models come before adapters,
+    and adapters before ModelRoutes."""
+    route_namespaces: Annotated[tuple[RouteNamespace, ...], Field(max_length=64), K8s(list_type="set")] = ()
+    """Other namespaces whose ModelRoutes may have the Model as a target. '*': all. Default: only ModelRoutes of the
+    Model's own namespace."""
     source: Source
     """Location of the weights."""
     engine: Engine = Engine()

@@ -70,6 +70,7 @@ MANAGER_GPUCLASS: Final = "shoal-gpuclass"
 MANAGER_TENANT: Final = "shoal-tenant"
 MANAGER_LORAPOOL: Final = "shoal-lorapool"
 MANAGER_LORAADAPTER: Final = "shoal-loraadapter"
+MANAGER_MODELROUTE: Final = "shoal-modelroute"
 MANAGER_SCALER: Final = "shoal-scaler"
 MANAGER_INSTALL: Final = "shoal-install"
 

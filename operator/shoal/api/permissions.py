@@ -31,12 +31,22 @@ class Permission:
 
 OPERATOR: Final = (
     Permission(
-        "watch the declared resources", GROUP, ("gpuclasses", "loraadapters", "lorapools", "models", "tenants"), FOLLOW
+        "watch the declared resources",
+        GROUP,
+        ("gpuclasses", "loraadapters", "lorapools", "modelroutes", "models", "tenants"),
+        FOLLOW,
     ),
     Permission(
         "write status",
         GROUP,
-        ("gpuclasses/status", "loraadapters/status", "lorapools/status", "models/status", "tenants/status"),
+        (
+            "gpuclasses/status",
+            "loraadapters/status",
+            "lorapools/status",
+            "modelroutes/status",
+            "models/status",
+            "tenants/status",
+        ),
         ("patch",),
     ),
     Permission(
@@ -101,7 +111,9 @@ OPERATOR_OWN_NAMESPACE: Final = (
 """The operator, in its own namespace."""
 
 GATEWAY: Final = (
-    Permission("watch API keys and models", GROUP, ("loraadapters", "lorapools", "models", "tenants"), FOLLOW),
+    Permission(
+        "watch API keys and models", GROUP, ("loraadapters", "lorapools", "modelroutes", "models", "tenants"), FOLLOW
+    ),
     Permission("find replicas and the other gateways", "", ("pods",), FOLLOW),
     Permission("verify that an engine pod belongs to its Model", "apps", ("deployments", "replicasets"), FOLLOW),
 )
@@ -118,13 +130,15 @@ CACHE: Final = (Permission("find the namespaces that have a folder in the cache"
 """The node cache, in the whole cluster. No Secrets: credentials come with each request."""
 
 VIEWERS: Final = (
-    Permission("read all kinds", GROUP, ("gpuclasses", "loraadapters", "lorapools", "models", "tenants"), READ),
+    Permission(
+        "read all kinds", GROUP, ("gpuclasses", "loraadapters", "lorapools", "modelroutes", "models", "tenants"), READ
+    ),
 )
 EDITORS: Final = (
     Permission(
-        "edit Models, pools and adapters of a namespace",
+        "edit Models, pools, adapters and routes of a namespace",
         GROUP,
-        ("loraadapters", "lorapools", "models"),
+        ("loraadapters", "lorapools", "modelroutes", "models"),
         (*READ, *WRITE),
     ),
     Permission("kubectl scale", GROUP, ("models/scale",), ("get", "patch", "update")),

@@ -90,7 +90,8 @@ PODS_REFUSED: Final = "PodsRefused"
 IMAGE_UNAVAILABLE: Final = "ImageUnavailable"
 """A container's image cannot be pulled."""
 NAME_TAKEN: Final = "NameTaken"
-"""An object that Shoal needs to create already exists and is not Shoal's."""
+"""An object that Shoal needs to create already exists and is not Shoal's. Of a ModelRoute: other objects have all its
+names, so nothing means it."""
 REFUSED: Final = "Refused"
 """The API server refuses an object that Shoal creates (admission, RBAC)."""
 
@@ -224,6 +225,18 @@ ADAPTER_REASONS: Final = STAGE_REASONS | {
     UNSUPPORTED,
 }
 """Errors of an adapter that reading or staging can find."""
+
+# --- ModelRoute -----------------------------------------------------------------------------------------------------
+WEIGHTS_SUM_TO_ZERO: Final = "WeightsSumToZero"
+"""All targets of a rule have the weight 0, so its requests go nowhere."""
+TARGET_NOT_FOUND: Final = "TargetNotFound"
+CIRCULAR_ROUTE: Final = "CircularRoute"
+"""A target is a ModelRoute: only Models and adapters can be targets."""
+NOT_PERMITTED: Final = "NotPermitted"
+"""A target in another namespace does not list the route's namespace, or does not exist."""
+TARGETS_READY: Final = "TargetsReady"
+TARGETS_NOT_READY: Final = "TargetsNotReady"
+"""No target of a rule can serve now."""
 
 # --- an agent's refusals --------------------------------------------------------------------------------------------
 SLOTS_FULL: Final = "SlotsFull"

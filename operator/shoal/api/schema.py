@@ -18,9 +18,10 @@ from shoal.api.loraadapter import LoRAAdapter
 from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import CATEGORY, GROUP, VERSION, CustomResource, JsonObject, Object
 from shoal.api.model import Model
+from shoal.api.modelroute import ModelRoute
 from shoal.api.tenant import Tenant
 
-KINDS: Final[tuple[type[CustomResource], ...]] = (GPUClass, LoRAAdapter, LoRAPool, Model, Tenant)
+KINDS: Final[tuple[type[CustomResource], ...]] = (GPUClass, LoRAAdapter, LoRAPool, Model, ModelRoute, Tenant)
 
 _REFUSED: Final = {
     "prefixItems": "a tuple of mixed types",

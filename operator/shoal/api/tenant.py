@@ -63,6 +63,15 @@ class TenantAdapters(Object):
     """Names of the adapters. Default: all adapters of the namespace that list the tenant, including future ones."""
 
 
+class TenantRoutes(Object):
+    """ModelRoutes of one namespace that the tenant may use."""
+
+    namespace: Name
+    """Namespace of the routes."""
+    names: Annotated[tuple[AdapterName, ...], Field(min_length=1, max_length=64), K8s(list_type="set")] | None = None
+    """Names of the routes. Default: all routes of the namespace, including future ones."""
+
+
 class TenantLimits(Object):
     """Rate limits of a tenant over all gateways. They are approximate: docs/quota.md states the error bound."""
 
@@ -148,6 +157,9 @@ class TenantSpec(Object):
     """Adapters that the tenant may use, in addition to those granted by `models`. An adapter is usable only if both
     sides agree: the Tenant by this list or by `models`, and the adapter by its own list of tenants. The adapter's Model
     need not be granted."""
+    routes: Annotated[tuple[TenantRoutes, ...], Field(max_length=64), K8s(list_type="map", keys=("namespace",))] = ()
+    """ModelRoutes that the tenant may use, in addition to those in the namespace of one of their targets that the
+    tenant may use. A route grants none of its targets: those that the tenant may not use do not exist for it."""
     priority: Annotated[int, Field(ge=1, le=1000), K8s(default_in_code=True)] = 50
     """Weight of the tenant when requests of several tenants are on hold for the same Model. Each tenant's share of
     released tokens is proportional to its weight. It is exact within one gateway. Default: 50."""

@@ -9,6 +9,7 @@ from shoal.api.loraadapter import LoRAAdapter, LoRAAdapterStatus
 from shoal.api.lorapool import LoRAPool, LoRAPoolStatus
 from shoal.api.meta import Condition, Object
 from shoal.api.model import Model, ModelStatus
+from shoal.api.modelroute import ModelRoute, ModelRouteStatus
 from shoal.api.tenant import Tenant, TenantStatus
 from shoal.controllers.status import write_status
 from shoal.controllers.world import World
@@ -26,6 +27,7 @@ _STATUS: Final[dict[str, type[Object]]] = {
     LoRAAdapter.kind_name: LoRAAdapterStatus,
     LoRAPool.kind_name: LoRAPoolStatus,
     Model.kind_name: ModelStatus,
+    ModelRoute.kind_name: ModelRouteStatus,
     Tenant.kind_name: TenantStatus,
 }
 _PASSING: Final = (KubeError, OSError, TimeoutError)

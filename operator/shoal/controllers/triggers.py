@@ -10,7 +10,7 @@ queue. A handler neither waits nor writes to the cluster. Changes of anything bu
 | wake | Models at zero for which a request waits | `scaling/wake.py` (the write: `executor.py`) |
 | (plan) | the whole fleet, `FleetState.replan` | `planner.py` |
 | (replicas) | Models whose number may be another one | `scaling/scaler.py` |
-| gpuclass, tenant, lorapool, loraadapter | objects of the kind | the kind's controller |
+| gpuclass, tenant, lorapool, loraadapter, modelroute | objects of the kind | the kind's controller |
 | adapters | replicas whose desired adapters have changed | `lora/desired.py` |
 | engine-sizes | pods whose engine is asked for the size of its KV cache | `enginesizes.py` |
 | cache-volumes | all namespaces' volumes of the node cache | `cachevolumes.py` |
@@ -32,6 +32,7 @@ from shoal.controllers.lora import LoRAControllers
 from shoal.controllers.metrics import EventMetrics
 from shoal.controllers.model import ModelController
 from shoal.controllers.planner import Planner
+from shoal.controllers.route import RouteController
 from shoal.controllers.scaling.scaler import Scaler
 from shoal.controllers.scaling.signals import SignalStreams
 from shoal.controllers.state import FleetState
@@ -62,6 +63,7 @@ class Parts:
     models: ModelController
     classes: GPUClassController
     tenants: TenantController
+    routes: RouteController
     lora: LoRAControllers
     engine_sizes: EngineSizes
     cache_volumes: CacheVolumesController
@@ -118,6 +120,7 @@ def connect(parts: Parts) -> None:
         lora.pools.on_model,  # the pool that names it
         lora.adapters.on_model,  # adapters that claim the same names, or whose base it is
         parts.tenants.on_model,  # Tenants that grant it
+        parts.routes.on_model,  # routes that name it, or that claim the same names
         parts.cache_volumes.on_model,  # whether its weights are cached
         parts.events.on_model,  # its metrics
     )
@@ -131,7 +134,7 @@ def connect(parts: Parts) -> None:
     subscribe(world.budgets, models.on_child)
     subscribe(world.policies, models.on_child)
     subscribe(world.classes, models.on_class, parts.classes.on_class)
-    subscribe(world.tenants, models.on_tenant, lora.adapters.on_tenant, parts.tenants.on_tenant)
+    subscribe(world.tenants, models.on_tenant, lora.adapters.on_tenant, parts.tenants.on_tenant, parts.routes.on_tenant)
     subscribe(
         world.pools,
         models.on_pool,
@@ -141,8 +144,14 @@ def connect(parts: Parts) -> None:
         lora.adapters.on_pool,
     )
     subscribe(
-        world.adapters, models.on_adapter, lora.pools.on_adapter, lora.adapters.on_adapter, parts.tenants.on_adapter
+        world.adapters,
+        models.on_adapter,
+        lora.pools.on_adapter,
+        lora.adapters.on_adapter,
+        parts.tenants.on_adapter,
+        parts.routes.on_adapter,
     )
+    subscribe(world.routes, parts.routes.on_route)
     subscribe(world.jobs, models.artifacts.on_job, lora.adapters.reader.on_job)
     subscribe(world.scaled_objects, parts.driver.on_scaled)
     subscribe(world.trigger_authentications, parts.driver.on_scaled)

@@ -11,6 +11,7 @@ from shoal.api.loraadapter import LoRAAdapter
 from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
+from shoal.api.modelroute import ModelRoute
 from shoal.api.tenant import Tenant
 from shoal.core import facts, ownership
 from shoal.core.artifacts import source_key
@@ -96,6 +97,24 @@ def _adapter_claims(custom: Custom[LoRAAdapter]) -> Iterable[str]:
     return custom.object.claimed_names if custom.object else ()
 
 
+def _route_claims(custom: Custom[ModelRoute]) -> Iterable[str]:
+    return custom.object.claimed_names if custom.object else ()
+
+
+def _route_targets(custom: Custom[ModelRoute]) -> Iterable[str]:
+    return {key for _, key in custom.object.references()} if custom.object else ()
+
+
+def _granted_routes(custom: Custom[Tenant]) -> Iterable[str]:
+    return [grant.namespace for grant in custom.object.spec.routes] if custom.object else ()
+
+
+def _routes() -> Table[Custom[ModelRoute]]:
+    return Table(
+        lambda raw: projections.custom(ModelRoute, raw), indexes={"claim": _route_claims, "target": _route_targets}
+    )
+
+
 def _pooled(custom: Custom[LoRAPool]) -> Iterable[str]:
     return (custom.object.model_key,) if custom.object else ()
 
@@ -147,11 +166,12 @@ class World:
     tenants: Table[Custom[Tenant]] = field(
         default_factory=lambda: Table(
             lambda raw: projections.custom(Tenant, raw),
-            indexes={"hash": _hashes, "model": _granted, "adapters": _granted_adapters},
+            indexes={"hash": _hashes, "model": _granted, "adapters": _granted_adapters, "routes": _granted_routes},
         )
     )
     pools: Table[Custom[LoRAPool]] = field(default_factory=_pools)
     adapters: Table[Custom[LoRAAdapter]] = field(default_factory=_adapters)
+    routes: Table[Custom[ModelRoute]] = field(default_factory=_routes)
     nodes: Table[facts.Node] = field(default_factory=lambda: Table(projections.node))
     ownership: Ownership = field(default_factory=Ownership)
     """Which engine pods have proved that they are: the table of pods says of no other that it is a Model's."""

@@ -7,6 +7,7 @@ from typing import Literal
 
 from shoal.api.tenant import Tenant, TenantBudget, TenantLimits, TenantLogging
 from shoal.core.routing.consent import NO_ADAPTERS, AdapterConsent, consent_of, granted_models
+from shoal.core.routing.routes import NO_ROUTES, RouteConsent, route_consent_of
 
 DenialReason = Literal["unknown", "disabled", "expired", "suspended"]
 
@@ -27,6 +28,8 @@ class KeyIdentity:
     """`namespace/name` of the Models that the tenant may use."""
     consent: AdapterConsent = NO_ADAPTERS
     """The adapters that the tenant may use, if they list it."""
+    routes: RouteConsent = NO_ROUTES
+    """The routes that its Tenant grants."""
     priority: int = 50
     """Its weight among the tenants whose requests wait for the same Model."""
     prefix_cache_group: str | None = None
@@ -43,7 +46,7 @@ class KeyIdentity:
 
     def __post_init__(self) -> None:
         models = (key.partition("/")[0] for key in self.grants)
-        object.__setattr__(self, "namespaces", self.consent.touches().union(models))
+        object.__setattr__(self, "namespaces", self.consent.touches().union(models, self.routes.touches()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ def index_keys(tenants: Iterable[Tenant]) -> dict[str, KeyIdentity]:
     index: dict[str, KeyIdentity] = {}
     for tenant in sorted(tenants, key=lambda t: (t.metadata.creation_timestamp or _FAR, t.metadata.uid)):
         spec = tenant.spec
-        grants, consent = granted_models(spec), consent_of(spec)
+        grants, consent, routes = granted_models(spec), consent_of(spec), route_consent_of(spec)
         for key in spec.keys:
             index.setdefault(
                 key.sha256,
@@ -73,6 +76,7 @@ def index_keys(tenants: Iterable[Tenant]) -> dict[str, KeyIdentity]:
                     suspended=spec.suspended,
                     grants=grants,
                     consent=consent,
+                    routes=routes,
                     priority=spec.priority,
                     prefix_cache_group=spec.prefix_cache_group,
                     plan=spec.plan,

@@ -293,11 +293,11 @@ class AdapterTarget:
         """
         prepared, identity = self._request.prepared, self._request.check_key()
         index = self._app.directory.snapshot.model_index
-        current = index.find(prepared.model_name, identity)
+        current = index.find(prepared.meaning, identity)
         if current is not None and current.uid == self._model.uid and current.adapter is not None:
             if current.adapter.uid == self._adapter.uid:
                 return current.adapter
-        elif current is None and (reason := index.why_not(prepared.model_name, identity)) is not None:
+        elif current is None and (reason := index.why_not(prepared.meaning, identity)) is not None:
             raise errors.adapter_waits(prepared.model_name, reason)
         raise errors.model_not_found(prepared.model_name)
 

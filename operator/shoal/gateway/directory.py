@@ -16,17 +16,19 @@ from shoal.api.loraadapter import LoRAAdapter
 from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
+from shoal.api.modelroute import ModelRoute
 from shoal.api.tenant import Tenant
 from shoal.core.access import KeyIdentity, index_keys
 from shoal.core.routing.modelindex import ModelIndex
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.resolve import ServedModel, served_model
 from shoal.core.routing.resolveadapters import DeclaredAdapter, DeclaredPool, declared_adapter, declared_pool
+from shoal.core.routing.routes import DeclaredRoute, declared_route
 from shoal.engine.wires import DEFAULT, differences_of
 
 log = structlog.get_logger()
 
-Source = Literal["models", "tenants", "pods", "pools", "adapters"]
+Source = Literal["models", "tenants", "pods", "pools", "adapters", "routes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class Directory:
         *changed: Callable[[], None],
         pools: Mapping[str, DeclaredPool] | None = None,
         adapters: Mapping[str, DeclaredAdapter] | None = None,
+        routes: Mapping[str, DeclaredRoute] | None = None,
     ) -> None:
         self.snapshot = ClusterSnapshot()
         self.changed = list(changed)
@@ -72,6 +75,7 @@ class Directory:
         self._pods = pods
         self._pools: Mapping[str, DeclaredPool] = {} if pools is None else pools
         self._adapters: Mapping[str, DeclaredAdapter] = {} if adapters is None else adapters
+        self._routes: Mapping[str, DeclaredRoute] = {} if routes is None else routes
         self._dirty: set[Source] = set()
         self._changed_adapters: set[str | None] = set()
 
@@ -115,6 +119,10 @@ class Directory:
                 index.retain(self._adapters.keys())
             for key in self._adapters if None in changed_adapters else changed_adapters:
                 index.put(str(key), self._adapters.get(str(key)))
+        if "routes" in dirty:
+            index.retain_routes(self._routes.keys())
+            for key, route in self._routes.items():
+                index.put_route(key, route)
         self.snapshot = ClusterSnapshot(models, keys, replicas, owners, index)
         for changed in self.changed:
             changed()
@@ -148,6 +156,16 @@ def project_adapter(obj: JsonObject, invalid: Callable[[str], None]) -> Declared
         _skipped("LoRAAdapter", obj, error, invalid)
         return None
     return declared_adapter(adapter) if adapter.metadata.deletion_timestamp is None else None
+
+
+def project_route(obj: JsonObject, invalid: Callable[[str], None]) -> DeclaredRoute | None:
+    """A ModelRoute as the reflector keeps it; None while it is being deleted."""
+    try:
+        route = ModelRoute.model_validate(obj)
+    except pydantic.ValidationError as error:
+        _skipped("ModelRoute", obj, error, invalid)
+        return None
+    return declared_route(route) if route.metadata.deletion_timestamp is None else None
 
 
 def project_tenant(obj: JsonObject, invalid: Callable[[str], None]) -> Tenant | None:

@@ -1,11 +1,14 @@
 """`GET /v1/models`: the models that a key's tenant may use, in OpenAI's format."""
 
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 import orjson
 
 from shoal.core.access import KeyIdentity
-from shoal.core.routing.modelindex import ModelIndex
+from shoal.core.capabilities import Capability
+from shoal.core.routing.modelindex import ModelIndex, RouteTargets
 from shoal.core.routing.resolve import ServedModel
 from shoal.gateway.ability import abilities
 
@@ -17,18 +20,29 @@ def listed(model_index: ModelIndex, identity: KeyIdentity) -> bytes:
     )
 
 
-def one(model_name: str, model: ServedModel) -> bytes:
+def one(model_name: str, model: ServedModel | RouteTargets) -> bytes:
     """One model, by the name that the client uses."""
     return orjson.dumps(_card(model_name, model))
 
 
-def _card(model_name: str, model: ServedModel) -> dict[str, Any]:
+def _card(model_name: str, model: ServedModel | RouteTargets) -> dict[str, Any]:
+    if isinstance(model, RouteTargets):
+        route, able = model.route, set(abilities(model.targets[0]))
+        for target in model.targets[1:]:
+            able &= set(abilities(target))  # which of them answers is not the client's choice
+        return _fields(model_name, route.created, route.key, None, sorted(able))
+    return _fields(model_name, model.created, model.address, model.key if model.adapter else None, abilities(model))
+
+
+def _fields(
+    model_name: str, created: datetime | None, root: str, parent: str | None, capabilities: Sequence[Capability]
+) -> dict[str, Any]:
     return {
         "id": model_name,
         "object": "model",
-        "created": int(model.created.timestamp()) if model.created else 0,
+        "created": int(created.timestamp()) if created else 0,
         "owned_by": "shoal",
-        "root": model.address,
-        "parent": model.key if model.adapter else None,
-        "capabilities": abilities(model),
+        "root": root,
+        "parent": parent,
+        "capabilities": capabilities,
     }

@@ -8,6 +8,7 @@ from shoal.api.replica import MOST_PROMPTS
 from shoal.core.fields.table import GENERATING
 from shoal.core.routing.resolve import ServedModel
 from shoal.core.routing.reuse import Prompt
+from shoal.core.routing.routes import TargetRef
 from shoal.gateway.dialects import Dialect
 
 COMPLETIONS: Final = "/v1/completions"
@@ -44,6 +45,14 @@ class Prepared(NamedTuple):
     """The ranked list has the texts."""
     added: Mapping[str, bytes | None] = _NOTHING
     """What the body has in addition for engines of a type (`Wire.added`)."""
+    target: TargetRef | None = None
+    """The target that a route chose; None: the body names the model or adapter itself."""
+
+    @property
+    def meaning(self) -> str | TargetRef:
+        """What stands for the model or adapter, when it is looked up again after a wait. A route is not asked again:
+        the request is one for its target."""
+        return self.model_name if self.target is None else self.target
 
     @property
     def head(self) -> int | None:

@@ -26,6 +26,7 @@ from shoal.gateway.directory import (
     project_model,
     project_pod,
     project_pool,
+    project_route,
     project_tenant,
 )
 from shoal.gateway.metrics import GatewayMetrics
@@ -40,7 +41,7 @@ from shoal.kube.callers import Callers
 from shoal.kube.client import KubeClient
 from shoal.kube.enginepods import EnginePods
 from shoal.kube.reflector import Reflector, ReflectorEvent
-from shoal.kube.resources import LORA_ADAPTERS, LORA_POOLS, MODELS, TENANTS
+from shoal.kube.resources import LORA_ADAPTERS, LORA_POOLS, MODEL_ROUTES, MODELS, TENANTS
 from shoal.metering.record import gateway_boot
 from shoal.metering.shipper import Shipper
 from shoal.metering.spool import UsageSpool
@@ -161,6 +162,9 @@ class GatewayProcess:
                 project=partial(project_adapter, invalid=invalid),
                 on_event=lambda _kind, adapter: self.directory.mark("adapters", adapter.key),
             ),
+            "routes": Reflector(
+                client, MODEL_ROUTES, project=partial(project_route, invalid=invalid), on_event=self._marks("routes")
+            ),
         }
         self.directory = Directory(
             self._reflectors["models"].objects,
@@ -169,6 +173,7 @@ class GatewayProcess:
             self._follow,
             pools=self._reflectors["pools"].objects,
             adapters=self._reflectors["adapters"].objects,
+            routes=self._reflectors["routes"].objects,
         )
         self.directory.listed = lambda: not self._not_listed()
         self.logs = LogsApi(
@@ -272,8 +277,8 @@ class GatewayProcess:
             if reflector.synced.is_set():
                 continue  # from then on the last known objects are used, even if the API server is unreachable
             if reflector.missing:
-                if source in ("pools", "adapters"):
-                    continue  # the CustomResourceDefinitions are of an older version: there are no adapters
+                if source in ("pools", "adapters", "routes"):
+                    continue  # the CustomResourceDefinitions are of an older version: there are no such objects
                 missing[source] = "the API server does not know this kind: the CustomResourceDefinitions are missing"
             else:
                 missing[source] = _NOT_LISTED
@@ -456,6 +461,7 @@ class GatewayProcess:
         metrics.streams.labels("down").set(max(0, self.fleet.streams.count - live))
         metrics.objects.labels("Model").set(len(snapshot.models))
         metrics.objects.labels("LoRAAdapter").set(len(snapshot.model_index.adapter_uids))
+        metrics.objects.labels("ModelRoute").set(len(snapshot.model_index.routes))
         metrics.objects.labels("TenantKey").set(len(snapshot.keys))
         metrics.objects.labels("Pod").set(sum(map(len, snapshot.replicas.values())))
         metrics.rogue_pods.set(self.pods.ownership.rogue)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -17,9 +18,10 @@ from shoal.core.fields.kinds import Facts
 from shoal.core.fields.media import images_of
 from shoal.core.fields.pairs import pairs_of, repeated
 from shoal.core.fields.table import CHAT, FORMS, GENERATING, PAIRS, TABLE, TOKENIZING
-from shoal.core.routing.affinity import SHARED, prefix_space, prompt_of
+from shoal.core.routing.affinity import SHARED, conversation_of, prefix_space, prompt_of
 from shoal.core.routing.resolve import ServedModel
 from shoal.core.routing.reuse import Prompt
+from shoal.core.routing.routes import DeclaredRoute, NoTarget, RequestFacts, TargetRef, decide
 from shoal.engine.wires import added_of
 from shoal.gateway import audioform, ids, modellist, redact
 from shoal.gateway.ability import refuse_incapable
@@ -89,6 +91,14 @@ class _Fetched(NamedTuple):
     media: Sequence[str]
 
 
+class _Routed(NamedTuple):
+    """What a route chose."""
+
+    route: str
+    """`namespace/name`."""
+    target: TargetRef
+
+
 class GatewayRequest:
     __slots__ = (
         "_app",
@@ -96,6 +106,7 @@ class GatewayRequest:
         "_client_id",
         "_content_type",
         "_dialect",
+        "_draw",
         "_engine_path",
         "_headers",
         "_id",
@@ -130,6 +141,8 @@ class GatewayRequest:
         self._quota: Quota | None = None
         self._reserved: Reserved | None = None
         self._body_bytes = 0
+        self._draw: float | None = None
+        """The random number by which a route chooses: one for the whole request, however often it is prepared."""
         self._raw = b""
         self._content_type: bytes | None = None
 
@@ -188,7 +201,7 @@ class GatewayRequest:
         words, wanted = self._app.directory.snapshot.model_index, path[len(_MODELS) + 1 :]
         if not wanted:
             return modellist.listed(words, identity)
-        model = words.find(wanted, identity)
+        model = words.described(wanted, identity)
         if model is None:
             raise self._unknown(identity, wanted)
         return modellist.one(wanted, model)
@@ -225,7 +238,7 @@ class GatewayRequest:
         """Reads and checks the body, and opens the usage record. Frees everything that the request does not need while
         it waits."""
         app = self._app
-        headers, self._headers = self._headers, _NO_HEADERS
+        headers = self._headers
         raw = await read_body(
             self._receive, headers.get(b"content-length"), app.settings.max_body_bytes, app.body_budget, identity.tenant
         )
@@ -240,6 +253,7 @@ class GatewayRequest:
             if isinstance(prepared, _Incomplete):
                 raise RuntimeError("a request without remote media is incomplete")
         del raw
+        self._headers = _NO_HEADERS
         meter = self._meter
         try:
             kept = app.spool.commit(meter.open_row())
@@ -304,8 +318,8 @@ class GatewayRequest:
         if self._dialect is not None:
             parsed = translated(parsed, self._dialect)
         fields = parsed.fields
-        model = app.directory.snapshot.model_index.find(parsed.model_name, identity)
-        if model is None or (fetched is not None and _identity_of(model) != _identity_of(fetched.model)):
+        model, routed = self._resolve(identity, parsed.model_name, fields, len(raw))
+        if fetched is not None and _identity_of(model) != _identity_of(fetched.model):
             raise self._unknown(identity, parsed.model_name)
         refuse_incapable(model, self._engine_path, parsed.model_name)
         size, wanted = len(raw), ()
@@ -330,6 +344,7 @@ class GatewayRequest:
                 stream=parsed.stream,
                 client_request_id=self._client_id,
                 gateway=app.boot,
+                route=None if routed is None else routed.route,
             )
             self._meter.free = self._engine_path in TOKENIZING
             if self._engine_path in PAIRS:
@@ -383,11 +398,34 @@ class GatewayRequest:
             top_n=fields.get("top_n"),
             documents=fields.get("return_documents") is not False,
             added=added_of(self._engine_path, fields),
+            target=None if routed is None else routed.target,
         )
         if identity.logging is not None:
             original = raw if fetched is None and self._dialect is None and form is None else None
             self._reply.log = app.logs.logger.begin(identity, self._key_hash, original, fields)
         return prepared
+
+    def _resolve(
+        self, identity: KeyIdentity, name: str, fields: dict[str, Any], size: int
+    ) -> "tuple[ServedModel, _Routed | None]":
+        """What the name in the body means, and what chose it if that was a route. Raises ApiError."""
+        index = self._app.directory.snapshot.model_index
+        found = index.meaning(name, identity)
+        if found is None:
+            raise self._unknown(identity, name)
+        if not isinstance(found, DeclaredRoute):
+            return found, None
+        if self._draw is None:
+            self._draw = random.random()  # noqa: S311 - shares of traffic, no secret
+        headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in self._headers.items()}
+        facts = RequestFacts(identity.tenant, self._path, headers, size, lambda: conversation_of(fields))
+        chosen = decide(found, facts, lambda ref: index.target(found, ref, identity) is not None, self._draw)
+        if isinstance(chosen, NoTarget):
+            raise errors.no_rule(name) if chosen.reason == "no-rule" else errors.no_target(name)
+        model = index.target(found, chosen.target, identity)
+        if model is None:
+            raise errors.no_target(name)
+        return model, _Routed(found.key, chosen.target)
 
     def _prompt(self, space: str, fields: dict[str, Any], model: ServedModel, size: int) -> Prompt | None:
         """What the choice of a replica goes by. `size`: bytes of the body with its media."""

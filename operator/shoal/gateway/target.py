@@ -90,7 +90,7 @@ class BaseTarget:
     def _recheck(self) -> None:
         """Checks after a wait that the client's key is still valid and may still use the Model. Raises ApiError."""
         request = self._request
-        index, name = request.app.directory.snapshot.model_index, request.prepared.model_name
-        now, then = index.find(name, request.check_key()), request.prepared.model
+        index, prepared = request.app.directory.snapshot.model_index, request.prepared
+        now, then = index.find(prepared.meaning, request.check_key()), prepared.model
         if now is None or now.uid != then.uid or now.address != then.address:
-            raise errors.model_not_found(name)
+            raise errors.model_not_found(prepared.model_name)

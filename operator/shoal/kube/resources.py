@@ -8,6 +8,7 @@ from shoal.api.loraadapter import LoRAAdapter
 from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import GROUP, VERSION, CustomResource
 from shoal.api.model import Model
+from shoal.api.modelroute import ModelRoute
 from shoal.api.tenant import Tenant
 
 
@@ -54,6 +55,7 @@ GPUCLASSES = of_kind(GPUClass)
 TENANTS = of_kind(Tenant)
 LORA_POOLS = of_kind(LoRAPool)
 LORA_ADAPTERS = of_kind(LoRAAdapter)
+MODEL_ROUTES = of_kind(ModelRoute)
 
 PODS = Resource("", "v1", "pods", "Pod")
 NODES = Resource("", "v1", "nodes", "Node", namespaced=False)

@@ -82,6 +82,7 @@ class Meter:
         stream: bool,
         client_request_id: str | None = None,
         gateway: str | None = None,
+        route: str | None = None,
     ) -> None:
         self.id = id
         self.model = model.key
@@ -122,6 +123,8 @@ class Meter:
             self._base["externalId"] = identity.external_id
         if identity.plan is not None:
             self._base["plan"] = identity.plan
+        if route is not None:
+            self._base["route"] = route
         if model.adapter is not None:
             self.use(model.adapter)
         self.outcome: Outcome | None = None

@@ -84,6 +84,8 @@ class UsageData(BaseModel):
     """Digest of the adapter's files that served the request, or would have served it."""
     model_requested: str
     """Value of `model` in the client's request."""
+    route: str | None = None
+    """namespace/name of the ModelRoute that chose the model or adapter; None: the request named it."""
     stream: bool
     outcome: Outcome | None = None
     """Only in a final row."""
@@ -194,6 +196,7 @@ class StoredRow(NamedTuple):
     image_tokens: Annotated[int | None, Stored(comment="of input_tokens")]
     audio_tokens: Annotated[int | None, Stored(comment="of input_tokens")]
     accepted_tokens: Annotated[int | None, Stored(comment="of output_tokens: of drafts")]
+    route: Annotated[str | None, Stored(comment="namespace/name of the ModelRoute that chose the model")]
 
 
 _COPIED: Final = StoredRow._fields[StoredRow._fields.index("admitted_at") + 1 :]

@@ -148,6 +148,20 @@ def model_not_found(name: str) -> ApiError:
     )
 
 
+def no_rule(name: str) -> ApiError:
+    """For a route of which no rule is for the request."""
+    return ApiError(404, f"No rule of the route `{name}` is for this request.", "no_route_rule", param="model")
+
+
+def no_target(name: str) -> ApiError:
+    """For a route that has no target for the request. It does not tell which targets there are."""
+    return unavailable(
+        f"The route `{name}` has no target that can serve this request for you. Try again later.",
+        "no_route_target",
+        RETRY_AFTER_MAX_SECONDS,
+    )
+
+
 def adapter_waits(name: str, reason: str) -> ApiError:
     """For an adapter that the tenant may use and that does not answer now."""
     return unavailable(

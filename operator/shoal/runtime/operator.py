@@ -30,6 +30,7 @@ from shoal.controllers.metrics import EventMetrics, ObjectMetrics
 from shoal.controllers.model import ModelController
 from shoal.controllers.modelqueue import ModelQueue
 from shoal.controllers.planner import Planner
+from shoal.controllers.route import RouteController
 from shoal.controllers.scaling.history import DecisionHistory
 from shoal.controllers.scaling.observe import ModelObserver, no_past
 from shoal.controllers.scaling.scaler import Scaler
@@ -55,6 +56,7 @@ from shoal.kube.resources import (
     JOBS,
     LORA_ADAPTERS,
     LORA_POOLS,
+    MODEL_ROUTES,
     MODELS,
     NETWORKPOLICIES,
     NODES,
@@ -189,6 +191,7 @@ class OperatorProcess:
         self.lora = LoRAControllers(world, self.install, hears, me, credentials)
         currency = None if isinstance(hears, NoAdapterSignals) else hears.currency
         self.tenants = TenantController(world, WorkQueue("tenant", workers=2), currency)
+        self.routes = RouteController(world, WorkQueue("modelroute", workers=2))
         self.cache_volumes = CacheVolumesController(world, WorkQueue("cache-volumes", workers=1))
         self.registry = prometheus_client.CollectorRegistry()
         """Metrics of the fleet; the process's own metrics are in the default registry."""
@@ -206,6 +209,7 @@ class OperatorProcess:
                 models=self.models,
                 classes=self.classes,
                 tenants=self.tenants,
+                routes=self.routes,
                 lora=self.lora,
                 engine_sizes=self.engine_sizes,
                 cache_volumes=self.cache_volumes,
@@ -224,6 +228,7 @@ class OperatorProcess:
                 Watched(MODELS, world.models),
                 Watched(LORA_POOLS, world.pools),
                 Watched(LORA_ADAPTERS, world.adapters),
+                Watched(MODEL_ROUTES, world.routes),
                 Watched(NODES, world.nodes),
                 Watched(PODS, world.pods),
                 Watched(DEPLOYMENTS, world.deployments, OURS),
@@ -255,6 +260,7 @@ class OperatorProcess:
             self.waker.queue,
             self.classes.queue,
             self.tenants.queue,
+            self.routes.queue,
             self.cache_volumes.queue,
             *self.lora.queues,
         )
@@ -297,6 +303,7 @@ class OperatorProcess:
             group.create_task(self.recorder.run())
             group.create_task(self.classes.queue.run(self.classes.reconcile))
             group.create_task(self.tenants.queue.run(self.tenants.reconcile))
+            group.create_task(self.routes.queue.run(self.routes.reconcile))
             group.create_task(self.cache_volumes.queue.run(self.cache_volumes.reconcile))
             group.create_task(self.scaler.run())
             group.create_task(self.waker.run())
@@ -339,6 +346,7 @@ class OperatorProcess:
     def _compare_all(self) -> None:
         self.classes.enqueue_all()
         self.tenants.enqueue_all()
+        self.routes.enqueue_all()
         self.models.enqueue_all()
         self.lora.enqueue_all()
         self.engine_sizes.enqueue_all()

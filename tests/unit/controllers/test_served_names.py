@@ -138,7 +138,7 @@ def a_world() -> World:
 
 def grant(world: World, version: str, **spec: Any) -> tuple[set[str], set[str]]:
     """The Tenant acme as it is now; which Models and adapters are looked at again."""
-    found: list[tuple[frozenset[str], Any]] = []
+    found: list[tuple[frozenset[str], Any, Any]] = []
 
     def changed(_key: str, before: Any, after: Any) -> None:
         found.extend(one for one in [granted_otherwise(before, after)] if one is not None)
@@ -146,8 +146,8 @@ def grant(world: World, version: str, **spec: Any) -> tuple[set[str], set[str]]:
     world.tenants.listeners[:] = [changed]
     body = {"apiVersion": "shoal.dev/v1alpha1", "kind": "Tenant", "metadata": {"name": "acme"}, "spec": spec}
     world.tenants.upsert(dated(body, 1, version))
-    return {key for modelstatus, _ in found for key in modelstatus}, {
-        key for _, consent in found for key in consent.touches()
+    return {key for modelstatus, _, _ in found for key in modelstatus}, {
+        key for _, consent, _ in found for key in consent.touches()
     }
 
 

@@ -100,15 +100,16 @@ async def test_from_nothing_to_an_answer_and_on_without_the_api_server(tmp_path:
             assert secret not in text
 
 
-async def test_custom_resource_definitions_from_before_there_were_adapters_are_enough(tmp_path: Path):
+async def test_custom_resource_definitions_from_before_there_were_adapters_and_routes_are_enough(tmp_path: Path):
     server = FakeApiServer()
     server.crds = True
-    del server.objects["lorapools"], server.objects["loraadapters"]
+    del server.objects["lorapools"], server.objects["loraadapters"], server.objects["modelroutes"]
     async with running(tmp_path, server) as process, aiohttp.ClientSession() as session:
         await server.up()
         give(tmp_path / "key", INSTALL_KEY)
         await until_ready(session, process)
         assert process._reflectors["adapters"].missing
+        assert process._reflectors["routes"].missing
         assert not process._reflectors["models"].missing
 
 

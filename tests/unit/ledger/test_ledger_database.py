@@ -95,7 +95,8 @@ def test_requests_of_before_have_no_documents(url: str) -> None:
 
 
 def without_units(connection: Connection) -> None:
-    """Takes away the columns of migration 0004."""
+    """Takes away the columns of migrations 0004 and 0005."""
+    connection.exec_driver_sql("ALTER TABLE usage DROP COLUMN route")
     parts = ("image_tokens", "audio_tokens", "accepted_tokens")
     for table, names in (
         ("usage", ("images", "audio_ms", "audio_source", *parts)),
@@ -133,6 +134,22 @@ def test_documents_of_before_are_summed_up(url: str) -> None:
             ).all()
             check_balance(connection)
     assert [tuple(row) for row in found] == [(False, 50), (True, 7)]
+
+
+def test_requests_of_before_have_no_route(url: str) -> None:
+    """Migration 0005."""
+    with contextlib.ExitStack() as stack:
+        connection = opened(url, stack)
+        with connection.begin():
+            ingest.store(connection, [usage_row(record("old"))], Changes(), NOW_MS)
+            connection.exec_driver_sql("ALTER TABLE usage DROP COLUMN route")
+            connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0004_from_0001'")
+    with contextlib.ExitStack() as stack:
+        connection = opened(url, stack)
+        with connection.begin():
+            ingest.store(connection, [usage_row(record("new", route="chat/front"))], Changes(), NOW_MS)
+            found = connection.execute(select(schema.usage.c.request, schema.usage.c.route)).all()
+    assert dict(tuple(row) for row in found) == {"old": None, "new": "chat/front"}
 
 
 def test_rows_are_in_the_order_of_their_columns() -> None:

@@ -31,6 +31,7 @@ from shoal.kube.resources import (
     LEASES,
     LORA_ADAPTERS,
     LORA_POOLS,
+    MODEL_ROUTES,
     MODELS,
     NODES,
     PERSISTENTVOLUMECLAIMS,
@@ -52,8 +53,8 @@ _CRDS: Final = Resource(
 )
 _README: Final = """A support bundle of Shoal, made by `shoal support bundle`.
 
-In it: Shoal's objects (Models, LoRAPools, LoRAAdapters, GPUClasses, Tenants) and the Deployments, Jobs and pods made
-for them; nodes; in Shoal's namespace its workloads, events, the operator's configuration and logs.
+In it: Shoal's objects (Models, LoRAPools, LoRAAdapters, ModelRoutes, GPUClasses, Tenants) and the Deployments, Jobs
+and pods made for them; nodes; in Shoal's namespace its workloads, events, the operator's configuration and logs.
 
 Not in it: Secrets, values of environment variables, hashes of tenants' keys, request logs, usage records, prompts and
 answers. Credentials in texts were replaced by (removed). Names of Models, tenants, namespaces and nodes are in it:
@@ -152,6 +153,7 @@ async def collect(
         ("models", MODELS, only, None),
         ("models", LORA_POOLS, only, None),
         ("models", LORA_ADAPTERS, only, None),
+        ("models", MODEL_ROUTES, only, None),
         ("models", DEPLOYMENTS, only, _OWN),
         ("models", JOBS, only, _OWN),
         ("models", PODS, only, _ENGINES),
@@ -213,7 +215,7 @@ async def _one(client: KubeClient, found: Collected, kind: Resource, name: str, 
 async def _definitions(client: KubeClient, found: Collected) -> None:
     """Which CustomResourceDefinitions of Shoal the cluster has, and in which state; their schemas are in the chart."""
     listed: list[JsonObject] = []
-    for kind in (MODELS, LORA_POOLS, LORA_ADAPTERS, GPUCLASSES, TENANTS):
+    for kind in (MODELS, LORA_POOLS, LORA_ADAPTERS, MODEL_ROUTES, GPUCLASSES, TENANTS):
         try:
             each = await client.get(_CRDS, f"{kind.plural}.{kind.group}")
         except NotFound:

@@ -93,6 +93,25 @@ def prompt_of(space: str, fields: Mapping[str, Any], size: int | None) -> Prompt
     )
 
 
+def conversation_of(fields: Mapping[str, Any]) -> str | None:
+    """The beginning of a conversation: a hash of the messages up to the user's first. All turns of a conversation have
+    the same. None: the request has no messages.
+
+    `fields`: decoded fields of the request's body."""
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not messages:
+        return None
+    texts: list[str] = []
+    for message in cast(list[Any], messages)[:_MOST_MESSAGES]:
+        if not isinstance(message, dict):
+            return None
+        turn = cast(dict[str, Any], message)
+        texts.append(_text(turn.get("content"))[:HEAD_CHARACTERS])
+        if turn.get("role") == "user":
+            break
+    return hashlib.blake2b("\0".join(texts).encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
 def _new_characters(turns: Sequence[Any], *, of_all: bool = False) -> int:
     """Characters after the last answer in the messages; more than any prompt has, where there is no answer. `of_all`:
     those of all messages that are looked at."""

@@ -1,8 +1,9 @@
 """What a name in the `model` field means for a tenant.
 
-A name, short or `namespace/name`, is claimed by Models and adapters. Among those that a tenant may use (consent.py), a
-Model precedes every adapter; among Models, and among adapters, the oldest comes first (creationTimestamp, then uid).
-Objects that a tenant may not use do not count, however old, so nobody outside its grants can take a name from it.
+A name, short or `namespace/name`, is claimed by Models, adapters and routes. Among those that a tenant may use
+(consent.py, routes.py), a Model precedes every adapter, and an adapter every route; among objects of a kind the oldest
+comes first (creationTimestamp, then uid). Objects that a tenant may not use do not count, however old, so nobody
+outside its grants can take a name from it.
 
 The index is updated one object at a time: with 20,000 adapters a change costs microseconds, and so does a request.
 Claims are kept by namespace, and a request reads only namespaces with a grant to its tenant.
@@ -12,33 +13,49 @@ from bisect import insort
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from shoal.api import reasons
 from shoal.core.access import KeyIdentity
 from shoal.core.routing.consent import EVERYONE, may_use
 from shoal.core.routing.resolve import ServedModel
 from shoal.core.routing.resolveadapters import DeclaredAdapter, DeclaredPool, problem_of
+from shoal.core.routing.routes import DeclaredRoute, TargetRef, permits
 
 _FAR: Final = datetime.max.replace(tzinfo=UTC)
 
 
-class _Claim(NamedTuple):
-    """Sorts by precedence: Models first, then the oldest."""
+_MODEL: Final = 0
+_ADAPTER: Final = 1
+_ROUTE: Final = 2
 
-    of_adapter: bool
+
+class RouteTargets(NamedTuple):
+    """A route and those of its targets that a tenant may use and that can answer."""
+
+    route: DeclaredRoute
+    targets: tuple[ServedModel, ...]
+
+
+class _Claim(NamedTuple):
+    """Sorts by precedence: Models first, then adapters, then routes; then the oldest."""
+
+    kind: Literal[0, 1, 2]
     created: datetime
     uid: str
     key: str
 
 
 class ModelIndex:
-    """Models, adapters and pools by `namespace/name`, and their claims to names."""
+    """Models, adapters, pools and routes by `namespace/name`, and their claims to names."""
 
     def __init__(self) -> None:
         self.models: Mapping[str, ServedModel] = {}
         self._pools: Mapping[str, DeclaredPool] = {}
         self._adapters: dict[str, DeclaredAdapter] = {}
+        self._routes: dict[str, DeclaredRoute] = {}
+        self._routes_in: dict[str, dict[str, None]] = {}
+        """Namespace -> its routes."""
         self._uids: dict[str, str] = {}
         self._claims: dict[str, dict[str, list[_Claim]]] = {}
         """Name -> namespace -> claims."""
@@ -96,36 +113,100 @@ class ModelIndex:
         for key in [key for key in self._adapters if key not in keys]:
             self.put(key, None)
 
+    def put_route(self, key: str, route: DeclaredRoute | None) -> None:
+        """Adds or replaces one route; None removes it."""
+        old = self._routes.get(key)
+        if old == route:
+            return
+        if old is not None:
+            del self._routes[key], self._routes_in[old.namespace][key]
+            if not self._routes_in[old.namespace]:
+                del self._routes_in[old.namespace]
+            self._withdraw(_claim_of(old), (old.key, *old.claims))
+        if route is not None:
+            self._routes[key] = route
+            self._routes_in.setdefault(route.namespace, {})[key] = None
+            self._claim(_claim_of(route), (route.key, *route.claims))
+
+    def retain_routes(self, keys: Collection[str]) -> None:
+        """Removes routes whose keys are not in `keys`."""
+        for key in [key for key in self._routes if key not in keys]:
+            self.put_route(key, None)
+
+    @property
+    def routes(self) -> Mapping[str, DeclaredRoute]:
+        """All routes."""
+        return self._routes
+
     # --- look-ups ---------------------------------------------------------------------------------------------------
 
-    def find(self, name: str, identity: KeyIdentity) -> ServedModel | None:
+    def find(self, name: str | TargetRef, identity: KeyIdentity) -> ServedModel | None:
+        """The Model or adapter that a name, or a reference, means for the tenant; None: nothing, a route, or an adapter
+        that cannot be served now."""
+        if isinstance(name, TargetRef):
+            return self._target(name, identity)
+        found = self.meaning(name, identity)
+        return None if isinstance(found, DeclaredRoute) else found
+
+    def meaning(self, name: str, identity: KeyIdentity) -> ServedModel | DeclaredRoute | None:
         """What a name means for the tenant; None: nothing, or an adapter that cannot be served now."""
         claim = self._first_claim(name, identity)
         if claim is None:
             return None
-        return self._answering(self._adapters[claim.key]) if claim.of_adapter else self.models[claim.key]
+        if claim.kind == _ROUTE:
+            return self._routes[claim.key]
+        return self._answering(self._adapters[claim.key]) if claim.kind == _ADAPTER else self.models[claim.key]
 
-    def why_not(self, name: str, identity: KeyIdentity) -> str | None:
-        """Why the adapter that a name means for the tenant cannot be served now; None: it can, or it is no adapter."""
+    def why_not(self, name: str | TargetRef, identity: KeyIdentity) -> str | None:
+        """Why the adapter that a name, or a reference, means for the tenant cannot be served now; None: it can, or it
+        is no adapter."""
+        if isinstance(name, TargetRef):
+            adapter = self._adapters.get(name.key) if name.kind == "LoRAAdapter" else None
+            return None if adapter is None or not self._may_use(adapter, identity) else self._problem(adapter)
         claim = self._first_claim(name, identity)
-        return None if claim is None or not claim.of_adapter else self._problem(self._adapters[claim.key])
+        if claim is None or claim.kind != _ADAPTER:
+            return None
+        return self._problem(self._adapters[claim.key])
 
-    def listed(self, identity: KeyIdentity) -> list[tuple[str, ServedModel]]:
+    def target(self, route: DeclaredRoute, ref: TargetRef, identity: KeyIdentity) -> ServedModel | None:
+        """A target of a route as the tenant may use it; None: it does not exist for the tenant's requests, or cannot be
+        served now."""
+        declared = self.models.get(ref.key) if ref.kind == "Model" else self._adapters.get(ref.key)
+        if declared is None or not permits(ref.namespace, declared.route_namespaces, route.namespace):
+            return None
+        return self._target(ref, identity)
+
+    def listed(self, identity: KeyIdentity) -> list[tuple[str, ServedModel | RouteTargets]]:
         """The tenant's list of models: by short name, or by `namespace/name` for those without a short name."""
-        found: list[tuple[str, ServedModel]] = []
+        found: list[tuple[str, ServedModel | RouteTargets]] = []
         for address, claims in self._usable(identity):
-            owned: list[tuple[str, ServedModel]] = []
+            owned: list[tuple[str, ServedModel | RouteTargets]] = []
             for name in dict.fromkeys(claims):
-                served = self.find(name, identity)
-                if served is not None and served.address == address and served.claims == claims:
+                served = self.described(name, identity)
+                if served is not None and _is(served, address, claims):
                     owned.append((name, served))
-            if not owned and (served := self.find(address, identity)) is not None and served.claims == claims:
-                owned.append((address, served))
+            if not owned and (served := self.described(address, identity)) is not None:
+                owned = [(address, served)] if _is(served, address, claims) else []
             found += owned
         return sorted(found, key=lambda pair: pair[0])
 
+    def described(self, name: str, identity: KeyIdentity) -> ServedModel | RouteTargets | None:
+        """What a name means for the tenant, for its list of models; None: nothing that can answer."""
+        found = self.meaning(name, identity)
+        if not isinstance(found, DeclaredRoute):
+            return found
+        targets = (self.target(found, ref, identity) for ref in found.references())
+        usable = tuple(target for target in targets if target is not None)
+        return RouteTargets(found, usable) if usable else None
+
+    def _target(self, ref: TargetRef, identity: KeyIdentity) -> ServedModel | None:
+        if ref.kind == "Model":
+            return self.models.get(ref.key) if ref.key in identity.grants else None
+        adapter = self._adapters.get(ref.key)
+        return None if adapter is None or not self._may_use(adapter, identity) else self._answering(adapter)
+
     def _usable(self, identity: KeyIdentity) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Keys and claims of the Models and adapters that the tenant may use."""
+        """Keys and claims of the Models, adapters and routes that the tenant may use."""
         for key in identity.grants:
             if (model := self.models.get(key)) is not None:
                 yield key, model.claims
@@ -136,6 +217,10 @@ class ModelIndex:
         for key in keys:
             if self._may_use(self._adapters[key], identity):
                 yield key, self._adapters[key].claims
+        for namespace in identity.namespaces:
+            for key in self._routes_in.get(namespace, ()):
+                if self._may_use_route(self._routes[key], identity):
+                    yield key, self._routes[key].claims
 
     def _first_claim(self, name: str, identity: KeyIdentity) -> _Claim | None:
         """The first claim to a name among those that the tenant may use."""
@@ -160,9 +245,26 @@ class ModelIndex:
         return [namespace for namespace in granted if namespace in claims]
 
     def _granted(self, claim: _Claim, identity: KeyIdentity) -> bool:
-        if claim.of_adapter:
+        if claim.kind == _ROUTE:
+            return self._may_use_route(self._routes[claim.key], identity)
+        if claim.kind == _ADAPTER:
             return self._may_use(self._adapters[claim.key], identity)
         return claim.key in identity.grants
+
+    def _may_use_route(self, route: DeclaredRoute, identity: KeyIdentity) -> bool:
+        """Whether the tenant may use a route (routes.py). An adapter that cannot be served now counts: a name must not
+        change its meaning with that."""
+        if identity.routes.covers(route.key):
+            return True
+        return any(
+            self._granted_target(ref, identity) for ref in route.references() if ref.namespace == route.namespace
+        )
+
+    def _granted_target(self, ref: TargetRef, identity: KeyIdentity) -> bool:
+        if ref.kind == "Model":
+            return ref.key in identity.grants and ref.key in self.models
+        adapter = self._adapters.get(ref.key)
+        return adapter is not None and self._may_use(adapter, identity)
 
     def _may_use(self, adapter: DeclaredAdapter, identity: KeyIdentity) -> bool:
         """Whether the tenant may use an adapter. Without its pool an adapter belongs to no Model, and has no names."""
@@ -217,8 +319,16 @@ def _own_names(claim: _Claim, names: tuple[str, ...]) -> Iterator[str]:
     return (name for name in dict.fromkeys(names) if "/" not in name or name == claim.key)
 
 
-def _claim_of(one: ServedModel | DeclaredAdapter) -> _Claim:
-    return _Claim(isinstance(one, DeclaredAdapter), one.created or _FAR, one.uid, one.key)
+def _claim_of(one: ServedModel | DeclaredAdapter | DeclaredRoute) -> _Claim:
+    kind = _ROUTE if isinstance(one, DeclaredRoute) else _ADAPTER if isinstance(one, DeclaredAdapter) else _MODEL
+    return _Claim(kind, one.created or _FAR, one.uid, one.key)
+
+
+def _is(found: ServedModel | RouteTargets, address: str, claims: tuple[str, ...]) -> bool:
+    """Whether it is the object of this address and these claims: a Model may be called like an adapter or a route."""
+    if isinstance(found, RouteTargets):
+        return (found.route.key, found.route.claims) == (address, claims)
+    return (found.address, found.claims) == (address, claims)
 
 
 def _same_claims(old: ServedModel, new: ServedModel) -> bool:

@@ -76,6 +76,8 @@ class ServedModel:
     """Cap of one request's seconds at replicas; None: the gateway's own."""
     shares_prefixes: bool = False
     """Tenants share the prefix cache of its engines."""
+    route_namespaces: frozenset[str] = frozenset()
+    """Other namespaces whose routes may have the Model as a target."""
     adapter: ServedAdapter | None = None
     """The adapter that replicas of this Model serve; `claims` and `created` are then the adapter's. None: the Model
     itself."""
@@ -115,6 +117,7 @@ def served_model(model: Model, differences: EngineDifferences = NONE) -> ServedM
         max_output_tokens=model.spec.limits.max_output_tokens,
         request_seconds=None if model.spec.limits.request_seconds is None else float(model.spec.limits.request_seconds),
         shares_prefixes=model.spec.prefix_cache.isolation == "Shared",
+        route_namespaces=frozenset(model.spec.route_namespaces),
         kv_percent=model.spec.scaling.kv_utilization_percent,
         cold_start_seconds=_cold_start(model.status) if model.status else None,
         dead_end=_dead_end(model.status.conditions) if model.status else None,

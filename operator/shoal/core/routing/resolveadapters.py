@@ -45,6 +45,8 @@ class DeclaredAdapter:
     """If `current` is None: one of `reasons.py`."""
     namespace_allowed: bool
     """The operator's decision on a pool that selects namespaces by their labels, which gateways do not see."""
+    route_namespaces: frozenset[str] = frozenset()
+    """Other namespaces whose routes may have the adapter as a target."""
 
 
 def declared_pool(pool: LoRAPool) -> DeclaredPool:
@@ -80,6 +82,7 @@ def declared_adapter(adapter: LoRAAdapter) -> DeclaredAdapter:
         ),
         problem=problem,
         namespace_allowed=accepted is not None and accepted.reason != reasons.NAMESPACE_NOT_ALLOWED,
+        route_namespaces=frozenset(adapter.spec.route_namespaces),
     )
 
 

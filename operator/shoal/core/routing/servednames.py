@@ -1,16 +1,19 @@
-"""Which of its claimed names an object owns, for tenants that may use all claimants: a Model precedes an adapter, and
-of two objects of a kind the older one comes first. For one tenant, a name is resolved among the objects that it may use
-(modelindex.py); a status covers all tenants."""
+"""Which of its claimed names an object owns, for tenants that may use all claimants: a Model precedes an adapter, an
+adapter a route, and of two objects of a kind the older one comes first. For one tenant, a name is resolved among the
+objects that it may use (modelindex.py); a status covers all tenants."""
 
 from collections.abc import Iterable
 from datetime import datetime
+from typing import Final
 
 from shoal.api.loraadapter import LoRAAdapter
 from shoal.api.model import Model
+from shoal.api.modelroute import ModelRoute
 from shoal.core.lora.owner import age
 from shoal.core.status.observed import ServedNames
 
-Claimant = Model | LoRAAdapter
+Claimant = Model | LoRAAdapter | ModelRoute
+_ORDER: Final = (Model, LoRAAdapter, ModelRoute)
 
 
 def served_names(own: Claimant, claimants: Iterable[Claimant]) -> ServedNames:
@@ -35,7 +38,7 @@ def describe_lost(key: str, served: ServedNames) -> str:
     )
     if all(name != key for name, _ in served.lost):
         return f"{text}; '{key}' always means this one"
-    # A Model and an adapter may have the same name.
+    # Objects of two kinds may have the same name.
     if served.owned:
         return f"{text}; only {', '.join(served.owned)} means this one"
     return f"{text}; nothing means this one: delete it, and create it under another name"
@@ -51,5 +54,5 @@ def _described(first: Claimant, own: Claimant) -> str:
     return f"the older {who}"
 
 
-def _precedence(one: Claimant) -> tuple[bool, datetime, str]:
-    return (isinstance(one, LoRAAdapter), *age(one))
+def _precedence(one: Claimant) -> tuple[int, datetime, str]:
+    return (_ORDER.index(type(one)), *age(one))

@@ -1,0 +1,194 @@
+"""ModelRoute: one served name over several targets. Namespaced; short name `mroute`."""
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from shoal.api.meta import (
+    CELRule,
+    Column,
+    Conditions,
+    Count,
+    CustomResource,
+    K8s,
+    Object,
+)
+from shoal.api.model import ServedName
+
+HeaderName = Annotated[
+    # No pattern messages in this file: as CEL rules inside of nested lists they would exceed the API server's limit.
+    str, StringConstraints(min_length=1, max_length=64, pattern=r"^[a-z0-9]([-a-z0-9_]*[a-z0-9])?$")
+]
+Endpoint = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^/v1/[a-z]+([/_-][a-z]+)*$")]
+PlainName = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+PlainNamespace = Annotated[
+    str, StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+]
+
+
+class TargetReference(Object):
+    """A Model or a LoRAAdapter."""
+
+    name: PlainName
+    """Name of the object."""
+    namespace: PlainNamespace | None = None
+    """Namespace of the object. The object must list the route's namespace in `routeNamespaces`. Default: the route's
+    own."""
+
+
+class RouteTarget(Object):
+    """A target of a rule and its weight."""
+
+    model: TargetReference | None = None
+    """A Model."""
+    adapter: TargetReference | None = None
+    """A LoRAAdapter."""
+    weight: Annotated[int, Field(ge=0, le=1_000_000), K8s(default_in_code=True)] = 1
+    """Share of the requests, relative to the other weights of the rule. 0: none. Default: 1."""
+
+    cel: ClassVar = (CELRule("has(self.model) != has(self.adapter)", "give either `model` or `adapter`"),)
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        # The CEL rule, for objects from before it and from clusters without it.
+        if (self.model is None) == (self.adapter is None):
+            raise ValueError("give either `model` or `adapter`")
+        return self
+
+
+class HeaderMatch(Object):
+    """A header of the request."""
+
+    name: HeaderName
+    """Name of the header, in lower case. Headers with keys or cookies cannot be matched."""
+    type: Annotated[Literal["Exact", "Prefix"], K8s(default_in_code=True)] = "Exact"
+    """Exact: the whole value. Prefix: its beginning. Default: Exact."""
+    value: Annotated[str, StringConstraints(min_length=1, max_length=256)]
+    """The value, with upper and lower case."""
+
+    cel: ClassVar = (
+        CELRule(
+            "!(self.name in ['authorization', 'x-api-key', 'x-shoal-key', 'cookie', 'proxy-authorization'])",
+            "a header with a key or a cookie cannot be matched",
+        ),
+    )
+
+
+class LengthMatch(Object):
+    """A range of lengths."""
+
+    at_least: Annotated[int, Field(ge=0, le=2**40)] | None = None
+    """Smallest length. Default: 0."""
+    less_than: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    """Length that is too long. Default: no bound."""
+
+
+class RouteMatch(Object):
+    """Conditions on a request. All that are given must hold."""
+
+    headers: Annotated[tuple[HeaderMatch, ...], Field(max_length=8), K8s(list_type="map", keys=("name",))] = ()
+    """Headers that the request must have."""
+    tenants: Annotated[tuple[PlainNamespace, ...], Field(max_length=64), K8s(list_type="set")] = ()
+    """Tenants, of which one must have sent the request."""
+    endpoints: Annotated[tuple[Endpoint, ...], Field(max_length=16), K8s(list_type="set")] = ()
+    """Paths such as /v1/chat/completions, of which the request must have one."""
+    prompt_bytes: LengthMatch | None = None
+    """Length of the request's body in bytes."""
+    prompt_tokens: LengthMatch | None = None
+    """Length of the request's body in estimated tokens: a quarter of its bytes."""
+
+
+class SessionAffinity(Object):
+    """What identifies a session. The same session keeps its target as long as that can be used."""
+
+    type: Literal["Header", "Conversation"]
+    """Header: the value of a header. Conversation: the beginning of the conversation, up to the first message of the
+    user."""
+    header: HeaderName | None = None
+    """Name of the header, in lower case, with type Header. Requests without it have no session."""
+
+    cel: ClassVar = (
+        CELRule("(self.type == 'Header') == has(self.header)", "`header` belongs to the type Header"),
+        CELRule(
+            "!has(self.header) || !(self.header in "
+            "['authorization', 'x-api-key', 'x-shoal-key', 'cookie', 'proxy-authorization'])",
+            "a header with a key or a cookie cannot identify a session",
+        ),
+    )
+
+
+class RouteRule(Object):
+    """One rule: which requests it is for, and where they go."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")] = (
+        "default"
+    )
+    """Name of the rule. Default: default."""
+    matches: Annotated[tuple[RouteMatch, ...], Field(max_length=8), K8s(list_type="atomic")] = ()
+    """The rule is for requests that one of these matches. Default: every request."""
+    targets: Annotated[tuple[RouteTarget, ...], Field(min_length=1, max_length=16), K8s(list_type="atomic")]
+    """Where the requests go. Targets that the tenant may not use do not exist for it: their share goes to the
+    others."""
+    session_affinity: SessionAffinity | None = None
+    """Requests of one session go to one target. Default: each request is a session of its own."""
+
+
+class ModelRouteSpec(Object):
+    """Desired state of the route: its names and its rules."""
+
+    served_names: Annotated[tuple[ServedName, ...], Field(max_length=16), K8s(list_type="set")] = ()
+    """Names by which clients request the route in `model`. Default: the object's name. `namespace/name` works too. A
+    Model or an adapter that the tenant may use and that claims a name gets it before a route does; of several routes
+    the oldest gets it."""
+    rules: Annotated[tuple[RouteRule, ...], Field(min_length=1, max_length=16), K8s(list_type="map", keys=("name",))]
+    """Rules in order. The first that matches a request is for it; a request that none matches is refused."""
+
+
+class ModelRouteStatus(Object):
+    """Observed state of the route."""
+
+    conditions: Conditions = ()
+    """Conditions Accepted and Ready. Reasons for failure: WeightsSumToZero, TargetNotFound, CircularRoute,
+    NotPermitted, NameTaken, TargetsNotReady, Invalid."""
+    observed_generation: Count | None = None
+    """Generation of the spec that this status describes."""
+    served_names: Annotated[tuple[ServedName, ...], Field(max_length=16), K8s(list_type="set")] = ()
+    """Short names that the route owns. A name that a Model, an adapter or an older route claims is left out."""
+
+
+class ModelRoute(CustomResource):
+    """ModelRoute is one served name over several Models and adapters."""
+
+    kind_name: ClassVar = "ModelRoute"
+    plural: ClassVar = "modelroutes"
+    singular: ClassVar = "modelroute"
+    short_names: ClassVar = ("mroute",)
+    columns: ClassVar = (
+        Column("Ready", '.status.conditions[?(@.type=="Ready")].status'),
+        Column("Reason", '.status.conditions[?(@.type=="Ready")].reason'),
+        Column("Names", ".status.servedNames"),
+        Column("Age", ".metadata.creationTimestamp", "date"),
+        Column("Message", '.status.conditions[?(@.type=="Ready")].message'),  # last: it is long
+    )
+
+    spec: ModelRouteSpec
+    status: ModelRouteStatus | None = None
+
+    @property
+    def claimed_names(self) -> tuple[str, ...]:
+        """Short names that the route claims."""
+        return self.spec.served_names or (self.metadata.name,)
+
+    def references(self) -> Iterator[tuple[Literal["Model", "LoRAAdapter"], str]]:
+        """Kind and `namespace/name` of every object that the route names."""
+        for rule in self.spec.rules:
+            for target in rule.targets:
+                yield self.resolved(target)
+
+    def resolved(self, target: RouteTarget) -> tuple[Literal["Model", "LoRAAdapter"], str]:
+        """Kind and `namespace/name` of a target."""
+        reference = target.model or target.adapter
+        assert reference is not None  # noqa: S101 - the validator of RouteTarget
+        kind: Literal["Model", "LoRAAdapter"] = "Model" if target.model is not None else "LoRAAdapter"
+        return kind, f"{reference.namespace or self.metadata.namespace}/{reference.name}"

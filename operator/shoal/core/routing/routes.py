@@ -1,0 +1,249 @@
+"""ModelRoutes: which of a route's targets a request goes to.
+
+The decision is a function of the route, of facts of the request, of the targets that the tenant may use, and of one
+random number. A request of a session does not depend on the number: its target follows from a hash of the session
+(weighted rendezvous hashing), so all gateways agree without talking to each other, and a target that comes, goes or
+changes its weight moves only its own share of the sessions.
+
+**Rights.** A route grants nothing. A target that the tenant may not use by itself does not exist for the tenant's
+requests, nor does a target in another namespace that does not list the route's namespace. A tenant may use a route
+that its Tenant grants, and a route in whose own namespace it may use one of the targets: people who can write routes
+there can also give that target the route's name.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Literal, NamedTuple
+
+from shoal.api.modelroute import ModelRoute, RouteMatch, RouteRule
+from shoal.api.tenant import TenantSpec
+from shoal.core.hold.capacity import BYTES_PER_TOKEN
+
+ANYWHERE: Final = "*"
+"""In `routeNamespaces`: every namespace."""
+SECRET_HEADERS: Final = frozenset({"authorization", "x-api-key", "x-shoal-key", "cookie", "proxy-authorization"})
+"""Headers that no route can look at: otherwise a person who writes routes could guess a tenant's key."""
+MOST_SESSION: Final = 1024
+"""Bytes of a header that identify a session."""
+_BITS: Final = 52
+"""Of a hash that becomes a number between 0 and 1, neither of which it reaches."""
+
+
+class TargetRef(NamedTuple):
+    """A target of a route."""
+
+    kind: Literal["Model", "LoRAAdapter"]
+    key: str
+    """`namespace/name`."""
+
+    @property
+    def namespace(self) -> str:
+        return self.key.partition("/")[0]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.key}"
+
+
+class WeightedTarget(NamedTuple):
+    """A target of a rule and its weight."""
+
+    ref: TargetRef
+    weight: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredRule:
+    """What the request path needs of a rule."""
+
+    name: str
+    matches: tuple[RouteMatch, ...]
+    targets: tuple[WeightedTarget, ...]
+    session_header: str | None
+    by_conversation: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredRoute:
+    """What the request path needs of a ModelRoute."""
+
+    key: str
+    uid: str
+    created: datetime | None
+    claims: tuple[str, ...]
+    rules: tuple[DeclaredRule, ...]
+
+    @property
+    def namespace(self) -> str:
+        return self.key.partition("/")[0]
+
+    def references(self) -> Iterator[TargetRef]:
+        """Every target, each once."""
+        yield from dict.fromkeys(target.ref for rule in self.rules for target in rule.targets)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteConsent:
+    """The routes that a Tenant grants."""
+
+    namespaces: frozenset[str] = frozenset()
+    """Namespaces of which every route is granted."""
+    routes: frozenset[str] = frozenset()
+    """`namespace/name`."""
+
+    def covers(self, route: str) -> bool:
+        """Whether the route `namespace/name` is granted."""
+        return route in self.routes or route.partition("/")[0] in self.namespaces
+
+    def touches(self) -> frozenset[str]:
+        """Namespaces that granted routes can be in."""
+        return self.namespaces.union(key.partition("/")[0] for key in self.routes)
+
+
+NO_ROUTES: Final = RouteConsent()
+
+
+def route_consent_of(spec: TenantSpec) -> RouteConsent:
+    """The routes that a Tenant grants."""
+    return RouteConsent(
+        frozenset(grant.namespace for grant in spec.routes if grant.names is None),
+        frozenset(f"{grant.namespace}/{name}" for grant in spec.routes for name in grant.names or ()),
+    )
+
+
+def permits(target_namespace: str, listed: Set[str], route_namespace: str) -> bool:
+    """Whether a target lets a route name it. `listed`: the target's `routeNamespaces`."""
+    return target_namespace == route_namespace or route_namespace in listed or ANYWHERE in listed
+
+
+def declared_route(route: ModelRoute) -> DeclaredRoute:
+    """What the request path needs of a ModelRoute."""
+    return DeclaredRoute(
+        route.key,
+        route.metadata.uid,
+        route.metadata.creation_timestamp,
+        route.claimed_names,
+        tuple(_declared_rule(route, rule) for rule in route.spec.rules),
+    )
+
+
+def _declared_rule(route: ModelRoute, rule: RouteRule) -> DeclaredRule:
+    affinity = rule.session_affinity
+    return DeclaredRule(
+        rule.name,
+        rule.matches,
+        tuple(WeightedTarget(TargetRef(*route.resolved(target)), target.weight) for target in rule.targets),
+        affinity.header if affinity is not None and affinity.type == "Header" else None,
+        affinity is not None and affinity.type == "Conversation",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """What rules look at in a request."""
+
+    tenant: str
+    endpoint: str
+    """Path that the client called."""
+    headers: Mapping[str, str]
+    """By name in lower case; without those of `SECRET_HEADERS`."""
+    size: int
+    """Bytes of the body."""
+    conversation: Callable[[], str | None] = lambda: None
+    """The beginning of the conversation; None: there is none."""
+
+
+class RouteDecision(NamedTuple):
+    """Where a request goes."""
+
+    rule: str
+    target: TargetRef
+    shares: tuple[WeightedTarget, ...]
+    """Targets that could be chosen, with their weights."""
+    session: bool
+    """The target was chosen by the request's session."""
+
+
+class NoTarget(NamedTuple):
+    """Why a request goes nowhere."""
+
+    reason: Literal["no-rule", "no-target"]
+    rule: str = ""
+
+
+def decide(
+    route: DeclaredRoute, facts: RequestFacts, usable: Callable[[TargetRef], bool], draw: float
+) -> RouteDecision | NoTarget:
+    """The target of a request. `usable`: whether the request's tenant may use a target and it can answer; `draw`: a
+    random number of [0, 1)."""
+    rule = next((rule for rule in route.rules if matches(rule, facts)), None)
+    if rule is None:
+        return NoTarget("no-rule")
+    shares = tuple(target for target in rule.targets if target.weight > 0 and usable(target.ref))
+    if not shares:
+        return NoTarget("no-target", rule.name)
+    session = session_of(route, rule, facts)
+    target = by_weight(shares, draw) if session is None else by_session(shares, session)
+    return RouteDecision(rule.name, target, shares, session is not None)
+
+
+def matches(rule: DeclaredRule, facts: RequestFacts) -> bool:
+    """Whether a rule is for a request."""
+    return not rule.matches or any(_holds(match, facts) for match in rule.matches)
+
+
+def _holds(match: RouteMatch, facts: RequestFacts) -> bool:
+    if match.tenants and facts.tenant not in match.tenants:
+        return False
+    if match.endpoints and facts.endpoint not in match.endpoints:
+        return False
+    for length, size in ((match.prompt_bytes, facts.size), (match.prompt_tokens, facts.size // BYTES_PER_TOKEN)):
+        if length is None:
+            continue
+        if size < (length.at_least or 0) or (length.less_than is not None and size >= length.less_than):
+            return False
+    for header in match.headers:
+        value = None if header.name in SECRET_HEADERS else facts.headers.get(header.name)
+        if value is None:
+            return False
+        if not (value == header.value if header.type == "Exact" else value.startswith(header.value)):
+            return False
+    return True
+
+
+def session_of(route: DeclaredRoute, rule: DeclaredRule, facts: RequestFacts) -> bytes | None:
+    """What identifies the request's session; None: it has none. Sessions of two tenants or two rules are never one."""
+    if rule.by_conversation:
+        value = facts.conversation()
+    elif rule.session_header is not None and rule.session_header not in SECRET_HEADERS:
+        value = facts.headers.get(rule.session_header)
+    else:
+        return None
+    if not value:
+        return None
+    told = "\0".join((route.uid, rule.name, facts.tenant, value[:MOST_SESSION]))
+    return hashlib.blake2b(told.encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+def by_weight(shares: Sequence[WeightedTarget], draw: float) -> TargetRef:
+    """The target at `draw`, a number of [0, 1), of all weights. `shares` is not empty, and its weights are positive."""
+    left = draw * sum(target.weight for target in shares)
+    for target in shares:
+        left -= target.weight
+        if left < 0:
+            return target.ref
+    return shares[-1].ref
+
+
+def by_session(shares: Sequence[WeightedTarget], session: bytes) -> TargetRef:
+    """The target of a session, by weighted rendezvous hashing. `shares` is not empty, and its weights are positive."""
+    return max(shares, key=lambda target: (_score(target, session), target.ref)).ref
+
+
+def _score(target: WeightedTarget, session: bytes) -> float:
+    # A target that is listed twice has the same hash twice: its larger weight counts.
+    name = f"{target.ref.kind}/{target.ref.key}".encode()
+    hashed = int.from_bytes(hashlib.blake2b(name, key=session, digest_size=8).digest()) >> (64 - _BITS)
+    return -target.weight / math.log((hashed + 0.5) / 2**_BITS)

@@ -1,0 +1,116 @@
+"""The status of a ModelRoute, computed from observations."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from shoal.api import reasons
+from shoal.api.meta import ConditionStatus
+from shoal.api.modelroute import ModelRoute, ModelRouteStatus
+from shoal.core.routing import servednames
+from shoal.core.routing.consent import some
+from shoal.core.routing.routes import DeclaredRoute, TargetRef, declared_route
+from shoal.core.status.conditions import ConditionUpdate, merge
+from shoal.core.status.observed import ModelProblem, ServedNames
+
+
+@dataclass(frozen=True, slots=True)
+class SeenTarget:
+    """What is known of a target."""
+
+    exists: bool = True
+    permitted: bool = True
+    """Its namespace lets the route name it. What does not exist in another namespace is not permitted: otherwise a
+    person who writes routes could find out what exists there."""
+    is_route: bool = False
+    """There is a ModelRoute of this name, and no Model or adapter."""
+    not_ready: str = ""
+    """Why it cannot serve; "": it can, perhaps after waking."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenRoute:
+    """The observations that the status is computed from."""
+
+    route: ModelRoute
+    served: ServedNames
+    targets: Mapping[TargetRef, SeenTarget]
+    """Every target that the route names."""
+
+
+def status(seen: SeenRoute, now: datetime) -> ModelRouteStatus:
+    """The whole status. Equal observations give an equal status, except for transition times of conditions."""
+    route = seen.route
+    before = route.status.conditions if route.status else ()
+    generation = route.metadata.generation
+    return ModelRouteStatus(
+        conditions=merge(before, _findings(seen), generation=generation, now=now),
+        observed_generation=generation,
+        served_names=seen.served.owned,
+    )
+
+
+def _findings(seen: SeenRoute) -> list[ConditionUpdate]:
+    declared = declared_route(seen.route)
+    problem = _problem(seen, declared)
+    if problem is not None:
+        return [ConditionUpdate(kind, status, problem.reason, problem.message) for kind, status in _REFUSED]
+    accepted = ConditionUpdate(reasons.ACCEPTED, "True", reasons.VALID, _described(declared))
+    if seen.served.lost:
+        text = servednames.describe_lost(seen.route.key, seen.served)
+        accepted = ConditionUpdate(reasons.ACCEPTED, "True", reasons.NAME_CLAIMED, text)
+    ready = _ready(seen, declared)
+    if ready.status == "True":
+        return [accepted, ready]
+    return [accepted, ready, ConditionUpdate(reasons.RECONCILING, "True", ready.reason, ready.message)]
+
+
+_REFUSED: tuple[tuple[str, ConditionStatus], ...] = (
+    (reasons.ACCEPTED, "False"),
+    (reasons.READY, "False"),
+    (reasons.STALLED, "True"),
+)
+
+
+def _problem(seen: SeenRoute, declared: DeclaredRoute) -> ModelProblem | None:
+    """Why the route is not accepted; None: it is. Gateways serve what can be served of it all the same."""
+    refs = list(declared.references())
+    if circular := [ref for ref in refs if seen.targets[ref].is_route]:
+        text = f"a target is a ModelRoute: {_named(circular)}. Only Models and LoRAAdapters can be targets"
+        return ModelProblem(reasons.CIRCULAR_ROUTE, text)
+    if foreign := [ref for ref in refs if not seen.targets[ref].permitted]:
+        text = (
+            f"there is none in its namespace that lets this route name it: {_named(foreign)}. The target has to list "
+            f"the namespace {declared.namespace} in spec.routeNamespaces"
+        )
+        return ModelProblem(reasons.NOT_PERMITTED, text)
+    if missing := [ref for ref in refs if not seen.targets[ref].exists]:
+        return ModelProblem(reasons.TARGET_NOT_FOUND, f"there is no {_named(missing)}; the other targets are used")
+    if empty := [rule.name for rule in declared.rules if not any(target.weight for target in rule.targets)]:
+        text = f"all weights are 0 in rule {', '.join(empty)}: its requests have no target"
+        return ModelProblem(reasons.WEIGHTS_SUM_TO_ZERO, text)
+    names = {name for name, _ in seen.served.lost}
+    if not seen.served.owned and seen.route.key in names:
+        return ModelProblem(reasons.NAME_TAKEN, servednames.describe_lost(seen.route.key, seen.served))
+    return None
+
+
+def _ready(seen: SeenRoute, declared: DeclaredRoute) -> ConditionUpdate:
+    kind = reasons.READY
+    for rule in declared.rules:
+        used = [target.ref for target in rule.targets if target.weight]
+        if all(seen.targets[ref].not_ready for ref in used):
+            why = "; ".join(f"{ref}: {seen.targets[ref].not_ready}" for ref in used)
+            return ConditionUpdate(kind, "False", reasons.TARGETS_NOT_READY, f"no target of rule {rule.name}: {why}")
+    waiting = [f"{ref}: {seen.targets[ref].not_ready}" for ref in declared.references() if seen.targets[ref].not_ready]
+    text = f"each rule has a target that can serve; not yet {some(waiting)}" if waiting else "every target can serve"
+    return ConditionUpdate(kind, "True", reasons.TARGETS_READY, text)
+
+
+def _described(declared: DeclaredRoute) -> str:
+    rules, targets = len(declared.rules), len(list(declared.references()))
+    return f"{rules} {'rule' if rules == 1 else 'rules'}, {targets} {'target' if targets == 1 else 'targets'}"
+
+
+def _named(refs: list[TargetRef]) -> str:
+    return some([str(ref) for ref in refs])

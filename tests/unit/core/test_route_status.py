@@ -1,0 +1,92 @@
+"""What a ModelRoute is told of its targets and its names."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from shoal.api import reasons
+from shoal.core.routing.routes import TargetRef, declared_route
+from shoal.core.status.observed import ServedNames
+from shoal.core.status.routestatus import SeenRoute, SeenTarget, status
+from tests.support.routes import a_route, target
+
+NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
+A, B = (TargetRef("Model", f"chat/{name}") for name in "ab")
+OWNED = ServedNames(("front",), ())
+READY = SeenTarget()
+
+
+def told(*rules: dict[str, Any], served: ServedNames = OWNED, **targets: SeenTarget) -> dict[str, tuple[str, str, str]]:
+    route = a_route(*rules)
+    seen = {ref: targets.get(ref.key.partition("/")[2], READY) for ref in declared_route(route).references()}
+    found = status(SeenRoute(route, served, seen), NOW)
+    return {c.type: (c.status, c.reason, c.message) for c in found.conditions}
+
+
+AB = {"targets": [target("a"), target("b")]}
+
+
+def test_a_route_whose_targets_serve_is_ready():
+    found = told(AB)
+    assert found["Accepted"] == ("True", "Valid", "1 rule, 2 targets")
+    assert found["Ready"][:2] == ("True", "TargetsReady")
+    assert set(found) == {"Accepted", "Ready"}
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason", "says"),
+    [
+        (SeenTarget(exists=False), reasons.TARGET_NOT_FOUND, "there is no Model chat/b; the other targets are used"),
+        (SeenTarget(exists=False, is_route=True), reasons.CIRCULAR_ROUTE, "a target is a ModelRoute: Model chat/b"),
+        (SeenTarget(exists=False, permitted=False), reasons.NOT_PERMITTED, "list the namespace chat in"),
+        (SeenTarget(permitted=False), reasons.NOT_PERMITTED, "list the namespace chat in spec.routeNamespaces"),
+    ],
+)
+def test_a_wrong_target_is_named_with_the_remedy(seen: SeenTarget, reason: str, says: str):
+    found = told(AB, b=seen)
+    for kind in ("Accepted", "Ready"):
+        assert found[kind][:2] == ("False", reason)
+        assert says in found[kind][2]
+    assert found["Stalled"][:2] == ("True", reason)
+
+
+def test_what_is_not_permitted_tells_nothing_of_what_there_is():
+    assert told(AB, b=SeenTarget(exists=False, permitted=False)) == told(AB, b=SeenTarget(permitted=False))
+
+
+def test_weights_that_sum_to_zero_name_their_rule():
+    found = told(AB, {"name": "off", "targets": [target("a", 0)]})
+    assert found["Accepted"] == (
+        "False",
+        "WeightsSumToZero",
+        "all weights are 0 in rule off: its requests have no target",
+    )
+
+
+def test_a_route_without_a_name_is_told_and_one_with_another_is_warned():
+    lost = (("front", "Model chat/front"), ("chat/front", "Model chat/front"))
+    found = told(AB, served=ServedNames((), lost))
+    assert found["Accepted"][:2] == ("False", "NameTaken")
+    assert "nothing means this one" in found["Accepted"][2]
+    found = told(AB, served=ServedNames((), lost[:1]))
+    assert found["Accepted"][:2] == ("True", "NameClaimed")
+    assert "'chat/front' always means this one" in found["Accepted"][2]
+
+
+def test_a_rule_needs_one_target_that_serves():
+    waits = SeenTarget(not_ready="NoCapacity")
+    found = told(AB, b=waits)
+    assert found["Ready"][:2] == ("True", "TargetsReady")
+    assert "not yet Model chat/b: NoCapacity" in found["Ready"][2]
+    found = told(AB, {"name": "only", "targets": [target("b")]}, b=waits)
+    assert found["Ready"] == ("False", "TargetsNotReady", "no target of rule only: Model chat/b: NoCapacity")
+    assert found["Reconciling"][1] == "TargetsNotReady"
+
+
+def test_an_unchanged_route_keeps_its_status():
+    route = a_route(AB)
+    seen = SeenRoute(route, OWNED, {A: READY, B: READY})
+    first = status(seen, NOW)
+    again = route.model_copy(update={"status": first})
+    assert status(SeenRoute(again, OWNED, seen.targets), NOW.replace(year=2027)) == first

@@ -1,0 +1,261 @@
+"""Which target of a route a request goes to, who may use a route, and whose its names are."""
+
+import collections
+import dataclasses
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from shoal.core.access import KeyIdentity
+from shoal.core.routing.affinity import conversation_of
+from shoal.core.routing.consent import NO_ADAPTERS, AdapterConsent
+from shoal.core.routing.modelindex import ModelIndex, RouteTargets
+from shoal.core.routing.routes import (
+    DeclaredRoute,
+    NoTarget,
+    RequestFacts,
+    RouteConsent,
+    RouteDecision,
+    TargetRef,
+    decide,
+)
+from tests.support.adapter_agents import adapter, pool
+from tests.support.routes import declared, served, target
+
+A, B, C = (TargetRef("Model", f"chat/{name}") for name in "abc")
+
+
+def route(*rules: dict[str, Any], age: int = 0, **more: Any) -> DeclaredRoute:
+    found = declared(*rules, **more)
+    return dataclasses.replace(found, created=datetime(2026, 1, 28, tzinfo=UTC) - timedelta(days=age))
+
+
+def facts(size: int = 100, tenant: str = "acme", endpoint: str = "/v1/chat/completions", **headers: str):
+    return RequestFacts(tenant, endpoint, {k.replace("_", "-"): v for k, v in headers.items()}, size)
+
+
+def everything(_ref: TargetRef) -> bool:
+    return True
+
+
+def shares(one: DeclaredRoute, usable: Callable[[TargetRef], bool] = everything, count: int = 1000) -> dict[str, int]:
+    """Targets of requests whose random numbers are spread evenly."""
+    found: collections.Counter[str] = collections.Counter()
+    for at in range(count):
+        made = decide(one, facts(), usable, (at + 0.5) / count)
+        found[made.target.key if isinstance(made, RouteDecision) else made.reason] += 1
+    return dict(found)
+
+
+def test_requests_are_shared_by_weight():
+    assert shares(route({"targets": [target("a", 9), target("b", 1)]})) == {"chat/a": 900, "chat/b": 100}
+    assert shares(route({"targets": [target("a"), target("b")]})) == {"chat/a": 500, "chat/b": 500}
+
+
+def test_a_target_that_is_gone_or_has_no_weight_leaves_its_share_to_the_others():
+    three = route({"targets": [target("a", 2), target("b", 2), target("c", 0)]})
+    assert shares(three) == {"chat/a": 500, "chat/b": 500}
+    assert shares(three, lambda ref: ref != A) == {"chat/b": 1000}
+    assert shares(three, lambda ref: ref == C) == {"no-target": 1000}
+
+
+def test_weights_that_sum_to_zero_have_no_target():
+    assert shares(route({"targets": [target("a", 0), target("b", 0)]}), count=3) == {"no-target": 3}
+
+
+@pytest.mark.parametrize("draw", [0.0, 1 - 2**-53])
+def test_the_ends_of_the_random_numbers_have_a_target(draw: float):
+    made = decide(route({"targets": [target("a", 1), target("b", 999_999)]}), facts(), everything, draw)
+    assert isinstance(made, RouteDecision)
+
+
+MATCHES: list[tuple[dict[str, Any], RequestFacts, bool]] = [
+    ({"headers": [{"name": "x-beta", "value": "1"}]}, facts(x_beta="1"), True),
+    ({"headers": [{"name": "x-beta", "value": "1"}]}, facts(x_beta="12"), False),
+    ({"headers": [{"name": "x-beta", "type": "Prefix", "value": "1"}]}, facts(x_beta="12"), True),
+    ({"headers": [{"name": "x-beta", "value": "1"}]}, facts(), False),
+    ({"headers": [{"name": "x-a", "value": "1"}, {"name": "x-b", "value": "1"}]}, facts(x_a="1"), False),
+    ({"tenants": ["acme", "other"]}, facts(), True),
+    ({"tenants": ["other"]}, facts(), False),
+    ({"endpoints": ["/v1/embeddings"]}, facts(), False),
+    ({"endpoints": ["/v1/embeddings"]}, facts(endpoint="/v1/embeddings"), True),
+    ({"promptBytes": {"atLeast": 100, "lessThan": 101}}, facts(100), True),
+    ({"promptBytes": {"lessThan": 100}}, facts(100), False),
+    ({"promptTokens": {"atLeast": 25}}, facts(100), True),
+    ({"promptTokens": {"atLeast": 26}}, facts(100), False),
+    ({"tenants": ["acme"], "promptTokens": {"atLeast": 26}}, facts(100), False),
+]
+
+
+@pytest.mark.parametrize(("match", "request_facts", "holds"), MATCHES)
+def test_the_first_rule_that_matches_is_for_the_request(match: dict[str, Any], request_facts: Any, holds: bool):
+    one = route({"name": "some", "matches": [match], "targets": [target("a")]}, {"targets": [target("b")]})
+    made = decide(one, request_facts, everything, 0.5)
+    assert isinstance(made, RouteDecision)
+    assert (made.rule, made.target) == (("some", A) if holds else ("default", B))
+
+
+def test_alternatives_and_no_rule():
+    one = route({"matches": [{"tenants": ["x"]}, {"tenants": ["acme"]}], "targets": [target("a")]})
+    assert isinstance(decide(one, facts(), everything, 0.5), RouteDecision)
+    assert decide(one, facts(tenant="y"), everything, 0.5) == NoTarget("no-rule")
+
+
+@pytest.mark.parametrize("name", ["authorization", "x-api-key", "cookie"])
+def test_no_rule_sees_a_key(name: str):
+    """An object from before the rule at the API server, or from a cluster without it."""
+    one = route({"matches": [{"headers": [{"name": "x-ok", "value": "1"}]}], "targets": [target("a")]})
+    (rule,) = one.rules
+    header = rule.matches[0].headers[0].model_copy(update={"name": name, "type": "Prefix", "value": "Bearer s"})
+    leaky = rule.matches[0].model_copy(update={"headers": (header,)})
+    object.__setattr__(rule, "matches", (leaky,))
+    sent = RequestFacts("acme", "/v1/chat/completions", {name: "Bearer secret"}, 1)
+    assert decide(one, sent, everything, 0.5) == NoTarget("no-rule")
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+
+def sticky(*targets: dict[str, Any]) -> DeclaredRoute:
+    return route({"targets": list(targets), "sessionAffinity": {"type": "Header", "header": "x-session"}})
+
+
+def homes(one: DeclaredRoute, usable: Callable[[TargetRef], bool] = everything, count: int = 2000) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for at in range(count):
+        made = decide(one, facts(x_session=f"s{at}"), usable, 0.5)
+        assert isinstance(made, RouteDecision)
+        assert made.session
+        found[at] = made.target.key
+    return found
+
+
+def test_a_session_keeps_its_target_whatever_the_random_number():
+    one = sticky(target("a"), target("b"))
+    made = {decide(one, facts(x_session="s"), everything, draw / 10) for draw in range(10)}
+    assert len(made) == 1
+    assert decide(one, facts(), everything, 0.1) != decide(one, facts(), everything, 0.9), "without one it is drawn"
+
+
+def test_sessions_are_shared_by_weight():
+    counts = collections.Counter(homes(sticky(target("a", 3), target("b", 1))).values())
+    assert counts["chat/a"] == pytest.approx(1500, abs=90)
+
+
+def test_a_target_that_goes_moves_only_its_own_sessions_and_gets_them_back():
+    three = sticky(target("a"), target("b"), target("c"))
+    before, without = homes(three), homes(three, lambda ref: ref != C)
+    assert {at for at in before if before[at] != without[at]} == {at for at in before if before[at] == "chat/c"}
+    assert homes(three) == before
+
+
+def test_another_weight_moves_only_what_the_share_grows_by():
+    before, after = homes(sticky(target("a", 9), target("b", 1))), homes(sticky(target("a", 8), target("b", 2)))
+    moved = {(before[at], after[at]) for at in before if before[at] != after[at]}
+    assert moved == {("chat/a", "chat/b")}
+
+
+def test_two_tenants_share_no_session():
+    one = sticky(*(target(name) for name in "abcdefgh"))
+    made = {decide(one, facts(tenant=f"t{at}", x_session="s"), everything, 0.5) for at in range(64)}
+    assert len(made) > 4
+
+
+def test_all_turns_of_a_conversation_have_one_beginning():
+    first = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    later = [*first, {"role": "assistant", "content": "hello"}, {"role": "user", "content": "and?"}]
+    assert conversation_of({"messages": first}) == conversation_of({"messages": later})
+    assert conversation_of({"messages": first}) != conversation_of({"messages": first[1:]})
+    assert conversation_of({"prompt": "x"}) is None
+    assert conversation_of({"messages": ["no object"]}) is None
+
+
+# --- who may use it, and whose its names are --------------------------------------------------------------------------
+
+
+def identity(*grants: str, routes: RouteConsent | None = None, consent: AdapterConsent = NO_ADAPTERS) -> KeyIdentity:
+    return KeyIdentity(
+        "acme", None, "key", None, False, False, frozenset(grants), consent, routes=routes or RouteConsent()
+    )
+
+
+def index(*routes: DeclaredRoute, **models: Any) -> ModelIndex:
+    found = ModelIndex()
+    made = [served(f"chat/{name}") for name in "ab"] + list(models.values())
+    found.set_models({one.key: one for one in made})
+    for one in routes:
+        found.put_route(one.key, one)
+    return found
+
+
+AB = {"targets": [target("a"), target("b")]}
+
+
+def test_a_route_exists_for_who_may_use_a_target_in_its_namespace():
+    found, front = index(route(AB)), route(AB)
+    for name in ("front", "chat/front"):
+        assert found.meaning(name, identity("chat/a")) == front
+        assert found.meaning(name, identity("other/a")) is None
+        assert found.meaning(name, identity()) is None
+    assert found.target(front, A, identity("chat/a")) is not None
+    assert found.target(front, B, identity("chat/a")) is None, "a route grants nothing"
+
+
+def test_a_route_elsewhere_needs_the_tenants_grant_and_the_targets_consent():
+    there = route({"targets": [target("a", namespace="chat")]}, namespace="evil")
+    found = index(there)
+    assert found.meaning("front", identity("chat/a")) is None
+    granted = identity("chat/a", routes=RouteConsent(frozenset({"evil"})))
+    assert found.meaning("front", granted) == there
+    assert found.target(there, A, granted) is None, "the Model does not list the route's namespace"
+    open_model = served("chat/a", route_namespaces=frozenset({"evil"}))
+    assert index(there, a=open_model).target(there, A, granted) == open_model
+    assert index(there, a=open_model).target(there, A, identity("chat/b", routes=granted.routes)) is None
+
+
+def test_a_granted_route_by_name_is_that_one_alone():
+    one, two = (route({"targets": [target("a", namespace="chat")]}, name=name, namespace="door") for name in "xy")
+    named = identity("chat/a", routes=RouteConsent(routes=frozenset({"door/x"})))
+    found = index(one, two)
+    assert found.meaning("x", named) == one
+    assert found.meaning("y", named) is None
+
+
+def test_a_model_and_an_adapter_come_before_every_route_and_the_older_route_before_the_younger():
+    old, young = (route(AB, name=name, age=age, servedNames=["a", "mine"]) for name, age in (("o", 9), ("y", 1)))
+    found = index(young, old)
+    me = identity("chat/a")
+    assert found.find("a", me) == served("chat/a")
+    assert found.meaning("mine", me) == old
+    assert found.meaning("mine", identity("chat/a")) == old
+    found.put_route(old.key, None)
+    assert found.meaning("mine", me) == young
+    found.put("chat/tuned", adapter("tuned", served=("mine",)))
+    found.set_pools({"chat/pool": pool()})
+    all_of_chat = AdapterConsent(namespaces=frozenset({"chat"}))
+    assert found.meaning("mine", identity("chat/a", consent=all_of_chat)) is None, "its Model is not there"
+    assert found.why_not("mine", identity("chat/a", consent=all_of_chat)) == "ModelNotFound"
+
+
+def test_a_route_outside_the_grants_takes_no_name_however_old():
+    mine, theirs = route(AB, age=1), route({"targets": [target("x")]}, namespace="evil", age=20)
+    assert index(theirs, mine).meaning("front", identity("chat/a")) == mine
+
+
+def test_the_list_has_the_names_of_a_route_with_a_target():
+    found = index(route(AB, servedNames=["front", "a"]))
+    listed = dict(found.listed(identity("chat/a")))
+    assert set(listed) == {"a", "front"}
+    shown = listed["front"]
+    assert isinstance(shown, RouteTargets)
+    assert [one.key for one in shown.targets] == ["chat/a"]
+    assert found.listed(identity()) == []
+
+
+def test_a_deleted_route_is_forgotten():
+    found = index(route(AB))
+    found.retain_routes([])
+    assert found.meaning("front", identity("chat/a")) is None
+    assert not found.routes
