@@ -15,6 +15,7 @@ from shoal.kube.resources import (
     GPUCLASSES,
     LORA_ADAPTERS,
     LORA_POOLS,
+    MODEL_ROUTES,
     MODELS,
     NAMESPACES,
     NODES,
@@ -84,7 +85,7 @@ async def _names(client: KubeClient, resource: Resource, namespace: str | None =
 
 async def _clear(client: KubeClient, *keep: Resource) -> None:
     """Takes away what tests make, but for what the garbage collector takes."""
-    for resource in (LORA_ADAPTERS, LORA_POOLS, MODELS, TENANTS, GPUCLASSES, NODES):
+    for resource in (MODEL_ROUTES, LORA_ADAPTERS, LORA_POOLS, MODELS, TENANTS, GPUCLASSES, NODES):
         if resource not in keep:
             for obj in [o async for o in client.list(resource)]:
                 await client.delete(resource, obj["metadata"]["name"], obj["metadata"].get("namespace"))

@@ -489,7 +489,7 @@ async def test_the_operator_waits_for_crds_and_says_so(fleet: Fleet) -> None:
         await until_async(lambda: operator.unready() != ["not every kind was listed yet"])
         assert operator.unready() == [
             "CustomResourceDefinitions are missing: gpuclasses.shoal.dev, loraadapters.shoal.dev, lorapools.shoal.dev, "
-            "models.shoal.dev, tenants.shoal.dev; install the chart shoal-crds"
+            "modelroutes.shoal.dev, models.shoal.dev, tenants.shoal.dev; install the chart shoal-crds"
         ]
         assert operator.unhealthy() == []
         await install_crds(client)
