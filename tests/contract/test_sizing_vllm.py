@@ -4,6 +4,9 @@ What the engine measures on a GPU (activations, graphs) cannot be seen here; its
 layers can.
 """
 
+import json
+import os
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from shoal.core.architectures import facts_of
 from shoal.core.sizing import GPU, Sized, VLLMTuning, size
 from shoal.core.sizing.vllm import profile
 from shoal.engine.vllm.tuning import tuning_of
+from tests.support.engines import ROOT, vllm_launcher
 from tests.support.model_configs import ALL
 from tests.support.sizing import ask_vllm
 from tests.support.vllm_cpu import cache_info, model_folder, running
@@ -160,6 +164,16 @@ def test_the_largest_batch_is_the_engines_choice(vllm: dict[str, Any]) -> None:
         gpu = GPU(name, int(gib * 2**30), compute_capability=(8, 0) if "a100" in name else None)
         ours = profile.batch(gpu, 100_000, VLLMTuning())
         assert [ours.tokens, ours.requests] == theirs, name
+
+
+def test_the_committed_table_is_what_this_engine_accepts() -> None:
+    """Renew it with: python images/engine-cpu/dump_vllm_args.py > operator/shoal/engine/vllm/vllm_args.json"""
+    done = subprocess.run(
+        [vllm_launcher().parent / "python", ROOT / "images" / "engine-cpu" / "dump_vllm_args.py"],
+        env=os.environ | {"VLLM_NO_USAGE_STATS": "1"}, capture_output=True, text=True, timeout=240, check=True,
+    )  # fmt: skip
+    committed = (ROOT / "operator" / "shoal" / "engine" / "vllm" / "vllm_args.json").read_text()
+    assert json.loads(done.stdout) == json.loads(committed)
 
 
 def test_capabilities_are_those_of_the_quantizations(vllm: dict[str, Any]) -> None:

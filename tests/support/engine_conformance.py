@@ -139,7 +139,7 @@ class Conformance:
         assert len(self.args(facts=EMBEDS)) > len(found), "weights that embed change nothing"
 
     def pod__problems(self) -> None:
-        assert self.kind.pod.problems(self.model(), None) == [], "a plain Model is refused"
+        assert self.kind.pod.problems(self.model(), self.kind.pod.versions[-1], None) == [], "a plain Model is refused"
 
     def pod__field_args(self) -> None:
         assert self.kind.pod.field_args(Engine()) == (), "a plain Model has arguments of fields"

@@ -3,12 +3,14 @@
 An argument may say more than a field: `extraArgs` may then set it, unless the field can say the same or is set.
 """
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Engine
+from shoal.engine.arguments import EngineArguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,26 @@ def no_experts(engine: Engine, facts: ArtifactFacts | None) -> str | None:
     if not engine.parallelism.expert or facts is None or facts.experts is not None or facts.kv.kind == "Unknown":
         return None
     return "spec.engine.parallelism.expert: this model has no experts: leave it out"
+
+
+def parser_problems(arguments: EngineArguments, version: str, engine: Engine) -> list[str]:
+    """Which parsers the engine's version does not have, one sentence each; empty for a version whose arguments are not
+    known, and for parsers of a plug-in."""
+    table, given = arguments.table(version) or {}, arguments.parsed(engine.extra_args)
+    found: list[str] = []
+    for field, name, asked in (
+        ("toolCallParser", "tool-call-parser", engine.tool_call_parser),
+        ("reasoningParser", "reasoning-parser", engine.reasoning_parser),
+    ):
+        known = table[name].choices if name in table else ()
+        plugin = f"{name.replace('-call', '')}-plugin"
+        if asked is None or not known or asked in known or plugin in given:
+            continue
+        near = difflib.get_close_matches(asked, known, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        has = f"{arguments.engine} {version} has no parser {asked}{hint}; it has {', '.join(known)}"
+        found.append(f"spec.engine.{field}: {has}")
+    return found
 
 
 def _set(engine: Engine, field: str) -> bool:

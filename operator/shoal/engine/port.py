@@ -301,10 +301,10 @@ class PodSide(Protocol):
         GPUs."""
         ...
 
-    def problems(self, model: Model, facts: ArtifactFacts | None) -> list[str]:
-        """What the engine cannot do of what the Model's other fields ask for, and what `extraArgs` may not say because
-        of them: one sentence each for the person who wrote them; empty when it can all. `facts` are those of the
-        weights, once they are known."""
+    def problems(self, model: Model, version: str, facts: ArtifactFacts | None) -> list[str]:
+        """What this version of the engine cannot do of what the Model's other fields ask for, and what `extraArgs` may
+        not say because of them: one sentence each for the person who wrote them; empty when it can all. `facts` are
+        those of the weights, once they are known."""
         ...
 
     def given(self, args: Sequence[str]) -> Mapping[str, str]:

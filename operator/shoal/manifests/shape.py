@@ -57,7 +57,8 @@ def engine_problems(
     """What the Model's engine cannot do of what the Model asks for, or not in this installation. `facts` are those
     of the weights, once they are known."""
     kind = kind_of(model)
-    found = [ModelProblem(reasons.ARGUMENTS_REFUSED, text) for text in kind.pod.problems(model, facts)]
+    refused = kind.pod.problems(model, engine_version(model, config), facts)
+    found = [ModelProblem(reasons.ARGUMENTS_REFUSED, text) for text in refused]
     if kind.pod.needs_mtls is not None and not config.transport.mtls.enabled:
         found.append(
             ModelProblem(

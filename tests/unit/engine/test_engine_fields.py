@@ -172,6 +172,38 @@ def test_what_no_field_can_say_stays_an_argument_unless_the_field_is_set(engine:
     assert bool(engine.problems(model(arg, **asked), facts(mtpLayers=1))) == (name in fields)
 
 
+# --- parsers ----------------------------------------------------------------------------------------------------------
+
+PARSERS = [
+    ("SGLang", "toolCallParser", "qwen25", "hermes3", "hermes"),
+    ("SGLang", "reasoningParser", "deepseek-r1", "deepseek_r1", "deepseek-r1"),
+    ("vLLM", "toolCallParser", "llama3_json", "llama3", "llama3_json"),
+    ("vLLM", "reasoningParser", "deepseek_r1", "deepseek-r1", "deepseek_r1"),
+]
+
+
+@pytest.mark.parametrize(("type_", "field", "right", "wrong", "meant"), PARSERS)
+def test_a_parser_is_one_of_the_engines_own(type_: str, field: str, right: str, wrong: str, meant: str) -> None:
+    pod = KINDS[type_].pod
+    version = pod.versions[-1]
+    assert pod.problems(model(type=type_, **{field: right}), version, facts()) == []
+    # A build of the version has its parsers; of a version without a table nothing is known.
+    assert pod.problems(model(type=type_, **{field: right}), f"{version}-mine", facts()) == []
+    assert pod.problems(model(type=type_, **{field: wrong}), "99.0.0", facts()) == []
+    (problem,) = pod.problems(model(type=type_, **{field: wrong}), version, facts())
+    assert problem.startswith(
+        f"spec.engine.{field}: {type_} {version} has no parser {wrong} (did you mean {meant}?); it has "
+    )
+    assert f", {right}, " in problem
+    (problem,) = pod.problems(model(type=type_, **{field: "zzzzzzzz"}), version, facts())
+    assert "has no parser zzzzzzzz; it has " in problem
+
+
+def test_a_parser_of_a_plugin_is_the_plugins() -> None:
+    own = model("--tool-parser-plugin=/opt/mine.py", type="vLLM", toolCallParser="mine")
+    assert KINDS["vLLM"].pod.problems(own, KINDS["vLLM"].pod.versions[-1], facts()) == []
+
+
 # --- on the command line and in the sums ------------------------------------------------------------------------------
 
 POOL = {"metadata": {"name": "p", "namespace": "a", "uid": "p"}, "spec": {"modelRef": {"name": "m"}}}

@@ -206,11 +206,11 @@ def test_fields_become_arguments() -> None:
 
 def test_what_a_field_says_is_not_said_again() -> None:
     given = model(speculation={"method": "NGram"}, extraArgs=["--speculative-config.method=mtp"])
-    assert VLLM.pod.problems(given, None) == [
+    assert VLLM.pod.problems(given, VERSION, None) == [
         "spec.engine.extraArgs: --speculative-config is owned by Shoal: use spec.engine.speculation"
     ]
     # Alone it is refused too: one of its methods guesses from the answers to all tenants.
-    assert VLLM.pod.problems(model(extraArgs=["--speculative-config.method=suffix"]), None) != []
+    assert VLLM.pod.problems(model(extraArgs=["--speculative-config.method=suffix"]), VERSION, None) != []
 
 
 def test_the_arguments_choose_vllms_arithmetic() -> None:

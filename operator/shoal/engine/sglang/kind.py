@@ -13,6 +13,7 @@ from shoal.api.config import Engines, EngineTable
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Engine, Model
 from shoal.core.sizing import Tuning
+from shoal.engine.fields import parser_problems
 from shoal.engine.port import NO_FIELDS, EngineConnection, EngineKind, EngineLaunch, EngineTracing
 from shoal.engine.sglang.adapters import SGLangAdapters
 from shoal.engine.sglang.arguments import ARGUMENTS
@@ -64,8 +65,8 @@ class SGLangPod:
     def field_args(self, engine: Engine) -> tuple[str, ...]:
         return field_args(engine, "", None)
 
-    def problems(self, model: Model, facts: ArtifactFacts | None) -> list[str]:
-        return problems(model, facts)
+    def problems(self, model: Model, version: str, facts: ArtifactFacts | None) -> list[str]:
+        return [*parser_problems(ARGUMENTS, version, model.spec.engine), *problems(model, facts)]
 
     def given(self, args: Sequence[str]) -> Mapping[str, str]:
         return ARGUMENTS.parsed(args)

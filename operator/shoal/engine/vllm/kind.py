@@ -11,6 +11,7 @@ from shoal.api.config import Engines, EngineTable
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Engine, Model
 from shoal.core.sizing import Tuning
+from shoal.engine.fields import parser_problems
 from shoal.engine.port import NO_FIELDS, EngineConnection, EngineKind, EngineLaunch, EngineTracing
 from shoal.engine.vllm.adapters import VLLMAdapters
 from shoal.engine.vllm.arguments import ARGUMENTS
@@ -70,8 +71,8 @@ class VLLMPod:
     def field_args(self, engine: Engine) -> tuple[str, ...]:
         return field_args(engine, "")
 
-    def problems(self, model: Model, facts: ArtifactFacts | None) -> list[str]:
-        return problems(model, facts)
+    def problems(self, model: Model, version: str, facts: ArtifactFacts | None) -> list[str]:
+        return [*parser_problems(ARGUMENTS, version, model.spec.engine), *problems(model, facts)]
 
     def extra_args_problems(self, version: str, extra_args: Sequence[str]) -> list[str]:
         return ARGUMENTS.problems(version, extra_args)
