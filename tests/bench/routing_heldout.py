@@ -87,7 +87,7 @@ def documents(count: int, gateways: int, seed: int) -> list[Asked]:
     prompt and the first documents can be found again, although the head may have been seen before."""
     dice = random.Random(seed)  # noqa: S311
     texts = [dice.randrange(300, 1100) for _ in range(400)]
-    system = (1 << 30, 350)
+    system: Block = (1 << 30, 350)
     names = iter(range(1 << 50, 1 << 51))
     found: list[Asked] = []
     now = 0.0
@@ -99,7 +99,7 @@ def documents(count: int, gateways: int, seed: int) -> list[Asked]:
             if one not in chosen:
                 chosen.append(one)
         dice.shuffle(chosen)
-        blocks = [system]
+        blocks: list[Block] = [system]
         for at, one in enumerate(chosen):
             blocks.append((hash((7, *chosen[: at + 1])), texts[one]))
         blocks.append((next(names), dice.randrange(15, 80)))

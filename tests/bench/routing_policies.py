@@ -243,10 +243,12 @@ class Scored(Base):
             return
         pick = self.picked.pop(one.asked.number)
         if isinstance(pick, Pick):
-            self.scores.answered(pick, first=one.first, prompt=one.prompt, cached=one.cached, answer=one.answer)
+            self.scores.answered(
+                pick, first=one.first, prompt=one.prompt, cached=one.cached, answer=one.answer, ended=one.done
+            )
         else:
             pod, seconds = self._pod(replica), one.first - pick
-            self.scores.observe(pod, prompt=one.prompt, cached=one.cached, seconds=seconds)
+            self.scores.observe(pod, prompt=one.prompt, cached=one.cached, seconds=seconds, now=one.first)
 
     def _pod(self, replica: Replica) -> choice.Replica:
         uid = uid_of(replica)

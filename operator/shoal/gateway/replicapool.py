@@ -140,7 +140,7 @@ class ReplicaPool:
         *,
         explain: bool = False,
     ) -> Choice | NoReplica:
-        """Chooses the replica for one request: the one that it costs least, or, while too little is known, by the
+        """Chooses the replica for one request: the one that it costs least, or, where no load is known, by the
         prompt's head. Call `enter` right after it, without an await between."""
         self._sequence += 1
         found = self._usable_of(snapshot, model)
@@ -163,7 +163,7 @@ class ReplicaPool:
         home: str | None = None,
         explain: bool = False,
     ) -> Pick | None:
-        """The replica with the lowest score (core/routing/score.py); None: too little is known."""
+        """The replica with the lowest score (core/routing/score.py); None: no load is known."""
         if self.scores is None:
             return None
         left = [r for r in replicas if r.uid not in tried] if tried else replicas
@@ -193,11 +193,12 @@ class ReplicaPool:
         if meter.count_source != "final" or prompt is None:
             return
         first = meter.first_byte if prepared.stream or (answer or 0) <= _SHORT_ANSWER else None
-        cached = counts["cachedTokens"]
+        cached, now = counts["cachedTokens"], time.monotonic()
         if pick is not None:
-            self.scores.answered(pick, first=first, prompt=prompt, cached=cached, answer=answer)
+            ended = now if prepared.stream else None
+            self.scores.answered(pick, first=first, prompt=prompt, cached=cached, answer=answer, ended=ended)
         elif first is not None:
-            self.scores.observe(replica, prompt=prompt, cached=cached or 0, seconds=first - meter.sent_at)
+            self.scores.observe(replica, prompt=prompt, cached=cached or 0, seconds=first - meter.sent_at, now=now)
 
     def usable(self, snapshot: ClusterSnapshot, model: ServedModel) -> list[Replica]:
         """The replicas that may get requests and whose engine key is known."""

@@ -11,7 +11,7 @@ from shoal.api.replica import ReplicaKeys
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.reuse import MOST_HEADS, MOST_PLACES, Prompt, ReuseMemory, Trust
 from shoal.core.routing.score import MOST_CANDIDATES, Pick, ReplicaLoad, ReplicaScores, work
-from shoal.core.routing.speeds import FASTEST, SLOWEST, Speeds
+from shoal.core.routing.speeds import FASTEST, PRIOR_RATE, PRIOR_STAY, SLOWEST, Pace, Speeds
 from tests.support.gateway import replica
 
 NOW = 1000.0
@@ -31,7 +31,7 @@ def known(*rates: float, pods: list[Replica] = PODS, reports: dict[int, ReplicaK
     for at, pod in enumerate(pods):
         for _ in range(40):
             rate = rates[at % len(rates)]
-            scores.observe(pod, prompt=4096, cached=0, seconds=work(4096, 0) / rate)
+            scores.observe(pod, prompt=4096, cached=0, seconds=work(4096, 0) / rate, now=NOW)
         scores.reported(pod.uid, (reports or {}).get(at, IDLE), 0, NOW)
     return scores
 
@@ -46,12 +46,91 @@ def names(scores: ReplicaScores, prompt: Prompt) -> set[str]:
     return {picked(scores, prompt, rotation=turn).replica.uid for turn in range(6)}
 
 
-def test_nothing_is_chosen_while_no_rate_is_known() -> None:
-    scores = ReplicaScores()
-    for pod in PODS:
-        scores.reported(pod.uid, IDLE, 0, NOW)
-    assert scores.pick(PODS, {}, Prompt(1000), NOW) is None
+def test_nothing_is_chosen_while_no_load_is_known() -> None:
+    assert ReplicaScores().pick(PODS, {}, Prompt(1000), NOW) is None
     assert known(10_000.0).pick(PODS[:1], {}, Prompt(1000), NOW) is None
+
+
+def test_a_gateway_that_has_just_started_sends_where_least_is_ahead() -> None:
+    scores = ReplicaScores()
+    for pod, waiting in zip(PODS, (20_000, 0, 3_000), strict=True):
+        scores.reported(pod.uid, busy(waiting=1, waiting_tokens=waiting), 0, NOW)
+    assert names(scores, Prompt(1000)) == {"pod-2"}
+    scores.sent(picked(scores, Prompt(8000)))
+    assert picked(scores, Prompt(1000)).replica.uid == "pod-3"
+
+
+@pytest.mark.parametrize("rate", [500.0, 5_000.0, 300_000.0])
+def test_a_wrong_prior_is_corrected_by_the_first_samples(rate: float) -> None:
+    speeds = Speeds()
+    assert speeds.pace("a", "m", "l40s").rate == PRIOR_RATE
+    for _ in range(4):
+        speeds.observe("a", "m", "l40s", 4000, 4000 / rate)
+    assert speeds.pace("a", "m", "l40s").rate == pytest.approx(rate, rel=0.05)
+    # A replica that has just joined has what its class has.
+    assert speeds.pace("b", "m", "l40s").rate == pytest.approx(rate, rel=0.05)
+
+
+def test_what_another_gateway_learned_holds_until_there_are_own_samples() -> None:
+    speeds = Speeds()
+    speeds.from_peer("a", "m", "h100", 40_000.0)
+    assert speeds.pace("a", "m", "h100").rate == pytest.approx(40_000.0)
+    assert speeds.pace("b", "m", "h100").rate == pytest.approx(40_000.0)
+    for absurd in (-1.0, 0.0, math.nan, math.inf, 1e18):
+        speeds.from_peer("a", "m", "h100", absurd)
+    assert speeds.pace("a", "m", "h100").rate == pytest.approx(40_000.0)
+    for _ in range(4):
+        speeds.observe("a", "m", "h100", 4000, 4000 / 10_000)
+    assert speeds.pace("a", "m", "h100").rate == pytest.approx(10_000.0, rel=0.05)
+    speeds.keep([])
+    assert speeds.pace("a", "m", "h100").rate == PRIOR_RATE
+
+
+def test_a_replica_that_was_slow_for_a_while_is_tried_again() -> None:
+    scores = known(10_000.0, 10_000.0, 20.0)
+    for second in range(300):
+        scores.reported(PODS[2].uid, IDLE, 0, NOW + second)
+        for pod in PODS[:2]:
+            scores.reported(pod.uid, busy(running=9, waiting=2, waiting_tokens=4_000), 0, NOW + second)
+            scores.observe(pod, prompt=4096, cached=0, seconds=0.45, now=NOW + second)
+        pick = picked(scores, Prompt(2000), NOW + second, rotation=second)
+        if pick.replica is PODS[2]:
+            assert second > 20  # at first it is not worth it
+            return
+    raise AssertionError("the replica was never tried again")
+
+
+def test_a_full_batch_costs_what_requests_stay() -> None:
+    load = ReplicaLoad()
+    load.paced(Pace(10_000.0, stay=64.0))
+    load.reported(busy(running=64), 0, NOW)
+    assert load.slots(63) == 0.0
+    assert load.slots(64) == pytest.approx(1.0)
+    assert load.slots(73) == pytest.approx(10.0)
+
+
+def test_where_prompts_wait_for_space_in_the_cache_the_wait_counts() -> None:
+    scores = known(10_000.0, 40_000.0)
+    for other in PODS[1:]:
+        scores.reported(other.uid, busy(running=40, waiting=4, waiting_tokens=20_000, kv_tokens_used=198_000), 0, NOW)
+    slow, fast = busy(waiting=4, waiting_tokens=20_000, running=40), PODS[1]
+    scores.reported(PODS[0].uid, slow, 0, NOW)
+    # Four times as fast and as much in the queue, but its queue waits for space and not for computation.
+    pick = picked(scores, Prompt(8000))
+    assert pick.replica is PODS[0]
+    assert fast.uid != pick.replica.uid
+
+
+def test_answers_tell_how_long_requests_stay() -> None:
+    speeds = Speeds()
+    for _ in range(50):
+        speeds.ran("a", "m", "l4", 101, 20.0)
+    pace = speeds.pace("a", "m", "l4")
+    assert (pace.stay, pace.step) == (pytest.approx(20.0), pytest.approx(0.2))
+    assert speeds.pace("b", "m", "l4").stay == PRIOR_STAY  # no rate of the class is known yet
+    for absurd in (-5.0, 0.0, math.nan, math.inf, 1e18):
+        speeds.ran("a", "m", "l4", 101, absurd)
+    assert speeds.pace("a", "m", "l4").stay < 25.0
 
 
 def test_equals_take_turns() -> None:
@@ -194,7 +273,7 @@ def test_pods_that_are_gone_are_forgotten() -> None:
     pick = picked(scores, Prompt(4000, head=7))
     scores.sent(pick)
     scores.keep([])
-    assert not scores.speeds.known
+    assert len(scores.speeds) == 0
     assert scores.reuse.places(7) is None
 
 
@@ -213,12 +292,12 @@ def test_a_replica_without_samples_has_the_mean_of_its_class_and_then_its_own() 
     for uid, gpu, rate in (("a", "l40s", 8_000), ("b", "h100", 40_000)):
         for _ in range(20):
             speeds.observe(uid, "m", gpu, 4000, 4000 / rate)
-    assert speeds.rate("new", "m", "h100") == pytest.approx(40_000, rel=0.01)
-    assert 8_000 < (speeds.rate("new", "m", "other") or 0) < 40_000
-    assert speeds.rate("new", "another model", "h100") is None
+    assert speeds.pace("new", "m", "h100").rate == pytest.approx(40_000, rel=0.01)
+    assert 8_000 < speeds.pace("new", "m", "other").rate < 40_000
+    assert speeds.pace("new", "another model", "h100").rate == PRIOR_RATE
     for _ in range(40):
         speeds.observe("new", "m", "h100", 4000, 4000 / 20_000)
-    assert speeds.rate("new", "m", "h100") == pytest.approx(20_000, rel=0.01)
+    assert speeds.pace("new", "m", "h100").rate == pytest.approx(20_000, rel=0.01)
 
 
 def test_one_absurd_sample_changes_little() -> None:

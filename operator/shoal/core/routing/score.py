@@ -6,15 +6,17 @@ The terms, all in seconds, of one replica:
   (speeds.py);
 - **queue**: prompt tokens that are ahead, over the same rate: what the replica reported as waiting, of all gateways,
   and what this gateway has sent since, less what was prefilled meanwhile;
-- **batch**: the requests that run there take a part of each step;
+- **batch**: the step that runs when the prompt arrives must end, and the requests that run there take a part of each
+  following one;
 - **others**: the prompt's own prefill delays each of them;
 - **slots**: a full batch takes no further request until one ends;
-- **kv**: a barrier that grows as the KV cache fills up, before the engine preempts what runs;
+- **kv**: a barrier that grows as the KV cache fills up, before the engine preempts what runs; and where prompts wait
+  for space, the time until enough requests have ended;
 - **adapter**: the time to load the adapter, or to wait for a slot;
 - **home**: less than nothing, where the prompt's head belongs: all gateways find it there later.
 
-GPU classes differ by their rates, which are learned per replica. What is unknown is None, never zero: without any
-learned rate of a Model there is no score, and the rule of choice.py decides.
+GPU classes differ by their rates, which are learned per replica (speeds.py). A replica of which no load was reported
+has no score. If that is so of all, the rule of choice.py decides.
 """
 
 import math
@@ -26,7 +28,7 @@ from shoal.api.replica import ReplicaKeys
 from shoal.core.lora.placement.rendezvous import digest, score
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.reuse import NOTHING, Expected, Prompt, ReuseMemory
-from shoal.core.routing.speeds import Speeds
+from shoal.core.routing.speeds import NOTHING_KNOWN, Pace, Speeds
 
 # Chosen by `bench_routing`, on the kinds of traffic that it replays.
 BATCH_TOKENS: Final = 24.0
@@ -37,8 +39,6 @@ KV_SECONDS: Final = 0.2
 """Scale of the barrier k / (1 - k), where k is the share of the KV cache that is in use. That also shows long prompts
 that are being read, which are in no report of what waits."""
 FULLEST: Final = 0.98
-SLOT_SECONDS: Final = 0.5
-"""Assumed time until one of the requests of a full batch ends."""
 HOME_TOKENS: Final = 1500.0
 """What it is worth to send a head home, in prompt tokens, if all heads come again."""
 ATTENTION_TOKENS: Final = 20_000.0
@@ -61,10 +61,8 @@ def work(prompt: float, cached: float) -> float:
 class ReplicaLoad:
     """The load of one replica as far as it is known here. Work is in the unit of `work`."""
 
-    per_token: float | None = None
-    """Seconds per unit of work; None: unknown."""
-    learned: bool = False
-    """`per_token` is the replica's own, not the mean of its class."""
+    per_token: float = 1.0 / NOTHING_KNOWN.rate
+    """Seconds per unit of work."""
     waiting: float = 0.0
     """Work in the engine's queue, of all gateways."""
     own: float = 0.0
@@ -81,28 +79,38 @@ class ReplicaLoad:
     kv_total: int | None = None
     kv_since: float = 0.0
     """Tokens of prompts that this gateway has sent since."""
+    kv_waiting: int = 0
+    """Tokens of prompts in the engine's queue, which will need space too."""
+    stay: float = NOTHING_KNOWN.stay
+    """How long a request runs once its answer has begun."""
+    step: float = NOTHING_KNOWN.step
+    """Seconds between two tokens of an answer."""
     recent: float = 0.0
     recent_at: float = -math.inf
 
     def ahead(self, now: float) -> float:
         """Work that is ahead of a prompt that arrives now."""
         left = self.waiting if self.waiting > self.own else self.own
-        if not left or self.per_token is None:
-            return left
-        return max(0.0, left - (now - self.as_of) / self.per_token)
+        return max(0.0, left - max(0.0, now - self.as_of) / self.per_token)
+
+    def paced(self, pace: Pace) -> None:
+        """Applies what is believed of the replica's speed."""
+        self.per_token, self.stay, self.step = 1.0 / pace.rate, pace.stay, pace.step
 
     def slots(self, busy: int) -> float:
         """Seconds until a request can join `busy` others in the batch."""
-        return (
-            0.0 if self.max_running is None or busy < self.max_running else SLOT_SECONDS * (busy + 1 - self.max_running)
-        )
+        if self.max_running is None or busy < self.max_running:
+            return 0.0
+        return self.stay * (busy + 1 - self.max_running) / max(1, self.max_running)
 
     def pressure(self, tokens: float) -> float:
         """The barrier of the KV cache for a prompt of so many tokens, in seconds."""
         if not self.kv_total:
             return 0.0
-        share = min(FULLEST, ((self.kv_used or 0) + self.kv_since + tokens) / self.kv_total)
-        return KV_SECONDS * share / (1.0 - share)
+        share = ((self.kv_used or 0) + self.kv_waiting + self.kv_since + tokens) / self.kv_total
+        over = self.stay * (share - 1.0) if share > 1.0 else 0.0
+        share = min(FULLEST, share)
+        return over + KV_SECONDS * share / (1.0 - share)
 
     def reported(self, keys: ReplicaKeys, own: int, now: float) -> None:
         """Applies an agent's report. `own`: requests of this gateway in flight there."""
@@ -112,7 +120,7 @@ class ReplicaLoad:
         self.busy = max((keys.running or 0) + (keys.waiting or 0), own)
         self.own_requests = own
         self.max_running, self.kv_used, self.kv_total = keys.max_running, keys.kv_tokens_used, keys.kv_tokens_total
-        self.kv_since = 0.0
+        self.kv_since, self.kv_waiting = 0.0, keys.waiting_tokens or 0
 
     def sent(self, now: float, amount: float, tokens: float) -> float:
         """This gateway sends a prompt of so many tokens and so much work. Returns its mark for `began`."""
@@ -132,10 +140,9 @@ class ReplicaLoad:
         self.own = max(0.0, min(self.own, self.sent_total - mark))
 
     def _pass(self, now: float) -> None:
-        if self.per_token is not None:
-            done = (now - self.as_of) / self.per_token
-            self.waiting = max(0.0, self.waiting - done)
-            self.own = max(0.0, self.own - done)
+        done = max(0.0, now - self.as_of) / self.per_token
+        self.waiting = max(0.0, self.waiting - done)
+        self.own = max(0.0, self.own - done)
         self.as_of = now
 
 
@@ -164,13 +171,13 @@ class Terms(NamedTuple):
 def terms_of(
     load: ReplicaLoad, busy: int, prompt: Prompt, cached: float, now: float, *, home_tokens: float, wait: float
 ) -> Terms:
-    """The terms of one replica whose rate is known; `busy`: requests there, `wait`: seconds for the adapter."""
-    per_token = load.per_token or 0.0
+    """The terms of one replica; `busy`: requests there, `wait`: seconds for the adapter."""
+    per_token = load.per_token
     prefill = work(prompt.tokens, cached) * per_token
     return Terms(
         prefill,
         load.ahead(now) * per_token,
-        busy * BATCH_TOKENS * per_token,
+        busy * BATCH_TOKENS * per_token + (load.step if busy else 0.0),
         prefill * OTHERS * busy,
         load.slots(busy),
         load.pressure(prompt.tokens),
@@ -242,6 +249,8 @@ class ReplicaScores:
         self._views: dict[str, _View] = {}
         """By uid of the Model."""
         self._boots: dict[str, str | None] = {}
+        self._replicas: dict[str, Replica] = {}
+        """Those that had a choice made about them."""
 
     def reported(self, uid: str, keys: ReplicaKeys, own: int, now: float) -> None:
         """Applies an agent's report. `own`: requests of this gateway in flight there."""
@@ -249,7 +258,9 @@ class ReplicaScores:
         if load is None:
             load = self._loads[uid] = ReplicaLoad(as_of=now)
             self._views.clear()
-            self._learn(uid, load)
+        if (replica := self._replicas.get(uid)) is not None:
+            self.speeds.rest(uid, now)
+            self._pace(replica, load)
         load.reported(keys, own, now)
         if keys.engine_boot != self._boots.get(uid):
             if uid in self._boots:
@@ -265,9 +276,10 @@ class ReplicaScores:
         """Forgets pods that are gone."""
         for uid in [uid for uid in self._boots if uid not in uids]:
             del self._boots[uid]
+            self._replicas.pop(uid, None)
             self.down(uid)
-            self.speeds.forget(uid)
             self.reuse.forget(uid)
+        self.speeds.keep(uids)
 
     def pick(
         self,
@@ -281,10 +293,10 @@ class ReplicaScores:
         home: str | None = None,
         explain: bool = False,
     ) -> Pick | None:
-        """The replica with the fewest seconds; None: there is no choice, or too little is known, and another rule
+        """The replica with the fewest seconds; None: there is no choice, or no load is known, and another rule
         decides. `rotation`: a growing number that spreads requests over equals; `waits`: seconds for the adapter, by
         uid; `home`: uid of the adapter's home, to which the heads of its prompts belong; `explain`: with terms."""
-        if len(replicas) < 2 or not self.speeds.known:
+        if len(replicas) < 2:
             return None
         view = self._view(replicas) if home is None else _View(replicas, self._loads)
         count = len(view.uids)
@@ -303,20 +315,23 @@ class ReplicaScores:
         # Every request comes through here: the sum of the terms, without their object.
         for at in order:
             load = loads[at]
-            if not load.learned and not self._prior(view.replicas[at], load):
-                return None
-            per_token = load.per_token or 0.0
+            per_token = load.per_token
             ahead = load.waiting if load.waiting > load.own else load.own
             if ahead:
-                ahead -= (now - load.as_of) / per_token
+                if now > load.as_of:
+                    ahead -= (now - load.as_of) / per_token
                 if ahead < 0.0:
                     ahead = 0.0
             busy = load.busy - load.own_requests + in_flight.get(uids[at], 0)
             if busy < 0:
                 busy = 0
             rest = per_token * (ahead + busy * BATCH_TOKENS)
+            if busy:
+                rest += load.step
             if load.kv_total:
-                share = ((load.kv_used or 0) + load.kv_since + tokens) / load.kv_total
+                share = ((load.kv_used or 0) + load.kv_waiting + load.kv_since + tokens) / load.kv_total
+                if share > 1.0:
+                    rest += load.stay * (share - 1.0)
                 if share > FULLEST:
                     share = FULLEST
                 rest += KV_SECONDS * share / (1.0 - share)
@@ -362,10 +377,17 @@ class ReplicaScores:
             load.began(now, pick.mark)
 
     def answered(
-        self, pick: Pick, *, first: float | None, prompt: int | None, cached: int | None, answer: int | None
+        self,
+        pick: Pick,
+        *,
+        first: float | None,
+        prompt: int | None,
+        cached: int | None,
+        answer: int | None,
+        ended: float | None = None,
     ) -> None:
-        """The answer is complete. `first`: when its first token came; tokens as the engine counted them. None:
-        unknown."""
+        """The answer is complete. `first`: when its first token came, `ended`: when its last one came; tokens as the
+        engine counted them. None: unknown."""
         if prompt is None:
             return
         replica = pick.replica
@@ -373,23 +395,27 @@ class ReplicaScores:
         if cached is not None:
             self.reuse.trust(replica.model_uid).observe(pick.expected, cached)
         self.reuse.answered(pick.prompt, uid, prompt + (answer or 0))
-        if first is not None:
-            found = pick.expected.tokens if cached is None else cached
-            self.speeds.observe(
-                uid, replica.model_uid, replica.gpu_class, pick.ahead + work(prompt, found), first - pick.at
-            )
-            if (load := self._loads.get(uid)) is not None:
-                self._learn(uid, load)
+        if first is None:
+            return
+        found = pick.expected.tokens if cached is None else cached
+        now = first if ended is None else ended
+        self.speeds.observe(
+            uid, replica.model_uid, replica.gpu_class, pick.ahead + work(prompt, found), first - pick.at, now
+        )
+        if ended is not None and answer is not None:
+            self.speeds.ran(uid, replica.model_uid, replica.gpu_class, answer, ended - first, now)
+        if (load := self._loads.get(uid)) is not None:
+            self._pace(replica, load)
 
-    def observe(self, replica: Replica, *, prompt: int, cached: int, seconds: float) -> None:
+    def observe(self, replica: Replica, *, prompt: int, cached: int, seconds: float, now: float) -> None:
         """An answer of a replica that another rule chose: its first token came after so many seconds."""
-        self.speeds.observe(replica.uid, replica.model_uid, replica.gpu_class, work(prompt, cached), seconds)
-        if (load := self._loads.get(replica.uid)) is not None:
-            self._learn(replica.uid, load)
+        uid = replica.uid
+        self.speeds.observe(uid, replica.model_uid, replica.gpu_class, work(prompt, cached), seconds, now)
+        if (load := self._loads.get(uid)) is not None:
+            self._pace(replica, load)
 
-    def _learn(self, uid: str, load: ReplicaLoad) -> None:
-        if (rate := self.speeds.own(uid)) is not None:
-            load.per_token, load.learned = 1.0 / rate, True
+    def _pace(self, replica: Replica, load: ReplicaLoad) -> None:
+        load.paced(self.speeds.pace(replica.uid, replica.model_uid, replica.gpu_class))
 
     def _view(self, replicas: Sequence[Replica]) -> _View:
         model = replicas[0].model_uid
@@ -397,13 +423,11 @@ class ReplicaScores:
         if view is None or view.source is not replicas:
             view = _View(replicas, self._loads)
             self._views[model] = view
+            for replica, load in zip(view.replicas, view.loads, strict=True):
+                if replica.uid not in self._replicas:
+                    self._replicas[replica.uid] = replica
+                    self._pace(replica, load)
         return view
-
-    def _prior(self, replica: Replica, load: ReplicaLoad) -> bool:
-        """Sets the rate of a replica without one of its own. False: none is known."""
-        rate = self.speeds.rate(replica.uid, replica.model_uid, replica.gpu_class)
-        load.per_token = None if rate is None else 1.0 / rate
-        return rate is not None
 
     def _special(
         self, view: _View, prompt: Prompt, home: str | None
