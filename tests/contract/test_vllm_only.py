@@ -19,7 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from shoal.api.artifact import LayerWidths
 from shoal.api.lorapool import LINEAR
 from shoal.artifacts import ArtifactError, adapter
+from shoal.core.fields.table import MOST_STOPS
 from shoal.core.lora.format.check import BaseModelFacts, Limits, check_adapter
+from shoal.engine.vllm.launch import ENVIRONMENT
 from tests.contract.conftest import VLLM_KINDS, Client
 from tests.support.adapters import make_adapter
 from tests.support.behaviour import WORDS
@@ -35,7 +37,7 @@ from tests.support.engines import (
     running_engine,
 )
 
-COMPLETIONS = "/v1/completions"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 LONG: dict[str, Any] = {"model": SERVED, "prompt": "go on", "max_tokens": 3000, "ignore_eos": True}
 SHORT: dict[str, Any] = {"prompt": "x", "max_tokens": 4, "ignore_eos": True, "temperature": 0}
 FAMILIES = json.loads((Path(__file__).parent / "fixtures" / "vllm_metrics.json").read_text())
@@ -52,7 +54,8 @@ RELIED_ON = {
 @pytest.fixture(scope="module", params=VLLM_KINDS)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
     kind: Kind = request.param
-    with running_engine(kind, tmp_path_factory.mktemp(f"only-{kind}"), *VLLM_LORA) as process:
+    stops = {name: value for name, value in ENVIRONMENT.items() if "STOP" in name}
+    with running_engine(kind, tmp_path_factory.mktemp(f"only-{kind}"), *VLLM_LORA, environment=stops) as process:
         yield process
 
 
@@ -295,3 +298,13 @@ async def test_unloaded_first_an_adapter_whose_files_are_gone_harms_nobody(clien
     shutil.rmtree(tmp_path / names[0])
     assert (await client.post(COMPLETIONS, SHORT | {"model": names[0]})).status == 404
     assert (await client.post(COMPLETIONS, SHORT)).status == 200
+
+
+# --- what it takes ----------------------------------------------------------------------------------------------------
+
+
+async def test_it_takes_as_many_stops_as_its_environment_says(client: Client):
+    for path, body in ((COMPLETIONS, SHORT), (CHAT, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4})):
+        for stops, status in ((MOST_STOPS, 200), (MOST_STOPS + 1, 400)):
+            answer = await client.post(path, {**body, "model": SERVED, "stop": [f"{n}." for n in range(stops)]})
+            assert answer.status == status, (path, stops, answer.body)

@@ -8,6 +8,7 @@ import pytest
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
+from shoal.core.fields.table import MOST_STOPS
 from shoal.core.sizing import AdapterSlots, VLLMTuning
 from shoal.engine.port import EngineLaunch
 from shoal.engine.vllm.arguments import ARGUMENTS
@@ -105,6 +106,8 @@ def test_a_pool_takes_a_rank_of_vllms_list_and_no_slot_for_the_base() -> None:
 
 def test_adapters_load_only_where_a_pool_is() -> None:
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in VLLM.pod.environment(pool=False)
+    # As many stops as gateways let through.
+    assert VLLM.pod.environment(pool=False)["VLLM_MAX_STOP_STRINGS"] == str(MOST_STOPS)
     assert VLLM.pod.environment(pool=True)["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
 
 

@@ -109,6 +109,8 @@ class ResponseFormat:
 _EFFORTS: Final = frozenset({"none", "minimal", "low", "medium", "high", "xhigh", "ultra", "max"})
 _FLAG: Final = Flag()
 _FRACTION: Final = Number(0, 0.99)
+MOST_STOPS: Final = 32
+"""Strings that may end an answer."""
 _PENALTY: Final = Number(-2, 2)
 _FORMAT: Final = ObjectField(
     {
@@ -150,7 +152,7 @@ _SAMPLING: Final[Mapping[str, Field]] = {
     "logit_bias": Field(Bias(1024, 100), "an id outside the vocabulary is outside a tensor"),
     "n": Field(_CHOICES, "each choice is a sequence of its own; see the bounds of work"),
     "seed": Field(Whole(-(2**63), 2**63 - 1), "a 64-bit number in the engine"),
-    "stop": Field(Stops(32, 256), "looked for after each token, in as much text as the longest has"),
+    "stop": Field(Stops(MOST_STOPS, 256), "looked for after each token, in as much text as the longest has"),
     "stop_token_ids": Field(
         TokenIds(64), "with `min_tokens`, an id outside the vocabulary is written outside a tensor: the engine ends"
     ),

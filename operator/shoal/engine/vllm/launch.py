@@ -7,6 +7,7 @@ from shoal.api import names
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
+from shoal.core.fields.table import MOST_STOPS
 from shoal.core.lora.pool import EMBEDS
 from shoal.engine.arguments import LONGEST
 from shoal.engine.port import STARTUP_SECONDS, EngineLaunch
@@ -27,6 +28,8 @@ ENVIRONMENT: Final[Mapping[str, str]] = {
     "VLLM_NO_USAGE_STATS": "1",
     # Its own limit of a start is ten minutes.
     "VLLM_ENGINE_READY_TIMEOUT_S": str(STARTUP_SECONDS),
+    # Its own limit is 4.
+    "VLLM_MAX_STOP_STRINGS": str(MOST_STOPS),
 }
 _OF_POOL: Final[Mapping[str, str]] = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 """Without it the routes that load adapters do not exist."""

@@ -22,8 +22,6 @@ from shoal.engine.wire import NO_ENDPOINT, Accepts, AnswerGarbled, EngineCall, N
 
 # --- requests ---------------------------------------------------------------------------------------------------------
 
-_MOST_STOPS: Final = 4
-"""VLLM_MAX_STOP_STRINGS."""
 _EFFORTS: Final = frozenset({"none", "minimal", "low", "medium", "high", "xhigh", "max"})
 
 
@@ -62,16 +60,11 @@ def _one_list(value: Any) -> bool:
     return not isinstance(cast(list[Any], value)[0], list)
 
 
-def _few(value: Any) -> bool:
-    return isinstance(value, str) or len(value) <= _MOST_STOPS
-
-
 def _named(value: Any) -> bool:
     return value["type"] != "json_schema" or value["json_schema"].get("name") is not None
 
 
 _GENERATION: Final[Mapping[str, Accepts]] = {
-    "stop": _few,
     "response_format": _named,
     "return_cached_tokens_details": _if_false,
 }

@@ -70,6 +70,8 @@ class VLLMArgs:
     tools: bool
     """Whether `tools` are taken without a forced choice."""
     dev_mode: bool
+    most_stops: int
+    """Strings of `stop` in a list."""
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> VLLMArgs:
@@ -149,6 +151,7 @@ def _args(ns: argparse.Namespace, environ: Mapping[str, str]) -> VLLMArgs:
         flops=bool(ns.enable_mfu_metrics),
         tools=bool(ns.enable_auto_tool_choice and ns.tool_call_parser),
         dev_mode=environ.get("VLLM_SERVER_DEV_MODE") == "1",
+        most_stops=int(environ.get("VLLM_MAX_STOP_STRINGS") or 4),
     )
 
 

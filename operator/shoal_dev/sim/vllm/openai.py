@@ -168,6 +168,9 @@ class Generating:
         if limit is not None and limit > longest:
             message = f"max_tokens={limit} cannot be greater than max_model_len={longest}. Please request fewer output "
             raise p.wrong(message + "tokens.", "max_tokens", limit)
+        most = self._engine.vllm.most_stops
+        if isinstance(request.stop, list) and len(request.stop) > most:
+            raise p.wrong(f"List should have at most {most} items after validation", "stop", len(request.stop))
         if request.n < 1:
             raise p.RefusedError(400, f"n must be at least 1, got {request.n}.")
         if temperature is not None and temperature < 0:
