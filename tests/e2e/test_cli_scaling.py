@@ -55,7 +55,7 @@ def counts(fleet: Fleet) -> dict[str, int]:
 
 
 def decisions(fleet: Fleet) -> list[dict[str, Any]]:
-    done = shoal(fleet, "why", f"model/{scaleact.MODEL}", *WHERE, "--last", "20", "-o", "json")
+    done = shoal(fleet, "why", "--scaling", f"model/{scaleact.MODEL}", *WHERE, "--last", "20", "-o", "json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["decisions"]
 
@@ -82,7 +82,7 @@ def test_why_tells_the_waking_the_scaling_out_and_the_way_to_zero(fleet: Fleet, 
     assert found[0]["wanted"] == 0
     assert all(d["rules"] for d in found), "each has the rules with their inputs"
     assert any(rule["inputs"] for rule in found[0]["rules"])
-    table = shoal(fleet, "why", scaleact.MODEL, *WHERE).stdout
+    table = shoal(fleet, "why", "--scaling", scaleact.MODEL, *WHERE).stdout
     assert table.startswith(f"{scaleact.NAMESPACE}/{scaleact.MODEL}: 0 wanted, 0 ready")
     assert "RULE" in table
 

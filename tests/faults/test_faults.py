@@ -461,7 +461,7 @@ FAULTS = [
     # --- L4 engine
     Fault(
         "an argument that the engine does not know",
-        engine_world("launch_server.py: error: unrecognized arguments: --tp-sise 2", 2),
+        engine_world("sglang: error: unrecognized arguments: --tp-sise 2", 2),
         "L4", "EngineArguments", "spec.engine.extraArgs",
     ),
     Fault(
@@ -707,7 +707,7 @@ def test_a_reason_of_a_later_version_is_shown_as_it_is() -> None:
 def test_a_tenant_hears_of_its_models_that_do_not_serve() -> None:
     found = causes(seen(tenant(condition("Ready", "True", "Active", "1 key")), related=(FULL,)), NOW)
     (cause,) = found.causes
-    assert (cause.reason, cause.state) == ("GrantedModelNotReady", "note")
+    assert (cause.reason, cause.state) == ("TargetNotServing", "note")
     assert "NoCapacity" in cause.message
 
 

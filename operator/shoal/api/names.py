@@ -48,6 +48,9 @@ ANNOTATION_READS: Final = f"{GROUP}/reads"
 """On a Job that reads adapters: the `read_by` of each, separated by blanks. A restarted operator thereby knows which
 adapters are being read."""
 
+ANNOTATION_LAYER: Final = f"{GROUP}/layer"
+"""On Shoal's events: the layer of the reason, such as `L4` (core/layers/layer.py)."""
+
 ANNOTATION_TRANSPORT: Final = f"{GROUP}/transport"
 """On pods of Shoal and of engines, TRANSPORT_MTLS: the pod serves mutual TLS on separate ports. Absent: plain HTTP."""
 TRANSPORT_MTLS: Final = "mtls"

@@ -36,7 +36,10 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "render": ("shoal.cli.render:command", "Print the objects that the operator would create."),
     "status": ("shoal.cli.status:command", "Show the Models of a cluster and the progress of their replicas."),
     "top": ("shoal.cli.scaling.top:command", "Show load, replicas and cost of Models, live."),
-    "why": ("shoal.cli.scaling.why:command", "Explain the number of replicas of a Model."),
+    "why": (
+        "shoal.cli.why:command",
+        "Explain what is wrong with a Model, adapter, tenant, pod or node: layer, cause, what to do.",
+    ),
     "logs": ("shoal.cli.logs:command", "Show a tenant's request log, or delete from it."),
     "adapters": ("shoal.cli.adapters:command", "Show the adapters of LoRA pools, their replicas and their use."),
     "wake": ("shoal.cli.scaling.wake:command", "Wake a Model that has no replica."),

@@ -9,7 +9,9 @@ from typing import Final, Literal
 
 import structlog
 
+from shoal.api import names
 from shoal.api.meta import JsonObject, ObjectMeta
+from shoal.core.layers.faults import layer_of
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import AlreadyExists, KubeError
 from shoal.kube.queue import TokenBucket
@@ -68,12 +70,12 @@ class Recorder:
         body: JsonObject = {
             "apiVersion": EVENTS.api_version,
             "kind": EVENTS.kind,
-            "metadata": {"name": name, "namespace": namespace},
+            "metadata": {"name": name, "namespace": namespace, **_annotations(event.reason)},
             "eventTime": now,
             "type": event.type,
             "reason": event.reason,
             "action": event.action,
-            "note": event.note[:LONGEST_NOTE],
+            "note": note(event),
             "regarding": {
                 "apiVersion": event.resource.api_version,
                 "kind": event.resource.kind,
@@ -92,3 +94,15 @@ class Recorder:
             count = int(repeated.get("count") or 1) + 1
             series = {"series": {"count": count, "lastObservedTime": now}}
             await self._client.merge_patch(EVENTS, name, namespace, series, manager="shoal-operator")
+
+
+def note(event: Event) -> str:
+    """The text of an event, for people. Behind a warning stands its layer."""
+    layer = layer_of(event.reason) if event.type == "Warning" else None
+    suffix = f" [{layer.label}]" if layer is not None else ""
+    return event.note[: LONGEST_NOTE - len(suffix)] + suffix
+
+
+def _annotations(reason: str) -> JsonObject:
+    layer = layer_of(reason)
+    return {"annotations": {names.ANNOTATION_LAYER: layer.value}} if layer is not None else {}

@@ -1,4 +1,4 @@
-"""`shoal why`, `top`, `wake`: what a person sees of decisions, and what is said when they cannot be had."""
+"""`shoal why --scaling`, `top`, `wake`: what a person sees of decisions, and what is said when they cannot be had."""
 
 import io
 import json
@@ -113,7 +113,7 @@ def shoal(kubeconfig: Path, *args: str) -> Result:
 
 
 def test_why_shows_the_last_decisions_with_their_inputs_and_what_was_not_done(kubeconfig: Path) -> None:
-    done = shoal(kubeconfig, "why", "model/llama")
+    done = shoal(kubeconfig, "why", "--scaling", "model/llama")
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
     assert lines[0] == "chat/llama: 4 wanted, 2 ready"
@@ -127,11 +127,11 @@ def test_why_shows_the_last_decisions_with_their_inputs_and_what_was_not_done(ku
 
 
 def test_why_shows_as_many_decisions_as_asked_for(kubeconfig: Path) -> None:
-    assert "ReplicasReady" not in shoal(kubeconfig, "why", "llama", "--last", "1").output
+    assert "ReplicasReady" not in shoal(kubeconfig, "why", "--scaling", "llama", "--last", "1").output
 
 
 def test_why_as_json_is_what_the_operator_said(kubeconfig: Path) -> None:
-    found = json.loads(shoal(kubeconfig, "why", "llama", "-n", "chat", "-o", "json").output)
+    found = json.loads(shoal(kubeconfig, "why", "--scaling", "llama", "-n", "chat", "-o", "json").output)
     assert found["decisions"][0]["rules"][1] == {
         "rule": "kvCache",
         "replicas": None,
@@ -142,7 +142,7 @@ def test_why_as_json_is_what_the_operator_said(kubeconfig: Path) -> None:
 
 def test_why_names_the_signal_sources_that_keep_replicas_from_going(kubeconfig: Path, api: CannedApi) -> None:
     api.answers[f"{POD}/chat/llama"] = answer(LLAMA.model_copy(update={"stale": ("shoal-gateway-1",)}))
-    said = shoal(kubeconfig, "why", "llama").output
+    said = shoal(kubeconfig, "why", "--scaling", "llama").output
     assert "stale signals, so no scale-down: shoal-gateway-1" in said
     assert "no decision since this operator became leader" in said
 
@@ -161,7 +161,7 @@ DRIVEN = DriverStats(
 
 def test_why_names_the_driver_and_where_it_lags_behind(kubeconfig: Path, api: CannedApi) -> None:
     api.answers[f"{POD}/chat/llama"] = answer(LLAMA.model_copy(update={"driven": DRIVEN, "decisions": DECISIONS}))
-    lines = shoal(kubeconfig, "why", "llama").output.splitlines()
+    lines = shoal(kubeconfig, "why", "--scaling", "llama").output.splitlines()
     assert lines[2] == (
         "driver KEDA: MetricsUnavailable: HorizontalPodAutoscaler keda-hpa-llama-l4 gets no metric; l4: 4 answered, "
         "2 written; h100: 0 answered, ? written"
@@ -178,7 +178,7 @@ def test_top_marks_a_model_whose_driver_does_not_drive(kubeconfig: Path, api: Ca
 
 def test_a_model_that_does_not_exist_is_told_in_the_servers_words(kubeconfig: Path, api: CannedApi) -> None:
     api.answers[MODEL] = (404, {"reason": "NotFound", "message": 'models.shoal.dev "llama" not found'})
-    done = shoal(kubeconfig, "why", "llama")
+    done = shoal(kubeconfig, "why", "--scaling", "llama")
     assert done.exit_code == 1
     assert 'models.shoal.dev "llama" not found' in done.output
 
@@ -186,7 +186,7 @@ def test_a_model_that_does_not_exist_is_told_in_the_servers_words(kubeconfig: Pa
 def test_a_model_on_which_nothing_is_decided_yet_is_told(kubeconfig: Path, api: CannedApi) -> None:
     nothing = {"reason": "ModelUnknown", "message": "the operator has decided nothing on a Model chat/llama yet"}
     api.answers[f"{POD}/chat/llama"] = (404, nothing)
-    done = shoal(kubeconfig, "why", "llama")
+    done = shoal(kubeconfig, "why", "--scaling", "llama")
     assert done.exit_code == 1
     assert "decided nothing on a Model chat/llama yet: see the Model's conditions" in done.output
 
@@ -209,7 +209,7 @@ def test_another_namespace_of_shoal_can_be_named(kubeconfig: Path, api: CannedAp
 
 def test_without_a_leader_it_says_what_to_look_at(kubeconfig: Path, api: CannedApi) -> None:
     api.answers[LEASE] = {"spec": {"holderIdentity": ""}}
-    done = shoal(kubeconfig, "why", "llama")
+    done = shoal(kubeconfig, "why", "--scaling", "llama")
     assert done.exit_code == 1
     assert "there is no leading operator at the moment: look at kubectl -n shoal-system get pods" in done.output
 
@@ -217,14 +217,14 @@ def test_without_a_leader_it_says_what_to_look_at(kubeconfig: Path, api: CannedA
 def test_it_shows_the_operator_a_token_that_it_asked_for(kubeconfig: Path, api: CannedApi) -> None:
     """A person's own token stays with the API server; the operator is shown one that opens its decisions alone."""
     api.answers[ACCOUNT] = {"status": {"token": "short-lived"}}
-    assert shoal(kubeconfig, "why", "llama").exit_code == 0
+    assert shoal(kubeconfig, "why", "--scaling", "llama").exit_code == 0
     shown = [headers for _, path, headers in api.calls if "proxy/v1/decisions" in path]
     assert {headers["x-shoal-key"] for headers in shown} == {"short-lived"}
 
 
 def test_without_the_right_to_a_token_it_says_which_one_is_needed(kubeconfig: Path, api: CannedApi) -> None:
     api.answers[ACCOUNT] = (403, "you cannot create serviceaccounts/token")
-    done = shoal(kubeconfig, "why", "llama")
+    done = shoal(kubeconfig, "why", "--scaling", "llama")
     assert done.exit_code == 1
     assert "create a token of the ServiceAccount shoal-decisions" in done.output
 
@@ -444,7 +444,7 @@ def proxied(api: CannedApi) -> list[tuple[str, str]]:
 
 def test_a_team_sees_top_and_why_of_its_namespace(kubeconfig: Path, team: CannedApi) -> None:
     assert "llama" in shoal(kubeconfig, "top", "--once").output
-    assert "11:59:26Z" in shoal(kubeconfig, "why", "llama", "-n", "chat").output
+    assert "11:59:26Z" in shoal(kubeconfig, "why", "--scaling", "llama", "-n", "chat").output
     assert proxied(team) == [(f"{PAGES}?namespace=chat", "of-chat"), (f"{PAGES}/chat/llama", "of-chat")]
     assert LEASE not in team.asked
 

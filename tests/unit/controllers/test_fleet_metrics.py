@@ -128,7 +128,7 @@ def test_a_silent_replica_is_a_stale_signal_source(fleet: Fleet) -> None:
 def test_conditions_have_their_reasons_and_no_words(fleet: Fleet) -> None:
     condition = {"type": "Placed", "status": "False", "reason": reasons.NO_CAPACITY, "message": "secret sk-1"}
     fleet.status(conditions=[{**condition, "lastTransitionTime": BORN}])
-    labels = {**LLAMA, "type": "Placed", "status": "False", "reason": "NoCapacity"}
+    labels = {**LLAMA, "type": "Placed", "status": "False", "reason": "NoCapacity", "layer": "control"}
     assert fleet.value("shoal_model_condition", **labels) == 1
     samples = [s for family in fleet.registry.collect() for s in family.samples]
     assert not [s for s in samples if "sk-1" in str(s)]

@@ -1,4 +1,4 @@
-"""`shoal why`, `top` and `wake`: scaling decisions with their inputs, and current load.
+"""`shoal top` and `wake`, and the part of `shoal why` about scaling: decisions with their inputs, and current load.
 
 why.py      the last decisions about one Model
 top.py      all Models, live

@@ -1,55 +1,28 @@
-"""`shoal why`: the last decisions about one Model, each with its inputs and the rejected alternative."""
+"""The last decisions about one Model, each with its inputs and the rejected alternative, for `shoal why`."""
 
 from datetime import datetime, timedelta
 from typing import Final
 
-import click
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from shoal.api.decisions import DecisionRecord, Decisions, DriverStats, ModelScaling, RuleResult
-from shoal.cli.client import run_command
-from shoal.cli.options import Installation, operator_options
-from shoal.cli.output import console, emit, output_option
+from shoal.cli.options import Installation
 from shoal.cli.services import OperatorClient
+from shoal.kube.client import KubeClient
 from shoal.kube.resources import MODELS
 
-_COLUMNS: Final = ("time", "before", "wanted", "reason", "message", "alternative", "count")
+COLUMNS: Final = ("time", "before", "wanted", "reason", "message", "alternative", "count")
 
 
-@click.command()
-@click.argument("model")
-@click.option("-n", "--namespace", help="Default: the kubeconfig context's.")
-@click.option("--last", type=click.IntRange(min=1), default=5, show_default=True, help="Number of decisions.")
-@output_option()
-@operator_options
-def command(
-    model: str,
-    namespace: str | None,
-    last: int,
-    output: str,
-    installation: Installation,
-) -> None:
-    """Explain the number of replicas of a Model: the last decisions, newest first.
-
-    MODEL is a name, or model/name as kubectl writes it. Each decision shows the result and the inputs of every rule,
-    and the rejected alternative. Needs the ClusterRole shoal-viewer in the namespace, or in Shoal's for all.
-    """
-
-    async def work() -> tuple[Decisions, ModelScaling]:
-        async with await installation.connect() as client:
-            where, name = namespace or client.namespace or "default", model.removeprefix("model/")
-            await client.get(MODELS, name, where)  # the API server's message names a misspelt Model
-            answer = await OperatorClient(client, installation.namespace, installation.url).one(where, name)
-        return answer, answer.models[0]
-
-    answer, model_scaling = run_command(work())
-    model_scaling = model_scaling.model_copy(update={"decisions": model_scaling.decisions[:last]})
-    data = model_scaling.model_dump(mode="json", by_alias=True)
-    if not emit(output, data, data["decisions"], _COLUMNS):
-        console().print(render(model_scaling, answer.time))
+async def read(client: KubeClient, installation: Installation, namespace: str, name: str, last: int) -> Decisions:
+    """The operator's answer about one Model, with at most `last` decisions. Raises KubeError, ServiceError."""
+    await client.get(MODELS, name, namespace)  # the API server's message names a misspelt Model
+    answer = await OperatorClient(client, installation.namespace, installation.url).one(namespace, name)
+    model = answer.models[0]
+    return answer.model_copy(update={"models": (model.model_copy(update={"decisions": model.decisions[:last]}),)})
 
 
 def render(model: ModelScaling, now: datetime, *, rules: bool = True) -> RenderableType:

@@ -14,11 +14,13 @@ from prometheus_client.registry import Collector
 
 from shoal.api.gpuclass import GPUClass
 from shoal.api.lorapool import LoRAPool
+from shoal.api.meta import Condition
 from shoal.api.model import Model
 from shoal.controllers.capacity import FleetGPUs
 from shoal.controllers.scaling.signals import ScalingSignals
 from shoal.controllers.world import World
 from shoal.core import quantity
+from shoal.core.layers.faults import layer_of
 
 _MODEL: Final = ["model"]
 _VARIANT: Final = [*_MODEL, "gpu_class"]
@@ -31,8 +33,8 @@ _FAMILIES: Final[dict[str, tuple[str, list[str]]]] = {
         [*_VARIANT, "state"],
     ),
     "shoal_model_condition": (
-        "1 for the current status and reason of each condition of a Model.",
-        [*_MODEL, "type", "status", "reason"],
+        "1 for the current status and reason of each condition of a Model, with the layer of the reason.",
+        [*_MODEL, "type", "status", "reason", "layer"],
     ),
     "shoal_model_gpus": ("GPUs that the Model's pods hold, including terminating pods.", _VARIANT),
     "shoal_model_hourly_cost": (
@@ -62,8 +64,8 @@ _FAMILIES: Final[dict[str, tuple[str, list[str]]]] = {
         ["pool", "state"],
     ),
     "shoal_lora_pool_condition": (
-        "1 for the current status and reason of each condition of a LoRAPool.",
-        ["pool", "type", "status", "reason"],
+        "1 for the current status and reason of each condition of a LoRAPool, with the layer of the reason.",
+        ["pool", "type", "status", "reason", "layer"],
     ),
 }
 
@@ -128,7 +130,7 @@ class ObjectMetrics(Collector):
             if variant.cold_start_seconds is not None:
                 yield "shoal_model_cold_start_expected_seconds", here, variant.cold_start_seconds
         for condition in status.conditions if status is not None else ():
-            yield "shoal_model_condition", [*of, condition.type, condition.status, condition.reason], 1
+            yield "shoal_model_condition", [*of, *_condition(condition)], 1
         yield from self._pods(model, of, {v.gpu_class for v in status.variants} if status is not None else set())
         for live in (True, False):
             yield "shoal_model_signal_sources", [*of, "gateway", "live" if live else "stale"], gateways[live]
@@ -176,7 +178,13 @@ def _pool(pool: LoRAPool) -> Iterator[tuple[str, list[str], float]]:
         for state, count in states.items():
             yield "shoal_lora_pool_adapters", [*of, state], count
     for condition in status.conditions:
-        yield "shoal_lora_pool_condition", [*of, condition.type, condition.status, condition.reason], 1
+        yield "shoal_lora_pool_condition", [*of, *_condition(condition)], 1
+
+
+def _condition(condition: Condition) -> list[str]:
+    """Values of the labels type, status, reason and layer. A reason of another version has no layer."""
+    layer = layer_of(condition.reason)
+    return [condition.type, condition.status, condition.reason, "" if layer is None else layer.value]
 
 
 def _families() -> dict[str, GaugeMetricFamily]:

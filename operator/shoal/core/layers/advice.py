@@ -169,6 +169,13 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
     r.LOAD_HANGS: _fault(
         _ENGINE, "Look at the replica's engine: it has not answered a load; Shoal replaces the replica."
     ),
+    # --- ModelRoute
+    r.WEIGHTS_SUM_TO_ZERO: _fault(_CONTROL, "Give one target of the rule that the message names a weight above 0."),
+    r.TARGET_NOT_FOUND: _fault(_CONTROL, "Correct the target's name in the route, or create the Model or adapter."),
+    r.CIRCULAR_ROUTE: _fault(_CONTROL, "Name Models and adapters as targets, not another route."),
+    r.NOT_PERMITTED: _fault(_CONTROL, "List the route's namespace in spec.routeNamespaces of the target."),
+    r.TARGETS_READY: _fine(_CONTROL),
+    r.TARGETS_NOT_READY: _fault(_CONTROL, "Run `shoal why` for the targets: none of a rule can serve."),
     # --- an agent's refusals
     r.SLOTS_FULL: _fault(_ENGINE, "Give the pool more slots, or more replicas: all slots are in use."),
     r.DRAINING: _waits(_ENGINE, "Wait: the replica finishes its requests and leaves; others take new ones."),

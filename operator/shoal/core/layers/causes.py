@@ -16,6 +16,8 @@ from shoal.core.layers.types import Evidence, Explanation, LayerCause, ObjectVie
 
 _WANTS_GPUS: Final = (reasons.NO_CAPACITY, reasons.UNSCHEDULABLE, reasons.OUTRANKED, reasons.NO_NODES, reasons.NO_FIT)
 """With these, nodes without the Model's pods matter too."""
+_SEVERAL: Final = ("tenant", "route")
+"""Kinds that lead to several Models."""
 _STATES: Final = {"fault": 0, "waits": 1, "note": 2, "fine": 3}
 _EXPLAINS: Final[Mapping[str, frozenset[str]]] = {
     faults.OPERATOR_AWAY: frozenset({reasons.PENDING, faults.OUT_OF_DATE, reasons.KEDA_NOT_POLLING}),
@@ -78,7 +80,7 @@ def _candidates(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
     if short or seen.kind == "class":
         yield from of_classes
     yield from _nodes(seen, now, all_of_them=short or seen.kind in ("class", "node"))
-    yield from _granted(seen, now)
+    yield from _targets(seen, now)
     yield from _operator(seen, now)
     yield from _decision(seen, now)
 
@@ -87,8 +89,9 @@ _TOO_FEW: Final = (faults.TOO_FEW_GPUS, faults.TAINT, faults.AFFINITY, faults.NO
 
 
 def _dependencies(seen: WhySnapshot) -> list[ObjectView]:
-    """What the subject cannot serve without. A Tenant's Models are notes (`_granted`)."""
-    return [view for view in seen.related if view.kind in ("pool", "model")] if seen.kind != "tenant" else []
+    """What the subject cannot serve without. Of several Models of a Tenant or a route, one that does not serve is a note
+    (`_targets`)."""
+    return [view for view in seen.related if view.kind in ("pool", "model")] if seen.kind not in _SEVERAL else []
 
 
 def _nodes(seen: WhySnapshot, now: datetime, *, all_of_them: bool) -> Iterator[Candidate]:
@@ -120,17 +123,17 @@ def _resource(node: WhyNode, classes: Iterable[ObjectView]) -> str | None:
     return objects.resource_of(chosen) if chosen is not None else None
 
 
-def _granted(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
-    """Models that a Tenant may use and that do not serve."""
-    if seen.kind != "tenant":
+def _targets(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
+    """Models and adapters that a Tenant may use, or that a route leads to, and that do not serve."""
+    if seen.kind not in _SEVERAL:
         return
     for view in seen.related:
         ready = next((c for c in view.conditions if c.type == reasons.READY), None)
-        if view.kind == "model" and ready is not None and ready.status != "True":
+        if view.kind in ("model", "adapter") and ready is not None and ready.status != "True":
             text = f"{ready.reason}: {texts.shorten(ready.message)}"
             yield Candidate(
-                faults.MODEL_NOT_READY,
-                f"{view.text}, which the Tenant may use, does not serve: {text}",
+                faults.TARGET_NOT_SERVING,
+                f"{view.text} does not serve: {text}",
                 Level.OBJECT,
                 (Evidence(text, f"Ready of {view.text}", age(now, ready.since)),),
             )
@@ -152,7 +155,7 @@ def _operator(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
 
 
 def _decision(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
-    """Signals that the operator does not get, and what the last decision left undone."""
+    """Signals that the operator does not get, and what the last decision could not do."""
     decision = seen.decision
     if decision is None:
         return

@@ -77,7 +77,8 @@ GATEWAYS_NOT_READY: Final = "GatewaysNotReady"
 GATEWAY_ALONE: Final = "GatewayWithoutPeers"
 # --- L6 client --------------------------------------------------------------------------------------------------------
 NOTHING_GRANTED: Final = "NothingGranted"
-MODEL_NOT_READY: Final = "GrantedModelNotReady"
+TARGET_NOT_SERVING: Final = "TargetNotServing"
+"""A Model or adapter that a tenant may use, or that a route leads to, does not serve."""
 # --- control ----------------------------------------------------------------------------------------------------------
 OPERATOR_AWAY: Final = "OperatorNotLeading"
 OUT_OF_DATE: Final = "StatusOutOfDate"
@@ -163,7 +164,7 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
         Layer.GATEWAY, "note", "Start the other gateways: alone, one does not know what others count towards quotas."
     ),
     NOTHING_GRANTED: _fault(Layer.CLIENT, "Grant Models in spec.models of the Tenant, or adapters in spec.adapters."),
-    MODEL_NOT_READY: LayerAdvice(Layer.CLIENT, "note", "Run `shoal why` for the Model that does not serve."),
+    TARGET_NOT_SERVING: LayerAdvice(Layer.CLIENT, "note", "Run `shoal why` for the Model or adapter that does not serve."),
     OPERATOR_AWAY: _fault(
         _CONTROL, "Look at the operator's pods: no operator leads, so nothing is decided or repaired."
     ),

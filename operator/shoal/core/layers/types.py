@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from shoal.core.layers.advice import State
 from shoal.core.layers.layer import Layer
 
-ExplainedKind = Literal["model", "adapter", "pool", "tenant", "pod", "class", "node"]
+ExplainedKind = Literal["model", "adapter", "pool", "route", "tenant", "pod", "class", "node"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,14 @@ class ObjectView:
     @property
     def text(self) -> str:
         """`Model chat/llama`."""
-        return f"{_KINDS[self.kind]} {self.key}"
+        return f"{KINDS[self.kind]} {self.key}"
 
 
-_KINDS: Mapping[str, str] = {
+KINDS: Final[Mapping[ExplainedKind, str]] = {
     "model": "Model",
     "adapter": "LoRAAdapter",
     "pool": "LoRAPool",
+    "route": "ModelRoute",
     "tenant": "Tenant",
     "pod": "pod",
     "class": "GPUClass",

@@ -1,0 +1,55 @@
+"""The command `shoal why`."""
+
+import click
+
+from shoal.api.decisions import Decisions
+from shoal.cli.client import run_command
+from shoal.cli.options import Installation, operator_options
+from shoal.cli.output import console, emit, output_option
+from shoal.cli.scaling import why as scaling
+from shoal.cli.why import subjects
+from shoal.cli.why.subjects import WhyAnswer, WhyQuestion
+
+
+@click.command()
+@click.argument("target", metavar="KIND/NAME")
+@click.option("-n", "--namespace", help="Default: the kubeconfig context's.")
+@click.option("--last", type=click.IntRange(min=1), default=5, show_default=True, help="Decisions about a Model.")
+@click.option("--scaling", "only_scaling", is_flag=True, help="Only the decisions about a Model's replicas.")
+@output_option()
+@operator_options
+def command(
+    target: str, namespace: str | None, last: int, only_scaling: bool, output: str, installation: Installation
+) -> None:
+    """Explain what is wrong: the cause, its layer, evidence, what was tried, and what to do.
+
+    KIND is model, adapter, route, tenant, pod, gpuclass or node; a name alone is a Model's. The most upstream cause is first:
+    a broken GPU before the engine that ends because of it. Of a Model, the last decisions about its replicas follow,
+    with the result and the inputs of every rule. What cannot be read is listed.
+    """
+    kind, name = subjects.parse(target)
+    if only_scaling:
+        if kind != "model":
+            raise click.UsageError("--scaling is for Models")
+        _scaling(name, namespace, last, output, installation)
+        return
+
+    async def work() -> WhyAnswer:
+        async with await installation.connect() as client:
+            where = namespace or client.namespace or "default"
+            return await subjects.answer(kind, WhyQuestion(client, installation, where, name, last))
+
+    found = run_command(work())
+    if not emit(output, found.document, found.rows, found.columns):
+        console(markup=False).print(found.shown)
+
+
+def _scaling(name: str, namespace: str | None, last: int, output: str, installation: Installation) -> None:
+    async def work() -> Decisions:
+        async with await installation.connect() as client:
+            return await scaling.read(client, installation, namespace or client.namespace or "default", name, last)
+
+    answer = run_command(work())
+    data = answer.models[0].model_dump(mode="json", by_alias=True)
+    if not emit(output, data, data["decisions"], scaling.COLUMNS):
+        console().print(scaling.render(answer.models[0], answer.time))

@@ -1,0 +1,116 @@
+"""Reads what explanations need. Each read has a timeout and a bound. A read that fails leaves a note, and the others go
+on."""
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Mapping
+from typing import Final, TypeVar
+
+from shoal.api import names
+from shoal.api.meta import JsonObject
+from shoal.cli.client import ServiceError
+from shoal.core.layers.types import (
+    EventView,
+    ExplainedKind,
+    ObjectView,
+    OperatorLease,
+    Unread,
+    WhyNode,
+    WhyPod,
+)
+from shoal.kube import layerviews
+from shoal.kube.client import KubeClient
+from shoal.kube.errors import KubeError
+from shoal.kube.resources import EVENTS, GPUCLASSES, LEASES, NODES, PODS, Resource
+
+T = TypeVar("T")
+
+SECONDS: Final = 10.0
+"""Timeout of one read."""
+MOST: Final = 2_000
+"""Objects of one kind that are read."""
+_NODE_EVENTS: Final = "default"
+"""Namespace of events about objects that have none."""
+
+
+class WhyReader:
+    """`unread` fills up with what could not be read."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self.client = client
+        self.unread: list[Unread] = []
+
+    async def attempt(self, what: str, work: Awaitable[T]) -> T | None:
+        """The result; None: it failed, and `unread` says why."""
+        try:
+            async with asyncio.timeout(SECONDS):
+                return await work
+        except TimeoutError:
+            self.unread.append(Unread(what, f"no answer within {SECONDS:.0f} s"))
+        except KubeError as error:
+            self.unread.append(Unread(what, error.message))
+        except (ServiceError, OSError) as error:
+            self.unread.append(Unread(what, str(error).splitlines()[0] if str(error) else type(error).__name__))
+        return None
+
+    async def get(self, what: str, kind: ExplainedKind, resource: Resource, name: str, namespace: str | None) \
+            -> ObjectView | None:  # fmt: skip
+        raw = await self.attempt(what, self.client.get(resource, name, namespace))
+        return layerviews.shoal_object(kind, raw) if raw is not None else None
+
+    async def listed(
+        self, what: str, resource: Resource, namespace: str | None = None, selector: str | None = None
+    ) -> list[JsonObject] | None:
+        """At most MOST; None: they cannot be read."""
+        return await self.attempt(what, self._listed(what, resource, namespace, selector))
+
+    async def _listed(
+        self, what: str, resource: Resource, namespace: str | None, selector: str | None
+    ) -> list[JsonObject]:
+        found: list[JsonObject] = []
+        async for each in self.client.list(resource, namespace=namespace, label_selector=selector):
+            if len(found) >= MOST:
+                self.unread.append(Unread(what, f"only the first {MOST} were read"))
+                break
+            found.append(each)
+        return found
+
+    async def pods(self, namespace: str, model: str) -> tuple[WhyPod, ...]:
+        """Engine pods of a Model."""
+        selector = f"{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE},{names.LABEL_MODEL}={model}"
+        found = await self.listed(f"pods of Model {namespace}/{model}", PODS, namespace, selector)
+        views = [layerviews.pod(raw) for raw in found or ()]
+        return tuple(pod for pod in views if not pod.deleting and pod.phase != "Succeeded")
+
+    async def classes(self, wanted: Iterable[str] | None) -> tuple[ObjectView, ...]:
+        """GPU classes of these names; None: all."""
+        found = await self.listed("GPU classes", GPUCLASSES)
+        names_ = None if wanted is None else set(wanted)
+        views = [layerviews.shoal_object("class", raw) for raw in found or ()]
+        return tuple(view for view in views if names_ is None or view.name in names_)
+
+    async def nodes(self, pods: Iterable[WhyPod], classes: Iterable[ObjectView]) -> tuple[WhyNode, ...]:
+        """Nodes of these pods, and those that these classes count."""
+        found = await self.listed("nodes", NODES)
+        used = {pod.node for pod in pods}
+        selectors = [dict(view.spec.get("nodeSelector") or {}) for view in classes]
+        views = [layerviews.node(raw) for raw in found or ()]
+        return tuple(node for node in views if node.name in used or _selected(node.labels, selectors))
+
+    async def events(self, namespace: str | None) -> tuple[EventView, ...]:
+        """Events of a namespace, and of nodes."""
+        spaces = [_NODE_EVENTS] if namespace in (None, _NODE_EVENTS) else [str(namespace), _NODE_EVENTS]
+        found: list[EventView] = []
+        for space in spaces:
+            listed = await self.listed(f"events of namespace {space}", EVENTS, space)
+            found += [layerviews.event(raw) for raw in listed or ()]
+        return tuple(event for event in found if event.kind in ("Pod", "Node"))
+
+    async def lease(self, namespace: str) -> OperatorLease | None:
+        """The Lease of the operators in Shoal's namespace."""
+        what = f"Lease {names.LEASE_NAME} in namespace {namespace}"
+        raw = await self.attempt(what, self.client.get(LEASES, names.LEASE_NAME, namespace))
+        return layerviews.lease(raw) if raw is not None else None
+
+
+def _selected(labels: Mapping[str, str], selectors: Iterable[Mapping[str, str]]) -> bool:
+    return any(selector and all(labels.get(k) == v for k, v in selector.items()) for selector in selectors)

@@ -1,0 +1,123 @@
+"""An explanation as text and as data."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from shoal.api import reasons
+from shoal.cli.why.subjects import WhyAnswer
+from shoal.core.layers.types import KINDS, Evidence, Explanation, LayerCause, WhySnapshot
+
+COLUMNS: Final = ("kind", "name", "state", "layer", "reason", "message", "seen", "ageSeconds", "tried", "do")
+_STYLES: Final = {"fault": "red", "waits": "yellow", "note": "cyan"}
+_SAID: Final = {
+    "ok": "nothing is wrong",
+    "waiting": "on its way",
+    "failing": "something is wrong",
+    "unknown": "nothing wrong was found, and not everything could be read",
+}
+
+
+def answer(found: Explanation, seen: WhySnapshot) -> WhyAnswer:
+    """An explanation in each format."""
+    return WhyAnswer(document(found, seen), rows(found), COLUMNS, render(found, seen))
+
+
+def document(found: Explanation, seen: WhySnapshot) -> dict[str, Any]:
+    """For JSON and YAML."""
+    return {
+        "kind": KINDS[found.kind],
+        "name": found.key,
+        "state": found.state,
+        "ready": _ready(seen),
+        "causes": [_cause(cause) for cause in found.causes],
+        "unread": [{"what": each.what, "why": each.why} for each in found.unread],
+    }
+
+
+def rows(found: Explanation) -> list[dict[str, Any]]:
+    """For CSV: one row per cause."""
+    return [
+        _cause(cause)
+        | {
+            "kind": KINDS[found.kind],
+            "name": found.key,
+            "seen": [each.what for each in cause.evidence[:1]],
+            "ageSeconds": cause.evidence[0].age_seconds if cause.evidence else None,
+        }
+        for cause in found.causes
+    ]
+
+
+def _cause(cause: LayerCause) -> dict[str, Any]:
+    return {
+        "reason": cause.reason,
+        "layer": cause.layer.value,
+        "state": cause.state,
+        "message": cause.message,
+        "evidence": [
+            {"what": each.what, "where": each.where, "ageSeconds": each.age_seconds} for each in cause.evidence
+        ],
+        "tried": list(cause.tried),
+        "do": cause.do,
+        "explains": list(cause.consequences),
+    }
+
+
+def render(found: Explanation, seen: WhySnapshot) -> RenderableType:
+    """For people: the most upstream cause first; of each, what is wrong, its layer, evidence, what was tried, what to
+    do."""
+    heading = Text.assemble((f"{KINDS[found.kind]} {found.key}", "bold"), f": {_SAID[found.state]}")
+    parts: list[RenderableType] = [heading]
+    if not found.causes and (ready := _ready(seen)) is not None:
+        parts.append(Text(ready))
+    for place, cause in enumerate(found.causes, 1):
+        parts += [Text(""), *_block(place, cause)]
+    if found.unread:
+        parts += [Text(""), Text("not read, so not known:", style="yellow")]
+        parts += [Text(f"  {each.what}: {each.why}") for each in found.unread]
+    return Group(*parts)
+
+
+def _block(place: int, cause: LayerCause) -> Iterable[RenderableType]:
+    mark = {"fault": "", "waits": " (ends by itself)", "note": " (a note)"}.get(cause.state, "")
+    yield Text.assemble(
+        f"{place}. ", (cause.layer.label, "bold"), "  ", (cause.reason, _STYLES.get(cause.state, "")), mark
+    )
+    table = Table(show_edge=False, show_header=False, box=None, pad_edge=False, padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    lines = [
+        ("wrong", cause.message),
+        *(("seen", _evidence(each)) for each in cause.evidence),
+        *(("tried", each) for each in cause.tried),
+        ("do", cause.do),
+        *(("explains", each) for each in cause.consequences),
+    ]
+    before = ""
+    for name, text in lines:
+        table.add_row(Text(f"   {name if name != before else ''}"), Text(text))
+        before = name
+    yield table
+
+
+def _evidence(each: Evidence) -> str:
+    when = "at an unknown time" if each.age_seconds is None else f"{span(each.age_seconds)} ago"
+    return f"{each.what} ({each.where}, {when})" if each.where else each.what
+
+
+def span(seconds: int) -> str:
+    """`34 s`, `5 min`, `3 h`, `2 d`."""
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
+
+
+def _ready(seen: WhySnapshot) -> str | None:
+    conditions = seen.subject.conditions if seen.subject is not None else ()
+    ready = next((c for c in conditions if c.type == reasons.READY), None)
+    return None if ready is None else f"Ready is {ready.status}: {ready.reason}: {ready.message}"

@@ -1,0 +1,233 @@
+"""`shoal why`: what a person and a program see of a cause, and what is said when something cannot be read."""
+
+import csv
+import io
+import json
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from shoal.api.decisions import DecisionRecord, Decisions, ModelScaling
+from shoal.cli.main import main
+from shoal.cli.why.subjects import SUBJECTS
+from tests.faults.worlds import NOW, condition, crashed, node, pending, pod
+from tests.support.cannedapi import CannedApi
+
+SHOAL = "/apis/shoal.dev/v1alpha1"
+MODEL = f"{SHOAL}/namespaces/chat/models/llama"
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/shoal-system/leases/shoal-operator"
+DECISIONS = "/api/v1/namespaces/shoal-system/pods/shoal-operator-1:9090/proxy/v1/decisions/chat/llama"
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB"
+
+
+def listed(*items: Any) -> dict[str, Any]:
+    return {"metadata": {"resourceVersion": "1"}, "items": list(items)}
+
+
+def model(*conditions: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "llama", "namespace": "chat", "uid": "u1", "generation": 1},
+        "spec": {"source": {"uri": "hf://owner/llama"}, "variants": [{"class": "h100-80gb"}]},
+        "status": {"observedGeneration": 1, "conditions": list(conditions)},
+    }
+
+
+FAILED = model(
+    condition("Ready", "False", "EngineFailed", f"the engine of pod chat/llama-1 ended with exit code 1: {OOM}")
+)
+GPU_CLASS = {
+    "metadata": {"name": "h100-80gb", "generation": 1},
+    "spec": {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100"}, "resourceName": "nvidia.com/gpu"},
+    "status": {"conditions": [condition("Ready", "True", "NodesFound")]},
+}
+SCALING = ModelScaling(
+    model="chat/llama",
+    wanted=1,
+    ready=0,
+    reason="Waking",
+    message="a request waits",
+    decisions=(DecisionRecord(time=NOW, before=0, wanted=1, reason="Waking", message="a request waits"),),
+)
+
+
+@pytest.fixture
+def api() -> CannedApi:
+    answer = Decisions(operator="shoal-operator-1", leads=True, time=NOW, models=(SCALING,))
+    return CannedApi(
+        {
+            MODEL: FAILED,
+            "/api/v1/namespaces/chat/pods": listed(pod(crashed(OOM))),
+            "/api/v1/nodes": listed(node()),
+            f"{SHOAL}/gpuclasses": listed(GPU_CLASS),
+            "/apis/events.k8s.io/v1/namespaces/chat/events": listed(),
+            "/apis/events.k8s.io/v1/namespaces/default/events": listed(),
+            LEASE: {"spec": {"holderIdentity": "shoal-operator-1", "renewTime": "2999-01-01T00:00:00.000000Z"}},
+            DECISIONS: answer.model_dump(mode="json", by_alias=True),
+        }
+    )
+
+
+@pytest.fixture
+def kubeconfig(api: CannedApi, tmp_path: Path) -> Generator[Path]:
+    with api.kubeconfig(tmp_path) as path:
+        yield path
+
+
+def why(kubeconfig: Path, *args: str) -> Result:
+    return CliRunner(catch_exceptions=False).invoke(main, ["why", *args], env={"KUBECONFIG": str(kubeconfig)})
+
+
+def test_a_cause_is_told_in_the_order_of_the_questions_a_person_asks(kubeconfig: Path) -> None:
+    done = why(kubeconfig, "model/llama")
+    assert done.exit_code == 0, done.output
+    lines = [line.rstrip() for line in done.output.splitlines()]
+    assert lines[0] == "Model chat/llama: something is wrong"
+    assert lines[2] == "1. L3 execution  OutOfGPUMemory"
+    first = [line.split()[0] for line in lines[3:] if line.startswith("   ") and line[3:4] != " "]
+    assert first == ["wrong", "seen", "tried", "do", "explains"]
+    assert "CUDA out of memory" in done.output
+    assert "restarted container engine of pod chat/llama-1 3 times" in done.output
+    assert "smaller memory fraction" in done.output
+    assert "L4 engine EngineFailed" in done.output
+    assert "2." not in done.output, "what the cause explains is no cause"
+
+
+def test_the_decisions_about_a_models_replicas_follow(kubeconfig: Path) -> None:
+    shown = why(kubeconfig, "llama").output
+    assert "chat/llama: 1 wanted, 0 ready" in shown
+    assert "0 -> 1  Waking: a request waits" in shown
+    only = why(kubeconfig, "llama", "--scaling").output
+    assert only.startswith("chat/llama: 1 wanted, 0 ready")
+    assert "L3" not in only
+
+
+def test_for_programs_a_cause_has_fields(kubeconfig: Path) -> None:
+    found = json.loads(why(kubeconfig, "llama", "-o", "json").output)
+    assert (found["kind"], found["name"], found["state"]) == ("Model", "chat/llama", "failing")
+    (cause,) = found["causes"]
+    assert (cause["layer"], cause["reason"], cause["state"]) == ("L3", "OutOfGPUMemory", "fault")
+    assert isinstance(cause["evidence"][0]["ageSeconds"], int)
+    assert cause["explains"]
+    assert found["scaling"]["wanted"] == 1
+    assert found["unread"] == []
+    (row,) = csv.DictReader(io.StringIO(why(kubeconfig, "llama", "-o", "csv").output))
+    assert (row["layer"], row["reason"]) == ("L3", "OutOfGPUMemory")
+
+
+def test_a_broken_gpu_stands_before_the_engine_that_it_ends(kubeconfig: Path, api: CannedApi) -> None:
+    xid = condition("XIDErrors", "True", "XIDError", "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus")
+    api.answers["/api/v1/nodes"] = listed(node(xid))
+    (cause,) = json.loads(why(kubeconfig, "llama", "-o", "json").output)["causes"]
+    assert (cause["layer"], cause["reason"]) == ("L0", "GPUFellOffBus")
+    assert any("OutOfGPUMemory" in line for line in cause["explains"])
+
+
+def test_what_cannot_be_read_is_listed_and_the_rest_is_explained(kubeconfig: Path, api: CannedApi) -> None:
+    refused = 'nodes is forbidden: User "me" cannot list resource "nodes"'
+    api.answers["/api/v1/nodes"] = (403, refused)
+    api.answers[LEASE] = (403, "leases is forbidden")
+    done = why(kubeconfig, "llama")
+    assert done.exit_code == 0
+    assert "1. L3 execution  OutOfGPUMemory" in done.output
+    assert "not read, so not known:" in done.output
+    assert f"nodes: {refused}" in done.output
+    assert "decisions of the operator: leases is forbidden" in done.output
+
+
+def test_nothing_wrong_is_not_said_where_something_could_not_be_read(kubeconfig: Path, api: CannedApi) -> None:
+    api.answers[MODEL] = model(condition("Ready", "True", "ReplicasReady", "1 of 1 replicas ready"))
+    api.answers["/api/v1/namespaces/chat/pods"] = listed()
+    assert why(kubeconfig, "llama").output.splitlines()[:2] == [
+        "Model chat/llama: nothing is wrong",
+        "Ready is True: ReplicasReady: 1 of 1 replicas ready",
+    ]
+    api.answers["/api/v1/nodes"] = (403, "nodes is forbidden")
+    assert json.loads(why(kubeconfig, "llama", "-o", "json").output)["state"] == "unknown"
+
+
+def test_a_model_that_does_not_exist_is_told_in_the_servers_words(kubeconfig: Path, api: CannedApi) -> None:
+    api.answers[MODEL] = (404, {"reason": "NotFound", "message": 'models.shoal.dev "llama" not found'})
+    done = why(kubeconfig, "llama")
+    assert (done.exit_code, 'models.shoal.dev "llama" not found' in done.output) == (1, True)
+
+
+def test_a_kind_that_nobody_knows_is_refused_with_those_that_there_are(kubeconfig: Path) -> None:
+    done = why(kubeconfig, "secret/x")
+    assert done.exit_code == 2
+    for kind in SUBJECTS:
+        assert kind in done.output
+    assert why(kubeconfig, "tenant/acme", "--scaling").exit_code == 2
+
+
+def test_an_operator_that_is_away_is_told(kubeconfig: Path, api: CannedApi) -> None:
+    api.answers[MODEL] = model()
+    api.answers["/api/v1/namespaces/chat/pods"] = listed()
+    api.answers[LEASE] = {"spec": {"holderIdentity": "shoal-operator-1", "renewTime": "2026-01-01T00:00:00Z"}}
+    (cause,) = json.loads(why(kubeconfig, "llama", "-o", "json").output)["causes"]
+    assert (cause["layer"], cause["reason"]) == ("control", "OperatorNotLeading")
+    assert any("Pending" in line for line in cause["explains"])
+
+
+def test_an_adapter_is_explained_by_the_engine_of_its_pool(kubeconfig: Path, api: CannedApi) -> None:
+    api.answers[f"{SHOAL}/namespaces/chat/loraadapters/poet"] = {
+        "metadata": {"name": "poet", "namespace": "chat", "generation": 1},
+        "spec": {"poolRef": {"name": "pool"}},
+        "status": {"conditions": [condition("Ready", "False", "LoadingAdapter", "loaded on 0 of 1 replica")]},
+    }
+    api.answers[f"{SHOAL}/namespaces/chat/lorapools/pool"] = {
+        "metadata": {"name": "pool", "namespace": "chat", "generation": 1},
+        "spec": {"modelRef": {"name": "llama"}},
+        "status": {"conditions": [condition("Ready", "True", "PoolReady")]},
+    }
+    (cause,) = json.loads(why(kubeconfig, "adapter/poet", "-o", "json").output)["causes"]
+    assert cause["reason"] == "OutOfGPUMemory"
+    assert any("LoadingAdapter" in line for line in cause["explains"])
+
+
+def test_a_tenant_is_explained_with_its_models(kubeconfig: Path, api: CannedApi) -> None:
+    api.answers[f"{SHOAL}/tenants/acme"] = {
+        "metadata": {"name": "acme", "generation": 1},
+        "spec": {"models": [{"namespace": "chat", "name": "llama"}, {"namespace": "chat", "name": "gone"}]},
+        "status": {"conditions": [condition("Ready", "False", "NoUsableKey", "none of 1 keys can be used")]},
+    }
+    found = json.loads(why(kubeconfig, "tenant/acme", "-o", "json").output)
+    assert [cause["reason"] for cause in found["causes"]] == ["NoUsableKey", "TargetNotServing"]
+    assert [each["what"] for each in found["unread"]] == ["Model chat/gone"]
+
+
+def test_a_route_is_explained_with_its_targets(kubeconfig: Path, api: CannedApi) -> None:
+    targets = [{"model": {"name": "llama"}}, {"adapter": {"name": "gone", "namespace": "code"}}]
+    api.answers[f"{SHOAL}/namespaces/chat/modelroutes/best"] = {
+        "metadata": {"name": "best", "namespace": "chat", "generation": 1},
+        "spec": {"rules": [{"targets": targets}]},
+        "status": {"conditions": [condition("Ready", "False", "TargetsNotReady", "rule default: no target serves")]},
+    }
+    found = json.loads(why(kubeconfig, "route/best", "-o", "json").output)
+    assert [cause["reason"] for cause in found["causes"]] == ["TargetsNotReady", "TargetNotServing"]
+    assert "Model chat/llama does not serve: EngineFailed" in found["causes"][1]["message"]
+    assert [each["what"] for each in found["unread"]] == ["LoRAAdapter code/gone"]
+
+
+def test_a_pod_a_class_and_a_node_are_explained(kubeconfig: Path, api: CannedApi) -> None:
+    api.answers["/api/v1/namespaces/chat/pods/llama-1"] = pending("0/1 nodes are available: 1 Insufficient cpu.")
+    (cause,) = json.loads(why(kubeconfig, "pod/llama-1", "-o", "json").output)["causes"]
+    assert cause["reason"] == "InsufficientCPUOrMemory"
+    api.answers["/api/v1/nodes"] = listed(node(gpus=0))
+    api.answers[f"{SHOAL}/gpuclasses/h100-80gb"] = GPU_CLASS | {
+        "status": {"conditions": [condition("Ready", "False", "NoNodes", "does the device plugin run there?")]}
+    }
+    (cause,) = json.loads(why(kubeconfig, "gpuclass/h100-80gb", "-o", "json").output)["causes"]
+    assert (cause["layer"], cause["reason"]) == ("L1", "DevicePluginMissing")
+    api.answers["/api/v1/nodes/gpu-1"] = node(condition("DiskPressure", "True", "x", "full"))
+    (cause,) = json.loads(why(kubeconfig, "node/gpu-1", "-o", "json").output)["causes"]
+    assert cause["reason"] == "DiskPressure"
+
+
+def test_nothing_is_written(kubeconfig: Path, api: CannedApi) -> None:
+    why(kubeconfig, "llama")
+    assert api.patches == []
+    assert {method for method, _, _ in api.calls} == {"GET"}
+    assert not any("/secrets" in path for path in api.asked)
