@@ -27,10 +27,11 @@ _EXPLAINS: Final[Mapping[str, frozenset[str]]] = {
     reasons.NO_NODES: frozenset(
         {reasons.NO_CAPACITY, reasons.NO_FIT, reasons.UNSCHEDULABLE, faults.AFFINITY, faults.TOO_FEW_GPUS}
     ),
-    reasons.KEDA_NOT_INSTALLED: frozenset({reasons.METRICS_UNAVAILABLE, reasons.KEDA_NOT_POLLING}),
     reasons.NO_CLASS: frozenset({reasons.NO_CAPACITY, reasons.NO_FIT}),
 }
-"""What a condition explains of other conditions, whatever their layers."""
+"""What a reason explains of others, also of others on its own layer."""
+_UPSTREAM: Final = dict.fromkeys((faults.OPERATOR_AWAY, reasons.NO_NODES, reasons.NO_CLASS), -1)
+"""Their place on their layers: before everything else there."""
 
 
 def causes(seen: WhySnapshot, now: datetime) -> Explanation:
@@ -52,21 +53,27 @@ def causes(seen: WhySnapshot, now: datetime) -> Explanation:
 
 
 def explains(cause: Candidate, other: Candidate) -> bool:
-    """Whether a cause hides another. The relation has no circles: a cause is always of lower rank, or a fault that
-    explains a wait, or in the table."""
+    """Whether a cause hides another. There are no circles: only faults explain, a fault explains faults of later places
+    only (`_place`), and what is no fault explains nothing."""
     if cause.aside or cause.state != "fault":
         return False
-    if other.reason in _EXPLAINS.get(cause.reason, ()):
-        return True
-    if other.aside or cause.reason in _EXPLAINS.get(other.reason, ()):
+    listed = other.reason in _EXPLAINS.get(cause.reason, ())
+    if other.aside and not listed:
         return False
-    if other.state == "waits" and cause.state == "fault":
+    if other.state == "waits":
         return True
-    if cause.rank >= other.rank:
+    if _place(cause) >= _place(other):
         return False
+    if listed:
+        return True
     if other.pods:
         return cause.pods >= other.pods
     return other.reason in objects.DERIVED and (bool(cause.pods) or cause.everywhere)
+
+
+def _place(candidate: Candidate) -> tuple[int, int]:
+    layer, level = candidate.rank
+    return layer, _UPSTREAM.get(candidate.reason, level)
 
 
 def _candidates(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
@@ -89,7 +96,7 @@ _TOO_FEW: Final = (faults.TOO_FEW_GPUS, faults.TAINT, faults.AFFINITY, faults.NO
 
 
 def _dependencies(seen: WhySnapshot) -> list[ObjectView]:
-    """What the subject cannot serve without. Of several Models of a Tenant or a route, one that does not serve is a note
+    """What the subject cannot serve without. Of the Models of a Tenant or a route, one that does not serve is a note
     (`_targets`)."""
     return [view for view in seen.related if view.kind in ("pool", "model")] if seen.kind not in _SEVERAL else []
 

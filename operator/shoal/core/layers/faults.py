@@ -164,7 +164,9 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
         Layer.GATEWAY, "note", "Start the other gateways: alone, one does not know what others count towards quotas."
     ),
     NOTHING_GRANTED: _fault(Layer.CLIENT, "Grant Models in spec.models of the Tenant, or adapters in spec.adapters."),
-    TARGET_NOT_SERVING: LayerAdvice(Layer.CLIENT, "note", "Run `shoal why` for the Model or adapter that does not serve."),
+    TARGET_NOT_SERVING: LayerAdvice(
+        Layer.CLIENT, "note", "Run `shoal why` for the Model or adapter that does not serve."
+    ),
     OPERATOR_AWAY: _fault(
         _CONTROL, "Look at the operator's pods: no operator leads, so nothing is decided or repaired."
     ),

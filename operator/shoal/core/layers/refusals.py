@@ -28,6 +28,8 @@ REFUSALS: Final[Mapping[str, LayerAdvice]] = {
     "forbidden": _client("Ask for the role that the message names."),
     "tenant_suspended": _client("Ask the platform why the Tenant is suspended."),
     "model_not_found": _client("Use a model name that `GET /v1/models` lists for this key."),
+    "no_route_rule": _client("Use a model name whose route has a rule for such requests."),
+    "no_route_target": _fault(Layer.CONTROL, "Run `shoal why route/NAME`; the Tenant also needs a grant of a target."),
     "insufficient_quota": _client("Wait for the next period, or ask for a larger budget of the Tenant or key."),
     "rate_limit_exceeded": _client("Send fewer requests or tokens per minute, or ask for a higher limit."),
     # --- the request
