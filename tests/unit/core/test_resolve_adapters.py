@@ -49,7 +49,11 @@ def words(
     served = {word: found for word in claimed if (found := index.find(word, identity)) is not None}
     waiting = {word: reason for word in claimed if (reason := index.why_not(word, identity)) is not None}
     assert not served.keys() & waiting.keys()
-    return Meant(served, waiting, [(word, found.address) for word, found in index.listed(identity)])
+    return Meant(
+        served,
+        waiting,
+        [(word, found.address) for word, found in index.listed(identity) if isinstance(found, ServedModel)],
+    )
 
 
 def test_a_tenant_that_is_listed_needs_no_grant_of_the_base():

@@ -30,7 +30,7 @@ _EXPLAINS: Final[Mapping[str, frozenset[str]]] = {
     reasons.NO_CLASS: frozenset({reasons.NO_CAPACITY, reasons.NO_FIT}),
 }
 """What a reason explains of others, also of others on its own layer."""
-_UPSTREAM: Final = dict.fromkeys((faults.OPERATOR_AWAY, reasons.NO_NODES, reasons.NO_CLASS), -1)
+_UPSTREAM: Final[Mapping[str, int]] = dict.fromkeys((faults.OPERATOR_AWAY, reasons.NO_NODES, reasons.NO_CLASS), -1)
 """Their place on their layers: before everything else there."""
 
 
