@@ -135,6 +135,7 @@ class GatewayUnderTest:
         for source in ("models", "tenants", "pods", "routes"):
             self.directory.mark(source)
         self.directory.rebuild()
+        self.app.canaries.follow(self.directory.snapshot.model_index.routes.values())
 
     def model(self, **changes: Any) -> None:
         """Changes what is known of the Model."""

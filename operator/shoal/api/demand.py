@@ -5,7 +5,7 @@ changed, with absolute values; null means that a Model has no demand any more. `
 carries `models`; a heartbeat every 5 s repeats the last `seq`. Demand is sent as repeated state, never as an event.
 """
 
-from typing import Final
+from typing import Final, Literal
 
 from shoal.api.replica import Amount, Id, Message, Seconds, Tally
 
@@ -69,6 +69,16 @@ class TenantUse(Message):
     """Cost that requests in progress may still cause, in the same unit."""
 
 
+class HaltedCanary(Message):
+    """A canary of a ModelRoute that a gateway has halted."""
+
+    reason: Literal["Errors", "Slow"]
+    bad: Tally
+    """Requests that failed, or began to be answered too late."""
+    of: Tally
+    """Requests that were judged."""
+
+
 class DemandMessage(Message):
     """One event of the stream."""
 
@@ -86,3 +96,6 @@ class DemandMessage(Message):
     currency: str | None = None
     """Currency of the price list in force, in full messages; None: the gateway has no price list. A change of currency
     causes a full message."""
+    canaries: dict[str, HaltedCanary] | None = None
+    """By revision of the canary, in full messages: canaries that this gateway does not send requests to any more. A
+    change causes a full message."""

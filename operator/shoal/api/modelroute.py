@@ -118,6 +118,47 @@ class SessionAffinity(Object):
     )
 
 
+class CanaryTarget(Object):
+    """A Model or a LoRAAdapter."""
+
+    model: TargetReference | None = None
+    """A Model."""
+    adapter: TargetReference | None = None
+    """A LoRAAdapter."""
+
+    cel: ClassVar = (CELRule("has(self.model) != has(self.adapter)", "give either `model` or `adapter`"),)
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.model is None) == (self.adapter is None):
+            raise ValueError("give either `model` or `adapter`")
+        return self
+
+
+class HaltOn(Object):
+    """When a canary is halted. Each gateway judges the last requests that it sent to the canary itself."""
+
+    error_percent: Annotated[int, Field(ge=0, le=100), K8s(default_in_code=True)] = 10
+    """Share of failed requests, in percent of `minRequests`, above which the canary is halted. Failed are answers of
+    5xx, requests that no replica took, and streams that broke off; not what an engine rejects. Default: 10."""
+    ttft_seconds: Annotated[int, Field(ge=1, le=3600)] | None = None
+    """Time to the first byte of a stream. The canary is halted when more than half of `minRequests` streams took
+    longer, waiting included. Default: no limit."""
+    min_requests: Annotated[int, Field(ge=1, le=10_000), K8s(default_in_code=True)] = 20
+    """Number of the last requests that are judged. Default: 20."""
+
+
+class Canary(Object):
+    """A new target that gets a small share of a rule's requests, and none once it is halted."""
+
+    target: CanaryTarget
+    """The new target."""
+    percent: Annotated[int, Field(ge=0, le=100)]
+    """Share of the rule's requests, in percent. The rest is shared by `targets`."""
+    halt_on: HaltOn = HaltOn()
+    """When the canary is halted. A halt ends when any field of `canary` changes."""
+
+
 class RouteRule(Object):
     """One rule: which requests it is for, and where they go."""
 
@@ -132,6 +173,8 @@ class RouteRule(Object):
     others."""
     session_affinity: SessionAffinity | None = None
     """Requests of one session go to one target. Default: each request is a session of its own."""
+    canary: Canary | None = None
+    """A new target on trial. Default: none."""
 
 
 class ModelRouteSpec(Object):
@@ -145,16 +188,31 @@ class ModelRouteSpec(Object):
     """Rules in order. The first that matches a request is for it; a request that none matches is refused."""
 
 
+class CanaryStatus(Object):
+    """State of the canary of one rule."""
+
+    rule: Annotated[str, StringConstraints(max_length=63)]
+    """Name of the rule."""
+    state: Literal["Running", "Halted"]
+    """Running: it gets its share. Halted: it gets nothing."""
+    revision: Annotated[str, StringConstraints(max_length=64)]
+    """Fingerprint of the canary as specified. A change ends a halt."""
+    message: Annotated[str, StringConstraints(max_length=512)] | None = None
+    """Why it is halted."""
+
+
 class ModelRouteStatus(Object):
     """Observed state of the route."""
 
     conditions: Conditions = ()
     """Conditions Accepted and Ready. Reasons for failure: WeightsSumToZero, TargetNotFound, CircularRoute,
-    NotPermitted, NameTaken, TargetsNotReady, Invalid."""
+    NotPermitted, NameTaken, TargetsNotReady, Invalid. Ready with reason CanaryHalted: a canary was halted."""
     observed_generation: Count | None = None
     """Generation of the spec that this status describes."""
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=16), K8s(list_type="set")] = ()
     """Short names that the route owns. A name that a Model, an adapter or an older route claims is left out."""
+    canaries: Annotated[tuple[CanaryStatus, ...], Field(max_length=16), K8s(list_type="map", keys=("rule",))] = ()
+    """State of each canary."""
 
 
 class ModelRoute(CustomResource):
@@ -185,10 +243,12 @@ class ModelRoute(CustomResource):
         for rule in self.spec.rules:
             for target in rule.targets:
                 yield self.resolved(target)
+            if rule.canary is not None:
+                yield self.resolved(rule.canary.target)
 
-    def resolved(self, target: RouteTarget) -> tuple[Literal["Model", "LoRAAdapter"], str]:
+    def resolved(self, target: RouteTarget | CanaryTarget) -> tuple[Literal["Model", "LoRAAdapter"], str]:
         """Kind and `namespace/name` of a target."""
         reference = target.model or target.adapter
-        assert reference is not None  # noqa: S101 - the validator of RouteTarget
+        assert reference is not None  # noqa: S101 - the validators
         kind: Literal["Model", "LoRAAdapter"] = "Model" if target.model is not None else "LoRAAdapter"
         return kind, f"{reference.namespace or self.metadata.namespace}/{reference.name}"

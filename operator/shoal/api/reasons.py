@@ -235,6 +235,8 @@ CIRCULAR_ROUTE: Final = "CircularRoute"
 NOT_PERMITTED: Final = "NotPermitted"
 """A target in another namespace does not list the route's namespace, or does not exist."""
 TARGETS_READY: Final = "TargetsReady"
+CANARY_HALTED: Final = "CanaryHalted"
+"""Ready: a canary gets no requests any more, because too many failed or began too late."""
 TARGETS_NOT_READY: Final = "TargetsNotReady"
 """No target of a rule can serve now."""
 

@@ -23,7 +23,13 @@ _EVENT_CONDITIONS = (
     reasons.ADAPTERS_READY,
 )
 """Conditions whose changes are events; Available goes with Ready."""
-_WARNING_REASONS = (reasons.NAME_CLAIMED, reasons.BASE_NAME_DIFFERS, reasons.LABELS_DISAGREE, reasons.SIGNALS_STALE)
+_WARNING_REASONS = (
+    reasons.NAME_CLAIMED,
+    reasons.BASE_NAME_DIFFERS,
+    reasons.LABELS_DISAGREE,
+    reasons.SIGNALS_STALE,
+    reasons.CANARY_HALTED,
+)
 """Reasons of a condition that is True and still needs a person's attention."""
 _QUIET_REASONS = (
     reasons.PENDING,

@@ -16,6 +16,7 @@ from typing import Final
 import orjson
 
 from shoal.api.demand import ModelDemand
+from shoal.core.routing.canary import CanaryHalt
 from shoal.gateway.adapterdemand import AdapterDemandState
 from shoal.gateway.tenantdemand import TenantUsageState
 from shoal.net.hub import StreamHub
@@ -84,6 +85,8 @@ class DemandState:
         self.tenants = TenantUsageState(lambda: self.due(False))
         self.currency: str | None = None
         """Currency of the current price list; None: unknown."""
+        self.canaries: Mapping[str, CanaryHalt] = {}
+        """Halted canaries, by revision."""
         self._clock = clock
         self._counts: dict[str, _Count] = {}
         self._changed: set[str] = set()
@@ -178,6 +181,9 @@ class DemandState:
         """Content of a full message."""
         models = orjson.dumps({uid: self._row(count) for uid, count in self._counts.items()})
         content = _with(_with(models, b"adapters", self.adapters.full()), b"tenants", self.tenants.full())
+        if self.canaries:
+            halted = {at: halt._asdict() for at, halt in self.canaries.items()}
+            content = _with(content, b"canaries", orjson.dumps(halted))
         return content if self.currency is None else _with(content, b"currency", orjson.dumps(self.currency))
 
     def _of(self, uid: str) -> _Count:
@@ -252,6 +258,13 @@ class DemandPublisher:
         """Publishes the price list's currency, if it changed."""
         if currency != self._demand.currency:
             self._demand.currency = currency
+            if not self._closed:
+                self.hub.restate()
+
+    def set_canaries(self, halted: Mapping[str, CanaryHalt]) -> None:
+        """Publishes the halted canaries, if they changed."""
+        if halted != self._demand.canaries:
+            self._demand.canaries = dict(halted)
             if not self._closed:
                 self.hub.restate()
 

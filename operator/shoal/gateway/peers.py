@@ -9,6 +9,7 @@ from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.core import facts
 from shoal.core.quota.peerusage import UNKNOWN_PEERS, GatewayPeer, GatewayPeers
+from shoal.core.routing.canary import CanaryHalt
 from shoal.gateway.tenantdemand import TenantUsageState
 from shoal.kube import projections
 from shoal.kube.client import KubeClient
@@ -98,6 +99,13 @@ class Peers:
                 # A stopping peer without a live stream will hold nothing for much longer.
                 return None
         return total
+
+    def halted_canaries(self) -> dict[str, CanaryHalt]:
+        """Canaries that another gateway has halted, by revision."""
+        found: dict[str, CanaryHalt] = {}
+        for stream in self.streams.live():
+            found |= stream.canaries
+        return found
 
     def quota_peers(self) -> GatewayPeers:
         """The other gateways that serve requests, for the limits that all gateways share."""

@@ -16,6 +16,7 @@ from shoal.core.routing.resolve import ServedModel
 from shoal.gateway import mediafetch
 from shoal.gateway.acks import Acks
 from shoal.gateway.app import GatewayApp
+from shoal.gateway.canaries import Canaries
 from shoal.gateway.connections import Pool
 from shoal.gateway.demand import DemandPublisher, DemandState
 from shoal.gateway.demandmetrics import DemandMetrics
@@ -200,6 +201,7 @@ class GatewayProcess:
             logs=self.logs,
             traces=self._traces(),
             credentials=self.credentials,
+            canaries=Canaries(self._canaries_changed),
         )
         self.server = make_server(
             GatewayApp(self.gateway, lambda: not self.missing()),
@@ -427,12 +429,18 @@ class GatewayProcess:
         snapshot = self.directory.snapshot
         self.demand.retain({model.uid for model in snapshot.models.values()})
         self.demand.adapters.retain(snapshot.model_index.adapter_uids)
+        self.gateway.canaries.follow(snapshot.model_index.routes.values())
+        self.gateway.canaries.heard(self.peers.halted_canaries())
+
+    def _canaries_changed(self) -> None:
+        self.demand_publisher.set_canaries(self.gateway.canaries.halts)
 
     def _peer_holds_changed(self, uid: str | None) -> None:
         """Called when the number of requests held by peers changed, for one Model or (None) for all: this gateway's
         share of the replicas' capacity then changes too."""
         if uid is None:
             self.gateway.holds.cluster_changed()
+            self.gateway.canaries.heard(self.peers.halted_canaries())
         else:
             self.gateway.holds.schedule_round(uid)
 

@@ -21,7 +21,7 @@ from shoal.core.fields.table import CHAT, FORMS, GENERATING, PAIRS, TABLE, TOKEN
 from shoal.core.routing.affinity import SHARED, conversation_of, prefix_space, prompt_of
 from shoal.core.routing.resolve import ServedModel
 from shoal.core.routing.reuse import Prompt
-from shoal.core.routing.routes import DeclaredRoute, NoTarget, RequestFacts, TargetRef, decide
+from shoal.core.routing.routes import DeclaredCanary, DeclaredRoute, NoTarget, RequestFacts, TargetRef, decide
 from shoal.engine.wires import added_of
 from shoal.gateway import audioform, ids, modellist, redact
 from shoal.gateway.ability import refuse_incapable
@@ -103,6 +103,7 @@ class GatewayRequest:
     __slots__ = (
         "_app",
         "_body_bytes",
+        "_canary",
         "_client_id",
         "_content_type",
         "_dialect",
@@ -141,6 +142,8 @@ class GatewayRequest:
         self._quota: Quota | None = None
         self._reserved: Reserved | None = None
         self._body_bytes = 0
+        self._canary: DeclaredCanary | None = None
+        """The request goes to this canary."""
         self._draw: float | None = None
         """The random number by which a route chooses: one for the whole request, however often it is prepared."""
         self._raw = b""
@@ -419,12 +422,17 @@ class GatewayRequest:
             self._draw = random.random()  # noqa: S311 - shares of traffic, no secret
         headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in self._headers.items()}
         facts = RequestFacts(identity.tenant, self._path, headers, size, lambda: conversation_of(fields))
-        chosen = decide(found, facts, lambda ref: index.target(found, ref, identity) is not None, self._draw)
+
+        def usable(ref: TargetRef) -> bool:
+            return index.target(found, ref, identity) is not None
+
+        chosen = decide(found, facts, usable, self._draw, self._app.canaries.is_halted)
         if isinstance(chosen, NoTarget):
             raise errors.no_rule(name) if chosen.reason == "no-rule" else errors.no_target(name)
         model = index.target(found, chosen.target, identity)
         if model is None:
             raise errors.no_target(name)
+        self._canary = chosen.canary
         return model, _Routed(found.key, chosen.target)
 
     def _prompt(self, space: str, fields: dict[str, Any], model: ServedModel, size: int) -> Prompt | None:
@@ -514,6 +522,8 @@ class GatewayRequest:
             if meter.outcome is None:
                 meter.outcome = "failed"
             app.spool.put(meter.final_row())
+            if self._canary is not None:
+                app.canaries.ended(self._canary, meter)
             if (logged := self._reply.log) is not None:
                 self._reply.log = None
                 app.logs.logger.end(logged, meter, app.directory.snapshot.keys.get(self._key_hash))

@@ -10,6 +10,7 @@ from shoal.core.routing.replica import Replica
 from shoal.core.routing.resolve import ServedModel
 from shoal.gateway.bigbodies import BigBodies
 from shoal.gateway.body import BodyBudget
+from shoal.gateway.canaries import Canaries
 from shoal.gateway.cancellations import Cancellations
 from shoal.gateway.deadlines import Deadlines
 from shoal.gateway.demand import DemandState
@@ -64,6 +65,7 @@ class Gateway:
         quotas: Quotas | None = None,
         traces: "Traces | None" = None,
         credentials: TLSCredentials | None = None,
+        canaries: Canaries | None = None,
     ) -> None:
         self.settings = settings
         self.directory = directory
@@ -86,6 +88,7 @@ class Gateway:
         self.big_bodies = BigBodies()
         self.media = MediaFetcher(metrics.media)
         self.checkpoints = Checkpoints(spool)
+        self.canaries = canaries or Canaries()
         self.deadlines = Deadlines(settings.request_seconds)
         self._deadlines: dict[float, Deadlines] = {}
         self.demand.tenants.boot = identity.boot

@@ -125,7 +125,13 @@ class OperatorProcess:
             )
         elif signals is None:
             self.listening = SignalStreams(
-                world, self.install, self.signal_changed, me, credentials=credentials, repriced=self._repriced
+                world,
+                self.install,
+                self.signal_changed,
+                me,
+                credentials=credentials,
+                repriced=self._repriced,
+                canaries_halted=self._canaries_halted,
             )
             signals = self.listening.listener
 
@@ -182,6 +188,7 @@ class OperatorProcess:
                 pooled=True,
                 credentials=credentials,
                 repriced=self._repriced,
+                canaries_halted=self._canaries_halted,
             )
             if isinstance(self.listening, PrometheusSignals)
             else None
@@ -191,7 +198,8 @@ class OperatorProcess:
         self.lora = LoRAControllers(world, self.install, hears, me, credentials)
         currency = None if isinstance(hears, NoAdapterSignals) else hears.currency
         self.tenants = TenantController(world, WorkQueue("tenant", workers=2), currency)
-        self.routes = RouteController(world, WorkQueue("modelroute", workers=2))
+        halts = None if isinstance(hears, NoAdapterSignals) else hears.canaries
+        self.routes = RouteController(world, WorkQueue("modelroute", workers=2), halts)
         self.cache_volumes = CacheVolumesController(world, WorkQueue("cache-volumes", workers=1))
         self.registry = prometheus_client.CollectorRegistry()
         """Metrics of the fleet; the process's own metrics are in the default registry."""
@@ -325,6 +333,10 @@ class OperatorProcess:
     def _repriced(self) -> None:
         """The ledger's currency is another one."""
         self.tenants.repriced()
+
+    def _canaries_halted(self) -> None:
+        """Gateways have halted other canaries than before."""
+        self.routes.enqueue_all()
 
     def _adapter_signal_changed(self, model_uid: str | None, urgent: bool) -> None:
         self.lora.reported(model_uid, urgent)

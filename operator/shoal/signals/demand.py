@@ -9,6 +9,7 @@ import aiohttp
 from shoal.api import demand as api
 from shoal.api.meta import JsonObject
 from shoal.api.names import DEMAND_PATH
+from shoal.core.routing.canary import CanaryHalt
 from shoal.net.stream import Follower, ListenerIdentity, PeerStreams, StreamPeer
 
 Changed = Callable[[str, Collection[str] | None], None]
@@ -56,6 +57,8 @@ class DemandStream(Follower):
         """The gateway is of a version that tells what it has of tenants."""
         self.currency: str | None = None
         """Of the price list in force; None: the gateway knows none."""
+        self.canaries: Mapping[str, CanaryHalt] = {}
+        """Canaries that the gateway has halted, by revision."""
         self._busy: dict[str, set[str]] = {}
         self._changed = changed
         self._uses = uses
@@ -94,6 +97,10 @@ class DemandStream(Follower):
             self.reports_tenants = tenants is not None
             currency: object = message.get("currency")
             self.currency = currency if isinstance(currency, str) else None
+            halted: JsonObject = message.get("canaries") or {}
+            _require_few(halted)
+            found = {at: api.HaltedCanary.model_validate(row) for at, row in halted.items()}
+            self.canaries = {at: CanaryHalt(one.reason, one.bad, one.of) for at, one in found.items()}
         if tenants is not None and self._uses is not None:
             _require_few(tenants)
             uses = {name: None if row is None else api.TenantUse.model_validate(row) for name, row in tenants.items()}
@@ -127,6 +134,7 @@ class DemandStream(Follower):
         self.models = {}
         self.reports_tenants = False
         self.currency = None
+        self.canaries = {}
         self.adapters = None
         self._busy = {}
 

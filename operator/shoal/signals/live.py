@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from shoal.api.demand import AdapterDemand, ModelDemand
 from shoal.api.replica import ReplicaKeys
+from shoal.core.routing.canary import CanaryHalt
 from shoal.core.scaling import Demand, Load
 from shoal.net.stream import ListenerIdentity, StreamPeer
 from shoal.signals.demand import DemandStreams
@@ -28,9 +29,11 @@ class LiveSignals:
         changed: Changed,
         identity: ListenerIdentity = ListenerIdentity(),  # noqa: B008 - immutable
         repriced: Callable[[], None] = lambda: None,
+        canaries_halted: Callable[[], None] = lambda: None,
     ) -> None:
-        """`repriced` is called when `currency` changes."""
-        self._changed, self._repriced = changed, repriced
+        """`repriced` is called when `currency` changes, `canaries_halted` when `canaries` does."""
+        self._changed, self._repriced, self._canaries_halted = changed, repriced, canaries_halted
+        self._canaries: Mapping[str, CanaryHalt] = {}
         self._currency: str | None = None
         self._model: dict[str, str] = {}
         """Pod's uid -> Model's."""
@@ -113,6 +116,13 @@ class LiveSignals:
         found = {stream.currency for stream in self.gateways.live() if stream.currency is not None}
         return found.pop() if len(found) == 1 else None
 
+    def canaries(self) -> Mapping[str, CanaryHalt]:
+        """Canaries that a gateway with a live stream has halted, by revision."""
+        found: dict[str, CanaryHalt] = {}
+        for stream in self.gateways.live():
+            found |= stream.canaries
+        return found
+
     # --- for people ---------------------------------------------------------------------------------------------------
 
     def age(self, uid: str) -> float | None:
@@ -157,6 +167,9 @@ class LiveSignals:
         if models is None and (currency := self.currency()) != self._currency:
             self._currency = currency
             self._repriced()
+        if models is None and (canaries := self.canaries()) != self._canaries:
+            self._canaries = canaries
+            self._canaries_halted()
         stream = self.gateways.get(uid)
         if stream is None:
             for key in [key for key in self._held if key[0] == uid]:

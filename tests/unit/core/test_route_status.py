@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from shoal.api import reasons
+from shoal.core.routing.canary import CanaryHalt
 from shoal.core.routing.routes import TargetRef, declared_route
 from shoal.core.status.observed import ServedNames
 from shoal.core.status.routestatus import SeenRoute, SeenTarget, status
@@ -90,3 +91,26 @@ def test_an_unchanged_route_keeps_its_status():
     first = status(seen, NOW)
     again = route.model_copy(update={"status": first})
     assert status(SeenRoute(again, OWNED, seen.targets), NOW.replace(year=2027)) == first
+
+
+CANARY = {"targets": [target("a")], "canary": {"target": target("b"), "percent": 5}}
+
+
+def test_a_halted_canary_is_told_and_stays_halted_when_no_gateway_tells_it_any_more():
+    route = a_route(CANARY)
+    (rule,) = declared_route(route).rules
+    assert rule.canary is not None
+    targets = {A: READY, B: READY}
+    running = status(SeenRoute(route, OWNED, targets), NOW)
+    assert [(one.rule, one.state) for one in running.canaries] == [("default", "Running")]
+    halts = {rule.canary.revision: CanaryHalt("Errors", 3, 5), "another": CanaryHalt("Slow", 9, 9)}
+    halted = status(SeenRoute(route, OWNED, targets, halts), NOW)
+    (one,) = halted.canaries
+    assert (one.state, one.message) == ("Halted", "Model chat/b: 3 of its last 5 requests at a gateway failed")
+    ready = next(c for c in halted.conditions if c.type == "Ready")
+    assert (ready.status, ready.reason) == ("True", "CanaryHalted")
+    later = route.model_copy(update={"status": halted})
+    assert status(SeenRoute(later, OWNED, targets), NOW) == halted
+    changed = a_route({**CANARY, "canary": {"target": target("b"), "percent": 4}})
+    changed = changed.model_copy(update={"status": halted})
+    assert [one.state for one in status(SeenRoute(changed, OWNED, targets, halts), NOW).canaries] == ["Running"]

@@ -5,6 +5,7 @@ from pathlib import Path
 import aiohttp
 
 from shoal.api import keys
+from shoal.core.routing.canary import CanaryHalt
 from shoal.net.stream import ListenerIdentity, StreamPeer
 from shoal.signals.demand import DemandStreams
 from tests.support.gateway import INSTALL_KEY
@@ -55,6 +56,16 @@ async def test_one_that_never_was_ready_holds_nothing(tmp_path: Path):
         async with following(tmp_path, first.port, *pods) as (peers, _):
             await until(lambda: peers.live == 2)
             assert peers.held_by_peers("m") == 0
+
+
+async def test_a_canary_that_another_gateway_halted_is_known(tmp_path: Path):
+    async with told_gateway(FIRST) as first:
+        first.ring.known = (INSTALL_KEY,)
+        async with following(tmp_path, first.port, gateway_pod("gateway-1", FIRST)) as (peers, _):
+            await until(lambda: peers.live == 2)
+            assert not peers.halted_canaries()
+            first.publisher.set_canaries({"r1": CanaryHalt("Errors", 3, 5)})
+            await until(lambda: peers.halted_canaries() == {"r1": CanaryHalt("Errors", 3, 5)})
 
 
 async def test_the_whole_gateway_tells_what_becomes_of_a_request(tmp_path: Path):

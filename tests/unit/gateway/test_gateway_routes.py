@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from shoal.core.hold.limits import Limits
+from shoal.core.routing.canary import CanaryHalt
 from tests.support.adapter_agents import AdapterAgent, name_of, tuned
 from tests.support.gateway import GatewayUnderTest, tenant
 from tests.support.routes import declared, put, target, two_models
-from tests.support.scripted_engine import ScriptedEngine
+from tests.support.scripted_engine import EngineRequest, ScriptedEngine
 
 CHAT = {"model": "front", "messages": [{"role": "user", "content": "hi"}]}
 BOTH = {"targets": [target("llama"), target("other")]}
@@ -190,3 +191,57 @@ async def test_an_adapter_is_a_target(tmp_path: Path):
         (record,) = await it.it.records()
         data = record.data
         assert (data.model, data.adapter, data.route) == ("chat/llama", "chat/support", "chat/front")
+
+
+# --- canaries ---------------------------------------------------------------------------------------------------------
+
+
+async def breaks(request: EngineRequest) -> None:
+    await request.answer(500, b"{}")
+
+
+CANARY: dict[str, Any] = {
+    "targets": [target("llama")],
+    "canary": {"target": target("other"), "percent": 100, "haltOn": {"errorPercent": 20, "minRequests": 10}},
+}
+
+
+async def test_a_canary_that_fails_is_halted_at_this_gateway_at_once(tmp_path: Path):
+    llama, other = ScriptedEngine(), ScriptedEngine(breaks)
+    async with two_models(tmp_path, llama, other, CANARY) as it:
+        for _ in range(3):
+            await ask(it, 500)
+        assert [halt.reason for halt in it.app.canaries.halts.values()] == ["Errors"]
+        for _ in range(3):
+            await ask(it)
+        assert (len(llama.requests), len(other.requests)) == (3, 3)
+        put(it, {**CANARY, "targets": [target("llama", 7)]})
+        await ask(it)
+        assert len(other.requests) == 3, "what was changed is not the canary"
+        put(it, {**CANARY, "canary": {**CANARY["canary"], "haltOn": {"minRequests": 11}}})
+        assert not it.app.canaries.halts
+        await ask(it, 500)
+
+
+async def test_a_canary_that_another_gateway_halted_is_halted_here_too(tmp_path: Path):
+    llama, other = ScriptedEngine(), ScriptedEngine()
+    async with two_models(tmp_path, llama, other, CANARY) as it:
+        await ask(it)
+        (rule,) = it.routes["chat/front"].rules
+        assert rule.canary is not None
+        it.app.canaries.heard(
+            {rule.canary.revision: CanaryHalt("Slow", 6, 7), "of no route here": CanaryHalt("Slow", 1, 1)}
+        )
+        assert set(it.app.canaries.halts) == {rule.canary.revision}
+        await ask(it)
+        assert (len(llama.requests), len(other.requests)) == (1, 1)
+
+
+async def test_clients_that_send_nonsense_do_not_halt_a_canary(tmp_path: Path):
+    async def rejects(request: EngineRequest) -> None:
+        await request.answer(400, b'{"message": "no", "code": 400}')
+
+    async with two_models(tmp_path, ScriptedEngine(), ScriptedEngine(rejects), CANARY) as it:
+        for _ in range(12):
+            await ask(it, 400)
+        assert not it.app.canaries.halts

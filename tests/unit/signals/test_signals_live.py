@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 import pytest
 
 from shoal.agent.stream import AgentStream
+from shoal.core.routing.canary import CanaryHalt
 from shoal.core.scaling import Demand, Load
 from shoal.net.stream import ListenerIdentity
 from shoal.signals.live import LiveSignals
@@ -19,12 +20,14 @@ READY = {"phase": "ready", "engine_boot": "e1", "running": 2, "waiting": 0, "kv_
 @contextlib.asynccontextmanager
 async def listener(
     repriced: Callable[[LiveSignals], None] = lambda _: None,
+    halted: Callable[[LiveSignals], None] = lambda _: None,
 ) -> AsyncGenerator[tuple[LiveSignals, list[tuple[str | None, bool]]]]:
     heard: list[tuple[str | None, bool]] = []
     it = LiveSignals(
         lambda model, urgent: heard.append((model, urgent)),
         ListenerIdentity("operator-1", "boot"),
         lambda: repriced(it),
+        lambda: halted(it),
     )
     it.start()
     try:
@@ -178,3 +181,21 @@ async def test_the_currency_of_the_price_list_is_heard_and_another_one_is_news()
         await until(lambda: news == ["USD", None, "EUR"])
         signals.forget("g1")
         assert signals.currency() == "EUR"
+
+
+async def test_a_halted_canary_is_heard_of_each_gateway():
+    news: list[dict[str, CanaryHalt]] = []
+    errors, slow = CanaryHalt("Errors", 3, 5), CanaryHalt("Slow", 11, 20)
+    async with (
+        told_gateway() as one,
+        told_gateway() as two,
+        listener(halted=lambda signals: news.append(dict(signals.canaries()))) as (signals, _),
+    ):
+        one.publisher.set_canaries({"r1": errors})
+        signals.listen_to_gateway(one.peer("g1"))
+        signals.listen_to_gateway(two.peer("g2"))
+        await until(lambda: news == [{"r1": errors}] and signals.boot("g2") is not None)
+        two.publisher.set_canaries({"r2": slow})
+        await until(lambda: news[1:] == [{"r1": errors, "r2": slow}])
+        one.publisher.set_canaries({})
+        await until(lambda: news[2:] == [{"r2": slow}])

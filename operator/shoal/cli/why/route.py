@@ -40,7 +40,8 @@ def _targets(route: ObjectView) -> Iterable[tuple[ExplainedKind, Resource, str, 
     rules: list[dict[str, Any]] = route.spec.get("rules") or []
     for rule in rules:
         targets: list[dict[str, Any]] = rule.get("targets") or []
-        for target in targets:
+        canary: dict[str, Any] = (rule.get("canary") or {}).get("target") or {}
+        for target in [*targets, canary]:
             for field in ("model", "adapter"):
                 found: dict[str, Any] = target.get(field) or {}
                 if name := found.get("name"):

@@ -1,5 +1,7 @@
 """ModelRoute: targets and names -> Accepted, Ready. Gateways do not wait for it: they read the specification."""
 
+from collections.abc import Callable, Mapping
+
 from shoal.api import names, reasons
 from shoal.api.loraadapter import LoRAAdapter
 from shoal.api.meta import Condition
@@ -10,6 +12,7 @@ from shoal.controllers.claims import claimants, claims_changed, granted_otherwis
 from shoal.controllers.isolation import isolated, stored
 from shoal.controllers.status import write_status
 from shoal.controllers.world import World
+from shoal.core.routing.canary import CanaryHalt
 from shoal.core.routing.routes import TargetRef, permits
 from shoal.core.routing.servednames import served_names
 from shoal.core.status import routestatus
@@ -23,8 +26,12 @@ from shoal.kube.resources import MODEL_ROUTES
 class RouteController:
     """Woken by its own objects, their targets, and those that claim the same names."""
 
-    def __init__(self, world: World, queue: WorkQueue) -> None:
-        self._world, self.queue = world, queue
+    def __init__(
+        self, world: World, queue: WorkQueue, halts: Callable[[], Mapping[str, CanaryHalt]] | None = None
+    ) -> None:
+        """`halts`: canaries that gateways have halted, by revision; None where no gateway reports. Call `enqueue_all`
+        when they change."""
+        self._world, self.queue, self._halts = world, queue, halts
 
     def on_route(self, key: str, before: Custom[ModelRoute] | None, after: Custom[ModelRoute] | None) -> None:
         if after is not None:
@@ -80,7 +87,8 @@ class RouteController:
         else:
             route = custom.object
             targets = {ref: self._target(ref, route) for ref in map(TargetRef._make, route.references())}
-            seen = SeenRoute(route, served_names(route, claimants(world, route)), targets)
+            halts = self._halts() if self._halts is not None else dict[str, CanaryHalt]()
+            seen = SeenRoute(route, served_names(route, claimants(world, route)), targets, halts)
             status = routestatus.status(seen, world.now())
         await write_status(world, MODEL_ROUTES, world.routes, custom, status, manager=names.MANAGER_MODELROUTE)
         return None

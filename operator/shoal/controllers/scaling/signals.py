@@ -61,11 +61,12 @@ class SignalStreams:
         pooled: bool = False,
         credentials: TLSCredentials | None = None,
         repriced: Callable[[], None] = lambda: None,
+        canaries_halted: Callable[[], None] = lambda: None,
     ) -> None:
-        """`repriced` is called when the ledger's currency changes."""
+        """`repriced` is called when the ledger's currency changes, `canaries_halted` when gateways halt a canary."""
         self._world, self._install, self._pooled = world, install, pooled
         self._credentials = credentials
-        self.listener = LiveSignals(changed, identity, repriced)
+        self.listener = LiveSignals(changed, identity, repriced, canaries_halted)
         self._running = False
 
     async def run(self) -> None:

@@ -175,6 +175,9 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
     r.CIRCULAR_ROUTE: _fault(_CONTROL, "Name Models and adapters as targets, not another route."),
     r.NOT_PERMITTED: _fault(_CONTROL, "List the route's namespace in spec.routeNamespaces of the target."),
     r.TARGETS_READY: _fine(_CONTROL),
+    r.CANARY_HALTED: _fault(
+        _CONTROL, "Run `shoal why` for the canary's target; change or remove `canary` in the route."
+    ),
     r.TARGETS_NOT_READY: _fault(_CONTROL, "Run `shoal why` for the targets: none of a rule can serve."),
     # --- an agent's refusals
     r.SLOTS_FULL: _fault(_ENGINE, "Give the pool more slots, or more replicas: all slots are in use."),

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal, NamedTuple
 
-from shoal.api.modelroute import ModelRoute, RouteMatch, RouteRule
+from shoal.api.modelroute import Canary, ModelRoute, RouteMatch, RouteRule
 from shoal.api.tenant import TenantSpec
 from shoal.core.hold.capacity import BYTES_PER_TOKEN
+from shoal.core.routing.canary import HaltLimits
 
 ANYWHERE: Final = "*"
 """In `routeNamespaces`: every namespace."""
@@ -55,6 +56,19 @@ class WeightedTarget(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class DeclaredCanary:
+    """A new target on trial."""
+
+    ref: TargetRef
+    percent: int
+    limits: HaltLimits
+    revision: str
+    """Fingerprint of the specification. A halt is one of this revision."""
+    halted: bool
+    """The route's status says so."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeclaredRule:
     """What the request path needs of a rule."""
 
@@ -63,6 +77,7 @@ class DeclaredRule:
     targets: tuple[WeightedTarget, ...]
     session_header: str | None
     by_conversation: bool
+    canary: DeclaredCanary | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +96,9 @@ class DeclaredRoute:
 
     def references(self) -> Iterator[TargetRef]:
         """Every target, each once."""
-        yield from dict.fromkeys(target.ref for rule in self.rules for target in rule.targets)
+        found = [target.ref for rule in self.rules for target in rule.targets]
+        found += [rule.canary.ref for rule in self.rules if rule.canary is not None]
+        yield from dict.fromkeys(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +154,17 @@ def _declared_rule(route: ModelRoute, rule: RouteRule) -> DeclaredRule:
         tuple(WeightedTarget(TargetRef(*route.resolved(target)), target.weight) for target in rule.targets),
         affinity.header if affinity is not None and affinity.type == "Header" else None,
         affinity is not None and affinity.type == "Conversation",
+        None if rule.canary is None else _declared_canary(route, rule.name, rule.canary),
     )
+
+
+def _declared_canary(route: ModelRoute, rule: str, canary: Canary) -> DeclaredCanary:
+    told = "\0".join((route.metadata.uid, rule, canary.model_dump_json()))
+    revision = hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
+    known = route.status.canaries if route.status is not None else ()
+    limits = HaltLimits(canary.halt_on.error_percent, canary.halt_on.ttft_seconds, canary.halt_on.min_requests)
+    halted = any(one.revision == revision and one.state == "Halted" for one in known)
+    return DeclaredCanary(TargetRef(*route.resolved(canary.target)), canary.percent, limits, revision, halted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +191,8 @@ class RouteDecision(NamedTuple):
     """Targets that could be chosen, with their weights."""
     session: bool
     """The target was chosen by the request's session."""
+    canary: DeclaredCanary | None = None
+    """The target is this canary."""
 
 
 class NoTarget(NamedTuple):
@@ -174,17 +203,27 @@ class NoTarget(NamedTuple):
 
 
 def decide(
-    route: DeclaredRoute, facts: RequestFacts, usable: Callable[[TargetRef], bool], draw: float
+    route: DeclaredRoute,
+    facts: RequestFacts,
+    usable: Callable[[TargetRef], bool],
+    draw: float,
+    is_halted: Callable[[DeclaredCanary], bool] = lambda canary: canary.halted,
 ) -> RouteDecision | NoTarget:
     """The target of a request. `usable`: whether the request's tenant may use a target and it can answer; `draw`: a
-    random number of [0, 1)."""
+    random number of [0, 1); `is_halted`: whether a canary gets nothing."""
     rule = next((rule for rule in route.rules if matches(rule, facts)), None)
     if rule is None:
         return NoTarget("no-rule")
     shares = tuple(target for target in rule.targets if target.weight > 0 and usable(target.ref))
+    session, canary = session_of(route, rule, facts), rule.canary
+    if canary is not None and not is_halted(canary) and usable(canary.ref):
+        # A share that grows keeps the sessions that it has.
+        share, at = canary.percent / 100, draw if session is None else _fraction(session)
+        if at < share or (not shares and canary.percent):
+            return RouteDecision(rule.name, canary.ref, shares, session is not None, canary)
+        draw = (draw - share) / (1 - share) if session is None else draw
     if not shares:
         return NoTarget("no-target", rule.name)
-    session = session_of(route, rule, facts)
     target = by_weight(shares, draw) if session is None else by_session(shares, session)
     return RouteDecision(rule.name, target, shares, session is not None)
 
@@ -240,6 +279,12 @@ def by_weight(shares: Sequence[WeightedTarget], draw: float) -> TargetRef:
 def by_session(shares: Sequence[WeightedTarget], session: bytes) -> TargetRef:
     """The target of a session, by weighted rendezvous hashing. `shares` is not empty, and its weights are positive."""
     return max(shares, key=lambda target: (_score(target, session), target.ref)).ref
+
+
+def _fraction(session: bytes) -> float:
+    """A number of [0, 1) for a session, which does not depend on the targets."""
+    hashed = int.from_bytes(hashlib.blake2b(b"canary", key=session, digest_size=8).digest()) >> (64 - _BITS)
+    return float(hashed / 2**_BITS)
 
 
 def _score(target: WeightedTarget, session: bytes) -> float:

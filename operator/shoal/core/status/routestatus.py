@@ -1,13 +1,14 @@
 """The status of a ModelRoute, computed from observations."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from shoal.api import reasons
 from shoal.api.meta import ConditionStatus
-from shoal.api.modelroute import ModelRoute, ModelRouteStatus
+from shoal.api.modelroute import CanaryStatus, ModelRoute, ModelRouteStatus
 from shoal.core.routing import servednames
+from shoal.core.routing.canary import CanaryHalt
 from shoal.core.routing.consent import some
 from shoal.core.routing.routes import DeclaredRoute, TargetRef, declared_route
 from shoal.core.status.conditions import ConditionUpdate, merge
@@ -36,6 +37,8 @@ class SeenRoute:
     served: ServedNames
     targets: Mapping[TargetRef, SeenTarget]
     """Every target that the route names."""
+    halts: Mapping[str, CanaryHalt] = field(default_factory=dict[str, CanaryHalt])
+    """Canaries that gateways have halted, by revision."""
 
 
 def status(seen: SeenRoute, now: datetime) -> ModelRouteStatus:
@@ -47,7 +50,28 @@ def status(seen: SeenRoute, now: datetime) -> ModelRouteStatus:
         conditions=merge(before, _findings(seen), generation=generation, now=now),
         observed_generation=generation,
         served_names=seen.served.owned,
+        canaries=canaries(seen),
     )
+
+
+def canaries(seen: SeenRoute) -> tuple[CanaryStatus, ...]:
+    """The state of each canary. What was halted stays so while its specification is the same."""
+    known = {one.revision: one for one in (seen.route.status.canaries if seen.route.status else ())}
+    found: list[CanaryStatus] = []
+    for rule in declared_route(seen.route).rules:
+        if (canary := rule.canary) is None:
+            continue
+        old, halt = known.get(canary.revision), seen.halts.get(canary.revision)
+        if canary.halted and old is not None:
+            found.append(old)
+        elif halt is not None:
+            state = CanaryStatus(
+                rule=rule.name, state="Halted", revision=canary.revision, message=f"{canary.ref}: {halt.describe()}"
+            )
+            found.append(state)
+        else:
+            found.append(CanaryStatus(rule=rule.name, state="Running", revision=canary.revision))
+    return tuple(found)
 
 
 def _findings(seen: SeenRoute) -> list[ConditionUpdate]:
@@ -102,6 +126,9 @@ def _ready(seen: SeenRoute, declared: DeclaredRoute) -> ConditionUpdate:
         if all(seen.targets[ref].not_ready for ref in used):
             why = "; ".join(f"{ref}: {seen.targets[ref].not_ready}" for ref in used)
             return ConditionUpdate(kind, "False", reasons.TARGETS_NOT_READY, f"no target of rule {rule.name}: {why}")
+    if halted := [one for one in canaries(seen) if one.state == "Halted"]:
+        text = "; ".join(f"canary of rule {one.rule} halted: {one.message}" for one in halted)
+        return ConditionUpdate(kind, "True", reasons.CANARY_HALTED, f"{text}. A change of `canary` ends the halt")
     waiting = [f"{ref}: {seen.targets[ref].not_ready}" for ref in declared.references() if seen.targets[ref].not_ready]
     text = f"each rule has a target that can serve; not yet {some(waiting)}" if waiting else "every target can serve"
     return ConditionUpdate(kind, "True", reasons.TARGETS_READY, text)
