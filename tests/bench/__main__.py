@@ -12,6 +12,7 @@ BENCHES = {
     "bench_metrics": "what metrics and traces cost the gateway, side by side",
     "bench_prefix": "prompts that find their prefix in a cache, by rule of routing",
     "bench_routing": "time to first token, hits and throughput by rule of routing, over traces and generated traffic",
+    "bench_advise": "how near advice comes to the truth of the engine model, and what it costs a request",
     "bench_transport": "what mutual TLS costs the gateway and beside each engine, side by side",
     "bench_quota": "limits that four gateways share: a burst, the bound, and what a request costs",
     "bench_spool": "durable records of a gateway: per second, bytes, and how long a start takes",

@@ -517,6 +517,25 @@
   - https:shoal-ledger:8543
   verbs:
   - get
+# find out whether shoal-gateway-pods speaks TLS
+- apiGroups:
+  - ''
+  resources:
+  - services
+  resourceNames:
+  - shoal-gateway-pods
+  verbs:
+  - get
+# call shoal-gateway-pods through the API server's proxy
+- apiGroups:
+  - ''
+  resources:
+  - services/proxy
+  resourceNames:
+  - shoal-gateway-pods:9090
+  - https:shoal-gateway-pods:9443
+  verbs:
+  - get
 {{- end }}
 {{- define "shoal.rules.role.shoal-billing" -}}
 # get a token of the account of this role
@@ -658,6 +677,25 @@
   - https:shoal-ledger:8543
   verbs:
   - get
+# find out whether shoal-gateway-pods speaks TLS
+- apiGroups:
+  - ''
+  resources:
+  - services
+  resourceNames:
+  - shoal-gateway-pods
+  verbs:
+  - get
+# call shoal-gateway-pods through the API server's proxy
+- apiGroups:
+  - ''
+  resources:
+  - services/proxy
+  resourceNames:
+  - shoal-gateway-pods:9090
+  - https:shoal-gateway-pods:9443
+  verbs:
+  - get
 {{- end }}
 {{- define "shoal.rules.role.shoal-tenant-admin" -}}
 # get a token of the account of this role
@@ -724,6 +762,13 @@
   - shoal.dev
   resources:
   - usage
+  verbs:
+  - get
+# what a token of this account may ask
+- apiGroups:
+  - shoal.dev
+  resources:
+  - traffic
   verbs:
   - get
 {{- end }}

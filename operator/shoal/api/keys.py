@@ -33,6 +33,8 @@ DEMAND = "demand"
 
 CACHE_SALT = "cache-salt"
 """Subject of the key from which gateways compute `cache_salt` of requests to engines."""
+PROMPT_MARKS = "prompt-marks"
+"""Subject of the key from which gateways compute hashes of prompts' beginnings (`core/advice/marks.py`)."""
 
 
 def role_key(install_key: bytes, role: Role) -> bytes:

@@ -164,6 +164,8 @@ ADAPTERS_PATH: Final = "/v1/adapters"
 """Path of the agent (streams.md); `/v1/adapters/{name}/ensure` for one adapter."""
 DEMAND_PATH: Final = "/v1/demand"
 """Path of the gateway, on OPS_PORT."""
+TRAFFIC_PATH: Final = "/v1/traffic"
+"""Path of the gateway, on OPS_PORT: facts of the last requests (`traffic.TrafficPage`)."""
 LEDGER_PORT: Final = 8500
 """Port of the ledger: RECORDS_PATH, TOTALS_PATH, USAGE_PATH and the other queries. All require a key."""
 RECORDS_PATH: Final = "/v1/records"

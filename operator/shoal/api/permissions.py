@@ -242,6 +242,7 @@ ROLES: Final[dict[str, tuple[Permission, ...]]] = {
         *VIEWERS,
         *_reach(*_OPERATOR, ("get",)),
         *_reach(*_LEDGER, ("get",)),
+        *_reach(*_GATEWAYS, ("get",)),
     ),
     rights.TENANT_ADMIN: (
         _token(rights.TENANT_ADMIN),
@@ -261,6 +262,7 @@ gateways answer them. Nothing at the API server, so a token of such an account i
 REACH: Final = (
     *_reach(*_OPERATOR, ("get",)),
     *_reach(*_LEDGER, ("get",)),
+    *_reach(*_GATEWAYS, ("get",)),
 )
 """For people with the role of a viewer in some namespace, in Shoal's namespace: they call what answers them."""
 

@@ -37,6 +37,7 @@ REQUEST_LOGS: Final = Right("get", "requestlogs", "tenant")
 ERASE_REQUEST_LOGS: Final = Right("delete", "requestlogs", "tenant")
 DECISIONS: Final = Right("get", "decisions", "namespace")
 ADAPTER_STATS: Final = Right("get", "adapterstats", "namespace")
+TRAFFIC: Final = Right("get", "traffic", "namespace")
 
 BILLING: Final = "shoal-billing"
 LOGS: Final = "shoal-logs"
@@ -47,7 +48,7 @@ ROLES: Final = (BILLING, LOGS, VIEWER, TENANT_ADMIN)
 namespace is for people who see that namespace only."""
 
 GRANTED: Final[dict[str, tuple[Right, ...]]] = {
-    VIEWER: (DECISIONS, ADAPTER_STATS, USAGE),
+    VIEWER: (DECISIONS, ADAPTER_STATS, USAGE, TRAFFIC),
     BILLING: (USAGE, BILLS, CREDITS, MARGINS, UNATTRIBUTED),
     LOGS: (REQUEST_LOGS, ERASE_REQUEST_LOGS),
     TENANT_ADMIN: (USAGE, BILLS, CREDITS, NEW_CREDITS),
@@ -78,6 +79,7 @@ OPERATOR: Final[dict[tuple[str, str], Right]] = {
 GATEWAY: Final[dict[tuple[str, str], Right]] = {
     ("GET", names.LOGS_PATH): REQUEST_LOGS,
     ("DELETE", names.LOGS_PATH): ERASE_REQUEST_LOGS,
+    ("GET", names.TRAFFIC_PATH): TRAFFIC,
 }
 
 

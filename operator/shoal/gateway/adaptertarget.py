@@ -56,7 +56,7 @@ class AdapterTarget:
         self._app = app = request.app
         prepared = request.prepared
         self._model = model = prepared.model
-        missed = not app.fleet.residency.pods(adapter.engine_name)
+        missed = request.meter.adapter_missed = not app.fleet.residency.pods(adapter.engine_name)
         app.demand.adapters.arrived(adapter.uid, model.uid, missed=missed)
         app.metrics.adapter_requested(model.key, prepared.path, missed=missed)
 

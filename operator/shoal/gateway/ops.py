@@ -1,4 +1,5 @@
-"""The gateway's port for operations: probes and metrics (`net/pages.py`), the demand stream, and the request log.
+"""The gateway's port for operations: probes and metrics (`net/pages.py`), the demand stream, the request log, and
+facts of the last requests.
 
 /healthz and /readyz answer every caller with a status. The reasons, and the metrics, are only for callers that `access`
 allows."""
@@ -12,6 +13,7 @@ from shoal.api import names
 from shoal.api.keys import Role
 from shoal.api.replica import HEARTBEAT_SECONDS
 from shoal.core.quota.share import PUBLISH_SECONDS
+from shoal.gateway.trafficapi import TrafficApi
 from shoal.kube.access import Access
 from shoal.net.hub import EventStream, StreamHub
 from shoal.net.pages import Causes, ops_shell
@@ -41,6 +43,7 @@ def gateway_ops(
     *,
     notes: Causes = dict[str, str],
     logs: LogsApi | None = None,
+    traffic: TrafficApi | None = None,
     access: Access | None = None,
     credentials: TLSCredentials | None = None,
 ) -> Shell:
@@ -59,4 +62,6 @@ def gateway_ops(
     )
     if logs is not None:
         shell.route(ANY, names.LOGS_PATH, logs.ops)
+    if traffic is not None:
+        shell.route(ANY, names.TRAFFIC_PATH, traffic.ops)
     return shell

@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from shoal.api.replica import MOST_PROMPTS
+from shoal.core.advice.marks import Marks
 from shoal.core.fields.table import GENERATING
 from shoal.core.routing.resolve import ServedModel
 from shoal.core.routing.reuse import Prompt
@@ -47,6 +48,8 @@ class Prepared(NamedTuple):
     """What the body has in addition for engines of a type (`Wire.added`)."""
     target: TargetRef | None = None
     """The target that a route chose; None: the body names the model or adapter itself."""
+    marks: Marks | None = None
+    """Of the prompt, for advice (core/advice/marks.py); None: the prompt is not understood, or none are kept."""
 
     @property
     def meaning(self) -> str | TargetRef:

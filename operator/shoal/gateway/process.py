@@ -37,6 +37,7 @@ from shoal.gateway.quota import Quotas
 from shoal.gateway.replicapool import ReplicaPool
 from shoal.gateway.settings import GatewaySettings
 from shoal.gateway.shared import Gateway, engine_port
+from shoal.gateway.trafficapi import TrafficApi
 from shoal.kube.access import Access
 from shoal.kube.callers import Callers
 from shoal.kube.client import KubeClient
@@ -177,12 +178,13 @@ class GatewayProcess:
             routes=self._reflectors["routes"].objects,
         )
         self.directory.listed = lambda: not self._not_listed()
+        callers = Callers(client, rights.GATEWAY_AUDIENCE) if settings.role_tokens else None
         self.logs = LogsApi(
             RequestLogger(settings, gateway=settings.pod_name, days=self._retention),
             self.key_ring,
             self._peer_pods,
             credentials=self.credentials,
-            callers=Callers(client, rights.GATEWAY_AUDIENCE) if settings.role_tokens else None,
+            callers=callers,
         )
         self.metrics.registry.register(RequestLogMetrics(self.logs.logger))
         self.gateway = Gateway(
@@ -202,6 +204,14 @@ class GatewayProcess:
             traces=self._traces(),
             credentials=self.credentials,
             canaries=Canaries(self._canaries_changed),
+        )
+        self.traffic = TrafficApi(
+            self.gateway.traffic,
+            self.key_ring,
+            settings.pod_name,
+            self._peer_pods,
+            credentials=self.credentials,
+            callers=callers,
         )
         self.server = make_server(
             GatewayApp(self.gateway, lambda: not self.missing()),
@@ -227,6 +237,7 @@ class GatewayProcess:
             self.key_ring,
             notes=self.notes,
             logs=self.logs,
+            traffic=self.traffic,
             access=Access(client) if settings.metrics_auth else None,
             credentials=self.credentials,
         )
@@ -366,6 +377,7 @@ class GatewayProcess:
                 await self.totals.close()
             self.pool.close()
             await self.logs.close()
+            await self.traffic.close()
             await self.gateway.usage.close()
             await self.gateway.media.close()
             await self.logs.logger.stop()

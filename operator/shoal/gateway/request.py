@@ -13,6 +13,7 @@ import structlog
 
 from shoal.api.names import LOGS_PATH, USAGE_PATH
 from shoal.core.access import Denied, KeyIdentity, authenticate
+from shoal.core.advice.marks import Marks, prompt_marks
 from shoal.core.fields import remote
 from shoal.core.fields.kinds import Facts
 from shoal.core.fields.media import images_of
@@ -402,6 +403,7 @@ class GatewayRequest:
             documents=fields.get("return_documents") is not False,
             added=added_of(self._engine_path, fields),
             target=None if routed is None else routed.target,
+            marks=self._marks(space, fields, model),
         )
         if identity.logging is not None:
             original = raw if fetched is None and self._dialect is None and form is None else None
@@ -441,6 +443,14 @@ class GatewayRequest:
             return None
         prompt = prompt_of(f"{model.uid} {space}", fields, None if self._meter.units().images else size)
         return prompt if model.keeps_prefixes else Prompt(prompt.tokens)
+
+    def _marks(self, space: str, fields: dict[str, Any], model: ServedModel) -> Marks | None:
+        """What is kept of the prompt for advice."""
+        app = self._app
+        if not app.traffic.most or self._engine_path not in GENERATING or not model.keeps_prefixes:
+            return None
+        adapter = "" if model.adapter is None else model.adapter.uid
+        return prompt_marks(app.key_ring.mark_secret(model.uid, adapter, space), fields)
 
     async def _fetch(self, identity: KeyIdentity, media: Sequence[remote.Wanted]) -> list[str]:
         """Fetches the media as `data:` URLs, whose bytes count as part of the body. Raises ApiError, and Disconnected
@@ -528,6 +538,7 @@ class GatewayRequest:
                 self._reply.log = None
                 app.logs.logger.end(logged, meter, app.directory.snapshot.keys.get(self._key_hash))
             app.metrics.observe(meter, self._engine_path)
+            app.traffic.add(meter, prepared)
             if watcher is not None:
                 watcher.cancel()
                 with contextlib.suppress(asyncio.CancelledError):

@@ -77,6 +77,9 @@ class GatewaySettings(BaseSettings):
     routing: Literal["Heads", "Seconds"] = "Heads"
     """How a replica is chosen. Heads: by the head of the prompt, within the replica's share of the load. Seconds: by
     the predicted seconds until the first token (docs/routing.md)."""
+    traffic_requests: int = Field(default=65_536, ge=0, le=1 << 20)
+    """Answered requests that are kept in memory for `shoal advise`, without their prompts (docs/advise.md): about 200
+    bytes each. 0: none."""
     attempts: int = Field(default=3, ge=1, le=10)
     """Replicas that one request is sent to at most, all before the first byte of an answer."""
     max_body_bytes: int = Field(default=16 * _MIB, gt=0)

@@ -23,6 +23,7 @@ from shoal.gateway.metrics import GatewayMetrics
 from shoal.gateway.quota import Quotas
 from shoal.gateway.replicapool import ReplicaPool
 from shoal.gateway.settings import GatewaySettings
+from shoal.gateway.traffic import TrafficSample
 from shoal.gateway.upstream import Upstream, UpstreamAddress
 from shoal.gateway.usageapi import UsageApi
 from shoal.metering.checkpoints import Checkpoints
@@ -99,6 +100,8 @@ class Gateway:
         self.logs = logs or LogsApi(RequestLogger(settings, gateway=identity.name), key_ring)
         self.traces = traces
         """None: tracing is off, and a client's own trace headers are passed to the engine."""
+        self.traffic = TrafficSample(settings.traffic_requests)
+        """Answered requests without their prompts, for advice."""
         self.in_flight = 0
         self.stopping = False
 

@@ -54,6 +54,7 @@ class Meter:
         "_tokens",
         "_usage",
         "_written",
+        "adapter_missed",
         "attempts",
         "count_source",
         "engine_boot",
@@ -127,6 +128,8 @@ class Meter:
             self._base["route"] = route
         if model.adapter is not None:
             self.use(model.adapter)
+        self.adapter_missed: bool | None = None
+        """No replica had the adapter loaded when the request came; None: it is for none, or that is unknown."""
         self.outcome: Outcome | None = None
         self.status: int | None = None
         self.attempts = 0
@@ -140,6 +143,11 @@ class Meter:
     def fields(self) -> Mapping[str, Any]:
         """The record's fields that are known at admission."""
         return self._base
+
+    @property
+    def admitted_at(self) -> float:
+        """Seconds since 1970."""
+        return self._admitted.timestamp()
 
     @property
     def seconds(self) -> float:

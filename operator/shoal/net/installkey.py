@@ -111,6 +111,17 @@ class KeyRing:
         secret = next(iter(self.bearers_of("gateway", keys.CACHE_SALT)), "")
         return _cache_salt(secret, model_uid, space)
 
+    def mark_secret(self, model_uid: str, adapter_uid: str, space: str) -> int:
+        """32 bits with which checksums of prompts begin (`core/advice/marks.py`), the same at every gateway."""
+        secret = next(iter(self.bearers_of("gateway", keys.PROMPT_MARKS)), "")
+        return _mark_secret(secret, model_uid, adapter_uid, space)
+
+
+@lru_cache(maxsize=4096)
+def _mark_secret(secret: str, model_uid: str, adapter_uid: str, space: str) -> int:
+    named = f"{model_uid}\0{adapter_uid}\0{space}".encode()
+    return int.from_bytes(hmac.digest(secret.encode(), named, hashlib.sha256)[:4])
+
 
 @lru_cache(maxsize=4096)  # each request asks, and the HMAC was the largest single cost of a small one
 def _cache_salt(secret: str, model_uid: str, space: str) -> str:

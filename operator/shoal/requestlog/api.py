@@ -3,11 +3,9 @@ to peers and to `kubectl shoal logs`; on that port, DELETE removes entries."""
 
 import asyncio
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Final, Literal, Protocol, cast
-from urllib.parse import urlencode
+from collections.abc import Mapping
+from typing import Any, Final, Literal, cast
 
-import aiohttp
 import orjson
 from starlette.responses import Response
 
@@ -17,11 +15,11 @@ from shoal.core import facts
 from shoal.kube.callers import Callers
 from shoal.net.asgi import unproved
 from shoal.net.errors import ApiError, unavailable
+from shoal.net.gatewaycalls import GatewayCalls, GatewayKeys, GatewayPods, MissingGateways, NoAnswer
 from shoal.net.rights import PERSON
 from shoal.net.roles import given_key, role_of
 from shoal.net.shell import ShellRequest
-from shoal.net.stream import gateway_peer
-from shoal.net.tls import NoCertificate, TLSCredentials, dial
+from shoal.net.tls import TLSCredentials
 from shoal.requestlog.logger import RequestLogger, merged
 from shoal.requestlog.parameters import FILTERS, cursor_of, parameters, query_of
 from shoal.requestlog.query import Found, LogQuery
@@ -36,12 +34,6 @@ _ROLES: Final[tuple[Role, ...]] = ("gateway", "logs")
 _PLACES: Final = ("authorization", names.HEADER_KEY)
 """Headers that may contain a key. Calls through the API server's proxy have it in the second header."""
 
-Missing = list[dict[str, str]]
-
-
-class LogAPIKeys(Protocol):
-    def demand_keys(self, role: Role) -> Iterable[str]: ...
-
 
 class LogsApi:
     """Reads and deletes entries in this gateway, its peers and the bucket. `peers` returns the peers; None: unknown."""
@@ -49,8 +41,8 @@ class LogsApi:
     def __init__(
         self,
         logger: RequestLogger,
-        keys: LogAPIKeys,
-        peers: Callable[[], Collection[facts.Pod] | None] = lambda: (),
+        keys: GatewayKeys,
+        peers: GatewayPods = lambda: (),
         port: int = names.OPS_PORT,
         credentials: TLSCredentials | None = None,
         callers: Callers | None = None,
@@ -58,17 +50,14 @@ class LogsApi:
         """`callers` knows people by their tokens; None: keys only."""
         self.logger = logger
         self._keys = keys
-        self._peers = peers
-        self._port = port
+        self._calls = GatewayCalls(keys, peers, port, credentials)
         self._credentials = credentials
         self._callers = callers
         self._reads = asyncio.Semaphore(_MOST_READS)
         self._waiting = 0
-        self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        await self._calls.close()
 
     async def page(self, tenant: str, query_string: bytes) -> bytes:
         """A page of a tenant's entries as JSON. Raises ApiError."""
@@ -114,7 +103,7 @@ class LogsApi:
     # --- reading ----------------------------------------------------------------------------------------------------
 
     async def _page(self, query: LogQuery) -> bytes:
-        peers, missing = self._reachable()
+        peers, missing = self._calls.reachable()
         asked = asyncio.gather(*(self._ask(pod, query) for pod in peers))
         try:
             parts = [await self._read(query, everywhere=True)]
@@ -165,9 +154,9 @@ class LogsApi:
     async def _erase(self, tenant: str, user: str | None, *, everywhere: bool) -> bytes:
         """Deletes from peers first and the bucket last, so that files that a peer uploads meanwhile are deleted too."""
         total: dict[str, Any] = {"files": 0, "entries": None if user is None else 0, "unreadable": []}
-        missing: Missing = []
+        missing: MissingGateways = []
         if everywhere:
-            peers, missing = self._reachable()
+            peers, missing = self._calls.reachable()
             asked = {"tenant": tenant, "user": user}
             answers = await asyncio.gather(*(self._call("DELETE", pod, asked) for pod in peers))
             for pod, answer in zip(peers, answers, strict=True):
@@ -185,52 +174,17 @@ class LogsApi:
 
     # --- peers ------------------------------------------------------------------------------------------------------
 
-    def _reachable(self) -> tuple[list[facts.Pod], Missing]:
-        found = self._peers()
-        if found is None:
-            return [], [{"gateway": "?", "reason": "the other gateways are not known: the API server does not answer"}]
-        there = [pod for pod in found if pod.ip is not None]
-        return there, [
-            {"gateway": pod.name, "reason": "it has no address"} for pod in found if pod.ip is None and pod.was_ready
-        ]
-
     async def _call(
         self, method: Literal["GET", "DELETE"], pod: facts.Pod, asked: Mapping[str, str | None]
     ) -> dict[str, Any] | str:
-        if self._session is None:
-            self._session = aiohttp.ClientSession()
         seconds = PEER_SECONDS if method == "GET" else ERASE_SECONDS
-        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=2)
-        query = urlencode({name: value for name, value in asked.items() if value is not None})
-        peer = gateway_peer(
-            pod.uid, pod.key, pod.ip or "", "", mtls=pod.mtls, credentials=self._credentials, port=self._port
-        )
-        url = f"{peer.base_url}{names.LOGS_PATH}?{query}"
+        answer = await self._calls.call(method, pod, names.LOGS_PATH, asked, seconds=seconds)
+        if isinstance(answer, NoAnswer):
+            return answer.reason
         try:
-            secured = dial(peer.credentials, peer.server_name)
-        except NoCertificate as none:
-            return str(none)
-        why = "no install key is known here"
-        for key in self._keys.demand_keys("gateway"):
-            headers = {"authorization": f"Bearer {key}"}
-            try:
-                async with self._session.request(
-                    method, url, headers=headers, timeout=timeout, allow_redirects=False, **secured
-                ) as response:
-                    raw = await response.read()
-            except TimeoutError:
-                return "it did not answer in time"
-            except (aiohttp.ClientError, OSError):
-                return "it cannot be reached"
-            if response.status == 200:
-                try:
-                    return cast(dict[str, Any], orjson.loads(raw))
-                except orjson.JSONDecodeError:
-                    return "its answer is not understood"
-            why = f"it answered with status {response.status}"
-            if response.status != 401:
-                break
-        return why
+            return cast(dict[str, Any], orjson.loads(answer))
+        except orjson.JSONDecodeError:
+            return "its answer is not understood"
 
 
 async def _allowed(callers: Callers, token: str, method: str, tenant: str) -> None:
@@ -249,7 +203,7 @@ def _add(total: dict[str, Any], part: Mapping[str, Any]) -> None:
     total["unreadable"] += list(part.get("unreadable") or ())
 
 
-def _body(found: Found, missing: Missing) -> bytes:
+def _body(found: Found, missing: MissingGateways) -> bytes:
     page: dict[str, Any] = {"object": "list", "has_more": found.more, "missing": missing}
     if found.more and found.lines:
         page["next_cursor"] = cursor_of(found.lines[-1][0])

@@ -1,0 +1,192 @@
+"""What a gateway keeps of a prompt for advice: checksums of its beginnings, up to some marks.
+
+Two prompts of one tenant with the same mark begin with the same text. Marks are at growing lengths from `FIRST`
+characters on (long documents), after the system prompt and the first user message, and around the last answers in a
+conversation: the prompt up to an answer is the whole prompt of an earlier request. The answer itself has no checksum,
+because the request that produced it has none yet: it is taken for repeated if what is before it is.
+
+On the request path a mark is a CRC-32 that begins with a secret of Model, adapter and tenant, because it costs least;
+nothing but the process's memory has it. `MarkSealer` makes of it what leaves the process: a keyed hash (BLAKE2b).
+Without the key nobody can test a guess, and equal prompts of two tenants have different hashes.
+"""
+
+import sys
+from array import array
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any, Final, cast
+from zlib import crc32
+
+import orjson
+
+from shoal.api.traffic import AFTER_ANSWER, MARK
+
+FIRST: Final = 1024
+"""Characters up to the first mark by length; the further ones are at 3/2, 2, 3, 4, 6, ... times as many."""
+LAST: Final = FIRST << 9
+"""Characters up to the last mark by length."""
+MOST_MESSAGES: Final = 128
+"""A longer conversation has no marks."""
+NEAR_END: Final = 8
+"""Messages at the end of a conversation around whose answers there are marks."""
+LEAST: Final = 256
+"""Characters of a system prompt with a mark of its own."""
+WHOLE: Final = 8192
+"""Characters of a prompt that are read in full; of each further piece its ends and a sample, so that the cost is
+bounded."""
+_ENDS: Final = 256
+_SAMPLE: Final = 512
+Marks = bytes
+"""Pairs of 32-bit numbers in the machine's order: a checksum, and the characters before the mark, with `AFTER_ANSWER`.
+The last pair is at the prompt's end."""
+
+
+def prompt_marks(secret: int, fields: Mapping[str, Any]) -> Marks | None:
+    """The marks of a request. None: it has media or several prompts in it, or is not understood. `fields`: decoded
+    fields of its body, of chat or completions; `secret`: 32 bits."""
+    messages = fields.get("messages")
+    try:
+        if isinstance(messages, list):
+            return _of_chat(secret, cast("list[Any]", messages), fields.get("tools"))
+        return _of_prompt(secret, fields.get("prompt"))
+    except UnicodeEncodeError:
+        return None  # half a character
+
+
+def _of_chat(secret: int, turns: list[Any], tools: Any) -> Marks | None:
+    count = len(turns)
+    if count > MOST_MESSAGES:
+        return None
+    marks = _Marks(secret)
+    if tools:
+        marks.add(orjson.dumps(tools).decode())
+    near, opening = count - NEAR_END, True
+    for at, message in enumerate(turns):
+        if not isinstance(message, dict):
+            return None
+        turn = cast("dict[str, Any]", message)
+        text = turn.get("content")
+        if not isinstance(text, str) and (text := _text(text)) is None:
+            return None
+        if turn.get("role") == "assistant":
+            if calls := turn.get("tool_calls"):
+                text += orjson.dumps(calls).decode()
+            if at >= near:
+                marks.mark()
+                marks.add(text, answer=True)
+                marks.mark(AFTER_ANSWER)
+                continue
+        elif opening and turn.get("role") == "user":
+            opening = False
+            if marks.size >= LEAST:
+                marks.mark()
+            marks.add(text)
+            marks.mark()
+            continue
+        marks.add(text)
+    marks.mark()
+    return marks.found()
+
+
+def _of_prompt(secret: int, prompt: Any) -> Marks | None:
+    marks = _Marks(secret)
+    if isinstance(prompt, list):
+        ids = cast("list[Any]", prompt)
+        if not ids or not isinstance(ids[0], int):
+            return None
+        try:
+            # A token counts as eight characters.
+            marks.add(array("q", ids).tobytes().decode("latin-1"))
+        except (TypeError, OverflowError):
+            return None
+    elif isinstance(prompt, str):
+        marks.add(prompt)
+    else:
+        return None
+    marks.mark()
+    return marks.found()
+
+
+class _Marks:
+    __slots__ = ("_crc", "_found", "_next", "size")
+
+    def __init__(self, secret: int) -> None:
+        self._crc = secret
+        self._next = FIRST
+        self._found: list[int] = []
+        self.size = 0
+
+    def mark(self, answer: int = 0) -> None:
+        size, found = self.size, self._found
+        if size and not (found and found[-1] & ~AFTER_ANSWER == size):
+            found += (self._crc, size | answer)
+
+    def add(self, text: str, *, answer: bool = False) -> None:
+        """A piece of text, which ends where a message does. Within an `answer` that gets a mark of its own there is no
+        other, because that mark refers to the one before it."""
+        end = self.size + len(text)
+        if end >= self._next:
+            text = self._cut(text, end, answer)
+        # The end of a message is a part of what is compared.
+        if end <= WHOLE:
+            self._crc = crc32(b"\0", crc32(text.encode(), self._crc))
+        else:
+            self._crc = crc32(b"\0", _checksum(text, self._crc, self.size))
+        self.size = end
+
+    def _cut(self, text: str, end: int, answer: bool) -> str:
+        """Adds the marks by length in a text. Returns what is after the last of them."""
+        start, after = 0, self._next
+        while after <= end and after <= LAST:
+            stop = start + after - self.size
+            self._crc = _checksum(text[start:stop], self._crc, self.size)
+            if not answer:
+                self._found += (self._crc, after)
+            self.size, start = after, stop
+            self._next = after = after * 4 // 3 if after % 3 == 0 else after * 3 // 2
+        return text[start:]
+
+    def found(self) -> Marks | None:
+        return array("I", self._found).tobytes() if self._found else None
+
+
+def _checksum(text: str, before: int, at: int) -> int:
+    if at + len(text) > WHOLE and len(text) > 4 * _ENDS:
+        step = max(1, len(text) // _SAMPLE)
+        text = f"{text[:_ENDS]}{text[_ENDS:-_ENDS:step]}{text[-_ENDS:]}"
+    return crc32(text.encode(), before)
+
+
+def _text(content: Any) -> str | None:
+    """The text of a message's content; None: it has media in it."""
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        return None
+    texts: list[str] = []
+    for part in cast("list[Any]", content):
+        text = cast("dict[str, Any]", part).get("text") if isinstance(part, dict) else part
+        if not isinstance(text, str):
+            return None
+        texts.append(text)
+    return "".join(texts)
+
+
+class MarkSealer:
+    """Makes of marks what may leave the process."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._known: dict[bytes, bytes] = {}
+
+    def seal(self, marks: Marks) -> bytes:
+        """Each mark as `MARK`."""
+        known, sealed = self._known, bytearray()
+        for at in range(0, len(marks), 8):
+            pair = marks[at : at + 8]
+            found = known.get(pair)
+            if found is None:
+                name = blake2b(pair, digest_size=8, key=self._key).digest()
+                found = known[pair] = MARK.pack(name, int.from_bytes(pair[4:], sys.byteorder))
+            sealed += found
+        return bytes(sealed)

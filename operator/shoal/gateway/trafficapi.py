@@ -1,0 +1,164 @@
+"""GET /v1/traffic on the operations port: facts of the last requests, for `kubectl shoal advise`. A person's call is
+answered for all gateways, a gateway's call for this one."""
+
+import asyncio
+import base64
+import math
+from typing import Final
+
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from shoal.api import keys, names
+from shoal.api.keys import Role
+from shoal.api.rights import TRAFFIC
+from shoal.api.traffic import HEAD, MOST_ROWS, MissingTraffic, ModelTraffic, TrafficPage
+from shoal.core import facts
+from shoal.core.advice.marks import MarkSealer
+from shoal.gateway.traffic import TrafficSample
+from shoal.kube.callers import Callers
+from shoal.net.asgi import unproved
+from shoal.net.errors import Problem
+from shoal.net.gatewaycalls import GatewayCalls, GatewayPods, NoAnswer
+from shoal.net.installkey import KeyRing
+from shoal.net.pages import denial_response
+from shoal.net.rights import PERSON, RightGuard
+from shoal.net.roles import given_key, role_of
+from shoal.net.shell import ShellRequest
+from shoal.net.tls import TLSCredentials
+
+PEER_SECONDS: Final = 12.0
+USUAL_ROWS: Final = 20_000
+_MOST_BYTES: Final = 128 * 1024 * 1024
+"""Of a peer's answer."""
+_AT_ONCE: Final = 250
+"""Rows that are sealed before others have their turn on the event loop."""
+_ROLES: Final[tuple[Role, ...]] = ("gateway", "logs")
+_PLACES: Final = ("authorization", names.HEADER_KEY)
+_HEAD: Final = HEAD.size
+
+
+class TrafficApi:
+    def __init__(
+        self,
+        sample: TrafficSample,
+        key_ring: KeyRing,
+        gateway: str,
+        peers: GatewayPods = lambda: (),
+        port: int = names.OPS_PORT,
+        credentials: TLSCredentials | None = None,
+        callers: Callers | None = None,
+    ) -> None:
+        """`gateway`: name of this pod. `callers` knows people by their tokens; None: keys only."""
+        self._sample = sample
+        self._key_ring = key_ring
+        self._gateway = gateway
+        self._calls = GatewayCalls(key_ring, peers, port, credentials)
+        self._credentials = credentials
+        self._guard = None if callers is None else RightGuard(callers, TRAFFIC)
+        self._audience = "" if callers is None else f" A person's token is for {callers.audience}."
+        self._one_at_a_time = asyncio.Semaphore(1)
+
+    async def close(self) -> None:
+        await self._calls.close()
+
+    async def ops(self, request: ShellRequest) -> Response:
+        """Serves the operations port."""
+        try:
+            page = await self._page(request)
+        except Problem as problem:
+            return denial_response(problem)
+        return Response(page.model_dump_json(), media_type="application/json")
+
+    async def _page(self, request: ShellRequest) -> TrafficPage:
+        secret = given_key(request.headers, _PLACES)
+        role = role_of(secret, _ROLES, self._key_ring.demand_keys)
+        by_right = self._guard if self._guard is not None and role is None and self._guard.understands(secret) else None
+        if role is None and by_right is None:
+            raise Problem(401, f"a key for logs, or of a gateway, is needed.{self._audience}")
+        if (why := unproved(self._credentials, request.scope, role or PERSON.role)) is not None:
+            raise Problem(403, why)
+        if by_right is not None:
+            await by_right.check(request, secret)
+        if request.method != "GET":
+            raise Problem(405, "use GET", {"allow": "GET"})
+        namespace, name = request.one("namespace"), request.one("model")
+        since, most = _number(request, "since", 0.0), int(_number(request, "requests", USUAL_ROWS))
+        if not 0 < most <= MOST_ROWS:
+            raise Problem(400, f"`requests` must be from 1 to {MOST_ROWS:,}")
+        if self._one_at_a_time.locked() and role != "gateway":
+            raise Problem(503, "another call of this kind is being answered: try again", {"retry-after": "5"})
+        async with self._one_at_a_time:
+            if role == "gateway":
+                return TrafficPage(models=await self._own(namespace, name, since, most))
+            return await self._everywhere(namespace, name, since, most)
+
+    async def _everywhere(self, namespace: str | None, name: str | None, since: float, most: int) -> TrafficPage:
+        peers, unreachable = self._calls.reachable()
+        share = math.ceil(most / (1 + len(peers)))
+        query = {"namespace": namespace, "model": name, "since": str(since), "requests": str(share)}
+        asked = asyncio.gather(*(self._ask(pod, query) for pod in peers))
+        try:
+            models = await self._own(namespace, name, since, share)
+            answers = await asked
+        finally:
+            asked.cancel()
+        missing = [MissingTraffic(gateway=each["gateway"], reason=each["reason"]) for each in unreachable]
+        for answer in answers:
+            if isinstance(answer, MissingTraffic):
+                missing.append(answer)
+            else:
+                models += answer.models
+        return TrafficPage(models=models, missing=tuple(missing))
+
+    async def _ask(self, pod: facts.Pod, query: dict[str, str | None]) -> TrafficPage | MissingTraffic:
+        answer = await self._calls.call(
+            "GET", pod, names.TRAFFIC_PATH, query, seconds=PEER_SECONDS, most_bytes=_MOST_BYTES
+        )
+        if isinstance(answer, NoAnswer):
+            return MissingTraffic(gateway=pod.name, reason=answer.reason)
+        try:
+            return TrafficPage.model_validate_json(answer)
+        except ValidationError:
+            return MissingTraffic(gateway=pod.name, reason="its answer is not understood")
+
+    async def _own(self, namespace: str | None, name: str | None, since: float, most: int) -> tuple[ModelTraffic, ...]:
+        """`most` rows of each Model."""
+        secret = next(iter(self._key_ring.bearers_of("gateway", keys.PROMPT_MARKS)), "")
+        if not secret:
+            raise Problem(503, "no install key is known here")
+        sealer = MarkSealer(secret.encode()[:64])
+        found: list[ModelTraffic] = []
+        for model in self._sample.models():
+            where, _, called = model.partition("/")
+            if namespace in (None, where) and name in (None, called):
+                found.append(await self._model(model, sealer, since, most))
+        return tuple(found)
+
+    async def _model(self, model: str, sealer: MarkSealer, since: float, most: int) -> ModelTraffic:
+        complete, kept = self._sample.newest(model, since, most)
+        rows = bytearray()
+        for number, each in enumerate(kept):
+            rows += each[:_HEAD]
+            rows += sealer.seal(each[_HEAD:])
+            if number % _AT_ONCE == _AT_ONCE - 1:
+                await asyncio.sleep(0)
+        return ModelTraffic(
+            model=model,
+            gateway=self._gateway,
+            since=complete,
+            classes=tuple(self._sample.classes),
+            requests=len(kept),
+            rows=base64.b64encode(rows).decode(),
+        )
+
+
+def _number(request: ShellRequest, name: str, otherwise: float) -> float:
+    text = request.one(name)
+    try:
+        found = otherwise if text is None else float(text)
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise Problem(400, f"`{name}` must be a number")
+    return found
