@@ -158,7 +158,7 @@ def test_the_short_way_of_a_plain_chunk_equals_the_long_way(
     raw = encode(event, spaced)
     place = int(at * len(raw))
     data = raw[:place] + inserted + raw[place:] + ending
-    if (found := sse.plain_chunk(data)) is None:
+    if (found := sse.plain_chunks(data)) is None:
         return
     [long] = sse.Splitter().feed(data)
     span = sse.find_usage(long)
@@ -168,11 +168,37 @@ def test_the_short_way_of_a_plain_chunk_equals_the_long_way(
     assert found == (sse.without_usage(long, span) + b"\n\n", long[span[0] : span[1]])
 
 
-@given(event=chunk(usage=False), prompt=st.integers(0, 10**9))
-def test_the_engines_usual_chunk_takes_the_short_way(event: dict[str, Any], prompt: int):
+@given(
+    events=st.lists(chunk(), min_size=2, max_size=5),
+    spaced=st.booleans(),
+    between=st.sampled_from([b"\n\n", b"\n\n", b"\n\n", b"\r\n\r\n", b"\n\n\n", b"\n", b"\n\n\n\n"]),
+    inserted=st.sampled_from([b"", b"", b"", b"}", b"\n", b"\r", b'"usage":{', b',"usage":{"a":1}', b"{", b"\n\n"]),
+    at=st.floats(0, 1),
+)
+def test_the_short_way_of_several_chunks_equals_the_long_way(
+    events: list[dict[str, Any]], spaced: bool, between: bytes, inserted: bytes, at: float
+):
+    raw = between.join(encode(event, spaced) for event in events)
+    place = int(at * len(raw))
+    data = raw[:place] + inserted + raw[place:] + b"\n\n"
+    if (found := sse.plain_chunks(data, lambda event: b"<" + event)) is None:
+        return
+    out, usage = b"", b""
+    for event in sse.Splitter().feed(data):
+        span = sse.find_usage(event)
+        assert span is not None
+        assert not sse.is_closing_usage(event)
+        assert not sse.is_error(event)
+        usage = event[span[0] : span[1]]
+        out += b"<" + sse.without_usage(event, span) + b"\n\n"
+    assert found == (out, usage)
+
+
+@given(events=st.lists(chunk(usage=False), min_size=1, max_size=4), prompt=st.integers(0, 10**9))
+def test_the_engines_usual_chunks_take_the_short_way(events: list[dict[str, Any]], prompt: int):
     usage = {"prompt_tokens": prompt, "completion_tokens": 1, "prompt_tokens_details": None}
-    data = encode({**event, "usage": usage}, False) + b"\n\n"
-    found = sse.plain_chunk(data)
+    data = b"".join(encode({**event, "usage": usage}, False) + b"\n\n" for event in events)
+    found = sse.plain_chunks(data)
     assert found is not None
-    assert decode(found[0]) == event
+    assert [decode(event) for event in found[0].split(b"\n\n")[:-1]] == events
     assert json.loads(found[1]) == usage

@@ -70,7 +70,7 @@ class _Connection(asyncio.Protocol):
         self.handle: AbortHandle | None = None
         self._error: UpstreamError | None = None
         self._take: Callable[[bytes], bool] | None = None
-        """Takes what arrives, while `relay` runs and the client takes it."""
+        """Takes what arrives, while `relay` runs and the client takes it. Otherwise what arrives is kept for `read`."""
         self._take_error: Exception | None = None
         self.status = 0
         self.content_type = b""
@@ -95,23 +95,31 @@ class _Connection(asyncio.Protocol):
             self._write_waiter.set_result(None)
 
     def data_received(self, data: bytes) -> None:
-        if not self._busy:
-            self.close()  # bytes without a request
-            return
-        self.any_byte = True
-        if not self._head_done:
-            self._head_bytes += len(data)
-            if self._head_bytes > _MAX_HEAD_BYTES + len(data):
-                self._fail(BadAnswer("the head of the engine's answer is too large"))
+        if self._take is None:
+            if not self._busy:
+                self.close()  # bytes without a request
                 return
+            self.any_byte = True
+            if not self._head_done:
+                self._head_bytes += len(data)
+                if self._head_bytes > _MAX_HEAD_BYTES + len(data):
+                    self._fail(BadAnswer("the head of the engine's answer is too large"))
+                    return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._fail(BadAnswer(f"the engine's answer is not HTTP: {error}"))
         except httptools.HttpParserUpgrade:
             self._fail(BadAnswer("the engine switched protocols"))
-        if self._take is not None and self._chunks:
-            self._hand_over(self._take)
+        if (take := self._take) is not None and (chunks := self._chunks):
+            part = chunks.popleft() if len(chunks) == 1 else self._drain()
+            try:
+                if take(part):
+                    return
+            except Exception as error:
+                self._take_error = error
+            self._take = None
+            self._wake()
 
     def pause_writing(self) -> None:
         self._write_paused = True
@@ -189,9 +197,7 @@ class _Connection(asyncio.Protocol):
         while True:
             if self._chunks:
                 data = self._drain()
-                if self._read_paused and self._transport is not None:
-                    self._read_paused = False
-                    self._transport.resume_reading()
+                self._resume_reading()
                 return data
             if self._complete:
                 return b""
@@ -200,35 +206,27 @@ class _Connection(asyncio.Protocol):
             await self._waiter
 
     async def relay(self, take: Callable[[bytes], bool], drained: Callable[[], Awaitable[None]]) -> None:
-        self._take = take
         try:
             while True:
-                if self._take is not None and self._chunks:
-                    self._hand_over(take)  # what came before
+                while self._chunks:  # what came while nobody took it
+                    more = take(self._drain())
+                    self._resume_reading()
+                    if not more:
+                        await drained()
+                if self._complete:
+                    return
+                self._check()
+                self._take = take
+                self._waiter = self._loop.create_future()
+                await self._waiter
                 if self._take_error is not None:
                     raise self._take_error
                 if self._take is None:
                     await drained()
-                    self._take = take
-                elif self._complete:
-                    return
-                else:
-                    self._check()
-                    self._waiter = self._loop.create_future()
-                    await self._waiter
         finally:
             self._take = self._take_error = None
 
-    def _hand_over(self, take: Callable[[bytes], bool]) -> None:
-        """Clears `_take` when no more can be handed over, and wakes `relay` to see why."""
-        data = self._drain()
-        try:
-            more = take(data)
-        except Exception as error:
-            self._take_error, more = error, False
-        if not more:
-            self._take = None
-            self._wake()
+    def _resume_reading(self) -> None:
         if self._read_paused and self._transport is not None:
             self._read_paused = False
             self._transport.resume_reading()

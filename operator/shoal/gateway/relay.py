@@ -283,14 +283,19 @@ class _Events:
 
     def taker(self, part: Callable[[bytes], bool]) -> Callable[[bytes], bool]:
         """A function that edits what arrived and writes it with `part`. False: wait until the client takes more."""
-        plain, splitter, meter, rewriter = self._plain, self._splitter, self._meter, self._relay.rewriter
+        plain, splitter, count = self._plain, self._splitter, self._meter.count
+        rewriter = self._relay.rewriter
+        rewrite = None if rewriter.same else rewriter.rewrite
+        between = plain and splitter.between
 
         def take(data: bytes) -> bool:
-            if plain and splitter.between and (chunk := sse.plain_chunk(data)) is not None:
-                out, usage = chunk
-                meter.count(usage, "continuous")
-                return part(out if rewriter.same else rewriter.rewrite(out))
+            nonlocal between
+            if between and (chunks := sse.plain_chunks(data, rewrite)) is not None:
+                out, usage = chunks
+                count(usage, "continuous")
+                return part(out)
             out = self.edited(data)
+            between = plain and splitter.between
             return part(out) if out else True
 
         return take

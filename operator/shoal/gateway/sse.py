@@ -4,6 +4,7 @@ Editing bytes is safe because inside a JSON string every quote is escaped, so `"
 keys. Both compact JSON (SGLang's) and JSON with one space after colons and commas are understood.
 """
 
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 import orjson
@@ -14,6 +15,8 @@ DONE: Final = b"data: [DONE]"
 _USAGE: Final = b'"usage":'
 _NO_CHOICES: Final = b'"choices":[]'
 _A_CHOICE: Final = b'"choices":[{'
+_BEGINNING: Final = b'data: {"id":'
+_RETURN: Final = ord("\r")
 
 
 class EventTooLarge(Exception):
@@ -39,7 +42,7 @@ class Splitter:
         Raises:
             EventTooLarge: an event does not end within the limit.
         """
-        if self._held_return or b"\r" in data:
+        if self._held_return or _RETURN in data:
             data = self._normal(data)
         if self._rest:
             data = self._rest + data
@@ -62,23 +65,49 @@ class Splitter:
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
-def plain_chunk(data: bytes) -> tuple[bytes, bytes] | None:
-    """What arrived without its usage, and the usage, if that is exactly one chunk as SGLang writes it: its usage comes
-    last and contains no object. Else None, which says nothing: the functions below understand all events. Almost all
-    reads of a stream are such a chunk, and this takes a third of their time."""
+def plain_chunks(data: bytes, rewrite: Callable[[bytes], bytes] | None = None) -> tuple[bytes, bytes] | None:
+    """What arrived without the chunks' usage, and the last one's usage, if that is nothing but chunks as SGLang writes
+    them: their usage comes last and contains no object. Else None, which says nothing: the functions below understand
+    all events. Almost all reads of a stream are one such chunk, and on a busy core some; this takes half of their time.
+    `rewrite` is applied to each chunk."""
+    # `b"\r" in data` would take ten times as long: Python first tries whether it is a number, and raises an error.
+    end = len(data)
+    if data.find(b"\n") != end - 2:
+        return _several(data, rewrite)
     # The last brace that opens must be that of the usage. Searches for one byte, and one that ends early, are cheap.
-    at, end = data.rfind(b"{"), len(data)
+    at = data.rfind(b"{")
     if (
         data[at - 9 : at] != b',"usage":'
         or not data.endswith(b"}}\n\n")
         or data.find(b"}", at) != end - 4
-        or not data.startswith(b'data: {"id":')
-        or data.count(b"\n") != 2
-        or b"\r" in data
+        or not data.startswith(_BEGINNING)
+        or _RETURN in data
         or data.find(_A_CHOICE) < 0
     ):
         return None
-    return data[: at - 9] + b"}\n\n", data[at : end - 3]
+    out = data[: at - 9] + b"}\n\n"
+    return (out if rewrite is None else rewrite(out)), data[at : end - 3]
+
+
+def _several(data: bytes, rewrite: Callable[[bytes], bytes] | None) -> tuple[bytes, bytes] | None:
+    """`plain_chunks` of a read that is not one chunk."""
+    if not data.endswith(b"}}\n\n") or _RETURN in data:
+        return None
+    out: list[bytes] = []
+    event, at = b"", 0
+    for event in data[:-2].split(b"\n\n"):
+        at = event.rfind(b"{")
+        if (
+            event[at - 9 : at] != b',"usage":'
+            or not event.endswith(b"}}")
+            or event.find(b"}", at) != len(event) - 2
+            or not event.startswith(_BEGINNING)
+            or event.find(b"\n") >= 0
+            or event.find(_A_CHOICE) < 0
+        ):
+            return None
+        out.append(event[: at - 9] + b"}\n\n")
+    return b"".join(out if rewrite is None else map(rewrite, out)), event[at:-1]
 
 
 def find_usage(event: bytes) -> tuple[int, int] | None:
@@ -118,7 +147,7 @@ def without_usage(event: bytes, span: tuple[int, int]) -> bytes:
 
 def is_closing_usage(event: bytes) -> bool:
     """Whether this is the chunk that carries only the closing usage."""
-    return _NO_CHOICES in event or b'"choices": []' in event
+    return event.find(_NO_CHOICES) >= 0 or event.find(b'"choices": []') >= 0
 
 
 def is_error(event: bytes) -> bool:

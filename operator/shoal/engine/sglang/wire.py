@@ -36,9 +36,9 @@ class ModelNameRewriter:
     def rewrite(self, data: bytes) -> bytes:
         if self.same:
             return data
-        if self._compact in data:
-            return data.replace(self._compact, self._new, 1)
-        return data.replace(self._spaced, self._new, 1)
+        # Two steps, the second only where the first finds nothing. (`in` costs more than a replacement.)
+        replaced = data.replace(self._compact, self._new, 1)
+        return data.replace(self._spaced, self._new, 1) if replaced is data else replaced
 
     def rewrite_any(self, data: bytes) -> bytes:
         """For an embeddings answer, in which SGLang writes the path of the weights instead of its own name.
