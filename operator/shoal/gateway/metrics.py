@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from shoal.core.hold.limits import Held, Limits
-from shoal.gateway.tenantmetrics import TenantMetrics
+from shoal.gateway.tenantmetrics import TenantMetrics, UnitCounts
 from shoal.metering.meter import Meter
 from shoal.metering.record import Outcome
 from shoal.metering.spoolmetrics import SpoolMetrics
@@ -74,6 +74,7 @@ class ModelMetrics:
         "input_tokens",
         "output_tokens",
         "per_token",
+        "units",
         "waited",
     )
 
@@ -84,6 +85,7 @@ class ModelMetrics:
         self.held = Tally(_DURATIONS)
         self.input_tokens = Tally(_TOKENS)
         self.output_tokens = Tally(_TOKENS)
+        self.units = UnitCounts()
         self.adapter_loaded = self.adapter_missed = 0
         self.waited = False
         """Whether any request has waited: only then is the hold histogram shown."""
@@ -130,6 +132,11 @@ class _ModelCollector(Collector):
             "Requests for an adapter, by whether a replica had it loaded when they arrived.",
             labels=["gen_ai_request_model", "loaded"],
         )
+        units = CounterMetricFamily(
+            "shoal_gateway_units",
+            "Documents, images and seconds of audio that engines have read, of Models that had any.",
+            labels=[*labels, "unit"],
+        )
         asked: dict[str, list[int]] = {}
         for key, model in self._models.items():
             for outcome, tally in model.duration.items():
@@ -147,10 +154,12 @@ class _ModelCollector(Collector):
                 of_model[1] += model.adapter_missed
             for kind, tally in (("input", model.input_tokens), ("output", model.output_tokens)):
                 tokens.add_metric([*key, kind], tally.buckets(), tally.sum)
+            for unit, count in model.units.by_name() if model.units else ():
+                units.add_metric([*key, unit], count)
         for name, (loaded, missed) in asked.items():
             adapters.add_metric([name, "yes"], loaded)
             adapters.add_metric([name, "no"], missed)
-        return (duration, first_token, per_token, held, tokens, requests, adapters)
+        return (duration, first_token, per_token, held, tokens, units, requests, adapters)
 
 
 class _HoldCollector(Collector):
@@ -306,6 +315,7 @@ class GatewayMetrics:
             series.output_tokens.observe(tokens)
             if tokens > 1 and first is not None and outcome == "answered" and meter.fields["stream"]:
                 series.per_token.observe((seconds - first) / (tokens - 1))
+        series.units.add(meter.units_read())
         self.tenants.observe(meter, counts)
 
     def adapter_requested(self, model: str, endpoint: str, *, missed: bool) -> None:

@@ -10,24 +10,47 @@ from typing import Final, get_args
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shoal.metering.meter import Meter
+from shoal.metering.meter import Meter, Units
 from shoal.metering.record import Outcome
 
 _OUTCOMES: Final[tuple[Outcome, ...]] = tuple(o for o in get_args(Outcome) if o != "cut")
 """A killed gateway counts nothing; its successor writes the `cut` record."""
 _REFUSALS: Final = ("rate_limit_exceeded", "insufficient_quota")
 _KINDS: Final = ("input", "cached", "output")
+UNITS: Final = ("documents", "images", "audio_seconds")
+"""Values of the label `unit`."""
+
+
+class UnitCounts:
+    """Units beside tokens since the gateway's start."""
+
+    __slots__ = ("_audio_ms", "_documents", "_images")
+
+    def __init__(self) -> None:
+        self._documents = self._images = self._audio_ms = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._documents or self._images or self._audio_ms)
+
+    def add(self, units: Units) -> None:
+        self._documents += units.documents
+        self._images += units.images
+        self._audio_ms += units.audio_ms
+
+    def by_name(self) -> Iterable[tuple[str, float]]:
+        return zip(UNITS, (self._documents, self._images, self._audio_ms / 1000), strict=True)
 
 
 class _Tenant:
     """One tenant's counts since the gateway's start."""
 
-    __slots__ = ("cached", "input", "outcomes", "output", "refused")
+    __slots__ = ("cached", "input", "outcomes", "output", "refused", "units")
 
     def __init__(self) -> None:
         self.outcomes: dict[Outcome, int] = dict.fromkeys(_OUTCOMES, 0)
         self.refused: dict[str, int] = dict.fromkeys(_REFUSALS, 0)
         self.input = self.cached = self.output = 0
+        self.units = UnitCounts()
 
 
 class TenantMetrics(Collector):
@@ -50,6 +73,7 @@ class TenantMetrics(Collector):
         tenant.input += counts["inputTokens"] or 0
         tenant.cached += counts["cachedTokens"] or 0
         tenant.output += counts["outputTokens"] or 0
+        tenant.units.add(meter.units_read())
 
     def refused(self, tenant: str, reason: str) -> None:
         """A limit or the budget refused a request. `reason` is the error's code."""
@@ -65,6 +89,11 @@ class TenantMetrics(Collector):
             "Tokens of a tenant, as engines counted them, otherwise estimated. Cached tokens are part of the input.",
             labels=["tenant", "gen_ai_token_type"],
         )
+        units = CounterMetricFamily(
+            "shoal_tenant_units",
+            "Documents, images and seconds of audio of a tenant that engines have read.",
+            labels=["tenant", "unit"],
+        )
         refused = CounterMetricFamily(
             "shoal_tenant_refused",
             "Requests of a tenant that its limits or budget refused, by error code.",
@@ -75,9 +104,11 @@ class TenantMetrics(Collector):
                 requests.add_metric([name, outcome], count)
             for kind, count in zip(_KINDS, (tenant.input, tenant.cached, tenant.output), strict=True):
                 tokens.add_metric([name, kind], count)
+            for unit, count in tenant.units.by_name():
+                units.add_metric([name, unit], count)
             for reason, count in tenant.refused.items():
                 refused.add_metric([name, reason], count)
-        return (requests, tokens, refused)
+        return (requests, tokens, units, refused)
 
     def _of(self, name: str) -> _Tenant:
         found = self._tenants.get(name)

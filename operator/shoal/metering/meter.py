@@ -268,6 +268,13 @@ class Meter:
         base = self._base
         return Units(base.get("documents") or 0, base.get("images") or 0, base.get("audioMs", self._heard_ms) or 0)
 
+    def units_read(self) -> Units:
+        """What an engine has read of them, as bills count it; audio of an unknown length is none."""
+        if self.count_source == "none":
+            return Units()
+        base = self._base
+        return Units(base.get("documents") or 0, base.get("images") or 0, base.get("audioMs") or 0)
+
     def tokens(self) -> dict[str, int | None]:
         """The counts so far; None where the engine reported nothing."""
         if self._tokens is None:

@@ -114,7 +114,8 @@ def test_a_tenant_is_shown_before_its_first_refusal() -> None:
     metrics = TenantMetrics(most=3)
     metrics.known({"acme"})
     before = {family.name: [sample.value for sample in family.samples] for family in metrics.collect()}
-    assert set(before) == {"shoal_tenant_requests", "shoal_tenant_tokens", "shoal_tenant_refused"}
+    names = ("requests", "tokens", "units", "refused")
+    assert set(before) == {f"shoal_tenant_{name}" for name in names}
     for values in before.values():
         assert values
         assert set(values) == {0}

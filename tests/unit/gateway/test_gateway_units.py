@@ -1,5 +1,6 @@
 """Units beside tokens at the gateway: what a record has of them, and what a budget in money makes of them."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -96,3 +97,35 @@ async def test_a_budget_in_money_counts_units(tmp_path: Path, path: str, body: A
         assert (await it.post(body, path, headers=headers)).status == 200
         await it.records()
         assert spent(it) == cost
+
+
+@pytest.mark.parametrize(
+    ("path", "operation", "body", "units"),
+    [
+        ("/v1/rerank", "rerank", {"model": "llama", "query": "a fox", "documents": ["x", "y", "z"]}, (3, 0, 0)),
+        ("/v1/chat/completions", "chat", chat(PICTURE, PICTURE), (0, 2, 0)),
+        ("/v1/audio/transcriptions", "transcription", asked(wav(1.5)), (0, 0, 1.5)),
+        ("/v1/chat/completions", "chat", chat(), (0, 0, 0)),
+    ],
+)
+async def test_metrics_have_what_bills_count(
+    tmp_path: Path, path: str, operation: str, body: Any, units: tuple[float, ...]
+) -> None:
+    async with gateway(tmp_path, ScriptedEngine(answer)) as it:
+        it.tenants["acme"] = tenant()
+        it.changed()
+
+        def seen(name: str, **labels: str) -> tuple[float | None, ...]:
+            read = it.metrics.registry.get_sample_value
+            return tuple(read(name, {**labels, "unit": unit}) for unit in ("documents", "images", "audio_seconds"))
+
+        headers = {"content-type": TYPE.decode()} if isinstance(body, bytes) else {}
+        assert (await it.post(body, path, headers=headers)).status == 200
+        await it.records(count=1)
+        of_model = {"gen_ai_request_model": "chat/llama", "gen_ai_operation_name": operation}
+        async with asyncio.timeout(20):
+            while it.metric("shoal_tenant_requests_total", tenant="acme", outcome="answered") < 1:
+                await asyncio.sleep(0.005)
+        # A Model that has none has no series.
+        assert seen("shoal_gateway_units_total", **of_model) == (units if any(units) else (None, None, None))
+        assert seen("shoal_tenant_units_total", tenant="acme") == units

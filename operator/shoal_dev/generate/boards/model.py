@@ -70,6 +70,19 @@ _ANSWERS: Final = PanelRow(
             marks=(Mark(0.001, "yellow"), Mark(0.01, "red")),
             runbook="requests-failed.md",
         ),
+        Panel(
+            "Other units",
+            "Documents, images and seconds of audio per second that the engines read. Empty for a Model that has none.",
+            (
+                PanelQuery(
+                    rate("shoal_gateway_units_total", GATEWAY_MODEL, "unit"),
+                    "{{unit}}",
+                    empty="no request had documents, images or audio",
+                ),
+            ),
+            unit="ops",
+            width=24,
+        ),
     ),
 )
 

@@ -6,6 +6,7 @@ from shoal_dev.generate.boards.plan import DashboardPlan, Mark, Panel, PanelQuer
 from shoal_dev.generate.boards.promql import TENANT, events, or_zero, rate, ratio, rise, total
 
 _MATCH: Final = 'tenant=~"$tenant"'
+_UNITS: Final = "shoal_tenant_units_total"
 _TOKENS: Final = "shoal_tenant_tokens_total"
 _INPUT: Final = f'{_MATCH}, gen_ai_token_type="input"'
 _CACHED: Final = f'{_MATCH}, gen_ai_token_type="cached"'
@@ -103,13 +104,31 @@ _USE: Final = PanelRow(
             most=1,
         ),
         Panel(
+            "Other units by tenant",
+            "Documents, images and seconds of audio per second that engines read, for the ten busiest tenants.",
+            (PanelQuery(f"topk(10, {rate(_UNITS, _MATCH, 'tenant, unit')})", "{{tenant}} {{unit}}"),),
+            unit="ops",
+            kind="stacked",
+            width=12,
+        ),
+        Panel(
+            "Other units by kind",
+            "Documents of `/v1/rerank` and `/v1/score`, images of chats, and seconds of transcribed audio, per second.",
+            (PanelQuery(rate(_UNITS, _MATCH, "unit"), "{{unit}}"),),
+            unit="ops",
+            width=12,
+        ),
+        Panel(
             "Tenants",
-            "In the selected time range: requests, tokens, and requests over a limit.",
+            "In the selected time range: requests, tokens, other units, and requests over a limit.",
             (
                 PanelQuery(rise("shoal_tenant_requests_total", _MATCH, "tenant"), "requests"),
                 PanelQuery(rise(_TOKENS, _INPUT, "tenant"), "input tokens"),
                 PanelQuery(rise(_TOKENS, _CACHED, "tenant"), "of them cached"),
                 PanelQuery(rise(_TOKENS, _OUTPUT, "tenant"), "output tokens"),
+                PanelQuery(rise(_UNITS, f'{_MATCH}, unit="documents"', "tenant"), "documents"),
+                PanelQuery(rise(_UNITS, f'{_MATCH}, unit="images"', "tenant"), "images"),
+                PanelQuery(rise(_UNITS, f'{_MATCH}, unit="audio_seconds"', "tenant"), "seconds of audio"),
                 PanelQuery(
                     events("shoal_tenant_refused_total", _MATCH, "tenant"),
                     "over a limit",
