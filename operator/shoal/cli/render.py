@@ -19,6 +19,7 @@ from shoal.cli.explain.decide import ModelReport, explain
 from shoal.cli.explain.settings import read_config
 from shoal.controllers.artifacts import KEEP_SECONDS
 from shoal.controllers.scaling.observe import policy
+from shoal.core.disruption import min_available
 from shoal.core.keda import bounds, ceilings, floors
 from shoal.manifests import cache, keda
 from shoal.manifests import model as manifests
@@ -44,10 +45,13 @@ def children(
     if config.cache.enabled and parse_source(model.spec.source.uri).scheme in CACHED_SCHEMES:
         yield cache.volume(namespace, config.cache)
         yield cache.claim(namespace, config.cache)
-    yield manifests.disruption_budget(model)
+    variants = report.placement.variants if report.placement else ()
+    # As the Deployments' replicas: what stands there once all of them are ready. Before, fewer count.
+    replicas = sum(plan.replicas for plan in variants)
+    yield manifests.disruption_budget(model, min_available(None, replicas, replicas))
     if config.pods.network_policy:
         yield manifests.network_policy(model, config, shoal_namespace)
-    for plan in report.placement.variants if report.placement else ():
+    for plan in variants:
         shape = VariantShape(
             model=model,
             gpu_class=classes[plan.gpu_class],
@@ -89,7 +93,8 @@ def with_uid(model: Model) -> Model:
 
 _KNOWN_LATER = f"""\
 # What only a cluster knows is replaced: uid {NO_UID} where a Model has none yet,
-# '{NO_KEY}' for the fingerprint of the installation's key and for what is made of it. Secrets are not printed."""
+# '{NO_KEY}' for the fingerprint of the installation's key and for what is made of it. Secrets are not printed.
+# `minAvailable` is the one once all replicas have become ready: a new Model begins with 0, and it rises with them."""
 
 
 @click.command()

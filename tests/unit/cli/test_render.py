@@ -58,6 +58,15 @@ def test_the_children_of_a_model_are_printed_with_its_replicas(tmp_path: Path) -
     assert {one["metadata"]["namespace"] for one in found.values()} == {"chat"}
 
 
+@pytest.mark.parametrize(("replicas", "stay"), [(1, 0), (3, 2)])
+def test_the_budget_is_that_of_the_printed_replicas(tmp_path: Path, replicas: int, stay: int) -> None:
+    done = render(tmp_path, CLASS, model(scaling={"minReplicas": replicas}))
+    by_kind = {child["kind"]: child["spec"] for child in printed(done)}
+    assert by_kind["Deployment"]["replicas"] == replicas
+    assert by_kind["PodDisruptionBudget"]["minAvailable"] == stay
+    assert "a new Model begins with 0" in done.stdout
+
+
 def test_for_keda_the_scaled_objects_are_printed_and_shoal_asks_for_nothing(tmp_path: Path) -> None:
     done = render(tmp_path, CLASS, model(scaling={"driver": "KEDA", "minReplicas": 3, "maxReplicas": 6}))
     assert done.exit_code == 0, done.output
