@@ -49,6 +49,38 @@ def model(path: str, value: Any) -> dict[str, Any]:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    # --- GPUClass: devices
+    (
+        "both worlds",
+        changed(
+            changed(GPU_CLASS, "spec.device", {"deviceClassName": "gpu.nvidia.com"}), "spec.resourceName", "x.io/gpu"
+        ),
+        "`device` and `resourceName` exclude each other",
+    ),
+    (
+        "no memory",
+        changed(GPU_CLASS, "spec", {"nodeSelector": {"a": "b"}}),
+        "`memoryPerGPU` must be set; only a class with `device` may leave it out",
+    ),
+    (
+        "devices and an autoscaler",
+        changed(
+            changed(GPU_CLASS, "spec.device", {"deviceClassName": "gpu.nvidia.com"}),
+            "spec.nodes",
+            {"autoscaled": {"max": 1, "gpusPerNode": 1}},
+        ),
+        "`nodes.autoscaled` cannot be combined with `device` yet",
+    ),
+    (
+        "name of a DeviceClass",
+        changed(GPU_CLASS, "spec.device", {"deviceClassName": "GPU"}),
+        "must be lower-case letters, digits, '-' and '.'",
+    ),
+    (
+        "long selector",
+        changed(GPU_CLASS, "spec.device", {"deviceClassName": "x", "selectors": [{"cel": {"expression": "x" * 4097}}]}),
+        "may not be more than 4096",
+    ),
     # --- Model: source
     ("no source", changed(MODEL, "spec", {}), "spec.source: Required value"),
     (
@@ -147,7 +179,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("long name", changed(MODEL, "metadata.name", "m" * 64), "`metadata.name` may not be longer than 63 characters"),
     ("unknown field", model("spec.replicas", 3), 'unknown field "spec.replicas"'),
     # --- GPUClass
-    ("no selector", changed(GPU_CLASS, "spec.nodeSelector", {}), "should have at least 1 properties"),
+    ("no selector", changed(GPU_CLASS, "spec.nodeSelector", {}), "only a class with `device` may leave it out"),
     (
         "memory without a unit",
         changed(GPU_CLASS, "spec.memoryPerGPU", 80),
@@ -253,7 +285,7 @@ def test_static_defaults_are_stored(apiserver: ApiServer) -> None:
 
     spec = apiserver.json("get", "gpuc", "h100")["spec"]
 
-    assert spec["resourceName"] == "nvidia.com/gpu"
+    assert "resourceName" not in spec, "a class with `device` has none, so its default is in the code"
     assert spec["interconnect"] == "PCIe"
     assert spec["interruptible"] is False
     assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Equal"}]

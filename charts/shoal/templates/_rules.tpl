@@ -41,6 +41,28 @@
   verbs:
   - list
   - watch
+# count devices of GPU classes that have a `device` (DRA)
+- apiGroups:
+  - resource.k8s.io
+  resources:
+  - resourceslices
+  - deviceclasses
+  - resourceclaims
+  verbs:
+  - list
+  - watch
+# one ResourceClaimTemplate per variant of a Model on such a class
+- apiGroups:
+  - resource.k8s.io
+  resources:
+  - resourceclaimtemplates
+  verbs:
+  - get
+  - list
+  - watch
+  - create
+  - patch
+  - delete
 # match the namespaces that a LoRAPool allows
 - apiGroups:
   - ''
@@ -881,6 +903,15 @@
   verbs:
   - list
   - watch
+# count devices of GPU classes that have a `device` (DRA)
+- apiGroups:
+  - resource.k8s.io
+  resources:
+  - resourceslices
+  - deviceclasses
+  verbs:
+  - list
+  - watch
 # match the namespaces that a LoRAPool allows
 - apiGroups:
   - ''
@@ -938,6 +969,26 @@
   verbs:
   - list
   - watch
+# count devices of GPU classes that have a `device` (DRA)
+- apiGroups:
+  - resource.k8s.io
+  resources:
+  - resourceclaims
+  verbs:
+  - list
+  - watch
+# one ResourceClaimTemplate per variant of a Model on such a class
+- apiGroups:
+  - resource.k8s.io
+  resources:
+  - resourceclaimtemplates
+  verbs:
+  - get
+  - list
+  - watch
+  - create
+  - patch
+  - delete
 # verify that an engine pod belongs to its Model
 - apiGroups:
   - apps

@@ -1,8 +1,8 @@
 """GPUClass: a kind of GPU in the fleet. Cluster-scoped; short name `gpuc`."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from shoal.api.meta import (
     NAME_IS_LABEL,
@@ -15,7 +15,12 @@ from shoal.api.meta import (
     LabelValue,
     Object,
     Quantity,
+    ResourceName,
 )
+
+DEVICES_PREFIX: Final = "devices.shoal.dev/"
+DEFAULT_RESOURCE: Final = "nvidia.com/gpu"
+"""Extended resource of a class that names none, and no devices."""
 
 
 class Toleration(Object):
@@ -65,25 +70,55 @@ class NodeSource(Object):
     """The class's nodes are added on demand. Absent: the class has the nodes that exist."""
 
 
+class CELExpression(Object):
+    """An expression in the Common Expression Language."""
+
+    expression: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+    """Expression about `device`, true for the devices of the class, as in a ResourceClaim."""
+
+
+class DeviceSelector(Object):
+    """A condition on a device."""
+
+    condition: Annotated[CELExpression, Field(alias="cel")]
+    """The condition, such as device.attributes["gpu.nvidia.com"].architecture == "Hopper"."""
+
+
+class DeviceSource(Object):
+    """GPUs that a driver publishes in ResourceSlices (dynamic resource allocation, DRA)."""
+
+    device_class_name: ResourceName
+    """DeviceClass of the GPUs, such as gpu.nvidia.com; `kubectl get deviceclasses` lists them."""
+    selectors: Annotated[tuple[DeviceSelector, ...], Field(max_length=8), K8s(list_type="atomic")] = ()
+    """Conditions on the GPUs of this class, in addition to those of the DeviceClass. All must be true."""
+
+
 class GPUClassSpec(Object):
     """Selects the nodes of the class and describes one of their GPUs."""
 
-    node_selector: Annotated[dict[str, LabelValue], Field(min_length=1, max_length=16)]
-    """Labels of the nodes of this class, usually nvidia.com/gpu.product as set by GPU feature discovery."""
+    node_selector: Annotated[dict[str, LabelValue], Field(max_length=16)] = {}
+    """Labels of the nodes of this class, usually nvidia.com/gpu.product as set by GPU feature discovery. With `device`
+    it may be left out: the class then has the nodes that have such devices."""
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=16), K8s(list_type="atomic")] = ()
     """Tolerations of the engine pods, for the taints of these nodes."""
-    resource_name: Annotated[
-        str,
-        StringConstraints(
-            min_length=1,
-            max_length=253,
-            pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
-        ),
-        K8s(pattern_message="must be a domain, '/' and a name, such as 'nvidia.com/gpu'"),
-    ] = "nvidia.com/gpu"
-    """Extended resource that the device plugin advertises."""
-    memory_per_gpu: Annotated[Quantity, Field(alias="memoryPerGPU")]
-    """Memory of one GPU according to its data sheet, such as 80Gi."""
+    resource_name: (
+        Annotated[
+            str,
+            StringConstraints(
+                min_length=1,
+                max_length=253,
+                pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+            ),
+            K8s(pattern_message="must be a domain, '/' and a name, such as 'nvidia.com/gpu'"),
+        ]
+        | None
+    ) = None
+    """Extended resource that the device plugin advertises. Default: nvidia.com/gpu, unless `device` is set."""
+    device: DeviceSource | None = None
+    """GPUs that a driver publishes as devices, in place of an extended resource of a device plugin."""
+    memory_per_gpu: Quantity | None = Field(None, alias="memoryPerGPU")
+    """Memory of one GPU according to its data sheet, such as 80Gi. With `device` it may be left out if the devices have
+    a capacity `memory`."""
     memory_bandwidth_gbps: Annotated[int, Field(ge=1, le=100000)] | None = Field(None, alias="memoryBandwidthGBps")
     """Memory bandwidth of one GPU in 10^9 bytes per second."""
     compute_capability: (
@@ -105,14 +140,48 @@ class GPUClassSpec(Object):
     interruptible: bool = False
     """Whether nodes of this class can be reclaimed at short notice (spot nodes)."""
 
+    @model_validator(mode="after")
+    def _one_of_two_worlds(self) -> Self:
+        """As the rules below, for objects that were stored before there were these, and for files."""
+        if self.device is not None and self.resource_name is not None:
+            raise ValueError("device and resourceName exclude each other")
+        if self.device is None and not self.node_selector:
+            raise ValueError("nodeSelector must have a label")
+        if self.device is None and self.memory_per_gpu is None:
+            raise ValueError("memoryPerGPU must be set")
+        if self.device is not None and self.nodes.autoscaled is not None:
+            raise ValueError("nodes.autoscaled cannot be combined with device")
+        return self
+
+    @property
+    def extended_resource(self) -> str | None:
+        """The extended resource that engine pods request; None: they claim devices."""
+        return None if self.device is not None else self.resource_name or DEFAULT_RESOURCE
+
     cel: ClassVar = (
+        CELRule(
+            "!(has(self.device) && has(self.resourceName))",
+            "`device` and `resourceName` exclude each other: a class has GPUs of a DRA driver or of a device plugin",
+        ),
+        CELRule(
+            "has(self.device) || (has(self.nodeSelector) && self.nodeSelector.size() > 0)",
+            "`nodeSelector` must have a label; only a class with `device` may leave it out",
+        ),
+        CELRule(
+            "has(self.device) || has(self.memoryPerGPU)",
+            "`memoryPerGPU` must be set; only a class with `device` may leave it out",
+        ),
+        CELRule(
+            "!has(self.device) || !has(self.nodes) || !has(self.nodes.autoscaled)",
+            "`nodes.autoscaled` cannot be combined with `device` yet: a node that does not exist has no devices",
+        ),
         CELRule(
             "!has(self.tolerations) || self.tolerations.all(t, t.operator == 'Exists' || has(t.key))",
             "a toleration with operator 'Equal' must have a `key`",
         ),
         CELRule(
             # The field's own rule reports a quantity that does not parse.
-            "!isQuantity(string(self.memoryPerGPU)) || "
+            "!has(self.memoryPerGPU) || !isQuantity(string(self.memoryPerGPU)) || "
             "quantity(string(self.memoryPerGPU)).compareTo(quantity('1Gi')) >= 0",
             "`memoryPerGPU` must be at least '1Gi'; write the unit, as in '80Gi'",
         ),
@@ -139,12 +208,31 @@ class GPUMemory(Object):
 
     per_gpu: Annotated[Quantity, Field(alias="perGPU")]
     """Memory of one GPU."""
-    source: Literal["NodeLabels", "Spec"]
-    """NodeLabels: the smallest value of the nodes' label nvidia.com/gpu.memory. Spec: `memoryPerGPU`."""
+    source: Literal["NodeLabels", "Devices", "Spec"]
+    """NodeLabels: the smallest value of the nodes' label nvidia.com/gpu.memory. Devices: the smallest capacity `memory`
+    of the class's devices. Spec: `memoryPerGPU`."""
     overhead: Quantity | None = None
     """Memory of one GPU that is used before the engine allocates any (CUDA context, NCCL). It is derived from the KV
     cache sizes that engines of this class reported. Absent: no engine has started on this class yet, and an estimate is
     used."""
+
+
+ObservedName = Annotated[str, StringConstraints(max_length=253)]
+
+
+class ObservedDevices(Object):
+    """What the devices of a class say of themselves."""
+
+    drivers: Annotated[tuple[ObservedName, ...], Field(max_length=8), K8s(list_type="atomic")] = ()
+    """Drivers of the devices."""
+    products: Annotated[tuple[ObservedName, ...], Field(max_length=8), K8s(list_type="atomic")] = ()
+    """Values of the attribute `productName`."""
+    architecture: ObservedName | None = None
+    """Value of the attribute `architecture`, if it is the same for all devices."""
+    compute_capability: ObservedName | None = None
+    """The lowest CUDA compute capability of the devices."""
+    profile: ObservedName | None = None
+    """MIG profile, from the attribute `profile`. Each device is a part of a GPU, and a replica has one device."""
 
 
 class GPUClassStatus(Object):
@@ -152,7 +240,8 @@ class GPUClassStatus(Object):
 
     conditions: Conditions = ()
     """Conditions of the class. Ready says whether the class has nodes: NodesFound, NoNodes, LabelsDisagree, Overlaps,
-    Invalid."""
+    Invalid; of a class with `device` also DRAUnavailable, DeviceClassNotFound, SelectorInvalid, NoDevices,
+    MemoryUnknown."""
     observed_generation: Count | None = None
     """Generation of the spec that this status describes."""
     nodes: Count | None = None
@@ -163,6 +252,13 @@ class GPUClassStatus(Object):
     """Memory of one GPU as used for sizing."""
     largest_node: Count | None = None
     """GPUs of the largest node: the upper limit for the size of a replica."""
+    devices: ObservedDevices | None = None
+    """Of a class with `device`: what its devices say of themselves."""
+
+
+def devices_of(gpu_class: str) -> str:
+    """The name under which devices of a class count as a resource of their node. It is in no object of the cluster."""
+    return f"{DEVICES_PREFIX}{gpu_class}"
 
 
 class GPUClass(CustomResource):
@@ -180,7 +276,7 @@ class GPUClass(CustomResource):
         Column("Allocated", ".status.gpus.allocated", "integer"),
         Column("Free", ".status.gpus.free", "integer"),
         Column("Largest", ".status.gpus.largestFreeOnOneNode", "integer"),
-        Column("Memory", ".spec.memoryPerGPU", "string", 1),
+        Column("Memory", ".status.memory.perGPU", "string", 1),
         Column("Hourly", ".spec.hourlyCost.amount", "string", 1),
         Column("Age", ".metadata.creationTimestamp", "date"),
     )
@@ -189,3 +285,8 @@ class GPUClass(CustomResource):
 
     spec: GPUClassSpec
     status: GPUClassStatus | None = None
+
+    @property
+    def resource(self) -> str:
+        """What a node has so many of: the extended resource, or the name under which the class's devices count."""
+        return self.spec.extended_resource or devices_of(self.metadata.name)

@@ -57,6 +57,8 @@ TRANSPORT_MTLS: Final = "mtls"
 ANNOTATION_CERTIFICATE: Final = f"{GROUP}/certificate"
 """On Secrets with a certificate: its dates, names and authorities (`certificates.Leaf`). Renewal therefore does not
 have to read the private key."""
+ANNOTATION_DEVICES: Final = f"{GROUP}/devices"
+"""On engine pods of a GPUClass with `device`: how many devices the pod claims."""
 
 ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 """Of Kubernetes: when a Deployment scales down, the pods with the lowest cost are deleted first."""

@@ -56,6 +56,18 @@ OPERATOR: Final = (
         ("update",),
     ),
     Permission("count free GPUs, and find out why a replica does not start", "", ("nodes", "pods"), FOLLOW),
+    Permission(
+        "count devices of GPU classes that have a `device` (DRA)",
+        "resource.k8s.io",
+        ("resourceslices", "deviceclasses", "resourceclaims"),
+        FOLLOW,
+    ),
+    Permission(
+        "one ResourceClaimTemplate per variant of a Model on such a class",
+        "resource.k8s.io",
+        ("resourceclaimtemplates",),
+        KEEP,
+    ),
     Permission("match the namespaces that a LoRAPool allows", "", ("namespaces",), FOLLOW),
     Permission("verify that an engine pod belongs to its Model", "apps", ("replicasets",), FOLLOW),
     Permission("choose which pod of a variant is deleted first", "", ("pods",), ("patch",)),
@@ -268,7 +280,17 @@ REACH: Final = (
 
 
 CLUSTER_SCOPED: Final = frozenset(
-    {"gpuclasses", "tenants", "nodes", "namespaces", "persistentvolumes", "tokenreviews", "subjectaccessreviews"}
+    {
+        "deviceclasses",
+        "gpuclasses",
+        "namespaces",
+        "nodes",
+        "persistentvolumes",
+        "resourceslices",
+        "subjectaccessreviews",
+        "tenants",
+        "tokenreviews",
+    }
 )
 """Resources above that only a ClusterRole can grant."""
 

@@ -21,7 +21,7 @@ from shoal.controllers.artifacts import KEEP_SECONDS
 from shoal.controllers.scaling.observe import policy
 from shoal.core.disruption import min_available
 from shoal.core.keda import bounds, ceilings, floors
-from shoal.manifests import cache, keda
+from shoal.manifests import cache, devices, keda
 from shoal.manifests import model as manifests
 from shoal.manifests.facts import facts_job
 from shoal.manifests.shape import VariantShape, engine_version
@@ -64,6 +64,8 @@ def children(
             mtls=config.transport.mtls.enabled,
         )
         driven = (model.spec.scaling.driver or config.scaling.driver) == "KEDA"
+        if (template := devices.claim_template(shape)) is not None:
+            yield template
         yield manifests.deployment(shape, surge=False, replicas=0 if driven else plan.replicas)
     yield from _for_keda(model, report, config, shoal_namespace)
 

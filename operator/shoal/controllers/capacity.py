@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from shoal.api.gpuclass import GPUClass
+from shoal.controllers.devices import FleetDevices
 from shoal.controllers.world import World
 from shoal.core import candidates, facts
 from shoal.core.gpus import Usage, held_by_node, usage
@@ -18,42 +19,59 @@ class FleetGPUs:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self.devices = FleetDevices(world)
         self._held: Held = {}
         self._releasing: Held = {}
         """Of `_held`: what terminating pods hold."""
         self._usage: dict[str, tuple[tuple[int, int], GPUClass, Usage]] = {}
         self._revision = 0
         self._slots: tuple[tuple[int, int], dict[tuple[str, int], int]] = ((-1, -1), {})
-        self._members: tuple[tuple[int, int], dict[str, tuple[facts.Node, ...]]] | None = None
+        self._members: tuple[tuple[int, int, int], dict[str, tuple[facts.Node, ...]]] | None = None
         self.changed: list[Callable[[], None]] = []
 
     def members(self) -> Mapping[str, tuple[facts.Node, ...]]:
         """class -> its nodes; a node that several classes select counts for the first by name."""
         world = self._world
-        now = (world.nodes.revision, world.classes.revision)
+        with_devices = self.devices.used
+        now = (world.nodes.revision, world.classes.revision, self._revision if with_devices else 0)
         if self._members is None or self._members[0] != now:
-            self._members = (now, candidates.members(world.accepted_classes().values(), world.nodes.values()))
+            given = world.accepted_classes().values(), world.nodes.values()
+            if with_devices:
+                found = candidates.members(*given, self.devices.offers(self._revision, self._held)[0])
+            else:
+                found = candidates.members(*given)
+            self._members = (now, found)
         return self._members[1]
+
+    def _all_held(self) -> Mapping[tuple[str, str], int]:
+        """What pods hold, and the devices that claims of others have."""
+        if not self.devices.used:
+            return self._held
+        others = self.devices.offers(self._revision, self._held)[1]
+        return self._held | {place: amount + self._held.get(place, 0) for place, amount in others.items()}
 
     def overlapping(self, gpu_class: GPUClass) -> dict[str, str]:
         """Nodes that have the labels of this class and count for another one -> that class."""
         selector = gpu_class.spec.node_selector.items()
+        if gpu_class.spec.device is not None:
+            return {}
+        with_devices = {name for name, c in self._world.accepted_classes().items() if c.spec.device is not None}
         return {
             node.name: name
             for name, nodes in self.members().items()
-            if name != gpu_class.metadata.name
+            if name != gpu_class.metadata.name and name not in with_devices
             for node in nodes
             if selector <= node.labels.items()
         }
 
     def gpus(self) -> dict[str, GPU]:
         """class -> one of its GPUs."""
-        return candidates.gpus_of(self._world.accepted_classes().values(), self.members())
+        return candidates.gpus_of(self._world.accepted_classes().values(), self.members(), self.devices.facts())
 
     def supplies(self) -> tuple[ClassSupply, ...]:
         """What the planner may give away."""
         classes = self._world.accepted_classes().values()
-        return candidates.supplies(classes, self.members(), self._held, self._releasing)
+        return candidates.supplies(classes, self.members(), self._all_held(), self._releasing)
 
     def slots(self, name: str, gpus: int) -> int:
         """Replicas of so many GPUs, each on one node, that the free GPUs of a class hold; 0 for a class that is not."""
@@ -65,7 +83,7 @@ class FleetGPUs:
             custom = self._world.classes.get(name)
             found = custom.object if custom is not None and custom.metadata.deletion_timestamp is None else None
             of = [found] if found is not None else []
-            supplies = candidates.supplies(of, self.members(), self._held)
+            supplies = candidates.supplies(of, self.members(), self._all_held())
             known = sum(max(0, node.free) // gpus for supply in supplies for node in supply.nodes)
             self._slots[1][name, gpus] = known
         return known
@@ -76,11 +94,15 @@ class FleetGPUs:
         now = (self._revision, self._world.classes.revision)
         if known is not None and known[0] == now and known[1] is gpu_class:
             return known[2]
-        found = usage(gpu_class.spec, self.members().get(name, ()), self._held)
+        found = usage(gpu_class.spec, self.members().get(name, ()), self._all_held(), gpu_class.resource)
         self._usage[name] = (now, gpu_class, found)
         return found
 
     def on_node(self, _key: str, before: facts.Node | None, after: facts.Node | None) -> None:
+        self._notify()
+
+    def on_devices(self, _key: str, before: object, after: object) -> None:
+        """A slice, a claim or a DeviceClass is another one."""
         self._notify()
 
     def on_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:

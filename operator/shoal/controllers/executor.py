@@ -16,11 +16,12 @@ It has two entries. They may run at the same time for one Model: each reads the 
 | Secret with the engine's certificate; it is also renewed while the Model is paused | transport | shoal-model |
 | PodDisruptionBudget, NetworkPolicy | workload | shoal-model |
 | ConfigMap and TriggerAuthentication for KEDA | scaledobjects | shoal-model |
+| of each class with devices: its ResourceClaimTemplate | workload | shoal-model |
 | of each class: the Deployment; `replicas` only until another manager has the field | workload | shoal-model |
 | of each class: deletion cost of the pods that go first | replicas | shoal-scaler |
 | of each class: its ScaledObject and what KEDA is answered, where KEDA scales | scaledobjects | shoal-model |
 | of each class: `replicas` by `/scale`, where Shoal scales | replicas | shoal-scaler |
-| deleted: ScaledObjects and Deployments of classes that are not used any more, old keys | scaledobjects, workload | |
+| deleted: what is on classes that are not used any more, old ResourceClaimTemplates and keys | the same | |
 
 What else the operator writes (status, Jobs that read sources, volumes of the node cache, the installation's own
 Secrets) is listed in `tests/unit/test_house.py`, which fails on any other writer.
@@ -153,6 +154,7 @@ class Executor:
             gpu_class = classes.get(plan.gpu_class)
             if gpu_class is not None and not plan.retired:
                 shape = self._shape(model, gpu_class, request, plan, install, mtls=mtls)
+                await self._workload.claims(shape)
                 await self._workload.deployment(shape, reserve_surge=lambda p=plan: self._reserve_surge(model, p))
             await self._replicas(model, plan, floors[plan.gpu_class])
         await self._drop(model, plans, install)
@@ -203,5 +205,6 @@ class Executor:
         world, uid, keep = self._world, model.metadata.uid, {plan.gpu_class for plan in plans}
         await self._scaled.drop_variants(model, keep)
         await self._workload.drop_variants(model, keep)
+        await self._workload.drop_old_claims(model)
         engines = (*world.pods.by("model", uid), *world.pods.by("claims", uid))
         await self._workload.drop_old_keys(model, install, {pod.install_key for pod in engines})

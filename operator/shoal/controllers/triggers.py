@@ -39,6 +39,7 @@ from shoal.controllers.state import FleetState
 from shoal.controllers.tenant import TenantController
 from shoal.controllers.transport import CertificateIssuer
 from shoal.controllers.world import World
+from shoal.kube.optional import OptionalKinds
 from shoal.kube.queue import WorkQueue
 from shoal.kube.store import Listener, Table
 
@@ -71,6 +72,7 @@ class Parts:
     transport: CertificateIssuer
     events: EventMetrics
     streams: Sequence[SignalStreams]
+    dra: OptionalKinds
 
 
 def subscribe(table: Table[T], *listeners: Listener[T]) -> None:
@@ -82,6 +84,9 @@ def remember(world: World, state: FleetState) -> None:
     """What `FleetState` holds follows the store, and a plan is due when something changes that it reads."""
     subscribe(world.nodes, state.gpus.on_node)
     subscribe(world.pods, state.gpus.on_pod, state.on_pod)
+    subscribe(world.resource_slices, state.gpus.on_devices)
+    subscribe(world.resource_claims, state.gpus.on_devices)
+    subscribe(world.device_classes, state.gpus.on_devices)
     subscribe(world.deployments, state.on_deployment)
     subscribe(world.scaled_objects, state.on_scaled_object)
     subscribe(world.models, state.on_model)
@@ -133,6 +138,7 @@ def connect(parts: Parts) -> None:
     )
     subscribe(world.budgets, models.on_child)
     subscribe(world.policies, models.on_child)
+    subscribe(world.claim_templates, models.on_child)
     subscribe(world.classes, models.on_class, parts.classes.on_class)
     subscribe(world.tenants, models.on_tenant, lora.adapters.on_tenant, parts.tenants.on_tenant, parts.routes.on_tenant)
     subscribe(
@@ -165,6 +171,7 @@ def connect(parts: Parts) -> None:
     after(parts.install.changed, models.enqueue_all, *(streams.follow_all for streams in parts.streams))
     after(parts.transport.changed, models.enqueue_all)  # every engine pod may have to speak otherwise
     after(parts.driver.kinds.changed, models.enqueue_all)  # KEDA was installed or removed
+    after(parts.dra.changed, parts.classes.enqueue_all)  # the cluster has dynamic resource allocation now
     parts.driver.targets.changed.append(parts.keda.answer_changed)  # pushed to KEDA's open streams
     if parts.keda.certificate is not None:
         after(parts.keda.certificate.changed, parts.driver.conditions.wake_all)  # the status of Models that KEDA scales

@@ -15,10 +15,11 @@ from shoal.api.modelroute import ModelRoute
 from shoal.api.tenant import Tenant
 from shoal.core import facts, ownership
 from shoal.core.artifacts import source_key
+from shoal.core.devices import Claim, DeviceClass, Slice
 from shoal.core.keda import Autoscaler
 from shoal.core.lora.owner import oldest
 from shoal.core.ownership import Link
-from shoal.kube import cacheshares, kedaviews, projections
+from shoal.kube import cacheshares, deviceviews, kedaviews, projections
 from shoal.kube.cacheshares import CacheClaim, CacheVolume
 from shoal.kube.client import KubeClient
 from shoal.kube.events import Recorder
@@ -190,6 +191,12 @@ class World:
     trigger_authentications: Table[Child] = field(default_factory=lambda: _children(projections.child))
     autoscalers: Table[Autoscaler] = field(default_factory=_autoscalers)
     """Of Deployments: KEDA's, and anybody's. Only once KEDA is installed and a Model is driven by it."""
+
+    resource_slices: Table[Slice] = field(default_factory=lambda: Table(deviceviews.resource_slice))
+    resource_claims: Table[Claim] = field(default_factory=lambda: Table(deviceviews.resource_claim))
+    device_classes: Table[DeviceClass] = field(default_factory=lambda: Table(deviceviews.device_class))
+    claim_templates: Table[Child] = field(default_factory=lambda: _children(projections.child))
+    """ResourceClaimTemplates of Models. The three before: only once a GPUClass has a `device`."""
 
     def __post_init__(self) -> None:
         self.pods = Table(

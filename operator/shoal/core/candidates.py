@@ -6,7 +6,7 @@ Model + Considered + ... -> Demand                       (once per plan)
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from types import MappingProxyType
 from typing import Final, Literal
@@ -17,6 +17,7 @@ from shoal.api.gpuclass import GPUClass
 from shoal.api.model import Model, Variant
 from shoal.core import quantity
 from shoal.core.budget import SIZING_STEPS, StepBudget
+from shoal.core.devices.say import DeviceFacts
 from shoal.core.facts import Node
 from shoal.core.gpus import takes_pods
 from shoal.core.placement import Candidate, ClassSupply, Demand, NodeSupply, Rejected, ReplicaState
@@ -26,6 +27,7 @@ from shoal.core.status.observed import ModelProblem
 Tune = Callable[[Literal["FP8"] | None], Tuning]
 """What the engine's arguments mean for its memory, given a variant's quantization."""
 NO_SUCH_CLASS: Final = "there is no GPUClass of this name"
+MEMORY_UNKNOWN: Final = "neither its devices nor the class say how much memory a GPU has"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +45,23 @@ class Considered:
     has."""
 
 
-def members(classes: Iterable[GPUClass], nodes: Iterable[Node]) -> dict[str, tuple[Node, ...]]:
-    """class -> its nodes. A node that several classes select counts for the first by name."""
+Offers = Mapping[str, Mapping[str, tuple[int, int]]]
+"""class with devices -> node -> (its devices there, those of them that pods may have)."""
+
+
+def members(
+    classes: Iterable[GPUClass], nodes: Iterable[Node], offers: Offers = MappingProxyType({})
+) -> dict[str, tuple[Node, ...]]:
+    """class -> its nodes. A node that several classes select by its labels counts for the first by name. A class with
+    devices has the nodes in `offers`, each with the devices among what it has."""
     ordered = sorted(classes, key=lambda c: c.metadata.name)
     found: dict[str, list[Node]] = {c.metadata.name: [] for c in ordered}
+    with_devices = [c for c in ordered if c.spec.device is not None]
+    ordered = [c for c in ordered if c.spec.device is None]
     for node in nodes:
+        for gpu_class in with_devices:
+            if (offer := offers.get(gpu_class.metadata.name, {}).get(node.name)) is not None:
+                found[gpu_class.metadata.name].append(_with_devices(node, gpu_class.resource, *offer))
         for gpu_class in ordered:
             if gpu_class.spec.node_selector.items() <= node.labels.items():
                 found[gpu_class.metadata.name].append(node)
@@ -55,12 +69,25 @@ def members(classes: Iterable[GPUClass], nodes: Iterable[Node]) -> dict[str, tup
     return {name: tuple(of) for name, of in found.items()}
 
 
-def gpus_of(classes: Iterable[GPUClass], nodes: Mapping[str, tuple[Node, ...]]) -> dict[str, GPU]:
-    """class -> one of its GPUs, as sizing sees it. `nodes` are the members.
+def _with_devices(node: Node, resource: str, capacity: int, offered: int) -> Node:
+    return replace(
+        node,
+        capacity={**node.capacity, resource: capacity},
+        allocatable={**node.allocatable, resource: offered},
+    )
+
+
+def gpus_of(
+    classes: Iterable[GPUClass],
+    nodes: Mapping[str, tuple[Node, ...]],
+    devices: Mapping[str, DeviceFacts] = MappingProxyType({}),
+) -> dict[str, GPU]:
+    """class -> one of its GPUs, as sizing sees it. `nodes` are the members; `devices` are what the devices of a class
+    say of themselves.
 
     Raises ValueError for a quantity that does not parse.
     """
-    return {c.metadata.name: gpu_of(c, nodes.get(c.metadata.name, ())) for c in classes}
+    return {c.metadata.name: gpu_of(c, nodes.get(c.metadata.name, ()), devices.get(c.metadata.name)) for c in classes}
 
 
 def supplies(
@@ -76,7 +103,7 @@ def supplies(
     """
 
     def supply(gpu_class: GPUClass) -> ClassSupply:
-        resource, autoscaled = gpu_class.spec.resource_name, gpu_class.spec.nodes.autoscaled
+        resource, autoscaled = gpu_class.resource, gpu_class.spec.nodes.autoscaled
         own = nodes.get(gpu_class.metadata.name, ())
         return ClassSupply(
             gpu_class.metadata.name,
@@ -131,6 +158,9 @@ def consider(
         gpu_class = classes.get(variant.gpu_class)
         if gpu_class is None:
             rejected.append(Rejected(variant.gpu_class, reasons.CLASS_NOT_FOUND, NO_SUCH_CLASS))
+            continue
+        if not gpus[variant.gpu_class].memory_bytes:
+            rejected.append(Rejected(variant.gpu_class, reasons.SIZE_UNKNOWN, MEMORY_UNKNOWN))
             continue
         tensor = variant.tensor or model.spec.engine.parallelism.tensor
         budget.spend(tries(gpus[variant.gpu_class], tensor))

@@ -39,6 +39,11 @@ def facts_job(uri: str, digest: str | None, secret: str | None, service_account:
     return f"facts-{hashlib.sha256(said.encode()).hexdigest()[:16]}"
 
 
+def claim_template(model: str, gpu_class: str, digest: str) -> str:
+    """Of the ResourceClaimTemplate of a variant. `digest`: of its spec, which nobody can change."""
+    return f"{deployment(model, gpu_class)}-{digest}"
+
+
 def policy(model: str) -> str:
     """Of the PodDisruptionBudget and the NetworkPolicy."""
     return f"{bounded(model)}-engine"

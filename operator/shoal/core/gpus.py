@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from shoal.api.gpuclass import GPUClassSpec, GPUCounts, Toleration
+from shoal.api.gpuclass import DEVICES_PREFIX, GPUClassSpec, GPUCounts, Toleration
 from shoal.core.facts import Node, Pod, Taint
 
 
@@ -35,20 +35,26 @@ class Usage:
 
 
 def held_by_node(pods: Iterable[Pod]) -> dict[tuple[str, str], int]:
-    """(node, resource) -> how much bound pods hold. Terminating pods hold theirs until they are gone."""
+    """(node, resource) -> how much bound pods hold. Terminating pods hold theirs until they are gone. Devices count for
+    proven engine pods only: their number is an annotation, which anybody can write."""
     held: dict[tuple[str, str], int] = {}
     for pod in pods:
         if pod.node is not None and not pod.finished:
             for resource, amount in pod.requests.items():
+                if resource.startswith(DEVICES_PREFIX) and pod.model_uid is None:
+                    continue
                 held[pod.node, resource] = held.get((pod.node, resource), 0) + amount
     return held
 
 
-def usage(spec: GPUClassSpec, nodes: Iterable[Node], held: Mapping[tuple[str, str], int]) -> Usage:
-    """Counts a class; of the nodes only those with its labels. A node that is cordoned, not Ready or has a taint that
-    the class does not tolerate offers nothing, while what its pods hold still counts as allocated."""
+def usage(
+    spec: GPUClassSpec, nodes: Iterable[Node], held: Mapping[tuple[str, str], int], resource: str | None = None
+) -> Usage:
+    """Counts a class, by the extended resource of its spec or by `resource`; of the nodes only those with its labels. A
+    node that is cordoned, not Ready or has a taint that the class does not tolerate offers nothing, while what its pods
+    hold still counts as allocated."""
     matching = [n for n in nodes if spec.node_selector.items() <= n.labels.items()]
-    resource = spec.resource_name
+    resource = resource or spec.extended_resource or ""
     allocatable = allocated = unhealthy = 0
     free: list[int] = []
     for node in matching:

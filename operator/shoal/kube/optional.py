@@ -56,6 +56,13 @@ class OptionalKinds:
         self.changed: list[Callable[[], None]] = []
         """Called when `installed` changes."""
         self._need = asyncio.Event()
+        self._later_reflectors: list[Reflector] = []
+
+    @property
+    def complete(self) -> bool:
+        """All kinds are listed, also those that are watched for need."""
+        late = self._later_reflectors
+        return bool(self.installed) and bool(late) and all(r.synced.is_set() for r in late)
 
     def need(self) -> None:
         """Marks these kinds as needed, from now on."""
@@ -82,9 +89,9 @@ class OptionalKinds:
 
     async def _later(self, group: asyncio.TaskGroup) -> None:
         await self._need.wait()
-        for kind in self._kinds:
-            if kind.with_need:
-                group.create_task(self._reflect(kind).run())
+        self._later_reflectors = [self._reflect(kind) for kind in self._kinds if kind.with_need]
+        for reflector in self._later_reflectors:
+            group.create_task(reflector.run())
 
     def _reflect(self, kind: OptionalKind) -> Reflector:
         table = kind.table

@@ -1,5 +1,6 @@
 """From raw objects to what decisions know: small enough that a large cluster fits into memory."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,6 +10,7 @@ import orjson
 from pydantic import ValidationError
 
 from shoal.api import names
+from shoal.api.gpuclass import devices_of
 from shoal.api.meta import CustomResource, JsonObject, ObjectMeta
 from shoal.core import facts, quantity
 from shoal.core.keda import ScaledObject
@@ -20,6 +22,7 @@ K = TypeVar("K", bound=CustomResource)
 _JOB_LABEL: Final = "batch.kubernetes.io/job-name"
 _PROCESSES: Final = (names.COMPONENT_GATEWAY, names.COMPONENT_OPERATOR, names.COMPONENT_LEDGER)
 _READERS: Final = (names.COMPONENT_FACTS, names.COMPONENT_ADAPTER_FACTS)
+_DEVICES: Final = re.compile(r"[1-9][0-9]{0,2}")
 _SAME_MOMENT_SECONDS: Final = 3.0
 """Between the times that a kubelet writes when it first sees a pod."""
 LONGEST_MESSAGE: Final = 4096
@@ -101,7 +104,7 @@ def pod(raw: JsonObject) -> facts.Pod | None:
     labels: Mapping[str, str] = _map(metadata, "labels")
     ours = labels.get(names.LABEL_COMPONENT) == names.COMPONENT_ENGINE
     model_uid = labels.get(names.LABEL_MODEL_UID) if ours else None
-    requests = pod_requests(spec)
+    requests = engine_requests(metadata, spec) if ours else pod_requests(spec)
     job = labels.get(_JOB_LABEL) if labels.get(names.LABEL_COMPONENT) in _READERS else None
     gateway = labels.get(names.LABEL_COMPONENT) == names.COMPONENT_GATEWAY
     process = labels.get(names.LABEL_COMPONENT) in _PROCESSES and labels.get(names.LABEL_PART_OF) == names.MANAGED_BY
@@ -200,13 +203,23 @@ def pod_requests(spec: JsonObject) -> dict[str, int]:
     return {name: amount for name, amount in found.items() if amount}
 
 
+def engine_requests(metadata: Mapping[str, Any], spec: JsonObject) -> dict[str, int]:
+    """What an engine pod holds once it is bound: an extended resource, or devices of its class by their number."""
+    gpu_class = _map(metadata, "labels").get(names.LABEL_GPU_CLASS)
+    devices = _map(metadata, "annotations").get(names.ANNOTATION_DEVICES)
+    if not gpu_class or not isinstance(devices, str) or not _DEVICES.fullmatch(devices):
+        return pod_requests(spec)
+    return {devices_of(gpu_class): int(devices)}
+
+
 def deployment(raw: JsonObject) -> Child | None:
     metadata, spec, status = raw["metadata"], _map(raw, "spec"), _map(raw, "status")
     labels: Mapping[str, str] = _map(metadata, "labels")
     kept = child(raw)
     if kept is None or names.LABEL_GPU_CLASS not in labels:
         return kept
-    gpus = pod_requests(_map(_map(spec, "template"), "spec"))
+    template = _map(spec, "template")
+    gpus = engine_requests(_map(template, "metadata"), _map(template, "spec"))
     resource, amount = next(iter(gpus.items()), ("", 0))
     failure = _condition(status, "ReplicaFailure")
     return Child(

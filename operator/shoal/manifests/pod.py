@@ -13,7 +13,7 @@ from shoal.core import children
 from shoal.core.placement.steering import steering
 from shoal.engine.kinds import DEFAULT, kind_of
 from shoal.engine.port import STARTUP_SECONDS, EngineLaunch
-from shoal.manifests import cache, pool, sidecar, source
+from shoal.manifests import cache, devices, pool, sidecar, source
 from shoal.manifests.parts import (
     LOCKED_DOWN,
     RESTRICTED,
@@ -122,6 +122,7 @@ def template(shape: VariantShape) -> JsonObject:
                 names.ANNOTATION_ENGINE_VERSION: shape.version,
                 "kubectl.kubernetes.io/default-container": names.CONTAINER_ENGINE,
                 **({names.ANNOTATION_TRANSPORT: names.TRANSPORT_MTLS} if shape.mtls else {}),
+                **devices.annotations(shape),
             },
         },
         "spec": {
@@ -136,6 +137,7 @@ def template(shape: VariantShape) -> JsonObject:
             **optional("priorityClassName", priority_class(model, config)),
             "initContainers": [_agent(shape), *([_tls(shape)] if shape.mtls else []), _stage(shape)],
             "containers": [_engine(shape)],
+            **optional("resourceClaims", devices.pod_claims(shape)),
             "volumes": _volumes(shape),
         },
     }
@@ -157,11 +159,10 @@ def _scheduling(shape: VariantShape) -> JsonObject:
         {"key": key, "operator": "In", "values": [label]}
         for key, label in sorted(shape.gpu_class.spec.node_selector.items())
     ]
-    affinity: JsonObject = {
-        "nodeAffinity": {
-            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": expressions}]}
-        }
-    }
+    affinity: JsonObject = {}
+    if expressions:
+        terms = [{"matchExpressions": expressions}]
+        affinity["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     if prefers.near is not None:
         term = {
             "labelSelector": {"matchLabels": dict(prefers.near.labels)},
@@ -179,7 +180,7 @@ def _scheduling(shape: VariantShape) -> JsonObject:
         "topologyKey": prefers.topology_key,
         "whenUnsatisfiable": "ScheduleAnyway",
     }
-    return {"affinity": affinity, "topologySpreadConstraints": [spread]}
+    return {**optional("affinity", affinity), "topologySpreadConstraints": [spread]}
 
 
 def _toleration(toleration: Toleration) -> JsonObject:
@@ -317,7 +318,7 @@ def _engine(shape: VariantShape) -> JsonObject:
         "lifecycle": {
             "preStop": {"exec": {"command": ["sh", "-c", drain_script(names.DRAIN_FILE, names.DRAIN_STATE_FILE)]}}
         },
-        "resources": engine_resources(shape, with_gpus=True),
+        "resources": {**engine_resources(shape, with_gpus=True), **devices.container_claims(shape)},
         # Kernel compilers cache below HOME and /tmp, and GPU libraries map files of /dev/shm: all of them are volumes.
         "securityContext": LOCKED_DOWN if config.pods.read_only_root else RESTRICTED,
         "terminationMessagePolicy": "FallbackToLogsOnError",

@@ -13,7 +13,7 @@ _MI: Final = 2**20
 
 
 def engine_resources(shape: VariantShape, *, with_gpus: bool) -> dict[str, dict[str, str]]:
-    """Requests and limits of the engine container."""
+    """Requests and limits of the engine container. Devices are claimed beside them (`devices.py`)."""
     own, engines = shape.model.spec.pod.resources, shape.config.engines
     memory = quantity.memory(quantity.parse(engines.memory_per_gpu) * shape.gpus + engine_memory(shape))
     requests = {"cpu": quantity.cpu(quantity.parse(engines.cpu_per_gpu) * shape.gpus), "memory": memory}
@@ -28,8 +28,8 @@ def engine_resources(shape: VariantShape, *, with_gpus: bool) -> dict[str, dict[
     for name, amount in own.limits.items():
         if name in requests and name not in own.requests and quantity.parse(requests[name]) > quantity.parse(amount):
             requests[name] = _canonical(name, amount)
-    if with_gpus:
-        gpus = {shape.gpu_class.spec.resource_name: str(shape.gpus)}
+    if with_gpus and (resource := shape.gpu_class.spec.extended_resource) is not None:
+        gpus = {resource: str(shape.gpus)}
         requests, limits = requests | gpus, limits | gpus
     return {"requests": requests, "limits": limits}
 

@@ -12,7 +12,7 @@ import structlog
 
 from shoal.api import names, reasons
 from shoal.api.config import OperatorConfig
-from shoal.controllers import triggers
+from shoal.controllers import devices, triggers
 from shoal.controllers.autoscalerevents import AutoscalerEvents
 from shoal.controllers.cachevolumes import CacheVolumesController
 from shoal.controllers.classbackoffs import ClassBackoffs
@@ -166,9 +166,10 @@ class OperatorProcess:
         self.planner = Planner(world, self.state, self.scaler.wanted, models.decided, Moves())
 
         # A controller for each kind.
+        self.dra = devices.kinds(world)
         self.models = ModelController(world, self.state, stale_signals, executor, self.driver, cold, models)
         self.classes = GPUClassController(
-            world, self.state.gpus, self.planner.calibration, WorkQueue("gpuclass", workers=2, behind=wakes)
+            world, self.state.gpus, self.planner.calibration, self.dra, WorkQueue("gpuclass", workers=2, behind=wakes)
         )
         self.engine_sizes = EngineSizes(
             world,
@@ -225,6 +226,7 @@ class OperatorProcess:
                 transport=self.transport,
                 events=EventMetrics(world, self.registry, leads, time.monotonic),
                 streams=[each for each in (self.listening, self.adapter_streams) if isinstance(each, SignalStreams)],
+                dra=self.dra,
             )
         )
         self.registry.register(ObjectMetrics(world, self.state.gpus, signals, self.scaler.current, leads))
@@ -286,6 +288,7 @@ class OperatorProcess:
             group.create_task(self.watcher.run())
             group.create_task(self.replica_sets.run())
             group.create_task(self.driver.watch())
+            group.create_task(self.dra.run())
             # Only who knows the cluster may lead; who does not lead keeps knowing it.
             await self.watcher.synced.wait()
             await self.replica_sets.synced.wait()

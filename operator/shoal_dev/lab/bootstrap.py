@@ -11,6 +11,7 @@ import aiohttp
 from shoal_dev.lab import network, volumes
 from shoal_dev.lab.errors import LabError
 from shoal_dev.lab.kubeapi import Api, KubeAPIError, Object
+from shoal_dev.lab.node import devices
 from shoal_dev.lab.node.config import GPU_RESOURCE
 
 _POLL_S: Final = 0.05
@@ -45,6 +46,12 @@ async def apply_basics(api: Api) -> None:
         "spec": {"clusterIP": network.DNS, "ports": ports},
     }
     await _until(lambda: api.apply("/api/v1/namespaces/kube-system/services/kube-dns", service), 20)
+
+
+async def apply_device_class(api: Api) -> None:
+    """The DeviceClass of the nodes whose GPUs are devices."""
+    wanted = devices.device_class()
+    await _until(lambda: api.apply(f"/apis/resource.k8s.io/v1/deviceclasses/{devices.DRIVER}", wanted), 20)
 
 
 async def keep_gpus(api: Api, gpus: Mapping[str, int]) -> None:

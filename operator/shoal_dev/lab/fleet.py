@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic.alias_generators import to_camel
 
 from shoal_dev.lab.errors import LabError
-from shoal_dev.lab.node.config import GPU_RESOURCE, ImageConfig, NodeCapacity, NodeSpec, NodeTaint
+from shoal_dev.lab.node.config import GPU_RESOURCE, DRADevices, ImageConfig, NodeCapacity, NodeSpec, NodeTaint
 
 MAX_NODES: Final = 250
 """Nodes that run processes: each has a /24 of 10.244.0.0/16."""
@@ -41,6 +41,8 @@ class NodeGroup(_Section):
     """Left out: nvidia.com/gpu:NoSchedule on nodes with GPUs, none on others."""
     status_only: bool = False
     """Pods on it turn Ready without a process: for thousands of pods."""
+    dra: bool = False
+    """Its GPUs are devices of a DRA driver, in a ResourceSlice: no extended resource, and no labels about GPUs."""
     real_kubelet: bool = False
     """A real kubelet with containerd, which runs images from `archives`; its CPUs and memory are the machine's."""
 
@@ -50,6 +52,8 @@ class NodeGroup(_Section):
             raise ValueError(f"name {self.name!r} needs {{n}}, because count is {self.count}")
         if self.real_kubelet and self.status_only:
             raise ValueError("a node with realKubelet runs its pods: leave statusOnly out")
+        if self.dra and (not self.gpus or self.real_kubelet):
+            raise ValueError("dra needs gpus, and a node that is no realKubelet")
         if self.gpus and (self.gpu_product is None or self.gpu_memory_mib is None):
             raise ValueError("gpus needs gpuProduct and gpuMemoryMiB")
         if not self.gpus and (self.gpu_product is not None or self.gpu_memory_mib is not None):
@@ -63,7 +67,7 @@ class NodeGroup(_Section):
             "kubernetes.io/os": "linux",
             "kubernetes.io/arch": "amd64",
         }
-        if self.gpus:
+        if self.gpus and not self.dra:
             product = cast("str", self.gpu_product)
             labels |= {
                 "nvidia.com/gpu.present": "true",
@@ -160,8 +164,11 @@ def _spec(name: str, group: NodeGroup, index: int, port: int, kubeconfig: Path |
             memory=group.memory,
             ephemeral_storage=group.ephemeral_storage,
             pods=group.pods,
-            gpus=group.gpus,
+            gpus=0 if group.dra else group.gpus,
         ),
+        dra=DRADevices(count=group.gpus, product=group.gpu_product or "", memory_mib=group.gpu_memory_mib or 1)
+        if group.dra
+        else None,
         kubeconfig=kubeconfig,
     )
 

@@ -2,12 +2,13 @@
 
 import shutil
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from shoal_dev.lab.errors import LabError
 from shoal_dev.lab.node.config import GPU_RESOURCE
+from shoal_dev.lab.node.devices import slice_name
 from shoal_dev.lab.node.ownnode import HEALTHY_GPUS
 
 if TYPE_CHECKING:
@@ -18,18 +19,31 @@ _POLL_S: Final = 0.1
 
 
 def set_gpu_health(lab: "Lab", node: str, healthy: int) -> None:
-    """Returns when the node says so in `status.allocatable`. Raises LabError."""
-    capacity = _gpus(lab, node, "capacity")
-    if capacity is None:
+    """Returns when the node says so in `status.allocatable`, or by taints of its devices. Raises LabError."""
+    devices_before = _devices(lab, node)
+    capacity = len(devices_before) or _gpus(lab, node, "capacity")
+    if not capacity:
         raise LabError(f"node {node} has no GPUs")
     if not 0 <= healthy <= capacity:
         raise LabError(f"node {node} has {capacity} GPUs: --healthy takes 0 to {capacity}")
     lab.kubectl("annotate", "node", node, f"{HEALTHY_GPUS}={healthy}", "--overwrite")
     deadline = time.monotonic() + _REPORT_TIMEOUT_S
-    while _gpus(lab, node, "allocatable") != healthy:
+
+    def reported() -> int | None:
+        if devices_before:
+            return sum(not device.get("taints") for device in _devices(lab, node))
+        return _gpus(lab, node, "allocatable")
+
+    while reported() != healthy:
         if time.monotonic() > deadline:
             raise LabError(f"node {node} does not report {healthy} healthy GPUs: is it switched off, or status-only?")
         time.sleep(_POLL_S)
+
+
+def _devices(lab: "Lab", node: str) -> list[dict[str, Any]]:
+    """The devices in the node's ResourceSlice; empty: it has none."""
+    text = lab.kubectl("get", "resourceslices", slice_name(node), "--ignore-not-found", "-o", "json")
+    return orjson.loads(text)["spec"]["devices"] if text.strip() else []
 
 
 def _gpus(lab: "Lab", node: str, what: str) -> int | None:

@@ -370,6 +370,8 @@ class Supervisor:
                     await self._start_node(node)
                 await self._start_status_nodes()
                 await bootstrap.apply_basics(api)
+                if any(node.dra is not None for node in (*self._nodes, *self._status_nodes)):
+                    await bootstrap.apply_device_class(api)
                 await bootstrap.wait_for_default_account(api, _API_TIMEOUT_S)
                 self._step("control plane ready")
                 if self._config.with_prometheus:

@@ -32,8 +32,8 @@ def node(gpus: int = 4, memory: str | None = None) -> Node:
 
 def test_the_nodes_own_labels_say_the_memory_and_the_least_counts() -> None:
     labelled = [node(4, mib) for mib in ("46068", "46067", "", "much", "0")]
-    assert memory_of(gpu_class(), labelled) == (46067 * MI, True)
-    assert memory_of(gpu_class(), [node()]) == (48 * GI, False)
+    assert memory_of(gpu_class(), labelled) == (46067 * MI, "NodeLabels")
+    assert memory_of(gpu_class(), [node()]) == (48 * GI, "Spec")
 
 
 def test_a_part_of_a_gpu_has_a_label_of_its_own() -> None:
@@ -41,7 +41,7 @@ def test_a_part_of_a_gpu_has_a_label_of_its_own() -> None:
         "n", {"nvidia.com/gpu.memory": "81559", "nvidia.com/mig-3g.40gb.memory": "40192"}, True, False, (), {}, {}
     )
     part = gpu_class(resourceName="nvidia.com/mig-3g.40gb")
-    assert memory_of(part, [whole]) == (40192 * MI, True)
+    assert memory_of(part, [whole]) == (40192 * MI, "NodeLabels")
 
 
 def test_a_gpu_of_a_class() -> None:

@@ -8,13 +8,14 @@ from typing import Final, Literal
 
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.config import OperatorConfig
-from shoal.api.gpuclass import GPUClass
+from shoal.api.gpuclass import DEVICES_PREFIX, GPUClass
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
 from shoal.cli.explain.engines import OtherEngine, others
 from shoal.cli.explain.inputs import Declared, ExplainedFleet
 from shoal.core import candidates
 from shoal.core.candidates import Considered, Tune
+from shoal.core.devices import DeviceFacts, current, facts_of, match, offered
 from shoal.core.facts import Node
 from shoal.core.fleet import FleetModel, FleetSnapshot, decide
 from shoal.core.gpus import held_by_node
@@ -110,8 +111,9 @@ def explain(
     `facts` are by Model; a string says why they are unknown. `context` is the request length in tokens; None: each
     Model's longest.
     """
-    members = candidates.members(fleet.classes.values(), fleet.nodes or ())
-    gpus = candidates.gpus_of(fleet.classes.values(), members)
+    offers, devices = _devices(fleet, {m.key for m in declared.models})
+    members = candidates.members(fleet.classes.values(), fleet.nodes or (), offers)
+    gpus = candidates.gpus_of(fleet.classes.values(), members, devices)
     models_given = declared.models
     problems = {m.key: _problem(m, fleet, facts[m.key], config) for m in models_given}
     pools = {m.key: _pool(m, facts[m.key], config, declared) for m in models_given if not problems[m.key]}
@@ -241,13 +243,35 @@ def _fleet_model(model: Model, considered: Considered, position: int) -> FleetMo
     return FleetModel(model, considered, modelstatus.first_wanted(model), created=created)
 
 
+def _devices(fleet: ExplainedFleet, given: Set[str]) -> tuple[candidates.Offers, Mapping[str, DeviceFacts]]:
+    """Class with devices -> node -> its devices and those that are free; and what the devices say of themselves. Those
+    of pods of the `given` Models are free: these are placed anew."""
+    pools, incomplete = current(fleet.slices)
+    labels = {node.name: node.labels for node in fleet.nodes or ()}
+    found = match(fleet.classes.values(), {c.name: c for c in fleet.device_classes}, pools, incomplete, labels)
+    allocated = {
+        device
+        for claim in fleet.claims
+        if not any(fleet.owners.get(f"{claim.namespace}/{pod}") in given for pod, _ in claim.pods)
+        for device in claim.devices
+    }
+    offers = {
+        name: {node: (n.capacity, n.offered) for node, n in offered(of, pools, allocated, frozenset()).items()}
+        for name, of in found.items()
+    }
+    facts = {name: facts_of((m.id.driver, m.device) for m in of.devices) for name, of in found.items()}
+    return offers, {name: of for name, of in facts.items() if of is not None}
+
+
 def _supplies(
     fleet: ExplainedFleet, members: Mapping[str, tuple[Node, ...]], models: Sequence[FleetModel], models_given: Set[str]
 ) -> tuple[ClassSupply, ...]:
     """GPUs available per class. Pods of other Models and foreign pods hold theirs; the given Models are placed anew."""
     if fleet.nodes is not None:
         others = [p for p in fleet.pods if fleet.owners.get(p.key) not in models_given]
-        held, going = held_by_node(others), held_by_node(p for p in others if p.deleting)
+        # What pods have of devices is not offered at all.
+        held = {at: n for at, n in held_by_node(others).items() if not at[1].startswith(DEVICES_PREFIX)}
+        going = held_by_node(p for p in others if p.deleting)
         return candidates.supplies(fleet.classes.values(), members, held, going)
     needed = dict.fromkeys(fleet.classes, 0)
     for demand in (model.demand for model in models):

@@ -21,8 +21,9 @@ from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import API_VERSION, GROUP, CustomResource, JsonObject, Object
 from shoal.api.model import Model
 from shoal.core import facts
+from shoal.core.devices import Claim, DeviceClass, Slice
 from shoal.core.lora.owner import oldest
-from shoal.kube import projections
+from shoal.kube import deviceviews, projections
 
 if TYPE_CHECKING:
     from yaml import SafeLoader
@@ -60,6 +61,10 @@ class ExplainedFleet:
     """Key of an engine pod -> key of its Model."""
     built_in: bool = False
     """Whether this is the built-in catalogue."""
+    slices: tuple[Slice, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    device_classes: tuple[DeviceClass, ...] = ()
+    """Of dynamic resource allocation, for classes with a `device`."""
 
 
 def objects(path: Path) -> Iterator[JsonObject]:
@@ -179,11 +184,15 @@ def read_models(paths: Sequence[Path], namespace: str) -> Declared:
 
 
 def read_fleet(path: Path) -> ExplainedFleet:
-    """Reads GPUClasses, and Nodes and Pods if present. Raises click.UsageError."""
+    """Reads GPUClasses, and if present Nodes, Pods, and the objects of dynamic resource allocation. Raises
+    click.UsageError."""
     classes: dict[str, GPUClass] = {}
     nodes: dict[str, facts.Node] = {}
     pods: dict[str, facts.Pod] = {}
     owners: dict[str, str] = {}
+    slices: list[Slice] = []
+    claims: list[Claim] = []
+    device_classes: list[DeviceClass] = []
     for raw in objects(path):
         try:
             if raw["kind"] == GPUClass.kind_name and _is_ours(raw):
@@ -192,6 +201,12 @@ def read_fleet(path: Path) -> ExplainedFleet:
             elif raw["kind"] == "Node":
                 node = projections.node(raw)
                 nodes[node.name] = node
+            elif raw["kind"] == "ResourceSlice":
+                slices.append(deviceviews.resource_slice(raw))
+            elif raw["kind"] == "DeviceClass":
+                device_classes.append(deviceviews.device_class(raw))
+            elif raw["kind"] == "ResourceClaim":
+                claims += [claim] if (claim := deviceviews.resource_claim(raw)) is not None else []
             elif raw["kind"] == "Pod" and (pod := projections.pod(raw)) is not None:
                 pods[pod.key] = pod
                 if pod.model_uid:
@@ -203,7 +218,15 @@ def read_fleet(path: Path) -> ExplainedFleet:
         raise click.UsageError(
             f"{path}: there is no GPUClass in there; `kubectl get gpuclasses,nodes,pods -A -o yaml` prints a fleet"
         )
-    return ExplainedFleet(classes, tuple(nodes.values()) if nodes else None, tuple(pods.values()), owners)
+    return ExplainedFleet(
+        classes,
+        tuple(nodes.values()) if nodes else None,
+        tuple(pods.values()),
+        owners,
+        slices=tuple(slices),
+        claims=tuple(claims),
+        device_classes=tuple(device_classes),
+    )
 
 
 def parse(kind: type[K], raw: JsonObject, path: Path) -> K:

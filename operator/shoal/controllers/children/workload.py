@@ -1,4 +1,4 @@
-"""A Model's key Secrets, PodDisruptionBudget, NetworkPolicy and Deployments."""
+"""A Model's key Secrets, PodDisruptionBudget, NetworkPolicy, ResourceClaimTemplates and Deployments."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from typing import Final
 import structlog
 
 from shoal.api import names, reasons
+from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.controllers.children.objects import Children, owner
 from shoal.controllers.coldstarts import ColdStarts
@@ -19,7 +20,8 @@ from shoal.kube.drift import covers
 from shoal.kube.errors import Conflict, NotFound
 from shoal.kube.events import Event
 from shoal.kube.projections import Child
-from shoal.kube.resources import DEPLOYMENTS, MODELS, NETWORKPOLICIES, PDBS, SECRETS
+from shoal.kube.resources import DEPLOYMENTS, MODELS, NETWORKPOLICIES, PDBS, RESOURCECLAIMTEMPLATES, SECRETS
+from shoal.manifests import devices
 from shoal.manifests import model as manifests
 from shoal.manifests.shape import VariantShape
 
@@ -105,6 +107,28 @@ class WorkloadWriter:
         a rollout; False: there are none. Raises NameTaken, Conflict."""
         live = self._world.deployment_of(shape.model.metadata.uid, shape.gpu_class.metadata.name)
         await self._update(shape, live or await self._create(shape), reserve_surge=reserve_surge)
+
+    async def claims(self, shape: VariantShape) -> None:
+        """The ResourceClaimTemplate of a class whose GPUs are devices. Raises NameTaken."""
+        wanted = devices.claim_template(shape)
+        if wanted is not None:
+            await self._children.ensure(RESOURCECLAIMTEMPLATES, self._world.claim_templates, shape.model, wanted)
+
+    async def drop_old_claims(self, model: Model) -> None:
+        """Deletes templates that no Deployment names. A rollout may still make pods of its older revision, so they stay
+        until it is over."""
+        table, uid = self._world.claim_templates, model.metadata.uid
+        if not (templates := table.by("model", uid)):
+            return
+        named: set[str] = set()
+        for child in self._world.deployments_of(uid):
+            if child.deployment is None or child.deployment.replacing or not child.deployment.rolled_out:
+                return
+            claims: list[JsonObject] = child.decode()["spec"]["template"]["spec"].get("resourceClaims") or []
+            named.update(str(each.get("resourceClaimTemplateName")) for each in claims)
+        for template in templates:
+            if template.name not in named and template.namespace == model.metadata.namespace:
+                await self._children.delete(RESOURCECLAIMTEMPLATES, table, template)
 
     async def drop_variants(self, model: Model, keep: set[str]) -> None:
         """Deletes Deployments of classes that the Model does not use any more."""

@@ -1,5 +1,6 @@
 """GPUClass: nodes and pods -> counts and Ready."""
 
+import time
 from typing import Final
 
 from shoal.api import names, reasons
@@ -9,27 +10,40 @@ from shoal.controllers.capacity import FleetGPUs
 from shoal.controllers.isolation import isolated, stored
 from shoal.controllers.status import write_status
 from shoal.controllers.world import World
-from shoal.core.status import gpuclassstatus
+from shoal.core.status import devicestatus, gpuclassstatus
 from shoal.core.status.conditions import ConditionUpdate, merge
+from shoal.kube.optional import OptionalKinds
 from shoal.kube.projections import Custom
 from shoal.kube.queue import WorkQueue
 from shoal.kube.resources import GPUCLASSES
 
+RETRY_SECONDS: Final = 2.0
+FIRST_LIST_SECONDS: Final = 20.0
 SETTLE_SECONDS: Final = 0.5
 """Pods come and go in bunches; the counts are written once per bunch."""
 
 
 class GPUClassController:
-    def __init__(self, world: World, capacity: FleetGPUs, calibration: Calibration, queue: WorkQueue):
+    def __init__(
+        self, world: World, capacity: FleetGPUs, calibration: Calibration, dra: OptionalKinds, queue: WorkQueue
+    ) -> None:
+        """`dra`: the kinds of dynamic resource allocation, which are needed once a class has a `device`."""
         self._world, self._capacity, self._calibration, self.queue = world, capacity, calibration, queue
+        self._dra = dra
+        self._waits_since: float | None = None
 
     def on_class(self, key: str, before: Custom[GPUClass] | None, after: Custom[GPUClass] | None) -> None:
         if after is not None:
             self.queue.add(key)
+            if after.object is not None and after.object.spec.device is not None:
+                self._dra.need()
         if before is None or after is None or before.object is None or after.object is None:
             self.on_counts()
-        elif before.object.spec.node_selector != after.object.spec.node_selector:
-            self.on_counts()  # nodes may count for another class now
+        elif (before.object.spec.node_selector, before.object.spec.device) != (
+            after.object.spec.node_selector,
+            after.object.spec.device,
+        ):
+            self.on_counts()  # nodes or devices may count for another class now
 
     def on_counts(self) -> None:
         for key in self._world.classes.known_keys():
@@ -40,7 +54,7 @@ class GPUClassController:
             self.queue.add(key)
 
     async def reconcile(self, key: str) -> float | None:
-        """Returns None: nothing is looked at again without a reason."""
+        """Returns None: nothing is looked at again without a reason, but for devices that are not listed yet."""
         world = self._world
         return await isolated(world, GPUCLASSES, world.classes, key, self._reconcile, manager=names.MANAGER_GPUCLASS)
 
@@ -59,6 +73,10 @@ class GPUClassController:
             )
         else:
             gpu_class, name = custom.object, custom.metadata.name
+            unavailable = self._unavailable(gpu_class)
+            if unavailable is not None and unavailable.reason == reasons.PENDING and not self._waited():
+                return RETRY_SECONDS
+            devices = self._capacity.devices
             status = gpuclassstatus.status(
                 gpu_class,
                 self._capacity.usage(gpu_class),
@@ -66,6 +84,24 @@ class GPUClassController:
                 overlapping=self._capacity.overlapping(gpu_class),
                 overhead=self._calibration.overhead(name),
                 now=now,
+                devices=devices.classes().get(name) if gpu_class.spec.device is not None else None,
+                facts=devices.facts().get(name) if gpu_class.spec.device is not None else None,
+                unavailable=unavailable,
             )
         await write_status(self._world, GPUCLASSES, self._world.classes, custom, status, manager=names.MANAGER_GPUCLASS)
-        return None
+        waits = custom.object is not None and self._unavailable(custom.object) is not None
+        return RETRY_SECONDS if waits else None
+
+    def _unavailable(self, gpu_class: GPUClass) -> ConditionUpdate | None:
+        """Why there are no devices in this cluster; None: there may be, or the class needs none."""
+        if gpu_class.spec.device is None or self._dra.complete:
+            self._waits_since = None
+            return None
+        return devicestatus.unavailable(served=self._dra.installed is not False)
+
+    def _waited(self) -> bool:
+        """Devices have been listed for longer than a restart takes: until then a class's status stays as it was."""
+        now = time.monotonic()
+        if self._waits_since is None:
+            self._waits_since = now
+        return now - self._waits_since > FIRST_LIST_SECONDS

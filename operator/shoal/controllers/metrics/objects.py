@@ -146,7 +146,7 @@ class ObjectMetrics(Collector):
                 continue
             states[name, "draining" if pod.deleting else "ready" if pod.ready else "starting"] += 1
             if pod.node is not None and name in classes:
-                gpus[name] += pod.requests.get(classes[name].spec.resource_name, 0)
+                gpus[name] += pod.requests.get(classes[name].resource, 0)
             if pod.was_ready and not pod.deleting:
                 replicas[self._signals.load(pod.uid) is not None] += 1
         for name in known | {name for name, _ in states}:

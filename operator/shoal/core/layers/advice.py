@@ -56,7 +56,14 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
     r.NO_NODES: _fault(_CONTAINER, "Correct the class's nodeSelector, or add nodes with these labels."),
     r.AUTOSCALED: _fine(_CONTAINER),
     r.LABELS_DISAGREE: _note(_DRIVER, "Compare memoryPerGPU and resourceName of the class with the node's labels."),
-    r.OVERLAPS: _note(_CONTROL, "Change the nodeSelectors so that no node belongs to two classes."),
+    r.OVERLAPS: _note(_CONTROL, "Change the selectors so that no node and no device belongs to two classes."),
+    r.DRA_UNAVAILABLE: _fault(_CONTROL, "Upgrade Kubernetes to 1.34, or use resourceName with a device plugin."),
+    r.DEVICE_CLASS_NOT_FOUND: _fault(_DRIVER, "Install the DRA driver, or name a DeviceClass that exists."),
+    r.SELECTOR_INVALID: _fault(_CONTROL, "Correct the expression; test with has() whether a device has an attribute."),
+    r.NO_DEVICES: _fault(
+        _DRIVER, "See what `kubectl get resourceslices` shows, and whether the DRA driver runs on the nodes."
+    ),
+    r.MEMORY_UNKNOWN: _fault(_CONTROL, "Set memoryPerGPU of the class: its devices do not say it."),
     # --- Model: Accepted
     r.VALID: _fine(_CONTROL),
     r.CLASS_NOT_FOUND: _fault(_CONTROL, "Name an existing GPUClass in spec.variants, or create the class."),

@@ -28,6 +28,10 @@ _EXPLAINS: Final[Mapping[str, frozenset[str]]] = {
         {reasons.NO_CAPACITY, reasons.NO_FIT, reasons.UNSCHEDULABLE, faults.AFFINITY, faults.TOO_FEW_GPUS}
     ),
     reasons.NO_CLASS: frozenset({reasons.NO_CAPACITY, reasons.NO_FIT}),
+    **dict.fromkeys(
+        (reasons.DRA_UNAVAILABLE, reasons.DEVICE_CLASS_NOT_FOUND, reasons.SELECTOR_INVALID, reasons.NO_DEVICES),
+        frozenset({reasons.NO_CAPACITY, reasons.NO_FIT, reasons.UNSCHEDULABLE, faults.TOO_FEW_GPUS}),
+    ),
 }
 """What a reason explains of others, also of others on its own layer."""
 _UPSTREAM: Final[Mapping[str, int]] = dict.fromkeys((faults.OPERATOR_AWAY, reasons.NO_NODES, reasons.NO_CLASS), -1)
@@ -127,7 +131,9 @@ def _faulty(node: WhyNode, seen: WhySnapshot, classes: Sequence[ObjectView], now
 
 def _resource(node: WhyNode, classes: Iterable[ObjectView]) -> str | None:
     chosen = next((c for c in classes if objects.selects(c, dict(node.labels))), None)
-    return objects.resource_of(chosen) if chosen is not None else None
+    if chosen is None or "device" in chosen.spec:
+        return None
+    return objects.resource_of(chosen)
 
 
 def _targets(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:

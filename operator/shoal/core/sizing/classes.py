@@ -1,9 +1,11 @@
 """The GPU of a class, from the class's spec and status and the labels of its nodes."""
 
 from collections.abc import Iterable
+from typing import Literal
 
 from shoal.api.gpuclass import GPUClass
 from shoal.core import quantity
+from shoal.core.devices.say import DeviceFacts
 from shoal.core.facts import Node
 from shoal.core.sizing.types import GPU
 
@@ -20,13 +22,26 @@ def memory_label(resource_name: str) -> str:
     return f"{resource_name}.memory"
 
 
-def memory_of(gpu_class: GPUClass, nodes: Iterable[Node]) -> tuple[int, bool]:
-    """Bytes of one GPU, and whether they come from node labels; `nodes` are those of the class. The smallest counts: a
-    replica may land on any node."""
-    label = memory_label(gpu_class.spec.resource_name)
+def memory_of(
+    gpu_class: GPUClass, nodes: Iterable[Node], devices: DeviceFacts | None = None
+) -> tuple[int, Literal["NodeLabels", "Devices", "Spec"]]:
+    """Bytes of one GPU, and where they come from; `nodes` are those of the class, `devices` what its devices say. The
+    smallest counts: a replica may land on any node. 0: nobody says it.
+
+    Of devices that are gone for now, such as while their driver is replaced, what they said last counts.
+    """
+    spec, status = gpu_class.spec, gpu_class.status
+    if spec.extended_resource is None:
+        if devices is not None and devices.memory:
+            return min(devices.memory, _MOST_MEMORY), "Devices"
+        last = status.memory if status is not None else None
+        if last is not None and last.source == "Devices" and not devices:
+            return min(int(quantity.parse(last.per_gpu)), _MOST_MEMORY), "Devices"
+        return min(int(quantity.parse(spec.memory_per_gpu or 0)), _MOST_MEMORY), "Spec"
+    label = memory_label(spec.extended_resource)
     labelled = [mib for n in nodes if (mib := _mib(n.labels.get(label, "")))]
-    found = min(labelled) * _MI if labelled else int(quantity.parse(gpu_class.spec.memory_per_gpu))
-    return min(found, _MOST_MEMORY), bool(labelled)
+    found = min(labelled) * _MI if labelled else int(quantity.parse(spec.memory_per_gpu or 0))
+    return min(found, _MOST_MEMORY), "NodeLabels" if labelled else "Spec"
 
 
 def _mib(text: str) -> int:
@@ -34,23 +49,27 @@ def _mib(text: str) -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _DIGITS else 0
 
 
-def gpu_of(gpu_class: GPUClass, nodes: Iterable[Node]) -> GPU:
-    """The GPU of a class; `nodes` are those of the class. Without nodes the class's spec alone counts.
+def gpu_of(gpu_class: GPUClass, nodes: Iterable[Node], devices: DeviceFacts | None = None) -> GPU:
+    """The GPU of a class; `nodes` are those of the class, `devices` what its devices say. Without them the class's spec
+    alone counts.
 
     The measured overhead comes from the class's status. Raises ValueError for a quantity that does not parse.
     """
     spec, status = gpu_class.spec, gpu_class.status
     own = list(nodes)
-    memory, _ = memory_of(gpu_class, own)
+    memory, _ = memory_of(gpu_class, own, devices)
     overhead = status.memory.overhead if status and status.memory else None
-    sizes = [n.capacity.get(spec.resource_name, 0) for n in own]
+    sizes = [n.capacity.get(gpu_class.resource, 0) for n in own]
+    if devices is not None and devices.profile:
+        sizes = [1]  # CUDA gives a process one partition of a GPU, however many its pod has
     if spec.nodes.autoscaled is not None:
         sizes.append(spec.nodes.autoscaled.gpus_per_node)
-    capability = spec.compute_capability.split(".") if spec.compute_capability else None
+    named = spec.compute_capability.split(".") if spec.compute_capability else None
+    capability = (int(named[0]), int(named[1])) if named else devices.compute_capability if devices else None
     return GPU(
         name=gpu_class.metadata.name,
         memory_bytes=memory,
         overhead_bytes=None if overhead is None else int(quantity.parse(overhead)),
-        compute_capability=(int(capability[0]), int(capability[1])) if capability else None,
+        compute_capability=capability,
         largest_node=max(sizes, default=0) or None,
     )

@@ -7,9 +7,11 @@ from typing import Final
 from shoal.api import reasons
 from shoal.api.gpuclass import GPUClass, GPUClassStatus, GPUMemory
 from shoal.core import quantity
+from shoal.core.devices import ClassDevices, DeviceFacts
 from shoal.core.facts import Node
 from shoal.core.gpus import Usage
 from shoal.core.sizing import memory_label, memory_of
+from shoal.core.status import devicestatus
 from shoal.core.status.conditions import ConditionUpdate, merge
 
 PRODUCT_LABEL: Final = "nvidia.com/gpu.product"
@@ -27,22 +29,33 @@ def status(
     overlapping: Mapping[str, str],
     overhead: int | None,
     now: datetime,
+    devices: ClassDevices | None = None,
+    facts: DeviceFacts | None = None,
+    unavailable: ConditionUpdate | None = None,
 ) -> GPUClassStatus:
     """Ready when nodes match; with their number and GPUs.
 
     `nodes`: those that count for the class; `overlapping`: nodes with its labels that count for another class -> that
-    class. `overhead`: measured, in bytes of one GPU.
+    class. `overhead`: measured, in bytes of one GPU. Of a class with `device`: its `devices`, what they say of
+    themselves (`facts`), and why there are none in this cluster (`unavailable`).
     """
     generation = gpu_class.metadata.generation
-    memory, labelled = memory_of(gpu_class, nodes)
+    memory, source = memory_of(gpu_class, nodes, facts)
     autoscaled = gpu_class.spec.nodes.autoscaled
     coming = autoscaled.gpus_per_node if autoscaled is not None else 0
+    if gpu_class.spec.device is None:
+        found = _ready(gpu_class, usage, nodes, overlapping)
+    else:
+        found = devicestatus.ready(gpu_class, usage, devices or ClassDevices(), facts, memory)
+    largest = [*(n.capacity.get(gpu_class.resource, 0) for n in nodes), coming]
+    if facts is not None and facts.profile:
+        largest = [min(1, *largest)]
     # Kept until an engine reports another value: an operator that has just started knows none.
     known = gpu_class.status.memory.overhead if gpu_class.status and gpu_class.status.memory else None
     return GPUClassStatus(
         conditions=merge(
             gpu_class.status.conditions if gpu_class.status else (),
-            [_ready(gpu_class, usage, nodes, overlapping)],
+            [unavailable or found],
             generation=generation,
             now=now,
         ),
@@ -51,20 +64,21 @@ def status(
         gpus=usage.counts(),
         memory=GPUMemory(
             per_gpu=quantity.memory(quantity.parse(memory)),
-            source="NodeLabels" if labelled else "Spec",
+            source=source,
             overhead=quantity.memory(quantity.parse(overhead)) if overhead is not None else known,
         ),
-        largest_node=max([*(n.capacity.get(gpu_class.spec.resource_name, 0) for n in nodes), coming], default=0),
+        largest_node=max(largest, default=0),
+        devices=devicestatus.observed(facts),
     )
 
 
 def _ready(gpu_class: GPUClass, usage: Usage, nodes: Sequence[Node], overlapping: Mapping[str, str]) -> ConditionUpdate:
-    spec = gpu_class.spec
+    spec, resource = gpu_class.spec, gpu_class.resource
     shared = _overlap(overlapping)
     if not usage.capacity and not shared and (autoscaled := spec.nodes.autoscaled) is not None:
         text = (
             f"no node with GPUs now; an autoscaler adds up to {autoscaled.max} with {autoscaled.gpus_per_node} x "
-            f"{spec.resource_name} each, in about {autoscaled.provision_seconds} s"
+            f"{resource} each, in about {autoscaled.provision_seconds} s"
         )
         return ConditionUpdate(reasons.READY, "True", reasons.AUTOSCALED, text)
     if not nodes:
@@ -72,9 +86,9 @@ def _ready(gpu_class: GPUClass, usage: Usage, nodes: Sequence[Node], overlapping
         why = shared or f"no node has the labels {labels}"
         return ConditionUpdate(reasons.READY, "False", reasons.OVERLAPS if shared else reasons.NO_NODES, why)
     if not usage.capacity:
-        text = f"{usage.nodes} nodes match, none has {spec.resource_name}: does the device plugin run there?"
+        text = f"{usage.nodes} nodes match, none has {resource}: does the device plugin run there?"
         return ConditionUpdate(reasons.READY, "False", reasons.NO_NODES, text)
-    text = f"{usage.nodes} nodes with {usage.capacity} x {spec.resource_name}"
+    text = f"{usage.nodes} nodes with {usage.capacity} x {resource}"
     if usage.unhealthy:
         text += f", {usage.unhealthy} of them unhealthy"
     if spec.nodes.autoscaled is not None:
@@ -100,21 +114,21 @@ def _overlap(overlapping: Mapping[str, str]) -> str:
 
 def disagreements(gpu_class: GPUClass, nodes: Iterable[Node]) -> list[str]:
     """Sentences about nodes whose labels contradict the class."""
-    spec = gpu_class.spec
-    wanted = int(quantity.parse(spec.memory_per_gpu))
+    spec, resource = gpu_class.spec, gpu_class.resource
+    wanted = int(quantity.parse(spec.memory_per_gpu or 0))
     memory: dict[int, list[str]] = {}
     products: dict[str, list[str]] = {}
     without: list[str] = []
-    label = memory_label(spec.resource_name)
+    label = memory_label(resource)
     for node in nodes:
         text = node.labels.get(label, "")
         if text.isdecimal() and abs(int(text) * _MI - wanted) * 100 > wanted * TOLERANCE_PERCENT:
             memory.setdefault(int(text), []).append(node.name)
         if product := node.labels.get(PRODUCT_LABEL):
             products.setdefault(product, []).append(node.name)
-        vendor = spec.resource_name.partition("/")[0]
+        vendor = resource.partition("/")[0]
         others = [name for name, count in node.capacity.items() if count and name.startswith(f"{vendor}/")]
-        if others and not node.capacity.get(spec.resource_name):
+        if others and not node.capacity.get(resource):
             without.append(node.name)
     found = [
         f"{_names(names)}: label {label} says {mib} MiB, memoryPerGPU says {spec.memory_per_gpu}"
@@ -124,7 +138,7 @@ def disagreements(gpu_class: GPUClass, nodes: Iterable[Node]) -> list[str]:
         kinds = ", ".join(f"{product} ({_names(names)})" for product, names in sorted(products.items()))
         found.append(f"its nodes have different products: {kinds}")
     if without:
-        found.append(f"{_names(without)}: has no {spec.resource_name} but another resource of its vendor")
+        found.append(f"{_names(without)}: has no {resource} but another resource of its vendor")
     return found
 
 

@@ -13,7 +13,7 @@ from shoal.api.gpuclass import GPUClass
 from shoal.api.meta import JsonObject
 from shoal.core import quantity
 from shoal.core.reconcile import Held, Price, price
-from shoal.kube.projections import pod_requests
+from shoal.kube.projections import engine_requests
 
 log = structlog.get_logger()
 
@@ -84,7 +84,7 @@ def project_pod(raw: JsonObject) -> EnginePod | None:
         gpu_class=labels.get(names.LABEL_GPU_CLASS, ""),
         node=spec.get("nodeName") or "",
         ip=status.get("podIP") or None,
-        gpus=pod_requests(spec),
+        gpus=engine_requests(metadata, spec),
         since=_since(metadata, status) if spec.get("nodeName") else None,
         finished=finished,
         ended=max((end for end in ends if end is not None), default=None) if finished else None,
@@ -96,13 +96,13 @@ def project_class(raw: JsonObject) -> GPUPrice | None:
     """Projects a GPUClass; None: it does not validate."""
     name: str = raw["metadata"]["name"]
     try:
-        spec = GPUClass.model_validate({"metadata": raw["metadata"], "spec": raw.get("spec")}).spec
-        cost = spec.hourly_cost
+        found = GPUClass.model_validate({"metadata": raw["metadata"], "spec": raw.get("spec")})
+        cost = found.spec.hourly_cost
         priced = None if cost is None else price(quantity.parse(cost.amount), cost.currency)
     except (pydantic.ValidationError, ValueError) as error:
         log.warning("a GPUClass is left out: it does not validate", name=name, kind=type(error).__name__)
         return None
-    return GPUPrice(name, spec.resource_name, priced)
+    return GPUPrice(name, found.resource, priced)
 
 
 def _since(metadata: Mapping[str, Any], status: Mapping[str, Any]) -> int | None:

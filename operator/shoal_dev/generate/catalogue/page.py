@@ -98,7 +98,7 @@ def served(model: CatalogueModel, report: ModelReport) -> str:
 
 def _fits_heading() -> str:
     names = built_in()
-    memory = [f"{int(quantity.parse(c.spec.memory_per_gpu)) / _GI:.0f} GiB" for c in names.values()]
+    memory = [f"{int(quantity.parse(c.spec.memory_per_gpu or 0)) / _GI:.0f} GiB" for c in names.values()]
     return f"| model | {' | '.join(names)} |\n|---|{'--:|' * len(names)}\n| *memory of a GPU* | {' | '.join(memory)} |"
 
 

@@ -40,6 +40,14 @@ class NodeCapacity(_Section):
         return values | ({GPU_RESOURCE: str(self.gpus)} if self.gpus else {})
 
 
+class DRADevices(_Section):
+    """GPUs that a driver publishes in a ResourceSlice."""
+
+    count: int = Field(ge=1, le=64)
+    product: str
+    memory_mib: int = Field(ge=1)
+
+
 class NodeSpec(_Section):
     name: str
     index: int = Field(ge=1, le=254)
@@ -49,6 +57,8 @@ class NodeSpec(_Section):
     labels: dict[str, str] = {}
     taints: tuple[NodeTaint, ...] = ()
     capacity: NodeCapacity = Field(default_factory=lambda: NodeCapacity.model_validate({}))
+    dra: DRADevices | None = None
+    """Its GPUs, if they are devices; `capacity` has none then."""
     kubeconfig: Path | None = None
     """This node's own identity (system:node:NAME). Without it, the process's `kubeconfig`."""
 

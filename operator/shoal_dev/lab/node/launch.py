@@ -103,6 +103,9 @@ async def environment(container: "NodeContainer", image: ImageConfig) -> dict[st
         if memory := pod.node.node.labels.get(GPU_MEMORY_LABEL):
             # What a driver would tell an engine; the simulator is told so.
             env["SHOAL_SIM_GPU_MEMORY_MIB"] = memory
+    elif (dra := pod.node.node.dra) is not None and (indexes := pod.gpus_of(container.name)):
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, indexes))
+        env["SHOAL_SIM_GPU_MEMORY_MIB"] = str(dra.memory_mib)
     for source in fields.items(spec, "envFrom"):
         plural, reference = _reference(source)
         prefix: str = source.get("prefix") or ""

@@ -15,7 +15,7 @@ import aiohttp
 import structlog
 
 from shoal_dev.lab.kubeapi import Api, KubeAPIError, LabReflector
-from shoal_dev.lab.node import fields
+from shoal_dev.lab.node import devices, fields
 from shoal_dev.lab.node.config import GPU_RESOURCE, NodeConfig, NodeSpec
 from shoal_dev.lab.node.context import Gpus
 from shoal_dev.lab.node.registration import node_status
@@ -53,6 +53,7 @@ class OwnNode:
         self._labels: Mapping[str, str] = spec.labels
         self._seen: Json | None = None
         self._changed = asyncio.Event()
+        self._published = spec.dra.count if spec.dra is not None else 0
         path = f"/api/v1/nodes?fieldSelector=metadata.name%3D{spec.name}"
         self._reflector = LabReflector(api, path, self._on_change)
 
@@ -92,6 +93,12 @@ class OwnNode:
             body = {"status": {"conditions": node_status(self._config, self._spec)["conditions"]}}
             await self._api.request("PATCH", f"/api/v1/nodes/{self._spec.name}/status", body, content_type=_STRATEGIC)
             _log.info("node_ready_again", node=self._spec.name)
+        if node is not None and self._spec.dra is not None:
+            healthy_now = healthy_gpus(node, self._spec.dra.count)
+            if healthy_now != self._published:
+                await devices.publish(self._api, self._spec, node["metadata"]["uid"], healthy_now)
+                self._published = healthy_now
+                _log.info("devices_published", node=self._spec.name, healthy=healthy_now)
         if node is None or not capacity:
             return
         reported: Json = fields.mapping(fields.mapping(node, "status"), "allocatable")

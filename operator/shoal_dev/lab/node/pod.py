@@ -18,7 +18,7 @@ import aiohttp
 import structlog
 
 from shoal_dev.lab.kubeapi import KubeAPIError
-from shoal_dev.lab.node import fields, status
+from shoal_dev.lab.node import devices, fields, status
 from shoal_dev.lab.node.container import FORCED_STOP_SECONDS, MINIMUM_STOP_SECONDS, GraceBudget, NodeContainer
 from shoal_dev.lab.node.context import NodeContext
 from shoal_dev.lab.node.launch import gpu_count
@@ -71,6 +71,8 @@ class NodePod:
         self.mains = [NodeContainer(self, c, "main") for c in self.spec["containers"]]
         self._data = node.config.data_dir / "pods" / self.uid
         self._gpus: dict[str, list[int]] = {}
+        self._claimed: dict[str, list[int]] = {}
+        """By container: GPUs that are devices. The scheduler keeps their accounts."""
         self._sandbox = False
         self._start_time = fields.mapping(pod, "status").get("startTime") or status.timestamp()
         self._conditions: list[Json] = fields.mapping(pod, "status").get("conditions") or []
@@ -117,7 +119,7 @@ class NodePod:
         return next(container.spec for container in self.containers if container.name == name)
 
     def gpus_of(self, name: str) -> list[int]:
-        return self._gpus.get(name, [])
+        return self._gpus.get(name, []) or self._claimed.get(name, [])
 
     def changed(self) -> None:
         """The status has to be reported again."""
@@ -276,9 +278,12 @@ class NodePod:
             try:
                 if not self._gpus:
                     self._take_gpus()
+                await self._claimed_gpus()
                 await self._attach()
                 await self.volumes.set_up()
                 return True
+            except devices.NotAllocated as error:
+                self.event("FailedPrepareDynamicResources", f"Failed to prepare dynamic resources: {error}", "Warning")
             except VolumeError as error:
                 self.event("FailedMount", str(error), "Warning")
             except (NetworkError, StartError, TimeoutError, OSError) as error:
@@ -297,6 +302,15 @@ class NodePod:
         taken = self.node.gpus.take(sum(wanted.values()))
         for name, count in wanted.items():
             self._gpus[name], taken = taken[:count], taken[count:]
+
+    async def _claimed_gpus(self) -> None:
+        """Devices that the scheduler has allocated to claims of the pod. Raises NotAllocated."""
+        if self.node.node.dra is None or not self.spec.get("resourceClaims"):
+            return
+        claims = await devices.allocated(self.node.api, self.node.node, self.pod)
+        for container in self.containers:
+            wanted = fields.items(fields.mapping(container.spec, "resources"), "claims")
+            self._claimed[container.name] = [index for each in wanted for index in claims.get(each["name"], [])]
 
     def _give_gpus_back(self) -> None:
         self.node.gpus.give_back([index for indexes in self._gpus.values() for index in indexes])

@@ -9,6 +9,7 @@ import aiohttp
 import structlog
 
 from shoal_dev.lab.kubeapi import Api, KubeAPIError
+from shoal_dev.lab.node import devices
 from shoal_dev.lab.node.config import NodeConfig, NodeSpec
 from shoal_dev.lab.node.status import timestamp
 
@@ -96,7 +97,9 @@ async def register(api: Api, config: NodeConfig, node: NodeSpec) -> None:
         await api.request("PATCH", f"/api/v1/nodes/{node.name}", labels, content_type=_STRATEGIC)
     # a created Node's status is taken over for admins only
     status = {"status": wanted["status"]}
-    await api.request("PATCH", f"/api/v1/nodes/{node.name}/status", status, content_type=_STRATEGIC)
+    registered = await api.request("PATCH", f"/api/v1/nodes/{node.name}/status", status, content_type=_STRATEGIC)
+    if node.dra is not None:
+        await devices.publish(api, node, registered["metadata"]["uid"], node.dra.count)
 
 
 async def renew(api: Api, config: NodeConfig, node: NodeSpec) -> None:

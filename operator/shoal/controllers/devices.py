@@ -1,0 +1,132 @@
+"""Devices of GPUClasses, kept up to date: what ResourceSlices publish, less what ResourceClaims have."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from shoal.api import names
+from shoal.api.gpuclass import devices_of
+from shoal.controllers.world import World
+from shoal.core.devices import (
+    ClassDevices,
+    DeviceFacts,
+    DeviceId,
+    DevicePool,
+    MatchCache,
+    current,
+    facts_of,
+    match,
+    offered,
+)
+from shoal.kube.optional import OptionalKind, OptionalKinds
+from shoal.kube.resources import DEVICECLASSES, RESOURCECLAIMS, RESOURCECLAIMTEMPLATES, RESOURCESLICES
+
+OURS: Final = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY},{names.LABEL_MODEL}"
+Held = Mapping[tuple[str, str], int]
+"""(node, resource) -> GPUs."""
+
+
+def kinds(world: World) -> OptionalKinds:
+    """What is watched of DRA: Kubernetes has it from 1.34 on. What others make, only once a GPUClass has a `device`."""
+    return OptionalKinds(
+        world.client,
+        RESOURCESLICES,
+        [
+            OptionalKind(RESOURCECLAIMTEMPLATES, world.claim_templates, OURS),
+            OptionalKind(RESOURCESLICES, world.resource_slices, with_need=True),
+            OptionalKind(RESOURCECLAIMS, world.resource_claims, with_need=True),
+            OptionalKind(DEVICECLASSES, world.device_classes, with_need=True),
+        ],
+    )
+
+
+_Revisions = tuple[object, ...]
+_View = tuple[tuple[DevicePool, ...], dict[str, ClassDevices], dict[str, DeviceFacts]]
+_Offers = tuple[dict[str, dict[str, tuple[int, int]]], dict[tuple[str, str], int]]
+
+
+class FleetDevices:
+    """Reads the store, and computes again only what has changed."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._cache = MatchCache()
+        self._view: tuple[_Revisions, _View] | None = None
+        self._offers: tuple[_Revisions, _Offers] | None = None
+
+    @property
+    def used(self) -> bool:
+        """A GPUClass has devices."""
+        return any(c.spec.device is not None for c in self._world.accepted_classes().values())
+
+    def classes(self) -> Mapping[str, ClassDevices]:
+        """GPUClass -> its devices, of those with a `device`."""
+        return self._matched()[1]
+
+    def facts(self) -> Mapping[str, DeviceFacts]:
+        """GPUClass -> what its devices say of themselves, of those that have any."""
+        return self._matched()[2] if self.used else {}
+
+    def offers(self, revision: int, held: Held) -> tuple[Mapping[str, Mapping[str, tuple[int, int]]], Held]:
+        """Class -> node -> (devices, those of them that pods have or may have); and what claims of others have, by node
+        and resource. `held`: devices that engine pods have; `revision`: grows with it.
+
+        A device that an engine pod has, and that no slice names any more, still counts: a driver that is replaced takes
+        its slices away and publishes them again.
+        """
+        world = self._world
+        now = (*self._revisions(), world.resource_claims.revision, revision)
+        if self._offers is not None and self._offers[0] == now:
+            return self._offers[1]
+        pools, classes, _ = self._matched()
+        allocated, own = self._allocated()
+        found: dict[str, dict[str, tuple[int, int]]] = {name: {} for name in classes}
+        others: dict[tuple[str, str], int] = {}
+        for name, devices in classes.items():
+            for node, count in offered(devices, pools, allocated, own.get(name, frozenset())).items():
+                found[name][node] = (count.capacity, count.offered + count.taken)
+                if count.taken:
+                    others[node, devices_of(name)] = count.taken
+        names_of = {devices_of(name): name for name in classes}
+        for (node, resource), amount in held.items():
+            if (name := names_of.get(resource)) is not None:
+                least = amount + others.get((node, resource), 0)
+                capacity, offer = found[name].get(node, (0, 0))
+                found[name][node] = (max(capacity, least), max(offer, least))
+        self._offers = (now, (found, others))
+        return found, others
+
+    def _revisions(self) -> _Revisions:
+        """Of what decides which devices a class has. Of classes not the table's, which grows with each status."""
+        world = self._world
+        tables = (world.resource_slices, world.device_classes, world.nodes)
+        classes = sorted(
+            (c.metadata.name, c.metadata.uid, c.metadata.generation)
+            for c in world.accepted_classes().values()
+            if c.spec.device is not None
+        )
+        return (*(table.revision for table in tables), *classes)
+
+    def _matched(self) -> _View:
+        world, now = self._world, self._revisions()
+        if self._view is None or self._view[0] != now:
+            pools, incomplete = current(world.resource_slices.values())
+            labels = {node.name: node.labels for node in world.nodes.values()}
+            device_classes = {each.name: each for each in world.device_classes.values()}
+            accepted = world.accepted_classes().values()
+            found = match(accepted, device_classes, pools, incomplete, labels, self._cache)
+            told = {name: facts_of((m.id.driver, m.device) for m in of.devices) for name, of in found.items()}
+            facts = {name: of for name, of in told.items() if of is not None}
+            self._view = (now, (pools, found, facts))
+        return self._view[1]
+
+    def _allocated(self) -> tuple[set[DeviceId], dict[str, set[DeviceId]]]:
+        """All devices that claims have, and by class those that its own engine pods have."""
+        allocated: set[DeviceId] = set()
+        own: dict[str, set[DeviceId]] = {}
+        for claim in self._world.resource_claims.values():
+            allocated.update(claim.devices)
+            for name, uid in claim.pods:
+                pod = self._world.pods.get(f"{claim.namespace}/{name}")
+                if pod is not None and pod.uid == uid and pod.model_uid is not None and pod.gpu_class is not None:
+                    own.setdefault(pod.gpu_class, set()).update(claim.devices)
+        return allocated, own

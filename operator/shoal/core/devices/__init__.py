@@ -1,0 +1,33 @@
+"""GPUs that drivers publish as devices (dynamic resource allocation, DRA): what of it is true, and what is free.
+
+facts.py      ResourceSlices, ResourceClaims and DeviceClasses, as small as decisions need them
+selectors.py  CEL expressions that select devices: compiled once, evaluated per device
+pools.py      slices -> the devices that count: of each pool the newest complete generation
+say.py        what devices say of themselves: memory, compute capability, MIG profile
+match.py      devices + GPUClasses -> the devices of each class, and what is wrong with its selectors
+count.py      devices of a class - allocated - tainted -> what each node offers
+"""
+
+from shoal.core.devices.count import NodeDevices, offered
+from shoal.core.devices.facts import Claim, Device, DeviceClass, DeviceId, Slice, Version
+from shoal.core.devices.match import ClassDevices, MatchCache, match
+from shoal.core.devices.pools import DevicePool, current
+from shoal.core.devices.say import DeviceFacts, facts_of
+
+__all__ = [
+    "Claim",
+    "ClassDevices",
+    "Device",
+    "DeviceClass",
+    "DeviceFacts",
+    "DeviceId",
+    "DevicePool",
+    "MatchCache",
+    "NodeDevices",
+    "Slice",
+    "Version",
+    "current",
+    "facts_of",
+    "match",
+    "offered",
+]

@@ -1,0 +1,213 @@
+"""GPUs as devices (DRA) on a real control plane: the scheduler allocates, Shoal counts, and engines serve."""
+
+import json
+import os
+from collections.abc import Generator
+from typing import Any
+
+import openai
+import pytest
+
+from shoal.api import names
+from shoal_dev.demo import steps
+from shoal_dev.lab.fleet import FleetFile
+from tests.e2e.conftest import VALUES, Fleet, serves
+from tests.support.lab import make_lab
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+
+NODES = {
+    "nodes": [
+        {"name": "cpu-1"},
+        {"name": "dra-1", "gpus": 3, "gpuProduct": "NVIDIA L4", "gpuMemoryMiB": 23034, "dra": True},
+        {"name": "plugin-1", "gpus": 1, "gpuProduct": "NVIDIA-L40S", "gpuMemoryMiB": 46068},
+    ]
+}
+TOLERATIONS = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+L4 = 'device.attributes["gpu.nvidia.com"].productName == "NVIDIA L4"'
+
+
+def gpu_class(name: str, **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "shoal.dev/v1alpha1",
+        "kind": "GPUClass",
+        "metadata": {"name": name},
+        "spec": {"tolerations": TOLERATIONS, "hourlyCost": {"amount": "0.43"}, **spec},
+    }
+
+
+def devices(*expressions: str) -> dict[str, Any]:
+    return {
+        "deviceClassName": "gpu.nvidia.com",
+        "selectors": [{"cel": {"expression": expression}} for expression in expressions],
+    }
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Generator[Fleet]:
+    """A node whose GPUs are devices, and one with a device plugin; a class and a Model for each."""
+    if os.geteuid() != 0:
+        pytest.skip("the lab needs root")
+    lab = make_lab(NODES)
+    try:
+        fleet = Fleet(lab)
+        steps.install(fleet, "simulator", steps.LAB_IMAGE, VALUES)
+        fleet.kubectl("create", "namespace", steps.DEMO_NAMESPACE)
+        fleet.kubectl("apply", "-f", str(steps.EXAMPLES / "tenant.yaml"))
+        fleet.apply(
+            gpu_class("l4", device=devices(L4)),
+            gpu_class("l40s", nodeSelector={"nvidia.com/gpu.product": "NVIDIA-L40S"}, memoryPerGPU="48Gi"),
+        )
+        fleet.make_model("tiny-chat", variants=[{"class": "l4"}], scaling={"minReplicas": 1})
+        fleet.make_model("tiny-code", variants=[{"class": "l40s"}], scaling={"minReplicas": 1})
+        yield fleet
+    finally:
+        lab.down()
+
+
+def status(fleet: Fleet, name: str = "l4") -> dict[str, Any]:
+    return json.loads(fleet.kubectl("get", "gpuclasses", name, "-o", "json")).get("status", {})
+
+
+def ready(fleet: Fleet, name: str = "l4") -> tuple[str, str]:
+    found = next((c for c in status(fleet, name).get("conditions", []) if c["type"] == "Ready"), {})
+    return found.get("status", ""), found.get("reason", "")
+
+
+def engines(fleet: Fleet, model: str = "tiny-chat") -> list[dict[str, Any]]:
+    selector = f"{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE},{names.LABEL_MODEL}={model}"
+    return fleet.get("pods", "-n", steps.DEMO_NAMESPACE, "-l", selector)
+
+
+def change(fleet: Fleet, model: str, **spec: Any) -> None:
+    patch = json.dumps({"spec": spec})
+    fleet.kubectl("patch", "models.shoal.dev", model, "-n", steps.DEMO_NAMESPACE, "--type=merge", "-p", patch)
+
+
+def templates(fleet: Fleet) -> set[str]:
+    return {t["metadata"]["name"] for t in fleet.get("resourceclaimtemplates", "-n", steps.DEMO_NAMESPACE)}
+
+
+def serving(fleet: Fleet, replicas: int, model: str = "tiny-chat") -> None:
+    def found() -> list[bool]:
+        return [serves(pod) for pod in engines(fleet, model)]
+
+    until(lambda: found() == [True] * replicas, 240, lambda: (fleet.model(model), engines(fleet, model)))
+
+
+def gpus(fleet: Fleet, expected: dict[str, int], *, within: float = 60) -> None:
+    def found() -> dict[str, int]:
+        counts = status(fleet).get("gpus", {})
+        return {name: counts.get(name, -1) for name in expected}
+
+    until(lambda: found() == expected, within, lambda: (status(fleet), expected))
+
+
+def test_a_model_on_devices_serves(mixed: Fleet) -> None:
+    serving(mixed, 1)
+    (pod,) = engines(mixed)
+    assert pod["spec"]["nodeName"] == "dra-1"
+    asked = [c["resources"] for c in (*pod["spec"]["containers"], *pod["spec"]["initContainers"])]
+    assert not any("nvidia.com/gpu" in of for r in asked for of in (r.get("limits", {}), r.get("requests", {})))
+    (claim,) = mixed.get("resourceclaims", "-n", steps.DEMO_NAMESPACE)
+    (device,) = claim["status"]["allocation"]["devices"]["results"]
+    assert (device["driver"], device["pool"]) == ("gpu.nvidia.com", "dra-1")
+    base = f"http://127.0.0.1:{mixed.lab.forward_port()}/v1"
+    with openai.OpenAI(base_url=base, api_key=steps.DEMO_KEY, timeout=60) as client:
+        answer = client.completions.create(model="tiny-chat", prompt="x", max_tokens=4)
+    assert answer.choices[0].text
+
+
+def test_a_class_is_described_by_its_devices(mixed: Fleet) -> None:
+    serving(mixed, 1)
+    gpus(mixed, {"capacity": 3, "allocatable": 3, "allocated": 1, "free": 2, "largestFreeOnOneNode": 2})
+    found = status(mixed)
+    assert ready(mixed) == ("True", "NodesFound")
+    assert found["memory"]["perGPU"] == "23034Mi"
+    assert found["memory"]["source"] == "Devices"
+    assert found["devices"] == {
+        "architecture": "Ada Lovelace",
+        "computeCapability": "8.9",
+        "drivers": ["gpu.nvidia.com"],
+        "products": ["NVIDIA L4"],
+    }
+
+
+def test_both_worlds_in_one_fleet(mixed: Fleet) -> None:
+    serving(mixed, 1, "tiny-code")
+    (pod,) = engines(mixed, "tiny-code")
+    assert pod["spec"]["nodeName"] == "plugin-1"
+    assert "resourceClaims" not in pod["spec"]
+    assert status(mixed, "l40s")["gpus"]["allocated"] == 1
+    change(mixed, "tiny-code", variants=[{"class": "l40s"}, {"class": "l4"}], scaling={"minReplicas": 2})
+    serving(mixed, 2, "tiny-code")
+    assert {p["spec"]["nodeName"] for p in engines(mixed, "tiny-code")} == {"plugin-1", "dra-1"}
+    change(mixed, "tiny-code", variants=[{"class": "l40s"}], scaling={"minReplicas": 1})
+    serving(mixed, 1, "tiny-code")
+    gpus(mixed, {"allocated": 1, "free": 2})
+
+
+def test_a_device_with_a_taint_and_a_claim_of_others_are_not_free(mixed: Fleet) -> None:
+    serving(mixed, 1)
+    gpus(mixed, {"allocatable": 3, "allocated": 1, "free": 2})
+    mixed.lab.gpu_health("dra-1", healthy=2)
+    gpus(mixed, {"capacity": 3, "allocatable": 2, "free": 1})
+    claim = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}]}}
+    mixed.apply(
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"name": "theirs", "namespace": "default"},
+            "spec": claim,
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "theirs", "namespace": "default"},
+            "spec": {
+                "tolerations": TOLERATIONS,
+                "terminationGracePeriodSeconds": 0,
+                "resourceClaims": [{"name": "gpu", "resourceClaimName": "theirs"}],
+                "containers": [
+                    {
+                        "name": "main",
+                        "image": "shoal:lab",
+                        "command": ["sleep", "3600"],
+                        "resources": {"claims": [{"name": "gpu"}]},
+                    }
+                ],
+            },
+        },
+    )
+    gpus(mixed, {"allocatable": 2, "allocated": 2, "free": 0})
+    mixed.kubectl("delete", "pod", "theirs", "--wait=false")
+    mixed.kubectl("delete", "resourceclaim", "theirs", "--wait=false")
+    mixed.lab.gpu_health("dra-1", healthy=3)
+    gpus(mixed, {"allocatable": 3, "allocated": 1, "free": 2})
+
+
+def test_another_selector_rolls_the_variant_and_the_old_template_goes(mixed: Fleet) -> None:
+    serving(mixed, 1)
+    (before,) = templates(mixed)
+    mixed.apply(gpu_class("l4", device=devices(L4, 'device.driver == "gpu.nvidia.com"')))
+    until(lambda: len(templates(mixed)) == 1 and templates(mixed) != {before}, 240, lambda: templates(mixed))
+    serving(mixed, 1)
+
+
+def test_a_selector_that_does_not_compile_says_so_and_what_runs_stays(mixed: Fleet) -> None:
+    serving(mixed, 1)
+    (pod,) = engines(mixed)
+    mixed.apply(gpu_class("bad", device=devices("device.attributes[")))
+    until(lambda: ready(mixed, "bad") == ("False", "SelectorInvalid"), 60, lambda: status(mixed, "bad"))
+    mixed.apply(gpu_class("second", device=devices()))
+    until(lambda: ready(mixed, "second") == ("False", "Overlaps"), 60, lambda: status(mixed, "second"))
+    message = status(mixed, "second")["conditions"][0]["message"]
+    assert "GPUClass l4" in message
+    mixed.kubectl("delete", "gpuclasses", "bad", "second")
+    assert [p["metadata"]["uid"] for p in engines(mixed)] == [pod["metadata"]["uid"]]
+
+
+def test_a_fleet_file_with_devices_needs_gpus() -> None:
+    with pytest.raises(ValueError, match="dra needs gpus"):
+        FleetFile.model_validate({"nodes": [{"name": "x", "dra": True}]})
