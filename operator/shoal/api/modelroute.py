@@ -118,7 +118,7 @@ class SessionAffinity(Object):
     )
 
 
-class CanaryTarget(Object):
+class SingleTarget(Object):
     """A Model or a LoRAAdapter."""
 
     model: TargetReference | None = None
@@ -151,12 +151,22 @@ class HaltOn(Object):
 class Canary(Object):
     """A new target that gets a small share of a rule's requests, and none once it is halted."""
 
-    target: CanaryTarget
+    target: SingleTarget
     """The new target."""
     percent: Annotated[int, Field(ge=0, le=100)]
     """Share of the rule's requests, in percent. The rest is shared by `targets`."""
     halt_on: HaltOn = HaltOn()
     """When the canary is halted. A halt ends when any field of `canary` changes."""
+
+
+class Fallback(Object):
+    """Where requests go that no replica of their target takes. Never after the first byte of an answer."""
+
+    targets: Annotated[tuple[SingleTarget, ...], Field(min_length=1, max_length=4), K8s(list_type="atomic")]
+    """Targets in order. The first that the tenant may use and that can do the request gets it."""
+    when_wait_seconds: Annotated[int, Field(ge=1, le=3600)] | None = None
+    """Waiting time after which a request goes to a fallback that has a replica. Default: requests leave their target
+    only when it refuses them: no replica will come, too many requests wait, or the longest wait is over."""
 
 
 class RouteRule(Object):
@@ -175,6 +185,8 @@ class RouteRule(Object):
     """Requests of one session go to one target. Default: each request is a session of its own."""
     canary: Canary | None = None
     """A new target on trial. Default: none."""
+    fallback: Fallback | None = None
+    """Targets for requests that no replica of their target takes. Default: none."""
 
 
 class ModelRouteSpec(Object):
@@ -245,8 +257,10 @@ class ModelRoute(CustomResource):
                 yield self.resolved(target)
             if rule.canary is not None:
                 yield self.resolved(rule.canary.target)
+            for target in rule.fallback.targets if rule.fallback is not None else ():
+                yield self.resolved(target)
 
-    def resolved(self, target: RouteTarget | CanaryTarget) -> tuple[Literal["Model", "LoRAAdapter"], str]:
+    def resolved(self, target: RouteTarget | SingleTarget) -> tuple[Literal["Model", "LoRAAdapter"], str]:
         """Kind and `namespace/name` of a target."""
         reference = target.model or target.adapter
         assert reference is not None  # noqa: S101 - the validators

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 COMMENT_SECONDS: Final = 10.0
 """A waiting stream gets a comment at this interval. Until the first one, a 503 is still possible."""
+_LOOK_AGAIN_SECONDS: Final = 2.0
+"""After this time a waiting request looks again whether a fallback has a replica."""
 _RETRY_AFTER: Final = {
     "not-ready": 10,
     "turned-away": 5,
@@ -52,8 +54,17 @@ class InFlight(NamedTuple):
     """Why this replica, if it was chosen by its score."""
 
 
+class FellBack(Exception):
+    """The request leaves its target for another one."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        super().__init__("the request goes to a fallback")
+        self.prepared = prepared
+
+
 class AcceptedRequest:
-    """What is known of one accepted request. `check_key` raises ApiError when the request's API key was revoked."""
+    """What is known of one accepted request. `check_key` raises ApiError when the request's API key was revoked.
+    `fall_back` returns the request as one for a fallback of its route that has a replica; None: there is none."""
 
     __slots__ = (
         "_held_since",
@@ -61,6 +72,8 @@ class AcceptedRequest:
         "app",
         "check_key",
         "deadline",
+        "fall_back",
+        "leave_seconds",
         "meter",
         "prepared",
         "raw",
@@ -79,6 +92,9 @@ class AcceptedRequest:
         deadline: Deadline,
         spans: "RequestSpans | None",
         check_key: Callable[[], KeyIdentity],
+        *,
+        leave_seconds: float = math.inf,
+        fall_back: Callable[[], Prepared | None] = lambda: None,
     ) -> None:
         self.app = app
         self.prepared = prepared
@@ -90,6 +106,9 @@ class AcceptedRequest:
         self.deadline = deadline
         self.spans = spans
         self.check_key = check_key
+        self.leave_seconds = leave_seconds
+        """Waiting time after which the request goes to a fallback."""
+        self.fall_back = fall_back
         self._held_since: float | None = None
 
     async def wait_in_queue(self, why: NoReplica, tried: set[str], recheck: Callable[[], None]) -> InFlight:
@@ -138,6 +157,7 @@ class AcceptedRequest:
         Raises:
             ApiError: the time to wait is over, or the request may not continue.
             ClientGone: the client left.
+            FellBack: a fallback of its route takes the request.
         """
         meter, prepared, deadline = self.meter, self.prepared, self.deadline
         began = time.monotonic()
@@ -156,7 +176,13 @@ class AcceptedRequest:
                 if now >= next_comment:
                     next_comment = now + COMMENT_SECONDS
                     await self._comment()
-                going = await waiter.wait(min(until, next_comment, began + seconds) - now)
+                leave_at = self._held_since + self.leave_seconds
+                if now >= leave_at:
+                    if (following := self.fall_back()) is not None:
+                        raise FellBack(following)
+                    self.leave_seconds += _LOOK_AGAIN_SECONDS
+                    continue
+                going = await waiter.wait(min(until, next_comment, began + seconds, leave_at) - now)
                 if going or time.monotonic() - began >= seconds:
                     recheck()
                     return going

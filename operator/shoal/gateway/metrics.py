@@ -255,6 +255,11 @@ class GatewayMetrics:
             "Replicas that were chosen while no stream of their Model was live.",
             registry=registry,
         )
+        self.fallbacks_taken = Counter(
+            "shoal_gateway_route_fallbacks",
+            "Requests that left a route's target for a fallback of the route.",
+            registry=registry,
+        )
         self.leases = Counter(
             "shoal_gateway_adapter_leases",
             "Requests to agents for a lease of an adapter, by result.",

@@ -205,10 +205,8 @@ class Quota:
             bound = ASSUMED_ANSWER_TOKENS if most is None else min(most, ASSUMED_ANSWER_TOKENS)
         prompt = max(1, size // BYTES_PER_TOKEN)
         answer = answers * bound
-        rate, spend = None, 0
-        if self.limits.budget is not None and (rates := quotas.ledger.rate_table) is not None:
-            rate = rates.find(plan, model.key, None if model.adapter is None else model.adapter.key)
-            spend = 0 if rate is None else cost(rate, prompt, 0, answer, **units._asdict())
+        rate = self.rate(model, plan)
+        spend = 0 if rate is None else cost(rate, prompt, 0, answer, **units._asdict())
         asked = Cost(prompt + answer, spend)
         month, live = quotas.months.now(), quotas.ledger.live
         budget = self.limits.budget
@@ -224,6 +222,12 @@ class Quota:
             raise refusal(over, self.limits)
         quotas.usage.note(self.tenant)
         return Reserved(self, asked, rate, answers, bound)
+
+    def rate(self, model: ServedModel, plan: str | None) -> Rate | None:
+        """The price of a Model's tokens; None: the tenant has no budget, or there is no price."""
+        if self.limits.budget is None or (rates := self._quotas.ledger.rate_table) is None:
+            return None
+        return rates.find(plan, model.key, None if model.adapter is None else model.adapter.key)
 
     async def wait_for_share(self, refused: ShareUsedUp, until: float, left: Callable[[], bool]) -> None:
         """Waits until a request that found the share used up may fit, or its limit is used up. `until` is in seconds of
@@ -300,6 +304,11 @@ class Reserved:
 
     def recheck(self) -> None:
         self._quota.recheck(self._asked)
+
+    def reprice(self, model: ServedModel, plan: str | None) -> None:
+        """The request goes to another Model, at whose price it is settled. What was reserved stays."""
+        if self._rate is not None:
+            self._rate = self._quota.rate(model, plan)
 
     def settle(self, meter: Meter) -> None:
         self._quota.settle(self._asked, self._rate, meter, self._answers, self._bound)

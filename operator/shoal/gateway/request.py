@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,7 +27,7 @@ from shoal.core.routing.routes import DeclaredCanary, DeclaredRoute, NoTarget, R
 from shoal.engine.wires import added_of
 from shoal.gateway import audioform, ids, modellist, redact
 from shoal.gateway.ability import refuse_incapable
-from shoal.gateway.accepted import AcceptedRequest
+from shoal.gateway.accepted import AcceptedRequest, FellBack
 from shoal.gateway.adaptertarget import AdapterTarget
 from shoal.gateway.bigbodies import BIG
 from shoal.gateway.body import (
@@ -69,6 +70,11 @@ _DENIED: Final = {
     "expired": (401, "This API key has expired.", "expired_api_key"),
     "suspended": (403, "This account is suspended.", "tenant_suspended"),
 }
+_REFUSED_BY_TARGET: Final = frozenset(
+    {"no_replica", "hold_expired", "hold_full", "model_unavailable", "adapter_unavailable", "model_not_found"}
+)
+"""Codes of errors that say that no replica of a target takes the request. An engine's own errors are none of them: what
+ends the replicas of one Model must not go on to another."""
 _NO_HOSTS: Final[frozenset[str]] = frozenset()
 _MODELS: Final = "/v1/models"
 _JSON: Final = "application/json"
@@ -98,6 +104,18 @@ class _Routed(NamedTuple):
     route: str
     """`namespace/name`."""
     target: TargetRef
+    fallback: tuple[TargetRef, ...] = ()
+    leave_seconds: int | None = None
+
+
+class _Kept(NamedTuple):
+    """What a fallback needs of a request: its body as the client sent it."""
+
+    raw: bytes
+    fetched: _Fetched | None
+    route: str
+    targets: list[TargetRef]
+    """Fallbacks that were not tried yet, in order."""
 
 
 class GatewayRequest:
@@ -112,6 +130,7 @@ class GatewayRequest:
         "_engine_path",
         "_headers",
         "_id",
+        "_kept",
         "_key_hash",
         "_meter",
         "_path",
@@ -120,6 +139,7 @@ class GatewayRequest:
         "_receive",
         "_reply",
         "_reserved",
+        "_routed",
         "_scope",
         "_spans",
         "_trace",
@@ -147,6 +167,10 @@ class GatewayRequest:
         """The request goes to this canary."""
         self._draw: float | None = None
         """The random number by which a route chooses: one for the whole request, however often it is prepared."""
+        self._routed: _Routed | None = None
+        """What a route chose."""
+        self._kept: _Kept | None = None
+        """The request for its fallbacks; None: it has none."""
         self._raw = b""
         self._content_type: bytes | None = None
 
@@ -253,9 +277,12 @@ class GatewayRequest:
             fetched = _Fetched(prepared.model, await self._fetch(identity, prepared.media))
             now = self._same_tenant(identity)
             prepared = await self._prepared_within_shares(now, raw, fetched)
-            del fetched
             if isinstance(prepared, _Incomplete):
                 raise RuntimeError("a request without remote media is incomplete")
+            self._keep(identity.tenant, raw, fetched)
+            del fetched
+        else:
+            self._keep(identity.tenant, raw, None)
         del raw
         self._headers = _NO_HEADERS
         meter = self._meter
@@ -274,6 +301,63 @@ class GatewayRequest:
             raise errors.cannot_record() from None
         app.demand.arrived(prepared.model.uid)
         return prepared
+
+    def _keep(self, tenant: str, raw: bytes, fetched: _Fetched | None) -> None:
+        """Keeps the body for the fallbacks of the request's route, if there is memory for it."""
+        routed = self._routed
+        if routed is None or not routed.fallback:
+            return
+        size = len(raw) + (0 if fetched is None else sum(map(len, fetched.media)))
+        try:
+            self._app.body_budget.take(tenant, size)
+        except ApiError:
+            return
+        self._body_bytes += size
+        self._kept = _Kept(raw, fetched, routed.route, list(routed.fallback))
+
+    def _fall_back(self, *, needs_replica: bool) -> Prepared | None:
+        """The request as one for the next fallback that the tenant may use and that can do it; None: there is none.
+        `needs_replica`: only for one that has a replica now."""
+        app, kept, waiting = self._app, self._kept, list[TargetRef]()
+        if kept is None:
+            return None
+        snapshot = app.directory.snapshot
+        route = snapshot.model_index.routes.get(kept.route)
+        try:
+            identity = self._check_key()
+        except ApiError:
+            return None
+        while route is not None and kept.targets:
+            ref = kept.targets.pop(0)
+            model = snapshot.model_index.target(route, ref, identity)
+            if model is None or app.holds.wait_refusal(model) is not None:
+                continue
+            if needs_replica and not app.fleet.usable(snapshot, model):
+                waiting.append(ref)
+                continue
+            try:
+                prepared = self._prepare(identity, kept.raw, kept.fetched, (model, _Routed(kept.route, ref)))
+            except ApiError:
+                continue  # it cannot do what the first target could
+            if isinstance(prepared, _Incomplete):
+                continue
+            kept.targets[:0] = waiting
+            return prepared
+        kept.targets[:0] = waiting
+        return None
+
+    def _left(self, prepared: Prepared) -> None:
+        """The request leaves its target for a fallback."""
+        app, meter = self._app, self._meter
+        if self._canary is not None:
+            meter.outcome = "refused"
+            app.canaries.ended(self._canary, meter)
+            self._canary = None
+        app.metrics.fallbacks_taken.inc()
+        meter.reroute(prepared.model)
+        if self._reserved is not None:
+            self._reserved.reprice(prepared.model, meter.fields.get("plan"))
+        app.demand.arrived(prepared.model.uid)
 
     async def _prepared_within_shares(
         self, identity: KeyIdentity, raw: bytes, fetched: _Fetched | None = None
@@ -308,9 +392,16 @@ class GatewayRequest:
                 raise Disconnected
             return self._prepare(identity, raw, fetched)
 
-    def _prepare(self, identity: KeyIdentity, raw: bytes, fetched: _Fetched | None) -> Prepared | _Incomplete:
+    def _prepare(
+        self,
+        identity: KeyIdentity,
+        raw: bytes,
+        fetched: _Fetched | None,
+        instead: "tuple[ServedModel, _Routed] | None" = None,
+    ) -> Prepared | _Incomplete:
         """Checks the body and makes the engine's body from it, or returns the media that must be fetched first. The
-        decoded body is not kept. Raises ApiError."""
+        decoded body is not kept. `instead`: a fallback, for a request that was prepared and recorded for another Model.
+        Raises ApiError."""
         app = self._app
         form = None
         if self._engine_path in FORMS:
@@ -322,8 +413,8 @@ class GatewayRequest:
         if self._dialect is not None:
             parsed = translated(parsed, self._dialect)
         fields = parsed.fields
-        model, routed = self._resolve(identity, parsed.model_name, fields, len(raw))
-        if fetched is not None and _identity_of(model) != _identity_of(fetched.model):
+        model, routed = instead or self._resolve(identity, parsed.model_name, fields, len(raw))
+        if instead is None and fetched is not None and _identity_of(model) != _identity_of(fetched.model):
             raise self._unknown(identity, parsed.model_name)
         refuse_incapable(model, self._engine_path, parsed.model_name)
         size, wanted = len(raw), ()
@@ -337,7 +428,7 @@ class GatewayRequest:
             wanted = remote.wanted(fields, model.facts.media_hosts)
         else:
             checked(fields, self._engine_path, _without_hosts(model.facts), size)
-        if fetched is None:
+        if fetched is None and instead is None:
             self._meter = Meter(
                 self._id,
                 app.settings.installation,
@@ -360,7 +451,7 @@ class GatewayRequest:
         bound = bound_answer(fields, self._engine_path, model.max_output_tokens)
         choices, prompt_count = fields.get("n"), prompts(fields)
         choices = choices if type(choices) is int else 1
-        if self._quota is not None:
+        if self._quota is not None and instead is None:
             answers = max(1, choices) * prompt_count if self._engine_path in GENERATING else 0
             read = 0 if self._meter.free else self._meter.read_bytes(size)
             self._reserved = self._quota.reserve(
@@ -405,7 +496,8 @@ class GatewayRequest:
             target=None if routed is None else routed.target,
             marks=self._marks(space, fields, model),
         )
-        if identity.logging is not None:
+        self._routed = routed
+        if identity.logging is not None and instead is None:
             original = raw if fetched is None and self._dialect is None and form is None else None
             self._reply.log = app.logs.logger.begin(identity, self._key_hash, original, fields)
         return prepared
@@ -435,7 +527,7 @@ class GatewayRequest:
         if model is None:
             raise errors.no_target(name)
         self._canary = chosen.canary
-        return model, _Routed(found.key, chosen.target)
+        return model, _Routed(found.key, chosen.target, chosen.fallback, chosen.leave_seconds)
 
     def _prompt(self, space: str, fields: dict[str, Any], model: ServedModel, size: int) -> Prompt | None:
         """What the choice of a replica goes by. `size`: bytes of the body with its media."""
@@ -499,21 +591,21 @@ class GatewayRequest:
         try:
             if self._spans is not None:
                 self._spans.accepted(meter, prepared)
-            with app.deadlines_of(prepared.model).start() as deadline:
-                raw, self._raw = self._raw, b""  # the accepted request keeps the only copy, trimmed if it waits
-                request = AcceptedRequest(
-                    app, prepared, raw, meter, self._reply, abort, deadline, self._spans, self._check_key
-                )
-                del raw
-                adapter = prepared.model.adapter
-                # An adapter has the tokens of its base.
-                target = BaseTarget(request) if adapter is None or meter.free else AdapterTarget(request, adapter)
-                dispatch = Dispatch(request, target, self._trace)
-                app.checkpoints.add(meter)
+            leave: float | None = None if self._routed is None else self._routed.leave_seconds
+            while True:
                 try:
-                    await dispatch.run()
-                finally:
-                    app.checkpoints.discard(meter)
+                    await self._dispatch(prepared, abort, leave)
+                    break
+                except FellBack as left:
+                    prepared = left.prepared
+                except ApiError as error:
+                    if error.code not in _REFUSED_BY_TARGET or meter.first_byte is not None:
+                        raise
+                    following = self._fall_back(needs_replica=False)
+                    if following is None:
+                        raise
+                    prepared = following
+                self._left(prepared)
         except ClientGone:
             meter.outcome = "cancelled"
         except TimeoutError:
@@ -543,6 +635,36 @@ class GatewayRequest:
                 watcher.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await watcher
+
+    async def _dispatch(self, prepared: Prepared, abort: AbortHandle, leave_seconds: float | None) -> None:
+        """Sends the request to replicas of its target until the answer has ended. Raises as `Dispatch.run`, and
+        FellBack."""
+        app, meter = self._app, self._meter
+        with app.deadlines_of(prepared.model).start() as deadline:
+            raw, self._raw = self._raw, b""  # the accepted request keeps the only copy, trimmed if it waits
+            request = AcceptedRequest(
+                app,
+                prepared,
+                raw,
+                meter,
+                self._reply,
+                abort,
+                deadline,
+                self._spans,
+                self._check_key,
+                leave_seconds=math.inf if leave_seconds is None or self._kept is None else leave_seconds,
+                fall_back=lambda: self._fall_back(needs_replica=True),
+            )
+            del raw
+            adapter = prepared.model.adapter
+            # An adapter has the tokens of its base.
+            target = BaseTarget(request) if adapter is None or meter.free else AdapterTarget(request, adapter)
+            dispatch = Dispatch(request, target, self._trace)
+            app.checkpoints.add(meter)
+            try:
+                await dispatch.run()
+            finally:
+                app.checkpoints.discard(meter)
 
     async def _watch(self, abort: AbortHandle) -> None:
         """Waits for the client to leave, and then aborts the request at once."""

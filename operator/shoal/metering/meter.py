@@ -172,6 +172,16 @@ class Meter:
         self._base["adapter"] = adapter.key
         self._base["adapterRevision"] = adapter.revision
 
+    def reroute(self, model: ServedModel) -> None:
+        """The request goes to another Model, because none of its former one's replicas took it."""
+        self.forget_counts()
+        self.model = self._base["model"] = model.key
+        self._base.pop("adapter", None)
+        self._base.pop("adapterRevision", None)
+        if model.adapter is not None:
+            self.use(model.adapter)
+        self.outcome = self.status = None
+
     def sees(self, images: int) -> None:
         """Sets the number of images in the request."""
         if images:

@@ -115,6 +115,21 @@ def test_no_rule_sees_a_key(name: str):
     assert decide(one, sent, everything, 0.5) == NoTarget("no-rule")
 
 
+def test_without_a_usable_target_the_first_usable_fallback_gets_the_request():
+    one = route({"targets": [target("a")], "fallback": {"targets": [target("b"), target("c")], "whenWaitSeconds": 9}})
+    made = decide(one, facts(), everything, 0.5)
+    assert isinstance(made, RouteDecision)
+    assert (made.target, made.fallback, made.leave_seconds) == (A, (B, C), 9)
+    made = decide(one, facts(), lambda ref: ref != A, 0.5)
+    assert isinstance(made, RouteDecision)
+    assert (made.target, made.fallback) == (B, (C,))
+    made = decide(one, facts(), lambda ref: ref == C, 0.5)
+    assert isinstance(made, RouteDecision)
+    assert (made.target, made.fallback) == (C, ())
+    assert decide(one, facts(), lambda _: False, 0.5) == NoTarget("no-target", "default")
+    assert set(one.references()) == {A, B, C}
+
+
 # --- sessions ---------------------------------------------------------------------------------------------------------
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from shoal.core.hold.limits import Limits
 from shoal.core.routing.canary import CanaryHalt
+from shoal.gateway.request import GatewayRequest
 from tests.support.adapter_agents import AdapterAgent, name_of, tuned
-from tests.support.gateway import GatewayUnderTest, tenant
-from tests.support.routes import declared, put, target, two_models
+from tests.support.gateway import GatewayUnderTest, replica, tenant
+from tests.support.routes import declared, put, served, target, two_models
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine
 
 CHAT = {"model": "front", "messages": [{"role": "user", "content": "hi"}]}
@@ -245,3 +246,151 @@ async def test_clients_that_send_nonsense_do_not_halt_a_canary(tmp_path: Path):
         for _ in range(12):
             await ask(it, 400)
         assert not it.app.canaries.halts
+
+
+# --- fallbacks --------------------------------------------------------------------------------------------------------
+
+
+def with_fallback(*fallbacks: str, **more: Any) -> dict[str, Any]:
+    return {"targets": [target("llama")], "fallback": {"targets": [target(name) for name in fallbacks], **more}}
+
+
+async def gone(it: GatewayUnderTest, **model: Any) -> None:
+    """The Model chat/llama has no replica."""
+    del it.pods["chat/llama-1"]
+    it.model(**model)
+
+
+async def test_a_request_that_its_target_refuses_goes_to_the_fallback(tmp_path: Path):
+    llama, other = ScriptedEngine(), ScriptedEngine()
+    async with two_models(tmp_path, llama, other, with_fallback("other")) as it:
+        await ask(it)
+        await gone(it, limits=Limits(max_requests=0))
+        assert (await ask(it))["model"] == "front"
+        assert (len(llama.requests), len(other.requests)) == (1, 1)
+        assert other.requests[0].body["model"] == "chat/other"
+        _, record = await it.records(count=2)
+        data = record.data
+        assert (data.model, data.route, data.outcome, data.status) == ("chat/other", "chat/front", "answered", 200)
+        assert (data.input_tokens, data.count_source) == (7, "final")
+        assert it.metric("shoal_gateway_route_fallbacks_total") == 1
+        it.tenants["acme"] = tenant(models=["chat/llama"])
+        it.changed()
+        assert (await ask(it, 503))["error"]["code"] == "no_replica", "a fallback that it may not use is none"
+        *_, record = await it.records(count=3)
+        assert (record.data.model, record.data.outcome) == ("chat/llama", "refused")
+
+
+async def test_a_request_that_has_waited_goes_to_a_fallback_with_a_replica(tmp_path: Path):
+    llama, other = ScriptedEngine(), ScriptedEngine()
+    async with two_models(tmp_path, llama, other, with_fallback("other", whenWaitSeconds=1)) as it:
+        await gone(it, limits=Limits(max_requests=9, timeout_seconds=60.0))
+        assert (await ask(it))["model"] == "front"
+        assert (len(llama.requests), len(other.requests)) == (0, 1)
+        (record,) = await it.records()
+        assert record.data.model == "chat/other"
+        assert (record.data.hold_ms or 0) >= 1000
+        assert not it.app.holds.waiting
+
+
+async def test_a_waiting_request_stays_where_no_fallback_has_a_replica(tmp_path: Path):
+    llama, other = ScriptedEngine(), ScriptedEngine()
+    async with two_models(tmp_path, llama, other, with_fallback("other", whenWaitSeconds=1)) as it:
+        del it.pods["chat/llama-2"]
+        await gone(it, limits=Limits(max_requests=9, timeout_seconds=60.0))
+        looked = 0
+        fall_back = GatewayRequest._fall_back
+
+        def counted(request: GatewayRequest, **how: Any) -> Any:
+            nonlocal looked
+            looked += 1
+            return fall_back(request, **how)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(GatewayRequest, "_fall_back", counted)
+            asking = asyncio.create_task(ask(it))
+            async with asyncio.timeout(60):
+                while not looked:
+                    await asyncio.sleep(0.01)
+            assert it.app.holds.waiting == 1
+            it.pods["chat/llama-1"] = replica(1)
+            it.changed()
+            it.hear(1)
+            assert (await asking)["model"] == "front"
+        assert (len(llama.requests), len(other.requests)) == (1, 0)
+
+
+async def test_a_stream_that_got_comments_goes_on_at_the_fallback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("shoal.gateway.accepted.COMMENT_SECONDS", 0.2)
+    other = ScriptedEngine()
+    async with two_models(tmp_path, ScriptedEngine(), other, with_fallback("other", whenWaitSeconds=1)) as it:
+        await gone(it, limits=Limits(max_requests=9, timeout_seconds=60.0))
+        response = await it.post({**CHAT, "stream": True})
+        text = await response.text()
+        assert text.startswith(": waiting for a replica")
+        assert '"model":"front"' in text
+        assert text.rstrip().endswith("[DONE]")
+        assert len(other.requests) == 1
+
+
+async def test_what_ends_the_replicas_of_one_model_does_not_go_on_to_another(tmp_path: Path):
+    other = ScriptedEngine()
+    async with two_models(tmp_path, ScriptedEngine(breaks), other, with_fallback("other")) as it:
+        assert (await ask(it, 500))["error"]["code"] == "engine_error"
+        assert not other.requests
+
+
+async def test_nothing_falls_back_after_the_first_byte(tmp_path: Path):
+    async def cut(request: EngineRequest) -> None:
+        await request.begin_stream()
+        await request.chunk(request.delta("a", 1))
+        request.writer.close()
+
+    other = ScriptedEngine()
+    async with two_models(tmp_path, ScriptedEngine(cut), other, with_fallback("other")) as it:
+        response = await it.post({**CHAT, "stream": True})
+        assert "replica_lost" in await response.text()
+        assert not other.requests
+
+
+async def test_a_fallback_that_cannot_do_the_request_is_passed_over(tmp_path: Path):
+    other, third = ScriptedEngine(), ScriptedEngine()
+    async with two_models(tmp_path, other, third, with_fallback("other", "third")) as it:
+        it.models["chat/other"] = dataclasses.replace(it.models["chat/other"], capabilities=frozenset({"embed"}))
+        it.models["chat/third"] = served("chat/third", uid="uid-third")
+        it.pods["chat/third-2"] = replica(2, model=it.models["chat/third"])
+        it.tenants["acme"] = tenant(models=["chat/llama", "chat/other", "chat/third"])
+        await gone(it, limits=Limits(max_requests=0))
+        await ask(it)
+        assert third.requests[0].body["model"] == "chat/third"
+
+
+async def test_the_whole_body_counts_twice_while_a_fallback_may_need_it(tmp_path: Path):
+    other = ScriptedEngine()
+    async with two_models(tmp_path, ScriptedEngine(), other, with_fallback("other")) as it:
+        await gone(it, limits=Limits(max_requests=0))
+        await ask(it, messages=[{"role": "user", "content": "x" * 50_000}])
+        assert len(other.requests[0].body["messages"][0]["content"]) == 50_000
+        assert it.app.body_budget.held == 0
+
+
+async def test_a_canary_that_no_replica_serves_counts_as_failed_and_its_requests_fall_back(tmp_path: Path):
+    llama, other = ScriptedEngine(), ScriptedEngine()
+    rule = {**CANARY, "fallback": {"targets": [target("llama")]}}
+    async with two_models(tmp_path, llama, other, rule) as it:
+        it.models["chat/other"] = dataclasses.replace(it.models["chat/other"], limits=Limits(max_requests=0))
+        del it.pods["chat/llama-2"]
+        it.changed()
+        for _ in range(4):
+            await ask(it)
+        assert len(llama.requests) == 4
+        assert [halt.reason for halt in it.app.canaries.halts.values()] == ["Errors"]
+
+
+async def test_a_target_that_is_gone_leaves_its_requests_to_the_fallback(tmp_path: Path):
+    other = ScriptedEngine()
+    async with two_models(tmp_path, ScriptedEngine(), other, with_fallback("other")) as it:
+        del it.models["chat/llama"]
+        it.changed()
+        await ask(it)
+        assert len(other.requests) == 1

@@ -78,6 +78,10 @@ class DeclaredRule:
     session_header: str | None
     by_conversation: bool
     canary: DeclaredCanary | None = None
+    fallback: tuple[TargetRef, ...] = ()
+    """In order."""
+    leave_seconds: int | None = None
+    """Waiting time after which a request goes to a fallback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,7 @@ class DeclaredRoute:
         """Every target, each once."""
         found = [target.ref for rule in self.rules for target in rule.targets]
         found += [rule.canary.ref for rule in self.rules if rule.canary is not None]
+        found += [ref for rule in self.rules for ref in rule.fallback]
         yield from dict.fromkeys(found)
 
 
@@ -155,6 +160,8 @@ def _declared_rule(route: ModelRoute, rule: RouteRule) -> DeclaredRule:
         affinity.header if affinity is not None and affinity.type == "Header" else None,
         affinity is not None and affinity.type == "Conversation",
         None if rule.canary is None else _declared_canary(route, rule.name, rule.canary),
+        tuple(TargetRef(*route.resolved(target)) for target in rule.fallback.targets) if rule.fallback else (),
+        rule.fallback.when_wait_seconds if rule.fallback else None,
     )
 
 
@@ -193,6 +200,10 @@ class RouteDecision(NamedTuple):
     """The target was chosen by the request's session."""
     canary: DeclaredCanary | None = None
     """The target is this canary."""
+    fallback: tuple[TargetRef, ...] = ()
+    """Where it goes, in order, if no replica of the target takes it."""
+    leave_seconds: int | None = None
+    """Waiting time after which it does so; None: only when the target refuses it."""
 
 
 class NoTarget(NamedTuple):
@@ -216,16 +227,20 @@ def decide(
         return NoTarget("no-rule")
     shares = tuple(target for target in rule.targets if target.weight > 0 and usable(target.ref))
     session, canary = session_of(route, rule, facts), rule.canary
+    has_session, fallback, leave = session is not None, rule.fallback, rule.leave_seconds
     if canary is not None and not is_halted(canary) and usable(canary.ref):
         # A share that grows keeps the sessions that it has.
         share, at = canary.percent / 100, draw if session is None else _fraction(session)
         if at < share or (not shares and canary.percent):
-            return RouteDecision(rule.name, canary.ref, shares, session is not None, canary)
+            return RouteDecision(rule.name, canary.ref, shares, has_session, canary, fallback, leave)
         draw = (draw - share) / (1 - share) if session is None else draw
-    if not shares:
-        return NoTarget("no-target", rule.name)
-    target = by_weight(shares, draw) if session is None else by_session(shares, session)
-    return RouteDecision(rule.name, target, shares, session is not None)
+    if shares:
+        target = by_weight(shares, draw) if session is None else by_session(shares, session)
+        return RouteDecision(rule.name, target, shares, has_session, None, fallback, leave)
+    for number, ref in enumerate(fallback, 1):
+        if usable(ref):
+            return RouteDecision(rule.name, ref, (), False, None, fallback[number:], leave)
+    return NoTarget("no-target", rule.name)
 
 
 def matches(rule: DeclaredRule, facts: RequestFacts) -> bool:
