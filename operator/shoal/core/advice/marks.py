@@ -54,12 +54,15 @@ def prompt_marks(secret: int, fields: Mapping[str, Any]) -> Marks | None:
 
 
 def _of_chat(secret: int, turns: list[Any], tools: Any) -> Marks | None:
+    # Every request comes through here: one loop, without objects.
     count = len(turns)
     if count > MOST_MESSAGES:
         return None
-    marks = _Marks(secret)
+    crc, size, after, found = secret, 0, FIRST, list[int]()
     if tools:
-        marks.add(orjson.dumps(tools).decode())
+        text = orjson.dumps(tools).decode()
+        crc, after = _read(text, crc, 0, after, found)
+        size = len(text)
     near, opening = count - NEAR_END, True
     for at, message in enumerate(turns):
         if not isinstance(message, dict):
@@ -68,86 +71,61 @@ def _of_chat(secret: int, turns: list[Any], tools: Any) -> Marks | None:
         text = turn.get("content")
         if not isinstance(text, str) and (text := _text(text)) is None:
             return None
-        if turn.get("role") == "assistant":
+        role, answer, head = turn.get("role"), False, False
+        if role == "assistant":
             if calls := turn.get("tool_calls"):
                 text += orjson.dumps(calls).decode()
-            if at >= near:
-                marks.mark()
-                marks.add(text, answer=True)
-                marks.mark(AFTER_ANSWER)
-                continue
-        elif opening and turn.get("role") == "user":
-            opening = False
-            if marks.size >= LEAST:
-                marks.mark()
-            marks.add(text)
-            marks.mark()
-            continue
-        marks.add(text)
-    marks.mark()
-    return marks.found()
+            answer = at >= near
+        elif opening and role == "user":
+            opening, head = False, True
+        if (answer or (head and size >= LEAST)) and size and not (found and found[-1] == size):
+            found += (crc, size)
+        end = size + len(text)
+        if end < after and end <= WHOLE:
+            crc = crc32(text.encode(), crc)
+        else:
+            # Within an answer with a mark of its own there is no other: that mark refers to the one before it.
+            crc, after = _read(text, crc, size, after, None if answer else found)
+        if answer:
+            if end > size:
+                found += (crc, end | AFTER_ANSWER)
+        elif (head or at == count - 1) and end and not (found and found[-1] == end):
+            found += (crc, end)
+        size = end
+    return array("I", found).tobytes() if found else None
 
 
 def _of_prompt(secret: int, prompt: Any) -> Marks | None:
-    marks = _Marks(secret)
     if isinstance(prompt, list):
         ids = cast("list[Any]", prompt)
         if not ids or not isinstance(ids[0], int):
             return None
         try:
             # A token counts as eight characters.
-            marks.add(array("q", ids).tobytes().decode("latin-1"))
+            prompt = array("q", ids).tobytes().decode("latin-1")
         except (TypeError, OverflowError):
             return None
-    elif isinstance(prompt, str):
-        marks.add(prompt)
-    else:
+    if not isinstance(prompt, str) or not prompt:
         return None
-    marks.mark()
-    return marks.found()
+    found: list[int] = []
+    crc, _ = _read(prompt, secret, 0, FIRST, found)
+    if not found or found[-1] != len(prompt):
+        found += (crc, len(prompt))
+    return array("I", found).tobytes()
 
 
-class _Marks:
-    __slots__ = ("_crc", "_found", "_next", "size")
-
-    def __init__(self, secret: int) -> None:
-        self._crc = secret
-        self._next = FIRST
-        self._found: list[int] = []
-        self.size = 0
-
-    def mark(self, answer: int = 0) -> None:
-        size, found = self.size, self._found
-        if size and not (found and found[-1] & ~AFTER_ANSWER == size):
-            found += (self._crc, size | answer)
-
-    def add(self, text: str, *, answer: bool = False) -> None:
-        """A piece of text, which ends where a message does. Within an `answer` that gets a mark of its own there is no
-        other, because that mark refers to the one before it."""
-        end = self.size + len(text)
-        if end >= self._next:
-            text = self._cut(text, end, answer)
-        # The end of a message is a part of what is compared.
-        if end <= WHOLE:
-            self._crc = crc32(b"\0", crc32(text.encode(), self._crc))
-        else:
-            self._crc = crc32(b"\0", _checksum(text, self._crc, self.size))
-        self.size = end
-
-    def _cut(self, text: str, end: int, answer: bool) -> str:
-        """Adds the marks by length in a text. Returns what is after the last of them."""
-        start, after = 0, self._next
-        while after <= end and after <= LAST:
-            stop = start + after - self.size
-            self._crc = _checksum(text[start:stop], self._crc, self.size)
-            if not answer:
-                self._found += (self._crc, after)
-            self.size, start = after, stop
-            self._next = after = after * 4 // 3 if after % 3 == 0 else after * 3 // 2
-        return text[start:]
-
-    def found(self) -> Marks | None:
-        return array("I", self._found).tobytes() if self._found else None
+def _read(text: str, crc: int, size: int, after: int, found: list[int] | None) -> tuple[int, int]:
+    """Reads a piece of text after `size` characters, with the marks by length in it; `after`: the next of those.
+    Returns the checksum behind it, and the next mark by length."""
+    end, start = size + len(text), 0
+    while after <= end and after <= LAST:
+        stop = start + after - size
+        crc = _checksum(text[start:stop], crc, size)
+        if found is not None:
+            found += (crc, after)
+        size, start = after, stop
+        after = after * 4 // 3 if after % 3 == 0 else after * 3 // 2
+    return _checksum(text[start:], crc, size), after
 
 
 def _checksum(text: str, before: int, at: int) -> int:
