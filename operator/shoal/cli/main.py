@@ -40,6 +40,10 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
         "shoal.cli.why:command",
         "Explain what is wrong with a Model, adapter, tenant, pod or node: layer, cause, what to do.",
     ),
+    "doctor": (
+        "shoal.cli.doctor:command",
+        "Check a whole installation: permissions, kinds, certificates, clocks, classes.",
+    ),
     "advise": ("shoal.cli.advise:command", "Say what routing is worth for a Model's own traffic."),
     "logs": ("shoal.cli.logs:command", "Show a tenant's request log, or delete from it."),
     "adapters": ("shoal.cli.adapters:command", "Show the adapters of LoRA pools, their replicas and their use."),

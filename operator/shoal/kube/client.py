@@ -10,6 +10,8 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from types import MappingProxyType
 from typing import Any, Final, Literal, Self, cast
 
@@ -151,6 +153,22 @@ class KubeClient:
                 return frozenset()
             raise
         return frozenset(r["name"] for r in found.get("resources", []))
+
+    async def server_time(self) -> datetime | None:
+        """The API server's clock, in whole seconds, by the Date header of an answer; None: the answer has none. Raises
+        Unavailable."""
+        timeout = aiohttp.ClientTimeout(total=ATTEMPT_TIMEOUT, sock_connect=5)
+        try:
+            response = await self._open("GET", "/version", params=None, timeout=timeout)
+            async with response:
+                text = response.headers.get("Date", "")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise APIServerUnavailable(f"get /version: {_why(error)}") from error
+        try:
+            found = parsedate_to_datetime(text)
+        except ValueError:
+            return None
+        return found.astimezone(UTC) if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
     async def log(self, pod: str, namespace: str, *, container: str, lines: int) -> str:
         """The last lines of a container's log. Raises NotFound, Forbidden, Invalid (not started yet), Unavailable."""

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from shoal.core.doctor.checks import CHECKS
 from shoal.core.layers.advice import REASONS, LayerAdvice
 from shoal.core.layers.faults import FAULTS
 from shoal.core.layers.layer import Layer
@@ -47,3 +48,8 @@ def test_the_page_has_every_reason_of_every_layer() -> None:
     found = PART.search(text)
     assert found is not None
     assert found.group() == part()
+
+
+def test_the_page_has_every_check_of_an_installation_in_order() -> None:
+    table = PAGE.read_text().partition("| check | what is looked at")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| ([\w ]+) \|", table, re.M) == [name for name, _ in CHECKS]

@@ -1,0 +1,43 @@
+"""The table of checks."""
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from typing import Final
+
+from shoal.api import reasons
+from shoal.core.doctor import certificates, clocks, fleet, installation, kinds, permissions, tenants
+from shoal.core.doctor.types import DoctorResult, DoctorSnapshot
+from shoal.core.layers.layer import Layer
+
+CHECKS: Final[Sequence[tuple[str, Callable[[DoctorSnapshot, datetime], Iterator[DoctorResult]]]]] = (
+    ("clocks", clocks.check),
+    ("name service", installation.name_service),
+    ("kinds", kinds.check),
+    ("permissions", permissions.check),
+    ("certificates", certificates.check),
+    ("leader", installation.leader),
+    ("processes", installation.processes),
+    ("versions", installation.versions),
+    ("services", installation.addresses),
+    ("GPU classes", fleet.classes),
+    ("node cache", fleet.cache),
+    ("signals", fleet.signals),
+    ("KEDA", fleet.keda),
+    ("Models", fleet.models),
+    ("tenants", tenants.check),
+)
+_ORDER: Final = {"error": 0, "warning": 1, "unknown": 2, "ok": 3}
+
+
+def examine(seen: DoctorSnapshot, now: datetime) -> tuple[DoctorResult, ...]:
+    """All results: errors first, then warnings, of equals the most upstream layer. A check that fails is a result of
+    its own; the others are not affected."""
+    found: list[DoctorResult] = []
+    for name, check in CHECKS:
+        try:
+            found += list(check(seen, now))
+        except Exception as error:
+            text = f"the check {name} failed: {type(error).__name__}: {error}"
+            do = "Report it: it is an error of this command."
+            found.append(DoctorResult(name, "unknown", reasons.INTERNAL_ERROR, Layer.CONTROL, text, do))
+    return tuple(sorted(found, key=lambda each: (_ORDER[each.outcome], each.layer.order)))

@@ -1,0 +1,184 @@
+"""GPU classes, their nodes, node caches, signals, and KEDA."""
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any, Final
+
+from shoal.api import names, reasons
+from shoal.core.doctor.results import ok, result, some, unread
+from shoal.core.doctor.types import DoctorResult, DoctorSnapshot
+from shoal.core.layers import objects
+from shoal.core.layers.causes import causes
+from shoal.core.layers.faults import advice
+from shoal.core.layers.layer import Layer
+from shoal.core.layers.types import ObjectView, Unread, WhySnapshot
+
+NO_CLASS_FOR_NODES: Final = "GPUsWithoutClass"
+CACHE_TOO_LARGE: Final = "CacheLargerThanDisk"
+SIGNALS_AWAY: Final = "SignalsAway"
+_GPU: Final = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe")
+_CACHE_FAULTS: Final = (reasons.DISK_FULL, reasons.CACHE_UNAVAILABLE)
+_LARGE_PERCENT: Final = 80
+
+
+def classes(seen: DoctorSnapshot, now: datetime) -> Iterator[DoctorResult]:
+    """Whether each GPU class has nodes, and each GPU a class."""
+    check = "GPU classes"
+    if isinstance(seen.classes, Unread):
+        yield unread(check, Layer.CONTROL, seen.classes)
+        return
+    if not seen.classes:
+        do = "Create a GPUClass for the GPU nodes of the cluster."
+        yield result(check, "error", reasons.NO_CLASS, Layer.CONTROL, "there is no GPUClass", do)
+    nodes = () if isinstance(seen.nodes, Unread) else seen.nodes
+    well = 0
+    for each in seen.classes:
+        matching = tuple(node for node in nodes if objects.selects(each, dict(node.labels)))
+        found = causes(WhySnapshot("class", each.key, subject=each, nodes=matching), now).causes
+        wrong = [cause for cause in found if cause.state in ("fault", "note") and cause.reason != reasons.PAUSED]
+        for cause in wrong:
+            outcome = "error" if cause.state == "fault" and not _usable(each) else "warning"
+            yield result(check, outcome, cause.reason, cause.layer, f"{each.name}: {cause.message}", cause.do)
+        well += not wrong
+    if isinstance(seen.nodes, Unread):
+        yield unread("GPU nodes", Layer.CONTROL, seen.nodes)
+    else:
+        lost = [
+            node.name
+            for node in seen.nodes
+            if any(node.capacity.get(name) for name in _GPU)
+            and not any(objects.selects(each, dict(node.labels)) for each in seen.classes)
+        ]
+        if lost:
+            do = "Create a GPUClass whose nodeSelector matches them, if Shoal is to use them."
+            text = f"nodes with GPUs that no GPUClass counts: {some(sorted(lost))}"
+            yield result("GPU nodes", "warning", NO_CLASS_FOR_NODES, Layer.CONTROL, text, do)
+    if well and well == len(seen.classes):
+        yield ok(check, Layer.CONTROL, f"{well} classes have nodes")
+
+
+def _usable(view: ObjectView) -> bool:
+    return any(c.type == reasons.READY and c.status == "True" for c in view.conditions)
+
+
+def cache(seen: DoctorSnapshot, _now: datetime) -> Iterator[DoctorResult]:
+    """Whether node caches have room."""
+    check, settings = "node cache", seen.cache
+    if isinstance(settings, Unread):
+        yield unread(check, Layer.ARTIFACT, settings)
+        return
+    if settings is None or not settings.enabled:
+        yield ok(check, Layer.ARTIFACT, "off: each pod fetches into a volume of its own")
+        return
+    pods = () if isinstance(seen.pods, Unread) else seen.pods
+    used = {pod.node for pod in pods if pod.component == names.COMPONENT_CACHE and pod.node is not None}
+    nodes = () if isinstance(seen.nodes, Unread) else seen.nodes
+    full = sorted(
+        node.name
+        for node in nodes
+        if node.name in used and any(c.type == "DiskPressure" and c.status == "True" for c in node.conditions)
+    )
+    well = True
+    if full:
+        well = False
+        do = "Lower the chart value cache.size, or free the disks of these nodes."
+        text = f"nodes with a cache under disk pressure: {some(full)}"
+        yield result(check, "error", reasons.DISK_FULL, Layer.ARTIFACT, text, do)
+    small = sorted(
+        name
+        for name, size in (seen.disks or {}).items()
+        if name in used and settings.size_bytes is not None and settings.size_bytes * 100 > size * _LARGE_PERCENT
+    )
+    if small:
+        well = False
+        do = "Lower the chart value cache.size, unless cache.hostPath is a disk of its own."
+        text = f"the cache may take more than {_LARGE_PERCENT} % of the disk that the kubelet uses on {some(small)}"
+        yield result(check, "warning", CACHE_TOO_LARGE, Layer.ARTIFACT, text, do)
+    models = () if isinstance(seen.models, Unread) else seen.models
+    for reason in _CACHE_FAULTS:
+        hit = sorted(
+            view.key for view in models if any(c.reason == reason and c.status != "True" for c in view.conditions)
+        )
+        if hit:
+            well = False
+            do = f"Run `shoal why model/{hit[0].rpartition('/')[2]} -n {hit[0].partition('/')[0]}`."
+            yield result(check, "error", reason, Layer.ARTIFACT, f"{reason}: {some(hit)}", do)
+    if well and isinstance(seen.pods, Unread):
+        yield unread(check, Layer.ARTIFACT, seen.pods)
+    elif well:
+        yield ok(check, Layer.ARTIFACT, f"{len(used)} nodes have a cache, none is short of disk")
+
+
+def signals(seen: DoctorSnapshot, _now: datetime) -> Iterator[DoctorResult]:
+    """Whether the operator gets signals of replicas and gateways."""
+    check = "signals"
+    if isinstance(seen.models, Unread):
+        yield unread(check, Layer.CONTROL, seen.models)
+        return
+    stale = sorted(
+        view.key
+        for view in seen.models
+        if any(c.type == reasons.SIGNALS_UNKNOWN and c.status == "True" for c in view.conditions)
+    )
+    running = [view for view in seen.models if _ready_replicas(view)]
+    if not stale:
+        yield ok(check, Layer.CONTROL, f"fresh for {len(seen.models)} Models")
+    elif len(stale) >= max(2, len(running)):
+        do = "Check the way to the source of signals: Prometheus, or the network between the operator and pods."
+        text = f"signals of all Models with replicas are stale: {some(stale)}; nothing scales down"
+        yield result(check, "error", SIGNALS_AWAY, Layer.CONTROL, text, do)
+    else:
+        text = f"signals are stale for {some(stale)}: nothing scales down there"
+        do = "Run `shoal why model/NAME`: it names the pods that send none."
+        yield result(check, "warning", reasons.SIGNALS_STALE, Layer.CONTROL, text, do)
+
+
+def _ready_replicas(view: ObjectView) -> int:
+    counts: dict[str, Any] = view.status.get("replicas") or {}
+    return counts.get("ready") or 0
+
+
+def keda(seen: DoctorSnapshot, _now: datetime) -> Iterator[DoctorResult]:
+    """Whether KEDA drives the Models that it should drive."""
+    check = "KEDA"
+    if isinstance(seen.models, Unread):
+        yield unread(check, Layer.CONTROL, seen.models)
+        return
+    driven = [(view, c) for view in seen.models for c in view.conditions if c.type == reasons.SCALING_ACTIVE]
+    broken = Counter(c.reason for _, c in driven if c.status == "False")
+    for reason, count in broken.items():
+        hit = sorted(view.key for view, c in driven if c.reason == reason and c.status == "False")
+        message = next(c.message for _, c in driven if c.reason == reason)
+        row = advice(reason)
+        text = f"{count} Models, {some(hit)}: {reason}: {message[:300]}"
+        yield result(check, "error", reason, Layer.CONTROL, text, row.do)
+    if not broken:
+        yield ok(check, Layer.CONTROL, f"it drives {len(driven)} Models" if driven else "it drives no Model")
+
+
+def models(seen: DoctorSnapshot, _now: datetime) -> Iterator[DoctorResult]:
+    """Models that do not serve."""
+    check = "Models"
+    if isinstance(seen.models, Unread):
+        yield unread(check, Layer.CONTROL, seen.models)
+        return
+    broken = [
+        (view, c)
+        for view in seen.models
+        for c in view.conditions
+        if c.type == reasons.READY and c.status != "True" and advice(c.reason).state == "fault"
+    ]
+    for view, condition in broken[:_MOST_MODELS]:
+        row = advice(condition.reason)
+        do = f"Run `shoal why model/{view.name} -n {view.namespace}`."
+        text = f"{view.key}: {condition.reason}: {condition.message[:300]}"
+        yield result(check, "warning", condition.reason, row.layer, text, do)
+    if len(broken) > _MOST_MODELS:
+        text = f"{len(broken) - _MOST_MODELS} further Models do not serve"
+        yield result(check, "warning", "MoreModels", Layer.CONTROL, text, "Run `shoal status -A`.")
+    if not broken:
+        yield ok(check, Layer.CONTROL, f"{len(seen.models)} Models, none with a fault")
+
+
+_MOST_MODELS: Final = 20

@@ -1,0 +1,361 @@
+"""One row per fault of an installation: what `shoal doctor` says of it, on which layer, and what to do."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from shoal.api.modelroute import ModelRoute
+from shoal.api.schema import KINDS, custom_resource_definition
+from shoal.core.doctor import checks
+from shoal.core.doctor.checks import CHECKS, examine
+from shoal.core.doctor.types import (
+    CertificateState,
+    ClockState,
+    DoctorResult,
+    DoctorSnapshot,
+    NodeCacheSettings,
+    NodeLease,
+    PermissionState,
+    ServiceState,
+    WorkloadState,
+)
+from shoal.core.layers.types import OperatorLease, Unread
+from shoal.kube import doctorviews, layerviews
+from tests.faults.worlds import NOW, condition, crashed, engine, gpu_class, model, node, pod, tenant
+
+READY = condition("Ready", "True", "ReplicasReady", "1 of 1 replicas ready")
+SECOND = timedelta(seconds=1)
+GI = 2**30
+
+
+def workload(component: str, wanted: int = 2, ready: int = 2, version: str = "0.1.0") -> WorkloadState:
+    kind = {"operator": "Deployment", "cache": "DaemonSet"}.get(component, "StatefulSet")
+    name = f"shoal-{component}"
+    return WorkloadState(kind, name, component, version, ("shoal:0.1.0",), name, wanted, ready, wanted)
+
+
+def definition(**more: Any) -> dict[str, Any]:
+    found = custom_resource_definition(ModelRoute)
+    return found | {"status": {"conditions": [{"type": "Established", "status": "True"}]}} | more
+
+
+KINDS_OK = tuple(
+    doctorviews.kind_state(
+        kind,
+        custom_resource_definition(kind) | {"status": {"conditions": [{"type": "Established", "status": "True"}]}},
+    )
+    for kind in KINDS
+)
+WELL = DoctorSnapshot(
+    namespace="shoal-system",
+    version="0.1.0",
+    workloads=(workload("operator"), workload("gateway"), workload("ledger", 1, 1), workload("cache", 1, 1)),
+    pods=(layerviews.pod(pod(name="shoal-cache-1") | {"metadata": {
+        "namespace": "shoal-system", "name": "shoal-cache-1", "labels": {"app.kubernetes.io/component": "cache"}}}),),
+    lease=OperatorLease("shoal-operator-1", NOW - 2 * SECOND, 15),
+    kinds=KINDS_OK,
+    permissions=(PermissionState("list", "models.shoal.dev", None, "watch the declared resources", True),),
+    certificates=(CertificateState("shoal-gateway-tls", NOW + timedelta(days=5)),),
+    clock=ClockState(NOW.replace(microsecond=0), NOW, NOW + SECOND / 10),
+    node_leases=(NodeLease("gpu-1", NOW - 3 * SECOND, 40),),
+    services=(ServiceState("shoal-gateway", 2, 0),),
+    name_service=ServiceState("kube-dns", 2, 0),
+    cache=NodeCacheSettings(True, 500 * GI, {}),
+    disks={"gpu-1": 2000 * GI},
+    classes=(gpu_class(condition("Ready", "True", "NodesFound")),),
+    nodes=(layerviews.node(node()),),
+    models=(model(READY),),
+    tenants=(tenant(condition("Ready", "True", "Active", "1 key, 1 models")),),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class InstallationFault:
+    name: str
+    seen: DoctorSnapshot
+    outcome: str
+    layer: str
+    reason: str
+    message: str
+    do: str
+
+
+def component_pod(component: str, *containers: dict[str, Any]) -> Any:
+    raw = pod(*containers, name=f"shoal-{component}-1")
+    raw["metadata"] |= {"namespace": "shoal-system", "labels": {"app.kubernetes.io/component": component}}
+    return layerviews.pod(raw)
+
+
+def with_workload(*changed: WorkloadState, **more: Any) -> DoctorSnapshot:
+    names = {each.component for each in changed}
+    assert not isinstance(WELL.workloads, Unread)
+    return replace(WELL, workloads=(*(w for w in WELL.workloads if w.component not in names), *changed), **more)
+
+
+FAULTS = [
+    # --- the clock, the name service
+    InstallationFault(
+        "a clock that is ahead",
+        replace(WELL, clock=ClockState(NOW - 90 * SECOND, NOW, NOW)),
+        "error", "control", "ClockDiffers", "89 s ahead of", "NTP",
+    ),
+    InstallationFault(
+        "a clock that is a little behind",
+        replace(WELL, clock=ClockState(NOW + 20 * SECOND, NOW, NOW)),
+        "warning", "control", "ClockDiffers", "20 s behind", "NTP",
+    ),
+    InstallationFault(
+        "a node whose clock is ahead",
+        replace(WELL, node_leases=(NodeLease("gpu-1", NOW + 300 * SECOND, 40),)),
+        "warning", "L0", "NodeClockAhead", "gpu-1 (300 s)", "NTP",
+    ),
+    InstallationFault(
+        "a node that is silent",
+        replace(WELL, node_leases=(NodeLease("gpu-1", NOW - 300 * SECOND, 40),)),
+        "warning", "L0", "NodeLeaseLate", "gpu-1 (300 s)", "Check the machines",
+    ),
+    InstallationFault(
+        "a name service without an address",
+        replace(WELL, name_service=ServiceState("kube-dns", 0, 2)),
+        "error", "L2", "NameServiceDown", "no ready address", "DNS pods",
+    ),
+    # --- kinds, permissions, certificates
+    InstallationFault(
+        "a kind that is not installed",
+        replace(WELL, kinds=(*KINDS_OK[1:], doctorviews.kind_state(KINDS[0], None))),
+        "error", "control", "KindMissing", "gpuclasses.shoal.dev is not installed", "shoal-crds",
+    ),
+    InstallationFault(
+        "a kind of an older version",
+        replace(WELL, kinds=(doctorviews.kind_state(ModelRoute, definition(spec={"versions": [{
+            "name": "v1alpha1", "served": True, "schema": {"openAPIV3Schema": {"properties": {
+                "apiVersion": {}, "kind": {}, "metadata": {}, "spec": {"properties": {"servedNames": {}}}}}}}]})),)),
+        "error", "control", "KindTooOld", "it has no spec.rules", "shoal-crds",
+    ),
+    InstallationFault(
+        "a kind that is not established",
+        replace(WELL, kinds=(doctorviews.kind_state(ModelRoute, definition(status={})),)),
+        "error", "control", "KindNotEstablished", "not served", "shoal-crds",
+    ),
+    InstallationFault(
+        "a permission that is missing",
+        replace(WELL, permissions=(PermissionState("create", "deployments.apps", "chat", "make Deployments", False),)),
+        "error", "control", "PermissionMissing", "create deployments.apps in namespace chat", "chart's roles",
+    ),
+    InstallationFault(
+        "a certificate that has expired",
+        replace(WELL, certificates=(CertificateState("shoal-gateway-tls", NOW - timedelta(hours=1)),)),
+        "error", "control", "CertificateExpired", "shoal-gateway-tls expired on 2026-11-26 11:00", "operator's log",
+    ),
+    InstallationFault(
+        "a certificate that was not renewed",
+        replace(WELL, certificates=(CertificateState("shoal-gateway-tls", NOW + timedelta(hours=3)),)),
+        "warning", "control", "CertificateExpires", "expires on", "operator's log",
+    ),
+    # --- processes
+    InstallationFault(
+        "a Lease that was lost",
+        replace(WELL, lease=OperatorLease("shoal-operator-1", NOW - 600 * SECOND, 15)),
+        "error", "control", "OperatorNotLeading", "600 s ago", "operator's pods",
+    ),
+    InstallationFault(
+        "an operator that never ran",
+        replace(WELL, lease=None),
+        "error", "control", "OperatorNotLeading", "there is no Lease", "operator's pods",
+    ),
+    InstallationFault(
+        "no gateway",
+        replace(WELL, workloads=(workload("operator"),)),
+        "error", "control", "NotInstalled", "there is no gateway", "Install the chart shoal",
+    ),
+    InstallationFault(
+        "a gateway without peers",
+        with_workload(workload("gateway", 3, 1)),
+        "warning", "L5", "GatewayWithoutPeers", "1 of 3 pods ready", "quotas",
+    ),
+    InstallationFault(
+        "gateways that are not ready",
+        with_workload(workload("gateway", 3, 0)),
+        "error", "L5", "GatewaysNotReady", "0 of 3 pods ready", "pods and logs",
+    ),
+    InstallationFault(
+        "a ledger whose image cannot be pulled",
+        with_workload(
+            workload("ledger", 1, 0),
+            pods=(component_pod("ledger", engine(name="ledger", waiting=("ErrImagePull", "manifest unknown"))),),
+        ),
+        "error", "L2", "ImageNotFound", "StatefulSet shoal-ledger: 0 of 1 pods ready", "name or tag",
+    ),
+    InstallationFault(
+        "a ledger that is away",
+        with_workload(workload("ledger", 1, 0)),
+        "error", "control", "NotReady", "shoal-ledger", "describe pods",
+    ),
+    InstallationFault(
+        "an operator that keeps ending",
+        with_workload(
+            workload("operator", 2, 1),
+            pods=(component_pod("operator", crashed("KeyError: 'x'", name="operator")),),
+        ),
+        "warning", "control", "ContainerFailed", "KeyError", "log before its end",
+    ),
+    InstallationFault(
+        "parts of two versions",
+        with_workload(workload("gateway", version="0.2.0")),
+        "error", "control", "VersionsDiffer", "0.2.0: gateway", "one release of the chart",
+    ),
+    InstallationFault(
+        "a command of another version",
+        replace(WELL, version="0.3.0"),
+        "warning", "control", "VersionsDiffer", "this command is 0.3.0", "installation's version",
+    ),
+    InstallationFault(
+        "a Service without an address",
+        replace(WELL, services=(ServiceState("shoal-gateway", 0, 2),)),
+        "error", "L5", "NoReadyAddress", "shoal-gateway has no ready address (2", "describe service",
+    ),
+    # --- the fleet
+    InstallationFault(
+        "a class that matches no node",
+        replace(WELL, nodes=(), classes=(gpu_class(condition("Ready", "False", "NoNodes", "no node has the labels")),)),
+        "error", "L2", "NoNodes", "h100-80gb", "nodeSelector",
+    ),
+    InstallationFault(
+        "a class without a device plugin",
+        replace(
+            WELL,
+            nodes=(layerviews.node(node(gpus=0)),),
+            classes=(gpu_class(condition("Ready", "False", "NoNodes", "none has it: does the device plugin run?")),),
+        ),
+        "error", "L1", "DevicePluginMissing", "offers no nvidia.com/gpu", "device plugin",
+    ),
+    InstallationFault(
+        "a sick node of a class that has others",
+        replace(WELL, nodes=(layerviews.node(node()), layerviews.node(node(usable=6, name="gpu-2")))),
+        "warning", "L0", "GPUUnhealthy", "2 of 8", "vendor's diagnosis",
+    ),
+    InstallationFault("no class", replace(WELL, classes=()), "error", "control", "NoClass", "no GPUClass", "Create"),
+    InstallationFault(
+        "GPUs that no class counts",
+        replace(WELL, nodes=(layerviews.node(node() | {"metadata": {"name": "odd", "labels": {}}}),)),
+        "warning", "control", "GPUsWithoutClass", "odd", "nodeSelector",
+    ),
+    InstallationFault(
+        "a cache on a full disk",
+        replace(WELL, nodes=(layerviews.node(node(condition("DiskPressure", "True", "x", "full"))),)),
+        "error", "L2.5", "DiskFull", "gpu-1", "cache.size",
+    ),
+    InstallationFault(
+        "a cache that is larger than its disk",
+        replace(WELL, disks={"gpu-1": 400 * GI}),
+        "warning", "L2.5", "CacheLargerThanDisk", "gpu-1", "cache.hostPath",
+    ),
+    InstallationFault(
+        "a cache that does not answer a Model",
+        replace(WELL, models=(model(condition("Ready", "False", "CacheUnavailable", "no answer")),)),
+        "error", "L2.5", "CacheUnavailable", "chat/llama", "shoal why model/llama -n chat",
+    ),
+    InstallationFault(
+        "a source of signals that is away",
+        replace(
+            WELL,
+            models=tuple(
+                model(READY, condition("SignalsUnknown", "True", "SignalsStale", "prometheus"), name=name,
+                      replicas={"ready": 1})
+                for name in ("a", "b", "c")
+            ),
+        ),
+        "error", "control", "SignalsAway", "chat/a, chat/b, chat/c", "Prometheus",
+    ),
+    InstallationFault(
+        "KEDA that is away",
+        replace(WELL, models=(model(READY, condition("ScalingActive", "False", "MetricsUnavailable", "no metric")),)),
+        "error", "control", "MetricsUnavailable", "chat/llama", "metrics adapter",
+    ),
+    InstallationFault(
+        "a Model that does not serve",
+        replace(WELL, models=(model(condition("Ready", "False", "EngineFailed", "it ended")),)),
+        "warning", "L4", "EngineFailed", "chat/llama", "shoal why model/llama -n chat",
+    ),
+    # --- tenants
+    InstallationFault(
+        "a tenant that may use nothing",
+        replace(WELL, tenants=(tenant(condition("Ready", "True", "Active"), spec={}),)),
+        "warning", "L6", "NothingGranted", "acme", "spec.models",
+    ),
+    InstallationFault(
+        "a tenant without a usable key",
+        replace(WELL, tenants=(tenant(condition("Ready", "False", "NoUsableKey", "expired")),)),
+        "warning", "L6", "NoUsableKey", "acme", "shoal keys create",
+    ),
+    InstallationFault(
+        "a tenant whose Models do not exist",
+        replace(WELL, models=()),
+        "warning", "L6", "ModelNotFound", "acme", "spec.models",
+    ),
+]  # fmt: skip
+
+
+def bad(seen: DoctorSnapshot) -> list[DoctorResult]:
+    return [each for each in examine(seen, NOW) if each.outcome != "ok"]
+
+
+def test_an_installation_that_is_well_is_called_so_check_by_check() -> None:
+    assert bad(WELL) == []
+    assert len(examine(WELL, NOW)) >= len(CHECKS)
+    assert all(each.message for each in examine(WELL, NOW))
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_is_found_with_what_to_do(fault: InstallationFault) -> None:
+    found = [each for each in bad(fault.seen) if each.reason == fault.reason]
+    assert found, bad(fault.seen)
+    (first, *_) = found
+    assert (first.outcome, first.layer) == (fault.outcome, fault.layer)
+    assert fault.message in first.message
+    assert fault.do in first.do
+
+
+def test_what_cannot_be_read_is_unknown_and_no_more() -> None:
+    parts = (
+        "workloads", "lease", "kinds", "permissions", "certificates", "clock", "node_leases", "services",
+        "name_service", "cache", "classes", "models", "tenants", "nodes",
+    )  # fmt: skip
+    for part in parts:
+        found = bad(replace(WELL, **{part: Unread(part, "you may not")}))
+        assert found, part
+        assert {each.outcome for each in found} == {"unknown"}, part
+        assert all("you may not" in each.message for each in found)
+
+
+def test_a_certificate_whose_date_nobody_says_is_unknown() -> None:
+    (found,) = bad(replace(WELL, certificates=(CertificateState("shoal-scaler-tls", None),)))
+    assert (found.outcome, "shoal-scaler-tls" in found.message) == ("unknown", True)
+
+
+def test_errors_come_first_and_then_the_most_upstream() -> None:
+    seen = replace(
+        WELL,
+        lease=None,
+        nodes=(layerviews.node(node(usable=6)), layerviews.node(node(name="gpu-2"))),
+        tenants=(tenant(condition("Ready", "True", "Active"), spec={}),),
+        services=(ServiceState("shoal-gateway", 0, 0),),
+    )
+    assert [(each.outcome, each.layer.value) for each in bad(seen)] == [
+        ("error", "L5"),
+        ("error", "control"),
+        ("warning", "L0"),
+        ("warning", "L6"),
+    ]
+
+
+def test_a_check_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_seen: DoctorSnapshot, _now: datetime) -> Iterator[DoctorResult]:
+        raise KeyError("x")
+
+    monkeypatch.setattr(checks, "CHECKS", (("broken", broken), *CHECKS))
+    (found,) = bad(WELL)
+    assert (found.outcome, found.reason) == ("unknown", "InternalError")
