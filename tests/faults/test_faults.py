@@ -1,6 +1,6 @@
 """One row per fault: on which layer it is found, as what, and what a person is told to do."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -652,6 +652,22 @@ def test_one_sick_node_of_several_does_not_explain_that_all_gpus_are_taken() -> 
     )
     found = causes(world, NOW).causes
     assert [(cause.layer, cause.reason) for cause in found] == [("L0", "NodeSilent"), ("control", "NoCapacity")]
+
+
+def test_nodes_of_a_class_of_devices_need_no_device_plugin() -> None:
+    """A DRA driver publishes its GPUs in ResourceSlices, not in the node's capacity."""
+    devices = gpu_class(condition("Ready", "True", "NodesFound"))
+    devices = replace(devices, spec={**devices.spec, "resourceName": None, "device": {"deviceClassName": "gpu"}})
+    found = causes(seen(FULL, nodes=(node(gpus=0),), related=(devices,)), NOW)
+    assert [cause.reason for cause in found.causes] == ["NoCapacity"]
+
+
+@pytest.mark.parametrize("reason", ["NoDevices", "DRAUnavailable", "DeviceClassNotFound", "SelectorInvalid"])
+def test_a_class_without_devices_explains_that_nothing_is_free(reason: str) -> None:
+    world = seen(FULL, pods=(pending(INSUFFICIENT),), related=(gpu_class(condition("Ready", "False", reason, "none")),))
+    (cause,) = causes(world, NOW).causes
+    assert cause.reason == reason
+    assert {"NoCapacity", "InsufficientGPUs"} <= {line.split(": ")[0].split()[-1] for line in cause.consequences}
 
 
 def test_a_sick_node_that_the_model_does_not_need_is_not_told() -> None:

@@ -25,8 +25,8 @@ NO_NETWORK = {
     "HTTP_PROXY": "http://127.0.0.1:9",
     "HTTPS_PROXY": "http://127.0.0.1:9",
 }
-PEOPLE = ("explain", "render", "status", "top", "why", "doctor", "logs", "adapters", "wake", "keys", "usage", "bill",
-          "credits", "margin", "unattributed", "export", "support", "prices")  # fmt: skip
+PEOPLE = ("explain", "render", "status", "top", "why", "doctor", "advise", "logs", "adapters", "wake", "keys", "usage",
+          "bill", "credits", "margin", "unattributed", "export", "support", "prices")  # fmt: skip
 
 
 def output(*command: str | Path, **environment: str) -> str:

@@ -12,6 +12,7 @@ from shoal.api import reasons
 from shoal.core.layers import faults, nodes, objects, pods, texts
 from shoal.core.layers.candidates import Candidate, Level, age, merged
 from shoal.core.layers.faults import advice
+from shoal.core.layers.layer import Layer
 from shoal.core.layers.types import Evidence, Explanation, LayerCause, ObjectView, WhyNode, WhySnapshot
 
 _WANTS_GPUS: Final = (reasons.NO_CAPACITY, reasons.UNSCHEDULABLE, reasons.OUTRANKED, reasons.NO_NODES, reasons.NO_FIT)
@@ -19,13 +20,22 @@ _WANTS_GPUS: Final = (reasons.NO_CAPACITY, reasons.UNSCHEDULABLE, reasons.OUTRAN
 _SEVERAL: Final = ("tenant", "route")
 """Kinds that lead to several Models."""
 _STATES: Final = {"fault": 0, "waits": 1, "note": 2, "fine": 3}
+_NO_GPUS: Final = (
+    reasons.NO_NODES,
+    reasons.NO_DEVICES,
+    reasons.DRA_UNAVAILABLE,
+    reasons.DEVICE_CLASS_NOT_FOUND,
+    reasons.SELECTOR_INVALID,
+)
+"""Reasons why a GPU class has no GPUs at all."""
 _EXPLAINS: Final[Mapping[str, frozenset[str]]] = {
     faults.OPERATOR_AWAY: frozenset({reasons.PENDING, faults.OUT_OF_DATE, reasons.KEDA_NOT_POLLING}),
     faults.DEVICE_PLUGIN_MISSING: frozenset(
         {reasons.NO_NODES, reasons.NO_CAPACITY, reasons.NO_FIT, reasons.UNSCHEDULABLE, faults.TOO_FEW_GPUS}
     ),
-    reasons.NO_NODES: frozenset(
-        {reasons.NO_CAPACITY, reasons.NO_FIT, reasons.UNSCHEDULABLE, faults.AFFINITY, faults.TOO_FEW_GPUS}
+    **dict.fromkeys(
+        _NO_GPUS,
+        frozenset({reasons.NO_CAPACITY, reasons.NO_FIT, reasons.UNSCHEDULABLE, faults.AFFINITY, faults.TOO_FEW_GPUS}),
     ),
     reasons.NO_CLASS: frozenset({reasons.NO_CAPACITY, reasons.NO_FIT}),
     **dict.fromkeys(
@@ -34,8 +44,13 @@ _EXPLAINS: Final[Mapping[str, frozenset[str]]] = {
     ),
 }
 """What a reason explains of others, also of others on its own layer."""
-_UPSTREAM: Final[Mapping[str, int]] = dict.fromkeys((faults.OPERATOR_AWAY, reasons.NO_NODES, reasons.NO_CLASS), -1)
-"""Their place on their layers: before everything else there."""
+_UPSTREAM: Final[Mapping[str, tuple[int, int]]] = {
+    faults.OPERATOR_AWAY: (Layer.CONTROL.order, -1),
+    reasons.NO_CLASS: (Layer.CONTROL.order, -1),
+    # What the scheduler says of such a class is a consequence, whatever the layer of the reason.
+    **{reason: (min(advice(reason).layer.order, Layer.CONTAINER.order), -1) for reason in _NO_GPUS},
+}
+"""Reasons with another place among causes than their layer and level give them."""
 
 
 def causes(seen: WhySnapshot, now: datetime) -> Explanation:
@@ -76,8 +91,7 @@ def explains(cause: Candidate, other: Candidate) -> bool:
 
 
 def _place(candidate: Candidate) -> tuple[int, int]:
-    layer, level = candidate.rank
-    return layer, _UPSTREAM.get(candidate.reason, level)
+    return _UPSTREAM.get(candidate.reason, candidate.rank)
 
 
 def _candidates(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:

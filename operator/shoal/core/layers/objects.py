@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any, Final, cast
 
 from shoal.api import reasons
+from shoal.api.gpuclass import DEFAULT_RESOURCE
 from shoal.core.layers import faults, texts
 from shoal.core.layers.advice import State
 from shoal.core.layers.candidates import Candidate, Level, age
@@ -122,9 +123,11 @@ def _tried(seen: ObjectView, condition: ConditionView) -> tuple[str, ...]:
     return tuple(found)
 
 
-def resource_of(gpu_class: ObjectView) -> str:
-    """The extended resource of a GPUClass."""
-    return str(gpu_class.spec.get("resourceName") or "nvidia.com/gpu")
+def resource_of(gpu_class: ObjectView) -> str | None:
+    """The extended resource of a GPUClass; None: its GPUs are devices of a DRA driver, which nodes do not list."""
+    if gpu_class.spec.get("device"):
+        return None
+    return str(gpu_class.spec.get("resourceName") or DEFAULT_RESOURCE)
 
 
 def selects(gpu_class: ObjectView, labels: dict[str, str]) -> bool:
