@@ -13,7 +13,7 @@ from pydantic import Field
 from shoal.api.ledger import UnknownCached
 from shoal.api.replica import Message
 
-By = Literal["tenant", "key", "externalID", "model", "adapter", "class", "plan", "hour", "day", "month"]
+By = Literal["tenant", "key", "externalID", "model", "adapter", "class", "plan", "route", "hour", "day", "month"]
 
 
 class TokenCounts(Message):
@@ -52,6 +52,7 @@ class UsageRow(TokenCounts):
     adapter: str | None = None
     gpu_class: str | None = Field(None, validation_alias="class", serialization_alias="class")
     plan: str | None = None
+    route: str | None = None
     hour: str | None = None
     day: str | None = None
     month: str | None = None

@@ -25,8 +25,8 @@ WAITING: Final = 32
 PER_MINUTE: Final = 30
 """Queries of one tenant at one gateway, after a burst of the same number."""
 MOST_BYTES: Final = 16 * 1024 * 1024
-_PARAMETERS: Final = ("from", "to", "by", "key", "model", "adapter", "plan", "limit", "after", "output")
-_BY: Final = ("tenant", "key", "externalID", "model", "adapter", "plan", "hour", "day", "month")
+_PARAMETERS: Final = ("from", "to", "by", "key", "model", "adapter", "plan", "route", "limit", "after", "output")
+_BY: Final = ("tenant", "key", "externalID", "model", "adapter", "plan", "route", "hour", "day", "month")
 _MOST_PARAMETERS: Final = 100
 _HEADERS: Final = ("content-type", "content-disposition", "x-shoal-next")
 """Headers of the ledger's answer that are passed to the tenant."""

@@ -185,7 +185,7 @@ async def test_what_the_fleet_is_made_of_is_not_for_tenants(books: Ledger, query
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ({"by": "colour"}, "by=colour: it is one of tenant, key, externalID, model, adapter, class, plan, hour"),
+        ({"by": "colour"}, "by=colour: it is one of tenant, key, externalID, model, adapter, class, plan, route, hour"),
         ({"by": "hour,day"}, "by=hour,day: choose one unit of time"),
         ({"tennant": "acme"}, "unknown parameter tennant: there are adapter, after"),
         ({"from": "yesterday"}, "from=yesterday: write 2026-11, 2026-11-01 or 2026-11-01T06:00:00Z (UTC)"),

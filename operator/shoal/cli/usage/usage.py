@@ -11,7 +11,7 @@ from shoal.cli.output import emit, output_option
 from shoal.cli.services import LedgerClient, call_ledger
 from shoal.cli.usage.show import NONE, console, count, seconds, table
 
-BY: Final = ("tenant", "key", "externalID", "model", "adapter", "class", "plan", "hour", "day", "month")
+BY: Final = ("tenant", "key", "externalID", "model", "adapter", "class", "plan", "route", "hour", "day", "month")
 _COUNTS: Final = {
     "requests": "REQUESTS",
     "inputTokens": "INPUT",
@@ -44,6 +44,7 @@ _PAGE: Final = "5000"
 @click.option("--external-id", multiple=True, help="externalID of the Tenant.")
 @click.option("--class", "gpu_class", multiple=True, help="GPU class.")
 @click.option("--plan", multiple=True, help='Plan of the Tenant; "" means no plan.')
+@click.option("--route", multiple=True, help='namespace/name of a ModelRoute; "" means requests without one.')
 @click.option("--not-billed", is_flag=True, help="Show usage that is not billed: retried attempts and estimates.")
 @output_option()
 @ledger_options
@@ -59,11 +60,12 @@ def usage(
     external_id: tuple[str, ...],
     gpu_class: tuple[str, ...],
     plan: tuple[str, ...],
+    route: tuple[str, ...],
     not_billed: bool,
     output: str,
     installation: Installation,
 ) -> None:
-    """Show used tokens and other units by tenant, key, model, adapter, GPU class, plan, hour, day or month.
+    """Show used tokens and other units by tenant, key, model, adapter, GPU class, plan, route, hour, day or month.
 
     Counts are the engines' own. A request counts in the hour (UTC) in which it was accepted. Needs the ClusterRole
     shoal-billing, or shoal-viewer for one namespace.
@@ -85,6 +87,7 @@ def usage(
         "externalID": external_id,
         "class": gpu_class,
         "plan": plan,
+        "route": route,
         "billed": "false" if not_billed else None,
         "limit": _PAGE,
     }

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from sqlalchemy import Column, ColumnElement, func
+from sqlalchemy import Column, ColumnElement, FromClause, func
 
 from shoal.ledger.schema import hours
 from shoal.net.errors import Problem
@@ -56,13 +56,13 @@ def namespace(request: ShellRequest) -> str | None:
     return given
 
 
-def of_namespace(name: str | None) -> tuple[ColumnElement[bool], ...]:
+def of_namespace(name: str | None, source: FromClause = hours) -> tuple[ColumnElement[bool], ...]:
     """Condition for usage of the Models of a namespace; none for None."""
     if name is None:
         return ()
     begins = f"{name}/"
     # No LIKE: SQLite's ignores case.
-    return (func.substr(hours.c.model, 1, len(begins)) == begins,)
+    return (func.substr(source.c.model, 1, len(begins)) == begins,)
 
 
 def limit(request: ShellRequest, default: int, most: int) -> int:

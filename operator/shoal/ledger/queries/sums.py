@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, and_, func, literal, or_, select
+from sqlalchemy import ColumnElement, Connection, FromClause, and_, func, literal, not_, or_, select
 
 from shoal.api.billing import By, UsagePage, UsageRow
 from shoal.core.rating.bill import BilledCounts
 from shoal.ledger.queries import aggregation, dimensions, times
+from shoal.ledger.queries.requests import ROUTE, as_hours
 from shoal.ledger.queries.times import Span
 from shoal.ledger.schema import hours
 from shoal.net.errors import Problem
@@ -32,7 +33,7 @@ class UsageQuery:
     span: Span
     by: tuple[str, ...]
     only: Mapping[str, Sequence[str]]
-    """Filter: dimension (`dimensions.COLUMNS`) -> accepted values."""
+    """Filter: dimension (`dimensions.COLUMNS`, or ROUTE) -> accepted values."""
     billed: bool = True
     limit: int = DEFAULT_ROWS
     after: tuple[str | int, ...] | None = None
@@ -45,7 +46,7 @@ def parse_query(request: ShellRequest, now: int) -> UsageQuery:
     """Parses a query from the parameters of a call. A gateway queries one tenant, and never the fleet. Raises
     Problem."""
     tenants_own = request.caller.role == "gateway"
-    names = [name for name in dimensions.COLUMNS if not (tenants_own and name in dimensions.FLEET)]
+    names = [name for name in (*dimensions.COLUMNS, ROUTE) if not (tenants_own and name in dimensions.FLEET)]
     narrowing = () if tenants_own else ("namespace",)
     dimensions.only_these(request, [*names, *narrowing, "from", "to", "by", "billed", "limit", "after", "output"])
     only = {name: tuple(request.parameters[name]) for name in names if name in request.parameters}
@@ -68,12 +69,15 @@ def parse_query(request: ShellRequest, now: int) -> UsageQuery:
 
 def answer(connection: Connection, query: UsageQuery) -> UsagePage:
     """One page of the answer."""
-    columns: list[ColumnElement[Any]] = [_column(name, query.span).label(f"by_{name}") for name in query.by]
+    # Hours do not know routes, and requests are not kept as long.
+    source = as_hours(query.span) if ROUTE in (*query.by, *query.only) else hours
+    columns: list[ColumnElement[Any]] = [_column(name, query.span, source).label(f"by_{name}") for name in query.by]
     inner = (
-        select(*columns, *aggregation.SUMMED)
-        .where(hours.c.hour >= query.span.start, hours.c.hour < query.span.end, aggregation.billed(query.billed))
-        .where(*(dimensions.COLUMNS[name].in_(values) for name, values in query.only.items()))
-        .where(*dimensions.of_namespace(query.namespace))
+        select(*columns, *(source.c[column.name] for column in aggregation.SUMMED))
+        .where(source.c.hour >= query.span.start, source.c.hour < query.span.end)
+        .where(source.c.billed if query.billed else not_(source.c.billed))
+        .where(*(_dimension(name, source).in_(values) for name, values in query.only.items()))
+        .where(*dimensions.of_namespace(query.namespace, source))
         .subquery()
     )
     keys = [inner.c[f"by_{name}"] for name in query.by]
@@ -121,19 +125,25 @@ def table(page: UsagePage) -> tuple[list[str], list[list[object]]]:
 
 def _fields(by: Sequence[str]) -> set[str]:
     named = {"externalID": "external_id", "class": "gpu_class"}
-    counted = set(UsageRow.model_fields) - {named.get(name, name) for name in (*dimensions.COLUMNS, *dimensions.TIMES)}
+    counted = set(UsageRow.model_fields) - {
+        named.get(name, name) for name in (*dimensions.COLUMNS, ROUTE, *dimensions.TIMES)
+    }
     return counted | {named.get(name, name) for name in by}
 
 
-def _column(name: str, span: Span) -> ColumnElement[Any]:
+def _column(name: str, span: Span, source: FromClause) -> ColumnElement[Any]:
     if name == "hour":
-        return hours.c.hour
+        return source.c.hour
     if name == "day":
-        return aggregation.day(hours.c.hour)
+        return aggregation.day(source.c.hour)
     if name == "month":
         first, *later = [whole.start for _, whole in span.months()]
-        return aggregation.periods(hours.c.hour, first, later)
-    return dimensions.COLUMNS[name]
+        return aggregation.periods(source.c.hour, first, later)
+    return _dimension(name, source)
+
+
+def _dimension(name: str, source: FromClause) -> ColumnElement[Any]:
+    return source.c[name if name == ROUTE else dimensions.COLUMNS[name].name]
 
 
 def _beyond(keys: Sequence[ColumnElement[Any]], after: Sequence[str | int]) -> ColumnElement[bool]:
