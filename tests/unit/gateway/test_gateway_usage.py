@@ -129,7 +129,8 @@ async def test_no_filter_leads_to_rows_of_others(tmp_path: Path, query: str) -> 
     [
         (
             "?by=class",
-            "`by` takes a comma-separated list of tenant, key, externalID, model, adapter, plan, route, hour, day, month",
+            "`by` takes a comma-separated list of tenant, key, externalID, model, adapter, plan, route, hour, day, "
+            "month",
         ),
         ("?class=h100", "`class` is not known; there are from, to, by"),
         ("?output=xml", "output=xml: json or csv"),

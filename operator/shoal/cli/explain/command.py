@@ -10,6 +10,8 @@ from shoal.api.model import Model
 from shoal.cli.catalog import built_in
 from shoal.cli.explain import artifacts, data, inputs, show
 from shoal.cli.explain.decide import explain
+from shoal.cli.explain.route import RouteQuestion
+from shoal.cli.explain.route import run as run_route
 from shoal.cli.explain.settings import read_config
 from shoal.cli.output import console, emit, output_option
 from shoal.runtime import logs
@@ -18,6 +20,7 @@ FILE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
 
 
 @click.command()
+@click.argument("subject", nargs=-1, metavar="[route NAME]")
 @click.option(
     "-f",
     "--filename",
@@ -48,8 +51,15 @@ FILE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
 @click.option("--config", type=FILE, help="The operator's configuration. Default: the chart's defaults.")
 @click.option("-n", "--namespace", default="default", show_default=True, help="Namespace of Models without one.")
 @click.option("--sums", is_flag=True, help="Show how the memory of a GPU is used.")
+@click.option("--tenant", help="With route: the Tenant whose request it is. Default: one that may use every target.")
+@click.option("--endpoint", default="/v1/chat/completions", show_default=True, help="With route: path of the request.")
+@click.option("--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="With route: a header.")
+@click.option("--bytes", "size", type=click.IntRange(min=0), default=0, help="With route: size of the body.")
+@click.option("--kubeconfig", help="With route. Default: KUBECONFIG, else ~/.kube/config.")
+@click.option("--kube-context", help="With route: context of the kubeconfig.")
 @output_option()
 def command(
+    subject: tuple[str, ...],
     files: tuple[Path, ...],
     more: tuple[Path, ...],
     fleet: Path | None,
@@ -58,13 +68,27 @@ def command(
     config: Path | None,
     namespace: str,
     sums: bool,
+    tenant: str | None,
+    endpoint: str,
+    headers: tuple[str, ...],
+    size: int,
+    kubeconfig: str | None,
+    kube_context: str | None,
     output: str,
 ) -> None:
     """Explain where Models would run: the operator's placement decision, without a cluster.
 
     Shows for each GPU class the GPUs of a replica, tokens of its KV cache, concurrent requests and cost, or why a
     replica does not fit. Exit code: 0 if every Model is placed, 1 if not, 2 for a usage error.
+
+    `shoal explain route NAME` explains where requests for a ModelRoute of the cluster go: the rule that is for a
+    request, and the share of each target. Exit code: 0 if the request has a target.
     """
+    if subject:
+        if len(subject) != 2 or subject[0] not in ("route", "mroute", "modelroute"):
+            raise click.UsageError("besides files, `explain` takes: route NAME")
+        question = RouteQuestion(subject[1], namespace, tenant, endpoint, headers, size)
+        raise SystemExit(run_route(question, output, kubeconfig=kubeconfig, context=kube_context))
     logs.configure("warning")  # Retries of a source are of no interest to users; failures are in the table.
     if not files + more:
         raise click.UsageError("name a file with Models: -f FILE")

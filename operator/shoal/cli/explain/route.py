@@ -1,0 +1,162 @@
+"""`shoal explain route NAME`: where requests for a ModelRoute go, by the gateways' own functions."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import click
+from pydantic import ValidationError
+from rich.markup import escape
+from rich.table import Table
+
+from shoal.api.loraadapter import LoRAAdapter
+from shoal.api.lorapool import LoRAPool
+from shoal.api.meta import CustomResource
+from shoal.api.model import Model
+from shoal.api.modelroute import ModelRoute
+from shoal.api.tenant import Tenant
+from shoal.cli.output import console, emit
+from shoal.core.access import KeyIdentity
+from shoal.core.routing.consent import consent_of, granted_models
+from shoal.core.routing.modelindex import ModelIndex
+from shoal.core.routing.resolve import served_model
+from shoal.core.routing.resolveadapters import declared_adapter, declared_pool
+from shoal.core.routing.routeexplain import RouteExplanation, explain_route
+from shoal.core.routing.routes import DeclaredRoute, RequestFacts, TargetRef, declared_route, permits, route_consent_of
+from shoal.kube.client import KubeClient
+from shoal.kube.errors import KubeError, NotFound
+from shoal.kube.resources import LORA_ADAPTERS, LORA_POOLS, MODEL_ROUTES, MODELS, TENANTS, Resource
+
+K = TypeVar("K", bound=CustomResource)
+
+COLUMNS: Final = ("rule", "role", "kind", "target", "percent", "note")
+
+
+@dataclass(frozen=True, slots=True)
+class RouteQuestion:
+    """A request as the options describe it."""
+
+    name: str
+    namespace: str
+    tenant: str | None
+    endpoint: str
+    headers: tuple[str, ...]
+    """`name: value`."""
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Cluster:
+    route: DeclaredRoute
+    index: ModelIndex
+    models: dict[str, Model]
+    adapters: dict[str, LoRAAdapter]
+    identity: KeyIdentity | None
+    """None: no tenant was named, so every grant is taken as given."""
+
+
+def run(question: RouteQuestion, output: str, *, kubeconfig: str | None, context: str | None) -> int:
+    """Prints the explanation; returns the exit code: 0 if the request has a target. Raises click.ClickException."""
+    try:
+        cluster = asyncio.run(_read(question, kubeconfig, context))
+    except NotFound as error:
+        raise click.ClickException(str(error)) from None
+    except (KubeError, OSError, ValueError) as error:
+        raise click.ClickException(f"the cluster cannot be read: {error}") from None
+    headers = dict(_header(text) for text in question.headers)
+    facts = RequestFacts(question.tenant or "", question.endpoint, headers, question.size)
+    found = explain_route(cluster.route, facts, lambda ref: _why_not(cluster, ref))
+    rows = [
+        {
+            "rule": share.rule,
+            "role": share.role,
+            "kind": share.ref.kind,
+            "target": share.ref.key,
+            "percent": round(share.percent, 3),
+            "note": share.note or None,
+        }
+        for share in found.shares
+    ]
+    shown = {"route": cluster.route.key, "rule": found.rule, "targets": rows}
+    if not emit(output, shown, rows, COLUMNS):
+        _print(cluster, question, found)
+    return 0 if any(share.percent for share in found.shares) else 1
+
+
+async def _read(question: RouteQuestion, kubeconfig: str | None, context: str | None) -> _Cluster:
+    client = await KubeClient.from_environment(kubeconfig=kubeconfig, context=context)
+    try:
+        raw = await client.get(MODEL_ROUTES, question.name, question.namespace)
+        route = declared_route(ModelRoute.model_validate(raw))
+        models = {one.key: one for one in await _all(client, MODELS, Model)}
+        adapters = {one.key: one for one in await _all(client, LORA_ADAPTERS, LoRAAdapter)}
+        index = ModelIndex()
+        index.set_models({key: served_model(one) for key, one in models.items()})
+        index.set_pools({one.key: declared_pool(one) for one in await _all(client, LORA_POOLS, LoRAPool)})
+        for key, adapter in adapters.items():
+            index.put(key, declared_adapter(adapter))
+        index.put_route(route.key, route)
+        identity = None
+        if question.tenant is not None:
+            spec = Tenant.model_validate(await client.get(TENANTS, question.tenant)).spec
+            grants, consent = granted_models(spec), consent_of(spec)
+            identity = KeyIdentity(
+                question.tenant, None, "", None, False, False, grants, consent, routes=route_consent_of(spec)
+            )
+        return _Cluster(route, index, models, adapters, identity)
+    finally:
+        await client.close()
+
+
+async def _all(client: KubeClient, resource: Resource, kind: type[K]) -> list[K]:
+    """All objects of a kind that this version understands, as a gateway reads them."""
+    found: list[K] = []
+    async for raw in client.list(resource):
+        try:
+            one = kind.model_validate(raw)
+        except ValidationError:
+            continue
+        if one.metadata.deletion_timestamp is None:
+            found.append(one)
+    return found
+
+
+def _why_not(cluster: _Cluster, ref: TargetRef) -> str:
+    one = cluster.models.get(ref.key) if ref.kind == "Model" else cluster.adapters.get(ref.key)
+    if one is None:
+        return "it does not exist"
+    if not permits(ref.namespace, frozenset(one.spec.route_namespaces), cluster.route.namespace):
+        return f"it does not list the namespace {cluster.route.namespace} in spec.routeNamespaces"
+    if cluster.identity is None:
+        return ""
+    if cluster.index.target(cluster.route, ref, cluster.identity) is not None:
+        return ""
+    reason = cluster.index.why_not(ref, cluster.identity)
+    return f"it cannot be served now: {reason}" if reason else f"Tenant {cluster.identity.tenant} may not use it"
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip():
+        raise click.UsageError(f"--header {text!r}: write 'name: value'")
+    return name.strip().lower(), value.strip()
+
+
+def _print(cluster: _Cluster, question: RouteQuestion, found: RouteExplanation) -> None:
+    out, identity, route = console(), cluster.identity, cluster.route
+    if identity is not None and all(
+        cluster.index.meaning(name, identity) != route for name in (*route.claims, route.key)
+    ):
+        out.print(
+            f"For Tenant {escape(identity.tenant)} no name means this route: docs/modelroutes.md, Names and rights."
+        )
+    if found.rule is None:
+        out.print(f"No rule of {route.key} is for this request: it gets 404 no_route_rule.")
+        return
+    table = Table("ROLE", "TARGET", "SHARE", "NOTE", box=None, pad_edge=False)
+    for share in found.shares:
+        table.add_row(share.role, str(share.ref), f"{share.percent:.4g} %", escape(share.note))
+    out.print(f"Rule {found.rule} of {route.key}, for a request to {escape(question.endpoint)}:")
+    out.print(table)
+    if not any(share.percent for share in found.shares):
+        out.print("No target can be used: the request gets 503 no_route_target.")

@@ -1,0 +1,59 @@
+"""Why a request for a route goes where it goes: the rule that is for it, and the share of each target."""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from shoal.core.routing.routes import DeclaredRoute, DeclaredRule, RequestFacts, TargetRef, matches
+
+TargetRole = Literal["target", "canary", "fallback"]
+
+
+class TargetShare(NamedTuple):
+    """A target of a rule, and what it gets of the rule's requests."""
+
+    rule: str
+    role: TargetRole
+    ref: TargetRef
+    percent: float
+    """Of the requests that the rule is for. Of a fallback 0, unless no other target can be used."""
+    note: str
+    """Why it gets nothing; "": it gets its share."""
+
+
+class RouteExplanation(NamedTuple):
+    """Where requests like one go."""
+
+    rule: str | None
+    """The rule that is for it; None: none is."""
+    shares: tuple[TargetShare, ...]
+    """Of that rule."""
+
+
+def explain_route(route: DeclaredRoute, facts: RequestFacts, why_not: Callable[[TargetRef], str]) -> RouteExplanation:
+    """`why_not`: why a target cannot be used by the tenant; "": it can."""
+    rule = next((rule for rule in route.rules if matches(rule, facts)), None)
+    return RouteExplanation(None, ()) if rule is None else RouteExplanation(rule.name, _shares(rule, why_not))
+
+
+def _shares(rule: DeclaredRule, why_not: Callable[[TargetRef], str]) -> tuple[TargetShare, ...]:
+    canary, rest = rule.canary, 100.0
+    found: list[TargetShare] = []
+    usable = [target for target in rule.targets if target.weight and not why_not(target.ref)]
+    if canary is not None:
+        note = "halted" if canary.halted else why_not(canary.ref)
+        percent = 0.0 if note else float(canary.percent)
+        if percent and not usable:
+            percent = 100.0
+        found.append(TargetShare(rule.name, "canary", canary.ref, percent, note))
+        rest -= percent
+    total = sum(target.weight for target in usable)
+    for target in rule.targets:
+        note = why_not(target.ref) or ("" if target.weight else "weight 0")
+        percent = 0.0 if note else rest * target.weight / total
+        found.append(TargetShare(rule.name, "target", target.ref, percent, note))
+    left = 0.0 if usable else rest
+    for ref in rule.fallback:
+        note = why_not(ref)
+        found.append(TargetShare(rule.name, "fallback", ref, 0.0 if note else left, note))
+        left = left if note else 0.0
+    return tuple(found)

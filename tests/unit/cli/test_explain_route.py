@@ -1,0 +1,125 @@
+"""`shoal explain route`: what a person sees of a route's rules and shares."""
+
+import json
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from shoal.cli.main import main
+from tests.support.cannedapi import CannedApi
+from tests.support.routes import target
+
+SHOAL = "/apis/shoal.dev/v1alpha1"
+ROUTE = {
+    "metadata": {"name": "front", "namespace": "chat", "uid": "r1", "creationTimestamp": "2026-01-01T00:00:00Z"},
+    "spec": {
+        "rules": [
+            {"name": "beta", "matches": [{"headers": [{"name": "x-beta", "value": "1"}]}], "targets": [target("b")]},
+            {
+                "name": "default",
+                "matches": [{"promptBytes": {"lessThan": 1000}}],
+                "targets": [target("a", 3), target("b", 1), target("lost"), target("far", namespace="other")],
+                "canary": {"target": target("new"), "percent": 20},
+                "fallback": {"targets": [target("b")]},
+            },
+        ]
+    },
+}
+
+
+def listed(*items: Any) -> dict[str, Any]:
+    return {"metadata": {"resourceVersion": "1"}, "items": list(items)}
+
+
+def model(name: str, namespace: str = "chat") -> dict[str, Any]:
+    metadata = {"name": name, "namespace": namespace, "uid": f"u-{name}", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    return {"metadata": metadata, "spec": {"source": {"uri": "file:///models/tiny"}}}
+
+
+def granted(*names: str) -> dict[str, Any]:
+    return {"metadata": {"name": "acme"}, "spec": {"models": [{"namespace": "chat", "name": name} for name in names]}}
+
+
+@pytest.fixture
+def api() -> CannedApi:
+    return CannedApi(
+        {
+            f"{SHOAL}/namespaces/chat/modelroutes/front": ROUTE,
+            f"{SHOAL}/models": listed(model("a"), model("b"), model("new"), model("far", "other")),
+            f"{SHOAL}/lorapools": listed(),
+            f"{SHOAL}/loraadapters": listed(),
+            f"{SHOAL}/tenants/acme": granted("a", "new"),
+        }
+    )
+
+
+@pytest.fixture
+def kubeconfig(api: CannedApi, tmp_path: Path) -> Generator[Path]:
+    with api.kubeconfig(tmp_path) as path:
+        yield path
+
+
+def explain(kubeconfig: Path, *args: str) -> Result:
+    words = ["explain", "route", "front", "-n", "chat", *args]
+    return CliRunner(catch_exceptions=False).invoke(main, words, env={"KUBECONFIG": str(kubeconfig)})
+
+
+def shares(done: Result) -> dict[str, tuple[float, str | None]]:
+    found = json.loads(done.output)
+    return {f"{row['role']} {row['target']}": (row["percent"], row["note"]) for row in found["targets"]}
+
+
+def test_each_target_with_its_share_and_why_it_has_none(kubeconfig: Path) -> None:
+    done = explain(kubeconfig, "-o", "json")
+    assert done.exit_code == 0
+    assert json.loads(done.output)["rule"] == "default"
+    assert shares(done) == {
+        "canary chat/new": (20.0, None),
+        "target chat/a": (60.0, None),
+        "target chat/b": (20.0, None),
+        "target chat/lost": (0.0, "it does not exist"),
+        "target other/far": (0.0, "it does not list the namespace chat in spec.routeNamespaces"),
+        "fallback chat/b": (0.0, None),
+    }
+
+
+def test_as_a_tenant_sees_it(kubeconfig: Path) -> None:
+    done = explain(kubeconfig, "--tenant", "acme", "-o", "json")
+    found = shares(done)
+    assert found["target chat/a"] == (80.0, None)
+    assert found["target chat/b"] == (0.0, "Tenant acme may not use it")
+    shown = explain(kubeconfig, "--tenant", "acme").output
+    assert "Rule default of chat/front, for a request to /v1/chat/completions:" in shown
+    assert "Tenant acme may not use it" in shown
+
+
+def test_the_request_decides_the_rule(kubeconfig: Path) -> None:
+    assert shares(explain(kubeconfig, "--header", "X-Beta: 1", "-o", "json")) == {"target chat/b": (100.0, None)}
+    done = explain(kubeconfig, "--bytes", "1000")
+    assert done.exit_code == 1
+    assert "it gets 404 no_route_rule" in done.output
+
+
+def test_without_a_usable_target_the_fallback_gets_all(api: CannedApi, kubeconfig: Path) -> None:
+    api.answers[f"{SHOAL}/models"] = listed(model("b"))
+    spec = {"rules": [{"targets": [target("a")], "fallback": {"targets": [target("lost"), target("b")]}}]}
+    api.answers[f"{SHOAL}/namespaces/chat/modelroutes/front"] = ROUTE | {"spec": spec}
+    found = shares(explain(kubeconfig, "-o", "json"))
+    assert (found["fallback chat/lost"][0], found["fallback chat/b"]) == (0.0, (100.0, None))
+    api.answers[f"{SHOAL}/tenants/acme"] = granted()
+    done = explain(kubeconfig, "--tenant", "acme")
+    assert done.exit_code == 1
+    assert "no name means this route" in done.output
+    assert "503 no_route_target" in done.output
+
+
+def test_what_is_not_there_is_said(api: CannedApi, kubeconfig: Path) -> None:
+    del api.answers[f"{SHOAL}/namespaces/chat/modelroutes/front"]
+    done = explain(kubeconfig)
+    assert done.exit_code == 1
+    assert "Error" in done.output
+    done = CliRunner().invoke(main, ["explain", "pool", "x"])
+    assert (done.exit_code, "route NAME" in done.output) == (2, True)
