@@ -30,6 +30,10 @@ MOST_TEXT: Final = 96 * 1024 * 1024
 """Characters of one gateway's rows of a Model."""
 
 
+UnixSeconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+"""Since 1970."""
+
+
 class TrafficRow(NamedTuple):
     """One request. Times after `admitted` are milliseconds after it."""
 
@@ -61,8 +65,8 @@ class ModelTraffic(Message):
     model: Id
     """namespace/name."""
     gateway: Id
-    since: Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
-    """Seconds since 1970: from then on all requests are in `rows`."""
+    since: UnixSeconds
+    """From then on all requests are in `rows`."""
     classes: Annotated[tuple[Id, ...], Field(max_length=255)] = ()
     requests: Annotated[Tally, Field(le=MOST_ROWS)]
     rows: Annotated[str, Field(max_length=MOST_TEXT)]
@@ -77,6 +81,8 @@ class MissingTraffic(Message):
 class TrafficPage(Message):
     """The whole answer."""
 
+    since: UnixSeconds = 0.0
+    """From then on every gateway has kept requests: the last of their starts."""
     models: tuple[ModelTraffic, ...] = ()
     missing: tuple[MissingTraffic, ...] = ()
     """Gateways that did not answer."""

@@ -35,7 +35,8 @@ class TrafficSample:
     def __init__(self, most: int, now: float | None = None) -> None:
         self.most = most
         self.classes: list[str] = []
-        self._began = time.time() if now is None else now
+        self.began = time.time() if now is None else now
+        """Seconds since 1970: from then on requests were kept, also of Models of which there are none."""
         self._models: dict[str, _ModelSample] = {}
         self._count = 0
         self._largest = ""
@@ -76,7 +77,7 @@ class TrafficSample:
     def _put(self, model: str, kept: bytes) -> None:
         sample = self._models.get(model)
         if sample is None:
-            sample = self._models[model] = _ModelSample(self._began)
+            sample = self._models[model] = _ModelSample(self.began)
         sample.requests.append(kept)
         self._count += 1
         if self._count > self.most:
@@ -97,7 +98,7 @@ class TrafficSample:
         sample.since = max(sample.since, admitted(dropped))
         if not sample.requests:
             # What comes later would look complete from the beginning.
-            self._began = max(self._began, sample.since)
+            self.began = max(self.began, sample.since)
             del self._models[victim]
 
     def _class(self, name: str | None) -> int:

@@ -90,7 +90,8 @@ class TrafficApi:
             raise Problem(503, "another call of this kind is being answered: try again", {"retry-after": "5"})
         async with self._one_at_a_time:
             if role == "gateway":
-                return TrafficPage(models=await self._own(namespace, name, since, most))
+                models = await self._own(namespace, name, since, most)
+                return TrafficPage(since=self._sample.began, models=models)
             return await self._everywhere(namespace, name, since, most)
 
     async def _everywhere(self, namespace: str | None, name: str | None, since: float, most: int) -> TrafficPage:
@@ -103,13 +104,15 @@ class TrafficApi:
             answers = await asked
         finally:
             asked.cancel()
+        began = self._sample.began
         missing = [MissingTraffic(gateway=each["gateway"], reason=each["reason"]) for each in unreachable]
         for answer in answers:
             if isinstance(answer, MissingTraffic):
                 missing.append(answer)
             else:
+                began = max(began, answer.since)
                 models += answer.models
-        return TrafficPage(models=models, missing=tuple(missing))
+        return TrafficPage(since=began, models=models, missing=tuple(missing))
 
     async def _ask(self, pod: facts.Pod, query: dict[str, str | None]) -> TrafficPage | MissingTraffic:
         answer = await self._calls.call(

@@ -167,6 +167,16 @@ def test_all_models_of_a_namespace(api: CannedApi, tmp_path: Path) -> None:
     assert "chat/llama,delivered,0.692308" in lines
 
 
+def test_the_report_begins_where_every_gateway_has_all_requests(api: CannedApi, tmp_path: Path) -> None:
+    since = time.time() - 3600 + 150
+    api.answers[GATEWAY] = {"since": since, "models": [traffic()], "missing": []}
+    found = json.loads(run(api, tmp_path, "llama", "-o", "json").stdout)
+    assert found["requests"] in (249, 250)
+    assert found["since"] == time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since))
+    api.answers[GATEWAY] = {"since": time.time(), "models": [traffic()], "missing": []}
+    assert "the gateways know 0" in run(api, tmp_path, "llama").stderr
+
+
 def test_too_few_requests_are_no_report(api: CannedApi, tmp_path: Path) -> None:
     api.answers[GATEWAY] = {"models": [traffic(50)], "missing": []}
     result = run(api, tmp_path, "llama")

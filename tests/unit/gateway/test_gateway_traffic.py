@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, cast
 
+import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -25,6 +26,8 @@ from shoal.kube.client import KubeClient
 from shoal.metering.meter import Meter
 from shoal.net.server import make_server
 from tests.support.gateway import INSTALL_KEY, MODEL, GatewayUnderTest, gateway, replica, tenant
+from tests.support.gateway_process import ask as ask_process
+from tests.support.gateway_process import serving
 from tests.support.rolereviews import RoleReviews
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.waiting import until_async
@@ -158,6 +161,7 @@ async def test_one_gateway_answers_for_all_and_names_those_that_are_away(tmp_pat
                 page, _ = await read(it, port, PEOPLE)
                 assert [model.gateway for model in page.models] == ["gateway-1", "gateway-2"]
                 assert [(each.gateway, each.reason) for each in page.missing] == [("gateway-3", "it has no address")]
+                assert page.since == it.app.traffic.began > 0
                 page, _ = await read(it, port, PEER)
                 assert [model.gateway for model in page.models] == ["gateway-1"]
                 peers = [pod("gateway-2", "127.0.0.99")]
@@ -206,6 +210,18 @@ async def test_a_query_that_is_wrong_is_refused(tmp_path: Path, query: dict[str,
     ):
         _, text = await read(it, port, PEOPLE, 400, **query)
         assert next(iter(query)) in json.loads(text)["message"]
+
+
+async def test_the_whole_gateway_serves_it(tmp_path: Path) -> None:
+    async with serving(tmp_path, ScriptedEngine()) as process, aiohttp.ClientSession() as session:
+        async with ask_process(session, process) as answer:
+            assert answer.status == 200
+        sample = process.gateway.traffic
+        await until_async(lambda: len(sample) == 1)
+        async with session.get(f"http://127.0.0.1:{process.ops.port}/v1/traffic", headers=PEOPLE) as answer:
+            page = TrafficPage.model_validate_json(await answer.read())
+        assert [(model.model, model.requests) for model in page.models] == [("chat/llama", 1)]
+        assert page.since == sample.began
 
 
 # --- the bound --------------------------------------------------------------------------------------------------------

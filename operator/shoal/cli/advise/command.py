@@ -77,7 +77,7 @@ def command(
 
 def _report(facts: ModelFacts, since: datetime, now: datetime) -> AdviceReport | NotEnoughTraffic:
     try:
-        window = window_of(facts.parts, since=since.timestamp(), until=now.timestamp())
+        window = window_of(facts.parts, since=max(since.timestamp(), facts.since), until=now.timestamp())
     except ValueError as error:
         return NotEnoughTraffic(str(error))
     return advise(window, facts.classes, prompt_tokens_per_day=facts.prompt_tokens_per_day)

@@ -45,6 +45,8 @@ class ModelFacts:
     model: str
     """namespace/name."""
     parts: tuple[ModelTraffic, ...]
+    since: float
+    """Seconds since 1970: from then on every gateway has kept requests."""
     classes: Mapping[str, ClassFact]
     prompt_tokens_per_day: float | None
     """As the ledger counted them; None: unknown."""
@@ -90,7 +92,9 @@ async def gather(
         metadata: JsonObject = model.get("metadata") or {}
         key = f"{namespace}/{metadata.get('name')}"
         if key in parts or name is not None:
-            found.append(ModelFacts(key, tuple(parts.get(key, ())), _classes(model, costs), tokens.get(key)))
+            found.append(
+                ModelFacts(key, tuple(parts.get(key, ())), page.since, _classes(model, costs), tokens.get(key))
+            )
     return Gathered(tuple(found), tuple(notes))
 
 
