@@ -92,18 +92,6 @@ def unlimited(asked: Sequence[Asked], done: Sequence[Running]) -> float:
     return found / sum(one.prompt for one in asked[cold:])
 
 
-def delay(done: Sequence[Running], placed: Sequence[Replica]) -> float:
-    """The share of generation that other prompts took, by the model's own step times."""
-    alone = generating = 0.0
-    for run, at in zip(done, placed, strict=True):
-        p = at.params
-        steps = run.answer - 1
-        # A step of this answer among as many others as there are on average, without any prompt.
-        alone += steps * (max(p.t0, p.t2 + 24 * p.t1) + max(p.a0, p.kd * 24 * (run.prompt + run.answer / 2))) / 1e3
-        generating += run.done - run.first
-    return max(0.0, 1.0 - alone / generating)
-
-
 def cost() -> None:
     """CPU of the request path, the least of several runs."""
 

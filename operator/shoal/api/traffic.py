@@ -13,7 +13,7 @@ from typing import Annotated, Final, NamedTuple
 
 from pydantic import Field
 
-from shoal.api.replica import Id, Message, Tally
+from shoal.api.replica import Id, Message, Sentence, Tally
 
 MARK: Final = struct.Struct("<8sI")
 """A keyed hash of the prompt up to the mark, and the characters before it; with `AFTER_ANSWER` added, the mark is after
@@ -75,7 +75,7 @@ class ModelTraffic(Message):
 
 class MissingTraffic(Message):
     gateway: Id
-    reason: Id
+    reason: Sentence
 
 
 class TrafficPage(Message):

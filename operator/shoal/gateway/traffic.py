@@ -117,7 +117,9 @@ class TrafficSample:
 
     def newest(self, model: str, since: float, most: int) -> tuple[float, list[bytes]]:
         """From when on the requests are complete, and the newest of them, oldest first."""
-        sample = self._models[model]
+        sample = self._models.get(model)
+        if sample is None:
+            return self.began, []
         found: list[bytes] = []
         complete = sample.since
         for kept in reversed(sample.requests):

@@ -57,7 +57,9 @@ class TrafficApi:
         self._credentials = credentials
         self._guard = None if callers is None else RightGuard(callers, TRAFFIC)
         self._audience = "" if callers is None else f" A person's token is for {callers.audience}."
-        self._one_at_a_time = asyncio.Semaphore(1)
+        self._sealing = asyncio.Semaphore(1)
+        self._asked = False
+        """A person's call is being answered."""
 
     async def close(self) -> None:
         await self._calls.close()
@@ -86,13 +88,16 @@ class TrafficApi:
         since, most = _number(request, "since", 0.0), int(_number(request, "requests", USUAL_ROWS))
         if not 0 < most <= MOST_ROWS:
             raise Problem(400, f"`requests` must be from 1 to {MOST_ROWS:,}")
-        if self._one_at_a_time.locked() and role != "gateway":
+        if role == "gateway":
+            models = await self._own(namespace, name, since, most)
+            return TrafficPage(since=self._sample.began, models=models)
+        if self._asked:
             raise Problem(503, "another call of this kind is being answered: try again", {"retry-after": "5"})
-        async with self._one_at_a_time:
-            if role == "gateway":
-                models = await self._own(namespace, name, since, most)
-                return TrafficPage(since=self._sample.began, models=models)
+        self._asked = True
+        try:
             return await self._everywhere(namespace, name, since, most)
+        finally:
+            self._asked = False
 
     async def _everywhere(self, namespace: str | None, name: str | None, since: float, most: int) -> TrafficPage:
         peers, unreachable = self._calls.reachable()
@@ -132,10 +137,12 @@ class TrafficApi:
             raise Problem(503, "no install key is known here")
         sealer = MarkSealer(secret.encode()[:64])
         found: list[ModelTraffic] = []
-        for model in self._sample.models():
-            where, _, called = model.partition("/")
-            if namespace in (None, where) and name in (None, called):
-                found.append(await self._model(model, sealer, since, most))
+        # Not held during a call of another gateway: two that call each other would wait for each other.
+        async with self._sealing:
+            for model in self._sample.models():
+                where, _, called = model.partition("/")
+                if namespace in (None, where) and name in (None, called):
+                    found.append(await self._model(model, sealer, since, most))
         return tuple(found)
 
     async def _model(self, model: str, sealer: MarkSealer, since: float, most: int) -> ModelTraffic:

@@ -20,7 +20,7 @@ from shoal.gateway.demand import DemandPublisher, DemandState
 from shoal.gateway.ops import gateway_ops
 from shoal.gateway.prepared import Prepared
 from shoal.gateway.traffic import TrafficSample
-from shoal.gateway.trafficapi import TrafficApi
+from shoal.gateway.trafficapi import PEER_SECONDS, TrafficApi
 from shoal.kube.callers import Callers
 from shoal.kube.client import KubeClient
 from shoal.metering.meter import Meter
@@ -172,6 +172,23 @@ async def test_one_gateway_answers_for_all_and_names_those_that_are_away(tmp_pat
                 assert "the other gateways are not known" in page.missing[0].reason
 
 
+async def test_two_gateways_that_are_asked_at_once_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        await ask(it, user("here"))
+        peers: list[facts.Pod] = []
+        ports: list[int] = [0, 0]
+        first = TrafficApi(it.app.traffic, it.ring, "gateway-1", lambda: peers)
+        second = TrafficApi(it.app.traffic, it.ring, "gateway-2", lambda: peers)
+        async with ops(it, first) as ports[0], ops(it, second) as ports[1]:
+            first._calls._port, second._calls._port = ports[1], ports[0]  # pyright: ignore[reportPrivateUsage]
+            peers.append(pod("the-other"))
+            async with asyncio.timeout(PEER_SECONDS / 2):
+                pages = await asyncio.gather(*(read(it, port, PEOPLE) for port in ports))
+            for page, _ in pages:
+                assert {model.gateway for model in page.models} == {"gateway-1", "gateway-2"}
+                assert page.missing == ()
+
+
 async def test_who_may_read_it(tmp_path: Path) -> None:
     server = RoleReviews()
     callers = Callers(cast(KubeClient, server), rights.GATEWAY_AUDIENCE)
@@ -273,6 +290,7 @@ def test_what_was_dropped_is_not_taken_for_complete() -> None:
     assert since > 1e9
     assert len(found) == 3
     assert list(sample.models()) == [MODEL.key]
+    assert sample.newest("chat/none", 0.0, 3) == (0.0, [])
 
 
 def test_rows_that_are_not_in_the_layout_are_refused() -> None:
