@@ -43,6 +43,7 @@ from shoal.artifacts import Settings, StoreCredentials, adapter, folders, open_s
 from shoal.core.lora.format.check import check_adapter, of_settings
 from shoal.engine.sglang.adapters import SGLangAdapters
 from shoal.engine.sglang.client import SGLangClient
+from shoal.engine.sglang.pool import RULES
 from shoal.runtime import logs
 from tests.bench.bench_cache import wait_for_file
 from tests.support.adapters import ALL, make_adapter
@@ -158,7 +159,7 @@ async def from_store(at: Ground, name: str, told: AdapterSettings, rows: Rows) -
         manifest = await rows.time(row, "list", source.manifest())
         await rows.time(row, "fetch", adapter.fetch_adapter(source, manifest, work, told.max_bytes))
     facts = await rows.time(row, "check", asyncio.to_thread(adapter.read_folder, work, name, manifest.digest))
-    if (problem := check_adapter(facts, *of_settings(told))) is not None:
+    if (problem := check_adapter(facts, *of_settings(told, RULES))) is not None:
         raise SystemExit(f"the bench's own adapter is refused: {problem.message}")
 
     def finish() -> None:
@@ -176,7 +177,7 @@ async def from_cache(at: Ground, name: str, told: AdapterSettings, rows: Rows, r
     wanted = AdapterWanted(name=f"bench.a@{revision[7:19]}", revision=revision, uri=at.uri(name))
     place = at.folder / "adapters" / wanted.name
     staging = stage_adapter(
-        wanted, place, told, secrets=at.folder / "secrets", cache=at.cache, sources=Settings(network=LOCAL)
+        wanted, place, told, rules=RULES, secrets=at.folder / "secrets", cache=at.cache, sources=Settings(network=LOCAL)
     )
     await rows.time(f"{name}, {row}", "staged", staging)
     return place

@@ -21,6 +21,7 @@ from shoal.api.lorapool import LINEAR
 from shoal.artifacts import ArtifactError, adapter
 from shoal.core.fields.table import MOST_STOPS
 from shoal.core.lora.format.check import BaseModelFacts, Limits, check_adapter
+from shoal.engine.vllm.kind import VLLM
 from shoal.engine.vllm.launch import ENVIRONMENT
 from tests.contract.conftest import VLLM_KINDS, Client
 from tests.support.adapters import make_adapter
@@ -233,7 +234,7 @@ async def test_other_files_at_the_same_path_under_the_same_name_meet_old_prefixe
 
 
 BASE = BaseModelFacts(LayerWidths(layers=2, hidden=64, query=64, key=32, feed_forward=128), 512)
-LIMITS = Limits("pool", LORA_RANK, LINEAR)
+LIMITS = Limits("pool", LORA_RANK, LINEAR, VLLM.pod.adapter_rules)
 
 
 @pytest.mark.parametrize("what", ["a smaller base", "more layers", "another rank than it says"])
@@ -261,14 +262,17 @@ def refused(folder: Path) -> bool:
 @pytest.mark.parametrize(
     "made",
     [{"modules": ("q_proj", "o_proj")}, {"modules": ("k_proj", "v_proj")}, {"modules": ("up_proj",)}, {"rank": 5},
-     {"config": {"use_rslora": True}}, {"config": {"target_modules": "all-linear"}}],
+     {"config": {"use_rslora": True}}, {"config": {"target_modules": "all-linear"}},
+     {"config": {"target_modules": ".*proj"}}, {"config": {"alpha_pattern": {"q_proj": 64}}}],
     ids=lambda made: str(made)[:40],
 )  # fmt: skip
 async def test_it_takes_parts_of_layers_and_other_ranks_than_its_slots(
     client: Client, tmp_path: Path, made: dict[str, Any]
 ):
     base = (await client.post(COMPLETIONS, SHORT | {"max_tokens": 12})).json["choices"][0]["text"]
-    assert (await client.load_adapter("part", make_adapter(tmp_path / "a", **made))).status == 200
+    folder = make_adapter(tmp_path / "a", **made)
+    assert not refused(folder), "what the engine serves is not refused before it"
+    assert (await client.load_adapter("part", folder)).status == 200
     answer = await client.post(COMPLETIONS, SHORT | {"model": "part", "max_tokens": 12})
     assert answer.json["choices"][0]["text"] != base
 

@@ -12,6 +12,7 @@ from shoal.api.artifact import LayerWidths
 from shoal.api.lorapool import LINEAR
 from shoal.artifacts import adapter
 from shoal.core.lora.format.check import BaseModelFacts, Limits, check_adapter
+from shoal.engine.sglang.pool import RULES
 
 SCRIPT = Path(__file__).parents[2] / "images" / "shoal" / "make_models.py"
 
@@ -51,7 +52,7 @@ def test_adapters_are_made_beside_the_models_when_they_are_asked_for(tmp_path: P
     found: dict[str, bytes] = {}
     for folder in (tmp_path / "adapters").iterdir():
         facts = adapter.read_folder(folder, folder.name, f"sha256:{'0' * 64}")
-        assert check_adapter(facts, Limits("pool", 8, LINEAR), BaseModelFacts(widths, 512)) is None
+        assert check_adapter(facts, Limits("pool", 8, LINEAR, RULES), BaseModelFacts(widths, 512)) is None
         assert all(path.stat().st_mode & 0o004 for path in folder.iterdir())
         found[folder.name] = (folder / adapter.WEIGHTS).read_bytes()
     assert set(found) == {"support-v1", "support-v2", "legal", "poet"}

@@ -4,7 +4,7 @@ A small Job reads the facts for a batch of a pool's adapters (`AdapterBatch` in 
 termination message (`core.adapters.facts`). An agent reads them again from the files that it staged.
 """
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -23,18 +23,23 @@ MOST_MODULES: Final = 256
 MOST_LAYERS: Final = 100_000
 
 ModuleName = Annotated[str, StringConstraints(max_length=256)]
+Need = Literal[
+    "rsLoRA", "rankPattern", "alphaPattern", "targetPattern", "partOfAttention", "partOfGate", "initialization"
+]
+"""What an adapter needs of its engine beyond a plain LoRA, and not every engine does."""
 Widths = tuple[Count, Count]
 """Input and output width of a layer."""
 
 
 class AdapterFacts(Message):
-    """The facts of one revision of an adapter that SGLang can serve on a matching base model."""
+    """The facts of one revision of an adapter that an engine can serve on a matching base model."""
 
     revision: Digest
     """Digest of the manifest of its source: names, sizes and validators of all files."""
     commit: Annotated[str, StringConstraints(max_length=128)] | None = None
     """hf: the commit that the source's branch was resolved to."""
     rank: Annotated[int, Field(ge=1, le=MOST_RANK)]
+    """The largest of its modules."""
     alpha: Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
     """LoRA alpha; the adapter's update is scaled by alpha / rank."""
     size_bytes: Bytes
@@ -53,6 +58,8 @@ class AdapterFacts(Message):
     """Base model named in the adapter's config. It is shown to people and not validated."""
     added_token: Annotated[int, Field(ge=-MOST_COUNT, le=MOST_COUNT)] | None = None
     """Highest token id in added_tokens.json. An id outside the base model's vocabulary is a new token."""
+    needs: dict[Need, Annotated[str, StringConstraints(max_length=256)]] = {}
+    """What it needs of its engine -> the detail for a message."""
 
 
 class AdapterToRead(Message):

@@ -15,6 +15,7 @@ from shoal.api.artifact import ArtifactFacts
 from shoal.api.config import Engines, EngineTable
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Engine, Model
+from shoal.core.lora.format.rules import AdapterRules
 from shoal.core.sizing import Tuning
 
 STARTUP_SECONDS: Final = 3600
@@ -338,6 +339,11 @@ class PodSide(Protocol):
 
         `given` are the engine's arguments, the platform's and the Model's, by canonical name; `env` its environment.
         """
+        ...
+
+    @property
+    def adapter_rules(self) -> AdapterRules:
+        """Which adapters the engine serves, beyond rank, modules and shapes."""
         ...
 
     def adapters_in_memory(self, pool: LoRAPool) -> int:

@@ -121,6 +121,7 @@ def serve(
             fetch = partial(
                 stage_adapter,
                 settings=settings,
+                rules=kind.pod.adapter_rules,
                 secrets=secrets_dir,
                 cache=Path(cache) if cache else None,
                 sources=replace(IMPATIENT, hub_endpoint=fetching.hub_endpoint, network=fetching.network),

@@ -22,6 +22,7 @@ from shoal.api.adapterfacts import AdapterFacts
 from shoal.api.adapters import AdapterSettings, AdapterWanted
 from shoal.api.artifact import LayerWidths
 from shoal.artifacts import ArtifactError, Settings, StoreCredentials, adapter, archive, open_source
+from shoal.engine.sglang.pool import RULES
 from tests.support.adapters import ALL, make_adapter
 from tests.support.cache import Shop, running, shop_with, short_folder
 from tests.support.flaky import Flaky
@@ -85,7 +86,7 @@ async def staged(
     adapters: Path, uri: str, digest: str | None = None, *, pool: AdapterSettings = POOL, **more: object
 ) -> AdapterFacts:
     asked = wanted(uri, digest or await revision(uri))
-    options = {"secrets": adapters.parent / "secrets", "sources": QUICK} | more
+    options = {"rules": RULES, "secrets": adapters.parent / "secrets", "sources": QUICK} | more
     return await stage_adapter(asked, adapters / asked.name, pool, **options)  # pyright: ignore[reportArgumentType]
 
 
@@ -390,9 +391,10 @@ async def test_an_agent_that_is_killed_leaves_no_half_adapter(adapters: Path, fi
             "import asyncio, sys; from pathlib import Path\n"
             "from shoal.agent.stage.adapter import stage_adapter; from shoal.artifacts import Settings\n"
             "from shoal.api.adapters import AdapterSettings, AdapterWanted\n"
+            "from shoal.engine.sglang.pool import RULES\n"
             "wanted, pool, folder, hub = sys.argv[1:]\n"
             "asyncio.run(stage_adapter(AdapterWanted.model_validate_json(wanted), Path(folder),\n"
-            "    AdapterSettings.model_validate_json(pool), sources=Settings(hub_endpoint=hub)))"
+            "    AdapterSettings.model_validate_json(pool), rules=RULES, sources=Settings(hub_endpoint=hub)))"
         )
         arguments = [asked.model_dump_json(), POOL.model_dump_json(), str(adapters / asked.name)]
         process = await asyncio.create_subprocess_exec(

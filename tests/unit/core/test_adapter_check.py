@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from shoal.core.lora.format.check import BaseModelFacts, Limits, check_adapter, 
 from shoal.core.lora.format.peft import RevisionFiles, Tensor, facts_of
 from shoal.core.lora.format.sources import credentials_for, pinned_uri
 from shoal.core.status.observed import ModelProblem
+from shoal.engine.kinds import KINDS
 
+SGLANG, VLLM = (KINDS[name].pod.adapter_rules for name in ("SGLang", "vLLM"))
 WIDTHS = LayerWidths(layers=2, hidden=64, query=64, key=32, feed_forward=128)
 SHAPES = {
     "self_attn.q_proj": (64, 64),
@@ -27,7 +30,7 @@ SHAPES = {
 }
 MODULES = tuple(sorted(path.partition(".")[2] for path in SHAPES))
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-LIMITS = Limits("chat/llama", 64, MODULES, 1 << 20)
+LIMITS = Limits("chat/llama", 64, MODULES, SGLANG, 1 << 20)
 BASE = BaseModelFacts(WIDTHS, 512)
 
 
@@ -101,24 +104,87 @@ def test_names_as_older_versions_of_peft_save_them_are_known():
     [
         ("peft_type", "IA3", "peft_type 'IA3'"),
         ("use_dora", True, "DoRA"),
-        ("use_rslora", True, "use_rslora false and lora_alpha 45.2548 in adapter_config.json mean the same"),
-        ("bias", "all", "biases (bias: all), which SGLang ignores"),
+        ("bias", "all", "biases (bias: all), which neither SGLang nor vLLM serves"),
         ("lora_bias", True, "biases in its LoRA layers"),
-        ("rank_pattern", {"q_proj": 4}, "different ranks (rank_pattern)"),
-        ("alpha_pattern", {"q_proj": 4}, "different alphas (alpha_pattern)"),
+        ("rank_pattern", {"(q|v)_proj": 4}, "a regular expression, which is not run: write its modules out"),
         ("modules_to_save", ["lm_head"], "whole layers beside the LoRA (modules_to_save)"),
         ("layer_replication", [[0, 1]], "replicated layers"),
         ("trainable_token_indices", [7], "trained tokens"),
         ("target_parameters", ["experts.w"], "outside linear layers"),
-        ("alora_invocation_tokens", [1, 2], "applies to every token"),
+        ("alora_invocation_tokens", [1, 2], "an activated LoRA"),
         ("init_lora_weights", "pissa_niter_16", "changed the base's weights too (init_lora_weights: pissa_niter_16)"),
-        ("target_modules", r".*\.(q|v)_proj", "wants a list of module names"),
+        ("use_bdlora", {"a": 1}, "a block-diagonal LoRA"),
     ],
 )
-def test_a_kind_that_sglang_would_get_wrong_is_refused(field: str, value: object, said: str):
+def test_a_kind_that_every_engine_would_get_wrong_is_refused(field: str, value: object, said: str):
     found = problem(**{field: value})
     assert found.reason == reasons.UNSUPPORTED
     assert said in found.message
+
+
+NEEDS: list[tuple[dict[str, Any], Any, str]] = [
+    (
+        {"use_rslora": True},
+        None,
+        "SGLang ignores: use_rslora false and lora_alpha 45.2548 in adapter_config.json",
+    ),
+    ({"alpha_pattern": {"q_proj": 4}}, None, "different alphas (alpha_pattern), which SGLang ignores"),
+    ({"target_modules": r".*\.(q|v)_proj"}, ("q_proj", "v_proj"), "SGLang wants a list of module names"),
+    ({}, ("q_proj", "o_proj"), "has q_proj without v_proj: SGLang stacks q_proj, k_proj and v_proj"),
+    ({}, ("up_proj",), "has up_proj without gate_proj: SGLang stacks the two and needs gate_proj"),
+]
+
+
+def of(*modules: str) -> dict[str, Tensor]:
+    return matrices(paths={path: shape for path, shape in SHAPES.items() if path.rpartition(".")[2] in modules})
+
+
+@pytest.mark.parametrize(("config", "modules", "said"), NEEDS)
+def test_what_only_one_engine_serves_is_refused_in_its_name(config: dict[str, Any], modules: Any, said: str):
+    facts = usable(of(*modules) if modules else matrices(), **config)
+    found = refused(facts)
+    assert found.reason == reasons.UNSUPPORTED
+    assert said in found.message
+    assert check_adapter(facts, replace(LIMITS, rules=VLLM), BASE) is None
+
+
+def test_ranks_by_module_are_checked_against_the_tensors():
+    mixed = matrices() | {
+        name: tensor(*(4 if size == 8 else size for size in found.shape))
+        for name, found in matrices().items() if "q_proj" in name
+    }  # fmt: skip
+    facts = usable(mixed, rank_pattern={"self_attn.q_proj": 4})
+    assert facts.rank == 8
+    assert "different ranks (rank_pattern), which SGLang ignores" in refused(facts).message
+    assert check_adapter(facts, replace(LIMITS, rules=VLLM), BASE) is None
+    assert problem(mixed).reason == reasons.CORRUPT, "without the pattern the tensors have another rank than r"
+    assert problem(rank_pattern={"q_proj": 4}).reason == reasons.CORRUPT, "and with one that they do not follow"
+    assert problem(mixed, rank_pattern={"proj": 4}).reason == reasons.CORRUPT, "a key is a whole part of a path"
+    # The largest one counts.
+    assert usable(mixed, r=4, rank_pattern={module: 8 for module in MODULES if module != "q_proj"}).rank == 8
+
+
+def test_a_pattern_of_modules_means_those_that_have_tensors():
+    facts = usable(of("q_proj", "v_proj"), target_modules=".*attn.*")
+    assert facts.targets == ("q_proj", "v_proj")
+    narrow = Limits("p", 64, ("o_proj",), VLLM)
+    assert refused(facts, narrow).reason == reasons.MODULES_NOT_IN_POOL
+
+
+def test_a_beginning_that_vllm_takes_for_a_change_of_the_base():
+    facts = usable(init_lora_weights="loftq")
+    found = check_adapter(facts, replace(LIMITS, rules=VLLM), BASE)
+    assert found is not None
+    assert "init_lora_weights is loftq, which vLLM takes for one that changed the base" in found.message
+    assert check_adapter(facts, LIMITS, BASE) is None
+
+
+def test_tokens_that_are_added_are_refused_in_the_engines_name():
+    facts = usable(None, {"<x>": 512})
+    for rules in (SGLANG, VLLM):
+        assert (
+            f"{rules.engine} serves no adapters that add tokens" in refused(facts, replace(LIMITS, rules=rules)).message
+        )
 
 
 @pytest.mark.parametrize(
@@ -150,7 +216,7 @@ def test_a_rank_that_is_none_is_told(value: object):
     [
         ({"x": tensor(8, 64)}, reasons.UNSUPPORTED, "whole weights beside the LoRA (x)"),
         ({"base_model.model.lm_head.weight": tensor(8, 64)}, reasons.UNSUPPORTED, "whole weights beside the LoRA"),
-        ({"base_model.h.0.attn.lora_A.weight": tensor(8, 64)}, reasons.UNSUPPORTED, "in no place where SGLang looks"),
+        ({"base_model.h.0.attn.lora_A.weight": tensor(8, 64)}, reasons.UNSUPPORTED, "in no place where engines look"),
         (
             {"a.layers.0.self_attn.q_proj.lora_magnitude_vector": tensor(64)},
             reasons.UNSUPPORTED,
@@ -167,7 +233,7 @@ def test_a_rank_that_is_none_is_told(value: object):
                 "m.layers.0.cross_attn.q_proj.lora_B.weight": tensor(64, 8),
             },
             reasons.UNSUPPORTED,
-            "has cross_attn.q_proj and self_attn.q_proj, which SGLang would take for the same module",
+            "has cross_attn.q_proj and self_attn.q_proj, which engines take for the same module",
         ),
         (
             {"m.layers.0.mlp.x_proj.lora_A.weight": tensor(8, 64)},
@@ -230,7 +296,7 @@ def test_an_adapter_without_tensors_is_corrupt():
 )
 def test_halves_of_layers_that_sglang_stacks_are_refused(left_out: tuple[str, ...], said: str):
     paths = {path: shape for path, shape in SHAPES.items() if path.partition(".")[2] not in left_out}
-    found = problem(matrices(paths=paths))
+    found = refused(usable(matrices(paths=paths)))
     assert found.reason == reasons.UNSUPPORTED
     assert said in found.message
 
@@ -259,7 +325,7 @@ def test_a_rank_above_the_pools_says_both_and_what_to_do():
 
 
 def test_modules_that_the_pool_does_not_have_are_named():
-    found = refused(usable(), Limits("chat/llama", 64, ATTENTION))
+    found = refused(usable(), Limits("chat/llama", 64, ATTENTION, SGLANG))
     assert found.reason == reasons.MODULES_NOT_IN_POOL
     assert found.message.startswith("down_proj, gate_proj, up_proj: add to targetModules of pool chat/llama")
 
@@ -272,7 +338,7 @@ def test_embeddings_are_a_module_of_the_pool():
     facts = usable(matrices() | tables, target_modules=[*MODULES, "embed_tokens"])
     assert facts.modules["embed_tokens"] == (512, 64)
     assert refused(facts).message.startswith("embed_tokens: add")
-    wide = Limits("chat/llama", 64, (*MODULES, "embed_tokens"))
+    wide = Limits("chat/llama", 64, (*MODULES, "embed_tokens"), SGLANG)
     assert check_adapter(facts, wide, BASE) is None
     assert refused(facts, wide, BaseModelFacts(WIDTHS, 1000)).reason == reasons.BASE_MISMATCH
 
@@ -286,12 +352,12 @@ def test_a_module_that_only_the_config_names_counts_since_sglang_looks_there():
 def test_modules_that_sglang_stacks_come_together():
     paths = {path: shape for path, shape in SHAPES.items() if path.partition(".")[2] in ATTENTION}
     facts = usable(matrices(paths=paths), target_modules=list(ATTENTION))
-    assert check_adapter(facts, Limits("p", 64, ("q_proj", "o_proj")), BASE) is None
+    assert check_adapter(facts, Limits("p", 64, ("q_proj", "o_proj"), SGLANG), BASE) is None
 
 
 def test_a_pool_for_all_modules_takes_those_that_the_base_has():
     facts = usable()
-    everything = Limits("p", 64, ("all",))
+    everything = Limits("p", 64, ("all",), SGLANG)
     assert check_adapter(facts, everything, BASE) is None
     odd = usable(matrices(paths={"mlp.router": (64, 8)}), target_modules=["router"])
     assert refused(odd, everything).reason == reasons.MODULES_NOT_IN_POOL
@@ -299,10 +365,10 @@ def test_a_pool_for_all_modules_takes_those_that_the_base_has():
 
 
 def test_more_bytes_than_replicas_have_room_for_are_too_large():
-    found = refused(usable(), Limits("p", 64, MODULES, 1199))
+    found = refused(usable(), Limits("p", 64, MODULES, SGLANG, 1199))
     assert found.reason == reasons.TOO_LARGE
     assert found.message.startswith("its files have 1200 bytes and pool p has room for 1199 bytes")
-    assert check_adapter(usable(), Limits("p", 64, MODULES, 1200), BASE) is None
+    assert check_adapter(usable(), Limits("p", 64, MODULES, SGLANG, 1200), BASE) is None
 
 
 # --- whether it goes with the base ----------------------------------------------------------------------------------
@@ -364,7 +430,7 @@ def test_an_agent_checks_with_what_it_was_told():
     settings = AdapterSettings(
         pool="chat/llama", slots=4, cached=8, max_rank=4, target_modules=MODULES, max_bytes=10, widths=WIDTHS
     )
-    limits, base = of_settings(settings)
+    limits, base = of_settings(settings, SGLANG)
     assert refused(usable(), limits, base).message.startswith("8 > 4 of pool chat/llama")
 
 

@@ -22,6 +22,7 @@ from shoal.artifacts import ArtifactError, Settings, StoreCredentials, adapter, 
 from shoal.artifacts.errors import of_os_error
 from shoal.artifacts.threads import in_thread
 from shoal.core.lora.format.check import check_adapter, of_settings
+from shoal.core.lora.format.rules import AdapterRules
 from shoal.core.lora.format.sources import credentials_for
 
 CACHE_TIMEOUT_SECONDS = 5.0
@@ -38,17 +39,18 @@ async def stage_adapter(
     folder: Path,
     settings: AdapterSettings,
     *,
+    rules: AdapterRules,
     secrets: Path = Path(names.ADAPTER_SECRETS_DIR),
     cache: Path | None = None,
     sources: Settings | None = None,
 ) -> AdapterFacts:
-    """Stages the adapter in `folder`; an existing folder is only checked. `cache`: the namespace's folder of the node
-    cache. Cancellation at any time leaves nothing incomplete.
+    """Stages the adapter in `folder`; an existing folder is only checked. `rules` are the engine's; `cache` is the
+    namespace's folder of the node cache. Cancellation at any time leaves nothing incomplete.
 
     Raises ArtifactError with one of `reasons.ADAPTER_REASONS`.
     """
     try:
-        facts = await _staged(wanted, folder, settings, secrets, cache, sources or IMPATIENT)
+        facts = await _staged(wanted, folder, settings, rules, secrets, cache, sources or IMPATIENT)
     except ArtifactError as error:
         raise of_pool(error) from error
     except OSError as error:
@@ -63,15 +65,21 @@ def of_pool(error: ArtifactError) -> ArtifactError:
 
 
 async def _staged(
-    wanted: AdapterWanted, folder: Path, settings: AdapterSettings, secrets: Path, cache: Path | None, sources: Settings
+    wanted: AdapterWanted,
+    folder: Path,
+    settings: AdapterSettings,
+    rules: AdapterRules,
+    secrets: Path,
+    cache: Path | None,
+    sources: Settings,
 ) -> AdapterFacts:
     if await asyncio.to_thread(folder.is_dir):
-        return await asyncio.to_thread(_checked, wanted, folder, settings)
+        return await asyncio.to_thread(_checked, wanted, folder, settings, rules)
     work = folder.with_name(f".{folder.name}.{random.token_hex(4)}")
     try:
         await in_thread(lambda: work.mkdir(parents=True))
         await _fetch(wanted, work, settings, secrets, cache, sources)
-        return await in_thread(lambda: _finish(wanted, work, folder, settings))
+        return await in_thread(lambda: _finish(wanted, work, folder, settings, rules))
     finally:
         # Not cancellable: leftovers would count against the folder's size limit.
         await in_thread(lambda: shutil.rmtree(work, ignore_errors=True))
@@ -120,16 +128,18 @@ async def _from_cache(
     await in_thread(lambda: adapter.copy_adapter(cache / done.path, work, settings.max_bytes, shown(wanted.uri)))
 
 
-def _checked(wanted: AdapterWanted, folder: Path, settings: AdapterSettings) -> AdapterFacts:
+def _checked(wanted: AdapterWanted, folder: Path, settings: AdapterSettings, rules: AdapterRules) -> AdapterFacts:
     facts = adapter.read_folder(folder, shown(wanted.uri), wanted.revision)
-    limits, base = of_settings(settings)
+    limits, base = of_settings(settings, rules)
     if (problem := check_adapter(facts, limits, base)) is not None:
         raise ArtifactError(problem.reason, problem.message)
     return facts
 
 
-def _finish(wanted: AdapterWanted, work: Path, folder: Path, settings: AdapterSettings) -> AdapterFacts:
-    facts = _checked(wanted, work, settings)
+def _finish(
+    wanted: AdapterWanted, work: Path, folder: Path, settings: AdapterSettings, rules: AdapterRules
+) -> AdapterFacts:
+    facts = _checked(wanted, work, settings, rules)
     folders.sync(work)
     os.rename(work, folder)
     return facts

@@ -13,6 +13,7 @@ from shoal.core.lora.format.check import BaseModelFacts, Limits, of_settings
 from shoal.core.lora.lifecycle.revisions import demands
 from shoal.core.status.observed import ModelProblem
 from shoal.core.status.poolstatus import claimed
+from shoal.engine.kinds import kind_of
 from shoal.manifests.pool import pool_problem
 
 
@@ -32,7 +33,9 @@ class Chosen:
     @property
     def limits(self) -> tuple[Limits, BaseModelFacts] | None:
         """What adapters are checked against."""
-        return of_settings(self.settings) if self.settings is not None else None
+        if self.settings is None or self.model is None:
+            return None
+        return of_settings(self.settings, kind_of(self.model).pod.adapter_rules)
 
     def same_for_adapters(self, other: "Chosen | None") -> bool:
         """Whether no adapter has to be looked at again."""
@@ -83,4 +86,6 @@ class Choices:
         if problem is not None or facts is None or not pools.usable(facts):
             return Chosen(pool, model, problem)
         settings = pools.settings(pool, facts)
-        return Chosen(pool, model, None, settings, demands(settings))
+        # Another engine asks for something else of the same adapters.
+        asks = f"{demands(settings)} {kind_of(model).pod.adapter_rules.engine}"
+        return Chosen(pool, model, None, settings, asks)

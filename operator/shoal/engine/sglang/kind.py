@@ -12,6 +12,7 @@ from shoal.api.artifact import ArtifactFacts
 from shoal.api.config import Engines, EngineTable
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Engine, Model
+from shoal.core.lora.format.rules import AdapterRules
 from shoal.core.sizing import Tuning
 from shoal.engine.fields import parser_problems
 from shoal.engine.port import NO_FIELDS, EngineConnection, EngineKind, EngineLaunch, EngineTracing
@@ -20,7 +21,7 @@ from shoal.engine.sglang.arguments import ARGUMENTS
 from shoal.engine.sglang.client import SGLangClient
 from shoal.engine.sglang.fields import field_args, problems
 from shoal.engine.sglang.launch import ENVIRONMENT, engine_args, pool_args, task_args
-from shoal.engine.sglang.pool import pool_problem
+from shoal.engine.sglang.pool import RULES, pool_problem
 from shoal.engine.sglang.tuning import tuning_of
 from shoal.engine.sglang.wire import WIRE
 
@@ -36,6 +37,7 @@ class SGLangPod:
     # A second signal could cut what runs.
     repeat_stop_seconds: float | None = None
     keys_suffix: str = ""
+    adapter_rules: AdapterRules = RULES
 
     @property
     def versions(self) -> tuple[str, ...]:

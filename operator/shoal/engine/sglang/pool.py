@@ -1,10 +1,16 @@
-"""Which arguments of SGLang do not go with adapters."""
+"""Which arguments of SGLang do not go with adapters, and which adapters it does not serve."""
 
 from collections.abc import Mapping
 from typing import Final
 
+from shoal.core.lora.format.rules import AdapterRules
 from shoal.core.lora.pool import EMBEDS
 
+RULES: Final = AdapterRules(
+    "SGLang",
+    frozenset({"rsLoRA", "rankPattern", "alphaPattern", "targetPattern", "partOfAttention", "partOfGate"}),
+)
+"""It reads r, lora_alpha and target_modules of an adapter's config, and stacks parts of layers before it looks."""
 _LOADED: Final = ("auto", "safetensors", "fastsafetensors", "instanttensor")
 """--load-format: SGLang reads adapters in the base's format, and adapters are safetensors with names of their own."""
 _SPECULATIVE: Final = ("NGRAM", "EAGLE", "NEXTN", "EAGLE3", "DFLASH", "DSPARK")

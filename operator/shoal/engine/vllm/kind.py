@@ -10,6 +10,7 @@ from shoal.api.artifact import ArtifactFacts
 from shoal.api.config import Engines, EngineTable
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Engine, Model
+from shoal.core.lora.format.rules import AdapterRules
 from shoal.core.sizing import Tuning
 from shoal.engine.fields import parser_problems
 from shoal.engine.port import NO_FIELDS, EngineConnection, EngineKind, EngineLaunch, EngineTracing
@@ -45,6 +46,8 @@ class VLLMPod:
     # A single SIGTERM while the engine loads is lost. Where it had its effect, a further one changes nothing.
     repeat_stop_seconds: float | None = 3.0
     keys_suffix: str = "-vllm"
+    # `PEFTHelper` reads use_rslora and the patterns, and takes modules from the tensors' names.
+    adapter_rules: AdapterRules = AdapterRules("vLLM", frozenset({"initialization"}))
 
     @property
     def versions(self) -> tuple[str, ...]:

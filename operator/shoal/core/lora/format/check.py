@@ -1,8 +1,9 @@
-"""Whether an adapter fits a pool and its base: what the engine would refuse, or accept and compute wrongly.
+"""Whether an adapter fits a pool, its base and its engine: what the engine would refuse, or accept and compute wrongly.
 
 SGLang checks the rank and the modules that the config names. It accepts tensors of another width, of a layer that the
-base does not have or of a module without a buffer, and its process ends at the first request for them. Therefore the
-operator and the agent check adapters here first.
+base does not have or of a module without a buffer, and its process ends at the first request for them. vLLM refuses
+more, and answers with wrong weights for narrower tensors and further layers. Therefore the operator and the agent check
+adapters here first.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,7 @@ from shoal.api.adapterfacts import AdapterFacts
 from shoal.api.adapters import AdapterSettings
 from shoal.api.artifact import LayerWidths
 from shoal.core.lora.format import layers
+from shoal.core.lora.format.rules import AdapterRules
 from shoal.core.status.observed import ModelProblem
 
 _OTHER_NAMES: Final[Mapping[str, str]] = {
@@ -34,6 +36,7 @@ class Limits:
     max_rank: int
     target_modules: tuple[str, ...]
     """("all",): every module."""
+    rules: AdapterRules
     max_bytes: int | None = None
     """Bytes of one adapter's files, at most; None: not known here."""
 
@@ -46,14 +49,16 @@ class BaseModelFacts:
     vocabulary: int | None = None
 
 
-def of_settings(settings: AdapterSettings) -> tuple[Limits, BaseModelFacts]:
-    """The limits and base facts in an agent's settings."""
-    limits = Limits(settings.pool, settings.max_rank, settings.target_modules, settings.max_bytes)
+def of_settings(settings: AdapterSettings, rules: AdapterRules) -> tuple[Limits, BaseModelFacts]:
+    """The limits and base facts in an agent's settings; `rules` are the engine's."""
+    limits = Limits(settings.pool, settings.max_rank, settings.target_modules, rules, settings.max_bytes)
     return limits, BaseModelFacts(settings.widths, settings.vocabulary)
 
 
 def check_adapter(facts: AdapterFacts, limits: Limits, base: BaseModelFacts) -> ModelProblem | None:
     """Why an adapter does not fit this pool and base; None: nothing known speaks against it."""
+    if (refusal := limits.rules.refusal(facts.needs)) is not None:
+        return ModelProblem(reasons.UNSUPPORTED, refusal)
     if facts.rank > limits.max_rank:
         return ModelProblem(
             reasons.RANK_TOO_HIGH,
@@ -72,8 +77,8 @@ def check_adapter(facts: AdapterFacts, limits: Limits, base: BaseModelFacts) -> 
     if base.vocabulary is not None and facts.added_token is not None and facts.added_token >= base.vocabulary:
         return ModelProblem(
             reasons.UNSUPPORTED,
-            f"its added_tokens.json has token {facts.added_token} and the base ends at {base.vocabulary - 1}: SGLang "
-            "serves no adapters that add tokens",
+            f"its added_tokens.json has token {facts.added_token} and the base ends at {base.vocabulary - 1}: "
+            f"{limits.rules.engine} serves no adapters that add tokens",
         )
     if limits.max_bytes is not None and facts.file_bytes > limits.max_bytes:
         return too_large(facts.file_bytes, limits.max_bytes, limits.pool)

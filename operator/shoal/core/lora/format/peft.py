@@ -1,20 +1,20 @@
 """A LoRA adapter's facts, from its adapter_config.json (PEFT) and the names and shapes of its tensors.
 
 SGLang reads r, lora_alpha, target_modules and use_dora from the config, and tensors whose names it knows; it ignores
-the rest. Whatever would make it serve other weights than the adapter was trained for is refused here, because answers
-would not show it.
+the rest. vLLM reads more. What would make every engine serve other weights than the adapter was trained for is refused
+here, because answers would not show it; what only some of them serve stands in the facts as a need.
 """
 
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
 from pydantic import ValidationError
 
 from shoal.api import reasons
-from shoal.api.adapterfacts import AdapterFacts, Widths
+from shoal.api.adapterfacts import AdapterFacts, Need, Widths
 from shoal.core.lora.format.check import buffers
 from shoal.core.status.observed import ModelProblem
 
@@ -26,22 +26,31 @@ _OUTSIDE: Final = re.compile(
 )
 _NAME: Final = re.compile(r"^[A-Za-z0-9_.-]{1,200}\Z")
 _OTHER_TOWERS: Final = re.compile(r"(vision|visual|audio|speech|image)")
+_PLAIN: Final = re.compile(r"^[A-Za-z0-9_.-]{1,200}\Z")
+"""A key of rank_pattern or alpha_pattern without operators: PEFT reads them as regular expressions, and those of a
+stranger are not run."""
 _FLOATS: Final = {"F32": 4, "F16": 2, "BF16": 2}
-"""Data types that SGLang loads -> bytes of a number."""
+"""Data types that engines load -> bytes of a number."""
 _MODULES: Final = 64
 _NAME_LETTERS: Final = 300
+_EVERYTHING: Final = ("all", "all-linear")
+"""Values of `target_modules` that name every linear layer."""
 _CHANGES_BASE: Final = ("pissa", "olora", "corda", "lora_ga")
 """Values of `init_lora_weights` with which training also changes the base's weights."""
+_PLAIN_INITS: Final = ("gaussian", "eva", "orthogonal", "mica")
+"""Values with which vLLM takes an adapter for a plain one (`PEFTHelper` of 0.32.0); others it refuses."""
 _MUST_BE_UNSET: Final = {
-    "use_dora": "a DoRA adapter, which SGLang does not serve",
-    "lora_bias": "biases in its LoRA layers, which SGLang ignores",
-    "modules_to_save": "whole layers beside the LoRA (modules_to_save), which SGLang ignores",
-    "layer_replication": "replicated layers (layer_replication), which SGLang ignores",
-    "trainable_token_indices": "trained tokens (trainable_token_indices), which SGLang ignores",
-    "target_parameters": "parameters outside linear layers (target_parameters), which SGLang ignores",
-    "alora_invocation_tokens": "an activated LoRA (alora_invocation_tokens), which SGLang applies to every token",
-    "use_qalora": "a QA-LoRA adapter, which SGLang does not serve",
+    "use_dora": "a DoRA adapter",
+    "lora_bias": "biases in its LoRA layers",
+    "modules_to_save": "whole layers beside the LoRA (modules_to_save)",
+    "layer_replication": "replicated layers (layer_replication)",
+    "trainable_token_indices": "trained tokens (trainable_token_indices)",
+    "target_parameters": "parameters outside linear layers (target_parameters)",
+    "alora_invocation_tokens": "an activated LoRA (alora_invocation_tokens)",
+    "use_qalora": "a QA-LoRA adapter",
+    "use_bdlora": "a block-diagonal LoRA (use_bdlora)",
 }
+_NOBODY: Final = "which neither SGLang nor vLLM serves"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +80,7 @@ def facts_of(files: RevisionFiles) -> AdapterFacts | ModelProblem:
     found = _Config.read(files.config)
     if isinstance(found, ModelProblem):
         return found
-    seen = _Tensors(found.rank)
+    seen = _Tensors(found)
     for name, tensor in sorted(files.tensors.items()):
         if (problem := seen.take(name, tensor)) is not None:
             return problem
@@ -80,31 +89,34 @@ def facts_of(files: RevisionFiles) -> AdapterFacts | ModelProblem:
     widths = seen.widths()
     if (count := max(len(widths), len(found.targets))) > _MODULES:
         return _unsupported(f"it changes or names {count} different modules, and no base has so many")
+    if not found.targets:  # a pattern: what it matched has tensors
+        found = replace(found, targets=tuple(sorted({module.rpartition(".")[2] for module in widths})))
     if found.targets != ("all",) and (extra := [m for m in widths if not buffers([m]) <= buffers(found.targets)]):
         return _unsupported(f"it has tensors for {', '.join(extra)}, which its target_modules does not name")
     ids = [i for i in files.added_tokens.values() if isinstance(i, int)]
     try:
-        return _facts(files, found, widths, seen.layers, ids)
+        return _facts(files, found, widths, seen, ids)
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
         return _corrupt(f"its {'.'.join(map(str, fault['loc']))[:80]} is no adapter's: {fault['msg'][:200]}")
 
 
 def _facts(
-    files: RevisionFiles, found: "_Config", widths: dict[str, Widths | None], layers: int, ids: list[int]
+    files: RevisionFiles, found: "_Config", widths: dict[str, Widths | None], seen: "_Tensors", ids: list[int]
 ) -> AdapterFacts:
     return AdapterFacts(
         revision=files.revision,
         commit=files.commit,
-        rank=found.rank,
+        rank=seen.largest,
         alpha=found.alpha,
         size_bytes=files.size_bytes,
         file_bytes=files.file_bytes,
         modules=widths,
         targets=found.targets,
-        layers=layers,
+        layers=seen.layers,
         base=found.base,
         added_token=max(ids, default=None),
+        needs={**found.needs, **seen.needs},
     )
 
 
@@ -124,13 +136,21 @@ class _Config:
     rank: int
     alpha: float
     targets: tuple[str, ...]
+    """Empty: a pattern."""
     base: str | None
+    ranks: Mapping[str, int]
+    """rank_pattern: module or the end of its path -> rank."""
+    needs: Mapping[Need, str]
+
+    def rank_of(self, path: str) -> int:
+        """The rank of a module, as PEFT finds it."""
+        return next((rank for end, rank in self.ranks.items() if f".{path}".endswith(f".{end}")), self.rank)
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "_Config | ModelProblem":
         kind = config.get("peft_type")
         if not isinstance(kind, str) or kind.upper() != "LORA":
-            return _unsupported(f"adapter_config.json says peft_type {_short(repr(kind))}: SGLang serves LORA")
+            return _unsupported(f"adapter_config.json says peft_type {_short(repr(kind))}: engines serve LORA")
         rank, alpha = _number(config.get("r")), _number(config.get("lora_alpha"))
         if rank is None or rank != int(rank) or rank < 1:
             return _corrupt(f"adapter_config.json says r = {_short(repr(config.get('r')))}, which is no rank")
@@ -138,13 +158,17 @@ class _Config:
             return _corrupt(
                 f"adapter_config.json says lora_alpha = {_short(repr(config.get('lora_alpha')))}, which is no number"
             )
-        if (problem := _unusual(config, int(rank), alpha)) is not None:
+        if (problem := _unserved(config)) is not None:
             return problem
+        ranks = _ranks(config.get("rank_pattern"), int(rank))
+        if isinstance(ranks, ModelProblem):
+            return ranks
+        needs = _needs(config, int(rank), alpha)
         targets = _targets(config.get("target_modules"))
         if isinstance(targets, ModelProblem):
             return targets
         base = config.get("base_model_name_or_path")
-        return cls(int(rank), alpha, targets, _short(base) if isinstance(base, str) and base else None)
+        return cls(int(rank), alpha, targets, _short(base) if isinstance(base, str) and base else None, ranks, needs)
 
 
 def _number(value: object) -> float | None:
@@ -154,21 +178,13 @@ def _number(value: object) -> float | None:
     return float(value)
 
 
-def _unusual(config: Mapping[str, Any], rank: int, alpha: float) -> ModelProblem | None:
+def _unserved(config: Mapping[str, Any]) -> ModelProblem | None:
+    """What no engine serves; None: nothing."""
     for key, meaning in _MUST_BE_UNSET.items():
         if config.get(key):
-            return _unsupported(f"it is or has {meaning}")
-    if config.get("use_rslora"):
-        return _unsupported(
-            f"it is scaled by alpha / sqrt(r) (use_rslora), which SGLang ignores: use_rslora false and lora_alpha "
-            f"{alpha * rank**0.5:g} in adapter_config.json mean the same"
-        )
+            return _unsupported(f"it is or has {meaning}, {_NOBODY}")
     if config.get("bias") not in (None, "none"):
-        return _unsupported(f"it has trained biases (bias: {_short(str(config['bias']))}), which SGLang ignores")
-    for key, usual in (("rank_pattern", rank), ("alpha_pattern", alpha)):
-        pattern = config.get(key)
-        if isinstance(pattern, dict) and any(v != usual for v in cast("dict[str, object]", pattern).values()):
-            return _unsupported(f"its modules have different {key.split('_')[0]}s ({key}), which SGLang ignores")
+        return _unsupported(f"it has trained biases (bias: {_short(str(config['bias']))}), {_NOBODY}")
     begun = config.get("init_lora_weights")
     if isinstance(begun, str) and begun.lower().startswith(_CHANGES_BASE):
         return _unsupported(
@@ -178,14 +194,43 @@ def _unusual(config: Mapping[str, Any], rank: int, alpha: float) -> ModelProblem
     return None
 
 
+def _ranks(pattern: object, rank: int) -> "dict[str, int] | ModelProblem":
+    """rank_pattern, as far as it says another rank than the config's own."""
+    entries = cast("dict[object, object]", pattern) if isinstance(pattern, dict) else {}
+    found: dict[str, int] = {}
+    for key, value in entries.items():
+        if value == rank:
+            continue
+        if not isinstance(key, str) or not _PLAIN.match(key):
+            what = "a regular expression, which is not run: write its modules out"
+            return _unsupported(f"rank_pattern of adapter_config.json has the key {_short(repr(key))}, {what}")
+        given = _number(value)
+        if given is None or given != int(given) or given < 1:
+            return _corrupt(f"rank_pattern of adapter_config.json says {_short(repr(value))}, which is no rank")
+        found[key] = int(given)
+    return found
+
+
+def _needs(config: Mapping[str, Any], rank: int, alpha: float) -> dict[Need, str]:
+    found: dict[Need, str] = {}
+    if config.get("use_rslora"):
+        found["rsLoRA"] = f"use_rslora false and lora_alpha {alpha * rank**0.5:g} in adapter_config.json"
+    for key, need, usual in (("rank_pattern", "rankPattern", rank), ("alpha_pattern", "alphaPattern", alpha)):
+        pattern = config.get(key)
+        if isinstance(pattern, dict) and any(v != usual for v in cast("dict[str, object]", pattern).values()):
+            found[cast("Need", need)] = ""
+    if isinstance(targets := config.get("target_modules"), str) and targets not in _EVERYTHING:
+        found["targetPattern"] = _short(repr(targets))
+    begun = config.get("init_lora_weights")
+    if isinstance(begun, str) and begun.lower() not in _PLAIN_INITS:
+        found["initialization"] = _short(begun)
+    return found
+
+
 def _targets(value: object) -> "tuple[str, ...] | ModelProblem":
+    """Names of modules; empty for a pattern."""
     if isinstance(value, str):
-        if value in ("all", "all-linear"):
-            return ("all",)
-        return _unsupported(
-            f"target_modules of adapter_config.json is the pattern {_short(repr(value))}: SGLang wants a list "
-            "of module names"
-        )
+        return ("all",) if value in _EVERYTHING else ()
     names = cast("list[object]", value) if isinstance(value, list) else []
     if not names or not all(isinstance(name, str) and _NAME.match(name) for name in names):
         return _corrupt("adapter_config.json names no target_modules, or some that are no names")
@@ -198,8 +243,11 @@ def _targets(value: object) -> "tuple[str, ...] | ModelProblem":
 class _Tensors:
     """The tensors read so far."""
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    def __init__(self, config: _Config) -> None:
+        self._config = config
+        self.largest = config.rank
+        """The largest rank."""
+        self.needs: dict[Need, str] = {}
         self._halves: dict[tuple[int, str], dict[str, int]] = {}
         """(layer or -1, path in it) -> side -> the width that is not the rank."""
         self.layers = 0
@@ -209,7 +257,7 @@ class _Tensors:
             return _corrupt(f"tensor {_short(name)} has a name of {len(name)} letters")
         if tensor.dtype not in _FLOATS:
             return _unsupported(
-                f"tensor {_short(name)} has type {tensor.dtype}: SGLang takes float32, float16, bfloat16"
+                f"tensor {_short(name)} has type {tensor.dtype}: engines take float32, float16, bfloat16"
             )
         inner = _LAYER.match(name)
         match = inner or _OUTSIDE.search(name)
@@ -218,7 +266,7 @@ class _Tensors:
         layer, path = (int(match["layer"]), match["path"]) if inner else (-1, match["module"])
         if inner and _OTHER_TOWERS.search(match["before"].lower()):
             return _unsupported(
-                f"it changes more than the language model ({_short(name)}): SGLang would take that for layer {layer}"
+                f"it changes more than the language model ({_short(name)}): an engine would take that for layer {layer}"
             )
         # lora_A is (rank, in), lora_B is (out, rank). Experts may be stacked in a dimension before these.
         if len(tensor.shape) != 2 and not (_of_expert(path) and len(tensor.shape) == 3):
@@ -226,8 +274,10 @@ class _Tensors:
         if tensor.bytes != math.prod(tensor.shape) * _FLOATS[tensor.dtype]:
             return _corrupt(f"tensor {_short(name)} has {tensor.bytes} bytes, which is not what its shape takes")
         rank, width = tensor.shape[-2:] if match["side"] == "A" else reversed(tensor.shape[-2:])
-        if rank != self._rank:
-            return _corrupt(f"tensor {_short(name)} has rank {rank}, and adapter_config.json says r = {self._rank}")
+        wanted = self._config.rank_of(f"layers.{layer}.{path}" if inner else path)
+        if rank != wanted:
+            return _corrupt(f"tensor {_short(name)} has rank {rank}, and adapter_config.json says r = {wanted}")
+        self.largest = max(self.largest, wanted)
         self._halves.setdefault((layer, path), {})[match["side"]] = width
         self.layers = max(self.layers, layer + 1)
         return None
@@ -235,10 +285,10 @@ class _Tensors:
     @staticmethod
     def _stranger(name: str) -> ModelProblem:
         if "lora_magnitude_vector" in name:
-            return _unsupported("it is a DoRA adapter, which SGLang does not serve")
+            return _unsupported(f"it is a DoRA adapter, {_NOBODY}")
         if "lora_" not in name:
-            return _unsupported(f"it has whole weights beside the LoRA ({_short(name)}), which SGLang ignores")
-        return _unsupported(f"tensor {_short(name)} is in no place where SGLang looks for a LoRA")
+            return _unsupported(f"it has whole weights beside the LoRA ({_short(name)}), {_NOBODY}")
+        return _unsupported(f"tensor {_short(name)} is in no place where engines look for a LoRA")
 
     def problem(self) -> ModelProblem | None:
         """What is wrong with the tensors together; None: nothing."""
@@ -255,10 +305,10 @@ class _Tensors:
             inside.setdefault((layer, parent), set()).add(module)
             twin = path if _of_expert(path) else plain.setdefault((layer, module), path)
             if twin != path:
-                return _unsupported(f"{where}has {twin} and {path}, which SGLang would take for the same module")
+                return _unsupported(f"{where}has {twin} and {path}, which engines take for the same module")
         for (layer, parent), modules in inside.items():
-            if (problem := _incomplete(modules)) is not None:
-                return _unsupported(f"layer {layer} {parent} {problem}")
+            for need, what in _incomplete(modules):
+                self.needs.setdefault(need, f"layer {layer} {_short(parent)} {what}")
         return None
 
     def widths(self) -> dict[str, Widths | None]:
@@ -277,19 +327,14 @@ def _of_expert(path: str) -> bool:
     return ".experts." in f".{path}."
 
 
-def _incomplete(modules: Iterable[str]) -> str | None:
-    """Which modules are missing that SGLang needs, as it stacks q, k, v and gate, up into one layer each; None:
-    none."""
+def _incomplete(modules: Iterable[str]) -> Iterator[tuple[Need, str]]:
+    """Which modules are missing, for engines that stack q, k, v and gate, up into one layer each."""
     there = set(modules)
     attention = there & {"q_proj", "k_proj", "v_proj"}
     if attention and (missing := {"q_proj", "v_proj"} - there):
-        return (
-            f"has {' and '.join(sorted(attention))} without {' and '.join(sorted(missing))}: SGLang stacks q_proj, "
-            "k_proj and v_proj, and needs at least q_proj and v_proj"
-        )
+        yield "partOfAttention", f"has {' and '.join(sorted(attention))} without {' and '.join(sorted(missing))}"
     if "up_proj" in there and "gate_proj" not in there:
-        return "has up_proj without gate_proj: SGLang stacks the two and needs gate_proj"
-    return None
+        yield "partOfGate", "has up_proj without gate_proj"
 
 
 def _short(name: str) -> str:
