@@ -16,6 +16,7 @@ from shoal.kube.client import KubeClient
 from shoal.kube.errors import NotFound
 from shoal.kube.resources import (
     DEPLOYMENTS,
+    DEVICECLASSES,
     ENDPOINTSLICES,
     EVENTS,
     LEASES,
@@ -23,6 +24,8 @@ from shoal.kube.resources import (
     PERSISTENTVOLUMECLAIMS,
     PERSISTENTVOLUMES,
     PODS,
+    RESOURCECLAIMTEMPLATES,
+    RESOURCESLICES,
     SCALEDOBJECTS,
     SECRETS,
     TENANTS,
@@ -31,6 +34,7 @@ from shoal.kube.resources import (
 from shoal.runtime.scaler import ScalerPlace
 from tests.support.charts import rendered
 from tests.support.controlplane import Fleet, free_ports
+from tests.support.devices import class_of_devices, clear_devices, device_class, resource_slice
 from tests.support.kedaclient import write_certificate
 from tests.support.kedastandin import install_keda_crds, remove_keda_crds
 from tests.support.lora_fleet import adapter, adapter_with, pool, ready_for_adapters
@@ -136,6 +140,18 @@ async def test_the_charts_role_is_enough_and_not_more(fleet: Fleet, tmp_path: Pa
             lambda: fleet.all(DEPLOYMENTS, namespace=ns),
             lambda all_: [d["metadata"]["name"] for d in all_] == ["chat-h100"],
         )
+        # GPUs that are devices; with another selector the old ResourceClaimTemplate goes.
+        await client.apply(DEVICECLASSES, device_class(), manager="test")
+        await client.apply(RESOURCESLICES, resource_slice("h100-0", "gpu-0", "gpu-1"), manager="test")
+        await fleet.apply(class_of_devices("devices"))
+        await fleet.apply(model("claims", ns, variants=[{"class": "devices"}]))
+        await model_with(client, ns, "claims", "Ready", "True")
+        [old] = await fleet.all(RESOURCECLAIMTEMPLATES, namespace=ns)
+        await fleet.apply(class_of_devices("devices", "true"))
+        await eventually(
+            lambda: fleet.all(RESOURCECLAIMTEMPLATES, namespace=ns),
+            lambda all_: len(all_) == 1 and all_[0]["metadata"]["name"] != old["metadata"]["name"],
+        )
         # A replica that waits for an autoscaler's node, and what the autoscaler says of it.
         cloud = gpu_class("cloud", "CLOUD")
         cloud["spec"]["nodes"] = {"autoscaled": {"max": 1, "gpusPerNode": 1}}
@@ -164,10 +180,11 @@ async def test_the_charts_role_is_enough_and_not_more(fleet: Fleet, tmp_path: Pa
         assert await fleet.all(SECRETS, namespace=NAMESPACE)
         # A namespace with a Model that is fetched has a share in the node cache, until the last of them goes.
         await eventually(lambda: fleet.all(PERSISTENTVOLUMECLAIMS, namespace=ns), bool)
-        for name in ("chat", "driven", "gated", "waits"):
+        for name in ("chat", "claims", "driven", "gated", "waits"):
             await client.delete(MODELS, name, ns)
         await eventually(lambda: fleet.all(PERSISTENTVOLUMES), lambda left: not left)
     await remove_keda_crds(client)
+    await clear_devices(client)
     await client.delete(ENDPOINTSLICES, names.SCALER_SERVICE, NAMESPACE)
 
     used = used_by(fleet, since=since)

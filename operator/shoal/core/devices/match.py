@@ -50,6 +50,15 @@ class ClassDevices:
 
 
 @dataclass(frozen=True, slots=True)
+class _Selectors:
+    """Those of a class, in the order of the scheduler."""
+
+    key: str
+    """Says which expressions they are."""
+    compiled: tuple[Selector, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _Outcome:
     """Of one slice and one list of selectors."""
 
@@ -62,14 +71,14 @@ class MatchCache:
     """Evaluations of slices that have not changed. Lives as long as its owner; holds what the last `match` used."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, tuple[str, ...]], tuple[Slice, _Outcome]] = {}
-        self._used: dict[tuple[str, tuple[str, ...]], tuple[Slice, _Outcome]] = {}
+        self._known: dict[tuple[str, str], tuple[Slice, _Outcome]] = {}
+        self._used: dict[tuple[str, str], tuple[Slice, _Outcome]] = {}
 
-    def outcome(self, of: Slice, selectors: Sequence[Selector]) -> _Outcome:
-        key = (of.name, tuple(each.expression for each in selectors))
+    def outcome(self, of: Slice, selectors: _Selectors) -> _Outcome:
+        key = (of.name, selectors.key)
         known = self._used.get(key) or self._known.get(key)
         if known is None or known[0] is not of:
-            known = (of, _evaluated(of, selectors))
+            known = (of, _evaluated(of, selectors.compiled))
         self._used[key] = known
         return known[1]
 
@@ -90,7 +99,7 @@ def match(
     is not there count for nobody. `pools` and `incomplete` as `current` returns them."""
     ordered = sorted((c for c in classes if c.spec.device is not None), key=lambda c: c.metadata.name)
     cache = cache or MatchCache()
-    selectors: dict[str, list[Selector]] = {}
+    selectors: dict[str, _Selectors] = {}
     problems: dict[str, DeviceProblem] = {}
     for gpu_class in ordered:
         try:
@@ -101,19 +110,26 @@ def match(
     elsewhere: dict[str, dict[str, list[DeviceId]]] = {c.metadata.name: {} for c in ordered}
     many: dict[str, int] = dict.fromkeys(found, 0)
     updating: dict[str, set[str]] = {name: set() for name in found}
+    usable = [(c.metadata.name, c, selectors[c.metadata.name]) for c in ordered if c.metadata.name in selectors]
     for pool in pools:
         for each in pool.slices:
-            used = [c for c in ordered if c.metadata.name in selectors and _reaches(c, each, labels)]
-            outcomes = {c.metadata.name: cache.outcome(each, selectors[c.metadata.name]) for c in used}
-            for name, outcome in outcomes.items():
+            nodes = {device.node for device in each.devices}
+            chosen: list[tuple[str, GPUClass, frozenset[str]]] = []
+            for name, gpu_class, of_class in usable:
+                if not any(_on(gpu_class, node, labels) for node in nodes):
+                    continue
+                outcome = cache.outcome(each, of_class)
                 if outcome.failed is not None and name not in problems:
                     problems[name] = DeviceProblem(reasons.SELECTOR_INVALID, outcome.failed)
+                if outcome.names:
+                    chosen.append((name, gpu_class, outcome.names))
+            if not chosen:
+                continue
             for device in each.devices:
                 id_ = DeviceId(pool.driver, pool.name, device.name)
                 owner = ""
-                for gpu_class in used:
-                    name = gpu_class.metadata.name
-                    if device.name not in outcomes[name].names or not _on(gpu_class, device.node, labels):
+                for name, gpu_class, of_names in chosen:
+                    if device.name not in of_names or (len(nodes) > 1 and not _on(gpu_class, device.node, labels)):
                         continue
                     if device.node is None:
                         many[name] += 1
@@ -145,7 +161,7 @@ class _Unusable(Exception):
         self.reason = reason
 
 
-def _selectors(gpu_class: GPUClass, device_classes: Mapping[str, DeviceClass]) -> list[Selector]:
+def _selectors(gpu_class: GPUClass, device_classes: Mapping[str, DeviceClass]) -> _Selectors:
     """Of the DeviceClass first, then of the GPUClass: the order of the scheduler. Raises _Unusable."""
     device = gpu_class.spec.device
     assert device is not None  # noqa: S101 - `match` chose such classes
@@ -164,7 +180,7 @@ def _selectors(gpu_class: GPUClass, device_classes: Mapping[str, DeviceClass]) -
                 found.append(compiled(expression))
             except SelectorInvalid as error:
                 raise _Unusable(reasons.SELECTOR_INVALID, f"{where}[{place}] does not compile: {error}") from None
-    return found
+    return _Selectors("\0".join(each.expression for each in found), tuple(found))
 
 
 def _evaluated(of: Slice, selectors: Sequence[Selector]) -> _Outcome:
@@ -180,10 +196,6 @@ def _evaluated(of: Slice, selectors: Sequence[Selector]) -> _Outcome:
                 "places no pod meanwhile: test with has() whether a device has the attribute"
             )
     return _Outcome(frozenset(names), failed)
-
-
-def _reaches(gpu_class: GPUClass, of: Slice, labels: Mapping[str, Mapping[str, str]]) -> bool:
-    return any(_on(gpu_class, node, labels) for node in {device.node for device in of.devices})
 
 
 def _on(gpu_class: GPUClass, node: str | None, labels: Mapping[str, Mapping[str, str]]) -> bool:

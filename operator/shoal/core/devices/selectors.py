@@ -7,7 +7,7 @@ the expression and by the number of its macros, since CEL has no other loops.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache, lru_cache
 from typing import Any, Final
@@ -24,6 +24,11 @@ MOST_BINDS: Final = 4
 _LOOPS: Final = re.compile(r"\.\s*(?:all|exists|exists_one|existsOne|map|filter|transformList|transformMap)\s*\(")
 _BINDS: Final = re.compile(r"\bcel\s*\.\s*bind\s*\(")
 _DOMAINS: Final = re.compile(r"""\[\s*(?:"([^"\\]*)"|'([^'\\]*)')\s*\]""")
+_MAPS: Final = re.compile(r"\b(?:attributes|capacity)\b")
+_FIELDS: Final = re.compile(
+    r"""\bdevice\s*\.\s*(?:attributes|capacity)\s*\[\s*(?:"([^"\\]*)"|'([^'\\]*)')\s*\]\s*\.\s*\??\s*([A-Za-z_]\w*)(?!\s*\()"""
+)
+_MOST_KNOWN: Final = 1024
 _SEMVER: Final = re.compile(
     r"^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-z.-]+)?$"
 )
@@ -45,16 +50,35 @@ class Selector:
     expression: str
     _run: Callable[[dict[str, Any]], Any]
     _domains: frozenset[str]
+    _reads: tuple[str, ...] | None
+    """Names of all attributes and capacities that it reads; None: it may read any."""
+    _known: dict[tuple[object, ...], bool | str] = field(default_factory=dict[tuple[object, ...], bool | str])
+    """What a device has of `_reads` -> the result, or why there is none: a fleet has few kinds of devices."""
 
     def matches(self, driver: str, device: Device) -> bool:
         """Raises SelectorFailed. The scheduler then schedules no pod with the expression."""
+        if self._reads is None:
+            found = self._evaluated(driver, device)
+        else:
+            attributes, capacity = device.attributes, device.capacity
+            values = ((type(attributes.get(name)), attributes.get(name), capacity.get(name)) for name in self._reads)
+            key = (driver, device.shared, *values)
+            kept = self._known.get(key)
+            found = self._evaluated(driver, device) if kept is None else kept
+            if kept is None:
+                if len(self._known) >= _MOST_KNOWN:
+                    self._known.clear()
+                self._known[key] = found
+        if isinstance(found, str):
+            raise SelectorFailed(found)
+        return found
+
+    def _evaluated(self, driver: str, device: Device) -> bool | str:
         try:
             found = self._run(_variables(driver, device, self._domains))
         except RuntimeError as error:
-            raise SelectorFailed(str(error)[:_SHOWN]) from None
-        if not isinstance(found, bool):
-            raise SelectorFailed(str(found)[:_SHOWN])
-        return found
+            return str(error)[:_SHOWN]
+        return found if isinstance(found, bool) else str(found)[:_SHOWN]
 
 
 @lru_cache(maxsize=512)
@@ -77,7 +101,15 @@ def compiled(expression: str) -> Selector:
     def run(variables: dict[str, Any]) -> Any:
         return program.eval(data=variables).value()
 
-    return Selector(expression, run, frozenset(a or b for a, b in _DOMAINS.findall(expression)))
+    return Selector(expression, run, frozenset(a or b for a, b in _DOMAINS.findall(expression)), _reads(expression))
+
+
+def _reads(expression: str) -> tuple[str, ...] | None:
+    """Where each use of attributes and capacities names one of them, as almost always: their names."""
+    found = _FIELDS.findall(expression)
+    if len(found) != len(_MAPS.findall(expression)):
+        return None
+    return tuple(sorted({f"{a or b}/{id_}" for a, b, id_ in found}))
 
 
 def _compiler_message(text: str) -> str:

@@ -1,0 +1,148 @@
+"""GPUs as devices (DRA) with a real scheduler: slices that come, change and vanish, and clusters without DRA."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from shoal.api import names
+from shoal.api.meta import JsonObject
+from shoal.kube.resources import (
+    DEVICECLASSES,
+    GPUCLASSES,
+    PODS,
+    RESOURCECLAIMS,
+    RESOURCECLAIMTEMPLATES,
+    RESOURCESLICES,
+)
+from tests.support.controlplane import Fleet
+from tests.support.devices import class_of_devices, clear_devices, device_class, resource_slice
+from tests.support.operators import (
+    KOPF_STAYS,
+    condition,
+    eventually,
+    model,
+    model_with,
+    running_operator,
+    with_condition,
+)
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(300), KOPF_STAYS]
+NODE = "h100-0"
+
+
+@pytest.fixture
+async def devices(fleet: Fleet) -> AsyncIterator[Fleet]:
+    await clear_devices(fleet.client)
+    await fleet.client.apply(DEVICECLASSES, device_class(), manager="test")
+    try:
+        yield fleet
+    finally:
+        await clear_devices(fleet.client)
+
+
+async def publish(fleet: Fleet, slice_: JsonObject) -> None:
+    await fleet.client.apply(RESOURCESLICES, slice_, manager="driver", force=True)
+
+
+async def counted(fleet: Fleet, name: str = "devices", **expected: int) -> None:
+    def found(obj: JsonObject) -> dict[str, Any]:
+        gpus = (obj.get("status") or {}).get("gpus") or {}
+        return {key: gpus.get(key) for key in expected}
+
+    await eventually(lambda: fleet.client.get(GPUCLASSES, name), lambda o: found(o) == expected, what=str(expected))
+
+
+async def engines(fleet: Fleet) -> list[str]:
+    """Uids of engine pods that are not going."""
+    selector = f"{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE}"
+    pods = await fleet.all(PODS, namespace=fleet.namespace, label_selector=selector)
+    return [p["metadata"]["uid"] for p in pods if "deletionTimestamp" not in p["metadata"]]
+
+
+async def test_counts_follow_slices_taints_and_claims(devices: Fleet) -> None:
+    client = devices.client
+    async with running_operator(client, str(devices.plane.kubeconfig)):
+        await devices.apply(class_of_devices("devices"))
+        await with_condition(client, GPUCLASSES, "", "devices", "Ready", "False", "NoDevices")
+        await publish(devices, resource_slice(NODE, "gpu-0", "gpu-1", "gpu-2"))
+        await with_condition(client, GPUCLASSES, "", "devices", "Ready", "True", "NodesFound")
+        await counted(devices, capacity=3, allocatable=3, allocated=0, free=3)
+        await publish(devices, resource_slice(NODE, "gpu-0", "gpu-1", "gpu-2!"))
+        await counted(devices, capacity=3, allocatable=2, free=2)
+        await devices.apply(model("chat", devices.namespace, variants=[{"class": "devices"}]))
+        await model_with(client, devices.namespace, "chat", "Ready", "True")
+        await counted(devices, capacity=3, allocatable=2, allocated=1, free=1)
+        [claim] = await devices.all(RESOURCECLAIMS, namespace=devices.namespace)
+        [result] = claim["status"]["allocation"]["devices"]["results"]
+        assert (result["pool"], result["device"]) in {(NODE, "gpu-0"), (NODE, "gpu-1")}
+        [template] = await devices.all(RESOURCECLAIMTEMPLATES, namespace=devices.namespace)
+        [owner] = template["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["name"]) == ("Model", "chat")
+
+
+async def test_a_driver_that_is_replaced_under_load_moves_no_replica(devices: Fleet) -> None:
+    client = devices.client
+    async with running_operator(client, str(devices.plane.kubeconfig)):
+        await devices.apply(class_of_devices("devices", hourlyCost={"amount": "0.1"}))
+        await publish(devices, resource_slice(NODE, "gpu-0", "gpu-1", parts=2))
+        await publish(devices, resource_slice(NODE, "gpu-2", part=1, parts=2))
+        await devices.apply(model("chat", devices.namespace, scaling={"minReplicas": 2}))
+        await model_with(client, devices.namespace, "chat", "Ready", "True")
+        await counted(devices, capacity=3, allocated=2, free=1)
+        before = sorted(await engines(devices))
+        # The old driver's slices are gone.
+        for part in (0, 1):
+            await client.delete(RESOURCESLICES, f"{NODE}-1-{part}")
+        await counted(devices, capacity=2, allocatable=2, allocated=2, free=0)
+        found = await client.get(GPUCLASSES, "devices")
+        assert found["status"]["memory"] == {"perGPU": "81559Mi", "source": "Devices"}
+        # The new one publishes the first of two slices: what is not complete counts for nobody.
+        await publish(devices, resource_slice(NODE, "gpu-0", "gpu-1", generation=2, parts=2))
+        await with_condition(client, GPUCLASSES, "", "devices", "Ready", "True")
+        await counted(devices, capacity=2, allocatable=2, allocated=2, free=0)
+        await publish(devices, resource_slice(NODE, "gpu-2", "gpu-3", generation=2, part=1, parts=2))
+        await counted(devices, capacity=4, allocatable=4, allocated=2, free=2)
+        assert sorted(await engines(devices)) == before
+
+
+async def test_what_is_wrong_with_a_class_is_said(devices: Fleet) -> None:
+    client = devices.client
+    await publish(devices, resource_slice(NODE, "gpu-0", "gpu-1"))
+    async with running_operator(client, str(devices.plane.kubeconfig)):
+        await devices.apply(class_of_devices("b-first"))
+        await devices.apply(class_of_devices("c-second"))
+        await devices.apply(class_of_devices("bad", "device.attributes["))
+        await devices.apply(class_of_devices("failing", 'device.attributes["gpu.test"].none == 1'))
+        await with_condition(client, GPUCLASSES, "", "b-first", "Ready", "True", "NodesFound")
+        overlaps = await with_condition(client, GPUCLASSES, "", "c-second", "Ready", "False", "Overlaps")
+        assert "gpu.test/h100-0/gpu-0, gpu.test/h100-0/gpu-1 count for GPUClass b-first" in message(overlaps)
+        bad = await with_condition(client, GPUCLASSES, "", "bad", "Ready", "False", "SelectorInvalid")
+        assert "Syntax error" in message(bad)
+        failing = await with_condition(client, GPUCLASSES, "", "failing", "Ready", "False", "SelectorInvalid")
+        assert "no result for device gpu.test/h100-0/gpu-0" in message(failing)
+        await client.delete(DEVICECLASSES, "gpu.test")
+        gone = await with_condition(client, GPUCLASSES, "", "b-first", "Ready", "False", "DeviceClassNotFound")
+        assert "there is no DeviceClass gpu.test" in message(gone)
+
+
+def message(obj: JsonObject) -> str:
+    return condition(obj, "Ready")["message"]
+
+
+async def test_a_cluster_without_dra_is_said_and_nothing_else_fails(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, discover = fleet.client, fleet.client.discover
+
+    async def older(group: str, version: str) -> frozenset[str]:
+        """What a cluster before 1.34 answers."""
+        return frozenset() if group == "resource.k8s.io" else frozenset(await discover(group, version))
+
+    monkeypatch.setattr(client, "discover", older)
+    async with running_operator(client, str(fleet.plane.kubeconfig)):
+        await fleet.apply(class_of_devices("devices"))
+        found = await with_condition(client, GPUCLASSES, "", "devices", "Ready", "False", "DRAUnavailable")
+        assert "Kubernetes has from 1.34 on" in message(found)
+        await fleet.apply(model("chat", fleet.namespace, variants=[{"class": "devices"}, {"class": "h100"}]))
+        await model_with(client, fleet.namespace, "chat", "Ready", "True")
