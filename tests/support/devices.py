@@ -34,7 +34,8 @@ def class_of_devices(name: str, *expressions: str, **spec: Any) -> JsonObject:
 
 
 def resource_slice(node: str, *devices: str, generation: int = 1, part: int = 0, parts: int = 1) -> JsonObject:
-    """A part of the pool of a node: devices by name. A name that ends with `!` has a taint."""
+    """A part of the pool of a node: devices by name. One that ends with `!` has a taint that keeps pods off, one with
+    `!!` a taint that also evicts them."""
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceSlice",
@@ -50,11 +51,12 @@ def resource_slice(node: str, *devices: str, generation: int = 1, part: int = 0,
 
 def _device(name: str) -> JsonObject:
     device: JsonObject = {
-        "name": name.removesuffix("!"),
+        "name": name.rstrip("!"),
         "attributes": {"cudaComputeCapability": {"version": "9.0.0"}},
         "capacity": {"memory": {"value": "81559Mi"}},
     }
-    taints = [{"key": "unhealthy", "value": "true", "effect": "NoSchedule"}]
+    effect = "NoExecute" if name.endswith("!!") else "NoSchedule"
+    taints = [{"key": "unhealthy", "value": "true", "effect": effect}]
     return device | ({"taints": taints} if name.endswith("!") else {})
 
 

@@ -106,6 +106,20 @@ async def test_a_driver_that_is_replaced_under_load_moves_no_replica(devices: Fl
         assert sorted(await engines(devices)) == before
 
 
+async def test_a_replica_is_evicted_from_a_device_that_gets_a_taint_and_comes_back_on_another(devices: Fleet) -> None:
+    client = devices.client
+    async with running_operator(client, str(devices.plane.kubeconfig)):
+        await devices.apply(class_of_devices("devices"))
+        await publish(devices, resource_slice(NODE, "gpu-0"))
+        await devices.apply(model("chat", devices.namespace, variants=[{"class": "devices"}]))
+        await model_with(client, devices.namespace, "chat", "Ready", "True")
+        [before] = await engines(devices)
+        await publish(devices, resource_slice(NODE, "gpu-0!!", "gpu-1"))
+        await eventually(lambda: engines(devices), lambda uids: len(uids) == 1 and before not in uids)
+        await model_with(client, devices.namespace, "chat", "Ready", "True")
+        await counted(devices, capacity=2, allocatable=1, allocated=1, free=0)
+
+
 async def test_what_is_wrong_with_a_class_is_said(devices: Fleet) -> None:
     client = devices.client
     await publish(devices, resource_slice(NODE, "gpu-0", "gpu-1"))

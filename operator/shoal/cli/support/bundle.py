@@ -25,6 +25,7 @@ from shoal.kube.errors import KubeError, NotFound
 from shoal.kube.resources import (
     CONFIGMAPS,
     DEPLOYMENTS,
+    DEVICECLASSES,
     EVENTS,
     GPUCLASSES,
     JOBS,
@@ -36,6 +37,8 @@ from shoal.kube.resources import (
     NODES,
     PERSISTENTVOLUMECLAIMS,
     PODS,
+    RESOURCECLAIMS,
+    RESOURCESLICES,
     TENANTS,
     Resource,
 )
@@ -150,6 +153,8 @@ async def collect(
         ("cluster", GPUCLASSES, None, None),
         ("cluster", TENANTS, None, None),
         ("cluster", NODES, None, None),
+        ("cluster", RESOURCESLICES, None, None),
+        ("cluster", DEVICECLASSES, None, None),
         ("models", MODELS, only, None),
         ("models", LORA_POOLS, only, None),
         ("models", LORA_ADAPTERS, only, None),
@@ -157,6 +162,7 @@ async def collect(
         ("models", DEPLOYMENTS, only, _OWN),
         ("models", JOBS, only, _OWN),
         ("models", PODS, only, _ENGINES),
+        ("models", RESOURCECLAIMS, only, _OWN),
         ("installation", DEPLOYMENTS, namespace, None),
         ("installation", _STATEFULSETS, namespace, None),
         ("installation", _DAEMONSETS, namespace, None),
