@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from shoal.cli.catalog import built_in
 from shoal.cli.main import main
+from tests.support.devices import DRIVER, class_of_devices, device_class, resource_slice
 
 ROOT = Path(__file__).resolve().parents[3]
 LLAMA_8B = {
@@ -367,6 +368,20 @@ def test_no_file_at_all_ends_with_2() -> None:
     done = CliRunner(catch_exceptions=False).invoke(main, ["explain"])
     assert done.exit_code == 2
     assert "-f FILE" in done.output
+
+
+def test_devices_of_a_fleet_are_counted_and_their_memory_is_used(shell: Shell) -> None:
+    fleet = (class_of_devices("devices"), node("n1", LARGE, 0), device_class(), resource_slice("n1", "gpu-0", "gpu-1!"))
+    report = shell.report("--fleet", shell.fleet(*fleet))
+    assert classes(report)["devices"]["replicas"] == 1
+    claim = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": "theirs", "namespace": "ns"},
+        "status": {"allocation": {"devices": {"results": [{"driver": DRIVER, "pool": "n1", "device": "gpu-0"}]}}},
+    }
+    done = shell.run("--fleet", shell.fleet(*fleet, claim))
+    assert done.exit_code == 1, "one device has a taint, and a claim of others has the other"
 
 
 def test_a_fleet_without_classes_says_how_to_print_one(shell: Shell) -> None:

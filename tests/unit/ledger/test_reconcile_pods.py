@@ -43,6 +43,18 @@ def test_a_pod_holds_gpus_from_when_it_was_put_on_its_node():
     assert pod().held("nvidia.com/gpu", TEN) == Held("u1", "chat/llama", "h100", 4, TEN, TEN)
 
 
+def test_a_pod_that_claims_devices_holds_those_of_its_class():
+    claims = raw(containers=[{"name": "engine"}])
+    claims["metadata"]["annotations"] = {names.ANNOTATION_DEVICES: "2"}
+    found = project_pod(claims)
+    assert found is not None
+    priced = project_class({"metadata": {"name": "h100"}, "spec": {"device": {"deviceClassName": "gpu.nvidia.com"}}})
+    assert priced is not None
+    held = found.held(priced.resource, TEN)
+    assert held is not None
+    assert held.gpus == 2
+
+
 def test_a_pod_without_a_node_or_without_gpus_holds_none():
     assert pod(nodeName=None).held("nvidia.com/gpu", None) is None
     assert pod(containers=[{"name": "engine"}]).held(None, None) is None
