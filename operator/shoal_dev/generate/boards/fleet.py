@@ -226,6 +226,21 @@ _REPLICAS: Final = PanelRow(
             ),
             kind="stacked",
         ),
+        Panel(
+            "Models that are not ready, by layer",
+            "Selected Models whose condition Ready is False, by layer and reason. `kubectl shoal why model/NAME` shows "
+            "the cause, which may be on a lower layer.",
+            (
+                PanelQuery(
+                    total("shoal_model_condition", f'{SPACE}, type="Ready", status="False"', "layer, reason"),
+                    "{{layer}} {{reason}}",
+                    empty="every Model is ready",
+                ),
+            ),
+            kind="stacked",
+            width=24,
+            runbook="model-not-serving.md",
+        ),
     ),
 )
 
