@@ -54,9 +54,11 @@ def of_model(model: Named, pair: CertificatePair, trust: str, leaf: Leaf, *, cal
     }
 
 
-def scaler(namespace: str, pair: CertificatePair, authority: str) -> JsonObject:
-    """The Secret with the certificate of the external scaler. `authority` is the CA certificate that KEDA is given."""
+def scaler(namespace: str, pair: CertificatePair, authority: str, leaf: Leaf) -> JsonObject:
+    """The Secret with the certificate of the external scaler. `authority` is the CA certificate that KEDA is given.
+    `leaf` is for people and `shoal doctor`: renewal reads the certificate itself."""
     secret = own_secret(namespace, names.SCALER_TLS_SECRET, _files(pair, authority, strict=False))
+    secret["metadata"]["annotations"] = {names.ANNOTATION_CERTIFICATE: annotation(leaf)}
     secret["type"] = "kubernetes.io/tls"
     return secret
 

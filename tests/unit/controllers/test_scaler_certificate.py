@@ -15,6 +15,7 @@ from shoal.controllers.keda.certificate import ScalerCertificate
 from shoal.controllers.keda.tls import CertificateFiles
 from shoal.core.keda.certificate import HostCertificate, renewal_reason, scaler_hosts
 from shoal.kube.errors import NotFound
+from shoal.manifests.certificates import read_annotation
 from tests.support.kedaclient import REF, Leadership, Said, keda, leading, scaler, wants
 
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -72,6 +73,17 @@ async def test_it_is_issued_once_and_keda_accepts_the_operator_by_it(tmp_path: P
     server = scaler(said, Leadership(), certificate=files)
     async with leading(server), keda(server.port, it.server.file("ca.crt").decode()) as stub:
         assert (await stub.IsActive(REF, timeout=10)).result
+
+
+async def test_its_end_is_known_without_reading_the_secrets_content() -> None:
+    it = Certificate()
+    await it.ensure()
+    assert it.server.stored is not None
+    leaf = read_annotation(it.server.stored)
+    certificate = x509.load_pem_x509_certificate(it.server.file("tls.crt"))
+    assert leaf is not None
+    assert leaf.not_after == certificate.not_valid_after_utc
+    assert leaf.dns.split(",")[0] == "shoal-scaler.shoal-system.svc"
 
 
 async def test_it_is_renewed_before_its_end_and_after_it_was_deleted() -> None:

@@ -16,6 +16,7 @@ import structlog
 from shoal.api import names
 from shoal.api.config import KEDA
 from shoal.api.meta import JsonObject
+from shoal.core.certificates import Leaf
 from shoal.core.keda.certificate import LIFE, HostCertificate, renewal_reason, scaler_hosts
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import KubeError, NotFound
@@ -58,7 +59,8 @@ class ScalerCertificate:
         if reason is not None:
             authority = CertificateAuthority.make(f"shoal-scaler {namespace}", now, LIFE)
             pair = authority.issue_for_hosts(self._hosts, now, LIFE)
-            secret = manifests.scaler(namespace, pair, authority.pair.certificate)
+            leaf = Leaf(now, now + LIFE, "", ",".join(self._hosts), "", ())
+            secret = manifests.scaler(namespace, pair, authority.pair.certificate, leaf)
             await self._client.apply(SECRETS, secret, manager=names.MANAGER_INSTALL)
             log.info("issued the certificate of the external scaler", reason=reason, hosts=self._hosts)
         return reason
