@@ -226,6 +226,18 @@ def test_a_pod_a_class_and_a_node_are_explained(kubeconfig: Path, api: CannedApi
     assert cause["reason"] == "DiskPressure"
 
 
+def test_only_nodes_that_matter_are_read(kubeconfig: Path, api: CannedApi) -> None:
+    """A cluster may have thousands of others."""
+    why(kubeconfig, "llama")
+    asked = [path for path in api.asked if path.startswith("/api/v1/nodes")]
+    assert len(asked) == 1
+    assert "labelSelector=nvidia.com/gpu.product=NVIDIA-H100" in asked[0]
+    api.answers[f"{SHOAL}/gpuclasses"] = listed()
+    api.answers["/api/v1/nodes/gpu-1"] = node(condition("DiskPressure", "True", "x", "full"))
+    (cause,) = json.loads(why(kubeconfig, "llama", "-o", "json").output)["causes"]
+    assert cause["reason"] == "DiskPressure"
+
+
 def test_nothing_is_written(kubeconfig: Path, api: CannedApi) -> None:
     why(kubeconfig, "llama")
     assert api.patches == []

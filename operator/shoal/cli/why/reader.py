@@ -28,6 +28,9 @@ SECONDS: Final = 10.0
 """Timeout of one read."""
 MOST: Final = 2_000
 """Objects of one kind that are read."""
+_MOST_CLASSES: Final = 16
+_MOST_NODES: Final = 32
+"""Nodes that no class selects, read one by one."""
 _NODE_EVENTS: Final = "default"
 """Namespace of events about objects that have none."""
 
@@ -89,12 +92,27 @@ class WhyReader:
         return tuple(view for view in views if names_ is None or view.name in names_)
 
     async def nodes(self, pods: Iterable[WhyPod], classes: Iterable[ObjectView]) -> tuple[WhyNode, ...]:
-        """Nodes of these pods, and those that these classes count."""
-        found = await self.listed("nodes", NODES)
-        used = {pod.node for pod in pods}
-        selectors = [dict(view.spec.get("nodeSelector") or {}) for view in classes]
-        views = [layerviews.node(raw) for raw in found or ()]
-        return tuple(node for node in views if node.name in used or _selected(node.labels, selectors))
+        """Nodes of these pods, and those that these classes select."""
+        found: dict[str, WhyNode] = {}
+        selectors: list[dict[str, str]] = [view.spec.get("nodeSelector") or {} for view in classes]
+        for selector in selectors[:_MOST_CLASSES]:
+            if selector:
+                text = ",".join(f"{name}={value}" for name, value in sorted(selector.items()))
+                listed = await self.listed("nodes", NODES, selector=text)
+                if listed is None:
+                    return ()
+                views = (layerviews.node(raw) for raw in listed)
+                found |= {node.name: node for node in views if _selected(node.labels, [selector])}
+        used = sorted({pod.node for pod in pods if pod.node is not None} - found.keys())
+        if len(used) > _MOST_NODES:
+            self.unread.append(Unread("nodes of pods", f"only {_MOST_NODES} of {len(used)} were read"))
+        for name in used[:_MOST_NODES]:
+            raw = await self.attempt(f"node {name}", self.client.get(NODES, name))
+            if raw is not None:
+                found[name] = layerviews.node(raw)
+            elif "not found" not in self.unread[-1].why:
+                break  # the others would be refused too
+        return tuple(found.values())
 
     async def events(self, namespace: str | None) -> tuple[EventView, ...]:
         """Events of a namespace, and of nodes."""
