@@ -199,16 +199,21 @@ def test_a_tenant_is_explained_with_its_models(kubeconfig: Path, api: CannedApi)
 
 
 def test_a_route_is_explained_with_its_targets(kubeconfig: Path, api: CannedApi) -> None:
-    targets = [{"model": {"name": "llama"}}, {"adapter": {"name": "gone", "namespace": "code"}}]
+    rule = {
+        "targets": [{"model": {"name": "llama"}}, {"adapter": {"name": "gone", "namespace": "code"}}],
+        "canary": {"target": {"model": {"name": "next"}}},
+        "fallback": {"targets": [{"model": {"name": "small"}}]},
+    }
     api.answers[f"{SHOAL}/namespaces/chat/modelroutes/best"] = {
         "metadata": {"name": "best", "namespace": "chat", "generation": 1},
-        "spec": {"rules": [{"targets": targets}]},
+        "spec": {"rules": [rule]},
         "status": {"conditions": [condition("Ready", "False", "TargetsNotReady", "rule default: no target serves")]},
     }
     found = json.loads(why(kubeconfig, "route/best", "-o", "json").output)
     assert [cause["reason"] for cause in found["causes"]] == ["TargetsNotReady", "TargetNotServing"]
     assert "Model chat/llama does not serve: EngineFailed" in found["causes"][1]["message"]
-    assert [each["what"] for each in found["unread"]] == ["LoRAAdapter code/gone"]
+    unread = [each["what"] for each in found["unread"]]
+    assert unread == ["LoRAAdapter code/gone", "Model chat/next", "Model chat/small"], "each target was looked at"
 
 
 def test_a_pod_a_class_and_a_node_are_explained(kubeconfig: Path, api: CannedApi) -> None:

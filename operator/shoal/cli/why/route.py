@@ -39,9 +39,14 @@ async def answer(question: WhyQuestion) -> WhyAnswer:
 def _targets(route: ObjectView) -> Iterable[tuple[ExplainedKind, Resource, str, str]]:
     rules: list[dict[str, Any]] = route.spec.get("rules") or []
     for rule in rules:
-        targets: list[dict[str, Any]] = rule.get("targets") or []
-        canary: dict[str, Any] = (rule.get("canary") or {}).get("target") or {}
-        for target in [*targets, canary]:
+        canary: dict[str, Any] = rule.get("canary") or {}
+        fallback: dict[str, Any] = rule.get("fallback") or {}
+        targets: list[dict[str, Any]] = [
+            *(rule.get("targets") or ()),
+            *((canary["target"],) if canary.get("target") else ()),
+            *(fallback.get("targets") or ()),
+        ]
+        for target in targets:
             for field in ("model", "adapter"):
                 found: dict[str, Any] = target.get(field) or {}
                 if name := found.get("name"):
