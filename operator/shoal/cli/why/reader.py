@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.cli.client import ServiceError
+from shoal.core.layers.texts import shorten
 from shoal.core.layers.types import (
     EventView,
     ExplainedKind,
@@ -28,6 +29,8 @@ SECONDS: Final = 10.0
 """Timeout of one read."""
 MOST: Final = 2_000
 """Objects of one kind that are read."""
+_LONGEST: Final = 500
+"""Characters of an error."""
 _MOST_CLASSES: Final = 16
 _MOST_NODES: Final = 32
 """Nodes that no class selects, read one by one."""
@@ -50,9 +53,9 @@ class WhyReader:
         except TimeoutError:
             self.unread.append(Unread(what, f"no answer within {SECONDS:.0f} s"))
         except KubeError as error:
-            self.unread.append(Unread(what, error.message))
+            self.unread.append(Unread(what, shorten(error.message, _LONGEST)))
         except (ServiceError, OSError) as error:
-            self.unread.append(Unread(what, str(error).splitlines()[0] if str(error) else type(error).__name__))
+            self.unread.append(Unread(what, shorten(str(error).partition("\n")[0] or type(error).__name__, _LONGEST)))
         return None
 
     async def get(self, what: str, kind: ExplainedKind, resource: Resource, name: str, namespace: str | None) \

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from shoal.api import reasons
 from shoal.cli.why.subjects import WhyAnswer
+from shoal.core.layers.texts import shorten
 from shoal.core.layers.types import KINDS, Evidence, Explanation, LayerCause, WhySnapshot
 
 COLUMNS: Final = ("kind", "name", "state", "layer", "reason", "message", "seen", "ageSeconds", "tried", "do")
@@ -120,4 +121,4 @@ def span(seconds: int) -> str:
 def _ready(seen: WhySnapshot) -> str | None:
     conditions = seen.subject.conditions if seen.subject is not None else ()
     ready = next((c for c in conditions if c.type == reasons.READY), None)
-    return None if ready is None else f"Ready is {ready.status}: {ready.reason}: {ready.message}"
+    return None if ready is None else shorten(f"Ready is {ready.status}: {ready.reason}: {ready.message}", 1000)

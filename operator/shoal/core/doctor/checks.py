@@ -1,6 +1,7 @@
 """The table of checks."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
@@ -8,6 +9,7 @@ from shoal.api import reasons
 from shoal.core.doctor import certificates, clocks, fleet, installation, kinds, permissions, tenants
 from shoal.core.doctor.types import DoctorResult, DoctorSnapshot
 from shoal.core.layers.layer import Layer
+from shoal.core.layers.texts import shorten
 
 CHECKS: Final[Sequence[tuple[str, Callable[[DoctorSnapshot, datetime], Iterator[DoctorResult]]]]] = (
     ("clocks", clocks.check),
@@ -26,6 +28,8 @@ CHECKS: Final[Sequence[tuple[str, Callable[[DoctorSnapshot, datetime], Iterator[
     ("Models", fleet.models),
     ("tenants", tenants.check),
 )
+_LONGEST: Final = 1000
+"""Characters of a message."""
 _ORDER: Final = {"error": 0, "warning": 1, "unknown": 2, "ok": 3}
 
 
@@ -40,4 +44,5 @@ def examine(seen: DoctorSnapshot, now: datetime) -> tuple[DoctorResult, ...]:
             text = f"the check {name} failed: {type(error).__name__}: {error}"
             do = "Report it: it is an error of this command."
             found.append(DoctorResult(name, "unknown", reasons.INTERNAL_ERROR, Layer.CONTROL, text, do))
+    found = [replace(each, message=shorten(each.message, _LONGEST)) for each in found]
     return tuple(sorted(found, key=lambda each: (_ORDER[each.outcome], each.layer.order)))

@@ -5,6 +5,7 @@ the same pods. What is hidden stays in its `consequences`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Final, Literal
 
@@ -19,6 +20,8 @@ _WANTS_GPUS: Final = (reasons.NO_CAPACITY, reasons.UNSCHEDULABLE, reasons.OUTRAN
 """With these, nodes without the Model's pods matter too."""
 _SEVERAL: Final = ("tenant", "route")
 """Kinds that lead to several Models."""
+_LONGEST: Final = 700
+"""Characters of one text of a cause."""
 _STATES: Final = {"fault": 0, "waits": 1, "note": 2, "fine": 3}
 _NO_GPUS: Final = (
     reasons.NO_NODES,
@@ -199,19 +202,23 @@ def _decision(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
 
 
 def _cause(candidate: Candidate, explained: Iterable[Candidate]) -> LayerCause:
+    """With all texts bounded: many of them were written by others."""
     row = advice(candidate.reason)
-    listed = list(explained)
-    names = [f"{advice(c.reason).layer.label} {c.reason}: {c.message}" for c in sorted(listed, key=lambda c: c.rank)]
-    tried = dict.fromkeys((*candidate.tried, *(t for c in listed for t in c.tried)))
+    listed = sorted(explained, key=lambda c: c.rank)
+    names = (f"{advice(c.reason).layer.label} {c.reason}: {c.message}" for c in listed)
+    tried = (*candidate.tried, *(t for c in listed for t in c.tried))
     return LayerCause(
         candidate.reason,
         row.layer,
         candidate.state,
-        candidate.message,
+        texts.shorten(candidate.message, _LONGEST),
         row.do,
-        candidate.evidence,
-        tuple(tried),
-        tuple(dict.fromkeys((*names, *candidate.consequences))),
+        tuple(
+            replace(e, what=texts.shorten(e.what, _LONGEST), where=texts.shorten(e.where, _LONGEST))
+            for e in candidate.evidence
+        ),
+        tuple(dict.fromkeys(texts.shorten(t, _LONGEST) for t in tried)),
+        tuple(dict.fromkeys(texts.shorten(t, _LONGEST) for t in (*names, *candidate.consequences))),
     )
 
 

@@ -100,6 +100,8 @@ _SCHEDULER: Final = _all(
 )
 """The scheduler counts nodes for each of these. What the class's own nodes lack comes first: nodes of other kinds never
 match its selector."""
+_ESCAPE: Final = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _XID: Final = re.compile(r"\bxid(?: \([^)]{0,80}\))?[:= ]{1,3}(\d{1,3})\b|\bnvidiaxid(\d{1,3})", re.IGNORECASE)
 XIDS: Final = {
     faults.GPU_ECC_ERROR: {48, 63, 64, 92, 94, 95},
@@ -153,8 +155,9 @@ def scheduler(text: str) -> Phrase | None:
 
 
 def shorten(text: str, longest: int = _LONGEST_QUOTE) -> str:
-    """A message as one line, at most so long."""
-    line = " ".join(text.split())
+    """A message as one line, at most so long, without control characters: engines colour their logs, and whoever may
+    write a status could otherwise write to the reader's terminal."""
+    line = " ".join(_CONTROL.sub(" ", _ESCAPE.sub("", text)).split())
     return line if len(line) <= longest else f"{line[: longest - 4]} ..."
 
 
