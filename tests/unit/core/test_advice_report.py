@@ -74,6 +74,10 @@ def test_conversations_that_stay_at_their_replica_get_all_reuse_that_there_is() 
     for share in (shares.unlimited, shares.fleet_sized, shares.delivered, shares.replayed, shares.larger_kv):
         assert share == pytest.approx(ideal)
 
+    said = sentences(report_of(window))
+    assert "Better routing would save nothing more." in said
+    assert "2 times the KV cache would save nothing more." in said
+
 
 def test_round_robin_finds_the_turn_before_the_last() -> None:
     # An odd number of conversations: each turn is at the other replica.

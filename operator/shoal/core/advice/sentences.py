@@ -1,9 +1,14 @@
 """The advice in plain sentences, the most important first."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from shoal.core.advice.pools import LONG_TOKENS
 from shoal.core.advice.report import LARGER, AdviceReport, PrefillWorth
+
+_NOTHING: Final = "nothing"
+_LEAST: Final = 0.0005
+"""Share of the prompt tokens that is less than what is printed of one."""
 
 
 def sentences(report: AdviceReport) -> tuple[str, ...]:
@@ -23,7 +28,7 @@ def _sentences(report: AdviceReport) -> Iterator[str]:
         )
     )
     if report.better_routing is not None:
-        yield f"Better routing would save at most {_worth(report.better_routing, report.currency)} more."
+        yield f"Better routing would save {_at_most(report.better_routing, report.currency)} more."
     if report.larger_kv is not None:
         yield f"{LARGER} times the KV cache would save {_worth(report.larger_kv, report.currency)} more."
     long = report.long
@@ -64,8 +69,15 @@ def _negated(worth: PrefillWorth) -> PrefillWorth:
     )
 
 
+def _at_most(worth: PrefillWorth, currency: str | None) -> str:
+    found = _worth(worth, currency)
+    return found if found == _NOTHING else f"at most {found}"
+
+
 def _worth(worth: PrefillWorth, currency: str | None) -> str:
     """`31 % of the prefill = 4.2 GPU-hours a day = 9.20 USD a day`."""
+    if abs(worth.share) < _LEAST:
+        return _NOTHING
     parts = [f"{_percent(worth.share)} of the prompt tokens"]
     if worth.gpu_hours_per_day is not None:
         parts.append(f"{number(worth.gpu_hours_per_day)} GPU-hours a day")
