@@ -109,6 +109,8 @@ def test_with_roles_off_nothing_asks_and_nothing_is_granted() -> None:
         ("shoal-viewer", "default", "create", "serviceaccounts/shoal-viewer --subresource=token", True),
         ("shoal-viewer", "default", "get", "models.shoal.dev", True),
         ("shoal-viewer", "default", "patch", "models.shoal.dev", False),
+        ("shoal-viewer", HOME, "get", "services/shoal-gateway-pods:9090 --subresource=proxy", True),
+        ("shoal-viewer", HOME, "delete", "services/shoal-gateway-pods:9090 --subresource=proxy", False),
         ("shoal-logs", HOME, "delete", "services/shoal-gateway-pods:9090 --subresource=proxy", True),
         ("shoal-logs", HOME, "delete", "pods", False),
         ("shoal-logs", HOME, "get", "services/shoal-ledger:8500 --subresource=proxy", False),

@@ -73,7 +73,6 @@ def test_conversations_that_stay_at_their_replica_get_all_reuse_that_there_is() 
     ideal = share_of(window, lambda one: one.prompt - QUESTION if turn_of(one) else 0)
     for share in (shares.unlimited, shares.fleet_sized, shares.delivered, shares.replayed, shares.larger_kv):
         assert share == pytest.approx(ideal)
-
     said = sentences(report_of(window))
     assert "Better routing would save nothing more." in said
     assert "2 times the KV cache would save nothing more." in said
