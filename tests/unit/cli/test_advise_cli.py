@@ -223,3 +223,20 @@ def test_a_misspelt_model_is_named(api: CannedApi, tmp_path: Path) -> None:
     result = run(api, tmp_path, "lama")
     assert result.exit_code == 1
     assert message in result.stderr
+
+
+def test_a_teams_viewer_needs_no_key(api: CannedApi, tmp_path: Path) -> None:
+    api.answers["/api/v1/namespaces/chat/serviceaccounts/shoal-viewer/token"] = {"status": {"token": "short-lived"}}
+    for role in ("logs", "billing"):
+        api.answers[f"{SYSTEM}/secrets/shoal-key-{role}"] = 403, "secrets is forbidden"
+    api.answers[CLASSES] = 403, "gpuclasses.shoal.dev is forbidden"
+    for service, path in (("shoal-gateway-pods", GATEWAY), ("shoal-ledger", LEDGER)):
+        pod, _, rest = path.partition("/proxy/")
+        port = pod.rpartition(":")[2]
+        api.answers[f"{SYSTEM}/services/{service}"] = {"spec": {"ports": [{"port": int(port)}]}}
+        api.answers[f"{SYSTEM}/services/{service}:{port}/proxy/{rest}"] = api.answers.pop(path)
+    result = run(api, tmp_path, "llama", "-o", "json", "--since", "2d")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["promptTokensPerDay"] == 36_000_000
+    shown = {headers.get("x-shoal-key") for _, path, headers in api.calls if "/proxy/" in path}
+    assert shown == {"short-lived"}
