@@ -195,8 +195,7 @@ class AnswerRelay:
                     self.answering = True
                     began()
                     meter.status = 200
-                    await reply.begin_stream(headers)
-                    await reply.write(out)
+                    await reply.begin_stream_with(out, headers)
             if reply.part is not None:
                 await answer.relay(events.taker(reply.part), reply.drained)
             else:

@@ -123,6 +123,16 @@ class Reply:
         if not self.started:
             await self._start(200, (*_EVENT_STREAM, *headers))
 
+    async def begin_stream_with(self, data: bytes, headers: Headers) -> None:
+        """`begin_stream`, and a first part."""
+        if self._direct is not None and not self.started and not self._process.stopping:
+            self.started = True
+            if self._direct.begin((*_EVENT_STREAM, *headers, *self._ids()), data):
+                return
+            self.started = False
+        await self.begin_stream(headers)
+        await self.write(data)
+
     async def write(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
@@ -132,7 +142,9 @@ class Reply:
             await self._direct.drained()
 
     async def end(self) -> None:
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        """Ends a stream."""
+        if self._direct is None or not self._direct.end():
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def comment(self) -> None:
         """Keeps the connection alive for client and proxies. Raises TimeoutError if the client does not accept it."""

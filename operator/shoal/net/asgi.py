@@ -30,9 +30,18 @@ class DirectAnswer(Protocol):
         written before, so send the answer as messages."""
         ...
 
+    def begin(self, headers: Headers, data: bytes) -> bool:
+        """Writes the head of a stream, with status 200, and its first part, which is not empty. False, and nothing is
+        written: as for `whole`."""
+        ...
+
     def part(self, data: bytes) -> bool:
-        """Writes a part of a stream whose head was sent as a message. False: the client does not take what was written,
-        so await `drained` before the next part."""
+        """Writes a part of a stream that has begun. False: the client does not take what was written, so await
+        `drained` before the next part."""
+        ...
+
+    def end(self) -> bool:
+        """Ends a stream that has begun. False, and nothing is written: as for `whole`."""
         ...
 
     async def drained(self) -> None:

@@ -62,18 +62,23 @@ class _Direct:
             return False
         if cycle.disconnected:
             return True
-        parts = [b"HTTP/1.1 200 OK"]
-        for name, value in (*cycle.default_headers, *headers):
-            parts += (b"\r\n", name, b": ", value)
-        if not cycle.keep_alive:
-            parts.append(b"\r\nconnection: close")
+        parts = self._head(headers)
         parts += (b"\r\ncontent-length: %d\r\n\r\n" % len(body), body)
         cycle.transport.write(b"".join(parts))
-        cycle.response_started = cycle.response_complete = True
-        cycle.message_event.set()
-        if not cycle.keep_alive:
-            cycle.transport.close()
-        cycle.on_response()
+        cycle.response_started = True
+        self._complete()
+        return True
+
+    def begin(self, headers: Headers, data: bytes) -> bool:
+        cycle = self._cycle
+        if cycle.flow.write_paused:
+            return False
+        if cycle.disconnected:
+            return True
+        parts = self._head(headers)
+        parts.append(b"\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(data), data))
+        cycle.transport.write(b"".join(parts))
+        cycle.response_started = cycle.chunked_encoding = True
         return True
 
     def part(self, data: bytes) -> bool:
@@ -83,9 +88,36 @@ class _Direct:
         cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return not cycle.flow.write_paused
 
+    def end(self) -> bool:
+        cycle = self._cycle
+        if cycle.flow.write_paused:
+            return False
+        if not cycle.disconnected:
+            cycle.transport.write(b"0\r\n\r\n")
+            self._complete()
+        return True
+
     async def drained(self) -> None:
         if not self._cycle.disconnected:
             await self._cycle.flow.drain()
+
+    def _head(self, headers: Headers) -> list[bytes]:
+        """The head without its last line, which says how long the body is."""
+        cycle = self._cycle
+        parts = [b"HTTP/1.1 200 OK"]
+        for name, value in (*cycle.default_headers, *headers):
+            parts += (b"\r\n", name, b": ", value)
+        if not cycle.keep_alive:
+            parts.append(b"\r\nconnection: close")
+        return parts
+
+    def _complete(self) -> None:
+        cycle = self._cycle
+        cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            cycle.transport.close()
+        cycle.on_response()
 
 
 class BoundedProtocol(HttpToolsProtocol):

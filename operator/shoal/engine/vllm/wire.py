@@ -173,14 +173,12 @@ class VLLMRewriter:
         if not self._checked:
             self._check(data)
         data = data.replace(self._id, self._own_id, 1)
-        if self._expected in data:
+        if data.find(self._expected) >= 0:
             data = data.replace(self._expected, self._new, 1)
         else:
             # No other name of the engine's gets out either.
             data = _MODEL_FIELD.sub(lambda _: self._new, data, count=1)
-        if _REASONING in data:
-            data = data.replace(_REASONING, b'"reasoning_content":')
-        return data.replace(_STOP, b'"matched_stop":') if _STOP in data else data
+        return data.replace(_REASONING, b'"reasoning_content":').replace(_STOP, b'"matched_stop":')
 
     def rewrite_any(self, data: bytes) -> bytes:
         return self.rewrite(data)

@@ -1,0 +1,93 @@
+"""Answers written without ASGI's messages are, for the client, those written with them."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from shoal.net.asgi import DIRECT
+from shoal.net.server import HTTPServer
+from tests.unit.net.test_server_bounds import serving
+
+HEADERS = ((b"content-type", b"text/event-stream"), (b"x-request-id", b"one"))
+PARTS = (b"data: 1\n\n", b"data: 2\n\n")
+
+
+async def app(scope: dict[str, Any], _receive: Any, send: Any) -> None:
+    if scope["type"] != "http":
+        return
+    direct = scope.pop(DIRECT)
+    if scope["path"] == "/direct":
+        assert direct.begin(HEADERS, PARTS[0])
+        assert direct.part(PARTS[1])
+        assert direct.end()
+    elif scope["path"] == "/mixed":
+        assert direct.begin(HEADERS, PARTS[0])
+        await send({"type": "http.response.body", "body": PARTS[1], "more_body": False})
+    else:
+        await send({"type": "http.response.start", "status": 200, "headers": [*HEADERS]})
+        for part in PARTS:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def asked(server: HTTPServer, *paths: str) -> list[tuple[set[bytes], bytes]]:
+    """The head's lines but the date, and the body, of each answer to requests that are sent at once."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    for path in paths:
+        writer.write(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n".encode())
+    answers: list[tuple[set[bytes], bytes]] = []
+    for _ in paths:
+        head = await reader.readuntil(b"\r\n\r\n")
+        body = await reader.readuntil(b"\r\n0\r\n\r\n")
+        answers.append(({line for line in head.split(b"\r\n") if not line.startswith(b"date")}, body))
+    if any(b"connection: close" in head for head, _ in answers):
+        assert await reader.read() == b""
+    writer.close()
+    return answers
+
+
+@pytest.mark.parametrize("path", ["/direct", "/mixed"])
+async def test_a_stream_is_the_same_with_and_without_messages(path: str) -> None:
+    async with serving(app) as server, asyncio.timeout(30):
+        plain, direct, after = await asked(server, "/messages", path, "/messages")
+        assert direct == plain == after
+
+
+async def test_a_stream_of_a_server_that_is_about_to_stop_ends_the_connection() -> None:
+    async with serving(app) as server, asyncio.timeout(30):
+        server.begin_closing()
+        [plain], [direct] = await asked(server, "/messages"), await asked(server, "/direct")
+        assert b"connection: close" in direct[0]
+        assert direct == plain
+
+
+async def test_a_client_that_takes_nothing_gets_the_end_of_its_stream_when_it_does() -> None:
+    written, refused = 0, asyncio.Event()
+
+    async def flood(scope: dict[str, Any], _receive: Any, send: Any) -> None:
+        nonlocal written
+        direct = scope.pop(DIRECT)
+        part = bytes(64 * 1024)
+        assert direct.begin(HEADERS, part)
+        written = 1
+        while True:
+            written += 1
+            if not direct.part(part):
+                break
+        assert not direct.end()
+        refused.set()
+        await direct.drained()
+        assert direct.end()
+
+    async with serving(flood) as server, asyncio.timeout(60):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+        await refused.wait()
+        got = b""
+        while not got.endswith(b"\r\n0\r\n\r\n"):
+            more = await reader.read(1 << 20)
+            assert more
+            got += more
+        assert got.count(b"\r\n10000\r\n") == written
+        writer.close()
