@@ -58,7 +58,7 @@ def test_every_figure(sglang: dict[str, Any]) -> None:
         )
         kv_type = facts.kv.dtype if case["kv_dtype"] == "auto" else case["kv_dtype"]
         ours = {
-            "context": facts.context_length,
+            "context": facts.context_length or tuning.default_context,
             "fraction": static_fraction(facts, case["memory_mib"], tensor, tuning),
             "multimodal": facts.multimodal,
             "quantization": facts.quantization,

@@ -12,6 +12,14 @@ def _alternate(depth: int, every: int, full: str = "full_attention", other: str 
     return [full if (i + 1) % every == 0 else other for i in range(depth)]
 
 
+WHISPER_TURBO: dict[str, Any] = {
+    "architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper", "d_model": 1280,
+    "encoder_layers": 32, "encoder_attention_heads": 20, "encoder_ffn_dim": 5120, "decoder_layers": 4,
+    "decoder_attention_heads": 20, "decoder_ffn_dim": 5120, "num_hidden_layers": 32, "num_mel_bins": 128,
+    "max_source_positions": 1500, "max_target_positions": 448, "vocab_size": 51866, "torch_dtype": "float16",
+    "is_encoder_decoder": True, "activation_function": "gelu",
+}  # fmt: skip
+"""As on the hub, without what decoding needs."""
 LLAMA_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
     "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 32, "vocab_size": 128256,
@@ -170,6 +178,7 @@ E5_MISTRAL: dict[str, Any] = {
 }  # fmt: skip
 
 ALL: dict[str, dict[str, Any]] = {
+    "whisper-turbo": WHISPER_TURBO,
     "llama-8b": LLAMA_8B, "llama-70b": LLAMA_70B, "qwen2.5-7b-awq": QWEN25_7B_AWQ, "qwen3-32b-fp8": QWEN3_32B_FP8,
     "qwen3-235b-fp8": QWEN3_235B_FP8, "mixtral": MIXTRAL, "gemma2-9b": GEMMA2_9B, "gemma3-4b": GEMMA3_4B,
     "gpt-oss-20b": GPT_OSS_20B, "llama4-scout": LLAMA4_SCOUT, "deepseek-v3": DEEPSEEK_V3,

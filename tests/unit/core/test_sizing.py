@@ -300,3 +300,18 @@ def test_the_sums_add_up() -> None:
         sums = sized(facts(config, weight_bytes=30 * GI), gpu(H200), context_length=2048).breakdown
         parts = sums.overhead + sums.reserve + sums.weights + sums.images + sums.state + sums.kv
         assert parts == sums.memory, name
+
+
+def test_whisper_is_sized_with_every_attention_layer() -> None:
+    whisper = facts(configs.WHISPER_TURBO, parameters=808_878_080)
+    found = sized(whisper, gpu(L4))
+    # Keys and values of 32 layers of the encoder, and of both kinds in 4 of the decoder: 20 heads of 64 numbers.
+    assert found.kv_bytes_per_token == (32 + 2 * 4) * 2 * 20 * 64 * 2
+    assert (found.gpus, found.context_length) == (1, None)
+    assert (found.kv_tokens or 0) > 50_000
+    assert (found.concurrent(1500 + 448) or 0) > 20
+    assert sized(whisper, gpu(L4), tensor=2).kv_bytes_per_token == found.kv_bytes_per_token // 2
+    assert "20 attention heads do not divide over 8 GPUs" in misfit(whisper, gpu(L4), tensor=8).why
+    # A config that lacks a part is not guessed.
+    lacking = {key: value for key, value in configs.WHISPER_TURBO.items() if key != "decoder_layers"}
+    assert misfit(facts(lacking, parameters=808_878_080), gpu(L4)).reason == reasons.SIZE_UNKNOWN

@@ -19,6 +19,8 @@ def geometry(config: Config) -> KVGeometry:
         found = _hybrid(config)
     elif architecture in names.FULL:
         found = _full(config)
+    elif architecture in names.ENCODER_DECODER:
+        found = _encoder_decoder(config)
     else:
         found = None
     if found is None:
@@ -45,7 +47,7 @@ def kv_heads(config: Config) -> int | None:
 
 def heads(config: Config) -> int | None:
     """Query heads."""
-    return config.number("num_attention_heads", "n_head", "n_heads")
+    return config.number("num_attention_heads", "n_head", "n_heads", "encoder_attention_heads")
 
 
 def width(config: Config) -> int | None:
@@ -71,6 +73,17 @@ def _full(config: Config) -> KVGeometry | None:
         return None
     v_dim = config.number("v_head_dim")
     return _make(kind="Full", layers=depth, kv_heads=count, head_dim=dim, v_head_dim=v_dim if v_dim != dim else None)
+
+
+def _encoder_decoder(config: Config) -> KVGeometry | None:
+    """SGLang keeps keys and values of every attention layer for every token of audio and text: of the encoder's too,
+    which nothing reads again, and of both kinds in the decoder (`num_attention_layers`). vLLM keeps the decoder's only,
+    so that this is the most that it needs."""
+    encoder, decoder = config.number("encoder_layers"), config.number("decoder_layers")
+    count, dim = heads(config), head_dim(config)
+    if not encoder or not decoder or not count or not dim:
+        return None
+    return _make(kind="Full", layers=encoder + 2 * decoder, kv_heads=count, head_dim=dim)
 
 
 def _latent(config: Config) -> KVGeometry | None:

@@ -65,6 +65,9 @@ FULL: Final = _names("""
 """)
 """Every layer keeps every token."""
 
+ENCODER_DECODER: Final = _names("WhisperForConditionalGeneration")
+"""An encoder reads the whole input, and a decoder looks at it from each of its layers."""
+
 EMBEDS: Final = _names("""
     BertForSequenceClassification BertModel CLIPModel Contriever EmbeddingGemma2Model Gemma2ForSequenceClassification
     InternLM2ForRewardModel Lfm2BidirectionalModel LlamaEmbeddingModel LlamaForSequenceClassification
