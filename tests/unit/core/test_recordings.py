@@ -123,3 +123,31 @@ def test_the_work_is_bounded_whatever_the_bytes_are(data: bytes) -> None:
     with pytest.raises(UnreadableError):
         recording(data)
     assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("beginning", "name"),
+    [
+        (b"\0\0\0\x20ftypM4A \0\0\0\0", "M4A"),
+        (b"\0\0\0\x18ftypmp42\0\0\0\0", "MP4"),
+        (b"\0\0\0\x14ftypqt  \0\0\0\0", "QuickTime"),
+        (b"\0\0\0\x18ftyp3gp4\0\0\0\0", "3GP"),
+        (b"\x1aE\xdf\xa3\x9fB\x86\x81\x01B\xf7\x81\x01B\xf2\x81\x04B\xf3\x81\x08B\x82\x84webm", "WebM"),
+        (b"\x1aE\xdf\xa3\xa3B\x86\x81\x01B\x82\x88matroska", "Matroska"),
+        (b"\xff\xf1\x50\x80\x00\x1f\xfc", "AAC (ADTS)"),
+        (b"caff\x00\x01\x00\x00desc", "CAF"),
+    ],
+)
+def test_what_phones_and_browsers_record_is_named_with_what_is_accepted(beginning: bytes, name: str) -> None:
+    with pytest.raises(UnreadableError) as caught:
+        recording(beginning + bytes(4000))
+    text = str(caught.value)
+    assert text.startswith("a sound file: WAV, MP3, FLAC or Ogg, and it is " + name)
+    assert "ffmpeg -i FILE -vn -c:a libopus FILE.ogg" in text
+
+
+def test_other_bytes_are_named_as_nothing() -> None:
+    for data in (b"", b"text", b"\0\0\0\x20ftyp", b"\x1aE", bytes(100)):
+        with pytest.raises(UnreadableError) as caught:
+            recording(data)
+        assert str(caught.value).startswith("a sound file: WAV, MP3, FLAC or Ogg")

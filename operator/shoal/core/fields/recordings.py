@@ -88,9 +88,35 @@ def recording(data: Data) -> Recording:
         return _flac(data)
     if data[:4] == b"OggS":
         return _ogg(data)
-    if data[:3] == b"ID3" or (data[:1] == b"\xff" and len(data) > 1 and data[1] & 0xE0 == 0xE0):
+    mp3 = data[:1] == b"\xff" and len(data) > 1 and data[1] & 0xE0 == 0xE0 and data[1] & 0xF6 != 0xF0
+    if data[:3] == b"ID3" or mp3:
         return _mp3(data)
-    raise UnreadableError("a sound file: WAV, MP3, FLAC or Ogg")
+    if (container := _container(data)) is not None:
+        raise UnreadableError(
+            f"{_TAKEN}, and it is {container}, of which only a decoder knows how long it is: {_CONVERT}"
+        )
+    raise UnreadableError(_TAKEN)
+
+
+_TAKEN: Final = "a sound file: WAV, MP3, FLAC or Ogg"
+_CONVERT: Final = "convert it, for instance with `ffmpeg -i FILE -vn -c:a libopus FILE.ogg`"
+_BRANDS: Final = {b"M4A ": "M4A", b"M4B ": "M4A", b"qt  ": "QuickTime", b"3gp": "3GP"}
+_LONGEST_EBML: Final = 64
+"""Bytes of a Matroska file in which its kind stands."""
+
+
+def _container(data: Data) -> str | None:
+    """The name of a container that is not taken, and that clients record into; None: it is none of them."""
+    if data[4:8] == b"ftyp":
+        brand = bytes(data[8:12])
+        return next((name for start, name in _BRANDS.items() if brand.startswith(start)), "MP4")
+    if data[:4] == b"\x1aE\xdf\xa3":
+        return "WebM" if b"webm" in bytes(data[:_LONGEST_EBML]) else "Matroska"
+    if data[:1] == b"\xff" and len(data) > 1 and data[1] & 0xF6 == 0xF0:
+        return "AAC (ADTS)"
+    if data[:4] == b"caff":
+        return "CAF"
+    return None
 
 
 def _made(kind: str, data: Data, most: float, rate: int, channels: int, exact: int | None) -> Recording:
