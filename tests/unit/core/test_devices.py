@@ -100,6 +100,8 @@ def test_expressions_mean_what_they_mean_to_the_scheduler(expression: str, expec
         ("device.driver", "of type string; it must be true or false"),
         ("[1].all(a, [1].all(b, [1].all(c, true)))", "3 macros such as `exists`; 2 are allowed"),
         ("'" + "x" * 11_000 + "' == ''", "10240 are allowed"),
+        ("(" * 4000 + "true" + ")" * 4000, "recursion limit"),
+        ("'\ud800' == 'x'", "incompatible function arguments"),
     ],
 )
 def test_an_expression_that_does_not_compile_says_why_on_one_line(expression: str, message: str) -> None:
@@ -115,6 +117,7 @@ def test_an_expression_that_does_not_compile_says_why_on_one_line(expression: st
         'device.attributes["gpu.nvidia.com"].nosuch == "x"',
         'device.attributes["gpu.nvidia.com"].index',
         'quantity("many").compareTo(quantity("1")) > 0',
+        f"{list(range(900))}.all(a, {list(range(900))}.all(b, a * b >= 0))".replace(" ", ""),
     ],
 )
 def test_an_expression_without_a_result_for_a_device_fails(expression: str) -> None:

@@ -42,7 +42,7 @@ def facts_of(devices: Iterable[tuple[str, Device]]) -> DeviceFacts | None:
     known = list(devices)
     if not known:
         return None
-    memory = [d.capacity.get(f"{driver}/memory") for driver, d in known]
+    memory = [found if (found := d.capacity.get(f"{driver}/memory")) and found > 0 else None for driver, d in known]
     capabilities = [found for driver, d in known if (found := _compute_capability(driver, d)) is not None]
     architectures, products, profiles = (_texts(known, id_) for id_ in ("architecture", "productName", "profile"))
     return DeviceFacts(

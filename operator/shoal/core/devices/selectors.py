@@ -2,7 +2,8 @@
 
 The library is the C++ implementation of CEL with its type checker, so an expression compiles here where it compiles at
 the API server, but for functions that are not declared below. The work of one evaluation is bounded by the length of
-the expression and by the number of its macros, since CEL has no other loops.
+the expression and by the number of its macros, since CEL has no other loops; the library itself ends an evaluation
+after 10,000 iterations, and refuses more than 32 levels of brackets.
 """
 
 import re
@@ -29,6 +30,8 @@ _FIELDS: Final = re.compile(
     r"""\bdevice\s*\.\s*(?:attributes|capacity)\s*\[\s*(?:"([^"\\]*)"|'([^'\\]*)')\s*\]\s*\.\s*\??\s*([A-Za-z_]\w*)(?!\s*\()"""
 )
 _MOST_KNOWN: Final = 1024
+_ERRORS: Final = (RuntimeError, ValueError, TypeError, OverflowError)
+"""The library's own are RuntimeErrors; the others are of values that it cannot take, such as half of a character."""
 _SEMVER: Final = re.compile(
     r"^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-z.-]+)?$"
 )
@@ -76,7 +79,7 @@ class Selector:
     def _evaluated(self, driver: str, device: Device) -> bool | str:
         try:
             found = self._run(_variables(driver, device, self._domains))
-        except RuntimeError as error:
+        except _ERRORS as error:
             return str(error)[:_SHOWN]
         return found if isinstance(found, bool) else str(found)[:_SHOWN]
 
@@ -92,7 +95,7 @@ def compiled(expression: str) -> Selector:
         raise SelectorInvalid(f"the expression has {binds} x `cel.bind`; {MOST_BINDS} are allowed")
     try:
         program = _environment().compile(expression)
-    except RuntimeError as error:
+    except _ERRORS as error:
         raise SelectorInvalid(_compiler_message(str(error))) from None
     returns = program.return_type().name()
     if returns not in ("BOOL", "DYN"):
