@@ -18,14 +18,16 @@ def resource_slice(raw: JsonObject) -> Slice:
     spec, pool = raw["spec"], raw["spec"]["pool"]
     driver = str(spec["driver"])
     node = _node(spec)
+    devices = tuple(_device(each, driver, node) for each in _seq(spec, "devices")[:_MOST_DEVICES])
     return Slice(
         name=raw["metadata"]["name"],
         driver=driver,
         pool=str(pool["name"]),
         generation=int(pool.get("generation") or 0),
         slices_of_pool=int(pool.get("resourceSliceCount") or 0),
-        devices=tuple(_device(each, driver, node) for each in _seq(spec, "devices")[:_MOST_DEVICES]),
+        devices=devices,
         counters=_counters(_seq(spec, "sharedCounters"), "name"),
+        nodes=frozenset(device.node for device in devices),
     )
 
 

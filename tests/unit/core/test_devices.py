@@ -191,6 +191,14 @@ def test_a_class_whose_selectors_do_not_work_has_no_devices(given: GPUClass, rea
     assert found["z-good"].problem is None
 
 
+def test_a_class_that_does_not_work_takes_no_device_from_another() -> None:
+    found = matched(
+        [gpu_class("a-bad", 'device.attributes["gpu.nvidia.com"].none == 1'), gpu_class("good")], gpus("a", 2)
+    )
+    assert len(found["good"].by_node["a"]) == 2
+    assert found["good"].elsewhere == {}
+
+
 def test_devices_that_many_nodes_can_use_are_told_and_not_counted() -> None:
     fabric = of_node("a", raw_device("gpu-0"), nodeName=None, allNodes=True)
     found = matched([gpu_class()], fabric)["h100"]

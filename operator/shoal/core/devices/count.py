@@ -38,6 +38,9 @@ def offered(
     shared = {(pool.driver, pool.name): pool for pool in pools if pool.counters}
     found: dict[str, NodeDevices] = {}
     for node, of in devices.by_node.items():
+        if not shared:  # nearly always: each device stands for itself
+            found[node] = _each(of, allocated, own)
+            continue
         used = _Counters(shared, {m.id for m in of})
         fresh = _Counters(shared, {m.id for m in of})
         used.take_all(allocated)
@@ -49,6 +52,18 @@ def offered(
             taken=min(MOST_DEVICES, sum(m.id in allocated and m.id not in own for m in of)),
         )
     return found
+
+
+def _each(of: Sequence[Matched], allocated: Set[DeviceId], own: Set[DeviceId]) -> NodeDevices:
+    free = mine = taken = 0
+    for matched in of:
+        if matched.id not in allocated:
+            free += matched.device.offered
+        elif matched.id in own:
+            mine += 1
+        else:
+            taken += 1
+    return NodeDevices(min(MOST_DEVICES, len(of)), min(MOST_DEVICES, free + mine), min(MOST_DEVICES, taken))
 
 
 class _Counters:

@@ -44,7 +44,7 @@ class Device:
     @property
     def offered(self) -> bool:
         """No taint keeps new pods off. Shoal's requests tolerate none."""
-        return not any(taint.effect in ("NoSchedule", "NoExecute") for taint in self.taints)
+        return not self.taints or not any(taint.effect in ("NoSchedule", "NoExecute") for taint in self.taints)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,8 @@ class Slice:
     devices: tuple[Device, ...]
     counters: Mapping[tuple[str, str], Decimal]
     """(counter set, counter) -> what devices of the pool share."""
+    nodes: frozenset[str | None]
+    """Those that can use a device of it; None among them: several can use one."""
 
 
 @dataclass(frozen=True, slots=True)

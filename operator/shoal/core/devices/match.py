@@ -11,6 +11,8 @@ from shoal.core.devices.pools import DevicePool
 from shoal.core.devices.selectors import Selector, SelectorFailed, SelectorInvalid, compiled
 
 _NO_LABELS: Final[Mapping[str, str]] = {}
+_NO_NODES: Final[Mapping[str, tuple["Matched", ...]]] = {}
+_NOWHERE: Final[Mapping[str, tuple[DeviceId, ...]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +69,54 @@ class _Outcome:
     """The first device on which a selector has no result, and why."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Usable:
+    """A class with selectors that compile."""
+
+    name: str
+    gpu_class: GPUClass
+    selectors: _Selectors
+    key: tuple[object, ...]
+    """Of two classes with one key, a device is of both or of none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The devices of one pool."""
+
+    pool: DevicePool
+    by_node: Mapping[str, Mapping[str, tuple[Matched, ...]]]
+    """Class -> node -> its devices."""
+    elsewhere: Mapping[str, Mapping[str, tuple[DeviceId, ...]]]
+    of_many_nodes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """What a part was made of."""
+
+    pool: DevicePool
+    usable: Sequence[_Usable]
+    labels: tuple[Mapping[str, str] | None, ...]
+
+    def same(self, other: "_Moment") -> bool:
+        """Slices and labels of the store are the same objects until they change."""
+        slices, others = self.pool.slices, other.pool.slices
+        return (
+            (self.usable is other.usable or [u.key for u in self.usable] == [u.key for u in other.usable])
+            and self.pool.updating == other.pool.updating
+            and len(slices) == len(others)
+            and all(a is b for a, b in zip(slices, others, strict=True))
+            and all(a is b for a, b in zip(self.labels, other.labels, strict=True))
+        )
+
+
 class MatchCache:
     """Evaluations of slices that have not changed. Lives as long as its owner; holds what the last `match` used."""
 
     def __init__(self) -> None:
+        self._parts: dict[tuple[str, str], tuple[_Moment, _Part]] = {}
+        self._used_parts: dict[tuple[str, str], tuple[_Moment, _Part]] = {}
         self._known: dict[tuple[str, str], tuple[Slice, _Outcome]] = {}
         self._used: dict[tuple[str, str], tuple[Slice, _Outcome]] = {}
 
@@ -82,9 +128,21 @@ class MatchCache:
         self._used[key] = known
         return known[1]
 
+    def part(self, pool: DevicePool, usable: Sequence[_Usable], labels: Mapping[str, Mapping[str, str]]) -> _Part:
+        key = (pool.driver, pool.name)
+        nodes = [node for each in pool.slices for node in sorted(each.nodes, key=str)]
+        of_nodes = tuple(labels.get(node) if node else None for node in nodes)
+        now = _Moment(pool, usable, of_nodes)
+        known = self._parts.get(key)
+        if known is None or not known[0].same(now):
+            known = (now, _matched(pool, usable, labels, self))
+        self._used_parts[key] = known
+        return known[1]
+
     def close(self) -> None:
         """What was not used since the last call is forgotten."""
         self._known, self._used = self._used, {}
+        self._parts, self._used_parts = self._used_parts, {}
 
 
 def match(
@@ -106,53 +164,84 @@ def match(
             selectors[gpu_class.metadata.name] = _selectors(gpu_class, device_classes)
         except _Unusable as error:
             problems[gpu_class.metadata.name] = DeviceProblem(error.reason, str(error))
-    found: dict[str, dict[str, list[Matched]]] = {c.metadata.name: {} for c in ordered}
-    elsewhere: dict[str, dict[str, list[DeviceId]]] = {c.metadata.name: {} for c in ordered}
-    many: dict[str, int] = dict.fromkeys(found, 0)
-    updating: dict[str, set[str]] = {name: set() for name in found}
-    usable = [(c.metadata.name, c, selectors[c.metadata.name]) for c in ordered if c.metadata.name in selectors]
+    usable = [_usable(c, selectors[c.metadata.name]) for c in ordered if c.metadata.name in selectors]
     for pool in pools:
         for each in pool.slices:
-            nodes = {device.node for device in each.devices}
-            chosen: list[tuple[str, GPUClass, frozenset[str]]] = []
-            for name, gpu_class, of_class in usable:
-                if not any(_on(gpu_class, node, labels) for node in nodes):
-                    continue
-                outcome = cache.outcome(each, of_class)
-                if outcome.failed is not None and name not in problems:
-                    problems[name] = DeviceProblem(reasons.SELECTOR_INVALID, outcome.failed)
-                if outcome.names:
-                    chosen.append((name, gpu_class, outcome.names))
-            if not chosen:
-                continue
-            for device in each.devices:
-                id_ = DeviceId(pool.driver, pool.name, device.name)
-                owner = ""
-                for name, gpu_class, of_names in chosen:
-                    if device.name not in of_names or (len(nodes) > 1 and not _on(gpu_class, device.node, labels)):
-                        continue
-                    if device.node is None:
-                        many[name] += 1
-                    elif not owner:
-                        owner = name
-                        found[name].setdefault(device.node, []).append(Matched(id_, device))
-                        if pool.updating:
-                            updating[name].add(device.node)
-                    else:
-                        elsewhere[name].setdefault(owner, []).append(id_)
+            for one in usable:
+                if _reaches(one.gpu_class, each, labels):
+                    failed = cache.outcome(each, one.selectors).failed
+                    if failed is not None:
+                        problems.setdefault(one.name, DeviceProblem(reasons.SELECTOR_INVALID, failed))
+    # A class that has no devices takes none from the others.
+    usable = [one for one in usable if one.name not in problems]
+    parts = [cache.part(pool, usable, labels) for pool in pools]
     cache.close()
-    drivers = {name: {m.id.driver for of in nodes.values() for m in of} for name, nodes in found.items()}
     return {
-        name: ClassDevices(
-            by_node={} if name in problems else {node: tuple(of) for node, of in sorted(nodes.items())},
-            problem=problems.get(name),
-            elsewhere={other: tuple(ids) for other, ids in sorted(elsewhere[name].items())},
-            of_many_nodes=many[name],
-            updating=tuple(sorted(updating[name])),
-            incomplete=tuple("/".join(p) for p in incomplete if p[0] in drivers[name] or not drivers[name]),
-        )
-        for name, nodes in found.items()
+        c.metadata.name: _together(c.metadata.name, parts, incomplete, problems.get(c.metadata.name)) for c in ordered
     }
+
+
+def _usable(gpu_class: GPUClass, selectors: _Selectors) -> _Usable:
+    name = gpu_class.metadata.name
+    key = (name, selectors.key, *sorted(gpu_class.spec.node_selector.items()))
+    return _Usable(name, gpu_class, selectors, key)
+
+
+def _together(
+    name: str, parts: Iterable[_Part], incomplete: Sequence[tuple[str, str]], problem: DeviceProblem | None
+) -> ClassDevices:
+    by_node: dict[str, tuple[Matched, ...]] = {}
+    elsewhere: dict[str, tuple[DeviceId, ...]] = {}
+    updating: set[str] = set()
+    drivers: set[str] = set()
+    many = 0
+    for part in parts:
+        for node, of in part.by_node.get(name, _NO_NODES).items():
+            by_node[node] = (*by_node[node], *of) if node in by_node else of
+            drivers.add(part.pool.driver)
+            if part.pool.updating:
+                updating.add(node)
+        for owner, ids in part.elsewhere.get(name, _NOWHERE).items():
+            elsewhere[owner] = (*elsewhere.get(owner, ()), *ids)
+        many += part.of_many_nodes.get(name, 0)
+    return ClassDevices(
+        by_node=by_node,
+        problem=problem,
+        elsewhere=dict(sorted(elsewhere.items())),
+        of_many_nodes=many,
+        updating=tuple(sorted(updating)),
+        incomplete=tuple("/".join(p) for p in incomplete if p[0] in drivers or not drivers),
+    )
+
+
+def _matched(
+    pool: DevicePool, usable: Sequence[_Usable], labels: Mapping[str, Mapping[str, str]], cache: MatchCache
+) -> _Part:
+    by_node: dict[str, dict[str, list[Matched]]] = {}
+    elsewhere: dict[str, dict[str, list[DeviceId]]] = {}
+    many: dict[str, int] = {}
+    for each in pool.slices:
+        reached = [one for one in usable if _reaches(one.gpu_class, each, labels)]
+        chosen = [(one, names) for one in reached if (names := cache.outcome(each, one.selectors).names)]
+        for device in each.devices if chosen else ():
+            id_ = DeviceId(pool.driver, pool.name, device.name)
+            owner = ""
+            for one, names in chosen:
+                if device.name not in names or not _on(one.gpu_class, device.node, labels):
+                    continue
+                if device.node is None:
+                    many[one.name] = many.get(one.name, 0) + 1
+                elif not owner:
+                    owner = one.name
+                    by_node.setdefault(owner, {}).setdefault(device.node, []).append(Matched(id_, device))
+                else:
+                    elsewhere.setdefault(one.name, {}).setdefault(owner, []).append(id_)
+    return _Part(
+        pool,
+        {name: {node: tuple(of) for node, of in nodes.items()} for name, nodes in by_node.items()},
+        {name: {owner: tuple(ids) for owner, ids in owners.items()} for name, owners in elsewhere.items()},
+        many,
+    )
 
 
 class _Unusable(Exception):
@@ -196,6 +285,10 @@ def _evaluated(of: Slice, selectors: Sequence[Selector]) -> _Outcome:
                 "places no pod meanwhile: test with has() whether a device has the attribute"
             )
     return _Outcome(frozenset(names), failed)
+
+
+def _reaches(gpu_class: GPUClass, of: Slice, labels: Mapping[str, Mapping[str, str]]) -> bool:
+    return any(_on(gpu_class, node, labels) for node in of.nodes)
 
 
 def _on(gpu_class: GPUClass, node: str | None, labels: Mapping[str, Mapping[str, str]]) -> bool:
