@@ -155,7 +155,7 @@ def scheduler(text: str) -> Phrase | None:
 
 
 def shorten(text: str, longest: int = _LONGEST_QUOTE) -> str:
-    """A message as one line, at most so long, without control characters: engines colour their logs, and whoever may
+    """A message as one line, at most so long, without control characters: engines colour their logs, and people who may
     write a status could otherwise write to the reader's terminal."""
     line = " ".join(_CONTROL.sub(" ", _ESCAPE.sub("", text)).split())
     return line if len(line) <= longest else f"{line[: longest - 4]} ..."
