@@ -198,6 +198,7 @@ async def gateway(tmp_path: Path, *engines: ScriptedEngine, live: bool = True, *
             await it.app.leases.close()
             await it.app.usage.close()
             await it.app.media.close()
+            await it.app.copies.close()
             it.agents.close()
             it.pool.close()
             await it.spool.stop()

@@ -169,6 +169,15 @@ class Fallback(Object):
     only when it refuses them: no replica will come, too many requests wait, or the longest wait is over."""
 
 
+class Mirror(Object):
+    """A Model that gets copies of requests. Its answers are thrown away."""
+
+    model: TargetReference
+    """The Model. It must be one that the tenant may use."""
+    percent: Annotated[int, Field(ge=1, le=100)]
+    """Share of the rule's requests that are copied, in percent."""
+
+
 class RouteRule(Object):
     """One rule: which requests it is for, and where they go."""
 
@@ -187,6 +196,8 @@ class RouteRule(Object):
     """A new target on trial. Default: none."""
     fallback: Fallback | None = None
     """Targets for requests that no replica of their target takes. Default: none."""
+    mirror: Mirror | None = None
+    """A Model that gets copies of requests, while it has free capacity. Default: none."""
 
 
 class ModelRouteSpec(Object):
@@ -257,6 +268,8 @@ class ModelRoute(CustomResource):
                 yield self.resolved(target)
             if rule.canary is not None:
                 yield self.resolved(rule.canary.target)
+            if rule.mirror is not None:
+                yield self.mirrored(rule.mirror)
             for target in rule.fallback.targets if rule.fallback is not None else ():
                 yield self.resolved(target)
 
@@ -266,3 +279,7 @@ class ModelRoute(CustomResource):
         assert reference is not None  # noqa: S101 - the validators
         kind: Literal["Model", "LoRAAdapter"] = "Model" if target.model is not None else "LoRAAdapter"
         return kind, f"{reference.namespace or self.metadata.namespace}/{reference.name}"
+
+    def mirrored(self, mirror: Mirror) -> tuple[Literal["Model"], str]:
+        """Kind and `namespace/name` of a mirror."""
+        return "Model", f"{mirror.model.namespace or self.metadata.namespace}/{mirror.model.name}"

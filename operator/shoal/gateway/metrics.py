@@ -260,6 +260,12 @@ class GatewayMetrics:
             "Requests that left a route's target for a fallback of the route.",
             registry=registry,
         )
+        self.mirrored = Counter(
+            "shoal_gateway_mirrored",
+            "Copies of requests for a route's mirror, by whether a replica got them.",
+            ["result"],
+            registry=registry,
+        )
         self.leases = Counter(
             "shoal_gateway_adapter_leases",
             "Requests to agents for a lease of an adapter, by result.",

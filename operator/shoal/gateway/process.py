@@ -380,6 +380,7 @@ class GatewayProcess:
             await self.traffic.close()
             await self.gateway.usage.close()
             await self.gateway.media.close()
+            await self.gateway.copies.close()
             await self.logs.logger.stop()
             await self.spool.stop()
             await trace.close(self.tracing)

@@ -43,6 +43,7 @@ from shoal.gateway.body import (
 )
 from shoal.gateway.dialects import DIALECTS
 from shoal.gateway.dispatch import Dispatch
+from shoal.gateway.mirrors import Copy, start_copy
 from shoal.gateway.prepared import Prepared
 from shoal.gateway.quota import SHARE_WAIT_SECONDS, Quota, Reserved
 from shoal.gateway.quotamessages import ShareUsedUp
@@ -106,6 +107,7 @@ class _Routed(NamedTuple):
     target: TargetRef
     fallback: tuple[TargetRef, ...] = ()
     leave_seconds: int | None = None
+    mirror: TargetRef | None = None
 
 
 class _Kept(NamedTuple):
@@ -125,6 +127,7 @@ class GatewayRequest:
         "_canary",
         "_client_id",
         "_content_type",
+        "_copy",
         "_dialect",
         "_draw",
         "_engine_path",
@@ -133,6 +136,7 @@ class GatewayRequest:
         "_kept",
         "_key_hash",
         "_meter",
+        "_mirror_draw",
         "_path",
         "_quota",
         "_raw",
@@ -171,6 +175,9 @@ class GatewayRequest:
         """What a route chose."""
         self._kept: _Kept | None = None
         """The request for its fallbacks; None: it has none."""
+        self._mirror_draw = 1.0
+        self._copy: Copy | None = None
+        """A copy for the mirror of the route's rule."""
         self._raw = b""
         self._content_type: bytes | None = None
 
@@ -279,10 +286,10 @@ class GatewayRequest:
             prepared = await self._prepared_within_shares(now, raw, fetched)
             if isinstance(prepared, _Incomplete):
                 raise RuntimeError("a request without remote media is incomplete")
-            self._keep(identity.tenant, raw, fetched)
+            self._keep(identity, raw, fetched)
             del fetched
         else:
-            self._keep(identity.tenant, raw, None)
+            self._keep(identity, raw, None)
         del raw
         self._headers = _NO_HEADERS
         meter = self._meter
@@ -300,20 +307,60 @@ class GatewayRequest:
             self._drop_log_entry()
             raise errors.cannot_record() from None
         app.demand.arrived(prepared.model.uid)
+        if self._copy is not None:
+            start_copy(app, self._copy)
+            self._copy = None
         return prepared
 
-    def _keep(self, tenant: str, raw: bytes, fetched: _Fetched | None) -> None:
-        """Keeps the body for the fallbacks of the request's route, if there is memory for it."""
+    def _keep(self, identity: KeyIdentity, raw: bytes, fetched: _Fetched | None) -> None:
+        """Keeps the body for the fallbacks of the request's route, if there is memory for it, and makes a copy for its
+        mirror."""
         routed = self._routed
+        if routed is not None and routed.mirror is not None:
+            self._copy = self._copied(identity, raw, fetched, routed.route, routed.mirror)
         if routed is None or not routed.fallback:
             return
         size = len(raw) + (0 if fetched is None else sum(map(len, fetched.media)))
         try:
-            self._app.body_budget.take(tenant, size)
+            self._app.body_budget.take(identity.tenant, size)
         except ApiError:
             return
         self._body_bytes += size
         self._kept = _Kept(raw, fetched, routed.route, list(routed.fallback))
+
+    def _copied(
+        self, identity: KeyIdentity, raw: bytes, fetched: _Fetched | None, route: str, ref: TargetRef
+    ) -> Copy | None:
+        """A copy of the request for a mirror; None: the mirror cannot do it, or it is too large to be made again."""
+        app, index = self._app, self._app.directory.snapshot.model_index
+        declared = index.routes.get(route)
+        model = None if declared is None else index.target(declared, ref, identity)
+        if model is None or len(raw) + (0 if fetched is None else sum(map(len, fetched.media))) >= BIG:
+            return None
+        kept = self._id, self._raw, self._routed
+        self._id = ids.uuid7()
+        try:
+            prepared = self._prepare(identity, raw, fetched, (model, _Routed(route, ref)))
+            if isinstance(prepared, _Incomplete):
+                return None
+            meter = Meter(
+                self._id,
+                app.settings.installation,
+                identity,
+                model,
+                endpoint=self._path,
+                model_name=prepared.model_name,
+                stream=prepared.stream,
+                gateway=app.boot,
+                route=route,
+                mirror_of=kept[0],
+            )
+            meter.free = self._meter.free
+            return Copy(identity, prepared, self._raw, meter)
+        except ApiError:
+            return None
+        finally:
+            self._id, self._raw, self._routed = kept
 
     def _fall_back(self, *, needs_replica: bool) -> Prepared | None:
         """The request as one for the next fallback that the tenant may use and that can do it; None: there is none.
@@ -513,21 +560,21 @@ class GatewayRequest:
         if not isinstance(found, DeclaredRoute):
             return found, None
         if self._draw is None:
-            self._draw = random.random()  # noqa: S311 - shares of traffic, no secret
+            self._draw, self._mirror_draw = random.random(), random.random()  # noqa: S311 - shares, no secrets
         headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in self._headers.items()}
         facts = RequestFacts(identity.tenant, self._path, headers, size, lambda: conversation_of(fields))
 
         def usable(ref: TargetRef) -> bool:
             return index.target(found, ref, identity) is not None
 
-        chosen = decide(found, facts, usable, self._draw, self._app.canaries.is_halted)
+        chosen = decide(found, facts, usable, self._draw, self._app.canaries.is_halted, self._mirror_draw)
         if isinstance(chosen, NoTarget):
             raise errors.no_rule(name) if chosen.reason == "no-rule" else errors.no_target(name)
         model = index.target(found, chosen.target, identity)
         if model is None:
             raise errors.no_target(name)
         self._canary = chosen.canary
-        return model, _Routed(found.key, chosen.target, chosen.fallback, chosen.leave_seconds)
+        return model, _Routed(found.key, chosen.target, chosen.fallback, chosen.leave_seconds, chosen.mirror)
 
     def _prompt(self, space: str, fields: dict[str, Any], model: ServedModel, size: int) -> Prompt | None:
         """What the choice of a replica goes by. `size`: bytes of the body with its media."""

@@ -12,6 +12,7 @@ from shoal.gateway.bigbodies import BigBodies
 from shoal.gateway.body import BodyBudget
 from shoal.gateway.canaries import Canaries
 from shoal.gateway.cancellations import Cancellations
+from shoal.gateway.copies import CopyTasks
 from shoal.gateway.deadlines import Deadlines
 from shoal.gateway.demand import DemandState
 from shoal.gateway.directory import Directory
@@ -90,6 +91,7 @@ class Gateway:
         self.media = MediaFetcher(metrics.media)
         self.checkpoints = Checkpoints(spool)
         self.canaries = canaries or Canaries()
+        self.copies = CopyTasks()
         self.deadlines = Deadlines(settings.request_seconds)
         self._deadlines: dict[float, Deadlines] = {}
         self.demand.tenants.boot = identity.boot

@@ -84,6 +84,7 @@ class Meter:
         client_request_id: str | None = None,
         gateway: str | None = None,
         route: str | None = None,
+        mirror_of: str | None = None,
     ) -> None:
         self.id = id
         self.model = model.key
@@ -126,6 +127,8 @@ class Meter:
             self._base["plan"] = identity.plan
         if route is not None:
             self._base["route"] = route
+        if mirror_of is not None:
+            self._base["mirrorOf"] = mirror_of
         if model.adapter is not None:
             self.use(model.adapter)
         self.adapter_missed: bool | None = None
@@ -180,7 +183,7 @@ class Meter:
         self._base.pop("adapterRevision", None)
         if model.adapter is not None:
             self.use(model.adapter)
-        self.outcome = self.status = None
+        self.outcome = self.status = self.adapter_missed = None
 
     def sees(self, images: int) -> None:
         """Sets the number of images in the request."""

@@ -86,6 +86,8 @@ class UsageData(BaseModel):
     """Value of `model` in the client's request."""
     route: str | None = None
     """namespace/name of the ModelRoute that chose the model or adapter; None: the request named it."""
+    mirror_of: str | None = None
+    """Only in an attempt row: id of the request of which this was a copy for a route's mirror."""
     stream: bool
     outcome: Outcome | None = None
     """Only in a final row."""

@@ -24,6 +24,7 @@ ROUTE = {
                 "targets": [target("a", 3), target("b", 1), target("lost"), target("far", namespace="other")],
                 "canary": {"target": target("new"), "percent": 20},
                 "fallback": {"targets": [target("b")]},
+                "mirror": {**target("new"), "percent": 7},
             },
         ]
     },
@@ -83,6 +84,7 @@ def test_each_target_with_its_share_and_why_it_has_none(kubeconfig: Path) -> Non
         "target chat/lost": (0.0, "it does not exist"),
         "target other/far": (0.0, "it does not list the namespace chat in spec.routeNamespaces"),
         "fallback chat/b": (0.0, None),
+        "mirror chat/new": (7.0, None),
     }
 
 

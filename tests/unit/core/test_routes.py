@@ -274,3 +274,19 @@ def test_a_deleted_route_is_forgotten():
     found.retain_routes([])
     assert found.meaning("front", identity("chat/a")) is None
     assert not found.routes
+
+
+def test_a_mirror_gets_its_share_of_copies_and_never_one_of_its_own_requests():
+    one = route({"targets": [target("a"), target("b")], "mirror": {**target("b"), "percent": 30}})
+    mirrors: collections.Counter[TargetRef | None] = collections.Counter()
+    for at in range(100):
+        made = decide(one, facts(), everything, 0.1, mirror_draw=at / 100)
+        assert isinstance(made, RouteDecision)
+        mirrors[made.mirror] += 1
+    assert mirrors == {B: 30, None: 70}
+    made = decide(one, facts(), everything, 0.9, mirror_draw=0.0)
+    assert isinstance(made, RouteDecision)
+    assert (made.target, made.mirror) == (B, None)
+    made = decide(one, facts(), lambda ref: ref != B, 0.1, mirror_draw=0.0)
+    assert isinstance(made, RouteDecision)
+    assert made.mirror is None

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ async def test_a_request_that_names_its_model_has_no_route_in_its_record(tmp_pat
 async def test_requests_are_shared_by_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     llama, other = ScriptedEngine(), ScriptedEngine()
     async with two_models(tmp_path, llama, other, {"targets": [target("llama", 3), target("other", 1)]}) as it:
-        draws = iter([0.1, 0.3, 0.5, 0.74, 0.76, 0.99])
+        draws = iter([draw for share in (0.1, 0.3, 0.5, 0.74, 0.76, 0.99) for draw in (share, 0.0)])  # and for a mirror
         monkeypatch.setattr("shoal.gateway.request.random.random", lambda: next(draws))
         for _ in range(6):
             await ask(it)
@@ -394,3 +395,75 @@ async def test_a_target_that_is_gone_leaves_its_requests_to_the_fallback(tmp_pat
         it.changed()
         await ask(it)
         assert len(other.requests) == 1
+
+
+# --- mirrors ----------------------------------------------------------------------------------------------------------
+
+MIRRORED = {"targets": [target("llama")], "mirror": {**target("other"), "percent": 100}}
+
+
+async def until(done: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not done():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_mirror_gets_a_copy_whose_answer_nobody_sees_and_nobody_pays(tmp_path: Path):
+    llama, other = ScriptedEngine(), ScriptedEngine()
+    async with two_models(tmp_path, llama, other, MIRRORED) as it:
+        it.tenants["acme"] = tenant(
+            models=["chat/llama", "chat/other"], limits={"requestsPerMinute": 1, "tokensPerMinute": 10_000}
+        )
+        it.changed()
+        assert (await ask(it))["model"] == "front"
+        await until(lambda: bool(other.requests) and not it.app.copies.in_progress)
+        (sent,), (copied,) = llama.requests, other.requests
+        assert (sent.body["model"], copied.body["model"]) == ("chat/llama", "chat/other")
+        assert sent.body["messages"] == copied.body["messages"]
+        assert sent.body["rid"] != copied.body["rid"]
+        (final,) = await it.records()
+        (attempt,) = await it.records("attempt")
+        assert (final.data.model, final.data.attempts, final.data.mirror_of) == ("chat/llama", 1, None)
+        data = attempt.data
+        assert (data.model, data.route, data.mirror_of) == ("chat/other", "chat/front", final.data.request_id)
+        assert (data.kind, data.attempt, data.tenant, data.input_tokens) == ("attempt", 1, "acme", 7)
+        assert len(await it.records("open")) == 1, "a copy is no request"
+        assert it.metric("shoal_gateway_mirrored_total", result="sent") == 1
+        assert it.app.body_budget.held == 0
+
+
+async def test_a_stream_is_mirrored_to_its_end(tmp_path: Path):
+    other = ScriptedEngine()
+    async with two_models(tmp_path, ScriptedEngine(), other, MIRRORED) as it:
+        response = await it.post({**CHAT, "stream": True})
+        assert (await response.text()).rstrip().endswith("[DONE]")
+        (attempt,) = await it.records("attempt")
+        assert (attempt.data.count_source, attempt.data.output_tokens) == ("final", 3)
+
+
+async def test_a_mirror_that_fails_or_has_no_replica_hurts_nobody(tmp_path: Path):
+    other = ScriptedEngine(breaks)
+    async with two_models(tmp_path, ScriptedEngine(), other, MIRRORED) as it:
+        await ask(it)
+        await until(lambda: bool(other.requests) and not it.app.copies.in_progress)
+        del it.pods["chat/llama-2"]
+        it.models["chat/other"] = dataclasses.replace(it.models["chat/other"], limits=Limits(max_requests=9))
+        it.changed()
+        await ask(it)
+        await until(lambda: it.metric("shoal_gateway_mirrored_total", result="dropped") == 1)
+        assert not it.app.holds.waiting, "a copy wakes nothing and waits for nothing"
+        it.tenants["acme"] = tenant(models=["chat/llama"])
+        it.changed()
+        await ask(it)
+        assert len(other.requests) == 1
+        assert it.metric("shoal_gateway_mirrored_total", result="dropped") == 1, "what it may not use gets no copy"
+
+
+async def test_a_mirror_that_cannot_do_the_request_gets_no_copy(tmp_path: Path):
+    other = ScriptedEngine()
+    async with two_models(tmp_path, ScriptedEngine(), other, MIRRORED) as it:
+        it.models["chat/other"] = dataclasses.replace(it.models["chat/other"], capabilities=frozenset({"embed"}))
+        it.changed()
+        await ask(it)
+        assert not other.requests
+        assert not it.app.copies.in_progress

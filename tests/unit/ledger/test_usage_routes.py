@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, select
 
-from shoal.ledger import ingest
+from shoal.ledger import ingest, schema
 from shoal.ledger.database import Database
 from shoal.ledger.queries.requests import as_hours
 from shoal.ledger.queries.sums import UsageQuery, answer
 from shoal.ledger.queries.times import Span
 from shoal.ledger.sums import Changes, HourKey, HourlySums
-from tests.support.ledger import NOW_MS, record, server, url, usage_row
+from tests.support.ledger import NOW_MS, record, server, store, url, usage_row
 
 __all__ = ["server", "url"]
 
@@ -85,3 +85,14 @@ def test_pages_of_usage_by_route_and_day(url: str) -> None:
             page = answer(connection, UsageQuery(SPAN, ("route", "day"), {}, limit=2))
     assert [row.route for row in page.rows] == [None, "chat/back"]
     assert page.next is not None
+
+
+async def test_a_copy_for_a_mirror_is_stored_without_a_request_and_billed_to_nobody(url: str) -> None:
+    copy = record("copy", "attempt:1", route="chat/front", mirrorOf="front", model="chat/next")
+    async with store(url) as rig:
+        assert await rig.take(copy, copy, record("front", route="chat/front")) == (2, 1, 0)
+        await rig.balanced()
+        hours = {hour["model"]: hour for hour in await rig.rows(schema.hours)}
+        assert (hours["chat/next"]["billed"], hours["chat/next"]["requests"]) == (False, 0)
+        assert hours["chat/next"]["output_tokens"] > 0
+        assert [row["requests"] for row in await rig.rows(schema.gateways)] == [1]

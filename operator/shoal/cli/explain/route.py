@@ -80,7 +80,7 @@ def run(question: RouteQuestion, output: str, *, kubeconfig: str | None, context
     shown = {"route": cluster.route.key, "rule": found.rule, "targets": rows}
     if not emit(output, shown, rows, COLUMNS):
         _print(cluster, question, found)
-    return 0 if any(share.percent for share in found.shares) else 1
+    return 0 if _served(found) else 1
 
 
 async def _read(question: RouteQuestion, kubeconfig: str | None, context: str | None) -> _Cluster:
@@ -142,6 +142,10 @@ def _header(text: str) -> tuple[str, str]:
     return name.strip().lower(), value.strip()
 
 
+def _served(found: RouteExplanation) -> bool:
+    return any(share.percent and share.role != "mirror" for share in found.shares)
+
+
 def _print(cluster: _Cluster, question: RouteQuestion, found: RouteExplanation) -> None:
     out, identity, route = console(), cluster.identity, cluster.route
     if identity is not None and all(
@@ -158,5 +162,5 @@ def _print(cluster: _Cluster, question: RouteQuestion, found: RouteExplanation) 
         table.add_row(share.role, str(share.ref), f"{share.percent:.4g} %", escape(share.note))
     out.print(f"Rule {found.rule} of {route.key}, for a request to {escape(question.endpoint)}:")
     out.print(table)
-    if not any(share.percent for share in found.shares):
+    if not _served(found):
         out.print("No target can be used: the request gets 503 no_route_target.")

@@ -45,6 +45,7 @@ def _targets(route: ObjectView) -> Iterable[tuple[ExplainedKind, Resource, str, 
             *(rule.get("targets") or ()),
             *((canary["target"],) if canary.get("target") else ()),
             *(fallback.get("targets") or ()),
+            *((rule["mirror"],) if rule.get("mirror") else ()),
         ]
         for target in targets:
             for field in ("model", "adapter"):

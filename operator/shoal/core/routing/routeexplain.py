@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 from shoal.core.routing.routes import DeclaredRoute, DeclaredRule, RequestFacts, TargetRef, matches
 
-TargetRole = Literal["target", "canary", "fallback"]
+TargetRole = Literal["target", "canary", "fallback", "mirror"]
 
 
 class TargetShare(NamedTuple):
@@ -15,7 +15,8 @@ class TargetShare(NamedTuple):
     role: TargetRole
     ref: TargetRef
     percent: float
-    """Of the requests that the rule is for. Of a fallback 0, unless no other target can be used."""
+    """Of the requests that the rule is for. Of a fallback 0, unless no other target can be used. Of a mirror, those
+    that are copied."""
     note: str
     """Why it gets nothing; "": it gets its share."""
 
@@ -56,4 +57,7 @@ def _shares(rule: DeclaredRule, why_not: Callable[[TargetRef], str]) -> tuple[Ta
         note = why_not(ref)
         found.append(TargetShare(rule.name, "fallback", ref, 0.0 if note else left, note))
         left = left if note else 0.0
+    if rule.mirror is not None:
+        note = why_not(rule.mirror)
+        found.append(TargetShare(rule.name, "mirror", rule.mirror, 0.0 if note else float(rule.mirror_percent), note))
     return tuple(found)

@@ -82,6 +82,8 @@ class DeclaredRule:
     """In order."""
     leave_seconds: int | None = None
     """Waiting time after which a request goes to a fallback."""
+    mirror: TargetRef | None = None
+    mirror_percent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class DeclaredRoute:
         found = [target.ref for rule in self.rules for target in rule.targets]
         found += [rule.canary.ref for rule in self.rules if rule.canary is not None]
         found += [ref for rule in self.rules for ref in rule.fallback]
+        found += [rule.mirror for rule in self.rules if rule.mirror is not None]
         yield from dict.fromkeys(found)
 
 
@@ -162,6 +165,8 @@ def _declared_rule(route: ModelRoute, rule: RouteRule) -> DeclaredRule:
         None if rule.canary is None else _declared_canary(route, rule.name, rule.canary),
         tuple(TargetRef(*route.resolved(target)) for target in rule.fallback.targets) if rule.fallback else (),
         rule.fallback.when_wait_seconds if rule.fallback else None,
+        TargetRef(*route.mirrored(rule.mirror)) if rule.mirror else None,
+        rule.mirror.percent if rule.mirror else 0,
     )
 
 
@@ -204,6 +209,8 @@ class RouteDecision(NamedTuple):
     """Where it goes, in order, if no replica of the target takes it."""
     leave_seconds: int | None = None
     """Waiting time after which it does so; None: only when the target refuses it."""
+    mirror: TargetRef | None = None
+    """It gets a copy; None: nothing does."""
 
 
 class NoTarget(NamedTuple):
@@ -219,12 +226,28 @@ def decide(
     usable: Callable[[TargetRef], bool],
     draw: float,
     is_halted: Callable[[DeclaredCanary], bool] = lambda canary: canary.halted,
+    mirror_draw: float = 1.0,
 ) -> RouteDecision | NoTarget:
     """The target of a request. `usable`: whether the request's tenant may use a target and it can answer; `draw`: a
-    random number of [0, 1); `is_halted`: whether a canary gets nothing."""
+    random number of [0, 1); `is_halted`: whether a canary gets nothing; `mirror_draw`: another random number, for the
+    mirror."""
     rule = next((rule for rule in route.rules if matches(rule, facts)), None)
     if rule is None:
         return NoTarget("no-rule")
+    found = _chosen(route, rule, facts, usable, draw, is_halted)
+    if isinstance(found, NoTarget) or rule.mirror is None or mirror_draw * 100 >= rule.mirror_percent:
+        return found
+    return found._replace(mirror=rule.mirror) if usable(rule.mirror) and rule.mirror != found.target else found
+
+
+def _chosen(
+    route: DeclaredRoute,
+    rule: DeclaredRule,
+    facts: RequestFacts,
+    usable: Callable[[TargetRef], bool],
+    draw: float,
+    is_halted: Callable[[DeclaredCanary], bool],
+) -> RouteDecision | NoTarget:
     shares = tuple(target for target in rule.targets if target.weight > 0 and usable(target.ref))
     session, canary = session_of(route, rule, facts), rule.canary
     has_session, fallback, leave = session is not None, rule.fallback, rule.leave_seconds
