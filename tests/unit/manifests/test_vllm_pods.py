@@ -72,6 +72,7 @@ def test_the_engine_container_is_vllms() -> None:
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_ENGINE_READY_TIMEOUT_S": "3600",
+        "VLLM_MAX_STOP_STRINGS": "32",
     }
     told = environment(agent)
     assert (told["SHOAL_AGENT_ENGINE"], told["SHOAL_AGENT_MAX_RUNNING"]) == ("vLLM", "256")
