@@ -88,7 +88,7 @@ def test_a_pool_that_the_engine_refuses_is_left_out_with_the_reason(facts: Path)
 
     assert found["loraPool"] is None
     assert found["loraPoolNote"].startswith(
-        "LoRAPool default/pool is left out: Model default/base: with --attn-dp-size"
+        "LoRAPool default/pool is left out: Model default/base: with parallelism.attentionData (--attn-dp-size)"
     )
 
 
