@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from shoal.core.layers.advice import REASONS
 from shoal.core.layers.causes import causes
 from shoal.core.layers.types import DecisionView, ObjectView, Unread, WhySnapshot
 from tests.faults.worlds import (
@@ -90,6 +91,11 @@ FAULTS = [
             nodes=(node(condition("Ready", "Unknown", "NodeStatusUnknown", "Kubelet stopped posting", 90)),),
         ),
         "L0", "NodeSilent", "Check the machine", ("EngineStopped", "EngineFailed"), "Ready=Unknown",
+    ),
+    Fault(
+        "a node that was removed",
+        seen(failed("x"), pods=(pod(crashed("x")),), removed=("gpu-1",)),
+        "L0", "NodeGone", "check the machine", ("EngineFailed",), "there is no such node",
     ),
     Fault(
         "an ECC error that a node problem detector reports",
@@ -593,6 +599,13 @@ def test_a_fault_is_found_on_its_layer_with_what_to_do(fault: Fault) -> None:
         assert any(f" {reason}" in line for line in first.consequences), first.consequences
         assert reason not in {cause.reason for cause in others}
     assert [cause for cause in others if cause.state == "fault"] == [], "one fault has one cause"
+
+
+@pytest.mark.parametrize("reason", sorted(name for name, row in REASONS.items() if row.state == "fault"))
+def test_each_reason_of_a_condition_is_found_on_its_layer(reason: str) -> None:
+    (cause,) = causes(seen(not_ready(reason, "what happened")), NOW).causes
+    assert (cause.reason, cause.layer, cause.do) == (reason, REASONS[reason].layer, REASONS[reason].do)
+    assert cause.evidence[0].age_seconds == 60
 
 
 def test_every_layer_that_conditions_and_pods_can_show_has_faults() -> None:

@@ -331,6 +331,13 @@ def test_what_cannot_be_read_is_unknown_and_no_more() -> None:
         assert all("you may not" in each.message for each in found)
 
 
+def test_permissions_in_a_part_of_the_namespaces_are_called_so() -> None:
+    allowed = PermissionState("list", "pods", "chat", "find replicas", True)
+    found = examine(replace(WELL, scope=("chat", "code", "batch"), permissions=(allowed,)), NOW)
+    (told,) = [each for each in found if each.check == "permissions"]
+    assert told.message.endswith("in 1 of its 3 namespaces")
+
+
 def test_a_certificate_whose_date_nobody_says_is_unknown() -> None:
     (found,) = bad(replace(WELL, certificates=(CertificateState("shoal-scaler-tls", None),)))
     assert (found.outcome, "shoal-scaler-tls" in found.message) == ("unknown", True)

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from shoal.core.layers.types import DecisionView, ExplainedKind, ObjectView, Unread, WhySnapshot
+from shoal.core.layers.types import DecisionView, ExplainedKind, ObjectView, Unread, WhyNode, WhySnapshot
 from shoal.kube import layerviews
 
 NOW = datetime(2026, 11, 26, 12, 0, 0, tzinfo=UTC)
@@ -158,8 +158,10 @@ def seen(
     lease_ago: float | None = 2,
     decision: DecisionView | None = None,
     unread: tuple[Unread, ...] = (),
+    removed: tuple[str, ...] = (),
 ) -> WhySnapshot:
-    """What `shoal why` reads. `lease_ago`: seconds since the operator renewed its Lease; None: nobody holds it."""
+    """What `shoal why` reads. `lease_ago`: seconds since the operator renewed its Lease; None: nobody holds it.
+    `removed`: nodes that pods are bound to and that do not exist."""
     lease = {
         "spec": {"holderIdentity": "shoal-operator-1" if lease_ago is not None else "", "leaseDurationSeconds": 15}
     }
@@ -171,7 +173,10 @@ def seen(
         subject=subject,
         related=related,
         pods=tuple(layerviews.pod(each) for each in pods),
-        nodes=tuple(layerviews.node(each) for each in nodes),
+        nodes=(
+            *(layerviews.node(each) for each in nodes),
+            *(WhyNode(name, (), False, {}, {}, {}, gone=True) for name in removed),
+        ),
         events=tuple(layerviews.event(each) for each in events),
         lease=layerviews.lease(lease),
         decision=decision,

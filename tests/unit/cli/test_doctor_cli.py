@@ -131,6 +131,16 @@ def test_a_permission_that_the_operator_lacks_is_named(kubeconfig: Path, api: Ca
     assert "in namespace shoal-system: needed to" in found["message"]
 
 
+def test_in_a_scope_of_namespaces_permissions_are_asked_for_there(kubeconfig: Path, api: CannedApi) -> None:
+    spaces = [f"team-{number}" for number in range(30)]
+    config = f"scopeNamespaces: {json.dumps(spaces)}"
+    api.answers[f"{SYSTEM}/configmaps/shoal-operator"] = {"data": {"config.yaml": config}}
+    for space in spaces:
+        api.answers[f"{SHOAL}/namespaces/{space}/models"] = listed()
+    done = doctor(kubeconfig, "--all")
+    assert "permissions that it needs, in 5 of its 30 namespaces" in done.stdout, done.output
+
+
 def test_a_part_that_may_not_be_read_is_unknown_and_stops_no_other(kubeconfig: Path, api: CannedApi) -> None:
     refused = {
         "permissions": (REVIEWS, "subjectaccessreviews is forbidden"),

@@ -241,6 +241,9 @@ def test_only_nodes_that_matter_are_read(kubeconfig: Path, api: CannedApi) -> No
     api.answers["/api/v1/nodes/gpu-1"] = node(condition("DiskPressure", "True", "x", "full"))
     (cause,) = json.loads(why(kubeconfig, "llama", "-o", "json").output)["causes"]
     assert cause["reason"] == "DiskPressure"
+    api.answers["/api/v1/nodes/gpu-1"] = (404, {"reason": "NotFound", "message": 'nodes "gpu-1" not found'})
+    (cause,) = json.loads(why(kubeconfig, "llama", "-o", "json").output)["causes"]
+    assert cause["reason"] == "NodeGone"
 
 
 def test_nothing_is_written(kubeconfig: Path, api: CannedApi) -> None:

@@ -54,6 +54,8 @@ MOST: Final = 5_000
 """Objects of one kind that are read."""
 AT_ONCE: Final = 8
 """Reviews of permissions that run at a time."""
+MOST_SCOPES: Final = 5
+"""Namespaces of `scope.namespaces` in which permissions are asked for."""
 _OWN: Final = f"{names.LABEL_PART_OF}={names.MANAGED_BY}"
 _STATEFULSETS: Final = Resource("apps", "v1", "statefulsets", "StatefulSet")
 _DAEMONSETS: Final = Resource("apps", "v1", "daemonsets", "DaemonSet")
@@ -206,10 +208,11 @@ class DoctorReader:
 
     async def _permissions(self, account: str, scope: tuple[str, ...]) -> tuple[PermissionState, ...]:
         """By reviews, which the API server does not store."""
-        rows = [(None, row) for row in permissions.OPERATOR] if not scope else [
-            *((None, row) for row in permissions.in_cluster(permissions.OPERATOR, scoped=True)),
-            *((space, row) for space in scope for row in permissions.in_cluster(permissions.OPERATOR, scoped=False)),
-        ]  # fmt: skip
+        rows: list[tuple[str | None, Permission]] = [(None, row) for row in permissions.OPERATOR]
+        if scope:
+            narrow = permissions.in_cluster(permissions.OPERATOR, scoped=False)
+            rows = [(None, row) for row in permissions.in_cluster(permissions.OPERATOR, scoped=True)]
+            rows += [(space, row) for space in scope[:MOST_SCOPES] for row in narrow]
         rows += [(self._namespace, row) for row in permissions.OPERATOR_OWN_NAMESPACE]
         gate = asyncio.Semaphore(AT_ONCE)
         asked = [(space, row, *each) for space, row in rows for each in _single(row)]

@@ -20,7 +20,7 @@ from shoal.core.layers.types import (
 )
 from shoal.kube import layerviews
 from shoal.kube.client import KubeClient
-from shoal.kube.errors import KubeError
+from shoal.kube.errors import KubeError, NotFound
 from shoal.kube.resources import EVENTS, GPUCLASSES, LEASES, NODES, PODS, Resource
 
 T = TypeVar("T")
@@ -110,12 +110,17 @@ class WhyReader:
         if len(used) > _MOST_NODES:
             self.unread.append(Unread("nodes of pods", f"only {_MOST_NODES} of {len(used)} were read"))
         for name in used[:_MOST_NODES]:
-            raw = await self.attempt(f"node {name}", self.client.get(NODES, name))
-            if raw is not None:
-                found[name] = layerviews.node(raw)
-            elif "not found" not in self.unread[-1].why:
+            node = await self.attempt(f"node {name}", self._node(name))
+            if node is None:
                 break  # the others would be refused too
+            found[name] = node
         return tuple(found.values())
+
+    async def _node(self, name: str) -> WhyNode:
+        try:
+            return layerviews.node(await self.client.get(NODES, name))
+        except NotFound:
+            return WhyNode(name, (), False, {}, {}, {}, gone=True)
 
     async def events(self, namespace: str | None) -> tuple[EventView, ...]:
         """Events of a namespace, and of nodes."""

@@ -25,4 +25,6 @@ def check(seen: DoctorSnapshot, _now: datetime) -> Iterator[DoctorResult]:
         text = f"the operator may not {some(listed, 8)} {where}: needed to {why}"
         yield result(name, "error", faults.PERMISSION_MISSING, row.layer, text, row.do)
     if not missing:
-        yield ok(name, Layer.CONTROL, f"the operator has all {len(seen.permissions)} permissions that it needs")
+        asked = {each.namespace for each in seen.permissions} & set(seen.scope)
+        where = f", in {len(asked)} of its {len(seen.scope)} namespaces" if len(asked) < len(seen.scope) else ""
+        yield ok(name, Layer.CONTROL, f"the operator has all {len(seen.permissions)} permissions that it needs{where}")

@@ -13,6 +13,8 @@ GPU_UNHEALTHY: Final = "GPUUnhealthy"
 """The device plugin or the kubelet says that a GPU is not healthy."""
 NODE_SILENT: Final = "NodeSilent"
 """The node's kubelet does not answer any more: the machine is off, hangs, or its network is cut."""
+NODE_GONE: Final = "NodeGone"
+"""A pod is bound to a node that does not exist any more."""
 NODE_DISK_FAULT: Final = "NodeDiskFault"
 # --- L0.5 fabric ------------------------------------------------------------------------------------------------------
 NVLINK_FAULT: Final = "NVLinkFault"
@@ -101,6 +103,9 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     GPU_LOST: _fault(_HW, "Cordon the node and restart the machine; have the GPU and its slot checked."),
     GPU_UNHEALTHY: _fault(_HW, "Cordon the node and run the vendor's diagnosis of its GPUs."),
     NODE_SILENT: _fault(_HW, "Check the machine: power, console, network; delete the Node object if it is gone."),
+    NODE_GONE: _fault(
+        _HW, "Wait until Kubernetes has deleted the node's pods; if nobody removed it, check the machine."
+    ),
     NODE_DISK_FAULT: _fault(_HW, "Cordon the node and have its disk checked: its filesystem is read-only or damaged."),
     NVLINK_FAULT: _fault(_FABRIC, "Cordon the node, restart its fabric manager, and have the NVLinks checked."),
     RDMA_DEVICE_LOST: _fault(_FABRIC, "Check the RDMA adapters of the node, their cables, and the RDMA device plugin."),

@@ -51,6 +51,10 @@ def candidates(
     everywhere: bool = False,
 ) -> Iterator[Candidate]:
     """What is wrong with a node. `pods`: pods that it affects; `resource`: the GPUs that a class expects on it."""
+    if node.gone:
+        seen = Evidence("there is no such node", f"node {node.name}", None)
+        yield Candidate(faults.NODE_GONE, f"node {node.name} does not exist any more", Level.NODE, (seen,), pods)
+        return
     for condition in node.conditions:
         if (reason := _condition(condition)) is not None:
             text = condition.message or condition.reason

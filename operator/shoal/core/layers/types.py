@@ -119,6 +119,8 @@ class WhyNode:
     allocatable: Mapping[str, int]
     labels: Mapping[str, str]
     deleting: bool = False
+    gone: bool = False
+    """A pod is bound to it, and there is no such node."""
 
 
 @dataclass(frozen=True, slots=True)
