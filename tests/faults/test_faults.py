@@ -352,6 +352,11 @@ FAULTS = [
         "L2", "InsufficientGPUs", "Free or add GPUs",
     ),
     Fault(
+        "devices that are all claimed",
+        waits_for_gpus("0/4 nodes are available: 1 cannot allocate all claims, 3 node(s) had untolerated taint."),
+        "L2", "InsufficientGPUs", "Free or add GPUs", (), "cannot allocate all claims",
+    ),
+    Fault(
         "nodes with GPUs and without CPU",
         waits_for_gpus("0/4 nodes are available: 4 Insufficient cpu.", nodes=(node(),)),
         "L2", "InsufficientCPUOrMemory", "engines.cpuPerGPU",

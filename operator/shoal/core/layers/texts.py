@@ -92,7 +92,7 @@ _ADMISSION: Final = _all(
 )  # fmt: skip
 _SCHEDULER: Final = _all(
     (r"persistentvolumeclaim|unbound immediate|volume node affinity", faults.VOLUME_MISSING),
-    (r"insufficient [\w.-]{1,253}/[\w.-]", faults.TOO_FEW_GPUS),
+    (r"insufficient [\w.-]{1,253}/[\w.-]|cannot allocate all claims", faults.TOO_FEW_GPUS),
     (r"insufficient (cpu|memory|ephemeral-storage|pods)|too many pods", faults.TOO_FEW_RESOURCES),
     (r"untolerated taint", faults.TAINT),
     (r"didn't match pod's node affinity|node selector", faults.AFFINITY),
