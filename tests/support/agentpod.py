@@ -100,11 +100,17 @@ class Pod:
         self.files = AdapterFolder(folder / "adapters")
         self.adapters = None
         if pool is not None:
+            stage = partial(
+                stage_adapter,
+                settings=pool,
+                rules=kind.pod.adapter_rules,
+                sources=replace(IMPATIENT, network=LOCAL),
+            )
             self.adapters = AdapterService(
                 pool,
                 self.drain,
                 self.files,
-                bring or partial(stage_adapter, settings=pool, sources=replace(IMPATIENT, network=LOCAL)),
+                bring or stage,
                 kind.agent,
             )
         self._stall_seconds = stall_seconds

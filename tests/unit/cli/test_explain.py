@@ -249,7 +249,7 @@ def test_the_catalogue_has_no_prices_and_says_what_sizing_needs() -> None:
         assert found.spec.hourly_cost is None, name
         assert found.spec.compute_capability, name
         assert found.spec.memory_bandwidth_gbps, name
-        assert found.spec.memory_per_gpu.endswith("Mi"), name
+        assert (found.spec.memory_per_gpu or "").endswith("Mi"), name
 
 
 def test_a_class_without_a_price_is_named(shell: Shell) -> None:
