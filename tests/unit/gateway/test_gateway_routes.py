@@ -28,6 +28,12 @@ async def ask(it: GatewayUnderTest, status: int = 200, **more: Any) -> dict[str,
     return answer
 
 
+async def until(done: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not done():
+            await asyncio.sleep(0.01)
+
+
 async def test_the_answer_has_the_routes_name_and_the_record_the_model_and_the_route(tmp_path: Path):
     llama, other = ScriptedEngine(), ScriptedEngine()
     async with two_models(tmp_path, llama, other, {"targets": [target("llama", 0), target("other")]}) as it:
@@ -170,9 +176,7 @@ async def test_a_waiting_request_stays_with_its_target_and_ends_when_the_grant_d
         del it.pods["chat/llama-2"]
         it.changed()
         waiting = asyncio.create_task(ask(it, 404))
-        async with asyncio.timeout(30):
-            while not it.app.holds.waiting:
-                await asyncio.sleep(0.01)
+        await until(lambda: it.app.holds.waiting == 1)
         put(it, {"targets": [target("llama")]})
         assert it.app.holds.waiting == 1, "the route's new rules are for new requests"
         it.tenants["acme"] = tenant(models=["chat/llama"])
@@ -310,9 +314,7 @@ async def test_a_waiting_request_stays_where_no_fallback_has_a_replica(tmp_path:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(GatewayRequest, "_fall_back", counted)
             asking = asyncio.create_task(ask(it))
-            async with asyncio.timeout(60):
-                while not looked:
-                    await asyncio.sleep(0.01)
+            await until(lambda: looked > 0)
             assert it.app.holds.waiting == 1
             it.pods["chat/llama-1"] = replica(1)
             it.changed()
@@ -372,7 +374,7 @@ async def test_the_whole_body_counts_twice_while_a_fallback_may_need_it(tmp_path
         await gone(it, limits=Limits(max_requests=0))
         await ask(it, messages=[{"role": "user", "content": "x" * 50_000}])
         assert len(other.requests[0].body["messages"][0]["content"]) == 50_000
-        assert it.app.body_budget.held == 0
+        await until(lambda: it.app.body_budget.held == 0)
 
 
 async def test_a_canary_that_no_replica_serves_counts_as_failed_and_its_requests_fall_back(tmp_path: Path):
@@ -402,12 +404,6 @@ async def test_a_target_that_is_gone_leaves_its_requests_to_the_fallback(tmp_pat
 MIRRORED = {"targets": [target("llama")], "mirror": {**target("other"), "percent": 100}}
 
 
-async def until(done: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not done():
-            await asyncio.sleep(0.01)
-
-
 async def test_a_mirror_gets_a_copy_whose_answer_nobody_sees_and_nobody_pays(tmp_path: Path):
     llama, other = ScriptedEngine(), ScriptedEngine()
     async with two_models(tmp_path, llama, other, MIRRORED) as it:
@@ -429,7 +425,7 @@ async def test_a_mirror_gets_a_copy_whose_answer_nobody_sees_and_nobody_pays(tmp
         assert (data.kind, data.attempt, data.tenant, data.input_tokens) == ("attempt", 1, "acme", 7)
         assert len(await it.records("open")) == 1, "a copy is no request"
         assert it.metric("shoal_gateway_mirrored_total", result="sent") == 1
-        assert it.app.body_budget.held == 0
+        await until(lambda: it.app.body_budget.held == 0)
 
 
 async def test_a_stream_is_mirrored_to_its_end(tmp_path: Path):
