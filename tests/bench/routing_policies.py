@@ -3,13 +3,14 @@
 
 import random
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from shoal.api.replica import ReplicaKeys
 from shoal.core.lora.placement.rendezvous import best
 from shoal.core.routing import choice
+from shoal.core.routing.adapterchoice import AdapterCandidate, AdapterChoice, choose_for_adapter
 from shoal.core.routing.affinity import favourite
 from shoal.core.routing.reuse import Prompt
 from shoal.core.routing.score import Pick, ReplicaScores
@@ -99,20 +100,23 @@ class Before(Base):
         if asked.adapter is None:
             return list(replicas)
         adapter = asked.adapter
-        having = [r for r in replicas if self._has(uid_of(r), adapter)]
-        if free := [r for r in having if self._capacity(r)]:
+        having = [r for r in replicas if self.has(uid_of(r), adapter)]
+        if free := [r for r in having if self.has_capacity(r)]:
             return free
-        rest = [r for r in replicas if r not in having and self._capacity(r)] or having or list(replicas)
+        rest = [r for r in replicas if r not in having and self.has_capacity(r)] or having or list(replicas)
         home = best(f"ns/adapter-{adapter}", [uid_of(r) for r in rest])
         return [r for r in rest if uid_of(r) == home]
 
-    def _has(self, uid: str, adapter: int) -> bool:
+    def has(self, uid: str, adapter: int) -> bool:
         known = self.reports.get(uid)
         return known is not None and adapter in known.adapters
 
-    def _capacity(self, replica: Replica) -> bool:
+    def has_capacity(self, replica: Replica) -> bool:
         known = self.reports.get(uid_of(replica))
-        return known is None or known.running + known.waiting < known.max_running
+        return known is None or (
+            known.running + known.waiting < known.max_running
+            and known.kv_used + known.waiting_tokens < 0.8 * known.kv_total
+        )
 
 
 class LeastLoad(Base):
@@ -213,19 +217,50 @@ class Scored(Base):
 
     def choose(self, asked: Asked, replicas: Sequence[Replica], now: float) -> Replica:
         self.turn += 1
-        among = self.before.able(asked, replicas)
-        pods = [self._pod(r) for r in among]
-        home, salt = None, 0
         if asked.adapter is not None:
-            salt = hash(("adapter", asked.adapter))
-            home = best(f"ns/adapter-{asked.adapter}", [p.uid for p in pods])
-        system = None if asked.system is None else asked.system ^ salt
-        prompt = Prompt(asked.prompt, asked.head, asked.repeated, system, asked.system_tokens)
-        self.pick = self.scores.pick(pods, self.in_flight, prompt, now, rotation=self.turn, home=home)
+            return self._for_adapter(asked, asked.adapter, replicas, now)
+        prompt = Prompt(asked.prompt, asked.head, asked.repeated, asked.system, asked.system_tokens)
+        pods = [self._pod(r) for r in replicas]
+        self.pick = self.scores.pick(pods, self.in_flight, prompt, now, rotation=self.turn)
         if self.pick is None:
-            return among[0] if len(among) == 1 else self.before.choose(asked, replicas, now)
+            return self.before.choose(asked, replicas, now)
         uid = self.pick.replica.uid
         return next(r for r in replicas if uid_of(r) == uid)
+
+    def _for_adapter(self, asked: Asked, adapter: int, replicas: Sequence[Replica], now: float) -> Replica:
+        salt = hash((7, adapter))
+        system = None if asked.system is None else asked.system ^ salt
+        prompt = Prompt(asked.prompt, asked.head, asked.repeated, system, asked.system_tokens)
+
+        def candidate(replica: Replica) -> AdapterCandidate:
+            uid = uid_of(replica)
+            has, free = self.before.has(uid, adapter), self.before.has_capacity(replica)
+            return AdapterCandidate(self._pod(replica), has, has, True, free, self.in_flight.get(uid, 0))
+
+        def cheapest(pods: Sequence[choice.Replica], waits: Mapping[str, float] | None) -> Pick | None:
+            home = best(f"ns/adapter-{adapter}", [p.uid for p in pods])
+            turn = self.turn
+            return self.scores.pick(
+                pods, self.in_flight, prompt, now, rotation=turn, waits=waits, home=home, alone=True
+            )
+
+        def prefer(pods: Sequence[choice.Replica]) -> choice.Replica:
+            home = best(f"ns/adapter-{adapter}", [p.uid for p in pods])
+            return next(p for p in pods if p.uid == home)
+
+        known = [candidate(r) for r in replicas]
+        found = choose_for_adapter(
+            [c for c in known if c.loaded],
+            lambda: [c for c in known if not c.loaded],
+            prefer,
+            self.turn,
+            asked.head,
+            cheapest,
+            LOAD_SECONDS,
+        )
+        assert isinstance(found, AdapterChoice)
+        self.pick = found.pick
+        return next(r for r in replicas if uid_of(r) == found.replica.uid)
 
     def sent(self, asked: Asked, replica: Replica, now: float) -> None:
         super().sent(asked, replica, now)

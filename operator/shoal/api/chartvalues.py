@@ -218,6 +218,9 @@ class GatewayValues(PodValues):
     max_body_values: int = Field(default=1024 * 1024, ge=1024)
     """Limit of JSON values in a request body; each token of a prompt sent as numbers is one. A decoded value takes up
     to 80 bytes of memory."""
+    routing: Literal["Seconds", "PrefixHeads"] = "Seconds"
+    """How a request to a Model with several replicas gets one. Seconds: where it costs least, by predicted seconds
+    until its first token. PrefixHeads: by the beginning of its prompt, within the replica's share of the load."""
     replica_header: bool = False
     """Tells clients which pod answered, in the header x-shoal-replica."""
     media: GatewayMedia = GatewayMedia()

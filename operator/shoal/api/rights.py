@@ -34,6 +34,8 @@ NEW_CREDITS: Final = Right("create", "credits")
 MARGINS: Final = Right("get", "margins")
 UNATTRIBUTED: Final = Right("get", "unattributed")
 REQUEST_LOGS: Final = Right("get", "requestlogs", "tenant")
+ALL_REQUEST_LOGS: Final = Right("get", "requestlogs")
+"""For what gateways know of requests whose tenant the caller does not name."""
 ERASE_REQUEST_LOGS: Final = Right("delete", "requestlogs", "tenant")
 DECISIONS: Final = Right("get", "decisions", "namespace")
 ADAPTER_STATS: Final = Right("get", "adapterstats", "namespace")
@@ -80,6 +82,7 @@ GATEWAY: Final[dict[tuple[str, str], Right]] = {
     ("GET", names.LOGS_PATH): REQUEST_LOGS,
     ("DELETE", names.LOGS_PATH): ERASE_REQUEST_LOGS,
     ("GET", names.TRAFFIC_PATH): TRAFFIC,
+    ("GET", names.CHOICES_PATH): ALL_REQUEST_LOGS,
 }
 
 

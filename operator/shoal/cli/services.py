@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 from shoal.api import names, rights
 from shoal.api.adapterstats import AdapterStatsAnswer
+from shoal.api.choices import RequestChoices
 from shoal.api.decisions import Decisions
 from shoal.api.meta import JsonObject
 from shoal.cli.client import (
@@ -148,6 +149,10 @@ class GatewayClient(ServiceClient):
     by_role = RoleService(
         names.GATEWAY_OPS_SERVICE, names.OPS_PORT, names.OPS_TLS_PORT, rights.GATEWAY_AUDIENCE, rights.GATEWAY, tries=3
     )
+
+    async def choices(self, request: str) -> RequestChoices:
+        """Why a request went to its replicas, from the memories of all gateways."""
+        return await self.get(names.CHOICES_PATH, {"request": request}, RequestChoices)
 
     async def _targets(self) -> AsyncIterator[Target]:
         await self._credential()  # fails early, before pods are listed

@@ -111,9 +111,11 @@ class AcceptedRequest:
         self.fall_back = fall_back
         self._held_since: float | None = None
 
-    async def wait_in_queue(self, why: NoReplica, tried: set[str], recheck: Callable[[], None]) -> InFlight:
+    async def wait_in_queue(
+        self, why: NoReplica, tried: set[str], recheck: Callable[[], None], *, chooses_again: bool = False
+    ) -> InFlight:
         """Waits in the Model's hold queue until a replica can take the request. `recheck` raises ApiError if the client
-        lost what it needs.
+        lost what it needs. `chooses_again`: the request gives the replica back at once and chooses another one.
 
         Raises:
             ApiError: the request may not wait, or its time to wait is over.
@@ -138,6 +140,7 @@ class AcceptedRequest:
                 prepared.priority,
                 is_retry=again,
                 reason=why.reason,
+                prompt=None if chooses_again else prepared.prompt,
             )
         except ApiError as error:
             meter.outcome = "refused" if error.status >= 500 else "rejected"
@@ -146,7 +149,7 @@ class AcceptedRequest:
         app.metrics.hold_began(model.key, prepared.path)
         try:
             await self.wait_with(ticket, recheck)
-            return InFlight(ticket.take(), tokens, ticket.paid)
+            return InFlight(ticket.take(), tokens, ticket.paid, ticket.pick)
         finally:
             ticket.close()
 

@@ -2,7 +2,7 @@
 live stream, and with the adapter's revision at the moment of sending."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from shoal.api import reasons
@@ -115,7 +115,9 @@ class AdapterTarget:
             self._prefer,
             fleet.next_sequence(),
             self._request.prepared.head,
-            self._cheapest,
+            # Of a single replica no score is computed: there is no choice.
+            self._cheapest if len(usable) > 1 else lambda _replicas, _waits: None,
+            leases.load_seconds,
         )
         if isinstance(choice, NoReplica):
             if self._refusals:
@@ -124,7 +126,7 @@ class AdapterTarget:
         # A lease may arrive before the stream reports the adapter as loaded.
         return choice if choice.leased else choice._replace(leased=leases.is_valid(choice.replica.uid, name))
 
-    def _cheapest(self, replicas: Sequence[Replica]) -> Pick | None:
+    def _cheapest(self, replicas: Sequence[Replica], waits: Mapping[str, float] | None) -> Pick | None:
         prompt, adapter = self._request.prepared.prompt, self._adapter
         if prompt is None:
             return None
@@ -135,7 +137,7 @@ class AdapterTarget:
             system=None if prompt.system is None else prompt.system ^ salt,
         )
         home = rendezvous.best(adapter.key, [r.uid for r in replicas])
-        return self._app.fleet.cheapest(replicas, apart, home=home, explain=self._request.spans is not None)
+        return self._app.fleet.cheapest(replicas, apart, waits=waits, home=home, alone=True)
 
     def _loadable_homes(self, replicas: Iterable[Replica], tried: set[str]) -> Iterator[AdapterCandidate]:
         """Replicas that would have to load the adapter, without those that serve no adapters or were already tried or
@@ -199,7 +201,7 @@ class AdapterTarget:
         demand, adapter, model = self._app.demand.adapters, self._adapter, self._model
         demand.held(adapter.uid, model.uid)
         try:
-            place = await self._request.wait_in_queue(why, tried, self._recheck)
+            place = await self._request.wait_in_queue(why, tried, self._recheck, chooses_again=True)
         finally:
             demand.released(adapter.uid, model.uid)
         self._has_waited, self._paid_for, self._tokens = True, place.paid, place.tokens

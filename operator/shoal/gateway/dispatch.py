@@ -101,6 +101,7 @@ class Dispatch:
             replica = place.replica
             try:
                 self._pick = place.pick
+                app.choices.add(self._id, replica, place.pick)
                 self._paid = app.holds.budget(request.prepared.model.uid) if place.paid else None
                 tried.add(replica.uid)
                 in_a_row += 1

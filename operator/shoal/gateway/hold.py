@@ -16,6 +16,7 @@ from shoal.core.hold.limits import Bound, Held, over, retry_after
 from shoal.core.hold.retries import RetryBudget
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.resolve import ServedModel
+from shoal.core.routing.reuse import Prompt
 from shoal.gateway.adapterwaits import AdapterWaits, sum_of
 from shoal.gateway.demand import DemandState
 from shoal.gateway.directory import Directory
@@ -141,16 +142,21 @@ class HoldQueue:
 
     def _release(self, allowed: dict[str, tuple[Replica, Allowance]]) -> None:
         fleet = self._holds.fleet
+        replicas: list[Replica] = []
         while allowed and (ticket := self._queue.pop()) is not None:
-            replicas = [replica for replica, _ in allowed.values()]
-            untried = [replica for replica in replicas if replica.uid not in ticket.tried]
-            replica = fleet.least_busy(untried or replicas)
-            fleet.enter(replica, ticket.tokens)
+            if len(replicas) != len(allowed):
+                replicas = [replica for replica, _ in allowed.values()]
+            among = replicas
+            if ticket.tried:
+                among = [replica for replica in replicas if replica.uid not in ticket.tried] or replicas
+            pick = None if ticket.prompt is None else fleet.cheapest(among, ticket.prompt)
+            replica = fleet.least_busy(among) if pick is None else pick.replica
+            fleet.enter(replica, ticket.tokens, pick)
             self._removed(ticket)
             self._holds.metrics.releases.inc()
             if not ticket.is_retry:
                 self._holds.budget(self.model.uid).sent()
-            ticket.release(replica)
+            ticket.release(replica, pick)
             left = allowed[replica.uid][1]
             tokens = None if left.tokens is None else left.tokens - ticket.tokens
             if left.requests <= 1 or (tokens is not None and tokens <= 0):
@@ -226,8 +232,10 @@ class Holds:
         *,
         is_retry: bool,
         reason: str = "queue",
+        prompt: Prompt | None = None,
     ) -> Ticket:
-        """Puts a request into its Model's queue. The caller must close the ticket. `reason` is the NoReplica reason.
+        """Puts a request into its Model's queue. The caller must close the ticket. `reason` is the NoReplica reason;
+        `prompt` is what the choice of the replica goes by.
 
         Raises:
             ApiError: the request may not wait: 404, the Model was deleted; 503, no replica will come, or the hold
@@ -237,7 +245,7 @@ class Holds:
         if refusal is not None:
             raise refusal
         queue = self.queues.get(model.uid) or HoldQueue(self, model)
-        ticket = Ticket(queue, reason, tenant, model_name, size, tokens, tried, priority, is_retry)
+        ticket = Ticket(queue, reason, tenant, model_name, size, tokens, tried, priority, is_retry, prompt)
         queue.enter(ticket)
         self.queues[model.uid] = queue
         return ticket

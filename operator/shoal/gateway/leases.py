@@ -42,6 +42,10 @@ _RETRY_SECONDS: Final = 1.0
 """Pause after a refusal, unless the agent names another one."""
 _RETRY_LEAST_SECONDS: Final = 0.1
 _RETRY_MOST_SECONDS: Final = 30.0
+_LOAD_SECONDS: Final = 1.0
+"""Of an adapter, until one was loaded."""
+_LOAD_SHARE: Final = 0.2
+"""Of the last load in the mean."""
 _MOST_REFUSALS: Final = 1000
 """Beyond this number, expired refusals are dropped."""
 _MOST_BYTES: Final = 256 * 1024
@@ -94,6 +98,8 @@ class LeaseClient:
         self._report_waiters: dict[str, list[asyncio.Future[None]]] = {}
         """By pod: futures that wait for its agent's next report."""
         self._closed = False
+        self.load_seconds = _LOAD_SECONDS
+        """How long a call took lately in which the agent loaded the adapter: the wait for a slot, and the load."""
         fleet.changed.append(self._on_report)
         fleet.acknowledged = self.acknowledged
 
@@ -204,6 +210,7 @@ class LeaseClient:
                 wake()
 
     async def _call(self, uid: str, adapter: ServedAdapter) -> LeaseRefused | None:
+        began = time.monotonic()
         stream = self._fleet.streams.get(uid)
         if stream is None or stream.boot is None:
             return self._failed("NotHeard")
@@ -232,6 +239,8 @@ class LeaseClient:
         if not await self._caught_up(stream, lease):
             return self._failed("NotThere")
         now = time.monotonic()
+        if lease.loaded:
+            self.load_seconds += _LOAD_SHARE * (now - began - self.load_seconds)
         until = now + lease.seconds - _ANSWER_SECONDS
         if until - now <= MARGIN_SECONDS:
             return self._failed("LeaseTooShort")

@@ -1,5 +1,5 @@
 """The gateway's port for operations: probes and metrics (`net/pages.py`), the demand stream, the request log, and
-facts of the last requests.
+facts of the last requests and why they went to their replicas.
 
 /healthz and /readyz answer every caller with a status. The reasons, and the metrics, are only for callers that `access`
 allows."""
@@ -13,12 +13,13 @@ from shoal.api import names
 from shoal.api.keys import Role
 from shoal.api.replica import HEARTBEAT_SECONDS
 from shoal.core.quota.share import PUBLISH_SECONDS
+from shoal.gateway.choices import ChoicesApi
 from shoal.gateway.trafficapi import TrafficApi
 from shoal.kube.access import Access
 from shoal.net.hub import EventStream, StreamHub
 from shoal.net.pages import Causes, ops_shell
 from shoal.net.roles import RoleGuard
-from shoal.net.shell import ANY, Shell, ShellRequest
+from shoal.net.shell import ANY, GET, Shell, ShellRequest
 from shoal.net.tls import TLSCredentials
 from shoal.requestlog.api import LogsApi
 
@@ -44,6 +45,7 @@ def gateway_ops(
     notes: Causes = dict[str, str],
     logs: LogsApi | None = None,
     traffic: TrafficApi | None = None,
+    choices: ChoicesApi | None = None,
     access: Access | None = None,
     credentials: TLSCredentials | None = None,
 ) -> Shell:
@@ -64,4 +66,6 @@ def gateway_ops(
         shell.route(ANY, names.LOGS_PATH, logs.ops)
     if traffic is not None:
         shell.route(ANY, names.TRAFFIC_PATH, traffic.ops)
+    if choices is not None:
+        shell.route(GET, names.CHOICES_PATH, choices.answer, choices.guard)
     return shell

@@ -17,6 +17,7 @@ from shoal.gateway import mediafetch
 from shoal.gateway.acks import Acks
 from shoal.gateway.app import GatewayApp
 from shoal.gateway.canaries import Canaries
+from shoal.gateway.choices import ChoicesApi
 from shoal.gateway.connections import Pool
 from shoal.gateway.demand import DemandPublisher, DemandState
 from shoal.gateway.demandmetrics import DemandMetrics
@@ -229,6 +230,14 @@ class GatewayProcess:
             + (int(2 * mediafetch.SECONDS) if settings.media_egress else 0)
             + 1,
         )
+        self.choices = ChoicesApi(
+            self.gateway.choices,
+            settings.pod_name,
+            self.key_ring,
+            self._peer_pods,
+            credentials=self.credentials,
+            callers=callers,
+        )
         ops = gateway_ops(
             self.metrics.registry,
             self.missing,
@@ -238,6 +247,7 @@ class GatewayProcess:
             notes=self.notes,
             logs=self.logs,
             traffic=self.traffic,
+            choices=self.choices,
             access=Access(client) if settings.metrics_auth else None,
             credentials=self.credentials,
         )
@@ -378,6 +388,7 @@ class GatewayProcess:
             self.pool.close()
             await self.logs.close()
             await self.traffic.close()
+            await self.choices.close()
             await self.gateway.usage.close()
             await self.gateway.media.close()
             await self.gateway.copies.close()

@@ -137,8 +137,6 @@ class ReplicaPool:
         model: ServedModel,
         tried: Collection[str],
         prompt: Prompt | None = None,
-        *,
-        explain: bool = False,
     ) -> Choice | NoReplica:
         """Chooses the replica for one request: the one that it costs least, or, where no load is known, by the
         prompt's head. Call `enter` right after it, without an await between."""
@@ -147,7 +145,7 @@ class ReplicaPool:
         if isinstance(found, NoReplica):
             return found
         if self.scores is not None and prompt is not None and len(found.replicas) > 1 and not found.fallback:
-            best = self.cheapest(found.replicas, prompt, tried, explain=explain)
+            best = self.cheapest(found.replicas, prompt, tried)
             if best is not None:
                 return Choice(best.replica, False, best)
         head = None if prompt is None else prompt.head
@@ -161,7 +159,7 @@ class ReplicaPool:
         *,
         waits: Mapping[str, float] | None = None,
         home: str | None = None,
-        explain: bool = False,
+        alone: bool = False,
     ) -> Pick | None:
         """The replica with the lowest score (core/routing/score.py); None: no load is known."""
         if self.scores is None:
@@ -175,7 +173,8 @@ class ReplicaPool:
             rotation=self._sequence,
             waits=waits,
             home=home,
-            explain=explain,
+            explain=True,
+            alone=alone,
         )
 
     def began(self, pick: Pick) -> None:

@@ -578,7 +578,8 @@ class GatewayRequest:
 
     def _prompt(self, space: str, fields: dict[str, Any], model: ServedModel, size: int) -> Prompt | None:
         """What the choice of a replica goes by. `size`: bytes of the body with its media."""
-        if self._meter.free or len(self._app.directory.snapshot.replicas_of(model)) < 2:
+        # While the Model has no replica, the request waits for several, maybe.
+        if self._meter.free or len(self._app.directory.snapshot.replicas_of(model)) == 1:
             return None
         prompt = prompt_of(f"{model.uid} {space}", fields, None if self._meter.units().images else size)
         return prompt if model.keeps_prefixes else Prompt(prompt.tokens)

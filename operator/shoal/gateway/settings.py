@@ -74,12 +74,12 @@ class GatewaySettings(BaseSettings):
     its answer while more waits to be sent."""
     connect_seconds: float = Field(default=2.0, gt=0)
     """Longest time that connecting to an engine may take."""
-    routing: Literal["Heads", "Seconds"] = "Heads"
-    """How a replica is chosen. Heads: by the head of the prompt, within the replica's share of the load. Seconds: by
-    the predicted seconds until the first token (docs/routing.md)."""
     traffic_requests: int = Field(default=65_536, ge=0, le=1 << 20)
     """Answered requests that are kept in memory for `shoal advise`, without their prompts (docs/advise.md): about 200
     bytes each. 0: none."""
+    routing: Literal["Seconds", "PrefixHeads"] = "Seconds"
+    """How a replica is chosen. Seconds: by the predicted seconds until the first token (docs/routing.md). PrefixHeads:
+    by the head of the prompt, within the replica's share of the load."""
     attempts: int = Field(default=3, ge=1, le=10)
     """Replicas that one request is sent to at most, all before the first byte of an answer."""
     max_body_bytes: int = Field(default=16 * _MIB, gt=0)

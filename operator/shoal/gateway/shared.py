@@ -12,6 +12,7 @@ from shoal.gateway.bigbodies import BigBodies
 from shoal.gateway.body import BodyBudget
 from shoal.gateway.canaries import Canaries
 from shoal.gateway.cancellations import Cancellations
+from shoal.gateway.choices import ChoiceMemory
 from shoal.gateway.copies import CopyTasks
 from shoal.gateway.deadlines import Deadlines
 from shoal.gateway.demand import DemandState
@@ -104,6 +105,7 @@ class Gateway:
         """None: tracing is off, and a client's own trace headers are passed to the engine."""
         self.traffic = TrafficSample(settings.traffic_requests)
         """Answered requests without their prompts, for advice."""
+        self.choices = ChoiceMemory()
         self.in_flight = 0
         self.stopping = False
 

@@ -59,9 +59,7 @@ class BaseTarget:
             return NoReplica("queue")
         if in_a_row >= app.settings.attempts:
             return NoReplica("tried")
-        choice = app.fleet.choose(
-            app.directory.snapshot, model, tried, prepared.prompt, explain=request.spans is not None
-        )
+        choice = app.fleet.choose(app.directory.snapshot, model, tried, prepared.prompt)
         if not isinstance(choice, Choice):
             return choice
         budget = app.holds.budget(model.uid)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection
 from typing import Protocol, Self, TypeVar
 
 from shoal.core.routing.replica import Replica
+from shoal.core.routing.reuse import Prompt
+from shoal.core.routing.score import Pick
 from shoal.gateway.upstream import AbortHandle, UpstreamError
 from shoal.net.errors import ApiError
 
@@ -121,7 +123,7 @@ class Waiter:
 class Ticket(Waiter):
     """One request in a Model's hold queue. It continues when it is released to a replica."""
 
-    __slots__ = ("_taken", "check", "is_retry", "model_name", "paid", "priority", "replica", "tried")
+    __slots__ = ("_taken", "check", "is_retry", "model_name", "paid", "pick", "priority", "prompt", "replica", "tried")
 
     def __init__(
         self,
@@ -134,6 +136,7 @@ class Ticket(Waiter):
         tried: Collection[str],
         priority: int,
         is_retry: bool,
+        prompt: Prompt | None = None,
     ) -> None:
         super().__init__(queue, reason, tenant, size, tokens)
         self.model_name = model_name
@@ -142,14 +145,18 @@ class Ticket(Waiter):
         self.is_retry = is_retry
         """The request was sent before and failed: its next attempt is a retry, charged to the Model's retry budget."""
         self.paid = False
+        self.prompt = prompt
+        """What the choice of the replica goes by; None: the request chooses again, or there is no prompt."""
+        self.pick: Pick | None = None
+        """Why the replica, if it was chosen by its score."""
         self.replica: Replica | None = None
         """The replica that the request was released to. The request counts as in flight there from then on."""
         self.check: Callable[[], None] | None = None
         """Raises ApiError if the client may no longer use the Model."""
         self._taken = False
 
-    def release(self, replica: Replica) -> None:
-        self.replica = replica
+    def release(self, replica: Replica, pick: Pick | None = None) -> None:
+        self.replica, self.pick = replica, pick
         self.wake()
 
     def take(self) -> Replica:

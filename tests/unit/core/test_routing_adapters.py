@@ -1,7 +1,7 @@
 """Which replica serves a request for an adapter."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -9,6 +9,8 @@ import pytest
 from shoal.core.routing.adapterchoice import LEASE_WORTH, AdapterCandidate, AdapterChoice, choose_for_adapter
 from shoal.core.routing.choice import NoReplica
 from shoal.core.routing.replica import Replica
+from shoal.core.routing.reuse import NOTHING, Prompt
+from shoal.core.routing.score import Pick
 from tests.support.gateway import replica
 
 
@@ -98,3 +100,36 @@ def test_every_combination_follows_the_order_of_the_rule():
             pair = [dataclasses.replace(classes[better], in_flight=99), classes[worse]]
             have, rest = [h for h in pair if h.loaded], [h for h in pair if not h.loaded]
             assert chosen(have, rest) == classes[better].replica.uid
+
+
+def by_score(seconds: Mapping[str, float]) -> Any:
+    """A choice by known seconds, and the wait for the adapter."""
+
+    def cheapest(replicas: Sequence[Replica], waits: Mapping[str, float] | None) -> Pick:
+        costs = {r.uid: seconds[r.uid] + (waits or {}).get(r.uid, 0.0) for r in replicas}
+        best = min(replicas, key=lambda r: costs[r.uid])
+        return Pick(best, Prompt(100), NOTHING, 0.0, 0.0, costs[best.uid])
+
+    return cheapest
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "expected"),
+    [(0.5, 0.1, "pod-1"), (4.0, 0.1, "pod-2"), (4.0, 3.0, "pod-1")],
+    ids=["the load costs more than the queue", "the queue costs more than the load", "both have a queue"],
+)
+def test_a_hot_adapter_is_loaded_elsewhere_only_if_a_request_costs_less_there_with_the_load(
+    here: float, there: float, expected: str
+):
+    cheapest = by_score({"pod-1": here, "pod-2": there})
+    choice = choose_for_adapter([home(1, leased=True)], lambda: [absent(2)], first, 0, 7, cheapest, load_seconds=1.0)
+    assert isinstance(choice, AdapterChoice)
+    assert (choice.replica.uid, choice.leased) == (expected, expected == "pod-1")
+
+
+@pytest.mark.parametrize("unfit", [{"slot": False}, {"has_capacity": False}, {"state": "failed"}])
+def test_a_hot_adapter_is_not_loaded_where_it_does_not_fit(unfit: dict[str, Any]):
+    cheapest = by_score({"pod-1": 60.0, "pod-2": 0.1})
+    choice = choose_for_adapter([home(1)], lambda: [absent(2, **unfit)], first, 0, 7, cheapest)
+    assert isinstance(choice, AdapterChoice)
+    assert choice.replica.uid == "pod-1"

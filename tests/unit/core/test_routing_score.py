@@ -71,21 +71,6 @@ def test_a_wrong_prior_is_corrected_by_the_first_samples(rate: float) -> None:
     assert speeds.pace("b", "m", "l40s").rate == pytest.approx(rate, rel=0.05)
 
 
-def test_what_another_gateway_learned_holds_until_there_are_own_samples() -> None:
-    speeds = Speeds()
-    speeds.from_peer("a", "m", "h100", 40_000.0)
-    assert speeds.pace("a", "m", "h100").rate == pytest.approx(40_000.0)
-    assert speeds.pace("b", "m", "h100").rate == pytest.approx(40_000.0)
-    for absurd in (-1.0, 0.0, math.nan, math.inf, 1e18):
-        speeds.from_peer("a", "m", "h100", absurd)
-    assert speeds.pace("a", "m", "h100").rate == pytest.approx(40_000.0)
-    for _ in range(4):
-        speeds.observe("a", "m", "h100", 4000, 4000 / 10_000)
-    assert speeds.pace("a", "m", "h100").rate == pytest.approx(10_000.0, rel=0.05)
-    speeds.keep([])
-    assert speeds.pace("a", "m", "h100").rate == PRIOR_RATE
-
-
 def test_a_replica_that_was_slow_for_a_while_is_tried_again() -> None:
     scores = known(10_000.0, 10_000.0, 20.0)
     for second in range(300):
@@ -365,6 +350,45 @@ def test_the_choice_is_the_least_sum_of_its_terms_whatever_was_reported(
     assert pick.terms.home <= 0
     assert pick.runner_up_terms is not None
     assert pick.terms.total <= pick.runner_up_terms.total * (1 + 1e-9) + 1e-6
+
+
+events = st.lists(
+    st.tuples(st.sampled_from(["report", "down", "gone", "ask", "answer"]), st.integers(0, 2), st.floats(-1e6, 1e6)),
+    max_size=40,
+)
+
+
+@given(events, reports, prompts)
+def test_the_choice_is_of_those_that_are_there_whatever_the_clock_and_the_replicas_do(
+    events: list[tuple[str, int, float]], report: ReplicaKeys, prompt: Prompt
+) -> None:
+    scores, under_way = ReplicaScores(), list[Pick]()
+    there: set[str] = set()
+    for what, which, now in events:
+        uid = PODS[which].uid
+        if what == "report":
+            scores.reported(uid, report, 1, now)
+            there.add(uid)
+        elif what in ("down", "gone"):
+            scores.down(uid)
+            there.discard(uid)
+            if what == "gone":
+                scores.keep(there)
+        elif what == "ask" and (pick := scores.pick(PODS, {}, prompt, now, explain=True)) is not None:
+            assert pick.replica.uid in there
+            assert pick.terms is not None
+            assert all(math.isfinite(term) for term in pick.terms)
+            scores.sent(pick)
+            under_way.append(pick)
+        elif what == "answer" and under_way:
+            pick = under_way.pop()
+            scores.began(pick, now)
+            scores.answered(pick, first=now, prompt=prompt.tokens, cached=0, answer=9, ended=now + 1.0)
+        pace = scores.speeds.pace(uid, PODS[which].model_uid, None)
+        assert SLOWEST * 0.999 <= pace.rate <= FASTEST * 1.001
+        assert 0.0 < pace.step <= 0.5
+        assert 0.0 < pace.stay <= 900.0
+    assert len(scores.speeds) <= len(PODS)
 
 
 @given(prompts, st.integers(0, 60))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.gateway.choices import ChoiceMemory
 from tests.support.adapter_agents import AdapterAgent, TunedGateway, name_of, tuned
 from tests.support.gateway import GatewayUnderTest, gateway, lines, tenant
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
@@ -89,6 +90,7 @@ async def test_a_request_leaves_nothing_to_collect(tmp_path: Path, kind, limits)
     async with gateway(tmp_path, ScriptedEngine(answer), ScriptedEngine(answer)) as it:
         it.tenants["acme"] = tenant(limits=limits)
         it.changed()
+        it.app.choices = ChoiceMemory(1)  # what it remembers is bounded, and no garbage
         for _ in range(TIMES):
             await kind(it)
         before = of_requests()
@@ -123,6 +125,7 @@ async def adapter_is_loaded(it: TunedGateway) -> None:
 @pytest.mark.parametrize("kind", [adapter_answers, adapter_streams, adapter_is_loaded], ids=lambda k: k.__name__)
 async def test_a_request_for_an_adapter_leaves_nothing_to_collect(tmp_path: Path, kind):
     async with tuned(tmp_path, AdapterAgent(1)) as it:
+        it.it.app.choices = ChoiceMemory(1)
         for _ in range(TIMES):
             await kind(it)
         before = of_requests()

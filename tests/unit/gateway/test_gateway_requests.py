@@ -489,7 +489,7 @@ def failing(how: str):
 )
 async def test_retries_on_another_replica_before_the_first_byte(tmp_path: Path, how: str, stream: bool, reason: str):
     bad, good = ScriptedEngine(failing(how)), ScriptedEngine()
-    async with gateway(tmp_path, bad, good) as it:
+    async with gateway(tmp_path, bad, good, routing="PrefixHeads") as it:
         for _ in range(2):
             response = await it.post({**CHAT, "stream": stream})
             assert response.status == 200

@@ -1,5 +1,6 @@
 """Which replica gets a request: by what it costs there, from all gateways' load and from what answers taught."""
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -73,8 +74,9 @@ async def test_rates_are_learned_from_streams(tmp_path: Path) -> None:
         assert len(scores_of(it).speeds)
 
 
-async def test_without_the_setting_nothing_is_learned(tmp_path: Path) -> None:
-    async with gateway(tmp_path, ScriptedEngine(long_prompt), ScriptedEngine(long_prompt)) as it:
+async def test_by_prefix_heads_nothing_is_learned(tmp_path: Path) -> None:
+    two = ScriptedEngine(long_prompt), ScriptedEngine(long_prompt)
+    async with gateway(tmp_path, *two, routing="PrefixHeads") as it:
         for number in (1, 2):
             it.hear(number, **IDLE)
         await ask(it)
@@ -128,3 +130,27 @@ async def test_a_replica_whose_stream_is_down_is_not_scored(tmp_path: Path) -> N
         it.fleet.update("pod-2", None)
         await ask(it)  # all streams are down: every Ready replica serves
         assert len(one.requests) + len(two.requests) == 4
+
+
+async def test_held_requests_are_released_where_they_cost_least(tmp_path: Path) -> None:
+    one, two = ScriptedEngine(long_prompt), ScriptedEngine(long_prompt)
+    async with gateway(tmp_path, one, two, routing="Seconds") as it:
+        pods = dict(it.pods)
+        it.pods.clear()
+        for number in (1, 2):
+            it.fleet.update(f"pod-{number}", None)
+        it.changed()
+        posts = [asyncio.create_task(ask(it)) for _ in range(3)]
+        async with asyncio.timeout(20):
+            while it.app.holds.waiting != 3:
+                await asyncio.sleep(0.005)
+        it.pods.update(pods)
+        teach(it, 10_000.0, replica(1))
+        teach(it, 1_000.0, replica(2))
+        for number in (1, 2):
+            it.hear(number, **IDLE)
+        it.changed()
+        await asyncio.gather(*posts)
+        # Ten times as fast, and one conversation: by the number of requests they would be spread.
+        assert (len(one.requests), len(two.requests)) == (3, 0)
+        assert [it.fleet.in_flight(f"pod-{n}") for n in (1, 2)] == [0, 0]

@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from shoal.core.hold.limits import Limits
+from shoal.gateway.choices import ChoiceMemory
 from tests.support.adapter_agents import AdapterAgent, name_of, tuned
 from tests.support.gateway import API_KEY, GatewayUnderTest, gateway, lines, replica
 from tests.support.gateway_process import ask as process_ask
@@ -413,6 +414,7 @@ async def test_what_is_traced_leaves_nothing_to_collect_either(tmp_path, monkeyp
         gateway(tmp_path, *engines) as it,
         traced(it, collector, monkeypatch, OTEL_BSP_SCHEDULE_DELAY="10"),
     ):
+        it.app.choices = ChoiceMemory(1)
 
         async def several() -> Counter[str]:
             for _ in range(TIMES):

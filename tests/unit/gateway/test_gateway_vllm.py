@@ -431,7 +431,7 @@ async def test_replicas_that_all_lack_the_adapter_are_not_asked_forever(tmp_path
 )
 async def test_a_replica_that_cannot_is_passed_over(tmp_path: Path, stream: bool, refusal: Any):
     one, two = vllm_engine(refusal), vllm_engine()
-    async with gateway(tmp_path, one, two) as it:
+    async with gateway(tmp_path, one, two, routing="PrefixHeads") as it:
         runs_vllm(it, 1, 2)
         for _ in range(4):
             assert (await it.post({**CHAT, "stream": stream})).status == 200
@@ -447,7 +447,7 @@ async def test_a_stream_that_begins_with_the_engines_death_is_sent_again(tmp_pat
         await request.end_stream()
 
     one = vllm_engine(dies)
-    async with gateway(tmp_path, one, vllm_engine()) as it:
+    async with gateway(tmp_path, one, vllm_engine(), routing="PrefixHeads") as it:
         runs_vllm(it, 1, 2)
         for _ in range(4):
             chunks = await events(await it.post({**CHAT, "stream": True}))

@@ -7,26 +7,41 @@ from shoal.cli.client import run_command
 from shoal.cli.options import Installation, operator_options
 from shoal.cli.output import console, emit, output_option
 from shoal.cli.scaling import why as scaling
-from shoal.cli.why import subjects
+from shoal.cli.why import request, subjects
 from shoal.cli.why.subjects import WhyAnswer, WhyQuestion
 
 
 @click.command()
-@click.argument("target", metavar="KIND/NAME")
+@click.argument("target", metavar="KIND/NAME|request/ID")
 @click.option("-n", "--namespace", help="Default: the kubeconfig context's.")
 @click.option("--last", type=click.IntRange(min=1), default=5, show_default=True, help="Decisions about a Model.")
 @click.option("--scaling", "only_scaling", is_flag=True, help="Only the decisions about a Model's replicas.")
+@click.option(
+    "--gateway-url", help="For request/ID: URL of a gateway's operations port. Default: through the API server's proxy."
+)
 @output_option()
 @operator_options
 def command(
-    target: str, namespace: str | None, last: int, only_scaling: bool, output: str, installation: Installation
+    target: str,
+    namespace: str | None,
+    last: int,
+    only_scaling: bool,
+    gateway_url: str | None,
+    output: str,
+    installation: Installation,
 ) -> None:
     """Explain what is wrong: the cause, its layer, evidence, what was tried, and what to do.
 
     KIND is model, adapter, route, tenant, pod, gpuclass or node; a name alone is a Model's. The most upstream cause is
     first: a broken GPU before the engine that ends because of it. Of a Model, the last decisions about its replicas
     follow, with the result and the inputs of every rule. What cannot be read is listed.
+
+    request/ID is one of the last requests, by the id in its answer's header x-shoal-request-id: what it was predicted
+    to cost at its replica, and at the next best one. Needs the ClusterRole shoal-logs in Shoal's namespace.
     """
+    if target.startswith("request/"):
+        request.show(installation, gateway_url, target.removeprefix("request/"), output)
+        return
     kind, name = subjects.parse(target)
     if only_scaling:
         if kind != "model":

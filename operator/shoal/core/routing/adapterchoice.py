@@ -3,8 +3,9 @@
 Replicas are tried in this order. Within each group the least busy one is chosen. In group 1 a prompt with a head goes
 to the replica to which the head belongs (affinity.py), within that replica's share of the load:
 
-1. replicas that have the adapter loaded, a slot for it, and capacity; the one with the lowest score (score.py) once
-   scores are known;
+1. replicas that have the adapter loaded, a slot for it, and capacity; by their scores (score.py), where those are
+   known. Where a request costs more than loading at the best of them, it goes to a replica of group 2 if it costs less
+   there with the load;
 2. replicas that must load it first and have a slot and capacity: a load is better than the queue of a full engine;
 3. replicas that have it loaded and a slot, however busy;
 4. replicas that must load it first and have a slot;
@@ -19,7 +20,7 @@ Two kinds of replica are never chosen: those without a live stream, whose adapte
 report `adapters`, because their engine has just started and its desired adapters are not loaded yet, or it serves none.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -30,6 +31,11 @@ from shoal.core.routing.score import Pick
 
 LEASE_WORTH: Final = 4
 """Requests in flight that a lease outweighs."""
+LOAD_WEIGHT: Final = 2.0
+"""Weight of the seconds of a load: it takes a slot that another adapter could use."""
+
+Cheapest = Callable[[Sequence[Replica], Mapping[str, float] | None], Pick | None]
+"""The replica with the lowest score; seconds to wait for the adapter by uid."""
 
 State = Literal["staging", "loading", "loaded", "retiring", "failed"]
 
@@ -69,19 +75,29 @@ def choose_for_adapter(
     prefer: Callable[[Sequence[Replica]], Replica],
     rotation: int = 0,
     head: int | None = None,
-    cheapest: Callable[[Sequence[Replica]], Pick | None] = lambda _: None,
+    cheapest: Cheapest = lambda _replicas, _waits: None,
+    load_seconds: float = 1.0,
 ) -> AdapterChoice | NoReplica:
     """The replica for one request, by the rule above.
 
     `have`: replicas with the adapter loaded. `without_adapter`: gives the other replicas; called only if none of `have`
     is suitable. `prefer`: picks the adapter's home among equals, the same at every gateway, so that the adapter is not
     loaded everywhere. `rotation`: a growing number that spreads requests over equals. `head`: the prompt's
-    (affinity.py). `cheapest`: the replica of group 1 with the lowest score (score.py), if it is known.
+    (affinity.py). `cheapest`: the replica with the lowest score (score.py), if it is known. `load_seconds`: of an
+    adapter.
     """
     best = [h for h in have if h.slot and h.has_capacity]
     if best:
         among = _with_lease(best)
-        if len(among) > 1 and (pick := cheapest([h.replica for h in among])) is not None:
+        pick = cheapest([h.replica for h in among], None)
+        if pick is not None:
+            wait = LOAD_WEIGHT * load_seconds
+            if pick.seconds > wait:
+                elsewhere = [h for h in without_adapter() if h.slot and h.has_capacity and h.state != "failed"]
+                if elsewhere:
+                    waits = {h.replica.uid: wait for h in elsewhere}
+                    among = [*among, *elsewhere]
+                    pick = cheapest([h.replica for h in among], waits) or pick
             return AdapterChoice(pick.replica, next(h.leased for h in among if h.replica is pick.replica), pick)
         return _least_busy(best, rotation) if head is None else _favourite(among, head)
     rest = list(without_adapter())

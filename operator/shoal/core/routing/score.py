@@ -196,6 +196,8 @@ class Pick:
     ahead: float
     """Work ahead of the prompt."""
     at: float
+    seconds: float = 0.0
+    """Of the least sum."""
     terms: Terms | None = None
     """None where no explanation was asked for."""
     runner_up: str | None = None
@@ -292,13 +294,15 @@ class ReplicaScores:
         waits: Mapping[str, float] | None = None,
         home: str | None = None,
         explain: bool = False,
+        alone: bool = False,
     ) -> Pick | None:
         """The replica with the fewest seconds; None: there is no choice, or no load is known, and another rule
         decides. `rotation`: a growing number that spreads requests over equals; `waits`: seconds for the adapter, by
-        uid; `home`: uid of the adapter's home, to which the heads of its prompts belong; `explain`: with terms."""
-        if len(replicas) < 2:
+        uid; `home`: uid of the adapter's home, to which the heads of its prompts belong; `explain`: with terms;
+        `alone`: a single replica has a score too."""
+        if len(replicas) < 2 and not (alone and replicas):
             return None
-        view = self._view(replicas) if home is None else _View(replicas, self._loads)
+        view = self._view(replicas) if home is None else self._new_view(replicas)
         count = len(view.uids)
         if not count:
             return None
@@ -354,7 +358,7 @@ class ReplicaScores:
         expected = special[best][0] if best in special else NOTHING
         if expected.tokens < base:
             expected = Expected(base, min(tokens - 1, prompt.system_tokens), "shared")
-        found = Pick(view.replicas[best], prompt, expected, loads[best].ahead(now), now)
+        found = Pick(view.replicas[best], prompt, expected, loads[best].ahead(now), now, lowest)
         if explain:
             found.terms = self._terms(view, best, in_flight, prompt, base, special, waits, now)
             if second >= 0:
@@ -421,12 +425,15 @@ class ReplicaScores:
         model = replicas[0].model_uid
         view = self._views.get(model)
         if view is None or view.source is not replicas:
-            view = _View(replicas, self._loads)
-            self._views[model] = view
-            for replica, load in zip(view.replicas, view.loads, strict=True):
-                if replica.uid not in self._replicas:
-                    self._replicas[replica.uid] = replica
-                    self._pace(replica, load)
+            view = self._views[model] = self._new_view(replicas)
+        return view
+
+    def _new_view(self, replicas: Sequence[Replica]) -> _View:
+        view = _View(replicas, self._loads)
+        for replica, load in zip(view.replicas, view.loads, strict=True):
+            if replica.uid not in self._replicas:
+                self._replicas[replica.uid] = replica
+                self._pace(replica, load)
         return view
 
     def _special(

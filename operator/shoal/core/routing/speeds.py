@@ -6,16 +6,16 @@ ahead of it), over the seconds until its first token. Work that the gateway did 
 too high, so the estimate follows an upper quantile. One sample moves it by a bounded factor, however wrong the sample
 is.
 
-Until a replica has enough samples, its rate is between what they say and the best prior: the rate that another gateway
-learned, the mean of its GPU class in the Model, the mean of the Model, else one rate for all replicas. That is never
-right, but the same for all, so requests go where least is ahead of them. The first samples replace it.
+Until a replica has enough samples, its rate is between what they say and the best prior: the mean of its GPU class in
+the Model, the mean of the Model, else one rate for all replicas. That is never right, but the same for all, so requests
+go where least is ahead of them. The first samples replace it.
 
 A replica that gets no requests gives no samples. Its estimates then go back to the prior, so that a replica which was
 slow for a while is tried again.
 """
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -43,7 +43,6 @@ _LEAST_ANSWER: Final = 8
 """Tokens of an answer that tells how long a step takes."""
 _LONGEST: Final = 900.0
 _LONGEST_STEP: Final = 0.5
-_MOST_TOLD: Final = 4096
 
 
 class Pace(NamedTuple):
@@ -87,8 +86,6 @@ class Speeds:
 
     def __init__(self) -> None:
         self._known: dict[str, Speed] = {}
-        self._of_peers: dict[str, tuple[str, str | None, float]] = {}
-        """By pod: its Model, its class, and the logarithm of the rate that another gateway learned."""
         self._priors: dict[tuple[str, str | None], Pace | None] = {}
         """Means by Model and class (None: of the whole Model); rebuilt when an estimate changes."""
 
@@ -126,7 +123,7 @@ class Speeds:
 
     def pace(self, uid: str, model_uid: str, gpu_class: str | None) -> Pace:
         """What is believed of a replica now."""
-        prior = self._prior_of(uid, model_uid, gpu_class)
+        prior = self._prior_of(model_uid, gpu_class)
         speed = self._known.get(uid)
         if speed is None:
             return prior
@@ -155,32 +152,16 @@ class Speeds:
             self._priors.clear()
         speed.at = now
 
-    def from_peer(self, uid: str, model_uid: str, gpu_class: str | None, rate: float) -> None:
-        """Another gateway says how fast a replica reads prompts. Own samples replace that."""
-        if not (SLOWEST <= rate <= FASTEST) or (uid not in self._of_peers and len(self._of_peers) >= _MOST_TOLD):
-            return
-        self._of_peers[uid] = model_uid, gpu_class, math.log(rate)
-        self._priors.clear()
-
     def own(self, uid: str) -> float | None:
         """A replica's rate from its own samples alone."""
         speed = self._known.get(uid)
         return None if speed is None else speed.rate
 
-    def to_tell(self, model_uid: str) -> Mapping[str, float]:
-        """By pod: the rates of a Model that this gateway has learned."""
-        return {
-            uid: rate
-            for uid, speed in self._known.items()
-            if speed.model_uid == model_uid and (rate := speed.rate) is not None
-        }
-
     def keep(self, uids: Container[str]) -> None:
         """Forgets pods that are gone."""
-        gone = [uid for known in (self._known, self._of_peers) for uid in known if uid not in uids]
+        gone = [uid for uid in self._known if uid not in uids]
         for uid in gone:
-            self._known.pop(uid, None)
-            self._of_peers.pop(uid, None)
+            del self._known[uid]
         if gone:
             self._priors.clear()
 
@@ -194,16 +175,14 @@ class Speeds:
         speed.at = max(speed.at, now)
         return speed
 
-    def _prior_of(self, uid: str, model_uid: str, gpu_class: str | None) -> Pace:
-        of_peer = self._of_peers.get(uid)
+    def _prior_of(self, model_uid: str, gpu_class: str | None) -> Pace:
         for of in (gpu_class, None):
             key = (model_uid, of)
             if key not in self._priors:
                 self._priors[key] = self._mean(model_uid, of)
-            prior = self._priors[key]
-            if prior is not None:
-                return prior if of_peer is None else prior._replace(rate=math.exp(of_peer[2]))
-        return NOTHING_KNOWN if of_peer is None else NOTHING_KNOWN._replace(rate=math.exp(of_peer[2]))
+            if (prior := self._priors[key]) is not None:
+                return prior
+        return NOTHING_KNOWN
 
     def _mean(self, model_uid: str, gpu_class: str | None, without: str | None = None) -> Pace | None:
         """The mean of the replicas of a class, or of a Model; None: nothing is known of any."""
@@ -219,10 +198,6 @@ class Speeds:
                 stays.append(speed.log_stay)
             if speed.log_step is not None:
                 steps.append(speed.log_step)
-        if not rates:
-            rates = [
-                log for model, of, log in self._of_peers.values() if model == model_uid and gpu_class in (None, of)
-            ]
         if not rates:
             return None
         return Pace(

@@ -1,0 +1,48 @@
+"""Answer of a gateway's `GET /v1/choices?request=ID` on OPS_PORT, read by `kubectl shoal why request/ID`."""
+
+from datetime import datetime
+
+from shoal.api.replica import Message
+
+
+class ReplicaCost(Message):
+    """What a request costs at one replica."""
+
+    replica: str
+    """`namespace/name` of its pod."""
+    seconds: float
+    terms: dict[str, float] = {}
+    """Seconds by term; docs/routing.md explains them."""
+
+
+class ChoiceRecord(Message):
+    """Why one attempt of a request went to a replica."""
+
+    time: datetime
+    gateway: str
+    """Name of the gateway's pod."""
+    model: str
+    """`namespace/name`."""
+    attempt: int
+    replica: str
+    """`namespace/name` of its pod."""
+    message: str
+    """In one sentence, for people."""
+    chosen: ReplicaCost | None = None
+    """None: the replica was not chosen by predicted seconds."""
+    runner_up: ReplicaCost | None = None
+    prompt_tokens: int | None = None
+    """Estimated from bytes."""
+    cached_tokens: float | None = None
+    """Probably in the replica's prefix cache."""
+
+
+class RequestChoices(Message):
+    """The attempts of one request, the first one first."""
+
+    request: str
+    choices: tuple[ChoiceRecord, ...] = ()
+    remembered: int = 0
+    """Requests whose choices the gateways remember."""
+    missing: tuple[str, ...] = ()
+    """Gateways that did not answer, and why."""

@@ -1,0 +1,220 @@
+"""Why a request went to its replica: what gateways remember, who may read it, and what the command says."""
+
+import asyncio
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import aiohttp
+import pytest
+from click.testing import CliRunner
+from prometheus_client import CollectorRegistry
+
+from shoal.api import keys, names, rights
+from shoal.api.choices import RequestChoices
+from shoal.cli.main import main
+from shoal.core import facts
+from shoal.core.routing.reuse import NOTHING, Prompt
+from shoal.core.routing.score import Pick, Terms
+from shoal.gateway.choices import MOST_ATTEMPTS, ChoiceMemory, ChoicesApi
+from shoal.gateway.demand import DemandPublisher, DemandState
+from shoal.gateway.ops import gateway_ops
+from shoal.kube.callers import Callers
+from shoal.kube.client import KubeClient
+from shoal.net.server import make_server
+from tests.support.cannedapi import CannedApi
+from tests.support.gateway import API_KEY, INSTALL_KEY, GatewayUnderTest, gateway, replica
+from tests.support.rolereviews import RoleReviews
+from tests.support.scripted_engine import ScriptedEngine
+
+ADMIN = {"x-shoal-key": keys.derive(INSTALL_KEY, "logs", keys.DEMAND)}
+PEER = {"authorization": f"Bearer {keys.derive(INSTALL_KEY, 'gateway', keys.DEMAND)}"}
+IDLE = {"running": 0, "waiting": 0, "waiting_tokens": 0, "kv_tokens_used": 0, "kv_tokens_total": 100_000}
+CHAT = {"model": "llama", "messages": [{"role": "user", "content": "Please tell me of foxes. " * 40}]}
+
+
+def picked() -> Pick:
+    terms, others = Terms(0.04, 0.15, 0.036, 0, 0, 0.005, 0, 0), Terms(0.395, 0, 0.017, 0, 0, 0, 0, 0)
+    return Pick(replica(2), Prompt(4300), NOTHING._replace(tokens=3700.0), 0.0, 0.0, 0.231, terms, "llama-1", others)
+
+
+def test_the_last_requests_are_remembered_and_no_more() -> None:
+    memory = ChoiceMemory(100)
+    for number in range(250):
+        memory.add(f"id-{number}", replica(1), None)
+    assert len(memory) == 100
+    assert not memory.records("id-149", "gateway-1")
+    assert memory.records("id-150", "gateway-1")[0].replica == "chat/llama-1"
+    for _ in range(50):
+        memory.add("id-249", replica(1), picked())
+    assert len(memory.records("id-249", "gateway-1")) == MOST_ATTEMPTS
+
+
+def test_a_choice_has_the_terms_of_the_replica_and_of_the_runner_up() -> None:
+    memory = ChoiceMemory()
+    memory.add("id", replica(2), picked())
+    (found,) = memory.records("id", "gateway-1")
+    assert found.message == (
+        "llama-2: 0.231 s (prefill 0.040, queue 0.150, batch 0.036, kv 0.005), 3700 of 4300 prompt tokens probably "
+        "cached; next llama-1: 0.412 s (prefill 0.395, batch 0.017)"
+    )
+    assert found.chosen is not None
+    assert (found.chosen.replica, found.chosen.terms["queue"]) == ("chat/llama-2", 0.15)
+    assert found.runner_up is not None
+    assert found.runner_up.replica == "chat/llama-1"
+
+
+# --- over HTTP
+
+
+class Served:
+    """The operations ports of gateways. The first knows the others as its peers."""
+
+    def __init__(self, it: GatewayUnderTest, memories: Sequence[ChoiceMemory], callers: Callers | None = None) -> None:
+        self._it, self._memories, self._callers = it, memories, callers
+        self._tasks: list[tuple[Any, asyncio.Task[None], ChoicesApi]] = []
+        self.pods: list[facts.Pod] = []
+        self.url = ""
+
+    async def __aenter__(self) -> "Served":
+        port = 0
+        for number in reversed(range(len(self._memories))):
+            peers = (lambda: self.pods) if not number else (lambda: ())
+            name = f"gateway-{number + 1}"
+            api = ChoicesApi(self._memories[number], name, self._it.ring, peers, port, callers=self._callers)
+            app = gateway_ops(
+                CollectorRegistry(),
+                dict[str, str],
+                lambda: None,
+                DemandPublisher(DemandState()).hub,
+                self._it.ring,
+                choices=api,
+            )
+            server = make_server(app, host="127.0.0.1", port=0, keep_alive=5, stop_seconds=1)
+            task = asyncio.create_task(server.serve())
+            while not server.started:
+                await asyncio.sleep(0.005)
+            self._tasks.append((server, task, api))
+            port, self.url = server.port, f"http://127.0.0.1:{server.port}"
+        self.pods = [
+            facts.Pod("shoal-system", "gateway-2", "uid-2", None, False, False, True, {}, None, ip="127.0.0.1")
+        ][: len(self._memories) - 1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for server, task, api in self._tasks:
+            await api.close()
+            server.should_exit = True
+            await task
+
+    async def ask(self, headers: dict[str, str], status: int = 200, **query: str) -> dict[str, Any]:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{self.url}{names.CHOICES_PATH}", params=query, headers=headers) as response,
+        ):
+            assert response.status == status, await response.text()
+            return await response.json()
+
+
+async def test_a_request_is_explained_by_the_id_of_its_answer(tmp_path: Path) -> None:
+    async with gateway(tmp_path, ScriptedEngine(), ScriptedEngine(), routing="Seconds") as it:
+        it.hear(1, **{**IDLE, "waiting": 9, "waiting_tokens": 50_000})
+        it.hear(2, **IDLE)
+        response = await it.post(CHAT)
+        assert response.status == 200
+        async with Served(it, [it.app.choices]) as served:
+            found = RequestChoices.model_validate(
+                await served.ask(ADMIN, request=response.headers["x-shoal-request-id"])
+            )
+        (choice,) = found.choices
+        assert (choice.replica, choice.model, choice.attempt) == ("chat/llama-2", "chat/llama", 1)
+        assert choice.runner_up is not None
+        assert choice.runner_up.terms["queue"] > 1.0
+        assert "next llama-1" in choice.message
+
+
+async def test_any_gateway_collects_from_the_others_and_names_who_is_away(tmp_path: Path) -> None:
+    near, far = ChoiceMemory(), ChoiceMemory()
+    far.add("id-1", replica(2), picked())
+    async with gateway(tmp_path, ScriptedEngine()) as it, Served(it, [near, far]) as served:
+        found = await served.ask(ADMIN, request="id-1")
+        assert [choice["gateway"] for choice in found["choices"]] == ["gateway-2"]
+        # A gateway gets only what is here.
+        assert (await served.ask(PEER, request="id-1"))["choices"] == []
+        served.pods = [facts.Pod("shoal-system", "gateway-2", "u", None, False, False, True, {}, None, ip="127.0.0.99")]
+        found = await served.ask(ADMIN, request="id-1")
+        assert (found["choices"], found["missing"]) == ([], ["gateway-2: it cannot be reached"])
+
+
+async def test_no_tenant_and_no_stranger_reads_choices(tmp_path: Path) -> None:
+    reviews, memory = RoleReviews(), ChoiceMemory()
+    memory.add("id-1", replica(2), picked())
+    callers = Callers(cast(KubeClient, reviews), rights.GATEWAY_AUDIENCE)
+
+    def shown(account: str, namespace: str = "shoal-system") -> dict[str, str]:
+        return {"x-shoal-key": reviews.issue(account, namespace, audience=rights.GATEWAY_AUDIENCE)}
+
+    async with gateway(tmp_path, ScriptedEngine()) as it, Served(it, [memory], callers) as served:
+        for key in ("", API_KEY, "wrong", keys.derive(INSTALL_KEY, "operator", keys.DEMAND)):
+            await served.ask({"x-shoal-key": key}, 401, request="id-1")
+        assert (await served.ask(shown(rights.LOGS), request="id-1"))["choices"]
+        for role in (rights.BILLING, rights.VIEWER, rights.TENANT_ADMIN):
+            await served.ask(shown(role), 403, request="id-1")
+        reviews.bind("auditor", "acme-team", rights.LOGS, tenant="acme")
+        await served.ask(shown("auditor", "acme-team"), 403, request="id-1")
+        for request in ("", "no/id", "x" * 200):
+            await served.ask(ADMIN, 400, request=request)
+        # It is no path of the port that clients reach.
+        async with it.session.get(f"{it.url}{names.CHOICES_PATH}?request=id-1", headers=ADMIN) as response:
+            assert response.status == 404
+
+
+# --- the command
+
+SYSTEM = "/api/v1/namespaces/shoal-system"
+PROXY = f"{SYSTEM}/pods/shoal-gateway-0:9090/proxy{names.CHOICES_PATH}"
+
+
+@pytest.fixture
+def api() -> CannedApi:
+    labels = {"app.kubernetes.io/component": "gateway", "app.kubernetes.io/part-of": "shoal"}
+    pod = {
+        "metadata": {"namespace": "shoal-system", "name": "shoal-gateway-0", "uid": "u", "labels": labels},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
+    }
+    key = base64.b64encode(ADMIN["x-shoal-key"].encode()).decode()
+    memory = ChoiceMemory()
+    memory.add("id-1", replica(2), picked())
+    found = RequestChoices(request="id-1", choices=memory.records("id-1", "shoal-gateway-0"), remembered=1)
+    return CannedApi(
+        {
+            f"{SYSTEM}/secrets/shoal-key-logs": {"metadata": {"name": "shoal-key-logs"}, "data": {"key": key}},
+            f"{SYSTEM}/pods": {"metadata": {"resourceVersion": "1"}, "items": [pod]},
+            PROXY: found.model_dump(mode="json", by_alias=True),
+        }
+    )
+
+
+def why(api: CannedApi, tmp_path: Path, *arguments: str) -> Any:
+    with api.kubeconfig(tmp_path) as kubeconfig:
+        return CliRunner().invoke(main, ["why", *arguments, "--kubeconfig", str(kubeconfig)])
+
+
+def test_the_command_shows_the_sentence(api: CannedApi, tmp_path: Path) -> None:
+    result = why(api, tmp_path, "request/id-1")
+    assert result.exit_code == 0, result.output
+    assert "chat/llama by shoal-gateway-0" in result.output
+    assert "llama-2: 0.231 s (prefill 0.040, queue 0.150" in result.output
+    assert "next llama-1: 0.412 s" in result.output
+    method, path, headers = [call for call in api.calls if "/proxy/" in call[1]][-1]
+    assert (method, path) == ("GET", f"{PROXY}?request=id-1")
+    assert headers["x-shoal-key"] == ADMIN["x-shoal-key"]
+
+
+def test_a_request_that_is_not_remembered_gets_a_clear_answer(api: CannedApi, tmp_path: Path) -> None:
+    api.answers[PROXY] = {"request": "old", "choices": [], "remembered": 4096, "missing": ["gateway-2: it is away"]}
+    result = why(api, tmp_path, "request/old")
+    assert result.exit_code == 1
+    assert "missing: gateway gateway-2: it is away" in result.output
+    assert "no gateway remembers request old: each remembers its last requests, 4,096 at the moment" in result.output
