@@ -34,8 +34,20 @@ GOOD: dict[str, Any] = {
     "uriPrefix": "s3://bucket/",
     "matchLabels": {"k": "v"},
     "tenants": ["x"],
+    "type": "Header",
+    "value": "x",
+    "target": {"model": {"name": "x"}},
+    "targets": [{"model": {"name": "x"}}],
+    "rules": [{"targets": [{"model": {"name": "x"}}]}],
+    "deviceClassName": "gpu.example.com",
+    "cel": {"expression": "true"},
+    "expression": "true",
+    "percent": 5,
+    "model": {"name": "x"},
 }
 """Values of required fields."""
+UNLESS: dict[str, str] = {"nodeSelector": "device", "memoryPerGPU": "device", "model": "adapter"}
+"""Fields that a rule on the object requires unless it has another field."""
 _PLAIN = "|a|a-b|A|a.b|-a|a_b|a:b|a/b|80Gi|2.49|1e3|-5|9.0|USD|usd|0.5.23|SGLang|NVLink|--a=b|nvidia.com/gpu|a b"
 _URIS = "hf://a/b|hf://a|https://h/a.tar|https://u:p@h/a|pvc://c|pvc://C|file:///a|file://a|s3://b"
 WORDS = st.sampled_from(
@@ -105,8 +117,10 @@ def near(node: dict[str, Any]) -> st.SearchStrategy[Any]:
         case "object" if "additionalProperties" in node:
             return near(node["additionalProperties"]).map(lambda value: {"k": value})
         case "object":
-            base = {name: GOOD[name] for name in node.get("required", ())}
-            fields = [_with(base, name, child) for name, child in node["properties"].items()]
+            properties = node["properties"]
+            ruled = [name for name, other in UNLESS.items() if name in properties and other in properties]
+            base = {name: GOOD[name] for name in [*node.get("required", ()), *ruled]}
+            fields = [_with(_without(base, name), name, child) for name, child in properties.items()]
             return st.one_of(st.just(base), *fields)
         case "array":
             return st.one_of(st.just([]), near(node["items"]).map(lambda value: [value]))
@@ -119,6 +133,11 @@ def near(node: dict[str, Any]) -> st.SearchStrategy[Any]:
             return st.sampled_from(["2027-01-01T00:00:00Z", "next year", ""])
         case _:
             return WORDS
+
+
+def _without(base: dict[str, Any], name: str) -> dict[str, Any]:
+    """What stands beside a field: not what the field is there instead of."""
+    return {other: value for other, value in base.items() if UNLESS.get(other) != name}
 
 
 def _with(base: dict[str, Any], name: str, node: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
