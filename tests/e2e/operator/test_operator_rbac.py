@@ -20,6 +20,7 @@ from shoal.kube.resources import (
     ENDPOINTSLICES,
     EVENTS,
     LEASES,
+    MODEL_ROUTES,
     MODELS,
     PERSISTENTVOLUMECLAIMS,
     PERSISTENTVOLUMES,
@@ -129,6 +130,19 @@ async def test_the_charts_role_is_enough_and_not_more(fleet: Fleet, tmp_path: Pa
         }
         await fleet.apply(tenant)
         await model_with(client, ns, "chat", "Ready", "True")
+        await fleet.apply(
+            {
+                "apiVersion": "shoal.dev/v1alpha1",
+                "kind": "ModelRoute",
+                "metadata": {"name": "front", "namespace": ns},
+                "spec": {"rules": [{"targets": [{"model": {"name": "chat"}}]}]},
+            }
+        )
+        await eventually(
+            lambda: client.get(MODEL_ROUTES, "front", ns),
+            lambda found: condition(found, "Ready").get("status") == "True",
+            what="the route is ready",
+        )
         # A pool that takes adapters of namespaces by their labels, and one of them.
         chosen = {"from": "Selector", "selector": {"matchLabels": {"kubernetes.io/metadata.name": ns}}}
         await fleet.apply(pool(ns, model="chat", allowedNamespaces=chosen))
