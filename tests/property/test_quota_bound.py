@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from shoal.core.quota import account as accounts
@@ -82,10 +82,11 @@ def everywhere_at_once(most: int, gates: int, costs: list[int], phases: list[int
             if (tick + phases[number % len(phases)]) % 20 == 0:
                 world.tell(gate, [delays[(tick + n) % len(delays)] / 100 for n in range(gates)])
             if tick % 5 == 0:
-                # Until its share is used up, as a burst does.
-                while world.ask(gate, costs[turns % len(costs)]):
+                # Until its share is used up, as a burst does: a large request that does not fit stops no small one.
+                refused = 0
+                while refused < len(costs):
+                    refused = 0 if world.ask(gate, costs[turns % len(costs)]) else refused + 1
                     turns += 1
-                turns += 1
         world.pass_time(0.05)
     assert world.now - began < 60
     return world
@@ -107,6 +108,7 @@ BURSTS = (
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(*BURSTS)
+@example(most=200, gates=5, costs=[1, 40], phases=[0], delays=[0])  # small requests between large ones that do not fit
 def test_a_burst_everywhere_at_once_goes_over_by_one_request_of_each_other_gateway(
     most: int, gates: int, costs: list[int], phases: list[int], delays: list[int]
 ) -> None:
