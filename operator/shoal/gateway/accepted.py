@@ -6,7 +6,7 @@ meanwhile.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.core.access import KeyIdentity
@@ -62,6 +62,11 @@ class FellBack(Exception):
         self.prepared = prepared
 
 
+async def _no_fallback() -> Prepared | None:
+    """For a request without a route."""
+    return None
+
+
 class AcceptedRequest:
     """What is known of one accepted request. `check_key` raises ApiError when the request's API key was revoked.
     `fall_back` returns the request as one for a fallback of its route that has a replica; None: there is none."""
@@ -94,7 +99,7 @@ class AcceptedRequest:
         check_key: Callable[[], KeyIdentity],
         *,
         leave_seconds: float = math.inf,
-        fall_back: Callable[[], Prepared | None] = lambda: None,
+        fall_back: Callable[[], Awaitable[Prepared | None]] = _no_fallback,
     ) -> None:
         self.app = app
         self.prepared = prepared
@@ -181,7 +186,10 @@ class AcceptedRequest:
                     await self._comment()
                 leave_at = self._held_since + self.leave_seconds
                 if now >= leave_at:
-                    if (following := self.fall_back()) is not None:
+                    following = await self.fall_back()
+                    if self.abort.aborted:
+                        raise ClientGone
+                    if following is not None:
                         raise FellBack(following)
                     self.leave_seconds += _LOOK_AGAIN_SECONDS
                     continue

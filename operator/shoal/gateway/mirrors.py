@@ -5,7 +5,6 @@ requests for that Model wait. What engines compute for it is recorded as an atte
 id of the request in `mirrorOf`.
 """
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -95,8 +94,7 @@ async def _send(app: Gateway, copy: Copy) -> None:
         app.body_budget.give(copy.identity.tenant, len(copy.raw))
         app.metrics.mirrored.labels("sent" if meter.attempts else "dropped").inc()
         if meter.count_source != "none":
-            with contextlib.suppress(Exception):
-                app.spool.put(meter.attempt_row())
+            app.spool.put(meter.attempt_row())
 
 
 async def _discard(_message: dict[str, Any]) -> None:

@@ -362,12 +362,21 @@ class GatewayRequest:
         finally:
             self._id, self._raw, self._routed = kept
 
-    def _fall_back(self, *, needs_replica: bool) -> Prepared | None:
+    async def _fall_back(self, *, needs_replica: bool) -> Prepared | None:
         """The request as one for the next fallback that the tenant may use and that can do it; None: there is none.
-        `needs_replica`: only for one that has a replica now."""
-        app, kept, waiting = self._app, self._kept, list[TargetRef]()
+        `needs_replica`: only for one that has a replica now. A large body first waits for the decoding slot: where a
+        Model loses its replicas, all that wait for it leave at once."""
+        app, kept = self._app, self._kept
         if kept is None:
             return None
+        size = len(kept.raw) + (0 if kept.fetched is None else sum(map(len, kept.fetched.media)))
+        if size < BIG:
+            return self._next_fallback(kept, needs_replica=needs_replica)
+        async with app.big_bodies.slot(self._meter.tenant, size):
+            return self._next_fallback(kept, needs_replica=needs_replica)
+
+    def _next_fallback(self, kept: _Kept, *, needs_replica: bool) -> Prepared | None:
+        app, waiting = self._app, list[TargetRef]()
         snapshot = app.directory.snapshot
         route = snapshot.model_index.routes.get(kept.route)
         try:
@@ -649,7 +658,9 @@ class GatewayRequest:
                 except ApiError as error:
                     if error.code not in _REFUSED_BY_TARGET or meter.first_byte is not None:
                         raise
-                    following = self._fall_back(needs_replica=False)
+                    following = await self._fall_back(needs_replica=False)
+                    if abort.aborted:
+                        raise ClientGone from None
                     if following is None:
                         raise
                     prepared = following

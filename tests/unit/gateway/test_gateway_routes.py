@@ -10,6 +10,7 @@ import pytest
 
 from shoal.core.hold.limits import Limits
 from shoal.core.routing.canary import CanaryHalt
+from shoal.gateway.bigbodies import BIG
 from shoal.gateway.request import GatewayRequest
 from tests.support.adapter_agents import AdapterAgent, name_of, tuned
 from tests.support.gateway import GatewayUnderTest, replica, tenant
@@ -296,6 +297,20 @@ async def test_a_request_that_has_waited_goes_to_a_fallback_with_a_replica(tmp_p
         assert record.data.model == "chat/other"
         assert (record.data.hold_ms or 0) >= 1000
         assert not it.app.holds.waiting
+
+
+async def test_large_requests_that_leave_at_once_are_decoded_one_at_a_time(tmp_path: Path):
+    llama, other = ScriptedEngine(), ScriptedEngine()
+    long = {**CHAT, "messages": [{"role": "user", "content": "x" * BIG}]}
+    async with two_models(tmp_path, llama, other, with_fallback("other", whenWaitSeconds=1)) as it:
+        await gone(it, limits=Limits(max_requests=9, timeout_seconds=60.0))
+        asking = [asyncio.create_task(it.post(long)) for _ in range(2)]
+        await until(lambda: it.app.holds.waiting == 2)
+        async with it.app.big_bodies.slot("acme", BIG):
+            await until(lambda: it.app.big_bodies.waiting == 2)
+            assert not other.requests
+        assert [(await answer).status for answer in asking] == [200, 200]
+        assert (len(llama.requests), len(other.requests)) == (0, 2)
 
 
 async def test_a_waiting_request_stays_where_no_fallback_has_a_replica(tmp_path: Path):
