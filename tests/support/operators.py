@@ -5,8 +5,6 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-import pytest
-
 from shoal.api.config import AgentImage, Engines, EngineVersion, OperatorConfig
 from shoal.api.meta import API_VERSION, JsonObject
 from shoal.controllers.scaling.signals import ScalingSignals
@@ -25,8 +23,6 @@ CONFIG = OperatorConfig(
     agent=AgentImage(image="shoal:test"),
 )
 NAMESPACE = "shoal-system"
-KOPF_STAYS = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
-"""Kopf's thread ends with its process, streams open; in a test the process goes on."""
 
 
 def model(name: str, namespace: str, *, annotations: dict[str, str] | None = None, **spec: Any) -> JsonObject:

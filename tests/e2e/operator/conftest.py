@@ -6,6 +6,7 @@ import gc
 import threading
 import zlib
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,14 @@ from tests.support.operators import NAMESPACE, eventually, gpu_class
 
 _SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 _KOPF_SECONDS = 30
+_KOPF_STAYS = ("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+"""Kopf's thread ends with its process, its streams open; in a test the process goes on."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.filterwarnings(*_KOPF_STAYS))
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,6 @@ from tests.support.controlplane import Fleet
 from tests.support.mortal import Killed, MortalClient
 from tests.support.operators import (
     CONFIG,
-    KOPF_STAYS,
     NAMESPACE,
     condition,
     ends_as,
@@ -40,7 +39,6 @@ pytestmark = [
     pytest.mark.lab,
     pytest.mark.long,
     pytest.mark.timeout(1800),
-    KOPF_STAYS,
 ]
 
 _CHILDREN = (DEPLOYMENTS, PDBS, NETWORKPOLICIES, SECRETS, JOBS)

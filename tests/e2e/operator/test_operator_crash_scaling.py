@@ -15,7 +15,6 @@ from tests.support.controlplane import Fleet
 from tests.support.mortal import Killed, MortalClient
 from tests.support.operators import (
     CONFIG,
-    KOPF_STAYS,
     NAMESPACE,
     condition,
     ends_as,
@@ -30,7 +29,6 @@ pytestmark = [
     pytest.mark.lab,
     pytest.mark.long,
     pytest.mark.timeout(1800),
-    KOPF_STAYS,
 ]
 
 _SCALING = {"idleSeconds": 1, "stabilizationSeconds": 0}

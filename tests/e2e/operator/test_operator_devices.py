@@ -18,7 +18,6 @@ from shoal.kube.resources import (
 from tests.support.controlplane import Fleet
 from tests.support.devices import class_of_devices, clear_devices, device_class, resource_slice
 from tests.support.operators import (
-    KOPF_STAYS,
     condition,
     eventually,
     model,
@@ -27,7 +26,7 @@ from tests.support.operators import (
     with_condition,
 )
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(300), KOPF_STAYS]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 NODE = "h100-0"
 
 

@@ -11,12 +11,11 @@ from shoal.kube.client import KubeClient
 from shoal.kube.resources import DEPLOYMENTS, GPUCLASSES, MODELS, Resource
 from tests.e2e.operator.test_operator_fleet import engine_pods, never_more_than_there_is, stands, until_model, variant
 from tests.support.controlplane import FACTS, Fleet, add_node
-from tests.support.operators import KOPF_STAYS, condition, eventually, gpu_class, model, model_with, running_operator
+from tests.support.operators import condition, eventually, gpu_class, model, model_with, running_operator
 
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(600),
-    KOPF_STAYS,
 ]
 
 UNKNOWN = FACTS | {"architecture": "NeverSeenForCausalLM", "kv": {"kind": "Unknown"}, "kvBytesPerToken": None}

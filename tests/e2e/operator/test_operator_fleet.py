@@ -12,13 +12,12 @@ from shoal.kube.reflector import Reflector
 from shoal.kube.resources import DEPLOYMENTS, EVENTS, GPUCLASSES, JOBS, MODELS, NODES, PODS
 from shoal.kube.resync import object_key
 from tests.support.controlplane import FACTS, Fleet, add_node
-from tests.support.operators import KOPF_STAYS, condition, eventually, gpu_class, model, model_with, running_operator
+from tests.support.operators import condition, eventually, gpu_class, model, model_with, running_operator
 from tests.support.signals import FakeSignals
 
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(600),
-    KOPF_STAYS,
 ]
 
 LARGE = FACTS | {"weightBytes": 141_107_412_992, "parameters": 70_553_706_496, "attentionHeads": 64} | {

@@ -10,14 +10,13 @@ from shoal.api import names, reasons
 from shoal.kube.resources import DEPLOYMENTS, MODELS, PODS
 from tests.support.addresses import pod_ip
 from tests.support.controlplane import Fleet
-from tests.support.operators import KOPF_STAYS, NAMESPACE, eventually, model, model_with, running_operator
+from tests.support.operators import NAMESPACE, eventually, model, model_with, running_operator
 from tests.support.signals import IDLE, gateway_pod
 from tests.support.streams import agent, told_gateway, until
 
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(900),
-    KOPF_STAYS,
 ]
 
 GATEWAY_IP, ENGINE_IP = pod_ip(2), pod_ip(3)

@@ -21,9 +21,9 @@ from tests.support.karpenter import (
     run_nodes,
     running_karpenter,
 )
-from tests.support.operators import KOPF_STAYS, condition, eventually, gpu_class, model, model_with, running_operator
+from tests.support.operators import condition, eventually, gpu_class, model, model_with, running_operator
 
-pytestmark = [pytest.mark.karpenter, pytest.mark.timeout(600), KOPF_STAYS]
+pytestmark = [pytest.mark.karpenter, pytest.mark.timeout(600)]
 
 TYPES = [instance_type("gpu-2", 2, 1.0), instance_type("gpu-8", 8, 4.0)]
 

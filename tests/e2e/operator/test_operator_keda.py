@@ -20,7 +20,6 @@ from tests.support.signals import FakeSignals, ready_gateway
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(900),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
 ]
 
 _FAST = {"driver": "KEDA", "idleSeconds": 2, "stabilizationSeconds": 1}

@@ -36,7 +36,6 @@ pytestmark = [
     pytest.mark.lab,
     pytest.mark.long,
     pytest.mark.timeout(1800),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
 ]
 
 _SCALING = {"driver": "KEDA", "idleSeconds": 1, "stabilizationSeconds": 0}

@@ -24,7 +24,6 @@ from tests.support.waiting import until_async
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(600),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
 ]
 
 _DRIVEN = CONFIG.model_copy(update={"scaling": Scaling(driver="KEDA", keda=KEDA(polling_seconds=1))})

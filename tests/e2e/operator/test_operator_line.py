@@ -22,7 +22,6 @@ from shoal.kube.resources import (
 )
 from tests.support.controlplane import Fleet, add_node, install_crds, remove_crds
 from tests.support.operators import (
-    KOPF_STAYS,
     condition,
     eventually,
     gpu_class,
@@ -37,7 +36,6 @@ from tests.support.waiting import until_async
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(600),
-    KOPF_STAYS,
 ]
 
 

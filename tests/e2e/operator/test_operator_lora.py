@@ -24,7 +24,6 @@ from tests.support.lora_fleet import (
     unreachable,
 )
 from tests.support.operators import (
-    KOPF_STAYS,
     condition,
     eventually,
     model,
@@ -38,7 +37,6 @@ from tests.support.streams import until
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(900),
-    KOPF_STAYS,
 ]
 
 ENGINE_IP = pod_ip(3)

@@ -15,7 +15,6 @@ from tests.support.lora_fleet import adapter, adapter_with, found_at, pool, read
 from tests.support.mortal import Killed, MortalClient
 from tests.support.operators import (
     CONFIG,
-    KOPF_STAYS,
     NAMESPACE,
     ends_as,
     eventually,
@@ -29,7 +28,6 @@ pytestmark = [
     pytest.mark.lab,
     pytest.mark.long,
     pytest.mark.timeout(1800),
-    KOPF_STAYS,
 ]
 
 _MOST_WRITES = 20

@@ -8,12 +8,11 @@ from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.kube.resources import DEPLOYMENTS, LORA_POOLS, MODELS, SECRETS
 from tests.support.controlplane import FACTS, Fleet
-from tests.support.operators import KOPF_STAYS, eventually, model, model_with, running_operator
+from tests.support.operators import eventually, model, model_with, running_operator
 
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(240),
-    KOPF_STAYS,
 ]
 
 WIDTHS = {"layers": 32, "hidden": 4096, "query": 4096, "key": 1024, "feedForward": 14336}

@@ -11,13 +11,12 @@ from shoal.api.meta import JsonObject
 from shoal.kube.client import KubeClient
 from shoal.kube.resources import MODELS, PODS
 from tests.support.controlplane import Fleet, add_node
-from tests.support.operators import KOPF_STAYS, condition, model, running_operator
+from tests.support.operators import condition, model, running_operator
 from tests.support.signals import FakeSignals
 
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(900),
-    KOPF_STAYS,
 ]
 
 PRIORITIES = (0, 10, 20)

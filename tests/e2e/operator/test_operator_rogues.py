@@ -29,7 +29,7 @@ from shoal.net.installkey import KeyRing
 from shoal.runtime.operator import OperatorProcess
 from tests.support.addresses import pod_ip
 from tests.support.controlplane import Fleet
-from tests.support.operators import KOPF_STAYS, NAMESPACE, eventually, model, model_with, running_operator
+from tests.support.operators import NAMESPACE, eventually, model, model_with, running_operator
 from tests.support.rolekeys import give
 from tests.support.signals import IDLE, gateway_pod
 from tests.support.streams import ToldGateway, agent, told_gateway, until
@@ -37,7 +37,6 @@ from tests.support.streams import ToldGateway, agent, told_gateway, until
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(900),
-    KOPF_STAYS,
 ]
 
 GATEWAY_IP, ENGINE_IP, ROGUE_IP = pod_ip(4), pod_ip(5), pod_ip(6)

@@ -16,7 +16,6 @@ from shoal.kube.resources import DEPLOYMENTS, EVENTS, GPUCLASSES, MODELS, PODS
 from shoal.runtime.operator import OperatorProcess
 from tests.support.controlplane import Fleet
 from tests.support.operators import (
-    KOPF_STAYS,
     NAMESPACE,
     condition,
     eventually,
@@ -32,7 +31,6 @@ from tests.support.waiting import until_async
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(900),
-    KOPF_STAYS,
 ]
 
 _FAST = {"idleSeconds": 2, "stabilizationSeconds": 1}

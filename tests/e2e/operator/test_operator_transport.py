@@ -19,12 +19,11 @@ from shoal.kube.resources import DEPLOYMENTS, MODELS, PODS, SECRETS
 from shoal.manifests.certificates import read_annotation
 from shoal.net import pki
 from tests.support.controlplane import Fleet
-from tests.support.operators import CONFIG, KOPF_STAYS, NAMESPACE, eventually, model, model_with, running_operator
+from tests.support.operators import CONFIG, NAMESPACE, eventually, model, model_with, running_operator
 
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(600),
-    KOPF_STAYS,
 ]
 
 MUTUAL = CONFIG.model_copy(update={"transport": TransportConfig(mtls=MTLS(enabled=True))})

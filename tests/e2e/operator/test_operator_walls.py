@@ -9,12 +9,11 @@ from shoal.controllers import planner
 from shoal.core import candidates
 from shoal.core.placement.modelplan import ModelPlan
 from tests.support.controlplane import Fleet
-from tests.support.operators import KOPF_STAYS, model, model_with, running_operator
+from tests.support.operators import model, model_with, running_operator
 
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(600),
-    KOPF_STAYS,
 ]
 placing: Any = import_module("shoal.core.placement.plan")
 
