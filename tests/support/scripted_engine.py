@@ -100,6 +100,16 @@ async def serve_normally(request: EngineRequest) -> None:
         await request.answer(200, json.dumps(body, separators=(",", ":")).encode())
 
 
+async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
+    if headers.get("transfer-encoding") != "chunked":
+        return await reader.readexactly(int(headers["content-length"]))
+    parts: list[bytes] = []
+    while size := int(await reader.readline(), 16):
+        parts.append((await reader.readexactly(size + 2))[:-2])
+    await reader.readline()
+    return b"".join(parts)
+
+
 @dataclass
 class ScriptedEngine:
     behave: Behaviour = serve_normally
@@ -151,7 +161,7 @@ class ScriptedEngine:
                     continue
                 lines = head.split("\r\n")
                 headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines[1:] if line)}
-                body = await reader.readexactly(int(headers["content-length"]))
+                body = await _body(reader, headers)
                 decoded = {} if headers.get("content-type", "").startswith("multipart/") else json.loads(body)
                 path = lines[0].split(" ")[1]
                 request = EngineRequest(path, headers, decoded, writer, asyncio.Event(), raw=body)

@@ -15,6 +15,7 @@ from shoal.core.hold.limits import longest_wait, retry_after
 from shoal.core.routing.choice import NoReplica
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.score import Pick
+from shoal.gateway.carrier import Carrier
 from shoal.gateway.deadlines import Deadline
 from shoal.gateway.prepared import Prepared
 from shoal.gateway.reply import Reply
@@ -75,6 +76,7 @@ class AcceptedRequest:
         "_held_since",
         "abort",
         "app",
+        "carrier",
         "check_key",
         "deadline",
         "fall_back",
@@ -100,6 +102,7 @@ class AcceptedRequest:
         *,
         leave_seconds: float = math.inf,
         fall_back: Callable[[], Awaitable[Prepared | None]] = _no_fallback,
+        carrier: Carrier | None = None,
     ) -> None:
         self.app = app
         self.prepared = prepared
@@ -114,7 +117,24 @@ class AcceptedRequest:
         self.leave_seconds = leave_seconds
         """Waiting time after which the request goes to a fallback."""
         self.fall_back = fall_back
+        self.carrier = carrier
+        """The proxy that carries the request; None: the gateway does it itself."""
         self._held_since: float | None = None
+
+    def out_of_reach(self) -> set[str]:
+        """The uids of replicas that the request's carrier cannot send it to.
+
+        Raises:
+            ApiError: there are replicas, and it can send to none.
+        """
+        app, carrier = self.app, self.carrier
+        if carrier is None or not carrier.limited:
+            return set()
+        found = app.directory.snapshot.replicas_of(self.prepared.model)
+        beyond = {replica.uid for replica in found if not carrier.takes(app.target(replica))}
+        if len(beyond) == len(found):
+            raise self.refusal(NoReplica("none"))
+        return beyond
 
     async def wait_in_queue(
         self, why: NoReplica, tried: set[str], recheck: Callable[[], None], *, chooses_again: bool = False
@@ -178,7 +198,7 @@ class AcceptedRequest:
             self.abort.hold(waiter)
             deadline.pause()
             next_comment = math.inf
-            if prepared.stream:
+            if prepared.stream and self.carrier is None:
                 next_comment = (began if self.reply.started else self._held_since) + COMMENT_SECONDS
             while (now := time.monotonic()) < until:
                 if now >= next_comment:

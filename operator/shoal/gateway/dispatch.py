@@ -88,7 +88,7 @@ class Dispatch:
             ClientGone: the client left.
         """
         app, meter, request, target = self._app, self._meter, self._request, self._target
-        tried: set[str] = set()
+        tried = request.out_of_reach()
         in_a_row = lost = deaths = 0
         while True:
             place = target.choose(tried, in_a_row)
@@ -100,6 +100,8 @@ class Dispatch:
                     tried.clear()
             replica = place.replica
             try:
+                if request.carrier is not None and not request.carrier.takes(app.target(replica)):
+                    raise request.refusal(NoReplica("none"))
                 self._pick = place.pick
                 app.choices.add(self._id, replica, place.pick)
                 self._paid = app.holds.budget(request.prepared.model.uid) if place.paid else None
@@ -147,6 +149,8 @@ class Dispatch:
                     request.prepared = request.prepared._replace(prompt=None)
                 if following == "suspect":
                     raise errors.lost_twice() from None
+                if request.carrier is not None and request.carrier.sent:
+                    raise errors.carried_once() from None
                 if following == "tried":
                     raise request.refusal(NoReplica("tried")) from None
             finally:
@@ -178,14 +182,14 @@ class Dispatch:
         at_replica = app.fleet.attempts[replica.uid]
         at_replica.add(abort)
         abort.given_up = abort.sent = False
-        if wire.aborts and not prepared.stream and prepared.can_cancel:
+        if wire.aborts and not prepared.stream and prepared.can_cancel and request.carrier is None:
             abort.cancel = self._cancel
         meter.sent(len(request.raw))
         began = time.monotonic()
         try:
             try:
                 head, body = self._to_send(wire, target, key)
-                answer = await app.upstream.start(target, head, body, abort)
+                answer = await (request.carrier or app.upstream).start(target, head, body, abort)
             except StaleConnection:
                 if time.monotonic() - began > _STALE_SECONDS:
                     raise

@@ -41,6 +41,7 @@ from shoal.gateway.body import (
     read_body,
     translated,
 )
+from shoal.gateway.carrier import CARRIER
 from shoal.gateway.dialects import DIALECTS
 from shoal.gateway.dispatch import Dispatch
 from shoal.gateway.mirrors import Copy, start_copy
@@ -713,6 +714,7 @@ class GatewayRequest:
                 self._check_key,
                 leave_seconds=math.inf if leave_seconds is None or self._kept is None else leave_seconds,
                 fall_back=lambda: self._fall_back(needs_replica=True),
+                carrier=self._scope.get(CARRIER),
             )
             del raw
             adapter = prepared.model.adapter

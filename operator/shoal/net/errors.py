@@ -215,5 +215,11 @@ def lost_twice() -> ApiError:
     )
 
 
+def carried_once() -> ApiError:
+    """For a request whose replica was lost or did not take it, and that a proxy carries: it cannot be given another
+    one."""
+    return unavailable("The replica of this request was lost or did not take it. Try again.", "replica_unavailable", 1)
+
+
 def cannot_record() -> ApiError:
     return unavailable("The gateway cannot record usage right now, so it serves nothing.", "cannot_record_usage", 10)

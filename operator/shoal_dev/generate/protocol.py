@@ -1,4 +1,4 @@
-"""Python for KEDA's external scaler protocol, from its .proto file, by protoc."""
+"""Python for the gRPC protocols that others define, from their .proto files, by protoc."""
 
 import subprocess
 import sys
@@ -9,7 +9,10 @@ from typing import Final
 import click
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
-_FOLDER: Final = "shoal/controllers/keda/protocol"
+_FILES: Final = (
+    "shoal/controllers/keda/protocol/externalscaler.proto",  # KEDA's external scaler
+    "shoal/gateway/extproc/protocol/external_processor.proto",  # Envoy's external processing
+)
 
 
 def protocol_stubs() -> dict[str, str]:
@@ -25,10 +28,10 @@ def protocol_stubs() -> dict[str, str]:
         command += [f"--{what}_out={made}" for what in ("python", "grpc_python", "mypy", "mypy_grpc")]
         command += [f"--plugin={plugin}={tools / plugin}" for plugin in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")]
         done = subprocess.run(
-            [*command, f"{_FOLDER}/externalscaler.proto"], capture_output=True, text=True, timeout=60, check=False
+            [*command, *_FILES], capture_output=True, text=True, timeout=60, check=False
         )
         if done.returncode:
             said = (done.stderr or done.stdout).strip()
-            raise click.ClickException(f"protoc does not take {_FOLDER}/externalscaler.proto: {said}")
+            raise click.ClickException(f"protoc does not take {' and '.join(_FILES)}: {said}")
         paths = sorted(path for path in Path(made).rglob("*.py*") if path.is_file())
         return {f"operator/{path.relative_to(made).as_posix()}": path.read_text(encoding="utf-8") for path in paths}
