@@ -100,8 +100,10 @@ class EnvoyInFront:
 
 
 @asynccontextmanager
-async def in_front_of(gateway: GatewayUnderTest, **filter_settings: Any) -> AsyncGenerator[EnvoyInFront]:
-    """An Envoy whose requests this gateway decides on."""
+async def in_front_of(
+    gateway: GatewayUnderTest, *, serves: int = 200, **filter_settings: Any
+) -> AsyncGenerator[EnvoyInFront]:
+    """An Envoy whose requests this gateway decides on. `serves`: what it answers to /healthz when it is up."""
     processor = ExtProcServer(
         GatewayApp(gateway.app, lambda: gateway.ready),
         lambda: gateway.ready,
@@ -119,7 +121,7 @@ async def in_front_of(gateway: GatewayUnderTest, **filter_settings: Any) -> Asyn
     it = EnvoyInFront(gateway, processor, port)
     try:
         async with asyncio.timeout(60):
-            while not await _serves(it):
+            while not await _serves(it, serves):
                 await asyncio.sleep(0.05)
         yield it
     finally:
@@ -129,8 +131,8 @@ async def in_front_of(gateway: GatewayUnderTest, **filter_settings: Any) -> Asyn
         await processor.stop(0)
 
 
-async def _serves(it: EnvoyInFront) -> bool:
+async def _serves(it: EnvoyInFront, status: int) -> bool:
     with suppress(aiohttp.ClientError):
         async with it.session.get(it.url + "/healthz") as answer:
-            return answer.status == 200
+            return answer.status == status
     return False

@@ -27,9 +27,7 @@ def protocol_stubs() -> dict[str, str]:
         command = [sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={_ROOT}"]
         command += [f"--{what}_out={made}" for what in ("python", "grpc_python", "mypy", "mypy_grpc")]
         command += [f"--plugin={plugin}={tools / plugin}" for plugin in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")]
-        done = subprocess.run(
-            [*command, *_FILES], capture_output=True, text=True, timeout=60, check=False
-        )
+        done = subprocess.run([*command, *_FILES], capture_output=True, text=True, timeout=60, check=False)
         if done.returncode:
             said = (done.stderr or done.stdout).strip()
             raise click.ClickException(f"protoc does not take {' and '.join(_FILES)}: {said}")

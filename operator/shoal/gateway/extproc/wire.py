@@ -8,12 +8,12 @@ from google.protobuf.json_format import MessageToDict
 from shoal.core.extproc import (
     DESTINATION,
     LOAD_BALANCING,
+    SUBSET,
     AnswerMutation,
     Headers,
     Immediate,
     Part,
     RequestMutation,
-    SUBSET,
     Told,
 )
 from shoal.gateway.extproc.protocol import external_processor_pb2 as pb
