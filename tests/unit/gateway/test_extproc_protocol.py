@@ -1,0 +1,208 @@
+"""What the protocol of endpoint pickers (Gateway API Inference Extension, proposal 004, v1.0.0) asks of a picker, case by
+case, against the gateway's port; and what a caller that is no Envoy may do to it."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.json_format import MessageToDict
+
+from shoal.gateway.app import GatewayApp
+from shoal.gateway.extproc.protocol import external_processor_pb2 as pb
+from shoal.gateway.extproc.protocol.external_processor_pb2_grpc import ExternalProcessorStub
+from shoal.gateway.extproc.server import ExtProcServer
+from tests.support.gateway import API_KEY, GatewayUnderTest, gateway, tenant
+from tests.support.scripted_engine import ScriptedEngine
+
+CHAT = json.dumps({"model": "chat/llama", "messages": [{"role": "user", "content": "hello"}]}).encode()
+DESTINATION = "x-gateway-destination-endpoint"
+HEALTH = "/grpc.health.v1.Health/Check"
+_END: Any = grpc.aio.EOF
+
+
+class Caller:
+    """One conversation, said by hand."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.call: Any = ExternalProcessorStub(channel).Process()
+
+    async def ask(self, body: bytes = CHAT, *, subset: object = None, key: str = API_KEY) -> None:
+        said = pb.ProcessingRequest()
+        values = {":method": "POST", ":path": "/v1/chat/completions", "authorization": f"Bearer {key}"}
+        for name, value in values.items():
+            said.request_headers.headers.headers.add(key=name, raw_value=value.encode())
+        if subset is not None:
+            hint = said.metadata_context.filter_metadata["envoy.lb.subset_hint"]
+            hint.update({"x-gateway-destination-endpoint-subset": subset})
+        await self.call.write(said)
+        await self.call.write(pb.ProcessingRequest(request_body=pb.HttpBody(body=body, end_of_stream=True)))
+
+    async def hear(self) -> pb.ProcessingResponse:
+        async with asyncio.timeout(20):
+            return await self.call.read()
+
+    async def refused(self) -> tuple[int, str]:
+        told = (await self.hear()).immediate_response
+        return told.status.code, json.loads(told.body)["error"]["code"]
+
+    async def picked(self) -> tuple[str, str]:
+        """The endpoint in the header, and the one in the metadata."""
+        told = await self.hear()
+        wanted = told.request_headers.response.header_mutation.set_headers
+        (header,) = [each.header.raw_value.decode() for each in wanted if each.header.key == DESTINATION]
+        return header, MessageToDict(told.dynamic_metadata)["envoy.lb"][DESTINATION]
+
+
+class Picker:
+    def __init__(self, it: GatewayUnderTest, server: ExtProcServer, channel: grpc.aio.Channel) -> None:
+        self.it, self.server, self.channel = it, server, channel
+
+    def endpoint(self, number: int) -> str:
+        return f"127.0.0.1:{self.it.ports[f'pod-{number}']}"
+
+    async def health(self, service: str = "") -> int:
+        asked = b"\x0a" + bytes([len(service)]) + service.encode() if service else b""
+        answer: bytes = await self.channel.unary_unary(HEALTH)(asked, timeout=10)
+        return answer[1]
+
+
+@asynccontextmanager
+async def picker(tmp_path: Path, engines: int = 2, most: int = 100, **settings: Any) -> AsyncGenerator[Picker]:
+    async with gateway(tmp_path, *(ScriptedEngine() for _ in range(engines)), **settings) as it:
+        server = ExtProcServer(
+            GatewayApp(it.app, lambda: it.ready),
+            lambda: it.ready,
+            host="127.0.0.1",
+            port=0,
+            body_seconds=it.settings.body_seconds,
+            most_streams=most,
+        )
+        await server.start()
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+                yield Picker(it, server, channel)
+        finally:
+            await server.stop(0)
+
+
+async def test_header_and_metadata_name_the_same_endpoint(tmp_path: Path) -> None:
+    async with picker(tmp_path) as it:
+        caller = Caller(it.channel)
+        await caller.ask()
+        header, metadata = await caller.picked()
+        assert header == metadata
+        assert header in {it.endpoint(1), it.endpoint(2)}
+        body = (await caller.hear()).request_body.response.body_mutation.streamed_response
+        assert body.end_of_stream
+        assert json.loads(body.body)["model"] == "chat/llama"
+
+
+@pytest.mark.parametrize("number", [1, 2])
+async def test_only_endpoints_of_the_subset_are_picked(tmp_path: Path, number: int) -> None:
+    async with picker(tmp_path) as it:
+        for _ in range(4):
+            caller = Caller(it.channel)
+            await caller.ask(subset=["127.0.0.1:9", it.endpoint(number)])
+            assert (await caller.picked())[0] == it.endpoint(number)
+
+
+@pytest.mark.parametrize("subset", [[], ["127.0.0.1:9", "10.1.1.1:30000"]], ids=["empty", "others"])
+async def test_a_subset_without_a_replica_is_503(tmp_path: Path, subset: list[str]) -> None:
+    async with picker(tmp_path) as it:
+        caller = Caller(it.channel)
+        await caller.ask(subset=subset)
+        assert await caller.refused() == (503, "no_replica")
+
+
+async def test_no_replica_is_503_and_over_the_limit_is_429(tmp_path: Path) -> None:
+    async with picker(tmp_path, hold_seconds=0.1) as it:
+        it.it.tenants["acme"] = tenant(limits={"requestsPerMinute": 1})
+        it.it.pods.clear()
+        it.it.changed()
+        caller = Caller(it.channel)
+        await caller.ask()
+        assert await caller.refused() == (503, "hold_expired")
+        caller = Caller(it.channel)
+        await caller.ask()
+        assert await caller.refused() == (429, "rate_limit_exceeded")
+
+
+async def test_health_says_whether_requests_are_taken(tmp_path: Path) -> None:
+    async with picker(tmp_path, engines=1) as it:
+        service = "envoy.service.ext_proc.v3.ExternalProcessor"
+        assert [await it.health(name) for name in ("", "liveness", "readiness", service, "x")] == [1, 1, 1, 1, 3]
+        it.it.ready = False
+        assert [await it.health(name) for name in ("", "liveness", "readiness", service)] == [2, 1, 2, 2]
+        caller = Caller(it.channel)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await caller.ask()
+            await caller.hear()
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+# --- callers that are no Envoy ----------------------------------------------------------------------------------------
+
+
+async def test_an_answer_that_nobody_asked_for_meters_nothing(tmp_path: Path) -> None:
+    async with picker(tmp_path, engines=1) as it:
+        caller = Caller(it.channel)
+        said = pb.ProcessingRequest()
+        said.response_headers.headers.headers.add(key=":status", raw_value=b"200")
+        await caller.call.write(said)
+        assert await caller.refused() == (500, "proxy_misconfigured")
+        assert await it.it.records(kind="", count=0) == []
+
+
+async def test_a_message_out_of_order_ends_the_request_and_leaves_one_record(tmp_path: Path) -> None:
+    async with picker(tmp_path, engines=1) as it:
+        caller = Caller(it.channel)
+        await caller.ask()
+        await caller.picked()
+        await caller.call.write(pb.ProcessingRequest(response_body=pb.HttpBody(body=b"x")))
+        async with asyncio.timeout(20):
+            while await caller.call.read() is not _END:
+                pass
+        assert len(await it.it.records()) == 1
+
+
+async def test_a_body_that_does_not_come_is_refused_in_time(tmp_path: Path) -> None:
+    async with picker(tmp_path, engines=1, body_seconds=0.2) as it:
+        caller = Caller(it.channel)
+        said = pb.ProcessingRequest()
+        for name, value in {
+            ":method": "POST",
+            ":path": "/v1/completions",
+            "authorization": f"Bearer {API_KEY}",
+        }.items():
+            said.request_headers.headers.headers.add(key=name, raw_value=value.encode())
+        await caller.call.write(said)
+        assert await caller.refused() == (408, "request_timeout")
+
+
+async def test_streams_are_bounded(tmp_path: Path) -> None:
+    async with picker(tmp_path, engines=1, most=1) as it:
+        first = Caller(it.channel)
+        await first.ask()
+        await first.picked()
+        second = Caller(it.channel)
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await second.ask()
+        assert await second.call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_caller_that_breaks_off_leaves_one_record_and_frees_its_place(tmp_path: Path) -> None:
+    async with picker(tmp_path, engines=1) as it:
+        caller = Caller(it.channel)
+        await caller.ask()
+        await caller.picked()
+        caller.call.cancel()
+        (record,) = await it.it.records()
+        assert record.data.outcome == "cancelled"
+        assert it.it.app.body_budget.held == 0
