@@ -52,7 +52,7 @@ HEADER: Final = (
 )
 _TEXT: Final = 60
 _COLUMNS: Final = (
-    "time", "id", "user", "keyName", "model", "adapter", "outcome", "status", "inputTokens", "outputTokens",
+    "time", "id", "user", "keyName", "model", "adapter", "route", "outcome", "status", "inputTokens", "outputTokens",
     "durationMs", "error",
 )  # fmt: skip
 """Columns of the CSV: without the bodies of requests and answers."""
@@ -117,6 +117,7 @@ _TIMES: Final = "give how long ago (90s, 30m, 12h, 7d), a date (2026-11-22), or 
 @click.option("--tenant", help="Tenant of the request log.")
 @click.option("--user", help="Only requests with this `user`.")
 @click.option("--model", help="Only this Model or adapter: namespace/name, or a served name.")
+@click.option("--route", help="Only requests to this ModelRoute: namespace/name.")
 @click.option("--since", help="Only requests after this time: 1h, 2026-11-22, 2026-11-22T06:00:00Z.")
 @click.option("--until", help="Only requests before this time.")
 @click.option(
@@ -131,6 +132,7 @@ def command(
     tenant: str | None,
     user: str | None,
     model: str | None,
+    route: str | None,
     since: str | None,
     until: str | None,
     limit: int,
@@ -153,6 +155,7 @@ def command(
         "tenant": tenant,
         "user": user,
         "model": model,
+        "route": route,
         "from": None if since is None else _moment("--since", since, now),
         "to": None if until is None else _moment("--until", until, now),
     }

@@ -23,7 +23,15 @@ from shoal.core.fields.table import CHAT, FORMS, GENERATING, PAIRS, TABLE, TOKEN
 from shoal.core.routing.affinity import SHARED, conversation_of, prefix_space, prompt_of
 from shoal.core.routing.resolve import ServedModel
 from shoal.core.routing.reuse import Prompt
-from shoal.core.routing.routes import DeclaredCanary, DeclaredRoute, NoTarget, RequestFacts, TargetRef, decide
+from shoal.core.routing.routes import (
+    DeclaredCanary,
+    DeclaredRoute,
+    NoTarget,
+    RequestFacts,
+    RouteRole,
+    TargetRef,
+    decide,
+)
 from shoal.engine.wires import added_of
 from shoal.gateway import audioform, ids, modellist, redact
 from shoal.gateway.ability import refuse_incapable
@@ -109,6 +117,7 @@ class _Routed(NamedTuple):
     fallback: tuple[TargetRef, ...] = ()
     leave_seconds: int | None = None
     mirror: TargetRef | None = None
+    role: RouteRole = "target"
 
 
 class _Kept(NamedTuple):
@@ -393,7 +402,9 @@ class GatewayRequest:
                 waiting.append(ref)
                 continue
             try:
-                prepared = self._prepare(identity, kept.raw, kept.fetched, (model, _Routed(kept.route, ref)))
+                prepared = self._prepare(
+                    identity, kept.raw, kept.fetched, (model, _Routed(kept.route, ref, role="fallback"))
+                )
             except ApiError:
                 continue  # it cannot do what the first target could
             if isinstance(prepared, _Incomplete):
@@ -412,6 +423,8 @@ class GatewayRequest:
             self._canary = None
         app.metrics.fallbacks_taken.inc()
         meter.reroute(prepared.model)
+        if self._spans is not None:
+            self._spans.accepted(meter, prepared, "fallback")
         if self._reserved is not None:
             self._reserved.reprice(prepared.model, meter.fields.get("plan"))
         app.demand.arrived(prepared.model.uid)
@@ -584,7 +597,9 @@ class GatewayRequest:
         if model is None:
             raise errors.no_target(name)
         self._canary = chosen.canary
-        return model, _Routed(found.key, chosen.target, chosen.fallback, chosen.leave_seconds, chosen.mirror)
+        return model, _Routed(
+            found.key, chosen.target, chosen.fallback, chosen.leave_seconds, chosen.mirror, chosen.role
+        )
 
     def _prompt(self, space: str, fields: dict[str, Any], model: ServedModel, size: int) -> Prompt | None:
         """What the choice of a replica goes by. `size`: bytes of the body with its media."""
@@ -648,7 +663,7 @@ class GatewayRequest:
             watcher = asyncio.create_task(self._watch(abort))
         try:
             if self._spans is not None:
-                self._spans.accepted(meter, prepared)
+                self._spans.accepted(meter, prepared, None if self._routed is None else self._routed.role)
             leave: float | None = None if self._routed is None else self._routed.leave_seconds
             while True:
                 try:

@@ -26,6 +26,7 @@ from opentelemetry.trace import (
 
 from shoal.core.access import KeyIdentity
 from shoal.core.routing.replica import Replica
+from shoal.core.routing.routes import RouteRole
 from shoal.core.routing.score import Pick
 from shoal.gateway import ids
 from shoal.gateway.metrics import OPERATIONS
@@ -83,6 +84,7 @@ class RequestSpans:
         "_meter",
         "_prepared",
         "_refused",
+        "_role",
         "_span",
         "_started",
         "_trace_lines",
@@ -102,15 +104,16 @@ class RequestSpans:
         self._attempt: Span | None = None
         self._error: str | None = None
         self._refused: int | None = None
+        self._role: RouteRole | None = None
         self._finish: list[str] = []
         self._made = self._left_out = 0
 
     # --- while it runs ------------------------------------------------------------------------------------------------
 
-    def accepted(self, meter: Meter, prepared: Prepared) -> None:
-        """The request has a usage record, and its model is known."""
-        self._meter, self._prepared = meter, prepared
-        self._span.set_attributes(self._request_attributes(prepared))
+    def accepted(self, meter: Meter, prepared: Prepared, role: RouteRole | None) -> None:
+        """The request has a usage record, and its model is known, as is the part of that model in the request's route.
+        Called again when the request goes to a fallback."""
+        self._meter, self._prepared, self._role = meter, prepared, role
 
     def failed(self, error: ApiError) -> None:
         """Records the error that the client got instead of an answer."""
@@ -195,6 +198,9 @@ class RequestSpans:
         span, meter, error, status = self._span, self._meter, self._error, self._refused
         failed = status is not None and status >= 500
         if meter is not None:
+            if self._prepared is not None:
+                # Not before: a fallback may follow, and an attribute cannot be taken back.
+                span.set_attributes(self._request_attributes(self._prepared))
             status = meter.status or status
             failed = failed or meter.outcome in ("failed", "refused", "expired")
             span.set_attribute("shoal.outcome", meter.outcome or "failed")
@@ -226,6 +232,8 @@ class RequestSpans:
         }
         if model.adapter is not None:
             asked |= {"shoal.adapter": model.adapter.key, "shoal.adapter.revision": model.adapter.revision}
+        if self._meter is not None and self._role is not None and (route := self._meter.fields.get("route")):
+            asked |= {"shoal.route": route, "shoal.route.role": self._role}
         return asked
 
     def _may_add_span(self) -> bool:

@@ -138,6 +138,7 @@ class LogsApi:
             "limit": str(query.limit),
             "user": query.user,
             "model": query.model,
+            "route": query.route,
             "from": query.since,
             "to": query.until,
             "cursor": query.before and cursor_of(query.before),

@@ -11,7 +11,7 @@ from shoal.net.errors import ApiError
 from shoal.requestlog.query import LogQuery, Place, written
 
 MOST_LIMIT: Final = 1000
-FILTERS: Final = ("from", "to", "user", "model", "limit", "cursor")
+FILTERS: Final = ("from", "to", "user", "model", "route", "limit", "cursor")
 
 
 def parameters(query_string: bytes, known: Collection[str]) -> dict[str, str]:
@@ -38,6 +38,7 @@ def query_of(tenant: str, given: Mapping[str, str]) -> LogQuery:
         int(raw),
         given.get("user") or None,
         given.get("model") or None,
+        given.get("route") or None,
         since,
         until,
         _place(given["cursor"]) if given.get("cursor") else None,

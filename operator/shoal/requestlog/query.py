@@ -40,6 +40,8 @@ class LogQuery:
     user: str | None = None
     model: str | None = None
     """`namespace/name` of a Model or an adapter, or the name that clients used."""
+    route: str | None = None
+    """`namespace/name` of a ModelRoute."""
     since: str | None = None
     """Only entries admitted at or after this time, in the format of `written`."""
     until: str | None = None
@@ -158,6 +160,7 @@ def _place(line: bytes) -> Place | None:
 def _filter(query: LogQuery) -> Callable[[Place, bytes], bool]:
     names = {} if query.model is None else {"model": query.model, "adapter": query.model, "modelRequested": query.model}
     by_user = None if query.user is None else is_user(query.tenant, query.user)
+    by_route = None if query.route is None else orjson.dumps(query.route)
 
     def wanted(place: Place, line: bytes) -> bool:
         if query.since is not None and place[0] < query.since:
@@ -167,6 +170,8 @@ def _filter(query: LogQuery) -> Callable[[Place, bytes], bool]:
         if query.before is not None and place >= query.before:
             return False
         if by_user is not None and not by_user(line):
+            return False
+        if by_route is not None and (by_route not in line or orjson.loads(line).get("route") != query.route):
             return False
         if names:
             quoted = orjson.dumps(query.model)

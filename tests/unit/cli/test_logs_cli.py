@@ -78,7 +78,9 @@ def asked(api: CannedApi) -> tuple[str, str, dict[str, str]]:
 
 
 def test_entries_are_shown_in_their_order_and_obey_no_terminal(api: CannedApi, tmp_path: Path):
-    result = run(api, tmp_path, "--tenant", "acme", "--user", "u-1", "--model", "llama", "--limit", "5")
+    result = run(
+        api, tmp_path, "--tenant", "acme", "--user", "u-1", "--model", "llama", "--route", "chat/front", "--limit", "5"
+    )
     assert result.exit_code == 0, result.output
     header, first, second = result.output.splitlines()
     assert header.startswith("TIME")
@@ -87,7 +89,10 @@ def test_entries_are_shown_in_their_order_and_obey_no_terminal(api: CannedApi, t
     assert second.endswith("text 2[31m")
     assert " - " in first  # output tokens are not known
     method, path, headers = asked(api)
-    assert (method, path) == ("GET", f"{proxy('shoal-gateway-0')}?tenant=acme&user=u-1&model=llama&limit=5")
+    assert (method, path) == (
+        "GET",
+        f"{proxy('shoal-gateway-0')}?tenant=acme&user=u-1&model=llama&route=chat/front&limit=5",
+    )
     assert headers["x-shoal-key"] == keys.derive(INSTALL_KEY, "logs", keys.DEMAND)
 
 

@@ -17,7 +17,7 @@ from shoal.api.replica import StageProgress
 from shoal.cli.main import main
 from shoal.cli.status.command import render
 from shoal.cli.status.read import StatusSnapshot, last_progress
-from shoal.cli.status.view import ModelRow, fetched
+from shoal.cli.status.view import CanaryRow, ModelRow, RouteRow, fetched
 from tests.support.cannedapi import CannedApi
 
 GI = 2**30
@@ -68,6 +68,21 @@ POD: dict[str, Any] = {
     "spec": {"nodeName": "node-1", "containers": []},
     "status": {"phase": "Pending", "initContainerStatuses": [{"name": "stage", "state": {"running": {}}}]},
 }
+ROUTES = "/apis/shoal.dev/v1alpha1/namespaces/chat/modelroutes"
+
+
+def route(name: str, ready: str, reason: str, message: str, **told: Any) -> dict[str, Any]:
+    moment = {"lastTransitionTime": "2026-01-01T00:00:00Z"}
+    condition = {"type": "Ready", "status": ready, "reason": reason, "message": message, **moment}
+    accepted = {"type": "Accepted", "status": "True", "reason": "Valid", "message": "1 rule", **moment}
+    accepted |= told.pop("accepted", {})
+    return {
+        "metadata": {"name": name, "namespace": "chat", "uid": f"u-{name}"},
+        "spec": {"rules": [{"targets": [{"model": {"name": "llama"}}]}]},
+        "status": {"conditions": [accepted, condition], **told},
+    }
+
+
 LOG = "\n".join(
     [
         json.dumps({"event": "stage.progress", "state": "fetching", "bytes_done": 3 * GI, "bytes_total": 10 * GI}),
@@ -85,6 +100,8 @@ def api() -> CannedApi:
             "/apis/shoal.dev/v1alpha1/namespaces/chat/models": {"items": [MODEL]},
             "/apis/shoal.dev/v1alpha1/namespaces/chat/models/llama": MODEL,
             "/apis/shoal.dev/v1alpha1/models": {"items": [MODEL]},
+            ROUTES: {"items": []},
+            "/apis/shoal.dev/v1alpha1/modelroutes": {"items": []},
             "/api/v1/namespaces/chat/pods": {"items": [POD]},
             "/api/v1/pods": {"items": [POD]},
             "/api/v1/namespaces/chat/pods/llama-1/log": LOG,
@@ -135,6 +152,82 @@ def test_all_namespaces_are_shown_with_their_names(kubeconfig: Path) -> None:
     done = status(kubeconfig, "-A")
     assert done.output.splitlines()[0].startswith("NAMESPACE")
     assert done.output.splitlines()[1].startswith("chat")
+
+
+HALTED = "canary of rule default halted: Model chat/next: 3 of its last 5 requests at a gateway failed"
+
+
+def canary(rule: str, state: str) -> dict[str, Any]:
+    return {"rule": rule, "state": state, "revision": "0"} | ({"message": HALTED} if state == "Halted" else {})
+
+
+def test_routes_follow_the_models_with_what_is_to_be_known_of_them(kubeconfig: Path, api: CannedApi) -> None:
+    api.answers[ROUTES] = {
+        "items": [
+            route("quiet", "True", "TargetsReady", "every target can serve", servedNames=["quiet", "calm"]),
+            route(
+                "front", "True", "CanaryHalted", HALTED, servedNames=["front"], canaries=[canary("default", "Halted")]
+            ),
+            route("bad", "False", "TargetNotFound", "there is no Model chat/none"),
+            route("two", "True", "TargetsReady", "", canaries=[canary("a", "Running"), canary("b", "Halted")]),
+            route(
+                "late", "True", "TargetsReady", "", accepted={"reason": "NameClaimed", "message": "front is another's"}
+            ),
+        ]
+    }
+    done = status(kubeconfig)
+    assert done.exit_code == 0, done.output
+    model, heading = done.output.split("\n\n")[0], done.output.split("\n\n")[1].splitlines()[0]
+    assert "llama" in model
+    assert heading.split() == ["ROUTE", "READY", "NAMES", "CANARY", "MESSAGE"]
+    rows = {line.split()[0]: " ".join(line.split()) for line in done.output.split("\n\n")[1].splitlines()[1:]}
+    assert rows["quiet"] == "quiet True quiet, calm -"
+    assert rows["bad"] == "bad False - - TargetNotFound: there is no Model chat/none"
+    assert rows["front"].startswith("front True front Halted CanaryHalted: canary of rule default halted: Model")
+    assert rows["two"] == "two True - a: Running, b: Halted"
+    assert rows["late"] == "late True - - NameClaimed: front is another's"
+    found = {one["name"]: one for one in json.loads(status(kubeconfig, "-o", "json").output)["routes"]}
+    assert (found["front"]["reason"], found["front"]["servedNames"]) == ("CanaryHalted", ["front"])
+    assert found["front"]["canaries"] == [{"rule": "default", "state": "Halted", "message": HALTED}]
+
+
+def test_one_route_can_be_named(kubeconfig: Path, api: CannedApi) -> None:
+    api.answers[f"{ROUTES}/front"] = route("front", "True", "CanaryHalted", HALTED, canaries=[canary("r", "Halted")])
+    done = status(kubeconfig, "route/front")
+    assert done.output.splitlines()[0].split()[:2] == ["ROUTE", "READY"]
+    assert "Halted" in done.output
+    assert "llama" not in done.output
+    assert api.asked == [f"{ROUTES}/front"]
+    assert "give a name, model/name or route/name" in status(kubeconfig, "node/front").output
+
+
+def test_on_a_narrow_terminal_what_is_to_be_known_of_a_route_stands_below() -> None:
+    row = RouteRow(
+        "chat", "front", "True", "CanaryHalted", HALTED, ("front",), (CanaryRow("default", "Halted", HALTED),)
+    )
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(render(StatusSnapshot([], (), (row,)), wide=True, width=console.width))
+    heading, line, blank, message = (text.rstrip() for text in console.export_text().splitlines())
+    assert "MESSAGE" not in heading
+    assert line.split() == ["chat", "front", "True", "front", "Halted"]
+    assert not blank
+    assert message == f"chat/front: CanaryHalted: {HALTED}"
+
+
+def test_without_the_right_to_see_routes_the_models_are_shown(kubeconfig: Path, api: CannedApi) -> None:
+    api.answers[ROUTES] = (403, "modelroutes is forbidden: no")
+    done = status(kubeconfig)
+    assert "l40s-48gb" in done.output
+    assert "routes are unknown: modelroutes is forbidden: no" in done.output
+
+
+def test_a_route_of_another_version_or_without_a_status_is_shown(kubeconfig: Path, api: CannedApi) -> None:
+    strange = route("strange", "True", "x", "y", canaries=[{"rule": "a", "state": "Asleep", "revision": "0"}])
+    new = {key: value for key, value in route("new", "True", "x", "y").items() if key != "status"}
+    api.answers[ROUTES] = {"items": [strange, new]}
+    output = status(kubeconfig).output
+    assert "its status is of a version that this command does not know" in output
+    assert "the operator has not reconciled it yet: is it running?" in output
 
 
 def test_options_of_the_cluster_may_stand_before_the_command_as_with_kubectl(kubeconfig: Path, api: CannedApi) -> None:

@@ -17,6 +17,7 @@ from tests.support.adapter_agents import AdapterAgent, name_of, tuned
 from tests.support.gateway import API_KEY, GatewayUnderTest, gateway, lines, replica
 from tests.support.gateway_process import ask as process_ask
 from tests.support.gateway_process import serving
+from tests.support.routes import put, target, two_models
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 from tests.support.traces import Collector, collecting, environment_of, traced
 from tests.support.vllm_engine import vllm_engine
@@ -463,3 +464,49 @@ async def test_without_tracing_a_clients_trace_still_reaches_the_engine(tmp_path
     with_trace, without = engine.requests
     assert (with_trace.headers["traceparent"], with_trace.headers["tracestate"]) == (SAMPLED, "vendor=1")
     assert not {"traceparent", "tracestate"} & without.headers.keys()
+
+
+async def test_a_request_to_a_route_names_the_route_and_what_the_model_is_in_it(tmp_path, monkeypatch):
+    llama, other = ScriptedEngine(), ScriptedEngine()
+    canary = {"target": target("other"), "percent": 100}
+    body = {**CHAT, "model": "front"}
+    async with (
+        collecting() as collector,
+        two_models(tmp_path, llama, other, {"targets": [target("llama")]}) as it,
+        traced(it, collector, monkeypatch),
+    ):
+        assert await ask(it, body) == 200
+        put(it, {"targets": [target("llama")], "canary": canary})
+        assert await ask(it, body) == 200
+        assert await ask(it) == 200
+    told = {
+        (str(span.attributes["gen_ai.request.model"]), str(span.attributes["shoal.model"])): (
+            span.attributes.get("shoal.route"),
+            span.attributes.get("shoal.route.role"),
+        )
+        for span in collector.spans
+    }
+    assert told == {
+        ("front", "chat/llama"): ("chat/front", "target"),
+        ("front", "chat/other"): ("chat/front", "canary"),
+        ("llama", "chat/llama"): (None, None),
+    }
+
+
+async def test_after_a_fallback_the_spans_name_the_model_that_answered(tmp_path, monkeypatch):
+    llama, other = ScriptedEngine(), ScriptedEngine()
+    rule = {"targets": [target("llama")], "fallback": {"targets": [target("other")]}}
+    async with (
+        collecting() as collector,
+        two_models(tmp_path, llama, other, rule) as it,
+        traced(it, collector, monkeypatch),
+    ):
+        del it.pods["chat/llama-1"]
+        it.model(limits=Limits(max_requests=0))
+        assert await ask(it, {**CHAT, "model": "front"}) == 200
+    server = collector.named("POST /v1/chat/completions")
+    [call] = collector.below(server)
+    for span in (server, call):
+        assert span.attributes["shoal.model"] == "chat/other"
+        assert (span.attributes["shoal.route"], span.attributes["shoal.route.role"]) == ("chat/front", "fallback")
+    assert call.attributes["gen_ai.response.model"] == "chat/other"

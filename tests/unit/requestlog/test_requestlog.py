@@ -17,6 +17,7 @@ from shoal.requestlog.logkeys import LogKeys
 from tests.support.gateway import API_KEY
 from tests.support.pictures import data_url, png
 from tests.support.requestlog import CANARY, echo, entries, logged, raw_bytes
+from tests.support.routes import put, target
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 
 IMAGE = data_url("image/png", png(2, 2) + bytes(675_000))
@@ -39,6 +40,19 @@ async def test_full_logs_prompt_parameters_answer_and_what_came_of_it(tmp_path: 
         "inputTokens": 1,
     }
     assert API_KEY not in json.dumps(entry)
+
+
+async def test_an_entry_has_the_route_that_the_request_went_to_and_is_found_by_it(tmp_path: Path):
+    async with logged(tmp_path, ScriptedEngine(echo)) as it:
+        put(it.it, {"targets": [target("llama")]})
+        await it.ask("by route", model="front")
+        await it.ask("by name")
+        first, second = await it.written()
+        assert (first["route"], first["model"], first["modelRequested"]) == ("chat/front", "chat/llama", "front")
+        assert "route" not in second
+        found = await it.page(route="chat/front")
+        assert [entry["id"] for entry in found["data"]] == [first["id"]]
+        assert (await it.page(route="chat/llama"))["data"] == []
 
 
 async def test_a_stream_is_logged_as_one_text_with_its_tool_calls(tmp_path: Path):
@@ -273,7 +287,9 @@ async def test_a_tenant_reads_its_own_entries_and_nobody_elses(tmp_path: Path):
         assert page["missing"] == []
         # No parameter leads to another's.
         refused = await it.page("globex", 400, tenant="acme")
-        assert refused["error"]["message"] == ("`tenant` is not known; there are from, to, user, model, limit, cursor.")
+        assert refused["error"]["message"] == (
+            "`tenant` is not known; there are from, to, user, model, route, limit, cursor."
+        )
         response = await it.it.session.get(f"{it.it.url}/v1/logs", headers={"authorization": "Bearer sk-none"})
         assert response.status == 401
         response = await it.it.session.post(f"{it.it.url}/v1/logs", headers={"authorization": "Bearer sk-test-acme"})
@@ -307,7 +323,7 @@ async def test_pages_filters_and_times(tmp_path: Path):
         ({"from": "yesterday"}, "`from` must be a time such as 2026-11-22T06:00:00Z (UTC where no zone is given)."),
         ({"from": "2026-11-22", "to": "2026-11-21"}, "`from` must be before `to`."),
         ({"cursor": "!!"}, "`cursor` must be the `next_cursor` of the page before."),
-        ({"users": "u"}, "`users` is not known; there are from, to, user, model, limit, cursor."),
+        ({"users": "u"}, "`users` is not known; there are from, to, user, model, route, limit, cursor."),
     ],
 )
 async def test_what_is_asked_wrongly_is_said(tmp_path: Path, query: dict[str, str], message: str):

@@ -17,8 +17,8 @@ from rich.text import Text
 from shoal.cli.options import kubeconfig_options
 from shoal.cli.output import camel, emit, output_option
 from shoal.cli.output import console as make_console
-from shoal.cli.status.read import StatusSnapshot, read
-from shoal.cli.status.view import ModelRow, VariantRow
+from shoal.cli.status.read import StatusSnapshot, read, read_route
+from shoal.cli.status.view import ModelRow, RouteRow, VariantRow
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import APIServerUnavailable, KubeError, NotFound
 
@@ -32,14 +32,14 @@ BESIDE: Final = 130
 
 
 @click.command()
-@click.argument("model", required=False)
+@click.argument("name", metavar="[MODEL]", required=False)
 @click.option("-n", "--namespace", help="Default: the kubeconfig context's.")
-@click.option("-A", "--all-namespaces", is_flag=True, help="Models of all namespaces.")
+@click.option("-A", "--all-namespaces", is_flag=True, help="Models and routes of all namespaces.")
 @click.option("-w", "--watch", is_flag=True, help="Refresh every two seconds until interrupted.")
 @output_option()
 @kubeconfig_options
 def command(
-    model: str | None,
+    name: str | None,
     namespace: str | None,
     all_namespaces: bool,
     watch: bool,
@@ -47,12 +47,11 @@ def command(
     kubeconfig: str | None,
     context: str | None,
 ) -> None:
-    """Show Models: the progress of each replica, its GPUs, cold start times, and errors.
+    """Show Models: the progress of each replica, its GPUs, cold start times, and errors. Routes follow.
 
-    MODEL is a name, or model/name as kubectl writes it. Needs the right to view Models and pods, and to read pod logs
-    for the progress of fetches; the cluster's `view` role includes these rights.
+    MODEL is a name, or model/name as kubectl writes it; route/name is a ModelRoute. Needs the right to view Models,
+    routes and pods, and to read pod logs for the progress of fetches; the cluster's `view` role includes these rights.
     """
-    name = model.removeprefix("model/") if model else None
     if all_namespaces and (namespace or name):
         raise click.UsageError("--all-namespaces excludes --namespace and a name")
     if watch and output != "table":
@@ -62,7 +61,7 @@ def command(
     except KeyboardInterrupt:
         return
     except NotFound as error:
-        missing = "this cluster has no Model kind: is Shoal's chart `shoal-crds` installed?"
+        missing = "this cluster does not have the kind: is Shoal's chart `shoal-crds` installed?"
         raise click.ClickException(missing if error.kind_missing else error.message) from None
     except KubeError as error:
         raise click.ClickException(error.message) from None
@@ -80,9 +79,16 @@ async def _run(
     context: str | None,
 ) -> None:
     console = make_console()
+    kind, _, bare = (name or "").rpartition("/")
+    if kind not in ("", "model", "route"):
+        raise click.UsageError(f"{name}: give a name, model/name or route/name")
     async with await KubeClient.from_environment(kubeconfig=kubeconfig, context=context) as client:
         where = None if everywhere else namespace or client.namespace or "default"
-        found = await read(client, where, name)
+
+        async def look() -> StatusSnapshot:
+            return await (read_route(client, where, bare) if kind == "route" else read(client, where, bare or None))
+
+        found = await look()
         if not watch:
             _print(console, found, output, where)
             return
@@ -95,7 +101,7 @@ async def _run(
                 await asyncio.sleep(INTERVAL_SECONDS)
                 before = found
                 try:
-                    found = await read(client, where, name)
+                    found = await look()
                 except APIServerUnavailable as error:  # a watch outlives an API server that restarts
                     found = dataclasses.replace(found, notes=(f"not up to date: {error.message}",))
                 if live is not None:
@@ -107,7 +113,7 @@ async def _run(
 
 def _print(console: Console, found: StatusSnapshot, output: str, namespace: str | None) -> None:
     if output == "table":
-        if not found.rows:
+        if not found.rows and not found.routes:
             console.print("there is no Model" + (f" in namespace {namespace}" if namespace else ""))
         else:
             console.print(render(found, wide=namespace is None, width=console.width))
@@ -121,11 +127,22 @@ def _print(console: Console, found: StatusSnapshot, output: str, namespace: str 
         for model in models
         for variant in model["variants"] or [{}]
     )
-    emit(output, {"models": models, "notes": list(found.notes)}, lines, _COLUMNS)
+    routes = [
+        camel(dataclasses.asdict(row)) | {"canaries": [camel(dataclasses.asdict(one)) for one in row.canaries]}
+        for row in found.routes
+    ]
+    emit(output, {"models": models, "routes": routes, "notes": list(found.notes)}, lines, _COLUMNS)
 
 
 def render(found: StatusSnapshot, *, wide: bool, width: int) -> RenderableType:
-    """The table: one line per Model and used class."""
+    """The tables: one line per Model and used class, then one per route."""
+    tables = [_models(found, wide=wide, width=width)] if found.rows or not found.routes else []
+    if found.routes:
+        tables += [*([Text("")] if tables else []), _routes(found.routes, wide=wide, width=width)]
+    return Group(*tables, *(Text(note, style="yellow") for note in found.notes))
+
+
+def _models(found: StatusSnapshot, *, wide: bool, width: int) -> RenderableType:
     beside = width >= BESIDE
     table = Table(show_edge=False, box=None, pad_edge=False)
     headings = (*(["NAMESPACE"] if wide else []), "MODEL", "READY", "CLASS", "UP", "GPUS", "STEP", "KV TOKENS")
@@ -141,8 +158,44 @@ def render(found: StatusSnapshot, *, wide: bool, width: int) -> RenderableType:
         for i, line in enumerate(_lines(row)):
             message_cell = [escape(message) if i == 0 else ""] if beside else []
             table.add_row(*([escape(row.namespace)] if wide else []), *line, *message_cell)
-    notes = [Text(note, style="yellow") for note in found.notes]
-    return Group(table, *([Text("")] if below else []), *below, *notes)
+    return Group(table, *([Text("")] if below else []), *below)
+
+
+def _routes(routes: Sequence[RouteRow], *, wide: bool, width: int) -> RenderableType:
+    beside = width >= BESIDE
+    table = Table(show_edge=False, box=None, pad_edge=False)
+    for heading in (*(["NAMESPACE"] if wide else []), "ROUTE", "READY"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("NAMES", overflow="fold")
+    table.add_column("CANARY", overflow="fold")
+    if beside:
+        table.add_column("MESSAGE", overflow="fold")
+    below: list[Text] = []
+    for row in routes:
+        if row.noteworthy and not beside:
+            below.append(
+                Text(f"{row.namespace}/{row.name}: {row.noteworthy}" if wide else f"{row.name}: {row.noteworthy}")
+            )
+        table.add_row(
+            *([Text(row.namespace)] if wide else []),
+            Text(row.name),
+            Text(row.ready, style=_color(row.ready)),
+            Text(", ".join(row.served_names) or "-"),
+            Text(_canaries(row), style="yellow" if any(one.state == "Halted" for one in row.canaries) else ""),
+            *([Text(row.noteworthy)] if beside else []),
+        )
+    return Group(table, *([Text("")] if below else []), *below)
+
+
+def _canaries(row: RouteRow) -> str:
+    """The state of the canary; with the rules' names, if there are several."""
+    if len(row.canaries) == 1:
+        return row.canaries[0].state
+    return ", ".join(f"{one.rule}: {one.state}" for one in row.canaries) or "-"
+
+
+def _color(ready: str) -> str:
+    return {"True": "green", "False": "red"}.get(ready, "yellow")
 
 
 def _message(row: ModelRow) -> str:
@@ -150,8 +203,7 @@ def _message(row: ModelRow) -> str:
 
 
 def _lines(row: ModelRow) -> Sequence[tuple[str, ...]]:
-    color = {"True": "green", "False": "red"}.get(row.ready, "yellow")
-    first = (escape(row.name), f"[{color}]{row.ready}[/]")
+    first = (escape(row.name), f"[{_color(row.ready)}]{row.ready}[/]")
     if not row.variants:
         return [(*first, "-", "-", "-", "-", "-", "-", "-")]
     return [(*first, *_cells(row.variants[0])), *(("", "", *_cells(variant)) for variant in row.variants[1:])]

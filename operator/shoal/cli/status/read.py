@@ -1,4 +1,4 @@
-"""Reads Models, pods and the progress of fetches from the API server.
+"""Reads Models, routes, pods and the progress of fetches from the API server.
 
 Progress is read from the end of the stage container's log: most people who may view pods may read logs (the cluster's
 `view` role includes it), while few may exec or port-forward.
@@ -14,11 +14,11 @@ from pydantic import ValidationError
 
 from shoal.api import names
 from shoal.api.replica import StageProgress
-from shoal.cli.status.view import ModelRow, engine_pods, fetching, rows
+from shoal.cli.status.view import ModelRow, RouteRow, engine_pods, fetching, route_rows, rows
 from shoal.core import facts
 from shoal.kube.client import KubeClient
-from shoal.kube.errors import Forbidden, KubeError
-from shoal.kube.resources import MODELS, PODS
+from shoal.kube.errors import Forbidden, KubeError, NotFound
+from shoal.kube.resources import MODEL_ROUTES, MODELS, PODS
 
 AT_ONCE: Final = 8
 """Logs read concurrently."""
@@ -35,10 +35,11 @@ class StatusSnapshot:
     rows: list[ModelRow]
     notes: tuple[str, ...]
     """Data that could not be read, as messages."""
+    routes: tuple[RouteRow, ...] = ()
 
 
 async def read(client: KubeClient, namespace: str | None, name: str | None) -> StatusSnapshot:
-    """The Models of a namespace (None: all), or the one of this name. Raises KubeError."""
+    """The Models and routes of a namespace (None: all), or the Model of this name. Raises KubeError."""
     if name is not None:
         models = [await client.get(MODELS, name, namespace)]
     else:
@@ -55,7 +56,18 @@ async def read(client: KubeClient, namespace: str | None, name: str | None) -> S
     progress, problem = await _progress(client, fetching(pods or ()))
     if problem:
         notes.append(f"progress of fetches is unknown: {problem}")
-    return StatusSnapshot(rows(models, pods, progress), tuple(notes))
+    routes: list[RouteRow] = []
+    if name is None:
+        try:
+            routes = route_rows([r async for r in client.list(MODEL_ROUTES, namespace=namespace)])
+        except (Forbidden, NotFound) as error:
+            notes.append(f"routes are unknown: {error.message}")
+    return StatusSnapshot(rows(models, pods, progress), tuple(notes), tuple(routes))
+
+
+async def read_route(client: KubeClient, namespace: str | None, name: str) -> StatusSnapshot:
+    """The ModelRoute of this name. Raises KubeError."""
+    return StatusSnapshot([], (), tuple(route_rows([await client.get(MODEL_ROUTES, name, namespace)])))
 
 
 async def _progress(client: KubeClient, pods: Sequence[facts.Pod]) -> tuple[dict[str, StageProgress], str]:

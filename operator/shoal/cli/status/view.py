@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from shoal.api import names, reasons
 from shoal.api.meta import JsonObject
 from shoal.api.model import ModelStatus, VariantStatus
+from shoal.api.modelroute import ModelRouteStatus
 from shoal.api.replica import StageProgress
 from shoal.core import facts
 from shoal.core.status.conditions import find
@@ -33,6 +34,38 @@ class VariantRow:
     kv_tokens: int | None
     """KV cache tokens of one replica: reported by the engine, or else predicted."""
     hourly_cost: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryRow:
+    """The canary of one rule of a route."""
+
+    rule: str
+    state: str
+    """Running or Halted."""
+    message: str
+    """Why it is halted; "": it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRow:
+    """One ModelRoute."""
+
+    namespace: str
+    name: str
+    ready: str
+    """True, False or Unknown."""
+    reason: str
+    message: str
+    served_names: tuple[str, ...]
+    """Short names that it owns."""
+    canaries: tuple[CanaryRow, ...]
+
+    @property
+    def noteworthy(self) -> str:
+        """What a person should know of it; "": it serves as it was declared."""
+        serves = self.ready == "True" and self.reason == reasons.TARGETS_READY
+        return "" if serves else f"{self.reason}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +125,29 @@ def _row(raw: JsonObject, pods: Sequence[facts.Pod] | None, progress: Mapping[st
             if v.desired or v.ready or v.waiting
         ),
     )
+
+
+def route_rows(routes: Iterable[JsonObject]) -> list[RouteRow]:
+    """One row per ModelRoute, sorted by namespace and name."""
+    return sorted((_route_row(raw) for raw in routes), key=lambda row: (row.namespace, row.name))
+
+
+def _route_row(raw: JsonObject) -> RouteRow:
+    where = raw["metadata"]["namespace"], raw["metadata"]["name"]
+    try:
+        status = ModelRouteStatus.model_validate(raw.get("status") or {})
+    except ValidationError:
+        unread = "its status is of a version that this command does not know"
+        return RouteRow(*where, "Unknown", reasons.PENDING, unread, (), ())
+    canaries = tuple(CanaryRow(one.rule, one.state, one.message or "") for one in status.canaries)
+    shown = find(status.conditions, reasons.READY)
+    if shown is None:
+        unread = "the operator has not reconciled it yet: is it running?"
+        return RouteRow(*where, "Unknown", reasons.PENDING, unread, status.served_names, canaries)
+    ready, accepted = shown.status, find(status.conditions, reasons.ACCEPTED)
+    if shown.reason == reasons.TARGETS_READY and accepted is not None and accepted.reason == reasons.NAME_CLAIMED:
+        shown = accepted  # it serves, and clients may not reach it by each of its names
+    return RouteRow(*where, ready, shown.reason, shown.message, status.served_names, canaries)
 
 
 def _variant(

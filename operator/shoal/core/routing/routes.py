@@ -194,6 +194,10 @@ class RequestFacts:
     """The beginning of the conversation; None: there is none."""
 
 
+RouteRole = Literal["target", "canary", "fallback"]
+"""What a request's target is in the request's rule."""
+
+
 class RouteDecision(NamedTuple):
     """Where a request goes."""
 
@@ -211,6 +215,10 @@ class RouteDecision(NamedTuple):
     """Waiting time after which it does so; None: only when the target refuses it."""
     mirror: TargetRef | None = None
     """It gets a copy; None: nothing does."""
+
+    @property
+    def role(self) -> RouteRole:
+        return "canary" if self.canary is not None else "target" if self.shares else "fallback"
 
 
 class NoTarget(NamedTuple):
