@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import select
 import ssl
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, cast
@@ -22,6 +23,8 @@ its replica, and memory here, for as long as it likes."""
 _MOST_PIPELINED: Final = 64
 """Requests on one connection that wait for the answer before them. One read could bring thousands."""
 _ON_ITS_WAY_SECONDS: Final = 1.0
+_CLOSED_BY_PEER: Final[int] = getattr(select, "POLLRDHUP", 0)
+"""Only Linux has it."""
 
 
 class Heads:
@@ -200,9 +203,38 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.scope["method"] == "POST":
             self.scope[DIRECT] = _Direct(self.cycle)  # pyright: ignore[reportGeneralTypeIssues]
 
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        # uvicorn pauses reading at 64 KiB of a body and goes on at the next `receive()`, which does not come for a body
+        # that is whole. Unless the transport reads, nobody hears that the client leaves.
+        if not self.pipeline:
+            self.flow.resume_reading()
+
+    def eof_received(self) -> None:
+        """The client sends nothing any more, so the transport closes, and drops what is written from now on. What was
+        written before keeps it open for as long as the client does not take it, so the request ends here. A client that
+        closed only its sending side looks like one that left."""
+        self._client_left()
+        self.flow.resume_writing()
+
+    @property
+    def unread(self) -> bool:
+        """Whether the transport reads nothing while a request is being answered: the client has sent another one, or
+        the application does not take its body."""
+        cycle = self._running
+        return (
+            self.flow.read_paused
+            and cycle is not None
+            and not cycle.response_complete
+            and not self.transport.is_closing()
+        )
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._hold_head(0)
+        self._client_left()
+
+    def _client_left(self) -> None:
         # uvicorn marks `cycle` only: of pipelined requests the last one, which may never begin.
         cycle = self._running
         if cycle is not None and not cycle.response_complete:
@@ -259,10 +291,11 @@ class BoundedProtocol(HttpToolsProtocol):
             elif cycle.response_complete and self._head_since is None:
                 # The answer went out before the body had come. Such a connection is never idle again by itself.
                 self.transport.close()
-        if not self.flow.write_paused:
+        left = self.transport.get_write_buffer_size()
+        # A transport that closes waits for the last byte, however few are left.
+        if not self.flow.write_paused and not (left and self.transport.is_closing()):
             self._stuck_since = None
             return
-        left = self.transport.get_write_buffer_size()
         if self._stuck_since is None or left > self._stuck_bytes:
             self._stuck_since, self._stuck_bytes = now, left
             return
@@ -345,8 +378,24 @@ class HTTPServer(uvicorn.Server):
 
     def sweep(self) -> None:
         now = asyncio.get_running_loop().time()
-        for connection in list(self.server_state.connections):
-            cast(BoundedProtocol, connection).sweep(now)
+        unread: list[BoundedProtocol] = []
+        for connection in cast(list[BoundedProtocol], list(self.server_state.connections)):
+            connection.sweep(now)
+            if connection.unread:
+                unread.append(connection)
+        if unread:
+            _drop_closed(unread)
+
+
+def _drop_closed(connections: Iterable[BoundedProtocol]) -> None:
+    """Drops the connections that their clients have closed. The kernel tells it, since the transports do not read."""
+    by_file = {c.transport.get_extra_info("socket").fileno(): c for c in connections}
+    poll = select.poll()
+    for file in by_file:
+        poll.register(file, _CLOSED_BY_PEER)
+    for file, events in poll.poll(0):
+        if events:
+            by_file[file].transport.abort()
 
 
 def make_server(

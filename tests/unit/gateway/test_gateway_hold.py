@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from shoal.core.fields.kinds import Facts
 from shoal.core.hold.limits import Limits
 from shoal.core.routing.resolve import DeadEnd
 from shoal.gateway import accepted
@@ -325,10 +326,13 @@ async def test_a_key_that_is_taken_back_meanwhile_is_not_served(tmp_path: Path, 
         assert not it.fleet.in_flight("pod-1")
 
 
-async def test_a_client_that_leaves_is_removed_at_once(tmp_path: Path):
+@pytest.mark.parametrize("size", [2, 256 * 1024, 512 * 1024])
+async def test_a_client_that_leaves_is_removed_at_once(tmp_path: Path, size: int):
+    long = {"messages": [{"role": "user", "content": "x" * size}]}
     async with gateway(tmp_path, ScriptedEngine()) as it:
         asleep(it)
-        for body in (CHAT, STREAM):
+        it.model(facts=Facts(vocabulary=32_000, context_length=2**20))
+        for body in (CHAT | long, STREAM | long):
             post = asyncio.create_task(it.post(body))
             await until_held(it, 1)
             post.cancel()
