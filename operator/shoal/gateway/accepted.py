@@ -73,7 +73,6 @@ class AcceptedRequest:
     `fall_back` returns the request as one for a fallback of its route that has a replica; None: there is none."""
 
     __slots__ = (
-        "_held_since",
         "abort",
         "app",
         "carrier",
@@ -119,7 +118,6 @@ class AcceptedRequest:
         self.fall_back = fall_back
         self.carrier = carrier
         """The proxy that carries the request; None: the gateway does it itself."""
-        self._held_since: float | None = None
 
     def out_of_reach(self) -> set[str]:
         """The uids of replicas that the request's carrier cannot send it to.
@@ -189,29 +187,30 @@ class AcceptedRequest:
         """
         meter, prepared, deadline = self.meter, self.prepared, self.deadline
         began = time.monotonic()
-        if self._held_since is None:
-            self._held_since = began
+        if deadline.held_since is None:
+            deadline.held_since = began
+        held_since = deadline.held_since
         model = prepared.model
         longest = longest_wait(model.limits, model.cold_start_seconds, self.app.settings.hold_seconds)
-        until = self._held_since + longest
+        until = held_since + longest
+        deadline.pause()
         try:
             self.abort.hold(waiter)
-            deadline.pause()
             next_comment = math.inf
             if prepared.stream and self.carrier is None:
-                next_comment = (began if self.reply.started else self._held_since) + COMMENT_SECONDS
+                next_comment = (began if self.reply.started else held_since) + COMMENT_SECONDS
             while (now := time.monotonic()) < until:
                 if now >= next_comment:
                     next_comment = now + COMMENT_SECONDS
                     await self._comment()
-                leave_at = self._held_since + self.leave_seconds
+                leave_at = held_since + self.leave_seconds
                 if now >= leave_at:
                     following = await self.fall_back()
                     if self.abort.aborted:
                         raise ClientGone
                     if following is not None:
                         raise FellBack(following)
-                    self.leave_seconds += _LOOK_AGAIN_SECONDS
+                    self.leave_seconds = now - held_since + _LOOK_AGAIN_SECONDS
                     continue
                 going = await waiter.wait(min(until, next_comment, began + seconds, leave_at) - now)
                 if going or time.monotonic() - began >= seconds:

@@ -26,11 +26,13 @@ class Deadlines:
         """
         return Deadline(self)
 
-    def enter(self, deadline: "Deadline") -> None:
+    def enter(self, deadline: "Deadline") -> float:
+        """Returns when the deadline ends."""
         loop = self.loop
-        self._open[deadline] = loop.time() + self.seconds
+        self._open[deadline] = at = loop.time() + self.seconds
         if self._timer is None:
-            self._timer = loop.call_later(self.seconds, self._check)
+            self._timer = loop.call_at(at, self._check)
+        return at
 
     def leave(self, deadline: "Deadline") -> None:
         self._open.pop(deadline, None)
@@ -43,38 +45,69 @@ class Deadlines:
             if at > now:
                 self._timer = loop.call_at(at, self._check)
                 break
-            if not deadline.passed:
-                deadline.cut()
+            deadline.cut()
 
 
 class Deadline:
-    __slots__ = ("_deadlines", "_task", "passed")
+    """The time that one request may take. A part that has a bound of its own stops the clock."""
+
+    __slots__ = ("_at", "_deadlines", "_left", "_task", "_timer", "held_since", "passed", "seconds")
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
         self._task: asyncio.Task[object] | None = None
+        self._at = 0.0
+        self._left = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        """Of a deadline that is no longer in the order of `Deadlines`."""
         self.passed = False
+        self.seconds = deadlines.seconds
+        """All of the time, for messages."""
+        self.held_since: float | None = None
+        """When the request first waited for a replica (`time.monotonic`); its waits together have one bound."""
 
     def cut(self) -> None:
+        if self.passed:
+            return
         self.passed = True
         if self._task is not None:
             self._task.cancel()
 
     def __enter__(self) -> "Deadline":
         self._task = asyncio.current_task(self._deadlines.loop)
-        self._deadlines.enter(self)
+        self._at = self._deadlines.enter(self)
         return self
 
     def pause(self) -> None:
         """Stops the clock, for a part that has its own bound."""
-        self._deadlines.leave(self)
+        self._left = self._at - self._deadlines.loop.time()
+        self._stop()
 
     def restart(self) -> None:
-        """Starts the full time again."""
-        self._deadlines.enter(self)
+        """Goes on with what was left of the time."""
+        self._run_until(self._deadlines.loop.time() + self._left)
+
+    def shorten(self, seconds: float) -> None:
+        """From now on, it takes at most `seconds` more."""
+        at = self._deadlines.loop.time() + seconds
+        if at < self._at:
+            self._stop()
+            self._run_until(at)
+            self.seconds = seconds
+
+    def _run_until(self, at: float) -> None:
+        self._at = at
+        if not self.passed:
+            self._timer = self._deadlines.loop.call_at(at, self.cut)
+
+    def _stop(self) -> None:
+        self._deadlines.leave(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._deadlines.leave(self)
+        self._stop()
         # If another cancellation came on top of ours (the process stops), it must stay a cancellation. asyncio.timeout
         # does the same.
         if (

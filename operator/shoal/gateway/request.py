@@ -50,6 +50,7 @@ from shoal.gateway.body import (
     translated,
 )
 from shoal.gateway.carrier import CARRIER
+from shoal.gateway.deadlines import Deadline
 from shoal.gateway.dialects import DIALECTS
 from shoal.gateway.dispatch import Dispatch
 from shoal.gateway.mirrors import Copy, start_copy
@@ -652,7 +653,7 @@ class GatewayRequest:
 
     async def _serve(self, prepared: Prepared) -> None:
         app, meter = self._app, self._meter
-        abort = AbortHandle()
+        abort, deadline = AbortHandle(), app.deadlines_of(prepared.model).start()
         watcher: asyncio.Task[None] | None = None
         if DISCONNECT in self._scope:
             if self._scope[DISCONNECT] is GONE:
@@ -665,28 +666,30 @@ class GatewayRequest:
             if self._spans is not None:
                 self._spans.accepted(meter, prepared, None if self._routed is None else self._routed.role)
             leave: float | None = None if self._routed is None else self._routed.leave_seconds
-            while True:
-                try:
-                    await self._dispatch(prepared, abort, leave)
-                    break
-                except FellBack as left:
-                    prepared = left.prepared
-                except ApiError as error:
-                    if error.code not in _REFUSED_BY_TARGET or meter.first_byte is not None:
-                        raise
-                    following = await self._fall_back(needs_replica=False)
-                    if abort.aborted:
-                        raise ClientGone from None
-                    if following is None:
-                        raise
-                    prepared = following
-                self._left(prepared)
+            with deadline:
+                while True:
+                    try:
+                        await self._dispatch(prepared, abort, deadline, leave)
+                        break
+                    except FellBack as left:
+                        prepared = left.prepared
+                    except ApiError as error:
+                        if error.code not in _REFUSED_BY_TARGET or meter.first_byte is not None:
+                            raise
+                        following = await self._fall_back(needs_replica=False)
+                        if abort.aborted:
+                            raise ClientGone from None
+                        if following is None:
+                            raise
+                        prepared = following
+                    # All targets together have the time of the first one.
+                    deadline.shorten(app.deadlines_of(prepared.model).seconds)
+                    self._left(prepared)
         except ClientGone:
             meter.outcome = "cancelled"
         except TimeoutError:
             meter.outcome = "failed"
-            limit = app.deadlines_of(prepared.model).seconds
-            await self._send_error(ApiError(504, f"The request took longer than {limit:g} s.", "timeout"))
+            await self._send_error(ApiError(504, f"The request took longer than {deadline.seconds:g} s.", "timeout"))
         except ApiError as error:
             meter.outcome = meter.outcome or ("rejected" if error.status < 500 else "failed")
             await self._send_error(error)
@@ -711,36 +714,37 @@ class GatewayRequest:
                 with contextlib.suppress(asyncio.CancelledError):
                     await watcher
 
-    async def _dispatch(self, prepared: Prepared, abort: AbortHandle, leave_seconds: float | None) -> None:
+    async def _dispatch(
+        self, prepared: Prepared, abort: AbortHandle, deadline: Deadline, leave_seconds: float | None
+    ) -> None:
         """Sends the request to replicas of its target until the answer has ended. Raises as `Dispatch.run`, and
         FellBack."""
         app, meter = self._app, self._meter
-        with app.deadlines_of(prepared.model).start() as deadline:
-            raw, self._raw = self._raw, b""  # the accepted request keeps the only copy, trimmed if it waits
-            request = AcceptedRequest(
-                app,
-                prepared,
-                raw,
-                meter,
-                self._reply,
-                abort,
-                deadline,
-                self._spans,
-                self._check_key,
-                leave_seconds=math.inf if leave_seconds is None or self._kept is None else leave_seconds,
-                fall_back=lambda: self._fall_back(needs_replica=True),
-                carrier=self._scope.get(CARRIER),
-            )
-            del raw
-            adapter = prepared.model.adapter
-            # An adapter has the tokens of its base.
-            target = BaseTarget(request) if adapter is None or meter.free else AdapterTarget(request, adapter)
-            dispatch = Dispatch(request, target, self._trace)
-            app.checkpoints.add(meter)
-            try:
-                await dispatch.run()
-            finally:
-                app.checkpoints.discard(meter)
+        raw, self._raw = self._raw, b""  # the accepted request keeps the only copy, trimmed if it waits
+        request = AcceptedRequest(
+            app,
+            prepared,
+            raw,
+            meter,
+            self._reply,
+            abort,
+            deadline,
+            self._spans,
+            self._check_key,
+            leave_seconds=math.inf if leave_seconds is None or self._kept is None else leave_seconds,
+            fall_back=lambda: self._fall_back(needs_replica=True),
+            carrier=self._scope.get(CARRIER),
+        )
+        del raw
+        adapter = prepared.model.adapter
+        # An adapter has the tokens of its base.
+        target = BaseTarget(request) if adapter is None or meter.free else AdapterTarget(request, adapter)
+        dispatch = Dispatch(request, target, self._trace)
+        app.checkpoints.add(meter)
+        try:
+            await dispatch.run()
+        finally:
+            app.checkpoints.discard(meter)
 
     async def _watch(self, abort: AbortHandle) -> None:
         """Waits for the client to leave, and then aborts the request at once."""

@@ -206,7 +206,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         # uvicorn pauses reading at 64 KiB of a body and goes on at the next `receive()`, which does not come for a body
-        # that is whole. Unless the transport reads, nobody hears that the client leaves.
+        # that is whole. Unless the transport reads, it does not notice that the client leaves.
         if not self.pipeline:
             self.flow.resume_reading()
 

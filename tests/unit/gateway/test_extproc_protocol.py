@@ -1,5 +1,5 @@
-"""What the protocol of endpoint pickers (Gateway API Inference Extension, proposal 004, v1.0.0) asks of a picker, case by
-case, against the gateway's port; and what a caller that is no Envoy may do to it."""
+"""What the protocol of endpoint pickers (Gateway API Inference Extension, proposal 004, v1.0.0) asks of a picker, case
+by case, against the gateway's port; and what a caller that is no Envoy may do to it."""
 
 import asyncio
 import contextlib

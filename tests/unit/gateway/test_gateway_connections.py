@@ -3,7 +3,10 @@
 import asyncio
 import json
 import socket
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -149,6 +152,50 @@ async def test_each_request_has_its_own_deadline_though_they_share_a_timer():
         group.create_task(run("late", None))
         group.create_task(run("late and quick", 0.0))
     assert ended == ["quick done", "late and quick done", "first timed out", "late timed out"]
+
+
+async def test_the_time_stands_still_in_a_pause_and_can_be_shortened_only():
+    class Clock:
+        """A loop whose time is the test's."""
+
+        now = 0.0
+
+        def __init__(self) -> None:
+            self.timers: dict[object, tuple[float, Callable[[], None]]] = {}
+
+        def time(self) -> float:
+            return self.now
+
+        def call_at(self, at: float, callback: Callable[[], None]) -> Any:
+            key = object()
+            self.timers[key] = (at, callback)
+            return SimpleNamespace(cancel=lambda: self.timers.pop(key, None))
+
+        def until(self, now: float) -> None:
+            self.now = now
+            for key in [key for key, (at, _) in self.timers.items() if at <= now]:
+                self.timers.pop(key)[1]()
+
+    clock, deadlines = Clock(), Deadlines(10.0)
+    deadlines.loop = cast(asyncio.AbstractEventLoop, clock)
+    paused, shortened, longer = deadlines.start(), deadlines.start(), deadlines.start()
+    with paused, shortened, longer:
+        clock.until(4.0)
+        paused.pause()
+        shortened.shorten(3.0)
+        longer.shorten(60.0)
+        clock.until(6.9)
+        assert not shortened.passed
+        clock.until(7.0)
+        assert (shortened.passed, shortened.seconds) == (True, 3.0)
+        clock.until(10.0)
+        assert (longer.passed, longer.seconds) == (True, 10.0)
+        clock.until(100.0)
+        paused.restart()
+        clock.until(105.9)
+        assert not paused.passed
+        clock.until(106.0)
+        assert (paused.passed, paused.seconds) == (True, 10.0)
 
 
 async def test_a_task_that_somebody_else_cancels_is_cancelled_and_not_timed_out():

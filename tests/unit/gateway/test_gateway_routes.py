@@ -12,6 +12,7 @@ from shoal.core.hold.limits import Limits
 from shoal.core.routing.canary import CanaryHalt
 from shoal.gateway.bigbodies import BIG
 from shoal.gateway.request import GatewayRequest
+from shoal.gateway.waiter import Waiter
 from tests.support.adapter_agents import AdapterAgent, name_of, tuned
 from tests.support.gateway import GatewayUnderTest, replica, tenant
 from tests.support.routes import declared, put, served, target, two_models
@@ -285,6 +286,50 @@ async def test_a_request_that_its_target_refuses_goes_to_the_fallback(tmp_path: 
         assert (await ask(it, 503))["error"]["code"] == "no_replica", "a fallback that it may not use is none"
         *_, record = await it.records(count=3)
         assert (record.data.model, record.data.outcome) == ("chat/llama", "refused")
+
+
+@pytest.mark.parametrize(("first", "second", "limit"), [(0.5, None, "0.5"), (None, 0.5, "0.5"), (0.5, 600.0, "0.5")])
+async def test_all_targets_together_have_the_time_of_the_first_one_and_no_more_than_the_last_one_allows(
+    tmp_path: Path, first: float | None, second: float | None, limit: str
+):
+    async def never(request: EngineRequest) -> None:
+        await request.gone.wait()
+
+    async with two_models(tmp_path, ScriptedEngine(), ScriptedEngine(never), with_fallback("other")) as it:
+        it.models["chat/other"] = dataclasses.replace(it.models["chat/other"], request_seconds=second)
+        await gone(it, limits=Limits(max_requests=0), request_seconds=first)
+        async with asyncio.timeout(60):
+            error = (await ask(it, 504))["error"]
+        assert (error["code"], error["message"]) == ("timeout", f"The request took longer than {limit} s.")
+        assert not it.fleet.in_flight("pod-2")
+
+
+async def test_a_request_that_waited_as_long_as_it_may_does_not_wait_again_for_a_fallback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    waited = list[Waiter]()
+    wait = Waiter.wait
+
+    async def noted(waiter: Waiter, seconds: float) -> bool:
+        waited.append(waiter)
+        return await wait(waiter, seconds)
+
+    monkeypatch.setattr(Waiter, "wait", noted)
+    other = ScriptedEngine()
+    async with two_models(tmp_path, ScriptedEngine(), other, with_fallback("other")) as it:
+        limits = Limits(timeout_seconds=0.2)
+        del it.pods["chat/llama-2"]
+        it.models["chat/other"] = dataclasses.replace(it.models["chat/other"], limits=limits)
+        await gone(it, limits=limits)
+        assert (await ask(it, 503))["error"]["code"] == "hold_expired"
+        assert len(set(map(id, waited))) == 1
+        (record,) = await it.records()
+        assert (record.data.model, record.data.outcome) == ("chat/other", "expired")
+        # A fallback with a replica serves it all the same.
+        it.pods["chat/llama-2"] = replica(2, model=it.models["chat/other"])
+        it.changed()
+        assert (await ask(it))["model"] == "front"
+        assert len(other.requests) == 1
 
 
 async def test_a_request_that_has_waited_goes_to_a_fallback_with_a_replica(tmp_path: Path):
