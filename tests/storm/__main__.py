@@ -39,6 +39,7 @@ _MOST_KILLS = 100
     help="A tag or commit that is installed first; faults then upgrade to this checkout and go back. 'release': the "
     "last one.",
 )
+@click.option("--routes", is_flag=True, help="Half of the requests goes to routes; a canary is broken, too.")
 @click.option("--mutation", help="A protection that is switched off; the storm must find out.")
 @click.option("--folder", type=click.Path(path_type=Path), help="For the journals; default: a new one.")
 @click.option("--judge", "judged", type=click.Path(path_type=Path, exists=True), help="Only judge this folder again.")
@@ -54,6 +55,7 @@ def main(
     kills: int | None,
     driver: Driver,
     since: str | None,
+    routes: bool,
     mutation: str | None,
     folder: Path | None,
     judged: Path | None,
@@ -68,7 +70,14 @@ def main(
         sys.exit(0 if judge_folder(judged).good else 1)
     if since == "release" and (since := versions.last_release()) is None:
         raise click.UsageError("nothing was released yet: name a commit")
-    known = faults.ALL | (faults.KEDA if driver == "KEDA" else {}) | (faults.VERSIONS if since else {})
+    if routes and since is not None:
+        raise click.UsageError("--routes and --from exclude each other: the earlier version may not have the kind")
+    known = (
+        faults.ALL
+        | (faults.ROUTES if routes else {})
+        | (faults.KEDA if driver == "KEDA" else {})
+        | (faults.VERSIONS if since else {})
+    )
     default = faults.BETWEEN_VERSIONS if since else known
     chosen = wanted.split(",") if wanted else list(default)
     unknown = [name for name in chosen if name not in known]
@@ -89,6 +98,7 @@ def main(
         since=since,
         driver=driver,
         mutation=mutation,
+        routes=routes,
         kills=min(_MOST_KILLS, round(count / rate / _KILL_SECONDS)) if kills is None else kills,
     )
     sys.exit(0 if run(config, folder or Path(tempfile.mkdtemp(prefix="storm-"))).good else 1)

@@ -24,13 +24,16 @@ from shoal.api import names
 from shoal_dev.demo.clusters import NAMESPACE
 from shoal_dev.lab.addons import keda
 from shoal_dev.lab.errors import LabError
+from tests.storm import routes
 from tests.storm.ground import BURSTY, STEADY, STORM, Ground
-from tests.storm.journals import Kill, SilentPeriod
+from tests.storm.journals import Halt, Kill, SilentPeriod
 
 SILENT_SECONDS: Final = 13.0
 """A stream that says nothing for 12 s is down; what it said before may be acted on until then."""
 CUT_SECONDS: Final = 40.0
 """Of streams."""
+HALT_SECONDS: Final = 90.0
+"""Within which a broken canary must be halted: it is asked for half of each minute."""
 _AWAY_SECONDS: Final = 60.0
 _NOTICE_SECONDS: Final = 30.0
 """From the notice to the end of a spot machine: GKE's and Azure's 30 s; EC2 gives 120."""
@@ -47,7 +50,13 @@ class Storm:
     pace: float = 1.0
     revision: int = 0
 
-    def say(self, text: str, kills: Iterable[Kill] = (), silent_periods: Iterable[SilentPeriod] = ()) -> None:
+    def say(
+        self,
+        text: str,
+        kills: Iterable[Kill] = (),
+        silent_periods: Iterable[SilentPeriod] = (),
+        halts: Iterable[Halt] = (),
+    ) -> None:
         """One line of the faults' journal."""
         line = {
             "at": time.time(),
@@ -56,6 +65,7 @@ class Storm:
             "silent_periods": [
                 asdict(s) | {"models": None if s.models is None else sorted(s.models)} for s in silent_periods
             ],
+            "halts": [asdict(h) for h in halts],
         }
         with self.journal.open("ab", buffering=0) as file:
             file.write(orjson.dumps(line) + b"\n")
@@ -393,6 +403,41 @@ ALL: Final[dict[str, Fault]] = {
 }
 
 
+# --- with routes ------------------------------------------------------------------------------------------------------
+
+
+def canary_broken(storm: Storm) -> None:
+    """The engine of a route's canary refuses everything: the canary must be halted by itself, and get nothing more."""
+    pod = storm.some_engine(routes.NEXT)
+    if pod is None:
+        return
+    storm.revision += 1
+    percent = routes.PERCENT + storm.revision % 10  # another canary: what was halted before begins again
+    storm.ground.apply(routes.trial(STORM, STEADY, BURSTY, percent))
+    began = time.time()
+    _arm(storm, pod, {"kind": "503", "count": 1_000_000})
+    storm.say(f"canary_broken: {pod} refuses everything; percent is {percent}")
+    since, why = None, ""
+    try:
+        while since is None and time.time() - began < HALT_SECONDS:
+            with contextlib.suppress(click.ClickException):
+                state, why = storm.ground.canary()
+                since = time.time() if state == "Halted" else None
+            time.sleep(0.5)
+    finally:
+        with contextlib.suppress(LabError):
+            _arm(storm, pod, None)
+    if since is not None:
+        storm.wait(20)  # it would answer now
+    until = time.time()
+    halt = Halt(f"{STORM}/{routes.TRIAL}", f"{STORM}/{routes.NEXT}", since, until, (since or until) - began)
+    told = "was not halted" if since is None else f"halted after {halt.seconds:.1f} s: {why}"
+    storm.say(f"canary_broken: {told}; {pod} serves again", halts=[halt])
+
+
+ROUTES: Final[dict[str, Fault]] = {canary_broken.__name__: canary_broken}
+
+
 # --- with the driver KEDA ---------------------------------------------------------------------------------------------
 
 
@@ -485,7 +530,7 @@ BETWEEN_VERSIONS: Final = (
     "operator_killed",
 )
 """In this order, unless others are asked for: what meets two versions side by side."""
-EVERY: Final = ALL | KEDA | VERSIONS
+EVERY: Final = ALL | ROUTES | KEDA | VERSIONS
 
 
 # --- inside -----------------------------------------------------------------------------------------------------------
@@ -508,8 +553,9 @@ def _nft(pid: int, rules: str) -> None:
         raise LabError(f"nft: {done.stderr.strip()}")
 
 
-def _arm(storm: Storm, pod: str, fault: dict[str, Any]) -> None:
-    """Through the engine's own port, with its admin key, from within its pod: others reach serving paths only."""
+def _arm(storm: Storm, pod: str, fault: dict[str, Any] | None) -> None:
+    """Through the engine's own port, with its admin key, from within its pod: others reach serving paths only. None:
+    nothing is armed any more."""
     found = [p for p in storm.ground.engines() if p["metadata"]["name"] == pod]
     if not found:
         return
@@ -522,7 +568,7 @@ def _arm(storm: Storm, pod: str, fault: dict[str, Any]) -> None:
     config = f'header = "Authorization: Bearer {key}"\nheader = "Content-Type: application/json"\n'
     pid = storm.ground.lab.first_process(f"{STORM}/{pod}:{names.CONTAINER_ENGINE}")
     command = ["nsenter", "--target", str(pid), "--net", "curl", "-fsS", "--max-time", "5", "-K", "-"]
-    command += ["-d", orjson.dumps(fault).decode(), url]
+    command += ["-X", "DELETE", url] if fault is None else ["-d", orjson.dumps(fault).decode(), url]
     done = subprocess.run(command, input=config, text=True, check=False, timeout=20, capture_output=True)
     if done.returncode:
         raise LabError(f"the fault was not armed: {done.stderr.strip()}")

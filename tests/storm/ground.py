@@ -26,7 +26,7 @@ from shoal_dev.lab.errors import LabError
 from shoal_dev.lab.fleet import FleetFile
 from shoal_dev.lab.node.config import Bind, ImageConfig
 from shoal_dev.lab.volumes import FOLDER
-from tests.storm import journals, swaps, versions
+from tests.storm import journals, routes, swaps, versions
 from tests.storm.listener import ListenerConfig
 from tests.storm.versions import Earlier
 from tests.support.waiting import until
@@ -64,7 +64,7 @@ _SIMULATOR: Final[dict[str, Any]] = {
 }
 
 
-def models(drain_seconds: int, idle_seconds: int, driver: Driver) -> list[dict[str, Any]]:
+def models(drain_seconds: int, idle_seconds: int, driver: Driver, *, routed: bool = False) -> list[dict[str, Any]]:
     spec: dict[str, Any] = {
         "source": {"uri": "file:///opt/shoal/models/tiny-chat"},
         "variants": [{"class": "l40s-48gb"}],
@@ -76,6 +76,8 @@ def models(drain_seconds: int, idle_seconds: int, driver: Driver) -> list[dict[s
         STEADY: {"minReplicas": 2, "maxReplicas": 4, "stabilizationSeconds": 20},
         BURSTY: {"minReplicas": 0, "maxReplicas": 3, "stabilizationSeconds": 10, "idleSeconds": idle_seconds},
     }
+    if routed:
+        scaling[routes.NEXT] = {"minReplicas": 1, "maxReplicas": 1}
     return [
         {
             "apiVersion": "shoal.dev/v1alpha1",
@@ -84,12 +86,13 @@ def models(drain_seconds: int, idle_seconds: int, driver: Driver) -> list[dict[s
             # Not for the default: an earlier version may not know the field.
             "spec": spec | {"scaling": scaling[name] | ({} if driver == "BuiltIn" else {"driver": driver})},
         }
-        for name in (STEADY, BURSTY)
+        for name in scaling
     ]
 
 
-def tenant() -> dict[str, Any]:
-    grants = [{"namespace": STORM, "name": name} for name in (STEADY, BURSTY)]
+def tenant(*, routed: bool = False) -> dict[str, Any]:
+    granted = (STEADY, BURSTY, *((routes.NEXT,) if routed else ()))
+    grants = [{"namespace": STORM, "name": name} for name in granted]
     keys = [{"name": "storm", "sha256": hash_api_key(KEY)}]
     metadata = {"name": STORM}
     return {
@@ -122,11 +125,12 @@ class Ground(LabCluster):
         adapters: bool,
         driver: Driver = "BuiltIn",
         earlier: Earlier | None = None,
+        routed: bool = False,
     ) -> Generator["Ground"]:
-        """A lab with Shoal and both Models ready; it is gone afterwards, `folder` stays.
+        """A lab with Shoal and all Models ready; it is gone afterwards, `folder` stays.
 
         `mutation`: a protection that is switched off (`tests.storm.mutants`). `driver`: who writes replicas. `earlier`:
-        the version that is installed first.
+        the version that is installed first. `routed`: with routes, and a third Model for them.
         """
         engines = folder / "engines"
         engines.mkdir(parents=True, exist_ok=True)
@@ -143,9 +147,8 @@ class Ground(LabCluster):
         )
         try:
             ground = cls(lab, folder, earlier)
-            ground._begin(
-                models(drain_seconds, idle_seconds, driver), swaps.objects(STORM, STEADY, STORM) if adapters else []
-            )
+            wanted = models(drain_seconds, idle_seconds, driver, routed=routed)
+            ground._begin(wanted, swaps.objects(STORM, STEADY, STORM) if adapters else [], routed=routed)
             yield ground
         finally:
             lab.down()
@@ -162,17 +165,22 @@ class Ground(LabCluster):
         else:
             steps.install(self, "simulator", steps.LAB_IMAGE, values)
 
-    def _begin(self, models: list[dict[str, Any]], adapters: list[dict[str, Any]]) -> None:
+    def _begin(self, models: list[dict[str, Any]], adapters: list[dict[str, Any]], *, routed: bool) -> None:
         self.install(earlier=True)
         self.kubectl("create", "namespace", STORM)
         self.kubectl("apply", "-f", str(steps.EXAMPLES / "gpuclasses.yaml"))
-        for item in (*adapters, *models, tenant()):  # the pool first: a Model that gets one later rolls
+        pair = (routes.front(STORM, STEADY), routes.trial(STORM, STEADY, BURSTY)) if routed else ()
+        # The pool first: a Model that gets one later rolls.
+        for item in (*adapters, *models, *pair, tenant(routed=routed)):
             self.apply(item)
-        for name in (STEADY, BURSTY):
+        for name in (model["metadata"]["name"] for model in models):
             self.kubectl("wait", "--for=condition=Ready", f"model/{name}", "-n", STORM, "--timeout=120s", timeout=130)
         if adapters:
             lora = ("loraadapters", "--all", "-n", STORM)
             self.kubectl("wait", "--for=condition=Available", *lora, "--timeout=120s", timeout=130)
+        if routed:
+            both = ("modelroutes", "--all", "-n", STORM)
+            self.kubectl("wait", "--for=condition=Ready", *both, "--timeout=60s", timeout=70)
 
     # --- asking it ----------------------------------------------------------------------------------------------------
 
@@ -184,6 +192,15 @@ class Ground(LabCluster):
         selector = f"{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE}"
         selector += f",{names.LABEL_MODEL}={model}" if model else ""
         return [p for p in self.get("pods", "-n", STORM, "-l", selector) if _ready(p)]
+
+    def canary(self) -> tuple[str, str]:
+        """State and message of the canary that is declared now; empty while the status is of another."""
+        found = json.loads(self.kubectl("get", "modelroutes", routes.TRIAL, "-n", STORM, "-o", "json"))
+        status = found.get("status", {})
+        if status.get("observedGeneration") != found["metadata"]["generation"] or not status.get("canaries"):
+            return "", ""
+        one = status["canaries"][0]
+        return one["state"], one.get("message", "")
 
     def whole(self) -> bool:
         """Whether both Models have at least the replicas that they have when they are asked a little."""

@@ -48,6 +48,12 @@ class UsageRow:
     attempts: int
     replica: str | None
     """namespace/pod."""
+    model: str | None = None
+    """namespace/name."""
+    route: str | None = None
+    """namespace/name of the ModelRoute."""
+    admitted: str | None = None
+    """When the gateway accepted the request."""
 
 
 @dataclass(slots=True)
@@ -129,6 +135,30 @@ class Residency:
     leased: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """A route, as those know it who send requests to it."""
+
+    route: str
+    """namespace/name."""
+    models: tuple[str, ...]
+    """namespace/name of each Model that may answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """A canary that was broken, and the time in which it had to be halted."""
+
+    route: str
+    model: str
+    since: float | None
+    """When the route's status said so; None: it did not."""
+    until: float
+    """It was not started again before."""
+    seconds: float
+    """For so long it was broken."""
+
+
 @dataclass(slots=True)
 class Journals:
     """All of them."""
@@ -143,6 +173,9 @@ class Journals:
     residencies: list[Residency] = field(default_factory=list[Residency])
     faults: list[tuple[float, str]] = field(default_factory=list[tuple[float, str]])
     """When, and what was done."""
+    routes: dict[str, Routed] = field(default_factory=dict[str, Routed])
+    """By the name that clients use; empty: there were none."""
+    halts: list[Halt] = field(default_factory=list[Halt])
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -246,6 +279,9 @@ def _row(gateway: str, record: dict[str, Any]) -> UsageRow:
         status=data.get("status"),
         attempts=data.get("attempts", 0),
         replica=data.get("replica"),
+        model=data.get("model"),
+        route=data.get("route"),
+        admitted=data.get("admittedAt"),
     )
 
 
@@ -260,6 +296,18 @@ def read_faults(path: Path) -> tuple[list[Kill], list[SilentPeriod], list[tuple[
             models = silence["models"]
             silent_periods.append(SilentPeriod(**silence | {"models": None if models is None else frozenset(models)}))
     return kills, silent_periods, notes
+
+
+def read_halts(path: Path) -> list[Halt]:
+    """From the faults' journal."""
+    return [Halt(**halt) for line in lines(path) for halt in line.get("halts", ())]
+
+
+def read_routes(path: Path) -> dict[str, Routed]:
+    if not path.exists():
+        return {}
+    found: dict[str, Any] = orjson.loads(path.read_bytes())
+    return {name: Routed(routed["route"], tuple(routed["models"])) for name, routed in found.items()}
 
 
 def read_scales(path: Path) -> list[Scale]:

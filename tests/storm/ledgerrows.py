@@ -54,6 +54,8 @@ class LedgerRow:
     output: int | None
     replica: str | None = None
     """namespace/pod."""
+    route: str | None = None
+    """namespace/name of the ModelRoute."""
 
     @property
     def counted(self) -> bool:
@@ -152,11 +154,14 @@ def _read(connection: sa.Connection) -> LedgerContents:
             u.input_tokens,
             u.output_tokens,
             u.replica,
+            u.route,
         )
     )
     found = [
-        LedgerRow(request, attempt, ended, clients.get(request), model, outcome, source, input, output, replica)
-        for request, attempt, ended, model, outcome, source, input, output, replica in rows
+        LedgerRow(
+            request, attempt, ended, clients.get(request), model, outcome, source, input, output, replica, route or None
+        )
+        for request, attempt, ended, model, outcome, source, input, output, replica, route in rows
     ]
     hours = connection.execute(
         sa.select(

@@ -1,21 +1,23 @@
 """One storm from beginning to end: ground, load, faults, journals, findings."""
 
 import contextlib
+import dataclasses
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
+import orjson
 
 from shoal.api.model import Driver
 from shoal_dev.demo import steps
 from shoal_dev.lab.errors import LabError
-from tests.storm import faults, journals, ledgerrows, story, swaps, versions
+from tests.storm import faults, journals, ledgerrows, routed, routes, story, swaps, versions
 from tests.storm.ground import BURSTY, KEY, LEDGER, MODEL_PATH, STEADY, STORM, Ground
 from tests.storm.kills import killing
 from tests.storm.load import LoadConfig
@@ -23,6 +25,8 @@ from tests.storm.plan import LONG, Phase, Target
 from tests.storm.verdict import Findings, judge
 from tests.support.waiting import until
 
+_ROUTES = "routes.json"
+"""File of the routes, in the folder of the journals."""
 _STORIES_SHOWN = 10
 _VIOLATIONS_SHOWN = 20
 _FLOWS_SECONDS = 60.0
@@ -64,6 +68,8 @@ class StormConfig:
     """Who writes the Models' replicas."""
     since: str | None = None
     """The version that is installed first, as git knows it; `upgraded` goes on from there."""
+    routes: bool = False
+    """Half of the requests goes to routes: with shares, a canary and fallbacks."""
     kills: int = 0
     """SIGKILLs of gateways and the ledger in turn, beside the faults."""
 
@@ -71,6 +77,9 @@ class StormConfig:
 def run(config: StormConfig, folder: Path) -> Findings:
     """Plays a storm and judges it. All journals stay in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
+    if config.routes:
+        asked = {name: dataclasses.asdict(one) for name, one in routes.asked(STORM, STEADY, BURSTY).items()}
+        (folder / _ROUTES).write_bytes(orjson.dumps(asked))
     with _ground(config, folder) as ground:
         print(f"the fleet is up; journals are in {folder}", flush=True)
         with ground.watched_scales(folder / "scales.jsonl"), _load(ground, config, folder) as load:
@@ -105,6 +114,7 @@ def _ground(config: StormConfig, folder: Path) -> Generator[Ground]:
             adapters=config.adapters,
             driver=config.driver,
             earlier=earlier,
+            routed=config.routes,
         )
         yield stack.enter_context(ground)
 
@@ -131,6 +141,8 @@ def collect(folder: Path) -> journals.Journals:
         scales=journals.read_scales(folder / "scales.jsonl"),
         faults=notes,
         residencies=journals.read_residencies(folder / "agents.jsonl"),
+        routes=journals.read_routes(folder / _ROUTES),
+        halts=journals.read_halts(folder / "faults.jsonl"),
     )
 
 
@@ -149,6 +161,8 @@ def show(found: journals.Journals, findings: Findings, folder: Path) -> None:
         print(f"... and {len(findings.violations) - _VIOLATIONS_SHOWN} more: {folder / 'violations.txt'}")
     print(_stats(found, findings))
     print(findings.weights(found.attempts, swaps.ADAPTERS))
+    if found.routes:
+        print(routed.line(found))
     if findings.account is not None:
         print("\n".join(findings.account.lines()))
     print(findings.line(), flush=True)
@@ -191,8 +205,7 @@ def _load(ground: Ground, config: StormConfig, folder: Path) -> Generator["subpr
         long=config.long,
         attacks=config.since is None,
         targets=(
-            Target(STEADY, 0.5 if adapters else 0.75),
-            Target(BURSTY, 0.25, burst_period),
+            *_models(config, burst_period),
             *(Target(name, 0.25 / len(adapters)) for name in adapters),
         ),
         adapters=adapters,
@@ -210,6 +223,15 @@ def _load(ground: Ground, config: StormConfig, folder: Path) -> Generator["subpr
                     load.wait(60)
                 except subprocess.TimeoutExpired:
                     load.kill()
+
+
+def _models(config: StormConfig, bursts: Phase) -> Iterator[Target]:
+    """What is asked beside adapters. The bursty Model is asked through its route, where there are routes."""
+    rest = 0.5 if config.adapters else 0.75
+    if not config.routes:
+        yield from (Target(STEADY, rest), Target(BURSTY, 0.25, bursts))
+    else:
+        yield from (Target(STEADY, rest - 0.25), Target(routes.FRONT, 0.25), Target(routes.TRIAL, 0.25, bursts))
 
 
 def _source(config: StormConfig) -> random.Random:

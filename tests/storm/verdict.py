@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from tests.storm import routed
 from tests.storm.journals import WRONG, Attempt, Journals, Kill, Sequence, UsageRow, by_client
 from tests.storm.ledgerrows import LedgerContents
 from tests.storm.metered import Account, account
@@ -124,6 +125,7 @@ def judge(journals: Journals, contents: LedgerContents | None = None, cached: in
     findings.violations += lowered_in_silence(journals)
     findings.violations += records(journals.attempts, known)
     findings.violations += crowded(journals, cached)
+    findings.violations += routed.violations(journals, contents)
     if contents is not None:
         findings.account = account(
             contents, journals.attempts, journals.sequences, spools=journals.rows, kills=journals.kills

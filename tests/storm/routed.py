@@ -1,0 +1,93 @@
+"""What must hold of requests to routes, from the journals and the ledger. Pure.
+
+| somebody saw | verdict |
+|---|---|
+| a record of a request to a route with another route, or with none; of any other request with one | broken |
+| a record with a Model that is no target of the route, or with a replica of another Model than its own | broken |
+| a request whose final records in spool and ledger differ in their route or their Model | broken |
+| a broken canary that was not halted, or that got requests after it was | broken |
+
+That each request has exactly one final record is checked of all requests (verdict.py, metered.py).
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Final
+
+from tests.storm.journals import Halt, Journals, UsageRow, by_client
+from tests.storm.ledgerrows import LedgerContents
+
+HEARD_SECONDS: Final = 5.0
+"""From the status that says that a canary is halted, until every gateway knows it; it is about one second."""
+
+
+def violations(journals: Journals, contents: LedgerContents | None) -> list[str]:
+    """Nothing where there were no routes."""
+    if not journals.routes:
+        return []
+    rows = by_client(journals.rows)
+    found = [text for id, attempt in journals.attempts.items() for text in _of(journals, id, attempt.model, rows)]
+    found += [text for halt in journals.halts for text in _halted(halt, journals.rows)]
+    if contents is not None:
+        found += _in_ledger(journals.rows, contents)
+    return [f"routes: {text}" for text in found]
+
+
+def line(journals: Journals) -> str:
+    """What became of requests to routes, in one line."""
+    rows = by_client(journals.rows)
+    sent: Counter[str] = Counter()
+    answered: dict[str, Counter[str]] = {}
+    for id, attempt in journals.attempts.items():
+        if attempt.model not in journals.routes:
+            continue
+        sent[attempt.model] += 1
+        for row in rows.get(id, ()):
+            if row.kind == "final" and row.model is not None and row.outcome == "answered":
+                answered.setdefault(attempt.model, Counter())[row.model.partition("/")[2]] += 1
+    told = [
+        f"{name} {count} requests, answered by "
+        + (", ".join(f"{model} {times}" for model, times in sorted(answered.get(name, {}).items())) or "nobody")
+        for name, count in sorted(sent.items())
+    ]
+    halted = sum(halt.since is not None for halt in journals.halts)
+    return "; ".join([*told, f"canaries broken {len(journals.halts)}, halted {halted}"])
+
+
+def _of(journals: Journals, id: str, asked: str, rows: Mapping[str, list[UsageRow]]) -> Iterable[str]:
+    routed = journals.routes.get(asked)
+    for row in rows.get(id, ()):
+        named = f"{id} ({row.request}), which was sent to {asked}: its {row.kind} record"
+        wanted = None if routed is None else routed.route
+        if row.route != wanted:
+            yield f"{named} has the route {row.route}"
+        if routed is not None and row.model not in routed.models:
+            yield f"{named} has the Model {row.model}, which is no target"
+        if row.kind == "final" and row.replica is not None and not row.replica.startswith(f"{row.model}-"):
+            yield f"{named} has the Model {row.model} and the replica {row.replica}"
+
+
+def _halted(halt: Halt, rows: Iterable[UsageRow]) -> Iterable[str]:
+    """The canary would answer again, but nobody may ask it."""
+    if halt.since is None:
+        yield f"the canary {halt.model} of {halt.route} refused everything for {halt.seconds:.0f} s and was not halted"
+        return
+    for row in rows:
+        if row.admitted is None or (row.route, row.model) != (halt.route, halt.model):
+            continue
+        late = datetime.fromisoformat(row.admitted).timestamp() - halt.since
+        if HEARD_SECONDS < late < halt.until - halt.since:
+            yield f"{row.request} went to the canary {halt.model} of {halt.route}, {late:.1f} s after its halt"
+
+
+def _in_ledger(rows: Iterable[UsageRow], contents: LedgerContents) -> Iterable[str]:
+    finals = {row.request: row for row in rows if row.kind == "final"}
+    for stored in contents.rows:
+        row = finals.get(stored.request)
+        if row is None or stored.attempt or not stored.ended:
+            continue
+        if (stored.route, stored.model) != (row.route, row.model):
+            yield (
+                f"{row.request}: the ledger has {stored.model} by {stored.route}, the spool {row.model} by {row.route}"
+            )

@@ -1,0 +1,125 @@
+"""The storm's judge of routes: one request, one record, one route, one Model; and a broken canary is halted."""
+
+import dataclasses
+from pathlib import Path
+
+import orjson
+import pytest
+
+from tests.storm import routed
+from tests.storm.journals import Attempt, Halt, Journals, UsageRow, read_halts, read_routes
+from tests.storm.ledgerrows import LedgerContents, LedgerRow
+from tests.storm.routes import FRONT, NEXT, TRIAL, asked
+from tests.storm.verdict import Findings, judge
+
+STEADY, BURSTY = "storm-steady", "storm-bursty"
+ROUTES = asked("storm", STEADY, BURSTY)
+FINAL = UsageRow(
+    "shoal-gateway-0", "req", "a", "final", "1970-01-01T00:00:11Z", "answered", 200, 1,
+    f"storm/{STEADY}-l40s-48gb-abc", f"storm/{STEADY}", f"storm/{FRONT}", "1970-01-01T00:00:10Z",
+)  # fmt: skip
+OPEN = dataclasses.replace(FINAL, kind="open", outcome=None, replica=None)
+STORED = LedgerRow("req", 0, True, "a", f"storm/{STEADY}", "answered", "final", 7, 5, FINAL.replica, f"storm/{FRONT}")
+HALT = Halt(f"storm/{TRIAL}", f"storm/{NEXT}", 100.0, 120.0, 3.0)
+
+
+def judged(*rows: UsageRow, model: str = FRONT, halts: tuple[Halt, ...] = (), **more: object) -> Findings:
+    attempt = Attempt("a", "a", model, "short", 10.0, 11.0, 11.0, 12.0, "answered", "")
+    return judge(Journals({"a": attempt}, list(rows), routes=ROUTES, halts=list(halts)), **more)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_request_to_a_route_with_one_record_of_its_route_and_of_the_model_that_answered_is_good() -> None:
+    findings = judged(OPEN, FINAL, contents=LedgerContents([STORED]))
+    assert not [text for text in findings.violations if text.startswith("routes")]
+    assert judged(OPEN, FINAL).good
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"route": None}, "its final record has the route None"),
+        ({"route": f"storm/{TRIAL}"}, f"its final record has the route storm/{TRIAL}"),
+        ({"model": f"storm/{BURSTY}", "replica": None}, f"has the Model storm/{BURSTY}, which is no target"),
+        ({"replica": f"storm/{NEXT}-l40s-48gb-abc"}, f"the Model storm/{STEADY} and the replica storm/{NEXT}-l40s"),
+    ],
+)
+def test_a_record_of_another_route_or_model_breaks_the_rule(changes: dict[str, str | None], says: str) -> None:
+    findings = judged(OPEN, dataclasses.replace(FINAL, **changes))
+    assert not findings.good
+    assert any(text.startswith("routes: a (req)") and says in text for text in findings.violations)
+
+
+def test_a_fallback_changes_the_model_of_the_record_and_not_the_route() -> None:
+    first = dataclasses.replace(OPEN, model=f"storm/{NEXT}")
+    assert judged(first, FINAL).good
+    assert not judged(dataclasses.replace(first, route=None), FINAL).good
+
+
+def test_a_request_that_names_its_model_has_no_route() -> None:
+    direct = dataclasses.replace(FINAL, route=None)
+    assert judged(dataclasses.replace(OPEN, route=None), direct, model=STEADY).good
+    assert not judged(OPEN, FINAL, model=STEADY).good
+
+
+def test_two_final_records_of_one_request_are_found_as_everywhere() -> None:
+    findings = judged(OPEN, FINAL, dataclasses.replace(FINAL, model=f"storm/{NEXT}", replica=None))
+    assert "usage: a (req) has 2 final records" in findings.violations
+
+
+@pytest.mark.parametrize("changes", [{"model": f"storm/{NEXT}"}, {"route": None}, {"route": f"storm/{TRIAL}"}])
+def test_the_ledger_has_the_route_and_the_model_of_the_spool(changes: dict[str, str | None]) -> None:
+    findings = judged(OPEN, FINAL, contents=LedgerContents([dataclasses.replace(STORED, **changes)]))
+    assert any(text.startswith("routes: req: the ledger has") for text in findings.violations)
+    # An attempt that nobody got an answer of may have been at another Model.
+    attempt = dataclasses.replace(STORED, attempt=1, **changes)
+    findings = judged(OPEN, FINAL, contents=LedgerContents([STORED, attempt]))
+    assert not [text for text in findings.violations if text.startswith("routes")]
+
+
+def test_a_broken_canary_must_be_halted() -> None:
+    findings = judged(OPEN, FINAL, halts=(dataclasses.replace(HALT, since=None, seconds=90.0),))
+    assert findings.violations == [
+        f"routes: the canary storm/{NEXT} of storm/{TRIAL} refused everything for 90 s and was not halted"
+    ]
+    assert judged(OPEN, FINAL, halts=(HALT,)).good
+
+
+@pytest.mark.parametrize(
+    ("second", "route", "model", "good"),
+    [
+        (99, TRIAL, NEXT, True),
+        (104, TRIAL, NEXT, True),  # the other gateways hear of it
+        (106, TRIAL, NEXT, False),
+        (119, TRIAL, NEXT, False),
+        (121, TRIAL, NEXT, True),  # it is another canary
+        (110, TRIAL, BURSTY, True),
+        (110, FRONT, NEXT, True),  # a target of this one, and no canary
+    ],
+)
+def test_a_halted_canary_gets_nothing(second: int, route: str, model: str, good: bool) -> None:
+    admitted = f"1970-01-01T00:{second // 60:02d}:{second % 60:02d}Z"
+    where = {"route": f"storm/{route}", "model": f"storm/{model}", "admitted": admitted, "replica": None}
+    rows = [dataclasses.replace(row, **where) for row in (OPEN, FINAL)]
+    findings = judged(*rows, model=route, halts=(HALT,))
+    assert findings.good is good
+    assert good or "after its halt" in findings.violations[0]
+
+
+def test_without_routes_nothing_is_judged() -> None:
+    attempt = Attempt("a", "a", "m", "short", 10.0, 11.0, 11.0, 12.0, "answered", "")
+    assert routed.violations(Journals({"a": attempt}, [OPEN, FINAL]), None) == []
+
+
+def test_the_journals_are_read_as_they_were_written(tmp_path: Path) -> None:
+    (tmp_path / "routes.json").write_bytes(orjson.dumps({k: dataclasses.asdict(v) for k, v in ROUTES.items()}))
+    assert read_routes(tmp_path / "routes.json") == ROUTES
+    assert read_routes(tmp_path / "none.json") == {}
+    lines = [{"at": 1.0, "text": "t"}, {"at": 2.0, "text": "t", "halts": [dataclasses.asdict(HALT)]}]
+    (tmp_path / "faults.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    assert read_halts(tmp_path / "faults.jsonl") == [HALT]
+
+
+def test_the_line_says_who_answered() -> None:
+    attempt = Attempt("a", "a", FRONT, "short", 10.0, 11.0, 11.0, 12.0, "answered", "")
+    told = routed.line(Journals({"a": attempt}, [OPEN, FINAL], routes=ROUTES, halts=[HALT]))
+    assert told == f"{FRONT} 1 requests, answered by {STEADY} 1; canaries broken 1, halted 1"
