@@ -2,7 +2,9 @@
 
 import asyncio
 import dataclasses
+import itertools
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from shoal.gateway.waiter import Waiter
 from tests.support.adapter_agents import AdapterAgent, name_of, tuned
 from tests.support.gateway import GatewayUnderTest, replica, tenant
 from tests.support.routes import declared, put, served, target, two_models
-from tests.support.scripted_engine import EngineRequest, ScriptedEngine
+from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 
 CHAT = {"model": "front", "messages": [{"role": "user", "content": "hi"}]}
 BOTH = {"targets": [target("llama"), target("other")]}
@@ -243,6 +245,61 @@ async def test_a_canary_that_another_gateway_halted_is_halted_here_too(tmp_path:
         assert set(it.app.canaries.halts) == {rule.canary.revision}
         await ask(it)
         assert (len(llama.requests), len(other.requests)) == (1, 1)
+
+
+async def test_a_clock_that_jumps_halts_no_canary_and_ends_no_halt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    limits = {"haltOn": {"ttftSeconds": 60, "minRequests": 1}}
+    days = itertools.count()
+
+    class JumpingClock(datetime):
+        """A day forth and two back, each time it is looked at."""
+
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            number = next(days)
+            return datetime.now(tz) + timedelta(days=number if number % 2 else -number)
+
+    broken = False
+
+    async def answers(request: EngineRequest) -> None:
+        await (breaks if broken else serve_normally)(request)
+
+    llama, other = ScriptedEngine(), ScriptedEngine(answers)
+    rule = {**CANARY, "canary": {**CANARY["canary"], **limits}}
+    async with two_models(tmp_path, llama, other, rule) as it:
+        monkeypatch.setattr("shoal.metering.meter.datetime", JumpingClock)
+        monkeypatch.setattr("time.time", lambda: JumpingClock.now(UTC).timestamp())
+        for _ in range(6):
+            response = await it.post({**CHAT, "stream": True})
+            assert b"[DONE]" in await response.read()
+        assert next(days) >= 12, "the clock jumped between a request and its first byte"
+        assert not it.app.canaries.halts
+        assert len(other.requests) == 6
+        broken = True
+        await ask(it, 500)
+        for _ in range(6):
+            await ask(it)
+        assert [halt.reason for halt in it.app.canaries.halts.values()] == ["Errors"]
+        assert (len(llama.requests), len(other.requests)) == (6, 7)
+
+
+async def test_routes_in_a_circle_end_at_once(tmp_path: Path):
+    async with two_models(tmp_path, ScriptedEngine(), ScriptedEngine(), {"targets": [target("back")]}) as it:
+        put(it, {"targets": [target("front")], "fallback": {"targets": [target("back")]}}, name="back")
+        # Neither name is a Model's, so neither route has a target, and nobody may use one.
+        for name in ("front", "back", "chat/front", "chat/back"):
+            assert (await ask(it, 404, model=name))["error"]["code"] == "model_not_found"
+        put(it, {"targets": [target("back"), target("llama")]})
+        assert (await ask(it))["model"] == "front", "what can be served of it is served"
+
+
+async def test_weights_that_sum_to_zero_leave_the_fallback(tmp_path: Path):
+    off = {"targets": [target("llama", 0), target("other", 0)]}
+    async with two_models(tmp_path, llama := ScriptedEngine(), other := ScriptedEngine(), off) as it:
+        assert (await ask(it, 503))["error"]["code"] == "no_route_target"
+        put(it, {**off, "fallback": {"targets": [target("other")]}})
+        await ask(it)
+        assert (len(llama.requests), len(other.requests)) == (0, 1)
 
 
 async def test_clients_that_send_nonsense_do_not_halt_a_canary(tmp_path: Path):
