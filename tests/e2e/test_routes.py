@@ -208,6 +208,8 @@ def test_a_canary_that_fails_halts_itself_and_the_status_says_why(fleet: Fleet, 
         ready = condition(fleet, line.name)
         assert (ready["status"], ready["reason"]) == ("True", "CanaryHalted")
         assert told["message"] in ready["message"]
+        (shown,) = [row for row in kubectl_status(fleet)["routes"] if row["name"] == line.name]
+        assert (shown["reason"], shown["canaries"][0]["state"]) == ("CanaryHalted", "Halted")
         # From now on the Model that works gets everything, at both gateways.
         assert all(whole(line) for _ in range(30))
 
@@ -222,6 +224,13 @@ def test_a_canary_that_fails_halts_itself_and_the_status_says_why(fleet: Fleet, 
     put(fleet, line.name, {"targets": [target(CHAT)], "canary": canary | {"percent": 100}})
     until(lambda: canary_of(fleet, line.name).get("state") == "Running", 60, lambda: status(fleet, line.name))
     until(lambda: line.answered_by([line.ask()]) == [CODE], 60)
+
+
+def kubectl_status(fleet: Fleet) -> dict[str, Any]:
+    """`kubectl shoal status`."""
+    done = CliRunner().invoke(main, ["status", "-n", SPACE, "-o", "json", "--kubeconfig", str(fleet.lab.kubeconfig)])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
 
 
 def canary_of(fleet: Fleet, name: str) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.storm import journals
-from tests.storm.ground import BURSTY
-from tests.storm.run import StormConfig, run
+from tests.storm.ground import BURSTY, STEADY, STORM
+from tests.storm.routes import FRONT, NEXT, TRIAL
+from tests.storm.run import StormConfig, collect, run
 from tests.support.lab import why_no_lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
@@ -27,6 +28,35 @@ FAULTS = (
 def a_lab() -> None:
     if reason := why_no_lab():
         pytest.skip(reason)
+
+
+ROUTED = (
+    "operator_killed",
+    "canary_broken",
+    "gateway_killed",
+    "engine_killed",
+    "pod_deleted",
+    "canary_broken",
+    "operator_frozen",
+)
+
+
+@pytest.mark.long
+def test_through_routes_no_request_is_lost_and_each_has_one_record_of_one_route_and_model(tmp_path: Path) -> None:
+    config = StormConfig(
+        requests=3000, rate=17, seed=5, faults=ROUTED, once=True, gap=8, pace=0.5, shuffled=False, routes=True, kills=8
+    )
+    findings = run(config, tmp_path)
+    assert findings.lost() == []
+    assert findings.violations == []
+    found = collect(tmp_path)
+    # The canary was halted each time, and its route's own Model went to zero and had its fallback answer.
+    assert [halt.since is not None for halt in found.halts] == [True, True]
+    answered = {(row.route, row.model) for row in found.rows if row.outcome == "answered"}
+    front, trial = (f"{STORM}/{name}" for name in (FRONT, TRIAL))
+    steady, bursty, following = (f"{STORM}/{name}" for name in (STEADY, BURSTY, NEXT))
+    assert {(front, steady), (front, following), (trial, bursty), (trial, following), (trial, steady)} <= answered
+    assert findings.totals["answered"] > 0.7 * findings.sent
 
 
 def test_no_request_is_lost_in_a_short_storm(tmp_path: Path) -> None:
