@@ -48,6 +48,8 @@ class Storm:
     random: random.Random
     journal: Path
     pace: float = 1.0
+    over: Callable[[], bool] = lambda: False
+    """Whether the load has ended."""
     revision: int = 0
 
     def say(
@@ -419,7 +421,7 @@ def canary_broken(storm: Storm) -> None:
     storm.say(f"canary_broken: {pod} refuses everything; percent is {percent}")
     since, why = None, ""
     try:
-        while since is None and time.time() - began < HALT_SECONDS:
+        while since is None and time.time() - began < HALT_SECONDS and not storm.over():
             with contextlib.suppress(click.ClickException):
                 state, why = storm.ground.canary()
                 since = time.time() if state == "Halted" else None
@@ -428,7 +430,7 @@ def canary_broken(storm: Storm) -> None:
         with contextlib.suppress(LabError):
             _arm(storm, pod, None)
     if since is not None:
-        storm.wait(20)  # it would answer now
+        storm.wait(20)  # now it would answer
     until = time.time()
     halt = Halt(f"{STORM}/{routes.TRIAL}", f"{STORM}/{routes.NEXT}", since, until, (since or until) - began)
     told = "was not halted" if since is None else f"halted after {halt.seconds:.1f} s: {why}"

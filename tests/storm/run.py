@@ -83,7 +83,8 @@ def run(config: StormConfig, folder: Path) -> Findings:
     with _ground(config, folder) as ground:
         print(f"the fleet is up; journals are in {folder}", flush=True)
         with ground.watched_scales(folder / "scales.jsonl"), _load(ground, config, folder) as load:
-            storm = faults.Storm(ground, _source(config), folder / "faults.jsonl", config.pace)
+            over = lambda: load.poll() is not None  # noqa: E731
+            storm = faults.Storm(ground, _source(config), folder / "faults.jsonl", config.pace, over)
             with contextlib.ExitStack() as beside:
                 if config.adapters:
                     beside.enter_context(swaps.swapping(ground.kubectl, STORM, storm.say))
@@ -245,11 +246,7 @@ def _seconds(config: StormConfig) -> float:
 
 def _faults(storm: faults.Storm, config: StormConfig, load: "subprocess.Popen[bytes]") -> None:
     """One fault after the other until the load ends; each failure of a fault itself is said and not fatal."""
-    source = storm.random
-
-    def over() -> bool:
-        return load.poll() is not None
-
+    source, over = storm.random, storm.over
     with contextlib.suppress(AssertionError):  # where nothing is ever answered, the judge says so
         until(lambda: _answers(storm.journal.parent) or over(), _FLOWS_SECONDS)
     storm.say("the storm begins")

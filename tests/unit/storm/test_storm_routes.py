@@ -77,10 +77,23 @@ def test_the_ledger_has_the_route_and_the_model_of_the_spool(changes: dict[str, 
 
 
 def test_a_broken_canary_must_be_halted() -> None:
-    findings = judged(OPEN, FINAL, halts=(dataclasses.replace(HALT, since=None, seconds=90.0),))
-    assert findings.violations == [
-        f"routes: the canary storm/{NEXT} of storm/{TRIAL} refused everything for 90 s and was not halted"
+    never = dataclasses.replace(HALT, since=None, seconds=90.0)
+
+    def asked(count: int, since: float = 31.0) -> Journals:
+        attempts = [
+            Attempt(str(at), str(at), TRIAL, "short", since + at / 10, None, None, 200.0, "refused", "")
+            for at in range(count)
+        ]
+        return Journals({one.id: one for one in attempts}, routes=ROUTES, halts=[never])
+
+    assert judge(asked(routed.ENOUGH)).violations == [
+        f"routes: the canary storm/{NEXT} of storm/{TRIAL} refused everything for 90 s, of 60 requests, "
+        "and was not halted"
     ]
+    # Too few requests to tell: the load had ended, or nobody had asked.
+    assert judge(asked(routed.ENOUGH - 1)).good
+    assert judge(asked(100, since=10.0)).good
+    assert judge(asked(100, since=117.0)).good
     assert judged(OPEN, FINAL, halts=(HALT,)).good
 
 

@@ -1,6 +1,7 @@
 """The storm's judge: each way in which a request can end, and what it makes of it."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ ACCEPTED = (row("open"), row("final", "answered"))
 
 
 def judged(
-    one: Attempt, *, rows: tuple[UsageRow, ...] = ACCEPTED, kills: tuple[Kill, ...] = (), **more: list
+    one: Attempt, *, rows: tuple[UsageRow, ...] = ACCEPTED, kills: tuple[Kill, ...] = (), **more: Any
 ) -> Findings:
     return judge(Journals({one.id: one}, list(rows), kills=list(kills), **more))
 
