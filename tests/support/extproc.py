@@ -17,8 +17,9 @@ from tests.support.gateway import API_KEY, GatewayUnderTest
 _TYPE = "type.googleapis.com/envoy.extensions"
 
 
-def bootstrap(port: int, processor: int, **filter_settings: Any) -> str:
-    """Envoy as data planes set it up for an InferencePool: the endpoint is what the processor says, in a header."""
+def bootstrap(port: int, processor: int, trust: str | None = None, **filter_settings: Any) -> str:
+    """Envoy as data planes set it up for an InferencePool: the endpoint is what the processor says, in a header.
+    `trust`: the authority of the engines' certificates; None: plain HTTP."""
 
     def address(p: int) -> dict[str, Any]:
         return {"socket_address": {"address": "127.0.0.1", "port_value": p}}
@@ -65,13 +66,22 @@ def bootstrap(port: int, processor: int, **filter_settings: Any) -> str:
             ]
         },
     }
-    pool = {
+    pool: dict[str, Any] = {
         "name": "pool",
         "type": "ORIGINAL_DST",
         "lb_policy": "CLUSTER_PROVIDED",
         "connect_timeout": "2s",
         "original_dst_lb_config": {"use_http_header": True, "http_header_name": "x-gateway-destination-endpoint"},
     }
+    if trust is not None:
+        context = {"trusted_ca": {"inline_string": trust}}
+        pool["transport_socket"] = {
+            "name": "envoy.transport_sockets.tls",
+            "typed_config": {
+                "@type": f"{_TYPE}.transport_sockets.tls.v3.UpstreamTlsContext",
+                "common_tls_context": {"validation_context": context},
+            },
+        }
     shoal = {
         "name": "shoal",
         "type": "STATIC",
@@ -101,7 +111,7 @@ class EnvoyInFront:
 
 @asynccontextmanager
 async def in_front_of(
-    gateway: GatewayUnderTest, *, serves: int = 200, **filter_settings: Any
+    gateway: GatewayUnderTest, *, serves: int = 200, trust: str | None = None, **filter_settings: Any
 ) -> AsyncGenerator[EnvoyInFront]:
     """An Envoy whose requests this gateway decides on. `serves`: what it answers to /healthz when it is up."""
     processor = ExtProcServer(
@@ -116,7 +126,7 @@ async def in_front_of(
     (port,) = free_ports(1)
     flags = ("--concurrency", "1", "--log-level", "error", "--use-dynamic-base-id")
     child = await asyncio.create_subprocess_exec(
-        PROGRAM, "--config-yaml", bootstrap(port, processor.port, **filter_settings), *flags
+        PROGRAM, "--config-yaml", bootstrap(port, processor.port, trust, **filter_settings), *flags
     )
     it = EnvoyInFront(gateway, processor, port)
     try:

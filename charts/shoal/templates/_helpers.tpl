@@ -120,6 +120,10 @@ scaling:
   {{- toYaml .Values.operator.scaling | nindent 2 }}
 tracing:
   {{- toYaml .Values.tracing | nindent 2 }}
+extProc:
+  enabled: {{ .Values.gateway.extProc.enabled }}
+  proxyNamespaces:
+    {{- toYaml .Values.gateway.extProc.proxyNamespaces | nindent 4 }}
 scopeNamespaces: {{ include "shoal.scope" . }}
 metricsAuth: {{ .Values.metrics.auth.enabled }}
 roleTokens: {{ .Values.rbac.roles.enabled }}

@@ -18,6 +18,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from shoal.agent.adapters.service import AdapterService
 from shoal.agent.adapters.web import BODY_BYTES, AdaptersApi
+from shoal.agent.admission import AdmissionApp
 from shoal.agent.drain import Drain
 from shoal.agent.observe import EngineObserver
 from shoal.agent.stream import AgentStream
@@ -110,6 +111,11 @@ class EngineAgent:
         both = self._guard(("gateway", "operator"), "a gateway's or an operator's key")
         AdaptersApi(self._adapters, self._drain, self._hub.boot).add(shell, both)
         return shell
+
+    @property
+    def engine_key(self) -> str | None:
+        """The key with which the engine is called; None: not known yet."""
+        return None if self._keys is None else self._keys.engine
 
     async def observe(self) -> None:
         """Waits for the keys, then looks at the engine for ever."""
@@ -266,8 +272,10 @@ async def serve(
     stop: asyncio.Event,
     tls_port: int = names.AGENT_TLS_PORT,
     beside: Sequence[Callable[[], Coroutine[None, None, None]]] = (),
+    admits_for: str | None = None,
 ) -> None:
-    """Serves until `stop`, then ends every stream and returns at once. What is `beside` it runs until then."""
+    """Serves until `stop`, then ends every stream and returns at once. What is `beside` it runs until then.
+    `admits_for`: the pod's address, where proxies bring requests; None: they do not."""
     shell = agent.shell()
     server = partial(make_server, shell, host=host, keep_alive=KEEP_ALIVE_SECONDS, stop_seconds=1)
     servers = [server(port=port)]
@@ -276,6 +284,12 @@ async def serve(
         credentials.refresh()
         servers.append(server(port=tls_port, credentials=credentials, certificate_required=True))
         working.append(partial(_keep_fresh, credentials))
+    if admits_for is not None:
+        admission = AdmissionApp(admits_for, lambda: agent.engine_key)
+        # Longer than the sidecar keeps a connection to it, so that none is closed under a request.
+        servers.append(
+            make_server(admission, host="127.0.0.1", port=names.ADMISSION_PORT, keep_alive=30, stop_seconds=1)
+        )
     async with serving(*servers):
         log.info("agent.serving", host=host, port=port, boot=hub.boot, tls=credentials is not None)
         try:

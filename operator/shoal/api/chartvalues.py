@@ -196,6 +196,27 @@ class GatewayAutoscaling(Section):
     adapter that serves this metric of the pods, such as prometheus-adapter. 0: not used."""
 
 
+class ExtProcTLS(Section):
+    enabled: bool = True
+    """Serves TLS. Off: plain HTTP/2, where a mesh encrypts it."""
+    secret_name: SecretName = ""
+    """Secret of type kubernetes.io/tls in the release's namespace, read again when it changes. Empty: the gateways' own
+    certificate (Secret shoal-gateway-tls), which needs `transport.mtls`."""
+    client_certificates: bool = False
+    """Requires of proxies a certificate that the ca.crt of `secretName` signed."""
+
+
+class ExtProcValues(Section):
+    enabled: bool = False
+    """Gateways also answer Envoy's external processing (port 9002), and the operator makes an InferencePool per Model
+    where that kind exists (docs/other-doors.md)."""
+    proxy_namespaces: tuple[str, ...] = ()
+    """Namespaces of the proxies. With network policies only they reach this port and the engines' port for proxies.
+    Whoever reaches both, and has a tenant's key, can be served without being metered: name no namespace of tenants."""
+    tls: ExtProcTLS = ExtProcTLS()
+    """TLS of the port that proxies ask on."""
+
+
 class GatewayValues(PodValues):
     replicas: int = Field(default=2, ge=1)
     """Number of pods. With `gateway.autoscaling` only the number at installation."""
@@ -243,6 +264,8 @@ class GatewayValues(PodValues):
     """An Ingress in front of the gateway."""
     http_route: HTTPRoute = HTTPRoute()
     """A route of the Gateway API in front of the gateway."""
+    ext_proc: ExtProcValues = ExtProcValues()
+    """Envoy, Istio or kgateway carry the requests, and gateways decide on them."""
 
 
 class LedgerDatabase(Section):

@@ -313,6 +313,15 @@ class TransportConfig(_Section):
     """The TLS sidecar of each engine pod: Envoy, from Shoal's image."""
 
 
+class ExtProc(_Section):
+    """Envoys that carry requests (docs/other-doors.md)."""
+
+    enabled: bool = False
+    """Engine pods with mutual TLS have a port for proxies, and each Model an InferencePool where that kind exists."""
+    proxy_namespaces: tuple[str, ...] = ()
+    """Namespaces from which that port is reached."""
+
+
 class OperatorConfig(_Section):
     """The whole configuration file."""
 
@@ -329,6 +338,7 @@ class OperatorConfig(_Section):
     signals: Signals = Signals()
     scaling: Scaling = Scaling()
     tracing: TracingConfig = TracingConfig()
+    ext_proc: ExtProc = ExtProc()
     scope_namespaces: tuple[str, ...] = ()
     """Namespaces that Shoal reads and writes, including its own; empty: all."""
     metrics_auth: bool = False

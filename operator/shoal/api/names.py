@@ -119,6 +119,10 @@ CONTAINER_TLS: Final = "tls"
 ENGINE_PORT: Final = 30000
 AGENT_PORT: Final = 8400
 """Port of the agent's API: /v1/replica (keys), /healthz, /metrics."""
+EXT_PROC_PORT: Final = 9002
+"""Port of a gateway where Envoys ask for decisions on their requests (docs/other-doors.md)."""
+EXT_PROC_SERVICE: Final = "shoal-gateway-extproc"
+"""Service of that port. In a Model's namespace with an InferencePool, the one that leads there."""
 GATEWAY_PORT: Final = 8080
 """The OpenAI API."""
 OPS_PORT: Final = 9090
@@ -129,6 +133,13 @@ SCALER_PORT: Final = 9666
 ENGINE_TLS_PORT: Final = 30443
 """Port of an engine pod with TRANSPORT_MTLS: the engine's SERVING_PATHS. The engine itself listens on localhost
 only."""
+ENGINE_PROXY_PORT: Final = 30444
+"""Port of an engine pod with TRANSPORT_MTLS: the SERVING_PATHS, for requests that a proxy brings and a gateway
+admitted (docs/other-doors.md). Only where the installation has it switched on."""
+ADMISSION_PORT: Final = 8402
+"""Port of an agent, on localhost: whether a gateway admitted a request."""
+ADMISSION_PREFIX: Final = "/admit"
+ADMISSION_ENV: Final = "SHOAL_AGENT_ADMISSION"
 ENGINE_PROBE_PORT: Final = 30001
 """Plain-HTTP port of an engine pod with TRANSPORT_MTLS: /ready for the kubelet, /metrics for scrapers."""
 AGENT_TLS_PORT: Final = 8443

@@ -61,6 +61,7 @@ from shoal.requestlog.logmetrics import RequestLogMetrics
 from shoal.signals.totals import TotalsFollower
 
 if TYPE_CHECKING:
+    from shoal.gateway.extproc.server import ExtProcServer
     from shoal.gateway.tracing import Traces
 
 log = structlog.get_logger()
@@ -230,6 +231,7 @@ class GatewayProcess:
             + (int(2 * mediafetch.SECONDS) if settings.media_egress else 0)
             + 1,
         )
+        self.ext_proc = self._external_processor() if settings.ext_proc else None
         self.choices = ChoicesApi(
             self.gateway.choices,
             settings.pod_name,
@@ -357,6 +359,8 @@ class GatewayProcess:
                     await listening(self.peer_ops)
                 main = group.create_task(run_server(self.server))
                 await listening(self.server)
+                if self.ext_proc is not None:
+                    background.append(group.create_task(self.ext_proc.run()))
                 log.info("serving", port=self.server.port, ops_port=self.ops.port, tls=bool(self.settings.tls_cert))
                 gctuning.tune_gc()
                 started()
@@ -366,6 +370,8 @@ class GatewayProcess:
                 # Endpoints and load balancers react with a delay: until then new requests still arrive.
                 await asyncio.sleep(self.settings.settle_seconds)
                 self.server.should_exit = True
+                if self.ext_proc is not None:
+                    await self.ext_proc.stop(self.settings.hold_seconds + self.settings.request_seconds)
                 await main
                 if self.shipper is not None:
                     await self.shipper.drain(self.settings.ship_seconds)
@@ -430,6 +436,24 @@ class GatewayProcess:
             self._tls_seen = seen
         except OSError as error:
             log.warning("cannot read the TLS certificate again; keeping the old one", error=str(error))
+
+    def _external_processor(self) -> "ExtProcServer":
+        from shoal.gateway.extproc.server import ExtProcServer, PortCertificate
+
+        settings = self.settings
+        certificate = None
+        if settings.ext_proc_tls_dir is not None:
+            certificate = PortCertificate(settings.ext_proc_tls_dir, asks_clients=settings.ext_proc_client_certificates)
+        return ExtProcServer(
+            GatewayApp(self.gateway, lambda: not self.missing()),
+            # A gateway that is asked to stop takes requests until load balancers know of it.
+            lambda: not self.missing().keys() - {"stopping"} and not self.server.should_exit,
+            host=settings.host,
+            port=settings.ext_proc_port,
+            body_seconds=settings.body_seconds,
+            most_streams=self.gateway.memory.connections,
+            certificate=certificate,
+        )
 
     def _traces(self) -> "Traces | None":
         if self.tracing is None:

@@ -27,6 +27,13 @@ class GatewaySettings(BaseSettings):
     """The mounted Secret with this process's certificate, which the operator issues. It may appear later."""
     mtls_port: int = Field(default=names.OPS_TLS_PORT, ge=0, le=65535)
     """Where operators and the other gateways call."""
+    ext_proc: bool = False
+    """Answers Envoys that ask what to do with a request (docs/other-doors.md)."""
+    ext_proc_port: int = Field(default=names.EXT_PROC_PORT, ge=0, le=65535)
+    ext_proc_tls_dir: Path | None = None
+    """The mounted Secret with tls.crt and tls.key of that port, read again when it changes. None: plain HTTP/2."""
+    ext_proc_client_certificates: bool = False
+    """Whether callers of that port need a certificate that the folder's ca.crt signed."""
     installation: str = Field(default="shoal", min_length=1, max_length=128)
     """Names this installation; the `source` of usage records. The same for all gateways, never a pod's name."""
     pod_name: str = Field(default="", validation_alias=AliasChoices("SHOAL_GATEWAY_POD_NAME", "POD_NAME", "pod_name"))

@@ -108,6 +108,12 @@ def network_policy(model: Model, config: OperatorConfig, shoal_namespace: str) -
         "ports": [_port(names.ENGINE_PORT), _port(names.ENGINE_TLS_PORT)],
         "from": [ours(names.COMPONENT_GATEWAY), *scrapers],
     }
+    proxies = [
+        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+        for namespace in config.ext_proc.proxy_namespaces
+    ]
+    # Without mutual TLS the engine itself listens, and its key is what proves the admission.
+    proxied = [_port(names.ENGINE_PROXY_PORT if config.transport.mtls.enabled else names.ENGINE_PORT)]
     agent: JsonObject = {
         "ports": [_port(names.AGENT_PORT), _port(names.AGENT_TLS_PORT)],
         "from": [*map(ours, callers), *scrapers],
@@ -126,6 +132,7 @@ def network_policy(model: Model, config: OperatorConfig, shoal_namespace: str) -
             "ingress": [
                 engine,
                 agent,
+                *([{"ports": proxied, "from": proxies}] if config.ext_proc.enabled and proxies else []),
                 *([{"ports": [_port(names.ENGINE_PROBE_PORT)], "from": scrapers}] if scrapers else []),
             ],
             "egress": egress_rules(config, identity=identity(model) is not None),

@@ -208,6 +208,7 @@ def _agent(shape: VariantShape) -> JsonObject:
             env_value("SHOAL_AGENT_STALL_SECONDS", str(shape.model.spec.stall_seconds)),
             *_agent_engine(shape),
             *([env_value("SHOAL_AGENT_TLS_DIR", names.TLS_DIR)] if shape.mtls else []),
+            *([env_value(names.ADMISSION_ENV, "true")] if shape.mtls and config.ext_proc.enabled else []),
             *([cache.AGENT_ENV] if cached(shape) else []),
             *pool.agent_env(shape),
         ],
@@ -237,7 +238,11 @@ def _tls(shape: VariantShape) -> JsonObject:
         "imagePullPolicy": config.agent.pull_policy,
         "restartPolicy": "Always",
         "command": ["sh", "-c", HAND_ON, names.CONTAINER_TLS, *sidecar.command(config, kind_of(shape.model).pod)],
-        "ports": [_port("engine-tls", names.ENGINE_TLS_PORT), _port("engine-probe", names.ENGINE_PROBE_PORT)],
+        "ports": [
+            _port("engine-tls", names.ENGINE_TLS_PORT),
+            *([_port("engine-proxy", names.ENGINE_PROXY_PORT)] if config.ext_proc.enabled else []),
+            _port("engine-probe", names.ENGINE_PROBE_PORT),
+        ],
         "lifecycle": {"preStop": SETTLE},
         "resources": {
             "requests": {"cpu": sidecar_config.cpu, "memory": sidecar_config.memory},

@@ -5,6 +5,7 @@ its probe for the kubelet, and plain /metrics where scrapers are configured. The
 use Envoy.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import orjson
@@ -12,6 +13,7 @@ import orjson
 from shoal.api import names
 from shoal.api.config import OperatorConfig
 from shoal.api.meta import JsonObject
+from shoal.core.admission import HEADER
 from shoal.engine.port import PodSide
 from shoal.net.pki import CertificatePair
 
@@ -66,6 +68,8 @@ def bootstrap(
     engine_port: int = names.ENGINE_PORT,
     serving_port: int = names.ENGINE_TLS_PORT,
     probe_port: int = names.ENGINE_PROBE_PORT,
+    proxy_port: int = names.ENGINE_PROXY_PORT,
+    admission_port: int = names.ADMISSION_PORT,
 ) -> JsonObject:
     """Envoy's configuration. `folder` contains the files of `secrets`."""
     # Gateways check with the probe whether a replica that lost a request is still there.
@@ -73,19 +77,48 @@ def bootstrap(
     probes = [_to_engine(kind.ready_path, "GET")]
     if config.pods.scraper_namespaces:
         probes.append(_to_engine("/metrics", "GET"))
+    listeners = [
+        _listener("serving", serving_port, serving, _tls(folder)),
+        _listener("probes", probe_port, probes),
+    ]
+    clusters = [_local("engine", engine_port)]
+    if config.ext_proc.enabled:
+        admitted = [_to_engine(path, "POST") for path in kind.serving_paths]
+        listeners.append(_listener("proxies", proxy_port, admitted, _tls(folder, client=False), [_admission()]))
+        clusters.append(_local("admission", admission_port))
     return {
         "node": {"id": "engine", "cluster": "shoal"},
-        "static_resources": {
-            "listeners": [
-                _listener("serving", serving_port, serving, _tls(folder)),
-                _listener("probes", probe_port, probes),
-            ],
-            "clusters": [_engine(engine_port)],
+        "static_resources": {"listeners": listeners, "clusters": clusters},
+    }
+
+
+def _admission() -> JsonObject:
+    """Asks the agent about each request. Without its answer none goes on."""
+    exact = [{"exact": HEADER}]
+    return {
+        "name": "envoy.filters.http.ext_authz",
+        "typed_config": {
+            "@type": f"{_TYPE}extensions.filters.http.ext_authz.v3.ExtAuthz",
+            "transport_api_version": "V3",
+            "failure_mode_allow": False,
+            "status_on_error": {"code": "ServiceUnavailable"},
+            "allowed_headers": {"patterns": exact},
+            "http_service": {
+                "server_uri": {"uri": "http://127.0.0.1", "cluster": "admission", "timeout": f"{CONNECT_SECONDS}s"},
+                "path_prefix": names.ADMISSION_PREFIX,
+                "authorization_response": {"allowed_upstream_headers": {"patterns": [{"exact": "authorization"}]}},
+            },
         },
     }
 
 
-def _listener(name: str, port: int, routes: list[JsonObject], tls: JsonObject | None = None) -> JsonObject:
+def _listener(
+    name: str,
+    port: int,
+    routes: list[JsonObject],
+    tls: JsonObject | None = None,
+    filters: Sequence[JsonObject] = (),
+) -> JsonObject:
     manager: JsonObject = {
         "@type": f"{_TYPE}extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": name,
@@ -116,13 +149,14 @@ def _listener(name: str, port: int, routes: list[JsonObject], tls: JsonObject | 
             ]
         },
         "http_filters": [
+            *filters,
             {
                 "name": "envoy.filters.http.router",
                 "typed_config": {
                     "@type": f"{_TYPE}extensions.filters.http.router.v3.Router",
                     "suppress_envoy_headers": True,
                 },
-            }
+            },
         ],
         "route_config": {
             "virtual_hosts": [
@@ -155,7 +189,7 @@ def _to_engine(path: str, method: str) -> JsonObject:
     }
 
 
-def _engine(port: int) -> JsonObject:
+def _local(name: str, port: int) -> JsonObject:
     limits = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests"), _NO_LIMIT)
     protocol: JsonObject = {
         "@type": f"{_TYPE}extensions.upstreams.http.v3.HttpProtocolOptions",
@@ -164,7 +198,7 @@ def _engine(port: int) -> JsonObject:
     }
     address: JsonObject = {"socket_address": {"address": "127.0.0.1", "port_value": port}}
     return {
-        "name": "engine",
+        "name": name,
         "type": "STATIC",
         "connect_timeout": f"{CONNECT_SECONDS}s",
         "per_connection_buffer_limit_bytes": BUFFER_BYTES,
@@ -172,28 +206,36 @@ def _engine(port: int) -> JsonObject:
         "circuit_breakers": {"thresholds": [limits]},
         "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": protocol},
         "load_assignment": {
-            "cluster_name": "engine",
+            "cluster_name": name,
             "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address}}]}],
         },
     }
 
 
-def _tls(folder: str) -> JsonObject:
+def _tls(folder: str, *, client: bool = True) -> JsonObject:
+    """`client`: callers need a certificate."""
+
     def source(name: str) -> JsonObject:
         config = {"path": f"{folder}/{name}.json", "watched_directory": {"path": folder}}
         return {"name": name, "sds_config": {"path_config_source": config, "resource_api_version": "V3"}}
 
+    common: JsonObject = {
+        # An Envoy speaks no more than 1.2 to what is behind it, unless it is told to.
+        "tls_params": {
+            "tls_minimum_protocol_version": "TLSv1_3" if client else "TLSv1_2",
+            "tls_maximum_protocol_version": "TLSv1_3",
+        },
+        "tls_certificate_sds_secret_configs": [source(_CERTIFICATE)],
+    }
+    if client:
+        common["validation_context_sds_secret_config"] = source(_TRUST)
     return {
         "name": "envoy.transport_sockets.tls",
         "typed_config": {
             "@type": f"{_TYPE}extensions.transport_sockets.tls.v3.DownstreamTlsContext",
-            "require_client_certificate": True,
+            "require_client_certificate": client,
             "disable_stateless_session_resumption": True,
-            "common_tls_context": {
-                "tls_params": {"tls_minimum_protocol_version": "TLSv1_3", "tls_maximum_protocol_version": "TLSv1_3"},
-                "tls_certificate_sds_secret_configs": [source(_CERTIFICATE)],
-                "validation_context_sds_secret_config": source(_TRUST),
-            },
+            "common_tls_context": common,
         },
     }
 

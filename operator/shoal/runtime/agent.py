@@ -56,6 +56,13 @@ command.add_command(facts)
     help="Folder of this replica's certificate; endpoints with keys then require mutual TLS (SHOAL_AGENT_TLS_DIR).",
 )
 @click.option("--tls-port", default=names.AGENT_TLS_PORT, show_default=True, help="Port for mutual TLS.")
+@click.option(
+    "--proxies",
+    is_flag=True,
+    envvar=names.ADMISSION_ENV,
+    help=f"Lets requests through that a proxy brings and a gateway admitted ({names.ADMISSION_ENV}).",
+)
+@click.option("--pod-ip", envvar="POD_IP", default="", help="This pod's address (POD_IP).")
 @click.option("--pool", envvar=ADAPTERS_ENV, default="", help=f"The Model's LoRAPool, as JSON ({ADAPTERS_ENV}).")
 @click.option("--adapters-dir", default=names.ADAPTERS_DIR, show_default=True, type=click.Path(path_type=Path))
 @click.option("--secrets-dir", default=names.ADAPTER_SECRETS_DIR, show_default=True, type=click.Path(path_type=Path))
@@ -76,6 +83,8 @@ def serve(
     stall_seconds: float,
     tls_dir: str,
     tls_port: int,
+    proxies: bool,
+    pod_ip: str,
     pool: str,
     adapters_dir: Path,
     secrets_dir: Path,
@@ -136,7 +145,16 @@ def serve(
         agent = EngineAgent(
             engine_url, keys, stream, observer, drain, adapters, credentials, kind=kind, max_running=max_running
         )
-        await run(agent, stream, host=host, port=port, tls_port=tls_port, stop=stop, beside=background)
+        await run(
+            agent,
+            stream,
+            host=host,
+            port=port,
+            tls_port=tls_port,
+            stop=stop,
+            beside=background,
+            admits_for=pod_ip if proxies else None,
+        )
 
     asyncio.run(main())
 

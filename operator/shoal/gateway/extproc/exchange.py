@@ -5,13 +5,16 @@ sends to a replica and what it answers become Envoy's mutations. There is one at
 """
 
 import asyncio
+import secrets
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from shoal.core import extproc
+from shoal.api import names
+from shoal.core import admission, extproc
 from shoal.core.extproc import AnswerHead, Conversation, ProtocolBroken, RequestHead, State, Told
 from shoal.gateway.carrier import CARRIER
 from shoal.gateway.extproc.protocol import external_processor_pb2 as pb
@@ -36,6 +39,7 @@ log = structlog.get_logger()
 _AHEAD_BYTES: Final = 256 * 1024
 """Bytes of a body that are read before they are used. Then Envoy has to wait."""
 _CONTENT_TYPE: Final = b"content-type"
+_AUTHORIZATION: Final = b"authorization"
 
 
 class Ended(Exception):
@@ -275,16 +279,18 @@ class Exchange:
 
     def takes(self, target: UpstreamAddress) -> bool:
         """Whether Envoy can send the request to a replica."""
-        return self.subset is None or bool({target.host, extproc.endpoint(target.host, target.port)} & self.subset)
+        return self.subset is None or bool({target.host, _endpoint(target)} & self.subset)
 
     async def start(self, target: UpstreamAddress, head: bytes, body: bytes, abort: AbortHandle) -> UpstreamAnswer:
         abort.hold(self)
         if abort.aborted or self._over:
             raise Aborted("the client left")
         path, headers = parsed(head)
+        if target.server_name is not None:
+            headers = admitted(target.host, path, headers)
         abort.sent = True
         try:
-            await self._tell_all(self._talk.forward(extproc.endpoint(target.host, target.port), path, headers, body))
+            await self._tell_all(self._talk.forward(_endpoint(target), path, headers, body))
         except Ended:
             self.leave()
             raise Aborted("the client left") from None
@@ -339,6 +345,19 @@ class Exchange:
             raise self._error
         if self._over and not self._parts:
             raise Aborted("the client left")
+
+
+def _endpoint(target: UpstreamAddress) -> str:
+    """Where the proxy reaches a replica. It has no certificate for the gateways' port."""
+    return extproc.endpoint(target.host, target.port if target.server_name is None else names.ENGINE_PROXY_PORT)
+
+
+def admitted(host: str, path: str, headers: extproc.Headers) -> extproc.Headers:
+    """The headers with a proof in place of the engine's key, which no proxy gets."""
+    key = dict(headers)[_AUTHORIZATION].decode().removeprefix("Bearer ")
+    proof = admission.proof(key, host, path, secrets.token_hex(16), time.time())
+    rest = (pair for pair in headers if pair[0] != _AUTHORIZATION)
+    return [*rest, (admission.HEADER.encode(), proof.encode())]
 
 
 def parsed(head: bytes) -> tuple[str, extproc.Headers]:

@@ -5,13 +5,16 @@ answers nothing new, and a port that is closed refuses all.
 """
 
 import asyncio
+import ssl
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import grpc
 import grpc.aio
 import structlog
 
+from shoal.api import names
 from shoal.gateway import redact
 from shoal.gateway.app import GatewayApp
 from shoal.gateway.extproc.exchange import Ended, Exchange
@@ -28,6 +31,7 @@ _MESSAGE_BYTES: Final = 4 * 1024 * 1024
 """Of one message: Envoy sends bodies in parts as they arrive, by default of 1 MiB at most."""
 _LEAVE_SECONDS: Final = 10.0
 """How long a request may take to end after its Envoy has gone."""
+_RETRY_SECONDS: Final = 2.0
 _OPTIONS: Final = (
     ("grpc.so_reuseport", 0),  # the port of another process is an error
     ("grpc.keepalive_time_ms", 30_000),
@@ -94,32 +98,90 @@ class ExtProcServer:
         port: int,
         body_seconds: float,
         most_streams: int,
-        credentials: Callable[[], grpc.ServerCredentials | None] = lambda: None,
+        certificate: "PortCertificate | None" = None,
     ) -> None:
-        """`credentials`: None for plain HTTP/2."""
+        """`certificate`: None for plain HTTP/2."""
         self._service = ExternalProcessor(app, ready, body_seconds)
         self._ready = ready
         self._host, self._wanted, self._most = host, port, most_streams
-        self._credentials = credentials
+        self._certificate = certificate
         self._server: grpc.aio.Server | None = None
         self.port = 0
 
+    async def run(self) -> None:
+        """Starts it as soon as the port and the certificate are there."""
+        told: str | None = None
+        while self._server is None:
+            try:
+                await self.start()
+            except (RuntimeError, OSError, ValueError) as error:
+                # gRPC's own text names files of its source.
+                why = f"port {self._wanted} is taken" if isinstance(error, RuntimeError) else str(error)
+                if why != told:
+                    log.warning("Envoys get no answers yet, and refuse requests", problem=why)
+                    told = why
+                await asyncio.sleep(_RETRY_SECONDS)
+
     async def start(self) -> None:
-        """Raises RuntimeError when the port is taken."""
+        """Raises RuntimeError when the port is taken; OSError, ValueError while there is no certificate."""
+        credentials = None if self._certificate is None else self._certificate.credentials()
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=self._most)  # pyright: ignore[reportUnknownMemberType] - of its other arguments
         add_ExternalProcessorServicer_to_server(self._service, server)
         server.add_generic_rpc_handlers((_Health(self._ready),))
         address = f"{self._host}:{self._wanted}"
-        found = self._credentials()
-        self.port = server.add_insecure_port(address) if found is None else server.add_secure_port(address, found)
+        if credentials is None:
+            self.port = server.add_insecure_port(address)
+        else:
+            self.port = server.add_secure_port(address, credentials)
         await server.start()
         self._server = server
-        log.info("external processing", port=self.port, tls=found is not None)
+        log.info("external processing", port=self.port, tls=credentials is not None)
 
     async def stop(self, seconds: float) -> None:
         """Takes no new requests; those that run get `seconds`."""
         if self._server is not None:
             await self._server.stop(seconds)
+
+
+class PortCertificate:
+    """tls.crt and tls.key of a mounted Secret, as they are when a caller connects. `asks_clients`: a caller needs a
+    certificate that ca.crt signed."""
+
+    def __init__(self, folder: Path, *, asks_clients: bool = False) -> None:
+        self._folder, self._asks = folder, asks_clients
+        self._seen: tuple[int, ...] = ()
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Raises OSError, ValueError: the files are not there, or are none."""
+        first = self._configuration()
+        self._seen = self._stamp()
+        return grpc.dynamic_ssl_server_credentials(first, self._newer, require_client_authentication=self._asks)  # pyright: ignore[reportArgumentType] - None is allowed: no change
+
+    def _newer(self) -> grpc.ServerCertificateConfiguration | None:
+        # Called by gRPC's own threads, once per connection.
+        try:
+            seen = self._stamp()
+            if seen == self._seen:
+                return None
+            made = self._configuration()
+        except (OSError, ValueError) as error:
+            log.warning("cannot read the certificate again; keeping the old one", error=str(error))
+            return None
+        self._seen = seen
+        return made
+
+    def _stamp(self) -> tuple[int, ...]:
+        files = (names.CERTIFICATE_FILE, names.CERTIFICATE_KEY_FILE, *((names.TRUST_FILE,) if self._asks else ()))
+        return tuple((self._folder / name).stat().st_mtime_ns for name in files)
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        chain, key = self._folder / names.CERTIFICATE_FILE, self._folder / names.CERTIFICATE_KEY_FILE
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(chain, key)
+        except ssl.SSLError as error:
+            raise ValueError(f"{chain.name} and {key.name} do not go together ({error.reason or error})") from None
+        trust = (self._folder / names.TRUST_FILE).read_bytes() if self._asks else None
+        return grpc.ssl_server_certificate_configuration([(key.read_bytes(), chain.read_bytes())], trust)
 
 
 class _Health(grpc.GenericRpcHandler):
