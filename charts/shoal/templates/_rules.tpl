@@ -198,6 +198,13 @@
   - events
   verbs:
   - list
+# learn why Kueue does not admit a replica
+- apiGroups:
+  - kueue.x-k8s.io
+  resources:
+  - workloads
+  verbs:
+  - list
 # record events
 - apiGroups:
   - events.k8s.io
@@ -1113,6 +1120,13 @@
   - events.k8s.io
   resources:
   - events
+  verbs:
+  - list
+# learn why Kueue does not admit a replica
+- apiGroups:
+  - kueue.x-k8s.io
+  resources:
+  - workloads
   verbs:
   - list
 # record events

@@ -474,7 +474,7 @@ class ModelStatus(Object):
 
     conditions: Conditions = ()
     """Conditions Accepted, Placed, Available and Ready. Reconciling, Stalled and SignalsUnknown are present only while
-    they are true."""
+    they are true, QuotaWait only while a queue or a quota matters."""
     observed_generation: Count | None = None
     """Generation of the spec that this status describes."""
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=16), K8s(list_type="set")] = ()

@@ -63,6 +63,14 @@ ANNOTATION_DEVICES: Final = f"{GROUP}/devices"
 ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 """Of Kubernetes: when a Deployment scales down, the pods with the lowest cost are deleted first."""
 
+KUEUE_PREFIX: Final = "kueue.x-k8s.io/"
+"""Of Kueue: prefix of its labels and of the scheduling gates by which it holds pods back."""
+LABEL_QUEUE: Final = f"{KUEUE_PREFIX}queue-name"
+"""On a Model and its pods: the LocalQueue, in the Model's namespace, whose quota they take."""
+QUEUE_LABELS: Final = (LABEL_QUEUE, f"{KUEUE_PREFIX}priority-class")
+LABEL_QUEUE_MANAGED: Final = f"{KUEUE_PREFIX}managed"
+"""On pods that Kueue has taken charge of."""
+
 
 def key_secret(role: str) -> str:
     """Name of the Secret with a role's keys, in Shoal's namespace."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Final
 
 import structlog
@@ -22,6 +23,8 @@ class ClassBackoffs:
 
     def __init__(self, world: World, state: FleetState, cold: ColdStarts) -> None:
         self._world, self._state, self._cold = world, state, cold
+        self._admitted: dict[str, datetime] = {}
+        """Uid of a pod of a queue -> when it was last seen to wait for quota, or first seen."""
 
     async def run(self) -> None:
         """Looks every few seconds, until cancelled."""
@@ -31,6 +34,7 @@ class ClassBackoffs:
 
     def check(self) -> None:
         """Looks once at the Models with a replica that starts, and at those that have a backoff."""
+        self._note_admissions()
         for uid in self._state.starting | {uid for uid, record in self._state.records() if record.backoffs}:
             record = self._state.record(uid)
             before = record.backoffs
@@ -45,6 +49,13 @@ class ClassBackoffs:
                 for name in after.keys() - before.keys():
                     log.warning("a class is in backoff for a Model", model_uid=uid, gpu_class=name, why=after[name].why)
                 self._state.replan()
+
+    def _note_admissions(self) -> None:
+        """The API does not say when a gate was taken off, so it is noted while it is on."""
+        now = self._world.now()
+        starting = [pod for uid in self._state.starting for pod in self._world.pods.by("model", uid) if _starts(pod)]
+        queued = [pod for pod in starting if pod.queue_managed or pod.gates]
+        self._admitted = {p.uid: now if p.gated else self._admitted.get(p.uid, now) for p in queued}
 
     def _check(self, uid: str, before: Mapping[str, ClassBackoff]) -> dict[str, ClassBackoff]:
         custom = self._world.model_by_uid(uid)
@@ -66,6 +77,7 @@ class ClassBackoffs:
             timeout=lambda name: self._cold.start_timeout(model, name),
             rolling=rolling,
             provision=self._cold.provision_seconds,
+            admitted=self._admitted,
         )
 
     def on_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:

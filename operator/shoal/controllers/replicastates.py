@@ -1,11 +1,13 @@
 """What runs of a Model, as the planner reads it: Deployments, their pods, and what is promised to it."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from shoal.controllers.reservations import Reservations
 from shoal.controllers.world import World
 from shoal.core import facts
 from shoal.core.placement import Held, ReplicaState
+from shoal.core.podquota import refusal
 
 BROKEN = " (broken GPU)"
 """Stands behind the node's name for pods that hold a device which the kubelet calls unhealthy: no class has such a
@@ -51,16 +53,20 @@ def observe(world: World, model_uid: str, reservations: Reservations) -> dict[st
         if seen is None:
             found[name] = ReplicaState(replicas, gpus, {})
         elif replicas > seen.replicas:
-            found[name] = ReplicaState(replicas, gpus, seen.by_node, pods=seen.pods, settled=seen.settled)
+            found[name] = replace(seen, replicas=replicas, gpus=gpus)
     return found
 
 
 def _replica_state(deployment: facts.Deployment, pods: list[facts.Pod]) -> ReplicaState:
+    alive = sum(not p.deleting for p in pods)
     return ReplicaState(
         replicas=deployment.replicas,
         gpus=deployment.gpus_per_replica,
         by_node=_on(pods),
-        pods=sum(not p.deleting for p in pods),
+        pods=alive,
+        # Refused pods do not exist: they are what the Deployment lacks.
+        gated=sum(p.gated and not p.deleting for p in pods)
+        + (max(0, deployment.replicas - alive) if deployment.refused and refusal(deployment.refused) else 0),
         settled=deployment.rolled_out,
     )
 

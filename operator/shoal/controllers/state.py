@@ -387,7 +387,7 @@ class FleetState:
             for v in record.decided[1].placement.variants if record.decided is not None else ():
                 if v.replicas > v.waiting:
                     runs = self.replica_states(uid).get(v.gpu_class)
-                    more = v.replicas - v.waiting - (runs.bound if runs else 0)
+                    more = v.replicas - v.waiting - (runs.bound + runs.held_back if runs else 0)
                     if more > 0:
                         found[v.gpu_class] = found.get(v.gpu_class, 0) + more * v.gpus
         return found

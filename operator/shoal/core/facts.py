@@ -62,6 +62,16 @@ class Pod:
     created: datetime | None = None
     unschedulable: str | None = None
     """The scheduler's own sentence."""
+    gates: tuple[str, ...] = ()
+    """Scheduling gates: while there are any, the scheduler does not look at the pod."""
+    queue: str | None = None
+    """Kueue's queue, by the pod's label."""
+    queue_managed: bool = False
+    """Kueue has taken charge of the pod."""
+    queue_message: str | None = None
+    """What Kueue says of a pod that it holds back."""
+    scheduled: datetime | None = None
+    """When it was bound to its node."""
     autoscaler_event: str | None = None
     """The last event in which an autoscaler says what it does for the pending pod, with the autoscaler's name."""
     containers: tuple[Container, ...] = ()
@@ -93,6 +103,11 @@ class Pod:
     @property
     def key(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def gated(self) -> bool:
+        """A controller holds it back before the scheduler sees it."""
+        return bool(self.gates) and self.node is None
 
     def container(self, name: str) -> Container | None:
         return next((c for c in self.containers if c.name == name), None)

@@ -75,6 +75,8 @@ def pod(raw: JsonObject) -> WhyPod:
         model=labels.get(names.LABEL_MODEL),
         gpu_class=labels.get(names.LABEL_GPU_CLASS),
         component=labels.get(names.LABEL_COMPONENT),
+        queue=_text(labels.get(names.LABEL_QUEUE)) or None,
+        queue_managed=labels.get(names.LABEL_QUEUE_MANAGED) == "true",
     )
 
 

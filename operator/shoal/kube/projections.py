@@ -16,6 +16,7 @@ from shoal.core import facts, quantity
 from shoal.core.keda import ScaledObject
 from shoal.core.ownership import Link, link
 from shoal.core.placement.autoscalerevents import PodEvent
+from shoal.core.podquota import Workload
 
 K = TypeVar("K", bound=CustomResource)
 
@@ -29,6 +30,8 @@ LONGEST_MESSAGE: Final = 4096
 """Of a container's termination message: a kubelet's own limit, in bytes."""
 MOST_DEVICES: Final = 4096
 """Of one resource on one node, also where each GPU is shared by many: placement has tables of that size."""
+_MOST_GATES: Final = 16
+_MOST_OWNERS: Final = 64
 _NEVER_COMPARED: Final = ("managedFields", "resourceVersion", "generation")
 
 
@@ -139,6 +142,10 @@ def pod(raw: JsonObject) -> facts.Pod | None:
         install_key=_map(metadata, "annotations").get(names.ANNOTATION_INSTALL_KEY),
         created=_time(metadata.get("creationTimestamp")),
         unschedulable=str(scheduled.get("message", "")) if waits else None,
+        gates=tuple(str(gate.get("name", "")) for gate in _seq(spec, "schedulingGates")[:_MOST_GATES]),
+        queue=labels.get(names.LABEL_QUEUE),
+        queue_managed=labels.get(names.LABEL_QUEUE_MANAGED) == "true",
+        scheduled=_time(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None,
         containers=tuple(
             _container(c) for c in [*_seq(status, "initContainerStatuses"), *_seq(status, "containerStatuses")]
         ),
@@ -165,6 +172,16 @@ def pod_event(raw: JsonObject) -> PodEvent:
     except ValueError:
         seen = None  # users write events too, and the API server takes the year 0
     return PodEvent(str(controller or ""), str(raw.get("note") or ""), seen)
+
+
+def workload(raw: JsonObject) -> Workload:
+    """Kueue's Workload of a pod."""
+    owners = (o.get("uid") for o in _seq(raw["metadata"], "ownerReferences")[:_MOST_OWNERS] if o.get("kind") == "Pod")
+    said = _seq(_map(raw, "status"), "conditions")[:_MOST_GATES]
+    return Workload(
+        tuple(str(uid) for uid in owners),
+        {str(c.get("type")): (str(c.get("status")), str(c.get("message") or "")[:LONGEST_MESSAGE]) for c in said},
+    )
 
 
 def job(raw: JsonObject) -> facts.MetadataJob:

@@ -79,5 +79,6 @@ PERSISTENTVOLUMECLAIMS = Resource("", "v1", "persistentvolumeclaims", "Persisten
 CONFIGMAPS = Resource("", "v1", "configmaps", "ConfigMap")
 ENDPOINTSLICES = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
 HPAS = Resource("autoscaling", "v2", "horizontalpodautoscalers", "HorizontalPodAutoscaler")
+WORKLOADS = Resource("kueue.x-k8s.io", "v1beta1", "workloads", "Workload")
 SCALEDOBJECTS = Resource("keda.sh", "v1alpha1", "scaledobjects", "ScaledObject")
 TRIGGERAUTHENTICATIONS = Resource("keda.sh", "v1alpha1", "triggerauthentications", "TriggerAuthentication")

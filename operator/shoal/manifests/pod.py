@@ -11,6 +11,7 @@ from shoal.api.model import Model
 from shoal.api.sources import engine_model_path
 from shoal.core import children
 from shoal.core.placement.steering import steering
+from shoal.core.podquota import queue_labels
 from shoal.engine.kinds import DEFAULT, kind_of
 from shoal.engine.port import STARTUP_SECONDS, EngineLaunch
 from shoal.manifests import cache, devices, pool, sidecar, source
@@ -111,6 +112,7 @@ def template(shape: VariantShape) -> JsonObject:
         "metadata": {
             "labels": {
                 **own.labels,
+                **queue_labels(model),
                 **source.identity_labels(model),
                 **labels(model),
                 names.LABEL_GPU_CLASS: shape.gpu_class.metadata.name,

@@ -30,6 +30,7 @@ from shoal.controllers.metrics import EventMetrics, ObjectMetrics
 from shoal.controllers.model import ModelController
 from shoal.controllers.modelqueue import ModelQueue
 from shoal.controllers.planner import Planner
+from shoal.controllers.queuemessages import QueueMessages
 from shoal.controllers.route import RouteController
 from shoal.controllers.scaling.history import DecisionHistory
 from shoal.controllers.scaling.observe import ModelObserver, no_past
@@ -141,6 +142,7 @@ class OperatorProcess:
         cold = ColdStarts(world, self.state)
         self.backoffs = ClassBackoffs(world, self.state, cold)
         self.autoscaler_events = AutoscalerEvents(world, self.state, cold)
+        self.queue_messages = QueueMessages(world, self.state)
         targets = ScalerTargets(world, self.state.reservations, models.add_uid)
         self.keda_certificate = ScalerCertificate(world.client, world.namespace, world.config.scaling.keda, world.now)
         self.keda = scaler_server(world, targets, lambda: self.elector.certain, scaler or ScalerPlace())
@@ -320,6 +322,7 @@ class OperatorProcess:
             group.create_task(self.waker.run())
             group.create_task(self.backoffs.run())
             group.create_task(self.autoscaler_events.run())
+            group.create_task(self.queue_messages.run())
             group.create_task(self.planner.run())
             group.create_task(self.models.queue.run(self.models.reconcile))
             group.create_task(self.engine_sizes.run())

@@ -59,6 +59,7 @@ RARE = {
     ("secrets", "delete"): "the end of a rotation of the install key",
     ("networkpolicies", "delete"): "NetworkPolicies switched off",
     ("events", "patch"): "the same event again",
+    ("workloads", "list"): "Kueue holds a pod back: test_operator_kueue.py, under this role",
     ("pods", "patch"): "which of several replicas goes first",
 }
 """Granted, not exercised by this test; and when it is used."""

@@ -15,6 +15,7 @@ from shoal.controllers.installkey import InstallKeys
 from shoal.controllers.world import World
 from shoal.core import children, facts
 from shoal.core.disruption import min_available
+from shoal.core.podquota import blocks_surge
 from shoal.engine.kinds import KINDS, kind_of
 from shoal.kube.drift import covers
 from shoal.kube.errors import Conflict, NotFound
@@ -171,16 +172,25 @@ class WorkloadWriter:
             wanted["metadata"]["name"] = live.name
             if found.replicas and not surge:
                 self._emit_in_place(shape.model, found)
+        elif found.surges and found.replacing and self._no_quota_to_surge(shape.model, found):
+            # The old replicas have the quota that the new one waits for.
+            wanted = manifests.deployment(shape, surge=False, progress_seconds=deadline)
+            wanted["metadata"]["name"] = live.name
+            self._emit_in_place(shape.model, found, "the quota has no room")
         if found.replicas_managers == frozenset({names.MANAGER_MODEL}):
             # Nobody else owns the number yet, so leaving it out would drop it: it stays as it was read.
             wanted["spec"]["replicas"] = found.replicas
             wanted["metadata"]["resourceVersion"] = found.resource_version
         await self._children.ensure(DEPLOYMENTS, self._world.deployments, shape.model, wanted)
 
-    def _emit_in_place(self, model: Model, found: facts.Deployment) -> None:
+    def _no_quota_to_surge(self, model: Model, found: facts.Deployment) -> bool:
+        pods = self._world.pods.by("model", model.metadata.uid)
+        return blocks_surge([pod for pod in pods if pod.gpu_class == found.gpu_class], found.refused)
+
+    def _emit_in_place(self, model: Model, found: facts.Deployment, why: str = "") -> None:
         note = (
-            f"no GPU of {found.gpu_class} is free for one replica more: each of {found.replicas} goes before its "
-            "successor comes" + ("; requests wait meanwhile" if found.replicas == 1 else "")
+            f"{why or f'no GPU of {found.gpu_class} is free'} for one replica more: each of {found.replicas} goes "
+            "before its successor comes" + ("; requests wait meanwhile" if found.replicas == 1 else "")
         )
         event = Event(MODELS, model.metadata, "Normal", reasons.REPLACING_IN_PLACE, note, "Roll")
         self._world.recorder.emit(event)

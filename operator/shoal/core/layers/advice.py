@@ -102,6 +102,20 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
     r.UNSCHEDULABLE: _fault(_CONTAINER, "Look at what the scheduler says of each node, and change nodes or Model."),
     r.ENGINE_FAILED: _fault(_ENGINE, "Read the engine's last lines in the message; correct the spec or revert it."),
     r.PODS_REFUSED: _fault(_CONTAINER, "Change what refuses the pods: the message has the API server's own words."),
+    r.RESOURCE_QUOTA: _fault(
+        _CONTAINER, "Raise the ResourceQuota that the message names, free what uses it, or use fewer replicas."
+    ),
+    r.LIMIT_RANGE: _fault(
+        _CONTAINER, "Raise the LimitRange of the namespace, or lower what the engine asks for in spec.pod.resources."
+    ),
+    r.QUOTA_WAIT: _waits(
+        _CONTROL, "Wait until the queue has quota; `kubectl get workloads` shows its order; more quota ends the wait."
+    ),
+    r.ADMITTED: _fine(_CONTROL),
+    r.QUEUE_IGNORED: _note(
+        _CONTROL, "Install Kueue with the integration `pod` for this namespace, or remove the label of the queue."
+    ),
+    r.SCHEDULING_GATED: _waits(_CONTAINER, "Look at the controller that sets the gate: it removes it from the pod."),
     r.IMAGE_UNAVAILABLE: _fault(_CONTAINER, "Correct the image's name, or give the nodes access to its registry."),
     r.NAME_TAKEN: _fault(_CONTROL, "Delete or rename the object that the message names, if it may go."),
     r.REFUSED: _fault(_CONTROL, "Allow what the API server refuses: an admission policy or the operator's RBAC."),

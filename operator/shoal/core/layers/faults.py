@@ -46,8 +46,6 @@ WRONG_ARCHITECTURE: Final = "WrongArchitecture"
 CONTAINER_CONFIG: Final = "ContainerConfigError"
 MOUNT_FAILED: Final = "MountFailed"
 SANDBOX_FAILED: Final = "PodNetworkFailed"
-QUOTA_EXCEEDED: Final = "ResourceQuotaExceeded"
-LIMIT_RANGE: Final = "LimitRangeExceeded"
 POD_SECURITY: Final = "PodSecurityRefused"
 WEBHOOK_REFUSED: Final = "WebhookRefused"
 WEBHOOK_UNREACHABLE: Final = "WebhookUnreachable"
@@ -132,8 +130,6 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     CONTAINER_CONFIG: _fault(_CONTAINER, "Create the Secret or ConfigMap that the message names."),
     MOUNT_FAILED: _fault(_CONTAINER, "Look at the volume and its driver: the kubelet cannot mount it."),
     SANDBOX_FAILED: _fault(_CONTAINER, "Look at the network plugin's pod on the node: it gives pods no network."),
-    QUOTA_EXCEEDED: _fault(_CONTAINER, "Raise the ResourceQuota of the namespace, or use fewer replicas."),
-    LIMIT_RANGE: _fault(_CONTAINER, "Raise the LimitRange of the namespace, or lower what the engine asks for."),
     POD_SECURITY: _fault(_CONTAINER, "Relax the Pod Security level of the namespace, or the chart's value pods."),
     WEBHOOK_REFUSED: _fault(_CONTAINER, "Change the policy behind the admission webhook, or what it objects to."),
     WEBHOOK_UNREACHABLE: _fault(_CONTAINER, "Start the admission webhook that the message names: it does not answer."),

@@ -55,6 +55,16 @@ def _unscheduled(pod: WhyPod, events: Iterable[EventView], now: datetime) -> Ite
     )
     if waits is None:
         return
+    if waits.reason == reasons.SCHEDULING_GATED:
+        queue = f" of queue {pod.queue}" if pod.queue else ""
+        held = f"pod {pod.key} waits for quota{queue}" if pod.queue_managed else f"pod {pod.key} is held back by a gate"
+        yield _of(
+            pod,
+            reasons.QUOTA_WAIT if pod.queue_managed else reasons.SCHEDULING_GATED,
+            f"{held}: {texts.shorten(waits.message or waits.reason)}",
+            Evidence(texts.shorten(waits.message), f"PodScheduled of pod {pod.key}", age(now, waits.since)),
+        )
+        return
     phrase = texts.scheduler(waits.message)
     tried = tuple(
         f"{e.source or 'autoscaler'}: {texts.shorten(e.message)} ({e.reason})"

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from shoal.api import reasons
 from shoal.core.layers import faults
 
 LONGEST: Final = 8192
@@ -81,9 +82,9 @@ _SETUP: Final = _all(
     (r"mountvolume|unable to attach or mount", faults.MOUNT_FAILED),
 )
 _ADMISSION: Final = _all(
-    (r"exceeded quota|failed quota", faults.QUOTA_EXCEEDED),
+    (r"exceeded quota|failed quota", reasons.RESOURCE_QUOTA),
     (r"(maximum|minimum) [\w./-]{1,80} usage per (container|pod)"
-     r"|per (container|pod) is .{0,40}, but (limit|request)", faults.LIMIT_RANGE),
+     r"|per (container|pod) is .{0,40}, but (limit|request)", reasons.LIMIT_RANGE),
     (r"violates podsecurity", faults.POD_SECURITY),
     (r"failed calling webhook", faults.WEBHOOK_UNREACHABLE),
     (r"admission webhook .{0,253} denied|denied by|validatingadmissionpolicy", faults.WEBHOOK_REFUSED),

@@ -97,6 +97,10 @@ class WhyPod:
     """Name of its Model, by its label."""
     gpu_class: str | None = None
     component: str | None = None
+    queue: str | None = None
+    """Kueue's queue, by its label."""
+    queue_managed: bool = False
+    """Kueue has taken charge of it."""
 
     @property
     def key(self) -> str:

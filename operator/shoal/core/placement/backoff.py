@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import Final
 
 from shoal.api import names
@@ -42,13 +43,15 @@ def observe(
     timeout: Callable[[str], float],
     rolling: Collection[str] = (),
     provision: Callable[[str], float | None] = lambda _name: None,
+    admitted: Mapping[str, datetime] = MappingProxyType({}),
 ) -> dict[str, ClassBackoff]:
     """Class -> backoff: those of `known` that have not expired, and what the Model's `pods` show at `now`.
 
     `timeout`: class -> seconds after which a replica that was never ready is given up (three cold starts). `rolling`:
     classes with a rollout under way; a replica that does not start there has a new revision, so the class is not at
-    fault. `provision`: class -> seconds in which an autoscaler adds a node; None: none does. A class with a ready
-    replica of the Model gets no backoff for replicas that do not start.
+    fault. `provision`: class -> seconds in which an autoscaler adds a node; None: none does.
+    `admitted`: uid of a pod -> when it was last seen to wait for a quota: its age counts from then. A class with a
+    ready replica of the Model gets no backoff for replicas that do not start.
     """
     found = {name: backoff for name, backoff in known.items() if backoff.until > now}
     mine = [pod for pod in pods if pod.gpu_class and not pod.deleting and not pod.finished]
@@ -58,7 +61,10 @@ def observe(
         name = pod.gpu_class or ""
         if pod.ready or pod.was_ready or pod.created is None or name in rolling or name in found:
             continue
-        age = (now - pod.created).total_seconds()
+        if pod.gated:
+            continue  # a quota holds it back, which is no fault of the class
+        # A pod waited before it was bound, perhaps for a quota or for GPUs of others: its start began then.
+        age = (now - max(pod.created, pod.scheduled or pod.created, admitted.get(pod.uid, pod.created))).total_seconds()
         if pod.node is None:
             lacks = other_than_gpus(pod.unschedulable or "")
             limit = provision(name)

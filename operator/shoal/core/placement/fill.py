@@ -20,6 +20,7 @@ def fill(plan: ModelPlan, capacities: dict[str, ClassCapacity], preemptor: Preem
     _take_stock(plan, capacities)
     _reserve_surge(plan, capacities)
     left = _keep(plan, plan.demand.wanted)
+    left = _hold_back(plan, left)
     left = _request(plan, capacities, left)
     added = left and any(capacity.coming for capacity in capacities.values())
     if added:
@@ -44,7 +45,7 @@ def _freeze(plan: ModelPlan, capacities: dict[str, ClassCapacity]) -> None:
         plan.kept[gpu_class] = state.replicas
         total += state.replicas
         capacity = capacities.get(gpu_class)
-        for _ in range(state.replicas - state.bound):
+        for _ in range(state.replicas - state.bound - state.held_back):
             if capacity is None or not _take_for_pod(capacity, state.gpus):
                 break
     plan.missing = max(0, plan.demand.wanted - total)
@@ -110,7 +111,8 @@ def _reserve_surge(plan: ModelPlan, capacities: dict[str, ClassCapacity]) -> Non
     """Takes GPUs for the surge pod that a rollout asked for beyond `replicas`."""
     for gpu_class, state in plan.demand.replica_states.items():
         capacity = capacities.get(gpu_class)
-        for _ in range(state.pods - max(state.replicas, state.bound)):
+        surge = state.pods - max(state.replicas, state.bound)
+        for _ in range(surge - (state.gated - state.held_back)):
             if capacity is None or not _take_for_pod(capacity, state.gpus):
                 break
 
@@ -134,6 +136,20 @@ def _keep(plan: ModelPlan, left: int) -> int:
         if keep:
             plan.kept[candidate.gpu_class] = keep
             left -= keep
+    return left
+
+
+def _hold_back(plan: ModelPlan, left: int) -> int:
+    """Leaves replicas that a quota holds back where they are, without GPUs: nobody loses any for a pod that may not
+    run, and no other class is used instead. Once the quota has room, they are planned as any other."""
+    for candidate in plan.order:
+        state = plan.demand.replica_states.get(candidate.gpu_class)
+        if state is None or not state.gated or candidate.gpu_class in plan.demand.backoffs:
+            continue
+        gated = min(left, state.held_back, plan.may_have_more(candidate))
+        if gated > 0:
+            plan.hold_back(candidate.gpu_class, gated)
+            left -= gated
     return left
 
 

@@ -151,6 +151,8 @@ class PlacementMessages:
         text = phrases.with_gpus(plan, placed) if placed else "no replica is wanted"
         if plan.adding:
             text += f"; {phrases.waits_for_nodes(plan)}"
+        if plan.gated:
+            text = f"{phrases.held_back(plan)}; {text}" if placed else phrases.held_back(plan)
         text += phrases.backed_off(plan)
         if plan.yielding:
             return reasons.MOVING, f"{text}; {self._yields(plan)}"

@@ -47,8 +47,8 @@ class ModelPlan:
     """Mutable; lives for one call of the planner."""
 
     __slots__ = (
-        "_order", "adding", "demand", "evicted", "evicted_by", "evicts", "held", "kept", "missing", "moving_from",
-        "moving_to", "replacing", "requested", "stock", "unchanged", "unhealthy", "waiting", "yielding",
+        "_order", "adding", "demand", "evicted", "evicted_by", "evicts", "gated", "held", "kept", "missing",
+        "moving_from", "moving_to", "replacing", "requested", "stock", "unchanged", "unhealthy", "waiting", "yielding",
     )  # fmt: skip
 
     def __init__(self, demand: Demand) -> None:
@@ -72,6 +72,8 @@ class ModelPlan:
         """Class -> replicas for which there is capacity once other pods are gone."""
         self.adding: dict[str, int] = _EMPTY
         """Of `requested`: replicas that wait for a node of an autoscaler."""
+        self.gated: dict[str, int] = _EMPTY
+        """Class -> replicas that a quota holds back. They take no GPUs in this plan."""
         self.held: dict[str, int] = _EMPTY
         """Class -> replicas that go as soon as others are ready in their place."""
         self.missing = 0
@@ -105,6 +107,12 @@ class ModelPlan:
         """One more replica for which there will be capacity."""
         self.waiting[gpu_class] = self.waiting.get(gpu_class, 0) + 1
 
+    def hold_back(self, gpu_class: str, replicas: int) -> None:
+        """Counts replicas that a quota holds back."""
+        if self.gated is _EMPTY:
+            self.gated = {}
+        self.gated[gpu_class] = replicas
+
     def evict(self, gpu_class: str, node: str, winner: Demand) -> None:
         """Takes away one replica."""
         if self.evicted is _EMPTY_NODES:
@@ -129,7 +137,8 @@ class ModelPlan:
 
     def wanted_on(self, gpu_class: str) -> int:
         """Replicas on a class that count as wanted."""
-        return self.kept.get(gpu_class, 0) + self.requested.get(gpu_class, 0) + self.waiting.get(gpu_class, 0)
+        places = (self.kept, self.requested, self.waiting, self.gated)
+        return sum(place.get(gpu_class, 0) for place in places)
 
     def may_have_more(self, candidate: Candidate, *, instead_of: Candidate | None = None) -> int:
         """How many more replicas the spec allows on a class; `instead_of`: a replica of that class goes in exchange."""

@@ -58,6 +58,17 @@ def waits_for_nodes(plan: ModelPlan) -> str:
     return f"{' and '.join(parts)} {verb} that an autoscaler adds"
 
 
+def held_back(plan: ModelPlan) -> str:
+    """Replicas that a quota holds back, of a plan that has such."""
+    parts = [f"{n} on {name}" for name, n in sorted(plan.gated.items())]
+    verb = "wait" if sum(plan.gated.values()) > 1 else "waits"
+    return (
+        f"{' and '.join(parts)} {verb} for quota and takes no GPU until then"
+        if verb == "waits"
+        else (f"{' and '.join(parts)} wait for quota and take no GPUs until then")
+    )
+
+
 def gpus(count: int) -> str:
     return f"{count} GPU" if count == 1 else f"{count} GPUs"
 

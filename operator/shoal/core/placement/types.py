@@ -68,12 +68,20 @@ class ReplicaState:
     pods: int = 0
     """Pods that are not terminating, bound or not. More than `replicas` while a rollout surges or a scale-down has not
     reached the pods."""
+    gated: int = 0
+    """Replicas and surge pods, none of them bound, that a quota or a scheduling gate holds back: GPUs would not help
+    them."""
     settled: bool = True
     """No rollout is under way. A Model with a rollout is not moved."""
 
     @property
     def bound(self) -> int:
         return sum(held.pods for held in self.by_node.values())
+
+    @property
+    def held_back(self) -> int:
+        """Of `gated`: replicas, not surge pods."""
+        return min(self.gated, max(0, self.replicas - self.bound))
 
     @property
     def ready(self) -> int:

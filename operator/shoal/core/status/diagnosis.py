@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from shoal.api import names, reasons
 from shoal.core.facts import Container, Pod
+from shoal.core.podquota import waits_for_queue
 
 _IMAGE_REASONS: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
@@ -55,10 +56,11 @@ class Cause:
 def diagnose(pods: Iterable[Pod]) -> Cause | None:
     """The cause to show for these engine pods; None: nothing is known to be wrong.
 
-    Order: staging, images and container set-up, the engine, the scheduler; of equals the first pod by name.
+    Order: staging, images and container set-up, the engine, scheduling gates, the scheduler; of equals the first pod
+    by name.
     """
     sick = sorted((p for p in pods if not p.ready and not p.deleting and not p.finished), key=lambda p: p.name)
-    for find in (_staging, container_cause, _engine, _scheduling):
+    for find in (_staging, container_cause, _engine, _gate, _scheduling):
         for pod in sick:
             if cause := find(pod):
                 return cause
@@ -123,6 +125,17 @@ def missing_claim(pod: Pod) -> str | None:
     return None if found is None or found[1].startswith(names.CACHE_CLAIM) else found[1]
 
 
+def _gate(pod: Pod) -> Cause | None:
+    if not pod.gated:
+        return None
+    if not waits_for_queue(pod):
+        what = f"pod {pod.key} is held back by the scheduling gate {pod.gates[0]}"
+        return Cause(reasons.SCHEDULING_GATED, what)
+    queue = f"queue {pod.namespace}/{pod.queue}" if pod.queue else "its queue"
+    said = f": {pod.queue_message}" if pod.queue_message else ""
+    return Cause(reasons.QUOTA_WAIT, f"pod {pod.key} waits for quota of {queue}{said}")
+
+
 def _scheduling(pod: Pod) -> Cause | None:
     if (claim := missing_claim(pod)) is not None:
         what = f"there is no PersistentVolumeClaim {claim} in namespace {pod.namespace}: create it"
@@ -135,12 +148,14 @@ def _scheduling(pod: Pod) -> Cause | None:
 
 def progress(pods: Sequence[Pod]) -> str:
     """The steps of starting replicas, for messages: a count per step, no number that changes all the time."""
-    phases = {"on nodes that do not answer": 0, "scheduled": 0, "staging": 0, "loading": 0}
+    phases = {"waiting for quota": 0, "on nodes that do not answer": 0, "scheduled": 0, "staging": 0, "loading": 0}
     for pod in pods:
         if pod.ready or pod.deleting or pod.finished:
             continue
         engine, stage = pod.container(names.CONTAINER_ENGINE), pod.container(names.CONTAINER_STAGE)
-        if engine is not None and all(c.ready for c in pod.containers):
+        if pod.gated and waits_for_queue(pod):
+            phases["waiting for quota"] += 1
+        elif engine is not None and all(c.ready for c in pod.containers):
             # The kubelet's last report; the node controller reports the pod as not Ready once the node is silent.
             phases["on nodes that do not answer"] += 1
         elif engine is not None and engine.running:

@@ -16,7 +16,8 @@ from shoal.core.routing import servednames
 from shoal.core.status.conditions import ConditionUpdate, merge
 from shoal.core.status.diagnosis import Cause
 from shoal.core.status.observed import ModelProblem, Observed, ServedNames
-from shoal.core.status.readiness import cause_of, readiness, unread
+from shoal.core.status.quotawait import quota_wait
+from shoal.core.status.readiness import QUOTAS, cause_of, readiness, unread
 from shoal.core.status.variants import variants
 
 __all__ = [
@@ -184,13 +185,18 @@ def _findings(seen: Observed, desired: int, ready: int, shown: Sequence[VariantS
             or seen.failure
             or (seen.paused and not seen.scaled_by)  # an autoscaler may wake it: then requests at zero are held
             or summary.reason in _FOR_A_PERSON
-            or any(_gives_up(seen, d, cause) for d in seen.deployments)
+            or (
+                not (cause is not None and cause.reason in QUOTAS)
+                and any(_gives_up(seen, d, cause) for d in seen.deployments)
+            )
             or (cause is not None and cause.waits_for_a_person and not _moves_on(seen, cause.gpu_class))
             or (not_read is not None and not_read.waits_for_a_person)
         )
         findings.append(
             ConditionUpdate(reasons.STALLED if stuck else reasons.RECONCILING, "True", summary.reason, summary.message)
         )
+    if (quota := quota_wait(seen.pods, seen.deployments)) is not None:
+        findings.append(quota)
     if seen.driven:
         findings.append(seen.driven)
     if seen.stale_signals:

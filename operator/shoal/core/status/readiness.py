@@ -5,10 +5,13 @@ from typing import Final
 
 from shoal.api import reasons
 from shoal.api.model import Model, VariantStatus
+from shoal.core.podquota import refusal
 from shoal.core.status.conditions import LONGEST_MESSAGE, ConditionUpdate, find, holds, shorten
 from shoal.core.status.diagnosis import FAILURES, Cause, diagnose, progress
 from shoal.core.status.observed import Observed
 
+QUOTAS: Final = (reasons.QUOTA_WAIT, reasons.RESOURCE_QUOTA)
+"""Causes that end when somebody gives quota back. The Deployment's own deadline does not count meanwhile."""
 TRIED_AGAIN: Final = "; at zero now, the next request tries again"
 """End of the message of a Model that went to zero without ever having served."""
 
@@ -34,8 +37,9 @@ def cause_of(seen: Observed) -> Cause | None:
     """Why replicas do not serve, as far as pods and Deployments show it."""
     refused = next((d.refused for d in seen.deployments if d.refused), None)
     found = diagnose(seen.pods)
-    if refused and (found is None or found.reason == reasons.UNSCHEDULABLE):
-        return Cause(reasons.PODS_REFUSED, refused)
+    if refused and (found is None or found.reason in (reasons.UNSCHEDULABLE, reasons.QUOTA_WAIT)):
+        quota = refusal(refused)
+        return Cause(quota.reason, quota.message) if quota else Cause(reasons.PODS_REFUSED, refused)
     return found
 
 
@@ -106,7 +110,7 @@ def _is_ready(seen: Observed, desired: int, ready: int, cause: Cause | None) -> 
         where = progress(seen.pods)
         text = "; ".join(part for part in (scaling.message, serving, where) if part)
         return ConditionUpdate(reasons.READY, "True", reasons.SCALING_UP, text)
-    if cause and cause.reason != reasons.UNSCHEDULABLE:
+    if cause and cause.reason not in (reasons.UNSCHEDULABLE, *QUOTAS):
         serving = f"{serving}; one that is to replace another does not start: {cause.message}"
     return ConditionUpdate(reasons.READY, "True", reasons.REPLICAS_READY, serving)
 
@@ -115,6 +119,8 @@ def _stalled_rollout(seen: Observed, ready: int, desired: int, cause: Cause | No
     """(reason, message) of a revision that does not become ready, with the engine's last output; None: there is
     none."""
     why = cause.message if cause else None
+    if cause is not None and cause.reason in QUOTAS:
+        return None  # it is not the revision's fault, and no person has to change it
     for deployment in seen.deployments:
         if deployment.replacing and (deployment.overdue or (cause is not None and cause.waits_for_a_person)):
             old = f"the one before goes on serving with {ready} of {desired} replicas" if ready else "nothing serves"

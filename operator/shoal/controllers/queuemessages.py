@@ -1,0 +1,93 @@
+"""Reads why Kueue holds replicas back, for the status of their Models."""
+
+import asyncio
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from shoal.controllers.state import FleetState
+from shoal.controllers.world import World
+from shoal.core import facts
+from shoal.core.podquota import NO_KUEUE, Workload, queue_message, waits_for_queue
+from shoal.kube import projections
+from shoal.kube.errors import KubeError, NotFound
+from shoal.kube.resources import WORKLOADS
+
+log = structlog.get_logger()
+
+CHECK_SECONDS: Final = 5.0
+WAITS_SECONDS: Final = 3.0
+"""Age of a pod from which on its Workload is looked for: Kueue needs a moment to make it."""
+AGAIN_SECONDS: Final = 15.0
+MOST_AT_ONCE: Final = 20
+"""Namespaces whose Workloads are read in one check. Those of the others are read in the next ones."""
+_TIMEOUT_SECONDS: Final = 10.0
+_PAGE_SIZE: Final = 500
+_MOST_PAGES: Final = 4
+
+
+class QueueMessages:
+    """One request to the API server for each namespace with a replica that waits for quota, four times a minute."""
+
+    def __init__(self, world: World, state: FleetState) -> None:
+        self._world, self._state = world, state
+        self._read_at: dict[str, float] = {}
+        """Namespace -> time of the event loop."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self.check()
+            await asyncio.sleep(CHECK_SECONDS)
+
+    async def check(self) -> None:
+        """Reads the Workloads of the namespaces whose Workloads were not read for the longest time."""
+        now = asyncio.get_running_loop().time()
+        waiting = self._waiting()
+        self._read_at = {name: at for name, at in self._read_at.items() if name in waiting}
+        due = [name for name in waiting if now - self._read_at.get(name, now - AGAIN_SECONDS) >= AGAIN_SECONDS]
+        for namespace in sorted(due, key=lambda name: self._read_at.get(name, 0.0))[:MOST_AT_ONCE]:
+            self._read_at[namespace] = now
+            try:
+                async with asyncio.timeout(_TIMEOUT_SECONDS):
+                    await self._read(namespace, waiting[namespace])
+            except (KubeError, TimeoutError) as error:
+                log.info("Workloads not read", namespace=namespace, error=str(error) or type(error).__name__)
+            except Exception:
+                # What one namespace's Workloads contain must not end the operator.
+                log.exception("Workloads not understood", namespace=namespace)
+
+    def _waiting(self) -> dict[str, list[facts.Pod]]:
+        found: dict[str, list[facts.Pod]] = {}
+        for uid in self._state.starting:
+            for pod in self._world.pods.by("model", uid):
+                if not pod.gated or not waits_for_queue(pod) or pod.deleting or pod.finished or pod.created is None:
+                    continue
+                if (self._world.now() - pod.created).total_seconds() >= WAITS_SECONDS:
+                    found.setdefault(pod.namespace, []).append(pod)
+        return found
+
+    async def _read(self, namespace: str, pods: list[facts.Pod]) -> None:
+        wanted, found = {pod.uid for pod in pods}, list[Workload]()
+        pages = 0
+        try:
+            async for page in self._world.client.list_pages(WORKLOADS, namespace=namespace, page_size=_PAGE_SIZE):
+                # Of thousands of jobs only those of the waiting pods are kept, and not every page is read: users who
+                # may create Workloads must not keep the operator busy.
+                found += [each for item in page.items if wanted & set((each := projections.workload(item)).owners)]
+                pages += 1
+                if pages == _MOST_PAGES or len(found) >= len(pods):
+                    break
+        except NotFound:
+            for pod in pods:
+                self._note(pod, NO_KUEUE)
+            return
+        for pod in pods:
+            if pages < _MOST_PAGES or any(pod.uid in each.owners for each in found):
+                self._note(pod, queue_message(pod.uid, found))
+
+    def _note(self, pod: facts.Pod, message: str) -> None:
+        if message != pod.queue_message:
+            self._world.queue_messages[pod.uid] = message
+            self._world.pods.amend(pod.key, pod.uid, lambda found: replace(found, queue_message=message))

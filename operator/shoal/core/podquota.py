@@ -1,0 +1,107 @@
+"""Quotas that decide whether a replica's pod may exist or may be scheduled: Kueue's queues, ResourceQuota, LimitRange.
+
+Kueue holds a pod back by a scheduling gate until its queue has room. The API server refuses a pod that a ResourceQuota
+or a LimitRange does not allow. Neither is a fault of a GPU class: another class, or GPUs taken from another Model,
+would not help.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from shoal.api import names, reasons
+from shoal.api.model import Model
+from shoal.core.facts import Pod
+
+_LONGEST: Final = 2048
+"""Characters of a message that are read."""
+_LONGEST_NOTE: Final = 300
+_BLANKS: Final = re.compile(r"[\x00-\x20\x7f]+")
+_EXCEEDED: Final = re.compile(
+    r"exceeded quota: ([a-z0-9.-]{1,253}), requested: ([^ ]{1,512}), used: ([^ ]{1,512}), limited: ([^ ]{1,512})"
+)
+_UNSTATED: Final = re.compile(r"failed quota: ([a-z0-9.-]{1,253}): (must specify .{1,512})", re.DOTALL)
+_RANGE: Final = re.compile(
+    r"((?:maximum|minimum) [\w./-]{1,128} (?:usage )?per \w{1,32} is [^,\]]{1,64}, but [^,\]]{1,128}"
+    r"|[\w./-]{1,128} max limit to request ratio per \w{1,32} is [^,\]]{1,64}, but [^,\]]{1,128})"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A quota's answer to a pod that a Deployment wanted to create."""
+
+    reason: str
+    message: str
+
+
+def refusal(text: str) -> Refusal | None:
+    """What a quota says in the API server's refusal of a pod; None: no quota refuses it."""
+    read = text[:_LONGEST]
+    if found := _EXCEEDED.search(read):
+        quota, requested, used, limited = found.groups()
+        return Refusal(
+            reasons.RESOURCE_QUOTA,
+            f"ResourceQuota {quota} has no room for a replica: requested {requested}, used {used}, limited {limited}",
+        )
+    if found := _UNSTATED.search(read):
+        return Refusal(
+            reasons.RESOURCE_QUOTA, f"ResourceQuota {found[1]} takes no pod without: {_line(found[2])}; set them in "
+            "spec.pod.resources, or give defaults by a LimitRange"
+        )  # fmt: skip
+    if found := _RANGE.search(read):
+        return Refusal(reasons.LIMIT_RANGE, f"a LimitRange of the namespace refuses the pod: {_line(found[1])}")
+    return None
+
+
+def queue_labels(model: Model) -> dict[str, str]:
+    """Labels by which Kueue knows the queue and the priority of a Model's pods. A label on the Model wins over the same
+    label in `spec.pod.labels`."""
+    return {key: model.metadata.labels[key] for key in names.QUEUE_LABELS if model.metadata.labels.get(key)}
+
+
+def waits_for_queue(pod: Pod) -> bool:
+    """Whether Kueue holds the pod back."""
+    return any(gate.startswith(names.KUEUE_PREFIX) for gate in pod.gates)
+
+
+def blocks_surge(pods: Iterable[Pod], refused: str | None) -> bool:
+    """Whether a quota has no room for the replica that a rollout starts beside the old ones. `pods`: of the Deployment;
+    `refused`: why the API server refuses others."""
+    if refused and refusal(refused) is not None:
+        return True
+    return any(pod.gated and waits_for_queue(pod) and not pod.deleting for pod in pods)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What Kueue says of one pod."""
+
+    owners: tuple[str, ...]
+    """Uids of its pods."""
+    conditions: Mapping[str, tuple[str, str]]
+    """Type -> (status, message)."""
+
+
+NO_KUEUE: Final = "the cluster has no Kueue that would admit it: install it, or delete the pod after removing the label"
+NO_WORKLOAD: Final = (
+    "Kueue has no Workload for it: check that its controller runs, with the integration `pod` for this namespace"
+)
+
+
+def queue_message(pod_uid: str, workloads: Iterable[Workload]) -> str:
+    """Why Kueue has not admitted a pod, as one line."""
+    found = next((w for w in workloads if pod_uid in w.owners), None)
+    if found is None:
+        return NO_WORKLOAD
+    for kind in ("QuotaReserved", "Admitted", "Evicted"):
+        status, message = found.conditions.get(kind, ("", ""))
+        if message and (status == "False" or kind == "Evicted"):
+            return _line(message)
+    return "Kueue has not looked at it yet"
+
+
+def _line(text: str) -> str:
+    line = _BLANKS.sub(" ", text).strip()
+    return line if len(line) <= _LONGEST_NOTE else f"{line[:_LONGEST_NOTE]}..."

@@ -1,0 +1,171 @@
+"""Models whose pods take the quota of a queue, by the real Kueue. Pods are bound by the real scheduler."""
+
+import asyncio
+from collections.abc import AsyncIterator, Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from shoal.api import names
+from shoal.api.meta import JsonObject
+from shoal.kube.client import KubeClient
+from shoal.kube.errors import NotFound
+from shoal.kube.resources import LEASES, MODELS, PODS
+from tests.e2e.operator.test_operator_rbac import NAMESPACE, service_account_kubeconfig
+from tests.support.charts import rendered
+from tests.support.controlplane import Fleet
+from tests.support.kueue import (
+    CLUSTER_QUEUES,
+    FLAVORS,
+    PRIORITIES,
+    QUEUES,
+    cluster_queue,
+    flavor,
+    local_queue,
+    running_kueue,
+)
+from tests.support.operators import condition, eventually, model, model_with, running_operator
+
+pytestmark = [pytest.mark.kueue, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+async def queued(fleet: Fleet, tmp_path: Path) -> AsyncIterator[Fleet]:
+    """A fleet with a queue for one GPU."""
+    with logged(fleet, tmp_path):
+        await eventually(lambda: served(fleet), bool, what="Kueue's webhooks")
+        await fleet.client.apply(CLUSTER_QUEUES, cluster_queue(1), manager="person")
+        await fleet.client.apply(QUEUES, local_queue(fleet.namespace), manager="person")
+        yield fleet
+        await end(fleet)
+
+
+@contextmanager
+def logged(fleet: Fleet, folder: Path) -> Generator[Path]:
+    with running_kueue(fleet.plane, folder, fleet.namespace) as log:
+        try:
+            yield log
+        finally:
+            print(log.read_text()[-8000:])  # shown when the test fails
+
+
+async def served(fleet: Fleet) -> bool:
+    """Kueue's webhook answers for its own kinds."""
+    applied = await asyncio.to_thread(
+        fleet.plane.run_kubectl, "apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(flavor()), check=False
+    )
+    return "serverside-applied" in applied
+
+
+async def end(fleet: Fleet) -> None:
+    """While Kueue runs: it takes its finalizers off."""
+    for name in [m["metadata"]["name"] for m in await fleet.all(MODELS, namespace=fleet.namespace)]:
+        await fleet.client.delete(MODELS, name, fleet.namespace)
+    await eventually(lambda: engines(fleet), lambda left: not left, seconds=120, what="pods that go")
+    await fleet.client.delete(QUEUES, "serving", fleet.namespace)
+    await fleet.client.delete(CLUSTER_QUEUES, "all")
+    await fleet.client.delete(FLAVORS, "gpus")
+
+
+async def engines(fleet: Fleet, of: str = "") -> list[JsonObject]:
+    selector = f"{names.LABEL_COMPONENT}=engine" + (f",{names.LABEL_MODEL}={of}" if of else "")
+    return await fleet.all(PODS, namespace=fleet.namespace, label_selector=selector)
+
+
+def of_queue(name: str, namespace: str, *, priority_class: str = "", **spec: Any) -> JsonObject:
+    found = model(name, namespace, variants=[{"class": "h100"}], **spec)
+    found["metadata"]["labels"] = {names.LABEL_QUEUE: "serving"}
+    if priority_class:
+        found["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] = priority_class
+    return found
+
+
+async def test_a_replica_waits_for_its_queue_with_the_charts_role_and_starts_when_it_has_room(
+    queued: Fleet, tmp_path: Path
+) -> None:
+    client, ns = queued.client, queued.namespace
+    kinds = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+    roles = [o for o in rendered({}) if o["kind"] in kinds]
+    queued.plane.run_kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(roles))
+    kubeconfig = service_account_kubeconfig(queued, tmp_path / "kubeconfig")
+    with suppress(NotFound):
+        await client.delete(LEASES, names.LEASE_NAME, NAMESPACE)
+    async with await KubeClient.from_environment(kubeconfig=kubeconfig) as own, running_operator(own, kubeconfig):
+        await queued.apply(of_queue("first", ns))
+        first = await model_with(client, ns, "first", "Ready", "True")
+        assert condition(first, "QuotaWait")["reason"] == "Admitted"
+        # Free GPUs there are; quota there is none. A higher priority in Shoal's eyes takes nothing from the first.
+        await queued.apply(of_queue("second", ns, priority=100))
+        waits = await model_with(client, ns, "second", "Ready", "False", "QuotaWait")
+        assert condition(waits, "QuotaWait")["status"] == "True"
+        assert f"waits for quota of queue {ns}/serving" in condition(waits, "Ready")["message"]
+        assert not condition(waits, "Stalled")
+        told = await eventually(
+            lambda: client.get(MODELS, "second", ns),
+            lambda m: "insufficient" in condition(m, "Ready").get("message", ""),
+            what="Kueue's own words",
+        )
+        assert "nvidia.com/gpu" in condition(told, "Ready")["message"]
+        [gated] = await engines(queued, "second")
+        assert [gate["name"] for gate in gated["spec"]["schedulingGates"]] == ["kueue.x-k8s.io/admission"]
+        assert condition(await client.get(MODELS, "first", ns), "Ready")["status"] == "True"
+        await client.delete(MODELS, "first", ns)
+        await model_with(client, ns, "second", "Ready", "True")
+
+
+async def test_a_rollout_without_quota_for_one_replica_more_goes_in_place(queued: Fleet) -> None:
+    client, ns = queued.client, queued.namespace
+    async with running_operator(client, queued.kubeconfig):
+        await queued.apply(of_queue("chat", ns))
+        await model_with(client, ns, "chat", "Ready", "True")
+        [old] = await engines(queued)
+        await queued.apply(of_queue("chat", ns, pod={"env": [{"name": "A", "value": "b"}]}))
+        await eventually(
+            lambda: engines(queued),
+            lambda pods: len(pods) == 1 and pods[0]["metadata"]["uid"] != old["metadata"]["uid"],
+            what="the new revision",
+        )
+        await model_with(client, ns, "chat", "Ready", "True")
+
+
+async def test_what_kueue_evicts_drains_and_waits_again(queued: Fleet) -> None:
+    client, ns = queued.client, queued.namespace
+    for name, number in (("low", 1), ("high", 10)):
+        body: JsonObject = {
+            "apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "WorkloadPriorityClass", "metadata": {"name": name},
+            "value": number,
+        }  # fmt: skip
+        await client.apply(PRIORITIES, body, manager="person")
+    async with running_operator(client, queued.kubeconfig):
+        await queued.apply(of_queue("first", ns, priority_class="low"))
+        await model_with(client, ns, "first", "Ready", "True")
+        await queued.apply(of_queue("second", ns, priority_class="high"))
+        await model_with(client, ns, "second", "Ready", "True")
+        lost = await model_with(client, ns, "first", "Ready", "False", "QuotaWait")
+        assert [v["class"] for v in lost["status"]["variants"] if v["desired"]] == ["h100"], "no class is given up"
+        await client.delete(MODELS, "second", ns)
+        await model_with(client, ns, "first", "Ready", "True")
+
+
+async def test_kueue_that_goes_away_is_said_and_the_replica_starts_when_it_is_back(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    client, ns = fleet.client, fleet.namespace
+    async with running_operator(client, fleet.kubeconfig):
+        with logged(fleet, tmp_path / "one"):
+            await eventually(lambda: served(fleet), bool, what="Kueue's webhooks")
+            await client.apply(CLUSTER_QUEUES, cluster_queue(1), manager="person")
+            await fleet.apply(of_queue("chat", ns))  # its LocalQueue does not exist yet
+            missing = await model_with(client, ns, "chat", "Ready", "False", "QuotaWait")
+            assert condition(missing, "QuotaWait")["status"] == "True"
+        # Kueue has gone: nobody admits the pod, and nothing is given up for it.
+        await client.apply(QUEUES, local_queue(ns), manager="person")
+        await asyncio.sleep(0)
+        waits = await model_with(client, ns, "chat", "Ready", "False", "QuotaWait")
+        assert [v["class"] for v in waits["status"]["variants"] if v["desired"]] == ["h100"]
+        with logged(fleet, tmp_path / "two"):
+            await model_with(client, ns, "chat", "Ready", "True")
+            await end(fleet)

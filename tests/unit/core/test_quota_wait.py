@@ -1,0 +1,216 @@
+"""Replicas that a quota holds back: what is said of them, and that nobody loses a GPU for them."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from shoal.api.model import Model
+from shoal.core.facts import Deployment, Pod
+from shoal.core.placement import Held, ReplicaState, plan
+from shoal.core.placement.backoff import observe
+from shoal.core.podquota import NO_WORKLOAD, Workload, blocks_surge, queue_labels, queue_message, refusal
+from shoal.core.status.diagnosis import diagnose, progress
+from shoal.core.status.quotawait import quota_wait
+from shoal.core.status.variants import cold_start
+from tests.support.fleets import candidate, demand, supply
+
+NOW = datetime(2026, 11, 25, tzinfo=UTC)
+GATE = "kueue.x-k8s.io/admission"
+FULL = 'pods "chat-1" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=1, used: requests.nvidia.com/gpu=2, limited: requests.nvidia.com/gpu=2'  # noqa: E501
+H100, L4 = candidate("h100", cost="2.49"), candidate("l4", cost="0.43")
+
+
+def pod(name: str = "p", **state: Any) -> Pod:
+    base: dict[str, Any] = {
+        "namespace": "ns", "uid": name, "node": None, "finished": False, "deleting": False, "ready": False,
+        "requests": {"nvidia.com/gpu": 1}, "model_uid": "u", "gpu_class": "h100", "created": NOW,
+    }  # fmt: skip
+    return Pod(name=name, **(base | state))
+
+
+def gated(name: str = "p", **state: Any) -> Pod:
+    return pod(name, **({"gates": (GATE,), "queue": "serving", "queue_managed": True} | state))
+
+
+def deployment(refused: str | None = None) -> Deployment:
+    return Deployment(
+        "ns", "chat-h100", "d", "1", "u", "h100", 1, "nvidia.com/gpu", 1, 1, 1, frozenset(), 0, 0, 0, refused, False
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "parts"),
+    [
+        (
+            FULL,
+            "ResourceQuotaExceeded",
+            ["ResourceQuota gpus has no room", "requested requests.nvidia.com/gpu=1", "used requests.nvidia.com/gpu=2"],
+        ),
+        (
+            'pods "x" is forbidden: failed quota: compute: must specify limits.cpu for: engine; limits.memory for: e',
+            "ResourceQuotaExceeded",
+            ["ResourceQuota compute takes no pod without: must specify limits.cpu", "spec.pod.resources"],
+        ),
+        (
+            'pods "x" is forbidden: maximum cpu usage per Container is 2, but limit is 8',
+            "LimitRangeExceeded",
+            ["a LimitRange of the namespace", "maximum cpu usage per Container is 2, but limit is 8"],
+        ),
+        (
+            'pods "x" is forbidden: [minimum memory usage per Pod is 1Gi, but request is 64Mi, maximum cpu usage per '
+            "Pod is 1, but limit is 8]",
+            "LimitRangeExceeded",
+            ["minimum memory usage per Pod is 1Gi, but request is 64Mi"],
+        ),
+    ],
+)
+def test_a_quota_that_refuses_a_pod_is_named(text: str, reason: str, parts: list[str]) -> None:
+    found = refusal(text)
+    assert found is not None
+    assert found.reason == reason
+    for part in parts:
+        assert part in found.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", 'violates PodSecurity "restricted"', "exceeded quota", f"exceeded quota: {'x' * 100_000}", "a\n" * 5000],
+)
+def test_another_refusal_is_no_quota(text: str) -> None:
+    assert refusal(text) is None
+
+
+def test_a_gated_pod_waits_for_its_queue_and_says_why() -> None:
+    cause = diagnose([gated(queue_message="insufficient unused quota for nvidia.com/gpu")])
+    assert cause is not None
+    assert cause.reason == "QuotaWait"
+    assert cause.message == (
+        "pod ns/p waits for quota of queue ns/serving: insufficient unused quota for nvidia.com/gpu"
+    )
+    assert not cause.waits_for_a_person
+    assert progress([gated(), gated("q")]) == "2 waiting for quota"
+    other = diagnose([pod(gates=("example.com/hold",))])
+    assert other is not None
+    assert (other.reason, other.message) == (
+        "SchedulingGated",
+        "pod ns/p is held back by the scheduling gate example.com/hold",
+    )
+
+
+def test_the_condition_is_there_while_a_quota_matters() -> None:
+    assert quota_wait([pod()], [deployment()]) is None
+    waits = quota_wait([gated(), gated("q")], [deployment()])
+    assert waits is not None
+    assert (waits.status, waits.reason) == ("True", "QuotaWait")
+    assert waits.message.endswith("(2 replicas wait)")
+    admitted = quota_wait([gated(gates=(), node="n")], [deployment()])
+    assert admitted is not None
+    assert (admitted.status, admitted.reason, admitted.message) == ("False", "Admitted", "admitted by queue serving")
+
+
+def test_with_two_quotas_both_are_named_and_the_one_that_refuses_the_pod_comes_first() -> None:
+    both = quota_wait([gated()], [deployment(FULL)])
+    assert both is not None
+    assert (both.status, both.reason) == ("True", "ResourceQuotaExceeded")
+    assert both.message.index("ResourceQuota gpus") < both.message.index("queue ns/serving")
+
+
+def test_a_queue_that_no_kueue_looks_at_is_said() -> None:
+    ignored = quota_wait([pod(queue="serving", node="n", ready=True)], [deployment()])
+    assert ignored is not None
+    assert (ignored.status, ignored.reason) == ("False", "QueueIgnored")
+
+
+def test_the_message_is_kueues_own() -> None:
+    full = Workload(("p",), {"QuotaReserved": ("False", "couldn't assign flavors:\n insufficient quota")})
+    other = Workload(("q",), {"QuotaReserved": ("False", "another's")})
+    assert queue_message("p", [other, full]) == "couldn't assign flavors: insufficient quota"
+    assert queue_message("x", [other, full]) == NO_WORKLOAD
+    assert "integration `pod`" in NO_WORKLOAD
+    evicted = Workload(("p",), {"QuotaReserved": ("True", "ok"), "Evicted": ("True", "preempted by a job")})
+    assert queue_message("p", [evicted]) == "preempted by a job"
+
+
+def test_pods_carry_the_labels_of_the_model() -> None:
+    raw = {
+        "apiVersion": "shoal.dev/v1alpha1", "kind": "Model",
+        "metadata": {"name": "chat", "namespace": "ns", "labels": {"kueue.x-k8s.io/queue-name": "serving", "a": "b"}},
+        "spec": {"source": {"uri": "hf://a/b"}},
+    }  # fmt: skip
+    assert queue_labels(Model.model_validate(raw)) == {"kueue.x-k8s.io/queue-name": "serving"}
+
+
+# --- placement does not fight admission -----------------------------------------------------------------------------
+
+
+def state(replicas: int, *, bound: int = 0, gated: int = 0, pods: int | None = None) -> ReplicaState:
+    held = {"n0": Held(bound, bound)} if bound else {}
+    return ReplicaState(replicas, 1, held, pods=replicas if pods is None else pods, gated=gated)
+
+
+def test_nobody_loses_a_gpu_for_a_replica_that_a_quota_holds_back() -> None:
+    low = demand("chat/low", H100, priority=0, replica_states={"h100": state(1, bound=1)})
+    high = demand("chat/high", H100, priority=100, replica_states={"h100": state(1, gated=1)})
+    full = replace(supply("h100", 0, of=1), nodes=(replace(supply("h100", 0, of=1).nodes[0], name="n0"),))
+    found = plan([low, high], [full])
+    assert [(v.replicas, v.leaving) for v in found[low.uid].variants] == [(1, ())]
+    assert [(v.gpu_class, v.replicas) for v in found[high.uid].variants] == [("h100", 1)]
+    assert "1 on h100 waits for quota and takes no GPU until then" in found[high.uid].message
+    # The mutation: without the gate the lower priority yields.
+    free = plan([low, replace(high, replica_states={"h100": state(1)})], [full])
+    assert free[low.uid].missing == 1
+
+
+def test_no_other_class_is_used_and_no_gpu_is_kept_idle() -> None:
+    waits = demand("chat/a", L4, H100, replica_states={"l4": state(1, gated=1)})
+    other = demand("chat/b", L4)
+    found = plan([waits, other], [supply("l4", 1), supply("h100", 1)])
+    assert [(v.gpu_class, v.replicas) for v in found[waits.uid].variants if v.replicas] == [("l4", 1)]
+    assert [(v.gpu_class, v.replicas) for v in found[other.uid].variants if v.replicas] == [("l4", 1)]
+
+
+def test_further_replicas_are_planned_as_before() -> None:
+    some = demand("chat/a", H100, wanted=3, replica_states={"h100": state(2, bound=1, gated=1)})
+    n0 = replace(supply("h100", 2, of=4).nodes[0], name="n0")
+    found = plan([some], [replace(supply("h100"), nodes=(n0,), matching=None)])[some.uid]
+    assert [(v.replicas, found.missing) for v in found.variants] == [(3, 0)]
+
+
+def test_fewer_replicas_are_wanted_while_they_wait() -> None:
+    none = demand("chat/a", H100, wanted=0, replica_states={"h100": state(1, gated=1)})
+    assert all(v.replicas == 0 for v in plan([none], [supply("h100", 1)])[none.uid].variants)
+
+
+def test_a_surge_pod_that_waits_for_quota_takes_no_gpu() -> None:
+    rolls = demand("chat/a", H100, replica_states={"h100": state(1, bound=1, gated=1, pods=2)})
+    n0 = replace(supply("h100", 1, of=2).nodes[0], name="n0")
+    found = plan([rolls, demand("chat/b", H100)], [replace(supply("h100"), nodes=(n0,), matching=None)])
+    assert found["chat/b"].placed if "chat/b" in found else all(p.placed for p in found.values())
+    assert blocks_surge([gated()], None)
+    assert blocks_surge([], FULL)
+    assert not blocks_surge([pod()], "admission webhook denied it")
+
+
+def test_a_class_is_not_given_up_for_a_pod_that_waits_for_quota() -> None:
+    later = NOW + timedelta(days=2)
+
+    def backoffs(each: Pod, admitted: dict[str, datetime] | None = None) -> bool:
+        return bool(
+            observe({}, [each], now=later, timeout=lambda _: 300.0, provision=lambda _: 60.0, admitted=admitted or {})
+        )
+
+    assert not backoffs(gated())
+    pending = gated(gates=(), unschedulable="0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
+    assert not backoffs(pending, {"p": later - timedelta(seconds=20)}), "its time begins when it is admitted"
+    assert backoffs(pending, {"p": later - timedelta(seconds=200)})
+    assert not backoffs(gated(gates=(), node="n", scheduled=later - timedelta(seconds=30)))
+    assert backoffs(gated(gates=(), node="n", scheduled=later - timedelta(seconds=400)))
+
+
+def test_the_wait_for_quota_is_no_part_of_a_cold_start() -> None:
+    bound, ready = NOW + timedelta(hours=3), NOW + timedelta(hours=3, seconds=90)
+    assert cold_start(gated(gates=(), node="n", ready=True, scheduled=bound, ready_since=ready)) == 90
+    plain = pod(node="n", ready=True, scheduled=NOW + timedelta(seconds=40), ready_since=NOW + timedelta(seconds=90))
+    assert cold_start(plain) == 90
