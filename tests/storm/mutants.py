@@ -99,6 +99,25 @@ def sends_again() -> None:
     AnswerRelay.answering = forgotten
 
 
+def no_halt() -> None:
+    """A gateway does not see how the requests to a canary ended."""
+    from shoal.gateway.canaries import Canaries
+
+    Canaries.ended = lambda self, canary, meter: None
+
+
+def keeps_model() -> None:
+    """The record of a request that went to a fallback names the Model that it left."""
+    from shoal.metering.meter import Meter
+
+    def reroute(self: Meter, model: Any) -> None:
+        del model
+        self.forget_counts()
+        self.outcome = self.status = None
+
+    Meter.reroute = reroute
+
+
 def no_close_open() -> None:
     """A gateway does not close what a killed one left open in its spool."""
     from shoal.metering import spoolfile
@@ -157,6 +176,8 @@ MUTATIONS: Final[dict[str, Callable[[], None]]] = {
     "no-lora-path": no_lora_path,
     "no-retry": no_retry,
     "sends-again": sends_again,
+    "no-halt": no_halt,
+    "keeps-model": keeps_model,
     "early-mark": early_mark,
     "no-close-open": no_close_open,
     "no-dedupe": no_dedupe,

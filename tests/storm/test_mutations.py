@@ -30,6 +30,7 @@ def storm(
     drain_seconds: int = 120,
     idle_seconds: int = 10,
     adapters: bool = False,
+    routes: bool = False,
 ) -> StormConfig:
     """Both Models are asked all the time, and every engine always works on some long answer: what a fault shows must
     not depend on the moment at which it comes."""
@@ -49,6 +50,7 @@ def storm(
         one_by_one=True,
         mutation=mutation,
         adapters=adapters,
+        routes=routes,
     )
 
 
@@ -88,6 +90,16 @@ def test_without_another_try_requests_are_lost(tmp_path: Path) -> None:
 def test_requests_that_are_sent_again_after_their_first_byte_are_found(tmp_path: Path) -> None:
     findings = run(storm("sends-again", "engine_killed", "engine_killed", seconds=30), tmp_path)
     assert any(v.startswith("invariant 2") for v in findings.violations)
+
+
+def test_a_canary_that_nobody_halts_is_found(tmp_path: Path) -> None:
+    findings = run(storm("no-halt", "canary_broken", routes=True), tmp_path)
+    assert any("was not halted" in v for v in findings.violations)
+
+
+def test_a_record_with_another_model_than_the_one_that_answered_is_found(tmp_path: Path) -> None:
+    findings = run(storm("keeps-model", "canary_broken", routes=True), tmp_path)
+    assert any("has the Model storm/storm-next and the replica storm/storm-steady-" in v for v in findings.violations)
 
 
 def test_with_unknown_read_as_zero_replicas_go_while_nobody_is_heard(tmp_path: Path) -> None:
