@@ -15,6 +15,8 @@ ROUTE: dict[str, Any] = {
     "metadata": {"name": "front", "namespace": "default"},
     "spec": {"rules": [{"targets": [{"model": {"name": "a"}}]}]},
 }
+EXTERNAL: dict[str, Any] = {"name": "outside", "url": "https://api.example.com/v1", "model": "m"}
+ONE_OF = "give one of `model`, `adapter` and `external`"
 AFFINITY = {"type": "Header", "header": "x-session"}
 
 
@@ -26,15 +28,25 @@ def header(**said: Any) -> dict[str, Any]:
     return rule(matches=[{"headers": [{"name": "x-beta", "value": "1"} | said]}])
 
 
+def external(**said: Any) -> dict[str, Any]:
+    return changed(ROUTE, "spec.externalTargets", [EXTERNAL | said])
+
+
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("no rule", changed(ROUTE, "spec.rules", []), "should have at least 1 items"),
     ("no target", rule(targets=[]), "should have at least 1 items"),
-    ("a target of nothing", rule(targets=[{"weight": 1}]), "give either `model` or `adapter`"),
-    (
-        "a target of two kinds",
-        rule(targets=[{"model": {"name": "a"}, "adapter": {"name": "b"}}]),
-        "give either `model` or `adapter`",
-    ),
+    ("a target of nothing", rule(targets=[{"weight": 1}]), ONE_OF),
+    ("a target of two kinds", rule(targets=[{"model": {"name": "a"}, "adapter": {"name": "b"}}]), ONE_OF),
+    ("a target of two kinds", rule(targets=[{"model": {"name": "a"}, "external": {"name": "b"}}]), ONE_OF),
+    ("an external mirror", rule(mirror={"external": {"name": "b"}, "percent": 5}), "mirror.model: Required value"),
+    ("an external target by address", external(url="https://169.254.169.254/v1"), "should match"),
+    ("an external target with a password", external(url="https://u:p@api.example.com/v1"), "should match"),
+    ("an external target of a file", external(url="file:///etc/passwd"), "should match"),
+    ("an external target without a model", external(model=""), "at least 1 chars"),
+    ("an external target's endpoint", external(endpoints=["/v1/files"]), "should match"),
+    ("an external target that may hang", external(timeouts={"firstByteSeconds": 0}), "greater than or equal to 1"),
+    ("a caBundle of something else", external(caBundle="x"), "should match"),
+    ("two external targets of a name", changed(ROUTE, "spec.externalTargets", [EXTERNAL] * 2), "Duplicate value"),
     ("a negative weight", rule(targets=[{"model": {"name": "a"}, "weight": -1}]), "greater than or equal to 0"),
     ("a header with a key", header(name="authorization"), "a header with a key or a cookie cannot be matched"),
     ("a header in upper case", header(name="X-Beta"), "should match"),
@@ -68,6 +80,18 @@ def test_a_route_with_everything_is_stored_as_it_was_written(apiserver: ApiServe
                 ],
                 "targets": [{"model": {"name": "a"}, "weight": 9}, {"adapter": {"name": "b", "namespace": "other"}}],
                 "sessionAffinity": {"type": "Header", "header": "x-session"},
+                "canary": {"target": {"external": {"name": "outside"}}, "percent": 5},
+                "fallback": {"targets": [{"external": {"name": "outside"}}], "whenWaitSeconds": 20},
+            }
+        ],
+        "externalTargets": [
+            EXTERNAL
+            | {
+                "endpoints": ["/v1/chat/completions", "/v1/embeddings"],
+                "credentials": {"name": "provider", "key": "token"},
+                "caBundle": "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n",
+                "timeouts": {"connectSeconds": 2, "firstByteSeconds": 20, "idleSeconds": 30},
+                "maxConcurrentRequests": 16,
             }
         ],
     }

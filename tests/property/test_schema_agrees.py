@@ -44,10 +44,15 @@ GOOD: dict[str, Any] = {
     "expression": "true",
     "percent": 5,
     "model": {"name": "x"},
+    "url": "https://api.example.com/v1",
 }
 """Values of required fields."""
-UNLESS: dict[str, str] = {"nodeSelector": "device", "memoryPerGPU": "device", "model": "adapter"}
-"""Fields that a rule on the object requires unless it has another field."""
+UNLESS: dict[str, tuple[str, ...]] = {
+    "nodeSelector": ("device",),
+    "memoryPerGPU": ("device",),
+    "model": ("adapter", "external"),
+}
+"""Fields that a rule on the object requires unless it has one of the others."""
 _PLAIN = "|a|a-b|A|a.b|-a|a_b|a:b|a/b|80Gi|2.49|1e3|-5|9.0|USD|usd|0.5.23|SGLang|NVLink|--a=b|nvidia.com/gpu|a b"
 _URIS = "hf://a/b|hf://a|https://h/a.tar|https://u:p@h/a|pvc://c|pvc://C|file:///a|file://a|s3://b"
 WORDS = st.sampled_from(
@@ -118,8 +123,12 @@ def near(node: dict[str, Any]) -> st.SearchStrategy[Any]:
             return near(node["additionalProperties"]).map(lambda value: {"k": value})
         case "object":
             properties = node["properties"]
-            ruled = [name for name, other in UNLESS.items() if name in properties and other in properties]
-            base = {name: GOOD[name] for name in [*node.get("required", ()), *ruled]}
+            ruled = [
+                name
+                for name, others in UNLESS.items()
+                if name in properties and not properties.keys().isdisjoint(others)
+            ]
+            base = {name: _good(name, properties[name]) for name in [*node.get("required", ()), *ruled]}
             fields = [_with(_without(base, name), name, child) for name, child in properties.items()]
             return st.one_of(st.just(base), *fields)
         case "array":
@@ -137,7 +146,13 @@ def near(node: dict[str, Any]) -> st.SearchStrategy[Any]:
 
 def _without(base: dict[str, Any], name: str) -> dict[str, Any]:
     """What stands beside a field: not what the field is there instead of."""
-    return {other: value for other, value in base.items() if UNLESS.get(other) != name}
+    return {other: value for other, value in base.items() if name not in UNLESS.get(other, ())}
+
+
+def _good(name: str, node: dict[str, Any]) -> Any:
+    """A value of a required field. A field that is an object elsewhere may be a name here."""
+    value = GOOD[name]
+    return "x" if node.get("type") == "string" and isinstance(value, dict) else value
 
 
 def _with(base: dict[str, Any], name: str, node: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:

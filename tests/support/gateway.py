@@ -136,6 +136,7 @@ class GatewayUnderTest:
             self.directory.mark(source)
         self.directory.rebuild()
         self.app.canaries.follow(self.directory.snapshot.model_index.routes.values())
+        self.app.externals.follow(self.directory.snapshot.model_index.routes.values())
 
     def model(self, **changes: Any) -> None:
         """Changes what is known of the Model."""
@@ -199,6 +200,7 @@ async def gateway(tmp_path: Path, *engines: ScriptedEngine, live: bool = True, *
             await it.app.usage.close()
             await it.app.media.close()
             await it.app.copies.close()
+            it.app.externals.close()
             it.agents.close()
             it.pool.close()
             await it.spool.stop()

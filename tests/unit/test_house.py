@@ -213,7 +213,7 @@ EVENT_WRITERS: Final = {
     "shoal.net.hub",  # the cold endpoints' one
     "shoal.gateway.reply", "shoal.gateway.sse", "shoal.net.errors",  # the hot path: an engine's events, passed on
     "shoal.core.transcripts",  # a translation of them
-    "shoal.net.stream", "shoal.gateway.dispatch",  # they listen, and ask for events
+    "shoal.net.stream", "shoal.gateway.dispatch", "shoal.gateway.externaldispatch",  # they listen, and ask for events
 }  # fmt: skip
 """Modules that know how server-sent events look."""
 
@@ -280,6 +280,7 @@ OTHER_WRITERS: Final = {
     "shoal.controllers.installkey": {"apply SECRETS", "create SECRETS", "delete SECRETS"},  # the install key
     # The authority, certificates of gateways and ledger; a Model's, which is also renewed while the Model is paused.
     "shoal.controllers.transport": {"apply SECRETS", "create SECRETS"},
+    "shoal.controllers.route.externalkeys": {"apply SECRETS"},  # API keys of external targets, for gateways
     "shoal.controllers.keda.endpoints": {"apply ENDPOINTSLICES"},  # where KEDA finds the leader
     "shoal.controllers.keda.certificate": {"apply SECRETS"},  # the certificate that the leader shows KEDA
 }

@@ -124,6 +124,9 @@ extProc:
   enabled: {{ .Values.gateway.extProc.enabled }}
   proxyNamespaces:
     {{- toYaml .Values.gateway.extProc.proxyNamespaces | nindent 4 }}
+external:
+  allowedHosts:
+    {{- toYaml .Values.gateway.external.allowedHosts | nindent 4 }}
 scopeNamespaces: {{ include "shoal.scope" . }}
 metricsAuth: {{ .Values.metrics.auth.enabled }}
 roleTokens: {{ .Values.rbac.roles.enabled }}

@@ -13,6 +13,7 @@ from shoal.api.config import (
     MTLS,
     CABundle,
     EngineVersion,
+    ExternalHost,
     HubEndpoint,
     NamedValue,
     Pods,
@@ -181,6 +182,12 @@ class GatewayMedia(Section):
     also opens port 443 of public addresses to gateways."""
 
 
+class GatewayExternal(Section):
+    allowed_hosts: tuple[ExternalHost, ...] = ()
+    """Hosts to which gateways may send requests for external targets of ModelRoutes (docs/modelroutes.md). Empty: every
+    external target is refused. With `networkPolicy.gatewayEgress` it also opens their ports to gateways."""
+
+
 class GatewayAutoscaling(Section):
     enabled: bool = False
     """Creates a HorizontalPodAutoscaler for the gateways, which then writes their number."""
@@ -246,6 +253,8 @@ class GatewayValues(PodValues):
     """Tells clients which pod answered, in the header x-shoal-replica."""
     media: GatewayMedia = GatewayMedia()
     """Images and audio in requests."""
+    external: GatewayExternal = GatewayExternal()
+    """External targets of ModelRoutes."""
     resources: Free = {"requests": {"cpu": "500m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
     """Resource requests and limits of the container. Buffers for requests, answers and connections are derived from the
     memory limit (docs/gateway.md)."""
@@ -401,9 +410,9 @@ class NetworkPolicy(Section):
     `adapters` and `logs`."""
     gateway_egress: bool = False
     """Restricts the egress of gateways to DNS, pods, private networks and `apiServers`, and to targets that other
-    values require: port 443 of public addresses with `gateway.media.egress`, the port of `tracing.endpoint`, the bucket
-    of request logs. An API server with a public address must be in `apiServers`, with the address that pods connect to.
-    Off: egress is not restricted."""
+    values require: port 443 of public addresses with `gateway.media.egress`, the ports of
+    `gateway.external.allowedHosts`, the port of `tracing.endpoint`, the bucket of request logs. An API server with a
+    public address must be in `apiServers`, with the address that pods connect to. Off: egress is not restricted."""
 
 
 class ReaderValues(Section):

@@ -3,9 +3,10 @@
 It contains everything that determines engine pods: engine versions, proxy, hub mirror, security defaults.
 """
 
+import ipaddress
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic.config import JsonDict
 
@@ -125,6 +126,35 @@ class Sources(_Section):
     ports: tuple[Port, ...] = (443,)
     """TCP ports of sources, for the NetworkPolicies of pods that fetch. The ports of `hubEndpoint` and of the proxies
     are added. For a Service in the cluster most network plugins compare the port of its pods."""
+
+
+_EXTERNAL_HOST = r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\.)+[a-z]([-a-z0-9]{0,61}[a-z0-9])?$"
+
+
+def _network(text: str) -> str:
+    ipaddress.ip_network(text, strict=False)
+    return text
+
+
+class ExternalHost(_Section):
+    """A host to which external targets of ModelRoutes may send requests."""
+
+    host: Annotated[str, StringConstraints(max_length=253, pattern=_EXTERNAL_HOST)]
+    """Name of the host, in lower case, with its domain."""
+    port: Port = 443
+    """Its port."""
+    networks: tuple[Annotated[str, StringConstraints(max_length=64), AfterValidator(_network)], ...] = ()
+    """Networks (CIDR) of private addresses that the host may have, such as 10.20.0.0/16. Public addresses are always
+    allowed; the gateway itself, link-local addresses and metadata servers never are."""
+    plain_http: bool = False
+    """Allows targets without TLS. Prompts and API keys are then readable on the way."""
+
+
+class ExternalConfig(_Section):
+    """External targets of ModelRoutes."""
+
+    allowed_hosts: tuple[ExternalHost, ...] = ()
+    """Hosts that they may have; none: every external target is refused."""
 
 
 class PriorityBand(_Section):
@@ -347,5 +377,7 @@ class OperatorConfig(_Section):
     role_tokens: bool = False
     """Whether /v1/decisions and /v1/adapters also answer people with a token of a role (docs/roles.md)."""
     transport: TransportConfig = TransportConfig()
+    external: ExternalConfig = ExternalConfig()
+    """External targets of ModelRoutes."""
     resync_seconds: float = 600.0
     log_level: str = "info"

@@ -27,6 +27,19 @@ PlainNamespace = Annotated[
 ]
 
 
+SecretKey = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
+ExternalEndpoint = Annotated[
+    str, StringConstraints(max_length=64, pattern=r"^/v1/(chat/completions|completions|embeddings)$")
+]
+_HOST_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+EXTERNAL_URL = (
+    rf"^https?://({_HOST_LABEL}\.)+[a-z]([-a-z0-9]{{0,61}}[a-z0-9])?(:[1-9][0-9]{{0,4}})?(/[-._~A-Za-z0-9]+)*/?$"
+)
+"""A host by its name (the last label begins with a letter, so it is no IP address), without user, query, fragment."""
+RefKind = Literal["Model", "LoRAAdapter", "External"]
+"""What can be the target of a rule."""
+
+
 class TargetReference(Object):
     """A Model or a LoRAAdapter."""
 
@@ -37,6 +50,17 @@ class TargetReference(Object):
     own."""
 
 
+class ExternalReference(Object):
+    """An entry of the route's `externalTargets`."""
+
+    name: PlainNamespace
+    """Name of the entry."""
+
+
+_ONE_OF = "[has(self.model), has(self.adapter), has(self.external)].filter(x, x).size() == 1"
+_ONE_TEXT = "give one of `model`, `adapter` and `external`"
+
+
 class RouteTarget(Object):
     """A target of a rule and its weight."""
 
@@ -44,16 +68,18 @@ class RouteTarget(Object):
     """A Model."""
     adapter: TargetReference | None = None
     """A LoRAAdapter."""
+    external: ExternalReference | None = None
+    """An entry of `externalTargets`."""
     weight: Annotated[int, Field(ge=0, le=1_000_000), K8s(default_in_code=True)] = 1
     """Share of the requests, relative to the other weights of the rule. 0: none. Default: 1."""
 
-    cel: ClassVar = (CELRule("has(self.model) != has(self.adapter)", "give either `model` or `adapter`"),)
+    cel: ClassVar = (CELRule(_ONE_OF, _ONE_TEXT),)
 
     @model_validator(mode="after")
     def _one(self) -> Self:
         # The CEL rule, for objects from before it and from clusters without it.
-        if (self.model is None) == (self.adapter is None):
-            raise ValueError("give either `model` or `adapter`")
+        if sum(one is not None for one in (self.model, self.adapter, self.external)) != 1:
+            raise ValueError(_ONE_TEXT)
         return self
 
 
@@ -119,19 +145,21 @@ class SessionAffinity(Object):
 
 
 class SingleTarget(Object):
-    """A Model or a LoRAAdapter."""
+    """A Model, a LoRAAdapter, or an external target."""
 
     model: TargetReference | None = None
     """A Model."""
     adapter: TargetReference | None = None
     """A LoRAAdapter."""
+    external: ExternalReference | None = None
+    """An entry of `externalTargets`."""
 
-    cel: ClassVar = (CELRule("has(self.model) != has(self.adapter)", "give either `model` or `adapter`"),)
+    cel: ClassVar = (CELRule(_ONE_OF, _ONE_TEXT),)
 
     @model_validator(mode="after")
     def _one(self) -> Self:
-        if (self.model is None) == (self.adapter is None):
-            raise ValueError("give either `model` or `adapter`")
+        if sum(one is not None for one in (self.model, self.adapter, self.external)) != 1:
+            raise ValueError(_ONE_TEXT)
         return self
 
 
@@ -200,6 +228,53 @@ class RouteRule(Object):
     """A Model that gets copies of requests, while it has free capacity. Default: none."""
 
 
+class ExternalCredentials(Object):
+    """A key of a Secret in the route's namespace. The Secret must be of type `shoal.dev/external-target`, and its key
+    `host` names the only host that it may be sent to."""
+
+    name: PlainName
+    """Name of the Secret."""
+    key: Annotated[SecretKey, K8s(default_in_code=True)] = "token"
+    """Key of the Secret with the API key. Default: token."""
+
+
+class ExternalTimeouts(Object):
+    """How long a gateway waits for an external target."""
+
+    connect_seconds: Annotated[int, Field(ge=1, le=60), K8s(default_in_code=True)] = 5
+    """Longest time for the name's resolution, the connection and its TLS handshake. Default: 5."""
+    first_byte_seconds: Annotated[int, Field(ge=1, le=3600), K8s(default_in_code=True)] = 60
+    """Longest time from sending the request to the first part of a streamed answer, or to the head of a whole one.
+    Then the request goes to a fallback. Default: 60."""
+    idle_seconds: Annotated[int, Field(ge=1, le=3600), K8s(default_in_code=True)] = 60
+    """Longest pause within an answer. Then the answer is cut. Default: 60."""
+
+
+class ExternalTarget(Object):
+    """An OpenAI-compatible API outside of this cluster. Only Tenants whose `routes` grant the route can reach it."""
+
+    name: PlainNamespace
+    """Name of the external target. Usage records and price lists have it as `namespace/route/name`."""
+    url: Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=EXTERNAL_URL)]
+    """Base URL of the API, with its version, such as https://api.example.com/v1. The installation must allow its host
+    (chart value `gateway.external.allowedHosts`), and plain HTTP."""
+    model: Annotated[str, StringConstraints(min_length=1, max_length=256)]
+    """Name of the model there."""
+    endpoints: Annotated[
+        tuple[ExternalEndpoint, ...], Field(min_length=1, max_length=3), K8s(list_type="set", default_in_code=True)
+    ] = ("/v1/chat/completions",)
+    """Endpoints that it serves. /v1/responses and /v1/messages are translated to chat completions. Other requests are
+    refused. Default: /v1/chat/completions."""
+    credentials: ExternalCredentials | None = None
+    """The API key, sent as a bearer token. Default: none is sent."""
+    ca_bundle: Annotated[str, StringConstraints(max_length=16384, pattern=r"-----BEGIN CERTIFICATE-----")] | None = None
+    """Certificates (PEM) of the authorities that may have signed the server's certificate. Default: the public ones."""
+    timeouts: ExternalTimeouts = ExternalTimeouts()
+    """How long a gateway waits for it."""
+    max_concurrent_requests: Annotated[int, Field(ge=1, le=4096), K8s(default_in_code=True)] = 128
+    """Most requests that each gateway has there at a time. Further ones go to a fallback. Default: 128."""
+
+
 class ModelRouteSpec(Object):
     """Desired state of the route: its names and its rules."""
 
@@ -209,6 +284,10 @@ class ModelRouteSpec(Object):
     the oldest gets it."""
     rules: Annotated[tuple[RouteRule, ...], Field(min_length=1, max_length=16), K8s(list_type="map", keys=("name",))]
     """Rules in order. The first that matches a request is for it; a request that none matches is refused."""
+    external_targets: Annotated[
+        tuple[ExternalTarget, ...], Field(max_length=16), K8s(list_type="map", keys=("name",))
+    ] = ()
+    """APIs outside of this cluster that rules may name as targets."""
 
 
 class CanaryStatus(Object):
@@ -229,7 +308,8 @@ class ModelRouteStatus(Object):
 
     conditions: Conditions = ()
     """Conditions Accepted and Ready. Reasons for failure: WeightsSumToZero, TargetNotFound, CircularRoute,
-    NotPermitted, NameTaken, TargetsNotReady, Invalid. Ready with reason CanaryHalted: a canary was halted."""
+    NotPermitted, NameTaken, ExternalNotAllowed, SecretNotFound, SecretRefused, TargetsNotReady, Invalid. Ready with
+    reason CanaryHalted: a canary was halted."""
     observed_generation: Count | None = None
     """Generation of the spec that this status describes."""
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=16), K8s(list_type="set")] = ()
@@ -239,7 +319,7 @@ class ModelRouteStatus(Object):
 
 
 class ModelRoute(CustomResource):
-    """ModelRoute is one served name over several Models and adapters."""
+    """ModelRoute is one served name over several Models, adapters and external APIs."""
 
     kind_name: ClassVar = "ModelRoute"
     plural: ClassVar = "modelroutes"
@@ -261,8 +341,8 @@ class ModelRoute(CustomResource):
         """Short names that the route claims."""
         return self.spec.served_names or (self.metadata.name,)
 
-    def references(self) -> Iterator[tuple[Literal["Model", "LoRAAdapter"], str]]:
-        """Kind and `namespace/name` of every object that the route names."""
+    def references(self) -> Iterator[tuple[RefKind, str]]:
+        """Kind and key of everything that the route names as a target."""
         for rule in self.spec.rules:
             for target in rule.targets:
                 yield self.resolved(target)
@@ -273,13 +353,19 @@ class ModelRoute(CustomResource):
             for target in rule.fallback.targets if rule.fallback is not None else ():
                 yield self.resolved(target)
 
-    def resolved(self, target: RouteTarget | SingleTarget) -> tuple[Literal["Model", "LoRAAdapter"], str]:
-        """Kind and `namespace/name` of a target."""
+    def resolved(self, target: RouteTarget | SingleTarget) -> tuple[RefKind, str]:
+        """Kind and key of a target: `namespace/name`, of an external one `namespace/route/name`."""
+        if target.external is not None:
+            return "External", self.external_key(target.external.name)
         reference = target.model or target.adapter
         assert reference is not None  # noqa: S101 - the validators
-        kind: Literal["Model", "LoRAAdapter"] = "Model" if target.model is not None else "LoRAAdapter"
+        kind: RefKind = "Model" if target.model is not None else "LoRAAdapter"
         return kind, f"{reference.namespace or self.metadata.namespace}/{reference.name}"
 
-    def mirrored(self, mirror: Mirror) -> tuple[Literal["Model"], str]:
+    def external_key(self, name: str) -> str:
+        """What an external target is called in records, price lists and messages."""
+        return f"{self.key}/{name}"
+
+    def mirrored(self, mirror: Mirror) -> tuple[RefKind, str]:
         """Kind and `namespace/name` of a mirror."""
         return "Model", f"{mirror.model.namespace or self.metadata.namespace}/{mirror.model.name}"

@@ -94,6 +94,8 @@ ROOT_KEY_SECRET: Final = "shoal-root-key"  # noqa: S105 - a name, not a secret
 INSTALL_KEY_SECRET: Final = "shoal-install-key"  # noqa: S105 - a name, not a secret
 """Secret in Shoal's namespace with the install key of version 0.1, where every process had it. Data: `current`, and
 `previous` while two are valid."""
+EXTERNAL_KEYS_SECRET: Final = "shoal-external-keys"  # noqa: S105 - a name, not a secret
+"""Secret in Shoal's namespace with the API keys of external targets, for gateways."""
 AUTHORITY_SECRET: Final = "shoal-ca"  # noqa: S105 - a name, not a secret
 """Secret in Shoal's namespace with the authority of all certificates, made and read by the operator only."""
 LEASE_NAME: Final = "shoal-operator"

@@ -14,7 +14,9 @@ DECIMALS: Final = 6
 SECONDS_DECIMALS: Final = 3
 """Decimals of the price of a million seconds: audio is counted in milliseconds, and amounts stay exact."""
 _LABEL: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
-_OBJECT: Final = rf"^(\*|{_LABEL}/[a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?)$"
+_NAME: Final = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
+_OBJECT: Final = rf"^(\*|{_LABEL}/{_NAME})$"
+_ANSWERING: Final = rf"^(\*|{_LABEL}/{_NAME}(/{_LABEL})?)$"
 
 
 def _short(text: object) -> str:
@@ -71,6 +73,7 @@ SecondsPrice = Annotated[int, BeforeValidator(_seconds)]
 """Price in thousandths of the currency per million seconds, which is 10^-12 of it per millisecond."""
 Moment = Annotated[datetime, BeforeValidator(_moment)]
 Served = Annotated[str, StringConstraints(pattern=_OBJECT)]
+Answering = Annotated[str, StringConstraints(pattern=_ANSWERING)]
 
 
 class _Part(BaseModel):
@@ -82,8 +85,8 @@ class PriceRow(_Part):
 
     plan: Annotated[str, StringConstraints(pattern=rf"^{_LABEL}$")] | None = None
     """Plan of the Tenant; absent: every plan without a price of its own, and tenants without a plan."""
-    model: Served
-    """namespace/name, or "*"."""
+    model: Answering
+    """namespace/name, or "*"; for an external target of a route namespace/route/name."""
     adapter: Served | None = None
     """namespace/name, or "*" for every adapter; absent: the model without an adapter."""
     input: Price

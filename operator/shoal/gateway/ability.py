@@ -32,6 +32,10 @@ def refuse_incapable(model: ServedModel, path: str, name: str) -> None:
     Raises:
         ApiError: 400, the Model cannot do it; the message names what it can do.
     """
+    if model.external is not None and path not in model.external.endpoints:
+        paths = ", ".join(sorted(model.external.endpoints))
+        text = f"The model `{name}` does not serve {path} where this request goes: use {paths}."
+        raise ApiError(400, text, "wrong_endpoint", param="model")
     need = NEEDS.get(path)
     if need is None or (need in model.capabilities and (model.adapter is None or need in _WITH_ADAPTERS)):
         return

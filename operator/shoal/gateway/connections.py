@@ -10,7 +10,7 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import httptools
 
@@ -28,7 +28,7 @@ from shoal.gateway.upstream import (
     UpstreamAnswer,
     UpstreamError,
 )
-from shoal.net.tls import NoCertificate, TLSCredentials
+from shoal.net.tls import NoCertificate
 
 _HIGH_WATER: Final = 64 * 1024
 """Bytes read ahead per answer while its client does not read. Above, reading pauses."""
@@ -74,6 +74,8 @@ class _Connection(asyncio.Protocol):
         self._take_error: Exception | None = None
         self.status = 0
         self.content_type = b""
+        self.retry_after = b""
+        self.encoding = b""
         self.sidecar = b""
         """Envoy's response flags, if the answer comes from Envoy and not from the engine."""
         self.any_byte = False
@@ -139,6 +141,10 @@ class _Connection(asyncio.Protocol):
             self.sidecar = value
         elif lower in (b"content-length", b"transfer-encoding"):
             self._framed = True
+        elif lower == b"retry-after":
+            self.retry_after = value
+        elif lower == b"content-encoding":
+            self.encoding = value
 
     def on_headers_complete(self) -> None:
         status: int = self._parser.get_status_code()
@@ -178,7 +184,7 @@ class _Connection(asyncio.Protocol):
         self._head_bytes = 0
         self.any_byte = False
         self.status = 0
-        self.content_type = self.sidecar = b""
+        self.content_type = self.sidecar = self.retry_after = self.encoding = b""
         transport = self._transport
         if transport is None or transport.is_closing():
             raise ConnectionLost("the engine closed the connection")
@@ -303,6 +309,14 @@ class _Connection(asyncio.Protocol):
             self._waiter.set_result(None)
 
 
+class ClientTLS(Protocol):
+    """What a pool's TLS connections trust, and show of themselves."""
+
+    def client(self) -> ssl.SSLContext:
+        """Raises NoCertificate."""
+        ...
+
+
 class Pool:
     """Keeps connections to the engines. `keep_alive` must be shorter than the engine's own keep-alive time (SGLang: 5
     s)."""
@@ -312,7 +326,7 @@ class Pool:
         *,
         keep_alive: float = 4.0,
         connect_timeout: float = 2.0,
-        credentials: TLSCredentials | None = None,
+        credentials: ClientTLS | None = None,
         secured_keep_alive: float | None = None,
     ) -> None:
         """`credentials` and `secured_keep_alive` apply to targets with a `server_name`. `secured_keep_alive` may be

@@ -260,6 +260,12 @@ class GatewayMetrics:
             "Requests that left a route's target for a fallback of the route.",
             registry=registry,
         )
+        self.external = Counter(
+            "shoal_gateway_external_requests",
+            "Requests to external targets of routes, by how they went.",
+            ["outcome"],
+            registry=registry,
+        )
         self.mirrored = Counter(
             "shoal_gateway_mirrored",
             "Copies of requests for a route's mirror, by whether a replica got them.",

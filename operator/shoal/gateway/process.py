@@ -398,6 +398,7 @@ class GatewayProcess:
             await self.gateway.usage.close()
             await self.gateway.media.close()
             await self.gateway.copies.close()
+            self.gateway.externals.close()
             await self.logs.logger.stop()
             await self.spool.stop()
             await trace.close(self.tracing)
@@ -414,6 +415,7 @@ class GatewayProcess:
             self.credentials.refresh()
             self.pool.sweep()
             self.agents.sweep()
+            self.gateway.externals.sweep()
             self.server.sweep()
             self.ops.sweep()
             if self.peer_ops is not None:
@@ -479,6 +481,7 @@ class GatewayProcess:
         self.demand.adapters.retain(snapshot.model_index.adapter_uids)
         self.gateway.canaries.follow(snapshot.model_index.routes.values())
         self.gateway.canaries.heard(self.peers.halted_canaries())
+        self.gateway.externals.follow(snapshot.model_index.routes.values())
 
     def _canaries_changed(self) -> None:
         self.demand_publisher.set_canaries(self.gateway.canaries.halts)

@@ -53,6 +53,8 @@ from shoal.gateway.carrier import CARRIER
 from shoal.gateway.deadlines import Deadline
 from shoal.gateway.dialects import DIALECTS
 from shoal.gateway.dispatch import Dispatch
+from shoal.gateway.externaldispatch import ExternalDispatch
+from shoal.gateway.externalwire import external_body
 from shoal.gateway.mirrors import Copy, start_copy
 from shoal.gateway.prepared import Prepared
 from shoal.gateway.quota import SHARE_WAIT_SECONDS, Quota, Reserved
@@ -82,7 +84,15 @@ _DENIED: Final = {
     "suspended": (403, "This account is suspended.", "tenant_suspended"),
 }
 _REFUSED_BY_TARGET: Final = frozenset(
-    {"no_replica", "hold_expired", "hold_full", "model_unavailable", "adapter_unavailable", "model_not_found"}
+    {
+        "no_replica",
+        "external_unavailable",
+        "hold_expired",
+        "hold_full",
+        "model_unavailable",
+        "adapter_unavailable",
+        "model_not_found",
+    }
 )
 """Codes of errors that say that no replica of a target takes the request. An engine's own errors are none of them: what
 ends the replicas of one Model must not go on to another."""
@@ -317,7 +327,8 @@ class GatewayRequest:
             app.spool.put(meter.final_row())
             self._drop_log_entry()
             raise errors.cannot_record() from None
-        app.demand.arrived(prepared.model.uid)
+        if prepared.model.external is None:
+            app.demand.arrived(prepared.model.uid)
         if self._copy is not None:
             start_copy(app, self._copy)
             self._copy = None
@@ -397,9 +408,16 @@ class GatewayRequest:
         while route is not None and kept.targets:
             ref = kept.targets.pop(0)
             model = snapshot.model_index.target(route, ref, identity)
-            if model is None or app.holds.wait_refusal(model) is not None:
+            if model is None:
                 continue
-            if needs_replica and not app.fleet.usable(snapshot, model):
+            if model.external is not None:
+                if not app.externals.usable(model):
+                    if needs_replica:
+                        waiting.append(ref)
+                    continue
+            elif app.holds.wait_refusal(model) is not None:
+                continue
+            elif needs_replica and not app.fleet.usable(snapshot, model):
                 waiting.append(ref)
                 continue
             try:
@@ -428,7 +446,8 @@ class GatewayRequest:
             self._spans.accepted(meter, prepared, "fallback")
         if self._reserved is not None:
             self._reserved.reprice(prepared.model, meter.fields.get("plan"))
-        app.demand.arrived(prepared.model.uid)
+        if prepared.model.external is None:
+            app.demand.arrived(prepared.model.uid)
 
     async def _prepared_within_shares(
         self, identity: KeyIdentity, raw: bytes, fetched: _Fetched | None = None
@@ -541,7 +560,9 @@ class GatewayRequest:
         space = prefix_space(model, identity)
         salt = None if space == SHARED else app.key_ring.cache_salt(model.uid, space)
         content_type, dialect = _JSON, self._dialect
-        if form is None:
+        if model.external is not None:
+            self._raw = external_body(parsed, self._engine_path, model.engine_name)
+        elif form is None:
             self._raw = engine_body(parsed, self._engine_path, model.engine_name, self._id, salt)
         else:
             self._raw, content_type = audioform.engine_form(form, raw, model.engine_name)
@@ -589,7 +610,9 @@ class GatewayRequest:
         facts = RequestFacts(identity.tenant, self._path, headers, size, lambda: conversation_of(fields))
 
         def usable(ref: TargetRef) -> bool:
-            return index.target(found, ref, identity) is not None
+            target = index.target(found, ref, identity)
+            # A proxy that carries the request takes it to replicas only.
+            return target is not None and (target.external is None or CARRIER not in self._scope)
 
         chosen = decide(found, facts, usable, self._draw, self._app.canaries.is_halted, self._mirror_draw)
         if isinstance(chosen, NoTarget):
@@ -605,7 +628,7 @@ class GatewayRequest:
     def _prompt(self, space: str, fields: dict[str, Any], model: ServedModel, size: int) -> Prompt | None:
         """What the choice of a replica goes by. `size`: bytes of the body with its media."""
         # While the Model has no replica, the request waits for several, maybe.
-        if self._meter.free or len(self._app.directory.snapshot.replicas_of(model)) == 1:
+        if model.external is not None or self._meter.free or len(self._app.directory.snapshot.replicas_of(model)) == 1:
             return None
         prompt = prompt_of(f"{model.uid} {space}", fields, None if self._meter.units().images else size)
         return prompt if model.keeps_prefixes else Prompt(prompt.tokens)
@@ -613,7 +636,12 @@ class GatewayRequest:
     def _marks(self, space: str, fields: dict[str, Any], model: ServedModel) -> Marks | None:
         """What is kept of the prompt for advice."""
         app = self._app
-        if not app.traffic.most or self._engine_path not in GENERATING or not model.keeps_prefixes:
+        if (
+            model.external is not None
+            or not app.traffic.most
+            or self._engine_path not in GENERATING
+            or not model.keeps_prefixes
+        ):
             return None
         adapter = "" if model.adapter is None else model.adapter.uid
         return prompt_marks(app.key_ring.mark_secret(model.uid, adapter, space), fields)
@@ -736,6 +764,9 @@ class GatewayRequest:
             carrier=self._scope.get(CARRIER),
         )
         del raw
+        if prepared.model.external is not None:
+            await self._dispatch_outside(request)
+            return
         adapter = prepared.model.adapter
         # An adapter has the tokens of its base.
         target = BaseTarget(request) if adapter is None or meter.free else AdapterTarget(request, adapter)
@@ -745,6 +776,14 @@ class GatewayRequest:
             await dispatch.run()
         finally:
             app.checkpoints.discard(meter)
+
+    async def _dispatch_outside(self, request: AcceptedRequest) -> None:
+        """The same for an external target."""
+        self._app.checkpoints.add(self._meter)
+        try:
+            await ExternalDispatch(request).run()
+        finally:
+            self._app.checkpoints.discard(self._meter)
 
     async def _watch(self, abort: AbortHandle) -> None:
         """Waits for the client to leave, and then aborts the request at once."""

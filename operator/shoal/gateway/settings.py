@@ -7,6 +7,7 @@ from pydantic import AliasChoices, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from shoal.api import names
+from shoal.api.config import ExternalHost
 
 _MIB = 1024 * 1024
 
@@ -138,5 +139,9 @@ class GatewaySettings(BaseSettings):
     media_egress: bool = False
     """Whether media that clients name by https URL are fetched, from the hosts that a Model allows. Off: such requests
     are refused."""
+    external_hosts: tuple[ExternalHost, ...] = ()
+    """Hosts that external targets of routes may have, as JSON. None: every external target is refused."""
+    external_keys_dir: Path | None = None
+    """The mounted Secret with the keys of external targets, which the operator writes. It may appear later."""
     replica_header: bool = False
     """Adds x-shoal-replica (namespace/pod) to answers. It reveals the fleet to clients."""

@@ -17,6 +17,7 @@ from shoal.gateway.copies import CopyTasks
 from shoal.gateway.deadlines import Deadlines
 from shoal.gateway.demand import DemandState
 from shoal.gateway.directory import Directory
+from shoal.gateway.externals import CredentialFiles, Externals
 from shoal.gateway.hold import Holds
 from shoal.gateway.leases import LeaseClient
 from shoal.gateway.mediafetch import MediaFetcher
@@ -69,6 +70,7 @@ class Gateway:
         traces: "Traces | None" = None,
         credentials: TLSCredentials | None = None,
         canaries: Canaries | None = None,
+        externals: Externals | None = None,
     ) -> None:
         self.settings = settings
         self.directory = directory
@@ -92,6 +94,7 @@ class Gateway:
         self.media = MediaFetcher(metrics.media)
         self.checkpoints = Checkpoints(spool)
         self.canaries = canaries or Canaries()
+        self.externals = externals or Externals(settings.external_hosts, CredentialFiles(settings.external_keys_dir))
         self.copies = CopyTasks()
         self.deadlines = Deadlines(settings.request_seconds)
         self._deadlines: dict[float, Deadlines] = {}

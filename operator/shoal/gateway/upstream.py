@@ -63,6 +63,16 @@ class UpstreamAnswer(Protocol):
     @property
     def content_type(self) -> bytes: ...
 
+    @property
+    def retry_after(self) -> bytes:
+        """The header Retry-After; b"": there is none."""
+        ...
+
+    @property
+    def encoding(self) -> bytes:
+        """The header Content-Encoding; b"": there is none."""
+        ...
+
     async def read(self) -> bytes:
         """The bytes that have arrived; b"" at the end. Raises UpstreamError."""
         ...
@@ -137,6 +147,12 @@ class AbortHandle:
         """Ends the request at its current stage, without an answer."""
         if self._at is not None:
             self._at.abort(Aborted("the request was cut off"))
+
+    def expire(self) -> None:
+        """The answer, or its next part, takes too long: ends the attempt, also after a part of it was sent."""
+        self.given_up = not self.answering
+        if self._at is not None:
+            self._at.abort(GivenUp("the answer takes too long"))
 
     def give_up(self) -> None:
         """The replica stalled: ends the attempt there, unless part of its answer was sent to the client."""

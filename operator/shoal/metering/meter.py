@@ -46,6 +46,7 @@ class Meter:
         "_checkpoints",
         "_choices",
         "_estimate",
+        "_estimated_answer",
         "_heard_ms",
         "_per_prompt",
         "_sent_at",
@@ -96,6 +97,7 @@ class Meter:
         self._per_prompt = 1
         self._tokens: dict[str, int | None] | None = None
         self._estimate: int | None = 0
+        self._estimated_answer: int | None = None
         self._heard_ms: int | None = None
         self.free = False
         """No model computes anything for the request."""
@@ -222,7 +224,7 @@ class Meter:
         """Notes that a replica gets the request. Usage is estimated from its size until the engine reports counts."""
         self._estimate = None if self._heard_ms is not None else max(1, (body_bytes + self.repeated_bytes) // 4)
         self._sent_at = time.monotonic()
-        self._tokens = None
+        self._tokens = self._estimated_answer = None
         self.count_source = "none" if self.free else "estimated"
 
     def not_taken(self) -> None:
@@ -230,6 +232,16 @@ class Meter:
         if self.count_source == "estimated":
             self.count_source = "none"
             self._tokens = None
+
+    def estimate_answer(self, tokens: int) -> None:
+        """Sets the estimated tokens of an answer whose sender counts none."""
+        self._estimated_answer = tokens
+        self._tokens = None
+
+    def disbelieve(self) -> None:
+        """Drops the sender's counts in favour of the estimate."""
+        self._usage = self._choices = self._tokens = None
+        self.count_source = "estimated"
 
     def count(self, usage: bytes, source: CountSource) -> None:
         """Stores the engine's usage block (JSON), to be parsed once at the end."""
@@ -294,7 +306,11 @@ class Meter:
             if self.count_source == "none":
                 return _NO_COUNTS
             if self._usage is None:
-                self._tokens = {**_NO_COUNTS, "inputTokens": self._estimate}
+                self._tokens = {
+                    **_NO_COUNTS,
+                    "inputTokens": self._estimate,
+                    "outputTokens": self._estimated_answer,
+                }
             elif self._choices is not None and self.count_source == "continuous":
                 self._tokens = sum_choices(self._choices, self._per_prompt)
             else:

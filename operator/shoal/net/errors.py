@@ -203,6 +203,11 @@ def wrong_method(method: str, allowed: str) -> ApiError:
     )
 
 
+def external_broken() -> ApiError:
+    """For an answer of an external target that broke off."""
+    return ApiError(502, "The external target broke off its answer; it is incomplete.", "external_broken")
+
+
 def lost_twice() -> ApiError:
     """For a request under which two replicas died. SDKs send a 5xx again by themselves, unless this header tells them
     not to."""

@@ -317,6 +317,7 @@ class OperatorProcess:
             group.create_task(self.classes.queue.run(self.classes.reconcile))
             group.create_task(self.tenants.queue.run(self.tenants.reconcile))
             group.create_task(self.routes.queue.run(self.routes.reconcile))
+            group.create_task(self.routes.keys.run())
             group.create_task(self.cache_volumes.queue.run(self.cache_volumes.reconcile))
             group.create_task(self.scaler.run())
             group.create_task(self.waker.run())

@@ -122,6 +122,13 @@ async def _all(client: KubeClient, resource: Resource, kind: type[K]) -> list[K]
 
 
 def _why_not(cluster: _Cluster, ref: TargetRef) -> str:
+    if ref.kind == "External":
+        if ref.key not in cluster.route.externals:
+            return "it is not in spec.externalTargets"
+        identity = cluster.identity
+        if identity is None or identity.routes.covers(cluster.route.key):
+            return ""
+        return f"Tenant {identity.tenant} does not grant the route in spec.routes"
     one = cluster.models.get(ref.key) if ref.kind == "Model" else cluster.adapters.get(ref.key)
     if one is None:
         return "it does not exist"

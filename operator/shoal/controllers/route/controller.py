@@ -10,6 +10,7 @@ from shoal.api.modelroute import ModelRoute, ModelRouteStatus
 from shoal.api.tenant import Tenant
 from shoal.controllers.claims import claimants, claims_changed, granted_otherwise, routes_claiming
 from shoal.controllers.isolation import isolated, stored
+from shoal.controllers.route.externalkeys import ExternalKeys
 from shoal.controllers.status import write_status
 from shoal.controllers.world import World
 from shoal.core.routing.canary import CanaryHalt
@@ -32,10 +33,12 @@ class RouteController:
         """`halts`: canaries that gateways have halted, by revision; None where no gateway reports. Call `enqueue_all`
         when they change."""
         self._world, self.queue, self._halts = world, queue, halts
+        self.keys = ExternalKeys(world, self._wake)
 
     def on_route(self, key: str, before: Custom[ModelRoute] | None, after: Custom[ModelRoute] | None) -> None:
         if after is not None:
             self.queue.add(key)
+        self.keys.on_route(key, before, after)
         self._renamed(before, after)
         if before is None or after is None:
             self._wake_naming(key)  # a route that names a route
@@ -68,6 +71,9 @@ class RouteController:
         for contender in routes_claiming(self._world, claims_changed(before, after)):
             self.queue.add(contender)
 
+    def _wake(self, key: str) -> None:
+        self.queue.add(key)
+
     def _wake_naming(self, key: str) -> None:
         for custom in self._world.routes.by("target", key):
             self.queue.add(f"{custom.metadata.namespace}/{custom.metadata.name}")
@@ -95,6 +101,8 @@ class RouteController:
 
     def _target(self, ref: TargetRef, route: ModelRoute) -> SeenTarget:
         world, here = self._world, route.metadata.namespace or ""
+        if ref.kind == "External":
+            return self._external(ref, route)
         custom = world.models.get(ref.key) if ref.kind == "Model" else world.adapters.get(ref.key)
         if custom is None or custom.metadata.deletion_timestamp is not None:
             if ref.namespace != here:
@@ -105,6 +113,15 @@ class RouteController:
         listed = frozenset(custom.object.spec.route_namespaces)
         conditions = custom.object.status.conditions if custom.object.status else ()
         return SeenTarget(permitted=permits(ref.namespace, listed, here), not_ready=_not_ready(conditions))
+
+    def _external(self, ref: TargetRef, route: ModelRoute) -> SeenTarget:
+        declared = {route.external_key(one.name): one for one in route.spec.external_targets}
+        if (target := declared.get(ref.key)) is None:
+            return SeenTarget(exists=False)
+        problem = self.keys.problem(route, target)
+        if problem is not None and problem.reason == reasons.PENDING:
+            return SeenTarget(not_ready=problem.reason)
+        return SeenTarget(problem=problem, not_ready="" if problem is None else problem.reason)
 
 
 def _not_ready(conditions: tuple[Condition, ...]) -> str:

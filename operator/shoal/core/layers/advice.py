@@ -195,6 +195,10 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
     r.TARGET_NOT_FOUND: _fault(_CONTROL, "Correct the target's name in the route, or create the Model or adapter."),
     r.CIRCULAR_ROUTE: _fault(_CONTROL, "Name Models and adapters as targets, not another route."),
     r.NOT_PERMITTED: _fault(_CONTROL, "List the route's namespace in spec.routeNamespaces of the target."),
+    r.EXTERNAL_NOT_ALLOWED: _fault(
+        _CONTROL, "Ask whoever runs the installation to add the host to gateway.external.allowedHosts."
+    ),
+    r.SECRET_REFUSED: _fault(_CONTROL, "Create a Secret of type shoal.dev/external-target for this host."),
     r.TARGETS_READY: _fine(_CONTROL),
     r.CANARY_HALTED: _fault(
         _CONTROL, "Run `shoal why` for the canary's target; change or remove `canary` in the route."

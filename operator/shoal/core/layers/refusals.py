@@ -81,9 +81,13 @@ REFUSALS: Final[Mapping[str, LayerAdvice]] = {
     "bad_answer": _fault(Layer.ENGINE, "Look at the engine's log: its answer is none of the API's."),
     "no_stream": _fault(Layer.ENGINE, "Look at the engine's log: it did not stream."),
     "answer_too_large": _fault(Layer.GATEWAY, "Ask for a shorter answer, or stream it."),
+    "external_broken": _fault(Layer.GATEWAY, "Send it again; ask the provider of the external target why."),
     # --- waiting for a replica
     "no_replica": _fault(Layer.CONTROL, "Run `shoal why model/NAME`: no replica can take the request."),
     "model_unavailable": _fault(Layer.CONTROL, "Run `shoal why model/NAME`: the Model does not serve."),
+    "external_unavailable": _fault(
+        Layer.GATEWAY, "Give the route a fallback; shoal_gateway_external_requests_total{outcome} tells what failed."
+    ),
     "adapter_unavailable": _fault(Layer.ENGINE, "Run `shoal why adapter/NAME`: it does not answer now."),
     "hold_full": _fault(Layer.GATEWAY, "Send it later; more replicas shorten the queue of held requests."),
     "hold_expired": _fault(Layer.GATEWAY, "Send it later; `shoal why model/NAME` shows why no replica was free."),

@@ -161,6 +161,8 @@ class ModelIndex:
         """Why the adapter that a name, or a reference, means for the tenant cannot be served now; None: it can, or it
         is no adapter."""
         if isinstance(name, TargetRef):
+            if name.kind == "External":
+                return None
             adapter = self._adapters.get(name.key) if name.kind == "LoRAAdapter" else None
             return None if adapter is None or not self._may_use(adapter, identity) else self._problem(adapter)
         claim = self._first_claim(name, identity)
@@ -171,6 +173,8 @@ class ModelIndex:
     def target(self, route: DeclaredRoute, ref: TargetRef, identity: KeyIdentity) -> ServedModel | None:
         """A target of a route as the tenant may use it; None: it does not exist for the tenant's requests, or cannot be
         served now."""
+        if ref.kind == "External":
+            return route.externals.get(ref.key) if identity.routes.covers(route.key) else None
         declared = self.models.get(ref.key) if ref.kind == "Model" else self._adapters.get(ref.key)
         if declared is None or not permits(ref.namespace, declared.route_namespaces, route.namespace):
             return None
@@ -200,6 +204,9 @@ class ModelIndex:
         return RouteTargets(found, usable) if usable else None
 
     def _target(self, ref: TargetRef, identity: KeyIdentity) -> ServedModel | None:
+        if ref.kind == "External":
+            route = self._routes.get(ref.key.rpartition("/")[0])
+            return None if route is None else self.target(route, ref, identity)
         if ref.kind == "Model":
             return self.models.get(ref.key) if ref.key in identity.grants else None
         adapter = self._adapters.get(ref.key)
@@ -261,6 +268,8 @@ class ModelIndex:
         )
 
     def _granted_target(self, ref: TargetRef, identity: KeyIdentity) -> bool:
+        if ref.kind == "External":
+            return False  # only the Tenant's own grant of the route is a right to it
         if ref.kind == "Model":
             return ref.key in identity.grants and ref.key in self.models
         adapter = self._adapters.get(ref.key)

@@ -46,6 +46,33 @@ class ServedAdapter:
 
 
 @dataclass(frozen=True, slots=True)
+class ServedExternal:
+    """What the request path needs of an external target."""
+
+    host: str
+    port: int
+    tls: bool
+    base: str
+    """Path before that of the endpoint, without its `/v1`."""
+    model: str
+    """Name of the model there."""
+    endpoints: frozenset[str]
+    credential: str | None
+    """Id of its key among those that are delivered to gateways; None: it needs none."""
+    ca_bundle: str | None
+    connect_seconds: float
+    first_byte_seconds: float
+    idle_seconds: float
+    most: int
+    """Requests at a time."""
+
+    @property
+    def authority(self) -> str:
+        """Value of the header `host`."""
+        return self.host if self.port == (443 if self.tls else 80) else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
 class ServedModel:
     """What the request path knows of a Model, or of an adapter and its Model."""
 
@@ -78,6 +105,8 @@ class ServedModel:
     """Tenants share the prefix cache of its engines."""
     route_namespaces: frozenset[str] = frozenset()
     """Other namespaces whose routes may have the Model as a target."""
+    external: ServedExternal | None = None
+    """The API outside of this cluster that answers in place of replicas; None: it is a Model."""
     adapter: ServedAdapter | None = None
     """The adapter that replicas of this Model serve; `claims` and `created` are then the adapter's. None: the Model
     itself."""

@@ -9,19 +9,24 @@ changes its weight moves only its own share of the sessions.
 requests, nor does a target in another namespace that does not list the route's namespace. A tenant may use a route
 that its Tenant grants, and a route in whose own namespace it may use one of the targets: people who can write routes
 there can also give that target the route's name.
+
+An external target exists only for tenants whose Tenant grants the route: their prompts leave the cluster there, and who
+writes routes does not decide that.
 """
 
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal, NamedTuple
 
-from shoal.api.modelroute import Canary, ModelRoute, RouteMatch, RouteRule
+from shoal.api.modelroute import Canary, ModelRoute, RefKind, RouteMatch, RouteRule
 from shoal.api.tenant import TenantSpec
 from shoal.core.hold.capacity import BYTES_PER_TOKEN
 from shoal.core.routing.canary import HaltLimits
+from shoal.core.routing.external import served_external
+from shoal.core.routing.resolve import ServedModel
 
 ANYWHERE: Final = "*"
 """In `routeNamespaces`: every namespace."""
@@ -36,9 +41,9 @@ _BITS: Final = 52
 class TargetRef(NamedTuple):
     """A target of a route."""
 
-    kind: Literal["Model", "LoRAAdapter"]
+    kind: RefKind
     key: str
-    """`namespace/name`."""
+    """`namespace/name`; of an external target `namespace/route/name`."""
 
     @property
     def namespace(self) -> str:
@@ -95,6 +100,8 @@ class DeclaredRoute:
     created: datetime | None
     claims: tuple[str, ...]
     rules: tuple[DeclaredRule, ...]
+    externals: Mapping[str, ServedModel] = field(default_factory=dict[str, ServedModel])
+    """External targets by key."""
 
     @property
     def namespace(self) -> str:
@@ -151,6 +158,7 @@ def declared_route(route: ModelRoute) -> DeclaredRoute:
         route.metadata.creation_timestamp,
         route.claimed_names,
         tuple(_declared_rule(route, rule) for rule in route.spec.rules),
+        {route.external_key(one.name): served_external(route, one) for one in route.spec.external_targets},
     )
 
 

@@ -10,6 +10,7 @@ from shoal.api.modelroute import CanaryStatus, ModelRoute, ModelRouteStatus
 from shoal.core.routing import servednames
 from shoal.core.routing.canary import CanaryHalt
 from shoal.core.routing.consent import some
+from shoal.core.routing.external import ExternalProblem
 from shoal.core.routing.routes import DeclaredRoute, TargetRef, declared_route
 from shoal.core.status.conditions import ConditionUpdate, merge
 from shoal.core.status.observed import ModelProblem, ServedNames
@@ -27,6 +28,8 @@ class SeenTarget:
     """There is a ModelRoute of this name, and no Model or adapter."""
     not_ready: str = ""
     """Why it cannot serve; "": it can, perhaps after waking."""
+    problem: ExternalProblem | None = None
+    """Why gateways do not use an external target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,9 @@ def _problem(seen: SeenRoute, declared: DeclaredRoute) -> ModelProblem | None:
         return ModelProblem(reasons.NOT_PERMITTED, text)
     if missing := [ref for ref in refs if not seen.targets[ref].exists]:
         return ModelProblem(reasons.TARGET_NOT_FOUND, f"there is no {_named(missing)}; the other targets are used")
+    for ref in refs:
+        if (wrong := seen.targets[ref].problem) is not None:
+            return ModelProblem(wrong.reason, f"{wrong.message}. The other targets are used")
     if empty := [rule.name for rule in declared.rules if not any(target.weight for target in rule.targets)]:
         text = f"all weights are 0 in rule {', '.join(empty)}: its requests have no target"
         return ModelProblem(reasons.WEIGHTS_SUM_TO_ZERO, text)

@@ -1,0 +1,173 @@
+"""The API keys of external targets, from Secrets beside the routes to the one Secret that gateways mount.
+
+Gateways cannot read Secrets. The leader reads those that routes name, checks that each was made for such a target and
+for its host (core/routing/external.py), and copies them to a Secret in Shoal's namespace. They are read again every
+half minute, because Secrets are not watched. Nothing of them is logged.
+"""
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import structlog
+
+from shoal.api import names, reasons
+from shoal.api.meta import JsonObject
+from shoal.api.modelroute import ExternalTarget, ModelRoute
+from shoal.controllers.world import World
+from shoal.core.routing.external import (
+    MOST_CREDENTIALS,
+    Credential,
+    ExternalProblem,
+    credential_id,
+    credential_of,
+    host_problem,
+)
+from shoal.kube.errors import KubeError, NotFound
+from shoal.kube.projections import Custom
+from shoal.kube.resources import SECRETS
+from shoal.manifests.secrets import own_secret
+
+log = structlog.get_logger()
+
+READ_SECONDS: Final = 30.0
+_SETTLE_SECONDS: Final = 0.5
+"""After a change of a route: several that come together are one reading."""
+
+
+class ExternalKeys:
+    """`changed` is called with the key of a route whose external targets have other problems than before."""
+
+    def __init__(self, world: World, changed: Callable[[str], None]) -> None:
+        self._world, self._changed = world, changed
+        self._problems: dict[str, dict[str, ExternalProblem]] = {}
+        self._known: frozenset[str] = frozenset()
+        """Routes that were read."""
+        self._found: dict[str, Credential] = {}
+        self._published: JsonObject | None = None
+        self._wake = asyncio.Event()
+
+    def on_route(self, _key: str, before: Custom[ModelRoute] | None, after: Custom[ModelRoute] | None) -> None:
+        if _targets(before) != _targets(after):
+            self._wake.set()
+
+    def problem(self, route: ModelRoute, target: ExternalTarget) -> ExternalProblem | None:
+        """Why gateways do not use a target; None: they do."""
+        found = host_problem(target, self._world.config.external.allowed_hosts)
+        if found is not None or target.credentials is None:
+            return found
+        if route.key not in self._known:
+            return ExternalProblem(reasons.PENDING, f"external target {target.name}: its Secret is not read yet")
+        return self._problems.get(route.key, {}).get(target.name)
+
+    async def run(self) -> None:
+        """Reads and delivers keys until cancelled. Only the leader runs it."""
+        self._published = None  # another leader may have written meanwhile
+        while True:
+            self._wake.clear()
+            try:
+                await self.refresh()
+            except (KubeError, OSError, TimeoutError) as error:
+                log.warning("keys of external targets not delivered; trying again", error=str(error))
+            try:
+                async with asyncio.timeout(READ_SECONDS):
+                    await self._wake.wait()
+                await asyncio.sleep(_SETTLE_SECONDS)
+            except TimeoutError:
+                continue
+
+    async def refresh(self) -> None:
+        """Reads every Secret that a route names, and writes the gateways' Secret if it is another one. Raises
+        KubeError."""
+        problems: dict[str, dict[str, ExternalProblem]] = {}
+        found: dict[str, Credential] = {}
+        read: dict[tuple[str, str], tuple[str | None, Mapping[str, bytes] | None]] = {}
+        known: set[str] = set()
+        for key in sorted(self._world.routes.known_keys()):
+            custom = self._world.routes.get(key)
+            if custom is None or custom.object is None:
+                continue
+            known.add(key)
+            for target in custom.object.spec.external_targets:
+                got = await self._read(custom.object, target, read)
+                if isinstance(got, ExternalProblem):
+                    problems.setdefault(key, {})[target.name] = got
+                elif got is not None:
+                    id, credential = got
+                    if id not in found and len(found) >= MOST_CREDENTIALS:
+                        text = f"external target {target.name}: gateways get at most {MOST_CREDENTIALS} keys"
+                        problems.setdefault(key, {})[target.name] = ExternalProblem(reasons.SECRET_REFUSED, text)
+                    else:
+                        found[id] = credential
+        await self._publish(found)
+        self._found = found
+        before, self._problems = self._problems, problems
+        new = known - self._known
+        self._known = frozenset(known)
+        for key in known:
+            if key in new or before.get(key) != problems.get(key):
+                self._changed(key)
+
+    async def _read(
+        self,
+        route: ModelRoute,
+        target: ExternalTarget,
+        read: dict[tuple[str, str], tuple[str | None, Mapping[str, bytes] | None]],
+    ) -> tuple[str, Credential] | ExternalProblem | None:
+        """The key of one target, or why there is none; None: it needs none, or its host is not allowed."""
+        asked, namespace = target.credentials, route.metadata.namespace or ""
+        if asked is None or host_problem(target, self._world.config.external.allowed_hosts) is not None:
+            return None
+        id = credential_id(namespace, asked.name, asked.key)
+        at = namespace, asked.name
+        if at not in read:
+            try:
+                read[at] = _content(await self._world.client.get(SECRETS, asked.name, namespace))
+            except NotFound:
+                read[at] = (None, None)
+            except KubeError:
+                if (last := self._found.get(id)) is not None:
+                    return id, last  # a target does not lose its key because the API server does not answer
+                raise
+        got = credential_of(*read[at], namespace, target)
+        return got if isinstance(got, ExternalProblem) else (id, got)
+
+    async def _publish(self, found: Mapping[str, Credential]) -> None:
+        wanted = own_secret(
+            self._world.namespace,
+            names.EXTERNAL_KEYS_SECRET,
+            {id: credential.file() for id, credential in sorted(found.items())},
+        )
+        if wanted == self._published or (self._published is None and not found):
+            if not await self._is_there():
+                if not found:
+                    return
+            elif wanted == self._published:
+                return
+        await self._world.client.apply(SECRETS, wanted, manager=names.MANAGER_MODELROUTE)
+        self._published = wanted
+
+    async def _is_there(self) -> bool:
+        try:
+            await self._world.client.get_metadata(SECRETS, names.EXTERNAL_KEYS_SECRET, self._world.namespace)
+        except NotFound:
+            return False
+        return True
+
+
+def _targets(custom: Custom[ModelRoute] | None) -> object:
+    return custom.object.spec.external_targets if custom is not None and custom.object is not None else ()
+
+
+def _content(secret: JsonObject) -> tuple[str | None, Mapping[str, bytes]]:
+    """Type and data of a Secret."""
+    data: dict[str, Any] = secret.get("data") or {}
+    found: dict[str, bytes] = {}
+    for name, value in data.items():
+        try:
+            found[name] = base64.b64decode(value)
+        except (binascii.Error, TypeError, ValueError):
+            continue
+    return secret.get("type"), found

@@ -1,0 +1,269 @@
+"""External targets of routes: where a gateway may send requests, with which key, and when a target rests.
+
+A person who writes routes is no administrator of the cluster, and a gateway reaches what that person does not: the
+metadata server of the cloud, the API server, other tenants' pods. So a host must be on the installation's list, and the
+address that is connected to is checked, not the one that a name had earlier. A key is sent only to the host that its
+own Secret names.
+"""
+
+import hashlib
+import ipaddress
+import json
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from shoal.api import reasons
+from shoal.api.config import ExternalHost
+from shoal.api.modelroute import ExternalTarget, ModelRoute
+from shoal.core.capabilities import Capability
+from shoal.core.fields.kinds import Facts
+from shoal.core.fields.remote import contactable
+from shoal.core.hold.limits import Limits
+from shoal.core.network import METADATA
+from shoal.core.routing.resolve import ServedExternal, ServedModel
+
+SECRET_TYPE: Final = "shoal.dev/external-target"  # noqa: S105 - a type
+"""A Secret's type cannot be changed, so nobody can make a key for targets of a Secret that was made for something
+else."""
+MOST_TOKEN: Final = 4096
+"""Bytes of an API key."""
+MOST_CREDENTIALS: Final = 128
+"""Keys that are delivered to gateways: all of them are in one Secret, of at most 1 MiB."""
+FAILURES: Final = 3
+"""So many failures in a row, and a target rests."""
+FIRST_REST_SECONDS: Final = 5.0
+LONGEST_REST_SECONDS: Final = 60.0
+_ABLE: Final[Mapping[str, Capability]] = {
+    "/v1/chat/completions": "generate",
+    "/v1/completions": "generate",
+    "/v1/embeddings": "embed",
+}
+
+
+class ExternalProblem(NamedTuple):
+    """Why gateways do not use an external target."""
+
+    reason: str
+    """One of `reasons.py`."""
+    message: str
+
+
+def served_external(route: ModelRoute, target: ExternalTarget) -> ServedModel:
+    """An external target as the request path knows it."""
+    tls, host, port, path = place_of(target.url)
+    credentials = target.credentials
+    namespace = route.metadata.namespace or ""
+    external = ServedExternal(
+        host=host,
+        port=port,
+        tls=tls,
+        base=path.rstrip("/"),
+        model=target.model,
+        endpoints=frozenset(target.endpoints),
+        credential=None if credentials is None else credential_id(namespace, credentials.name, credentials.key),
+        ca_bundle=target.ca_bundle,
+        connect_seconds=float(target.timeouts.connect_seconds),
+        first_byte_seconds=float(target.timeouts.first_byte_seconds),
+        idle_seconds=float(target.timeouts.idle_seconds),
+        most=target.max_concurrent_requests,
+    )
+    return ServedModel(
+        key=route.external_key(target.name),
+        uid=f"{route.metadata.uid}/{target.name}",
+        engine_name=target.model,
+        claims=(),
+        created=route.metadata.creation_timestamp,
+        capabilities=frozenset(_ABLE[endpoint] for endpoint in target.endpoints),
+        facts=Facts(media=frozenset({"image", "audio"})),
+        limits=Limits(max_requests=0),
+        external=external,
+    )
+
+
+def place_of(url: str) -> tuple[bool, str, int, str]:
+    """Whether a target's URL is one of TLS, its host, port and path."""
+    parts = urlsplit(url)
+    tls = parts.scheme == "https"
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0  # above 65535: no installation allows it
+    return tls, parts.hostname or "", (443 if tls else 80) if port is None else port, parts.path
+
+
+# --- where to -------------------------------------------------------------------------------------------------------
+
+
+def rule_of(tls: bool, host: str, port: int, allowed: Iterable[ExternalHost]) -> ExternalHost | None:
+    """The entry of the installation's list that allows a target; None: none does."""
+    return next((one for one in allowed if one.host == host and one.port == port and (tls or one.plain_http)), None)
+
+
+def host_problem(target: ExternalTarget, allowed: Iterable[ExternalHost]) -> ExternalProblem | None:
+    """Why the installation does not allow a target; None: it does."""
+    tls, host, port, _ = place_of(target.url)
+    allowed = tuple(allowed)
+    if rule_of(tls, host, port, allowed) is not None:
+        return None
+    if not tls and rule_of(True, host, port, allowed) is not None:
+        text = f"external target {target.name}: plain HTTP to {host} is not allowed; use https"
+    else:
+        text = (
+            f"external target {target.name}: the installation does not allow {host} at port {port}; whoever runs it "
+            "can add the host to the chart value gateway.external.allowedHosts"
+        )
+    return ExternalProblem(reasons.EXTERNAL_NOT_ALLOWED, text)
+
+
+def connectable(address: str, networks: Iterable[str]) -> bool:
+    """Whether a gateway may connect to this address of an allowed host: a public one, or one of the networks that the
+    installation names for the host. Never to the gateway itself, and to no link-local address or metadata server."""
+    if contactable(address):
+        return True
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.scope_id is not None:
+            return False
+        found = found.ipv4_mapped or found
+    if (
+        found.is_link_local
+        or found.is_loopback
+        or found.is_multicast
+        or found.is_unspecified
+        or (found.version == 4 and found.is_reserved)
+        or found in METADATA
+    ):
+        return False
+    return any(
+        network.version == found.version and found in network
+        for network in (ipaddress.ip_network(one, strict=False) for one in networks)
+    )
+
+
+# --- keys -----------------------------------------------------------------------------------------------------------
+
+
+class Credential(NamedTuple):
+    """A key, and where it may go. Never logged: hence no representation."""
+
+    host: str
+    token: str
+
+    def __repr__(self) -> str:
+        return f"Credential(host={self.host!r})"
+
+    def file(self) -> str:
+        """As it is delivered to gateways."""
+        return json.dumps({"host": self.host, "token": self.token})
+
+
+def credential_id(namespace: str, secret: str, key: str) -> str:
+    """Name of a key among those that are delivered. The namespace is the route's own: a route cannot name a Secret of
+    another one."""
+    return hashlib.sha256(f"{namespace}\0{secret}\0{key}".encode()).hexdigest()[:32]
+
+
+def read_credential(raw: bytes) -> Credential | None:
+    """What `Credential.file` wrote; None: it is something else."""
+    try:
+        found: Any = json.loads(raw)
+        host, token = found["host"], found["token"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    if not isinstance(host, str) or not isinstance(token, str) or not _is_token(token):
+        return None
+    return Credential(host, token)
+
+
+def credential_of(
+    type: str | None, data: Mapping[str, bytes] | None, namespace: str, target: ExternalTarget
+) -> Credential | ExternalProblem:
+    """The key in a Secret, of `type` and with `data` (None: there is no such Secret), or why a gateway does not get
+    it. Messages contain nothing of the Secret's content."""
+    asked = target.credentials
+    assert asked is not None  # noqa: S101 - the caller
+    _, host, _, _ = place_of(target.url)
+    where = f"external target {target.name}: Secret {namespace}/{asked.name}"
+    if data is None:
+        return ExternalProblem(
+            reasons.SECRET_NOT_FOUND,
+            f"{where} does not exist. Create it: kubectl create secret generic {asked.name} --type={SECRET_TYPE} "
+            f"--from-literal=host={host} --from-literal={asked.key}=KEY",
+        )
+    if type != SECRET_TYPE:
+        return _refused(f"{where} is not of type {SECRET_TYPE}, so it was not made to be sent to another host")
+    if data.get("host", b"").decode("utf-8", "replace").strip() != host:
+        return _refused(f"{where} is not for {host}: its key `host` must name the one host that may get it")
+    try:
+        token = data.get(asked.key, b"").decode().strip()
+    except UnicodeDecodeError:
+        token = ""
+    if not _is_token(token):
+        return _refused(f"{where} has no API key in `{asked.key}`: 1 to {MOST_TOKEN} visible ASCII characters")
+    return Credential(host, token)
+
+
+def _refused(text: str) -> ExternalProblem:
+    return ExternalProblem(reasons.SECRET_REFUSED, text)
+
+
+def _is_token(text: str) -> bool:
+    # It becomes part of a header: a line break would begin another one.
+    return 0 < len(text) <= MOST_TOKEN and all("!" <= letter <= "~" for letter in text)
+
+
+# --- when not -------------------------------------------------------------------------------------------------------
+
+
+class TargetHealth:
+    """The last failures of one external target at one gateway. After a few in a row it rests, so that requests go to a
+    fallback at once and not after a timeout each; then one request at a time tries it."""
+
+    __slots__ = ("_failures", "_until")
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._until = 0.0
+
+    def take(self, now: float) -> float:
+        """Seconds until the target may be tried; 0: this request may try it. `now` in seconds of any clock."""
+        if now < self._until:
+            return self._until - now
+        if self._failures >= FAILURES:
+            self._until = now + FIRST_REST_SECONDS  # the others wait for what this one finds
+        return 0.0
+
+    def rests(self, now: float) -> bool:
+        """Whether a request would be refused now."""
+        return now < self._until
+
+    def answered(self) -> None:
+        self._failures = 0
+        self._until = 0.0
+
+    def failed(self, now: float, retry_after: float | None = None) -> None:
+        """`retry_after`: seconds that the target asked for; it rests for so long, within bounds."""
+        self._failures += 1
+        if retry_after is not None:
+            self._until = max(self._until, now + min(max(retry_after, 1.0), LONGEST_REST_SECONDS))
+        elif self._failures >= FAILURES:
+            rest = FIRST_REST_SECONDS * 2.0 ** min(self._failures - FAILURES, 8)
+            self._until = now + min(rest, LONGEST_REST_SECONDS)
+
+
+def retry_after_of(value: bytes, now: datetime) -> float | None:
+    """Seconds of a header Retry-After, as a number or a date; None: it says nothing."""
+    text = value[:64].decode("latin-1").strip()
+    if text.isascii() and text.isdigit():
+        return float(int(text[:9]))
+    try:
+        at = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return max(0.0, (at.replace(tzinfo=at.tzinfo or UTC) - now).total_seconds())

@@ -1,0 +1,285 @@
+"""Sends an accepted request to an external target, once, and relays the answer. Whatever fails before the first byte is
+an error with which the request goes to a fallback of its route."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Final
+
+import structlog
+
+from shoal.core.routing.external import retry_after_of
+from shoal.core.routing.resolve import ServedExternal
+from shoal.engine.wire import EngineCall
+from shoal.gateway.accepted import AcceptedRequest
+from shoal.gateway.externals import ExternalUnusable
+from shoal.gateway.externalwire import ExternalRewriter, ExternalWire, retried
+from shoal.gateway.relay import AnswerRelay, Retry
+from shoal.gateway.upstream import (
+    Aborted,
+    AbortHandle,
+    AnswerTooLarge,
+    ConnectFailed,
+    GivenUp,
+    UpstreamAnswer,
+    UpstreamError,
+)
+from shoal.gateway.waiter import ClientGone
+from shoal.net import errors
+from shoal.net.errors import ApiError
+
+log = structlog.get_logger()
+
+_MOST_ERROR: Final = 64 * 1024
+MOST_TOKENS: Final = 10_000_000
+"""Of one request. A usage object that says more is not believed: a tenant pays by it."""
+_DEFAULT_RETRY: Final = 10
+_IDENTITY: Final = (b"", b"identity")
+
+
+class ExternalDispatch:
+    """The one attempt of a request at an external target."""
+
+    def __init__(self, request: AcceptedRequest) -> None:
+        external = request.prepared.model.external
+        assert external is not None  # noqa: S101 - the caller
+        app = request.app
+        self._app, self._request, self._meter = app, request, request.meter
+        self._external = external
+        self._relay = AnswerRelay(request.prepared, request.meter, request.reply, app.memory.answer, app.answer_budget)
+
+    async def run(self) -> None:
+        """
+        Raises:
+            ApiError: the error that the client gets, or with which the request goes to a fallback.
+            ClientGone: the client left.
+        """
+        app, request, meter = self._app, self._request, self._meter
+        key = request.prepared.model.key
+        try:
+            async with app.externals.place(key, self._external):
+                await self._attempt()
+        except ExternalUnusable as unusable:
+            app.metrics.external.labels(unusable.outcome).inc()
+            log.debug("external target failed", request=meter.id, target=key, reason=unusable.outcome)
+            if not unusable.sent:
+                meter.not_taken()
+            elif meter.count_source != "none":
+                app.spool.put(meter.attempt_row())  # it may have computed; nobody got it, so nobody pays
+                meter.forget_counts()
+            meter.outcome = "refused"
+            after = _DEFAULT_RETRY if unusable.retry_after is None else math.ceil(unusable.retry_after)
+            raise errors.unavailable(
+                f"The model `{request.prepared.model_name}` cannot serve right now: {unusable.text}. Try again.",
+                "external_unavailable",
+                after,
+            ) from None
+
+    async def _attempt(self) -> None:
+        app, request, meter, external = self._app, self._request, self._meter, self._external
+        abort, prepared = request.abort, request.prepared
+        if abort.aborted:
+            raise ClientGone
+        meter.attempts += 1
+        meter.sent(len(request.raw))
+        abort.given_up = abort.sent = False
+        self._relay.attempt(
+            ExternalWire(stream=prepared.stream), EngineCall(prepared.path, external.model, None, meter.id, 1)
+        )
+        timer = _Timer(abort, external)
+        try:
+            answer = await app.externals.start(external, self._head(), request.raw, abort)
+            try:
+                await self._answered(_TimedAnswer(answer, timer), timer)
+            finally:
+                answer.release()
+        except Aborted:
+            raise ClientGone from None
+        except ConnectFailed as failed:
+            raise ExternalUnusable("connect", _describe(failed)) from None
+        except GivenUp:
+            raise ExternalUnusable("too_slow", "its external target did not answer in time", sent=True) from None
+        except UpstreamError:
+            raise ExternalUnusable("lost", "the connection to its external target broke", sent=abort.sent) from None
+        except Retry as retry:
+            if retry.reason == "stalled":
+                text = "its external target did not answer in time"
+                raise ExternalUnusable("too_slow", text, sent=True) from None
+            text = "its external target broke off, or failed"
+            raise ExternalUnusable("lost", text, sent=retry.reason == "lost") from None
+        finally:
+            timer.stop()
+            abort.given_up = False
+            self._complete_counts()
+
+    async def _answered(self, answer: "_TimedAnswer", timer: "_Timer") -> None:
+        app, request = self._app, self._request
+        key, status = request.prepared.model.key, answer.status
+        if 300 <= status < 400:
+            raise ExternalUnusable("redirect", "its external target redirects, and redirects are not followed")
+        if status == 429 or status == 503:
+            after = retry_after_of(answer.retry_after, datetime.now(UTC))
+            raise ExternalUnusable("busy", "its external target takes no more requests now", retry_after=after)
+        if status in (401, 403):
+            raise ExternalUnusable("unauthorized", "its external target refuses the installation's key")
+        if retried(status) or (status != 200 and status < 400) or answer.encoding.lower() not in _IDENTITY:
+            raise ExternalUnusable("failed", f"its external target answered with status {status}")
+        if status != 200:
+            self._meter.not_taken()
+            app.externals.answered(key, self._external)
+            app.metrics.external.labels("rejected").inc()
+            raise errors.from_engine(status, await _error_of(answer))
+        try:
+            await self._relay.run(answer, (), lambda: self._began(timer))
+        except ApiError as error:
+            if self._relay.answering:
+                app.externals.failed(key, self._external)
+                app.metrics.external.labels("broken").inc()
+                raise errors.external_broken() from None
+            raise error
+        app.externals.answered(key, self._external)
+        app.metrics.external.labels("answered").inc()
+
+    def _began(self, timer: "_Timer") -> None:
+        timer.began()
+        self._request.abort.answering = True
+        self._meter.answer_began()
+
+    def _complete_counts(self) -> None:
+        """Estimates what the target did not count, and what it cannot have counted."""
+        meter, rewriter = self._meter, self._relay.rewriter
+        counts = meter.tokens()
+        if any((count or 0) > MOST_TOKENS for count in counts.values()):
+            meter.disbelieve()
+        if meter.count_source == "estimated" and isinstance(rewriter, ExternalRewriter):
+            meter.estimate_answer(rewriter.tokens)
+
+    def _head(self) -> bytes:
+        prepared, external = self._request.prepared, self._external
+        path = f"{external.base}{prepared.path.removeprefix('/v1')}"
+        token = self._app.externals.token(external)
+        key = "" if token is None else f"authorization: Bearer {token}\r\n"
+        # Nothing of the client's headers: its key, its cookies and its traces are not for others.
+        return (
+            f"POST {path} HTTP/1.1\r\nhost: {external.authority}\r\n{key}"
+            f"content-type: application/json\r\n"
+            f"accept: {'text/event-stream' if prepared.stream else 'application/json'}\r\n"
+            f"accept-encoding: identity\r\nuser-agent: shoal\r\ncontent-length: {len(self._request.raw)}\r\n\r\n"
+        ).encode()
+
+
+class _Timer:
+    """Ends an attempt whose next part does not come in time."""
+
+    __slots__ = ("_abort", "_at", "_external", "_first", "_handle", "_loop")
+
+    def __init__(self, abort: AbortHandle, external: ServedExternal) -> None:
+        self._abort, self._external = abort, external
+        self._loop = asyncio.get_running_loop()
+        self._first = True
+        self._at = self._loop.time() + external.first_byte_seconds
+        self._handle: asyncio.TimerHandle | None = self._loop.call_at(self._at, self._check)
+
+    def began(self) -> None:
+        """The answer has begun: from now on pauses count."""
+        self._first = False
+        self.touch()
+
+    def touch(self) -> None:
+        """A part has arrived."""
+        if not self._first:
+            self._at = self._loop.time() + self._external.idle_seconds
+            if self._handle is not None and self._handle.when() > self._at:
+                self._handle.cancel()
+                self._handle = self._loop.call_at(self._at, self._check)
+
+    def pause(self) -> None:
+        """The client takes nothing: that is no pause of the target."""
+        if not self._first:
+            self._at = math.inf
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _check(self) -> None:
+        if self._handle is None:
+            return
+        now = self._loop.time()
+        if now < self._at:
+            wait = min(self._at, now + self._external.idle_seconds)
+            self._handle = self._loop.call_at(wait, self._check)
+        else:
+            self._handle = None
+            self._abort.expire()
+
+
+class _TimedAnswer:
+    """An answer whose parts are timed."""
+
+    def __init__(self, answer: UpstreamAnswer, timer: _Timer) -> None:
+        self._answer, self._timer = answer, timer
+
+    @property
+    def status(self) -> int:
+        return self._answer.status
+
+    @property
+    def content_type(self) -> bytes:
+        return self._answer.content_type
+
+    @property
+    def retry_after(self) -> bytes:
+        return self._answer.retry_after
+
+    @property
+    def encoding(self) -> bytes:
+        return self._answer.encoding
+
+    async def read(self) -> bytes:
+        data = await self._answer.read()
+        self._timer.touch()
+        return data
+
+    async def relay(self, take: Callable[[bytes], bool], drained: Callable[[], Awaitable[None]]) -> None:
+        timer = self._timer
+
+        def taken(data: bytes) -> bool:
+            timer.touch()
+            return take(data)
+
+        async def waited() -> None:
+            timer.pause()
+            try:
+                await drained()
+            finally:
+                timer.touch()
+
+        await self._answer.relay(taken, waited)
+
+    async def read_all(self, limit: int, grown: Callable[[int], None] = lambda _size: None) -> bytes:
+        timer = self._timer
+        timer.began()  # a whole answer has begun with its head
+
+        def more(size: int) -> None:
+            timer.touch()
+            grown(size)
+
+        return await self._answer.read_all(limit, more)
+
+    def release(self) -> None:
+        self._answer.release()
+
+
+async def _error_of(answer: _TimedAnswer) -> bytes:
+    try:
+        return await answer.read_all(_MOST_ERROR)
+    except AnswerTooLarge:
+        return b""
+
+
+def _describe(failed: ConnectFailed) -> str:
+    text = str(failed)
+    return "its external target does not prove its name by TLS" if "TLS" in text else "its external target is not there"

@@ -1,0 +1,183 @@
+"""Which Secrets the operator copies to gateways for external targets, and what a route then says."""
+
+import asyncio
+import base64
+import json
+from typing import Any, cast
+
+import pytest
+
+from shoal.api import names
+from shoal.api.config import ExternalConfig, ExternalHost
+from shoal.api.meta import JsonObject
+from shoal.controllers.route import RouteController
+from shoal.controllers.world import World
+from shoal.core.routing.external import SECRET_TYPE, credential_id
+from shoal.kube.errors import KubeError, NotFound
+from shoal.kube.queue import WorkQueue
+from tests.support import operators
+from tests.unit.controllers.test_route_controller import Events, Writes, a_route
+
+TOKEN = "sk-provider-1"
+ENTRY = {
+    "name": "outside",
+    "url": "https://api.example.com/v1",
+    "model": "m",
+    "credentials": {"name": "provider"},
+}
+ID = credential_id("chat", "provider", "token")
+
+
+def secret(type: str = SECRET_TYPE, **data: str) -> JsonObject:
+    data = {"host": "api.example.com", "token": TOKEN} | data
+    return {"type": type, "data": {name: base64.b64encode(text.encode()).decode() for name, text in data.items()}}
+
+
+class Cluster(Writes):
+    """An API server with Secrets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.secrets: dict[tuple[str, str], JsonObject] = {}
+        self.read: list[str] = []
+        self.written: list[JsonObject] = []
+        self.down = False
+
+    async def get(self, _resource: Any, name: str, namespace: str) -> JsonObject:
+        self.read.append(f"{namespace}/{name}")
+        if self.down:
+            raise KubeError("the API server does not answer")
+        if (namespace, name) not in self.secrets:
+            raise NotFound(name)
+        return self.secrets[namespace, name]
+
+    async def get_metadata(self, resource: Any, name: str, namespace: str) -> JsonObject:
+        if (namespace, name) not in self.secrets:
+            raise NotFound(name)
+        return {}
+
+    async def apply(self, _resource: Any, obj: JsonObject, *, manager: str) -> JsonObject:
+        assert manager == names.MANAGER_MODELROUTE
+        self.written.append(obj)
+        self.secrets[obj["metadata"]["namespace"], obj["metadata"]["name"]] = obj
+        return obj
+
+
+class Rig:
+    def __init__(self, *hosts: str) -> None:
+        self.cluster = Cluster()
+        external = ExternalConfig(allowed_hosts=tuple(ExternalHost(host=host) for host in hosts))
+        config = operators.CONFIG.model_copy(update={"external": external})
+        self.world = World(cast("Any", self.cluster), config, "shoal-system", cast("Any", Events()))
+        self.controller = RouteController(self.world, WorkQueue("modelroute", workers=1))
+        self.woken: list[str] = []
+        self.controller.queue.add = self.woken.append  # pyright: ignore[reportAttributeAccessIssue]
+
+    def put(self, name: str = "front", *entries: dict[str, Any], **more: Any) -> None:
+        from tests.unit.controllers.test_route_controller import OBJECTS
+
+        targets = [{"external": {"name": "outside"}}]
+        body = a_route(name, *targets, externalTargets=list(entries or [ENTRY]), **more)
+        body = body | {"metadata": body["metadata"] | {"resourceVersion": "2"}}
+        OBJECTS.append(body)
+        self.world.routes.upsert(body)
+
+    def refresh(self) -> None:
+        asyncio.run(self.controller.keys.refresh())
+
+    def delivered(self) -> dict[str, Any]:
+        data = self.cluster.written[-1]["data"]
+        return {id: json.loads(base64.b64decode(value)) for id, value in data.items()}
+
+    def told(self, key: str = "chat/front") -> dict[str, tuple[str, str, str]]:
+        asyncio.run(self.controller.reconcile(key))
+        custom = self.world.routes.get(key)
+        assert custom is not None
+        return {c["type"]: (c["status"], c["reason"], c["message"]) for c in custom.status["conditions"]}
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig("api.example.com")
+
+
+def test_a_key_is_delivered_and_the_route_is_ready(rig: Rig) -> None:
+    rig.cluster.secrets["chat", "provider"] = secret()
+    rig.put()
+    assert rig.told()["Ready"][:2] == ("False", "TargetsNotReady"), "the Secret was not read yet"
+    rig.refresh()
+    assert rig.woken[-1] == "chat/front"
+    assert rig.delivered() == {ID: {"host": "api.example.com", "token": TOKEN}}
+    (written,) = rig.cluster.written
+    assert (written["metadata"]["name"], written["metadata"]["namespace"]) == ("shoal-external-keys", "shoal-system")
+    found = rig.told()
+    assert (found["Accepted"][0], found["Ready"][:2]) == ("True", ("True", "TargetsReady"))
+
+
+def test_nothing_is_written_while_nothing_changes_and_a_rotation_is_followed(rig: Rig) -> None:
+    rig.cluster.secrets["chat", "provider"] = secret()
+    rig.put()
+    rig.refresh()
+    rig.refresh()
+    assert len(rig.cluster.written) == 1
+    rig.cluster.secrets["chat", "provider"] = secret(token="sk-2")
+    rig.refresh()
+    assert rig.delivered()[ID]["token"] == "sk-2"
+    del rig.cluster.secrets["chat", "provider"]
+    rig.refresh()
+    assert rig.delivered() == {}
+    assert rig.told()["Accepted"][:2] == ("False", "SecretNotFound")
+
+
+def test_an_installation_without_external_targets_writes_nothing() -> None:
+    rig = Rig()
+    rig.refresh()
+    assert not rig.cluster.written
+
+
+def test_a_secret_of_something_else_goes_nowhere(rig: Rig) -> None:
+    rig.cluster.secrets["chat", "provider"] = secret(type="Opaque")
+    rig.put()
+    rig.refresh()
+    assert not rig.cluster.written
+    found = rig.told()
+    assert found["Accepted"][:2] == ("False", "SecretRefused")
+    assert TOKEN not in str(found)
+
+
+def test_for_a_host_that_is_not_allowed_no_secret_is_even_read() -> None:
+    rig = Rig("other.example.com")
+    rig.cluster.secrets["chat", "provider"] = secret()
+    rig.put()
+    rig.refresh()
+    assert not rig.cluster.read
+    assert not rig.cluster.written
+    status, reason, message = rig.told()["Accepted"]
+    assert (status, reason) == ("False", "ExternalNotAllowed")
+    assert "gateway.external.allowedHosts" in message
+
+
+def test_only_secrets_of_the_routes_own_namespace_are_read(rig: Rig) -> None:
+    rig.cluster.secrets["chat", "provider"] = secret()
+    rig.put(namespace="evil")
+    rig.refresh()
+    assert rig.cluster.read == ["evil/provider"]
+    assert not rig.cluster.written
+
+
+def test_a_key_stays_while_the_api_server_does_not_answer(rig: Rig) -> None:
+    rig.cluster.secrets["chat", "provider"] = secret()
+    rig.put()
+    rig.refresh()
+    rig.cluster.down = True
+    rig.refresh()
+    assert rig.delivered()[ID]["token"] == TOKEN
+    assert len(rig.cluster.written) == 1
+
+
+def test_a_target_that_is_not_declared_is_named(rig: Rig) -> None:
+    rig.put("front", ENTRY | {"name": "elsewhere"})
+    rig.refresh()
+    status, reason, message = rig.told()["Accepted"]
+    assert (status, reason) == ("False", "TargetNotFound")
+    assert "External chat/front/outside" in message

@@ -1,0 +1,356 @@
+"""External targets of routes, as clients, providers and attackers see them."""
+
+import asyncio
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.api.config import ExternalHost
+from shoal.core.routing.external import Credential, connectable
+from tests.support.gateway import API_KEY, GatewayUnderTest, lines
+from tests.support.mediahost import Dns
+from tests.support.provider import (
+    CLOSING,
+    DONE,
+    HOST,
+    TOKEN,
+    Provider,
+    address,
+    beside,
+    event,
+    hanging,
+    stream,
+    whole,
+)
+from tests.support.routes import target
+from tests.support.scripted_engine import ScriptedEngine
+
+CHAT = {"model": "front", "messages": [{"role": "user", "content": "hi"}]}
+ONLY = {"targets": [{"external": {"name": "outside"}}]}
+WITH_FALLBACK = {**ONLY, "fallback": {"targets": [target("llama")]}}
+
+
+async def ask(it: GatewayUnderTest, status: int = 200, path: str = "/v1/chat/completions", **more: Any) -> Any:
+    headers = more.pop("headers", {})
+    response = await it.post({**CHAT, **more}, path, headers=headers)
+    answer = await response.json()
+    assert response.status == status, answer
+    return answer
+
+
+async def refused(it: GatewayUnderTest, outcome: str) -> Any:
+    answer = (await ask(it, 503))["error"]
+    assert answer["code"] == "external_unavailable"
+    assert HOST not in answer["message"]
+    assert it.metric("shoal_gateway_external_requests_total", outcome=outcome) == 1
+    return answer
+
+
+# --- what is sent, and what comes back --------------------------------------------------------------------------------
+
+
+async def test_a_chat_goes_out_with_the_routes_key_and_nothing_of_the_clients(tmp_path: Path) -> None:
+    provider = Provider()
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY) as it:
+        answer = await ask(it, temperature=0.5, headers={"cookie": "a=b", "x-private": "1", "traceparent": "00-1"})
+        assert answer["model"] == "front"
+        assert answer["choices"][0]["message"]["content"] == "Hello there"
+        (head,), (body,) = provider.heads, provider.bodies
+        assert head.startswith("POST /v1/chat/completions HTTP/1.1\r\n")
+        said = {line.partition(":")[0]: line.partition(":")[2].strip() for line in head.split("\r\n")[1:] if line}
+        assert said == {
+            "host": f"{HOST}:{provider.port}",
+            "authorization": f"Bearer {TOKEN}",
+            "content-type": "application/json",
+            "accept": "application/json",
+            "accept-encoding": "identity",
+            "user-agent": "shoal",
+            "content-length": said["content-length"],
+        }
+        assert API_KEY not in head
+        assert body == {"model": "gpt-x", "messages": CHAT["messages"], "temperature": 0.5}
+        (record,) = await it.records()
+        data = record.data
+        assert (data.model, data.route, data.outcome) == ("chat/front/outside", "chat/front", "answered")
+        assert (data.input_tokens, data.output_tokens, data.count_source) == (7, 3, "final")
+        assert data.replica is None
+
+
+async def test_a_stream_has_the_clients_name_of_the_model_and_its_usage_is_counted(tmp_path: Path) -> None:
+    provider = Provider(stream(event("Hel"), event("lo"), CLOSING, DONE))
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY) as it:
+        response = await it.post({**CHAT, "stream": True})
+        found = [line async for line in lines(response)]
+        assert found[-1] == b"[DONE]"
+        chunks = [json.loads(line) for line in found[:-1]]
+        assert [chunk["model"] for chunk in chunks] == ["front"] * 2, "the usage was not asked for"
+        assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == "Hello"
+        assert provider.bodies[0]["stream_options"] == {"include_usage": True}
+        (record,) = await it.records()
+        assert (record.data.output_tokens, record.data.count_source) == (3, "final")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_an_answer_without_usage_is_estimated(tmp_path: Path, streamed: bool) -> None:
+    body = {"model": "m", "choices": [{"index": 0, "message": {"content": "eight by"}}]}
+    answer = stream(event("a"), event("b"), DONE) if streamed else whole(body)
+    async with beside(tmp_path, Provider(answer), ScriptedEngine(), ONLY) as it:
+        response = await it.post({**CHAT, "stream": streamed})
+        await response.read()
+        (record,) = await it.records()
+        assert (record.data.count_source, record.data.output_tokens) == ("estimated", 2)
+        assert record.data.input_tokens
+
+
+async def test_a_usage_that_nobody_can_have_is_not_believed(tmp_path: Path) -> None:
+    body = {"model": "m", "choices": [], "usage": {"prompt_tokens": 10**12, "completion_tokens": 1}}
+    async with beside(tmp_path, Provider(whole(body)), ScriptedEngine(), ONLY) as it:
+        await ask(it)
+        (record,) = await it.records()
+        assert record.data.count_source == "estimated"
+        assert (record.data.input_tokens or 0) < 100
+
+
+async def test_responses_and_messages_are_translated_to_chats(tmp_path: Path) -> None:
+    provider = Provider()
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY) as it:
+        response = await it.post({"model": "front", "input": "hi"}, "/v1/responses")
+        assert response.status == 200
+        assert (await response.json())["output"][0]["content"][0]["text"] == "Hello there"
+        body = {"model": "front", "max_tokens": 9, "messages": CHAT["messages"]}
+        response = await it.post(body, "/v1/messages")
+        assert (await response.json())["content"][0]["text"] == "Hello there"
+        assert all(head.startswith("POST /v1/chat/completions ") for head in provider.heads)
+
+
+async def test_an_endpoint_that_it_does_not_declare_is_refused_in_that_apis_shape(tmp_path: Path) -> None:
+    provider = Provider()
+    only = {"endpoints": ["/v1/embeddings"]}
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY, changed=only) as it:
+        error = (await ask(it, 400))["error"]
+        assert (error["code"], error["param"]) == ("wrong_endpoint", "model")
+        response = await it.post({**CHAT, "max_tokens": 9}, "/v1/messages")
+        assert (response.status, (await response.json())["type"]) == (400, "error")
+        provider.answer = whole({"data": [], "model": "e", "usage": {"prompt_tokens": 2, "total_tokens": 2}})
+        response = await it.post({"model": "front", "input": "x"}, "/v1/embeddings")
+        assert (await response.json())["model"] == "front"
+        assert provider.heads[0].startswith("POST /v1/embeddings ")
+
+
+async def test_what_the_provider_refuses_of_the_request_is_the_clients(tmp_path: Path) -> None:
+    error = {"error": {"message": "temperature is too high", "type": "invalid_request_error", "param": "temperature"}}
+    engine = ScriptedEngine()
+    async with beside(tmp_path, Provider(whole(error, "400 Bad Request")), engine, WITH_FALLBACK) as it:
+        answer = (await ask(it, 400))["error"]
+        assert (answer["message"], answer["param"]) == ("temperature is too high", "temperature")
+        assert not engine.requests
+        (record,) = await it.records()
+        assert (record.data.outcome, record.data.count_source) == ("rejected", "none")
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+FAILING: list[tuple[str, Any, str]] = [
+    ("500", whole(b"boom", "500 Internal Server Error"), "failed"),
+    ("429", whole(b"{}", "429 Too Many Requests", retry_after="30"), "busy"),
+    ("401", whole({"error": {"message": f"Incorrect API key {TOKEN}"}}, "401 Unauthorized"), "unauthorized"),
+    ("404", whole(b"{}", "404 Not Found"), "failed"),
+    ("redirect", whole(b"", "302 Found", location="http://169.254.169.254/latest/meta-data"), "redirect"),
+    ("compressed", whole(b"\x1f\x8b", content_encoding="gzip"), "failed"),
+    ("no HTTP", whole(b"", "nonsense"), "lost"),
+    ("no first byte", hanging, "too_slow"),
+    ("a stream that never begins", stream(hang=True), "too_slow"),
+    ("a cut before the first event", stream(), "lost"),
+]
+
+
+@pytest.mark.parametrize(("answer", "outcome"), [row[1:] for row in FAILING], ids=[row[0] for row in FAILING])
+async def test_what_fails_before_the_first_byte_goes_to_the_fallback(tmp_path: Path, answer: Any, outcome: str) -> None:
+    engine, provider = ScriptedEngine(), Provider(answer)
+    slow = {"timeouts": {"firstByteSeconds": 1}} if outcome == "too_slow" else {}
+    async with beside(tmp_path, provider, engine, WITH_FALLBACK, changed=slow) as it:
+        response = await it.post({**CHAT, "stream": True})
+        assert response.status == 200
+        assert b"[DONE]" in await response.read()
+        (record,) = await it.records()
+        assert (record.data.model, record.data.outcome) == ("chat/llama", "answered")
+        assert it.metric("shoal_gateway_external_requests_total", outcome=outcome) == 1
+        assert len(engine.requests) == 1
+        assert len(provider.heads) == 1, "a redirect is not followed, and nothing is sent twice"
+
+
+async def test_retry_after_makes_it_rest_and_reaches_the_client(tmp_path: Path) -> None:
+    provider = Provider(whole(b"{}", "429 Too Many Requests", retry_after="30"))
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY) as it:
+        response = await it.post(CHAT)
+        assert (response.status, response.headers["retry-after"]) == (503, "30")
+        await refused_at_rest(it)
+        assert len(provider.heads) == 1
+
+
+async def refused_at_rest(it: GatewayUnderTest) -> None:
+    assert (await ask(it, 503))["error"]["code"] == "external_unavailable"
+    assert it.metric("shoal_gateway_external_requests_total", outcome="resting") == 1
+
+
+async def test_a_target_that_fails_repeatedly_is_not_asked_for_a_while(tmp_path: Path) -> None:
+    provider = Provider(whole(b"boom", "500 Internal Server Error"))
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY) as it:
+        for _ in range(3):
+            await ask(it, 503)
+        await refused_at_rest(it)
+        assert len(provider.heads) == 3
+
+
+async def test_a_stream_that_breaks_off_ends_with_an_error_and_no_second_answer(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    async with beside(tmp_path, Provider(stream(event("Hel"))), engine, WITH_FALLBACK) as it:
+        response = await it.post({**CHAT, "stream": True})
+        found = [line async for line in lines(response)]
+        assert json.loads(found[-1])["error"]["code"] == "external_broken"
+        assert not engine.requests
+        (record,) = await it.records()
+        assert (record.data.outcome, record.data.count_source) == ("failed", "estimated")
+
+
+async def test_a_pause_within_an_answer_cuts_it(tmp_path: Path) -> None:
+    provider = Provider(stream(event("Hel"), hang=True))
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY, changed={"timeouts": {"idleSeconds": 1}}) as it:
+        response = await it.post({**CHAT, "stream": True})
+        found = [line async for line in lines(response)]
+        assert json.loads(found[-1])["error"]["code"] == "external_broken"
+
+
+async def test_an_answer_that_is_too_large_is_not_kept(tmp_path: Path) -> None:
+    huge = whole({"choices": [{"message": {"content": "x" * 300_000}}]})
+    async with beside(tmp_path, Provider(huge), ScriptedEngine(), ONLY, max_answer_bytes=100_000) as it:
+        assert (await ask(it, 502))["error"]["code"] == "answer_too_large"
+
+
+async def test_more_requests_than_it_may_get_go_to_the_fallback(tmp_path: Path) -> None:
+    engine, provider = ScriptedEngine(), Provider(hanging)
+    async with beside(tmp_path, provider, engine, WITH_FALLBACK, changed={"maxConcurrentRequests": 1}) as it:
+        first = asyncio.create_task(it.post(CHAT))
+        async with asyncio.timeout(30):
+            while not provider.heads:
+                await asyncio.sleep(0.01)
+        await ask(it)
+        assert len(engine.requests) == 1
+        first.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await first
+
+
+async def test_a_canary_outside_halts_itself(tmp_path: Path) -> None:
+    provider = Provider(whole(b"boom", "500 Internal Server Error"))
+    canary = {"target": {"external": {"name": "outside"}}, "percent": 100, "haltOn": {"minRequests": 10}}
+    engine = ScriptedEngine()
+    rule = {"targets": [target("llama")], "canary": canary, "fallback": {"targets": [target("llama")]}}
+    async with beside(tmp_path, provider, engine, rule) as it:
+        for _ in range(4):
+            await ask(it)
+        assert len(it.app.canaries.halts) == 1
+        assert len(provider.heads) == 2, "more than a tenth of ten failed"
+        assert len(engine.requests) == 4
+
+
+# --- attacks ----------------------------------------------------------------------------------------------------------
+
+
+async def test_without_the_tenants_grant_of_the_route_no_prompt_leaves(tmp_path: Path) -> None:
+    provider, engine = Provider(), ScriptedEngine()
+    both = {"targets": [target("llama"), {"external": {"name": "outside"}, "weight": 1000}]}
+    async with beside(tmp_path, provider, engine, both, grant=False) as it:
+        for _ in range(5):
+            await ask(it)
+        assert not provider.heads
+        assert len(engine.requests) == 5
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        [],
+        [ExternalHost(host="other.example.com")],
+        [ExternalHost(host=HOST, port=444)],
+    ],
+    ids=["none", "another", "another port"],
+)
+async def test_a_host_that_the_installation_does_not_allow_is_not_called(
+    tmp_path: Path, hosts: list[ExternalHost]
+) -> None:
+    provider = Provider()
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY, allowed=hosts) as it:
+        await refused(it, "not_allowed")
+        assert not provider.heads
+
+
+async def test_plain_http_needs_leave(tmp_path: Path) -> None:
+    provider = Provider(tls=False)
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY) as it:
+        await refused(it, "not_allowed")
+        hosts = [ExternalHost(host=HOST, port=provider.port, plain_http=True)]
+        it.app.externals._allowed = tuple(hosts)  # pyright: ignore[reportPrivateUsage]
+        await ask(it)
+
+
+@pytest.mark.parametrize("inside", ["169.254.169.254", "10.0.0.1", "127.0.0.1", "fd00::1", "100.100.100.200"])
+async def test_a_name_that_leads_inside_is_not_called(tmp_path: Path, inside: str) -> None:
+    provider = Provider()
+    dns = Dns({HOST: address("93.184.216.34", inside)})
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY, dns=dns, connectable=connectable) as it:
+        await refused(it, "address_not_allowed")
+        assert not provider.heads
+
+
+async def test_a_name_that_changes_its_meaning_is_checked_where_it_is_connected_to(tmp_path: Path) -> None:
+    provider = Provider()
+    dns = Dns({HOST: [address("127.0.0.1"), address("127.0.0.2")]})
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY, dns=dns) as it:
+        await ask(it)
+        await ask(it)
+        assert dns.asked == [HOST], "the address that was checked is the one in use"
+        it.app.externals._names.clear()  # pyright: ignore[reportPrivateUsage] - half a minute later
+        await refused(it, "address_not_allowed")
+        assert len(provider.heads) == 2
+
+
+async def test_a_server_that_does_not_prove_its_name_gets_nothing(tmp_path: Path) -> None:
+    provider = Provider(names=("impostor.example.com",))
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY) as it:
+        await refused(it, "connect")
+        assert not provider.heads
+
+
+@pytest.mark.parametrize("credential", [None, Credential("other.example.com", TOKEN)], ids=["none", "another host's"])
+async def test_without_a_key_for_this_host_nothing_is_sent(tmp_path: Path, credential: Credential | None) -> None:
+    provider = Provider()
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY, credential=credential) as it:
+        await refused(it, "no_credentials")
+        assert not provider.heads
+
+
+async def test_the_key_is_in_no_log_and_in_no_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    error = {"error": {"message": f"Incorrect API key provided: {TOKEN}"}}
+    async with beside(tmp_path, Provider(whole(error, "401 Unauthorized")), ScriptedEngine(), ONLY) as it:
+        assert TOKEN not in json.dumps(await refused(it, "unauthorized"))
+        assert TOKEN not in repr(it.app.externals.keys.get("x")) + repr(Credential(HOST, TOKEN))
+    said = capsys.readouterr()
+    assert TOKEN not in said.out + said.err
+
+
+async def test_usage_of_a_client_that_left_is_estimated(tmp_path: Path) -> None:
+    provider = Provider(stream(event("Hel"), hang=True))
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY) as it:
+        response = await it.post({**CHAT, "stream": True})
+        await response.content.readline()
+        response.close()
+        (record,) = await it.records()
+        assert (record.data.outcome, record.data.count_source, record.data.output_tokens) == (
+            "cancelled",
+            "estimated",
+            1,
+        )
