@@ -17,6 +17,7 @@ from tests.bench import routing_heldout as heldout
 from tests.bench import routing_policies as rules
 from tests.bench.routing_engine import Asked, Replica, Running
 from tests.bench.routing_engine import engine as new_engine
+from tests.bench.routing_exact import Exact, Told
 from tests.bench.routing_loads import conversations, mooncake
 from tests.bench.routing_policies import Report, Rule, uid_of
 from tests.bench.scaling_engine import Params, params
@@ -24,7 +25,8 @@ from tests.bench.scaling_engine import Params, params
 TRACES = Path(os.environ.get("SHOAL_TRACES", "../shared/traces"))
 REPORT_SECONDS = 1.0
 """Between two reports of an agent; a queue that begins or a jump of the KV cache is reported sooner."""
-SOON_SECONDS = 0.1
+SOON_SECONDS = 0.5
+"""Between two looks of an agent at a busy engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ def replay(asked: Sequence[Asked], make: Callable[[int, int], Rule], fleet: Flee
                 next(e for e in engines if e.number == which).leaving = True
         for engine in engines:
             _advance(engine, one.at, kinds, fresh[engine.number])
+            kinds[one.gateway].heard(engine, one.at)
         able = [e for e in engines if not e.leaving]
         kind = kinds[one.gateway]
         replica = kind.choose(one, able, one.at)
@@ -189,7 +192,9 @@ RULES: dict[str, Callable[[int, int], Rule]] = {
     "smg cache_aware (model)": rules.CacheAware,
     "smg least_load (model)": rules.LeastLoad,
     "Shoal before": rules.Before,
-    "Shoal": rules.Scored,
+    "Shoal, heads only": rules.Scored,
+    "Shoal, KV events": Exact,
+    "Shoal": Told,
     "ideal": rules.Ideal,
 }
 
@@ -303,6 +308,7 @@ def compare(options: argparse.Namespace, wanted: Sequence[str]) -> None:
             }
             for seed in options.seeds
         ]
+        kept: dict[str, dict[str, list[Result]]] = {}
         for name in by_seed[0]:
             if options.only not in name:
                 continue
@@ -310,12 +316,29 @@ def compare(options: argparse.Namespace, wanted: Sequence[str]) -> None:
             for rule, make in RULES.items():
                 if any(w in rule for w in wanted):
                     rows[rule] = [replay(traffic[name][0], make, traffic[name][1], gateways) for traffic in by_seed]
+            kept[name] = rows
             ours, smg = rows.get("Shoal", []), [found for rule, found in rows.items() if rule.startswith("smg")]
             cells = [_spread([one.p99 for one in found], 3) for found in rows.values()]
             hits = f"{100 * sum(one.hit for one in ours) / max(1, len(ours)):.0f} %"
             to_smg = [one.p99 / min(found[at].p99 for found in smg) for at, one in enumerate(ours) if smg]
             first = [one.cold / min(found[at].cold for found in smg) for at, one in enumerate(ours) if smg]
             print(f"| {name} | {' | '.join(cells)} | {hits} | {_spread(to_smg, 2)} | {_spread(first, 2)} |", flush=True)
+        _knowledge(gateways, kept)
+
+
+def _knowledge(gateways: int, rows: dict[str, dict[str, list[Result]]]) -> None:
+    """What the kinds of knowledge of prefix caches are worth: median and hits of Shoal's rules."""
+    names = [rule for rule in RULES if rule.startswith("Shoal") or rule == "ideal"]
+    print(f"\n{gateways} gateways: p50 of the TTFT in seconds, and prompt tokens from the cache")
+    print(f"| traffic | {' | '.join(names)} |")
+    print(f"|---|{'---|' * len(names)}")
+    for name, found in rows.items():
+        cells = [
+            f"{sum(one.p50 for one in each) / len(each):.3f}, {100 * sum(one.hit for one in each) / len(each):.0f} %"
+            for each in (found.get(rule) for rule in names)
+            if each
+        ]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 def _spread(values: Sequence[float], digits: int) -> str:

@@ -34,6 +34,9 @@ class Asked:
     gateway: int = 0
     system: int | None = None
     system_tokens: int = 0
+    ends: tuple[int, ...] = ()
+    """Blocks with which messages end, where blocks are not messages themselves: of the earlier turn, and the last whole
+    one."""
 
     @property
     def prompt(self) -> int:
@@ -62,6 +65,8 @@ class Replica(Engine):
     loading: list[tuple[float, Running]] = field(default_factory=list[tuple[float, Running]])
     began: list[Running] = field(default_factory=list[Running])
     ended: list[Running] = field(default_factory=list[Running])
+    log: list[tuple[float, int, int]] = field(default_factory=list[tuple[float, int, int]])
+    """Events of the prefix cache: when, which block, and its tokens; 0: it is removed."""
 
     def found(self, blocks: tuple[Block, ...]) -> int:
         """Tokens of a prompt that are in the cache."""
@@ -77,11 +82,13 @@ class Replica(Engine):
             if name not in self.blocks:
                 self.blocks[name] = size
                 self.held += size
+                self.log.append((self.clock, name, size))
             self.blocks.move_to_end(name)
         most = max(0, int(0.95 * self.params.kv_tokens) - self.kv_used)
         while self.held > most and self.blocks:
-            _, size = self.blocks.popitem(last=False)
+            name, size = self.blocks.popitem(last=False)
             self.held -= size
+            self.log.append((self.clock, name, 0))
 
     def send(self, asked: Asked, now: float) -> Running:
         prompt = max(1, asked.prompt)
@@ -116,15 +123,16 @@ class Replica(Engine):
 
     @property
     def uncached_waiting(self) -> int:
-        """As SGLang reports it: the waiting prompts without what is in the cache."""
+        """As SGLang reports it: the waiting prompts without what is in the cache, and the rest of the one that is being
+        read in chunks."""
         return sum(
             max(1, r.prompt - self.found(r.asked.blocks)) for r in self.waiting if isinstance(r, Running) and r.asked
-        )
+        ) + sum(r.prompt - r.prior for r in self.prefilling)
 
     @property
     def work(self) -> int:
         """Tokens that are not prefilled yet, which nobody outside of the engine knows exactly."""
-        return self.uncached_waiting + sum(r.prompt - r.prior for r in self.prefilling)
+        return self.uncached_waiting
 
     def _admit(self) -> None:
         p = self.params

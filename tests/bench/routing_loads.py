@@ -42,13 +42,15 @@ def mooncake(
             answer = ((1 << 40) + number, max(1, each["output_length"]))
             at = each["timestamp"] / 1e3 / speed
             head = hash(tuple(each["hash_ids"][: shared_blocks + 1]))
-            repeated, names = 0, each["hash_ids"]
+            repeated, names, ends = 0, each["hash_ids"], list[int]()
             for at_block in range(len(names) - 1, 0, -1):
                 if names[at_block] in asked_before:
                     repeated = min(each["input_length"] - 1, asked_before[names[at_block]])
+                    ends.append(at_block + 1)
                     break
             if (whole := each["input_length"] // 512) > 1:
                 asked_before[names[whole - 1]] = each["input_length"] + each["output_length"]
+                ends.append(whole)
             gateway, system = dice.randrange(gateways), each["hash_ids"][0] if shared_blocks else None
             found.append(
                 Asked(
@@ -61,6 +63,7 @@ def mooncake(
                     gateway=gateway,
                     system=system,
                     system_tokens=512 * shared_blocks,
+                    ends=tuple(ends),
                 )
             )
     # The trace has steps of 3 s: requests of one step come spread over it.

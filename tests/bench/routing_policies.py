@@ -12,6 +12,7 @@ from shoal.core.lora.placement.rendezvous import best
 from shoal.core.routing import choice
 from shoal.core.routing.adapterchoice import AdapterCandidate, AdapterChoice, choose_for_adapter
 from shoal.core.routing.affinity import favourite
+from shoal.core.routing.prefixes import Points
 from shoal.core.routing.reuse import Prompt
 from shoal.core.routing.score import Pick, ReplicaScores
 from tests.bench.routing_engine import LOAD_SECONDS, Asked, Replica, Running
@@ -39,6 +40,9 @@ class Rule(Protocol):
     def sent(self, asked: Asked, replica: Replica, now: float) -> None: ...
     def began(self, one: Running, replica: Replica) -> None: ...
     def ended(self, one: Running, replica: Replica) -> None: ...
+    def heard(self, replica: Replica, now: float) -> None:
+        """The events of the replica's prefix cache may be read."""
+        ...
 
 
 def uid_of(replica: Replica) -> str:
@@ -63,6 +67,8 @@ class Base:
         self.in_flight[uid] = self.in_flight.get(uid, 0) + 1
 
     def began(self, one: Running, replica: Replica) -> None: ...
+
+    def heard(self, replica: Replica, now: float) -> None: ...
 
     def ended(self, one: Running, replica: Replica) -> None:
         self.in_flight[uid_of(replica)] -= 1
@@ -191,7 +197,8 @@ def _salted(name: int, asked: Asked) -> int:
 
 
 class Scored(Base):
-    """Shoal: the fewest predicted seconds (`core/routing/score.py`), and the rule before while nothing is known."""
+    """The fewest predicted seconds (`core/routing/score.py`), with knowledge of heads alone, and the rule before while
+    nothing is known."""
 
     def __init__(self, gateway: int, gateways: int) -> None:
         super().__init__(gateway, gateways)
@@ -219,18 +226,29 @@ class Scored(Base):
         self.turn += 1
         if asked.adapter is not None:
             return self._for_adapter(asked, asked.adapter, replicas, now)
-        prompt = Prompt(asked.prompt, asked.head, asked.repeated, asked.system, asked.system_tokens)
+        points = self.points(asked)
+        prompt = Prompt(asked.prompt, asked.head, asked.repeated, asked.system, asked.system_tokens, points)
         pods = [self._pod(r) for r in replicas]
-        self.pick = self.scores.pick(pods, self.in_flight, prompt, now, rotation=self.turn)
+        held = self.held(asked, now)
+        self.pick = self.scores.pick(pods, self.in_flight, prompt, now, rotation=self.turn, held=held)
         if self.pick is None:
             return self.before.choose(asked, replicas, now)
         uid = self.pick.replica.uid
         return next(r for r in replicas if uid_of(r) == uid)
 
+    def points(self, asked: Asked) -> Points:
+        """What is known of a prompt besides its head."""
+        return ()
+
+    def held(self, asked: Asked, now: float) -> Mapping[str, int] | None:
+        """Tokens of the prompt that replicas are known to hold, by uid."""
+        return None
+
     def _for_adapter(self, asked: Asked, adapter: int, replicas: Sequence[Replica], now: float) -> Replica:
         salt = hash((7, adapter))
         system = None if asked.system is None else asked.system ^ salt
-        prompt = Prompt(asked.prompt, asked.head, asked.repeated, system, asked.system_tokens)
+        points = self.points(asked)
+        prompt = Prompt(asked.prompt, asked.head, asked.repeated, system, asked.system_tokens, points)
 
         def candidate(replica: Replica) -> AdapterCandidate:
             uid = uid_of(replica)
@@ -239,9 +257,9 @@ class Scored(Base):
 
         def cheapest(pods: Sequence[choice.Replica], waits: Mapping[str, float] | None) -> Pick | None:
             home = best(f"ns/adapter-{adapter}", [p.uid for p in pods])
-            turn = self.turn
+            turn, held = self.turn, self.held(asked, now)
             return self.scores.pick(
-                pods, self.in_flight, prompt, now, rotation=turn, waits=waits, home=home, alone=True
+                pods, self.in_flight, prompt, now, rotation=turn, waits=waits, home=home, alone=True, held=held
             )
 
         def prefer(pods: Sequence[choice.Replica]) -> choice.Replica:

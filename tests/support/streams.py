@@ -10,9 +10,11 @@ from prometheus_client import CollectorRegistry
 from shoal.api import keys
 from shoal.api.names import REPLICA_PATH
 from shoal.api.replica import HEARTBEAT_SECONDS
+from shoal.core.routing.score import ReplicaScores
 from shoal.gateway.demand import DemandPublisher, DemandState
 from shoal.gateway.demandmetrics import DemandMetrics
 from shoal.gateway.ops import gateway_ops
+from shoal.gateway.prefixes import PrefixShare
 from shoal.net.hub import Caller, StreamHub
 from shoal.net.server import make_server
 from shoal.net.stream import StreamPeer
@@ -44,7 +46,9 @@ class ToldGateway:
         self.publisher = DemandPublisher(self.book)
         registry = CollectorRegistry()
         registry.register(DemandMetrics(self.publisher.hub.boot, self.book, lambda: {"uid-llama": "chat/llama"}))
-        ops = gateway_ops(registry, dict, lambda: None, self.publisher.hub, self.ring)
+        self.prefixes = PrefixShare(ReplicaScores())
+        hub = self.prefixes.hub
+        ops = gateway_ops(registry, dict, lambda: None, self.publisher.hub, self.ring, prefixes=hub)
         self.port = self.port or free_ports(1)[0]  # nobody takes it while this one is down
         self._server = make_server(ops, host=self.host, port=self.port, keep_alive=5, stop_seconds=1)
         self._serving = asyncio.create_task(self._server.serve())
@@ -53,6 +57,7 @@ class ToldGateway:
 
     async def down(self) -> None:
         self.publisher.close()
+        self.prefixes.hub.close()
         self._server.should_exit = True
         await self._serving
 

@@ -46,6 +46,7 @@ def gateway_ops(
     logs: LogsApi | None = None,
     traffic: TrafficApi | None = None,
     choices: ChoicesApi | None = None,
+    prefixes: StreamHub | None = None,
     access: Access | None = None,
     credentials: TLSCredentials | None = None,
 ) -> Shell:
@@ -62,6 +63,15 @@ def gateway_ops(
     shell.route(
         ANY, names.DEMAND_PATH, tell_demand, RoleGuard(CALLERS, keys.demand_keys, needed, credentials=credentials)
     )
+    if prefixes is not None:
+
+        async def tell_prefixes(request: ShellRequest) -> EventStream:
+            return EventStream(prefixes, request.caller, HEARTBEAT_SECONDS)
+
+        only = RoleGuard(
+            ("gateway",), keys.demand_keys, "a gateway's key is needed, as a bearer token", credentials=credentials
+        )
+        shell.route(ANY, names.PREFIXES_PATH, tell_prefixes, only)
     if logs is not None:
         shell.route(ANY, names.LOGS_PATH, logs.ops)
     if traffic is not None:

@@ -10,6 +10,7 @@ from shoal.api.meta import JsonObject
 from shoal.core import facts
 from shoal.core.quota.peerusage import UNKNOWN_PEERS, GatewayPeer, GatewayPeers
 from shoal.core.routing.canary import CanaryHalt
+from shoal.gateway.prefixes import PrefixShare
 from shoal.gateway.tenantdemand import TenantUsageState
 from shoal.kube import projections
 from shoal.kube.client import KubeClient
@@ -19,6 +20,7 @@ from shoal.net.installkey import KeyRing
 from shoal.net.stream import ListenerIdentity, gateway_peer
 from shoal.net.tls import TLSCredentials
 from shoal.signals.demand import DemandStreams
+from shoal.signals.prefixes import PrefixStreams
 
 SELECTOR: Final = f"{names.LABEL_COMPONENT}={names.COMPONENT_GATEWAY},{names.LABEL_PART_OF}={names.MANAGED_BY}"
 
@@ -26,7 +28,7 @@ SELECTOR: Final = f"{names.LABEL_COMPONENT}={names.COMPONENT_GATEWAY},{names.LAB
 class Peers:
     """Follows every other gateway in this one's namespace. `changed` is called with the uid of a Model whose number of
     held requests changed at a peer, or None for every Model. `tenants` receives the peers' usage of tenants with
-    limits."""
+    limits, `prefixes` the prompts that they sent."""
 
     def __init__(
         self,
@@ -39,6 +41,7 @@ class Peers:
         tenants: TenantUsageState | None = None,
         port: int = names.OPS_PORT,
         credentials: TLSCredentials | None = None,
+        prefixes: PrefixShare | None = None,
     ) -> None:
         self._identity = identity
         self._key_ring = key_ring
@@ -47,6 +50,7 @@ class Peers:
         self._credentials = credentials
         self._tenants = TenantUsageState() if tenants is None else tenants
         self.streams = DemandStreams(self._on_demand, identity, self._tenants.peer_reported)
+        self.prefix_streams = None if prefixes is None else PrefixStreams(prefixes.heard, identity)
         self.reflector = Reflector(
             client,
             PODS,
@@ -63,7 +67,7 @@ class Peers:
         own = self._key_ring.demand_keys("gateway")
         if not own:
             return
-        self.streams.set_peers(
+        peers = [
             gateway_peer(
                 pod.uid,
                 pod.key,
@@ -76,7 +80,21 @@ class Peers:
             )
             for pod in self._pods()
             if pod.ip is not None
-        )
+        ]
+        self.streams.set_peers(peers)
+        if self.prefix_streams is not None:
+            self.prefix_streams.set_peers(peers)
+
+    def start(self) -> None:
+        """Opens the sessions; `follow` needs them."""
+        self.streams.start()
+        if self.prefix_streams is not None:
+            self.prefix_streams.start()
+
+    async def close(self) -> None:
+        await self.streams.close()
+        if self.prefix_streams is not None:
+            await self.prefix_streams.close()
 
     @property
     def live(self) -> int:

@@ -34,6 +34,7 @@ from shoal.gateway.directory import (
 from shoal.gateway.metrics import GatewayMetrics
 from shoal.gateway.ops import gateway_ops
 from shoal.gateway.peers import Peers
+from shoal.gateway.prefixes import PrefixShare
 from shoal.gateway.quota import Quotas
 from shoal.gateway.replicapool import ReplicaPool
 from shoal.gateway.settings import GatewaySettings
@@ -98,6 +99,12 @@ class GatewayProcess:
         self.demand_publisher = DemandPublisher(self.demand, gateway_boot(settings.pod_name, uuid.uuid4().hex))
         self.identity = ListenerIdentity(settings.pod_name, self.demand_publisher.hub.boot)
         self.metrics.registry.register(DemandMetrics(self.identity.boot, self.demand, self._model_names))
+        self.fleet = ReplicaPool(
+            self.key_ring, self.identity, self.demand, self.credentials, scored=settings.routing == "Seconds"
+        )
+        self.prefixes = None if self.fleet.scores is None else PrefixShare(self.fleet.scores, self.identity.boot)
+        if self.prefixes is not None:
+            self.fleet.prompt_sent = self.prefixes.sent
         self.peers = Peers(
             client,
             settings.pod_namespace,
@@ -106,6 +113,7 @@ class GatewayProcess:
             changed=self._peer_holds_changed,
             tenants=self.demand.tenants,
             credentials=self.credentials,
+            prefixes=self.prefixes,
         )
         self.totals = (
             TotalsFollower(
@@ -121,9 +129,6 @@ class GatewayProcess:
         if self.totals is not None:
             self.totals.changed = self.quotas.totals_changed
             self.totals.repriced = self.demand_publisher.set_currency
-        self.fleet = ReplicaPool(
-            self.key_ring, self.identity, self.demand, self.credentials, scored=settings.routing == "Seconds"
-        )
         self.spool = UsageSpool(
             settings.spool_dir,
             max_bytes=settings.spool_max_bytes,
@@ -250,6 +255,7 @@ class GatewayProcess:
             logs=self.logs,
             traffic=self.traffic,
             choices=self.choices,
+            prefixes=None if self.prefixes is None else self.prefixes.hub,
             access=Access(client) if settings.metrics_auth else None,
             credentials=self.credentials,
         )
@@ -338,7 +344,7 @@ class GatewayProcess:
         self.key_ring.refresh()
         self.credentials.refresh()
         self.fleet.streams.start()
-        self.peers.streams.start()
+        self.peers.start()
         if self.totals is not None:
             self.totals.start()
             self.totals.follow()
@@ -348,6 +354,8 @@ class GatewayProcess:
                 background.append(group.create_task(self.pods.run()))
                 background.append(group.create_task(self.peers.reflector.run()))
                 background.append(group.create_task(self._housekeeping()))
+                if self.prefixes is not None:
+                    background.append(group.create_task(self.prefixes.run()))
                 background.append(group.create_task(self.logs.logger.run()))
                 if self.shipper is not None:
                     background.append(group.create_task(self.shipper.run()))
@@ -376,6 +384,8 @@ class GatewayProcess:
                 if self.shipper is not None:
                     await self.shipper.drain(self.settings.ship_seconds)
                 self.demand_publisher.close()
+                if self.prefixes is not None:
+                    self.prefixes.hub.close()
                 self.ops.should_exit = True
                 await ops
                 if self.peer_ops is not None and secured is not None:
@@ -388,7 +398,7 @@ class GatewayProcess:
             await self.acks.close()
             await self.gateway.leases.close()
             self.agents.close()
-            await self.peers.streams.close()
+            await self.peers.close()
             if self.totals is not None:
                 await self.totals.close()
             self.pool.close()

@@ -9,6 +9,7 @@ from typing import Final
 from shoal.api.replica import ReplicaKeys
 from shoal.core.hold.capacity import Allowance, OwnInFlight, allowance
 from shoal.core.routing.choice import Choice, NoReplica, ReplicaSignal, Usable, least_busy, pick, usable
+from shoal.core.routing.prefixes import marks_of
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.resolve import ServedModel
 from shoal.core.routing.reuse import Prompt
@@ -49,6 +50,8 @@ class ReplicaPool:
         self.acknowledged: Callable[[str, Collection[str], float], None] = lambda _uid, _names, _at: None
         """Called with the adapters that an agent acknowledged as running at its pod, and the time before the
         acknowledgement was sent."""
+        self.prompt_sent: Callable[[str, bytes], None] = lambda _uid, _marks: None
+        """Called with a pod's uid and the marks of a prompt that goes there, if it was chosen by score."""
         self.residency = Residency()
         self.streams = ReplicaStreams(self.update, identity)
         self.live: dict[str, ReplicaSignal] = {}
@@ -266,6 +269,8 @@ class ReplicaPool:
         uid = replica.uid
         if pick is not None and self.scores is not None:
             self.scores.sent(pick)
+            if pick.prompt.points:
+                self.prompt_sent(uid, marks_of(pick.prompt.points))
         self._in_flight[uid] = self._in_flight.get(uid, 0) + 1
         if tokens:
             self._tokens[uid] = self._tokens.get(uid, 0) + tokens

@@ -21,6 +21,7 @@ from shoal.core.fields.media import images_of
 from shoal.core.fields.pairs import pairs_of, repeated
 from shoal.core.fields.table import CHAT, FORMS, GENERATING, PAIRS, TABLE, TOKENIZING
 from shoal.core.routing.affinity import SHARED, conversation_of, prefix_space, prompt_of
+from shoal.core.routing.prefixes import points_of
 from shoal.core.routing.resolve import ServedModel
 from shoal.core.routing.reuse import Prompt
 from shoal.core.routing.routes import (
@@ -568,6 +569,7 @@ class GatewayRequest:
             self._raw, content_type = audioform.engine_form(form, raw, model.engine_name)
             fields = audioform.loggable(fields)
             dialect = audioform.STREAM if parsed.stream else None
+        marks = self._marks(space, fields, model)
         prepared = Prepared(
             self._engine_path,
             parsed.model_name,
@@ -579,14 +581,14 @@ class GatewayRequest:
             choices,
             identity.priority,
             prompt_count,
-            self._prompt(space, fields, model, size),
+            self._prompt(space, fields, model, size, marks),
             dialect=dialect,
             content_type=content_type,
             top_n=fields.get("top_n"),
             documents=fields.get("return_documents") is not False,
             added=added_of(self._engine_path, fields),
             target=None if routed is None else routed.target,
-            marks=self._marks(space, fields, model),
+            marks=marks if app.traffic.most else None,
         )
         self._routed = routed
         if identity.logging is not None and instead is None:
@@ -625,23 +627,26 @@ class GatewayRequest:
             found.key, chosen.target, chosen.fallback, chosen.leave_seconds, chosen.mirror, chosen.role
         )
 
-    def _prompt(self, space: str, fields: dict[str, Any], model: ServedModel, size: int) -> Prompt | None:
+    def _prompt(
+        self, space: str, fields: dict[str, Any], model: ServedModel, size: int, marks: Marks | None
+    ) -> Prompt | None:
         """What the choice of a replica goes by. `size`: bytes of the body with its media."""
+        app = self._app
         # While the Model has no replica, the request waits for several, maybe.
-        if model.external is not None or self._meter.free or len(self._app.directory.snapshot.replicas_of(model)) == 1:
+        if model.external is not None or self._meter.free or len(app.directory.snapshot.replicas_of(model)) == 1:
             return None
         prompt = prompt_of(f"{model.uid} {space}", fields, None if self._meter.units().images else size)
-        return prompt if model.keeps_prefixes else Prompt(prompt.tokens)
+        if not model.keeps_prefixes:
+            return Prompt(prompt.tokens)
+        return prompt if app.fleet.scores is None else prompt._replace(points=points_of(marks))
 
     def _marks(self, space: str, fields: dict[str, Any], model: ServedModel) -> Marks | None:
-        """What is kept of the prompt for advice."""
+        """Checksums of the prompt's beginnings, for advice and for the choice among several replicas."""
         app = self._app
-        if (
-            model.external is not None
-            or not app.traffic.most
-            or self._engine_path not in GENERATING
-            or not model.keeps_prefixes
-        ):
+        if model.external is not None or self._engine_path not in GENERATING or not model.keeps_prefixes:
+            return None
+        chosen = app.fleet.scores is not None and len(app.directory.snapshot.replicas_of(model)) != 1
+        if not app.traffic.most and not chosen:
             return None
         adapter = "" if model.adapter is None else model.adapter.uid
         return prompt_marks(app.key_ring.mark_secret(model.uid, adapter, space), fields)

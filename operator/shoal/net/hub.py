@@ -1,9 +1,9 @@
 """Serving side of a stream (streams.md): numbers the messages and passes them to many readers, of which none can delay
 another. A reader that was cut off connects again and begins with the full state.
 
-Agents (`GET /v1/replica`, field `keys`), gateways (`GET /v1/demand`, field `models`) and the ledger (`GET /v1/totals`)
-serve streams. The owner of the state encodes it; this module handles readers, numbers, the shape of a message, and the
-writing of server-sent events (`EventStream`).
+Agents (`GET /v1/replica`, field `keys`), gateways (`GET /v1/demand`, field `models`; `GET /v1/prefixes`, field `sent`)
+and the ledger (`GET /v1/totals`) serve streams. The owner of the state encodes it; this module handles readers,
+numbers, the shape of a message, and the writing of server-sent events (`EventStream`).
 """
 
 import asyncio

@@ -5,9 +5,9 @@ characters on (long documents), after the system prompt and the first user messa
 conversation: the prompt up to an answer is the whole prompt of an earlier request. The answer itself has no checksum,
 because the request that produced it has none yet: it is taken for repeated if what is before it is.
 
-On the request path a mark is a CRC-32 that begins with a secret of Model, adapter and tenant, because it costs least;
-nothing but the process's memory has it. `MarkSealer` makes of it what leaves the process: a keyed hash (BLAKE2b).
-Without the key nobody can test a guess, and equal prompts of two tenants have different hashes.
+On the request path a mark is a CRC-32 that begins with a secret of Model, adapter and tenant, because it costs least.
+Only gateways have it, and send it to each other (api/prefixes.py). `MarkSealer` makes of it what others may get: a
+keyed hash (BLAKE2b). Without the key nobody can test a guess, and equal prompts of two tenants have different hashes.
 """
 
 import sys

@@ -2,6 +2,7 @@
 
 What is known without asking the engine, best first:
 
+- **held**: a gateway sent a prompt there that begins in the same way (prefixes.py);
 - **remembered**: this gateway sent the same head there before;
 - **home**: the head belongs to the replica (affinity.py), so that every gateway sends it there, and the prompt has an
   earlier answer in it or the head was seen before;
@@ -15,6 +16,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
+from shoal.core.routing.prefixes import Points
+
 MOST_HEADS: Final = 1 << 14
 MOST_PLACES: Final = 4
 """Replicas that are remembered for one head."""
@@ -23,7 +26,7 @@ _MOST_MODELS: Final = 4096
 _WEIGHT: Final = 0.05
 """Of one observation in a trust."""
 
-Kind = Literal["remembered", "home", "shared", "none"]
+Kind = Literal["held", "remembered", "home", "shared", "none"]
 
 
 class Prompt(NamedTuple):
@@ -37,6 +40,8 @@ class Prompt(NamedTuple):
     system: int | None = None
     """Hash of the system prompt alone."""
     system_tokens: int = 0
+    points: Points = ()
+    """Checksums of its beginnings (prefixes.py)."""
 
 
 class Expected(NamedTuple):
@@ -50,11 +55,14 @@ class Expected(NamedTuple):
 NOTHING: Final = Expected(0.0, 0, "none")
 
 
+_FIRST_TRUST: Final[dict[Kind, float]] = {"held": 0.9, "remembered": 0.9, "home": 0.7, "shared": 0.7, "none": 0.0}
+
+
 @dataclass(slots=True)
 class Trust:
     """How far knowledge of one Model's prompts proved right, as shares."""
 
-    of: dict[Kind, float] = field(default_factory=lambda: {"remembered": 0.9, "home": 0.7, "shared": 0.7, "none": 0.0})
+    of: dict[Kind, float] = field(default_factory=lambda: dict(_FIRST_TRUST))
     recurring: float = 0.3
     """Share of prompts whose head came before: what keeping heads together is worth."""
 

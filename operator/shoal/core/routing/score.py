@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 
 from shoal.api.replica import ReplicaKeys
 from shoal.core.lora.placement.rendezvous import digest, score
+from shoal.core.routing.prefixes import Points, PrefixIndex
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.reuse import NOTHING, Expected, Prompt, ReuseMemory
 from shoal.core.routing.speeds import NOTHING_KNOWN, Pace, Speeds
@@ -247,6 +248,7 @@ class ReplicaScores:
     def __init__(self) -> None:
         self.speeds = Speeds()
         self.reuse = ReuseMemory()
+        self.prefixes = PrefixIndex()
         self._loads: dict[str, ReplicaLoad] = {}
         self._views: dict[str, _View] = {}
         """By uid of the Model."""
@@ -264,9 +266,11 @@ class ReplicaScores:
             self.speeds.rest(uid, now)
             self._pace(replica, load)
         load.reported(keys, own, now)
+        self.prefixes.reported(uid, keys.kv_tokens_used, keys.kv_tokens_total)
         if keys.engine_boot != self._boots.get(uid):
             if uid in self._boots:
                 self.reuse.forget(uid)  # another engine, with an empty cache
+                self.prefixes.forget(uid)
             self._boots[uid] = keys.engine_boot
 
     def down(self, uid: str) -> None:
@@ -281,6 +285,7 @@ class ReplicaScores:
             self._replicas.pop(uid, None)
             self.down(uid)
             self.reuse.forget(uid)
+        self.prefixes.keep(uids)
         self.speeds.keep(uids)
 
     def pick(
@@ -295,18 +300,22 @@ class ReplicaScores:
         home: str | None = None,
         explain: bool = False,
         alone: bool = False,
+        held: Mapping[str, int] | None = None,
     ) -> Pick | None:
         """The replica with the fewest seconds; None: there is no choice, or no load is known, and another rule
         decides. `rotation`: a growing number that spreads requests over equals; `waits`: seconds for the adapter, by
         uid; `home`: uid of the adapter's home, to which the heads of its prompts belong; `explain`: with terms;
-        `alone`: a single replica has a score too."""
+        `alone`: a single replica has a score too; `held`: tokens of the prompt that replicas have, by uid,
+        in place of what is known here (prefixes.py)."""
         if len(replicas) < 2 and not (alone and replicas):
             return None
         view = self._view(replicas) if home is None else self._new_view(replicas)
         count = len(view.uids)
         if not count:
             return None
-        special, base = self._special(view, prompt, home)
+        if held is None and prompt.points:
+            held = self.prefixes.held(prompt.points)
+        special, base = self._special(view, prompt, home, held)
         start = rotation % count
         if count <= MOST_CANDIDATES:
             order: Sequence[int] = range(count) if not start else (*range(start, count), *range(start))
@@ -373,6 +382,12 @@ class ReplicaScores:
         if load is not None:
             pick.mark = load.sent(pick.at, work(prompt.tokens, pick.expected.tokens), prompt.tokens)
         self.reuse.sent(prompt, uid, self.reuse.trust(pick.replica.model_uid))
+        self.prefixes.sent(uid, prompt.points)
+
+    def told(self, uid: str, points: Points) -> None:
+        """Another gateway sent a prompt with these points to a replica. One that never reported is unknown."""
+        if uid in self._boots:
+            self.prefixes.sent(uid, points)
 
     def began(self, pick: Pick, now: float) -> None:
         """The first token of the answer came."""
@@ -437,12 +452,12 @@ class ReplicaScores:
         return view
 
     def _special(
-        self, view: _View, prompt: Prompt, home: str | None
+        self, view: _View, prompt: Prompt, home: str | None, held: Mapping[str, int] | None
     ) -> tuple[Mapping[int, tuple[Expected, float]], float]:
         """The replicas of which something is known about the prompt: what they probably have in the cache, and the
         worth of home in tokens; and what all replicas probably have."""
         head, system = prompt.head, prompt.system
-        if head is None and home is None:
+        if head is None and home is None and not held:
             return _NOTHING_SPECIAL, 0.0
         reuse, at, trust = self.reuse, view.at, self.reuse.trust(view.source[0].model_uid)
         places, systems = reuse.places(head), reuse.systems(system)
@@ -456,21 +471,20 @@ class ReplicaScores:
             base = min(prompt.tokens - 1, prompt.system_tokens) * trust.of["shared"]
         elif systems is not None:
             wanted.update([at[uid] for uid in systems if uid in at])
+        if held:
+            wanted.update([at[uid] for uid in held if uid in at])
         worth = HOME_TOKENS * trust.recurring
-        return {
-            each: (
-                reuse.expect(
-                    prompt,
-                    view.uids[each],
-                    places,
-                    trust,
-                    home=each == head_home,
-                    has_system=each == system_home or (systems is not None and view.uids[each] in systems),
-                ),
-                worth if each == head_home else 0.0,
-            )
-            for each in wanted
-        }, base
+        found: dict[int, tuple[Expected, float]] = {}
+        for each in wanted:
+            uid = view.uids[each]
+            has_system = each == system_home or (systems is not None and uid in systems)
+            expected = reuse.expect(prompt, uid, places, trust, home=each == head_home, has_system=has_system)
+            if held and (promised := min(prompt.tokens - 1, held.get(uid, 0))) > 0:
+                tokens = promised * trust.of["held"]
+                if tokens > expected.tokens:
+                    expected = Expected(tokens, promised, "held")
+            found[each] = (expected, worth if each == head_home else 0.0)
+        return found, base
 
     def _terms(
         self,

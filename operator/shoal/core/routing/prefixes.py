@@ -1,0 +1,161 @@
+"""Which beginnings of prompts each replica has in its prefix cache, by what the gateways sent there.
+
+A prompt is known by its marks (core/advice/marks.py): checksums of its beginnings, of Model, adapter and the tenant's
+space. A gateway records the marks of what it sends to a replica, and of what the other gateways say that they sent
+(api/prefixes.py). The longest mark that a replica has is what it need not compute again.
+
+Engines forget what was used longest ago, and so does the index: the marks of a replica cover as many tokens as its KV
+cache has beside what runs. No engine is asked: where an engine forgot sooner, its `cached_tokens` lower the trust in
+this knowledge (reuse.py).
+"""
+
+import sys
+from array import array
+from collections import OrderedDict
+from collections.abc import Container, Sequence
+from typing import Final
+
+from shoal.api.traffic import AFTER_ANSWER
+from shoal.core.hold.capacity import BYTES_PER_TOKEN
+
+CACHE_SHARE: Final = 0.8
+"""Of the KV cache that no running request uses. The index does not see all that engines keep, such as the end of an
+answer that nobody continues."""
+PRIOR_TOKENS: Final = 100_000
+"""What a replica is believed to keep while its report does not say it."""
+MOST_MARKS: Final = 8192
+"""Of one replica."""
+MOST_OF_ALL: Final = 1 << 17
+"""Of all replicas: 45 MiB."""
+
+Points = Sequence[int]
+"""Marks of one prompt in the order of their lengths, as numbers of 64 bits: the lower half is the checksum, the upper
+half the characters, with `AFTER_ANSWER`."""
+_AFTER: Final = AFTER_ANSWER << 32
+
+
+def points_of(marks: bytes | None) -> Points:
+    """The marks of a prompt (`core/advice/marks.py`) as points."""
+    if not marks:
+        return ()
+    if sys.byteorder == "big":
+        halves = array("I", marks)
+        return [halves[at] | halves[at + 1] << 32 for at in range(0, len(halves), 2)]
+    return array("Q", marks)
+
+
+def marks_of(points: Points) -> bytes:
+    """The other way round."""
+    if sys.byteorder == "big":
+        return array("I", [half for point in points for half in (point & 0xFFFFFFFF, point >> 32)]).tobytes()
+    return array("Q", points).tobytes()
+
+
+def tokens_of(point: int) -> int:
+    """Up to the point, estimated from characters."""
+    return (point >> 32 & AFTER_ANSWER - 1) // BYTES_PER_TOKEN
+
+
+class PrefixIndex:
+    """By uid of a replica's pod."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, OrderedDict[int, int]] = {}
+        """Points, and the tokens since the point before; the one used longest ago comes first."""
+        self._tokens: dict[str, int] = {}
+        self._most: dict[str, int] = {}
+        """Tokens that a replica keeps."""
+        self._places: dict[int, dict[str, None]] = {}
+        """Replicas by point."""
+        self._count = 0
+
+    def reported(self, uid: str, kv_used: int | None, kv_total: int | None) -> None:
+        """The replica's agent said how large the KV cache is, and how much of it running requests use."""
+        if kv_total:
+            self._most[uid] = int(CACHE_SHARE * max(0, kv_total - (kv_used or 0)))
+            if uid in self._held:
+                self._shrink(uid)
+
+    def sent(self, uid: str, points: Points) -> None:
+        """A prompt with these points was sent to the replica."""
+        if not points:
+            return
+        held = self._held.get(uid)
+        if held is None:
+            held = self._held[uid] = OrderedDict()
+            self._tokens[uid] = 0
+        places, added, last = self._places, 0, len(points) - 1
+        # The beginning is the youngest: engines forget the end of a prompt first.
+        for at in range(last, -1, -1):
+            point = points[at]
+            if point in held:
+                held.move_to_end(point)
+                continue
+            size = max(0, tokens_of(point) - (tokens_of(points[at - 1]) if at else 0))
+            held[point] = size
+            added += size
+            self._count += 1
+            there = places.get(point)
+            if there is None:
+                places[point] = {uid: None}
+            else:
+                there[uid] = None
+        if added:
+            self._tokens[uid] += added
+        self._shrink(uid)
+
+    def held(self, points: Points) -> dict[str, int]:
+        """How many tokens of a prompt each replica has, by uid. Of a replica that is absent nothing is known."""
+        found: dict[str, int] = {}
+        places, behind = self._places, 0
+        for at in range(len(points) - 1, -1, -1):
+            point = points[at]
+            there = places.get(point)
+            if there is not None:
+                tokens = behind or tokens_of(point)
+                for uid in there:
+                    if uid not in found:
+                        found[uid] = tokens
+            # The replica that has the prompt of an answer has the answer too, although no request had its checksum yet.
+            behind = tokens_of(point) if point & _AFTER else 0
+        return found
+
+    def forget(self, uid: str) -> None:
+        """The replica's cache is empty, or the replica is gone."""
+        held = self._held.pop(uid, None)
+        self._tokens.pop(uid, None)
+        self._most.pop(uid, None)
+        for point in held or ():
+            self._leave(uid, point)
+
+    def keep(self, uids: Container[str]) -> None:
+        """Forgets replicas that are gone."""
+        for uid in [uid for uid in {*self._held, *self._most} if uid not in uids]:
+            self.forget(uid)
+
+    def tokens(self, uid: str) -> int:
+        """Tokens that the points of a replica cover."""
+        return self._tokens.get(uid, 0)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _shrink(self, uid: str) -> None:
+        held, most = self._held[uid], self._most.get(uid, PRIOR_TOKENS)
+        while held and (self._tokens[uid] > most or len(held) > MOST_MARKS):
+            self._drop_oldest(uid)
+        while self._count > MOST_OF_ALL:
+            share = len(held) * len(self._held) >= self._count
+            self._drop_oldest(uid if share else max(self._held, key=lambda each: len(self._held[each])))
+
+    def _drop_oldest(self, uid: str) -> None:
+        point, size = self._held[uid].popitem(last=False)
+        self._tokens[uid] -= size
+        self._leave(uid, point)
+
+    def _leave(self, uid: str, point: int) -> None:
+        self._count -= 1
+        there = self._places[point]
+        del there[uid]
+        if not there:
+            del self._places[point]

@@ -1,0 +1,132 @@
+"""Gateways tell each other which prompts they sent where, so that a conversation finds its replica at any of them."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import aiohttp
+
+from shoal.api import names
+from shoal.api.keys import Role
+from shoal.core.advice.marks import prompt_marks
+from shoal.core.routing.prefixes import points_of
+from shoal.core.routing.reuse import Prompt
+from shoal.core.routing.score import ReplicaScores
+from shoal.gateway.prefixes import RECENT, PrefixShare
+from shoal.net.stream import ListenerIdentity
+from shoal.signals.prefixes import PrefixStreams
+from tests.support.gateway import gateway, replica
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.streams import ToldGateway, told_gateway, until
+from tests.unit.core.test_routing_score import IDLE
+from tests.unit.gateway.test_gateway_routing import IDLE as IDLE_KEYS
+from tests.unit.gateway.test_gateway_routing import LONG, ask, long_prompt
+
+PODS = [replica(n) for n in (1, 2, 3)]
+
+
+def marks(text: str) -> bytes:
+    found = prompt_marks(7, {"messages": [{"role": "user", "content": text + LONG}]})
+    assert found is not None
+    return found
+
+
+def scores() -> ReplicaScores:
+    found = ReplicaScores()
+    for pod in PODS:
+        found.reported(pod.uid, IDLE, 0, 1000.0)
+    return found
+
+
+def place(found: ReplicaScores, text: str) -> str | None:
+    """The replica of which it is known that it has the prompt."""
+    pick = found.pick(PODS, {}, Prompt(500, points=points_of(marks(text))), 1000.0)
+    assert pick is not None
+    return pick.replica.uid if pick.expected.kind == "held" else None
+
+
+@contextlib.asynccontextmanager
+async def listening(to: ToldGateway) -> AsyncGenerator[tuple[PrefixShare, ReplicaScores]]:
+    own = scores()
+    share = PrefixShare(own)
+    streams = PrefixStreams(share.heard, ListenerIdentity("gateway-2", "boot-2"))
+    streams.start()
+    streams.put(to.peer(role="gateway"))
+    taking = asyncio.create_task(share.run())
+    try:
+        await until(lambda: bool(streams.live()))
+        yield share, own
+    finally:
+        taking.cancel()
+        await asyncio.gather(taking, return_exceptions=True)
+        await streams.close()
+
+
+async def test_what_one_gateway_sent_is_known_at_the_other_and_after_its_restart() -> None:
+    async with told_gateway() as first:
+        async with listening(first) as (_, own):
+            first.prefixes.sent("pod-2", marks("one"))
+            first.prefixes.sent("pod-unknown", marks("two"))
+            first.prefixes.publish()
+            await until(lambda: place(own, "one") == "pod-2")
+            assert place(own, "two") is None
+            assert not own.prefixes.tokens("pod-unknown")
+        # A gateway that has just started is told the last prompts at once.
+        async with listening(first) as (_, own):
+            await until(lambda: place(own, "one") == "pod-2")
+            # An engine that has restarted has an empty cache.
+            own.reported("pod-2", IDLE.model_copy(update={"engine_boot": "b"}), 0, 1001.0)
+            assert place(own, "one") is None
+
+
+async def test_only_gateways_may_read_it() -> None:
+    async with told_gateway() as first, aiohttp.ClientSession() as session:
+        url = f"http://127.0.0.1:{first.port}{names.PREFIXES_PATH}"
+        roles: list[tuple[Role, int]] = [("gateway", 200), ("operator", 401)]
+        for role, status in roles:
+            async with session.get(url, headers={"authorization": f"Bearer {first.peer(role=role).key}"}) as answer:
+                assert answer.status == status
+        async with session.get(url) as answer:
+            assert answer.status == 401
+
+
+async def test_what_a_gateway_remembers_for_the_others_is_bounded() -> None:
+    share = PrefixShare(scores())
+    for number in range(3 * RECENT):
+        share.sent("pod-1", number.to_bytes(8))
+        if number % 1000 == 0:
+            share.publish()
+    share.publish()
+    with share.hub.reader() as reader:
+        full = await reader.next(1.0)
+    assert full is not None
+    assert full.count(b"=") == RECENT
+    for number in range(100_000):
+        share.heard([("pod-1", number.to_bytes(8))])
+    share.take(1_000_000)
+    assert len(share._scores.prefixes) < 10_000
+
+
+async def test_a_request_is_told_and_a_conversation_of_another_gateway_follows(tmp_path: Path) -> None:
+    one, two = ScriptedEngine(long_prompt), ScriptedEngine(long_prompt)
+    async with gateway(tmp_path, one, two, routing="Seconds", traffic_requests=0) as it:
+        told: list[tuple[str, bytes]] = []
+        it.fleet.prompt_sent = lambda uid, prompt: told.append((uid, prompt))
+        for number in (1, 2):
+            it.hear(number, **IDLE_KEYS)
+        await ask(it)
+        (first,) = told
+        assert (first[0] == "pod-1") == bool(one.requests)
+        # Conversations that another gateway sent to the replica to which this one would not.
+        assert it.fleet.scores is not None
+        for number in range(4):
+            messages = [{"role": "user", "content": f"{number} {8 * LONG}"}]
+            await ask(it, messages=messages)
+            uid, prompt = told.pop()
+            other = "pod-2" if uid == "pod-1" else "pod-1"
+            it.fleet.scores.prefixes.forget(uid)
+            it.fleet.scores.reuse.forget(uid)
+            it.fleet.scores.told(other, points_of(prompt))
+            await ask(it, messages=[*messages, {"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}])
+            assert told.pop()[0] == other
