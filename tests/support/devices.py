@@ -44,15 +44,18 @@ def resource_slice(node: str, *devices: str, generation: int = 1, part: int = 0,
             "driver": DRIVER,
             "nodeName": node,
             "pool": {"name": node, "generation": generation, "resourceSliceCount": parts},
-            "devices": [_device(name) for name in devices],
+            "devices": [_device(node, name) for name in devices],
         },
     }
 
 
-def _device(name: str) -> JsonObject:
+def _device(node: str, name: str) -> JsonObject:
     device: JsonObject = {
         "name": name.rstrip("!"),
-        "attributes": {"cudaComputeCapability": {"version": "9.0.0"}},
+        "attributes": {
+            "cudaComputeCapability": {"version": "9.0.0"},
+            "uuid": {"string": f"GPU-{node}-{name.rstrip('!')}"},
+        },
         "capacity": {"memory": {"value": "81559Mi"}},
     }
     effect = "NoExecute" if name.endswith("!!") else "NoSchedule"

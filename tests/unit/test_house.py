@@ -282,6 +282,7 @@ OTHER_WRITERS: Final = {
     "shoal.controllers.transport": {"apply SECRETS", "create SECRETS"},
     "shoal.controllers.route.externalkeys": {"apply SECRETS"},  # API keys of external targets, for gateways
     "shoal.controllers.keda.endpoints": {"apply ENDPOINTSLICES"},  # where KEDA finds the leader
+    "shoal.controllers.health": {"merge_patch NODES"},  # a label on nodes whose GPUs are out of use
     "shoal.controllers.keda.certificate": {"apply SECRETS"},  # the certificate that the leader shows KEDA
 }
 """Who else in the operator writes to the cluster, and what. Events and the Lease are written in `kube/`."""

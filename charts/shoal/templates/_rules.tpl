@@ -41,6 +41,13 @@
   verbs:
   - list
   - watch
+# label nodes whose GPUs are out of use (quarantine.shoal.dev/CLASS)
+- apiGroups:
+  - ''
+  resources:
+  - nodes
+  verbs:
+  - patch
 # count devices of GPU classes that have a `device` (DRA)
 - apiGroups:
   - resource.k8s.io
@@ -910,6 +917,13 @@
   verbs:
   - list
   - watch
+# label nodes whose GPUs are out of use (quarantine.shoal.dev/CLASS)
+- apiGroups:
+  - ''
+  resources:
+  - nodes
+  verbs:
+  - patch
 # count devices of GPU classes that have a `device` (DRA)
 - apiGroups:
   - resource.k8s.io

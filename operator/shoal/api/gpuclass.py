@@ -1,5 +1,6 @@
 """GPUClass: a kind of GPU in the fleet. Cluster-scoped; short name `gpuc`."""
 
+from datetime import datetime
 from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
@@ -235,13 +236,42 @@ class ObservedDevices(Object):
     """MIG profile, from the attribute `profile`. Each device is a part of a GPU, and a replica has one device."""
 
 
+class QuarantinedGPUs(Object):
+    """GPUs of one node that Shoal does not use, or one GPU."""
+
+    node: ObservedName
+    """Node of the GPUs."""
+    device: Annotated[str, StringConstraints(max_length=512)] | None = None
+    """The GPU: `driver/pool/device` of a DRA driver, or the device plugin's id. Absent: all GPUs of the class on the
+    node."""
+    uuid: ObservedName | None = None
+    """Attribute `uuid` of the device, by which engine pods claim other devices."""
+    state: Literal["Quarantined", "Probation"]
+    """Quarantined: no replica is placed there. Probation: replicas are, and the first one is tested."""
+    reason: Annotated[str, StringConstraints(max_length=128)]
+    """Reason as one CamelCase word: the signal, or CordonedByPerson."""
+    message: Annotated[str, StringConstraints(max_length=512)]
+    """The signal in its own words, or what the person wrote."""
+    by: Literal["Shoal", "Person"]
+    """Who decided it."""
+    since: datetime
+    """Begin."""
+    until: datetime | None = None
+    """Time after which it ends, in probation first. Absent: not while the signal lasts, or not before a person says
+    so."""
+    times: Annotated[int, Field(ge=1, le=16)]
+    """How often in a row. Each time it lasts twice as long."""
+    model: Annotated[str, StringConstraints(max_length=320)] | None = None
+    """Model whose replicas alone say that the GPU is not healthy."""
+
+
 class GPUClassStatus(Object):
     """Observed state of the class."""
 
     conditions: Conditions = ()
     """Conditions of the class. Ready says whether the class has nodes: NodesFound, NoNodes, LabelsDisagree, Overlaps,
     Invalid; of a class with `device` also DRAUnavailable, DeviceClassNotFound, SelectorInvalid, NoDevices,
-    MemoryUnknown."""
+    MemoryUnknown. GPUsHealthy is there while GPUs are not: GPUsQuarantined, QuarantineWithheld, CordonInvalid."""
     observed_generation: Count | None = None
     """Generation of the spec that this status describes."""
     nodes: Count | None = None
@@ -254,6 +284,8 @@ class GPUClassStatus(Object):
     """GPUs of the largest node: the upper limit for the size of a replica."""
     devices: ObservedDevices | None = None
     """Of a class with `device`: what its devices say of themselves."""
+    quarantined: Annotated[tuple[QuarantinedGPUs, ...], Field(max_length=64), K8s(list_type="atomic")] = ()
+    """GPUs that Shoal does not use, because they are not healthy or because a person said so."""
 
 
 def devices_of(gpu_class: str) -> str:

@@ -21,6 +21,9 @@ LABEL_MODEL_UID: Final = f"{GROUP}/model-uid"
 LABEL_GPU_CLASS: Final = f"{GROUP}/gpu-class"
 LABEL_POOL: Final = f"{GROUP}/lora-pool"
 """Name of the LoRAPool, on the Jobs that read its adapters' metadata."""
+QUARANTINE_PREFIX: Final = f"quarantine.{GROUP}/"
+"""On nodes: the GPUs of the GPUClass whose name follows are out of use there. Engine pods of the class avoid the node;
+other pods do not. The value is the reason."""
 COMPONENT_ENGINE: Final = "engine"
 COMPONENT_GATEWAY: Final = "gateway"
 COMPONENT_OPERATOR: Final = "operator"
@@ -59,6 +62,12 @@ ANNOTATION_CERTIFICATE: Final = f"{GROUP}/certificate"
 have to read the private key."""
 ANNOTATION_DEVICES: Final = f"{GROUP}/devices"
 """On engine pods of a GPUClass with `device`: how many devices the pod claims."""
+
+ANNOTATION_CORDON: Final = f"{GROUP}/cordon"
+"""On a GPUClass: GPUs and nodes that a person took out of use (`kubectl shoal cordon`), as `core/health/requests.py` of
+the operator has it."""
+ANNOTATION_UNCORDON: Final = f"{GROUP}/uncordon"
+"""On a GPUClass: those that a person put back into use."""
 
 ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 """Of Kubernetes: when a Deployment scales down, the pods with the lowest cost are deleted first."""

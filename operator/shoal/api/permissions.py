@@ -56,6 +56,7 @@ OPERATOR: Final = (
         ("update",),
     ),
     Permission("count free GPUs, and find out why a replica does not start", "", ("nodes", "pods"), FOLLOW),
+    Permission("label nodes whose GPUs are out of use (quarantine.shoal.dev/CLASS)", "", ("nodes",), ("patch",)),
     Permission(
         "count devices of GPU classes that have a `device` (DRA)",
         "resource.k8s.io",

@@ -49,6 +49,17 @@ NO_DEVICES: Final = "NoDevices"
 MEMORY_UNKNOWN: Final = "MemoryUnknown"
 """Neither the devices nor the class say how much memory a GPU has."""
 
+GPUS_HEALTHY: Final = "GPUsHealthy"
+"""Condition of a GPUClass, present while GPUs of it are out of use or should be."""
+GPUS_QUARANTINED: Final = "GPUsQuarantined"
+"""GPUs are out of use: they are not healthy, or a person said so."""
+QUARANTINE_WITHHELD: Final = "QuarantineWithheld"
+"""GPUs that are not healthy stay in use: they are the last ones, or too many are out of use already."""
+CORDON_INVALID: Final = "CordonInvalid"
+"""An annotation of `shoal cordon` cannot be read, or names what the class does not have."""
+QUARANTINE_ENDED: Final = "QuarantineEnded"
+"""Reason of an event: GPUs are in use again."""
+
 # --- Model: Accepted ------------------------------------------------------------------------------------------------
 VALID: Final = "Valid"
 CLASS_NOT_FOUND: Final = "ClassNotFound"

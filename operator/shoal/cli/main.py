@@ -40,6 +40,8 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
         "shoal.cli.why:command",
         "Explain what is wrong with a Model, adapter, tenant, pod or node: layer, cause, what to do.",
     ),
+    "cordon": ("shoal.cli.cordon.command:cordon", "Take GPUs or a node's GPUs out of Shoal's use."),
+    "uncordon": ("shoal.cli.cordon.command:uncordon", "Put them back into use, whatever signals say."),
     "doctor": (
         "shoal.cli.doctor:command",
         "Check a whole installation: permissions, kinds, certificates, clocks, classes.",

@@ -1,14 +1,17 @@
 """GPU counts kept up to date event by event: no reconcile walks over all pods of a cluster."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from shoal.api.gpuclass import GPUClass
 from shoal.controllers.devices import FleetDevices
 from shoal.controllers.world import World
 from shoal.core import candidates, facts
 from shoal.core.gpus import Usage, held_by_node, usage
+from shoal.core.health import Unit
 from shoal.core.placement import ClassSupply
 from shoal.core.sizing import GPU
+from shoal.core.status.healthstatus import out_of_use
 
 Held = dict[tuple[str, str], int]
 """(node, resource) -> GPUs."""
@@ -27,10 +30,22 @@ class FleetGPUs:
         self._revision = 0
         self._slots: tuple[tuple[int, int], dict[tuple[str, int], int]] = ((-1, -1), {})
         self._members: tuple[tuple[int, int, int], dict[str, tuple[facts.Node, ...]]] | None = None
+        self._in_use: tuple[Mapping[str, tuple[facts.Node, ...]], Mapping[str, tuple[facts.Node, ...]]] | None = None
         self.changed: list[Callable[[], None]] = []
 
     def members(self) -> Mapping[str, tuple[facts.Node, ...]]:
-        """class -> its nodes; a node that several classes select counts for the first by name."""
+        """class -> its nodes; a node that several classes select counts for the first by name. A node whose GPUs are
+        out of use takes no pods, and one of whose GPUs some are out of use offers as many fewer."""
+        found = self.all_members()
+        if self._in_use is None or self._in_use[0] is not found:
+            accepted = self._world.accepted_classes()
+            out = {name: units for name in found if (c := accepted.get(name)) and (units := out_of_use(c))}
+            left = {name: _without(found[name], accepted[name], units) for name, units in out.items()}
+            self._in_use = (found, {**found, **left})
+        return self._in_use[1]
+
+    def all_members(self) -> Mapping[str, tuple[facts.Node, ...]]:
+        """class -> its nodes, whether or not their GPUs are out of use."""
         world = self._world
         with_devices = self.devices.used
         now = (world.nodes.revision, world.classes.revision, self._revision if with_devices else 0)
@@ -109,6 +124,8 @@ class FleetGPUs:
         had = held_by_node([before]) if before is not None else {}
         has = held_by_node([after]) if after is not None else {}
         going = before is not None and before.deleting, after is not None and after.deleting
+        if (before.devices if before else ()) != (after.devices if after else ()):
+            self._notify()  # a kubelet says something else of their health
         if had == has and going[0] == going[1]:
             return
         for amounts, sign, releases in ((had, -1, going[0]), (has, 1, going[1])):
@@ -123,6 +140,28 @@ class FleetGPUs:
         self._revision += 1
         for listener in self.changed:
             listener()
+
+
+def _without(members: tuple[facts.Node, ...], gpu_class: GPUClass, out: frozenset[Unit]) -> tuple[facts.Node, ...]:
+    single: dict[str, int] = {}
+    for unit in out:
+        if unit.device and gpu_class.spec.device is None:  # single devices of a driver are left out where they count
+            single[unit.node] = single.get(unit.node, 0) + 1
+    whole = {unit.node for unit in out if not unit.device}
+    return tuple(
+        replace(node, unschedulable=True)
+        if node.name in whole
+        else _fewer(node, gpu_class.resource, single.get(node.name, 0))
+        for node in members
+    )
+
+
+def _fewer(node: facts.Node, resource: str, single: int) -> facts.Node:
+    # A device plugin that knows of an unhealthy GPU does not offer it already.
+    most = max(0, node.capacity.get(resource, 0) - single)
+    if not single or node.allocatable.get(resource, 0) <= most:
+        return node
+    return replace(node, allocatable={**node.allocatable, resource: most})
 
 
 def _add(held: Held, place: tuple[str, str], amount: int) -> None:

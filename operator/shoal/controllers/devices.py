@@ -17,6 +17,7 @@ from shoal.core.devices import (
     match,
     offered,
 )
+from shoal.core.status.healthstatus import out_of_use
 from shoal.kube.optional import OptionalKind, OptionalKinds
 from shoal.kube.resources import DEVICECLASSES, RESOURCECLAIMS, RESOURCECLAIMTEMPLATES, RESOURCESLICES
 
@@ -74,7 +75,8 @@ class FleetDevices:
         its slices away and publishes them again.
         """
         world = self._world
-        now = (*self._revisions(), world.resource_claims.revision, revision)
+        out = self._out_of_use()
+        now = (*self._revisions(), world.resource_claims.revision, revision, *sorted(out.items()))
         if self._offers is not None and self._offers[0] == now:
             return self._offers[1]
         pools, classes, _ = self._matched()
@@ -82,7 +84,8 @@ class FleetDevices:
         found: dict[str, dict[str, tuple[int, int]]] = {name: {} for name in classes}
         others: dict[tuple[str, str], int] = {}
         for name, devices in classes.items():
-            for node, count in offered(devices, pools, allocated, own.get(name, frozenset())).items():
+            counts = offered(devices, pools, allocated, own.get(name, set()), out.get(name, frozenset()))
+            for node, count in counts.items():
                 found[name][node] = (count.capacity, count.offered + count.taken)
                 if count.taken:
                     others[node, devices_of(name)] = count.taken
@@ -94,6 +97,12 @@ class FleetDevices:
                 found[name][node] = (max(capacity, least), max(offer, least))
         self._offers = (now, (found, others))
         return found, others
+
+    def _out_of_use(self) -> dict[str, frozenset[str]]:
+        """Class -> names of its devices on which nothing is placed."""
+        accepted = self._world.accepted_classes()
+        units = {name: out_of_use(c) for name, c in accepted.items() if c.spec.device is not None}
+        return {name: frozenset(unit.device for unit in out if unit.device) for name, out in units.items() if out}
 
     def _revisions(self) -> _Revisions:
         """Of what decides which devices a class has. Of classes not the table's, which grows with each status."""

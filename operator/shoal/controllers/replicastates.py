@@ -6,17 +6,34 @@ from dataclasses import replace
 from shoal.controllers.reservations import Reservations
 from shoal.controllers.world import World
 from shoal.core import facts
+from shoal.core.health import Unit
 from shoal.core.placement import Held, ReplicaState
+from shoal.core.placement.types import BROKEN
 from shoal.core.podquota import refusal
-
-BROKEN = " (broken GPU)"
-"""Stands behind the node's name for pods that hold a device which the kubelet calls unhealthy: no class has such a
-node, so these pods count as stranded, and are replaced."""
+from shoal.core.status.healthstatus import out_of_use
 
 
-def place(pod: facts.Pod) -> str | None:
+def place(world: World, pod: facts.Pod) -> str | None:
     """Where the planner sees the pod."""
-    return f"{pod.node}{BROKEN}" if pod.node and pod.broken_device else pod.node
+    return f"{pod.node}{BROKEN}" if pod.node and is_sick(world, pod) else pod.node
+
+
+def is_sick(world: World, pod: facts.Pod) -> bool:
+    """Whether a replica holds a GPU that its kubelet calls unhealthy, or that is out of use. One on a node that is out
+    of use as a whole is on no node of its class already."""
+    if pod.broken_device:
+        return True
+    custom = world.classes.get(pod.gpu_class or "")
+    if custom is None or custom.object is None or pod.node is None:
+        return False
+    out = out_of_use(custom.object)
+    return bool(out) and any(Unit(pod.node, device) in out for device in held_devices(world, pod))
+
+
+def held_devices(world: World, pod: facts.Pod) -> frozenset[str]:
+    """Names of the devices that a pod holds, as far as its kubelet or its claims say."""
+    claimed = (str(device) for claim in world.resource_claims.by("pod", pod.uid) for device in claim.devices)
+    return frozenset((*(device.id for device in pod.devices), *claimed))
 
 
 def observe(world: World, model_uid: str, reservations: Reservations) -> dict[str, ReplicaState]:
@@ -26,14 +43,14 @@ def observe(world: World, model_uid: str, reservations: Reservations) -> dict[st
         if pod.gpu_class and not pod.finished:
             pods.setdefault(pod.gpu_class, []).append(pod)
     found = {
-        d.gpu_class: _replica_state(d, pods.pop(d.gpu_class, []))
+        d.gpu_class: _replica_state(world, d, pods.pop(d.gpu_class, []))
         for c in world.deployments_of(model_uid)
         if (d := c.deployment) is not None and not d.deleting
     }
     for name, left in pods.items():
         # Their Deployment is deleted, so these pods will be deleted too, and hold their GPUs until the garbage
         # collector deletes them. Counted as replicas they would recreate the Deployment, again and again.
-        going = {node: Held(0, 0, held.pods + held.terminating) for node, held in _on(left).items()}
+        going = {node: Held(0, 0, held.pods + held.terminating) for node, held in _on(world, left).items()}
         found[name] = ReplicaState(0, max(_gpus(p) for p in left), going, pods=0)
     # The number that was sent to KEDA counts: its HPA may write it at any moment, and a plan that did not count it
     # would give the same GPUs away.
@@ -57,12 +74,12 @@ def observe(world: World, model_uid: str, reservations: Reservations) -> dict[st
     return found
 
 
-def _replica_state(deployment: facts.Deployment, pods: list[facts.Pod]) -> ReplicaState:
+def _replica_state(world: World, deployment: facts.Deployment, pods: list[facts.Pod]) -> ReplicaState:
     alive = sum(not p.deleting for p in pods)
     return ReplicaState(
         replicas=deployment.replicas,
         gpus=deployment.gpus_per_replica,
-        by_node=_on(pods),
+        by_node=_on(world, pods),
         pods=alive,
         # Refused pods do not exist: they are what the Deployment lacks.
         gated=sum(p.gated and not p.deleting for p in pods)
@@ -71,10 +88,10 @@ def _replica_state(deployment: facts.Deployment, pods: list[facts.Pod]) -> Repli
     )
 
 
-def _on(pods: Iterable[facts.Pod]) -> dict[str, Held]:
+def _on(world: World, pods: Iterable[facts.Pod]) -> dict[str, Held]:
     counted: dict[str, list[int]] = {}
     for pod in pods:
-        where = place(pod)
+        where = place(world, pod)
         if where is None:
             continue
         count = counted.setdefault(where, [0, 0, 0])

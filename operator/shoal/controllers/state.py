@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
 
-from shoal.api.gpuclass import GPUClass
+from shoal.api.gpuclass import GPUClass, QuarantinedGPUs
 from shoal.api.model import Model
 from shoal.controllers.capacity import FleetGPUs
 from shoal.controllers.placementrequest import PlacementDecision, PlacementRequest
@@ -22,6 +22,7 @@ from shoal.controllers.reservations import Reservation, Reservations
 from shoal.controllers.world import World
 from shoal.core import facts
 from shoal.core.candidates import Considered
+from shoal.core.devices import Claim
 from shoal.core.fleet import FleetModel, FleetPlan
 from shoal.core.lora.pool import same_engines
 from shoal.core.placement import ClassSupply, Placement, ReplicaState
@@ -227,7 +228,17 @@ class FleetState:
         if after is not None and (after.metadata.deletion_timestamp is not None or after.object is None):
             self.withdraw(after.metadata.uid)
 
+    def on_claim(self, _key: str, before: Claim | None, after: Claim | None) -> None:
+        """The devices that a replica has may say that it is to be replaced."""
+        for claim in (before, after):
+            for name, _ in claim.pods if claim is not None else ():
+                pod = self._world.pods.get(f"{claim.namespace}/{name}") if claim is not None else None
+                self.refresh(pod.model_uid if pod is not None else None)
+
     def on_class(self, _key: str, before: Custom[GPUClass] | None, after: Custom[GPUClass] | None) -> None:
+        if _quarantined(before) != _quarantined(after):
+            for record in self._records.values():
+                record.replica_states = None
         self.replan()
 
     # --- what Models ask of the plan --------------------------------------------------------------------------------
@@ -391,6 +402,11 @@ class FleetState:
                     if more > 0:
                         found[v.gpu_class] = found.get(v.gpu_class, 0) + more * v.gpus
         return found
+
+
+def _quarantined(custom: Custom[GPUClass] | None) -> tuple[QuarantinedGPUs, ...]:
+    found = custom.object if custom is not None else None
+    return found.status.quarantined if found is not None and found.status is not None else ()
 
 
 def _stored_kv_tokens(model: Model) -> dict[str, int]:

@@ -21,6 +21,7 @@ _EVENT_CONDITIONS = (
     reasons.LOGGING_READY,
     reasons.BUDGET_READY,
     reasons.ADAPTERS_READY,
+    reasons.GPUS_HEALTHY,
 )
 """Conditions whose changes are events; Available goes with Ready."""
 _WARNING_REASONS = (
@@ -50,6 +51,7 @@ _QUIET_REASONS = (
     reasons.SWITCHING,
     reasons.ROLLING,
     reasons.PRICES_UNKNOWN,
+    reasons.GPUS_QUARANTINED,  # an event per GPU says it
 )
 """On the way to being ready: the condition tells it, an event would only be one more write. The scaler tells of its
 decisions itself."""

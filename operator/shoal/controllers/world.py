@@ -86,6 +86,10 @@ def _process(pod: facts.Pod) -> Iterable[str]:
     return (pod.namespace,) if pod.process else ()
 
 
+def _claiming_pods(claim: Claim) -> Iterable[str]:
+    return [uid for _, uid in claim.pods]
+
+
 def _source(custom: Custom[Model]) -> Iterable[str]:
     return (f"{custom.metadata.namespace}/{source_key(custom.object)}",) if custom.object else ()
 
@@ -195,7 +199,9 @@ class World:
     """Of Deployments: KEDA's, and anybody's. Only once KEDA is installed and a Model is driven by it."""
 
     resource_slices: Table[Slice] = field(default_factory=lambda: Table(deviceviews.resource_slice))
-    resource_claims: Table[Claim] = field(default_factory=lambda: Table(deviceviews.resource_claim))
+    resource_claims: Table[Claim] = field(
+        default_factory=lambda: Table(deviceviews.resource_claim, indexes={"pod": _claiming_pods})
+    )
     device_classes: Table[DeviceClass] = field(default_factory=lambda: Table(deviceviews.device_class))
     claim_templates: Table[Child] = field(default_factory=lambda: _children(projections.child))
     """ResourceClaimTemplates of Models. The three before: only once a GPUClass has a `device`."""

@@ -13,6 +13,16 @@ class Taint:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeCondition:
+    """A condition of a node that its kubelet does not write itself."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     name: str
     labels: Mapping[str, str]
@@ -23,6 +33,18 @@ class Node:
     capacity: Mapping[str, int]
     """Extended resources only (names with a slash), such as nvidia.com/gpu."""
     allocatable: Mapping[str, int]
+    conditions: tuple[NodeCondition, ...] = ()
+    """What problem detectors and monitors say."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldDevice:
+    """A device that a pod holds, as its kubelet reports it."""
+
+    id: str
+    """`driver/pool/device` of a DRA driver, or the device plugin's id."""
+    healthy: bool
+    """False: the kubelet says that it is not. A kubelet that does not know says nothing bad."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +101,8 @@ class Pod:
     ip: str | None = None
     ready_since: datetime | None = None
     """When it last turned Ready; None while it is not."""
-    broken_device: bool = False
-    """The kubelet says of a device that the pod holds that it is not healthy."""
+    devices: tuple[HeldDevice, ...] = ()
+    """Devices of the engine, from kubelets that report them."""
     cache_claim: str | None = None
     """The claim of the node cache that it mounts."""
     deletion_cost: int = 0
@@ -108,6 +130,11 @@ class Pod:
     def gated(self) -> bool:
         """A controller holds it back before the scheduler sees it."""
         return bool(self.gates) and self.node is None
+
+    @property
+    def broken_device(self) -> bool:
+        """The kubelet says of a device that the pod holds that it is not healthy."""
+        return any(not device.healthy for device in self.devices)
 
     def container(self, name: str) -> Container | None:
         return next((c for c in self.containers if c.name == name), None)

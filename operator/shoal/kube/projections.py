@@ -1,9 +1,10 @@
 """From raw objects to what decisions know: small enough that a large cluster fits into memory."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import Any, Final, Generic, TypeVar, cast
 
 import orjson
@@ -32,6 +33,13 @@ MOST_DEVICES: Final = 4096
 """Of one resource on one node, also where each GPU is shared by many: placement has tables of that size."""
 _MOST_GATES: Final = 16
 _MOST_OWNERS: Final = 64
+_OF_KUBELETS: Final = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
+_MOST_CONDITIONS: Final = 64
+_MOST_HELD: Final = 64
+"""Devices of one pod that are read."""
+_LONGEST_NAME: Final = 253
+_LONGEST_DEVICE: Final = 512
+_LONGEST_SAYING: Final = 512
 _NEVER_COMPARED: Final = ("managedFields", "resourceVersion", "generation")
 
 
@@ -97,7 +105,20 @@ def node(raw: JsonObject) -> facts.Node:
         ),
         capacity=_devices(status.get("capacity")),
         allocatable=_devices(status.get("allocatable")),
+        conditions=tuple(_node_conditions(status)),
     )
+
+
+def _node_conditions(status: JsonObject) -> Iterator[facts.NodeCondition]:
+    """Without the kubelet's own, and without the times of heartbeats, which would make every one of them a change."""
+    others = (c for c in _seq(status, "conditions") if c.get("type") not in _OF_KUBELETS)
+    for each in islice(others, _MOST_CONDITIONS):
+        yield facts.NodeCondition(
+            str(each.get("type"))[:_LONGEST_NAME],
+            str(each.get("status"))[:_LONGEST_NAME],
+            str(each.get("reason", ""))[:_LONGEST_NAME],
+            str(each.get("message", ""))[:_LONGEST_SAYING],
+        )
 
 
 def pod(raw: JsonObject) -> facts.Pod | None:
@@ -151,7 +172,7 @@ def pod(raw: JsonObject) -> facts.Pod | None:
         ),
         ip=status.get("podIP"),
         ready_since=_time(_condition(status, "Ready").get("lastTransitionTime")) if base.ready else None,
-        broken_device=any(_holds_broken_device(c) for c in _seq(status, "containerStatuses")),
+        devices=tuple(_held_devices(_seq(status, "containerStatuses"))),
         deletion_cost=_cost(_map(metadata, "annotations").get(names.ANNOTATION_DELETION_COST)),
         job=job,
         cache_claim=_cache_claim(spec),
@@ -371,13 +392,16 @@ def _cost(text: str | None) -> int:
         return 0
 
 
-def _holds_broken_device(status: JsonObject) -> bool:
+def _held_devices(containers: Iterable[JsonObject]) -> Iterator[facts.HeldDevice]:
     """Kubelets with the feature ResourceHealthStatus say it."""
-    return any(
-        device.get("health") == "Unhealthy"
-        for resource in _seq(status, "allocatedResourcesStatus")
+    listed = (
+        device
+        for container in containers
+        for resource in _seq(container, "allocatedResourcesStatus")
         for device in _seq(resource, "resources")
     )
+    for each in islice(listed, _MOST_HELD):
+        yield facts.HeldDevice(str(each.get("resourceID", ""))[:_LONGEST_DEVICE], each.get("health") != "Unhealthy")
 
 
 def _time(text: str | None) -> datetime | None:

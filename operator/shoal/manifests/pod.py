@@ -161,10 +161,13 @@ def _scheduling(shape: VariantShape) -> JsonObject:
         {"key": key, "operator": "In", "values": [label]}
         for key, label in sorted(shape.gpu_class.spec.node_selector.items())
     ]
-    affinity: JsonObject = {}
-    if expressions:
-        terms = [{"matchExpressions": expressions}]
-        affinity["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    # Always the same, so that a node that is taken out of use rolls no Deployment.
+    quarantined = f"{names.QUARANTINE_PREFIX}{shape.gpu_class.metadata.name}"
+    expressions.append({"key": quarantined, "operator": "DoesNotExist"})
+    terms = [{"matchExpressions": expressions}]
+    affinity: JsonObject = {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    }
     if prefers.near is not None:
         term = {
             "labelSelector": {"matchLabels": dict(prefers.near.labels)},

@@ -309,6 +309,7 @@ class OperatorProcess:
 
     async def _lead(self) -> None:
         self.driver.begin()
+        self.classes.health.begin_term()
         self._compare_all()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.install.run())

@@ -12,6 +12,8 @@ import yaml
 from shoal.api import names, permissions
 from shoal.api.config import Cache
 from shoal.api.meta import JsonObject
+from shoal.core.health import Unit
+from shoal.core.health.requests import CordonRequest, write
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import NotFound
 from shoal.kube.resources import (
@@ -19,9 +21,11 @@ from shoal.kube.resources import (
     DEVICECLASSES,
     ENDPOINTSLICES,
     EVENTS,
+    GPUCLASSES,
     LEASES,
     MODEL_ROUTES,
     MODELS,
+    NODES,
     PERSISTENTVOLUMECLAIMS,
     PERSISTENTVOLUMES,
     PODS,
@@ -154,6 +158,13 @@ async def test_the_charts_role_is_enough_and_not_more(fleet: Fleet, tmp_path: Pa
         await eventually(
             lambda: fleet.all(DEPLOYMENTS, namespace=ns),
             lambda all_: [d["metadata"]["name"] for d in all_] == ["chat-h100"],
+        )
+        # A node whose GPUs a person takes out of use.
+        taken = write([CordonRequest(Unit("l4-0"), datetime.now(UTC))])
+        body = {"metadata": {"annotations": {names.ANNOTATION_CORDON: taken}}}
+        await client.merge_patch(GPUCLASSES, "l4", None, body, manager="test")
+        await eventually(
+            lambda: client.get(NODES, "l4-0"), lambda node: f"{names.QUARANTINE_PREFIX}l4" in node["metadata"]["labels"]
         )
         # GPUs that are devices; with another selector the old ResourceClaimTemplate goes.
         await client.apply(DEVICECLASSES, device_class(), manager="test")

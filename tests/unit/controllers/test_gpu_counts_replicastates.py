@@ -6,14 +6,14 @@ import pytest
 
 from shoal.api.meta import GROUP
 from shoal.controllers.children.replicas import GOES_FIRST, deletion_costs
-from shoal.controllers.replicastates import BROKEN
 from shoal.controllers.reservations import Reservation
 from shoal.controllers.state import FleetState
 from shoal.controllers.world import World
-from shoal.core.facts import Deployment, Pod
+from shoal.core.facts import Deployment, HeldDevice, Pod
 from shoal.core.keda import ScaledObject
 from shoal.core.ownership import Link, Owner
 from shoal.core.placement import Held, ReplicaState
+from shoal.core.placement.types import BROKEN
 from shoal.kube.projections import Child
 from shoal.kube.store import Table
 from tests.support.operators import CONFIG
@@ -72,7 +72,9 @@ def test_pods_stand_where_they_are_bound_and_terminating_ones_hold_their_gpus() 
 
 
 def test_a_pod_with_a_broken_device_is_on_no_node_of_the_class() -> None:
-    found = fleet_state(pod("a", "n1", broken_device=True), deployments=(deployment(1),)).replica_states("u")
+    found = fleet_state(
+        pod("a", "n1", devices=(HeldDevice("GPU-7", healthy=False),)), deployments=(deployment(1),)
+    ).replica_states("u")
     assert dict(found["l4"].by_node) == {f"n1{BROKEN}": Held(1, 1)}
 
 

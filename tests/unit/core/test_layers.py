@@ -20,7 +20,7 @@ from shoal.core.layers.refusals import REFUSALS
 SOURCES = Path(__file__).parents[3] / "operator" / "shoal"
 CONDITION_TYPES = {
     "ACCEPTED", "PLACED", "AVAILABLE", "READY", "RECONCILING", "STALLED", "LOGGING_READY", "BUDGET_READY",
-    "ADAPTERS_READY", "SCALING_ACTIVE",
+    "ADAPTERS_READY", "SCALING_ACTIVE", "GPUS_HEALTHY",
 }  # fmt: skip
 CODE_ARGUMENT = {"ApiError": 2, "unavailable": 1, "unauthorized": 2, "FieldProblem": 2, "wrong": 2}
 """Functions that make a refusal -> the place of its code."""

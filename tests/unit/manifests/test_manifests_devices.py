@@ -38,7 +38,9 @@ def test_the_engine_claims_its_devices_and_no_other_container_does() -> None:
     assert asked[names.CONTAINER_ENGINE]["claims"] == [{"name": "gpus"}]
     named = {resource for of in asked.values() for part in ("requests", "limits") for resource in of.get(part, {})}
     assert not any("/" in resource for resource in named), "no extended resource beside the claim"
-    assert "affinity" not in spec or "nodeAffinity" not in spec["affinity"], "the claim chooses the node"
+    [term] = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    only = {"key": "quarantine.shoal.dev/l4", "operator": "DoesNotExist"}
+    assert term == {"matchExpressions": [only]}, "the claim chooses among the nodes whose GPUs are in use"
     assert engine_requests(made["metadata"], spec) == {devices_of("l4"): 2}
 
 

@@ -1,6 +1,7 @@
 """`replicas` of Deployments, through `/scale`, and the deletion cost of pods that go first."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final
 
 import structlog
@@ -40,7 +41,8 @@ class ScaleWriter:
         if not plan.replicas:
             return
         pods = [p for p in self._world.pods.by("model", model.metadata.uid) if p.gpu_class == plan.gpu_class]
-        for pod, cost in deletion_costs(pods, dict(plan.leaving), dict(plan.forced), self._loads):
+        where = partial(place, self._world)
+        for pod, cost in deletion_costs(pods, dict(plan.leaving), dict(plan.forced), self._loads, where):
             await self._mark(pod, cost)
 
     async def scale(self, model: Model, gpu_class: str, target: Callable[[], int]) -> int:
@@ -96,24 +98,25 @@ def deletion_costs(
     leaving: Mapping[str, int],
     forced: Mapping[str, int],
     loads: Loads = lambda _uid: None,
+    where: Callable[[facts.Pod], str | None] = lambda pod: pod.node,
 ) -> list[tuple[facts.Pod, int]]:
     """The pods whose deletion cost has to change: so many as `leaving` says (node -> pods) go first, of each node at
-    least `forced`. The order: pods that do not serve, pods that are marked already, then the cheapest loss (fewest
-    requests, least in the cache). A pod that was marked and is to stay loses its mark."""
+    least `forced`. `where`: the place of a pod. The order: pods that do not serve, pods that are marked already, then
+    the cheapest loss (fewest requests, least in the cache). A pod that was marked and is to stay loses its mark."""
     here = [p for p in pods if not p.deleting and not p.finished]
     must, spare = dict(forced), sum(leaving.values()) - sum(forced.values())
     chosen: set[str] = set()
 
     def order(pod: facts.Pod) -> tuple[bool, bool, int, int, bool, str]:
         running, cached = _loss(loads(pod.uid))
-        stays = not leaving.get(place(pod) or "")
+        stays = not leaving.get(where(pod) or "")
         return (pod.ready, pod.deletion_cost != GOES_FIRST, running, cached, stays, pod.name)
 
     ordered = sorted(here, key=order)
     for pod in ordered:
-        where = place(pod) or ""
-        if must.get(where, 0) > 0:
-            must[where] -= 1
+        placed = where(pod) or ""
+        if must.get(placed, 0) > 0:
+            must[placed] -= 1
             chosen.add(pod.uid)
     for pod in ordered:
         # A pod that no node holds goes before all others by itself, and was not counted among those that leave.

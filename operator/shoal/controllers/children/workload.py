@@ -113,6 +113,12 @@ class WorkloadWriter:
         """The ResourceClaimTemplate of a class whose GPUs are devices. Raises NameTaken."""
         wanted = devices.claim_template(shape)
         if wanted is not None:
+            metadata, table = wanted["metadata"], self._world.claim_templates
+            live = table.get(f"{metadata['namespace']}/{metadata['name']}")
+            ours = live is not None and live.model_uid == shape.model.metadata.uid
+            if live is not None and ours and devices.selectors(live.decode()) != devices.selectors(wanted):
+                # Other devices are out of use than before. Pods that are made meanwhile wait for the new template.
+                await self._children.delete(RESOURCECLAIMTEMPLATES, table, live)
             await self._children.ensure(RESOURCECLAIMTEMPLATES, self._world.claim_templates, shape.model, wanted)
 
     async def drop_old_claims(self, model: Model) -> None:

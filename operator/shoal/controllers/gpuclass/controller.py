@@ -7,10 +7,11 @@ from shoal.api import names, reasons
 from shoal.api.gpuclass import GPUClass, GPUClassStatus
 from shoal.controllers.calibration import Calibration
 from shoal.controllers.capacity import FleetGPUs
+from shoal.controllers.health import ClassHealth, FleetHealth
 from shoal.controllers.isolation import isolated, stored
 from shoal.controllers.status import write_status
 from shoal.controllers.world import World
-from shoal.core.status import devicestatus, gpuclassstatus
+from shoal.core.status import devicestatus, gpuclassstatus, healthstatus
 from shoal.core.status.conditions import ConditionUpdate, merge
 from shoal.kube.optional import OptionalKinds
 from shoal.kube.projections import Custom
@@ -30,9 +31,13 @@ class GPUClassController:
         """`dra`: the kinds of dynamic resource allocation, which are needed once a class has a `device`."""
         self._world, self._capacity, self._calibration, self.queue = world, capacity, calibration, queue
         self._dra = dra
+        self.health = FleetHealth(world, capacity)
         self._waits_since: float | None = None
 
     def on_class(self, key: str, before: Custom[GPUClass] | None, after: Custom[GPUClass] | None) -> None:
+        if before is not None and after is None:
+            self.queue.add(key)  # its labels on nodes go
+            self.health.forget({c.metadata.uid for c in self._world.classes.values()})
         if after is not None:
             self.queue.add(key)
             if after.object is not None and after.object.spec.device is not None:
@@ -54,15 +59,18 @@ class GPUClassController:
             self.queue.add(key)
 
     async def reconcile(self, key: str) -> float | None:
-        """Returns None: nothing is looked at again without a reason, but for devices that are not listed yet."""
+        """Returns seconds after which it is looked at again without a reason: devices that are not listed yet, signals
+        that have not lasted yet, quarantines that end."""
         world = self._world
         return await isolated(world, GPUCLASSES, world.classes, key, self._reconcile, manager=names.MANAGER_GPUCLASS)
 
     async def _reconcile(self, key: str) -> float | None:
         custom = self._world.classes.get(key)
         if custom is None or custom.metadata.deletion_timestamp is not None:
+            await self.health.label(key, None)
             return None
         now = self._world.now()
+        found: ClassHealth | None = None
         if custom.object is None:
             message = f"what is stored does not pass this version's validation: {custom.error}"
             finding = ConditionUpdate(reasons.READY, "False", reasons.INVALID, message)
@@ -77,6 +85,7 @@ class GPUClassController:
             if unavailable is not None and unavailable.reason == reasons.PENDING and not self._waited():
                 return RETRY_SECONDS
             devices = self._capacity.devices
+            found = self.health.decide(gpu_class)
             status = gpuclassstatus.status(
                 gpu_class,
                 self._capacity.usage(gpu_class),
@@ -87,10 +96,15 @@ class GPUClassController:
                 devices=devices.classes().get(name) if gpu_class.spec.device is not None else None,
                 facts=devices.facts().get(name) if gpu_class.spec.device is not None else None,
                 unavailable=unavailable,
+                quarantined=healthstatus.shown(found.plan.quarantined, found.uuids),
+                health=healthstatus.condition(found.plan, found.problems),
             )
         await write_status(self._world, GPUCLASSES, self._world.classes, custom, status, manager=names.MANAGER_GPUCLASS)
         waits = custom.object is not None and self._unavailable(custom.object) is not None
-        return RETRY_SECONDS if waits else None
+        refused = await self.health.label(key, found.plan) if found is not None else False
+        if waits or refused:
+            return RETRY_SECONDS
+        return found.plan.recheck_seconds if found is not None else None
 
     def _unavailable(self, gpu_class: GPUClass) -> ConditionUpdate | None:
         """Why there are no devices in this cluster; None: there may be, or the class needs none."""

@@ -58,6 +58,10 @@ _FAMILIES: Final[dict[str, tuple[str, list[str]]]] = {
         [],
     ),
     "shoal_gpu_class_gpus": ("GPUs: capacity, allocatable, allocated, free.", ["gpu_class", "state"]),
+    "shoal_gpu_class_quarantined": (
+        "GPUs, or nodes with all their GPUs, that are out of use or on probation, by reason.",
+        ["gpu_class", "state", "reason", "by"],
+    ),
     "shoal_gpu_class_hourly_cost": ("Price of one GPU per hour.", ["gpu_class", "currency"]),
     "shoal_lora_pool_adapters": (
         "Adapters of the pool: total, available (can serve requests), failed.",
@@ -165,6 +169,9 @@ class ObjectMetrics(Collector):
         states = {"capacity": counts.capacity, "allocatable": counts.allocatable}
         for state, count in (states | {"allocated": counts.allocated, "free": counts.free}).items():
             yield "shoal_gpu_class_gpus", [name, state], count
+        stands = gpu_class.status.quarantined if gpu_class.status is not None else ()
+        for (state, reason, by), units in Counter((each.state, each.reason, each.by) for each in stands).items():
+            yield "shoal_gpu_class_quarantined", [name, state, reason, by], units
         if (price := gpu_class.spec.hourly_cost) is not None:
             yield "shoal_gpu_class_hourly_cost", [name, price.currency], float(quantity.parse(price.amount))
 

@@ -26,6 +26,7 @@ from shoal.core import facts, scaling
 from shoal.core.artifacts import SourceReading
 from shoal.core.routing.servednames import served_names
 from shoal.core.status import modelstatus
+from shoal.core.status.healthstatus import out_of_use
 from shoal.core.status.modelstatus import ModelProblem, Observed
 from shoal.engine.kinds import kind_of
 from shoal.kube.errors import NotFound
@@ -83,7 +84,7 @@ class ModelController:
 
     def on_class(self, key: str, before: Custom[GPUClass] | None, after: Custom[GPUClass] | None) -> None:
         if before is not None and after is not None and before.object and after.object:
-            same = before.object.spec == after.object.spec
+            same = before.object.spec == after.object.spec and not _claims_differ(before.object, after.object)
             if same and before.metadata.deletion_timestamp == after.metadata.deletion_timestamp:
                 return  # its status
         for custom in self._world.models.values():
@@ -265,3 +266,8 @@ class ModelController:
 def _current(deployments: tuple[Child, ...]) -> dict[str, facts.Deployment]:
     """A Model's Deployments by class."""
     return {d.gpu_class: d for c in deployments if (d := c.deployment) is not None and not d.deleting}
+
+
+def _claims_differ(before: GPUClass, after: GPUClass) -> bool:
+    """Engine pods of a class with devices claim others than those that are out of use."""
+    return after.spec.device is not None and out_of_use(before) != out_of_use(after)

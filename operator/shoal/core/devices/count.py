@@ -28,10 +28,14 @@ Counters = Mapping[tuple[str, str], Decimal]
 
 
 def offered(
-    devices: ClassDevices, pools: Sequence[DevicePool], allocated: Set[DeviceId], own: Set[DeviceId]
+    devices: ClassDevices,
+    pools: Sequence[DevicePool],
+    allocated: Set[DeviceId],
+    own: Set[DeviceId],
+    out: Set[str] = frozenset(),
 ) -> dict[str, NodeDevices]:
     """Node -> its devices of a class. `allocated`: devices that claims have; `own`: those among them that engine pods
-    of this class have, which stay offered whatever taint they got.
+    of this class have, which stay offered whatever taint they got; `out`: names of devices that are out of use.
 
     Devices of one pool may share counters, as a GPU and its partitions do: those that fit together are counted.
     """
@@ -39,13 +43,13 @@ def offered(
     found: dict[str, NodeDevices] = {}
     for node, of in devices.by_node.items():
         if not shared:  # nearly always: each device stands for itself
-            found[node] = _each(of, allocated, own)
+            found[node] = _each(of, allocated, own, out)
             continue
         used = _Counters(shared, {m.id for m in of})
         fresh = _Counters(shared, {m.id for m in of})
         used.take_all(allocated)
         have = [m for m in of if m.id in own]
-        free = [m for m in of if m.id not in allocated and m.device.offered]
+        free = [m for m in of if m.id not in allocated and m.device.offered and str(m.id) not in out]
         found[node] = NodeDevices(
             capacity=min(MOST_DEVICES, fresh.fit(of)),
             offered=min(MOST_DEVICES, len(have) + used.fit(free)),
@@ -54,11 +58,11 @@ def offered(
     return found
 
 
-def _each(of: Sequence[Matched], allocated: Set[DeviceId], own: Set[DeviceId]) -> NodeDevices:
+def _each(of: Sequence[Matched], allocated: Set[DeviceId], own: Set[DeviceId], out: Set[str]) -> NodeDevices:
     free = mine = taken = 0
     for matched in of:
         if matched.id not in allocated:
-            free += matched.device.offered
+            free += matched.device.offered and (not out or str(matched.id) not in out)
         elif matched.id in own:
             mine += 1
         else:

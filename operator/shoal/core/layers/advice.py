@@ -63,6 +63,14 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
     r.NO_DEVICES: _fault(
         _DRIVER, "See what `kubectl get resourceslices` shows, and whether the DRA driver runs on the nodes."
     ),
+    r.GPUS_QUARANTINED: _note(
+        Layer.HARDWARE, "Repair or replace the named GPUs; `shoal uncordon` puts them back into use at once."
+    ),
+    r.QUARANTINE_WITHHELD: _fault(
+        Layer.HARDWARE, "Add healthy GPUs, or take the named ones out of use with `shoal cordon`."
+    ),
+    r.CORDON_INVALID: _note(_CONTROL, "Correct the annotation that the message names, or use `shoal cordon`."),
+    r.QUARANTINE_ENDED: _fine(Layer.HARDWARE),
     r.MEMORY_UNKNOWN: _fault(_CONTROL, "Set memoryPerGPU of the class: its devices do not say it."),
     # --- Model: Accepted
     r.VALID: _fine(_CONTROL),

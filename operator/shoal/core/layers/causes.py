@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Final, Literal
 
 from shoal.api import reasons
-from shoal.core.layers import faults, nodes, objects, pods, texts
+from shoal.core.layers import faults, nodes, objects, pods, quarantines, texts
 from shoal.core.layers.candidates import Candidate, Level, age, merged
 from shoal.core.layers.faults import advice
 from shoal.core.layers.layer import Layer
@@ -108,6 +108,7 @@ def _candidates(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
     if short or seen.kind == "class":
         yield from of_classes
     yield from _nodes(seen, now, all_of_them=short or seen.kind in ("class", "node"))
+    yield from _quarantines(seen, now)
     yield from _targets(seen, now)
     yield from _operator(seen, now)
     yield from _decision(seen, now)
@@ -151,6 +152,24 @@ def _resource(node: WhyNode, classes: Iterable[ObjectView]) -> str | None:
     if chosen is None or "device" in chosen.spec:
         return None
     return objects.resource_of(chosen)
+
+
+def _quarantines(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
+    """GPUs of the classes that are out of use. A replica that is still on one is being replaced."""
+    used: dict[str, set[str]] = {}
+    for pod in seen.pods:
+        used.setdefault(pod.node or "", set()).add(pod.key)
+    shown = {node.name for node in seen.nodes} if seen.kind == "node" else None
+    for view in (seen.subject, *seen.related):
+        if view is None or view.kind != "class":
+            continue
+        for each in quarantines.of_class(view):
+            if shown is not None and each.node not in shown:
+                continue
+            here = frozenset(used.get(each.node, ())) if seen.kind in ("pod", "model") else frozenset[str]()
+            if seen.kind == "pod" and not here:
+                continue
+            yield quarantines.candidate(view, each, here, now)
 
 
 def _targets(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:

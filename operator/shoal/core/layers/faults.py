@@ -11,6 +11,12 @@ GPU_ECC_ERROR: Final = "GPUUncorrectableECC"
 GPU_LOST: Final = "GPUFellOffBus"
 GPU_UNHEALTHY: Final = "GPUUnhealthy"
 """The device plugin or the kubelet says that a GPU is not healthy."""
+CORDONED_BY_PERSON: Final = "CordonedByPerson"
+"""A person took GPUs out of Shoal's use."""
+REPLICA_SLOW: Final = "ReplicaFarSlower"
+"""A replica is far slower than the others of its Model and class."""
+REPLICA_GARBLED: Final = "ReplicaAnswersDiffer"
+"""A replica answers a greedy request otherwise than the others of its Model and class."""
 NODE_SILENT: Final = "NodeSilent"
 """The node's kubelet does not answer any more: the machine is off, hangs, or its network is cut."""
 NODE_GONE: Final = "NodeGone"
@@ -100,6 +106,9 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     GPU_ECC_ERROR: _fault(_HW, "Cordon the node and reset the GPU; replace it if the error comes back."),
     GPU_LOST: _fault(_HW, "Cordon the node and restart the machine; have the GPU and its slot checked."),
     GPU_UNHEALTHY: _fault(_HW, "Cordon the node and run the vendor's diagnosis of its GPUs."),
+    CORDONED_BY_PERSON: LayerAdvice(_HW, "note", "Put them back with `shoal uncordon` when they may be used again."),
+    REPLICA_SLOW: _fault(_HW, "Look at the GPU's clocks, power and temperature; compare it with its neighbours."),
+    REPLICA_GARBLED: _fault(_HW, "Run the vendor's diagnosis of the GPU's memory: its results are wrong."),
     NODE_SILENT: _fault(_HW, "Check the machine: power, console, network; delete the Node object if it is gone."),
     NODE_GONE: _fault(
         _HW, "Wait until Kubernetes has deleted the node's pods; if nobody removed it, check the machine."

@@ -56,7 +56,7 @@ def candidates(
         yield Candidate(faults.NODE_GONE, f"node {node.name} does not exist any more", Level.NODE, (seen,), pods)
         return
     for condition in node.conditions:
-        if (reason := _condition(condition)) is not None:
+        if (reason := reason_of(condition)) is not None:
             text = condition.message or condition.reason
             yield Candidate(
                 reason,
@@ -90,7 +90,7 @@ def candidates(
         )
 
 
-def _condition(condition: ConditionView) -> str | None:
+def reason_of(condition: ConditionView) -> str | None:
     """The reason of a node's condition; None: it reports nothing bad."""
     kind, status = condition.type, condition.status
     if kind == "Ready":

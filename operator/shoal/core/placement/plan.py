@@ -16,7 +16,7 @@ from shoal.core.placement.messages import PlacementMessages
 from shoal.core.placement.modelplan import ModelPlan, rank
 from shoal.core.placement.moves import move
 from shoal.core.placement.preemption import Preemptor
-from shoal.core.placement.types import ClassSupply, ClassUse, Demand, Moves, Placement, Unplannable
+from shoal.core.placement.types import BROKEN, ClassSupply, ClassUse, Demand, Moves, Placement, Unplannable
 
 
 def plan(
@@ -98,6 +98,11 @@ def _mark_unhealthy(plans: list[ModelPlan], capacities: dict[str, ClassCapacity]
     }
     if not left:
         return
+    for model_plan in plans:  # of replicas whose GPU is known to be the one, nothing has to be guessed
+        for gpu_class, state in model_plan.demand.replica_states.items():
+            for node, held in state.by_node.items():
+                if (of := (gpu_class, node.removesuffix(BROKEN))) in left and node.endswith(BROKEN):
+                    left[of] -= held.pods * state.gpus
     for model_plan in reversed(plans):
         for gpu_class, state in model_plan.demand.replica_states.items():
             for node, held in state.by_node.items():

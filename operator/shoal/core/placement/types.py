@@ -4,8 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
+from typing import Final
 
 from shoal.api import reasons
+
+BROKEN: Final = " (broken GPU)"
+"""Stands behind the node's name for pods that hold a GPU which is not healthy or out of use: no class has such a node,
+so these pods count as stranded, and are replaced."""
 
 
 class Unplannable(Exception):

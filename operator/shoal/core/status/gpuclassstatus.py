@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Final
 
 from shoal.api import reasons
-from shoal.api.gpuclass import GPUClass, GPUClassStatus, GPUMemory
+from shoal.api.gpuclass import GPUClass, GPUClassStatus, GPUMemory, QuarantinedGPUs
 from shoal.core import quantity
 from shoal.core.devices import ClassDevices, DeviceFacts
 from shoal.core.facts import Node
@@ -32,12 +32,15 @@ def status(
     devices: ClassDevices | None = None,
     facts: DeviceFacts | None = None,
     unavailable: ConditionUpdate | None = None,
+    quarantined: Sequence[QuarantinedGPUs] = (),
+    health: ConditionUpdate | None = None,
 ) -> GPUClassStatus:
     """Ready when nodes match; with their number and GPUs.
 
     `nodes`: those that count for the class; `overlapping`: nodes with its labels that count for another class -> that
     class. `overhead`: measured, in bytes of one GPU. Of a class with `device`: its `devices`, what they say of
-    themselves (`facts`), and why there are none in this cluster (`unavailable`).
+    themselves (`facts`), and why there are none in this cluster (`unavailable`). `health`: what is to be said of GPUs
+    that are out of use, or should be.
     """
     generation = gpu_class.metadata.generation
     memory, source = memory_of(gpu_class, nodes, facts)
@@ -55,7 +58,7 @@ def status(
     return GPUClassStatus(
         conditions=merge(
             gpu_class.status.conditions if gpu_class.status else (),
-            [unavailable or found],
+            [unavailable or found, *([health] if health is not None else [])],
             generation=generation,
             now=now,
         ),
@@ -69,6 +72,7 @@ def status(
         ),
         largest_node=max(largest, default=0),
         devices=devicestatus.observed(facts),
+        quarantined=tuple(quarantined),
     )
 
 

@@ -1,0 +1,166 @@
+"""`shoal cordon` and `shoal uncordon`."""
+
+import re
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import click
+
+from shoal.api.gpuclass import GPUClass
+from shoal.api.meta import JsonObject
+from shoal.cli.client import run_command
+from shoal.cli.cordon import units
+from shoal.cli.cordon.units import ClassUnit
+from shoal.cli.options import kubeconfig_options
+from shoal.core.health.requests import CordonRequest, cordoned, uncordoned
+from shoal.core.layers.texts import shorten
+from shoal.core.status.healthstatus import stored
+from shoal.kube.client import KubeClient
+from shoal.kube.errors import Conflict
+from shoal.kube.resources import GPUCLASSES
+
+MANAGER: Final = "kubectl-shoal"
+_TRIES: Final = 5
+_SECONDS: Final = {"m": 60, "h": 3600, "d": 86_400}
+_LONGEST_REASON: Final = 200
+Change = Callable[[GPUClass], dict[str, str | None]]
+
+
+class _Duration(click.ParamType):
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        found = re.fullmatch(r"([1-9][0-9]{0,4})([mhd])", str(value))
+        if found is None:
+            self.fail("write minutes, hours or days, such as 30m, 12h or 7d", param, ctx)
+        return timedelta(seconds=int(found[1]) * _SECONDS[found[2]])
+
+
+_of_class = click.option("--class", "gpu_class", help="GPUClass, where several have GPUs there.")
+_reason = click.option("--reason", default="", help="Why, for those who look later.")
+_for = click.option("--for", "duration", type=_Duration(), help="For how long, such as 12h. Default: until uncordon.")
+
+
+@click.group()
+def cordon() -> None:
+    """Take GPUs out of Shoal's use: replicas there are replaced, then drained, and no new one is placed there.
+
+    Only Shoal leaves the GPUs out; `kubectl cordon` keeps all pods off a node. The commands write the annotation
+    shoal.dev/cordon of the GPUClass and need the right to patch it. No bound and no signal changes what a person says.
+    """
+
+
+@cordon.command("node")
+@click.argument("node")
+@_of_class
+@_reason
+@_for
+@kubeconfig_options
+def cordon_node(
+    node: str, gpu_class: str | None, reason: str, duration: timedelta | None, kubeconfig: str | None,
+    context: str | None,
+) -> None:  # fmt: skip
+    """Take all GPUs of NODE out of use."""
+
+    async def work(client: KubeClient) -> None:
+        for found in units.of_node(await units.read(client), node, gpu_class):
+            await _cordon(client, found, reason, duration)
+
+    _run(work, kubeconfig, context)
+
+
+@cordon.command("gpu")
+@click.argument("node")
+@click.argument("device")
+@_of_class
+@_reason
+@_for
+@kubeconfig_options
+def cordon_gpu(
+    node: str, device: str, gpu_class: str | None, reason: str, duration: timedelta | None, kubeconfig: str | None,
+    context: str | None,
+) -> None:  # fmt: skip
+    """Take one GPU of NODE out of use. DEVICE is its name in the ResourceSlice, such as gpu-3."""
+
+    async def work(client: KubeClient) -> None:
+        found = units.of_device(await units.read(client), node, device, gpu_class)
+        await _cordon(client, found, reason, duration)
+
+    _run(work, kubeconfig, context)
+
+
+@click.group()
+def uncordon() -> None:
+    """Put GPUs back into use that a person or Shoal took out. Signals about them do not count for a day."""
+
+
+@uncordon.command("node")
+@click.argument("node")
+@_of_class
+@kubeconfig_options
+def uncordon_node(node: str, gpu_class: str | None, kubeconfig: str | None, context: str | None) -> None:
+    """Put all GPUs of NODE back into use."""
+
+    async def work(client: KubeClient) -> None:
+        for found in units.put_back(await units.read(client), node, None, gpu_class):
+            await _uncordon(client, found)
+
+    _run(work, kubeconfig, context)
+
+
+@uncordon.command("gpu")
+@click.argument("node")
+@click.argument("device")
+@_of_class
+@kubeconfig_options
+def uncordon_gpu(
+    node: str, device: str, gpu_class: str | None, kubeconfig: str | None, context: str | None
+) -> None:  # fmt: skip
+    """Put one GPU of NODE back into use."""
+
+    async def work(client: KubeClient) -> None:
+        for found in units.put_back(await units.read(client), node, device, gpu_class):
+            await _uncordon(client, found)
+
+    _run(work, kubeconfig, context)
+
+
+async def _cordon(client: KubeClient, found: ClassUnit, reason: str, duration: timedelta | None) -> None:
+    now = datetime.now(UTC).replace(microsecond=0)
+    until = now + duration if duration is not None else None
+    request = CordonRequest(found.unit, now, shorten(reason, _LONGEST_REASON), until)
+    await _change(client, found.gpu_class, lambda live: cordoned(live.metadata.annotations, request))
+    end = f" until {until:%Y-%m-%dT%H:%M:%SZ}" if until is not None else ""
+    click.echo(f"gpuclass/{found.gpu_class.metadata.name}: {found.unit} is taken out of use{end}")
+
+
+async def _uncordon(client: KubeClient, found: ClassUnit) -> None:
+    stands = [q.since for q in stored(found.gpu_class) if q.unit == found.unit]
+    at = max([datetime.now(UTC).replace(microsecond=0), *stands])  # the operator's clock may be ahead
+    await _change(client, found.gpu_class, lambda live: uncordoned(live.metadata.annotations, [found.unit], at))
+    click.echo(f"gpuclass/{found.gpu_class.metadata.name}: {found.unit} is put back into use")
+
+
+async def _change(client: KubeClient, gpu_class: GPUClass, change: Change) -> None:
+    """Raises Conflict where others keep changing the class."""
+    name = gpu_class.metadata.name
+    for left in reversed(range(_TRIES)):
+        live = GPUClass.model_validate(await client.get(GPUCLASSES, name))
+        version = live.metadata.resource_version  # two people may do this at once
+        body: JsonObject = {"metadata": {"resourceVersion": version, "annotations": change(live)}}
+        try:
+            await client.merge_patch(GPUCLASSES, name, None, body, manager=MANAGER)
+        except Conflict:
+            if not left:
+                raise
+        else:
+            return
+
+
+def _run(work: Callable[[KubeClient], Awaitable[None]], kubeconfig: str | None, context: str | None) -> None:
+    async def connected() -> None:
+        async with await KubeClient.from_environment(kubeconfig=kubeconfig, context=context) as client:
+            await work(client)
+
+    run_command(connected())

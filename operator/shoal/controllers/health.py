@@ -1,0 +1,174 @@
+"""Health of the GPUs of each class: gathers what the store and the probes say, and asks `core/health`.
+
+What is out of use stands in the status of the GPUClass and nowhere else: placement reads it there, and an operator that
+starts goes on with it. A node whose GPUs are out of use as a whole gets a label, which engine pods of the class avoid.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import structlog
+
+from shoal.api import names, reasons
+from shoal.api.gpuclass import GPUClass
+from shoal.api.meta import JsonObject
+from shoal.controllers.capacity import FleetGPUs
+from shoal.controllers.world import World
+from shoal.core.gpus import takes_pods
+from shoal.core.health import HealthMemory, HealthPlan, HealthSignal, HealthSnapshot, Quarantine, Unit, decide, signals
+from shoal.core.health.decide import Tested
+from shoal.core.health.requests import CordonRequest, parse
+from shoal.core.status.healthstatus import stored
+from shoal.kube.errors import Forbidden, NotFound
+from shoal.kube.events import Event
+from shoal.kube.resources import GPUCLASSES, NODES
+
+log = structlog.get_logger()
+
+_NO_RIGHT: Final = "the operator may not label nodes, so the scheduler may still choose {node}: allow it to patch nodes"
+
+
+@dataclass(frozen=True, slots=True)
+class ClassHealth:
+    """What was found out about one class."""
+
+    plan: HealthPlan
+    uuids: Mapping[str, str]
+    """Device -> its attribute `uuid`."""
+    problems: tuple[str, ...]
+    """What is wrong with the annotations, or with the operator's rights."""
+
+
+class FleetHealth:
+    """Remembers evidence, of this term only. Only the leader calls `decide`."""
+
+    def __init__(self, world: World, gpus: FleetGPUs) -> None:
+        self._world, self._gpus = world, gpus
+        self._memory: dict[str, HealthMemory] = {}
+        """Uid of the class."""
+        self._refused: set[str] = set()
+        """Nodes that could not be labelled."""
+        self.own_word: Callable[[str], tuple[HealthSignal, ...]] = lambda _gpu_class: ()
+        """Class -> what replicas show themselves. Set by the probes."""
+        self.tested: Callable[[str, tuple[Quarantine, ...]], Mapping[Unit, Tested]] = lambda _gpu_class, _of: {}
+        """(class, its quarantines) -> results of tests on probation. Set by the probes."""
+
+    def begin_term(self) -> None:
+        """What was seen before, perhaps long ago, is no evidence."""
+        self._memory.clear()
+        self._refused.clear()
+
+    def decide(self, gpu_class: GPUClass) -> ClassHealth:
+        """Which GPUs of the class are out of use from now on."""
+        name, annotations = gpu_class.metadata.name, gpu_class.metadata.annotations
+        nodes = self._gpus.all_members().get(name, ())
+        by_node = self._gpus.devices.classes()[name].by_node if self._with_devices(gpu_class) else None
+        cordons, wrong = parse(annotations.get(names.ANNOTATION_CORDON))
+        uncordons, also_wrong = parse(annotations.get(names.ANNOTATION_UNCORDON))
+        before = stored(gpu_class)
+        pods = (pod for pod in self._world.pods.values() if pod.gpu_class == name)
+        seen = HealthSnapshot(
+            usable={
+                node.name: node.allocatable.get(gpu_class.resource, 0)
+                for node in nodes
+                if takes_pods(node, gpu_class.spec.tolerations)
+            },
+            nodes=frozenset(node.name for node in nodes),
+            devices=None
+            if by_node is None
+            else {node: frozenset(str(matched.id) for matched in of) for node, of in by_node.items()},
+            quarantined=before,
+            signals=(
+                *signals.of_nodes(nodes),
+                *signals.of_devices(by_node or {}),
+                *signals.of_pods(pods, name),
+                *self.own_word(name),
+            ),
+            cordons=cordons,
+            uncordons=uncordons,
+            tested=self.tested(name, before),
+        )
+        uid = gpu_class.metadata.uid
+        plan, self._memory[uid] = decide(seen, self._memory.get(uid), self._world.now())
+        self._tell(gpu_class, before, plan)
+        return ClassHealth(
+            plan,
+            {
+                str(matched.id): uuid
+                for of in (by_node or {}).values()
+                for matched in of
+                if isinstance(uuid := matched.device.attributes.get(f"{matched.id.driver}/uuid"), str)
+            }
+            if plan.quarantined
+            else {},
+            tuple(self._problems(seen, plan, {names.ANNOTATION_CORDON: wrong, names.ANNOTATION_UNCORDON: also_wrong})),
+        )
+
+    def forget(self, live: set[str]) -> None:
+        """Keeps what is remembered of the classes with these uids."""
+        self._memory = {uid: memory for uid, memory in self._memory.items() if uid in live}
+
+    async def label(self, name: str, plan: HealthPlan | None) -> bool:
+        """Labels the nodes whose GPUs are out of use as a whole, and takes the label from others; None: the class is
+        gone. Returns whether a node could not be labelled that could before."""
+        key = f"{names.QUARANTINE_PREFIX}{name}"
+        wanted = {
+            each.unit.node: each.reason
+            for each in (plan.quarantined if plan is not None else ())
+            if each.state == "Quarantined" and not each.unit.device
+        }
+        refused = False
+        for node in list(self._world.nodes.values()):
+            value = wanted.get(node.name)
+            if node.labels.get(key) == value:
+                continue
+            body: JsonObject = {"metadata": {"labels": {key: value}}}
+            since = self._world.nodes.mark()
+            try:
+                answer = await self._world.client.merge_patch(
+                    NODES, node.name, None, body, manager=names.MANAGER_GPUCLASS
+                )
+            except NotFound:
+                continue
+            except Forbidden as error:
+                log.warning("node not labelled", node=node.name, error=error.message)
+                refused = refused or node.name not in self._refused
+                self._refused.add(node.name)
+                continue
+            self._refused.discard(node.name)
+            self._world.nodes.upsert(answer, since=since)
+        return refused
+
+    def _with_devices(self, gpu_class: GPUClass) -> bool:
+        return gpu_class.spec.device is not None and gpu_class.metadata.name in self._gpus.devices.classes()
+
+    def _problems(self, seen: HealthSnapshot, plan: HealthPlan, wrong: Mapping[str, str | None]) -> list[str]:
+        found = [f"the annotation {annotation} {problem}" for annotation, problem in wrong.items() if problem]
+        found += [f"the annotation {names.ANNOTATION_CORDON} names {each.unit}, which the class does not have"
+                  for each in seen.cordons if self._unknown(seen, each)]  # fmt: skip
+        found += [
+            _NO_RIGHT.format(node=each.unit)
+            for each in plan.quarantined
+            if not each.unit.device and each.unit.node in self._refused
+        ]
+        return found
+
+    def _unknown(self, seen: HealthSnapshot, request: CordonRequest) -> bool:
+        unit = request.unit
+        return unit.node not in seen.nodes or bool(
+            unit.device and seen.devices is not None and unit.device not in seen.devices.get(unit.node, ())
+        )
+
+    def _tell(self, gpu_class: GPUClass, before: tuple[Quarantine, ...], plan: HealthPlan) -> None:
+        """Events of the class. One per unit: a condition names only some of many."""
+        known = {(each.unit, each.state) for each in before}
+        for each in plan.quarantined:
+            if each.state == "Quarantined" and (each.unit, each.state) not in known:
+                text = f"{each.unit} is out of use ({each.reason}): {each.message}"
+                self._emit(gpu_class, "Warning", reasons.GPUS_QUARANTINED, text)
+        for each, why in plan.released:
+            self._emit(gpu_class, "Normal", reasons.QUARANTINE_ENDED, f"{each.unit} is in use again: {why}")
+
+    def _emit(self, gpu_class: GPUClass, kind: Literal["Normal", "Warning"], reason: str, text: str) -> None:
+        self._world.recorder.emit(Event(GPUCLASSES, gpu_class.metadata, kind, reason, text, "Quarantine"))

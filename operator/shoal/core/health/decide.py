@@ -1,0 +1,300 @@
+"""Which GPUs of one class are out of use.
+
+    plan, memory = decide(snapshot, memory, now)
+
+- A signal has to last: its evidence grows by a second per second while it is there and fades twenty times slower. So a
+  short disturbance takes nothing out of use, and a signal that keeps coming and going does.
+- At most a quarter of the class's GPUs is out of use at once, or one unit where a unit is more than that. The last GPUs
+  that take pods stay in use. What is left in use for one of these reasons is `withheld`.
+- A unit stays out of use while its signal lasts and for a while after it, twice as long each time. Then it is on
+  probation: replicas are placed there again, and the first one is tested. Only a test that it passed ends the
+  quarantine; one that it failed begins it anew.
+- People take units out of use and put them back, whatever the signals say.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Final, Literal
+
+from shoal.core.health.requests import CordonRequest
+from shoal.core.health.types import HealthSignal, Quarantine, Unit, Withheld
+from shoal.core.layers import faults
+
+CONFIRM_SECONDS: Final = 15.0
+"""Evidence with which a unit is taken out of use."""
+FADES: Final = 0.05
+"""Seconds of evidence that a second without the signal takes away."""
+MOST_EVIDENCE: Final = 16.0
+"""Evidence does not grow beyond: a signal that is gone is forgotten within six minutes."""
+LONGEST_STEP: Final = 60.0
+"""Seconds between two decisions that count as evidence at most."""
+RECHECK_SECONDS: Final = 5.0
+"""After which a decision is made again while evidence grows or fades."""
+HOLD_SECONDS: Final = 600.0
+"""A quarantine's time after its signal is gone, the first time."""
+LONGEST_HOLD_SECONDS: Final = 86_400.0
+OWN_WORD_SECONDS: Final = 3600.0
+"""The same where only replicas of one Model say that the unit is not healthy."""
+SHARE_PERCENT: Final = 25
+"""Of a class's GPUs that may be out of use at once."""
+OVERRULE_SECONDS: Final = 86_400.0
+"""For so long after `shoal uncordon`, signals about the unit do not count."""
+SKEW_SECONDS: Final = 300.0
+"""By which clocks of people and operators may differ."""
+MOST: Final = 64
+"""Quarantines of one class."""
+CORDONED: Final = faults.CORDONED_BY_PERSON
+"""Reason of a quarantine that a person asked for."""
+
+Tested = Literal["passed", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class HealthSnapshot:
+    """One class at one moment."""
+
+    usable: Mapping[str, int]
+    """Node that takes pods -> GPUs that it offers, whether or not they are out of use."""
+    nodes: frozenset[str]
+    """All nodes of the class."""
+    devices: Mapping[str, frozenset[str]] | None
+    """Node -> its devices, where these can be told apart by name (DRA); None: a device plugin hands them out."""
+    quarantined: tuple[Quarantine, ...] = ()
+    """As the status of the class has them."""
+    signals: tuple[HealthSignal, ...] = ()
+    """All that are there now. A signal that is not listed is gone."""
+    cordons: tuple[CordonRequest, ...] = ()
+    uncordons: tuple[CordonRequest, ...] = ()
+    tested: Mapping[Unit, Tested] = field(default_factory=dict[Unit, Tested])
+    """Units on probation whose replica was tested since the probation began."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """How long a signal was there of late."""
+
+    seconds: float
+    present: bool
+    """At the last decision."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthMemory:
+    """Passed from each decision of this term to the next."""
+
+    at: datetime
+    evidence: Mapping[tuple[Unit, str], Evidence]
+    """(unit, reason)."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthPlan:
+    """What was decided for one class."""
+
+    quarantined: tuple[Quarantine, ...]
+    withheld: tuple[Withheld, ...] = ()
+    released: tuple[tuple[Quarantine, str], ...] = ()
+    """Those that ended now, and why."""
+    recheck_seconds: float | None = None
+    """After which the same snapshot may give another decision; None: never."""
+
+
+def decide(seen: HealthSnapshot, memory: HealthMemory | None, now: datetime) -> tuple[HealthPlan, HealthMemory]:
+    """Quarantines of the class at `now`, in the order of their units. None as memory: the first decision of a term."""
+    overruled = {
+        each.unit
+        for each in seen.uncordons
+        if each.at - timedelta(seconds=SKEW_SECONDS) <= now < each.at + timedelta(seconds=OVERRULE_SECONDS)
+    }
+    signals = _one_each(each for each in seen.signals if each.unit not in overruled and _is_of(seen, each.unit))
+    evidence = _evidence(seen, signals, memory, now)
+    confirmed = {key: signal for key, signal in signals.items() if evidence[key].seconds >= CONFIRM_SECONDS}
+    there = {unit for (unit, _), known in evidence.items() if known.seconds > 0}
+
+    kept, released = _kept(seen, signals, confirmed, there, now)
+    kept = _asked_for(seen, kept, now)
+    taken, withheld = _taken(seen, kept, confirmed, now)
+    quarantined = tuple(sorted([*kept.values(), *taken], key=lambda each: each.unit))
+    plan = HealthPlan(quarantined, withheld, tuple(released), _recheck(evidence, quarantined, now))
+    return plan, HealthMemory(now, evidence)
+
+
+def holding(quarantined: Iterable[Quarantine]) -> frozenset[Unit]:
+    """Units on which nothing is placed."""
+    return frozenset(each.unit for each in quarantined if each.state == "Quarantined")
+
+
+def _is_of(seen: HealthSnapshot, unit: Unit) -> bool:
+    if unit.node not in seen.nodes:
+        return False
+    return not unit.device or seen.devices is None or unit.device in seen.devices.get(unit.node, ())
+
+
+def _one_each(signals: Iterable[HealthSignal]) -> dict[tuple[Unit, str], HealthSignal]:
+    """One of several that say the same, whatever their order; what a node or a driver says counts before a replica's
+    own word."""
+    found: dict[tuple[Unit, str], HealthSignal] = {}
+    for each in sorted(signals, key=lambda s: (s.model is not None, s.model or "", s.message)):
+        found.setdefault((each.unit, each.reason), each)
+    return found
+
+
+def _evidence(
+    seen: HealthSnapshot,
+    signals: Mapping[tuple[Unit, str], HealthSignal],
+    memory: HealthMemory | None,
+    now: datetime,
+) -> dict[tuple[Unit, str], Evidence]:
+    found: dict[tuple[Unit, str], Evidence] = {}
+    before = memory.evidence if memory is not None else {}
+    step = 0.0 if memory is None else min(LONGEST_STEP, max(0.0, (now - memory.at).total_seconds()))
+    known = {(each.unit, each.reason) for each in seen.quarantined if each.state == "Quarantined"}
+    for key in signals:
+        was = before.get(key)
+        if memory is None and key in known:
+            seconds = MOST_EVIDENCE  # confirmed in an earlier term
+        elif was is None:
+            seconds = 0.0
+        else:
+            seconds = was.seconds + (step if was.present else -FADES * step)
+        found[key] = Evidence(min(MOST_EVIDENCE, max(0.0, seconds)), present=True)
+    for key, was in before.items():
+        if key not in signals:
+            seconds = was.seconds - FADES * step
+            if seconds > 0:
+                found[key] = Evidence(seconds, present=False)
+    return found
+
+
+def _kept(
+    seen: HealthSnapshot,
+    signals: Mapping[tuple[Unit, str], HealthSignal],
+    confirmed: Mapping[tuple[Unit, str], HealthSignal],
+    there: set[Unit],
+    now: datetime,
+) -> tuple[dict[Unit, Quarantine], list[tuple[Quarantine, str]]]:
+    """What goes on of the quarantines before, and what ends. `there`: units about which a signal has been there of
+    late."""
+    kept: dict[Unit, Quarantine] = {}
+    released: list[tuple[Quarantine, str]] = []
+    put_back = {each.unit: each.at for each in seen.uncordons}
+    asked = {each.unit for each in seen.cordons}
+    present = {unit for unit, _ in signals}
+    again = {unit for unit, _ in confirmed}
+    on_probation = sum(each.state == "Probation" for each in seen.quarantined)
+    for each in sorted(seen.quarantined, key=lambda q: q.unit):
+        unit = each.unit
+        if unit in put_back and put_back[unit] >= each.since:
+            released.append((each, "a person put it back into use"))
+        elif each.by == "Person":
+            if unit in asked and (each.until is None or now < each.until):
+                kept[unit] = each
+            else:
+                released.append((each, "the time for which a person took it out of use is over"))
+        elif each.state == "Probation":
+            if unit in again or seen.tested.get(unit) == "failed":
+                kept[unit] = _once_more(each, None if unit in again else now)
+            elif seen.tested.get(unit) == "passed":
+                released.append((each, "a replica there passed its test"))
+            else:
+                kept[unit] = each
+        elif unit in present or unit in there:
+            kept[unit] = each if unit not in present or each.until is None else replace(each, until=None)
+        elif each.until is None:
+            kept[unit] = replace(each, until=_end(each, now))
+        elif now < each.until:
+            kept[unit] = each
+        elif not _is_of(seen, unit):
+            released.append((each, "it is not in the cluster any more"))
+        elif on_probation:
+            kept[unit] = each  # one at a time
+        else:
+            on_probation += 1
+            kept[unit] = replace(each, state="Probation", until=None)
+    return kept, released
+
+
+def _once_more(each: Quarantine, failed_at: datetime | None) -> Quarantine:
+    """Back into quarantine, for twice as long."""
+    more = replace(each, state="Quarantined", times=min(each.times + 1, 16), until=None)
+    return more if failed_at is None else replace(more, until=_end(more, failed_at))
+
+
+def _end(each: Quarantine, now: datetime) -> datetime:
+    first = HOLD_SECONDS if each.model is None else OWN_WORD_SECONDS
+    seconds = min(LONGEST_HOLD_SECONDS, first * 2.0 ** (each.times - 1))
+    return now.replace(microsecond=0) + timedelta(seconds=seconds)
+
+
+def _asked_for(seen: HealthSnapshot, kept: Mapping[Unit, Quarantine], now: datetime) -> dict[Unit, Quarantine]:
+    """With what people ask for. No bound holds them up."""
+    found = dict(kept)
+    put_back = {each.unit: each.at for each in seen.uncordons}
+    for each in seen.cordons:
+        unit = each.unit
+        over = each.until is not None and now >= each.until
+        if over or put_back.get(unit, each.at) > each.at or unit.node not in seen.nodes:
+            continue
+        if unit not in found or found[unit].by != "Person":
+            text = each.reason or "a person took it out of use"
+            found[unit] = Quarantine(unit, CORDONED, text, now.replace(microsecond=0), until=each.until, by="Person")
+    return found
+
+
+def _taken(
+    seen: HealthSnapshot,
+    kept: Mapping[Unit, Quarantine],
+    confirmed: Mapping[tuple[Unit, str], HealthSignal],
+    now: datetime,
+) -> tuple[list[Quarantine], tuple[Withheld, ...]]:
+    """Units that are newly taken out of use, and those that are not though they should be."""
+    out = set(holding(kept.values()))
+    own_word = sum(each.model is not None and each.state == "Quarantined" for each in kept.values())
+    total = sum(seen.usable.values())
+    taken: list[Quarantine] = []
+    withheld: list[Withheld] = []
+    done: set[Unit] = set()
+    order = sorted(confirmed.items(), key=lambda item: (item[1].model is not None, *item[0]))
+    for (unit, reason), signal in order:
+        if unit in done or unit in kept or Unit(unit.node) in out:
+            continue
+        done.add(unit)
+        before, after = _gpus(seen, out), _gpus(seen, out | {unit})
+        if len(kept) + len(taken) >= MOST:
+            withheld.append(Withheld(signal, f"{MOST} others are out of use already"))
+        elif after >= total and after > before:
+            withheld.append(Withheld(signal, "no GPU of the class would be left"))
+        elif before and after > before and after * 100 > total * SHARE_PERCENT:
+            why = f"{before} of {total} GPUs are out of use already, and more than {SHARE_PERCENT} % may not be"
+            withheld.append(Withheld(signal, why))
+        elif signal.model is not None and own_word:
+            why = "another one is out of use on the word of replicas alone, and only one may be"
+            withheld.append(Withheld(signal, why))
+        else:
+            since = now.replace(microsecond=0)
+            taken.append(Quarantine(unit, reason, signal.message, since, model=signal.model))
+            out.add(unit)
+            own_word += signal.model is not None
+    return taken, tuple(withheld)
+
+
+def _gpus(seen: HealthSnapshot, units: Iterable[Unit]) -> int:
+    """GPUs of nodes that take pods, of these units."""
+    single: dict[str, int] = {}
+    whole: set[str] = set()
+    for unit in units:
+        if unit.device:
+            single[unit.node] = single.get(unit.node, 0) + 1
+        else:
+            whole.add(unit.node)
+    return sum(gpus if node in whole else min(gpus, single.get(node, 0)) for node, gpus in seen.usable.items())
+
+
+def _recheck(
+    evidence: Mapping[tuple[Unit, str], Evidence], quarantined: Sequence[Quarantine], now: datetime
+) -> float | None:
+    times = [max(1.0, (each.until - now).total_seconds()) for each in quarantined if each.until is not None]
+    if any(not each.present or each.seconds < MOST_EVIDENCE for each in evidence.values()):
+        times.append(RECHECK_SECONDS)
+    return min(times, default=None)

@@ -1,0 +1,67 @@
+"""What people name when they take GPUs out of use."""
+
+from typing import Any
+
+import click
+import pytest
+
+from shoal.api.gpuclass import GPUClass
+from shoal.cli.cordon.units import CordonView, of_device, of_node, put_back
+from shoal.core.devices import DeviceClass
+from shoal.core.facts import Node
+from shoal.core.health import Unit
+from shoal.kube import deviceviews
+from tests.support.devices import class_of_devices, resource_slice
+from tests.support.operators import gpu_class
+
+
+def node(name: str, product: str) -> Node:
+    return Node(
+        name, {"nvidia.com/gpu.product": product}, True, False, (), {"nvidia.com/gpu": 8}, {"nvidia.com/gpu": 8}
+    )
+
+
+def view(**status: Any) -> CordonView:
+    plugin = GPUClass.model_validate(gpu_class("h100", "H100") | {"status": status})
+    devices = GPUClass.model_validate(class_of_devices("devices"))
+    slices = (deviceviews.resource_slice(resource_slice("b", "gpu-0", "gpu-1")),)
+    return CordonView(
+        (devices, plugin), (node("a", "H100"), node("b", "L4")), slices, {"gpu.test": DeviceClass("gpu.test", ())}
+    )
+
+
+def test_a_node_is_that_of_the_classes_that_count_it() -> None:
+    [found] = of_node(view(), "a", None)
+    assert (found.gpu_class.metadata.name, found.unit) == ("h100", Unit("a"))
+    [found] = of_node(view(), "b", None)
+    assert (found.gpu_class.metadata.name, found.unit) == ("devices", Unit("b"))
+    with pytest.raises(click.ClickException, match="no GPUClass has the node c"):
+        of_node(view(), "c", None)
+    with pytest.raises(click.ClickException, match="GPUClass devices does not have the node a"):
+        of_node(view(), "a", "devices")
+
+
+@pytest.mark.parametrize("device", ["gpu-1", "gpu.test/b/gpu-1"])
+def test_a_device_has_its_short_or_its_whole_name(device: str) -> None:
+    found = of_device(view(), "b", device, None)
+    assert (found.gpu_class.metadata.name, found.unit) == ("devices", Unit("b", "gpu.test/b/gpu-1"))
+
+
+def test_a_gpu_of_a_device_plugin_cannot_be_left_out_alone_and_that_is_said() -> None:
+    with pytest.raises(click.ClickException, match="`shoal cordon node a`"):
+        of_device(view(), "a", "GPU-7", None)
+    with pytest.raises(click.ClickException, match="no GPUClass has a device gpu-9 on node b"):
+        of_device(view(), "b", "gpu-9", None)
+
+
+def test_only_what_is_out_of_use_can_be_put_back() -> None:
+    entry = {
+        "node": "a", "device": "GPU-7", "state": "Probation", "reason": "R", "message": "", "by": "Shoal",
+        "since": "2026-11-26T00:00:00Z", "times": 1,
+    }  # fmt: skip
+    seen = view(quarantined=[entry])
+    assert [each.unit for each in put_back(seen, "a", None, None)] == [Unit("a", "GPU-7")]
+    assert [each.unit for each in put_back(seen, "a", "GPU-7", "h100")] == [Unit("a", "GPU-7")]
+    for which in (("b", None), ("a", "GPU-8")):
+        with pytest.raises(click.ClickException, match="is not out of use"):
+            put_back(seen, *which, None)
