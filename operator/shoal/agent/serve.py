@@ -25,7 +25,7 @@ from shoal.agent.stream import AgentStream
 from shoal.agent.streammetrics import AgentMetrics
 from shoal.api import names
 from shoal.api.keys import AgentKeys, Role
-from shoal.api.replica import HEARTBEAT_SECONDS, Abort, Ack
+from shoal.api.replica import HEARTBEAT_SECONDS, Abort, Ack, CanaryAnswer
 from shoal.engine.kinds import DEFAULT
 from shoal.engine.port import EngineClient, EngineError, EngineKind
 from shoal.net.errors import Problem
@@ -43,6 +43,9 @@ ABORT_SECONDS: Final = 2.0
 """In which a request is aborted, with the wait for its turn."""
 _ABORTS_AT_ONCE: Final = 8
 """Calls to the engine; the agent's own look at it must find a connection."""
+CANARY_PROMPT: Final = "The capital of France is"
+CANARY_TOKENS: Final = 16
+CANARY_SECONDS: Final = 20.0
 CERTIFICATE_SECONDS: Final = 5.0
 """Between two looks at the certificate's files."""
 
@@ -93,6 +96,7 @@ class EngineAgent:
         self._engine: EngineClient | None = None
         """None: not observed yet."""
         self._aborting = asyncio.Semaphore(_ABORTS_AT_ONCE)
+        self._canaries = asyncio.Semaphore(1)
         self._registry = CollectorRegistry()
         self._registry.register(_Metrics(hub, observer, drain))
         self._registry.register(AgentMetrics(hub.boot, lambda: hub.published))
@@ -108,6 +112,8 @@ class EngineAgent:
         gateways = self._guard(("gateway",), "a gateway's key")
         shell.route(("POST",), names.ACK_PATH, self._ack, gateways)
         shell.route(("POST",), names.ABORT_PATH, self._abort, gateways)
+        operators = self._guard(("operator",), "an operator's key")
+        shell.route(("POST",), names.CANARY_PATH, self._canary, operators)
         both = self._guard(("gateway", "operator"), "a gateway's or an operator's key")
         AdaptersApi(self._adapters, self._drain, self._hub.boot).add(shell, both)
         return shell
@@ -215,6 +221,20 @@ class EngineAgent:
         except EngineError as error:
             raise _later(str(error)) from None
         return Response(status_code=204)
+
+    async def _canary(self, _: ShellRequest) -> Response:
+        """The same prompt for every replica, and none of the caller's: what is asked is no way to use the engine."""
+        try:
+            async with asyncio.timeout(CANARY_SECONDS), self._canaries:
+                if (engine := self._engine) is None:
+                    raise _later("the engine is not observed yet")
+                text = await engine.greedy(CANARY_PROMPT, CANARY_TOKENS, CANARY_SECONDS)
+        except TimeoutError:
+            raise _later(f"the engine did not answer within {CANARY_SECONDS:g} s") from None
+        except EngineError as error:
+            raise _later(str(error)) from None
+        answer = CanaryAnswer(prompt=CANARY_PROMPT, text=text)
+        return Response(answer.model_dump_json(by_alias=True), media_type="application/json")
 
 
 class _Metrics(Collector):

@@ -135,6 +135,8 @@ CONTAINER_STAGE: Final = "stage"
 CONTAINER_TLS: Final = "tls"
 """Native sidecar that terminates mutual TLS in front of the engine."""
 
+CANARY_PATH: Final = "/v1/canary"
+"""Of an agent, for operators: has the engine answer a fixed greedy request (`api/replica.py: CanaryAnswer`)."""
 ENGINE_PORT: Final = 30000
 AGENT_PORT: Final = 8400
 """Port of the agent's API: /v1/replica (keys), /healthz, /metrics."""

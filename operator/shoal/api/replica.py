@@ -147,3 +147,12 @@ class Abort(Message):
     prompts: Annotated[int, Field(ge=0, le=MOST_PROMPTS)] = 0
     """Number of prompts, for a request with a list of prompts: SGLang appends `_` and the index of each prompt to the
     id."""
+
+
+class CanaryAnswer(Message):
+    """Answer of `POST /v1/canary`: what the engine writes after a fixed prompt at temperature 0. 503 when it writes
+    nothing: it is away, or its model generates no text."""
+
+    prompt: Id
+    """Of agents of one version the same."""
+    text: Annotated[str, AfterValidator(lambda text: text[:512])]

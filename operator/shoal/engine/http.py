@@ -32,6 +32,24 @@ class EngineHTTP:
             raise EngineRefused(path, status)
         return body
 
+    async def greedy(self, prompt: str, tokens: int, seconds: float) -> str:
+        """What the base model writes after a prompt at temperature 0. Raises EngineRefused where it writes nothing."""
+        listed = json_object(await self.get("/v1/models", seconds, auth="api"), "/v1/models").get("data")
+        models = cast("list[Any]", listed) if isinstance(listed, list) else []
+        name = next((m["id"] for m in models if isinstance(m, dict) and m.get("id") and not m.get("parent")), None)
+        if not isinstance(name, str):
+            raise EngineGarbled("/v1/models: names no model")
+        path = "/v1/completions"
+        body = {"model": name, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+        status, answer = await self.call("POST", path, seconds, auth="api", body=body)
+        if status != 200:
+            raise EngineRefused(path, status)
+        match json_object(answer, path):
+            case {"choices": [{"text": str(text)}, *_]}:
+                return text
+            case _:
+                raise EngineGarbled(f"{path}: no text")
+
     async def call(
         self, method: Literal["GET", "POST"], path: str, seconds: float, *, auth: Role | None, body: object = None
     ) -> tuple[int, bytes]:

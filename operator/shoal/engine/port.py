@@ -147,6 +147,10 @@ class EngineClient(Protocol):
         """Counters since the engine's start."""
         ...
 
+    async def greedy(self, prompt: str, tokens: int, seconds: float) -> str:
+        """What the base model writes after a prompt at temperature 0, at most so many tokens."""
+        ...
+
     async def abort(self, rid: str) -> None:
         """Has the engine end the requests whose id begins with `rid`; one that it does not have is passed over. An
         engine that ends a request when its connection closes needs nothing more. Raises ValueError for an empty id."""

@@ -20,6 +20,7 @@ from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.enginesizes import EngineSizes
 from shoal.controllers.executor import Executor
 from shoal.controllers.gpuclass import GPUClassController
+from shoal.controllers.healthprobes import HealthProbes
 from shoal.controllers.installkey import InstallKeySource
 from shoal.controllers.keda.certificate import ScalerCertificate
 from shoal.controllers.keda.driver import Driver
@@ -172,6 +173,9 @@ class OperatorProcess:
         self.models = ModelController(world, self.state, stale_signals, executor, self.driver, cold, models)
         self.classes = GPUClassController(
             world, self.state.gpus, self.planner.calibration, self.dra, WorkQueue("gpuclass", workers=2, behind=wakes)
+        )
+        self.probes = HealthProbes(
+            world, self.install, self.classes.health, signals.load, self.classes.queue.add, credentials
         )
         self.engine_sizes = EngineSizes(
             world,
@@ -328,6 +332,7 @@ class OperatorProcess:
             group.create_task(self.planner.run())
             group.create_task(self.models.queue.run(self.models.reconcile))
             group.create_task(self.engine_sizes.run())
+            group.create_task(self.probes.run())
             group.create_task(self.lora.run())
             group.create_task(self.driver.run())
             group.create_task(self.keda.run())

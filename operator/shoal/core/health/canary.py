@@ -5,7 +5,7 @@ of a sum. So beginnings are compared. The known answer is what most replicas say
 healthy ones do not give it any more, it is the known answer that was wrong.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -59,3 +59,32 @@ def _verdict(known: KnownAnswer | None, replica: str, text: str) -> CanaryVerdic
     if known.text == text:
         return "agrees"
     return "differs" if others >= WITNESSES else "unknown"
+
+
+class CanaryWatch:
+    """Rounds of canaries over time. Mutable; for one owner."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, KnownAnswer] = {}
+        self._rows: dict[str, int] = {}
+
+    def round(self, group: str, answers: Mapping[str, str]) -> dict[str, CanaryVerdict]:
+        """`group`: a Model, class and revision; `answers`: uid of a replica -> answer."""
+        known, verdicts = judge(self._known.get(group), answers)
+        if known is None:
+            self._known.pop(group, None)
+        else:
+            self._known[group] = known
+        for replica, verdict in verdicts.items():
+            if verdict != "unknown":
+                self._rows[replica] = self._rows.get(replica, 0) + 1 if verdict == "differs" else 0
+        return verdicts
+
+    def differs(self, replica: str) -> bool:
+        """It has differed in every one of the last rounds."""
+        return self._rows.get(replica, 0) >= ROUNDS
+
+    def keep(self, replicas: Collection[str], groups: Collection[str]) -> None:
+        """Forgets all others."""
+        self._rows = {each: rows for each, rows in self._rows.items() if each in replicas}
+        self._known = {each: known for each, known in self._known.items() if each in groups}

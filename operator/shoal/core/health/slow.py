@@ -6,7 +6,7 @@ compared are whole windows of replicas that had enough to do in the same window.
 pods, so the result is the own word of one Model's replicas.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
@@ -49,9 +49,8 @@ def advance(meter: PaceMeter | None, load: Load | None, now: float) -> PaceMeter
     """With a report at `now`, in monotonic seconds. None: nothing is known of the replica."""
     if load is None or load.running is None or load.generation_tokens_total is None or load.running < 0:
         return None
-    fresh = PaceMeter(
-        load.engine_boot, now, now, load.running, load.generation_tokens_total, load.generation_tokens_total
-    )
+    tokens = load.generation_tokens_total
+    fresh = PaceMeter(load.engine_boot, now, now, load.running, tokens, tokens)
     if meter is None or meter.boot != load.engine_boot or now - meter.at > _LONGEST_STEP or tokens < meter.tokens:
         return fresh
     busy = meter.busy + max(0.0, now - meter.at) * (meter.running + load.running) / 2
@@ -72,3 +71,46 @@ def far_slower(paces: Mapping[str, float]) -> dict[str, float]:
     sigma = _MAD_TO_SIGMA * median(abs(pace - middle) for pace in paces.values())
     bound = max(TIMES_MEDIAN * middle, middle + DEVIATIONS * sigma)
     return {replica: pace / middle for replica, pace in paces.items() if pace > bound}
+
+
+class SlowWatch:
+    """The replicas of all Models over time: which are far slower, window after window. Mutable; for one owner."""
+
+    def __init__(self) -> None:
+        self._meters: dict[str, PaceMeter] = {}
+        self._paces: dict[str, tuple[float, float]] = {}
+        """Replica -> (when its window ended, pace)."""
+        self._rows: dict[str, int] = {}
+        self._times: dict[str, float] = {}
+
+    def report(self, group: Mapping[str, Load | None], now: float) -> None:
+        """Loads of all ready replicas of one Model and class, by their uids."""
+        for replica, load in group.items():
+            meter = advance(self._meters.get(replica), load, now)
+            if meter is None:
+                self.forget(replica)
+                continue
+            self._meters[replica] = meter
+            if meter.began == now and meter.pace is not None:
+                self._paces[replica] = (now, meter.pace)
+                self._judge(replica, group, now)
+
+    def slow(self, replica: str) -> float | None:
+        """How many times the median its pace is, once it has been far slower for long enough."""
+        return self._times.get(replica) if self._rows.get(replica, 0) >= WINDOWS else None
+
+    def forget(self, replica: str) -> None:
+        for table in (self._meters, self._paces, self._rows, self._times):
+            table.pop(replica, None)
+
+    def keep(self, replicas: Collection[str]) -> None:
+        """Forgets all others."""
+        for gone in [replica for replica in self._meters if replica not in replicas]:
+            self.forget(gone)
+
+    def _judge(self, replica: str, group: Iterable[str], now: float) -> None:
+        latest = {each: self._paces[each] for each in group if each in self._paces}
+        named = far_slower({each: pace for each, (at, pace) in latest.items() if now - at <= 2 * WINDOW_SECONDS})
+        self._rows[replica] = self._rows.get(replica, 0) + 1 if replica in named else 0
+        if replica in named:
+            self._times[replica] = named[replica]
