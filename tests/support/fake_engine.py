@@ -37,6 +37,11 @@ class FakeEngine:
     in_call: int = 0
     most_in_call: int = 0
 
+    says: str | None = " Paris."
+    """What it writes after any prompt; None: its model writes nothing."""
+    completed: list[dict[str, object]] = field(default_factory=list[dict[str, object]])
+    """Bodies of /v1/completions."""
+
     def __post_init__(self) -> None:
         self.gate.set()
 
@@ -46,6 +51,7 @@ class FakeEngine:
         app.router.add_post("/load_lora_adapter", self._load)
         app.router.add_post("/unload_lora_adapter", self._unload)
         app.router.add_post("/abort_request", self._abort)
+        app.router.add_post("/v1/completions", self._complete)
         return app
 
     async def _abort(self, request: web.Request) -> web.Response:
@@ -55,6 +61,15 @@ class FakeEngine:
             return web.json_response({"error": "Unauthorized"}, status=401)
         self.aborted.append((await request.json())["rid"])
         return web.Response()
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        if request.headers.get("Authorization") != "Bearer engine-key":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        asked = await request.json()
+        self.completed.append(asked)
+        if self.says is None:
+            return web.json_response({"error": "this model is an embedding model"}, status=400)
+        return web.json_response({"choices": [{"index": 0, "text": self.says}]})
 
     async def _load(self, request: web.Request) -> web.Response:
         body = await request.json()

@@ -35,6 +35,8 @@ log = structlog.get_logger()
 
 TICK_SECONDS: Final = 5.0
 ROUND_SECONDS: Final = 600.0
+TEST_SECONDS: Final = 30.0
+"""Between two tests of replicas on probation."""
 ASK_SECONDS: Final = 25.0
 """For one canary; the agent gives its engine less."""
 MOST_ASKED: Final = 8
@@ -74,6 +76,7 @@ class HealthProbes:
         self._tested: dict[tuple[str, Unit], tuple[datetime, Tested]] = {}
         """(class, unit) -> (begin of the quarantine, result)."""
         self._next_round: dict[str, float] = {}
+        self._next_test: dict[str, float] = {}
         self._made: dict[str, int] = {}
         """Group -> tokens that its replicas had generated at the last round."""
         health.own_word = lambda name: self._signals.get(name, ())
@@ -82,7 +85,8 @@ class HealthProbes:
     def begin_term(self) -> None:
         """Nothing of an earlier term counts."""
         self._slow, self._canary = SlowWatch(), CanaryWatch()
-        self._signals, self._tested, self._next_round, self._made = {}, {}, {}, {}
+        self._signals, self._tested = {}, {}
+        self._next_round, self._next_test, self._made = {}, {}, {}
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -104,7 +108,7 @@ class HealthProbes:
         keys = {group.key for group in groups}
         self._slow.keep(uids)
         self._canary.keep(uids, keys)
-        for table in (self._next_round, self._made):
+        for table in (self._next_round, self._next_test, self._made):
             for gone in [key for key in table if key not in keys]:
                 del table[gone]
         await self._rounds(session, groups, now)
@@ -118,7 +122,10 @@ class HealthProbes:
         groups: list[_Group] = []
         for (uid, gpu_class), pods in sorted(found.items()):
             custom = self._world.model_by_uid(uid)
-            if custom is not None:
+            child = self._world.deployment_of(uid, gpu_class)
+            # During a rollout, replicas of two revisions differ because they should.
+            rolling = child is not None and child.deployment is not None and not child.deployment.rolled_out
+            if custom is not None and not rolling:
                 metadata = custom.metadata
                 key = f"{uid}/{metadata.generation}/{gpu_class}"
                 groups.append(_Group(key, f"{metadata.namespace}/{metadata.name}", gpu_class, tuple(pods)))
@@ -128,9 +135,11 @@ class HealthProbes:
 
     async def _rounds(self, session: aiohttp.ClientSession, groups: Iterable[_Group], now: float) -> None:
         for group in groups:
-            waiting = self._waiting(group)
+            waiting = self._waiting(group) if now >= self._next_test.get(group.key, 0.0) else {}
             if not waiting and not self._due(group, now):
                 continue
+            if waiting:
+                self._next_test[group.key] = now + TEST_SECONDS  # until there is somebody to compare it with
             first = sorted(group.pods, key=lambda pod: (pod.uid not in waiting, pod.name))[:MOST_ASKED]
             asked = await asyncio.gather(*(self._ask(session, pod) for pod in first))
             said = [(pod, answer) for pod, answer in zip(first, asked, strict=True) if answer is not None]

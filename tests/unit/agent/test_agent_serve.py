@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from shoal.agent import serve
+from shoal.api import names
 from shoal.engine.sglang.client import SGLangClient
 from shoal.gateway import ids
 from tests.support.agentpod import KEYS, Pod, make_quick
@@ -252,3 +253,27 @@ async def test_the_engines_client_never_aborts_all(pod: Pod):
         with pytest.raises(ValueError, match="empty"):
             await client.abort("")
     assert pod.engine.aborted == []
+
+
+async def canary(pod: Pod, key: str = "operator-key") -> tuple[int, Any]:
+    async with aiohttp.ClientSession() as session:
+        headers = {"authorization": f"Bearer {key}"}
+        async with session.post(f"{pod.url}{names.CANARY_PATH}", headers=headers) as answer:
+            return answer.status, await answer.json()
+
+
+async def test_a_canary_is_a_fixed_greedy_request_for_operators_alone(pod: Pod):
+    pod.boot("boot-1")
+    async with pod.stream() as stream:
+        await stream.until(phase="ready")
+        assert await canary(pod) == (200, {"prompt": serve.CANARY_PROMPT, "text": " Paris."})
+        [asked] = pod.engine.completed
+        assert (asked["model"], asked["temperature"], asked["prompt"]) == ("base", 0, serve.CANARY_PROMPT)
+        assert (await canary(pod, "gateway-key"))[0] in (401, 403)
+        assert len(pod.engine.completed) == 1
+        pod.engine.says = None
+        assert (await canary(pod))[0] == 503, "a model that generates nothing has no canary"
+        pod.engine.says = "x" * 100_000
+        status, answer = await canary(pod)
+        assert status == 200
+        assert len(answer["text"]) == 512, "what an engine says is bounded"

@@ -1,0 +1,208 @@
+"""Canaries and paces of replicas, from the store to what a class says of its GPUs."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import aiohttp
+import pytest
+
+from shoal.api import names
+from shoal.api.gpuclass import GPUClass
+from shoal.api.meta import JsonObject
+from shoal.api.replica import CanaryAnswer
+from shoal.controllers import healthprobes
+from shoal.controllers.capacity import FleetGPUs
+from shoal.controllers.health import FleetHealth
+from shoal.controllers.healthprobes import HealthProbes
+from shoal.controllers.world import World
+from shoal.core import facts
+from shoal.core.health import HealthPlan, Unit
+from shoal.core.health.slow import WINDOW_SECONDS, WINDOWS
+from shoal.core.scaling import Load
+from shoal.kube.client import KubeClient
+from shoal.kube.events import Recorder
+from tests.support.devices import class_of_devices, device_class, resource_slice
+from tests.support.operators import CONFIG, model
+from tests.support.owners import LabelsSuffice
+
+START = datetime(2026, 11, 26, tzinfo=UTC)
+DEVICES = [f"gpu-{i}" for i in range(8)]
+GOOD, BAD = " Paris, and that of", "!!!!!!!!!!!!!!!!!!!"
+
+
+class Fleet:
+    """Eight devices, and replicas of one Model on some of them, which answer as a test says."""
+
+    def __init__(self, replicas: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = START
+        client = cast("KubeClient", None)
+        self.world = World(
+            client, CONFIG, "shoal-system", Recorder(client, "test"), now=lambda: self.now, ownership=LabelsSuffice()
+        )
+        self.gpus = FleetGPUs(self.world)
+        self.health = FleetHealth(self.world, self.gpus)
+        self.changed: list[str] = []
+        self.loads: dict[str, Load] = {}
+        install = cast("Any", None)
+        self.probes = HealthProbes(self.world, install, self.health, self.loads.get, self.changed.append)
+        self.answers: dict[str, str | None] = {}
+        self.asked: list[str] = []
+        monkeypatch.setattr(self.probes, "_ask", self.ask)
+        self.world.device_classes.upsert(stored(device_class()))
+        self.world.resource_slices.upsert(stored(resource_slice("n", *DEVICES)))
+        self.world.nodes.upsert(
+            {"metadata": {"name": "n", "uid": "n"}, "spec": {},
+             "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+        )  # fmt: skip
+        self.world.models.upsert(stored(model("chat", "ns"), uid="m"))
+        self.version = 0
+        self.status: JsonObject = {}
+        self.write()
+        for i in range(replicas):
+            self.replica(i)
+
+    def write(self) -> None:
+        self.version += 1
+        raw = stored(class_of_devices("devices"), uid="c") | {"status": self.status}
+        raw["metadata"] = raw["metadata"] | {"resourceVersion": str(self.version)}
+        self.world.classes.upsert(raw)
+
+    def replica(self, i: int) -> None:
+        labels = {
+            names.LABEL_COMPONENT: names.COMPONENT_ENGINE, names.LABEL_MODEL: "chat", names.LABEL_MODEL_UID: "m",
+            names.LABEL_GPU_CLASS: "devices",
+        }  # fmt: skip
+        name = f"chat-{i}"
+        pod = {
+            "metadata": {"namespace": "ns", "name": name, "uid": name, "labels": labels, "resourceVersion": "1",
+                         "annotations": {names.ANNOTATION_DEVICES: "1"}},
+            "spec": {"nodeName": "n"},
+            "status": {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]},
+        }  # fmt: skip
+        self.world.pods.upsert(pod)
+        result = {"driver": "gpu.test", "pool": "n", "device": DEVICES[i]}
+        status = {"allocation": {"devices": {"results": [result]}},
+                  "reservedFor": [{"resource": "pods", "name": name, "uid": name}]}  # fmt: skip
+        self.world.resource_claims.upsert(stored({"metadata": {"namespace": "ns", "name": name}, "status": status}))
+        self.answers[name] = GOOD
+
+    async def ask(self, _session: aiohttp.ClientSession, pod: facts.Pod) -> CanaryAnswer | None:
+        self.asked.append(pod.name)
+        text = self.answers[pod.name]
+        return None if text is None else CanaryAnswer(prompt="p", text=text)
+
+    async def step(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+        await self.probes.step(cast("Any", None), (self.now - START).total_seconds())
+
+    def decide(self) -> HealthPlan:
+        custom = self.world.classes.get("devices")
+        assert custom is not None
+        assert custom.object is not None
+        return self.health.decide(custom.object).plan
+
+    def quarantined(self, device: int, state: str) -> None:
+        entry = {
+            "node": "n", "device": f"gpu.test/n/{DEVICES[device]}", "state": state, "reason": "GPUUnhealthy",
+            "message": "", "by": "Shoal", "since": "2026-11-25T00:00:00Z", "times": 1,
+        }  # fmt: skip
+        self.status = {"quarantined": [entry]}
+        GPUClass.model_validate(class_of_devices("devices") | {"status": self.status})
+        self.write()
+
+
+def stored(raw: JsonObject, uid: str = "") -> JsonObject:
+    metadata = {"resourceVersion": "1", "generation": 1} | raw["metadata"]
+    return raw | {"metadata": metadata | {"uid": uid or f"uid-{metadata['name']}"}}
+
+
+async def test_a_replica_on_probation_that_answers_as_the_others_do_releases_its_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = Fleet(3, monkeypatch)
+    fleet.quarantined(0, "Probation")
+    assert [q.state for q in fleet.decide().quarantined] == ["Probation"]
+    await fleet.step(5)
+    assert fleet.asked[0] == "chat-0"
+    assert fleet.changed == ["devices"]
+    plan = fleet.decide()
+    assert not plan.quarantined
+    assert [why for _, why in plan.released] == ["a replica there passed its test"]
+
+
+async def test_one_that_answers_otherwise_goes_back_into_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet(3, monkeypatch)
+    fleet.quarantined(0, "Probation")
+    fleet.answers["chat-0"] = BAD
+    await fleet.step(5)
+    [found] = fleet.decide().quarantined
+    assert (found.state, found.times) == ("Quarantined", 2)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+async def test_without_an_answer_or_a_witness_it_stays_on_probation(
+    replicas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = Fleet(replicas, monkeypatch)
+    fleet.quarantined(0, "Probation")
+    if replicas > 1:
+        fleet.answers["chat-0"] = None
+    for _ in range(5):
+        await fleet.step(60)
+    assert [q.state for q in fleet.decide().quarantined] == ["Probation"]
+
+
+async def test_a_model_that_is_not_used_is_not_asked_and_one_that_is_every_ten_minutes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = Fleet(4, monkeypatch)
+    for _ in range(40):
+        await fleet.step(60)
+    assert not fleet.asked, "a canary must not keep a Model from going to zero"
+    for minute in range(40):
+        fleet.loads |= {f"chat-{i}": Load(running=1, generation_tokens_total=minute * 5000) for i in range(4)}
+        await fleet.step(60)
+    assert 8 <= len(fleet.asked) <= 16
+
+
+async def test_a_replica_that_answers_garbage_loses_its_gpu_and_no_other_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet(4, monkeypatch)
+    fleet.answers["chat-2"] = BAD
+    found: set[Unit] = set()
+    for tick in range(200):
+        fleet.loads |= {f"chat-{i}": Load(running=1, generation_tokens_total=tick * 5000) for i in range(4)}
+        await fleet.step(30)
+        plan = fleet.decide()
+        found |= {q.unit for q in plan.quarantined}
+        if plan.quarantined:
+            assert (plan.quarantined[0].reason, plan.quarantined[0].model) == ("ReplicaAnswersDiffer", "ns/chat")
+    assert found == {Unit("n", "gpu.test/n/gpu-2")}
+
+
+async def test_a_replica_that_is_far_slower_loses_its_gpu_and_no_other_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet(4, monkeypatch)
+    made: Mapping[str, float] = {"chat-0": 40, "chat-1": 5, "chat-2": 41, "chat-3": 39}
+    reached = 0.0
+    for tick in range(int((WINDOWS + 4) * WINDOW_SECONDS / 5)):
+        for name, rate in made.items():
+            fleet.loads[name] = Load(engine_boot="b", running=4, generation_tokens_total=int(tick * 5 * rate))
+        await fleet.step(5)
+        plan = fleet.decide()
+        assert {q.unit for q in plan.quarantined} <= {Unit("n", "gpu.test/n/gpu-1")}
+        if plan.quarantined and not reached:
+            reached = tick * 5.0
+            assert plan.quarantined[0].reason == "ReplicaFarSlower"
+    assert WINDOWS * WINDOW_SECONDS <= reached <= (WINDOWS + 2) * WINDOW_SECONDS, "minutes of evidence"
+
+
+async def test_a_replica_with_several_gpus_and_one_that_nobody_names_take_no_node_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = Fleet(4, monkeypatch)
+    pod = fleet.world.pods.get("ns/chat-0")
+    assert pod is not None
+    assert fleet.probes._unit(pod) == Unit("n", "gpu.test/n/gpu-0")  # pyright: ignore[reportPrivateUsage]
+    fleet.world.resource_claims.remove("ns/chat-0")
+    assert fleet.probes._unit(pod) is None  # pyright: ignore[reportPrivateUsage]
+    assert healthprobes.MOST_ASKED >= 3
