@@ -3,12 +3,15 @@
 import json
 import os
 from collections.abc import Generator
+from datetime import UTC, datetime
 from typing import Any
 
 import openai
 import pytest
 
 from shoal.api import names
+from shoal.core.health import Unit
+from shoal.core.health.requests import CordonRequest, write
 from shoal_dev.demo import steps
 from shoal_dev.lab.fleet import FleetFile
 from tests.e2e.conftest import VALUES, Fleet, serves
@@ -151,6 +154,10 @@ def test_both_worlds_in_one_fleet(mixed: Fleet) -> None:
 def test_a_device_with_a_taint_and_a_claim_of_others_are_not_free(mixed: Fleet) -> None:
     serving(mixed, 1)
     gpus(mixed, {"allocatable": 3, "allocated": 1, "free": 2})
+    # What is counted here is the taint alone: a person said that nothing of the node is to be out of use for longer.
+    at = datetime.now(UTC)
+    overruled = write([CordonRequest(Unit("dra-1", f"gpu.nvidia.com/dra-1/gpu-{i}"), at) for i in range(3)])
+    mixed.kubectl("annotate", "gpuclasses", "l4", f"{names.ANNOTATION_UNCORDON}={overruled}", "--overwrite")
     mixed.lab.gpu_health("dra-1", healthy=2)
     gpus(mixed, {"capacity": 3, "allocatable": 2, "free": 1})
     claim = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}]}}

@@ -36,7 +36,8 @@ class EngineHTTP:
         """What the base model writes after a prompt at temperature 0. Raises EngineRefused where it writes nothing."""
         listed = json_object(await self.get("/v1/models", seconds, auth="api"), "/v1/models").get("data")
         models = cast("list[Any]", listed) if isinstance(listed, list) else []
-        name = next((m["id"] for m in models if isinstance(m, dict) and m.get("id") and not m.get("parent")), None)
+        cards = [cast("dict[str, Any]", each) for each in models if isinstance(each, dict)]
+        name: Any = next((card.get("id") for card in cards if not card.get("parent")), None)  # no adapter
         if not isinstance(name, str):
             raise EngineGarbled("/v1/models: names no model")
         path = "/v1/completions"

@@ -100,8 +100,16 @@ def up(
         else:
             # Its sums need the lab's nodes, and a real engine of its own for each Model is more than this machine has.
             console.print("\nThe act on a mixed fleet needs the lab and the simulator: left out.")
-        from shoal_dev.demo import engineact, loraact, scaleact, tenantact  # their SDK is not part of an installation
+        from shoal_dev.demo import (  # their SDK is not part of an installation
+            engineact,
+            healthact,
+            loraact,
+            scaleact,
+            tenantact,
+        )
 
+        if where == "lab" and engine == "simulator":
+            healthact.run(cluster, stages, timeout)
         if engine == "simulator":
             scaleact.run(cluster, stages, timeout, "KEDA" if "keda" in chosen else "BuiltIn")
             loraact.run(cluster, stages, timeout)

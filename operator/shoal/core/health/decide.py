@@ -147,7 +147,7 @@ def _evidence(
     now: datetime,
 ) -> dict[tuple[Unit, str], Evidence]:
     found: dict[tuple[Unit, str], Evidence] = {}
-    before = memory.evidence if memory is not None else {}
+    before: Mapping[tuple[Unit, str], Evidence] = memory.evidence if memory is not None else {}
     step = 0.0 if memory is None else min(LONGEST_STEP, max(0.0, (now - memory.at).total_seconds()))
     known = {(each.unit, each.reason) for each in seen.quarantined if each.state == "Quarantined"}
     for key in signals:
