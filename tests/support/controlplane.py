@@ -308,6 +308,8 @@ class StatusKubelet:
         self.pod_ips: Iterator[str] = repeat("10.244.0.10")
         """Of the pods, one after the other: nobody answers there, unless the test has put somebody."""
         self.said: tuple[int, JsonObject] = (0, {"facts": FACTS})
+        self.prefetch_said: Callable[[JsonObject], tuple[int, JsonObject]] = lambda _pod: (0, {})
+        """What the pod of a Job that asks a node's cache ends with."""
         self.adapters_said: Callable[[JsonObject], tuple[int, JsonObject]] = lambda _pod: (1, {})
         """What the pod of a Job that reads adapters ends with."""
         self._todo: asyncio.Queue[JsonObject] = asyncio.Queue()
@@ -342,7 +344,7 @@ class StatusKubelet:
             deleting = "deletionTimestamp" in metadata
             step = (metadata["uid"], deleting)
             component = metadata.get("labels", {}).get("app.kubernetes.io/component")
-            reads = component in ("facts", "adapter-facts")
+            reads = component in ("facts", "adapter-facts", "prefetch")
             if step in self._done:
                 continue
             if self._hold and not deleting and not reads:
@@ -360,7 +362,7 @@ class StatusKubelet:
                         metadata["name"],
                         metadata["namespace"],
                         {
-                            "status": ended(pod, *(self.said if component == "facts" else self.adapters_said(pod)))
+                            "status": ended(pod, *self._said(component, pod))
                             if reads
                             else running(pod, next(self.pod_ips))
                         },
@@ -373,6 +375,10 @@ class StatusKubelet:
                 self._done.discard(step)
                 await asyncio.sleep(0.5)
                 self._todo.put_nowait(pod)
+
+    def _said(self, component: str, pod: JsonObject) -> tuple[int, JsonObject]:
+        said = {"facts": lambda _: self.said, "prefetch": self.prefetch_said}
+        return said.get(component, self.adapters_said)(pod)
 
 
 async def _force(client: KubeClient, metadata: JsonObject) -> None:

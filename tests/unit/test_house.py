@@ -271,6 +271,7 @@ EXECUTORS: Final = "shoal.controllers.children."
 OTHER_WRITERS: Final = {
     "shoal.controllers.status": {"apply_status resource"},  # the status of every kind
     "shoal.controllers.artifacts": {"apply JOBS"},  # Jobs that read a source
+    "shoal.controllers.prefetch": {"apply JOBS"},  # Jobs that ask node caches for weights
     "shoal.controllers.lora.reader": {"apply JOBS", "merge_patch JOBS"},  # Jobs that read adapters
     "shoal.controllers.cachevolumes": {
         "apply resource",

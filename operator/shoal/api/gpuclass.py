@@ -270,8 +270,9 @@ class GPUClassStatus(Object):
 
     conditions: Conditions = ()
     """Conditions of the class. Ready says whether the class has nodes: NodesFound, NoNodes, LabelsDisagree, Overlaps,
-    Invalid; of a class with `device` also DRAUnavailable, DeviceClassNotFound, SelectorInvalid, NoDevices,
-    MemoryUnknown. GPUsHealthy is there while GPUs are not: GPUsQuarantined, QuarantineWithheld, CordonInvalid."""
+    SharedGPUs, Invalid; of a class with `device` also DRAUnavailable, DeviceClassNotFound, SelectorInvalid, NoDevices,
+    MemoryUnknown. SharedGPUs is present while nodes of the class share GPUs (time-slicing, MPS), which do not count.
+    GPUsHealthy is there while GPUs are not: GPUsQuarantined, QuarantineWithheld, CordonInvalid."""
     observed_generation: Count | None = None
     """Generation of the spec that this status describes."""
     nodes: Count | None = None

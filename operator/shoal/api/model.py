@@ -262,6 +262,15 @@ class Scaling(Object):
     )
 
 
+class Prefetch(Object):
+    """Weights that node caches keep before a replica asks for them."""
+
+    nodes: Annotated[int, Field(ge=1, le=32)]
+    """Nodes of each class whose cache shall have the weights. Nodes where a replica runs count."""
+    classes: Annotated[tuple[ResourceName, ...], Field(max_length=8), K8s(list_type="set")] = ()
+    """Names of GPUClasses. Default: the classes of `variants`, or every GPUClass if there are none."""
+
+
 class Hold(Object):
     """Requests on hold: they wait at a gateway while no replica can take them. The limits apply per gateway."""
 
@@ -405,6 +414,9 @@ class ModelSpec(Object):
     """Priority of the Model when GPUs are short. A higher number wins. Default: 0."""
     scaling: Scaling = Scaling()
     """How the number of replicas is decided."""
+    prefetch: Prefetch | None = None
+    """Weights that node caches fetch in advance, so that a cold start does not wait for them. Default: a cache fetches
+    when a replica needs them."""
     hold: Hold = Hold()
     """Requests that are held while no replica can take them."""
     interruptible_percent: Annotated[int, Field(ge=0, le=100), K8s(default_in_code=True)] = 100
@@ -460,6 +472,19 @@ class VariantStatus(Object):
     """Why this class is not used."""
 
 
+class PrefetchStatus(Object):
+    """Weights in the node caches of one GPU class."""
+
+    gpu_class: Annotated[ResourceName, Field(alias="class")]
+    """Name of the GPUClass."""
+    nodes: Count
+    """Nodes whose cache shall have the weights: at most `spec.prefetch.nodes`."""
+    ready: Count = 0
+    """Of these, nodes whose cache has them."""
+    message: Annotated[str, StringConstraints(max_length=512)] | None = None
+    """Why there are fewer nodes than asked for, or what failed."""
+
+
 class ReplicaCounts(Object):
     """Replicas over all variants."""
 
@@ -487,6 +512,8 @@ class ModelStatus(Object):
     """Replicas over all variants."""
     cold_start_seconds: Count | None = None
     """Longest measured cold start of the classes in use."""
+    prefetch: Annotated[tuple[PrefetchStatus, ...], Field(max_length=8), K8s(list_type="map", keys=("class",))] = ()
+    """Weights that were fetched in advance, per GPU class."""
 
 
 class Model(CustomResource):

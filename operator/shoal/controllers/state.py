@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Final
 
 from shoal.api.gpuclass import GPUClass, QuarantinedGPUs
-from shoal.api.model import Model
+from shoal.api.model import Model, PrefetchStatus
 from shoal.controllers.capacity import FleetGPUs
 from shoal.controllers.placementrequest import PlacementDecision, PlacementRequest
 from shoal.controllers.replicastates import observe
@@ -110,6 +110,8 @@ class ModelRecord:
     """Class -> KV tokens of one replica, as its engine says. Written by `Calibration`."""
     cold_starts: dict[str, int] = field(default_factory=dict[str, int])
     """Class -> seconds of the last cold start. Written by `ColdStarts`."""
+    prefetch: tuple[PrefetchStatus, ...] = ()
+    """Weights in node caches, per class. Written by `PrefetchController`."""
     backoffs: Mapping[str, ClassBackoff] = field(default_factory=dict[str, ClassBackoff])
     """Classes on which its replicas failed to start. Written by `ClassBackoffs`."""
     keda_ca: str | None = None

@@ -32,6 +32,7 @@ from shoal.controllers.lora import LoRAControllers
 from shoal.controllers.metrics import EventMetrics
 from shoal.controllers.model import ModelController
 from shoal.controllers.planner import Planner
+from shoal.controllers.prefetch import PrefetchController
 from shoal.controllers.route import RouteController
 from shoal.controllers.scaling.scaler import Scaler
 from shoal.controllers.scaling.signals import SignalStreams
@@ -68,6 +69,7 @@ class Parts:
     lora: LoRAControllers
     engine_sizes: EngineSizes
     cache_volumes: CacheVolumesController
+    prefetch: PrefetchController
     install: InstallKeySource
     transport: CertificateIssuer
     events: EventMetrics
@@ -127,6 +129,7 @@ def connect(parts: Parts) -> None:
         parts.tenants.on_model,  # Tenants that grant it
         parts.routes.on_model,  # routes that name it, or that claim the same names
         parts.cache_volumes.on_model,  # whether its weights are cached
+        parts.prefetch.on_model,  # whether they are fetched in advance
         parts.events.on_model,  # its metrics
     )
     subscribe(
@@ -158,7 +161,7 @@ def connect(parts: Parts) -> None:
         parts.routes.on_adapter,
     )
     subscribe(world.routes, parts.routes.on_route)
-    subscribe(world.jobs, models.artifacts.on_job, lora.adapters.reader.on_job)
+    subscribe(world.jobs, models.artifacts.on_job, lora.adapters.reader.on_job, parts.prefetch.on_job)
     subscribe(world.scaled_objects, parts.driver.on_scaled)
     subscribe(world.trigger_authentications, parts.driver.on_scaled)
     subscribe(world.autoscalers, parts.driver.on_autoscaler)

@@ -36,6 +36,19 @@ class SourceReading:
     """The Job has no pod yet, and no event tells when it is refused one: look again."""
 
 
+def stage_words(message: str) -> str:
+    """What the termination message of a stage container says to a person."""
+    try:
+        written: Any = json.loads(message)
+    except (ValueError, RecursionError):
+        return message.strip().rpartition("\n")[2]
+    match written:
+        case {"reason": str(reason), "message": str(text)}:
+            return f"{reason}: {text}"
+        case _:
+            return message.strip()
+
+
 def source_key(model: Model) -> str:
     """Name of the Job that reads this Model's source; also tells for which source facts were read."""
     source = model.spec.source

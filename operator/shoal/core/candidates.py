@@ -21,6 +21,7 @@ from shoal.core.devices.say import DeviceFacts
 from shoal.core.facts import Node
 from shoal.core.gpus import takes_pods
 from shoal.core.placement import Candidate, ClassSupply, Demand, NodeSupply, Rejected, ReplicaState
+from shoal.core.sharing import without_shared
 from shoal.core.sizing import GPU, Misfit, Sized, Tuning, gpu_of, size, tries
 from shoal.core.status.observed import ModelProblem
 
@@ -52,7 +53,8 @@ Offers = Mapping[str, Mapping[str, tuple[int, int]]]
 def members(
     classes: Iterable[GPUClass], nodes: Iterable[Node], offers: Offers = MappingProxyType({})
 ) -> dict[str, tuple[Node, ...]]:
-    """class -> its nodes. A node that several classes select by its labels counts for the first by name. A class with
+    """class -> its nodes. A node that several classes select by its labels counts for the first by name. One whose
+    GPUs are shared has none. A class with
     devices has the nodes in `offers`, each with the devices among what it has."""
     ordered = sorted(classes, key=lambda c: c.metadata.name)
     found: dict[str, list[Node]] = {c.metadata.name: [] for c in ordered}
@@ -64,7 +66,7 @@ def members(
                 found[gpu_class.metadata.name].append(_with_devices(node, gpu_class.resource, *offer))
         for gpu_class in ordered:
             if gpu_class.spec.node_selector.items() <= node.labels.items():
-                found[gpu_class.metadata.name].append(node)
+                found[gpu_class.metadata.name].append(without_shared(node, gpu_class.resource))
                 break
     return {name: tuple(of) for name, of in found.items()}
 

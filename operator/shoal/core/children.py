@@ -39,6 +39,12 @@ def facts_job(uri: str, digest: str | None, secret: str | None, service_account:
     return f"facts-{hashlib.sha256(said.encode()).hexdigest()[:16]}"
 
 
+def prefetch_job(model_uid: str, node: str, manifest: str | None) -> str:
+    """Of the Job that asks a node's cache for weights: another one for other weights."""
+    said = "\0".join((model_uid, node, manifest or ""))
+    return f"prefetch-{hashlib.sha256(said.encode()).hexdigest()[:20]}"
+
+
 def claim_template(model: str, gpu_class: str, digest: str) -> str:
     """Of the ResourceClaimTemplate of a variant. `digest`: of its spec, which nobody can change."""
     return f"{deployment(model, gpu_class)}-{digest}"

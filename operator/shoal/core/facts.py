@@ -157,6 +157,8 @@ class MetadataJob:
     """Of adapters: what it reads, as `names.ANNOTATION_READS` lists it."""
     pool: str | None = None
     """Of adapters: `namespace/name` of their pool."""
+    node: str | None = None
+    """Of a prefetch: the node whose cache it asks."""
 
     @property
     def key(self) -> str:

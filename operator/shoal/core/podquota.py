@@ -29,29 +29,29 @@ _RANGE: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class QuotaRefusal:
     """A quota's answer to a pod that a Deployment wanted to create."""
 
     reason: str
     message: str
 
 
-def refusal(text: str) -> Refusal | None:
+def refusal(text: str) -> QuotaRefusal | None:
     """What a quota says in the API server's refusal of a pod; None: no quota refuses it."""
     read = text[:_LONGEST]
     if found := _EXCEEDED.search(read):
         quota, requested, used, limited = found.groups()
-        return Refusal(
+        return QuotaRefusal(
             reasons.RESOURCE_QUOTA,
             f"ResourceQuota {quota} has no room for a replica: requested {requested}, used {used}, limited {limited}",
         )
     if found := _UNSTATED.search(read):
-        return Refusal(
+        return QuotaRefusal(
             reasons.RESOURCE_QUOTA, f"ResourceQuota {found[1]} takes no pod without: {_line(found[2])}; set them in "
             "spec.pod.resources, or give defaults by a LimitRange"
         )  # fmt: skip
     if found := _RANGE.search(read):
-        return Refusal(reasons.LIMIT_RANGE, f"a LimitRange of the namespace refuses the pod: {_line(found[1])}")
+        return QuotaRefusal(reasons.LIMIT_RANGE, f"a LimitRange of the namespace refuses the pod: {_line(found[1])}")
     return None
 
 

@@ -23,7 +23,7 @@ K = TypeVar("K", bound=CustomResource)
 
 _JOB_LABEL: Final = "batch.kubernetes.io/job-name"
 _PROCESSES: Final = (names.COMPONENT_GATEWAY, names.COMPONENT_OPERATOR, names.COMPONENT_LEDGER)
-_READERS: Final = (names.COMPONENT_FACTS, names.COMPONENT_ADAPTER_FACTS)
+_READERS: Final = (names.COMPONENT_FACTS, names.COMPONENT_ADAPTER_FACTS, names.COMPONENT_PREFETCH)
 _DEVICES: Final = re.compile(r"[1-9][0-9]{0,2}")
 _SAME_MOMENT_SECONDS: Final = 3.0
 """Between the times that a kubelet writes when it first sees a pod."""
@@ -220,6 +220,7 @@ def job(raw: JsonObject) -> facts.MetadataJob:
         created=_time(metadata.get("creationTimestamp")),
         reads=tuple(_map(metadata, "annotations").get(names.ANNOTATION_READS, "").split()),
         pool=f"{metadata['namespace']}/{pool}" if pool else None,
+        node=_map(metadata, "annotations").get(names.ANNOTATION_NODE),
     )
 
 

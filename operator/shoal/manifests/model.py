@@ -19,7 +19,12 @@ from shoal.manifests.shape import VariantShape, labels, metadata, selector
 
 PROGRESS_SECONDS: Final = 3 * STARTUP_SECONDS
 """progressDeadlineSeconds: three times the longest start."""
-_FETCHING: Final = (names.COMPONENT_ENGINE, names.COMPONENT_FACTS, names.COMPONENT_ADAPTER_FACTS)
+_FETCHING: Final = (
+    names.COMPONENT_ENGINE,
+    names.COMPONENT_FACTS,
+    names.COMPONENT_ADAPTER_FACTS,
+    names.COMPONENT_PREFETCH,
+)
 
 
 def deployment(

@@ -12,6 +12,7 @@ from shoal.api.sources import engine_model_path
 from shoal.core import children
 from shoal.core.placement.steering import steering
 from shoal.core.podquota import queue_labels
+from shoal.core.sharing import STRATEGIES, strategy_label
 from shoal.engine.kinds import DEFAULT, kind_of
 from shoal.engine.port import STARTUP_SECONDS, EngineLaunch
 from shoal.manifests import cache, devices, pool, sidecar, source
@@ -29,6 +30,7 @@ from shoal.manifests.parts import (
 from shoal.manifests.resources import cached, engine_resources, stage_resources
 from shoal.manifests.shape import VariantShape, engine_row, labels
 
+_NVIDIA: Final = "nvidia.com/"
 GRACE_SECONDS: Final = 60
 """Added to `drainSeconds`: time for the engine to terminate."""
 STALLED_GRACE_SECONDS: Final = 30
@@ -164,6 +166,9 @@ def _scheduling(shape: VariantShape) -> JsonObject:
     # Always the same, so that a node that is taken out of use rolls no Deployment.
     quarantined = f"{names.QUARANTINE_PREFIX}{shape.gpu_class.metadata.name}"
     expressions.append({"key": quarantined, "operator": "DoesNotExist"})
+    if (resource := shape.gpu_class.spec.extended_resource) and resource.startswith(_NVIDIA):
+        # Nodes with shared GPUs do not count, and the scheduler must not use them either.
+        expressions.append({"key": strategy_label(resource), "operator": "NotIn", "values": list(STRATEGIES)})
     terms = [{"matchExpressions": expressions}]
     affinity: JsonObject = {
         "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}

@@ -31,6 +31,7 @@ from shoal.controllers.metrics import EventMetrics, ObjectMetrics
 from shoal.controllers.model import ModelController
 from shoal.controllers.modelqueue import ModelQueue
 from shoal.controllers.planner import Planner
+from shoal.controllers.prefetch import PrefetchController
 from shoal.controllers.queuemessages import QueueMessages
 from shoal.controllers.route import RouteController
 from shoal.controllers.scaling.history import DecisionHistory
@@ -208,6 +209,7 @@ class OperatorProcess:
         halts = None if isinstance(hears, NoAdapterSignals) else hears.canaries
         self.routes = RouteController(world, WorkQueue("modelroute", workers=2), halts)
         self.cache_volumes = CacheVolumesController(world, WorkQueue("cache-volumes", workers=1))
+        self.prefetch = PrefetchController(world, self.state, models, WorkQueue("prefetch", workers=1))
         self.registry = prometheus_client.CollectorRegistry()
         """Metrics of the fleet; the process's own metrics are in the default registry."""
         leads: Callable[[], bool] = lambda: self.elector.leading  # noqa: E731
@@ -228,6 +230,7 @@ class OperatorProcess:
                 lora=self.lora,
                 engine_sizes=self.engine_sizes,
                 cache_volumes=self.cache_volumes,
+                prefetch=self.prefetch,
                 install=self.install,
                 transport=self.transport,
                 events=EventMetrics(world, self.registry, leads, time.monotonic),
@@ -278,6 +281,7 @@ class OperatorProcess:
             self.tenants.queue,
             self.routes.queue,
             self.cache_volumes.queue,
+            self.prefetch.queue,
             *self.lora.queues,
         )
 
@@ -324,6 +328,7 @@ class OperatorProcess:
             group.create_task(self.routes.queue.run(self.routes.reconcile))
             group.create_task(self.routes.keys.run())
             group.create_task(self.cache_volumes.queue.run(self.cache_volumes.reconcile))
+            group.create_task(self.prefetch.queue.run(self.prefetch.reconcile))
             group.create_task(self.scaler.run())
             group.create_task(self.waker.run())
             group.create_task(self.backoffs.run())
@@ -376,6 +381,7 @@ class OperatorProcess:
         self.lora.enqueue_all()
         self.engine_sizes.enqueue_all()
         self.cache_volumes.enqueue_all()
+        self.prefetch.enqueue_all()
 
     async def _heart(self) -> None:
         while True:

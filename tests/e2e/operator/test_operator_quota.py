@@ -25,7 +25,7 @@ def quota(namespace: str, gpus: int) -> JsonObject:
 async def test_a_resource_quota_is_named_and_the_replica_comes_when_it_has_room(fleet: Fleet) -> None:
     client, ns = fleet.client, fleet.namespace
     await client.apply(QUOTAS, quota(ns, 1), manager="person")
-    await eventually(lambda: client.get(QUOTAS, "gpus", ns), lambda q: (q.get("status") or {}).get("hard"))
+    await eventually(lambda: client.get(QUOTAS, "gpus", ns), lambda q: bool((q.get("status") or {}).get("hard")))
     async with running_operator(client, fleet.kubeconfig):
         await fleet.apply(model("first", ns, variants=[{"class": "h100"}]))
         await model_with(client, ns, "first", "Ready", "True")
@@ -38,7 +38,11 @@ async def test_a_resource_quota_is_named_and_the_replica_comes_when_it_has_room(
         )
         assert condition(waits, "QuotaWait")["reason"] == "ResourceQuotaExceeded"
         assert not condition(waits, "Stalled"), "more quota ends it, nobody has to change the Model"
-        assert "takes no GPU until then" in condition(waits, "Placed")["message"]
+        await eventually(
+            lambda: client.get(MODELS, "second", ns),
+            lambda m: "takes no GPU until then" in condition(m, "Placed").get("message", ""),
+            what="the next plan counts no GPU for it",
+        )
         assert condition(await client.get(MODELS, "first", ns), "Ready")["status"] == "True", "it keeps its GPU"
         await client.apply(QUOTAS, quota(ns, 2), manager="person")
         # The Deployment controller tries again later and later; a change of the Deployment makes it try at once.

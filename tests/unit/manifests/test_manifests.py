@@ -383,7 +383,7 @@ def test_who_may_reach_the_pods() -> None:
                     {
                         "key": "app.kubernetes.io/component",
                         "operator": "In",
-                        "values": ["engine", "facts", "adapter-facts"],
+                        "values": ["engine", "facts", "adapter-facts", "prefetch"],
                     }
                 ],
             },
@@ -492,7 +492,7 @@ def test_the_pods_and_the_jobs_of_a_model_reach_sources_and_nothing_of_the_node(
     spec = manifests.network_policy(shape().model, config, "shoal-system")["spec"]
     assert spec["policyTypes"] == ["Ingress", "Egress"]
     (components,) = spec["podSelector"]["matchExpressions"]
-    assert components["values"] == ["engine", "facts", "adapter-facts"]
+    assert components["values"] == ["engine", "facts", "adapter-facts", "prefetch"]
     names_, sources = spec["egress"]
     assert {(p["protocol"], p["port"]) for p in names_["ports"]} == {("UDP", 53), ("TCP", 53)}
     assert {p["port"] for p in sources["ports"]} == {443, 3128, 8081, 9000}

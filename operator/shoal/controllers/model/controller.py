@@ -219,6 +219,7 @@ class ModelController:
             cold_starts=self._cold.of(model),
             stale_signals=self._stale_signals.message(model),
             driven=self._driver.conditions.finding(model),
+            prefetch=self._state.record(uid).prefetch,
             failure=failure,
             paused=modelstatus.is_paused(model),
             scaled_by=self._driver.conditions.scaled_by(model) if modelstatus.is_paused(model) else "",

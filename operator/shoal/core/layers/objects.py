@@ -18,7 +18,7 @@ from shoal.core.status.readiness import TRIED_AGAIN
 
 ASIDE: Final = (reasons.SCALING_ACTIVE, reasons.LOGGING_READY, reasons.BUDGET_READY, reasons.SIGNALS_UNKNOWN)
 """Conditions of something beside serving."""
-_ATTENTION: Final = (reasons.SIGNALS_UNKNOWN, reasons.QUOTA_WAIT)
+_ATTENTION: Final = (reasons.SIGNALS_UNKNOWN, reasons.QUOTA_WAIT, reasons.SHARED_GPUS)
 """Conditions whose status True is the bad one."""
 _REPEATS: Final = (reasons.STALLED, reasons.RECONCILING)
 """Conditions that repeat the reason of Ready."""

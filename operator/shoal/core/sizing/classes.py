@@ -7,6 +7,7 @@ from shoal.api.gpuclass import GPUClass
 from shoal.core import quantity
 from shoal.core.devices.say import DeviceFacts
 from shoal.core.facts import Node
+from shoal.core.sharing import partition
 from shoal.core.sizing.types import GPU
 
 _MI = 2**20
@@ -60,7 +61,7 @@ def gpu_of(gpu_class: GPUClass, nodes: Iterable[Node], devices: DeviceFacts | No
     memory, _ = memory_of(gpu_class, own, devices)
     overhead = status.memory.overhead if status and status.memory else None
     sizes = [n.capacity.get(gpu_class.resource, 0) for n in own]
-    if devices is not None and devices.profile:
+    if (devices is not None and devices.profile) or partition(own, gpu_class.resource) is not None:
         sizes = [1]  # CUDA gives a process one partition of a GPU, however many its pod has
     if spec.nodes.autoscaled is not None:
         sizes.append(spec.nodes.autoscaled.gpus_per_node)

@@ -10,6 +10,8 @@ from shoal.core import quantity
 from shoal.core.devices import ClassDevices, DeviceFacts
 from shoal.core.facts import Node
 from shoal.core.gpus import Usage
+from shoal.core.sharing import describe as describe_shared
+from shoal.core.sharing import partition, sharing
 from shoal.core.sizing import memory_label, memory_of
 from shoal.core.status import devicestatus
 from shoal.core.status.conditions import ConditionUpdate, merge
@@ -51,14 +53,18 @@ def status(
     else:
         found = devicestatus.ready(gpu_class, usage, devices or ClassDevices(), facts, memory)
     largest = [*(n.capacity.get(gpu_class.resource, 0) for n in nodes), coming]
-    if facts is not None and facts.profile:
+    if (facts is not None and facts.profile) or partition(nodes, gpu_class.resource) is not None:
         largest = [min(1, *largest)]
     # Kept until an engine reports another value: an operator that has just started knows none.
     known = gpu_class.status.memory.overhead if gpu_class.status and gpu_class.status.memory else None
     return GPUClassStatus(
         conditions=merge(
             gpu_class.status.conditions if gpu_class.status else (),
-            [unavailable or found, *([health] if health is not None else [])],
+            [
+                unavailable or found,
+                *([health] if health is not None else []),
+                *_shared(gpu_class, nodes, devices),
+            ],
             generation=generation,
             now=now,
         ),
@@ -76,6 +82,20 @@ def status(
     )
 
 
+def _shared(gpu_class: GPUClass, nodes: Sequence[Node], devices: ClassDevices | None) -> list[ConditionUpdate]:
+    """The condition SharedGPUs, if nodes or devices of the class are shared."""
+    if gpu_class.spec.device is None:
+        text = describe_shared(nodes, gpu_class.resource)
+    else:
+        several = sorted(str(d.id) for d in devices.devices if d.device.shared) if devices is not None else []
+        text = (
+            f"several claims may share {_names(several)}: each counts only while no claim has a part of it"
+            if several
+            else ""
+        )
+    return [ConditionUpdate(reasons.SHARED_GPUS, "True", reasons.SHARED_GPUS, text)] if text else []
+
+
 def _ready(gpu_class: GPUClass, usage: Usage, nodes: Sequence[Node], overlapping: Mapping[str, str]) -> ConditionUpdate:
     spec, resource = gpu_class.spec, gpu_class.resource
     shared = _overlap(overlapping)
@@ -89,6 +109,8 @@ def _ready(gpu_class: GPUClass, usage: Usage, nodes: Sequence[Node], overlapping
         labels = ", ".join(f"{k}={v}" for k, v in sorted(spec.node_selector.items()))
         why = shared or f"no node has the labels {labels}"
         return ConditionUpdate(reasons.READY, "False", reasons.OVERLAPS if shared else reasons.NO_NODES, why)
+    if not usage.capacity and (parts := describe_shared(nodes, resource)):
+        return ConditionUpdate(reasons.READY, "False", reasons.SHARED_GPUS, parts)
     if not usage.capacity:
         text = f"{usage.nodes} nodes match, none has {resource}: does the device plugin run there?"
         return ConditionUpdate(reasons.READY, "False", reasons.NO_NODES, text)
@@ -132,7 +154,7 @@ def disagreements(gpu_class: GPUClass, nodes: Iterable[Node]) -> list[str]:
             products.setdefault(product, []).append(node.name)
         vendor = resource.partition("/")[0]
         others = [name for name, count in node.capacity.items() if count and name.startswith(f"{vendor}/")]
-        if others and not node.capacity.get(resource):
+        if others and not node.capacity.get(resource) and sharing(node, resource) is None:
             without.append(node.name)
     found = [
         f"{_names(names)}: label {label} says {mib} MiB, memoryPerGPU says {spec.memory_per_gpu}"

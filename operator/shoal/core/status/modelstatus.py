@@ -146,6 +146,7 @@ def status(seen: Observed, now: datetime) -> ModelStatus:
         variants=shown,
         replicas=ReplicaCounts(desired=desired, ready=ready),
         cold_start_seconds=_cold_start(shown),
+        prefetch=seen.prefetch,
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shoal.api.model import Model
+from shoal.api.model import Model, PrefetchStatus
 from shoal.core.artifacts import SourceReading
 from shoal.core.facts import Deployment, Pod
 from shoal.core.placement import Placement
@@ -60,6 +60,8 @@ class Observed:
     """Message about signal sources that have been stale for a while, and what they hold up."""
     driven: ConditionUpdate | None = None
     """The condition of a Model whose replicas KEDA sets."""
+    prefetch: tuple[PrefetchStatus, ...] = ()
+    """Weights in node caches, per class."""
     failure: ModelProblem | None = None
     """What failed when the plan was applied."""
     paused: bool = False

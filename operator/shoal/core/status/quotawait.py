@@ -21,7 +21,7 @@ def quota_wait(pods: Sequence[Pod], deployments: Sequence[Deployment]) -> Condit
     said += [
         (found.reason, f"{deployment.gpu_class}: {found.message}")
         for deployment in deployments
-        if deployment.refused and (found := refusal(deployment.refused)) is not None
+        if deployment.refused and _lacks(deployment, alive) and (found := refusal(deployment.refused)) is not None
     ]
     if said:
         # A pod that may not exist comes before one that waits for its turn: Kueue sees only the second.
@@ -38,3 +38,9 @@ def quota_wait(pods: Sequence[Pod], deployments: Sequence[Deployment]) -> Condit
         )
         return ConditionUpdate(reasons.QUOTA_WAIT, "False", reasons.QUEUE_IGNORED, text)
     return ConditionUpdate(reasons.QUOTA_WAIT, "False", reasons.ADMITTED, f"admitted by queue {', '.join(queues)}")
+
+
+def _lacks(deployment: Deployment, pods: Sequence[Pod]) -> bool:
+    """Whether replicas are missing: a Deployment keeps the refusal a moment longer than it is true."""
+    ready = sum(pod.ready and pod.gpu_class == deployment.gpu_class for pod in pods)
+    return ready < deployment.replicas or deployment.replacing

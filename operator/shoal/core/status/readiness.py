@@ -11,7 +11,7 @@ from shoal.core.status.diagnosis import FAILURES, Cause, diagnose, progress
 from shoal.core.status.observed import Observed
 
 QUOTAS: Final = (reasons.QUOTA_WAIT, reasons.RESOURCE_QUOTA)
-"""Causes that end when somebody gives quota back. The Deployment's own deadline does not count meanwhile."""
+"""Causes that end when quota is given back. The Deployment's own deadline does not count meanwhile."""
 TRIED_AGAIN: Final = "; at zero now, the next request tries again"
 """End of the message of a Model that went to zero without ever having served."""
 
