@@ -43,6 +43,7 @@ MOST_ASKED: Final = 8
 """Replicas of one group in a round."""
 ANSWER_BYTES: Final = 65_536
 _AT_ONCE: Final = 16
+_NOBODY: Final[Mapping[str, tuple[tuple[Unit, datetime], ...]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ class HealthProbes:
 
     async def _rounds(self, session: aiohttp.ClientSession, groups: Iterable[_Group], now: float) -> None:
         for group in groups:
-            waiting = self._waiting(group) if now >= self._next_test.get(group.key, 0.0) else {}
+            waiting = self._waiting(group) if now >= self._next_test.get(group.key, 0.0) else _NOBODY
             if not waiting and not self._due(group, now):
                 continue
             if waiting:

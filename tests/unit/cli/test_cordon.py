@@ -4,8 +4,10 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from shoal.api.gpuclass import GPUClass
+from shoal.cli.cordon.command import cordon
 from shoal.cli.cordon.units import CordonView, of_device, of_node, put_back
 from shoal.core.devices import DeviceClass
 from shoal.core.facts import Node
@@ -65,3 +67,10 @@ def test_only_what_is_out_of_use_can_be_put_back() -> None:
     for which in (("b", None), ("a", "GPU-8")):
         with pytest.raises(click.ClickException, match="is not out of use"):
             put_back(seen, *which, None)
+
+
+@pytest.mark.parametrize("duration", ["", "12", "0h", "1w", "999999h", "-1h"])
+def test_a_duration_has_a_unit(duration: str) -> None:
+    found = CliRunner().invoke(cordon, ["node", "a", "--for", duration])
+    assert found.exit_code == 2
+    assert "such as 30m, 12h or 7d" in found.output

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -27,19 +27,18 @@ _LONGEST_REASON: Final = 200
 Change = Callable[[GPUClass], dict[str, str | None]]
 
 
-class _Duration(click.ParamType):
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        found = re.fullmatch(r"([1-9][0-9]{0,4})([mhd])", str(value))
-        if found is None:
-            self.fail("write minutes, hours or days, such as 30m, 12h or 7d", param, ctx)
-        return timedelta(seconds=int(found[1]) * _SECONDS[found[2]])
+def _duration(_ctx: click.Context, _param: click.Parameter, value: str | None) -> timedelta | None:
+    if value is None:
+        return None
+    found = re.fullmatch(r"([1-9][0-9]{0,4})([mhd])", value)
+    if found is None:
+        raise click.BadParameter("write minutes, hours or days, such as 30m, 12h or 7d")
+    return timedelta(seconds=int(found[1]) * _SECONDS[found[2]])
 
 
 _of_class = click.option("--class", "gpu_class", help="GPUClass, where several have GPUs there.")
 _reason = click.option("--reason", default="", help="Why, for those who look later.")
-_for = click.option("--for", "duration", type=_Duration(), help="For how long, such as 12h. Default: until uncordon.")
+_for = click.option("--for", "duration", callback=_duration, help="For how long, such as 12h. Default: until uncordon.")
 
 
 @click.group()
