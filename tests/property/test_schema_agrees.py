@@ -43,6 +43,7 @@ GOOD: dict[str, Any] = {
     "cel": {"expression": "true"},
     "expression": "true",
     "percent": 5,
+    "nodes": 2,
     "model": {"name": "x"},
     "url": "https://api.example.com/v1",
 }

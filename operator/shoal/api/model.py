@@ -446,6 +446,30 @@ class KVTokens(Object):
     """Reported by the engine, once one has started on this class."""
 
 
+class StartStages(Object):
+    """Seconds of each stage of a replica's start."""
+
+    schedule: Count
+    """Until the pod is bound to a node, without the time that a queue held it back."""
+    pull: Count
+    """Images and volumes."""
+    fetch: Count
+    """Until the weights are on the node, complete and checked."""
+    load: Count
+    """From the engine's start to Ready: weights to the GPU, graph capture."""
+
+
+class ColdStartStatus(Object):
+    """Stages of the cold starts on one GPU class."""
+
+    last: StartStages
+    """Of the last start."""
+    median: StartStages
+    """Of the last few starts, stage by stage."""
+    starts: Annotated[int, Field(ge=1, le=5)]
+    """How many starts the median is of."""
+
+
 class VariantStatus(Object):
     """Decisions and observations for one GPU class."""
 
@@ -468,6 +492,9 @@ class VariantStatus(Object):
     """Cost per hour of the desired replicas, or of one replica if none is desired."""
     cold_start_seconds: Count | None = None
     """Cold start of the latest replica on this class, measured from the creation of the pod to Ready."""
+    cold_start: ColdStartStatus | None = None
+    """Stages of the last cold starts on this class. `kubectl shoal why model/NAME --scaling` says what would shorten
+    them."""
     excluded: Annotated[str, StringConstraints(max_length=512)] | None = None
     """Why this class is not used."""
 

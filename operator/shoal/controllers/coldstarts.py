@@ -1,12 +1,14 @@
 """How long replicas take from their pod's creation to Ready, by Model and class: the last one that was seen."""
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
-from shoal.api.model import Model
+from shoal.api.model import ColdStartStatus, Model, StartStages
 from shoal.controllers.state import FleetState
 from shoal.controllers.world import World
 from shoal.core import facts
+from shoal.core.coldstart import KEPT, ColdStart, median, of_pod
 from shoal.core.status.variants import cold_start
 from shoal.engine.port import STARTUP_SECONDS
 
@@ -31,6 +33,14 @@ class ColdStarts:
         }
         return before | self._state.record(model.metadata.uid).cold_starts
 
+    def stages(self, model: Model) -> dict[str, ColdStartStatus]:
+        """class -> stages of the last cold starts; those seen before this process began stand in the status."""
+        found = {v.gpu_class: v.cold_start for v in (model.status.variants if model.status else ()) if v.cold_start}
+        for name, starts in self._state.record(model.metadata.uid).start_stages.items():
+            if (usual := median(starts)) is not None:
+                found[name] = ColdStartStatus(last=_shown(starts[-1]), median=_shown(usual), starts=len(starts))
+        return found
+
     def start_timeout(self, model: Model, gpu_class: str) -> float:
         """Seconds after which a replica that is not ready is given up: three cold starts, within bounds. The time in
         which an autoscaler adds a node comes on top, since the last cold start may have been on an existing node."""
@@ -51,4 +61,11 @@ class ColdStarts:
             return
         seconds = cold_start(after)
         if seconds is not None:
-            self._state.record(after.model_uid).cold_starts[after.gpu_class] = seconds
+            record = self._state.record(after.model_uid)
+            record.cold_starts[after.gpu_class] = seconds
+            if (found := of_pod(after)) is not None:
+                record.start_stages.setdefault(after.gpu_class, deque(maxlen=KEPT)).append(found)
+
+
+def _shown(start: ColdStart) -> StartStages:
+    return StartStages(schedule=start.schedule, pull=start.pull, fetch=start.fetch, load=start.load)

@@ -62,6 +62,10 @@ class Container:
     exit_message: str | None
     """The termination message: what the container wrote, or its last log lines."""
     running: bool
+    started: datetime | None = None
+    """Of the current or the last run."""
+    ended: datetime | None = None
+    """Of the last run that is over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -373,6 +373,8 @@ def _container(status: JsonObject) -> facts.Container:
         exit_reason=ended.get("reason"),
         exit_message=_text(ended.get("message")),
         running="running" in state,
+        started=_moment(_map(state, "running").get("startedAt") or ended.get("startedAt")),
+        ended=_moment(ended.get("finishedAt")),
     )
 
 
@@ -403,6 +405,14 @@ def _held_devices(containers: Iterable[JsonObject]) -> Iterator[facts.HeldDevice
     )
     for each in islice(listed, _MOST_HELD):
         yield facts.HeldDevice(str(each.get("resourceID", ""))[:_LONGEST_DEVICE], each.get("health") != "Unhealthy")
+
+
+def _moment(text: object) -> datetime | None:
+    """A time that only a measurement reads: another form than the API's is unknown."""
+    try:
+        return datetime.fromisoformat(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
 
 
 def _time(text: str | None) -> datetime | None:

@@ -3,14 +3,18 @@
 from datetime import datetime, timedelta
 from typing import Final
 
+from pydantic import ValidationError
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from shoal.api.decisions import DecisionRecord, Decisions, DriverStats, ModelScaling, RuleResult
+from shoal.api.meta import JsonObject
+from shoal.api.model import Model, StartStages
 from shoal.cli.options import Installation
 from shoal.cli.services import OperatorClient
+from shoal.core.coldstart import ColdStart, describe
 from shoal.kube.client import KubeClient
 from shoal.kube.resources import MODELS
 
@@ -19,10 +23,30 @@ COLUMNS: Final = ("time", "before", "wanted", "reason", "message", "alternative"
 
 async def read(client: KubeClient, installation: Installation, namespace: str, name: str, last: int) -> Decisions:
     """The operator's answer about one Model, with at most `last` decisions. Raises KubeError, ServiceError."""
-    await client.get(MODELS, name, namespace)  # the API server's message names a misspelt Model
+    found = await client.get(MODELS, name, namespace)  # the API server's message names a misspelt Model
     answer = await OperatorClient(client, installation.namespace, installation.url).one(namespace, name)
     model = answer.models[0]
-    return answer.model_copy(update={"models": (model.model_copy(update={"decisions": model.decisions[:last]}),)})
+    return answer.model_copy(
+        update={
+            "models": (
+                model.model_copy(update={"decisions": model.decisions[:last], "cold_starts": _cold_starts(found)}),
+            )
+        }
+    )
+
+
+def _cold_starts(found: JsonObject) -> tuple[str, ...]:
+    """A sentence for each class with a measured start, from the Model's status."""
+    try:
+        model = Model.model_validate(found)
+    except ValidationError:
+        return ()  # of another version
+    known = [(v.gpu_class, v.cold_start) for v in (model.status.variants if model.status else ()) if v.cold_start]
+    return tuple(describe(name, _of(start.last), _of(start.median)) for name, start in known)
+
+
+def _of(stages: StartStages) -> ColdStart:
+    return ColdStart(stages.schedule, stages.pull, stages.fetch, stages.load)
 
 
 def render(model: ModelScaling, now: datetime, *, rules: bool = True) -> RenderableType:
@@ -38,6 +62,7 @@ def render(model: ModelScaling, now: datetime, *, rules: bool = True) -> Rendera
         parts.append(
             Text(f"stale signals, so no scale-down: {', '.join(model.stale)}", style="yellow"),
         )
+    parts += [Text(sentence) for sentence in model.cold_starts]
     if not model.decisions:
         parts.append(Text("no decision since this operator became leader"))
     for decision in model.decisions:

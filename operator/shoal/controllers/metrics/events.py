@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from shoal.api.model import Model
 from shoal.controllers.world import World
 from shoal.core import facts
+from shoal.core.coldstart import ADVICE, of_pod
 from shoal.core.scaling import ScalingDecision
 from shoal.core.status.variants import cold_start
 from shoal.kube.projections import Custom
@@ -49,6 +50,13 @@ class EventMetrics:
             buckets=BUCKETS,
             registry=registry,
         )
+        self._stages = Histogram(
+            "shoal_model_cold_start_stage_seconds",
+            "Part of a cold start: schedule, pull (images and volumes), fetch (weights), load (engine, to Ready).",
+            [*_MODEL, "gpu_class", "stage"],
+            buckets=BUCKETS,
+            registry=registry,
+        )
         self._waking: dict[str, float] = {}
         """Uid of a Model that wakes -> when that was decided."""
         self._shown: dict[str, set[tuple[Counter | Histogram, Labels]]] = {}
@@ -83,6 +91,9 @@ class EventMetrics:
         # A pod that was there when this process first looked started at a time that nobody here measured.
         if before is not None and not before.was_ready and (seconds := cold_start(after)) is not None:
             self._of(self._cold_starts, custom.object, after.gpu_class).observe(seconds)
+            if (stages := of_pod(after)) is not None:
+                for stage in ADVICE:
+                    self._of(self._stages, custom.object, after.gpu_class, stage).observe(getattr(stages, stage))
 
     def on_model(self, _key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
         if before is None or (after is not None and after.metadata.uid == before.metadata.uid):

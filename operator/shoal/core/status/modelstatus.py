@@ -129,6 +129,7 @@ def status(seen: Observed, now: datetime) -> ModelStatus:
         sized=seen.sized,
         tokens=seen.tokens,
         cold_starts=seen.cold_starts,
+        start_stages=seen.start_stages,
     )
     desired = _desired(seen, shown)
     ready = min(desired, sum(v.ready for v in shown))

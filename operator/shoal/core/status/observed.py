@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shoal.api.model import Model, PrefetchStatus
+from shoal.api.model import ColdStartStatus, Model, PrefetchStatus
 from shoal.core.artifacts import SourceReading
 from shoal.core.facts import Deployment, Pod
 from shoal.core.placement import Placement
@@ -50,6 +50,8 @@ class Observed:
     """Class -> KV tokens of one replica, as reported by its engine."""
     cold_starts: Mapping[str, int] = field(default_factory=dict[str, int])
     """Class -> seconds from creation to Ready of the last replica."""
+    start_stages: Mapping[str, ColdStartStatus] = field(default_factory=dict[str, ColdStartStatus])
+    """Class -> stages of the last cold starts."""
     wanted: int | None = None
     """Replicas decided on; None: not decided yet."""
     untried: frozenset[str] = frozenset()

@@ -1,10 +1,11 @@
 """The part of a Model's status about each GPU class."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, Literal
 
 from shoal.api import names
-from shoal.api.model import KVTokens, VariantStatus
+from shoal.api.model import ColdStartStatus, KVTokens, VariantStatus
 from shoal.core.facts import Deployment, Pod
 from shoal.core.placement import Placement
 from shoal.core.sizing import Sized
@@ -23,6 +24,7 @@ def variants(
     sized: Mapping[str, Sized],
     tokens: Mapping[str, int],
     cold_starts: Mapping[str, int],
+    start_stages: Mapping[str, ColdStartStatus] = MappingProxyType({}),
 ) -> tuple[VariantStatus, ...]:
     """One entry per class that is used or was considered; without a placement per Deployment."""
     by_class = {d.gpu_class: d for d in deployments if not d.deleting}
@@ -36,6 +38,7 @@ def variants(
                 ready=min(_ready(pods, name), d.replicas),
                 step=step(d.replicas, _of(pods, name)),
                 cold_start_seconds=cold_starts.get(name),
+                cold_start=start_stages.get(name),
             )
             for name, d in sorted(by_class.items())
         )
@@ -50,6 +53,7 @@ def variants(
             step=step(plan.replicas, _of(pods, plan.gpu_class)),
             hourly_cost=plan.hourly_cost if plan.replicas else None,
             cold_start_seconds=cold_starts.get(plan.gpu_class),
+            cold_start=start_stages.get(plan.gpu_class),
             excluded=shorten(plan.why, _LONGEST_WHY) if plan.why else None,
         )
         for plan in placement.variants
@@ -61,6 +65,7 @@ def variants(
             kv_tokens_per_replica=_tokens(e.kv_tokens, tokens.get(e.gpu_class)),
             hourly_cost=e.hourly_cost,
             cold_start_seconds=cold_starts.get(e.gpu_class),
+            cold_start=start_stages.get(e.gpu_class),
             excluded=shorten(e.why, _LONGEST_WHY),
         )
         for e in placement.excluded

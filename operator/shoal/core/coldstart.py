@@ -1,0 +1,95 @@
+"""How long each stage of a replica's start took, from its pod's own times, and what would shorten it.
+
+| stage | from | to |
+|---|---|---|
+| schedule | the pod is created, or its queue admits it | it is bound to a node |
+| pull | it is bound, and the stage container ends | the stage container starts, and the engine starts: images, volumes |
+| fetch | the stage container starts | it ends: the weights are there, complete and checked |
+| load | the engine starts | the pod is Ready: weights are on the GPU, graphs are captured |
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from shoal.api import names
+from shoal.core.facts import Pod
+
+KEPT: Final = 5
+"""Starts of which the median is taken."""
+_SHORT_SECONDS: Final = 10
+"""A start that is no longer needs no advice."""
+ADVICE: Final = {
+    "schedule": "keep nodes of the class free, or raise minReplicas, so that no replica waits for a node",
+    "pull": "have the images on the nodes before: a mirror of the registry, or images that are pulled in advance",
+    "fetch": "put the weights on the nodes before: spec.prefetch, or a source that is nearer",
+    "load": "load less: quantized weights, more GPUs per replica, a faster disk, fewer CUDA graphs in extraArgs",
+}
+"""Stage -> what makes it shorter."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColdStart:
+    """Seconds of each stage of one start, or of the median of several."""
+
+    schedule: int
+    pull: int
+    fetch: int
+    load: int
+
+    @property
+    def total(self) -> int:
+        return self.schedule + self.pull + self.fetch + self.load
+
+    @property
+    def longest(self) -> str:
+        """The stage that takes most; of equals the earlier."""
+        return max(ADVICE, key=lambda stage: getattr(self, stage))
+
+
+def of_pod(pod: Pod) -> ColdStart | None:
+    """The stages of a pod that is Ready; None: a time is missing, or a container restarted, so that times are mixed."""
+    stage, engine = pod.container(names.CONTAINER_STAGE), pod.container(names.CONTAINER_ENGINE)
+    if stage is None or engine is None or stage.restarts or engine.restarts:
+        return None
+    ready, created, bound = pod.ready_since, pod.created, pod.scheduled
+    if ready is None or created is None or bound is None:
+        return None
+    if stage.started is None or stage.ended is None or engine.started is None:
+        return None
+    begun = bound if pod.queue_managed else created
+    return ColdStart(
+        schedule=_seconds(begun, bound),
+        pull=_seconds(bound, stage.started) + _seconds(stage.ended, engine.started),
+        fetch=_seconds(stage.started, stage.ended),
+        load=_seconds(engine.started, ready),
+    )
+
+
+def median(starts: Sequence[ColdStart]) -> ColdStart | None:
+    """Stage by stage; None: there are none."""
+    if not starts:
+        return None
+
+    def of(stage: str) -> int:
+        return round(statistics.median(getattr(start, stage) for start in starts))
+
+    return ColdStart(of("schedule"), of("pull"), of("fetch"), of("load"))
+
+
+def describe(gpu_class: str, last: ColdStart, usual: ColdStart | None = None) -> str:
+    """A cold start as a sentence, with what would shorten it."""
+    shown = usual or last
+    parts = ", ".join(f"{stage} {getattr(last, stage)} s" for stage in ADVICE)
+    text = f"cold start on {gpu_class}: {last.total} s ({parts})"
+    if usual is not None and usual != last:
+        text += f"; usually {usual.total} s"
+    if shown.total <= _SHORT_SECONDS:
+        return text
+    return f"{text}; most is {shown.longest}: {ADVICE[shown.longest]}"
+
+
+def _seconds(begin: datetime, end: datetime) -> int:
+    return max(0, round((end - begin).total_seconds()))

@@ -1,0 +1,94 @@
+"""The stages of a replica's start, from its pod's own times."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from shoal.core.coldstart import ColdStart, describe, median, of_pod
+from shoal.core.facts import Container, Pod
+from shoal.kube import projections
+
+NOW = datetime(2026, 11, 25, tzinfo=UTC)
+
+
+def at(seconds: int) -> str:
+    return (NOW + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def raw(*, restarts: int = 0, managed: bool = False) -> dict[str, Any]:
+    """A pod bound after 5 s, staging from 12 to 72, its engine started at 90 and Ready at 150."""
+    labels = {
+        "app.kubernetes.io/component": "engine", "shoal.dev/model-uid": "u", "shoal.dev/gpu-class": "h100",
+    } | ({"kueue.x-k8s.io/managed": "true"} if managed else {})  # fmt: skip
+    return {
+        "metadata": {"name": "p", "namespace": "ns", "uid": "p", "creationTimestamp": at(0), "labels": labels},
+        "spec": {"nodeName": "n", "containers": []},
+        "status": {
+            "startTime": at(5),
+            "conditions": [
+                {"type": "PodScheduled", "status": "True", "lastTransitionTime": at(5)},
+                {"type": "Ready", "status": "True", "lastTransitionTime": at(150)},
+            ],
+            "initContainerStatuses": [
+                {
+                    "name": "stage",
+                    "restartCount": 0,
+                    "state": {"terminated": {"exitCode": 0, "startedAt": at(12), "finishedAt": at(72)}},
+                }
+            ],
+            "containerStatuses": [
+                {"name": "engine", "ready": True, "restartCount": restarts, "state": {"running": {"startedAt": at(90)}}}
+            ],
+        },
+    }
+
+
+def pod(**how: Any) -> Pod:
+    found = projections.pod(raw(**how))
+    assert found is not None
+    return found
+
+
+def test_each_stage_has_the_time_that_the_pod_says() -> None:
+    found = of_pod(pod())
+    assert found == ColdStart(schedule=5, pull=7 + 18, fetch=60, load=60)
+    assert found.total == 150
+
+
+def test_the_wait_for_a_queue_is_no_stage() -> None:
+    found = of_pod(pod(managed=True))
+    assert found is not None
+    assert (found.schedule, found.total) == (0, 145)
+
+
+def test_a_start_whose_times_are_mixed_or_missing_is_unknown() -> None:
+    assert of_pod(pod(restarts=1)) is None
+    known = pod()
+    assert of_pod(replace(known, scheduled=None)) is None
+    assert of_pod(replace(known, ready_since=None)) is None
+    assert of_pod(replace(known, containers=known.containers[:1])) is None
+
+
+def test_a_time_that_is_none_is_unknown() -> None:
+    broken = raw()
+    broken["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = "yesterday"
+    found = projections.pod(broken)
+    assert found is not None
+    engine = found.container("engine")
+    assert isinstance(engine, Container)
+    assert (engine.started, of_pod(found)) == (None, None)
+
+
+def test_the_median_is_of_each_stage() -> None:
+    assert median([]) is None
+    starts = [ColdStart(1, 10, 60, 30), ColdStart(100, 10, 20, 30), ColdStart(1, 12, 61, 31)]
+    assert median(starts) == ColdStart(1, 10, 60, 30)
+
+
+def test_the_longest_stage_has_an_advice() -> None:
+    text = describe("h100", ColdStart(2, 10, 300, 40), ColdStart(2, 10, 200, 40))
+    assert text.startswith("cold start on h100: 352 s (schedule 2 s, pull 10 s, fetch 300 s, load 40 s); usually 252 s")
+    assert text.endswith(
+        "most is fetch: put the weights on the nodes before: spec.prefetch, or a source that is nearer"
+    )
+    assert "most is" not in describe("h100", ColdStart(1, 1, 2, 3))
