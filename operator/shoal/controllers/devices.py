@@ -1,7 +1,10 @@
 """Devices of GPUClasses, kept up to date: what ResourceSlices publish, less what ResourceClaims have."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Final
+
+import structlog
 
 from shoal.api import names
 from shoal.api.gpuclass import devices_of
@@ -11,9 +14,11 @@ from shoal.core.devices import (
     DeviceFacts,
     DeviceId,
     DevicePool,
+    KnownDevices,
     MatchCache,
     current,
     facts_of,
+    last_known,
     match,
     offered,
 )
@@ -21,6 +26,10 @@ from shoal.core.status.healthstatus import out_of_use
 from shoal.kube.optional import OptionalKind, OptionalKinds
 from shoal.kube.resources import DEVICECLASSES, RESOURCECLAIMS, RESOURCECLAIMTEMPLATES, RESOURCESLICES
 
+log = structlog.get_logger()
+
+FIRST_LIST_SECONDS: Final = 20.0
+"""How long devices that are not listed yet are waited for after a start."""
 OURS: Final = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY},{names.LABEL_MODEL}"
 Held = Mapping[tuple[str, str], int]
 """(node, resource) -> GPUs."""
@@ -40,6 +49,17 @@ def kinds(world: World) -> OptionalKinds:
     )
 
 
+async def until_listed(kinds: OptionalKinds, seconds: float = FIRST_LIST_SECONDS) -> None:
+    """Waits until devices are listed, or it is known that the API server has none, for at most `seconds`: without them
+    nothing is known of the GPUs, and a plan would be made for other ones. An API server that does not let them be
+    listed ends no operator."""
+    try:
+        async with asyncio.timeout(seconds):
+            await kinds.listed()
+    except TimeoutError:
+        log.warning("devices are not listed yet", waited_seconds=seconds)
+
+
 _Revisions = tuple[object, ...]
 _View = tuple[tuple[DevicePool, ...], dict[str, ClassDevices], dict[str, DeviceFacts]]
 _Offers = tuple[dict[str, dict[str, tuple[int, int]]], dict[tuple[str, str], int]]
@@ -51,6 +71,7 @@ class FleetDevices:
     def __init__(self, world: World) -> None:
         self._world = world
         self._cache = MatchCache()
+        self._known: dict[str, KnownDevices] = {}
         self._view: tuple[_Revisions, _View] | None = None
         self._offers: tuple[_Revisions, _Offers] | None = None
 
@@ -64,7 +85,8 @@ class FleetDevices:
         return self._matched()[1]
 
     def facts(self) -> Mapping[str, DeviceFacts]:
-        """GPUClass -> what its devices say of themselves, of those that have any."""
+        """GPUClass -> what its devices say of themselves, of those that have any. Devices whose slices are gone for now
+        say what they said last."""
         return self._matched()[2] if self.used else {}
 
     def offers(self, revision: int, held: Held) -> tuple[Mapping[str, Mapping[str, tuple[int, int]]], Held]:
@@ -121,9 +143,14 @@ class FleetDevices:
             pools, incomplete = current(world.resource_slices.values())
             labels = {node.name: node.labels for node in world.nodes.values()}
             device_classes = {each.name: each for each in world.device_classes.values()}
-            accepted = world.accepted_classes().values()
-            found = match(accepted, device_classes, pools, incomplete, labels, self._cache)
-            told = {name: facts_of((m.id.driver, m.device) for m in of.devices) for name, of in found.items()}
+            accepted = world.accepted_classes()
+            found = match(accepted.values(), device_classes, pools, incomplete, labels, self._cache)
+            selections = {
+                name: (accepted[name].metadata.uid or "", accepted[name].metadata.generation) for name in found
+            }
+            published = {(pool.driver, pool.name) for pool in pools}
+            self._known = last_known(self._known, found, selections, published, labels)
+            told = {name: facts_of((m.id.driver, m.device) for m in of.matched) for name, of in self._known.items()}
             facts = {name: of for name, of in told.items() if of is not None}
             self._view = (now, (pools, found, facts))
         return self._view[1]

@@ -56,6 +56,8 @@ class OptionalKinds:
         self.changed: list[Callable[[], None]] = []
         """Called when `installed` changes."""
         self._need = asyncio.Event()
+        self._needed = asyncio.Event()
+        """Set once the kinds are watched that wait for need."""
         self._later_reflectors: list[Reflector] = []
 
     @property
@@ -67,6 +69,15 @@ class OptionalKinds:
     def need(self) -> None:
         """Marks these kinds as needed, from now on."""
         self._need.set()
+
+    async def listed(self) -> None:
+        """Returns when all kinds that are needed are listed, or when it is known that they are absent."""
+        await self.known.wait()
+        if not self.installed:
+            return
+        await self._needed.wait()
+        for reflector in self._later_reflectors:
+            await reflector.synced.wait()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -92,6 +103,7 @@ class OptionalKinds:
         self._later_reflectors = [self._reflect(kind) for kind in self._kinds if kind.with_need]
         for reflector in self._later_reflectors:
             group.create_task(reflector.run())
+        self._needed.set()
 
     def _reflect(self, kind: OptionalKind) -> Reflector:
         table = kind.table

@@ -303,6 +303,8 @@ class OperatorProcess:
             await self.watcher.synced.wait()
             await self.replica_sets.synced.wait()
             await self.driver.kinds.known.wait()
+            if self.state.gpus.devices.used:
+                await devices.until_listed(self.dra)
             log.info("synced", models=len(self.world.models), pods=len(self.world.pods), nodes=len(self.world.nodes))
             group.create_task(self.install.run(make=False))
             group.create_task(self.transport.run(leads=False))

@@ -15,6 +15,7 @@ from shoal.kube.resources import (
     RESOURCECLAIMTEMPLATES,
     RESOURCESLICES,
 )
+from shoal.runtime.operator import OperatorProcess
 from tests.support.controlplane import Fleet
 from tests.support.devices import class_of_devices, clear_devices, device_class, resource_slice
 from tests.support.operators import (
@@ -117,6 +118,24 @@ async def test_a_replica_is_evicted_from_a_device_that_gets_a_taint_and_comes_ba
         await eventually(lambda: engines(devices), lambda uids: len(uids) == 1 and before not in uids)
         await model_with(client, devices.namespace, "chat", "Ready", "True")
         await counted(devices, capacity=2, allocatable=1, allocated=1, free=0)
+
+
+async def test_an_operator_that_starts_leads_once_devices_are_listed(
+    devices: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, led = devices.client, list[bool]()
+    await devices.apply(class_of_devices("devices"))
+    await publish(devices, resource_slice(NODE, "gpu-0"))
+    lead = OperatorProcess._lead
+
+    async def noted(operator: OperatorProcess) -> None:
+        led.append(operator.dra.complete and operator.state.gpus.gpus()["devices"].compute_capability is not None)
+        await lead(operator)
+
+    monkeypatch.setattr(OperatorProcess, "_lead", noted)
+    async with running_operator(client, str(devices.plane.kubeconfig)):
+        await with_condition(client, GPUCLASSES, "", "devices", "Ready", "True", "NodesFound")
+    assert led == [True]
 
 
 async def test_what_is_wrong_with_a_class_is_said(devices: Fleet) -> None:

@@ -8,7 +8,17 @@ import pytest
 from shoal.api.gpuclass import GPUClass, devices_of
 from shoal.api.meta import JsonObject
 from shoal.core import candidates
-from shoal.core.devices import ClassDevices, DeviceId, MatchCache, current, facts_of, match, offered
+from shoal.core.devices import (
+    ClassDevices,
+    DeviceId,
+    KnownDevices,
+    MatchCache,
+    current,
+    facts_of,
+    last_known,
+    match,
+    offered,
+)
 from shoal.core.devices.facts import Device, DeviceClass, Slice
 from shoal.core.devices.selectors import SelectorFailed, SelectorInvalid, compiled
 from shoal.core.facts import Node
@@ -290,6 +300,72 @@ def test_what_devices_said_last_counts_while_their_driver_is_replaced() -> None:
     memory = {"perGPU": "79Gi", "source": "Devices"}
     known = GPUClass.model_validate(gpu_class().model_dump(by_alias=True) | {"status": {"memory": memory}})
     assert gpu_of(known, [], None).memory_bytes == 79 * GI
+
+
+def with_status(**devices: Any) -> GPUClass:
+    """A class of whose devices something was known."""
+    status_ = {"memory": {"perGPU": "79Gi", "source": "Devices"}, "observedGeneration": 1, "devices": devices}
+    return GPUClass.model_validate(gpu_class().model_dump(by_alias=True) | {"status": status_})
+
+
+def test_without_devices_the_last_compute_capability_and_profile_count_for_as_long_as_the_class_is_the_same() -> None:
+    known = with_status(computeCapability="9.0", profile="1g.10gb")
+    four = Node("a", {}, True, False, (), {devices_of("h100"): 4}, {})
+    assert gpu_of(known, [four], None).compute_capability == (9, 0)
+    assert gpu_of(known, [four], None).largest_node == 1
+    there = facts_of((DRIVER, d) for d in of_node("b", raw_device("gpu-0")).devices)
+    assert gpu_of(known, [four], there).largest_node == 4, "devices that are there speak for themselves"
+    changed = known.model_copy(update={"metadata": known.metadata.model_copy(update={"generation": 2})})
+    assert gpu_of(changed, [four], None).compute_capability is None
+    assert gpu_of(with_status(computeCapability="x.y"), [four], None).compute_capability is None
+
+
+def test_the_status_keeps_what_devices_said_last() -> None:
+    known = with_status(computeCapability="9.0", profile="1g.10gb")
+    counts = usage(known.spec, (), {}, known.resource)
+    found = status(known, counts, (), overlapping={}, overhead=None, now=NOW, devices=ClassDevices(), facts=None)
+    assert known.status is not None
+    assert found.devices == known.status.devices
+    assert found.memory is not None
+    assert (found.memory.per_gpu, found.memory.source) == ("79Gi", "Devices")
+
+
+class Kept:
+    """What is known of the devices of one class, from one view of the slices to the next."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, KnownDevices] = {}
+
+    def memory(self, *slices: Slice, nodes: tuple[str, ...] = ("a", "b"), generation: int = 1) -> int | None:
+        """GiB of the smallest device."""
+        pools, incomplete = current(slices)
+        found = match([gpu_class()], CLASSES, pools, incomplete, {node: {} for node in nodes})
+        published = {(pool.driver, pool.name) for pool in pools}
+        self.known = last_known(self.known, found, {"h100": ("uid", generation)}, published, nodes)
+        facts = facts_of((m.id.driver, m.device) for m in self.known["h100"].matched)
+        return None if facts is None or facts.memory is None else facts.memory // GI
+
+
+def test_slices_that_are_gone_for_a_moment_leave_the_facts_as_they_were() -> None:
+    small, large = gpus("a", 2, memory="24Gi"), gpus("b", 2)
+    kept = Kept()
+    assert kept.memory() is None
+    assert kept.memory(small, large) == 24
+    assert kept.memory(large) == 24, "the large devices do not speak for those whose driver is replaced"
+    assert kept.memory() == 24
+    half = of_node("a", raw_device("gpu-0", memory="24Gi"), generation=2, of=2)
+    assert kept.memory(half, large) == 24
+    bigger = of_node("a", raw_device("gpu-0", memory="48Gi"), generation=2)
+    assert kept.memory(bigger, large) == 48, "what is published again counts"
+
+
+def test_devices_of_a_node_that_is_gone_or_of_another_selection_are_forgotten() -> None:
+    small, large = gpus("a", 2, memory="24Gi"), gpus("b", 2)
+    kept = Kept()
+    assert kept.memory(small, large) == 24
+    assert kept.memory(large, nodes=("b",)) == 80
+    assert kept.memory(large) == 80
+    assert kept.memory(generation=2) is None
 
 
 def test_a_replica_has_one_part_of_a_gpu() -> None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from shoal.api.meta import JsonObject
+from shoal.controllers.devices import until_listed
 from shoal.kube import optional, reflector
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import APIServerUnavailable, NotFound
@@ -124,6 +125,27 @@ async def test_what_is_only_for_need_is_not_listed_before() -> None:
         async with asyncio.timeout(20):
             while not list(rig.hpas.values()):
                 await asyncio.sleep(0.01)
+
+
+async def test_kinds_are_listed_once_all_that_is_needed_is_or_once_it_is_known_that_they_are_absent() -> None:
+    server = Server()
+    async with Rig(server) as rig, asyncio.timeout(20):
+        await rig.kinds.listed()
+        assert (rig.kinds.installed, rig.kinds.complete) == (False, False)
+    server.installed = True
+    async with Rig(server) as rig, asyncio.timeout(20):
+        rig.kinds.need()
+        await rig.kinds.listed()
+        assert rig.kinds.complete
+        assert list(rig.hpas.values())
+
+
+async def test_devices_that_nobody_may_list_are_not_waited_for_without_end() -> None:
+    server = Server()
+    server.broken = True
+    async with Rig(server) as rig, asyncio.timeout(20):
+        await until_listed(rig.kinds, seconds=0.05)
+        assert not rig.kinds.complete
 
 
 async def test_kinds_that_are_removed_and_come_back() -> None:

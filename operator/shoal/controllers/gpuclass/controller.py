@@ -7,6 +7,7 @@ from shoal.api import names, reasons
 from shoal.api.gpuclass import GPUClass, GPUClassStatus
 from shoal.controllers.calibration import Calibration
 from shoal.controllers.capacity import FleetGPUs
+from shoal.controllers.devices import FIRST_LIST_SECONDS
 from shoal.controllers.health import ClassHealth, FleetHealth
 from shoal.controllers.isolation import isolated, stored
 from shoal.controllers.status import write_status
@@ -19,7 +20,6 @@ from shoal.kube.queue import WorkQueue
 from shoal.kube.resources import GPUCLASSES
 
 RETRY_SECONDS: Final = 2.0
-FIRST_LIST_SECONDS: Final = 20.0
 SETTLE_SECONDS: Final = 0.5
 """Pods come and go in bunches; the counts are written once per bunch."""
 

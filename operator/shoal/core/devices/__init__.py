@@ -5,11 +5,13 @@ selectors.py  CEL expressions that select devices: compiled once, evaluated per 
 pools.py      slices -> the devices that count: of each pool the newest complete generation
 say.py        what devices say of themselves: memory, compute capability, MIG profile
 match.py      devices + GPUClasses -> the devices of each class, and what is wrong with its selectors
+last.py       devices of each class, with those whose slices are gone for now
 count.py      devices of a class - allocated - tainted -> what each node offers
 """
 
 from shoal.core.devices.count import NodeDevices, offered
 from shoal.core.devices.facts import Claim, Device, DeviceClass, DeviceId, Slice, Version
+from shoal.core.devices.last import KnownDevices, last_known
 from shoal.core.devices.match import ClassDevices, MatchCache, match
 from shoal.core.devices.pools import DevicePool, current
 from shoal.core.devices.say import DeviceFacts, facts_of
@@ -22,12 +24,14 @@ __all__ = [
     "DeviceFacts",
     "DeviceId",
     "DevicePool",
+    "KnownDevices",
     "MatchCache",
     "NodeDevices",
     "Slice",
     "Version",
     "current",
     "facts_of",
+    "last_known",
     "match",
     "offered",
 ]

@@ -6,7 +6,7 @@ weights, a GPU, and a `Tuning`; the result is `Sized`, or `Misfit` with the calc
 """
 
 from shoal.core.sizing.calibrate import implied_overhead
-from shoal.core.sizing.classes import gpu_of, memory_label, memory_of
+from shoal.core.sizing.classes import gpu_of, last_devices, memory_label, memory_of
 from shoal.core.sizing.fit import size
 from shoal.core.sizing.sglang import SGLangTuning
 from shoal.core.sizing.tensor import tries
@@ -24,6 +24,7 @@ __all__ = [
     "VLLMTuning",
     "gpu_of",
     "implied_overhead",
+    "last_devices",
     "memory_label",
     "memory_of",
     "size",

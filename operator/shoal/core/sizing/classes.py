@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Literal
 
-from shoal.api.gpuclass import GPUClass
+from shoal.api.gpuclass import GPUClass, ObservedDevices
 from shoal.core import quantity
 from shoal.core.devices.say import DeviceFacts
 from shoal.core.facts import Node
@@ -45,14 +45,27 @@ def memory_of(
     return min(found, _MOST_MEMORY), "NodeLabels" if labelled else "Spec"
 
 
+def last_devices(gpu_class: GPUClass) -> ObservedDevices | None:
+    """What devices said last of themselves, by the status of the class. None: nothing, or of another selection."""
+    status = gpu_class.status
+    if gpu_class.spec.device is None or status is None or status.observed_generation != gpu_class.metadata.generation:
+        return None
+    return status.devices
+
+
 def _mib(text: str) -> int:
     """The MiB in a label; 0: no number, or one that no GPU has."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _DIGITS else 0
 
 
+def _version(text: str) -> tuple[int, int] | None:
+    major, _, minor = text.partition(".")
+    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() and text.isascii() else None
+
+
 def gpu_of(gpu_class: GPUClass, nodes: Iterable[Node], devices: DeviceFacts | None = None) -> GPU:
     """The GPU of a class; `nodes` are those of the class, `devices` what its devices say. Without them the class's spec
-    alone counts.
+    counts, and what they said last.
 
     The measured overhead comes from the class's status. Raises ValueError for a quantity that does not parse.
     """
@@ -61,12 +74,14 @@ def gpu_of(gpu_class: GPUClass, nodes: Iterable[Node], devices: DeviceFacts | No
     memory, _ = memory_of(gpu_class, own, devices)
     overhead = status.memory.overhead if status and status.memory else None
     sizes = [n.capacity.get(gpu_class.resource, 0) for n in own]
-    if (devices is not None and devices.profile) or partition(own, gpu_class.resource) is not None:
+    last = last_devices(gpu_class) if devices is None else None
+    profile = devices.profile if devices is not None else last is not None and last.profile
+    if profile or partition(own, gpu_class.resource) is not None:
         sizes = [1]  # CUDA gives a process one partition of a GPU, however many its pod has
     if spec.nodes.autoscaled is not None:
         sizes.append(spec.nodes.autoscaled.gpus_per_node)
-    named = spec.compute_capability.split(".") if spec.compute_capability else None
-    capability = (int(named[0]), int(named[1])) if named else devices.compute_capability if devices else None
+    text = spec.compute_capability or (last.compute_capability if last is not None else None)
+    capability = _version(text) if text else devices.compute_capability if devices is not None else None
     return GPU(
         name=gpu_class.metadata.name,
         memory_bytes=memory,

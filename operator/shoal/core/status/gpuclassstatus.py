@@ -12,7 +12,7 @@ from shoal.core.facts import Node
 from shoal.core.gpus import Usage
 from shoal.core.sharing import describe as describe_shared
 from shoal.core.sharing import partition, sharing
-from shoal.core.sizing import memory_label, memory_of
+from shoal.core.sizing import last_devices, memory_label, memory_of
 from shoal.core.status import devicestatus
 from shoal.core.status.conditions import ConditionUpdate, merge
 
@@ -53,7 +53,8 @@ def status(
     else:
         found = devicestatus.ready(gpu_class, usage, devices or ClassDevices(), facts, memory)
     largest = [*(n.capacity.get(gpu_class.resource, 0) for n in nodes), coming]
-    if (facts is not None and facts.profile) or partition(nodes, gpu_class.resource) is not None:
+    said = devicestatus.observed(facts) or last_devices(gpu_class)
+    if (said is not None and said.profile) or partition(nodes, gpu_class.resource) is not None:
         largest = [min(1, *largest)]
     # Kept until an engine reports another value: an operator that has just started knows none.
     known = gpu_class.status.memory.overhead if gpu_class.status and gpu_class.status.memory else None
@@ -77,7 +78,7 @@ def status(
             overhead=quantity.memory(quantity.parse(overhead)) if overhead is not None else known,
         ),
         largest_node=max(largest, default=0),
-        devices=devicestatus.observed(facts),
+        devices=said,
         quarantined=tuple(quarantined),
     )
 
