@@ -4,7 +4,7 @@ What is out of use stands in the status of the GPUClass and nowhere else: placem
 starts goes on with it. A node whose GPUs are out of use as a whole gets a label, which engine pods of the class avoid.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -15,6 +15,7 @@ from shoal.api.gpuclass import GPUClass
 from shoal.api.meta import JsonObject
 from shoal.controllers.capacity import FleetGPUs
 from shoal.controllers.world import World
+from shoal.core.devices.match import Matched
 from shoal.core.gpus import takes_pods
 from shoal.core.health import HealthMemory, HealthPlan, HealthSignal, HealthSnapshot, Quarantine, Unit, decide, signals
 from shoal.core.health.decide import Tested
@@ -40,6 +41,16 @@ class ClassHealth:
     """What is wrong with the annotations, or with the operator's rights."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Devices:
+    """What the slices say of the devices of a class."""
+
+    by_node: Mapping[str, Sequence[Matched]]
+    names: Mapping[str, frozenset[str]]
+    uuids: Mapping[str, str]
+    signals: tuple[HealthSignal, ...]
+
+
 class FleetHealth:
     """Remembers evidence, of this term only. Only the leader calls `decide`."""
 
@@ -47,6 +58,7 @@ class FleetHealth:
         self._world, self._gpus = world, gpus
         self._memory: dict[str, HealthMemory] = {}
         """Uid of the class."""
+        self._known: dict[str, _Devices] = {}
         self._refused: set[str] = set()
         """Nodes that could not be labelled."""
         self.own_word: Callable[[str], tuple[HealthSignal, ...]] = lambda _gpu_class: ()
@@ -67,7 +79,7 @@ class FleetHealth:
         cordons, wrong = parse(annotations.get(names.ANNOTATION_CORDON))
         uncordons, also_wrong = parse(annotations.get(names.ANNOTATION_UNCORDON))
         before = stored(gpu_class)
-        pods = (pod for pod in self._world.pods.values() if pod.gpu_class == name)
+        devices = self._devices(name, by_node)
         seen = HealthSnapshot(
             usable={
                 node.name: node.allocatable.get(gpu_class.resource, 0)
@@ -75,14 +87,12 @@ class FleetHealth:
                 if takes_pods(node, gpu_class.spec.tolerations)
             },
             nodes=frozenset(node.name for node in nodes),
-            devices=None
-            if by_node is None
-            else {node: frozenset(str(matched.id) for matched in of) for node, of in by_node.items()},
+            devices=None if devices is None else devices.names,
             quarantined=before,
             signals=(
                 *signals.of_nodes(nodes),
-                *signals.of_devices(by_node or {}),
-                *signals.of_pods(pods, name),
+                *(devices.signals if devices is not None else ()),
+                *signals.of_pods(self._world.pods.by("broken", name), name),
                 *self.own_word(name),
             ),
             cordons=cordons,
@@ -94,14 +104,7 @@ class FleetHealth:
         self._tell(gpu_class, before, plan)
         return ClassHealth(
             plan,
-            {
-                str(matched.id): uuid
-                for of in (by_node or {}).values()
-                for matched in of
-                if isinstance(uuid := matched.device.attributes.get(f"{matched.id.driver}/uuid"), str)
-            }
-            if plan.quarantined
-            else {},
+            devices.uuids if devices is not None else {},
             tuple(self._problems(seen, plan, {names.ANNOTATION_CORDON: wrong, names.ANNOTATION_UNCORDON: also_wrong})),
         )
 
@@ -139,6 +142,23 @@ class FleetHealth:
             self._refused.discard(node.name)
             self._world.nodes.upsert(answer, since=since)
         return refused
+
+    def _devices(self, name: str, by_node: Mapping[str, Sequence[Matched]] | None) -> _Devices | None:
+        """Thousands of devices are looked at only when their slices have changed."""
+        if by_node is None:
+            self._known.pop(name, None)
+            return None
+        known = self._known.get(name)
+        if known is None or known.by_node is not by_node:
+            uuids = {
+                str(matched.id): uuid
+                for of in by_node.values()
+                for matched in of
+                if isinstance(uuid := matched.device.attributes.get(f"{matched.id.driver}/uuid"), str)
+            }
+            ids = {node: frozenset(str(matched.id) for matched in of) for node, of in by_node.items()}
+            known = self._known[name] = _Devices(by_node, ids, uuids, tuple(signals.of_devices(by_node)))
+        return known
 
     def _with_devices(self, gpu_class: GPUClass) -> bool:
         return gpu_class.spec.device is not None and gpu_class.metadata.name in self._gpus.devices.classes()

@@ -86,6 +86,11 @@ def _process(pod: facts.Pod) -> Iterable[str]:
     return (pod.namespace,) if pod.process else ()
 
 
+def _broken(pod: facts.Pod) -> Iterable[str]:
+    """The class of a replica that holds a device which its kubelet calls unhealthy."""
+    return (pod.gpu_class,) if pod.gpu_class and pod.broken_device else ()
+
+
 def _claiming_pods(claim: Claim) -> Iterable[str]:
     return [uid for _, uid in claim.pods]
 
@@ -209,7 +214,14 @@ class World:
     def __post_init__(self) -> None:
         self.pods = Table(
             self._pod,
-            indexes={"model": _model_uid, "claims": _claimed, "job": _job, "gateway": _gateway, "process": _process},
+            indexes={
+                "model": _model_uid,
+                "claims": _claimed,
+                "job": _job,
+                "gateway": _gateway,
+                "process": _process,
+                "broken": _broken,
+            },
         )
         self.pods.listeners.append(self._forget_pod)
         self.deployments.listeners.append(self._deployment)

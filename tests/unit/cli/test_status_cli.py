@@ -271,6 +271,23 @@ def test_without_the_right_to_see_pods_the_models_are_shown(kubeconfig: Path, ap
     assert "progress of pods is unknown: pods is forbidden" in done.output
 
 
+def test_gpus_that_are_out_of_use_are_named_where_a_model_uses_their_class(kubeconfig: Path, api: CannedApi) -> None:
+    def gpu_class(name: str) -> dict[str, Any]:
+        told = {
+            "type": "GPUsHealthy", "status": "False", "reason": "GPUsQuarantined",
+            "message": "node a is out of use (GPUFellOffBus: Xid 79)", "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }  # fmt: skip
+        return {"metadata": {"name": name, "uid": name}, "status": {"conditions": [told]}}
+
+    path = "/apis/shoal.dev/v1alpha1/gpuclasses"
+    api.answers[path] = {"items": [gpu_class("l40s-48gb"), gpu_class("l4-24gb")]}
+    said = status(kubeconfig).output
+    assert "GPUClass l40s-48gb: GPUsQuarantined: node a is out of use (GPUFellOffBus: Xid 79)" in said
+    assert "l4-24gb" not in said
+    api.answers[path] = (403, "gpuclasses.shoal.dev is forbidden")
+    assert "forbidden" not in status(kubeconfig).output, "who sees one namespace need not see classes"
+
+
 def test_no_right_to_see_models_is_said_in_the_servers_words(kubeconfig: Path, api: CannedApi) -> None:
     api.answers["/apis/shoal.dev/v1alpha1/namespaces/chat/models"] = (403, "models.shoal.dev is forbidden: no")
     done = status(kubeconfig)

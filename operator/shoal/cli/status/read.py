@@ -12,13 +12,15 @@ from typing import Final
 import orjson
 from pydantic import ValidationError
 
-from shoal.api import names
+from shoal.api import names, reasons
 from shoal.api.replica import StageProgress
 from shoal.cli.status.view import ModelRow, RouteRow, engine_pods, fetching, route_rows, rows
 from shoal.core import facts
+from shoal.core.layers.texts import shorten
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import Forbidden, KubeError, NotFound
-from shoal.kube.resources import MODEL_ROUTES, MODELS, PODS
+from shoal.kube.layerviews import shoal_object
+from shoal.kube.resources import GPUCLASSES, MODEL_ROUTES, MODELS, PODS
 
 AT_ONCE: Final = 8
 """Logs read concurrently."""
@@ -56,18 +58,36 @@ async def read(client: KubeClient, namespace: str | None, name: str | None) -> S
     progress, problem = await _progress(client, fetching(pods or ()))
     if problem:
         notes.append(f"progress of fetches is unknown: {problem}")
+    found = rows(models, pods, progress)
+    notes += await _sick(client, {variant.gpu_class for row in found for variant in row.variants})
     routes: list[RouteRow] = []
     if name is None:
         try:
             routes = route_rows([r async for r in client.list(MODEL_ROUTES, namespace=namespace)])
         except (Forbidden, NotFound) as error:
             notes.append(f"routes are unknown: {error.message}")
-    return StatusSnapshot(rows(models, pods, progress), tuple(notes), tuple(routes))
+    return StatusSnapshot(found, tuple(notes), tuple(routes))
 
 
 async def read_route(client: KubeClient, namespace: str | None, name: str) -> StatusSnapshot:
     """The ModelRoute of this name. Raises KubeError."""
     return StatusSnapshot([], (), tuple(route_rows([await client.get(MODEL_ROUTES, name, namespace)])))
+
+
+async def _sick(client: KubeClient, used: set[str]) -> list[str]:
+    """What GPUClasses that the Models use say of GPUs that are out of use. Who sees one namespace may not read them."""
+    if not used:
+        return []
+    try:
+        views = [shoal_object("class", raw) async for raw in client.list(GPUCLASSES)]
+    except KubeError:
+        return []
+    return [
+        f"GPUClass {view.name}: {condition.reason}: {shorten(condition.message)}"
+        for view in views
+        for condition in view.conditions
+        if view.name in used and condition.type == reasons.GPUS_HEALTHY
+    ]
 
 
 async def _progress(client: KubeClient, pods: Sequence[facts.Pod]) -> tuple[dict[str, StageProgress], str]:
