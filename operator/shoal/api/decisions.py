@@ -92,6 +92,9 @@ class ModelScaling(Message):
     hourly_cost: str | None = None
     currency: str | None = None
     replicas: tuple[ReplicaStats, ...] = ()
+    cold_starts: tuple[str, ...] = ()
+    """A sentence per class about the stages of its cold starts, with what would shorten them. The command line adds
+    them."""
     decisions: tuple[DecisionRecord, ...] = ()
     """Newest first; set only in the answer about one Model."""
 

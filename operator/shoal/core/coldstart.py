@@ -3,7 +3,7 @@
 | stage | from | to |
 |---|---|---|
 | schedule | the pod is created, or its queue admits it | it is bound to a node |
-| pull | it is bound; the stage container ends | the stage container starts; the engine starts: images, volumes |
+| pull | it is bound, and again when the weights are there | a container starts: images and volumes are there |
 | fetch | the stage container starts | it ends: the weights are there, complete and checked |
 | load | the engine starts | the pod is Ready: weights are on the GPU, graphs are captured |
 """

@@ -26,13 +26,8 @@ async def read(client: KubeClient, installation: Installation, namespace: str, n
     found = await client.get(MODELS, name, namespace)  # the API server's message names a misspelt Model
     answer = await OperatorClient(client, installation.namespace, installation.url).one(namespace, name)
     model = answer.models[0]
-    return answer.model_copy(
-        update={
-            "models": (
-                model.model_copy(update={"decisions": model.decisions[:last], "cold_starts": _cold_starts(found)}),
-            )
-        }
-    )
+    shown = {"decisions": model.decisions[:last], "cold_starts": _cold_starts(found)}
+    return answer.model_copy(update={"models": (model.model_copy(update=shown),)})
 
 
 def _cold_starts(found: JsonObject) -> tuple[str, ...]:

@@ -182,6 +182,20 @@ _REPLICAS: Final = PanelRow(
             unit="s",
         ),
         Panel(
+            "Cold starts by stage",
+            "Median of each part of a cold start, over the selected time range: schedule (until a node has the pod), "
+            "pull (images and volumes), fetch (weights), load (from the engine's start to ready). "
+            "`kubectl shoal why model/NAME --scaling` says what would shorten the longest.",
+            (
+                PanelQuery(
+                    quantile_of_range(0.5, "shoal_model_cold_start_stage_seconds", MODEL, "gpu_class, stage"),
+                    "{{gpu_class}} {{stage}}",
+                    empty="no replica started in the time range",
+                ),
+            ),
+            unit="s",
+        ),
+        Panel(
             "Wakes",
             "Time from the decision to wake the Model at zero until a replica is ready, over the selected time range.",
             tuple(
