@@ -15,7 +15,7 @@ from shoal.api.model import Model
 from shoal.api.schema import KINDS
 from shoal.api.sources import parse_source
 from shoal.api.tenant import Tenant
-from shoal_dev.demo import loraact, scaleact, steps, tenantact
+from shoal_dev.demo import loraact, routeact, scaleact, steps, tenantact
 from shoal_dev.generate.command import repository_root
 
 ROOT = repository_root() / "examples"
@@ -58,7 +58,13 @@ def test_sources_of_the_examples_parse() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "key"), [("tenant.yaml", steps.DEMO_KEY), ("scaling.yaml", scaleact.KEY), ("lora.yaml", loraact.KEY)]
+    ("file", "key"),
+    [
+        ("tenant.yaml", steps.DEMO_KEY),
+        ("scaling.yaml", scaleact.KEY),
+        ("lora.yaml", loraact.KEY),
+        (steps.CANARY_FILE, routeact.KEY),
+    ],
 )
 def test_a_demo_tenant_has_the_key_that_its_comment_tells_and_the_demo_uses(file: str, key: str) -> None:
     path = repository_root() / "examples" / file

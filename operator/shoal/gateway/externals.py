@@ -7,7 +7,7 @@ certificate must be one for the name.
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,7 +141,7 @@ class Externals:
         return state is None or (not state.health.rests(self._loop.time()) and state.running < external.most)
 
     @asynccontextmanager
-    async def place(self, key: str, external: ServedExternal) -> AsyncIterator[None]:
+    async def place(self, key: str, external: ServedExternal) -> AsyncGenerator[None]:
         """Counts a request to a target, and notes how it went: the body raises ExternalUnusable if it failed.
 
         Raises:

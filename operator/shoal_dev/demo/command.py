@@ -104,6 +104,7 @@ def up(
             engineact,
             healthact,
             loraact,
+            routeact,
             scaleact,
             tenantact,
         )
@@ -114,10 +115,11 @@ def up(
             scaleact.run(cluster, stages, timeout, "KEDA" if "keda" in chosen else "BuiltIn")
             loraact.run(cluster, stages, timeout)
             engineact.run(cluster, stages, timeout)
+            routeact.run(cluster, stages, timeout)
         else:
             console.print(
-                "The acts on scaling, adapters and two engines need the simulator: three real engines are more than "
-                "this machine has, and only the simulator signs its answers."
+                "The acts on scaling, adapters, two engines and routes need the simulator: three real engines are more "
+                "than this machine has, and only the simulator signs its answers."
             )
         tenantact.run(cluster, stages, timeout)
         console.print(stages.summary())
@@ -149,12 +151,16 @@ def down(where: str, name: str) -> None:
         steps.LORA_FILE,
         steps.TENANTS_FILE,
         steps.ENGINES_FILE,
+        steps.CANARY_FILE,
     )
     files = [arg for file in examples for arg in ("-f", str(steps.EXAMPLES / file))]
     cluster.kubectl("delete", "--ignore-not-found", "--wait=true", *files, timeout=300)
     for release in ("shoal", "shoal-crds"):
         cluster.helm("uninstall", release, "--namespace", NAMESPACE, "--ignore-not-found", "--wait")
-    crds = [f"{plural}.{GROUP}" for plural in ("loraadapters", "lorapools", "models", "tenants", "gpuclasses")]
+    crds = [
+        f"{plural}.{GROUP}"
+        for plural in ("loraadapters", "lorapools", "modelroutes", "models", "tenants", "gpuclasses")
+    ]
     cluster.kubectl("delete", "crd", "--ignore-not-found", *crds, timeout=120)
     cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", timeout=300)
     fakegpus.undo(cluster)

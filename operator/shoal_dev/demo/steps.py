@@ -19,8 +19,9 @@ SCALING_FILE: Final = "scaling.yaml"
 LORA_FILE: Final = "lora.yaml"
 TENANTS_FILE: Final = "tenants.yaml"
 ENGINES_FILE: Final = "engines.yaml"
+CANARY_FILE: Final = "canary.yaml"
 PRICES_FILE: Final = "prices/demo.yaml"
-ACTS: Final = ("fleet", "elastic", "tunes", "engines")
+ACTS: Final = ("fleet", "elastic", "tunes", "engines", "routes")
 """Namespaces of the acts' examples."""
 """Applied by its act."""
 DEMO_NAMESPACE: Final = "demo"

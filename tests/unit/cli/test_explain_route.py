@@ -125,3 +125,18 @@ def test_what_is_not_there_is_said(api: CannedApi, kubeconfig: Path) -> None:
     assert "Error" in done.output
     done = CliRunner().invoke(main, ["explain", "pool", "x"])
     assert (done.exit_code, "route NAME" in done.output) == (2, True)
+
+
+def test_an_external_target_needs_the_tenants_grant_of_the_route(kubeconfig: Path, api: CannedApi) -> None:
+    outside = {"name": "outside", "url": "https://api.example.com/v1", "model": "m"}
+    fallback = {"targets": [target("outside", kind="external"), target("lost", kind="external")]}
+    rule = {"name": "default", "targets": [target("outside", kind="external")], "fallback": fallback}
+    spec = {"rules": [rule], "externalTargets": [outside]}
+    api.answers[f"{SHOAL}/namespaces/chat/modelroutes/front"] = ROUTE | {"spec": spec}
+    found = shares(explain(kubeconfig, "--tenant", "acme", "-o", "json"))
+    assert found["target chat/front/outside"] == (0.0, "Tenant acme does not grant the route in spec.routes")
+    assert found["fallback chat/front/lost"] == (0.0, "it is not in spec.externalTargets")
+    tenant = granted("a")
+    api.answers[f"{SHOAL}/tenants/acme"] = tenant | {"spec": tenant["spec"] | {"routes": [{"namespace": "chat"}]}}
+    found = shares(explain(kubeconfig, "--tenant", "acme", "-o", "json"))
+    assert found["target chat/front/outside"] == (100.0, None)

@@ -216,6 +216,18 @@ def test_a_route_is_explained_with_its_targets(kubeconfig: Path, api: CannedApi)
     assert unread == ["LoRAAdapter code/gone", "Model chat/next", "Model chat/small"], "each target was looked at"
 
 
+def test_an_external_target_that_is_not_allowed_is_a_cause_of_the_route(kubeconfig: Path, api: CannedApi) -> None:
+    text = "external target outside: the installation does not allow api.example.com at port 443"
+    api.answers[f"{SHOAL}/namespaces/chat/modelroutes/best"] = {
+        "metadata": {"name": "best", "namespace": "chat", "generation": 1},
+        "spec": {"rules": [{"targets": [{"external": {"name": "outside"}}]}]},
+        "status": {"conditions": [condition("Accepted", "False", "ExternalNotAllowed", text)]},
+    }
+    (cause,) = json.loads(why(kubeconfig, "route/best", "-o", "json").output)["causes"]
+    assert (cause["reason"], cause["message"]) == ("ExternalNotAllowed", text)
+    assert "gateway.external.allowedHosts" in cause["do"]
+
+
 def test_a_pod_a_class_and_a_node_are_explained(kubeconfig: Path, api: CannedApi) -> None:
     api.answers["/api/v1/namespaces/chat/pods/llama-1"] = pending("0/1 nodes are available: 1 Insufficient cpu.")
     (cause,) = json.loads(why(kubeconfig, "pod/llama-1", "-o", "json").output)["causes"]
