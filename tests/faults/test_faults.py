@@ -17,6 +17,7 @@ from tests.faults.worlds import (
     crashed,
     engine,
     event,
+    gated,
     gpu_class,
     model,
     node,
@@ -371,6 +372,13 @@ FAULTS = [
         seen(not_ready("PodsRefused", 'pods "llama-1" is forbidden: exceeded quota: team, requested: '
                        "requests.nvidia.com/gpu=1, used: 8, limited: 8")),
         "L2", "ResourceQuotaExceeded", "ResourceQuota", ("PodsRefused",), "exceeded quota",
+    ),
+    Fault(
+        "two quotas: a ResourceQuota refuses what a queue would admit",
+        seen(not_ready("ResourceQuotaExceeded", "ResourceQuota team has no room for a replica: requested "
+                       "requests.nvidia.com/gpu=1, used requests.nvidia.com/gpu=8, limited requests.nvidia.com/gpu=8"),
+             pods=(gated(),)),
+        "L2", "ResourceQuotaExceeded", "Raise the ResourceQuota", (), "ResourceQuota team",
     ),
     Fault(
         "a LimitRange that refuses the pods",
@@ -754,3 +762,15 @@ def test_a_pod_is_explained_by_its_node() -> None:
     (cause,) = causes(world, NOW).causes
     assert cause.reason == "NodeSilent"
     assert any("CUDAError" in line for line in cause.consequences)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_queue_of_kueue_without_quota_is_a_wait_with_the_queue_and_what_ends_it(alone: bool) -> None:
+    text = "pod chat/llama-1 waits for quota of queue chat/serving: insufficient unused quota for nvidia.com/gpu"
+    of_model = seen(not_ready("QuotaWait", text), pods=(gated(),), nodes=(node(),))
+    found = causes(seen(pods=(gated(),), kind="pod") if alone else of_model, NOW)
+    assert found.state == "waiting"
+    first = found.causes[0]
+    assert (first.layer.label, first.reason) == ("control", "QuotaWait")
+    assert "kubectl get workloads" in first.do
+    assert "serving" in first.message

@@ -121,6 +121,14 @@ def pending(message: str, name: str = "llama-1") -> Json:
     return pod(name=name, node=None, conditions=[waits])
 
 
+def gated(queue: str = "serving") -> Json:
+    """A pod that Kueue holds back."""
+    text = "Scheduling is blocked due to non-empty scheduling gates"
+    found = pod(node=None, conditions=[condition("PodScheduled", "False", "SchedulingGated", text, ago=120)])
+    found["metadata"]["labels"] |= {"kueue.x-k8s.io/queue-name": queue, "kueue.x-k8s.io/managed": "true"}
+    return found
+
+
 def node(*conditions: Json, name: str = "gpu-1", gpus: int = 8, usable: int | None = None, **more: Any) -> Json:
     usable = gpus if usable is None else usable
     extra: dict[str, tuple[int, int]] = more.pop("devices", {})

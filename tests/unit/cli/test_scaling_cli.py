@@ -126,6 +126,16 @@ def test_why_shows_the_last_decisions_with_their_inputs_and_what_was_not_done(ku
     assert "09:00:00Z (3 h ago, 12 times)  2  ReplicasReady" in done.output, "newest first, a repetition once"
 
 
+def test_why_shows_the_stages_of_cold_starts_and_what_would_shorten_them(kubeconfig: Path, api: CannedApi) -> None:
+    last = {"schedule": 2, "pull": 10, "fetch": 300, "load": 40}
+    usual = last | {"fetch": 200}
+    variant = {"class": "h100", "coldStart": {"last": last, "median": usual, "starts": 3}}
+    api.answers[MODEL]["status"]["variants"] = [variant]
+    shown = " ".join(shoal(kubeconfig, "why", "--scaling", "model/llama").output.split())
+    assert "cold start on h100: 352 s (schedule 2 s, pull 10 s, fetch 300 s, load 40 s); usually 252 s; " in shown
+    assert "most is fetch: put the weights on the nodes before: spec.prefetch" in shown
+
+
 def test_why_shows_as_many_decisions_as_asked_for(kubeconfig: Path) -> None:
     assert "ReplicasReady" not in shoal(kubeconfig, "why", "--scaling", "llama", "--last", "1").output
 
