@@ -1,5 +1,6 @@
 """The gateway in front of engines that generate nothing: the record has exactly what the engine counted."""
 
+import math
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,13 +11,17 @@ import pytest
 from shoal.core.capabilities import EMBEDS_ARG, NO_PREFIX_CACHE, Capability
 from shoal.core.fields.kinds import Facts
 from shoal.core.routing.resolve import ServedModel
+from shoal.engine.wires import differences_of
 from shoal.net.installkey import KeyRing
 from tests.contract.conftest import KINDS, Client
+from tests.support.behaviour import WORDS
 from tests.support.classifiers import make_classifier
 from tests.support.engines import API_KEY as ENGINE_KEY
-from tests.support.engines import CONTEXT, SERVED, EngineProcess, Kind, running_engine
+from tests.support.engines import CONTEXT, MAX_RUNNING, SERVED, EngineProcess, Kind, running_engine
 from tests.support.gateway import GatewayUnderTest, gateway, replica, tenant
 
+REAL = [1.7037e-4, 2.1015e-5, 3.1276e-2]
+"""Probabilities that three tokens have after "hello a" in the suite's model, by both engines."""
 DOCUMENTS = ["the quick brown fox", "hello there, world", "kubernetes pods"]
 
 
@@ -29,12 +34,16 @@ class OneKey(KeyRing):
 
 @asynccontextmanager
 async def in_front(engine: EngineProcess, folder: Path, *able: Capability) -> AsyncGenerator[GatewayUnderTest]:
-    facts = Facts(vocabulary=361, context_length=CONTEXT)
+    runs = WORDS[engine.kind].name
+    differences = differences_of(runs)
+    if "generate" in able:
+        differences = differences.generating or differences
+    facts = Facts(vocabulary=361, context_length=CONTEXT, differences=differences)
     model = ServedModel(SERVED, "uid-tiny", SERVED, ("tiny",), None, frozenset(able), facts)
     async with gateway(folder) as it:
         it.models[SERVED] = model
         it.tenants["acme"] = tenant(models=[SERVED])
-        it.pods[f"{SERVED}-1"] = replica(1, model)
+        it.pods[f"{SERVED}-1"] = replica(1, model, engine=runs)
         it.ports["pod-1"] = engine.port
         it.app.key_ring = OneKey(folder)
         it.changed()
@@ -61,7 +70,7 @@ def labeller(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 async def counted(it: GatewayUnderTest, engine: EngineProcess) -> float:
-    return await Client(engine, it.session).metric("sglang:prompt_tokens_total")
+    return await Client(engine, it.session).metric(WORDS[engine.kind].counter("prompt_tokens"))
 
 
 async def test_a_ranking_is_metered_to_the_token(ranker: EngineProcess, tmp_path: Path):
@@ -104,8 +113,43 @@ async def test_scores_of_a_classifier_are_metered_to_the_token(ranker: EnginePro
     await scored(ranker, tmp_path, ("rerank", "score"))
 
 
-async def test_scores_of_a_model_that_generates_are_metered_to_the_token(engine: EngineProcess, tmp_path: Path):
-    await scored(engine, tmp_path, ("generate", "score"), label_token_ids=[300, 301], apply_softmax=True)
+async def test_scores_of_a_model_that_generates_are_metered_to_the_token(any_engine: EngineProcess, tmp_path: Path):
+    await scored(any_engine, tmp_path, ("generate", "score"), label_token_ids=[300, 301], apply_softmax=True)
+
+
+async def test_a_model_that_generates_scores_alike_on_every_engine(any_engine: EngineProcess, tmp_path: Path):
+    async with in_front(any_engine, tmp_path, "generate", "score") as it:
+
+        async def ask(**more: Any) -> dict[str, Any]:
+            body = {"model": "tiny", "query": "hello", "items": [" a", " b c"], "label_token_ids": [300, 301, 7]}
+            response = await it.post({**body, **more}, "/v1/score")
+            assert response.status == 200, await response.text()
+            return await response.json()
+
+        whole = await ask(return_token_logprobs=True)
+        assert [len(row) for row in whole["scores"]] == [3, 3]
+        assert all(0 <= score < 1 for row in whole["scores"] for score in row)
+        for row, logs in zip(whole["scores"], whole["token_logprobs"], strict=True):
+            assert row == pytest.approx([math.exp(log) for log in logs], rel=1e-4)
+        if any_engine.kind in ("sglang", "vllm"):
+            assert whole["scores"][0] == pytest.approx(REAL, rel=0.02)
+        soft = await ask(apply_softmax=True)
+        for row, logs in zip(soft["scores"], whole["token_logprobs"], strict=True):
+            weights = [math.exp(log - max(logs)) for log in logs]
+            assert row == pytest.approx([weight / sum(weights) for weight in weights], rel=1e-3)
+        warm = await ask(apply_softmax=True, temperature=100)
+        assert warm["scores"][0] == pytest.approx([1 / 3] * 3, rel=0.3)
+        ids = await ask(query=[300], items=[[301], [302, 303]])
+        assert ids["usage"] == {"prompt_tokens": 5, "total_tokens": 5} | (
+            {} if WORDS[any_engine.kind].name == "vLLM" else ids["usage"]
+        )
+        one = await ask(items=" a")
+        assert one["scores"] == [pytest.approx(whole["scores"][0], rel=1e-2)]
+        many = await ask(items=[f" {n}" for n in range(MAX_RUNNING)])
+        assert len(many["scores"]) == MAX_RUNNING
+        body = {"model": "tiny", "query": "hello", "items": ["hello world " * 8000], "label_token_ids": [300]}
+        refused = await it.post(body, "/v1/score")
+        assert refused.status == 400
 
 
 async def test_labels_are_metered_to_the_token(labeller: EngineProcess, tmp_path: Path):

@@ -42,9 +42,16 @@ def capabilities(
     """What the engine of a Model does. `shares_prefixes`: its tenants share the prefix cache."""
     able = _abilities(facts, extra_args, shares_prefixes=shares_prefixes)
     found = able.difference(differences.lacks)
+    if differences.generating is not None and generates_only(found):
+        return found | _SCORE
     if not differences.pairs_score:
         return found
     return found | _SCORE if "rerank" in found else found - _SCORE
+
+
+def generates_only(found: frozenset[Capability]) -> bool:
+    """Whether the Model is known to generate; of one without facts the engine judges whether it embeds."""
+    return "generate" in found and "embed" not in found
 
 
 def _abilities(

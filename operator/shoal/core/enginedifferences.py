@@ -14,10 +14,21 @@ class EngineDifferences:
     """By endpoint and field: whether the engine does what a value asks for. It would ignore any other value, and the
     client would take the answer for what it asked for."""
     pairs_score: bool = False
-    """/v1/score reads query and item as a pair, as a reranker does, and has no scores of tokens: only Models that
+    """/v1/score of a Model that generates nothing reads query and item as a pair, as a reranker does: only Models that
     rerank serve it."""
+    generating: "EngineDifferences | None" = None
+    """The same for Models that generate, where that is another; they score by tokens then, also where tenants do
+    not share the prefix cache."""
+    most_scored_bytes: int | None = None
+    """/v1/score by tokens is asked of the engine with the query written out before each item, at most so many bytes;
+    None: the engine does that itself."""
     lacks: frozenset[str] = frozenset()
     """Capabilities that a Model does not have on it."""
+
+    @property
+    def salts_scores(self) -> bool:
+        """Tenants may score by tokens because a `cache_salt` separates them, not because they share the cache."""
+        return self.most_scored_bytes is not None
 
 
 NONE: Final = EngineDifferences()

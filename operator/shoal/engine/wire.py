@@ -103,6 +103,11 @@ class Wire(Protocol):
         ...
 
     @property
+    def salted(self) -> frozenset[str]:
+        """Endpoints on which a `cache_salt` separates the prompts of tenants in the engine's cache."""
+        ...
+
+    @property
     def differences(self) -> EngineDifferences:
         """Where a Model of this engine does less than the field table and the capabilities say."""
         ...
@@ -120,6 +125,10 @@ class Wire(Protocol):
     def added(self, endpoint: str, fields: Mapping[str, Any]) -> bytes | None:
         """What a checked body's fields are called in this engine, as members of an object; None: the engine cannot do
         what they ask for. Called once per request."""
+        ...
+
+    def path(self, call: EngineCall) -> str:
+        """Path in the engine for one attempt: that of `paths`, or another one that does the same."""
         ...
 
     def encode(self, body: bytes, call: EngineCall) -> bytes:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
-from shoal.core.capabilities import Capability
-from shoal.core.fields.table import CHAT, CLASSIFY, COMPLETIONS, EMBEDDINGS, RERANK, SCORE, TRANSCRIBE
+from shoal.core.capabilities import Capability, generates_only
+from shoal.core.fields.table import CHAT, CLASSIFY, COMPLETIONS, EMBEDDINGS, GENERATING, RERANK, SCORE, TRANSCRIBE
 from shoal.core.routing.resolve import ServedModel
 from shoal.net.errors import ApiError
 
@@ -25,6 +25,18 @@ _WITH_ADAPTERS: Final[frozenset[Capability]] = frozenset({"generate", "embed"})
 def abilities(model: ServedModel) -> list[Capability]:
     """What a Model can do, or a Model with an adapter."""
     return sorted(model.capabilities if model.adapter is None else model.capabilities & _WITH_ADAPTERS)
+
+
+def takes_salt(path: str, model: ServedModel) -> bool:
+    """Whether a request goes through a prefix cache that a `cache_salt` separates by tenants. Engines that generate
+    nothing keep no prompts (engine/sglang/launch.py)."""
+    return path in GENERATING or (path == SCORE and generates_only(model.capabilities))
+
+
+def needs_salt(path: str, model: ServedModel) -> bool:
+    """Whether only an engine that reads the `cache_salt` may get the request. Of the same Model, replicas of another
+    engine may be left, which would show one tenant the prompts of another."""
+    return path == SCORE and model.facts.differences.salts_scores
 
 
 def refuse_incapable(model: ServedModel, path: str, name: str) -> None:

@@ -226,8 +226,8 @@ def engine_body(parsed: Parsed, endpoint: str, engine_name: str, rid: str, cache
     body["model"] = engine_name
     if endpoint in GENERATING:
         body["rid"] = rid
-        if cache_salt is not None:
-            body["cache_salt"] = cache_salt  # other engines cache no prompts (engine/sglang/launch.py)
+    if cache_salt is not None:
+        body["cache_salt"] = cache_salt
     if parsed.stream:
         # Always overwritten: a client that sends include_usage=false must still be metered.
         body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}

@@ -167,7 +167,8 @@ class Dispatch:
         if wire is None:
             log.warning("a pod runs an engine that this gateway does not know", pod=replica.key, engine=replica.engine)
             raise Retry(UNKNOWN_ENGINE)
-        if prepared.path not in wire.paths or prepared.added.get(wire.type, b"") is None:
+        lacks = prepared.path not in wire.paths or prepared.added.get(wire.type, b"") is None
+        if lacks or (prepared.salted and prepared.path not in wire.salted):
             # A rollout from one engine to the other, and the request needs the other one.
             raise Retry(UNSUPPORTED)
         signal = app.fleet.live.get(replica.uid)
@@ -293,7 +294,7 @@ class Dispatch:
         self._relay.attempt(wire, call)
         raw = self._request.raw
         body = raw if prepared.path in FORMS else wire.encode(raw, call)
-        return self._head(target, key, wire.paths[prepared.path], len(body)), body
+        return self._head(target, key, wire.path(call), len(body)), body
 
     def _began(self) -> None:
         """Called before the first part of the engine's answer is sent to the client."""

@@ -1,13 +1,12 @@
 """`GET /v1/models`: the models that a key's tenant may use, in OpenAI's format."""
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
 import orjson
 
 from shoal.core.access import KeyIdentity
-from shoal.core.capabilities import Capability
 from shoal.core.routing.modelindex import ModelIndex, RouteTargets
 from shoal.core.routing.resolve import ServedModel
 from shoal.gateway.ability import abilities
@@ -27,15 +26,19 @@ def one(model_name: str, model: ServedModel | RouteTargets) -> bytes:
 
 def _card(model_name: str, model: ServedModel | RouteTargets) -> dict[str, Any]:
     if isinstance(model, RouteTargets):
-        route, able = model.route, set(abilities(model.targets[0]))
+        route, able = model.route, _able(model.targets[0])
         for target in model.targets[1:]:
-            able &= set(abilities(target))  # which of them answers is not the client's choice
-        return _fields(model_name, route.created, route.key, None, sorted(able))
-    return _fields(model_name, model.created, model.address, model.key if model.adapter else None, abilities(model))
+            able &= _able(target)  # which of them answers is not the client's choice
+        return _fields(model_name, route.created, route.key, None, able)
+    return _fields(model_name, model.created, model.address, model.key if model.adapter else None, _able(model))
+
+
+def _able(model: ServedModel) -> set[str]:
+    return {*abilities(model), *model.traits}
 
 
 def _fields(
-    model_name: str, created: datetime | None, root: str, parent: str | None, capabilities: Sequence[Capability]
+    model_name: str, created: datetime | None, root: str, parent: str | None, capabilities: Collection[str]
 ) -> dict[str, Any]:
     return {
         "id": model_name,
@@ -44,5 +47,5 @@ def _fields(
         "owned_by": "shoal",
         "root": root,
         "parent": parent,
-        "capabilities": capabilities,
+        "capabilities": sorted(capabilities),
     }

@@ -46,6 +46,8 @@ class Prepared(NamedTuple):
     """The ranked list has the texts."""
     added: Mapping[str, bytes | None] = _NOTHING
     """What the body has in addition for engines of a type (`Wire.added`)."""
+    salted: bool = False
+    """Only engines that read the body's `cache_salt` get it (`Wire.salted`)."""
     target: TargetRef | None = None
     """The target that a route chose; None: the body names the model or adapter itself."""
     marks: Marks | None = None

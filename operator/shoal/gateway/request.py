@@ -35,7 +35,7 @@ from shoal.core.routing.routes import (
 )
 from shoal.engine.wires import added_of
 from shoal.gateway import audioform, ids, modellist, redact
-from shoal.gateway.ability import refuse_incapable
+from shoal.gateway.ability import needs_salt, refuse_incapable, takes_salt
 from shoal.gateway.accepted import AcceptedRequest, FellBack
 from shoal.gateway.adaptertarget import AdapterTarget
 from shoal.gateway.bigbodies import BIG
@@ -559,7 +559,9 @@ class GatewayRequest:
             return _Incomplete(model, wanted)
         # `engine_body` runs before the usage record is opened, so that its errors leave no record to close.
         space = prefix_space(model, identity)
-        salt = None if space == SHARED else app.key_ring.cache_salt(model.uid, space)
+        salt = None
+        if space != SHARED and takes_salt(self._engine_path, model):
+            salt = app.key_ring.cache_salt(model.uid, space)
         content_type, dialect = _JSON, self._dialect
         if model.external is not None:
             self._raw = external_body(parsed, self._engine_path, model.engine_name)
@@ -587,6 +589,7 @@ class GatewayRequest:
             top_n=fields.get("top_n"),
             documents=fields.get("return_documents") is not False,
             added=added_of(self._engine_path, fields),
+            salted=salt is not None and needs_salt(self._engine_path, model),
             target=None if routed is None else routed.target,
             marks=marks if app.traffic.most else None,
         )

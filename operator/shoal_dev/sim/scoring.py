@@ -58,10 +58,11 @@ class Scoring(OpenAI):
 
         def answer(sequences: list[Sequence]) -> Any:
             values = [self._values(sequence, request, generates=generates) for sequence in sequences]
-            logs = [[math.log(value) for value in row] for row in values] if request.return_token_logprobs else None
+            logs = [[math.log(value) for value in row] for row in values] if generates else None
             if request.apply_softmax:
-                values = [_softmax([value / request.temperature for value in row]) for row in values]
-            return _scores(request, values, logs, sum(len(sequence.prompt) for sequence in sequences))
+                values = [_softmax([value / request.temperature for value in row]) for row in logs or values]
+            told = logs if request.return_token_logprobs else None
+            return _scores(request, values, told, sum(len(sequence.prompt) for sequence in sequences))
 
         await self._answer(exchange, self._texts(prompts), answer)
 

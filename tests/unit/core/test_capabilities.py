@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from shoal.api.model import Model
 from shoal.core.architectures import facts_of
 from shoal.core.capabilities import EMBEDS_ARG, NO_PREFIX_CACHE, capabilities
 from shoal.core.enginedifferences import EngineDifferences
+from shoal.core.routing.resolve import served_model
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 300}
 ONE = {"id2label": {"0": "LABEL_0"}}
@@ -70,6 +72,24 @@ def test_an_engine_that_scores_pairs_scores_where_it_reranks(
     assert capabilities(facts, (), shares_prefixes=shared, differences=pairs) == set(able.split())
 
 
+@pytest.mark.parametrize(
+    ("architecture", "args", "able"),
+    [
+        ("LlamaForCausalLM", (), "generate score"),
+        ("Qwen2VLForConditionalGeneration", (), "generate score"),
+        ("LlamaForCausalLM", (EMBEDS_ARG,), "embed"),
+        ("Gemma3TextModel", (), "embed generate"),
+        ("Qwen2ForSequenceClassification", (), "classify"),
+    ],
+)
+def test_an_engine_that_separates_tenants_when_it_scores_needs_no_common_cache(
+    architecture: str, args: Sequence[str], able: str
+) -> None:
+    facts = facts_of({"architectures": [architecture], "model_type": "x", **SIZES}, source="hf://a/b")
+    salted = EngineDifferences(pairs_score=True, generating=EngineDifferences(most_scored_bytes=10))
+    assert capabilities(facts, args, shares_prefixes=False, differences=salted) == set(able.split())
+
+
 def test_what_an_engine_lacks_is_no_ability_of_its_models() -> None:
     facts = facts_of(
         {"architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper", **SIZES}, source="hf://a/b"
@@ -89,3 +109,22 @@ def test_facts_of_an_earlier_release_do_not_say_how_many_labels_there_are() -> N
 def test_without_facts_the_engine_judges() -> None:
     assert capabilities(None, (), shares_prefixes=False) == {"generate", "embed"}
     assert capabilities(None, (EMBEDS_ARG,), shares_prefixes=False) == {"embed"}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "engine", "told"),
+    [
+        ("LlamaForCausalLM", {}, ""),
+        ("LlamaForCausalLM", {"toolCallParser": "llama3", "reasoningParser": "qwen3"}, "tools reasoning"),
+        ("Qwen2VLForConditionalGeneration", {"type": "vLLM", "toolCallParser": "hermes"}, "vision tools"),
+        ("Qwen2AudioForConditionalGeneration", {}, "audio"),
+        # A part of its work, not of a chat.
+        ("WhisperForConditionalGeneration", {}, ""),
+    ],
+)
+def test_clients_are_told_what_a_model_does_with_a_chat(architecture: str, engine: dict[str, Any], told: str) -> None:
+    config = {"architectures": [architecture], "model_type": "x", **SIZES}
+    spec = {"source": {"uri": "hf://a/b"}, "engine": engine}
+    facts = facts_of(config, source="hf://a/b").model_dump(by_alias=True)
+    declared = {"metadata": {"name": "m", "namespace": "n", "uid": "u"}, "spec": spec, "status": {"artifact": facts}}
+    assert served_model(Model.model_validate(declared)).traits == set(told.split())

@@ -1,7 +1,9 @@
 """Replicas that run vLLM behind the gateway: what they are asked, and what a client gets of their answers."""
 
 import asyncio
+import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +267,144 @@ async def test_what_the_engine_would_ignore_is_refused_by_name(tmp_path: Path, p
         assert (response.status, wrong["code"]) == (400, "unsupported_field")
         assert wrong["param"] in (field, "query")
         assert not engine.requests
+
+
+# --- scores by the tokens of labels -----------------------------------------------------------------------------------
+
+LOGS = [{"token_id:7": -0.5, "token_id:300": -2.0, "token_id:301": -3.0}, {"token_id:300": -1.0, "token_id:301": -4.0}]
+
+
+async def tells_labels(request: EngineRequest) -> None:
+    choices = [
+        {"index": at, "text": "x", "logprobs": {"tokens": ["token_id:7"], "top_logprobs": [LOGS[at]]}} for at in (1, 0)
+    ]
+    usage = {"prompt_tokens": 9, "total_tokens": 11, "completion_tokens": 2, "prompt_tokens_details": None}
+    await request.answer(
+        200, compact({"id": "cmpl-1", "model": request.model, "choices": choices, "usage": usage})
+    )  # fmt: skip
+
+
+def scores(it: GatewayUnderTest, *, shares: bool = False) -> None:
+    """The Model generates, on vLLM."""
+    differences = differences_of("vLLM").generating
+    assert differences is not None
+    it.pods["chat/llama-1"] = replica(1, engine="vLLM")
+    facts = FACTS.__class__(vocabulary=32_000, context_length=8192, differences=differences)
+    it.model(capabilities=frozenset({"generate", "score"}), facts=facts, shares_prefixes=shares)
+    it.changed()
+
+
+SCORED: dict[str, Any] = {"model": "llama", "query": "a fox", "items": [" one", " two"], "label_token_ids": [301, 300]}
+
+
+async def test_a_model_that_generates_scores_by_a_completion_of_one_token(tmp_path: Path):
+    engine = ScriptedEngine(tells_labels)
+    async with gateway(tmp_path, engine) as it:
+        scores(it)
+        response = await it.post(SCORED, "/v1/score")
+        answer = await response.json()
+        assert response.status == 200, answer
+        assert answer == {
+            "scores": [
+                [pytest.approx(math.exp(-3)), pytest.approx(math.exp(-2))],
+                [pytest.approx(math.exp(-4)), pytest.approx(math.exp(-1))],
+            ],
+            "token_logprobs": None,
+            "model": "llama",
+            "object": "scoring",
+            "usage": {"prompt_tokens": 9, "total_tokens": 9},
+        }
+        (request,) = engine.requests
+        assert request.path == "/v1/completions"
+        salt = request.body.pop("cache_salt")
+        assert request.body == {
+            "model": "chat/llama",
+            "prompt": ["a fox one", "a fox two"],
+            "max_tokens": 1,
+            "temperature": 0,
+            "logprobs": 1,
+            "logprob_token_ids": [301, 300],
+            "return_tokens_as_token_ids": True,
+        }
+        data = (await it.records())[0].data
+        assert (data.input_tokens, data.output_tokens, data.documents) == (9, 0, 2)
+        assert (data.count_source, data.endpoint) == ("final", "/v1/score")
+        it.tenants["zeta"] = tenant("zeta", "sk-test-zeta")
+        it.changed()
+        await it.post(SCORED, "/v1/score", key="sk-test-zeta")
+        assert engine.requests[1].body["cache_salt"] != salt
+        scores(it, shares=True)
+        await it.post(SCORED, "/v1/score")
+        assert "cache_salt" not in engine.requests[2].body
+
+
+async def test_scores_are_made_of_the_labels_as_the_request_wants_them(tmp_path: Path):
+    engine = ScriptedEngine(tells_labels)
+    async with gateway(tmp_path, engine) as it:
+        scores(it)
+
+        async def ask(**more: Any) -> dict[str, Any]:
+            response = await it.post({**SCORED, **more}, "/v1/score")
+            assert response.status == 200, await response.text()
+            return await response.json()
+
+        soft = await ask(apply_softmax=True)
+        assert [sum(row) for row in soft["scores"]] == pytest.approx([1, 1])
+        assert soft["scores"][0][1] == pytest.approx(1 / (1 + math.exp(-1)))
+        warm = await ask(apply_softmax=True, temperature=2)
+        assert warm["scores"][0][1] == pytest.approx(1 / (1 + math.exp(-0.5)))
+        assert (await ask(return_token_logprobs=True))["token_logprobs"] == [[-3.0, -2.0], [-4.0, -1.0]]
+        await ask(item_first=True, query=" fox", items=["one", "two"])
+        await ask(query=None, items=["one", "two"])
+        await ask(query=[1, 2], items=[[3], [4, 5]])
+        await ask(items="one")
+        prompts = [request.body["prompt"] for request in engine.requests[3:]]
+        assert prompts == [["one fox", "two fox"], ["one", "two"], [[1, 2, 3], [1, 2, 4, 5]], ["a foxone"]]
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"label_token_ids": None}, "label_token_ids"),
+        ({"label_token_ids": list(range(21))}, "label_token_ids"),
+        ({"temperature": 0.5}, "temperature"),
+        ({"query": "a " * 50_000, "items": ["x"] * 50}, "items"),
+    ],
+)
+async def test_what_is_not_scored_is_refused_by_name(tmp_path: Path, more: dict[str, Any], param: str):
+    engine = ScriptedEngine(tells_labels)
+    async with gateway(tmp_path, engine) as it:
+        scores(it)
+        if "query" in more:
+            facts = it.models["chat/llama"].facts
+            it.model(
+                capabilities=frozenset({"generate", "score"}), facts=dataclasses.replace(facts, context_length=131_072)
+            )
+        response = await it.post({**SCORED, **more}, "/v1/score")
+        assert (response.status, (await response.json())["error"]["param"]) == (400, param)
+        assert not engine.requests
+
+
+@pytest.mark.parametrize("logprobs", [None, {}, {"top_logprobs": [{"token_id:300": -1}]}])
+async def test_an_answer_without_the_labels_is_an_error_of_the_engine(tmp_path: Path, logprobs: Any):
+    async def forgets(request: EngineRequest) -> None:
+        choices = [{"index": 0, "text": "x", "logprobs": logprobs}]
+        await request.answer(200, compact({"model": request.model, "choices": choices, "usage": {}}))
+
+    async with gateway(tmp_path, ScriptedEngine(forgets)) as it:
+        scores(it)
+        response = await it.post(SCORED, "/v1/score")
+        assert (response.status, (await response.json())["error"]["code"]) == (502, "bad_answer")
+
+
+async def test_a_replica_that_cannot_separate_tenants_gets_no_score(tmp_path: Path):
+    """Of a Model that changed from SGLang to vLLM."""
+    old, new = ScriptedEngine(serve_normally), ScriptedEngine(tells_labels)
+    async with gateway(tmp_path, new, old) as it:
+        scores(it)
+        for _ in range(4):
+            assert (await it.post(SCORED, "/v1/score")).status == 200
+        assert (len(old.requests), len(new.requests)) == (0, 4)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"])

@@ -5,7 +5,7 @@ from typing import Any, Final, cast
 
 from shoal.core.fields.kinds import Facts, FieldProblem
 from shoal.core.fields.media import not_read, placeholder_problem
-from shoal.core.fields.pairs import mixed
+from shoal.core.fields.pairs import mixed, not_scored
 from shoal.core.fields.table import DETOKENIZE, SCORE, TABLE, TOKENIZE, TRANSCRIBE, not_in_table
 from shoal.core.fields.tokens import not_one_text
 from shoal.core.fields.work import MULTIPLIERS, SPARE_CHARACTERS, too_much
@@ -47,8 +47,12 @@ def check(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int | No
         )
     if endpoint == TOKENIZE and (found := not_one_text(fields)) is not None:
         return found
-    if endpoint == SCORE and (found := mixed(fields)) is not None:
-        return found
+    if endpoint == SCORE:
+        if (found := mixed(fields)) is not None:
+            return found
+        most = facts.differences.most_scored_bytes
+        if most is not None and (found := not_scored(fields, most)) is not None:
+            return found
     if "messages" in fields and (found := placeholder_problem(fields)) is not None:
         return found
     if size is not None and size <= SPARE_CHARACTERS and "messages" in fields and fields.keys().isdisjoint(MULTIPLIERS):

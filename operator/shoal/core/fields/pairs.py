@@ -125,3 +125,30 @@ def repeated(fields: Mapping[str, Any]) -> int:
     # An id of a token is 4 bytes, as `BYTES_PER_TOKEN` counts them.
     size = len(query) if isinstance(query, str) else 4 * len(query or ())
     return size * (len(texts) - 1)
+
+
+def written_out(fields: Mapping[str, Any]) -> int:
+    """Bytes of the query with each text, one after the other, about."""
+    query, texts = pairs_of(fields)
+    each = _bytes(query) * len(texts)
+    return each + sum(map(_bytes, texts))
+
+
+def _bytes(text: Any) -> int:
+    """Of a text, or of ids with their commas."""
+    if isinstance(text, str):
+        return len(text) if text.isascii() else len(text.encode())
+    return 8 * len(text or ())
+
+
+def not_scored(fields: Mapping[str, Any], most_bytes: int) -> FieldProblem | None:
+    """Why the tokens of labels are not scored, of an engine that cannot say it itself."""
+    if fields.get("label_token_ids") is None:
+        text = "You must provide `label_token_ids`: this model scores by the tokens that may follow."
+        return FieldProblem("label_token_ids", text, "missing_value")
+    if fields.get("temperature") not in (None, 1) and not fields.get("apply_softmax"):
+        return FieldProblem("temperature", "`temperature` needs `apply_softmax`.", "conflicting_fields")
+    if written_out(fields) > most_bytes:
+        text = f"`query` with each of `items` is more than {most_bytes} bytes. Send fewer items at a time."
+        return FieldProblem("items", text, "too_much_work")
+    return None

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final
+from typing import Final, Literal
 
 from shoal.api import reasons
 from shoal.api.artifact import ArtifactFacts
@@ -11,11 +11,14 @@ from shoal.api.meta import Condition
 from shoal.api.model import Model, ModelStatus
 from shoal.core import quantity
 from shoal.core.architectures import names
-from shoal.core.capabilities import Capability, capabilities
+from shoal.core.capabilities import Capability, capabilities, generates_only
 from shoal.core.enginedifferences import NONE, EngineDifferences
 from shoal.core.fields.kinds import Facts, Medium
 from shoal.core.hold.limits import Limits
 
+Trait = Literal["vision", "audio", "tools", "reasoning"]
+"""What a Model that generates does with a chat: it reads images, or sound; the engine takes its calls of tools, or its
+thoughts, out of its text."""
 _DETERMINISTIC: Final = ("--enable-deterministic-inference", "--rl-on-policy-target")
 _NO_PLACE: Final = frozenset({reasons.NO_FIT, reasons.NO_CAPACITY, reasons.OUTRANKED, reasons.NO_CLASS})
 
@@ -110,6 +113,8 @@ class ServedModel:
     adapter: ServedAdapter | None = None
     """The adapter that replicas of this Model serve; `claims` and `created` are then the adapter's. None: the Model
     itself."""
+    traits: frozenset[Trait] = frozenset()
+    """What else its list of models tells clients of it."""
 
     @property
     def keeps_prefixes(self) -> bool:
@@ -124,18 +129,22 @@ class ServedModel:
 
 def served_model(model: Model, differences: EngineDifferences = NONE) -> ServedModel:
     """What a request needs of the Model; `differences`: of the type of engine that it declares."""
+    able = capabilities(
+        model.status.artifact if model.status else None,
+        model.spec.engine.extra_args,
+        shares_prefixes=model.spec.prefix_cache.isolation == "Shared",
+        differences=differences,
+    )
+    if differences.generating is not None and generates_only(able):
+        differences = differences.generating
     return ServedModel(
         key=model.key,
         uid=model.metadata.uid,
         engine_name=model.engine_model_name,
         claims=model.claimed_names,
         created=model.metadata.creation_timestamp,
-        capabilities=capabilities(
-            model.status.artifact if model.status else None,
-            model.spec.engine.extra_args,
-            shares_prefixes=model.spec.prefix_cache.isolation == "Shared",
-            differences=differences,
-        ),
+        capabilities=able,
+        traits=_traits(model) if "generate" in able else frozenset(),
         facts=_facts(model, differences),
         limits=Limits(
             max_requests=model.spec.hold.max_requests,
@@ -164,6 +173,19 @@ def _facts(model: Model, differences: EngineDifferences) -> Facts:
         differences=differences,
         deterministic=any(arg.startswith(_DETERMINISTIC) for arg in model.spec.engine.extra_args),
     )
+
+
+def _traits(model: Model) -> frozenset[Trait]:
+    artifact = None if model.status is None else model.status.artifact
+    engine = model.spec.engine
+    media = _media(artifact) if artifact is not None and artifact.multimodal else frozenset[Medium]()
+    told: dict[Trait, bool] = {
+        "vision": "image" in media,
+        "audio": "audio" in media,
+        "tools": engine.tool_call_parser is not None,
+        "reasoning": engine.reasoning_parser is not None,
+    }
+    return frozenset(trait for trait, does in told.items() if does)
 
 
 def _media(artifact: ArtifactFacts) -> frozenset[Medium]:

@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 import orjson
 
 from shoal.core.enginedifferences import NONE, EngineDifferences
-from shoal.core.fields.table import RERANK, TABLE
+from shoal.core.fields.table import GENERATING, RERANK, TABLE
 from shoal.engine.wire import AnswerGarbled, EngineCall, Ranking, Rewriter
 
 _LACKS: Final = re.compile(rb"never been loaded|failed to implicitly load|not loaded|incomplete unload", re.IGNORECASE)
@@ -60,12 +60,16 @@ class SGLangWire:
     ready_path: str = "/ready"
     aborts: bool = True
     paths: Mapping[str, str] = _PATHS
+    salted: frozenset[str] = GENERATING
     differences: EngineDifferences = NONE
     special: Mapping[str, frozenset[str]] = _NOTHING
     reshaped: frozenset[str] = frozenset({RERANK})
 
     def added(self, endpoint: str, fields: Mapping[str, Any]) -> bytes | None:
         return b""
+
+    def path(self, call: EngineCall) -> str:
+        return _PATHS[call.endpoint]
 
     def encode(self, body: bytes, call: EngineCall) -> bytes:
         # An engine refuses an id that it still has, and it may not have noticed yet that the gateway closed the

@@ -14,10 +14,12 @@ from shoal.core.fields.table import (
     COMPLETIONS,
     DETOKENIZE,
     EMBEDDINGS,
+    GENERATING,
     RERANK,
     SCORE,
     TOKENIZE,
 )
+from shoal.engine.vllm import tokenscores
 from shoal.engine.wire import NO_ENDPOINT, Accepts, AnswerGarbled, EngineCall, NotHere, Ranking, Rewriter
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -64,14 +66,14 @@ def _named(value: Any) -> bool:
     return value["type"] != "json_schema" or value["json_schema"].get("name") is not None
 
 
-_GENERATION: Final[Mapping[str, Accepts]] = {
+_GENERATED: Final[Mapping[str, Accepts]] = {
     "response_format": _named,
     "return_cached_tokens_details": _if_false,
 }
 _FIELDS: Final[Mapping[str, Mapping[str, Accepts]]] = MappingProxyType(
     {
         CHAT: {
-            **_GENERATION,
+            **_GENERATED,
             "reasoning": _only_effort,
             "reasoning_effort": _effort,
             "task": _never,
@@ -81,7 +83,7 @@ _FIELDS: Final[Mapping[str, Mapping[str, Accepts]]] = MappingProxyType(
             "max_dynamic_patch": _never,
             "min_dynamic_patch": _never,
         },
-        COMPLETIONS: {**_GENERATION, "suffix": _never},
+        COMPLETIONS: {**_GENERATED, "suffix": _never},
         SCORE: {
             "query": _one_text,
             "items": _texts,
@@ -203,7 +205,13 @@ _PATHS: Final[Mapping[str, str]] = MappingProxyType(
         DETOKENIZE: "/detokenize",
     }
 )
-_DIFFERENCES: Final = EngineDifferences(_FIELDS, pairs_score=True, lacks=frozenset({"transcribe"}))
+_LACKS: Final = frozenset({"transcribe"})
+_GENERATING: Final = EngineDifferences(
+    {**_FIELDS, SCORE: {"label_token_ids": tokenscores.few_labels}},
+    lacks=_LACKS,
+    most_scored_bytes=tokenscores.MOST_BYTES,
+)
+_DIFFERENCES: Final = EngineDifferences(_FIELDS, pairs_score=True, generating=_GENERATING, lacks=_LACKS)
 _SPECIAL: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {path: frozenset({*_FIELDS.get(path, ()), *_ADDITIONS.get(path, ())}) for path in {*_FIELDS, *_ADDITIONS}}
 )
@@ -215,11 +223,14 @@ class VLLMWire:
     ready_path: str = "/health"
     aborts: bool = False
     paths: Mapping[str, str] = _PATHS
+    salted: frozenset[str] = GENERATING | {SCORE}
     differences: EngineDifferences = _DIFFERENCES
     special: Mapping[str, frozenset[str]] = _SPECIAL
     reshaped: frozenset[str] = frozenset({RERANK, SCORE, DETOKENIZE})
 
     def added(self, endpoint: str, fields: Mapping[str, Any]) -> bytes | None:
+        if endpoint == SCORE and fields.get("label_token_ids") is not None:
+            return tokenscores.options(fields)
         accepts, additions = _FIELDS.get(endpoint, {}), _ADDITIONS.get(endpoint, {})
         added: dict[str, Any] = {}
         for name in self.special[endpoint] & fields.keys():
@@ -235,7 +246,12 @@ class VLLMWire:
                     added[new] = content
         return b"," + orjson.dumps(added)[1:-1] if added else b""
 
+    def path(self, call: EngineCall) -> str:
+        return COMPLETIONS if tokenscores.asked(call) else _PATHS[call.endpoint]
+
     def encode(self, body: bytes, call: EngineCall) -> bytes:
+        if tokenscores.asked(call):
+            return tokenscores.encode(body, call)
         base = b'{"model":' + orjson.dumps(call.model)
         if not body.startswith(base):
             raise ValueError("the body does not begin with the model")
@@ -293,6 +309,8 @@ class VLLMWire:
         if given.get("model") != (call.adapter or call.model):
             raise NotHere("wrong_model")
         tokens = _prompt_tokens(given.get("usage"))
+        if tokenscores.asked(call):
+            return tokenscores.scored(given, call, ranking.model_name), tokens
         if call.endpoint == RERANK:
             return _ranked(given, ranking), tokens
         items = _objects(given.get("data"))

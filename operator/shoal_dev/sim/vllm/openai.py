@@ -39,6 +39,8 @@ class Job:
     salt: str = ""
     options: p.StreamOptions | None = None
     echo: list[str] = field(default_factory=list[str])
+    labels: list[int] = field(default_factory=list[int])
+    """Tokens whose log probabilities the answer has."""
 
 
 class _BrokenError(Exception):
@@ -78,11 +80,16 @@ class Generating:
         if logprobs > _MAX_LOGPROBS:
             message = f"Requested sample logprobs of {logprobs}, which is greater than max allowed: {_MAX_LOGPROBS}"
             raise p.wrong(message, "logprobs", logprobs)
+        labels = request.logprob_token_ids
+        if labels:
+            self._check_labels(labels, request.logprobs)
         if request.prompt is None or request.prompt == "":
             message = "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)"
             raise p.RefusedError(400, message, param="prompt")
         prompts = self.prompts(request.prompt)
         job = self._job(exchange, request, prompts, request.max_tokens, adapter)
+        if labels:
+            job.labels = labels
         if request.echo:
             job.echo = [self._engine.model.tokenizer.decode(prompt) for prompt in prompts]
         await self._run(exchange, job, CompletionWriter)
@@ -180,6 +187,21 @@ class Generating:
         if request.n > 1 and temperature == 0:
             raise p.RefusedError(400, f"n must be 1 when using greedy sampling, got {request.n}.")
 
+    def _check_labels(self, labels: list[int], logprobs: int | None) -> None:
+        if logprobs is None:
+            message = "when using `logprob_token_ids`, `logprobs` must be set. (parameter=logprob_token_ids)"
+            raise p.RefusedError(400, message, param="logprob_token_ids")
+        if len(labels) > _MAX_LOGPROBS:
+            message = f"Requested sample logprobs of {len(labels)}, which is greater than max allowed: {_MAX_LOGPROBS}"
+            raise p.wrong(message, "logprobs", len(labels))
+        size = self._engine.model.config.get("vocab_size")
+        outside = [label for label in labels if label < 0 or (size is not None and label >= size)]
+        if outside:
+            message = (
+                f"token_id(s) {outside} in logprob_token_ids contain out-of-vocab token ids. Vocabulary size: {size}"
+            )
+            raise p.wrong(message, "logprob_token_ids", outside)
+
     def _job(
         self,
         exchange: Exchange,
@@ -223,6 +245,7 @@ class Generating:
             created=int(time.time()),
             n=job.n,
             echo=job.echo,
+            labels=job.labels,
             cache=args.enable_cache_report,
             usage=bool(options.include_usage) or args.include_usage_by_default,
             each=bool(options.continuous_usage_stats),

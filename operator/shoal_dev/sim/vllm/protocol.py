@@ -47,6 +47,8 @@ class CompletionRequest(Generation):
     prompt: list[int] | list[list[int]] | str | list[str] | None = None
     echo: bool | None = False
     logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    return_tokens_as_token_ids: bool | None = None
     max_tokens: int | None = 16
 
 

@@ -1,6 +1,8 @@
 """vLLM's answers of chat and completions, whole and in chunks."""
 
 import json
+import math
+import random
 from collections.abc import Sequence as Seqs
 from typing import Any, Final
 
@@ -21,10 +23,12 @@ class Writer:
     prefix = ""
 
     def __init__(
-        self, *, rid: str, model: str, created: int, n: int, echo: list[str], cache: bool, usage: bool, each: bool
-    ) -> None:
+        self, *, rid: str, model: str, created: int, n: int, echo: list[str], labels: list[int], cache: bool,
+        usage: bool, each: bool,
+    ) -> None:  # fmt: skip
         self._id = self.prefix + rid
         self._model, self._created, self._n, self._echo = model, created, n, echo
+        self._labels = labels
         self._cache = cache
         """Whether cached tokens are reported."""
         self._usage_last, self._usage_each = usage, usage and each
@@ -82,6 +86,17 @@ def _reason(sequence: Sequence) -> dict[str, Any]:
     return {"finish_reason": sequence.finish.type, "stop_reason": matched}
 
 
+def _of_labels(sequence: Sequence, labels: list[int]) -> dict[str, Any]:
+    """Log probabilities of these tokens in place of the first one of an answer, by its prompt alone."""
+    source = random.Random(repr(sequence.prompt).encode())  # noqa: S311 - reproducible on purpose
+    weights = [source.random() for _ in range(max(labels) + 1)]
+    logs = {label: math.log(weights[label] / (1 + sum(weights))) for label in labels}
+    sampled = sequence.output[0]
+    shown = {f"token_id:{token}": log for token, log in {sampled: -0.5, **logs}.items()}
+    first = f"token_id:{sampled}"
+    return {"text_offset": [0], "token_logprobs": [shown[first]], "tokens": [first], "top_logprobs": [shown]}
+
+
 class CompletionWriter(Writer):
     kind = "text_completion"
     prefix = "cmpl-"
@@ -92,7 +107,8 @@ class CompletionWriter(Writer):
             echo = self._echo[index // self._n] if self._echo else ""
             rest = {"token_ids": None, "prompt_logprobs": None, "prompt_token_ids": None, "routed_experts": None}
             text = echo + sequence.text
-            choices.append({"index": index, "text": text, "logprobs": None, **_reason(sequence), **rest})
+            logprobs = _of_labels(sequence, self._labels) if self._labels else None
+            choices.append({"index": index, "text": text, "logprobs": logprobs, **_reason(sequence), **rest})
         return {**self._answer(sequences, choices, None), **_REST}
 
     def chunks(self, index: int, sequence: Sequence, text: str) -> list[bytes]:
