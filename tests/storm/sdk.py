@@ -52,6 +52,11 @@ class Sdk:
         except httpx.HTTPError as error:
             # What breaks while a stream is read comes through as it is.
             end.outcome, end.why = "broken", f"{type(error).__name__}: {error}"
+        except AttributeError as error:
+            # anyio asks a new connection for its peer, and fails so if that was closed in the meantime.
+            if "getpeername" not in str(error):
+                raise
+            end.outcome, end.why = "broken", f"closed as soon as it was open: {error}"
         journal.ended(ask, ask.id, end, answers)
 
     async def _whole(self, ask: Ask, journal: "Journal", end: End) -> None:
