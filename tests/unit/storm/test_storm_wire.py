@@ -1,11 +1,14 @@
 """The storm's clients: what comes over the wire, and what they call it."""
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import httpx
 import orjson
 import pytest
 
@@ -13,9 +16,10 @@ from shoal.core.fields.check import check as check_fields
 from shoal.core.fields.kinds import Facts
 from tests.storm import swaps
 from tests.storm.ground import MODEL_PATH
-from tests.storm.journals import WRONG
-from tests.storm.load import check
+from tests.storm.journals import WRONG, read_attempts
+from tests.storm.load import Journal, check
 from tests.storm.plan import ATTACKS, Answers, Ask, Phase, Target, asks, attacked_field
+from tests.storm.sdk import Sdk
 from tests.storm.wire import Clients, End, exchange
 from tests.support.engines import make_models
 
@@ -187,3 +191,24 @@ def test_an_attack_is_refused_by_its_field_alone(number: int) -> None:
     assert refused.param == attacked_field(ask)
     harmless = replace(ask, kind="short").body()
     assert check_fields(orjson.loads(harmless), ask.path, facts) is None
+
+
+async def test_an_sdk_connection_that_is_closed_as_soon_as_it_is_open_is_a_broken_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sdk, journal = Sdk("http://127.0.0.1:9/v1", "key"), Journal.at(tmp_path / "client.jsonl")
+    what = "'NoneType' object has no attribute 'getpeername'"
+
+    async def send(_request: httpx.AsyncClient, *_args: Any, **_more: Any) -> httpx.Response:
+        raise AttributeError(what)
+
+    monkeypatch.setattr(sdk._client._client, "send", send.__get__(sdk._client._client))
+    try:
+        await sdk.one(STREAM, journal, None)
+        assert read_attempts(tmp_path / "client.jsonl")["id"].outcome == "broken"
+        what = "'End' object has no attribute 'texts'"
+        with pytest.raises(AttributeError, match="texts"):
+            await sdk.one(STREAM, journal, None)
+    finally:
+        await sdk.close()
+        os.close(journal.file)
