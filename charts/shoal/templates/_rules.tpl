@@ -258,6 +258,41 @@
   - get
   - patch
 {{- end }}
+{{- define "shoal.rules.operatorProxies" -}}
+# one InferencePool per Model
+- apiGroups:
+  - inference.networking.k8s.io
+  resources:
+  - inferencepools
+  verbs:
+  - get
+  - list
+  - watch
+  - create
+  - patch
+# its way to the gateways
+- apiGroups:
+  - ''
+  resources:
+  - services
+  verbs:
+  - get
+  - list
+  - watch
+  - create
+  - patch
+# its way to the gateways
+- apiGroups:
+  - discovery.k8s.io
+  resources:
+  - endpointslices
+  verbs:
+  - get
+  - list
+  - watch
+  - create
+  - patch
+{{- end }}
 {{- define "shoal.rules.gateway" -}}
 # watch API keys and models
 - apiGroups:

@@ -110,6 +110,13 @@ OPERATOR: Final = (
 )
 """The operator, in all namespaces."""
 
+OPERATOR_PROXIES: Final = (
+    Permission("one InferencePool per Model", "inference.networking.k8s.io", ("inferencepools",), KEEP[:-1]),
+    Permission("its way to the gateways", "", ("services",), KEEP[:-1]),
+    Permission("its way to the gateways", "discovery.k8s.io", ("endpointslices",), KEEP[:-1]),
+)
+"""The operator, in all namespaces, where `gateway.extProc` is on."""
+
 OPERATOR_OWN_NAMESPACE: Final = (
     Permission("leader election", "coordination.k8s.io", ("leases",), ("create",)),
     Permission("leader election", "coordination.k8s.io", ("leases",), ("get", "update"), (names.LEASE_NAME,)),

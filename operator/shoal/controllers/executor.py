@@ -21,6 +21,7 @@ It has two entries. They may run at the same time for one Model: each reads the 
 | of each class: deletion cost of the pods that go first | replicas | shoal-scaler |
 | of each class: its ScaledObject and what KEDA is answered, where KEDA scales | scaledobjects | shoal-model |
 | of each class: `replicas` by `/scale`, where Shoal scales | replicas | shoal-scaler |
+| Service, EndpointSlice and InferencePool for proxies, where they carry requests | inferencepools | shoal-model |
 | deleted: what is on classes that are not used any more, old ResourceClaimTemplates and keys | the same | |
 
 What else the operator writes (status, Jobs that read sources, volumes of the node cache, the installation's own
@@ -35,6 +36,7 @@ import structlog
 from shoal.api import reasons
 from shoal.api.gpuclass import GPUClass
 from shoal.api.model import Model
+from shoal.controllers.children.inferencepools import InferencePoolWriter
 from shoal.controllers.children.objects import NameTaken
 from shoal.controllers.children.replicas import Loads, ScaleWriter
 from shoal.controllers.children.scaledobjects import ScaledObjectWriter
@@ -51,6 +53,7 @@ from shoal.core.placement import VariantPlan
 from shoal.core.status.observed import ModelProblem
 from shoal.engine.kinds import kind_of
 from shoal.kube.errors import Forbidden, KubeError, ObjectInvalid
+from shoal.kube.optional import OptionalKinds
 from shoal.manifests.shape import VariantShape, engine_version
 from shoal.net.pki import CertificateUnusable
 
@@ -71,15 +74,18 @@ class Executor:
         transport: CertificateIssuer,
         cold: ColdStarts,
         loads: Loads,
+        proxies: OptionalKinds,
         leads: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`loads`: the load of a pod, which tells which pods are cheap to lose. `leads`: whether this process is
+        """`loads`: the load of a pod, which tells which pods are cheap to lose. `proxies`: whether there are
+        InferencePools. `leads`: whether this process is
         certain to lead, asked right before each write of replicas."""
         self._world, self._state, self._install, self._transport = world, state, install, transport
         self._workload = WorkloadWriter(world, cold)
         self._scales = ScaleWriter(world, loads, leads)
         self._driver = driver
         self._scaled = ScaledObjectWriter(world, state, self._scales, driver)
+        self._pools = InferencePoolWriter(world, proxies)
 
     # --- the two entries --------------------------------------------------------------------------------------------
 
@@ -158,6 +164,8 @@ class Executor:
                 await self._workload.deployment(shape, reserve_surge=lambda p=plan: self._reserve_surge(model, p))
             await self._replicas(model, plan, floors[plan.gpu_class])
         await self._drop(model, plans, install)
+        # Last: a name that somebody else has must not keep the Model from its replicas.
+        await self._pools.write(model)
 
     def _shape(
         self,

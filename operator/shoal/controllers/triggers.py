@@ -75,6 +75,8 @@ class Parts:
     events: EventMetrics
     streams: Sequence[SignalStreams]
     dra: OptionalKinds
+    proxies: OptionalKinds
+    """InferencePools, and what belongs to them."""
 
 
 def subscribe(table: Table[T], *listeners: Listener[T]) -> None:
@@ -108,6 +110,7 @@ def connect(parts: Parts) -> None:
         parts.scaler.on_pod,  # a replica or a gateway came, went, or turned ready
         models.artifacts.on_pod,  # the pod of a Job that reads a source
         models.on_pod,  # the Model's status
+        models.on_gateway,  # where proxies ask
         parts.engine_sizes.on_pod,  # an engine that has not said its KV cache yet
         *(streams.on_pod for streams in parts.streams),  # a stream to it begins or ends
         lora.desired.on_pod,  # adapters of a replica that is gone
@@ -142,6 +145,9 @@ def connect(parts: Parts) -> None:
     subscribe(world.budgets, models.on_child)
     subscribe(world.policies, models.on_child)
     subscribe(world.claim_templates, models.on_child)
+    subscribe(world.inference_pools, models.on_child)
+    subscribe(world.picker_services, models.on_child)
+    subscribe(world.picker_slices, models.on_child)
     subscribe(world.classes, models.on_class, parts.classes.on_class)
     subscribe(world.tenants, models.on_tenant, lora.adapters.on_tenant, parts.tenants.on_tenant, parts.routes.on_tenant)
     subscribe(
@@ -174,6 +180,7 @@ def connect(parts: Parts) -> None:
     after(parts.install.changed, models.enqueue_all, *(streams.follow_all for streams in parts.streams))
     after(parts.transport.changed, models.enqueue_all)  # every engine pod may have to speak otherwise
     after(parts.driver.kinds.changed, models.enqueue_all)  # KEDA was installed or removed
+    after(parts.proxies.changed, models.enqueue_all)  # InferencePools are there now, or no more
     after(parts.dra.changed, parts.classes.enqueue_all)  # the cluster has dynamic resource allocation now
     parts.driver.targets.changed.append(parts.keda.answer_changed)  # pushed to KEDA's open streams
     if parts.keda.certificate is not None:

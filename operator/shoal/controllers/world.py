@@ -203,6 +203,11 @@ class World:
     autoscalers: Table[Autoscaler] = field(default_factory=_autoscalers)
     """Of Deployments: KEDA's, and anybody's. Only once KEDA is installed and a Model is driven by it."""
 
+    inference_pools: Table[Child] = field(default_factory=lambda: _children(projections.child))
+    picker_services: Table[Child] = field(default_factory=lambda: _children(projections.child))
+    picker_slices: Table[Child] = field(default_factory=lambda: _children(projections.child))
+    """The three: only where proxies carry requests (docs/other-doors.md) and the cluster has InferencePools."""
+
     resource_slices: Table[Slice] = field(default_factory=lambda: Table(deviceviews.resource_slice))
     resource_claims: Table[Claim] = field(
         default_factory=lambda: Table(deviceviews.resource_claim, indexes={"pod": _claiming_pods})

@@ -55,6 +55,16 @@ def policy(model: str) -> str:
     return f"{bounded(model)}-engine"
 
 
+def inference_pool(model: str) -> str:
+    """Of the InferencePool; routes name it."""
+    return bounded(model)
+
+
+def picker(model: str) -> str:
+    """Of the Service that leads to the gateways, and of its EndpointSlice: a DNS label that begins with a letter."""
+    return f"picker-{bounded(model.replace('.', '-'))}"
+
+
 def scaler_auth(model: str) -> str:
     """Of the TriggerAuthentication and the ConfigMap by which KEDA knows the operator's certificate."""
     return f"{bounded(model)}-scaler"

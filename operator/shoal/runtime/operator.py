@@ -15,6 +15,7 @@ from shoal.api.config import OperatorConfig
 from shoal.controllers import devices, triggers
 from shoal.controllers.autoscalerevents import AutoscalerEvents
 from shoal.controllers.cachevolumes import CacheVolumesController
+from shoal.controllers.children import inferencepools
 from shoal.controllers.classbackoffs import ClassBackoffs
 from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.enginesizes import EngineSizes
@@ -149,6 +150,7 @@ class OperatorProcess:
         self.keda_certificate = ScalerCertificate(world.client, world.namespace, world.config.scaling.keda, world.now)
         self.keda = scaler_server(world, targets, lambda: self.elector.certain, scaler or ScalerPlace())
         self.driver = Driver(world, targets, self.keda, models.add_uid)
+        self.proxies = inferencepools.kinds(world)
         executor = Executor(
             world,
             self.state,
@@ -157,6 +159,7 @@ class OperatorProcess:
             self.transport,
             cold,
             signals.load,
+            self.proxies,
             lambda: self.elector.certain,
         )
         self.waker = Waker(world, self.state, executor, wakes)
@@ -236,6 +239,7 @@ class OperatorProcess:
                 events=EventMetrics(world, self.registry, leads, time.monotonic),
                 streams=[each for each in (self.listening, self.adapter_streams) if isinstance(each, SignalStreams)],
                 dra=self.dra,
+                proxies=self.proxies,
             )
         )
         self.registry.register(ObjectMetrics(world, self.state.gpus, signals, self.scaler.current, leads))
@@ -299,6 +303,8 @@ class OperatorProcess:
             group.create_task(self.replica_sets.run())
             group.create_task(self.driver.watch())
             group.create_task(self.dra.run())
+            if self.world.config.ext_proc.enabled:
+                group.create_task(self.proxies.run())
             # Only who knows the cluster may lead; who does not lead keeps knowing it.
             await self.watcher.synced.wait()
             await self.replica_sets.synced.wait()

@@ -81,6 +81,7 @@ def role_rules() -> str:
     roles: dict[str, tuple[permissions.Permission, ...]] = {
         "operator": permissions.OPERATOR,
         "operatorOwnNamespace": permissions.OPERATOR_OWN_NAMESPACE,
+        "operatorProxies": permissions.OPERATOR_PROXIES,
         "gateway": permissions.GATEWAY,
         "ledger": permissions.LEDGER,
         "cache": permissions.CACHE,

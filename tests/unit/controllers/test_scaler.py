@@ -7,6 +7,7 @@ import pytest
 
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Model
+from shoal.controllers.children import inferencepools
 from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.executor import Executor
 from shoal.controllers.installkey import InstallKeySource
@@ -59,7 +60,9 @@ class Stage:
         cold = ColdStarts(world, state)
         install = InstallKeySource(world.client, world.namespace, behind=lambda: False, in_use=set)
         driver = Driver(world, targets, NoEndpoint(), wake)
-        executor = Executor(world, state, driver, install, CertificateIssuer(world), cold, lambda _: None)
+        executor = Executor(
+            world, state, driver, install, CertificateIssuer(world), cold, lambda _: None, inferencepools.kinds(world)
+        )
         self.waker = Waker(world, state, executor, WorkQueue("wake"))
 
         def clock() -> float:

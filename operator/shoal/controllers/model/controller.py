@@ -10,6 +10,7 @@ from shoal.api.model import Model, ModelStatus
 from shoal.api.tenant import Tenant
 from shoal.artifacts import secret_advice
 from shoal.controllers.artifacts import Artifacts
+from shoal.controllers.children.inferencepools import gateway_changed
 from shoal.controllers.claims import claimants, claims_changed, granted_otherwise, models_claiming
 from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.executor import Executor
@@ -111,6 +112,11 @@ class ModelController:
         for child in (before, after):
             if child is not None:
                 self._models.add_uid(child.model_uid)
+
+    def on_gateway(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
+        if self._world.config.ext_proc.enabled and gateway_changed(before, after):
+            for key in self._world.models.known_keys():
+                self.queue.add(key)
 
     def enqueue_all(self) -> None:
         """After a resync, and when the install key changed: compares every Model with the whole world."""

@@ -1,0 +1,77 @@
+"""Models that proxies of the Gateway API may route to: what the operator makes where the kind exists, on a real API
+server and with the chart's rights."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from shoal.api import names, permissions
+from shoal.api.config import ExtProc
+from shoal.kube.client import KubeClient
+from shoal.kube.errors import NotFound
+from shoal.kube.resources import DEPLOYMENTS, ENDPOINTSLICES, INFERENCEPOOLS, LEASES, SERVICES
+from tests.e2e.operator.test_operator_rbac import may, requests, service_account_kubeconfig
+from tests.support.charts import rendered
+from tests.support.controlplane import CRDS, Fleet, remove_crds
+from tests.support.kedastandin import crd
+from tests.support.operators import CONFIG, NAMESPACE, eventually, model, running_operator
+from tests.support.signals import ready_gateway
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+
+PROXIES = CONFIG.model_copy(update={"ext_proc": ExtProc(enabled=True, proxy_namespaces=("ingress",))})
+CHART = {"gateway": {"extProc": {"enabled": True, "proxyNamespaces": ["ingress"]}}}
+
+
+@pytest.fixture
+async def pools(fleet: Fleet) -> AsyncIterator[None]:
+    """The cluster has the kind."""
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    await fleet.client.apply(CRDS, crd(INFERENCEPOOLS, anything), manager="test")
+    await eventually(
+        lambda: fleet.client.discover(INFERENCEPOOLS.group, INFERENCEPOOLS.version),
+        lambda found: INFERENCEPOOLS.plural in found,
+    )
+    yield
+    await remove_crds(fleet.client, INFERENCEPOOLS.group, f"{INFERENCEPOOLS.plural}.{INFERENCEPOOLS.group}")
+
+
+async def test_a_model_gets_an_inference_pool_and_its_way_to_the_gateways(
+    fleet: Fleet, pools: None, tmp_path: Path
+) -> None:
+    client, ns = fleet.client, fleet.namespace
+    since = len(fleet.plane.audited())
+    kinds = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+    roles = [o for o in rendered(CHART) if o["kind"] in kinds]
+    fleet.plane.run_kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(roles))
+    await eventually(lambda: may(fleet, "create", "inferencepools.inference.networking.k8s.io", "-A"), bool)
+    kubeconfig = service_account_kubeconfig(fleet, tmp_path / "kubeconfig")
+    await ready_gateway(fleet)
+    with contextlib.suppress(NotFound):
+        await client.delete(LEASES, names.LEASE_NAME, NAMESPACE)
+    async with (
+        await KubeClient.from_environment(kubeconfig=kubeconfig) as own,
+        running_operator(own, kubeconfig, config=PROXIES),
+    ):
+        await fleet.apply(model("chat", ns))
+        pool = (await eventually(lambda: fleet.all(INFERENCEPOOLS, namespace=ns), bool))[0]
+        picker = pool["spec"]["endpointPickerRef"]
+        assert (pool["metadata"]["name"], picker["failureMode"]) == ("chat", "FailClose")
+        service = await client.get(SERVICES, picker["name"], ns)
+        assert service["spec"]["ports"][0]["port"] == picker["port"]["number"]
+
+        async def addresses() -> list[str]:
+            found = await client.get(ENDPOINTSLICES, picker["name"], ns)
+            return [address for each in found["endpoints"] or [] for address in each["addresses"]]
+
+        known = await eventually(addresses, bool)
+        # An edit by hand is undone.
+        await client.merge_patch(ENDPOINTSLICES, picker["name"], ns, {"endpoints": []}, manager="somebody")
+        await eventually(addresses, lambda found: found == known)
+        assert await fleet.all(DEPLOYMENTS, namespace=ns)
+        used = {(r["objectRef"]["resource"], r["verb"]) for r in requests(fleet, since=since) if "objectRef" in r}
+        for row in permissions.OPERATOR_PROXIES:
+            assert {(resource, verb) for resource in row.resources for verb in row.verbs} <= used, row
