@@ -164,7 +164,7 @@ class Executor:
                 await self._workload.deployment(shape, reserve_surge=lambda p=plan: self._reserve_surge(model, p))
             await self._replicas(model, plan, floors[plan.gpu_class])
         await self._drop(model, plans, install)
-        # Last: a name that somebody else has must not keep the Model from its replicas.
+        # Last: a name that another object has must not keep the Model from its replicas.
         await self._pools.write(model)
 
     def _shape(

@@ -67,7 +67,7 @@ class AnswerHead:
     """The endpoint that Envoy sent the request to; None: it does not say."""
 
 
-# --- what Envoy is told -----------------------------------------------------------------------------------------------
+# --- what goes to Envoy ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class AnswerMutation:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BodyPart:
     """A part of a body: of the request's, else of the answer's."""
 
     of_request: bool
@@ -113,7 +113,7 @@ class Immediate:
     body: bytes
 
 
-Told = RequestMutation | AnswerMutation | Part | TrailersRemoved | Immediate
+Message = RequestMutation | AnswerMutation | BodyPart | TrailersRemoved | Immediate
 
 
 class State(Enum):
@@ -142,7 +142,7 @@ class Conversation:
         self._request_done = False
         self._answer_done = False
 
-    # --- heard --------------------------------------------------------------------------------------------------------
+    # --- from Envoy ------------------------------------------------------------------------------------------------------
 
     def request_head(self, raw: Headers, ended: bool, metadata: Mapping[str, object]) -> RequestHead:
         """The first message. Raises ProtocolBroken."""
@@ -202,9 +202,9 @@ class Conversation:
         """The replica's answer has come to its end."""
         return self._answer_done
 
-    # --- told ---------------------------------------------------------------------------------------------------------
+    # --- to Envoy ---------------------------------------------------------------------------------------------------------
 
-    def forward(self, endpoint: str, path: str, headers: Headers, body: bytes) -> Iterator[Told]:
+    def forward(self, endpoint: str, path: str, headers: Headers, body: bytes) -> Iterator[Message]:
         """Sends the request on: with these headers and this body, and nothing of what the client sent. Once."""
         if self.state is not State.REQUEST or not self._request_done:
             raise ProtocolBroken("a request is sent on once, and when all of it is here")
@@ -217,14 +217,14 @@ class Conversation:
         yield RequestMutation(endpoint, wanted, _others(self._names, wanted, _KEPT_OF_REQUEST))
         yield from self._parts(True, body, last=True)
 
-    def refuse(self, status: int, headers: Headers, body: bytes) -> Iterator[Told]:
+    def refuse(self, status: int, headers: Headers, body: bytes) -> Iterator[Message]:
         """An answer of the gateway itself; possible until the client has the head of another one."""
         if self.state in (State.ANSWERING, State.ENDED):
             raise ProtocolBroken("the client has an answer already")
         self.state = State.ENDED
         yield Immediate(status, [pair for pair in headers if pair[0] not in _NOT_SET], body)
 
-    def begin(self, status: int, headers: Headers) -> Iterator[Told]:
+    def begin(self, status: int, headers: Headers) -> Iterator[Message]:
         """The head of the answer to the client, in place of the replica's."""
         if self.state is not State.ANSWERED:
             raise ProtocolBroken("an answer begins when the replica's has come, and once")
@@ -232,7 +232,7 @@ class Conversation:
         wanted = [(b":status", b"%d" % status), *(pair for pair in headers if pair[0] != b"connection")]
         yield AnswerMutation(wanted, _others(self._answer_names, wanted, _KEPT_OF_ANSWER))
 
-    def part(self, data: bytes, *, last: bool) -> Iterator[Told]:
+    def part(self, data: bytes, *, last: bool) -> Iterator[Message]:
         """A part of the answer's body."""
         if self.state is not State.ANSWERING:
             raise ProtocolBroken("a part belongs to an answer that has begun")
@@ -241,13 +241,13 @@ class Conversation:
         if data or last:
             yield from self._parts(False, data, last=last)
 
-    def _parts(self, of_request: bool, data: bytes, *, last: bool) -> Iterator[Told]:
+    def _parts(self, of_request: bool, data: bytes, *, last: bool) -> Iterator[Message]:
         trailers = self._trailers.get(of_request)
         at = 0
         while len(data) - at > PART_BYTES:
-            yield Part(of_request, data[at : at + PART_BYTES], False)
+            yield BodyPart(of_request, data[at : at + PART_BYTES], False)
             at += PART_BYTES
-        yield Part(of_request, data[at:], last and trailers is None)
+        yield BodyPart(of_request, data[at:], last and trailers is None)
         if last and trailers is not None:
             yield TrailersRemoved(of_request, trailers)
 

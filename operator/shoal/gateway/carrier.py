@@ -9,7 +9,7 @@ CARRIER: Final = "shoal.carrier"
 
 
 class Carrier(Upstream, Protocol):
-    """`start` may be called once: the proxy takes one replica. Until then the client can be told nothing but an
+    """`start` may be called once: the proxy takes one replica. Until then the client can get nothing but an
     error, so a waiting stream gets no comments."""
 
     @property

@@ -220,7 +220,7 @@ def _tls(folder: str, *, client: bool = True) -> JsonObject:
         return {"name": name, "sds_config": {"path_config_source": config, "resource_api_version": "V3"}}
 
     common: JsonObject = {
-        # An Envoy speaks no more than 1.2 to what is behind it, unless it is told to.
+        # An Envoy speaks no more than 1.2 to what is behind it, unless it is configured to.
         "tls_params": {
             "tls_minimum_protocol_version": "TLSv1_3" if client else "TLSv1_2",
             "tls_maximum_protocol_version": "TLSv1_3",

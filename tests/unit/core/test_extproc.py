@@ -5,9 +5,9 @@ import pytest
 from shoal.core.extproc import (
     PART_BYTES,
     AnswerMutation,
+    BodyPart,
     Conversation,
     Immediate,
-    Part,
     ProtocolBroken,
     RequestMutation,
     State,
@@ -70,7 +70,7 @@ def test_nothing_of_the_client_goes_on_but_what_belongs_to_the_connection() -> N
         b"authorization": b"Bearer engine",
     }
     assert mutation.remove == (b"cookie",)
-    assert part == Part(True, b"{}", True)
+    assert part == BodyPart(True, b"{}", True)
 
 
 def test_nothing_of_the_engine_goes_to_the_client() -> None:
@@ -82,7 +82,7 @@ def test_nothing_of_the_engine_goes_to_the_client() -> None:
 
 def test_a_body_goes_in_parts_that_envoy_takes() -> None:
     body = b"x" * (2 * PART_BYTES + 1)
-    parts = [told for told in asked().forward("a:1", "/", [], body) if isinstance(told, Part)]
+    parts = [told for told in asked().forward("a:1", "/", [], body) if isinstance(told, BodyPart)]
     assert [len(part.data) for part in parts] == [PART_BYTES, PART_BYTES, 1]
     assert [part.last for part in parts] == [False, False, True]
     assert b"".join(part.data for part in parts) == body
@@ -93,11 +93,11 @@ def test_trailers_are_taken_off_both_messages() -> None:
     talk.request_head(HEAD, False, {})
     talk.trailers(True, [(b"x-sum", b"1")])
     told = list(talk.forward("a:1", "/", [], b"{}"))
-    assert told[1:] == [Part(True, b"{}", False), TrailersRemoved(True, (b"x-sum",))]
+    assert told[1:] == [BodyPart(True, b"{}", False), TrailersRemoved(True, (b"x-sum",))]
     talk.answer_head(ANSWER, False, {})
     list(talk.begin(200, []))
     talk.trailers(False, [(b"grpc-status", b"0")])
-    assert list(talk.part(b"", last=True)) == [Part(False, b"", False), TrailersRemoved(False, (b"grpc-status",))]
+    assert list(talk.part(b"", last=True)) == [BodyPart(False, b"", False), TrailersRemoved(False, (b"grpc-status",))]
 
 
 @pytest.mark.parametrize("talk", [asked, forwarded, answered])

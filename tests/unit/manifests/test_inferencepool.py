@@ -1,5 +1,7 @@
 """The InferencePool of a Model, and the way from it to the gateways that are ready."""
 
+from dataclasses import replace
+
 from shoal.api import names
 from shoal.api.config import MTLS, AgentImage, Engines, ExtProc, OperatorConfig, TransportConfig
 from shoal.api.model import Model
@@ -28,8 +30,19 @@ MODEL = Model.model_validate(
 
 
 def gateway(ip: str | None, **changes: bool) -> facts.Pod:
-    said = {"finished": False, "deleting": False, "ready": True} | changes
-    return facts.Pod("shoal-system", f"g-{ip}", f"uid-{ip}", "node", requests={}, model_uid=None, ip=ip, **said)
+    pod = facts.Pod(
+        "shoal-system",
+        f"g-{ip}",
+        f"uid-{ip}",
+        "node",
+        finished=False,
+        deleting=False,
+        ready=True,
+        requests={},
+        model_uid=None,
+        ip=ip,
+    )
+    return replace(pod, **changes)
 
 
 def test_a_request_on_which_no_gateway_decides_is_refused() -> None:

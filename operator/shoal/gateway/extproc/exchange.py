@@ -15,7 +15,7 @@ import structlog
 
 from shoal.api import names
 from shoal.core import admission, extproc
-from shoal.core.extproc import AnswerHead, Conversation, ProtocolBroken, RequestHead, State, Told
+from shoal.core.extproc import AnswerHead, Conversation, Message, ProtocolBroken, RequestHead, State
 from shoal.gateway.carrier import CARRIER
 from shoal.gateway.extproc.protocol import external_processor_pb2 as pb
 from shoal.gateway.extproc.wire import headers_of, message, metadata_of
@@ -52,7 +52,7 @@ Write = Callable[[pb.ProcessingResponse], Awaitable[None]]
 """Raises Ended."""
 
 
-class Exchange:
+class CarriedRequest:
     """Runs one conversation. It is the request's carrier (`gateway/carrier.py`), and the answer of its replica."""
 
     def __init__(self, app: "GatewayApp", read: Read, write: Write, *, body_seconds: float) -> None:
@@ -204,7 +204,7 @@ class Exchange:
             self._room.set()
         return data, last
 
-    async def _tell(self, told: Told) -> None:
+    async def _tell(self, told: Message) -> None:
         await self._write(message(told))
 
     # --- the client's side --------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ class Exchange:
         while not self._talk.answer_done and not self._over:
             await self._take()
 
-    async def _tell_all(self, told: Iterable[Told]) -> None:
+    async def _tell_all(self, told: Iterable[Message]) -> None:
         if self._over:
             raise Ended
         for each in told:

@@ -17,7 +17,7 @@ import structlog
 from shoal.api import names
 from shoal.gateway import redact
 from shoal.gateway.app import GatewayApp
-from shoal.gateway.extproc.exchange import Ended, Exchange
+from shoal.gateway.extproc.exchange import CarriedRequest, Ended
 from shoal.gateway.extproc.protocol import external_processor_pb2 as pb
 from shoal.gateway.extproc.protocol.external_processor_pb2_grpc import (
     ExternalProcessorServicer,
@@ -69,7 +69,7 @@ class ExternalProcessor(ExternalProcessorServicer):
             except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
                 raise Ended from error
 
-        exchange = Exchange(self._app, read, write, body_seconds=self._body_seconds)
+        exchange = CarriedRequest(self._app, read, write, body_seconds=self._body_seconds)
         work = asyncio.create_task(exchange.run(), name="a request of an Envoy")
         try:
             await asyncio.wait((work,))

@@ -10,11 +10,11 @@ from shoal.core.extproc import (
     LOAD_BALANCING,
     SUBSET,
     AnswerMutation,
+    BodyPart,
     Headers,
     Immediate,
-    Part,
+    Message,
     RequestMutation,
-    Told,
 )
 from shoal.gateway.extproc.protocol import external_processor_pb2 as pb
 
@@ -32,7 +32,7 @@ def metadata_of(request: pb.ProcessingRequest) -> Mapping[str, object]:
     return {name: MessageToDict(found[name]) for name in _NAMESPACES if name in found}
 
 
-def message(told: Told) -> pb.ProcessingResponse:
+def message(told: Message) -> pb.ProcessingResponse:
     match told:
         case RequestMutation():
             common = pb.CommonResponse(header_mutation=_mutation(told.set, told.remove))
@@ -42,7 +42,7 @@ def message(told: Told) -> pb.ProcessingResponse:
         case AnswerMutation():
             common = pb.CommonResponse(header_mutation=_mutation(told.set, told.remove))
             return pb.ProcessingResponse(response_headers=pb.HeadersResponse(response=common))
-        case Part():
+        case BodyPart():
             streamed = pb.StreamedBodyResponse(body=told.data, end_of_stream=told.last)
             body = pb.BodyResponse(
                 response=pb.CommonResponse(body_mutation=pb.BodyMutation(streamed_response=streamed))
