@@ -219,7 +219,8 @@ class ExtProcValues(Section):
     where that kind exists (docs/other-doors.md)."""
     proxy_namespaces: tuple[str, ...] = ()
     """Namespaces of the proxies. With network policies only they reach this port and the engines' port for proxies.
-    A caller that reaches both and has a tenant's key can be served without being metered: name no namespace of tenants."""
+    A caller that reaches both and has a tenant's key can be served without being metered: name no namespace of
+    tenants."""
     tls: ExtProcTLS = ExtProcTLS()
     """TLS of the port that proxies ask on."""
 

@@ -67,7 +67,7 @@ class AnswerHead:
     """The endpoint that Envoy sent the request to; None: it does not say."""
 
 
-# --- what goes to Envoy ---------------------------------------------------------------------------------------------
+# --- what goes to Envoy ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class Conversation:
         self._request_done = False
         self._answer_done = False
 
-    # --- from Envoy ------------------------------------------------------------------------------------------------------
+    # --- from Envoy -------------------------------------------------------------------------------------------------
 
     def request_head(self, raw: Headers, ended: bool, metadata: Mapping[str, object]) -> RequestHead:
         """The first message. Raises ProtocolBroken."""
@@ -202,7 +202,7 @@ class Conversation:
         """The replica's answer has come to its end."""
         return self._answer_done
 
-    # --- to Envoy ---------------------------------------------------------------------------------------------------------
+    # --- to Envoy ---------------------------------------------------------------------------------------------------
 
     def forward(self, endpoint: str, path: str, headers: Headers, body: bytes) -> Iterator[Message]:
         """Sends the request on: with these headers and this body, and nothing of what the client sent. Once."""

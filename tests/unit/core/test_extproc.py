@@ -1,5 +1,7 @@
 """The conversation with Envoy: what may be said when, and what of a client's or an engine's message goes on."""
 
+from collections.abc import Callable
+
 import pytest
 
 from shoal.core.extproc import (
@@ -101,8 +103,8 @@ def test_trailers_are_taken_off_both_messages() -> None:
 
 
 @pytest.mark.parametrize("talk", [asked, forwarded, answered])
-def test_the_gateway_may_answer_itself_until_the_client_has_something(talk: object) -> None:
-    conversation: Conversation = talk()  # type: ignore[operator]
+def test_the_gateway_may_answer_itself_until_the_client_has_something(talk: Callable[[], Conversation]) -> None:
+    conversation = talk()
     (told,) = conversation.refuse(429, [(b"retry-after", b"1"), (b"content-length", b"2")], b"{}")
     assert told == Immediate(429, [(b"retry-after", b"1")], b"{}")
     assert conversation.state is State.ENDED

@@ -3,10 +3,12 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import ClientPayloadError
 
+from shoal.gateway.shared import Gateway
 from tests.support.adapter_agents import AdapterAgent, name_of, tuned
 from tests.support.extproc import EnvoyInFront, in_front_of
 from tests.support.gateway import MODEL, gateway, lines, replica, tenant
@@ -16,7 +18,7 @@ CHAT = {"model": "chat/llama", "messages": [{"role": "user", "content": "hello"}
 STREAM = {**CHAT, "stream": True}
 
 
-async def error_of(envoy: EnvoyInFront, status: int, body: object = CHAT, **asked: object) -> dict[str, str]:
+async def error_of(envoy: EnvoyInFront, status: int, body: object = CHAT, **asked: Any) -> dict[str, str]:
     async with await envoy.post(body, **asked) as answer:
         assert answer.status == status, await answer.text()
         assert answer.headers["content-type"] == "application/json"
@@ -273,7 +275,7 @@ async def test_an_envoy_that_is_set_up_in_another_way_is_refused(tmp_path: Path)
         assert engine.requests == []
 
 
-async def until_held(app: object, count: int) -> None:
+async def until_held(app: Gateway, count: int) -> None:
     async with asyncio.timeout(20):
-        while sum(room.held.requests for room in app.holds.queues.values()) != count:  # type: ignore[attr-defined]
+        while sum(room.held.requests for room in app.holds.queues.values()) != count:
             await asyncio.sleep(0.005)

@@ -23,22 +23,23 @@ from tests.support.scripted_engine import ScriptedEngine
 CHAT = json.dumps({"model": "chat/llama", "messages": [{"role": "user", "content": "hello"}]}).encode()
 DESTINATION = "x-gateway-destination-endpoint"
 HEALTH = "/grpc.health.v1.Health/Check"
-_END: Any = grpc.aio.EOF
+_END: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue] - the stubs lack it
 
 
 class Caller:
     """One conversation, said by hand."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.call: Any = ExternalProcessorStub(channel).Process()
+        stub: Any = ExternalProcessorStub(channel)
+        self.call: Any = stub.Process()
 
-    async def ask(self, body: bytes = CHAT, *, subset: object = None, key: str = API_KEY) -> None:
+    async def ask(self, body: bytes = CHAT, *, subset: list[str] | None = None, key: str = API_KEY) -> None:
         said = pb.ProcessingRequest()
         values = {":method": "POST", ":path": "/v1/chat/completions", "authorization": f"Bearer {key}"}
         for name, value in values.items():
             said.request_headers.headers.headers.add(key=name, raw_value=value.encode())
         if subset is not None:
-            hint = said.metadata_context.filter_metadata["envoy.lb.subset_hint"]
+            hint: Any = said.metadata_context.filter_metadata["envoy.lb.subset_hint"]
             hint.update({"x-gateway-destination-endpoint-subset": subset})
         await self.call.write(said)
         await self.call.write(pb.ProcessingRequest(request_body=pb.HttpBody(body=body, end_of_stream=True)))
@@ -68,7 +69,8 @@ class Picker:
 
     async def health(self, service: str = "") -> int:
         asked = b"\x0a" + bytes([len(service)]) + service.encode() if service else b""
-        answer: bytes = await self.channel.unary_unary(HEALTH)(asked, timeout=10)
+        channel: Any = self.channel
+        answer: bytes = await channel.unary_unary(HEALTH)(asked, timeout=10)
         return answer[1]
 
 

@@ -49,7 +49,7 @@ class Pod:
 
 
 def proof(nonce: str, **changes: Any) -> str:
-    said = {"engine_key": KEY, "host": HOST, "path": PATH, "now": time.time(), **changes}
+    said: dict[str, Any] = {"engine_key": KEY, "host": HOST, "path": PATH, "now": time.time(), **changes}
     return admission.proof(said["engine_key"], said["host"], said["path"], nonce, said["now"])
 
 

@@ -52,7 +52,7 @@ class ExternalProcessor(ExternalProcessorServicer):
     def __init__(self, app: GatewayApp, ready: Callable[[], bool], body_seconds: float) -> None:
         self._app, self._ready, self._body_seconds = app, ready, body_seconds
 
-    async def Process(self, request_iterator: object, context: Context) -> None:
+    async def Process(self, request_iterator: object, context: Context) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - it reads and writes by its context
         if not self._ready():
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this gateway takes no requests")
 
@@ -127,7 +127,7 @@ class ExtProcServer:
         credentials = None if self._certificate is None else self._certificate.credentials()
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=self._most)  # pyright: ignore[reportUnknownMemberType] - of its other arguments
         add_ExternalProcessorServicer_to_server(self._service, server)
-        server.add_generic_rpc_handlers((_Health(self._ready),))
+        server.add_generic_rpc_handlers((_Health(self._ready),))  # pyright: ignore[reportUnknownMemberType] - of its arguments
         address = f"{self._host}:{self._wanted}"
         if credentials is None:
             self.port = server.add_insecure_port(address)
@@ -184,7 +184,7 @@ class PortCertificate:
         return grpc.ssl_server_certificate_configuration([(key.read_bytes(), chain.read_bytes())], trust)
 
 
-class _Health(grpc.GenericRpcHandler):
+class _Health(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument] - it takes none when it runs
     """gRPC's health check, by which data planes and kubelets look whether to send requests here."""
 
     def __init__(self, ready: Callable[[], bool]) -> None:
@@ -193,7 +193,7 @@ class _Health(grpc.GenericRpcHandler):
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[Any, Any] | None":
         if handler_call_details.method != _HEALTH:
             return None
-        return grpc.unary_unary_rpc_method_handler(self._check)
+        return grpc.unary_unary_rpc_method_handler(self._check)  # pyright: ignore - the stubs know no coroutines
 
     async def _check(self, request: bytes, context: Context) -> bytes:
         # HealthCheckRequest has one field, `service`.
