@@ -57,7 +57,7 @@ def test_a_next_step_is_one_sentence(reason: str) -> None:
 def codes() -> Iterator[str]:
     """Codes of refusals in the source of gateways and of what they call."""
     for folder in ("gateway", "net", "requestlog", "core/fields"):
-        for path in (SOURCES / folder).glob("*.py"):
+        for path in (SOURCES / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Call):
                     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")

@@ -16,8 +16,10 @@ from google.protobuf.json_format import MessageToDict
 from shoal.gateway.app import GatewayApp
 from shoal.gateway.extproc.protocol import external_processor_pb2 as pb
 from shoal.gateway.extproc.protocol.external_processor_pb2_grpc import ExternalProcessorStub
-from shoal.gateway.extproc.server import ExtProcServer
+from shoal.gateway.extproc.server import ExtProcServer, PortCertificate
+from shoal.net.pki import CertificatePair
 from tests.support.gateway import API_KEY, GatewayUnderTest, gateway, tenant
+from tests.support.mutual import InstallationPKI, process
 from tests.support.scripted_engine import ScriptedEngine
 
 CHAT = json.dumps({"model": "chat/llama", "messages": [{"role": "user", "content": "hello"}]}).encode()
@@ -143,6 +145,55 @@ async def test_health_says_whether_requests_are_taken(tmp_path: Path) -> None:
         assert [await it.health(name) for name in ("", "liveness", "readiness", service)] == [2, 1, 2, 2]
         caller = Caller(it.channel)
         assert await caller.call.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_the_port_opens_with_its_certificate_and_a_renewed_one_counts_from_the_next_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.gateway.extproc.server._RETRY_SECONDS", 0.01)
+    pki, folder = InstallationPKI(), tmp_path / "certificate"
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        server = ExtProcServer(
+            GatewayApp(it.app, lambda: True),
+            lambda: True,
+            host="127.0.0.1",
+            port=0,
+            body_seconds=5,
+            most_streams=10,
+            certificate=PortCertificate(folder, asks_clients=True),
+        )
+        starting = asyncio.create_task(server.run())
+        await asyncio.sleep(0.05)
+        assert not starting.done()  # there is none yet
+        pki.write(folder, process("gateway"))
+        async with asyncio.timeout(20):
+            await starting
+        mine, others = pki.pair(process("gateway")), InstallationPKI()
+        theirs = others.pair(process("gateway"))
+        try:
+            assert await _health(server.port, pki.trust, mine) == grpc.StatusCode.OK
+            assert await _health(server.port, pki.trust, theirs) == grpc.StatusCode.UNAVAILABLE
+            assert await _health(server.port, pki.trust, None) == grpc.StatusCode.UNAVAILABLE
+            others.write(folder, process("gateway"))
+            assert await _health(server.port, others.trust, theirs) == grpc.StatusCode.OK
+            assert await _health(server.port, pki.trust, mine) == grpc.StatusCode.UNAVAILABLE
+        finally:
+            await server.stop(0)
+
+
+async def _health(port: int, trust: str, client: CertificatePair | None) -> grpc.StatusCode:
+    pair = (
+        {} if client is None else {"private_key": client.key.encode(), "certificate_chain": client.certificate.encode()}
+    )
+    credentials = grpc.ssl_channel_credentials(trust.encode(), **pair)
+    options = (("grpc.ssl_target_name_override", "gateway.shoal.internal"), ("grpc.use_local_subchannel_pool", 1))
+    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options) as secure:
+        channel: Any = secure
+        try:
+            await channel.unary_unary(HEALTH)(b"", timeout=10)
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK
 
 
 # --- callers that are no Envoy ----------------------------------------------------------------------------------------

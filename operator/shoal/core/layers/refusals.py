@@ -78,6 +78,7 @@ REFUSALS: Final[Mapping[str, LayerAdvice]] = {
     "refused_by_engine": _fault(Layer.ENGINE, "Compare the request with what the engine supports."),
     "replica_lost": _fault(Layer.ENGINE, "Send it again; `shoal why model/NAME` shows why the replica ended."),
     "replica_lost_twice": _fault(Layer.ENGINE, "Do not send it again unchanged: it may be what ends replicas."),
+    "replica_unavailable": _fault(Layer.ENGINE, "Send it again; `shoal why model/NAME` shows why the replica ended."),
     "bad_answer": _fault(Layer.ENGINE, "Look at the engine's log: its answer is none of the API's."),
     "no_stream": _fault(Layer.ENGINE, "Look at the engine's log: it did not stream."),
     "answer_too_large": _fault(Layer.GATEWAY, "Ask for a shorter answer, or stream it."),
@@ -92,7 +93,9 @@ REFUSALS: Final[Mapping[str, LayerAdvice]] = {
     "hold_full": _fault(Layer.GATEWAY, "Send it later; more replicas shorten the queue of held requests."),
     "hold_expired": _fault(Layer.GATEWAY, "Send it later; `shoal why model/NAME` shows why no replica was free."),
     "timeout": _fault(Layer.GATEWAY, "Ask for less, or raise the gateways' time limit of a request."),
+    "request_timeout": _client("Send the whole body at once."),
     # --- the gateway itself
+    "proxy_misconfigured": _fault(Layer.GATEWAY, "Set the proxy's filter up as docs/other-doors.md says."),
     "overloaded": _fault(Layer.GATEWAY, "Send it again later; add gateways if it stays."),
     "starting": _fault(Layer.GATEWAY, "Send it again in a second: the gateway has just started."),
     "cannot_record_usage": _fault(Layer.GATEWAY, "Free the disk of the gateway's spool; nothing is served unbilled."),
