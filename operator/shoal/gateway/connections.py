@@ -37,8 +37,9 @@ _ONE_WRITE: Final = 256 * 1024
 _MAX_HEAD_BYTES: Final = 64 * 1024
 _MAX_IDLE_PER_TARGET: Final = 256
 _SIDECAR: Final = HEADER_SIDECAR.encode()
-_REFUSED: Final = (b"UF", b"UH", b"UO", b"URX")
-"""Envoy's response flags that mean that there was no connection, so that nothing reached the engine."""
+_REFUSED: Final = (b"UF", b"UH", b"UO", b"URX", b"UAEX")
+"""Envoy's response flags that mean that there was no connection, or no admission (UAEX), so that nothing reached the
+engine."""
 _PROBE_SECONDS: Final = 4
 _PROBES: Final = 3
 """Seconds between keepalive probes. A machine that answers nothing for four intervals counts as lost."""
@@ -365,7 +366,7 @@ class Pool:
             abort.sent = True
             await connection.send(head, body)
             if connection.sidecar:
-                raise _sidecar_error(connection.sidecar)
+                raise sidecar_error(connection.sidecar)
         except BaseException:
             connection.release()
             raise
@@ -443,7 +444,7 @@ class Pool:
         return connection
 
 
-def _sidecar_error(flags: bytes) -> UpstreamError:
+def sidecar_error(flags: bytes) -> UpstreamError:
     """The error for an answer of the sidecar itself, which had no connection to the engine or lost it during the
     request."""
     if flags in _REFUSED:

@@ -136,6 +136,25 @@ async def test_a_request_through_both_envoys_is_metered_once_and_the_proxy_sees_
         assert [record.data.outcome for record in records] == ["answered", "answered"]
 
 
+@pytest.mark.parametrize("agent", [True, False], ids=["other-key", "no-agent"])
+async def test_a_sidecar_that_refuses_is_no_error_of_the_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent: bool
+) -> None:
+    """Such as a proof that a proxy sends again by itself: SDKs retry a 503, and a 403 would be a riddle."""
+    (tmp_path / "pod").mkdir()
+    async with pod(tmp_path / "pod", "another-key", agent=agent) as it, gateway(tmp_path) as gate:
+        monkeypatch.setattr(names, "ENGINE_PROXY_PORT", it.port)
+        gate.ports["pod-1"] = 1
+        gate.pods["chat/llama-1"] = replica(1, mtls=True)
+        gate.changed()
+        gate.hear(1)
+        async with in_front_of(gate, trust=it.trust) as envoy, await envoy.post(CHAT) as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (503, "replica_unavailable")
+        (record,) = await gate.records()
+        assert (record.data.outcome, record.data.count_source) == ("failed", "none")
+        assert it.engine.requests == []
+
+
 async def test_without_the_agent_nothing_is_admitted(tmp_path: Path) -> None:
     async with pod(tmp_path, agent=False) as it:
         assert await it.ask(proof("a")) == 503

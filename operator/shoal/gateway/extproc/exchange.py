@@ -17,12 +17,14 @@ from shoal.api import names
 from shoal.core import admission, extproc
 from shoal.core.extproc import AnswerHead, Conversation, Message, ProtocolBroken, RequestHead, State
 from shoal.gateway.carrier import CARRIER
+from shoal.gateway.connections import sidecar_error
 from shoal.gateway.extproc.protocol import external_processor_pb2 as pb
 from shoal.gateway.extproc.wire import headers_of, message, metadata_of
 from shoal.gateway.upstream import (
     Aborted,
     AbortHandle,
     AnswerTooLarge,
+    ConnectFailed,
     ConnectionLost,
     UpstreamAddress,
     UpstreamAnswer,
@@ -40,6 +42,7 @@ _AHEAD_BYTES: Final = 256 * 1024
 """Bytes of a body that are read before they are used. Then Envoy has to wait."""
 _CONTENT_TYPE: Final = b"content-type"
 _AUTHORIZATION: Final = b"authorization"
+_SIDECAR: Final = names.HEADER_SIDECAR.encode()
 
 
 class Ended(Exception):
@@ -298,8 +301,15 @@ class CarriedRequest:
             self._check()
             self._news.clear()
             await self._news.wait()
+        told = dict(self._head.headers)
+        flags = told.get(_SIDECAR)
+        if target.server_name is not None and flags not in (None, b"-"):
+            # The sidecar answers itself: it is the replica that does not serve, and not the client that erred.
+            error = sidecar_error(flags)
+            abort.sent = not isinstance(error, ConnectFailed)
+            raise error
         self.status = self._head.status
-        self.content_type = dict(self._head.headers).get(_CONTENT_TYPE, b"")
+        self.content_type = told.get(_CONTENT_TYPE, b"")
         return self
 
     async def read(self) -> bytes:
