@@ -100,8 +100,8 @@ def bootstrap(port: int, processor: int, trust: str | None = None, **filter_sett
 class EnvoyInFront:
     """What a client sees, and the processor behind."""
 
-    def __init__(self, gateway: GatewayUnderTest, processor: ExtProcServer, port: int) -> None:
-        self.gateway, self.processor, self.url = gateway, processor, f"http://127.0.0.1:{port}"
+    def __init__(self, processor: ExtProcServer, port: int) -> None:
+        self.processor, self.url = processor, f"http://127.0.0.1:{port}"
         self.session = aiohttp.ClientSession()
 
     async def post(self, body: Any = None, path: str = "/v1/chat/completions", key: str | None = API_KEY, **kw: Any):
@@ -123,12 +123,24 @@ async def in_front_of(
         most_streams=1000,
     )
     await processor.start()
+    try:
+        async with asking(processor, serves=serves, trust=trust, **filter_settings) as envoy:
+            yield envoy
+    finally:
+        await processor.stop(0)
+
+
+@asynccontextmanager
+async def asking(
+    processor: ExtProcServer, *, serves: int = 200, trust: str | None = None, **filter_settings: Any
+) -> AsyncGenerator[EnvoyInFront]:
+    """An Envoy that asks a processor that listens."""
     (port,) = free_ports(1)
     flags = ("--concurrency", "1", "--log-level", "error", "--use-dynamic-base-id")
     child = await asyncio.create_subprocess_exec(
         PROGRAM, "--config-yaml", bootstrap(port, processor.port, trust, **filter_settings), *flags
     )
-    it = EnvoyInFront(gateway, processor, port)
+    it = EnvoyInFront(processor, port)
     try:
         async with asyncio.timeout(60):
             while not await _serves(it, serves):
@@ -138,7 +150,6 @@ async def in_front_of(
         await it.session.close()
         child.terminate()
         await child.wait()
-        await processor.stop(0)
 
 
 async def _serves(it: EnvoyInFront, status: int) -> bool:

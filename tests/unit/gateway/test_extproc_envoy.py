@@ -10,8 +10,9 @@ from aiohttp import ClientPayloadError
 
 from shoal.gateway.shared import Gateway
 from tests.support.adapter_agents import AdapterAgent, name_of, tuned
-from tests.support.extproc import EnvoyInFront, in_front_of
+from tests.support.extproc import EnvoyInFront, asking, in_front_of
 from tests.support.gateway import MODEL, gateway, lines, replica, tenant
+from tests.support.gateway_process import serving
 from tests.support.scripted_engine import USAGE, EngineRequest, ScriptedEngine
 
 CHAT = {"model": "chat/llama", "messages": [{"role": "user", "content": "hello"}]}
@@ -265,6 +266,38 @@ async def test_a_stopping_gateway_finishes_what_it_began(tmp_path: Path) -> None
         await stopping
         (record,) = await it.records()
         assert record.data.outcome == "answered"
+
+
+async def test_the_whole_process_finishes_its_streams_and_then_envoy_refuses(tmp_path: Path) -> None:
+    going = asyncio.Event()
+
+    async def slow(request: EngineRequest) -> None:
+        await request.begin_stream()
+        await request.chunk(request.delta("a", 1))
+        await going.wait()
+        await request.chunk(request.closing())
+        await request.chunk(b"data: [DONE]\n\n")
+        await request.end_stream()
+
+    engine = ScriptedEngine(slow)
+    async with serving(tmp_path, engine, ext_proc=True, ext_proc_port=0) as process:
+        assert process.ext_proc is not None
+        async with asyncio.timeout(20):
+            while not process.ext_proc.port:
+                await asyncio.sleep(0.01)
+        async with asking(process.ext_proc) as envoy:
+            answer = await envoy.post({**STREAM, "model": "llama"})
+            events = lines(answer)
+            await anext(events)
+            process.stop()
+            async with asyncio.timeout(30):
+                while not process.server.should_exit:
+                    await asyncio.sleep(0.01)
+            async with await envoy.post({**CHAT, "model": "llama"}) as refused:
+                assert refused.status == 500  # Envoy's own: the port takes nothing more
+            going.set()
+            assert [event async for event in events][-1] == b"[DONE]"
+    assert len(engine.requests) == 1
 
 
 async def test_an_envoy_that_is_set_up_in_another_way_is_refused(tmp_path: Path) -> None:
