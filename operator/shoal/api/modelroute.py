@@ -57,7 +57,7 @@ class ExternalReference(Object):
     """Name of the entry."""
 
 
-_ONE_OF = "[has(self.model), has(self.adapter), has(self.external)].filter(x, x).size() == 1"
+_ONE_OF = "(has(self.model) ? 1 : 0) + (has(self.adapter) ? 1 : 0) + (has(self.external) ? 1 : 0) == 1"
 _ONE_TEXT = "give one of `model`, `adapter` and `external`"
 
 

@@ -224,7 +224,7 @@ def test_an_external_target_that_is_not_allowed_is_a_cause_of_the_route(kubeconf
         "status": {"conditions": [condition("Accepted", "False", "ExternalNotAllowed", text)]},
     }
     (cause,) = json.loads(why(kubeconfig, "route/best", "-o", "json").output)["causes"]
-    assert (cause["reason"], cause["message"]) == ("ExternalNotAllowed", text)
+    assert (cause["reason"], cause["message"]) == ("ExternalNotAllowed", f"ModelRoute chat/best: {text}")
     assert "gateway.external.allowedHosts" in cause["do"]
 
 
