@@ -4,8 +4,9 @@ What is out of use stands in the status of the GPUClass and nowhere else: placem
 starts goes on with it. A node whose GPUs are out of use as a whole gets a label, which engine pods of the class avoid.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final, Literal
 
 import structlog
@@ -51,6 +52,44 @@ class _Devices:
     signals: tuple[HealthSignal, ...]
 
 
+class ProbeResults:
+    """What the probes (`healthprobes.py`) found out: they write it, and decisions read it."""
+
+    def __init__(self) -> None:
+        self.signals: Mapping[str, tuple[HealthSignal, ...]] = {}
+        """Class -> what its replicas show themselves."""
+        self._tested: dict[tuple[str, Unit], tuple[datetime, Tested]] = {}
+        """(class, unit) -> (begin of the quarantine, result)."""
+
+    def clear(self) -> None:
+        """Nothing of an earlier term counts."""
+        self.signals = {}
+        self._tested.clear()
+
+    def put(self, signals: Mapping[str, tuple[HealthSignal, ...]]) -> None:
+        """All that replicas show now."""
+        self.signals = signals
+
+    def tested(self, gpu_class: str, unit: Unit, since: datetime, result: Tested) -> None:
+        """A replica on a unit on probation was tested."""
+        self._tested[gpu_class, unit] = since, result
+
+    def is_tested(self, gpu_class: str, unit: Unit) -> bool:
+        return (gpu_class, unit) in self._tested
+
+    def results(self, gpu_class: str, quarantined: tuple[Quarantine, ...]) -> Mapping[Unit, Tested]:
+        """Each result counts once: a unit that fails is tested again on its next probation."""
+        on_probation = {each.unit: each.since for each in quarantined if each.state == "Probation"}
+        found: dict[Unit, Tested] = {}
+        for (name, unit), (since, result) in list(self._tested.items()):
+            if name == gpu_class:
+                if on_probation.get(unit) == since:
+                    found[unit] = result
+                else:
+                    del self._tested[name, unit]
+        return found
+
+
 class FleetHealth:
     """Remembers evidence, of this term only. Only the leader calls `decide`."""
 
@@ -61,10 +100,7 @@ class FleetHealth:
         self._known: dict[str, _Devices] = {}
         self._refused: set[str] = set()
         """Nodes that could not be labelled."""
-        self.own_word: Callable[[str], tuple[HealthSignal, ...]] = lambda _gpu_class: ()
-        """Class -> what replicas show themselves. Set by the probes."""
-        self.tested: Callable[[str, tuple[Quarantine, ...]], Mapping[Unit, Tested]] = lambda _gpu_class, _of: {}
-        """(class, its quarantines) -> results of tests on probation. Set by the probes."""
+        self.found = ProbeResults()
 
     def begin_term(self) -> None:
         """What was seen before, perhaps long ago, is no evidence."""
@@ -93,11 +129,11 @@ class FleetHealth:
                 *signals.of_nodes(nodes),
                 *(devices.signals if devices is not None else ()),
                 *signals.of_pods(self._world.pods.by("broken", name), name),
-                *self.own_word(name),
+                *self.found.signals.get(name, ()),
             ),
             cordons=cordons,
             uncordons=uncordons,
-            tested=self.tested(name, before),
+            tested=self.found.results(name, before),
         )
         uid = gpu_class.metadata.uid
         plan, self._memory[uid] = decide(seen, self._memory.get(uid), self._world.now())

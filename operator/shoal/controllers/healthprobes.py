@@ -23,9 +23,8 @@ from shoal.controllers.installkey import InstallKeySource
 from shoal.controllers.replicastates import held_devices
 from shoal.controllers.world import World
 from shoal.core import facts
-from shoal.core.health import HealthSignal, Quarantine, Unit
+from shoal.core.health import HealthSignal, Unit
 from shoal.core.health.canary import WITNESSES, CanaryWatch
-from shoal.core.health.decide import Tested
 from shoal.core.health.slow import SlowWatch
 from shoal.core.layers import faults
 from shoal.core.scaling import Load
@@ -73,20 +72,16 @@ class HealthProbes:
         self._world, self._install, self._load, self._changed = world, install, load, changed
         self._credentials = credentials
         self._slow, self._canary = SlowWatch(), CanaryWatch()
-        self._signals: dict[str, tuple[HealthSignal, ...]] = {}
-        self._tested: dict[tuple[str, Unit], tuple[datetime, Tested]] = {}
-        """(class, unit) -> (begin of the quarantine, result)."""
+        self._found = health.found
         self._next_round: dict[str, float] = {}
         self._next_test: dict[str, float] = {}
         self._made: dict[str, int] = {}
         """Group -> tokens that its replicas had generated at the last round."""
-        health.own_word = lambda name: self._signals.get(name, ())
-        health.tested = self._results
 
     def begin_term(self) -> None:
         """Nothing of an earlier term counts."""
         self._slow, self._canary = SlowWatch(), CanaryWatch()
-        self._signals, self._tested = {}, {}
+        self._found.clear()
         self._next_round, self._next_test, self._made = {}, {}, {}
 
     async def run(self) -> None:
@@ -140,7 +135,7 @@ class HealthProbes:
             if not waiting and not self._due(group, now):
                 continue
             if waiting:
-                self._next_test[group.key] = now + TEST_SECONDS  # until there is somebody to compare it with
+                self._next_test[group.key] = now + TEST_SECONDS  # there may be no other replica to compare it with yet
             first = sorted(group.pods, key=lambda pod: (pod.uid not in waiting, pod.name))[:MOST_ASKED]
             asked = await asyncio.gather(*(self._ask(session, pod) for pod in first))
             said = [(pod, answer) for pod, answer in zip(first, asked, strict=True) if answer is not None]
@@ -152,7 +147,8 @@ class HealthProbes:
                 for pod_uid, verdict in verdicts.items():
                     for unit, since in waiting.get(pod_uid, ()):
                         if verdict != "unknown":
-                            self._tested[group.gpu_class, unit] = since, "passed" if verdict == "agrees" else "failed"
+                            result = "passed" if verdict == "agrees" else "failed"
+                            self._found.tested(group.gpu_class, unit, since, result)
                             self._changed(group.gpu_class)
 
     def _due(self, group: _Group, now: float) -> bool:
@@ -178,23 +174,11 @@ class HealthProbes:
         found: dict[str, tuple[tuple[Unit, datetime], ...]] = {}
         for each in status.quarantined if status is not None else ():
             unit = Unit(each.node, each.device or "")
-            if each.state != "Probation" or (group.gpu_class, unit) in self._tested:
+            if each.state != "Probation" or self._found.is_tested(group.gpu_class, unit):
                 continue
             for pod in group.pods:
                 if pod.node == unit.node and (not unit.device or unit.device in held_devices(self._world, pod)):
                     found[pod.uid] = (*found.get(pod.uid, ()), (unit, each.since))
-        return found
-
-    def _results(self, gpu_class: str, quarantined: tuple[Quarantine, ...]) -> Mapping[Unit, Tested]:
-        """Each result counts once: a unit that fails is tested again on its next probation."""
-        on_probation = {each.unit: each.since for each in quarantined if each.state == "Probation"}
-        found: dict[Unit, Tested] = {}
-        for (name, unit), (since, result) in list(self._tested.items()):
-            if name == gpu_class:
-                if on_probation.get(unit) == since:
-                    found[unit] = result
-                else:
-                    del self._tested[name, unit]
         return found
 
     async def _ask(self, session: aiohttp.ClientSession, pod: facts.Pod) -> CanaryAnswer | None:
@@ -233,7 +217,8 @@ class HealthProbes:
                     found.setdefault(group.gpu_class, []).append(
                         HealthSignal(unit, faults.REPLICA_GARBLED, text, group.model)
                     )
-        before, self._signals = self._signals, {name: tuple(of) for name, of in found.items()}
+        before = self._found.signals
+        self._found.put({name: tuple(of) for name, of in found.items()})
         for name in before.keys() | found.keys():
             if {(s.unit, s.reason) for s in before.get(name, ())} != {(s.unit, s.reason) for s in found.get(name, ())}:
                 self._changed(name)

@@ -59,7 +59,7 @@ class HealthSnapshot:
     nodes: frozenset[str]
     """All nodes of the class."""
     devices: Mapping[str, frozenset[str]] | None
-    """Node -> its devices, where these can be told apart by name (DRA); None: a device plugin hands them out."""
+    """Node -> its devices, where each of them has a name (DRA); None: a device plugin hands them out."""
     quarantined: tuple[Quarantine, ...] = ()
     """As the status of the class has them."""
     signals: tuple[HealthSignal, ...] = ()

@@ -30,8 +30,8 @@ class HealthSignal:
     """As `core/layers/faults.py` has it."""
     message: str
     model: str | None = None
-    """namespace/name of the Model whose replicas say so themselves. Such a signal is believed less: whoever may write
-    Models may make their replicas say anything. None: a node, a kubelet or a driver says it."""
+    """namespace/name of the Model whose replicas say so themselves. Such a signal is believed less: a user who may
+    write Models can make their replicas say anything. None: a node, a kubelet or a driver says it."""
 
 
 @dataclass(frozen=True, slots=True)
