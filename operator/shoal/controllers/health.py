@@ -19,7 +19,7 @@ from shoal.controllers.world import World
 from shoal.core.devices.match import Matched
 from shoal.core.gpus import takes_pods
 from shoal.core.health import HealthMemory, HealthPlan, HealthSignal, HealthSnapshot, Quarantine, Unit, decide, signals
-from shoal.core.health.decide import Tested
+from shoal.core.health.decide import MOST, Tested
 from shoal.core.health.requests import CordonRequest, parse
 from shoal.core.status.healthstatus import stored
 from shoal.kube.errors import Forbidden, NotFound
@@ -203,6 +203,8 @@ class FleetHealth:
         found = [f"the annotation {annotation} {problem}" for annotation, problem in wrong.items() if problem]
         found += [f"the annotation {names.ANNOTATION_CORDON} names {each.unit}, which the class does not have"
                   for each in seen.cordons if self._unknown(seen, each)]  # fmt: skip
+        if len(plan.quarantined) >= MOST:
+            found.append(f"{MOST} units are out of use or on probation, and no more can be")
         found += [
             _NO_RIGHT.format(node=each.unit)
             for each in plan.quarantined

@@ -222,6 +222,15 @@ def test_a_person_takes_a_unit_out_and_puts_it_back_whatever_signals_say() -> No
     assert sick.last(86_400, says("a"), each=30).quarantined, "for a day, and not for ever"
 
 
+def test_the_status_has_room_for_everything_that_is_out_of_use() -> None:
+    clock = Clock({f"n{i:03}": 1 for i in range(200)})
+    clock.last(60, *(says(f"n{i:03}") for i in range(40)))
+    assert len(clock.quarantined) == 40
+    clock.cordons = tuple(CordonRequest(Unit(f"n{i:03}"), START) for i in range(100, 164))
+    clock.step(5, *(says(f"n{i:03}") for i in range(80)))
+    assert len(clock.quarantined) == 64
+
+
 def test_a_cordon_with_a_time_ends_by_itself() -> None:
     clock = four()
     clock.cordons = (CordonRequest(Unit("a"), START, until=START + timedelta(hours=1)),)

@@ -236,7 +236,8 @@ def _asked_for(seen: HealthSnapshot, kept: Mapping[Unit, Quarantine], now: datet
         over = each.until is not None and now >= each.until
         if over or put_back.get(unit, each.at) > each.at or unit.node not in seen.nodes:
             continue
-        if unit not in found or found[unit].by != "Person":
+        full = len(found) >= MOST and unit not in found  # the status has no room for more
+        if not full and (unit not in found or found[unit].by != "Person"):
             text = each.reason or "a person took it out of use"
             found[unit] = Quarantine(unit, CORDONED, text, now.replace(microsecond=0), until=each.until, by="Person")
     return found
