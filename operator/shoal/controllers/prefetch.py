@@ -1,5 +1,6 @@
 """Weights in node caches before a replica asks for them: makes the Jobs that `core/prefetch.py` decides on."""
 
+import asyncio
 from typing import Final
 
 import structlog
@@ -60,9 +61,18 @@ class PrefetchController:
         if not asking:
             return None
         classes = world.accepted_classes()
-        demands = {uid: demand for uid, model in asking.items() if (demand := self._demand(model)) is not None}
+        jobs: dict[str, list[facts.MetadataJob]] = {}
+        for job in world.jobs.values():
+            if job.node is not None and job.model_uid in asking:
+                jobs.setdefault(job.model_uid, []).append(job)
+        demands: list[PrefetchDemand] = []
+        for uid, model in asking.items():
+            if (demand := self._demand(model, jobs.get(uid, []))) is not None:
+                demands.append(demand)
+            await asyncio.sleep(0)  # a wake goes between the Models of a large fleet
         size = int(quantity.parse(world.config.cache.size))
-        decided = decide([*demands.values()], self._nodes(), size)
+        # A hash per Model and node: of a large fleet that is too long for the event loop.
+        decided = await asyncio.to_thread(decide, demands, self._nodes(), size)
         for uid, model in asking.items():
             found = decided.get(uid)
             self._note(model, found.classes if found else (), self._without(model, found is None))
@@ -81,25 +91,24 @@ class PrefetchController:
                 world.jobs.upsert(made, since=since)
         return RECHECK_SECONDS
 
-    def _demand(self, model: Model) -> PrefetchDemand | None:
+    def _demand(self, model: Model, mine: list[facts.MetadataJob]) -> PrefetchDemand | None:
         """None: its weights are not prefetched at all."""
         world, asked = self._world, model.spec.prefetch
         if asked is None or self._without(model, True):
             return None
         known = artifacts.known(model)
         own = tuple(v.gpu_class for v in model.spec.variants)
-        names_ = asked.classes or own or tuple(sorted(world.accepted_classes()))[:8]
+        classes = asked.classes or own or tuple(sorted(world.accepted_classes()))[:8]
         manifest = known.digest if known else None
         jobs: dict[str, JobState] = {}
-        for node in world.nodes.known_keys():
-            name = children.prefetch_job(model.metadata.uid, node, manifest)
-            job = world.jobs.get(f"{model.metadata.namespace}/{name}")
-            if job is not None:
-                jobs[node] = "active" if job.active else "failed" if job.failed else "done"
+        for job in mine:
+            # Anybody may write such an annotation in the namespace; the name tells which Jobs are Shoal's.
+            if job.node is not None and job.name == children.prefetch_job(model.metadata.uid, job.node, manifest):
+                jobs[job.node] = "active" if job.active else "failed" if job.failed else "done"
         return PrefetchDemand(
             uid=model.metadata.uid,
             nodes=asked.nodes,
-            classes=names_,
+            classes=classes,
             size=known.file_bytes if known else None,
             manifest=manifest,
             priority=model.spec.priority,

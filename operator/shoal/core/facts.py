@@ -163,6 +163,8 @@ class MetadataJob:
     """Of adapters: `namespace/name` of their pool."""
     node: str | None = None
     """Of a prefetch: the node whose cache it asks."""
+    model_uid: str | None = None
+    """Of a prefetch: its Model."""
 
     @property
     def key(self) -> str:

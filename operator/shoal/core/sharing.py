@@ -60,7 +60,8 @@ def without_shared(node: Node, resource: str) -> Node:
 
 def describe(nodes: Iterable[Node], resource: str) -> str:
     """Which nodes share GPUs; empty: none does."""
-    found = sorted((s for n in nodes if (s := sharing(n, resource)) is not None), key=lambda s: s.node)
+    found = [each for node in nodes if (each := sharing(node, resource)) is not None]
+    found.sort(key=lambda each: each.node)
     if not found:
         return ""
     parts = [

@@ -221,6 +221,7 @@ def job(raw: JsonObject) -> facts.MetadataJob:
         reads=tuple(_map(metadata, "annotations").get(names.ANNOTATION_READS, "").split()),
         pool=f"{metadata['namespace']}/{pool}" if pool else None,
         node=_map(metadata, "annotations").get(names.ANNOTATION_NODE),
+        model_uid=_map(metadata, "labels").get(names.LABEL_MODEL_UID),
     )
 
 

@@ -52,5 +52,7 @@ async def test_a_source_that_no_cache_fetches_is_said(fleet: Fleet) -> None:
     async with running_operator(fleet.client, fleet.kubeconfig):
         await fleet.apply(model("chat", fleet.namespace, variants=[{"class": "h100"}], prefetch={"nodes": 2}))
         await model_with(fleet.client, fleet.namespace, "chat", "Ready", "True")
-        chat = await eventually(lambda: fleet.client.get(MODELS, "chat", fleet.namespace), prefetched)
+        chat = await eventually(
+            lambda: fleet.client.get(MODELS, "chat", fleet.namespace), lambda m: bool(prefetched(m))
+        )
         assert "the node cache is off" in chat["status"]["prefetch"][0]["message"]

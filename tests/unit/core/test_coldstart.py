@@ -51,6 +51,7 @@ def pod(**how: Any) -> Pod:
 
 def test_each_stage_has_the_time_that_the_pod_says() -> None:
     found = of_pod(pod())
+    assert found is not None
     assert found == ColdStart(schedule=5, pull=7 + 18, fetch=60, load=60)
     assert found.total == 150
 
