@@ -1,5 +1,6 @@
 """The operator notices that a Model has no luck with a class, tells the planner once, and forgets after a while."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -79,6 +80,23 @@ def test_a_pod_that_starts_for_too_long_is_told_once_and_forgotten_after_an_hour
     assert cluster.told == 1
     assert cluster.after(LONGEST_TIMEOUT_SECONDS + RETRY_SECONDS) == {}
     assert cluster.told == 2
+
+
+def test_a_pod_counts_from_when_its_queue_has_admitted_it() -> None:
+    """The API keeps no time for it: the operator notes when it last saw the gate."""
+    cluster = Cluster()
+
+    def pod(*gates: str) -> None:
+        node = None if gates else "n1"
+        found = Pod("chat", "a-0", "p", node, False, False, False, {}, "m", "l4", created=START, gates=gates)
+        cluster.put(cluster.pods, replace(found, queue_managed=True))
+
+    days = 3 * 86_400.0
+    pod("kueue.x-k8s.io/admission")
+    assert cluster.after(days) == {}
+    pod()
+    assert cluster.after(days + LONGEST_TIMEOUT_SECONDS - 1) == {}
+    assert list(cluster.after(days + LONGEST_TIMEOUT_SECONDS)) == ["l4"]
 
 
 def test_one_that_gets_ready_in_time_is_nothing() -> None:
