@@ -38,6 +38,7 @@ class Recorder:
     def __init__(self, rule: Rule, placed: dict[int, Replica], done: dict[int, Running]) -> None:
         self._rule, self._placed, self._done = rule, placed, done
         self.reported, self.choose, self.began = rule.reported, rule.choose, rule.began
+        self.heard = rule.heard
 
     def sent(self, asked: Asked, replica: Replica, now: float) -> None:
         self._placed[asked.number] = replica

@@ -98,6 +98,7 @@ class ExternalWire:
     ready_path: str = "/"
     aborts: bool = False
     differences: EngineDifferences = NONE
+    salted: frozenset[str] = frozenset()
     special: Mapping[str, frozenset[str]] = _NOTHING
     reshaped: frozenset[str] = frozenset()
 
@@ -110,6 +111,9 @@ class ExternalWire:
 
     def added(self, endpoint: str, fields: Mapping[str, Any]) -> bytes | None:
         return b""
+
+    def path(self, call: EngineCall) -> str:
+        return call.endpoint
 
     def encode(self, body: bytes, call: EngineCall) -> bytes:
         return body

@@ -82,7 +82,7 @@ class CarriedRequest:
         self.subset: frozenset[str] | None = None
         self.handle: AbortHandle | None = None
         self.status = 0
-        self.content_type = b""
+        self.content_type = self.retry_after = self.encoding = b""
 
     # --- the conversation ---------------------------------------------------------------------------------------------
 
@@ -310,6 +310,7 @@ class CarriedRequest:
             raise error
         self.status = self._head.status
         self.content_type = told.get(_CONTENT_TYPE, b"")
+        self.retry_after, self.encoding = told.get(b"retry-after", b""), told.get(b"content-encoding", b"")
         return self
 
     async def read(self) -> bytes:
