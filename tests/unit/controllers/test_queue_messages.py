@@ -8,8 +8,8 @@ from typing import Any, cast
 from shoal.controllers.queuemessages import AGAIN_SECONDS, QueueMessages
 from shoal.controllers.state import FleetState
 from shoal.controllers.world import World
-from shoal.core.admission import NO_KUEUE, NO_WORKLOAD
 from shoal.core.facts import Pod
+from shoal.core.podquota import NO_KUEUE, NO_WORKLOAD
 from shoal.kube.errors import KubeError, NotFound
 from shoal.kube.store import Table
 from tests.support.operators import CONFIG
