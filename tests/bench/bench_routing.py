@@ -6,13 +6,16 @@ structure. Virtual time; the rules of other routers are models of them.
 """
 
 import argparse
+import math
 import os
 import random
 import time
+import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from shoal.core.routing.prefixes import MOST_OF_ALL, PrefixIndex
 from tests.bench import routing_heldout as heldout
 from tests.bench import routing_policies as rules
 from tests.bench.routing_engine import Asked, Replica, Running
@@ -72,7 +75,14 @@ class Fresh:
         )
 
 
-def replay(asked: Sequence[Asked], make: Callable[[int, int], Rule], fleet: Fleet, gateways: int) -> Result:
+def replay(
+    asked: Sequence[Asked],
+    make: Callable[[int, int], Rule],
+    fleet: Fleet,
+    gateways: int,
+    seen: Callable[[Running, Sequence[Rule]], None] = lambda _sent, _kinds: None,
+) -> Result:
+    """`seen` is called after each request with the rules of the gateways."""
     engines: list[Replica] = []
     fresh: dict[int, Fresh] = {}
     events = sorted(fleet.events)
@@ -106,6 +116,7 @@ def replay(asked: Sequence[Asked], make: Callable[[int, int], Rule], fleet: Flee
         replica = kind.choose(one, able, one.at)
         sent.append(replica.send(one, one.at))
         kind.sent(one, replica, one.at)
+        seen(sent[-1], kinds)
     for engine in engines:
         _advance(engine, 1e9, kinds, fresh[engine.number])
     return _result(asked, sent, engines)
@@ -349,6 +360,60 @@ def _spread(values: Sequence[float], digits: int) -> str:
     return f"{mean:.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
+def costs() -> None:
+    """The part `--cost`: CPU and memory of what gateways know of prefix caches, and a gateway that starts again."""
+    dice = random.Random(1)  # noqa: S311
+    index, keys = PrefixIndex(), [dice.getrandbits(31) for _ in range(MOST_OF_ALL // 20)]
+    prompts = [[n * 2000 << 32 | key ^ n for n in range(1, 21)] for key in keys]
+    tracemalloc.start()
+    for at, prompt in enumerate(prompts):
+        index.reported(f"pod-{at % 40}", 0, 10**9)
+        index.sent(f"pod-{at % 40}", prompt)
+    megabytes = tracemalloc.get_traced_memory()[0] / 2**20
+    tracemalloc.stop()
+    print(f"{len(index):,} marks of 40 replicas: {megabytes:.0f} MiB. CPU of a prompt of 20 marks, best of 7:")
+    calls: dict[str, Callable[[int], object]] = {
+        "found at one replica": lambda n: index.held(prompts[n]),
+        "not found": lambda n: index.held([point ^ 1 << 20 for point in prompts[n]]),
+        "sent again": lambda n: index.sent(f"pod-{n % 40}", prompts[n]),
+        "sent, full index": lambda n: index.sent("pod-1", [point ^ dice.getrandbits(31) for point in prompts[n]]),
+    }
+    for name, call in calls.items():
+        best = math.inf
+        for _ in range(7):
+            began = time.process_time()
+            for n in range(1000):
+                call(n)
+            best = min(best, (time.process_time() - began) * 1e3)
+        print(f"  {name}: {best:.1f} us")
+    for traffic in ("multi-turn, as ShareGPT", "agent loops"):
+        for gateways in (2, 8):
+            print(f"{traffic}, {gateways} gateways, one starts again: {_restarted(traffic, gateways)}")
+
+
+def _restarted(traffic: str, gateways: int) -> str:
+    """Share of prompt tokens from the cache at a gateway that starts again, in hundreds of its requests."""
+    asked, fleet = {**loads(4000, gateways, 201), **held_out(4000, gateways, 201)}[traffic]
+    own: list[Running] = []
+    count = 0
+
+    def seen(sent: Running, kinds: Sequence[Rule]) -> None:
+        nonlocal count
+        count += 1
+        if count == len(asked) // 2 and isinstance(first := kinds[0], Told):
+            first.restart()
+        if sent.asked is not None and sent.asked.gateway == 0 and len(asked) // 4 < count:
+            own.append(sent)
+
+    replay(asked, Told, fleet, gateways, seen)
+    half = sum(1 for one in own if one.asked is not None and one.asked.number < len(asked) // 2)
+    parts = {"before": own[:half], "first 50": own[half : half + 50], "rest": own[half + 50 :]}
+    return ", ".join(
+        f"{name} {100 * sum(one.cached for one in part) / max(1, sum(one.prompt for one in part)):.0f} %"
+        for name, part in parts.items()
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=3000)
@@ -357,8 +422,12 @@ def main() -> None:
     parser.add_argument("--rules", default="", help="rules whose name contains one of these, comma-separated")
     parser.add_argument("--held-out", action="store_true", help="traffic by which no weight was chosen")
     parser.add_argument("--seeds", type=int, nargs="+", default=[101, 102, 103], help="of the part --held-out")
+    parser.add_argument("--cost", action="store_true", help="CPU, memory, and a gateway that starts again")
     options = parser.parse_args()
     random.seed(1)
+    if options.cost:
+        costs()
+        return
     wanted = options.rules.split(",")
     if options.held_out:
         compare(options, wanted)

@@ -3,7 +3,7 @@ that they sent, and the engines' own events, of which each gateway keeps an inde
 the index is bounded."""
 
 import random
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -12,6 +12,8 @@ from typing import ClassVar
 from shoal.api.traffic import AFTER_ANSWER
 from shoal.core.hold.capacity import BYTES_PER_TOKEN
 from shoal.core.routing.prefixes import Points
+from shoal.core.routing.score import ReplicaScores
+from shoal.gateway.prefixes import RECENT
 from tests.bench.routing_engine import Asked, Block, Replica, Running
 from tests.bench.routing_policies import Scored, uid_of
 
@@ -177,11 +179,22 @@ class Told(Scored):
     def __init__(self, gateway: int, gateways: int) -> None:
         super().__init__(gateway, gateways)
         self.inbox: list[tuple[float, int, str, Points]] = []
+        self.recent: deque[tuple[str, Points]] = deque(maxlen=RECENT)
         self.offset = TELL_SECONDS * gateway / gateways
         if gateway == 0:
             Told._all = []
         self.peers = Told._all
         self.peers.append(self)
+
+    def restart(self) -> None:
+        """The gateway starts again: it has learned nothing, and is given the last prompts of the others."""
+        self.scores = ReplicaScores()
+        for uid, report in self.reports.items():
+            self.reported(uid, report)
+        for other in self.peers:
+            if other is not self:
+                for uid, points in other.recent:
+                    self.scores.told(uid, points)
 
     def points(self, asked: Asked) -> Points:
         return points_of(asked)
@@ -194,6 +207,7 @@ class Told(Scored):
 
     def sent(self, asked: Asked, replica: Replica, now: float) -> None:
         super().sent(asked, replica, now)
+        self.recent.append((uid_of(replica), points_of(asked)))
         when = (int((now - self.offset) / TELL_SECONDS) + 1) * TELL_SECONDS + self.offset
         for other in self.peers:
             if other is not self:

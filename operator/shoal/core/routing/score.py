@@ -273,6 +273,10 @@ class ReplicaScores:
                 self.prefixes.forget(uid)
             self._boots[uid] = keys.engine_boot
 
+    def has_reports(self) -> bool:
+        """Whether the load of any replica is known."""
+        return bool(self._loads)
+
     def down(self, uid: str) -> None:
         """The replica's stream is down: its load is unknown."""
         if self._loads.pop(uid, None) is not None:
