@@ -12,7 +12,7 @@ import pytest
 
 from shoal.core.capabilities import Capability
 from tests.support.gateway import API_KEY, GatewayUnderTest, gateway, tenant
-from tests.support.recordings import BOUNDARY, TYPE, asked, flac, form, part, read_form, vorbis, wav
+from tests.support.recordings import BOUNDARY, TYPE, asked, flac, form, part, read_form, vorbis, wav, webm
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine
 
 PATH = "/v1/audio/transcriptions"
@@ -91,6 +91,17 @@ async def test_a_transcript_and_its_record(tmp_path: Path) -> None:
         assert (data.endpoint, data.outcome, data.status, data.stream) == (PATH, "answered", 200, False)
         assert (data.audio_ms, data.audio_source, data.count_source) == (3200, "measured", "final")
         assert (data.input_tokens, data.output_tokens) == (None, None)
+
+
+async def test_what_a_browser_records_is_measured_also_in_a_stream(tmp_path: Path) -> None:
+    audio = webm(160)
+    async with gateway(tmp_path, streaming("a fox")) as it:
+        listens(it)
+        response = await send(it, asked(audio, stream="true"))
+        assert response.status == 200
+        await response.read()
+        data = (await it.records())[0].data
+        assert (data.audio_ms, data.audio_source) == (3194, "measured")
 
 
 async def test_the_unmodified_client_of_openai(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """A recorded sound to be transcribed: what kind of file it is, how long it is, and what an engine would unpack.
 
 An engine decodes the whole file at once, and a few KiB of FLAC or Ogg hold hours of silence. So the frames themselves
-are walked, without decoding them: what the file's header states about its length binds no decoder. Containers such as
-MP4 and WebM are not taken.
+are walked, without decoding them: what the file's header states about its length binds no decoder. MP4 is not taken: a
+packet of AAC may have any number of frames, which only a decoder finds, and one of 4 bytes makes 1,024 samples.
 """
 
 import re
@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from shoal.core.fields.images import UnreadableError
 from shoal.core.fields.kinds import Facts, FieldProblem, wrong
+from shoal.core.fields.matroska import OpusFile
 from shoal.core.fields.sounds import CHANNELS, LEAST_RATE, MOST_RATE, Data, mp3_frames, mp3_spare, wav_header
 
 MOST_SECONDS: Final = 3_600
@@ -25,13 +26,13 @@ _ID3V1: Final = 128
 _MOST_BLOCKS: Final = 128
 """Blocks before the first frame of a FLAC file."""
 WORDS: Final = (
-    "The file is WAV (plain samples), MP3, FLAC, or Ogg with Opus or Vorbis. Its first bytes tell; the name and the "
-    "type that the client gives are not used. MP4, M4A and WebM are not taken: nothing outside of a decoder bounds "
-    "what they unpack to.",
+    "The file is WAV (plain samples), MP3, FLAC, Ogg with Opus or Vorbis, or WebM or Matroska with one track, of Opus. "
+    "Its first bytes tell; the name and the type that the client gives are not used. MP4 and M4A are not taken: "
+    "nothing outside of a decoder bounds what they unpack to. Engines whose image has no FFmpeg refuse WebM.",
     f"It has at most {MOST_SECONDS} seconds, and {MOST_SAMPLES} samples over all channels.",
-    "The length of Ogg Vorbis, of FLAC or Opus whose header contradicts its frames, and of MP3 with something after "
-    "its last frame is only known to the engine: for these `response_format` is `json` or `verbose_json`, and `stream` "
-    "is not set.",
+    "The length of Ogg Vorbis, of FLAC or Opus whose header or time stamps contradict its frames, and of MP3 with "
+    "something after its last frame is only known to the engine: for these `response_format` is `json` or "
+    "`verbose_json`, and `stream` is not set.",
 )
 
 
@@ -40,7 +41,7 @@ class Recording:
     """A file of a known kind. `most_seconds` and `samples`: no decoder makes more of it."""
 
     kind: str
-    """wav, mp3, flac or ogg."""
+    """wav, mp3, flac, ogg, webm or mkv."""
     size: int
     """Bytes."""
     most_seconds: float
@@ -50,7 +51,10 @@ class Recording:
     """Its length; None: only a decoder knows it."""
 
 
-TYPES: Final = {"wav": "audio/wav", "mp3": "audio/mpeg", "flac": "audio/flac", "ogg": "audio/ogg"}
+TYPES: Final = {"wav": "audio/wav", "mp3": "audio/mpeg", "flac": "audio/flac", "ogg": "audio/ogg"} | {
+    "webm": "audio/webm",
+    "mkv": "audio/x-matroska",
+}
 """Content type of each kind."""
 
 
@@ -88,6 +92,8 @@ def recording(data: Data) -> Recording:
         return _flac(data)
     if data[:4] == b"OggS":
         return _ogg(data)
+    if data[:4] == _EBML:
+        return _matroska(data)
     mp3 = data[:1] == b"\xff" and len(data) > 1 and data[1] & 0xE0 == 0xE0 and data[1] & 0xF6 != 0xF0
     if data[:3] == b"ID3" or mp3:
         return _mp3(data)
@@ -98,9 +104,10 @@ def recording(data: Data) -> Recording:
     raise UnreadableError(_TAKEN)
 
 
-_TAKEN: Final = "a sound file: WAV, MP3, FLAC or Ogg"
+_TAKEN: Final = "a sound file: WAV, MP3, FLAC, Ogg or WebM"
 _CONVERT: Final = "convert it, for instance with `ffmpeg -i FILE -vn -c:a libopus FILE.ogg`"
 _BRANDS: Final = {b"M4A ": "M4A", b"M4B ": "M4A", b"qt  ": "QuickTime", b"3gp": "3GP"}
+_EBML: Final = b"\x1aE\xdf\xa3"
 _LONGEST_EBML: Final = 64
 """Bytes of a Matroska file in which its kind stands."""
 
@@ -110,8 +117,6 @@ def _container(data: Data) -> str | None:
     if data[4:8] == b"ftyp":
         brand = bytes(data[8:12])
         return next((name for start, name in _BRANDS.items() if brand.startswith(start)), "MP4")
-    if data[:4] == b"\x1aE\xdf\xa3":
-        return "WebM" if b"webm" in bytes(data[:_LONGEST_EBML]) else "Matroska"
     if data[:1] == b"\xff" and len(data) > 1 and data[1] & 0xF6 == 0xF0:
         return "AAC (ADTS)"
     if data[:4] == b"caff":
@@ -236,6 +241,7 @@ def _continued(first: int) -> int | None:
 # --- Ogg ------------------------------------------------------------------------------------------------------------
 
 _OPUS_RATE: Final = 48_000
+_NANOSECONDS: Final = 1_000_000_000
 _OPUS_MOST: Final = 5_760
 """Samples of a packet."""
 
@@ -267,7 +273,7 @@ def _opus(data: Data, packets: Iterator[tuple[int, int, int]], channels: int, sk
 
 def _opus_samples(data: Data, at: int, length: int) -> int:
     if not length:
-        raise UnreadableError("Ogg without empty packets")
+        raise UnreadableError("Opus without empty packets")
     first = data[at]
     config, code = first >> 3, first & 3
     if config < 12:
@@ -279,8 +285,29 @@ def _opus_samples(data: Data, at: int, length: int) -> int:
     count = (1, 2, 2, data[at + 1] & 63 if length > 1 else 0)[code]
     samples = count * frame
     if not 0 < samples <= _OPUS_MOST:
-        raise UnreadableError("Ogg with valid packets of Opus")
+        raise UnreadableError("Opus with valid packets")
     return samples
+
+
+_APART: Final = 500_000_000
+"""Nanoseconds by which the time stamps of packets may differ from what is before them: they are rounded, and clocks of
+browsers are not exact. Some decoders fill larger gaps, others do not."""
+
+
+def _matroska(data: Data) -> Recording:
+    file = OpusFile(data, _MOST_FRAMES)
+    samples, discarded, first, regular = 0, 0, None, True
+    for packet in file.packets():
+        if packet.begins is not None:
+            first = packet.begins if first is None else first
+            regular &= abs(packet.begins - first - samples * _NANOSECONDS // _OPUS_RATE) <= _APART
+            # Only the end of the last block may be left out.
+            regular &= not discarded
+            discarded = packet.discarded * _OPUS_RATE // _NANOSECONDS
+        samples += _opus_samples(data, packet.start, packet.length)
+    counted = samples - file.skipped - discarded
+    kind = "webm" if b"webm" in bytes(data[:_LONGEST_EBML]) else "mkv"
+    return _made(kind, data, samples, _OPUS_RATE, file.channels, counted if regular and counted >= 0 else None)
 
 
 _REVERSED: Final = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))

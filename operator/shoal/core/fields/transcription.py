@@ -69,7 +69,8 @@ def unmeasured(fields: Mapping[str, Any], milliseconds: int | None) -> FieldProb
     if milliseconds is not None or (not fields.get("stream") and fields.get("response_format", "json") in WITH_USAGE):
         return None
     text = (
-        "The length of this file is only known after decoding. Send it as WAV, MP3, FLAC or Ogg Opus, or ask for "
+        "The length of this file is only known after decoding. Send it as WAV, MP3, FLAC, Ogg or WebM "
+        "with Opus, or ask for "
         f"`response_format` {' or '.join(WITH_USAGE)} without `stream`."
     )
     return FieldProblem("file", text, "length_not_known")
