@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from shoal.api import names
+from shoal.api import names, permissions
 from tests.support.charts import CHART, helm, rendered
 
 ON = {"gateway": {"extProc": {"enabled": True, "proxyNamespaces": ["istio-ingress"]}}}
@@ -69,3 +69,16 @@ def test_a_certificate_of_ones_own_is_mounted() -> None:
     assert env["SHOAL_GATEWAY_EXT_PROC_TLS_DIR"] == "/etc/shoal/extproc-tls"
     assert env["SHOAL_GATEWAY_EXT_PROC_CLIENT_CERTIFICATES"] == "true"
     assert "/etc/shoal/extproc-tls" in [m["mountPath"] for m in gateway(objects)["volumeMounts"]]
+
+
+def test_the_operators_rights_are_those_that_it_uses_and_only_in_its_scope() -> None:
+    assert find(rendered({}), "ClusterRole", "shoal-operator-proxies") is None
+    objects = rendered(ON)
+    role = find(objects, "ClusterRole", "shoal-operator-proxies")
+    assert role is not None
+    assert role["rules"] == permissions.rules(permissions.OPERATOR_PROXIES)
+    assert find(objects, "ClusterRoleBinding", "shoal-operator-proxies") is not None
+    scoped = rendered({**ON, "scope": {"namespaces": ["chat"]}})
+    assert find(scoped, "ClusterRoleBinding", "shoal-operator-proxies") is None
+    bound = [o for o in scoped if (o["kind"], o["metadata"]["name"]) == ("RoleBinding", "shoal-operator-proxies")]
+    assert "chat" in [o["metadata"]["namespace"] for o in bound]

@@ -63,6 +63,9 @@ async def pools(fleet: Fleet) -> AsyncIterator[None]:
         lambda found: INFERENCEPOOLS.plural in found,
     )
     yield
+    # The rights of this test are no other's.
+    for kind in ("clusterrolebinding", "clusterrole"):
+        fleet.plane.run_kubectl("delete", kind, "shoal-operator-proxies", "--ignore-not-found")
     await remove_crds(fleet.client, INFERENCEPOOLS.group, f"{INFERENCEPOOLS.plural}.{INFERENCEPOOLS.group}")
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-_AHEAD_BYTES: Final = 256 * 1024
+_AHEAD_BYTES: Final = 64 * 1024
 """Bytes of a body that are read before they are used. Then Envoy has to wait."""
 _CONTENT_TYPE: Final = b"content-type"
 _AUTHORIZATION: Final = b"authorization"
