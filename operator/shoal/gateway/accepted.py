@@ -73,6 +73,7 @@ class AcceptedRequest:
     `fall_back` returns the request as one for a fallback of its route that has a replica; None: there is none."""
 
     __slots__ = (
+        "_attempts_before",
         "abort",
         "app",
         "carrier",
@@ -118,6 +119,12 @@ class AcceptedRequest:
         self.fall_back = fall_back
         self.carrier = carrier
         """The proxy that carries the request; None: the gateway does it itself."""
+        self._attempts_before = meter.attempts
+
+    @property
+    def attempts(self) -> int:
+        """Attempts at this target. Those at a target that the request has left are none of its retries."""
+        return self.meter.attempts - self._attempts_before
 
     def out_of_reach(self) -> set[str]:
         """The uids of replicas that the request's carrier cannot send it to.
@@ -151,7 +158,7 @@ class AcceptedRequest:
         if not model.limits.max_requests:
             raise self.refusal(why)
         size, tokens = self.weight()
-        again = meter.attempts > 0
+        again = self.attempts > 0
         try:
             ticket = app.holds.enter(
                 model,

@@ -63,7 +63,7 @@ class AdapterTarget:
     # --- choosing: no await from here to the start of the write -------------------------------------------------------
 
     def choose(self, tried: set[str], in_a_row: int) -> InFlight | NoReplica:
-        app, model, attempts = self._app, self._model, self._request.meter.attempts
+        app, model, attempts = self._app, self._model, self._request.attempts
         if not attempts and not self._has_waited and model.uid in app.holds.queues:
             return NoReplica("queue")
         if in_a_row >= app.settings.attempts:

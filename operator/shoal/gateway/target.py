@@ -53,7 +53,7 @@ class BaseTarget:
 
     def choose(self, tried: Collection[str], in_a_row: int) -> InFlight | NoReplica:
         request = self._request
-        app, prepared, attempts = request.app, request.prepared, request.meter.attempts
+        app, prepared, attempts = request.app, request.prepared, request.attempts
         model = prepared.model
         if not attempts and model.uid in app.holds.queues:
             return NoReplica("queue")

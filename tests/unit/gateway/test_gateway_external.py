@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shoal.api.config import ExternalHost
+from shoal.core.hold.retries import RetryBudget
 from shoal.core.routing.external import Credential, connectable
 from tests.support.gateway import API_KEY, GatewayUnderTest, lines
 from tests.support.mediahost import Dns
@@ -203,6 +204,17 @@ async def test_a_target_that_fails_repeatedly_is_not_asked_for_a_while(tmp_path:
             await ask(it, 503)
         await refused_at_rest(it)
         assert len(provider.heads) == 3
+
+
+async def test_requests_of_a_failing_target_are_no_retries_of_its_fallback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RetryBudget, "take", lambda _budget, _now: False)
+    engine, provider = ScriptedEngine(), Provider(whole({}, "500 Internal Server Error"))
+    async with beside(tmp_path, provider, engine, WITH_FALLBACK) as it:
+        await ask(it)
+        assert (len(provider.heads), len(engine.requests)) == (1, 1)
+        assert it.metric("shoal_gateway_retry_budget_exhausted_total") == 0
 
 
 async def test_a_stream_that_breaks_off_ends_with_an_error_and_no_second_answer(tmp_path: Path) -> None:

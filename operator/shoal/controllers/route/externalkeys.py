@@ -85,11 +85,15 @@ class ExternalKeys:
         found: dict[str, Credential] = {}
         read: dict[tuple[str, str], tuple[str | None, Mapping[str, bytes] | None]] = {}
         known: set[str] = set()
+        waiting: set[str] = set()
+        """Routes whose status says that their Secrets are not read yet, if this is the first time."""
         for key in sorted(self._world.routes.known_keys()):
             custom = self._world.routes.get(key)
             if custom is None or custom.object is None:
                 continue
             known.add(key)
+            if any(target.credentials is not None for target in custom.object.spec.external_targets):
+                waiting.add(key)
             for target in custom.object.spec.external_targets:
                 got = await self._read(custom.object, target, read)
                 if isinstance(got, ExternalProblem):
@@ -107,7 +111,7 @@ class ExternalKeys:
         new = known - self._known
         self._known = frozenset(known)
         for key in known:
-            if key in new or before.get(key) != problems.get(key):
+            if (key in new and key in waiting) or before.get(key) != problems.get(key):
                 self._changed(key)
 
     async def _read(
@@ -140,12 +144,11 @@ class ExternalKeys:
             names.EXTERNAL_KEYS_SECRET,
             {id: credential.file() for id, credential in sorted(found.items())},
         )
-        if wanted == self._published or (self._published is None and not found):
-            if not await self._is_there():
-                if not found:
-                    return
-            elif wanted == self._published:
-                return
+        if wanted == self._published and (not found or await self._is_there()):
+            return
+        if self._published is None and not found and not await self._is_there():
+            self._published = wanted  # there is nothing to take back
+            return
         await self._world.client.apply(SECRETS, wanted, manager=names.MANAGER_MODELROUTE)
         self._published = wanted
 
