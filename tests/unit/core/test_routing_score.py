@@ -409,3 +409,32 @@ def test_another_gpu_class_differs_only_by_its_rate() -> None:
     assert pick.replica.gpu_class == "h100"
     assert pick.runner_up_terms is not None
     assert pick.runner_up_terms.prefill == pytest.approx(5 * pick.terms.prefill, rel=0.05)
+
+
+def test_a_beginning_that_all_have_is_no_reason_to_score_all_of_many() -> None:
+    pods = [replica(n) for n in range(200)]
+    scores = known(10_000.0, pods=pods)
+    common, own = 2000 * 4 << 32 | 1, 3000 * 4 << 32 | 2
+    for pod in pods:
+        scores.told(pod.uid, [common])
+    prompt = Prompt(4000, points=[common, own])
+    chosen: set[str] = set()
+    for rotation in range(60):
+        pick = scores.pick(pods, {}, prompt, NOW, rotation=rotation)
+        assert pick is not None
+        # What all have is expected of each of the sample.
+        assert (pick.expected.kind, pick.expected.promised) == ("held", 2000)
+        chosen.add(pick.replica.uid)
+    assert len(chosen) > 40
+    # The few with more of it are always looked at.
+    scores.told("pod-77", [common, own])
+    for rotation in range(60):
+        pick = scores.pick(pods, {}, prompt, NOW, rotation=rotation)
+        assert pick is not None
+        assert (pick.replica.uid, pick.expected.promised) == ("pod-77", 3000)
+
+
+def test_a_replica_of_which_nothing_was_reported_keeps_nothing() -> None:
+    scores = known(10_000.0)
+    scores.told("pod-of-nobody", [4000 << 32 | 1])
+    assert not len(scores.prefixes)

@@ -22,13 +22,14 @@ has no score. If that is so of all, the rule of choice.py decides.
 import math
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from typing import Final, NamedTuple
 
 from shoal.api.replica import ReplicaKeys
 from shoal.core.lora.placement.rendezvous import digest, score
 from shoal.core.routing.prefixes import Points, PrefixIndex
 from shoal.core.routing.replica import Replica
-from shoal.core.routing.reuse import NOTHING, Expected, Prompt, ReuseMemory
+from shoal.core.routing.reuse import NOTHING, Expected, Prompt, ReuseMemory, Trust
 from shoal.core.routing.speeds import NOTHING_KNOWN, Pace, Speeds
 
 # Chosen by `bench_routing`, on the kinds of traffic that it replays.
@@ -48,6 +49,8 @@ LAG_SECONDS: Final = 0.25
 """What was sent so shortly before a report is not in it yet."""
 MOST_CANDIDATES: Final = 8
 """Replicas that are scored for one request; of more, a sample of so many and those with knowledge of the prompt."""
+MOST_HELD: Final = 16
+"""Replicas that are scored because they have some of the prompt, where others have less of it."""
 _MOST_HOMES: Final = 4096
 """Heads whose home is kept."""
 
@@ -325,6 +328,11 @@ class ReplicaScores:
             order: Sequence[int] = range(count) if not start else (*range(start, count), *range(start))
         else:
             order = _sample(count, rotation, special)
+            if held and len(held) > MOST_HELD:
+                # Of the sample it counts as well what so many have.
+                trust = self.reuse.trust(view.source[0].model_uid)
+                more = {at: (_held(prompt, held, view.uids[at], trust), 0.0) for at in order if at not in special}
+                special = {**special, **more}
         uids, loads, tokens = view.uids, view.loads, prompt.tokens
         prefill = work(tokens, base)
         best, second = -1, -1
@@ -476,17 +484,15 @@ class ReplicaScores:
         elif systems is not None:
             wanted.update([at[uid] for uid in systems if uid in at])
         if held:
-            wanted.update([at[uid] for uid in held if uid in at])
+            wanted.update([at[uid] for uid in _best_of(held) if uid in at])
         worth = HOME_TOKENS * trust.recurring
         found: dict[int, tuple[Expected, float]] = {}
         for each in wanted:
             uid = view.uids[each]
             has_system = each == system_home or (systems is not None and uid in systems)
             expected = reuse.expect(prompt, uid, places, trust, home=each == head_home, has_system=has_system)
-            if held and (promised := min(prompt.tokens - 1, held.get(uid, 0))) > 0:
-                tokens = promised * trust.of["held"]
-                if tokens > expected.tokens:
-                    expected = Expected(tokens, promised, "held")
+            if held and (known := _held(prompt, held, uid, trust)).tokens > expected.tokens:
+                expected = known
             found[each] = (expected, worth if each == head_home else 0.0)
         return found, base
 
@@ -506,6 +512,21 @@ class ReplicaScores:
         busy = max(0, load.busy - load.own_requests + in_flight.get(uid, 0))
         cached, wait = max(base, expected.tokens), 0.0 if waits is None else waits.get(uid, 0.0)
         return terms_of(load, busy, prompt, cached, now, home_tokens=home_tokens, wait=wait)
+
+
+def _held(prompt: Prompt, held: Mapping[str, int], uid: str, trust: Trust) -> Expected:
+    """What a replica has of a prompt, because a gateway sent a prompt there that begins in the same way."""
+    promised = min(prompt.tokens - 1, held.get(uid, 0))
+    return Expected(promised * trust.of["held"], promised, "held") if promised > 0 else NOTHING
+
+
+def _best_of(held: Mapping[str, int]) -> Collection[str]:
+    """The replicas that have most of a prompt. A beginning that many have is no reason to score them all."""
+    if len(held) <= MOST_HELD:
+        return held.keys()
+    common = min(held.values())
+    more = [(tokens, uid) for uid, tokens in held.items() if tokens > common]
+    return [uid for _, uid in (more if len(more) <= MOST_HELD else nlargest(MOST_HELD, more))]
 
 
 _NOTHING_SPECIAL: Final[Mapping[int, tuple[Expected, float]]] = {}
