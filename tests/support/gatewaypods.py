@@ -8,6 +8,7 @@ from typing import Any
 
 from shoal.api import names
 from shoal.gateway.peers import Peers
+from shoal.gateway.prefixes import PrefixShare
 from shoal.kube.client import KubeClient
 from shoal.net.installkey import KeyRing
 from shoal.net.stream import ListenerIdentity
@@ -40,7 +41,9 @@ def gateway_pod(name: str, ip: str | None, *, ready: bool = True, **metadata: An
 
 
 @contextlib.asynccontextmanager
-async def following(tmp_path: Path, port: int, *pods: dict[str, Any]) -> AsyncGenerator[tuple[Peers, FakeApiServer]]:
+async def following(
+    tmp_path: Path, port: int, *pods: dict[str, Any], prefixes: PrefixShare | None = None
+) -> AsyncGenerator[tuple[Peers, FakeApiServer]]:
     server = FakeApiServer()
     await server.up()
     for pod in pods:
@@ -49,14 +52,15 @@ async def following(tmp_path: Path, port: int, *pods: dict[str, Any]) -> AsyncGe
     ring = KeyRing(tmp_path)
     ring.refresh()
     client = await KubeClient.from_environment(kubeconfig=kubeconfig(tmp_path, server))
-    peers = Peers(client, "shoal-system", ListenerIdentity("gateway-0", "boot-0"), ring, port=port)
-    peers.streams.start()
+    me = ListenerIdentity("gateway-0", "boot-0")
+    peers = Peers(client, "shoal-system", me, ring, port=port, prefixes=prefixes)
+    peers.start()
     task = asyncio.create_task(peers.reflector.run())
     try:
         async with client:
             yield peers, server
     finally:
         task.cancel()
-        await peers.streams.close()
+        await peers.close()
         await asyncio.gather(task, return_exceptions=True)
         await server.down()

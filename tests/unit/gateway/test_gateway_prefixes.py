@@ -16,7 +16,8 @@ from shoal.core.routing.score import ReplicaScores
 from shoal.gateway.prefixes import RECENT, PrefixShare
 from shoal.net.stream import ListenerIdentity
 from shoal.signals.prefixes import PrefixStreams
-from tests.support.gateway import gateway, replica
+from tests.support.gateway import INSTALL_KEY, gateway, replica
+from tests.support.gatewaypods import FIRST, OWN, SECOND, following, gateway_pod
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.streams import ToldGateway, told_gateway, until
 from tests.unit.core.test_routing_score import IDLE
@@ -78,6 +79,27 @@ async def test_what_one_gateway_sent_is_known_at_the_other_and_after_its_restart
             # An engine that has restarted has an empty cache.
             own.reported("pod-2", IDLE.model_copy(update={"engine_boot": "b"}), 0, 1001.0)
             assert place(own, "one") is None
+
+
+async def test_a_gateway_follows_the_prompts_of_every_other_one_that_exists(tmp_path: Path) -> None:
+    async with told_gateway(FIRST) as first, told_gateway(SECOND, first.port) as second:
+        for told in (first, second):
+            told.ring.known = (INSTALL_KEY,)
+        own = scores()
+        share = PrefixShare(own)
+        pods = [gateway_pod("gateway-0", OWN), gateway_pod("gateway-1", FIRST), gateway_pod("gateway-2", SECOND)]
+        async with following(tmp_path, first.port, *pods, prefixes=share) as (peers, server):
+            assert peers.prefix_streams is not None
+            streams = peers.prefix_streams
+            await until(lambda: len(streams.live()) == 2)
+            for told, text, pod in ((first, "one", "pod-1"), (second, "two", "pod-2")):
+                told.prefixes.sent(pod, marks(text))
+                told.prefixes.publish()
+            await until(lambda: share.take(9) is None and (place(own, "one"), place(own, "two")) == ("pod-1", "pod-2"))
+            await server.remove("pods", "gateway-2")
+            await until(lambda: streams.count == 1)
+            # What it said stays true.
+            assert place(own, "two") == "pod-2"
 
 
 async def test_only_gateways_may_read_it() -> None:
