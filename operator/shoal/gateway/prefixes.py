@@ -27,7 +27,7 @@ _MOST_WAITING: Final = 16_384
 """Prompts of other gateways that wait to be taken. Those that came first are dropped: it is knowledge, not a duty."""
 
 _START_SECONDS: Final = 0.5
-_PATIENCE: Final = 20
+_START_TRIES: Final = 20
 
 _Prompt = tuple[str, bytes]
 """Uid of the replica's pod, and marks."""
@@ -74,9 +74,9 @@ class PrefixShare:
 
     async def _take(self) -> None:
         await self._came.wait()
-        # What is heard of a replica that never reported is dropped. Of a gateway that has just started, the streams to
+        # A prompt at a replica that never reported is dropped. Of a gateway that has just started, the streams to
         # agents begin with those to gateways.
-        for _ in range(_PATIENCE):
+        for _ in range(_START_TRIES):
             await asyncio.sleep(_START_SECONDS)
             if self._scores.has_reports():
                 break
