@@ -15,6 +15,7 @@ from shoal.core.gpus import usage
 from shoal.core.sharing import partition, sharing, strategy_label
 from shoal.core.sizing import gpu_of
 from shoal.core.status import gpuclassstatus
+from shoal_dev.lab.fleet import NodeGroup
 
 NOW = datetime(2026, 11, 25, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
@@ -121,3 +122,13 @@ def test_devices_that_several_claims_may_share_are_named() -> None:
         one, usage(one.spec, [], {}), [], overlapping={}, overhead=None, now=NOW, devices=devices
     )
     assert "gpu.nvidia.com/n/gpu-0" in {c.type: c.message for c in found.conditions}["SharedGPUs"]
+
+
+def test_a_node_of_the_lab_can_show_shared_gpus() -> None:
+    labels = {"nvidia.com/gpu.sharing-strategy": "mps", "nvidia.com/gpu.replicas": "4"}
+    lab = {"name": "n", "gpus": 8, "gpuProduct": "NVIDIA-L4", "gpuMemoryMiB": 23034}
+    plain, shared = NodeGroup.model_validate(lab), NodeGroup.model_validate(lab | {"labels": labels})
+    assert sharing(Node("n", plain.node_labels("n"), True, False, (), {GPU: 8}, {GPU: 8}), GPU) is None
+    found = sharing(Node("n", shared.node_labels("n"), True, False, (), {GPU: 8}, {GPU: 8}), GPU)
+    assert found is not None
+    assert (found.strategy, found.replicas) == ("mps", 4)
