@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from shoal.api.lorapool import LoRAPool
 from shoal.engine.sglang.arguments import parsed
 from shoal.engine.sglang.pool import pool_problem
+from shoal.engine.vllm import launch as vllm
 from tests.support.apiserver import ApiServer
 
 POLICIES = Path(__file__).resolve().parents[2] / "policies"
@@ -183,7 +185,11 @@ def own(kind: str, name: str, **spec: Any) -> dict[str, Any]:
 
 
 def model(name: str, *extra: str) -> dict[str, Any]:
-    return own("Model", name, source={"uri": "hf://owner/repo"}, engine={"extraArgs": list(extra)})
+    return model_of(name, {"extraArgs": list(extra)})
+
+
+def model_of(name: str, engine: dict[str, Any]) -> dict[str, Any]:
+    return own("Model", name, source={"uri": "hf://owner/repo"}, engine=engine)
 
 
 def pool(name: str, of: str) -> dict[str, Any]:
@@ -201,8 +207,8 @@ def eventually_refused(server: ApiServer, one: dict[str, Any], words: str) -> No
 NONE = "--is-embedding, --dllm-algorithm and --startup-weight-load-mode=overlap do not go with adapters"
 DRAFT = "--speculative-adaptive and the MoE runner experimental_sgl_trtllm do not go with adapters and this"
 REFUSED: list[tuple[tuple[str, ...], str]] = [
-    (("--attn-dp-size=2",), "with --attn-dp-size or --dp-size SGLang runs no adapters"),
-    (("--data-parallel-size=16",), "with --attn-dp-size or --dp-size SGLang runs no adapters"),
+    (("--attn-dp-size=2",), pool_problem({"attn-dp-size": "2"}, {}) or "none"),
+    (("--data-parallel-size=16",), pool_problem({"dp-size": "16"}, {}) or "none"),
     (("--load-format=runai_streamer",), "with this --load-format SGLang cannot read adapters: use auto"),
     (("--speculative-algorithm=STANDALONE",), "this --speculative-algorithm does not go with adapters: use NGRAM"),
     (("--speculative-algorithm=EAGLE", "--speculative-adaptive"), DRAFT),
@@ -221,6 +227,26 @@ TAKEN: list[tuple[str, ...]] = [
 ]
 
 
+GROUPS = {"tensor": 4, "attentionData": 2}
+REFUSED_FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"parallelism": GROUPS}, pool_problem({"attn-dp-size": "2"}, {}) or "none"),
+    ({"type": "SGLang", "parallelism": GROUPS}, pool_problem({"attn-dp-size": "2"}, {}) or "none"),
+    (
+        {"type": "vLLM", "parallelism": GROUPS},
+        vllm.pool_problem(
+            LoRAPool.model_validate(own("LoRAPool", "p", modelRef={"name": "m"})), {"data-parallel-size": "2"}
+        )
+        or "none",
+    ),
+]
+TAKEN_FIELDS: list[dict[str, Any]] = [
+    {"parallelism": {"tensor": 4, "attentionData": 1}},
+    {"parallelism": {"tensor": 4}},
+    # An argument of vLLM with a name of SGLang's.
+    {"type": "vLLM", "extraArgs": ["--load-format=runai_streamer"]},
+]
+
+
 def refused_by_the_operator(arguments: tuple[str, ...]) -> bool:
     """Whether a pool's status would say EngineRefuses."""
     return pool_problem(parsed(arguments), {}) is not None
@@ -236,8 +262,11 @@ def test_a_pool_whose_models_engines_refuse_adapters_is_refused_at_once(guarded:
     for number, (arguments, words) in enumerate(REFUSED):
         assert send(guarded, PERSON, "create", model(f"m{number}", *arguments)).returncode == 0
         eventually_refused(guarded, pool("p", f"m{number}"), f"Model m{number}: {words}")
-    for number, arguments in enumerate(TAKEN):
-        assert send(guarded, PERSON, "create", model(f"fits{number}", *arguments)).returncode == 0
+    for number, (engine, words) in enumerate(REFUSED_FIELDS):
+        assert send(guarded, PERSON, "create", model_of(f"field{number}", engine)).returncode == 0
+        eventually_refused(guarded, pool("p", f"field{number}"), f"Model field{number}: {words}")
+    for number, engine in enumerate([*({"extraArgs": list(given)} for given in TAKEN), *TAKEN_FIELDS]):
+        assert send(guarded, PERSON, "create", model_of(f"fits{number}", engine)).returncode == 0
         eventually_refused(guarded, pool("p", "m0"), "Model m0")  # the policy has seen more than one of them
         done = send(guarded, PERSON, "create", pool(f"of-fits{number}", f"fits{number}"))
         assert done.returncode == 0, done.stderr
@@ -250,8 +279,16 @@ def test_a_model_that_has_a_pool_keeps_to_arguments_that_go_with_adapters(guarde
     assert send(guarded, PERSON, "create", pool("pooled", "base")).returncode == 0
     for arguments, words in REFUSED:
         eventually_refused(guarded, model("base", *arguments), f"LoRAPool pooled gives this Model adapters: {words}")
+    for engine, words in REFUSED_FIELDS:
+        eventually_refused(guarded, model_of("base", engine), f"LoRAPool pooled gives this Model adapters: {words}")
+    for engine in TAKEN_FIELDS:
+        done = send(guarded, PERSON, "create", model_of("base", engine), "--dry-run=server")
+        assert done.returncode == 0, done.stderr
     done = send(guarded, PERSON, "create", model("base", "--mem-fraction-static=0.8"))
     assert done.returncode == 0, done.stderr
+    # By a change, too; and what was wrong before is left alone.
+    done = send(guarded, PERSON, "apply", model_of("base", {"parallelism": GROUPS}))
+    assert "only adapters that are never evicted" in done.stderr
     assert send(guarded, PERSON, "create", model("another", "--attn-dp-size=2")).returncode == 0
 
 
