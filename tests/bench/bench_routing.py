@@ -303,15 +303,15 @@ def held_out(count: int, gateways: int, seed: int) -> dict[str, tuple[list[Asked
     return found
 
 
-def compare(options: argparse.Namespace, wanted: Sequence[str]) -> None:
+def compare(options: argparse.Namespace, chosen: dict[str, Callable[[int, int], Rule]]) -> None:
     """The part `--held-out`: mean over the seeds, with the least and the most."""
     for gateways in options.gateways:
         print(
             f"\n{gateways} gateways, {options.requests:,} requests, seeds {options.seeds}: p99 of the TTFT in seconds"
         )
         print("'to smg' is p99 to the better of its rules, 'first' p99 of the first tenth to the better of its rules.")
-        print(f"| traffic | {' | '.join(r for r in RULES if any(w in r for w in wanted))} | hits | to smg | first |")
-        print(f"|---|{'---|' * (3 + len([r for r in RULES if any(w in r for w in wanted)]))}")
+        print(f"| traffic | {' | '.join(chosen)} | hits | to smg | first |")
+        print(f"|---|{'---|' * (3 + len(chosen))}")
         by_seed = [
             {
                 **{f"{name}, other seeds": each for name, each in loads(options.requests, gateways, seed).items()},
@@ -323,10 +323,10 @@ def compare(options: argparse.Namespace, wanted: Sequence[str]) -> None:
         for name in by_seed[0]:
             if options.only not in name:
                 continue
-            rows: dict[str, list[Result]] = {}
-            for rule, make in RULES.items():
-                if any(w in rule for w in wanted):
-                    rows[rule] = [replay(traffic[name][0], make, traffic[name][1], gateways) for traffic in by_seed]
+            rows = {
+                rule: [replay(traffic[name][0], make, traffic[name][1], gateways) for traffic in by_seed]
+                for rule, make in chosen.items()
+            }
             kept[name] = rows
             ours, smg = rows.get("Shoal", []), [found for rule, found in rows.items() if rule.startswith("smg")]
             cells = [_spread([one.p99 for one in found], 3) for found in rows.values()]
@@ -428,9 +428,9 @@ def main() -> None:
     if options.cost:
         costs()
         return
-    wanted = options.rules.split(",")
+    chosen = {rule: make for rule, make in RULES.items() if any(word in rule for word in options.rules.split(","))}
     if options.held_out:
-        compare(options, wanted)
+        compare(options, chosen)
         return
     for gateways in options.gateways:
         for name, (asked, fleet) in loads(options.requests, gateways).items():
@@ -441,9 +441,7 @@ def main() -> None:
             print("|---|---|---|---|---|---|---|---|")
             results: dict[str, Result] = {}
             seconds: dict[str, float] = {}
-            for rule, make in RULES.items():
-                if not any(w in rule for w in wanted):
-                    continue
+            for rule, make in chosen.items():
                 began = time.process_time()
                 results[rule] = replay(asked, make, fleet, gateways)
                 seconds[rule] = time.process_time() - began
