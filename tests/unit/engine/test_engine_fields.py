@@ -447,3 +447,28 @@ def test_a_draft_beside_adapters_is_sglangs_to_refuse(method: str, refused: bool
     engine = model(speculation={"method": method, "draftPath": "draft"}).spec.engine
     problem = pod.pool_problem(pool, pod.given(pod.field_args(engine)), {})
     assert (problem is not None) == refused
+
+
+@pytest.mark.parametrize(
+    ("architecture", "says"),
+    [
+        ("WhisperForConditionalGeneration", "transcribes, which Shoal does with SGLang only: use SGLang"),
+        ("Qwen3ForRewardModel", "no endpoint is for Qwen3ForRewardModel with vLLM: use SGLang"),
+        ("Qwen2ForSequenceClassification", None),
+        ("LlamaForCausalLM", None),
+        ("Qwen3Model", None),
+        (None, None),
+    ],
+)
+def test_a_model_that_no_endpoint_is_for_starts_no_replica(architecture: str | None, says: str | None) -> None:
+    """Its replicas would hold GPUs, and no request could be sent to them."""
+    config = {"architectures": [architecture], "model_type": "x", "hidden_size": 64, "num_hidden_layers": 2}
+    read = None if architecture is None else facts_of(config | {"num_attention_heads": 4}, source="hf://a/b")
+    found = {kind.type: kind.pod.problems(model(type=kind.type), "1.2.3", read) for kind in KINDS.values()}
+    assert found["SGLang"] == []
+    if says is None:
+        assert found["vLLM"] == []
+    else:
+        (problem,) = found["vLLM"]
+        assert problem.startswith("spec.engine.type: ")
+        assert says in problem

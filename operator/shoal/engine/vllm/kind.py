@@ -10,6 +10,7 @@ from shoal.api.artifact import ArtifactFacts
 from shoal.api.config import Engines, EngineTable
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Engine, Model
+from shoal.core.capabilities import capabilities
 from shoal.core.lora.format.rules import AdapterRules
 from shoal.core.sizing import Tuning
 from shoal.engine.fields import parser_problems
@@ -75,7 +76,8 @@ class VLLMPod:
         return field_args(engine, "")
 
     def problems(self, model: Model, version: str, facts: ArtifactFacts | None) -> list[str]:
-        return [*parser_problems(ARGUMENTS, version, model.spec.engine), *problems(model, facts)]
+        useless = _no_endpoint(model, facts)
+        return [*useless, *parser_problems(ARGUMENTS, version, model.spec.engine), *problems(model, facts)]
 
     def extra_args_problems(self, version: str, extra_args: Sequence[str]) -> list[str]:
         return ARGUMENTS.problems(version, extra_args)
@@ -106,6 +108,17 @@ class VLLMPod:
 
     def adapters_in_memory(self, pool: LoRAPool) -> int:
         return in_memory(pool)
+
+
+def _no_endpoint(model: Model, facts: ArtifactFacts | None) -> list[str]:
+    """Whether replicas would start, and no request could be sent to them."""
+    engine, shares = model.spec.engine, model.spec.prefix_cache.isolation == "Shared"
+    if capabilities(facts, engine.extra_args, shares_prefixes=shares, differences=WIRE.differences):
+        return []
+    what = "model" if facts is None or facts.architecture is None else facts.architecture
+    if capabilities(facts, engine.extra_args, shares_prefixes=shares) == {"transcribe"}:
+        return [f"spec.engine.type: {what} transcribes, which Shoal does with SGLang only: use SGLang"]
+    return [f"spec.engine.type: no endpoint is for {what} with vLLM: use SGLang"]
 
 
 class VLLMAgent:
