@@ -116,7 +116,7 @@ def _no_endpoint(model: Model, facts: ArtifactFacts | None) -> list[str]:
     if capabilities(facts, engine.extra_args, shares_prefixes=shares, differences=WIRE.differences):
         return []
     what = "model" if facts is None or facts.architecture is None else facts.architecture
-    if capabilities(facts, engine.extra_args, shares_prefixes=shares) == {"transcribe"}:
+    if "transcribe" in capabilities(facts, engine.extra_args, shares_prefixes=shares):
         return [f"spec.engine.type: {what} transcribes, which Shoal does with SGLang only: use SGLang"]
     return [f"spec.engine.type: no endpoint is for {what} with vLLM: use SGLang"]
 
