@@ -92,3 +92,12 @@ def test_a_field_that_the_engine_refuses_is_told_before_anything_is_sized(tmp_pa
     assert "not looked at" not in run(tmp_path, {"type": "vLLM", "speculation": {"method": "NGram"}}, configs.LLAMA_8B)
     shared = {"speculation": {"method": "NGram", "isolation": "Shared"}}
     assert "not looked at" not in run(tmp_path, shared, configs.LLAMA_8B)
+
+
+def test_an_engine_that_would_refuse_the_model_is_no_alternative(tmp_path: Path) -> None:
+    config = configs.LLAMA_8B | {"architectures": ["Qwen3ForRewardModel"]}
+    summary = other(tmp_path, {"toolCallParser": "qwen25"}, config)["summary"]
+    said = "no endpoint is for Qwen3ForRewardModel with vLLM: use SGLang"
+    assert summary == f"vLLM instead: would be refused (spec.engine.type: {said})"
+    guessing = {"type": "vLLM", "contextLength": 8192, "speculation": {"method": "NGram"}}
+    assert "guesses from the answers to all tenants" in other(tmp_path, guessing, configs.LLAMA_8B)["summary"]

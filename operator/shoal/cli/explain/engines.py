@@ -55,7 +55,17 @@ def _other(
     used: Sequence[str],
 ) -> OtherEngine:
     found = candidates.consider(model, facts, classes, gpus, _tune(kind, model, facts, pool))
+    refused = kind.pod.problems(_moved(model, kind), "", facts)
+    if refused:
+        return OtherEngine(kind.type, found, f"{kind.type} instead: would be refused ({refused[0]})")
     return OtherEngine(kind.type, found, _summary(kind_of(model).type, own, kind.type, found, used))
+
+
+def _moved(model: Model, kind: EngineKind) -> Model:
+    """The Model with this type of engine, and without names and arguments that are its own engine's."""
+    own: dict[str, object] = {"extra_args": (), "tool_call_parser": None, "reasoning_parser": None}
+    engine = model.spec.engine.model_copy(update={"type": kind.type, **own})
+    return model.model_copy(update={"spec": model.spec.model_copy(update={"engine": engine})})
 
 
 def _tune(kind: EngineKind, model: Model, facts: ArtifactFacts | None, pool: LoRAPool | None) -> Tune:
