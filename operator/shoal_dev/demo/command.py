@@ -96,6 +96,9 @@ def up(
             record = steps.usage_record(cluster, answer.request_id)
         console.print(_served_by(answer, record))
         if where == "lab" and engine == "simulator":
+            from shoal_dev.demo import healthact  # its clients need an SDK too
+
+            healthact.run(cluster, stages, timeout)  # before other Models run on these nodes
             fleetact.run(cluster, stages, timeout)
         else:
             # Its sums need the lab's nodes, and a real engine of its own for each Model is more than this machine has.
@@ -109,8 +112,6 @@ def up(
             tenantact,
         )
 
-        if where == "lab" and engine == "simulator":
-            healthact.run(cluster, stages, timeout)
         if engine == "simulator":
             scaleact.run(cluster, stages, timeout, "KEDA" if "keda" in chosen else "BuiltIn")
             loraact.run(cluster, stages, timeout)
