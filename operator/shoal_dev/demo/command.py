@@ -105,7 +105,6 @@ def up(
             console.print("\nThe act on a mixed fleet needs the lab and the simulator: left out.")
         from shoal_dev.demo import (  # their SDK is not part of an installation
             engineact,
-            healthact,
             loraact,
             routeact,
             scaleact,
