@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import cohere
 import pytest
 
 from shoal.core.capabilities import EMBEDS_ARG, NO_PREFIX_CACHE, Capability
@@ -18,7 +19,7 @@ from tests.support.behaviour import WORDS
 from tests.support.classifiers import make_classifier
 from tests.support.engines import API_KEY as ENGINE_KEY
 from tests.support.engines import CONTEXT, SERVED, EngineProcess, Kind, running_engine
-from tests.support.gateway import GatewayUnderTest, gateway, replica, tenant
+from tests.support.gateway import API_KEY, GatewayUnderTest, gateway, replica, tenant
 
 REAL = [1.7037e-4, 2.1015e-5, 3.1276e-2]
 """Probabilities that three tokens have after "hello a" in the suite's model, by both engines."""
@@ -87,6 +88,23 @@ async def test_a_ranking_is_metered_to_the_token(ranker: EngineProcess, tmp_path
         assert answer["usage"] == {"prompt_tokens": data.input_tokens, "total_tokens": data.input_tokens}
         assert (data.count_source, data.documents, data.output_tokens) == ("final", 3, 0)
         assert data.input_tokens == await counted(it, ranker) - before
+
+
+async def test_coheres_client_reads_a_ranking(ranker: EngineProcess, tmp_path: Path):
+    async with in_front(ranker, tmp_path, "rerank", "score") as it:
+        async with cohere.AsyncClient(API_KEY, base_url=it.url, timeout=120) as client:
+            ranking = await client.rerank(
+                model="tiny", query="hello", documents=DOCUMENTS, top_n=2, return_documents=True
+            )
+            with pytest.raises(cohere.BadRequestError) as refused:
+                await client.rerank(model="tiny", query="hello", documents=[])
+        assert [each.document.text for each in ranking.results if each.document] == [
+            DOCUMENTS[each.index] for each in ranking.results
+        ]
+        assert len(ranking.results) == 2
+        assert ranking.results[0].relevance_score >= ranking.results[1].relevance_score
+        assert refused.value.body["error"]["param"] == "documents"
+        assert [record.data.documents for record in await it.records()] == [3]
 
 
 async def test_a_chat_does_not_reach_an_engine_that_it_would_end(ranker: EngineProcess, tmp_path: Path):
