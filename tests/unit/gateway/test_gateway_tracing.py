@@ -197,7 +197,9 @@ async def test_each_try_is_a_call_and_a_lost_one_says_why(tmp_path, monkeypatch)
         await request.answer(503, b'{"object":"error","message":"busy","type":"Busy","code":503}')
 
     both = [ScriptedEngine(busy), ScriptedEngine(serve_normally)]
-    async with collecting() as collector, gateway(tmp_path, *both) as it, traced(it, collector, monkeypatch):
+    # Idle replicas take turns, so that the busy one is tried too.
+    front = gateway(tmp_path, *both, routing="PrefixHeads")
+    async with collecting() as collector, front as it, traced(it, collector, monkeypatch):
         for _ in range(4):
             assert await ask(it) == 200
     calls = [span for span in collector.spans if span.name == "chat llama"]
