@@ -124,10 +124,11 @@ def test_the_installed_chart_alone_refuses_what_engines_refuse(bare: ApiServer) 
 
     bare.install_crds()
     release(bare, "install", "shoal", CHART)
-    said = "with --attn-dp-size or --dp-size SGLang runs no adapters that come and go"
+    split = "with parallelism.attentionData (--attn-dp-size) SGLang runs only adapters that are never evicted"
+    parallel = "with --dp-size SGLang loads no adapters while it runs"
     assert bare.apply(model("split", "--attn-dp-size=2"), pool("later")).returncode == 0
-    refused(pool("split"), f"Model split: {said}")
-    refused(model("later", "--data-parallel-size=4"), f"LoRAPool of-later gives this Model adapters: {said}")
+    refused(pool("split"), f"Model split: {split}")
+    refused(model("later", "--data-parallel-size=4"), f"LoRAPool of-later gives this Model adapters: {parallel}")
     done = bare.apply(model("later", "--attn-dp-size=1"))
     assert done.returncode == 0, done.stderr
 
@@ -138,7 +139,7 @@ def test_the_installed_chart_alone_refuses_what_engines_refuse(bare: ApiServer) 
     assert bare.apply(pool("split")).returncode == 0
     switch["admission"]["loraPools"]["enabled"] = True
     release(bare, "upgrade", "shoal", CHART, switch)
-    refused(model("split", "--attn-dp-size=4"), f"LoRAPool of-split gives this Model adapters: {said}")
+    refused(model("split", "--attn-dp-size=4"), f"LoRAPool of-split gives this Model adapters: {split}")
     bare.kubectl("label", "models.shoal.dev/split", "-n", name, "team=a")
     bare.kubectl("label", "lorapools.shoal.dev/of-split", "-n", name, "team=a")
     helm(bare, "uninstall", "shoal", "--namespace=shoal-system")

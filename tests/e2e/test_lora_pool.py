@@ -1,6 +1,7 @@
 """A pool on live replicas, as clients of its adapters see it: resized under load, taken away and brought back."""
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Generator
@@ -222,11 +223,11 @@ def test_an_argument_that_does_not_go_with_adapters_is_refused_at_once(fleet: Fl
     """By the chart's own policies: nobody has applied any."""
     before = engines(fleet)
     refusals = {
-        "--attn-dp-size=2": "with --attn-dp-size or --dp-size SGLang runs no adapters that come and go",
+        "--attn-dp-size=2": "with parallelism.attentionData (--attn-dp-size) SGLang runs only adapters that are never",
         "--load-format=runai_streamer": "with this --load-format SGLang cannot read adapters: use auto",
     }
     for argument, words in refusals.items():
-        with pytest.raises(click.ClickException, match=f"LoRAPool tuned gives this Model adapters: {words}"):
+        with pytest.raises(click.ClickException, match=re.escape(f"LoRAPool tuned gives this Model adapters: {words}")):
             extra(fleet, argument)
     assert engines(fleet) == before
 

@@ -392,8 +392,8 @@ async def test_quota_that_refuses_the_pods_is_told(fleet: Fleet) -> None:
     await _forbid(fleet, "requests.nvidia.com/gpu")
     async with running_operator(client, fleet.kubeconfig):
         await fleet.apply(model("chat", ns))
-        refused = await model_with(client, ns, "chat", "Ready", "False", "PodsRefused")
-        assert "exceeded quota: none" in condition(refused, "Ready")["message"]
+        refused = await model_with(client, ns, "chat", "Ready", "False", "ResourceQuotaExceeded")
+        assert "ResourceQuota none has no room" in condition(refused, "Ready")["message"]
 
 
 async def test_quota_that_refuses_the_job_says_where_to_look(fleet: Fleet) -> None:
