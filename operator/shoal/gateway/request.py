@@ -409,7 +409,7 @@ class GatewayRequest:
         while route is not None and kept.targets:
             ref = kept.targets.pop(0)
             model = snapshot.model_index.target(route, ref, identity)
-            if model is None:
+            if model is None or not self._reaches(model):
                 continue
             if model.external is not None:
                 if not app.externals.usable(model):
@@ -616,8 +616,7 @@ class GatewayRequest:
 
         def usable(ref: TargetRef) -> bool:
             target = index.target(found, ref, identity)
-            # A proxy that carries the request takes it to replicas only.
-            return target is not None and (target.external is None or CARRIER not in self._scope)
+            return target is not None and self._reaches(target)
 
         chosen = decide(found, facts, usable, self._draw, self._app.canaries.is_halted, self._mirror_draw)
         if isinstance(chosen, NoTarget):
@@ -629,6 +628,10 @@ class GatewayRequest:
         return model, _Routed(
             found.key, chosen.target, chosen.fallback, chosen.leave_seconds, chosen.mirror, chosen.role
         )
+
+    def _reaches(self, model: ServedModel) -> bool:
+        """Whether the request can go there: a proxy that carries it takes it to replicas only."""
+        return model.external is None or CARRIER not in self._scope
 
     def _prompt(
         self, space: str, fields: dict[str, Any], model: ServedModel, size: int, marks: Marks | None

@@ -20,11 +20,14 @@ from shoal.gateway.extproc.server import ExtProcServer, PortCertificate
 from shoal.net.pki import CertificatePair
 from tests.support.gateway import API_KEY, GatewayUnderTest, gateway, tenant
 from tests.support.mutual import InstallationPKI, process
+from tests.support.provider import Provider, beside
+from tests.support.routes import target
 from tests.support.scripted_engine import ScriptedEngine
 
 CHAT = json.dumps({"model": "chat/llama", "messages": [{"role": "user", "content": "hello"}]}).encode()
 DESTINATION = "x-gateway-destination-endpoint"
 HEALTH = "/grpc.health.v1.Health/Check"
+OUTSIDE = {"external": {"name": "outside"}}
 _END: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue] - the stubs lack it
 
 
@@ -78,21 +81,29 @@ class Picker:
 
 @asynccontextmanager
 async def picker(tmp_path: Path, engines: int = 2, most: int = 100, **settings: Any) -> AsyncGenerator[Picker]:
-    async with gateway(tmp_path, *(ScriptedEngine() for _ in range(engines)), **settings) as it:
-        server = ExtProcServer(
-            GatewayApp(it.app, lambda: it.ready),
-            lambda: it.ready,
-            host="127.0.0.1",
-            port=0,
-            body_seconds=it.settings.body_seconds,
-            most_streams=most,
-        )
-        await server.start()
-        try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-                yield Picker(it, server, channel)
-        finally:
-            await server.stop(0)
+    async with (
+        gateway(tmp_path, *(ScriptedEngine() for _ in range(engines)), **settings) as it,
+        asked_by_proxies(it, most) as found,
+    ):
+        yield found
+
+
+@asynccontextmanager
+async def asked_by_proxies(it: GatewayUnderTest, most: int = 100) -> AsyncGenerator[Picker]:
+    server = ExtProcServer(
+        GatewayApp(it.app, lambda: it.ready),
+        lambda: it.ready,
+        host="127.0.0.1",
+        port=0,
+        body_seconds=it.settings.body_seconds,
+        most_streams=most,
+    )
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            yield Picker(it, server, channel)
+    finally:
+        await server.stop(0)
 
 
 async def test_header_and_metadata_name_the_same_endpoint(tmp_path: Path) -> None:
@@ -122,6 +133,28 @@ async def test_a_subset_without_a_replica_is_503(tmp_path: Path, subset: list[st
         caller = Caller(it.channel)
         await caller.ask(subset=subset)
         assert await caller.refused() == (503, "no_replica")
+
+
+@pytest.mark.parametrize(
+    ("rule", "code"),
+    [
+        ({"targets": [OUTSIDE]}, "no_route_target"),
+        ({"targets": [target("llama")], "fallback": {"targets": [OUTSIDE]}}, "hold_expired"),
+    ],
+    ids=["target", "fallback"],
+)
+async def test_a_proxy_takes_no_request_to_an_external_target(tmp_path: Path, rule: Any, code: str) -> None:
+    provider = Provider()
+    async with (
+        beside(tmp_path, provider, ScriptedEngine(), rule, hold_seconds=0.1) as it,
+        asked_by_proxies(it) as picking,
+    ):
+        it.pods.clear()
+        it.changed()
+        caller = Caller(picking.channel)
+        await caller.ask(json.dumps({"model": "front", "messages": [{"role": "user", "content": "hi"}]}).encode())
+        assert await caller.refused() == (503, code)
+        assert not provider.heads
 
 
 async def test_no_replica_is_503_and_over_the_limit_is_429(tmp_path: Path) -> None:
