@@ -19,6 +19,7 @@ BENCHES = {
     "bench_ledger": "records taken and questions answered, SQLite beside PostgreSQL",
     "bench_reconcile": "what keeping and comparing engines' counters costs",
     "bench_requestlog": "what an entry of the request log costs",
+    "bench_forms": "what forms with audio hold in the gateway's memory while their engine takes them",
     "bench_hold": "8,000 requests that wait for a replica: memory, release, wake",
     "bench_fetch": "fetching weights beside a plain copy",
     "bench_cache": "staging with and without the node cache",

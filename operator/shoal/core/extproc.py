@@ -9,7 +9,7 @@ So a request reaches no replica before `forward`, and no byte of an answer reach
        +----------------------+----------------------------+-- refuse: an answer of the gateway itself
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, cast
@@ -204,8 +204,11 @@ class Conversation:
 
     # --- to Envoy ---------------------------------------------------------------------------------------------------
 
-    def forward(self, endpoint: str, path: str, headers: Headers, body: bytes) -> Iterator[Message]:
-        """Sends the request on: with these headers and this body, and nothing of what the client sent. Once."""
+    def forward(
+        self, endpoint: str, path: str, headers: Headers, body: bytes, before: Iterable[bytes] = ()
+    ) -> Iterator[Message]:
+        """Sends the request on: with these headers and this body, and nothing of what the client sent. Once. `before`:
+        parts of the body that come before `body`, made as they are sent."""
         if self.state is not State.REQUEST or not self._request_done:
             raise ProtocolBroken("a request is sent on once, and when all of it is here")
         self.state = State.FORWARDED
@@ -215,6 +218,8 @@ class Conversation:
             *((name, value) for name, value in headers if name not in _NOT_SET),
         ]
         yield RequestMutation(endpoint, wanted, _others(self._names, wanted, _KEPT_OF_REQUEST))
+        for part in before:
+            yield from self._parts(True, part, last=False)
         yield from self._parts(True, body, last=True)
 
     def refuse(self, status: int, headers: Headers, body: bytes) -> Iterator[Message]:

@@ -20,7 +20,7 @@ from shoal.gateway.deadlines import Deadline
 from shoal.gateway.prepared import Prepared
 from shoal.gateway.reply import Reply
 from shoal.gateway.shared import Gateway
-from shoal.gateway.upstream import AbortHandle
+from shoal.gateway.upstream import AbortHandle, RequestBody
 from shoal.gateway.waiter import ClientGone, Waiter
 from shoal.metering.meter import Meter
 from shoal.net import errors
@@ -92,7 +92,7 @@ class AcceptedRequest:
         self,
         app: Gateway,
         prepared: Prepared,
-        raw: bytes,
+        raw: RequestBody,
         meter: Meter,
         reply: Reply,
         abort: AbortHandle,
@@ -241,8 +241,9 @@ class AcceptedRequest:
 
     def weight(self) -> tuple[int, int]:
         """Size of a waiting request in bytes, and its estimated tokens."""
-        # The encoder's result has several KiB of unused capacity.
-        self.raw = bytes(memoryview(self.raw))
+        if isinstance(self.raw, bytes):
+            # The encoder's result has several KiB of unused capacity.
+            self.raw = bytes(memoryview(self.raw))
         size = len(self.raw)
         read = self.meter.read_bytes(size)
         tokens = estimated_tokens(read, self.prepared.answer_bound, self.prepared.choices)

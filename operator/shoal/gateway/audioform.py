@@ -1,7 +1,8 @@
 """The form of a transcription: the client's is read strictly, and the engine gets one that the gateway writes.
 
 The engine's form has the known fields alone, a boundary that nobody can guess, and a file name that says the kind of
-file; the client's name of the file goes nowhere. The audio is copied once, after which the client's body is freed.
+file; the client's name of the file goes nowhere. The audio is not copied: the engine's form has a view of it, so the
+client's body is what is held.
 """
 
 import secrets
@@ -18,6 +19,7 @@ from shoal.core.fields.transcription import typed, unmeasured
 from shoal.core.transcripts import TranscriptEvents
 from shoal.gateway.body import Parsed
 from shoal.gateway.dialects import Dialect
+from shoal.gateway.upstream import PartedBody
 from shoal.net.errors import ApiError
 
 _KINDS: Final = {name: field.kind for name, field in TABLE[TRANSCRIBE].items() if name != FILE}
@@ -37,7 +39,7 @@ class AudioForm(NamedTuple):
 
 
 class EngineForm(NamedTuple):
-    body: bytes
+    body: PartedBody
     content_type: str
 
 
@@ -75,22 +77,21 @@ def read(content_type: bytes | None, raw: bytes) -> AudioForm:
 def engine_form(form: AudioForm, raw: bytes, engine_name: str) -> EngineForm:
     """The engine's form, with the engine's name of the model."""
     boundary = f"shoal-{secrets.token_hex(16)}"
-    parts: list[bytes | memoryview] = []
+    head: list[bytes] = []
     for name, value in (form.parsed.fields | {"model": engine_name}).items():
         if name == FILE or name not in FORWARDED[TRANSCRIBE]:
             continue
         for one in cast(list[Any], value) if isinstance(value, list) else (value,):
             text = str(one).lower() if isinstance(one, bool) else str(one)
-            head = f'--{boundary}\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n'
-            parts += (head.encode(), text.encode(), b"\r\n")
+            one_head = f'--{boundary}\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n'
+            head += (one_head.encode(), text.encode(), b"\r\n")
     kind = form.recording.kind
-    parts.append(
+    head.append(
         f'--{boundary}\r\ncontent-disposition: form-data; name="{FILE}"; filename="audio.{kind}"\r\n'
         f"content-type: {TYPES[kind]}\r\n\r\n".encode()
     )
-    parts.append(memoryview(raw)[form.start : form.end])
-    parts.append(f"\r\n--{boundary}--\r\n".encode())
-    return EngineForm(b"".join(parts), f"multipart/form-data; boundary={boundary}")
+    body = PartedBody(b"".join(head), memoryview(raw)[form.start : form.end], f"\r\n--{boundary}--\r\n".encode())
+    return EngineForm(body, f"multipart/form-data; boundary={boundary}")
 
 
 def loggable(fields: dict[str, Any]) -> dict[str, Any]:

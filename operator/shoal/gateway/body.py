@@ -1,5 +1,6 @@
 """The request's body: read under limits, checked, and turned into the engine's body."""
 
+import io
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple, cast
 
@@ -78,7 +79,7 @@ async def read_body(receive: Receive, declared: bytes | None, limit: int, budget
     if declared is not None and declared.isdigit() and int(declared) > limit:
         raise too_large(limit)
     size = 0
-    parts: list[bytes] = []
+    first, rest = b"", None
     try:
         while True:
             message = await receive()
@@ -89,9 +90,18 @@ async def read_body(receive: Receive, declared: bytes | None, limit: int, budget
                 raise too_large(limit)
             budget.take(tenant, len(part))
             size += len(part)
-            parts.append(part)
+            if rest is not None:
+                rest.write(part)
+            elif first:
+                # It grows in place, and `getvalue` copies nothing: parts and what they are joined to would be two.
+                rest = io.BytesIO(first)
+                rest.seek(0, io.SEEK_END)
+                rest.write(part)
+                first = b""
+            else:
+                first = part
             if not message.get("more_body"):
-                return parts[0] if len(parts) == 1 else b"".join(parts)
+                return first if rest is None else rest.getvalue()
     except BaseException:
         budget.give(tenant, size)
         raise

@@ -2,7 +2,7 @@
 
 The gateway has its own client because the client is the largest cost of the request path: measured on the same machine,
 this one carries more than twice the requests per core of a general client. It does only what the gateway needs: POST a
-body from memory, read an answer with back-pressure, abort it.
+body from memory, with back-pressure if it is large, read an answer with back-pressure, abort it.
 """
 
 import asyncio
@@ -23,6 +23,8 @@ from shoal.gateway.upstream import (
     ConnectFailed,
     ConnectionLost,
     GivenUp,
+    PartedBody,
+    RequestBody,
     StaleConnection,
     UpstreamAddress,
     UpstreamAnswer,
@@ -34,6 +36,9 @@ _HIGH_WATER: Final = 64 * 1024
 """Bytes read ahead per answer while its client does not read. Above, reading pauses."""
 _ONE_WRITE: Final = 256 * 1024
 """A smaller body is written together with its head."""
+_SLICE: Final = 128 * 1024
+"""Bytes of a larger body that are written at a time. The transport keeps a copy of what its socket does not take, with
+TLS an encrypted one, so a slice follows when the one before is nearly gone."""
 _MAX_HEAD_BYTES: Final = 64 * 1024
 _MAX_IDLE_PER_TARGET: Final = 256
 _SIDECAR: Final = HEADER_SIDECAR.encode()
@@ -55,8 +60,9 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser: Any = None
         self._waiter: asyncio.Future[None] | None = None
-        self._write_waiter: asyncio.Future[None] | None = None
         self._write_paused = False
+        self._writing = False
+        """Part of the request was not written."""
         self._read_paused = False
         self._chunks: deque[bytes] = deque()
         self._buffered = 0
@@ -94,8 +100,6 @@ class _Connection(asyncio.Protocol):
             elif self._error is None:
                 self._error = ConnectionLost("the engine closed the connection")
         self._wake()
-        if self._write_waiter is not None and not self._write_waiter.done():
-            self._write_waiter.set_result(None)
 
     def data_received(self, data: bytes) -> None:
         if self._take is None:
@@ -129,8 +133,7 @@ class _Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._write_paused = False
-        if self._write_waiter is not None and not self._write_waiter.done():
-            self._write_waiter.set_result(None)
+        self._wake()
 
     # --- httptools ----------------------------------------------------------------------------------------------------
 
@@ -177,7 +180,7 @@ class _Connection(asyncio.Protocol):
 
     # --- a request ----------------------------------------------------------------------------------------------------
 
-    async def send(self, head: bytes, body: bytes) -> None:
+    async def send(self, head: bytes, body: RequestBody) -> None:
         """Sends a request and returns when the head of the answer has arrived."""
         self._parser = httptools.HttpResponseParser(self)
         self._busy = True
@@ -189,16 +192,41 @@ class _Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             raise ConnectionLost("the engine closed the connection")
-        transport.write(head + body if len(body) < _ONE_WRITE else head)
         if len(body) >= _ONE_WRITE:
-            transport.write(body)
-        while self._write_paused and self._error is None and not transport.is_closing() and not self._head_done:
-            self._write_waiter = self._loop.create_future()
-            await self._write_waiter
+            await self._write_slices(transport, head, body)
+        else:
+            transport.write(head + body if isinstance(body, bytes) else b"".join((head, *body.parts)))
         while not self._head_done:
             self._check()
             self._waiter = self._loop.create_future()
             await self._waiter
+
+    async def _write_slices(self, transport: asyncio.Transport, head: bytes, body: RequestBody) -> None:
+        """Writes a large body as the engine takes it. Returns early if the engine has answered with an error, or is
+        gone: it wants no more."""
+        self._writing = True
+        transport.write(head)
+        for part in (PartedBody(body) if isinstance(body, bytes) else body).slices(_SLICE):
+            await asyncio.sleep(0)  # for other requests, and for what the engine says meanwhile
+            if self._write_paused:
+                await self._drained()
+            if self._error is not None or transport.is_closing() or (self._head_done and self.status >= 400):
+                return
+            transport.write(part)
+        self._writing = False
+
+    async def _drained(self) -> None:
+        """Returns when more can be written, when the engine has answered with an error, and when it is gone. Raises
+        ConnectionLost."""
+        try:
+            async with asyncio.timeout(self._pool.write_timeout):
+                while self._write_paused and self._error is None and not (self._head_done and self.status >= 400):
+                    if self._transport is None or self._transport.is_closing():
+                        return
+                    self._waiter = self._loop.create_future()
+                    await self._waiter
+        except TimeoutError:
+            raise ConnectionLost(f"the engine took nothing of the request for {self._pool.write_timeout:g} s") from None
 
     async def read(self) -> bytes:
         while True:
@@ -254,7 +282,7 @@ class _Connection(asyncio.Protocol):
             # The handle of this request must not be able to abort the next one on this connection.
             self.handle.drop()
             self.handle = None
-        whole = self._busy and self._complete and not self._chunks and not self._until_close
+        whole = self._busy and self._complete and not self._chunks and not self._until_close and not self._writing
         self._busy = False
         if whole and self.usable and self._keep_alive and not self._read_paused:
             self.idle_since = self.now()
@@ -327,20 +355,25 @@ class Pool:
         *,
         keep_alive: float = 4.0,
         connect_timeout: float = 2.0,
+        write_timeout: float = 30.0,
         credentials: ClientTLS | None = None,
         secured_keep_alive: float | None = None,
     ) -> None:
-        """`credentials` and `secured_keep_alive` apply to targets with a `server_name`. `secured_keep_alive` may be
-        longer than `keep_alive`: the sidecar that terminates mutual TLS keeps idle connections longer than an engine,
-        and a handshake costs more than a connection."""
+        """`write_timeout`: seconds after which an engine that takes nothing of a request counts as lost (Linux says so
+        earlier: TCP_USER_TIMEOUT). `credentials` and `secured_keep_alive` apply to targets with a `server_name`.
+        `secured_keep_alive` may be longer than `keep_alive`: the sidecar that terminates mutual TLS keeps idle
+        connections longer than an engine, and a handshake costs more than a connection."""
         self._keep_alive = keep_alive
         self._secured_keep_alive = keep_alive if secured_keep_alive is None else secured_keep_alive
         self._credentials = credentials
         self._connect_timeout = connect_timeout
+        self.write_timeout = write_timeout
         self._idle: dict[UpstreamAddress, list[_Connection]] = {}
         self._closed = False
 
-    async def start(self, target: UpstreamAddress, head: bytes, body: bytes, abort: AbortHandle) -> UpstreamAnswer:
+    async def start(
+        self, target: UpstreamAddress, head: bytes, body: RequestBody, abort: AbortHandle
+    ) -> UpstreamAnswer:
         if (connection := self._take(target)) is not None:
             try:
                 await self._send(connection, head, body, abort)
@@ -356,7 +389,7 @@ class Pool:
         await self._send(connection, head, body, abort)
         return connection
 
-    async def _send(self, connection: _Connection, head: bytes, body: bytes, abort: AbortHandle) -> None:
+    async def _send(self, connection: _Connection, head: bytes, body: RequestBody, abort: AbortHandle) -> None:
         abort.hold(connection)
         try:
             if abort.aborted:

@@ -7,7 +7,6 @@ from typing import Final
 
 import structlog
 
-from shoal.core.fields.table import FORMS
 from shoal.core.hold import retries
 from shoal.core.hold.retries import RetryBudget
 from shoal.core.routing.choice import NoReplica
@@ -23,6 +22,7 @@ from shoal.gateway.upstream import (
     Aborted,
     ConnectFailed,
     GivenUp,
+    RequestBody,
     StaleConnection,
     UpstreamAddress,
     UpstreamError,
@@ -279,7 +279,7 @@ class Dispatch:
             return answer.status == 200
         return False
 
-    def _to_send(self, wire: Wire, target: UpstreamAddress, key: str) -> tuple[bytes, bytes]:
+    def _to_send(self, wire: Wire, target: UpstreamAddress, key: str) -> tuple[bytes, RequestBody]:
         """The head and the body of one attempt."""
         prepared = self._request.prepared
         self._sent += 1
@@ -293,7 +293,7 @@ class Dispatch:
         )
         self._relay.attempt(wire, call)
         raw = self._request.raw
-        body = raw if prepared.path in FORMS else wire.encode(raw, call)
+        body = wire.encode(raw, call) if isinstance(raw, bytes) else raw
         return self._head(target, key, wire.path(call), len(body)), body
 
     def _began(self) -> None:

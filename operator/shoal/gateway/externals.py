@@ -28,7 +28,14 @@ from shoal.core.routing.resolve import ServedExternal, ServedModel
 from shoal.core.routing.routes import DeclaredRoute
 from shoal.gateway.connections import Pool
 from shoal.gateway.mediafetch import MediaResolver, Resolve
-from shoal.gateway.upstream import AbortHandle, ConnectFailed, StaleConnection, UpstreamAddress, UpstreamAnswer
+from shoal.gateway.upstream import (
+    AbortHandle,
+    ConnectFailed,
+    RequestBody,
+    StaleConnection,
+    UpstreamAddress,
+    UpstreamAnswer,
+)
 
 log = structlog.get_logger()
 
@@ -183,7 +190,9 @@ class Externals:
         found = None if external.credential is None else self.keys.get(external.credential)
         return None if found is None or found.host != external.host else found.token
 
-    async def start(self, external: ServedExternal, head: bytes, body: bytes, abort: AbortHandle) -> UpstreamAnswer:
+    async def start(
+        self, external: ServedExternal, head: bytes, body: RequestBody, abort: AbortHandle
+    ) -> UpstreamAnswer:
         """Sends a request and returns when the head of its answer has arrived.
 
         Raises:

@@ -20,7 +20,7 @@ from shoal.gateway.prepared import Prepared
 from shoal.gateway.reply import Reply
 from shoal.gateway.shared import Gateway
 from shoal.gateway.target import BaseTarget
-from shoal.gateway.upstream import AbortHandle
+from shoal.gateway.upstream import AbortHandle, RequestBody
 from shoal.gateway.waiter import ClientGone
 from shoal.metering.meter import Meter
 from shoal.net.errors import ApiError
@@ -34,7 +34,7 @@ class Copy:
 
     identity: KeyIdentity
     prepared: Prepared
-    raw: bytes
+    raw: RequestBody
     """The body for the engine."""
     meter: Meter
 

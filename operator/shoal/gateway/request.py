@@ -63,7 +63,7 @@ from shoal.gateway.quotamessages import ShareUsedUp
 from shoal.gateway.reply import Reply
 from shoal.gateway.shared import Gateway
 from shoal.gateway.target import BaseTarget
-from shoal.gateway.upstream import AbortHandle
+from shoal.gateway.upstream import AbortHandle, PartedBody, RequestBody
 from shoal.gateway.waiter import ClientGone
 from shoal.metering.meter import Meter
 from shoal.metering.spool import SpoolUnavailable
@@ -200,7 +200,8 @@ class GatewayRequest:
         self._mirror_draw = 1.0
         self._copy: Copy | None = None
         """A copy for the mirror of the route's rule."""
-        self._raw = b""
+        self._raw: RequestBody = b""
+        """The engine's body."""
         self._content_type: bytes | None = None
 
     async def run(self) -> None:
@@ -343,7 +344,9 @@ class GatewayRequest:
             self._copy = self._copied(identity, raw, fetched, routed.route, routed.mirror)
         if routed is None or not routed.fallback:
             return
-        size = len(raw) + (0 if fetched is None else sum(map(len, fetched.media)))
+        # A form for an engine is a view of the body, which was counted when it was read.
+        size = 0 if isinstance(self._raw, PartedBody) else len(raw)
+        size += 0 if fetched is None else sum(map(len, fetched.media))
         try:
             self._app.body_budget.take(identity.tenant, size)
         except ApiError:

@@ -1,7 +1,7 @@
 """What the request path needs of the HTTP client towards the engines: errors, start / read / abort, addresses.
 `connections.py` is the client."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -54,6 +54,31 @@ class UpstreamAddress(NamedTuple):
     """The name that the server's certificate must have; None: plain HTTP."""
 
 
+class PartedBody:
+    """A request's body in parts, which are written one after the other and never joined: a part may be a view of what
+    is held already."""
+
+    __slots__ = ("_size", "parts")
+
+    def __init__(self, *parts: bytes | memoryview) -> None:
+        self.parts = parts
+        self._size = sum(map(len, parts))
+
+    def __len__(self) -> int:
+        """In bytes."""
+        return self._size
+
+    def slices(self, most: int) -> Iterator[memoryview]:
+        """The body in views of at most `most` bytes."""
+        for part in self.parts:
+            view = memoryview(part)
+            for at in range(0, len(view), most):
+                yield view[at : at + most]
+
+
+RequestBody = bytes | PartedBody
+
+
 class UpstreamAnswer(Protocol):
     """An answer whose head has arrived."""
 
@@ -97,7 +122,9 @@ class UpstreamAnswer(Protocol):
 class Upstream(Protocol):
     """The part of the client that the request path uses."""
 
-    async def start(self, target: UpstreamAddress, head: bytes, body: bytes, abort: "AbortHandle") -> UpstreamAnswer:
+    async def start(
+        self, target: UpstreamAddress, head: bytes, body: RequestBody, abort: "AbortHandle"
+    ) -> UpstreamAnswer:
         """Sends a request and returns when the head of the answer has arrived. Raises UpstreamError."""
         ...
 

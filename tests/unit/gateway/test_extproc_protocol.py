@@ -21,6 +21,7 @@ from shoal.net.pki import CertificatePair
 from tests.support.gateway import API_KEY, GatewayUnderTest, gateway, tenant
 from tests.support.mutual import InstallationPKI, process
 from tests.support.provider import Provider, beside
+from tests.support.recordings import TYPE, asked, read_form, wav
 from tests.support.routes import target
 from tests.support.scripted_engine import ScriptedEngine
 
@@ -38,9 +39,18 @@ class Caller:
         stub: Any = ExternalProcessorStub(channel)
         self.call: Any = stub.Process()
 
-    async def ask(self, body: bytes = CHAT, *, subset: list[str] | None = None, key: str = API_KEY) -> None:
+    async def ask(
+        self,
+        body: bytes = CHAT,
+        *,
+        subset: list[str] | None = None,
+        key: str = API_KEY,
+        path: str = "/v1/chat/completions",
+        **headers: str,
+    ) -> None:
         said = pb.ProcessingRequest()
-        values = {":method": "POST", ":path": "/v1/chat/completions", "authorization": f"Bearer {key}"}
+        values = {":method": "POST", ":path": path, "authorization": f"Bearer {key}"}
+        values |= {name.replace("_", "-"): value for name, value in headers.items()}
         for name, value in values.items():
             said.request_headers.headers.headers.add(key=name, raw_value=value.encode())
         if subset is not None:
@@ -116,6 +126,26 @@ async def test_header_and_metadata_name_the_same_endpoint(tmp_path: Path) -> Non
         body = (await caller.hear()).request_body.response.body_mutation.streamed_response
         assert body.end_of_stream
         assert json.loads(body.body)["model"] == "chat/llama"
+
+
+async def test_a_form_is_sent_on_in_parts(tmp_path: Path) -> None:
+    audio = wav(20)
+    async with picker(tmp_path) as it:
+        it.it.model(capabilities=frozenset({"transcribe"}))
+        caller = Caller(it.channel)
+        await caller.ask(asked(audio), path="/v1/audio/transcriptions", content_type=TYPE.decode())
+        wanted = (await caller.hear()).request_headers.response.header_mutation.set_headers
+        headers = {each.header.key: each.header.raw_value.decode() for each in wanted}
+        parts: list[bytes] = []
+        ended = False
+        while not ended:
+            part = (await caller.hear()).request_body.response.body_mutation.streamed_response
+            assert len(part.body) <= 60 * 1024
+            parts.append(part.body)
+            ended = part.end_of_stream
+        assert len(parts) > 10
+        found = read_form(headers["content-type"], b"".join(parts))
+        assert found == {"model": "chat/llama", "file": ("audio.wav", "audio/wav", audio)}
 
 
 @pytest.mark.parametrize("number", [1, 2])

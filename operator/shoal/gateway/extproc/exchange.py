@@ -26,6 +26,7 @@ from shoal.gateway.upstream import (
     AnswerTooLarge,
     ConnectFailed,
     ConnectionLost,
+    RequestBody,
     UpstreamAddress,
     UpstreamAnswer,
     UpstreamError,
@@ -284,7 +285,9 @@ class CarriedRequest:
         """Whether Envoy can send the request to a replica."""
         return self.subset is None or bool({target.host, _endpoint(target)} & self.subset)
 
-    async def start(self, target: UpstreamAddress, head: bytes, body: bytes, abort: AbortHandle) -> UpstreamAnswer:
+    async def start(
+        self, target: UpstreamAddress, head: bytes, body: RequestBody, abort: AbortHandle
+    ) -> UpstreamAnswer:
         abort.hold(self)
         if abort.aborted or self._over:
             raise Aborted("the client left")
@@ -293,7 +296,12 @@ class CarriedRequest:
             headers = admitted(target.host, path, headers)
         abort.sent = True
         try:
-            await self._tell_all(self._talk.forward(_endpoint(target), path, headers, body))
+            if isinstance(body, bytes):
+                forwarded = self._talk.forward(_endpoint(target), path, headers, body)
+            else:
+                parts = (bytes(part) for part in body.slices(extproc.PART_BYTES))
+                forwarded = self._talk.forward(_endpoint(target), path, headers, b"", before=parts)
+            await self._tell_all(forwarded)
         except Ended:
             self.leave()
             raise Aborted("the client left") from None
