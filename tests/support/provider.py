@@ -3,6 +3,7 @@ a test says, and a gateway that may call it."""
 
 import asyncio
 import contextlib
+import itertools
 import json
 import ssl
 import tempfile
@@ -88,14 +89,21 @@ class Provider:
     heads: list[str] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     port: int = 0
+    ends_after: int | None = None
+    """Answers per connection; None: any number."""
+    connections: int = 0
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+    """Of the connections that are open."""
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        self.connections += 1
+        self.writers.append(writer)
         try:
-            while True:
+            for _ in itertools.count() if self.ends_after is None else range(self.ends_after):
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
                 length = next(int(line[15:]) for line in head.split("\r\n") if line.startswith("content-length:"))
                 self.bodies.append(json.loads(await reader.readexactly(length)))
@@ -105,6 +113,7 @@ class Provider:
             pass
         finally:
             self._tasks.discard(task)
+            self.writers.remove(writer)
             writer.close()
 
     @contextlib.asynccontextmanager

@@ -6,6 +6,7 @@ body from memory, with back-pressure if it is large, read an answer with back-pr
 """
 
 import asyncio
+import select
 import socket
 import ssl
 from collections import deque
@@ -313,6 +314,17 @@ class _Connection(asyncio.Protocol):
     def usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing() and self._error is None
 
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing has arrived that was not read yet, not even the end of the connection. This is a system
+        call."""
+        sock = self.socket
+        if sock is None or (number := sock.fileno()) < 0:
+            return False
+        poll = select.poll()
+        poll.register(number, select.POLLIN | select.POLLRDHUP)
+        return not poll.poll(0)
+
     def _drain(self) -> bytes:
         self._buffered = 0
         if len(self._chunks) == 1:
@@ -358,16 +370,21 @@ class Pool:
         write_timeout: float = 30.0,
         credentials: ClientTLS | None = None,
         secured_keep_alive: float | None = None,
+        outside: bool = False,
     ) -> None:
         """`write_timeout`: seconds after which an engine that takes nothing of a request counts as lost (Linux says so
         earlier: TCP_USER_TIMEOUT). `credentials` and `secured_keep_alive` apply to targets with a `server_name`.
         `secured_keep_alive` may be longer than `keep_alive`: the sidecar that terminates mutual TLS keeps idle
-        connections longer than an engine, and a handshake costs more than a connection."""
+        connections longer than an engine, and a handshake costs more than a connection.
+
+        `outside`: the servers are not of this installation. What they say of a sidecar is not believed, and an idle
+        connection on which its end has arrived is not used, since no request may be sent there twice."""
         self._keep_alive = keep_alive
         self._secured_keep_alive = keep_alive if secured_keep_alive is None else secured_keep_alive
         self._credentials = credentials
         self._connect_timeout = connect_timeout
         self.write_timeout = write_timeout
+        self._outside = outside
         self._idle: dict[UpstreamAddress, list[_Connection]] = {}
         self._closed = False
 
@@ -398,7 +415,7 @@ class Pool:
                 raise GivenUp("the replica stalled")
             abort.sent = True
             await connection.send(head, body)
-            if connection.sidecar:
+            if connection.sidecar and not self._outside:
                 raise sidecar_error(connection.sidecar)
         except BaseException:
             connection.release()
@@ -440,7 +457,11 @@ class Pool:
         longest = self._longest(target)
         while idle:
             connection = idle.pop()
-            if connection.usable and connection.now() - connection.idle_since <= longest:
+            if (
+                connection.usable
+                and connection.now() - connection.idle_since <= longest
+                and (not self._outside or connection.quiet)
+            ):
                 return connection
             connection.close()
         return None

@@ -28,20 +28,15 @@ from shoal.core.routing.resolve import ServedExternal, ServedModel
 from shoal.core.routing.routes import DeclaredRoute
 from shoal.gateway.connections import Pool
 from shoal.gateway.mediafetch import MediaResolver, Resolve
-from shoal.gateway.upstream import (
-    AbortHandle,
-    ConnectFailed,
-    RequestBody,
-    StaleConnection,
-    UpstreamAddress,
-    UpstreamAnswer,
-)
+from shoal.gateway.upstream import AbortHandle, ConnectFailed, RequestBody, UpstreamAddress, UpstreamAnswer
 
 log = structlog.get_logger()
 
 _NAME_SECONDS: Final = 30.0
 """How long a checked address of a name is used."""
-_IDLE_SECONDS: Final = 30.0
+_IDLE_SECONDS: Final = 4.0
+"""How long an idle connection is kept: shorter than usual servers keep theirs (5 s and more), because a request that
+meets the end of its connection may have been read, and is not sent again."""
 _MOST_ADDRESSES: Final = 8
 _TRIED: Final = 3
 """Addresses of a host that one request tries."""
@@ -193,7 +188,8 @@ class Externals:
     async def start(
         self, external: ServedExternal, head: bytes, body: RequestBody, abort: AbortHandle
     ) -> UpstreamAnswer:
-        """Sends a request and returns when the head of its answer has arrived.
+        """Sends a request once and returns when the head of its answer has arrived. Another address is tried only where
+        there was no connection: a provider that computed an answer and closed without a byte of it may be paid twice.
 
         Raises:
             ExternalUnusable: the host has no address that may be called.
@@ -205,10 +201,7 @@ class Externals:
         for number, address in enumerate(addresses[:_TRIED], 1):
             target = UpstreamAddress(address, external.port, name)
             try:
-                try:
-                    return await pool.start(target, head, body, abort)
-                except StaleConnection:
-                    return await pool.start(target, head, body, abort)
+                return await pool.start(target, head, body, abort)
             except ConnectFailed:
                 if number == min(len(addresses), _TRIED):
                     self._names.pop(external.host, None)
@@ -276,6 +269,9 @@ class Externals:
                 raise ExternalUnusable("bad_ca_bundle", "the caBundle of its external target is not readable") from None
             if at not in self._pools:
                 self._pools[at] = Pool(
-                    keep_alive=_IDLE_SECONDS, connect_timeout=external.connect_seconds, credentials=trust
+                    keep_alive=_IDLE_SECONDS,
+                    connect_timeout=external.connect_seconds,
+                    credentials=trust,
+                    outside=True,
                 )
         return self._pools[at]

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +269,63 @@ async def test_a_canary_outside_halts_itself(tmp_path: Path) -> None:
         assert len(it.app.canaries.halts) == 1
         assert len(provider.heads) == 2, "more than a tenth of ten failed"
         assert len(engine.requests) == 4
+
+
+# --- sent once --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_request_whose_reused_connection_ends_is_not_sent_again_and_is_recorded(tmp_path: Path) -> None:
+    provider = Provider()
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY) as it:
+        await ask(it)
+
+        async def reads_and_closes(_: asyncio.StreamWriter) -> None:
+            raise ConnectionError("it has computed, perhaps")
+
+        provider.answer = reads_and_closes
+        answer = await ask(it, 503)
+        assert answer["error"]["code"] == "external_unavailable"
+        assert (len(provider.heads), provider.connections) == (2, 1), "asked once each, on one connection"
+        assert it.metric("shoal_gateway_external_requests_total", outcome="lost") == 1
+        (attempt,), (*_, final) = await it.records("attempt"), await it.records(count=2)
+        attempt, final = attempt.data, final.data
+        assert (attempt.kind, attempt.model, attempt.count_source) == ("attempt", "chat/front/outside", "estimated")
+        assert attempt.input_tokens
+        assert (final.outcome, final.count_source) == ("refused", "none")
+
+
+async def test_an_idle_connection_that_the_provider_has_ended_is_not_used(tmp_path: Path) -> None:
+    provider = Provider(ends_after=1)
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY) as it:
+        for _ in range(3):
+            await ask(it)
+        assert (len(provider.heads), provider.connections) == (3, 3)
+
+
+async def test_the_end_of_a_connection_is_seen_before_the_loop_has_read_it(tmp_path: Path) -> None:
+    """The provider's end arrives while the gateway is busy: nothing has told it yet."""
+    provider = Provider()
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY) as it:
+        await ask(it)
+        ((idle,),) = (each for pool in it.app.externals._pools.values() for each in pool._idle.values())  # pyright: ignore[reportPrivateUsage]
+        assert idle.quiet
+        assert idle.socket is not None
+        (writer,) = provider.writers
+        ours = socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
+        ours.shutdown(socket.SHUT_WR)  # no step of the loop in between
+        ours.close()
+        assert idle.usable
+        assert not idle.quiet
+
+
+async def test_a_provider_that_says_it_is_our_sidecar_is_not_asked_again(tmp_path: Path) -> None:
+    provider = Provider(whole(x_shoal_sidecar="UF"))
+    dns = Dns({HOST: address("127.0.0.1", "127.0.0.2", "127.0.0.3")})
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY, dns=dns, connectable=lambda *_: True) as it:
+        await ask(it)
+        assert len(provider.heads) == 1
+        (record,) = await it.records()
+        assert (record.data.outcome, record.data.count_source) == ("answered", "final")
 
 
 # --- attacks ----------------------------------------------------------------------------------------------------------
