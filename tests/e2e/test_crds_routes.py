@@ -48,6 +48,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("an external target of a file", external(url="file:///etc/passwd"), "should match"),
     ("an external target without a model", external(model=""), "at least 1 chars"),
     ("an external target's endpoint", external(endpoints=["/v1/files"]), "should match"),
+    (
+        "a key in a header of the writer's choice",
+        external(credentials={"name": "provider", "auth": "Cookie"}),
+        'supported values: "Bearer", "ApiKey", "XApiKey"',
+    ),
     ("an external target that may hang", external(timeouts={"firstByteSeconds": 0}), "greater than or equal to 1"),
     ("a caBundle of something else", external(caBundle="x"), "should match"),
     ("two external targets of a name", changed(ROUTE, "spec.externalTargets", [EXTERNAL] * 2), "Duplicate value"),
@@ -91,8 +96,8 @@ def test_a_route_with_everything_is_stored_as_it_was_written(apiserver: ApiServe
         "externalTargets": [
             EXTERNAL
             | {
-                "endpoints": ["/v1/chat/completions", "/v1/embeddings"],
-                "credentials": {"name": "provider", "key": "token"},
+                "endpoints": ["/v1/chat/completions", "/v1/embeddings", "/v1/messages", "/v1/responses"],
+                "credentials": {"name": "provider", "key": "token", "auth": "XApiKey"},
                 "caBundle": "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n",
                 "timeouts": {"connectSeconds": 2, "firstByteSeconds": 20, "idleSeconds": 30},
                 "maxConcurrentRequests": 16,

@@ -58,8 +58,9 @@ CLOSING = b"data: %b\n\n" % json.dumps({**CHUNK, "choices": [], "usage": USAGE})
 DONE = b"data: [DONE]\n\n"
 
 
-def stream(*parts: bytes, hang: bool = False) -> Answer:
-    """Sends a stream of these parts; then its connection ends, or with `hang` nothing more comes."""
+def stream(*parts: bytes, hang: bool = False, ends: bool = False) -> Answer:
+    """Sends a stream of these parts; then its connection ends, or with `hang` nothing more comes. A stream whose last
+    part is DONE is complete, as is one that `ends`."""
 
     async def answer(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
@@ -68,7 +69,7 @@ def stream(*parts: bytes, hang: bool = False) -> Answer:
             await writer.drain()
         if hang:
             await asyncio.Event().wait()
-        if not parts or parts[-1] != DONE:
+        if not ends and (not parts or parts[-1] != DONE):
             raise ConnectionError("the provider breaks off")
         writer.write(b"0\r\n\r\n")
         await writer.drain()

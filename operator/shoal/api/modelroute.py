@@ -29,7 +29,7 @@ PlainNamespace = Annotated[
 
 SecretKey = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
 ExternalEndpoint = Annotated[
-    str, StringConstraints(max_length=64, pattern=r"^/v1/(chat/completions|completions|embeddings)$")
+    str, StringConstraints(max_length=64, pattern=r"^/v1/(chat/completions|completions|embeddings|messages|responses)$")
 ]
 _HOST_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 EXTERNAL_URL = (
@@ -236,6 +236,9 @@ class ExternalCredentials(Object):
     """Name of the Secret."""
     key: Annotated[SecretKey, K8s(default_in_code=True)] = "token"
     """Key of the Secret with the API key. Default: token."""
+    auth: Annotated[Literal["Bearer", "ApiKey", "XApiKey"], K8s(default_in_code=True)] = "Bearer"
+    """How the API key is sent. Bearer: `authorization: Bearer KEY`. ApiKey: `api-key: KEY`, as Azure wants it. XApiKey:
+    `x-api-key: KEY`, as Anthropic wants it. Default: Bearer."""
 
 
 class ExternalTimeouts(Object):
@@ -261,12 +264,12 @@ class ExternalTarget(Object):
     model: Annotated[str, StringConstraints(min_length=1, max_length=256)]
     """Name of the model there."""
     endpoints: Annotated[
-        tuple[ExternalEndpoint, ...], Field(min_length=1, max_length=3), K8s(list_type="set", default_in_code=True)
+        tuple[ExternalEndpoint, ...], Field(min_length=1, max_length=5), K8s(list_type="set", default_in_code=True)
     ] = ("/v1/chat/completions",)
-    """Endpoints that it serves. /v1/responses and /v1/messages are translated to chat completions. Other requests are
-    refused. Default: /v1/chat/completions."""
+    """Endpoints that it serves. /v1/messages and /v1/responses go there as they are if it serves them, and else are
+    translated to chat completions. Other requests are refused. Default: /v1/chat/completions."""
     credentials: ExternalCredentials | None = None
-    """The API key, sent as a bearer token. Default: none is sent."""
+    """The API key. Default: none is sent."""
     ca_bundle: Annotated[str, StringConstraints(max_length=16384, pattern=r"-----BEGIN CERTIFICATE-----")] | None = None
     """Certificates (PEM) of the authorities that may have signed the server's certificate. Default: the public ones."""
     timeouts: ExternalTimeouts = ExternalTimeouts()

@@ -10,6 +10,7 @@ from shoal.core.fields.check import FORWARDED, check
 from shoal.core.fields.kinds import Facts
 from shoal.core.fields.table import GENERATING
 from shoal.core.jsonbounds import JsonBounds, beyond
+from shoal.core.nativeapi import NativeApi
 from shoal.core.translation import NotTranslatable
 from shoal.gateway.dialects import Dialect
 from shoal.net.errors import ApiError, unavailable
@@ -165,6 +166,18 @@ def translated(parsed: Parsed, dialect: Dialect) -> Parsed:
         raise ApiError(400, str(error), "unsupported_field", param=error.param) from None
     # The events of the other API are made from the usage.
     return parsed._replace(fields=fields, stream=bool(fields.get("stream")), wants_usage=True, wants_continuous=True)
+
+
+def untranslated(parsed: Parsed, api: NativeApi) -> Parsed:
+    """A body of another API as it goes to an external target that serves that API.
+
+    Raises:
+        ApiError: 400, a part of it is not forwarded.
+    """
+    try:
+        return parsed._replace(fields=api.request(parsed.fields), wants_usage=True)
+    except NotTranslatable as error:
+        raise ApiError(400, str(error), "unsupported_field", param=error.param) from None
 
 
 def checked(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int) -> None:

@@ -8,7 +8,10 @@ from typing import Any, Final, Protocol
 import orjson
 
 from shoal.core import anthropic, responses
+from shoal.core.anthropic import native as anthropic_native
 from shoal.core.fields.table import CHAT, TOKENIZE
+from shoal.core.nativeapi import NativeApi
+from shoal.core.responses import native as responses_native
 from shoal.core.translation import Json
 from shoal.net.errors import ApiError
 
@@ -47,6 +50,8 @@ class Dialect:
     """From the request's id, and the name of the model that the client used."""
     error: Callable[[ApiError, str], bytes]
     """The body of an error; with the request's id."""
+    native: NativeApi | None = None
+    """How external targets are asked that serve it themselves; None: it is none that they may serve."""
 
     def error_event(self, error: ApiError, id: str) -> bytes:
         return b"event: error\ndata: %b\n\n" % self.error(error, id)
@@ -62,11 +67,49 @@ def _openai_error(error: ApiError, _id: str) -> bytes:
 
 DIALECTS: Final[Mapping[str, Dialect]] = {
     MESSAGES: Dialect(
-        CHAT, anthropic.chat_request, anthropic.message, anthropic.MessageEvents, _anthropic_error
+        CHAT,
+        anthropic.chat_request,
+        anthropic.message,
+        anthropic.MessageEvents,
+        _anthropic_error,
+        NativeApi(
+            MESSAGES,
+            "anthropic",
+            "max_tokens",
+            anthropic_native.native_request,
+            anthropic_native.native_answer,
+            anthropic_native.NativeMessageEvents,
+        ),
     ),
     COUNT_TOKENS: Dialect(
-        TOKENIZE, anthropic.count_request, anthropic.token_count, anthropic.MessageEvents, _anthropic_error
+        TOKENIZE,
+        anthropic.count_request,
+        anthropic.token_count,
+        anthropic.MessageEvents,
+        _anthropic_error,
+        NativeApi(
+            MESSAGES,
+            "anthropic",
+            "max_tokens",
+            anthropic_native.native_count_request,
+            anthropic_native.native_count,
+            anthropic_native.NativeMessageEvents,
+        ),
     ),
-    RESPONSES: Dialect(CHAT, responses.chat_request, responses.whole, responses.ResponseEvents, _openai_error),
-}  # fmt: skip
+    RESPONSES: Dialect(
+        CHAT,
+        responses.chat_request,
+        responses.whole,
+        responses.ResponseEvents,
+        _openai_error,
+        NativeApi(
+            RESPONSES,
+            "openai",
+            "max_output_tokens",
+            responses_native.native_request,
+            responses_native.native_answer,
+            responses_native.NativeResponseEvents,
+        ),
+    ),
+}
 """By the client's path."""

@@ -9,6 +9,7 @@ from typing import Final
 
 import structlog
 
+from shoal.core.fields.table import EMBEDDINGS
 from shoal.core.routing.external import retry_after_of
 from shoal.core.routing.resolve import ServedExternal
 from shoal.engine.wire import EngineCall
@@ -35,6 +36,8 @@ _MOST_ERROR: Final = 64 * 1024
 MOST_TOKENS: Final = 10_000_000
 """Of one request. A usage object that says more is not believed: a tenant pays by it."""
 _DEFAULT_RETRY: Final = 10
+_ANTHROPIC_VERSION: Final = "anthropic-version: 2023-06-01\r\n"
+"""Of Anthropic's API, which answers no request without it."""
 _IDENTITY: Final = (b"", b"identity")
 
 
@@ -77,7 +80,7 @@ class ExternalDispatch:
             ) from None
 
     async def _attempt(self) -> None:
-        app, request, meter, external = self._app, self._request, self._meter, self._external
+        request, meter, external = self._request, self._meter, self._external
         abort, prepared = request.abort, request.prepared
         if abort.aborted:
             raise ClientGone
@@ -88,6 +91,31 @@ class ExternalDispatch:
             ExternalWire(stream=prepared.stream), EngineCall(prepared.path, external.model, None, meter.id, 1)
         )
         timer = _Timer(abort, external)
+        spans = request.spans
+        if spans is not None:
+            spans.attempt_outside(
+                external.host, external.port, prepared.native.provider if prepared.native else "openai"
+            )
+        failure: str | None = None
+        try:
+            await self._send(timer)
+        except ExternalUnusable as unusable:
+            failure = unusable.outcome
+            raise
+        except ApiError as error:
+            failure = error.code
+            raise
+        finally:
+            timer.stop()
+            abort.given_up = False
+            self._complete_counts()
+            if spans is not None:
+                spans.attempt_over(failure)
+
+    async def _send(self, timer: "_Timer") -> None:
+        """Raises ExternalUnusable, ClientGone and ApiError."""
+        app, request, external = self._app, self._request, self._external
+        abort = request.abort
         try:
             answer = await app.externals.start(external, self._head(), request.raw, abort)
             try:
@@ -108,10 +136,6 @@ class ExternalDispatch:
                 raise ExternalUnusable("too_slow", text, sent=True) from None
             text = "its external target broke off, or failed"
             raise ExternalUnusable("lost", text, sent=retry.reason == "lost") from None
-        finally:
-            timer.stop()
-            abort.given_up = False
-            self._complete_counts()
 
     async def _answered(self, answer: "_TimedAnswer", timer: "_Timer") -> None:
         app, request = self._app, self._request
@@ -138,6 +162,11 @@ class ExternalDispatch:
                 app.metrics.external.labels("broken").inc()
                 raise errors.external_broken() from None
             raise error
+        if self._meter.outcome == "failed":
+            # It ended its stream with an error.
+            app.externals.failed(key, self._external)
+            app.metrics.external.labels("broken").inc()
+            return
         app.externals.answered(key, self._external)
         app.metrics.external.labels("answered").inc()
 
@@ -148,18 +177,31 @@ class ExternalDispatch:
 
     def _complete_counts(self) -> None:
         """Estimates what the target did not count, and what it cannot have counted."""
-        meter, rewriter = self._meter, self._relay.rewriter
-        counts = meter.tokens()
-        if any((count or 0) > MOST_TOKENS for count in counts.values()):
+        meter, prepared, rewriter = self._meter, self._request.prepared, self._relay.rewriter
+        if meter.count_source in ("none", "estimated"):
+            believed = all((count or 0) <= MOST_TOKENS for count in meter.tokens().values())
+        else:
+            counts = meter.tokens()
+            needed = ("inputTokens",) if prepared.path == EMBEDDINGS else ("inputTokens", "outputTokens")
+            # A count that is missing, negative or no whole number reads as None.
+            believed = all(counts[name] is not None for name in needed) and all(
+                (count or 0) <= MOST_TOKENS for count in counts.values()
+            )
+        if not believed:
             meter.disbelieve()
-        if meter.count_source == "estimated" and isinstance(rewriter, ExternalRewriter):
+        elif meter.count_source == "continuous" and meter.outcome == "answered":
+            # Some tell the usage of the whole answer in its last chunks, and have no closing one.
+            meter.count_source = "final"
+        if meter.count_source == "estimated" and prepared.native is None and isinstance(rewriter, ExternalRewriter):
             meter.estimate_answer(rewriter.tokens)
 
     def _head(self) -> bytes:
         prepared, external = self._request.prepared, self._external
         path = f"{external.base}{prepared.path.removeprefix('/v1')}"
         token = self._app.externals.token(external)
-        key = "" if token is None else f"authorization: Bearer {token}\r\n"
+        key = "" if token is None else f"{external.key_prefix}{token}\r\n"
+        if prepared.native is not None and prepared.native.provider == "anthropic":
+            key += _ANTHROPIC_VERSION
         # Nothing of the client's headers: its key, its cookies and its traces are not for others.
         return (
             f"POST {path} HTTP/1.1\r\nhost: {external.authority}\r\n{key}"

@@ -39,6 +39,18 @@ def external_body(parsed: Parsed, endpoint: str, model: str) -> bytes:
         raise ApiError(400, "The body is nested too deeply.", "invalid_json") from None
 
 
+def native_body(fields: Mapping[str, Any], model: str) -> bytes:
+    """The body for an external target that serves the client's API itself.
+
+    Raises:
+        ApiError: 400, it is nested too deeply to be encoded again.
+    """
+    try:
+        return orjson.dumps({"model": model, **fields})
+    except orjson.JSONEncodeError:
+        raise ApiError(400, "The body is nested too deeply.", "invalid_json") from None
+
+
 class ExternalRewriter:
     """Puts the client's name of the model into the answer, and estimates its tokens from its text, in case it reports
     none.

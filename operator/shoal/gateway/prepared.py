@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from shoal.api.replica import MOST_PROMPTS
 from shoal.core.advice.marks import Marks
 from shoal.core.fields.table import GENERATING
+from shoal.core.nativeapi import NativeApi
 from shoal.core.routing.resolve import ServedModel
 from shoal.core.routing.reuse import Prompt
 from shoal.core.routing.routes import TargetRef
@@ -38,6 +39,8 @@ class Prepared(NamedTuple):
     """What the choice of a replica goes by; None: there is no choice, or no prompt."""
     dialect: Dialect | None = None
     """The client speaks another API, into which the answer is translated."""
+    native: NativeApi | None = None
+    """The client speaks another API that the external target serves itself; `path` is then the client's."""
     content_type: str = "application/json"
     """Of the engine's body."""
     top_n: int | None = None

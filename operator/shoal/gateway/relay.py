@@ -9,6 +9,7 @@ from shoal.engine.wire import NO_ENDPOINT, EngineCall, NotHere, Rewriter, Wire
 from shoal.gateway import sse, wholeanswer
 from shoal.gateway.body import BodyBudget
 from shoal.gateway.dialects import AnswerEvents
+from shoal.gateway.nativestream import BrokenStream, NativeStream
 from shoal.gateway.prepared import Prepared
 from shoal.gateway.reply import Reply
 from shoal.gateway.upstream import Aborted, AnswerTooLarge, GivenUp, UpstreamAnswer, UpstreamError
@@ -149,9 +150,11 @@ class AnswerRelay:
             raise errors.from_engine(answer.status, self._wire.plain_error(body))
         if self._reply.started:
             raise ApiError(502, "The engine did not answer with a stream.", "no_stream")
-        out, usage, content_type, logged = wholeanswer.read(
+        out, usage, content_type, logged, estimate = wholeanswer.read(
             prepared, self._wire, self._call, self.rewriter, body, answer.content_type
         )
+        if estimate is not None:
+            meter.estimate_answer(estimate)
         if usage is not None:
             meter.count(usage, "final")
         self.answering = True
@@ -160,7 +163,7 @@ class AnswerRelay:
         if self._reply.log is not None and logged is not None:
             self._reply.log.answered(logged)
         if self._reply.spans is not None:
-            self._reply.spans.observe_answer(out)
+            self._reply.spans.observe_answer(out if prepared.native is None else logged or out)
         if prepared.dialect is not None and content_type == _JSON:
             out = orjson.dumps(prepared.dialect.answer(orjson.loads(out), meter.id))
         del body, logged  # a slow client must not keep both copies in memory
@@ -186,7 +189,11 @@ class AnswerRelay:
         """The events until the first that the client gets are read one after the other, since another replica may still
         be tried. Then the engine's connection writes to the client's, without a task between."""
         prepared, meter, reply = self._prepared, self._meter, self._reply
-        events = _Events(self, prepared, meter, reply)
+        events: _Events | NativeStream
+        if prepared.native is None:
+            events = _Events(self, prepared, meter, reply)
+        else:
+            events = NativeStream(self, prepared.native, prepared.model_name, meter, reply)
         try:
             while not self.answering:
                 if not (data := await answer.read()):
@@ -206,9 +213,11 @@ class AnswerRelay:
             if not events.done:
                 raise
             # The client has the whole answer and left before the engine's connection ended.
-        except (UpstreamError, sse.EventTooLarge) as error:
+        except (UpstreamError, sse.EventTooLarge, BrokenStream) as error:
             if self.answering:
                 raise _engine_lost() from None
+            if isinstance(error, BrokenStream):
+                raise Retry(error.reason) from None
             raise Retry("stalled" if isinstance(error, GivenUp) else "lost") from None
         if not events.done and not events.failed:
             if self.answering:

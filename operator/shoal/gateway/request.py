@@ -20,6 +20,7 @@ from shoal.core.fields.kinds import Facts
 from shoal.core.fields.media import images_of
 from shoal.core.fields.pairs import pairs_of, repeated
 from shoal.core.fields.table import CHAT, FORMS, GENERATING, PAIRS, TABLE, TOKENIZING
+from shoal.core.nativeapi import NativeApi
 from shoal.core.routing.affinity import SHARED, conversation_of, prefix_space, prompt_of
 from shoal.core.routing.prefixes import points_of
 from shoal.core.routing.resolve import ServedModel
@@ -49,13 +50,14 @@ from shoal.gateway.body import (
     prompts,
     read_body,
     translated,
+    untranslated,
 )
 from shoal.gateway.carrier import CARRIER
 from shoal.gateway.deadlines import Deadline
 from shoal.gateway.dialects import DIALECTS
 from shoal.gateway.dispatch import Dispatch
 from shoal.gateway.externaldispatch import ExternalDispatch
-from shoal.gateway.externalwire import external_body
+from shoal.gateway.externalwire import external_body, native_body
 from shoal.gateway.mirrors import Copy, start_copy
 from shoal.gateway.prepared import Prepared
 from shoal.gateway.quota import SHARE_WAIT_SECONDS, Quota, Reserved
@@ -504,15 +506,25 @@ class GatewayRequest:
         else:
             check_size(raw, app.json_bounds)
             parsed = parse(raw, self._engine_path)
+        asked, translatable = parsed, True
         if self._dialect is not None:
-            parsed = translated(parsed, self._dialect)
+            try:
+                parsed = translated(asked, self._dialect)
+            except ApiError:
+                translatable = False  # an external target may serve this API itself
         fields = parsed.fields
         model, routed = instead or self._resolve(identity, parsed.model_name, fields, len(raw))
+        native = self._native(model)
+        if native is None and not translatable and self._dialect is not None:
+            translated(asked, self._dialect)  # raises again
         if instead is None and fetched is not None and _identity_of(model) != _identity_of(fetched.model):
             raise self._unknown(identity, parsed.model_name)
-        refuse_incapable(model, self._engine_path, parsed.model_name)
+        if native is None:
+            refuse_incapable(model, self._engine_path, parsed.model_name)
         size, wanted = len(raw), ()
-        if fetched is not None:
+        if native is not None:
+            asked = untranslated(asked, native)
+        elif fetched is not None:
             # The body now contains the media and is checked as if it had arrived so. No host is allowed any more: only
             # `data:` URLs pass.
             size += remote.put(fields, fetched.media)
@@ -540,9 +552,12 @@ class GatewayRequest:
                 self._meter.reads(len(pairs_of(fields)[1]), repeated(fields))
             elif form is not None:
                 self._meter.hears(form.recording.most_seconds, form.recording.milliseconds)
-            elif self._engine_path == CHAT and "image" in model.facts.media:
+            elif self._engine_path == CHAT and "image" in model.facts.media and translatable:
                 self._meter.sees(images_of(fields))
-        bound = bound_answer(fields, self._engine_path, model.max_output_tokens)
+        if native is None:
+            bound = bound_answer(fields, self._engine_path, model.max_output_tokens)
+        else:
+            bound = bounded if type(bounded := asked.fields.get(native.bound)) is int else None
         choices, prompt_count = fields.get("n"), prompts(fields)
         choices = choices if type(choices) is int else 1
         if self._quota is not None and instead is None:
@@ -566,7 +581,9 @@ class GatewayRequest:
         if space != SHARED and takes_salt(self._engine_path, model):
             salt = app.key_ring.cache_salt(model.uid, space)
         content_type, dialect = _JSON, self._dialect
-        if model.external is not None:
+        if native is not None:
+            self._raw, dialect = native_body(asked.fields, model.engine_name), None
+        elif model.external is not None:
             self._raw = external_body(parsed, self._engine_path, model.engine_name)
         elif form is None:
             self._raw = engine_body(parsed, self._engine_path, model.engine_name, self._id, salt)
@@ -576,7 +593,7 @@ class GatewayRequest:
             dialect = audioform.STREAM if parsed.stream else None
         marks = self._marks(space, fields, model)
         prepared = Prepared(
-            self._engine_path,
+            self._engine_path if native is None else self._path,
             parsed.model_name,
             parsed.stream,
             parsed.wants_usage,
@@ -588,6 +605,7 @@ class GatewayRequest:
             prompt_count,
             self._prompt(space, fields, model, size, marks),
             dialect=dialect,
+            native=native,
             content_type=content_type,
             top_n=fields.get("top_n"),
             documents=fields.get("return_documents") is not False,
@@ -601,6 +619,14 @@ class GatewayRequest:
             original = raw if fetched is None and self._dialect is None and form is None else None
             self._reply.log = app.logs.logger.begin(identity, self._key_hash, original, fields)
         return prepared
+
+    def _native(self, model: ServedModel) -> NativeApi | None:
+        """The API of the client, where the external target serves it itself; None: it is chat completions, or is
+        translated into them."""
+        native = None if self._dialect is None else self._dialect.native
+        if native is None or model.external is None or native.endpoint not in model.external.endpoints:
+            return None
+        return native
 
     def _resolve(
         self, identity: KeyIdentity, name: str, fields: dict[str, Any], size: int

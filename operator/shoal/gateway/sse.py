@@ -163,3 +163,10 @@ def payload(event: bytes) -> dict[str, Any] | None:
     except orjson.JSONDecodeError:
         return None
     return cast(dict[str, Any], decoded) if isinstance(decoded, dict) else None
+
+
+def written(kind: str, decoded: dict[str, Any]) -> bytes:
+    """An event of this type, without the blank line at its end."""
+    # A line break in the type would begin another line of the event.
+    name = kind.replace("\r", "").replace("\n", "").encode(errors="replace")
+    return b"event: %b\ndata: %b" % (name, orjson.dumps(decoded))

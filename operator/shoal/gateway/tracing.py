@@ -8,7 +8,7 @@ attempt is one call of a model and a sum of tokens must count them once.
 import re
 import time
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from opentelemetry.context import Context
 from opentelemetry.trace import (
@@ -134,10 +134,8 @@ class RequestSpans:
         meter, prepared = self._meter, self._prepared
         if meter is None or prepared is None or not self._may_add_span():
             return self._trace_lines
-        attributes = {
-            **self._request_attributes(prepared),
+        attributes: dict[str, Any] = {
             "gen_ai.provider.name": provider,
-            "gen_ai.request.stream": prepared.stream,
             "server.address": target.host,
             "server.port": target.port,
             "shoal.attempt": meter.attempts,
@@ -147,14 +145,23 @@ class RequestSpans:
         }
         if pick is not None:
             attributes["shoal.routing"] = pick.message
-        if prepared.answer_bound is not None:
-            attributes["gen_ai.request.max_tokens"] = prepared.answer_bound
-        if prepared.choices != 1:
-            attributes["gen_ai.request.choice.count"] = prepared.choices
-        name = f"{OPERATIONS[self._endpoint]} {prepared.model_name}"
-        self._attempt = span = self._tracer.start_span(name, self._below, SpanKind.CLIENT, attributes)
-        self._finish.clear()
-        return trace_lines_of(span)
+        return trace_lines_of(self._begin(prepared, attributes))
+
+    def attempt_outside(self, host: str, port: int, provider: str) -> None:
+        """Starts the span of the attempt at an external target, with an API like that of `provider`. The target gets no
+        trace headers: they would tell it of others' requests."""
+        meter, prepared = self._meter, self._prepared
+        if meter is None or prepared is None or not self._may_add_span():
+            return
+        self._begin(
+            prepared,
+            {
+                "gen_ai.provider.name": provider,
+                "server.address": host,
+                "server.port": port,
+                "shoal.attempt": meter.attempts,
+            },
+        )
 
     def observe_answer(self, data: bytes) -> None:
         """Reads the finish reason from a part of the engine's answer, and nothing else."""
@@ -222,6 +229,22 @@ class RequestSpans:
         span.end()
 
     # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _begin(self, prepared: Prepared, of_server: Mapping[str, Any]) -> Span:
+        """Starts the span of an attempt, with the attributes of the request and of who gets it."""
+        attributes = {
+            **self._request_attributes(prepared),
+            "gen_ai.request.stream": prepared.stream,
+            **of_server,
+        }
+        if prepared.answer_bound is not None:
+            attributes["gen_ai.request.max_tokens"] = prepared.answer_bound
+        if prepared.choices != 1:
+            attributes["gen_ai.request.choice.count"] = prepared.choices
+        name = f"{OPERATIONS[self._endpoint]} {prepared.model_name}"
+        self._attempt = span = self._tracer.start_span(name, self._below, SpanKind.CLIENT, attributes)
+        self._finish.clear()
+        return span
 
     def _request_attributes(self, prepared: Prepared) -> dict[str, str | int | bool]:
         model = prepared.model

@@ -5,7 +5,8 @@ from typing import Final, NamedTuple, cast
 import orjson
 
 from shoal.core.fields.table import EMBEDDINGS, GENERATING, TOKENIZING, TRANSCRIBE
-from shoal.engine.wire import AnswerGarbled, EngineCall, Ranking, Rewriter, Wire
+from shoal.core.nativeapi import NativeApi
+from shoal.engine.wire import AnswerGarbled, EngineCall, NotHere, Ranking, Rewriter, Wire
 from shoal.gateway import sse
 from shoal.gateway.prepared import Prepared
 from shoal.net.errors import ApiError
@@ -19,6 +20,8 @@ class WholeAnswer(NamedTuple):
     content_type: bytes = b"application/json"
     logged: bytes | None = None
     """What the request log gets of it; None: nothing."""
+    estimate: int | None = None
+    """Tokens of the answer by its length, if its usage may be none that can be believed."""
 
 
 _NOTHING: Final = b'{"prompt_tokens":0,"completion_tokens":0}'
@@ -33,6 +36,8 @@ def read(
         ApiError: 502, it is not an answer of this endpoint.
         NotHere: it is an answer of another model.
     """
+    if prepared.native is not None:
+        return _native(prepared, prepared.native, body)
     if prepared.path in wire.reshaped:
         return _reshaped(prepared, wire, call, body)
     if prepared.path in TOKENIZING:
@@ -44,6 +49,29 @@ def read(
     out = rewrite(body)
     logged = out if prepared.path in GENERATING else None
     return WholeAnswer(out, None if span is None else body[span[0] : span[1]], logged=logged)
+
+
+def _native(prepared: Prepared, api: NativeApi, body: bytes) -> WholeAnswer:
+    """An answer of an API that an external target serves itself."""
+    try:
+        decoded: object = orjson.loads(body)
+        if not isinstance(decoded, dict):
+            raise NotHere("lost")
+        answer = api.answer(cast(dict[str, object], decoded), prepared.model_name)
+        out = orjson.dumps(answer.body)
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
+        raise NotHere("lost") from None
+    logged = {"choices": [{"index": 0, "text": answer.text, "finish_reason": answer.finish}]}
+    usage = None if answer.usage is None else orjson.dumps(answer.usage)
+    return WholeAnswer(out, usage, logged=orjson.dumps(logged), estimate=estimated_tokens(answer.text))
+
+
+_BYTES_PER_TOKEN: Final = 4
+
+
+def estimated_tokens(text: str) -> int:
+    """Tokens of a text by its length."""
+    return -(-len(text.encode(errors="surrogatepass")) // _BYTES_PER_TOKEN)
 
 
 _NO_BLOCK: Final = b"{}"

@@ -165,6 +165,11 @@ class Capture:
         except (orjson.JSONDecodeError, AttributeError, TypeError, ValueError):
             return  # it is not a chunk; the client gets it all the same
 
+    def wrote(self, text: str, finish: str | None) -> None:
+        """Captures a part of a stream whose events are no chunks of a chat. `finish`: why it ended, if it has."""
+        if self.full and not self.answer_cut:
+            self._fold({"delta": {"content": text}, "finish_reason": finish})
+
     def take(self) -> Captured:
         choices = [choice.logged(index) for index, choice in sorted(self._choices.items())]
         return Captured(self._request, self._answer, choices, tuple(self._left_out), self.answer_cut)

@@ -16,17 +16,17 @@ _DROPPED: Final = frozenset(
     }
 )  # fmt: skip
 """Without a meaning here: nothing is stored, reported or shortened, and prefixes are cached anyway."""
-_STATEFUL: Final = {
+STATEFUL: Final = {
     "previous_response_id": "responses are not stored: send the whole conversation in `input`",
     "conversation": "conversations are not stored: send the whole conversation in `input`",
     "prompt": "prompts are not stored: send the text",
 }
-_SEARCHES: Final = ("web_search", "web_search_preview")
+SEARCHES: Final = ("web_search", "web_search_preview")
 """Agents offer it beside their own tools. A model that does not know of it uses the others; one that has nothing else
 could not do what it is asked for."""
 _KNOWN: Final = (
     _DROPPED
-    | _STATEFUL.keys()
+    | STATEFUL.keys()
     | {*_SAME, "background", "input", "instructions", "max_output_tokens", "reasoning", "text", "tool_choice", "tools"}
 )
 
@@ -35,7 +35,7 @@ def chat_request(body: Mapping[str, Any]) -> Json:
     """The body of the chat completion. Raises NotTranslatable."""
     if unknown := sorted(body.keys() - _KNOWN):
         raise NotTranslatable(unknown[0], f"`{unknown[0][:100]}` is not supported.")
-    for name, why in _STATEFUL.items():
+    for name, why in STATEFUL.items():
         if body.get(name) is not None:
             raise NotTranslatable(name, f"`{name}` is not supported: {why}.")
     if body.get("background") not in (None, False):
@@ -144,7 +144,7 @@ def _tools(value: object) -> list[Json]:
     for number, tool in enumerate(tools):
         at = f"tools[{number}]"
         given = as_object(tool, at)
-        if given.get("type") in _SEARCHES and len(tools) > 1:
+        if given.get("type") in SEARCHES and len(tools) > 1:
             continue
         if given.get("type") != "function":
             raise NotTranslatable(

@@ -36,10 +36,13 @@ FAILURES: Final = 3
 """So many failures in a row, and a target rests."""
 FIRST_REST_SECONDS: Final = 5.0
 LONGEST_REST_SECONDS: Final = 60.0
+_KEY_PREFIXES: Final = {"Bearer": "authorization: Bearer ", "ApiKey": "api-key: ", "XApiKey": "x-api-key: "}
 _ABLE: Final[Mapping[str, Capability]] = {
     "/v1/chat/completions": "generate",
     "/v1/completions": "generate",
     "/v1/embeddings": "embed",
+    "/v1/messages": "generate",
+    "/v1/responses": "generate",
 }
 
 
@@ -64,6 +67,7 @@ def served_external(route: ModelRoute, target: ExternalTarget) -> ServedModel:
         model=target.model,
         endpoints=frozenset(target.endpoints),
         credential=None if credentials is None else credential_id(namespace, credentials.name, credentials.key),
+        key_prefix="" if credentials is None else _KEY_PREFIXES[credentials.auth],
         ca_bundle=target.ca_bundle,
         connect_seconds=float(target.timeouts.connect_seconds),
         first_byte_seconds=float(target.timeouts.first_byte_seconds),

@@ -62,6 +62,8 @@ class ServedExternal:
     endpoints: frozenset[str]
     credential: str | None
     """Id of its key among those that are delivered to gateways; None: it needs none."""
+    key_prefix: str
+    """What stands before the key in its header line."""
     ca_bundle: str | None
     connect_seconds: float
     first_byte_seconds: float

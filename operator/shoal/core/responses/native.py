@@ -1,0 +1,161 @@
+"""OpenAI's Responses API at an external target that serves it itself."""
+
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+from shoal.core.nativeapi import NativeAnswer, NotCounted, at_provider, counted, inner, only_data, usage_of
+from shoal.core.responses.request import SEARCHES, STATEFUL
+from shoal.core.translation import Json, NotTranslatable, as_list, as_object
+
+_SENT: Final = (
+    "input", "instructions", "max_output_tokens", "parallel_tool_calls", "reasoning", "stream", "temperature", "text",
+    "tool_choice", "tools", "top_logprobs", "top_p", "truncation", "user",
+)  # fmt: skip
+_DROPPED: Final = frozenset(
+    {
+        "model", "include", "background", "client_metadata", "max_tool_calls", "metadata", "prompt_cache_key",
+        "prompt_cache_retention", "safety_identifier", "service_tier", "store", "stream_options",
+    }
+)  # fmt: skip
+_INCLUDED: Final = ("reasoning.encrypted_content", "message.output_text.logprobs")
+"""Of `include`: what a conversation needs whose answers are not stored."""
+_ITEMS: Final = frozenset(
+    {
+        "message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
+        "local_shell_call", "local_shell_call_output", "apply_patch_call", "apply_patch_call_output",
+    }
+)  # fmt: skip
+_TOOLS: Final = frozenset({"function", "custom", "local_shell", "apply_patch"})
+"""Tools that the client runs."""
+_MEDIA: Final = ("image_url", "file_url", "file_id")
+
+
+def native_request(body: Mapping[str, Any]) -> Json:
+    """What goes out of a body. Raises NotTranslatable."""
+    for name, why in STATEFUL.items():
+        if body.get(name) is not None:
+            raise NotTranslatable(name, f"`{name}` is not supported: {why}.")
+    if body.get("background") not in (None, False):
+        raise NotTranslatable("background", "`background` is not supported: answers are not stored.")
+    if unknown := sorted(body.keys() - _DROPPED - STATEFUL.keys() - set(_SENT)):
+        raise NotTranslatable(unknown[0], f"`{unknown[0][:100]}` is not forwarded.")
+    given = body.get("input")
+    if not isinstance(given, str):
+        for number, item in enumerate(as_list(given, "input")):
+            _check(as_object(item, f"input[{number}]"), f"input[{number}]")
+    out: Json = {name: body[name] for name in _SENT if body.get(name) is not None}
+    if (tools := _tools(body.get("tools"))) is not None:
+        out["tools"] = tools
+    asked = body.get("include")
+    if include := [one for one in _INCLUDED if isinstance(asked, list) and one in asked]:
+        out["include"] = include
+    # All tenants of the route share its key: what is stored under it is everybody's.
+    out["store"] = False
+    return out
+
+
+def _check(item: Json, at: str) -> None:
+    kind = item.get("type", "message")
+    if kind not in _ITEMS:
+        raise at_provider(at, kind)
+    for name in ("content", "output"):
+        parts: object = item.get(name)
+        for number, value in enumerate(cast(list[object], parts) if isinstance(parts, list) else ()):
+            here = f"{at}.{name}[{number}]"
+            part = as_object(value, here)
+            for field in _MEDIA:
+                url: object = part.get(field)
+                if url is not None and not (field == "image_url" and isinstance(url, str) and url.startswith("data:")):
+                    raise only_data(f"{here}.{field}")
+
+
+def _tools(value: object) -> list[object] | None:
+    """The tools, without a search that stands beside others: it would run at the provider."""
+    if value is None:
+        return None
+    tools = as_list(value, "tools")
+    kept: list[object] = []
+    for number, tool in enumerate(tools):
+        kind: object = as_object(tool, f"tools[{number}]").get("type")
+        if kind in SEARCHES and len(tools) > 1:
+            continue
+        if kind not in _TOOLS:
+            raise at_provider(f"tools[{number}]", kind)
+        kept.append(tool)
+    return kept
+
+
+def native_answer(answer: Json, model_name: str) -> NativeAnswer:
+    """A whole response."""
+    items: object = answer.get("output")
+    texts = (
+        [_text(cast(Json, item)) for item in cast(list[object], items) if isinstance(item, dict)]
+        if (isinstance(items, list))
+        else []
+    )
+    return NativeAnswer(answer | {"model": model_name}, _usage(inner(answer, "usage")), "".join(texts), _finish(answer))
+
+
+class NativeResponseEvents:
+    """The events of one streamed response."""
+
+    __slots__ = ("_counts", "_model", "complete", "failed", "finish")
+
+    def __init__(self, model_name: str) -> None:
+        self._model = model_name
+        self._counts: Json = {}
+        self.finish: str | None = None
+        self.complete = self.failed = False
+
+    @property
+    def usage(self) -> Json | None:
+        return _usage(self._counts) if self._counts else None
+
+    def take(self, event: Json) -> tuple[bool, str]:
+        kind, delta = event.get("type"), event.get("delta")
+        if kind in ("response.completed", "response.incomplete"):
+            self.complete = True
+        elif kind in ("response.failed", "error"):
+            self.failed = True
+        if isinstance(response := event.get("response"), dict):
+            told = cast(Json, response)
+            self._counts = inner(told, "usage") or self._counts
+            self.finish = _finish(told) or self.finish
+            told["model"] = self._model
+            return True, ""
+        return False, delta if isinstance(delta, str) and isinstance(kind, str) and kind.endswith(".delta") else ""
+
+
+def _text(item: Json) -> str:
+    """What the model wrote in an item: a text, or the arguments of a call."""
+    found: list[object] = [item.get("arguments"), item.get("input")]
+    for name in ("content", "summary"):
+        parts: object = item.get(name)
+        for part in cast(list[object], parts) if isinstance(parts, list) else ():
+            if isinstance(part, dict):
+                found += [cast(Json, part).get("text"), cast(Json, part).get("refusal")]
+    return "".join(text for text in found if isinstance(text, str))
+
+
+def _finish(response: Json) -> str | None:
+    """The reason as chats name it."""
+    match response.get("status"):
+        case "completed":
+            return "stop"
+        case "incomplete":
+            return "length" if inner(response, "incomplete_details").get("reason") == "max_output_tokens" else "stop"
+        case _:
+            return None
+
+
+def _usage(block: Json) -> Json | None:
+    try:
+        reasoning = inner(block, "output_tokens_details")
+        return usage_of(
+            counted(block, "input_tokens"),
+            counted(inner(block, "input_tokens_details"), "cached_tokens", 0),
+            counted(block, "output_tokens"),
+            counted(reasoning, "reasoning_tokens") if reasoning else None,
+        )
+    except NotCounted:
+        return None

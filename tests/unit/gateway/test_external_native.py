@@ -1,0 +1,354 @@
+"""APIs that an external target serves itself: Anthropic's Messages and OpenAI's Responses, passed on and metered."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.gateway import GatewayUnderTest
+from tests.support.provider import TOKEN, Provider, beside, stream, whole
+from tests.support.routes import target
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.traces import collecting, traced
+
+ONLY = {"targets": [{"external": {"name": "outside"}}]}
+WITH_FALLBACK = {**ONLY, "fallback": {"targets": [target("llama")]}}
+BOTH = {"endpoints": ["/v1/messages", "/v1/responses"]}
+HI = [{"role": "user", "content": "hi"}]
+MESSAGE = {"model": "front", "max_tokens": 50, "messages": HI}
+RESPONSE = {"model": "front", "input": "hi"}
+COUNTS = {"input_tokens": 5, "cache_read_input_tokens": 20, "cache_creation_input_tokens": 3, "output_tokens": 9}
+OPENAI_COUNTS = {
+    "input_tokens": 28,
+    "input_tokens_details": {"cached_tokens": 20},
+    "output_tokens": 9,
+    "output_tokens_details": {"reasoning_tokens": 4},
+    "total_tokens": 37,
+}
+A_MESSAGE = {
+    "id": "msg_1",
+    "type": "message",
+    "role": "assistant",
+    "model": "claude-x-2026",
+    "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "text", "text": "Hello there"}],
+    "stop_reason": "end_turn",
+    "usage": COUNTS,
+}
+A_RESPONSE = {
+    "id": "resp_1",
+    "object": "response",
+    "status": "completed",
+    "model": "gpt-x-2026",
+    "output": [{"type": "message", "content": [{"type": "output_text", "text": "Hello there"}]}],
+    "usage": OPENAI_COUNTS,
+}
+
+
+def named(kind: str, **members: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), json.dumps({"type": kind, **members}).encode())
+
+
+START = named("message_start", message={**A_MESSAGE, "content": [], "usage": {**COUNTS, "output_tokens": 1}})
+DELTA = named("content_block_delta", index=0, delta={"type": "text_delta", "text": "Hello there"})
+ENDING = named("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 9})
+STOP = named("message_stop")
+CREATED = named("response.created", response={**A_RESPONSE, "status": "in_progress", "usage": None})
+TEXT = named("response.output_text.delta", delta="Hello there")
+COMPLETED = named("response.completed", response=A_RESPONSE)
+
+
+async def ask(it: GatewayUnderTest, body: dict[str, Any], path: str, status: int = 200) -> Any:
+    response = await it.post(body, path)
+    answer = await response.json()
+    assert response.status == status, answer
+    return answer
+
+
+def parsed(raw: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line[6:]) for line in raw.split(b"\n") if line.startswith(b"data: {")]
+
+
+async def test_a_message_is_passed_on_as_it_is_and_its_own_counts_are_billed(tmp_path: Path) -> None:
+    provider = Provider(whole(A_MESSAGE))
+    key = {"credentials": {"name": "provider", "auth": "XApiKey"}}
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY, changed=BOTH | key) as it:
+        thinking = {"type": "enabled", "budget_tokens": 1024}
+        cached = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
+        more = {"metadata": {"user_id": "u"}, "service_tier": "auto", "thinking": thinking, "system": cached}
+        answer = await ask(it, {**MESSAGE, **more}, "/v1/messages")
+        assert answer == {**A_MESSAGE, "model": "front"}
+        (head,), (body,) = provider.heads, provider.bodies
+        assert head.startswith("POST /v1/messages HTTP/1.1\r\n")
+        assert "x-api-key: sk-outside" in head
+        assert "authorization" not in head
+        assert "anthropic-version: 2023-06-01\r\n" in head
+        assert body == {"model": "gpt-x", "max_tokens": 50, "messages": HI, "thinking": thinking, "system": cached}
+        (record,) = await it.records()
+        data = record.data
+        assert (data.model, data.endpoint, data.count_source) == ("chat/front/outside", "/v1/messages", "final")
+        assert (data.input_tokens, data.cached_tokens, data.output_tokens) == (28, 20, 9)
+
+
+async def test_a_response_is_passed_on_and_nothing_of_it_is_stored(tmp_path: Path) -> None:
+    provider = Provider(whole(A_RESPONSE))
+    key = {"credentials": {"name": "provider", "auth": "ApiKey"}}
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY, changed=BOTH | key) as it:
+        tools = [{"type": "custom", "name": "patch"}, {"type": "web_search"}]
+        more = {"store": True, "tools": tools, "include": ["reasoning.encrypted_content", "file_search_call.results"]}
+        assert await ask(it, {**RESPONSE, **more}, "/v1/responses") == {**A_RESPONSE, "model": "front"}
+        (head,), (body,) = provider.heads, provider.bodies
+        assert head.startswith("POST /v1/responses HTTP/1.1\r\n")
+        assert "\r\napi-key: sk-outside" in head
+        assert body == {
+            "model": "gpt-x",
+            "input": "hi",
+            "store": False,
+            "tools": tools[:1],
+            "include": ["reasoning.encrypted_content"],
+        }
+        data = (await it.records())[0].data
+        assert (data.input_tokens, data.cached_tokens, data.output_tokens) == (28, 20, 9)
+        assert (data.reasoning_tokens, data.count_source) == (4, "final")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "events"),
+    [
+        ("/v1/messages", MESSAGE, (START, named("ping"), DELTA, ENDING, STOP)),
+        ("/v1/responses", RESPONSE, (CREATED, TEXT, COMPLETED, b"data: [DONE]\n\n")),
+    ],
+    ids=["messages", "responses"],
+)
+async def test_a_stream_is_passed_on_event_by_event(
+    tmp_path: Path, path: str, body: dict[str, Any], events: tuple[bytes, ...]
+) -> None:
+    provider = Provider(stream(*events, ends=True))
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY, changed=BOTH) as it:
+        response = await it.post({**body, "stream": True}, path)
+        raw = await response.read()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        got, sent = parsed(raw), parsed(b"".join(events))
+        assert [one["type"] for one in got] == [one["type"] for one in sent]
+        assert {
+            each["model"] for one in got for each in one.values() if isinstance(each, dict) and "model" in each
+        } == {"front"}
+        assert DELTA in raw or TEXT in raw, "what names no model is not touched"
+        assert provider.bodies[0]["stream"] is True
+        data = (await it.records())[0].data
+        assert (data.input_tokens, data.cached_tokens, data.output_tokens) == (28, 20, 9)
+        assert (data.count_source, data.outcome, data.stream) == ("final", "answered", True)
+
+
+async def test_a_stream_that_breaks_off_is_billed_nothing_it_cannot_have(tmp_path: Path) -> None:
+    async with beside(tmp_path, Provider(stream(START, DELTA)), ScriptedEngine(), ONLY, changed=BOTH) as it:
+        response = await it.post({**MESSAGE, "stream": True}, "/v1/messages")
+        last = parsed(await response.read())[-1]
+        assert (last["type"], last["error"]["type"]) == ("error", "api_error")
+        data = (await it.records())[0].data
+        # What was read is the provider's count, what was written the length of the text.
+        assert (data.outcome, data.count_source) == ("failed", "estimated")
+        assert (data.input_tokens, data.output_tokens) == (28, 3)
+
+
+async def test_an_error_within_a_stream_is_told_without_the_providers_words(tmp_path: Path) -> None:
+    error = named("error", error={"type": "overloaded_error", "message": "org-secret is over its limit"})
+    provider = Provider(stream(START, DELTA, error, ends=True))
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY, changed=BOTH) as it:
+        response = await it.post({**MESSAGE, "stream": True}, "/v1/messages")
+        raw = await response.read()
+        assert b"org-secret" not in raw
+        assert parsed(raw)[-1]["type"] == "error"
+        assert (await it.records())[0].data.outcome == "failed"
+        assert it.metric("shoal_gateway_external_requests_total", outcome="broken") == 1
+
+
+async def test_an_error_before_the_first_event_goes_to_a_fallback_that_translates(tmp_path: Path) -> None:
+    error = named("error", error={"type": "overloaded_error", "message": "Overloaded"})
+    engine = ScriptedEngine()
+    async with beside(tmp_path, Provider(stream(error)), engine, WITH_FALLBACK, changed=BOTH) as it:
+        response = await it.post({**MESSAGE, "stream": True}, "/v1/messages")
+        assert parsed(await response.read())[-1]["type"] == "message_stop"
+        (sent,) = engine.requests
+        assert sent.path == "/v1/chat/completions"
+        data = (await it.records())[0].data
+        assert (data.model, data.count_source) == ("chat/llama", "final")
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        None,
+        {},
+        {**COUNTS, "input_tokens": -5},
+        {**COUNTS, "output_tokens": 9.5},
+        {**COUNTS, "cache_read_input_tokens": True},
+        {**COUNTS, "input_tokens": 10**30},
+        {**COUNTS, "output_tokens": 10**8},
+        {**COUNTS, "output_tokens": "9"},
+    ],
+    ids=["none", "empty", "negative", "fraction", "no number", "beyond 64 bits", "huge", "text"],
+)
+async def test_counts_that_cannot_be_are_estimated(tmp_path: Path, usage: Any) -> None:
+    provider = Provider(whole({**A_MESSAGE, "usage": usage}))
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY, changed=BOTH) as it:
+        await ask(it, MESSAGE, "/v1/messages")
+        data = (await it.records())[0].data
+        assert (data.count_source, data.output_tokens) == ("estimated", 4)
+        assert 0 < (data.input_tokens or 0) < 100
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/messages", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+    ("/v1/messages", {"mcp_servers": [{"type": "url", "url": "https://evil.example"}]}, "mcp_servers"),
+    (
+        "/v1/messages",
+        {"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "file", "file_id": "f"}}]}]},
+        "messages[0].content[0].source",
+    ),
+    (
+        "/v1/messages",
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "tool_result",
+                            "tool_use_id": "t",
+                            "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}],
+                        }
+                    ],
+                }
+            ]
+        },
+        "messages[0].content[0].content[0].source",
+    ),
+    ("/v1/responses", {"previous_response_id": "resp_of_another_tenant"}, "previous_response_id"),
+    ("/v1/responses", {"conversation": "conv_1"}, "conversation"),
+    ("/v1/responses", {"background": True}, "background"),
+    ("/v1/responses", {"tools": [{"type": "code_interpreter"}]}, "tools[0].type"),
+    ("/v1/responses", {"tools": [{"type": "mcp", "server_url": "https://x"}]}, "tools[0].type"),
+    ("/v1/responses", {"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
+    (
+        "/v1/responses",
+        {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "file-1"}]}]},
+        "input[0].content[0].file_id",
+    ),
+    (
+        "/v1/responses",
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "https://x/y.png"}]}]},
+        "input[0].content[0].image_url",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "changed", "param"), REFUSED, ids=[row[2] for row in REFUSED])
+async def test_what_is_stored_or_runs_under_the_shared_key_is_not_forwarded(
+    tmp_path: Path, path: str, changed: dict[str, Any], param: str
+) -> None:
+    provider = Provider()
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY, changed=BOTH) as it:
+        answer = await ask(it, {**(MESSAGE if path == "/v1/messages" else RESPONSE), **changed}, path, 400)
+        assert f"`{param}`" in answer["error"]["message"]
+        assert not provider.heads
+
+
+async def test_tools_of_a_client_reach_the_provider_though_no_chat_has_words_for_them(tmp_path: Path) -> None:
+    provider, engine = Provider(whole(A_MESSAGE)), ScriptedEngine()
+    bash = {"tools": [{"type": "bash_20250124", "name": "bash"}]}
+    async with beside(tmp_path, provider, engine, ONLY, {**ONLY, "targets": [target("llama")]}, changed=BOTH) as it:
+        await ask(it, {**MESSAGE, **bash}, "/v1/messages")
+        assert provider.bodies[0]["tools"] == bash["tools"]
+        answer = await ask(it, {**MESSAGE, **bash, "model": "llama"}, "/v1/messages", 400)
+        assert "run at Anthropic" in answer["error"]["message"]
+
+
+async def test_tokens_are_counted_by_the_provider_and_billed_to_nobody(tmp_path: Path) -> None:
+    provider = Provider(whole({"input_tokens": 14}))
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY, changed=BOTH) as it:
+        body = {"model": "front", "messages": HI}
+        assert await ask(it, body, "/v1/messages/count_tokens") == {"input_tokens": 14}
+        assert provider.heads[0].startswith("POST /v1/messages/count_tokens ")
+        data = (await it.records())[0].data
+        assert (data.input_tokens, data.output_tokens) == (0, 0)
+
+
+async def test_a_target_that_serves_only_messages_gets_no_chats(tmp_path: Path) -> None:
+    provider = Provider()
+    only = {"endpoints": ["/v1/messages"]}
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY, changed=only) as it:
+        answer = await ask(it, {"model": "front", "messages": HI}, "/v1/chat/completions", 400)
+        assert "use /v1/messages" in answer["error"]["message"]
+        assert (await ask(it, RESPONSE, "/v1/responses", 400))["error"]["code"] == "wrong_endpoint"
+        assert not provider.heads
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        whole(b"<html>hello</html>", kind="text/html"),
+        whole(b"[]"),
+        stream(b"data: \xff\xfe\n\n", ends=True),
+        stream(b"data: not json\n\n", ends=True),
+    ],
+    ids=["html", "no object", "not UTF-8", "no JSON"],
+)
+async def test_what_is_no_answer_of_that_api_goes_to_the_fallback(tmp_path: Path, answer: Any) -> None:
+    engine = ScriptedEngine()
+    async with beside(tmp_path, Provider(answer), engine, WITH_FALLBACK, changed=BOTH) as it:
+        await ask(it, MESSAGE, "/v1/messages")
+        assert len(engine.requests) == 1
+
+
+# --- traces -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_trace_shows_the_call_of_the_provider_without_key_or_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = Provider(whole(A_MESSAGE))
+    secret = "a-prompt-that-nobody-may-see"
+    body = {**MESSAGE, "messages": [{"role": "user", "content": secret}]}
+    async with collecting() as collector, beside(tmp_path, provider, ScriptedEngine(), ONLY, changed=BOTH) as it:
+        async with traced(it, collector, monkeypatch):
+            await ask(it, body, "/v1/messages")
+        (call,) = collector.below(collector.named("POST /v1/chat/completions"))
+        (record,) = await it.records()
+    assert (call.name, call.kind, call.error) == ("chat front", "CLIENT", None)
+    assert call.attributes == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "anthropic",
+        "gen_ai.request.model": "front",
+        "gen_ai.request.max_tokens": 50,
+        "gen_ai.request.stream": False,
+        "gen_ai.response.id": record.data.request_id,
+        "gen_ai.response.model": "chat/front/outside",
+        "gen_ai.response.finish_reasons": ["end_turn"],
+        "gen_ai.usage.input_tokens": 28,
+        "gen_ai.usage.output_tokens": 9,
+        "gen_ai.usage.cache_read.input_tokens": 20,
+        "server.address": "api.example.com",
+        "server.port": provider.port,
+        "shoal.attempt": 1,
+        "shoal.model": "chat/front/outside",
+        "shoal.route": "chat/front",
+        "shoal.route.role": "target",
+    }
+    told = repr([(span.name, span.attributes) for span in collector.spans])
+    assert secret not in told
+    assert TOKEN not in told
+    assert "traceparent" not in provider.heads[0], "a provider learns nothing of others' requests"
+
+
+async def test_a_trace_tells_the_providers_failure_and_then_the_fallback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = Provider(whole(b"boom", "500 Internal Server Error"))
+    async with collecting() as collector, beside(tmp_path, provider, ScriptedEngine(), WITH_FALLBACK) as it:
+        async with traced(it, collector, monkeypatch):
+            await ask(it, {"model": "front", "messages": HI}, "/v1/chat/completions")
+        outside, inside = collector.below(collector.named("POST /v1/chat/completions"))
+    assert (outside.error, outside.attributes["error.type"]) == ("failed", "failed")
+    assert "gen_ai.usage.input_tokens" not in outside.attributes, "an estimate is no count"
+    assert (inside.error, inside.attributes["shoal.route.role"]) == (None, "fallback")
