@@ -9,7 +9,7 @@ import yaml
 from shoal_dev.generate.admission import chart_policies
 from tests.support.charts import CHART, ROOT, helm, rendered
 
-ALL = {"admission": {"loraPools": {"enabled": True}, "children": {"enabled": True}}}
+ALL = {"admission": {name: {"enabled": True} for name in ("loraPools", "children", "nodes")}}
 SERVED = "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy"
 
 
@@ -46,9 +46,16 @@ def test_the_policies_are_there_unless_they_are_switched_off() -> None:
     assert set(policies(rendered({}))) == {
         f"{kind}/{name}"
         for kind in ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
-        for name in ("shoal-children", "shoal-lora-pools", "shoal-lora-models", "shoal-lora-pool-per-model")
+        for name in (
+            "shoal-children",
+            "shoal-lora-pools",
+            "shoal-lora-models",
+            "shoal-lora-pool-per-model",
+            "shoal-nodes",
+        )
     }
-    assert policies(rendered({"admission": {"loraPools": {"enabled": False}, "children": {"enabled": False}}})) == {}
+    off = {name: {"enabled": False} for name in ALL["admission"]}
+    assert policies(rendered({"admission": off})) == {}
 
 
 def test_each_release_has_policies_of_its_own_names_and_trusts_its_own_operator() -> None:
@@ -58,9 +65,10 @@ def test_each_release_has_policies_of_its_own_names_and_trusts_its_own_operator(
     names = [{o["metadata"]["name"] for o in policies(objects).values()} for objects in (one, other)]
     assert names[0].isdisjoint(names[1])
     for objects, namespace in ((one, "east"), (other, "west")):
-        written = str(policies(objects)["ValidatingAdmissionPolicy/shoal-children"]["spec"]["variables"])
-        assert f"system:serviceaccount:{namespace}:shoal-operator" in written
-        assert "shoal-system" not in written
+        for name in ("shoal-children", "shoal-nodes"):
+            written = str(policies(objects)[f"ValidatingAdmissionPolicy/{name}"]["spec"])
+            assert f"system:serviceaccount:{namespace}:shoal-operator" in written
+            assert "shoal-system" not in written
 
 
 def test_an_api_server_without_such_policies_gets_the_rest() -> None:

@@ -176,6 +176,52 @@ def test_other_peoples_objects_are_left_alone(guarded: ApiServer) -> None:
     assert send(guarded, PERSON, "delete", budget("mine", {"app": "x"})).returncode == 0
 
 
+# --- nodes ------------------------------------------------------------------------------------------------------------
+
+QUARANTINE = "quarantine.shoal.dev/l40s"
+
+
+def patched(server: ApiServer, user: str, patch: dict[str, Any], *args: str) -> str:
+    """What kubectl says to a merge patch of the node; "": nothing, since it is done."""
+    done = server.run("patch", "node", "gpu-1", "--type=merge", "-p", json.dumps(patch), *args, user, MASTERS)
+    return done.stderr if done.returncode else ""
+
+
+@pytest.mark.apiserver
+def test_the_operator_changes_nothing_of_a_node_but_its_quarantine(guarded: ApiServer) -> None:
+    labels = {"pool": "gpu"}
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-1", "labels": labels}, "spec": {}}
+    assert send(guarded, PERSON, "create", node).returncode == 0
+    try:
+        # As the operator writes it, and takes it back.
+        for value in ("GPUFellOffBus", "GPUUnhealthy", None):
+            assert patched(guarded, OPERATOR, {"metadata": {"labels": {QUARANTINE: value}}}) == ""
+
+        others = "may change no other labels of a node than quarantine.shoal.dev/CLASS"
+        for wrong in ({"pool": "other"}, {"pool": None}, {"stolen": "yes"}, {"quarantine.shoal.device": "x"}):
+            said = patched(guarded, OPERATOR, {"metadata": {"labels": {QUARANTINE: "x", **wrong}}})
+            assert others in said, (wrong, said)
+        nothing = "may change nothing of a node but its labels quarantine.shoal.dev/CLASS"
+        owner = {"apiVersion": "v1", "kind": "Node", "name": "x", "uid": "5fb1b9b5-4e0c-4b8a-8a2c-0c7b8e0c4b8a"}
+        more: list[dict[str, Any]] = [
+            {"spec": {"unschedulable": True}},
+            {"spec": {"taints": [{"key": "mine", "effect": "NoExecute"}]}},
+            {"metadata": {"annotations": {"a": "b"}}},
+            {"metadata": {"finalizers": ["example.com/stays"]}},
+            {"metadata": {"ownerReferences": [owner]}},
+        ]
+        for patch in more:
+            assert nothing in patched(guarded, OPERATOR, patch), patch
+        assert nothing in patched(guarded, OPERATOR, {"status": {"capacity": {"x": "1"}}}, "--subresource=status")
+
+        # Nobody else is concerned.
+        for patch in more[:3]:
+            assert patched(guarded, PERSON, patch) == ""
+        assert patched(guarded, PERSON, {"metadata": {"labels": {"pool": "other"}}}) == ""
+    finally:
+        guarded.run("delete", "node", "gpu-1", "--wait=false", MASTERS, PERSON)
+
+
 # --- pools and their Models -------------------------------------------------------------------------------------------
 
 

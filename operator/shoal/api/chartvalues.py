@@ -483,11 +483,19 @@ class ChildrenPolicy(Section):
     cluster's own controllers."""
 
 
+class NodesPolicy(Section):
+    enabled: bool = True
+    """Lets the operator change labels `quarantine.shoal.dev/CLASS` of nodes and nothing else of them: RBAC cannot
+    narrow its right to patch nodes."""
+
+
 class Admission(Section):
     lora_pools: LoRAPoolPolicies = LoRAPoolPolicies()
     """Policies on LoRAPools and their Models."""
     children: ChildrenPolicy = ChildrenPolicy()
     """Policies on objects that Shoal makes for a Model."""
+    nodes: NodesPolicy = NodesPolicy()
+    """Policies on what the operator may do to nodes."""
 
 
 class Monitor(Section):
