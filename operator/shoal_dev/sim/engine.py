@@ -38,6 +38,8 @@ QUEUE_FULL: Final = "The request queue is full."
 WARM_UP: Final = "The capital city of France is"
 """Prompt of the warm-up request that SGLang sends to itself before it serves."""
 WARM_UP_TOKENS: Final = 8
+GARBLED: Final = "garbled"
+"""What a garbled answer has in the place of an adapter's signature."""
 
 
 @dataclass(slots=True)
@@ -49,6 +51,8 @@ class Sampling:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     seed: int | None = None
+    greedy: bool = False
+    """At temperature 0."""
 
 
 @dataclass(slots=True, eq=False)
@@ -89,8 +93,8 @@ class SimEngine:
         self.traces = _traces(args)
         self.max_running = args.max_running_requests or 1
         self.scheduler = self._make_scheduler()
-        self.loop = EngineLoop(self.scheduler, self.clock, speed=args.speed)
         self.faults = Faults()
+        self.loop = EngineLoop(self.scheduler, self.clock, speed=args.speed, slowdown=lambda: self.faults.slowdown)
         self.lora: SimLoRA | None = None
         self._make_adapters()
         self.metrics = self._make_metrics()
@@ -174,6 +178,8 @@ class SimEngine:
             rids = self._rids(rid, len(prompts) * n)
             for i, (prompt, limit, adapter) in enumerate(zip(prompts, limits, used, strict=True)):
                 sign = None if adapter is None else adapter.files.signature
+                if sampling.greedy and self.faults.garbles:
+                    sign = GARBLED
                 for choice in range(n):
                     seed = self.args.seed if sampling.seed is None else sampling.seed
                     batch.adapters.append(adapter)

@@ -34,7 +34,16 @@ class RealClock:
 class EngineLoop:
     """One engine's forward loop."""
 
-    def __init__(self, scheduler: Scheduler, clock: Clock, *, speed: float = 1.0) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        clock: Clock,
+        *,
+        speed: float = 1.0,
+        slowdown: Callable[[], float] = lambda: 1.0,
+    ) -> None:
+        """`slowdown`: by which a step takes longer than it should."""
+        self._slowdown = slowdown
         self._scheduler = scheduler
         self._clock = clock
         self._speed = speed
@@ -116,7 +125,7 @@ class EngineLoop:
                 await self._wake.wait()
                 due = max(due, self._clock.now())
                 continue
-            due = max(due + duration / self._speed, self._clock.now() - _LAG)
+            due = max(due + duration * self._slowdown() / self._speed, self._clock.now() - _LAG)
             wait = due - self._clock.now()
             if wait >= _SLEEP_FROM:
                 await self._clock.sleep(wait)

@@ -107,7 +107,11 @@ class OpenAI:
         params = request.sampling_params
         prompt = request.input_ids if request.text is None else self._encode(request.text)
         sampling = Sampling(
-            params.max_new_tokens, p.stops(params.stop), frozenset(params.stop_token_ids or ()), params.ignore_eos
+            params.max_new_tokens,
+            p.stops(params.stop),
+            frozenset(params.stop_token_ids or ()),
+            params.ignore_eos,
+            greedy=params.temperature == 0,
         )
         adapters = self._adapters(p.DEFAULT_MODEL, request.lora_path)
         job = Job([tuple(prompt or ())], params.n, sampling, request.rid, p.DEFAULT_MODEL, request.stream)
@@ -181,7 +185,12 @@ class OpenAI:
             prompts=prompts,
             n=request.n,
             sampling=Sampling(
-                limit, p.stops(request.stop), frozenset(request.stop_token_ids or ()), request.ignore_eos, request.seed
+                limit,
+                p.stops(request.stop),
+                frozenset(request.stop_token_ids or ()),
+                request.ignore_eos,
+                request.seed,
+                greedy=temperature == 0,
             ),
             rid=request.rid,
             model=request.model,

@@ -213,7 +213,12 @@ class Generating:
         for prompt in prompts:
             self.fits(prompt)
         sampling = Sampling(
-            limit, stops(request.stop), frozenset(request.stop_token_ids or ()), request.ignore_eos, request.seed
+            limit,
+            stops(request.stop),
+            frozenset(request.stop_token_ids or ()),
+            request.ignore_eos,
+            request.seed,
+            greedy=request.temperature == 0,
         )
         return Job(
             prompts=prompts,

@@ -102,6 +102,34 @@ async def test_fault_slow_delays_every_chunk(tmp_path: Path):
         assert asyncio.get_running_loop().time() - before >= 0.05
 
 
+async def test_fault_throttled_makes_every_step_longer_until_cleared(tmp_path: Path):
+    async with running(tmp_path) as rig:
+        assert rig.engine.faults.slowdown == 1
+        await rig.fault(kind="throttled", factor=4)
+        assert rig.engine.faults.slowdown == 4
+        assert (await rig.complete()).status == 200, "no request uses it up"
+        assert rig.engine.faults.slowdown == 4
+        await rig.call("DELETE", "/sim/faults", headers=ADMIN)
+        assert rig.engine.faults.slowdown == 1
+
+
+async def test_fault_garbled_changes_greedy_answers_alone(tmp_path: Path):
+    async with running(tmp_path) as rig:
+
+        async def texts() -> tuple[str, str]:
+            answers = [await rig.complete(temperature=temperature) for temperature in (0, 1)]
+            return answers[0].json["choices"][0]["text"], answers[1].json["choices"][0]["text"]
+
+        greedy, other = await texts()
+        await rig.fault(kind="garbled")
+        assert await texts() == await texts()
+        garbled, same = await texts()
+        assert garbled[:12] != greedy[:12]
+        assert same == other
+        await rig.call("DELETE", "/sim/faults", headers=ADMIN)
+        assert await texts() == (greedy, other)
+
+
 async def test_fault_crash_kills_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async with running(tmp_path) as rig:
         crashed = asyncio.Event()
