@@ -7,6 +7,7 @@ starts goes on with it. A node whose GPUs are out of use as a whole gets a label
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Final, Literal
 
 import structlog
@@ -15,6 +16,7 @@ from shoal.api import names, reasons
 from shoal.api.gpuclass import GPUClass
 from shoal.api.meta import JsonObject
 from shoal.controllers.capacity import FleetGPUs
+from shoal.controllers.replicastates import claimed_devices
 from shoal.controllers.world import World
 from shoal.core.devices.match import Matched
 from shoal.core.gpus import takes_pods
@@ -128,7 +130,7 @@ class FleetHealth:
             signals=(
                 *signals.of_nodes(nodes),
                 *(devices.signals if devices is not None else ()),
-                *signals.of_pods(self._world.pods.by("broken", name), name),
+                *signals.of_pods(self._world.pods.by("broken", name), name, partial(claimed_devices, self._world)),
                 *self.found.signals.get(name, ()),
             ),
             cordons=cordons,

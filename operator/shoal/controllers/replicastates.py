@@ -30,10 +30,15 @@ def is_sick(world: World, pod: facts.Pod) -> bool:
     return bool(out) and any(Unit(pod.node, device) in out for device in held_devices(world, pod))
 
 
+def claimed_devices(world: World, pod: facts.Pod) -> frozenset[str]:
+    """The devices in a pod's claims, as `driver/pool/device`."""
+    return frozenset(str(device) for claim in world.resource_claims.by("pod", pod.uid) for device in claim.devices)
+
+
 def held_devices(world: World, pod: facts.Pod) -> frozenset[str]:
-    """Names of the devices that a pod holds, as far as its kubelet or its claims say."""
-    claimed = (str(device) for claim in world.resource_claims.by("pod", pod.uid) for device in claim.devices)
-    return frozenset((*(device.id for device in pod.devices), *claimed))
+    """Names of the devices that a pod holds, as its claims say; without claims, as its kubelet does. A kubelet has
+    other names for devices that are claimed."""
+    return claimed_devices(world, pod) or frozenset(device.id for device in pod.devices)
 
 
 def observe(world: World, model_uid: str, reservations: Reservations) -> dict[str, ReplicaState]:

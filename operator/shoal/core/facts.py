@@ -42,7 +42,8 @@ class HeldDevice:
     """A device that a pod holds, as its kubelet reports it."""
 
     id: str
-    """`driver/pool/device` of a DRA driver, or the device plugin's id."""
+    """The device plugin's id. Of a DRA driver: the name that the driver has in the container runtime (CDI), or
+    `driver/pool/device` where it has none there."""
     healthy: bool
     """False: the kubelet says that it is not. A kubelet that does not know says nothing bad."""
 

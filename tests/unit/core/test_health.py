@@ -316,6 +316,26 @@ def test_taints_of_devices_and_what_kubelets_say_of_pods() -> None:
     assert not list(signals.of_pods([pod], "l4"))
 
 
+@pytest.mark.parametrize(
+    ("said", "means"),
+    [
+        ("gpu.nvidia.com/a/gpu-1", "gpu.nvidia.com/a/gpu-1"),
+        ("k8s.gpu.nvidia.com/claim=6f1e-gpu-1", "gpu.nvidia.com/a/gpu-1"),
+        ("k8s.gpu.nvidia.com/device=gpu-11", "gpu.nvidia.com/a/gpu-11"),
+        ("vendor.example/gpu=7", None),  # one of two, and nothing says which
+    ],
+)
+def test_a_kubelet_calls_a_claimed_device_by_its_name_in_the_runtime(said: str, means: str | None) -> None:
+    pod = Pod(
+        "chat", "llama-1", "u1", "a", finished=False, deleting=False, ready=True, requests={}, model_uid="m",
+        gpu_class="h100", devices=(HeldDevice(said, healthy=False),),
+    )  # fmt: skip
+    claimed = ("gpu.nvidia.com/a/gpu-1", "gpu.nvidia.com/a/gpu-11")
+    assert [s.unit.device for s in signals.of_pods([pod], "h100", lambda _: claimed)] == ([means] if means else [])
+    # A replica that has one device has no other that could be meant.
+    assert [s.unit.device for s in signals.of_pods([pod], "h100", lambda _: claimed[:1])] == [claimed[0]]
+
+
 # --- what people write ------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 status of pods. Shoal itself detects nothing here.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from shoal.core.devices.match import Matched
@@ -47,12 +47,28 @@ def of_devices(by_node: Mapping[str, Sequence[Matched]]) -> Iterator[HealthSigna
                 yield HealthSignal(Unit(node, str(matched.id)), faults.GPU_UNHEALTHY, text)
 
 
-def of_pods(pods: Iterable[Pod], gpu_class: str) -> Iterator[HealthSignal]:
-    """Devices of a class's replicas that their kubelets call unhealthy."""
+def of_pods(
+    pods: Iterable[Pod], gpu_class: str, claimed: Callable[[Pod], Collection[str]] = lambda _: ()
+) -> Iterator[HealthSignal]:
+    """Devices of a class's replicas that their kubelets call unhealthy. `claimed`: the devices in a pod's claims, as
+    `driver/pool/device`."""
     for pod in pods:
         if pod.node is None or pod.finished or pod.model_uid is None or pod.gpu_class != gpu_class:
             continue
         for device in pod.devices:
-            if not device.healthy and device.id:
+            if not device.healthy and (name := _claimed(device.id, claimed(pod))):
                 text = f"the kubelet says that the device, which pod {pod.key} holds, is not healthy"
-                yield HealthSignal(Unit(pod.node, device.id), faults.GPU_UNHEALTHY, text)
+                yield HealthSignal(Unit(pod.node, name), faults.GPU_UNHEALTHY, text)
+
+
+def _claimed(id: str, claimed: Collection[str]) -> str | None:
+    """Which device a kubelet means. One of a DRA driver it calls by its first CDI name, such as
+    `k8s.gpu.nvidia.com/claim=UID-gpu-0`: drivers end it with the device's own name, but nothing binds them. None: it
+    may be any of several."""
+    if not claimed or id in claimed:
+        return id or None
+    own = f"-{id.rpartition('=')[2]}"
+    fits = [each for each in claimed if own.endswith(f"-{each.rpartition('/')[2]}")]
+    if len(fits) == 1:
+        return fits[0]
+    return next(iter(claimed)) if len(claimed) == 1 else None
