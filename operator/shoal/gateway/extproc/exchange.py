@@ -309,6 +309,11 @@ class CarriedRequest:
             self._check()
             self._news.clear()
             await self._news.wait()
+        if self._head.served not in (None, _endpoint(target)):
+            # The record names the replica that was picked, and so is wrong.
+            log.warning(
+                "a proxy sent a request to another endpoint", picked=_endpoint(target), served=self._head.served
+            )
         told = dict(self._head.headers)
         flags = told.get(_SIDECAR)
         if target.server_name is not None and flags not in (None, b"-"):
