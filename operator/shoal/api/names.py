@@ -222,6 +222,8 @@ LOGS_PATH: Final = "/v1/logs"
 """Path of the gateway, with a tenant's own API key: the tenant's request log."""
 CHOICES_PATH: Final = "/v1/choices"
 """Path of the gateway, on OPS_PORT: `choices.RequestChoices`, why a request went to its replica."""
+ROUTE_STATS_PATH: Final = "/v1/routestats"
+"""Path of the gateway, on OPS_PORT: the last minute of routes (`routestats.RouteStatsPage`)."""
 HEADER_KEY: Final = "x-shoal-key"
 """Header for the key in place of `Authorization`, which the API server's proxy uses itself."""
 HEADER_POD_TOKEN: Final = "x-shoal-pod-token"  # noqa: S105 - a name, not a secret

@@ -82,6 +82,7 @@ GATEWAY: Final[dict[tuple[str, str], Right]] = {
     ("GET", names.LOGS_PATH): REQUEST_LOGS,
     ("DELETE", names.LOGS_PATH): ERASE_REQUEST_LOGS,
     ("GET", names.TRAFFIC_PATH): TRAFFIC,
+    ("GET", names.ROUTE_STATS_PATH): TRAFFIC,
     ("GET", names.CHOICES_PATH): ALL_REQUEST_LOGS,
 }
 

@@ -1,5 +1,5 @@
 """The gateway's port for operations: probes and metrics (`net/pages.py`), the demand stream, the request log, and
-facts of the last requests and why they went to their replicas.
+facts of the last requests, why they went to their replicas, and the last minute of routes.
 
 /healthz and /readyz answer every caller with a status. The reasons, and the metrics, are only for callers that `access`
 allows."""
@@ -14,6 +14,7 @@ from shoal.api.keys import Role
 from shoal.api.replica import HEARTBEAT_SECONDS
 from shoal.core.quota.share import PUBLISH_SECONDS
 from shoal.gateway.choices import ChoicesApi
+from shoal.gateway.routestats import RouteStatsApi
 from shoal.gateway.trafficapi import TrafficApi
 from shoal.kube.access import Access
 from shoal.net.hub import EventStream, StreamHub
@@ -46,6 +47,7 @@ def gateway_ops(
     logs: LogsApi | None = None,
     traffic: TrafficApi | None = None,
     choices: ChoicesApi | None = None,
+    routes: RouteStatsApi | None = None,
     prefixes: StreamHub | None = None,
     access: Access | None = None,
     credentials: TLSCredentials | None = None,
@@ -78,4 +80,6 @@ def gateway_ops(
         shell.route(ANY, names.TRAFFIC_PATH, traffic.ops)
     if choices is not None:
         shell.route(GET, names.CHOICES_PATH, choices.answer, choices.guard)
+    if routes is not None:
+        shell.route(GET, names.ROUTE_STATS_PATH, routes.answer, routes.guard)
     return shell

@@ -37,6 +37,7 @@ from shoal.gateway.peers import Peers
 from shoal.gateway.prefixes import PrefixShare
 from shoal.gateway.quota import Quotas
 from shoal.gateway.replicapool import ReplicaPool
+from shoal.gateway.routestats import RouteStatsApi
 from shoal.gateway.settings import GatewaySettings
 from shoal.gateway.shared import Gateway, engine_port
 from shoal.gateway.trafficapi import TrafficApi
@@ -245,6 +246,14 @@ class GatewayProcess:
             credentials=self.credentials,
             callers=callers,
         )
+        self.routes = RouteStatsApi(
+            self.gateway.routes,
+            settings.pod_name,
+            self.key_ring,
+            self._peer_pods,
+            credentials=self.credentials,
+            callers=callers,
+        )
         ops = gateway_ops(
             self.metrics.registry,
             self.missing,
@@ -255,6 +264,7 @@ class GatewayProcess:
             logs=self.logs,
             traffic=self.traffic,
             choices=self.choices,
+            routes=self.routes,
             prefixes=None if self.prefixes is None else self.prefixes.hub,
             access=Access(client) if settings.metrics_auth else None,
             credentials=self.credentials,
@@ -405,6 +415,7 @@ class GatewayProcess:
             await self.logs.close()
             await self.traffic.close()
             await self.choices.close()
+            await self.routes.close()
             await self.gateway.usage.close()
             await self.gateway.media.close()
             await self.gateway.copies.close()

@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import math
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -34,6 +35,7 @@ from shoal.core.routing.routes import (
     TargetRef,
     decide,
 )
+from shoal.core.routing.routestats import TargetKey
 from shoal.engine.wires import added_of
 from shoal.gateway import audioform, ids, modellist, redact
 from shoal.gateway.ability import needs_salt, refuse_incapable, takes_salt
@@ -777,10 +779,21 @@ class GatewayRequest:
                 app.logs.logger.end(logged, meter, app.directory.snapshot.keys.get(self._key_hash))
             app.metrics.observe(meter, self._engine_path)
             app.traffic.add(meter, prepared)
+            self._note_route(meter, prepared)
             if watcher is not None:
                 watcher.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await watcher
+
+    def _note_route(self, meter: Meter, prepared: Prepared) -> None:
+        """Counts the request for its route, at the target that it went to last."""
+        routed = self._routed
+        if routed is None:
+            return
+        key = TargetKey(routed.route, routed.target.key, routed.role)
+        first = meter.seconds_to_first_byte if prepared.stream else None
+        tokens = meter.tokens()["outputTokens"] or 0
+        self._app.routes.note(time.monotonic(), key, meter.outcome, tokens, first)
 
     async def _dispatch(
         self, prepared: Prepared, abort: AbortHandle, deadline: Deadline, leave_seconds: float | None

@@ -1,5 +1,6 @@
 """What all requests of one gateway share: the cluster's state, the clients, the budgets, the counts."""
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -8,6 +9,7 @@ from shoal.api.keys import LEDGER
 from shoal.api.names import ENGINE_PORT, ENGINE_TLS_PORT
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.resolve import ServedModel
+from shoal.core.routing.routestats import RouteWindows
 from shoal.gateway.bigbodies import BigBodies
 from shoal.gateway.body import BodyBudget
 from shoal.gateway.canaries import Canaries
@@ -109,6 +111,8 @@ class Gateway:
         self.traffic = TrafficSample(settings.traffic_requests)
         """Answered requests without their prompts, for advice."""
         self.choices = ChoiceMemory()
+        self.routes = RouteWindows(time.monotonic())
+        """The last minute of routes."""
         self.in_flight = 0
         self.stopping = False
 

@@ -1,8 +1,8 @@
-"""`shoal top`: load of all Models, live."""
+"""`shoal top`: load of all Models, or of all ModelRoutes, live."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -15,10 +15,14 @@ from shoal.cli.client import Unreachable, run_command
 from shoal.cli.options import Installation, operator_options
 from shoal.cli.output import console as make_console
 from shoal.cli.output import emit, output_option
+from shoal.cli.scaling import toproutes
+from shoal.cli.scaling.toproutes import RouteStatsClient, RouteTop
 from shoal.cli.scaling.totals import TopLine, line
 from shoal.cli.services import OperatorClient
+from shoal.kube.client import KubeClient
 from shoal.kube.errors import KubeError
 
+T = TypeVar("T")
 INTERVAL_SECONDS: Final = 1.0
 _COLUMNS: Final = (
     "model", "ready", "wanted", "held", "inFlight", "arrivalsPerSecond", "hourlyCost", "currency", "reason", "message",
@@ -31,11 +35,14 @@ SORTS: Final = ("name", "kv", "queue", "held", "rate", "cost")
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(["models"]), default="models")
+@click.argument("kind", type=click.Choice(["models", "routes"]), default="models")
 @click.option("-n", "--namespace", help="Default: the kubeconfig context's.")
-@click.option("-A", "--all-namespaces", is_flag=True, help="Models of all namespaces.")
-@click.option("--sort", type=click.Choice(SORTS), default="name", show_default=True, help="Sort order.")
+@click.option("-A", "--all-namespaces", is_flag=True, help="Models or routes of all namespaces.")
+@click.option(
+    "--sort", type=click.Choice(SORTS), default="name", show_default=True, help="Sort order. Routes: name or rate."
+)
 @click.option("--once", is_flag=True, help="Print once and exit; the default without a terminal.")
+@click.option("--gateway-url", help="With routes: URL of a gateway's operations port.")
 @output_option()
 @operator_options
 def command(
@@ -44,14 +51,18 @@ def command(
     all_namespaces: bool,
     sort: str,
     once: bool,
+    gateway_url: str | None,
     output: str,
     installation: Installation,
 ) -> None:
     """Show Models live, every second: replicas, KV cache in use, queues, rates, cost per hour.
 
-    An unknown value is `?`; `12+?` is a sum with unknown parts. Needs the ClusterRole shoal-viewer in
-    the namespace, or in Shoal's for all namespaces.
+    `shoal top routes` shows ModelRoutes: the last minute of each target, as all gateways counted it, and
+    the state of canaries. An unknown value is `?`; `12+?` is a sum with unknown parts. Needs the ClusterRole
+    shoal-viewer in the namespace, or in Shoal's for all namespaces.
     """
+    if kind == "routes" and sort not in toproutes.SORTS:
+        raise click.UsageError(f"routes are sorted by {' or '.join(toproutes.SORTS)}")
     if all_namespaces and namespace:
         raise click.UsageError("--all-namespaces and --namespace exclude each other")
     live = Console().is_terminal and not once and output == "table"
@@ -60,15 +71,24 @@ def command(
     async def work() -> None:
         async with await installation.connect() as client:
             where = None if all_namespaces else namespace or client.namespace or "default"
+            if kind == "routes":
+                gateways = RouteStatsClient(client, installation.namespace, gateway_url)
+                await _routes(console if live else None, client, gateways, where, sort, output)
+                return
             operator = OperatorClient(client, installation.namespace, installation.url)
             found = await operator.all(where)
             models = [m.model_dump(mode="json", by_alias=True) for m in ordered(found.models, sort)]
             if emit(output, models, models, _COLUMNS):
                 return
+            wide = where is None
             if not live:
-                console.print(render(found, wide=where is None, sort=sort, width=console.width))
-            else:
-                await _watch(console, operator, where, found, sort)
+                console.print(render(found, wide=wide, sort=sort, width=console.width))
+                return
+
+            def shown(found: Decisions, width: int, height: int, note: str) -> RenderableType:
+                return render(found, wide=wide, sort=sort, width=width, height=height, note=note, live=True)
+
+            await _watch(console, found, lambda: operator.all(where), shown)
 
     try:
         run_command(work())
@@ -76,18 +96,40 @@ def command(
         return
 
 
-async def _watch(console: Console, operator: OperatorClient, where: str | None, found: Decisions, sort: str) -> None:
+async def _routes(
+    live: Console | None, client: KubeClient, gateways: RouteStatsClient, where: str | None, sort: str, output: str
+) -> None:
+    found = await toproutes.read_routes(client, gateways, where)
+    documents, rows = toproutes.documents(found, sort)
+    if emit(output, documents, rows, toproutes.COLUMNS):
+        return
+    wide = where is None
+    if live is None:
+        make_console().print(toproutes.render(found, wide=wide, sort=sort))
+        return
+
+    def shown(found: RouteTop, _width: int, height: int, note: str) -> RenderableType:
+        return toproutes.render(found, wide=wide, sort=sort, height=height, note=note)
+
+    await _watch(live, found, lambda: toproutes.read_routes(client, gateways, where), shown)
+
+
+async def _watch(
+    console: Console,
+    found: T,
+    again: Callable[[], Awaitable[T]],
+    shown: Callable[[T, int, int, str], RenderableType],
+) -> None:
+    """Shows what was found, and every second what `again` finds. `shown` gets the width and the height of the screen,
+    and why the last one was not found."""
     note = ""
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             size = console.size
-            shown = render(
-                found, wide=where is None, sort=sort, width=size.width, height=size.height - 1, note=note, live=True
-            )
-            live.update(shown, refresh=True)
+            live.update(shown(found, size.width, size.height - 1, note), refresh=True)
             await asyncio.sleep(INTERVAL_SECONDS)
             try:
-                found, note = await operator.all(where), ""
+                found, note = await again(), ""
             except (Unreachable, KubeError) as error:  # a new leader, or an API server that restarts: keep going
                 note = f"not up to date: {error}"
 

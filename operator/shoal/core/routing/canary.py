@@ -8,7 +8,7 @@ them would end: a canary that fails at once is halted after a few requests.
 from collections import deque
 from typing import Final, Literal, NamedTuple
 
-_FAILED: Final = frozenset({"failed", "refused", "expired"})
+FAILED: Final = frozenset({"failed", "refused", "expired"})
 """Outcomes that count against a canary. What the engine rejects (4xx) does not: the client's mistake would halt the
 canary for all. Neither does a request whose client left."""
 
@@ -51,7 +51,7 @@ class CanaryWindow:
         records (metering/record.py); `ttft_seconds`: of a
         stream, from acceptance to the first byte; None: the answer is no stream, or never began."""
         limits = self._limits
-        if outcome in _FAILED:
+        if outcome in FAILED:
             self._failed.append(True)
         elif outcome == "answered":
             self._failed.append(False)
