@@ -45,12 +45,6 @@ _HEARD_SECONDS: Final = 9.0
 _BACKOFF_SECONDS: Final = 420.0
 """A container that was killed again and again is started after five minutes at the latest, and then has to start."""
 _INSIDE: Final = "/storm"
-_FLEET: Final[dict[str, Any]] = {
-    "nodes": [
-        {"name": "cpu-{n}", "count": 2},
-        {"name": "l40s-{n}", "count": 4, "gpus": 2, "gpuProduct": "NVIDIA-L40S", "gpuMemoryMiB": 46068},
-    ]
-}
 _SIMULATOR: Final[dict[str, Any]] = {
     "enabled": True,
     # Slow steps: answers last long enough to be hit by a fault, at no cost in CPU.
@@ -62,6 +56,12 @@ _SIMULATOR: Final[dict[str, Any]] = {
     ],
     "args": [],
 }
+
+
+def _fleet(nodes: int) -> dict[str, Any]:
+    """So many nodes with two GPUs each."""
+    gpus = {"gpus": 2, "gpuProduct": "NVIDIA-L40S", "gpuMemoryMiB": 46068}
+    return {"nodes": [{"name": "cpu-{n}", "count": 2}, {"name": "l40s-{n}", "count": nodes, **gpus}]}
 
 
 def models(drain_seconds: int, idle_seconds: int, driver: Driver, *, routed: bool = False) -> list[dict[str, Any]]:
@@ -77,7 +77,7 @@ def models(drain_seconds: int, idle_seconds: int, driver: Driver, *, routed: boo
         BURSTY: {"minReplicas": 0, "maxReplicas": 3, "stabilizationSeconds": 10, "idleSeconds": idle_seconds},
     }
     if routed:
-        scaling[routes.NEXT] = {"minReplicas": 1, "maxReplicas": 1}
+        scaling |= {name: {"minReplicas": 1, "maxReplicas": 1} for name in (routes.NEXT, routes.SHADOW)}
     return [
         {
             "apiVersion": "shoal.dev/v1alpha1",
@@ -91,7 +91,7 @@ def models(drain_seconds: int, idle_seconds: int, driver: Driver, *, routed: boo
 
 
 def tenant(*, routed: bool = False) -> dict[str, Any]:
-    granted = (STEADY, BURSTY, *((routes.NEXT,) if routed else ()))
+    granted = (STEADY, BURSTY, *((routes.NEXT, routes.SHADOW) if routed else ()))
     grants = [{"namespace": STORM, "name": name} for name in granted]
     keys = [{"name": "storm", "sha256": hash_api_key(KEY)}]
     metadata = {"name": STORM}
@@ -130,7 +130,7 @@ class Ground(LabCluster):
         """A lab with Shoal and all Models ready; it is gone afterwards, `folder` stays.
 
         `mutation`: a protection that is switched off (`tests.storm.mutants`). `driver`: who writes replicas. `earlier`:
-        the version that is installed first. `routed`: with routes, and a third Model for them.
+        the version that is installed first. `routed`: with routes, and two more Models for them.
         """
         engines = folder / "engines"
         engines.mkdir(parents=True, exist_ok=True)
@@ -140,7 +140,7 @@ class Ground(LabCluster):
             rows[versions.REPOSITORY] = _with_journal(earlier.row(), engines, earlier.root)
         lab = Lab.up(
             f"storm-{os.getpid()}",
-            fleet_data=FleetFile.model_validate(_FLEET),
+            fleet_data=FleetFile.model_validate(_fleet(5 if routed else 4)),
             faults=True,
             addons=("keda",) if driver == "KEDA" else (),
             extra_images=rows,

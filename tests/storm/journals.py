@@ -54,6 +54,8 @@ class UsageRow:
     """namespace/name of the ModelRoute."""
     admitted: str | None = None
     """When the gateway accepted the request."""
+    mirror_of: str | None = None
+    """Of a copy for a mirror: the request."""
 
 
 @dataclass(slots=True)
@@ -143,6 +145,8 @@ class Routed:
     """namespace/name."""
     models: tuple[str, ...]
     """namespace/name of each Model that may answer."""
+    mirror: str | None = None
+    """namespace/name of the Model that gets copies, and that nobody else asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +180,11 @@ class Journals:
     routes: dict[str, Routed] = field(default_factory=dict[str, Routed])
     """By the name that clients use; empty: there were none."""
     halts: list[Halt] = field(default_factory=list[Halt])
+
+    def copies(self) -> list[Sequence]:
+        """What engines of mirrors were sent: no client waits for it."""
+        mirrors = [one.mirror.partition("/")[2] for one in self.routes.values() if one.mirror is not None]
+        return [s for s in self.sequences if any(s.engine.startswith(f"{name}-") for name in mirrors)]
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -282,6 +291,7 @@ def _row(gateway: str, record: dict[str, Any]) -> UsageRow:
         model=data.get("model"),
         route=data.get("route"),
         admitted=data.get("admittedAt"),
+        mirror_of=data.get("mirrorOf"),
     )
 
 
@@ -307,7 +317,7 @@ def read_routes(path: Path) -> dict[str, Routed]:
     if not path.exists():
         return {}
     found: dict[str, Any] = orjson.loads(path.read_bytes())
-    return {name: Routed(routed["route"], tuple(routed["models"])) for name, routed in found.items()}
+    return {name: Routed(one["route"], tuple(one["models"]), one.get("mirror")) for name, one in found.items()}
 
 
 def read_scales(path: Path) -> list[Scale]:

@@ -12,7 +12,7 @@ their last checkpoint, of its other requests everything, and attempts that nobod
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -97,11 +97,13 @@ def account(
     kills: Iterable[Kill] = (),
     counted: Tokens | None = None,
     idle: Tokens = NOTHING,
+    copies: Collection[str] = (),
 ) -> Account:
     """Judges the contents.
 
     `counted`: the engines' own counters as somebody else read them at the end, when all of them still ran; None: only
-    the ledger has them, and of killed engines their last readings. `idle`: the same before the load.
+    the ledger has them, and of killed engines their last readings. `idle`: the same before the load. `copies`: requests
+    that gateways made for mirrors, which have attempt rows at most.
     """
     kills = list(kills)
     found = Account(kills=Counter(kill.what for kill in kills), idle=idle)
@@ -112,7 +114,7 @@ def account(
     for row in contents.rows:
         if row.attempt == 0 and row.ended:
             finals.setdefault(row.request, []).append(row)
-    seen = _accepted(contents, attempts, at_engines, spools)
+    seen = _accepted(contents, attempts, at_engines.keys() - copies, spools)
     found.requests = len(seen)
     for request, why in sorted(seen.items()):
         if request not in finals:
@@ -145,7 +147,7 @@ def account(
 def _accepted(
     contents: LedgerContents,
     attempts: Mapping[str, Attempt],
-    at_engines: Mapping[str, list[Sequence]],
+    at_engines: Iterable[str],
     spools: Iterable[UsageRow],
 ) -> dict[str, str]:
     """Every accepted request, and who saw it."""

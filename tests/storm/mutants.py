@@ -118,6 +118,14 @@ def keeps_model() -> None:
     Meter.reroute = reroute
 
 
+def bills_copies() -> None:
+    """The copy for a mirror is recorded as a request that its tenant pays for."""
+    from shoal.metering.meter import Meter
+
+    real = Meter.attempt_row
+    Meter.attempt_row = lambda self: self.final_row() if "mirrorOf" in self._base else real(self)
+
+
 def no_close_open() -> None:
     """A gateway does not close what a killed one left open in its spool."""
     from shoal.metering import spoolfile
@@ -178,6 +186,7 @@ MUTATIONS: Final[dict[str, Callable[[], None]]] = {
     "sends-again": sends_again,
     "no-halt": no_halt,
     "keeps-model": keeps_model,
+    "bills-copies": bills_copies,
     "early-mark": early_mark,
     "no-close-open": no_close_open,
     "no-dedupe": no_dedupe,

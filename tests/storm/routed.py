@@ -6,6 +6,8 @@
 | a record with a Model that is no target of the route, or with a replica of another Model than its own | broken |
 | a request whose final records in spool and ledger differ in their route or their Model | broken |
 | a broken canary that was not halted, or that got requests after it was | broken |
+| a copy for a mirror with two records or a final one, of no request, or of another Model or route | broken |
+| a mirror's engine that was sent copies, and no record of one | broken |
 
 That each request has exactly one final record is checked of all requests (verdict.py, metered.py).
 """
@@ -31,6 +33,7 @@ def violations(journals: Journals, contents: LedgerContents | None) -> list[str]
     rows = by_client(journals.rows)
     found = [text for id, attempt in journals.attempts.items() for text in _of(journals, id, attempt.model, rows)]
     found += [text for halt in journals.halts for text in _halted(halt, journals)]
+    found += _mirrored(journals)
     if contents is not None:
         found += _in_ledger(journals.rows, contents)
     return [f"routes: {text}" for text in found]
@@ -53,8 +56,10 @@ def line(journals: Journals) -> str:
         + (", ".join(f"{model} {times}" for model, times in sorted(answered.get(name, {}).items())) or "nobody")
         for name, count in sorted(sent.items())
     ]
+    copies = sum(row.mirror_of is not None for row in journals.rows)
     halted = sum(halt.since is not None for halt in journals.halts)
-    return "; ".join([*told, f"canaries broken {len(journals.halts)}, halted {halted}"])
+    canaries = f"canaries broken {len(journals.halts)}, halted {halted}"
+    return "; ".join([*told, canaries, f"copies at mirrors {len(journals.copies())}, recorded {copies}"])
 
 
 def _of(journals: Journals, id: str, asked: str, rows: Mapping[str, list[UsageRow]]) -> Iterable[str]:
@@ -68,6 +73,34 @@ def _of(journals: Journals, id: str, asked: str, rows: Mapping[str, list[UsageRo
             yield f"{named} has the Model {row.model}, which is no target"
         if row.kind == "final" and row.replica is not None and not row.replica.startswith(f"{row.model}-"):
             yield f"{named} has the Model {row.model} and the replica {row.replica}"
+
+
+def _mirrored(journals: Journals) -> Iterable[str]:
+    """Copies: nobody is billed for one. Of those whose gateway was killed there is no record."""
+    requests: dict[str, UsageRow] = {}
+    for row in journals.rows:
+        if row.mirror_of is None and row.kind in ("open", "final"):
+            requests[row.request] = row
+    mirrors = {one.route: one.mirror for one in journals.routes.values() if one.mirror is not None}
+    copies = [row for row in journals.rows if row.mirror_of is not None]
+    for id, count in Counter(row.request for row in copies).items():
+        if count > 1:
+            yield f"the copy {id} has {count} records"
+    for row in copies:
+        named = f"the copy {row.request} of {row.mirror_of}"
+        request = requests.get(row.mirror_of or "")
+        if row.kind != "attempt":
+            yield f"{named} has a {row.kind} record"
+        if request is None:
+            yield f"{named} is one of no request"
+        elif row.route != request.route or row.model != mirrors.get(row.route or ""):
+            yield f"{named} has the Model {row.model} and the route {row.route}, its request has {request.route}"
+    for row in requests.values():
+        if row.model in mirrors.values():
+            yield f"{row.request}: its {row.kind} record has the mirror {row.model} as its Model"
+    sent = len(journals.copies())
+    if sent >= ENOUGH and not copies:
+        yield f"engines of mirrors were sent {sent} copies, and none has a record"
 
 
 def _halted(halt: Halt, journals: Journals) -> Iterable[str]:

@@ -15,6 +15,8 @@ pytestmark = [pytest.mark.lab, pytest.mark.mutation, pytest.mark.timeout(600)]
 IDLE = round(SILENT_SECONDS) + 9
 """Seconds. With the streams cut nobody seems to ask: this idle window ends well after the time for which what was heard
 before may still be acted on, and well before the streams flow again."""
+STAYS = 600
+"""Seconds. No Model goes to zero: its wake on a busy machine would take the time in which a canary is to be broken."""
 
 
 @pytest.fixture(autouse=True)
@@ -93,13 +95,18 @@ def test_requests_that_are_sent_again_after_their_first_byte_are_found(tmp_path:
 
 
 def test_a_canary_that_nobody_halts_is_found(tmp_path: Path) -> None:
-    findings = run(storm("no-halt", "canary_broken", routes=True), tmp_path)
+    findings = run(storm("no-halt", "canary_broken", idle_seconds=STAYS, routes=True), tmp_path)
     assert any("was not halted" in v for v in findings.violations)
 
 
 def test_a_record_with_another_model_than_the_one_that_answered_is_found(tmp_path: Path) -> None:
-    findings = run(storm("keeps-model", "canary_broken", routes=True), tmp_path)
+    findings = run(storm("keeps-model", "canary_broken", idle_seconds=STAYS, routes=True), tmp_path)
     assert any("has the Model storm/storm-next and the replica storm/storm-steady-" in v for v in findings.violations)
+
+
+def test_a_copy_for_a_mirror_that_is_billed_is_found(tmp_path: Path) -> None:
+    findings = run(storm("bills-copies", seconds=30, idle_seconds=STAYS, routes=True), tmp_path)
+    assert any("the copy" in v and "has a final record" in v for v in findings.violations)
 
 
 def test_with_unknown_read_as_zero_replicas_go_while_nobody_is_heard(tmp_path: Path) -> None:

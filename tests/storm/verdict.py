@@ -128,7 +128,12 @@ def judge(journals: Journals, contents: LedgerContents | None = None, cached: in
     findings.violations += routed.violations(journals, contents)
     if contents is not None:
         findings.account = account(
-            contents, journals.attempts, journals.sequences, spools=journals.rows, kills=journals.kills
+            contents,
+            journals.attempts,
+            journals.sequences,
+            spools=journals.rows,
+            kills=journals.kills,
+            copies={sequence.rid for sequence in journals.copies()},
         )
         findings.violations += findings.account.violations()
     return findings

@@ -7,9 +7,9 @@ import orjson
 import pytest
 
 from tests.storm import routed
-from tests.storm.journals import Attempt, Halt, Journals, UsageRow, read_halts, read_routes
-from tests.storm.ledgerrows import LedgerContents, LedgerRow
-from tests.storm.routes import FRONT, NEXT, TRIAL, asked
+from tests.storm.journals import Attempt, Halt, Journals, Sequence, UsageRow, read_halts, read_routes
+from tests.storm.ledgerrows import HourSum, LedgerContents, LedgerRow, Tokens
+from tests.storm.routes import FRONT, NEXT, SHADOW, TRIAL, asked
 from tests.storm.verdict import Findings, judge
 
 STEADY, BURSTY = "storm-steady", "storm-bursty"
@@ -118,6 +118,50 @@ def test_a_halted_canary_gets_nothing(second: int, route: str, model: str, good:
     assert good or "after its halt" in findings.violations[0]
 
 
+COPY = dataclasses.replace(
+    FINAL, request="copy", client_id=None, kind="attempt", model=f"storm/{SHADOW}", replica=f"storm/{SHADOW}-l40s-a",
+    mirror_of="req",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, None),
+        ({"kind": "final"}, "the copy copy of req has a final record"),
+        ({"mirror_of": "another"}, "the copy copy of another is one of no request"),
+        ({"model": f"storm/{NEXT}"}, f"has the Model storm/{NEXT}"),
+        ({"route": f"storm/{TRIAL}"}, f"the route storm/{TRIAL}, its request has storm/{FRONT}"),
+        ({"mirror_of": None, "kind": "final"}, f"copy: its final record has the mirror storm/{SHADOW} as its Model"),
+    ],
+)
+def test_a_copy_has_one_record_that_nobody_pays_for(changes: dict[str, str | None], says: str | None) -> None:
+    found = judged(OPEN, FINAL, dataclasses.replace(COPY, **changes)).violations
+    assert bool(found) == (says is not None)
+    assert says is None or any(says in text for text in found)
+    assert "routes: the copy copy has 2 records" in judged(OPEN, FINAL, COPY, COPY).violations
+
+
+def test_what_the_engine_of_a_mirror_was_sent_is_no_lost_request() -> None:
+    sent = [
+        Sequence(f"copy-{at}", f"{SHADOW}-l40s-a", "boot", 10.0, 12.0, "stop", (7, 5)) for at in range(routed.ENOUGH)
+    ]
+    attempt = Attempt("a", "a", FRONT, "short", 10.0, 11.0, 11.0, 12.0, "answered", "", usage=(7, 5))
+
+    def judged_of(*rows: UsageRow) -> Findings:
+        hours = [HourSum(True, 1, Tokens(7, 5))]
+        journals = Journals({"a": attempt}, [OPEN, FINAL, *rows], sent, routes=ROUTES)
+        return judge(journals, LedgerContents([STORED], hours))
+
+    one = dataclasses.replace(COPY, request="copy-0")
+    account = judged_of(one).account
+    assert account is not None
+    assert account.lost == []
+    none = f"routes: engines of mirrors were sent {routed.ENOUGH} copies, and none has a record"
+    assert none in judged_of().violations
+    assert none not in judged_of(one).violations
+
+
 def test_without_routes_nothing_is_judged() -> None:
     attempt = Attempt("a", "a", "m", "short", 10.0, 11.0, 11.0, 12.0, "answered", "")
     assert routed.violations(Journals({"a": attempt}, [OPEN, FINAL]), None) == []
@@ -135,4 +179,7 @@ def test_the_journals_are_read_as_they_were_written(tmp_path: Path) -> None:
 def test_the_line_says_who_answered() -> None:
     attempt = Attempt("a", "a", FRONT, "short", 10.0, 11.0, 11.0, 12.0, "answered", "")
     told = routed.line(Journals({"a": attempt}, [OPEN, FINAL], routes=ROUTES, halts=[HALT]))
-    assert told == f"{FRONT} 1 requests, answered by {STEADY} 1; canaries broken 1, halted 1"
+    assert (
+        told
+        == f"{FRONT} 1 requests, answered by {STEADY} 1; canaries broken 1, halted 1; copies at mirrors 0, recorded 0"
+    )
