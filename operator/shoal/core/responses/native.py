@@ -49,7 +49,7 @@ def native_request(body: Mapping[str, Any]) -> Json:
     asked = body.get("include")
     if include := [one for one in _INCLUDED if isinstance(asked, list) and one in asked]:
         out["include"] = include
-    # All tenants of the route share its key: what is stored under it is everybody's.
+    # All tenants of the route share its key: each of them could read what is stored under it.
     out["store"] = False
     return out
 
