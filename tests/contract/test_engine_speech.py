@@ -81,7 +81,13 @@ async def test_what_it_cannot_decode_and_what_is_missing(speaker: EngineProcess)
 
 @pytest.mark.parametrize(
     ("audio", "measured"),
-    [(wav(3.2), 3_200), (flac(20, rate=16_000, block=4_096), 5_120), (wav(0.5, rate=48_000, channels=2), 500)],
+    [
+        (wav(3.2), 3_200),
+        (flac(20, rate=16_000, block=4_096), 5_120),
+        (wav(0.5, rate=48_000, channels=2), 500),
+        (wav(29), 29_000),  # 0.9 MiB, which the gateway writes in slices
+    ],
+    ids=["wav", "flac", "stereo", "long"],
 )
 async def test_the_gateway_measures_what_the_engine_hears(
     speaker: EngineProcess, tmp_path: Path, audio: bytes, measured: int

@@ -118,6 +118,20 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         model("spec.engine.extraArgs", ["tp=2"]),
         "each of `extraArgs` must be '--name=value' or '--flag'",
     ),
+    *(
+        (
+            f"{method} in groups",
+            model("spec.engine", {"speculation": {"method": method, **more}, "parallelism": {"attentionData": 2}}),
+            "spec.engine: Invalid value: `speculation` by NGram or DraftModel does not go with "
+            "`parallelism.attentionData` in SGLang",
+        )
+        for method, more in (("NGram", {"isolation": "Shared"}), ("DraftModel", {"draftPath": "draft"}))
+    ),
+    (
+        "guesses in stages",
+        model("spec.engine", {"speculation": {"method": "MTP"}, "parallelism": {"pipeline": 2}}),
+        "SGLang guesses no tokens in stages: leave out `speculation` or `parallelism.pipeline`",
+    ),
     ("parser", model("spec.engine.toolCallParser", "llama3 --api-key=x"), "must be the name of a parser of the engine"),
     # --- Model: names, variants, replicas, pod
     ("colon in a name", model("spec.servedNames", ["base:adapter"]), "':' and '/' have a meaning of their own"),
@@ -230,6 +244,24 @@ def test_bad_object_is_refused_with_words_that_help(apiserver: ApiServer, bad: d
 
     assert done.returncode != 0
     assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"type": "vLLM", "speculation": {"method": "NGram"}, "parallelism": {"attentionData": 2}},
+        {"speculation": {"method": "MTP"}, "parallelism": {"attentionData": 2}},
+        {"speculation": {"method": "NGram", "isolation": "Shared"}, "parallelism": {"attentionData": 1, "pipeline": 1}},
+        {"type": "vLLM", "speculation": {"method": "MTP"}, "parallelism": {"pipeline": 2}},
+        {"parallelism": {"attentionData": 2, "pipeline": 2}},
+    ],
+)
+def test_guesses_that_an_engine_makes_in_groups_and_stages_are_accepted(
+    apiserver: ApiServer, engine: dict[str, Any]
+) -> None:
+    done = apiserver.apply(model("spec.engine", engine), dry_run=True)
+
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_tenants_key_that_stands_in_place_of_its_hash_is_not_repeated(apiserver: ApiServer) -> None:

@@ -214,6 +214,17 @@ class Engine(Object):
             "!has(self.extraArgs) || self.extraArgs.all(a, a.startsWith('--'))",
             "each of `extraArgs` must be '--name=value' or '--flag'",
         ),
+        CELRule(
+            "self.type != 'SGLang' || !has(self.speculation) || !(self.speculation.method in ['NGram', 'DraftModel']) "
+            "|| !has(self.parallelism) || !has(self.parallelism.attentionData) || self.parallelism.attentionData < 2",
+            "`speculation` by NGram or DraftModel does not go with `parallelism.attentionData` in SGLang: leave one of "
+            "them out",
+        ),
+        CELRule(
+            "self.type != 'SGLang' || !has(self.speculation) || !has(self.parallelism) "
+            "|| !has(self.parallelism.pipeline) || self.parallelism.pipeline < 2",
+            "SGLang guesses no tokens in stages: leave out `speculation` or `parallelism.pipeline`",
+        ),
     )
 
 
