@@ -46,6 +46,8 @@ _SIDECAR: Final = HEADER_SIDECAR.encode()
 _REFUSED: Final = (b"UF", b"UH", b"UO", b"URX", b"UAEX")
 """Envoy's response flags that mean that there was no connection, or no admission (UAEX), so that nothing reached the
 engine."""
+_MOST_AROUND: Final = 32
+"""Bytes of lengths of chunks for each byte in them, at most."""
 _PROBE_SECONDS: Final = 4
 _PROBES: Final = 3
 """Seconds between keepalive probes. A machine that answers nothing for four intervals counts as lost."""
@@ -350,6 +352,56 @@ class _Connection(asyncio.Protocol):
             self._waiter.set_result(None)
 
 
+class _OutsideConnection(_Connection):
+    """One connection to a server that may send anything. What is no body is bounded, also after the head: a trailer
+    that does not end would be kept in memory. What follows a complete answer is for nobody, and ends the connection."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, pool: "Pool", target: UpstreamAddress) -> None:
+        super().__init__(loop, pool, target)
+        self._arrived = self._of_body = 0
+        self._lost = False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        super().connection_lost(exc)
+
+    async def send(self, head: bytes, body: bytes) -> None:
+        self._arrived = self._of_body = 0
+        await super().send(head, body)
+
+    def data_received(self, data: bytes) -> None:
+        self._arrived += len(data)
+        super().data_received(data)
+        # Small chunks may have as much around them as in them, and a little more.
+        if self._arrived > (1 + _MOST_AROUND) * self._of_body + 2 * _MAX_HEAD_BYTES + len(data):
+            self._fail(BadAnswer("the answer is hardly more than what stands around it"))
+
+    def _check(self) -> None:
+        # Only the end of the connection says whether an answer without a length was cut.
+        if not self._until_close or self._lost or self._error is not None:
+            super()._check()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._head_done:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._complete:
+            self.close()  # the next request here would get a second answer to this one
+        else:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if self._complete:
+            return
+        self._of_body += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._complete:
+            super().on_message_complete()
+
+
 class ClientTLS(Protocol):
     """What a pool's TLS connections trust, and show of themselves."""
 
@@ -471,6 +523,7 @@ class Pool:
 
     async def _connect(self, target: UpstreamAddress) -> _Connection:
         loop = asyncio.get_running_loop()
+        kind = _OutsideConnection if self._outside else _Connection
         try:
             context = None
             if target.server_name is not None:
@@ -479,7 +532,7 @@ class Pool:
                 context = self._credentials.client()
             async with asyncio.timeout(self._connect_timeout):
                 _, connection = await loop.create_connection(
-                    lambda: _Connection(loop, self, target),
+                    lambda: kind(loop, self, target),
                     target.host,
                     target.port,
                     ssl=context,

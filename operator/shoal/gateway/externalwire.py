@@ -9,7 +9,7 @@ import orjson
 
 from shoal.core.enginedifferences import NONE, EngineDifferences
 from shoal.core.fields.check import FORWARDED
-from shoal.engine.wire import AnswerGarbled, EngineCall, Ranking, Rewriter
+from shoal.engine.wire import AnswerGarbled, EngineCall, NotHere, Ranking, Rewriter
 from shoal.gateway.body import Parsed
 from shoal.net.errors import ApiError
 
@@ -80,19 +80,26 @@ class ExternalRewriter:
             self._text += _BYTES_PER_TOKEN
         else:
             self._text += _text_of(data)
-        return self.rewrite_any(data)
+        return self._named(data)
 
     def rewrite_any(self, data: bytes) -> bytes:
+        if not data.lstrip().startswith(b"{"):
+            raise NotHere("lost")
+        return self._named(data)
+
+    def _named(self, data: bytes) -> bytes:
         return _MODEL_FIELD.sub(lambda _: self._new, data, count=1)
 
 
 def _text_of(answer: bytes) -> int:
-    """Bytes of text in a whole answer."""
+    """Bytes of text in a whole answer. Raises NotHere: it is no answer, but the page of a proxy, perhaps."""
     try:
         decoded: Any = orjson.loads(answer)
     except orjson.JSONDecodeError:
-        return 0
-    choices: Any = cast(dict[str, Any], decoded).get("choices") if isinstance(decoded, dict) else None
+        raise NotHere("lost") from None
+    if not isinstance(decoded, dict):
+        raise NotHere("lost")
+    choices: Any = cast(dict[str, Any], decoded).get("choices")
     total = 0
     for choice in cast(list[Any], choices) if isinstance(choices, list) else ():
         inner: Any = cast(dict[str, Any], choice).get("message", choice) if isinstance(choice, dict) else None

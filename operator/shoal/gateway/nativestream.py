@@ -19,6 +19,10 @@ class Relay(Protocol):
 
     answering: bool
 
+    def holds(self, size: int) -> None:
+        """Counts bytes of the answer in memory. Raises ApiError."""
+        ...
+
 
 class BrokenStream(Exception):
     """What arrived is no event of this API, or an error before the first event."""
@@ -36,7 +40,7 @@ class NativeStream:
 
     def __init__(self, relay: Relay, api: NativeApi, model_name: str, meter: Meter, reply: Reply) -> None:
         self._relay, self._meter, self._reply = relay, meter, reply
-        self._splitter = sse.Splitter()
+        self._splitter = sse.Splitter(sse.MAX_EXTERNAL_EVENT_BYTES)
         self._events: NativeEvents = api.events(model_name)
         self._written = 0
         self.done = False
@@ -57,6 +61,7 @@ class NativeStream:
         Raises:
             BrokenStream: nothing of it may go to the client.
             EventTooLarge: an event does not end.
+            ApiError: it takes more memory than there is for answers.
         """
         out: list[bytes] = []
         for event in self._splitter.feed(data):
@@ -68,6 +73,8 @@ class NativeStream:
                 continue
             if (edited := self._one(event, first=not self._relay.answering and not out)) is not None:
                 out.append(edited)
+        if self._splitter.held > sse.SMALL_EVENT_BYTES:
+            self._relay.holds(self._splitter.held)
         if not out:
             return b""
         out.append(b"")

@@ -257,6 +257,7 @@ class _Events:
     __slots__ = (
         "_meter",
         "_multiple",
+        "_outside",
         "_plain",
         "_prepared",
         "_relay",
@@ -272,7 +273,8 @@ class _Events:
         self._prepared = prepared
         self._meter = meter
         self._reply = reply
-        self._splitter = sse.Splitter()
+        self._outside = prepared.model.external is not None
+        self._splitter = sse.Splitter(sse.MAX_EXTERNAL_EVENT_BYTES) if self._outside else sse.Splitter()
         self._multiple = prepared.choices * prepared.prompts > 1
         dialect = prepared.dialect
         self._translation = None if dialect is None else dialect.events(meter.id, prepared.model_name)
@@ -338,6 +340,8 @@ class _Events:
             else:
                 event = relay.rewriter.rewrite(event)
             out.append(relay.own_id(event) if relay.rid else event)
+        if self._outside and self._splitter.held > sse.SMALL_EVENT_BYTES:
+            relay.holds(self._splitter.held)
         if not out:
             return b""
         reply = self._reply

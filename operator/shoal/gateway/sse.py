@@ -10,6 +10,10 @@ from typing import Any, Final, cast
 import orjson
 
 MAX_EVENT_BYTES: Final = 32 * 1024 * 1024
+MAX_EXTERNAL_EVENT_BYTES: Final = 4 * 1024 * 1024
+"""Of an external target. The last event of a response repeats the whole answer."""
+SMALL_EVENT_BYTES: Final = 64 * 1024
+"""An unfinished event up to this size does not count towards the memory budget."""
 DONE: Final = b"data: [DONE]"
 
 _USAGE: Final = b'"usage":'
@@ -20,17 +24,24 @@ _RETURN: Final = ord("\r")
 
 
 class EventTooLarge(Exception):
-    """An event that does not end within MAX_EVENT_BYTES."""
+    """An event that does not end within its limit."""
 
 
 class Splitter:
     """Splits bytes into whole events, without the blank line at the end. Lines may end in LF, CRLF or CR."""
 
-    __slots__ = ("_held_return", "_rest")
+    __slots__ = ("_held_return", "_most", "_rest")
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_EVENT_BYTES) -> None:
+        """`most`: bytes of an event."""
+        self._most = most
         self._rest = b""
         self._held_return = False
+
+    @property
+    def held(self) -> int:
+        """Bytes of an event that has not ended yet."""
+        return len(self._rest)
 
     @property
     def between(self) -> bool:
@@ -51,7 +62,7 @@ class Splitter:
             return [event] if (event := data.strip(b"\n")) else []
         events = data.split(b"\n\n")
         self._rest = events.pop()
-        if len(self._rest) > MAX_EVENT_BYTES:
+        if len(self._rest) > self._most:
             raise EventTooLarge
         return [event for event in (part.strip(b"\n") for part in events) if event]
 
