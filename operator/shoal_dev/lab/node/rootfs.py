@@ -64,7 +64,8 @@ def build(spec: ContainerSpec) -> None:
         if mode & 0o55 != 0o55:  # group too: an image user's group is often 0, the owner of /root
             os.chmod(root + path, mode | 0o55)  # noqa: S103 - in the overlay, not on this machine
     for path in spec["host_mounts"]:
-        linux.bind(path, root + path, read_only=True)
+        if os.path.lexists(path):  # somebody may have unmounted and removed it since the node looked
+            linux.bind(path, root + path, read_only=True)
     linux.mount("proc", f"{root}/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
     linux.bind("/sys", f"{root}/sys", read_only=True)
     linux.mount("tmpfs", f"{root}/tmp", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=1777")  # noqa: S108

@@ -1,6 +1,7 @@
 """From image names to rows of the lab's image table."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,21 @@ def test_a_mounts_target_stays_inside_the_root(tmp_path: Path) -> None:
     assert rootfs.inside(str(tmp_path), "/var/run/secrets") == f"{tmp_path}/run/secrets"
     assert rootfs.inside(str(tmp_path), "/up/passwd") == f"{tmp_path}/etc/passwd"
     assert rootfs.inside(str(tmp_path), "/../../x") == f"{tmp_path}/x"
+
+
+def test_a_file_system_that_went_away_keeps_no_container_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the layers of an image that somebody was building on this machine when the node began."""
+    bound: list[str] = []
+    monkeypatch.setattr(rootfs.linux, "mount", lambda *_, **__: None)
+    monkeypatch.setattr(rootfs.linux, "bind", lambda source, *_, **__: bound.append(source))
+    monkeypatch.setattr(rootfs.linux, "pivot_root", lambda _: None)
+    monkeypatch.setattr(rootfs, "_devices", lambda _: None)
+    (tmp_path / "home").mkdir()
+    spec: Any = {"folder": str(tmp_path), "passable": [], "mounts": [], "read_only_root": False}
+    rootfs.build(spec | {"host_mounts": [str(tmp_path / "home"), str(tmp_path / "gone")]})
+    assert bound == [str(tmp_path / "home"), "/sys"]
 
 
 def test_one_process_runs_one_node(tmp_path: Path) -> None:
