@@ -51,7 +51,7 @@ binaries: setup ## Build what the lab and the charts' tests run (Kubernetes and 
 
 .PHONY: test-unit
 test-unit: setup ## Tests that need neither root nor a lab
-	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "not lab and not engine and not apiserver and not mutation and not keda and not karpenter and not kueue and not release" $(PYTEST_ARGS)
+	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "not lab and not engine and not apiserver and not mutation and not keda and not karpenter and not kueue and not release and not faults" $(PYTEST_ARGS)
 
 .PHONY: test-release
 test-release: setup models binaries ## A release without publishing, and what it made: installed, run, pushed to a registry here (4 minutes)
@@ -59,11 +59,11 @@ test-release: setup models binaries ## A release without publishing, and what it
 
 .PHONY: test-lab
 test-lab: setup models binaries ## Tests on real API servers and on the lab (the lab needs root; about 20 minutes on 2 cores)
-	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "(lab or apiserver) and not long and not engine and not mutation and not keda and not karpenter and not kueue" $(PYTEST_ARGS)
+	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "(lab or apiserver) and not long and not engine and not mutation and not keda and not karpenter and not kueue and not faults" $(PYTEST_ARGS)
 
 .PHONY: test-lab-long
 test-lab-long: setup models binaries ## The lab's long tests: the operator killed at every write, boards, traces, node cache, lost nodes (20 minutes)
-	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "lab and long and not engine and not mutation and not keda and not karpenter and not kueue" $(PYTEST_ARGS)
+	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "lab and long and not engine and not mutation and not keda and not karpenter and not kueue and not faults" $(PYTEST_ARGS)
 
 .PHONY: test-engine
 test-engine: setup models ## The contract suite on a real engine, on the CPU (ENGINE=sglang|vllm; installs it: 0.7 or 1 GB)
@@ -82,6 +82,10 @@ test-karpenter: setup models binaries ## Nodes that an autoscaler adds, by the r
 .PHONY: test-kueue
 test-kueue: setup models binaries ## Replicas that wait for a queue's quota, by the real Kueue (needs root; builds it once: about 8 minutes on 2 cores)
 	@$(RUN) pytest -m kueue $(PYTEST_ARGS)
+
+.PHONY: test-faults
+test-faults: setup models binaries ## Faults injected into a lab at every layer, and what `why` and `doctor` say of them (needs root; 12 minutes)
+	@$(RUN) pytest -m faults $(PYTEST_ARGS)
 
 .PHONY: test-storm
 test-storm: setup models binaries ## Storms with one protection switched off each: they must find what is wrong (10 minutes)

@@ -18,6 +18,7 @@ from tests.faults.worlds import (
     engine,
     event,
     gated,
+    gateway,
     gpu_class,
     model,
     node,
@@ -44,6 +45,11 @@ class Fault:
     """Reasons that are shown as its consequences, and not as causes."""
     evidence: str = ""
     """Words of its evidence."""
+
+
+def serves() -> dict[str, Any]:
+    """A pod that is ready."""
+    return pod(engine(running=True), conditions=[condition("Ready", "True", "")])
 
 
 def failed(text: str) -> ObjectView:
@@ -203,6 +209,22 @@ FAULTS = [
         engine_world("RuntimeError: Error 802: system not yet initialized"),
         "L0.5", "NVLinkFault", "fabric manager",
     ),
+    Fault(
+        "a fabric manager that is not as new as the driver",
+        engine_world("fabricmanager: version mismatch with the kernel driver"),
+        "L0.5", "NVLinkFault", "fabric manager",
+    ),
+    Fault(
+        "GPUs that cannot reach each other's memory",
+        engine_world("RuntimeError: peer access is not supported between these two devices"),
+        "L0.5", "FabricFailed", "NVLink",
+    ),
+    Fault(
+        "a taint of a health agent",
+        seen(FULL, nodes=(node(taints=[{"key": "health.example/gpu", "value": "unhealthy", "effect": "NoSchedule"}]),),
+             related=(CLASS,)),
+        "L0", "GPUUnhealthy", "vendor's diagnosis", ("NoCapacity",), "taint health.example/gpu",
+    ),
     # --- L1 driver
     Fault(
         "nodes without a device plugin",
@@ -225,6 +247,13 @@ FAULTS = [
         "L1", "DevicePluginMissing", "read its log", ("NoCapacity", "InsufficientGPUs"), "0 of 8",
     ),
     Fault(
+        "a class whose GPUs are all time-sliced",
+        seen(not_ready("NoCapacity", "its 1 node(s) have none of the resource"), nodes=(node(),), related=(gpu_class(
+            condition("Ready", "False", "SharedGPUs", "time-slicing, 4 parts of each GPU"),
+            condition("SharedGPUs", "True", "SharedGPUs", "time-slicing, 4 parts of each GPU")),)),
+        "L1", "SharedGPUs", "time-slicing", ("NoCapacity",),
+    ),
+    Fault(
         "a container toolkit that finds no driver",
         seen(
             not_ready("EngineFailed", "container engine of pod chat/llama-1: RunContainerError"),
@@ -242,6 +271,16 @@ FAULTS = [
         "a driver that was updated under a running node",
         engine_world("Failed to initialize NVML: Driver/library version mismatch"),
         "L1", "DriverFault", "Restart the machine",
+    ),
+    Fault(
+        "a device plugin that gives an admitted pod no GPU",
+        seen(
+            not_ready("Starting", "0 of 1 replicas ready"),
+            pods=(pod(phase="Failed", reason="UnexpectedAdmissionError", message="Allocate failed due to requested "
+                      "number of devices unavailable for nvidia.com/gpu. Requested: 1, Available: 0"),),
+            nodes=(node(),),
+        ),
+        "L1", "DeviceAllocationFailed", "device plugin", ("Starting",), "Available: 0",
     ),
     # --- L2 container
     Fault(
@@ -403,6 +442,132 @@ FAULTS = [
                        "context deadline exceeded")),
         "L2", "WebhookUnreachable", "admission webhook", ("PodsRefused",),
     ),
+    Fault(
+        "a ServiceAccount that does not exist",
+        seen(not_ready("PodsRefused", 'pods "llama-1" is forbidden: error looking up service account chat/reader: '
+                       'serviceaccount "reader" not found')),
+        "L2", "RequiredObjectMissing", "Create the ServiceAccount", ("PodsRefused",),
+    ),
+    Fault(
+        "a PriorityClass that does not exist",
+        seen(not_ready("PodsRefused", 'pods "llama-1" is forbidden: no PriorityClass with name serving was found')),
+        "L2", "RequiredObjectMissing", "PriorityClass", ("PodsRefused",),
+    ),
+    Fault(
+        "a namespace that is being deleted",
+        seen(not_ready("Refused", 'deployments.apps "llama" is forbidden: unable to create new content in namespace '
+                       "chat because it is being terminated")),
+        "L2", "NamespaceTerminating", "another namespace", ("Refused",),
+    ),
+    Fault(
+        "a node that has shut down",
+        seen(
+            not_ready("Starting", "0 of 1 replicas ready"),
+            pods=(pod(phase="Failed", reason="Terminated", message="Pod was terminated in response to imminent node "
+                      "shutdown."),),
+            nodes=(node(),),
+        ),
+        "L2", "NodeShutsDown", "until the node is back", ("Starting",),
+    ),
+    Fault(
+        "a kubelet that has no room for what the scheduler bound to it",
+        seen(
+            not_ready("Starting", "0 of 1 replicas ready"),
+            pods=(pod(phase="Failed", reason="OutOfnvidia.com/gpu", message="Node didn't have enough resource"),),
+            nodes=(node(),),
+        ),
+        "L2", "InsufficientGPUs", "Free or add GPUs", ("Starting",),
+    ),
+    Fault(
+        "a pod that had to go for one of a higher priority",
+        seen(
+            not_ready("Starting", "0 of 1 replicas ready"),
+            pods=(pod(phase="Failed", reason="Preempting", message="Preempted in order to admit critical pod"),),
+            nodes=(node(),),
+        ),
+        "L2", "Preempted", "PriorityClass", ("Starting",),
+    ),
+    Fault(
+        "an image without the engine",
+        seen(
+            not_ready("EngineFailed", "container engine of pod chat/llama-1: CreateContainerError: ..."),
+            pods=(pod(engine(waiting=("CreateContainerError", 'failed to create containerd task: OCI runtime create '
+                             'failed: exec: "sglang": executable file not found in $PATH: unknown'))),),
+            nodes=(node(),),
+        ),
+        "L2", "ImageIncomplete", "image that has the engine", ("EngineFailed",),
+    ),
+    Fault(
+        "an image whose libraries do not fit together",
+        engine_world("ImportError: libcudart.so.13: cannot open shared object file: No such file or directory"),
+        "L2", "ImageIncomplete", "libraries",
+    ),
+    Fault(
+        "an image that runs as root",
+        seen(
+            not_ready("EngineFailed", "container engine of pod chat/llama-1: CreateContainerConfigError: ..."),
+            pods=(pod(engine(waiting=("CreateContainerConfigError", "container has runAsNonRoot and image will run as "
+                                      "root (pod: ...)"))),),
+            nodes=(node(),),
+        ),
+        "L2", "ImageRunsAsRoot", "numeric user", ("EngineFailed",),
+    ),
+    Fault(
+        "a container that the runtime cannot create",
+        seen(
+            not_ready("EngineFailed", "container engine of pod chat/llama-1: CreateContainerError: ..."),
+            pods=(pod(engine(waiting=("CreateContainerError", "context deadline exceeded"))),),
+            nodes=(node(),),
+        ),
+        "L2", "ContainerRuntimeFault", "container runtime", ("EngineFailed",),
+    ),
+    Fault(
+        "a machine without memory for the engine",
+        engine_world("OSError: [Errno 12] Cannot allocate memory"),
+        "L2", "OutOfHostMemory", "memory of the container",
+    ),
+    Fault(
+        "a shared memory that is too small",
+        engine_world("RuntimeError: DataLoader worker is killed by signal: Bus error. insufficient shared memory"),
+        "L2", "NoSpaceInContainer", "/dev/shm",
+    ),
+    Fault(
+        "a class whose only node is cordoned",
+        seen(FULL, pods=(pending("0/1 nodes are available: 1 node(s) were unschedulable."),),
+             nodes=(node(unschedulable=True),), related=(CLASS,)),
+        "L2", "NodeCordoned", "Uncordon", ("NoCapacity",), "spec.unschedulable",
+    ),
+    Fault(
+        "a class whose only node is cordoned under a replica that stays",
+        seen(FULL, pods=(serves(),), nodes=(node(unschedulable=True),), related=(CLASS,)),
+        "L2", "NodeCordoned", "Uncordon", ("NoCapacity",),
+    ),
+    Fault(
+        "a taint of the only node that the class does not tolerate",
+        seen(FULL, nodes=(node(taints=[{"key": "maintenance", "value": "true", "effect": "NoExecute"}]),),
+             related=(CLASS,)),
+        "L2", "TaintNotTolerated", "toleration", ("NoCapacity",), "maintenance=true:NoExecute",
+    ),
+    Fault(
+        "a quota that refuses the Job that reads the source",
+        seen(
+            not_ready("ReadingArtifact", "Job llama-facts-1 reads the source's metadata: it has no pod yet"),
+            events=(event("Job", "llama-facts-1", "FailedCreate", 'Error creating: pods "llama-facts-1-x" is '
+                          "forbidden: exceeded quota: pods, requested: pods=1, used: pods=4, limited: pods=4"),),
+        ),
+        "L2", "ResourceQuotaExceeded", "Raise the ResourceQuota", ("ReadingArtifact",), "exceeded quota",
+    ),
+    Fault(
+        "an image of the Job that reads the source",
+        seen(not_ready("ReadingArtifact", "Job llama-facts-1 reads the source's metadata: container facts of pod "
+                       "chat/llama-facts-1-x: ErrImagePull: failed to pull: manifest unknown")),
+        "L2", "ImageNotFound", "name or tag", ("ReadingArtifact",),
+    ),
+    Fault(
+        "a Job that reads the source and has too little memory",
+        seen(not_ready("StageFailed", "reading the source's metadata ended with exit code 137: OOMKilled")),
+        "L2", "OutOfHostMemory", "memory of the container", ("StageFailed",),
+    ),
     # --- L2.5 artifact
     Fault(
         "a gated repository",
@@ -460,6 +625,16 @@ FAULTS = [
         ),
         "L3", "OutOfGPUMemory", "more memory", ("LoadingAdapter", "EngineFailed"),
     ),
+    Fault(
+        "a hub that the engine asks and that does not answer",
+        engine_world("OSError: We couldn't connect to 'https://huggingface.co' to load the files"),
+        "L2.5", "SourceUnreachable", "network",
+    ),
+    Fault(
+        "a config that is no JSON",
+        engine_world("OSError: It looks like the config file at '/m/config.json' is not a valid JSON file."),
+        "L2.5", "WeightsCorrupt", "compare checksums",
+    ),
     # --- L3 execution
     Fault(
         "an engine that runs out of GPU memory at its start",
@@ -476,6 +651,21 @@ FAULTS = [
         "a collective that times out",
         engine_world("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)"),
         "L3", "NCCLError", "NCCL_DEBUG=INFO",
+    ),
+    Fault(
+        "a KV cache for which no memory is left",
+        engine_world("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."),
+        "L3", "OutOfGPUMemory", "memory fraction",
+    ),
+    Fault(
+        "a GPU whose memory another process has",
+        engine_world("ValueError: Free memory on device (3.1/79.2 GiB) on startup is less than desired GPU memory"),
+        "L3", "OutOfGPUMemory", "more memory",
+    ),
+    Fault(
+        "ranks that do not find each other",
+        engine_world("torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 joined"),
+        "L3", "NCCLError", "ranks",
     ),
     # --- L4 engine
     Fault(
@@ -526,6 +716,61 @@ FAULTS = [
                       "arguments: --x"),
         ),
         "L4", "EngineArguments", "extraArgs", ("RolloutStalled",),
+    ),
+    Fault(
+        "a model with code of its own",
+        engine_world("ValueError: The repository contains custom code. Please pass `trust_remote_code=True`."),
+        "L4", "RemoteCodeNeeded", "code of the model's own",
+    ),
+    Fault(
+        "heads that cannot be divided",
+        engine_world("AssertionError: num_attention_heads 14 must be divisible by tensor parallel size 4"),
+        "L4", "ParallelismImpossible", "spec.engine.parallelism",
+    ),
+    Fault(
+        "a quantization that the engine does not have",
+        engine_world("ValueError: Quantization method mxfp9 is not supported for the current GPU"),
+        "L4", "QuantizationUnsupported", "quantization",
+    ),
+    Fault(
+        "an engine that loads for an hour",
+        seen(
+            not_ready("Loading", "0 of 1 replicas ready; 1 loading"),
+            pods=(pod(engine(running=True), conditions=[condition("Initialized", "True", "", ago=3600)]),),
+            nodes=(node(),),
+        ),
+        "L4", "LoadsTooLong", "kubectl logs", ("Loading",), "running, not ready",
+    ),
+    Fault(
+        "an engine that was ready in no time that it had",
+        seen(
+            failed("no message"),
+            pods=(pod(crashed("", 137)),),
+            nodes=(node(),),
+            events=(event("Pod", "llama-1", "Killing", "Container engine failed startup probe, will be restarted"),),
+        ),
+        "L4", "StartTimeout", "--previous", ("EngineFailed",),
+    ),
+    Fault(
+        "an engine that runs and stops answering",
+        seen(
+            not_ready("Loading", "0 of 1 replicas ready"),
+            pods=(pod(engine(running=True, more={"started": True})),),
+            nodes=(node(),),
+            events=(event("Pod", "llama-1", "Unhealthy", "Readiness probe failed: context deadline exceeded"),),
+        ),
+        "L4", "EngineUnresponsive", "readiness probe", ("Loading",),
+    ),
+    # --- L5 gateway
+    Fault(
+        "gateways that are not ready",
+        seen(model(READY), gateways=(gateway(), gateway("shoal-gateway-2"))),
+        "L5", "GatewaysNotReady", "gateways' pods", (), "0 of 2 pods ready",
+    ),
+    Fault(
+        "gateways whose image cannot be pulled",
+        seen(model(READY), gateways=(gateway(waiting=("ImagePullBackOff", "manifest unknown")),)),
+        "L2", "ImageNotFound", "name or tag", ("GatewaysNotReady",),
     ),
     # --- L6 client
     Fault(
@@ -623,7 +868,9 @@ def test_each_reason_of_a_condition_is_found_on_its_layer(reason: str) -> None:
 
 def test_every_layer_that_conditions_and_pods_can_show_has_faults() -> None:
     assert len(FAULTS) >= 40
-    assert {fault.layer for fault in FAULTS} == {"L0", "L0.5", "L1", "L2", "L2.5", "L3", "L4", "L6", "control"}
+    assert {fault.layer for fault in FAULTS} == {
+        "L0", "L0.5", "L1", "L2", "L2.5", "L3", "L4", "L5", "L6", "control",
+    }  # fmt: skip
 
 
 def test_evidence_has_its_age_and_where_it_was_seen() -> None:
@@ -668,6 +915,54 @@ def test_a_fault_on_one_node_does_not_explain_a_pod_on_another() -> None:
     assert [cause.reason for cause in found] == ["DiskPressure", "EngineFailed"]
     assert any("CUDAError" in line for line in found[0].consequences)
     assert "pod chat/llama-1" in found[1].message
+
+
+def test_one_cordoned_node_of_several_is_a_note() -> None:
+    world = seen(FULL, nodes=(node(), node(name="gpu-2", unschedulable=True)), related=(CLASS,))
+    assert [(c.reason, c.state) for c in causes(world, NOW).causes] == [
+        ("NoCapacity", "fault"),
+        ("NodeCordoned", "note"),
+    ]
+
+
+def test_a_cordoned_node_whose_model_serves_is_no_fault() -> None:
+    world = seen(model(READY), pods=(serves(),), nodes=(node(unschedulable=True),), related=(CLASS,))
+    assert causes(world, NOW).state == "ok"
+    alone = seen(kind="node", nodes=(node(unschedulable=True),), related=(CLASS,))
+    assert [(c.reason, c.state) for c in causes(alone, NOW).causes] == [("NodeCordoned", "note")]
+
+
+def test_a_taint_that_the_class_tolerates_or_kubernetes_sets_is_none() -> None:
+    tolerant = replace(CLASS, spec={**CLASS.spec, "tolerations": [{"key": GPU, "operator": "Exists"}, {"bad": 1}]})
+    taints = [{"key": GPU, "value": "present", "effect": "NoSchedule"},
+              {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"},
+              {"key": "soft", "effect": "PreferNoSchedule"}]  # fmt: skip
+    world = seen(FULL, nodes=(node(taints=taints),), related=(tolerant,))
+    assert [c.reason for c in causes(world, NOW).causes] == ["NoCapacity"]
+
+
+def test_one_class_without_gpus_does_not_explain_that_another_is_full() -> None:
+    absent = replace(gpu_class(condition("Ready", "False", "NoNodes", "no node has the labels")), name="absent")
+    found = causes(seen(FULL, nodes=(node(),), related=(CLASS, absent)), NOW).causes
+    assert [c.reason for c in found] == ["NoNodes", "NoCapacity"]
+
+
+def test_gateways_and_a_replica_that_fail_at_once_are_two_causes() -> None:
+    """Replicas start and load without gateways: neither explains the other."""
+    world = seen(failed("ValueError: y"), pods=(pod(crashed("ValueError: y")),), nodes=(node(),), gateways=(gateway(),))
+    assert [c.reason for c in causes(world, NOW).causes] == ["EngineFailed", "GatewaysNotReady"]
+
+
+def test_an_engine_that_has_loaded_for_minutes_is_waited_for() -> None:
+    begun = condition("Initialized", "True", "", ago=600)
+    world = seen(not_ready("Loading", "1 loading"), pods=(pod(engine(running=True), conditions=[begun]),))
+    assert causes(world, NOW).state == "waiting"
+
+
+def test_a_tenant_of_routes_only_may_use_something() -> None:
+    """A route may have external targets, which need no grant."""
+    world = seen(tenant(condition("Ready", "True", "Active"), spec={"routes": [{"namespace": "chat"}]}))
+    assert causes(world, NOW).state == "ok"
 
 
 def test_one_sick_node_of_several_does_not_explain_that_all_gpus_are_taken() -> None:

@@ -19,6 +19,7 @@ from shoal.core.doctor.types import (
     NodeCacheSettings,
     NodeLease,
     PermissionState,
+    ProxySettings,
     ServiceState,
     WorkloadState,
 )
@@ -280,6 +281,38 @@ FAULTS = [
         replace(WELL, models=(model(condition("Ready", "False", "EngineFailed", "it ended")),)),
         "warning", "L4", "EngineFailed", "chat/llama", "shoal why model/llama -n chat",
     ),
+    InstallationFault(
+        "a Model whose engine names the layer below it",
+        replace(WELL, models=(model(condition("Ready", "False", "EngineFailed", "no CUDA-capable device")),)),
+        "warning", "L1", "DriverMissing", "chat/llama", "shoal why model/llama -n chat",
+    ),
+    InstallationFault(
+        "a Model whose source nobody reads",
+        replace(WELL, models=(model(condition("Ready", "False", "ReadingArtifact", "Job facts-1 reads the source's "
+                                              "metadata: 0/3 nodes are available: 3 Insufficient cpu.")),)),
+        "warning", "L2", "InsufficientCPUOrMemory", "chat/llama", "shoal why model/llama -n chat",
+    ),
+    # --- proxies
+    InstallationFault(
+        "proxies without the kind InferencePool",
+        replace(WELL, proxies=ProxySettings(True, True, ("ingress",), pools=False)),
+        "warning", "L5", "InferencePoolsMissing", "does not serve InferencePools", "CustomResourceDefinitions",
+    ),
+    InstallationFault(
+        "InferencePools that no Model gets",
+        replace(WELL, proxies=ProxySettings(False, True, (), pools=True)),
+        "warning", "L5", "InferencePoolsUnused", "gateway.extProc is off", "gateway.extProc.enabled",
+    ),
+    InstallationFault(
+        "proxies that prove nothing to engines",
+        replace(WELL, proxies=ProxySettings(True, False, ("ingress",), pools=True)),
+        "warning", "L5", "ProxiesWithoutProof", "no proof", "transport.mtls.enabled",
+    ),
+    InstallationFault(
+        "proxies that no network policy lets in",
+        replace(WELL, proxies=ProxySettings(True, True, (), pools=True)),
+        "error", "L5", "NoProxyNamespace", "names no namespace", "gateway.extProc.proxyNamespaces",
+    ),
     # --- tenants
     InstallationFault(
         "a tenant that may use nothing",
@@ -322,13 +355,25 @@ def test_a_fault_is_found_with_what_to_do(fault: InstallationFault) -> None:
 def test_what_cannot_be_read_is_unknown_and_no_more() -> None:
     parts = (
         "workloads", "lease", "kinds", "permissions", "certificates", "clock", "node_leases", "services",
-        "name_service", "cache", "classes", "models", "tenants", "nodes",
+        "name_service", "proxies", "cache", "classes", "models", "tenants", "nodes",
     )  # fmt: skip
     for part in parts:
         found = bad(replace(WELL, **{part: Unread(part, "you may not")}))
         assert found, part
         assert {each.outcome for each in found} == {"unknown"}, part
         assert all("you may not" in each.message for each in found)
+
+
+def test_proxies_that_carry_requests_with_proofs_are_well() -> None:
+    assert bad(replace(WELL, proxies=ProxySettings(True, True, ("ingress",), pools=True))) == []
+    assert bad(replace(WELL, proxies=ProxySettings(False, False, (), pools=False))) == []
+
+
+def test_the_scalers_service_needs_an_address_where_keda_drives_a_model() -> None:
+    seen = replace(WELL, services=(ServiceState("shoal-gateway", 2, 0), ServiceState("shoal-scaler", 0, 0)))
+    assert bad(seen) == []
+    driven = model(READY, condition("ScalingActive", "True", "DrivenByKEDA"))
+    assert [each.reason for each in bad(replace(seen, models=(driven,)))] == ["NoReadyAddress"]
 
 
 def test_permissions_in_a_part_of_the_namespaces_are_called_so() -> None:

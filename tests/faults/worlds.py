@@ -116,6 +116,13 @@ def pod(*containers: Json, name: str = "llama-1", node: str | None = "gpu-1", **
     }
 
 
+def gateway(name: str = "shoal-gateway-1", **status: Any) -> Json:
+    """A pod of a gateway that is not ready."""
+    found = pod(*([engine(name="gateway", **status)] if status else []), name=name, node="cpu-1")
+    found["metadata"] |= {"namespace": "shoal-system", "labels": {"app.kubernetes.io/component": "gateway"}}
+    return found
+
+
 def pending(message: str, name: str = "llama-1") -> Json:
     waits = condition("PodScheduled", "False", "Unschedulable", message, ago=120)
     return pod(name=name, node=None, conditions=[waits])
@@ -163,6 +170,7 @@ def seen(
     nodes: tuple[Json, ...] = (),
     events: tuple[Json, ...] = (),
     related: tuple[ObjectView, ...] = (),
+    gateways: tuple[Json, ...] | None = None,
     lease_ago: float | None = 2,
     decision: DecisionView | None = None,
     unread: tuple[Unread, ...] = (),
@@ -186,6 +194,7 @@ def seen(
             *(WhyNode(name, (), False, {}, {}, {}, gone=True) for name in removed),
         ),
         events=tuple(layerviews.event(each) for each in events),
+        gateways=None if gateways is None else tuple(layerviews.pod(each) for each in gateways),
         lease=layerviews.lease(lease),
         decision=decision,
         unread=unread,

@@ -21,7 +21,7 @@ from shoal.controllers.artifacts import KEEP_SECONDS
 from shoal.controllers.scaling.observe import policy
 from shoal.core.disruption import min_available
 from shoal.core.keda import bounds, ceilings, floors
-from shoal.manifests import cache, devices, keda
+from shoal.manifests import cache, devices, inferencepool, keda
 from shoal.manifests import model as manifests
 from shoal.manifests.facts import facts_job
 from shoal.manifests.shape import VariantShape, engine_version
@@ -67,6 +67,10 @@ def children(
         if (template := devices.claim_template(shape)) is not None:
             yield template
         yield manifests.deployment(shape, surge=False, replicas=0 if driven else plan.replicas)
+    if config.ext_proc.enabled:
+        # Its EndpointSlice is left out: it has the addresses of gateways that run.
+        yield inferencepool.service(model)
+        yield inferencepool.pool(model, config)
     yield from _for_keda(model, report, config, shoal_namespace)
 
 

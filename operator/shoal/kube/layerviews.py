@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, cast
 from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.core import quantity
+from shoal.core.facts import Taint
 from shoal.core.layers.types import (
     ConditionView,
     ContainerView,
@@ -90,6 +91,11 @@ def node(raw: JsonObject) -> WhyNode:
         allocatable=_devices(_map(status, "allocatable")),
         labels=_map(metadata, "labels"),
         deleting="deletionTimestamp" in metadata,
+        taints=tuple(
+            Taint(_text(t.get("key")), _text(t.get("value")), _text(t.get("effect")))
+            for t in _seq(spec, "taints")
+            if t.get("effect") in ("NoSchedule", "NoExecute")
+        ),
     )
 
 
@@ -151,6 +157,7 @@ def _container(status: JsonObject, *, init: bool) -> ContainerView:
         exit_message=_text(ended.get("message")),
         ended=time_of(ended.get("finishedAt")),
         unhealthy_devices=tuple(_unhealthy(status)),
+        started=status.get("started") is True,
     )
 
 

@@ -154,3 +154,16 @@ def test_a_configuration_that_is_none_is_refused(tmp_path: Path, text: str, told
     done = render(tmp_path, CLASS, model(), args=("--config", str(path)))
     assert done.exit_code == 2
     assert told in done.output
+
+
+def test_where_proxies_carry_requests_the_inference_pool_is_printed_with_the_service_that_it_names(
+    tmp_path: Path,
+) -> None:
+    config = chart_defaults().model_dump(mode="json", by_alias=True)
+    config["extProc"] = {"enabled": True, "proxyNamespaces": ["ingress"]}
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    done = render(tmp_path, CLASS, model(), args=("--config", str(path)))
+    found = {one["kind"]: one for one in printed(done)}
+    picker = found["InferencePool"]["spec"]["endpointPickerRef"]
+    assert (picker["kind"], picker["name"]) == ("Service", found["Service"]["metadata"]["name"])

@@ -23,6 +23,17 @@ DECISIONS = "/api/v1/namespaces/shoal-system/pods/shoal-operator-1:9090/proxy/v1
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB"
 
 
+GATEWAYS = "/api/v1/namespaces/shoal-system/pods"
+
+
+def gateway(ready: str) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "shoal-gateway-1", "namespace": "shoal-system"},
+        "spec": {"nodeName": "cpu-1"},
+        "status": {"phase": "Running", "conditions": [condition("Ready", ready, "x")]},
+    }
+
+
 def listed(*items: Any) -> dict[str, Any]:
     return {"metadata": {"resourceVersion": "1"}, "items": list(items)}
 
@@ -64,6 +75,7 @@ def api() -> CannedApi:
             f"{SHOAL}/gpuclasses": listed(GPU_CLASS),
             "/apis/events.k8s.io/v1/namespaces/chat/events": listed(),
             "/apis/events.k8s.io/v1/namespaces/default/events": listed(),
+            GATEWAYS: listed(gateway("True")),
             LEASE: {"spec": {"holderIdentity": "shoal-operator-1", "renewTime": "2999-01-01T00:00:00.000000Z"}},
             DECISIONS: answer.model_dump(mode="json", by_alias=True),
         }
@@ -263,3 +275,15 @@ def test_nothing_is_written(kubeconfig: Path, api: CannedApi) -> None:
     assert api.patches == []
     assert {method for method, _, _ in api.calls} == {"GET"}
     assert not any("/secrets" in path for path in api.asked)
+
+
+@pytest.mark.parametrize("there", [(), (gateway("False"),)])
+def test_a_model_that_serves_is_of_no_use_without_gateways(
+    kubeconfig: Path, api: CannedApi, there: tuple[dict[str, Any], ...]
+) -> None:
+    api.answers[MODEL] = model(condition("Ready", "True", "ReplicasReady", "1 of 1 replicas ready"))
+    api.answers["/api/v1/namespaces/chat/pods"] = listed()
+    api.answers[GATEWAYS] = listed(*there)
+    found = json.loads(why(kubeconfig, "llama", "-o", "json").output)
+    assert found["state"] == "failing"
+    assert [(cause["layer"], cause["reason"]) for cause in found["causes"]] == [("L5", "GatewaysNotReady")]

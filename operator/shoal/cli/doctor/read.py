@@ -21,6 +21,7 @@ from shoal.core.doctor.types import (
     KindState,
     NodeCacheSettings,
     PermissionState,
+    ProxySettings,
     ServiceState,
     WorkloadState,
 )
@@ -35,6 +36,7 @@ from shoal.kube.resources import (
     ENDPOINTSLICES,
     EVENTS,
     GPUCLASSES,
+    INFERENCEPOOLS,
     LEASES,
     MODELS,
     NODES,
@@ -93,13 +95,18 @@ class DoctorReader:
             events=await self._views("events of Shoal", EVENTS, layerviews.event),
             lease=await self._part("Lease shoal-operator", self._lease()),
             kinds=await self._part("CustomResourceDefinitions", self._kinds()),
-            permissions=await self._part("permissions of the operator", self._permissions(account, scope)),
+            permissions=await self._part(
+                "permissions of the operator", self._permissions(account, scope, _section(settings, "extProc"))
+            ),
             certificates=await self._part("metadata of Secrets", self._certificates()),
             clock=await self._part("clock of the API server", self._clock()),
             node_leases=await self._views("Leases of nodes", LEASES, doctorviews.node_lease, _NODE_LEASES),
             services=await self._part("Services of Shoal", self._services()),
             name_service=await self._part("the cluster's name service", self._name_service()),
             cache=config if isinstance(config, Unread) else _cache(settings),
+            proxies=config
+            if isinstance(config, Unread)
+            else await self._part("InferencePools", self._proxies(settings)),
             disks=None if isinstance(nodes, Unread) else dict(d for raw in nodes if (d := doctorviews.disk(raw))),
             classes=await self._objects("GPU classes", "class", GPUCLASSES),
             nodes=nodes if isinstance(nodes, Unread) else tuple(layerviews.node(raw) for raw in nodes),
@@ -206,12 +213,32 @@ class DoctorReader:
         found = doctorviews.services(listed, await self._list(ENDPOINTSLICES, _SYSTEM) if listed else ())
         return max(found, key=lambda each: each.ready, default=None)
 
-    async def _permissions(self, account: str, scope: tuple[str, ...]) -> tuple[PermissionState, ...]:
+    async def _proxies(self, settings: JsonObject) -> ProxySettings:
+        proxies, mtls = _section(settings, "extProc"), _section(_section(settings, "transport"), "mtls")
+        try:
+            kind = await self._client.get(_CRDS, f"{INFERENCEPOOLS.plural}.{INFERENCEPOOLS.group}")
+        except NotFound:
+            kind = {}
+        versions = _list(_section(kind, "spec"), "versions")
+        served = any(v.get("name") == INFERENCEPOOLS.version and v.get("served") is True for v in versions)
+        return ProxySettings(
+            enabled=proxies.get("enabled") is True,
+            mtls=mtls.get("enabled") is True,
+            namespaces=tuple(str(each) for each in _list(proxies, "proxyNamespaces")),
+            pools=served,
+        )
+
+    async def _permissions(
+        self, account: str, scope: tuple[str, ...], proxies: JsonObject
+    ) -> tuple[PermissionState, ...]:
         """By reviews, which the API server does not store."""
-        rows: list[tuple[str | None, Permission]] = [(None, row) for row in permissions.OPERATOR]
+        wanted = permissions.OPERATOR
+        if proxies.get("enabled") is True:
+            wanted += permissions.OPERATOR_PROXIES
+        rows: list[tuple[str | None, Permission]] = [(None, row) for row in wanted]
         if scope:
-            narrow = permissions.in_cluster(permissions.OPERATOR, scoped=False)
-            rows = [(None, row) for row in permissions.in_cluster(permissions.OPERATOR, scoped=True)]
+            narrow = permissions.in_cluster(wanted, scoped=False)
+            rows = [(None, row) for row in permissions.in_cluster(wanted, scoped=True)]
             rows += [(space, row) for space in scope[:MOST_SCOPES] for row in narrow]
         rows += [(self._namespace, row) for row in permissions.OPERATOR_OWN_NAMESPACE]
         gate = asyncio.Semaphore(AT_ONCE)
@@ -266,8 +293,7 @@ def _account(workloads: Iterable[WorkloadState]) -> str:
 
 
 def _cache(settings: JsonObject) -> NodeCacheSettings:
-    cache: Any = settings.get("cache")
-    section = cast("JsonObject", cache) if isinstance(cache, dict) else {}
+    section = _section(settings, "cache")
     selector: Any = section.get("nodeSelector")
     try:
         size = int(quantity.parse(str(section.get("size"))))
@@ -276,6 +302,11 @@ def _cache(settings: JsonObject) -> NodeCacheSettings:
     return NodeCacheSettings(
         section.get("enabled") is True, size, cast("dict[str, str]", selector) if isinstance(selector, dict) else {}
     )
+
+
+def _section(settings: JsonObject, field: str) -> JsonObject:
+    found: Any = settings.get(field)
+    return cast("JsonObject", found) if isinstance(found, dict) else {}
 
 
 def _list(settings: JsonObject, field: str) -> list[Any]:

@@ -68,6 +68,7 @@ async def read_model(reader: WhyReader, question: WhyQuestion, model: ObjectView
         pods=pods,
         nodes=await reader.nodes(pods, classes),
         events=await reader.events(namespace),
+        gateways=await reader.gateways(question.installation.namespace),
         lease=await reader.lease(question.installation.namespace),
         unread=tuple(reader.unread),
     )

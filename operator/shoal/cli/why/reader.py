@@ -129,7 +129,13 @@ class WhyReader:
         for space in spaces:
             listed = await self.listed(f"events of namespace {space}", EVENTS, space)
             found += [layerviews.event(raw) for raw in listed or ()]
-        return tuple(event for event in found if event.kind in ("Pod", "Node"))
+        return tuple(event for event in found if event.kind in ("Pod", "Node", "Job"))
+
+    async def gateways(self, namespace: str) -> tuple[WhyPod, ...] | None:
+        """Pods of the gateways in Shoal's namespace; None: they cannot be read."""
+        selector = f"{names.LABEL_COMPONENT}={names.COMPONENT_GATEWAY}"
+        found = await self.listed(f"gateways in namespace {namespace}", PODS, namespace, selector)
+        return tuple(layerviews.pod(raw) for raw in found) if found is not None else None
 
     async def lease(self, namespace: str) -> OperatorLease | None:
         """The Lease of the operators in Shoal's namespace."""

@@ -30,6 +30,7 @@ async def answer(question: WhyQuestion) -> WhyAnswer:
         key=route.key,
         subject=route,
         related=tuple(related),
+        gateways=await reader.gateways(question.installation.namespace),
         lease=await reader.lease(question.installation.namespace),
         unread=tuple(reader.unread),
     )

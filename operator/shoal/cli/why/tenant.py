@@ -32,6 +32,7 @@ async def answer(question: WhyQuestion) -> WhyAnswer:
         key=tenant.key,
         subject=tenant,
         related=tuple(related),
+        gateways=await reader.gateways(question.installation.namespace),
         lease=await reader.lease(question.installation.namespace),
         unread=tuple(reader.unread),
     )

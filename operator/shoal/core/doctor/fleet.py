@@ -12,7 +12,7 @@ from shoal.core.layers import objects
 from shoal.core.layers.causes import causes
 from shoal.core.layers.faults import advice
 from shoal.core.layers.layer import Layer
-from shoal.core.layers.types import ObjectView, Unread, WhySnapshot
+from shoal.core.layers.types import ConditionView, ObjectView, Unread, WhySnapshot
 
 NO_CLASS_FOR_NODES: Final = "GPUsWithoutClass"
 CACHE_TOO_LARGE: Final = "CacheLargerThanDisk"
@@ -163,17 +163,17 @@ def models(seen: DoctorSnapshot, _now: datetime) -> Iterator[DoctorResult]:
     if isinstance(seen.models, Unread):
         yield unread(check, Layer.CONTROL, seen.models)
         return
-    broken = [
-        (view, c)
-        for view in seen.models
-        for c in view.conditions
-        if c.type == reasons.READY and c.status != "True" and advice(c.reason).state == "fault"
-    ]
-    for view, condition in broken[:_MOST_MODELS]:
-        row = advice(condition.reason)
+    broken: list[tuple[ObjectView, ConditionView, str]] = []
+    for view in seen.models:
+        for c in view.conditions:
+            if c.type == reasons.READY and c.status != "True":
+                phrase = objects.refine(c.reason, c.message)
+                reason = phrase.reason if phrase is not None else c.reason
+                broken += [(view, c, reason)] if advice(reason).state == "fault" else []
+    for view, condition, reason in broken[:_MOST_MODELS]:
         do = f"Run `shoal why model/{view.name} -n {view.namespace}`."
         text = f"{view.key}: {condition.reason}: {condition.message[:300]}"
-        yield result(check, "warning", condition.reason, row.layer, text, do)
+        yield result(check, "warning", reason, advice(reason).layer, text, do)
     if len(broken) > _MOST_MODELS:
         text = f"{len(broken) - _MOST_MODELS} further Models do not serve"
         yield result(check, "warning", "MoreModels", Layer.CONTROL, text, "Run `shoal status -A`.")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Final
 
-from shoal.api import names
+from shoal.api import names, reasons
 from shoal.core.doctor.results import ok, result, some, unread
 from shoal.core.doctor.types import DoctorResult, DoctorSnapshot, WorkloadState
 from shoal.core.layers import faults
@@ -133,7 +133,10 @@ def addresses(seen: DoctorSnapshot, _now: datetime) -> Iterator[DoctorResult]:
     if isinstance(seen.services, Unread):
         yield unread(check, Layer.CONTROL, seen.services)
         return
-    empty = [service for service in seen.services if not service.ready]
+    # The operator publishes the external scaler's address where KEDA drives a Model.
+    models = () if isinstance(seen.models, Unread) else seen.models
+    driven = any(c.type == reasons.SCALING_ACTIVE for view in models for c in view.conditions)
+    empty = [each for each in seen.services if not each.ready and (each.name != names.SCALER_SERVICE or driven)]
     for service in empty:
         layer = Layer.GATEWAY if "gateway" in service.name else Layer.CONTROL
         text = f"Service {service.name} has no ready address"
@@ -141,7 +144,7 @@ def addresses(seen: DoctorSnapshot, _now: datetime) -> Iterator[DoctorResult]:
         do = f"Compare its selector with the pods: kubectl -n {seen.namespace} describe service {service.name}"
         yield result(check, "error", NO_ADDRESS, layer, text, do)
     if not empty:
-        yield ok(check, Layer.CONTROL, f"{len(seen.services)} Services have ready addresses")
+        yield ok(check, Layer.CONTROL, f"all of {len(seen.services)} Services that are in use have ready addresses")
 
 
 def name_service(seen: DoctorSnapshot, _now: datetime) -> Iterator[DoctorResult]:

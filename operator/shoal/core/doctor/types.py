@@ -120,6 +120,20 @@ class NodeCacheSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ProxySettings:
+    """What proxies that carry requests need: the operator's settings, and the kind InferencePool."""
+
+    enabled: bool
+    """The chart value gateway.extProc.enabled."""
+    mtls: bool
+    """The chart value transport.mtls.enabled."""
+    namespaces: tuple[str, ...]
+    """Of the proxies."""
+    pools: bool
+    """The API server serves InferencePools of inference.networking.k8s.io/v1."""
+
+
+@dataclass(frozen=True, slots=True)
 class DoctorSnapshot:
     """What was read. `Unread`: this part could not be read."""
 
@@ -145,6 +159,8 @@ class DoctorSnapshot:
     """The cluster's DNS; None: no Service has the usual label."""
     cache: NodeCacheSettings | Unread | None = None
     """None: the operator's configuration has no such settings."""
+    proxies: ProxySettings | Unread | None = None
+    """None: not asked."""
     disks: Mapping[str, int] | None = None
     """Node -> bytes of its disk for pods; None: unknown."""
     classes: tuple[ObjectView, ...] | Unread = ()

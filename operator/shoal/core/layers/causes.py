@@ -4,6 +4,7 @@ A cause hides what it explains: what is of a later layer, or was seen further do
 the same pods. What is hidden stays in its `consequences`.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -29,6 +30,7 @@ _NO_GPUS: Final = (
     reasons.DRA_UNAVAILABLE,
     reasons.DEVICE_CLASS_NOT_FOUND,
     reasons.SELECTOR_INVALID,
+    reasons.SHARED_GPUS,
 )
 """Reasons why a GPU class has no GPUs at all."""
 _EXPLAINS: Final[Mapping[str, frozenset[str]]] = {
@@ -79,7 +81,9 @@ def explains(cause: Candidate, other: Candidate) -> bool:
     only (`_place`), and what is no fault explains nothing."""
     if cause.aside or cause.state != "fault":
         return False
-    listed = other.reason in _EXPLAINS.get(cause.reason, ())
+    # One class without GPUs says nothing of another that is full.
+    one_of_several = cause.reason in _NO_GPUS and not cause.everywhere
+    listed = not one_of_several and other.reason in _EXPLAINS.get(cause.reason, ())
     if other.aside and not listed:
         return False
     if other.state == "waits":
@@ -106,15 +110,23 @@ def _candidates(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
     yield from of_objects
     yield from of_pods
     if short or seen.kind == "class":
-        yield from of_classes
+        broken = {view.key for view in seen.related if view.kind == "class" and _unusable(view)}
+        none = len(broken) == sum(view.kind == "class" for view in seen.related)
+        yield from (replace(c, everywhere=none) if c.reason in _NO_GPUS else c for c in of_classes)
     yield from _nodes(seen, now, all_of_them=short or seen.kind in ("class", "node"))
     yield from _quarantines(seen, now)
     yield from _targets(seen, now)
+    yield from _jobs(seen, now)
+    yield from _gateways(seen, now)
     yield from _operator(seen, now)
     yield from _decision(seen, now)
 
 
 _TOO_FEW: Final = (faults.TOO_FEW_GPUS, faults.TAINT, faults.AFFINITY, faults.NODE_CORDONED, faults.TOO_FEW_RESOURCES)
+
+
+def _unusable(view: ObjectView) -> bool:
+    return any(c.type == reasons.READY and c.status == "False" and c.reason in _NO_GPUS for c in view.conditions)
 
 
 def _dependencies(seen: WhySnapshot) -> list[ObjectView]:
@@ -130,21 +142,49 @@ def _nodes(seen: WhySnapshot, now: datetime, *, all_of_them: bool) -> Iterator[C
         if pod.node is not None:
             used.setdefault(pod.node, set()).add(pod.key)
     unplaced = frozenset(pod.key for pod in seen.pods if pod.node is None)
-    elsewhere = [node for node in seen.nodes if node.name not in used]
-    sick = [node for node in elsewhere if _faulty(node, seen, classes, now)]
-    everywhere = bool(elsewhere) and len(sick) == len(elsewhere) and not used
+    # Where every node is out, that explains why nothing is free, also to a Model that still has replicas there.
+    everywhere = (
+        all_of_them
+        and seen.kind != "node"
+        and bool(seen.nodes)
+        and all(_out(node, seen, classes, now) for node in seen.nodes)
+    )
     for node in seen.nodes:
         if node.name not in used and not all_of_them:
             continue
-        affected = frozenset(used.get(node.name, ())) or (unplaced if everywhere else frozenset[str]())
-        yield from nodes.candidates(
-            node, seen.events, now, pods=affected, resource=_resource(node, classes), everywhere=everywhere
-        )
+        affected = frozenset(used.get(node.name, ())) | (unplaced if everywhere else frozenset[str]())
+        for found in _of_node(node, seen, classes, now, pods=affected, everywhere=everywhere):
+            # A node that takes no pods does nothing to those that run there.
+            yield replace(found, pods=unplaced if everywhere else frozenset()) if found.reason in _CLOSED else found
 
 
-def _faulty(node: WhyNode, seen: WhySnapshot, classes: Sequence[ObjectView], now: datetime) -> bool:
-    found = nodes.candidates(node, seen.events, now, pods=frozenset(), resource=_resource(node, classes))
-    return any(c.state == "fault" for c in found)
+_CLOSED: Final = (faults.NODE_CORDONED, faults.TAINT)
+
+
+def _of_node(
+    node: WhyNode,
+    seen: WhySnapshot,
+    classes: Sequence[ObjectView],
+    now: datetime,
+    *,
+    pods: frozenset[str] = frozenset(),
+    everywhere: bool = False,
+) -> Iterator[Candidate]:
+    chosen = next((c for c in classes if objects.selects(c, dict(node.labels))), None)
+    return nodes.candidates(
+        node,
+        seen.events,
+        now,
+        pods=pods,
+        resource=_resource(node, classes),
+        tolerations=objects.tolerations(chosen) if chosen is not None else None,
+        everywhere=everywhere,
+    )
+
+
+def _out(node: WhyNode, seen: WhySnapshot, classes: Sequence[ObjectView], now: datetime) -> bool:
+    """Whether nothing can be placed on a node."""
+    return any(c.state == "fault" or c.reason in _CLOSED for c in _of_node(node, seen, classes, now))
 
 
 def _resource(node: WhyNode, classes: Iterable[ObjectView]) -> str | None:
@@ -186,6 +226,42 @@ def _targets(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
                 Level.OBJECT,
                 (Evidence(text, f"Ready of {view.text}", age(now, ready.since)),),
             )
+
+
+def _jobs(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
+    """Why the Job that reads a source has no pod. The API server tells it the Job's events only."""
+    said = seen.subject.conditions if seen.subject is not None else ()
+    waits = {name for c in said if c.reason == reasons.READING_ARTIFACT for name in _JOB.findall(c.message)}
+    for event in seen.events:
+        if event.kind != "Job" or event.name not in waits or event.reason != "FailedCreate":
+            continue
+        phrase = texts.admission(event.message)
+        text = (
+            f"Job {event.namespace}/{event.name}, which reads the source, gets no pod: {texts.shorten(event.message)}"
+        )
+        proof = Evidence(
+            texts.shorten(event.message), f"event of Job {event.namespace}/{event.name}", age(now, event.at)
+        )
+        yield Candidate(phrase.reason if phrase is not None else reasons.PODS_REFUSED, text, Level.POD, (proof,))
+
+
+_JOB: Final = re.compile(r"\bJob ([a-z0-9][a-z0-9.-]{0,252})")
+
+
+def _gateways(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
+    """Without a ready gateway no request reaches anything. What its pods show explains it."""
+    if seen.gateways is None or any(pod.ready for pod in seen.gateways):
+        return
+    there = [pod for pod in seen.gateways if not pod.deleting]
+    text = f"none of {len(there)} gateways is ready" if there else "there is no gateway"
+    row = advice(faults.GATEWAYS_NOT_READY)
+    # Beside serving: replicas start and load without gateways.
+    found = [c for pod in there for c in pods.candidates(pod, seen.events, now) if c.state == "fault"]
+    for each in found:
+        yield replace(each, aside=True, consequences=(f"{row.layer.label} {faults.GATEWAYS_NOT_READY}: {text}",))
+    if not found:
+        proof = Evidence(f"0 of {len(there)} pods ready", "pods of the gateways", None)
+        yield Candidate(faults.GATEWAYS_NOT_READY, f"{text}: no request is taken", Level.OBJECT, (proof,), aside=True)
 
 
 def _operator(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:

@@ -33,6 +33,8 @@ DRIVER_TOO_OLD: Final = "DriverTooOld"
 DRIVER_FAULT: Final = "DriverFault"
 DEVICE_PLUGIN_MISSING: Final = "DevicePluginMissing"
 """Nodes of the class offer no GPU: the device plugin does not run there, or finds no driver."""
+DEVICE_ALLOCATION: Final = "DeviceAllocationFailed"
+"""The kubelet admitted a pod, and the device plugin gave it no GPU."""
 # --- L2 container -----------------------------------------------------------------------------------------------------
 NODE_NOT_READY: Final = "NodeNotReady"
 """The kubelet says that its node is not ready."""
@@ -43,15 +45,26 @@ PID_PRESSURE: Final = "PIDPressure"
 NETWORK_UNAVAILABLE: Final = "NodeNetworkUnavailable"
 RUNTIME_FAULT: Final = "ContainerRuntimeFault"
 EVICTED: Final = "Evicted"
+NODE_SHUTS_DOWN: Final = "NodeShutsDown"
+PREEMPTED: Final = "Preempted"
+"""A pod of a higher priority took the place."""
+NO_SPACE: Final = "NoSpaceInContainer"
+"""A volume of the pod, /dev/shm or its writable layer is full."""
 OUT_OF_MEMORY: Final = "OutOfHostMemory"
 """A container was killed at its memory limit."""
 IMAGE_DENIED: Final = "ImageAccessDenied"
 IMAGE_NOT_FOUND: Final = "ImageNotFound"
 REGISTRY_UNREACHABLE: Final = "RegistryUnreachable"
 WRONG_ARCHITECTURE: Final = "WrongArchitecture"
+IMAGE_INCOMPLETE: Final = "ImageIncomplete"
+"""The image lacks the program that is to be run, or a library."""
+RUNS_AS_ROOT: Final = "ImageRunsAsRoot"
 CONTAINER_CONFIG: Final = "ContainerConfigError"
 MOUNT_FAILED: Final = "MountFailed"
 SANDBOX_FAILED: Final = "PodNetworkFailed"
+OBJECT_MISSING: Final = "RequiredObjectMissing"
+"""Pods name a ServiceAccount, PriorityClass or RuntimeClass that does not exist."""
+NAMESPACE_ENDS: Final = "NamespaceTerminating"
 POD_SECURITY: Final = "PodSecurityRefused"
 WEBHOOK_REFUSED: Final = "WebhookRefused"
 WEBHOOK_UNREACHABLE: Final = "WebhookUnreachable"
@@ -75,6 +88,17 @@ ENGINE_ARGUMENTS: Final = "EngineArguments"
 ARCHITECTURE_UNKNOWN: Final = "ArchitectureUnknown"
 CONTEXT_TOO_LONG: Final = "ContextTooLong"
 """The engine refuses to start: the configured context is longer than the model's, or than its KV cache."""
+REMOTE_CODE: Final = "RemoteCodeNeeded"
+"""The model brings code of its own, and the engine was not told to run it."""
+PARALLELISM: Final = "ParallelismImpossible"
+"""The model cannot be cut into so many parts."""
+QUANTIZATION: Final = "QuantizationUnsupported"
+LOADS_TOO_LONG: Final = "LoadsTooLong"
+"""The engine runs, and does not become ready."""
+START_TIMEOUT: Final = "StartTimeout"
+"""The kubelet ended the engine, because it was not ready in its time."""
+UNRESPONSIVE: Final = "EngineUnresponsive"
+"""An engine that was ready runs, and fails its readiness probe."""
 ENGINE_STALLED: Final = "EngineStalled"
 ENGINE_STOPPED: Final = "EngineStopped"
 """A signal ended the engine, and nothing says why."""
@@ -123,6 +147,10 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     DRIVER_TOO_OLD: _fault(_DRIVER, "Install a driver that is new enough for the CUDA version of the engine's image."),
     DRIVER_FAULT: _fault(_DRIVER, "Restart the machine; install another driver version if the error comes back."),
     DEVICE_PLUGIN_MISSING: _fault(_DRIVER, "Start the GPU device plugin on these nodes, and read its log."),
+    DEVICE_ALLOCATION: _fault(
+        _DRIVER,
+        "Restart the GPU device plugin on the node, and read its log: it gave a pod no GPU; then delete the pod.",
+    ),
     NODE_NOT_READY: _fault(_CONTAINER, "Read the kubelet's log on the node: its condition says what is missing."),
     NODE_CORDONED: LayerAdvice(_CONTAINER, "note", "Uncordon the node when it may take pods again."),
     DISK_PRESSURE: _fault(_CONTAINER, "Free disk on the node: unused images, logs, or the node cache's quota."),
@@ -131,14 +159,31 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     NETWORK_UNAVAILABLE: _fault(_CONTAINER, "Look at the network plugin's pod on the node."),
     RUNTIME_FAULT: _fault(_CONTAINER, "Restart the container runtime on the node, and read its log."),
     EVICTED: _fault(_CONTAINER, "Give the node more of what it ran short of, or the pod a larger request."),
+    NODE_SHUTS_DOWN: _fault(_CONTAINER, "Wait until the node is back, or find out who shuts it down."),
+    PREEMPTED: _fault(
+        _CONTAINER, "Give the engines a PriorityClass as high as that of the pod that took the place, or add GPUs."
+    ),
+    NO_SPACE: _fault(_CONTAINER, "Give the pod's volumes, /dev/shm or the node's disk more room: one of them is full."),
     OUT_OF_MEMORY: _fault(_CONTAINER, "Raise the memory of the container (chart value engines.memoryPerGPU)."),
     IMAGE_DENIED: _fault(_CONTAINER, "Give the pods a pull secret that the registry accepts."),
     IMAGE_NOT_FOUND: _fault(_CONTAINER, "Correct the image's name or tag, or push the image."),
     REGISTRY_UNREACHABLE: _fault(_CONTAINER, "Check the node's network and proxy on the way to the registry."),
     WRONG_ARCHITECTURE: _fault(_CONTAINER, "Use an image for the node's processor architecture."),
+    IMAGE_INCOMPLETE: _fault(
+        _CONTAINER, "Use an image that has the engine and its libraries: what the message names is not in this one."
+    ),
+    RUNS_AS_ROOT: _fault(_CONTAINER, "Use an image with a numeric user other than 0: the pods may not run as root."),
     CONTAINER_CONFIG: _fault(_CONTAINER, "Create the Secret or ConfigMap that the message names."),
     MOUNT_FAILED: _fault(_CONTAINER, "Look at the volume and its driver: the kubelet cannot mount it."),
     SANDBOX_FAILED: _fault(_CONTAINER, "Look at the network plugin's pod on the node: it gives pods no network."),
+    OBJECT_MISSING: _fault(
+        _CONTAINER,
+        "Create the ServiceAccount, PriorityClass or RuntimeClass that the message names, or correct its name.",
+    ),
+    NAMESPACE_ENDS: _fault(
+        _CONTAINER,
+        "Use another namespace: this one is being deleted; if that hangs, see its conditions for what remains.",
+    ),
     POD_SECURITY: _fault(_CONTAINER, "Relax the Pod Security level of the namespace, or the chart's value pods."),
     WEBHOOK_REFUSED: _fault(_CONTAINER, "Change the policy behind the admission webhook, or what it objects to."),
     WEBHOOK_UNREACHABLE: _fault(_CONTAINER, "Start the admission webhook that the message names: it does not answer."),
@@ -165,6 +210,25 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     ENGINE_ARGUMENTS: _fault(_ENGINE, "Remove the arguments that the engine does not know from spec.engine.extraArgs."),
     ARCHITECTURE_UNKNOWN: _fault(_ENGINE, "Use an engine version that knows the model's architecture."),
     CONTEXT_TOO_LONG: _fault(_ENGINE, "Lower the context length of the Model, or use a class with more memory."),
+    REMOTE_CODE: _fault(
+        _ENGINE,
+        "Add the engine's argument for code of the model's own, if you trust the source; else use another model.",
+    ),
+    PARALLELISM: _fault(
+        _ENGINE, "Choose spec.engine.parallelism so that the model's heads and layers can be divided by it."
+    ),
+    QUANTIZATION: _fault(
+        _ENGINE, "Use a quantization that the weights, the engine version and the GPU support, or another class."
+    ),
+    LOADS_TOO_LONG: _fault(
+        _ENGINE, "Read the engine's log (`kubectl logs POD -c engine`): it hangs while loading; then delete the pod."
+    ),
+    START_TIMEOUT: _fault(
+        _ENGINE, "Read the log before the restart (`kubectl logs POD -c engine --previous`): loading took too long."
+    ),
+    UNRESPONSIVE: _fault(
+        _ENGINE, "Read the engine's log: it runs and does not answer its readiness probe; delete the pod if it hangs."
+    ),
     ENGINE_STALLED: _fault(_ENGINE, "Read the log before the restart: the engine stopped making progress."),
     ENGINE_STOPPED: _fault(
         _ENGINE, "Look at events of node and pod: a signal ended the engine, and it wrote no reason."

@@ -1,10 +1,12 @@
 """What nodes show: their conditions, their devices, their events."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Final
 
+from shoal.api.gpuclass import Toleration
+from shoal.core.gpus import tolerates
 from shoal.core.layers import faults, texts
 from shoal.core.layers.candidates import Candidate, Level, age
 from shoal.core.layers.types import ConditionView, EventView, Evidence, WhyNode
@@ -35,6 +37,9 @@ _BAD: Final = {
     "StorageReady": ("False", faults.NODE_DISK_FAULT),
 }
 """Type of a condition -> the status that is bad, and what it means."""
+_KUBERNETES: Final = "node.kubernetes.io/"
+_SICK: Final = re.compile(r"unhealthy|sick|\bxid|\becc|degraded", re.IGNORECASE)
+"""In a taint that a health agent sets."""
 _ACCELERATOR: Final = re.compile(r"gpu|xid|ecc|nvlink|accelerat", re.IGNORECASE)
 _FABRIC: Final = re.compile(r"rdma|infiniband|iblink|roce", re.IGNORECASE)
 _GPU_RESOURCE: Final = re.compile(r"(^|[./-])(gpu|mig-)", re.IGNORECASE)
@@ -48,9 +53,12 @@ def candidates(
     *,
     pods: frozenset[str],
     resource: str | None,
+    tolerations: Sequence[Toleration] | None = None,
     everywhere: bool = False,
 ) -> Iterator[Candidate]:
-    """What is wrong with a node. `pods`: pods that it affects; `resource`: the GPUs that a class expects on it."""
+    """What is wrong with a node. `pods`: pods that it affects; `resource`: the GPUs that a class expects on it;
+    `tolerations`: of that class, None where no class selects the node. A node that takes no pods is a fault where there
+    is no other (`everywhere`), else a note."""
     if node.gone:
         seen = Evidence("there is no such node", f"node {node.name}", None)
         yield Candidate(faults.NODE_GONE, f"node {node.name} does not exist any more", Level.NODE, (seen,), pods)
@@ -87,6 +95,23 @@ def candidates(
             f"node {node.name} takes no new pods: it is cordoned",
             Level.NODE,
             (Evidence("spec.unschedulable", f"node {node.name}", None),),
+            reached="fault" if everywhere else None,
+            everywhere=everywhere,
+        )
+    for taint in node.taints:
+        # Those of Kubernetes follow from a condition or the cordon, which are told above.
+        if tolerations is None or taint.key.startswith(_KUBERNETES) or any(tolerates(t, taint) for t in tolerations):
+            continue
+        shown = f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"
+        said = texts.gpu(f"{taint.key}: {taint.value}")
+        sick = said.reason if said else faults.GPU_UNHEALTHY if _SICK.search(shown) else None
+        yield Candidate(
+            sick or faults.TAINT,
+            f"node {node.name} has the taint {shown}, which its GPU class does not tolerate",
+            Level.NODE,
+            (Evidence(f"taint {shown}", f"node {node.name}", None),),
+            reached="fault" if everywhere or sick else "note",
+            everywhere=everywhere,
         )
 
 

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, Final, cast
 
+from pydantic import ValidationError
+
 from shoal.api import reasons
-from shoal.api.gpuclass import DEFAULT_RESOURCE
+from shoal.api.gpuclass import DEFAULT_RESOURCE, Toleration
 from shoal.core.layers import faults, texts
 from shoal.core.layers.advice import State
 from shoal.core.layers.candidates import Candidate, Level, age
@@ -31,7 +33,7 @@ DERIVED: Final = reasons.STAGE_REASONS | {
 }  # fmt: skip
 """Reasons that describe what pods and nodes show: a cause found there explains them."""
 _POD: Final = re.compile(r"\bpod ([a-z0-9][a-z0-9.-]{0,252}/[a-z0-9][a-z0-9.-]{0,252})")
-_GRANTS: Final = ("models", "adapters")
+_GRANTS: Final = ("models", "adapters", "routes")
 
 
 def candidates(seen: ObjectView, now: datetime) -> Iterator[Candidate]:
@@ -51,7 +53,7 @@ def candidates(seen: ObjectView, now: datetime) -> Iterator[Candidate]:
         yield Candidate(reasons.PAUSED, f"{seen.text} is paused", Level.OBJECT, (proof,))
     if seen.kind == "tenant" and not any(seen.spec.get(field) for field in _GRANTS):
         text = f"{seen.text} may use nothing: every request gets 404"
-        proof = Evidence("spec.models and spec.adapters are empty", seen.text, None)
+        proof = Evidence("spec.models, spec.adapters and spec.routes are empty", seen.text, None)
         yield Candidate(faults.NOTHING_GRANTED, text, Level.OBJECT, (proof,))
 
 
@@ -71,6 +73,8 @@ def _condition(seen: ObjectView, condition: ConditionView, now: datetime) -> Can
         state = "note"  # a reason of a fault on a condition that is True is worth knowing
     elif bad and not known:
         state = "fault"
+    elif bad and seen.kind == "class" and condition.type == reasons.READY and row.state == "note":
+        state = "fault"  # a note where others remain; here the class has no GPU
     elif bad and row.state == "fine":
         state = "waits"
     said = f"{condition.type} is {condition.status}: {condition.reason}"
@@ -101,6 +105,13 @@ def refine(reason: str, message: str) -> Phrase | None:
             return texts.pull(message)
         case reasons.ENGINE_FAILED | reasons.ROLLOUT_STALLED | reasons.LOAD_FAILED:
             return texts.engine(message) or texts.setup(message)
+        case reasons.READING_ARTIFACT:
+            # Its Job's pod: an image that cannot be pulled, or no node for it.
+            return (texts.pull(message) if "pull" in message.lower() else None) or texts.scheduler(message)
+        case reasons.SOURCE_NOT_FOUND if "PersistentVolumeClaim" in message:
+            return Phrase(faults.VOLUME_MISSING, texts.shorten(message))
+        case reasons.STAGE_FAILED if "OOMKilled" in message:
+            return Phrase(faults.OUT_OF_MEMORY, texts.shorten(message))
         case reasons.NO_NODES if "device plugin" in message:
             return Phrase(faults.DEVICE_PLUGIN_MISSING, texts.shorten(message))
         case _:
@@ -128,6 +139,18 @@ def resource_of(gpu_class: ObjectView) -> str | None:
     if gpu_class.spec.get("device"):
         return None
     return str(gpu_class.spec.get("resourceName") or DEFAULT_RESOURCE)
+
+
+def tolerations(gpu_class: ObjectView) -> tuple[Toleration, ...]:
+    """What a GPUClass's pods tolerate; entries that are none are left out."""
+    found: list[Toleration] = []
+    given = gpu_class.spec.get("tolerations")
+    for each in cast("list[Any]", given) if isinstance(given, list) else []:
+        try:
+            found.append(Toleration.model_validate(each))
+        except ValidationError:
+            continue
+    return tuple(found)
 
 
 def selects(gpu_class: ObjectView, labels: dict[str, str]) -> bool:

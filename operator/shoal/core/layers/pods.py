@@ -19,7 +19,20 @@ _KILLED: Final = (137, 143)
 """Exit codes of SIGKILL and SIGTERM."""
 _MOUNTS: Final = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 _AUTOSCALERS: Final = ("TriggeredScaleUp", "NotTriggerScaleUp", "Nominated", "FailedScaleUp")
-_EVICTED: Final = ("Evicted", "Preempting", "NodeShutdown", "Terminated", "NodeAffinity", "UnexpectedAdmissionError")
+_REMOVED: Final = {
+    "Evicted": faults.EVICTED,
+    "Preempting": faults.PREEMPTED,
+    "NodeShutdown": faults.NODE_SHUTS_DOWN,
+    "Terminated": faults.NODE_SHUTS_DOWN,
+    "NodeAffinity": faults.AFFINITY,
+    "UnexpectedAdmissionError": faults.DEVICE_ALLOCATION,
+    "OutOfcpu": faults.TOO_FEW_RESOURCES,
+    "OutOfmemory": faults.TOO_FEW_RESOURCES,
+    "OutOfpods": faults.TOO_FEW_RESOURCES,
+}
+"""Reason of a pod that its kubelet refused or ended -> what it means."""
+_SLOW_SECONDS: Final = 1800
+"""An engine that has not been ready for so long after its weights were there hangs: large models load for minutes."""
 
 
 def candidates(pod: WhyPod, events: Iterable[EventView], now: datetime) -> Iterator[Candidate]:
@@ -29,9 +42,9 @@ def candidates(pod: WhyPod, events: Iterable[EventView], now: datetime) -> Itera
     mine = [e for e in events if e.kind == "Pod" and e.namespace == pod.namespace and e.name == pod.name]
     recent = [e for e in mine if (seconds := age(now, e.at)) is not None and seconds <= EVENT_SECONDS]
     where = f"pod {pod.key}"
-    if pod.phase == "Failed" and pod.reason in _EVICTED:
+    if pod.phase == "Failed" and (removed := _removed(pod)) is not None:
         text = pod.message or pod.reason
-        yield _of(pod, faults.EVICTED, f"{where} was removed from its node: {texts.shorten(text)}",
+        yield _of(pod, removed, f"{where} was removed from its node: {texts.shorten(text)}",
                   Evidence(f"{pod.reason}: {texts.shorten(text)}", where, age(now, _changed(pod))))  # fmt: skip
     if pod.node is None:
         yield from _unscheduled(pod, recent, now)
@@ -39,6 +52,33 @@ def candidates(pod: WhyPod, events: Iterable[EventView], now: datetime) -> Itera
         yield from _container(pod, container, recent, now)
     if not any(c.state == "running" or c.exit_code is not None for c in pod.containers):
         yield from _start(pod, recent, now)
+    yield from _runs(pod, recent, now)
+
+
+def _removed(pod: WhyPod) -> str | None:
+    """What ended a pod as a whole; None: nothing did."""
+    extended = pod.reason.startswith("OutOf") and "/" in pod.reason
+    return faults.TOO_FEW_GPUS if extended else _REMOVED.get(pod.reason)
+
+
+def _runs(pod: WhyPod, events: Iterable[EventView], now: datetime) -> Iterator[Candidate]:
+    """An engine that runs and is not ready: it hangs, or has stopped answering."""
+    engine = next((c for c in pod.containers if c.name == names.CONTAINER_ENGINE), None)
+    if engine is None or engine.state != "running" or engine.ready or engine.exit_code is not None:
+        return
+    where = f"container {engine.name} of pod {pod.key}"
+    if engine.started:
+        failed = next((e for e in events if e.reason == "Unhealthy" and "readiness" in e.message.lower()), None)
+        if failed is not None:
+            said = texts.shorten(failed.message)
+            yield _of(pod, faults.UNRESPONSIVE, f"{where} was ready, runs, and is not ready any more: {said}",
+                      Evidence(said, f"event of pod {pod.key}", age(now, failed.at)))  # fmt: skip
+        return
+    begun = next((c.since for c in pod.conditions if c.type == "Initialized" and c.status == "True"), None)
+    seconds = age(now, begun)
+    if seconds is not None and seconds > _SLOW_SECONDS:
+        yield _of(pod, faults.LOADS_TOO_LONG, f"{where} has been loading for {seconds // 60} min and is not ready",
+                  Evidence("running, not ready", where, seconds))  # fmt: skip
 
 
 def _of(pod: WhyPod, reason: str, message: str, *evidence: Evidence, tried: tuple[str, ...] = ()) -> Candidate:
@@ -99,7 +139,8 @@ def _container(
         return
     if container.state == "waiting" and container.reason in _SETUPS:
         phrase = texts.setup(message)
-        yield _of(pod, phrase.reason if phrase else faults.CONTAINER_CONFIG,
+        unknown = faults.CONTAINER_CONFIG if container.reason == "CreateContainerConfigError" else faults.RUNTIME_FAULT
+        yield _of(pod, phrase.reason if phrase else unknown,
                   f"{where}: {container.reason}: {texts.shorten(message)}",
                   Evidence(f"{container.reason}: {texts.shorten(message)}", where, since))  # fmt: skip
         return
@@ -141,7 +182,10 @@ def _why_ended(container: ContainerView, killed: list[EventView]) -> tuple[str, 
     if (phrase := texts.engine(text) or texts.setup(text)) is not None:
         return phrase.reason, phrase.quote
     liveness = next((e for e in killed if "liveness" in e.message.lower()), None)
+    started = next((e for e in killed if e.reason == "Killing" and "startup probe" in e.message.lower()), None)
     engine = container.name == names.CONTAINER_ENGINE
+    if engine and started is not None:
+        return faults.START_TIMEOUT, texts.shorten(started.message)
     if engine and liveness is not None:
         return faults.ENGINE_STALLED, texts.shorten(liveness.message)
     if engine and container.exit_code in _KILLED and not text.strip():

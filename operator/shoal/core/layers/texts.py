@@ -31,52 +31,76 @@ def _all(*pairs: tuple[str, str]) -> tuple[tuple[re.Pattern[str], str], ...]:
 
 
 _GPU: Final = _all(
-    (r"uncorrectable ecc|double[- ]bit (ecc )?error|uncorrectable memory error", faults.GPU_ECC_ERROR),
-    (r"fallen off the bus|gpu is lost|gpu has been lost|CUDA_ERROR_DEVICE_UNAVAILABLE", faults.GPU_LOST),
+    (r"uncorrectable ecc|double[- ]bit (ecc )?error|uncorrectable memory error|cudaerroreccuncorrectable"
+     r"|row[- ]remap.{0,40}fail", faults.GPU_ECC_ERROR),
+    (r"fallen off the bus|gpu is lost|gpu has been lost|CUDA_ERROR_DEVICE_UNAVAILABLE"
+     r"|unable to determine the device handle", faults.GPU_LOST),
+    (r"gpu requires reset|thermal (violation|slowdown)|hw (thermal )?slowdown|power brake", faults.GPU_UNHEALTHY),
     (r"nvlink (error|fault|down|status inactive)|uncorrectable nvlink|system not yet initialized"
-     r"|CUDA_ERROR_SYSTEM_NOT_READY|nvswitch (fatal|error)", faults.NVLINK_FAULT),
+     r"|CUDA_ERROR_SYSTEM_NOT_READY|nvswitch (fatal|error)|fabric ?manager|\bimex\b", faults.NVLINK_FAULT),
     (r"\bibv_[a-z_]{1,40}\b.{0,80}(failed|error)|net/ib\b.{0,120}(error|failed|async|timeout|vendor err)"
-     r"|infiniband.{0,80}(down|error)|\bIBV_WC_[A-Z_]{1,40}", faults.FABRIC_FAILED),
+     r"|infiniband.{0,80}(down|error)|\bIBV_WC_[A-Z_]{1,40}|peer access is not supported|nvidia_peermem",
+     faults.FABRIC_FAILED),
     (r"cuda driver version is insufficient|forward compatibility was attempted|driver on your system is too old"
      r"|unsatisfied condition: (cuda|driver)", faults.DRIVER_TOO_OLD),
     (r"driver/library version mismatch|gsp (rpc )?timeout|timeout waiting for rpc from gsp", faults.DRIVER_FAULT),
     (r"no cuda-capable device|found no nvidia driver|nvml_error_|failed to initialize nvml"
      r"|nvidia-container-cli|libcuda\.so(\.1)?: cannot open|no cuda gpus are available"
-     r"|no nvidia gpu (device )?(is )?(present|found)", faults.DRIVER_MISSING),
+     r"|no nvidia gpu (device )?(is )?(present|found)|no hip gpus are available", faults.DRIVER_MISSING),
 )  # fmt: skip
 """L0 to L1, the most upstream first."""
 _ENGINE: Final = _all(
     (r"safetensorerror|error while deserializing header|headertoo(large|small)|metadataincompletebuffer"
      r"|invalid load key|unexpected eof.{0,40}\.(bin|safetensors|gguf)|corrupt(ed)? (file|checkpoint|weights)"
-     r"|pytorchstreamreader failed", faults.WEIGHTS_CORRUPT),
+     r"|pytorchstreamreader failed|not a valid json file", faults.WEIGHTS_CORRUPT),
     (r"does not appear to have a file named|no such file or directory: .{0,200}\.(safetensors|bin|json)"
      r"|cannot find any model weights|cannot find the (weights|tokenizer)|can't load tokenizer",
      faults.WEIGHTS_INCOMPLETE),
+    (r"couldn't connect to .{0,60}huggingface|localentrynotfounderror|offlinemodeisenabled",
+     reasons.SOURCE_UNREACHABLE),
     (r"size mismatch for|weights? .{0,80}not (found in|initialized from) (the )?checkpoint"
      r"|keyerror: '(model|transformer|lm_head)\.|shape mismatch.{0,80}weight", faults.WEIGHTS_MISMATCH),
     (r"no kernel image is available|sm_?\d{1,4} is not (supported|compatible)"
-     r"|compute capability.{0,80}(required|at least)", faults.NO_KERNEL),
-    (r"cuda out of memory|outofmemoryerror|cuda_error_out_of_memory|hip out of memory|not enough memory.{0,80}(gpu|kv)"
+     r"|compute capability.{0,80}(required|at least)|hiperrornobinaryforgpu|invalid device function", faults.NO_KERNEL),
+    (r"cuda out of memory|outofmemoryerror|cuda_error_out_of_memory|hip out of memory|not enough memory\b"
+     r"|free memory on device.{0,160}less than|cudaerrormemoryallocation"
      r"|no available memory for the cache blocks|cublas_status_alloc_failed", faults.OUT_OF_GPU_MEMORY),
     (r"nccl (error|warn)|ncclsystemerror|ncclunhandledcudaerror|ncclinternalerror|watchdog caught collective"
-     r"|processgroupnccl.{0,80}(timeout|abort)", faults.NCCL_ERROR),
+     r"|processgroupnccl.{0,80}(timeout|abort)"
+     r"|diststoreerror|distnetworkerror|\btcpstore\b", faults.NCCL_ERROR),
     (r"cuda error|illegal memory access|device-side assert|unspecified launch failure|\bcudaerror[a-z]|\bcublas_status_"
      r"|hip error", faults.CUDA_ERROR),
+    (r"cannot allocate memory|\bmemoryerror\b|std::bad_alloc", faults.OUT_OF_MEMORY),
+    (r"no space left on device|\bbus error\b|unable to (open|allocate) shared memory", faults.NO_SPACE),
+    (r"modulenotfounderror|importerror: |error while loading shared libraries|undefined symbol",
+     faults.IMAGE_INCOMPLETE),
+    (r"trust[-_]remote[-_]code", faults.REMOTE_CODE),
+    (r"(not|be) divisible by|cannot be divided (by|into)", faults.PARALLELISM),
+    (r"quantiz\w{1,8}.{0,120}(not supported|unsupported|does not match|unknown)|unknown quantiz", faults.QUANTIZATION),
     (r"unrecognized arguments|error: argument |invalid choice: |no such option", faults.ENGINE_ARGUMENTS),
     (r"model architectures? .{0,120}(not supported|are not supported)|unsupported architecture"
-     r"|does not recognize this architecture", faults.ARCHITECTURE_UNKNOWN),
+     r"|does not recognize this architecture|tokenizer class .{0,80}(does not exist|not currently imported)",
+     faults.ARCHITECTURE_UNKNOWN),
     (r"max(imum)?[ _-](seq|model)[ _-]len.{0,160}(larger|greater|longer)|context.length.{0,80}(greater|longer|exceeds)",
      faults.CONTEXT_TOO_LONG),
 )  # fmt: skip
 """L2.5 to L4. A driver's failure often shows as a CUDA error too, so these come after `_GPU`."""
 _PULL: Final = _all(
+    (r"no match(ing manifest)? for (platform|linux/)", faults.WRONG_ARCHITECTURE),
+    (r"no space left on device", faults.DISK_PRESSURE),
     (r"unauthorized|denied|authentication required|no basic auth|403 forbidden", faults.IMAGE_DENIED),
-    (r"manifest unknown|not found|does not exist|invalidimagename|couldn't parse image", faults.IMAGE_NOT_FOUND),
+    (r"manifest unknown|name unknown|no such repository|not found|does not exist|invalidimagename"
+     r"|couldn't parse image", faults.IMAGE_NOT_FOUND),
     (r"no such host|i/o timeout|connection refused|deadline exceeded|dial tcp|network is unreachable|tls handshake"
      r"|x509:|5\d\d (internal|bad gateway|service unavailable)|toomanyrequests", faults.REGISTRY_UNREACHABLE),
 )  # fmt: skip
 _SETUP: Final = _all(
     (r"exec format error", faults.WRONG_ARCHITECTURE),
+    (
+        r"executable file not found|stat .{1,200}: no such file or directory|exec: .{1,200}: (no such|not found)",
+        faults.IMAGE_INCOMPLETE,
+    ),
+    (r"runasnonroot and image", faults.RUNS_AS_ROOT),
     (r"(secret|configmap) \"?[\w.-]{1,253}\"? not found|couldn't find key", faults.CONTAINER_CONFIG),
     (r"failed to (create|setup|set up) .{0,40}sandbox|network plugin|cni", faults.SANDBOX_FAILED),
     (r"mountvolume|unable to attach or mount", faults.MOUNT_FAILED),
@@ -86,6 +110,9 @@ _ADMISSION: Final = _all(
     (r"(maximum|minimum) [\w./-]{1,80} usage per (container|pod)"
      r"|per (container|pod) is .{0,40}, but (limit|request)", reasons.LIMIT_RANGE),
     (r"violates podsecurity", faults.POD_SECURITY),
+    (r"error looking up service ?account|no priorityclass with name|runtimeclass .{0,300}not found",
+     faults.OBJECT_MISSING),
+    (r"because it is being terminated", faults.NAMESPACE_ENDS),
     (r"failed calling webhook", faults.WEBHOOK_UNREACHABLE),
     (r"admission webhook .{0,253} denied|denied by|validatingadmissionpolicy", faults.WEBHOOK_REFUSED),
     (r"is forbidden: user .{0,253} cannot|cannot (get|list|watch|create|update|patch|delete) resource",
@@ -95,6 +122,13 @@ _SCHEDULER: Final = _all(
     (r"persistentvolumeclaim|unbound immediate|volume node affinity", faults.VOLUME_MISSING),
     (r"insufficient [\w.-]{1,253}/[\w.-]|cannot allocate all claims", faults.TOO_FEW_GPUS),
     (r"insufficient (cpu|memory|ephemeral-storage|pods)|too many pods", faults.TOO_FEW_RESOURCES),
+    # Taints that Kubernetes and health agents set say more than that nobody tolerates them.
+    (r"untolerated taint\(?s?\)? \{node\.kubernetes\.io/unreachable", faults.NODE_SILENT),
+    (r"untolerated taint\(?s?\)? \{node\.kubernetes\.io/not-ready", faults.NODE_NOT_READY),
+    (r"untolerated taint\(?s?\)? \{node\.kubernetes\.io/disk-pressure", faults.DISK_PRESSURE),
+    (r"untolerated taint\(?s?\)? \{node\.kubernetes\.io/memory-pressure", faults.MEMORY_PRESSURE),
+    (r"untolerated taint\(?s?\)? \{node\.kubernetes\.io/network-unavailable", faults.NETWORK_UNAVAILABLE),
+    (r"untolerated taint\(?s?\)? \{[^}]{0,200}(unhealthy|xid|ecc-|degraded)", faults.GPU_UNHEALTHY),
     (r"untolerated taint", faults.TAINT),
     (r"didn't match pod's node affinity|node selector", faults.AFFINITY),
     (r"were unschedulable", faults.NODE_CORDONED),
@@ -105,9 +139,9 @@ _ESCAPE: Final = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _XID: Final = re.compile(r"\bxid(?: \([^)]{0,80}\))?[:= ]{1,3}(\d{1,3})\b|\bnvidiaxid(\d{1,3})", re.IGNORECASE)
 XIDS: Final = {
-    faults.GPU_ECC_ERROR: {48, 63, 64, 92, 94, 95},
-    faults.GPU_LOST: {79},
-    faults.NVLINK_FAULT: {74},
+    faults.GPU_ECC_ERROR: {48, 63, 64, 92, 94, 95, 140},
+    faults.GPU_LOST: {54, 79},
+    faults.NVLINK_FAULT: {74, *range(144, 151)},
     faults.DRIVER_FAULT: {38, 61, 62, 119, 120, 123},
     faults.CUDA_ERROR: {13, 31, 32, 43, 45, 68, 69},
 }

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal
 
+from shoal.core.facts import Taint
 from shoal.core.layers.advice import State
 from shoal.core.layers.layer import Layer
 
@@ -77,6 +78,8 @@ class ContainerView:
     ended: datetime | None
     unhealthy_devices: tuple[str, ...] = ()
     """Devices that the kubelet reports as not healthy."""
+    started: bool = False
+    """It has passed its startup probe since its last start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,8 @@ class WhyNode:
     deleting: bool = False
     gone: bool = False
     """A pod is bound to it, and there is no such node."""
+    taints: tuple[Taint, ...] = ()
+    """Those that keep pods off: NoSchedule and NoExecute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +191,8 @@ class WhySnapshot:
     nodes: tuple[WhyNode, ...] = ()
     """Nodes of these pods, and of the GPU classes."""
     events: tuple[EventView, ...] = ()
+    gateways: tuple[WhyPod, ...] | None = None
+    """Pods of Shoal's gateways; None: unknown, or they do not matter to the subject."""
     lease: OperatorLease | None = None
     decision: DecisionView | None = None
     unread: tuple[Unread, ...] = ()
