@@ -37,12 +37,25 @@ class ChoiceRecord(Message):
     """Probably in the replica's prefix cache."""
 
 
+class RefusalRecord(Message):
+    """The error with which a gateway answered a request. `core/layers/refusals.py` has what a code means."""
+
+    time: datetime
+    gateway: str
+    """Name of the gateway's pod."""
+    status: int
+    code: str | None = None
+    param: str | None = None
+    """Field of the request that it is about."""
+
+
 class RequestChoices(Message):
-    """The attempts of one request, the first one first."""
+    """The attempts of one request, the first one first, and its error."""
 
     request: str
     choices: tuple[ChoiceRecord, ...] = ()
+    refusals: tuple[RefusalRecord, ...] = ()
     remembered: int = 0
-    """Requests whose choices the gateways remember."""
+    """Requests whose choices or errors the gateways remember."""
     missing: tuple[str, ...] = ()
     """Gateways that did not answer, and why."""

@@ -1,4 +1,5 @@
-"""Why recent requests went to their replicas: a bounded memory, and the path of the operations port that reads it.
+"""Why recent requests went to their replicas, or were refused: a bounded memory, and the path of the operations port
+that reads it.
 
 The memory is of this process only. It has ids, names and figures, no text of a prompt or an answer.
 """
@@ -15,14 +16,14 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from shoal.api import names
-from shoal.api.choices import ChoiceRecord, ReplicaCost, RequestChoices
+from shoal.api.choices import ChoiceRecord, RefusalRecord, ReplicaCost, RequestChoices
 from shoal.api.keys import Role
 from shoal.api.rights import ALL_REQUEST_LOGS
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.score import Pick, Terms
 from shoal.kube.callers import Callers
 from shoal.net.asgi import unproved
-from shoal.net.errors import Problem
+from shoal.net.errors import ApiError, Problem
 from shoal.net.gatewaycalls import GatewayCalls, GatewayPods, NoAnswer
 from shoal.net.hub import Caller
 from shoal.net.rights import PERSON, RightGuard
@@ -46,12 +47,22 @@ class _Choice(NamedTuple):
     pick: Pick | None
 
 
+class _Refusal(NamedTuple):
+    at: float
+    """Seconds since 1970."""
+    status: int
+    code: str | None
+    param: str | None
+
+
 class ChoiceMemory:
-    """The choices of the last requests, by request id."""
+    """The choices and the errors of the last requests, by request id. Errors have a place of their own: callers without
+    a key cannot drive choices out."""
 
     def __init__(self, most: int = MOST_REQUESTS) -> None:
         self._most = most
         self._known: OrderedDict[str, tuple[_Choice, ...]] = OrderedDict()
+        self._refused: OrderedDict[str, _Refusal] = OrderedDict()
 
     def add(self, request: str, replica: Replica, pick: Pick | None) -> None:
         """A request goes to a replica. Every request comes through here."""
@@ -61,13 +72,28 @@ class ChoiceMemory:
         if len(before) < MOST_ATTEMPTS:
             self._known[request] = (*before, _Choice(time.time(), replica, pick))
 
+    def refuse(self, request: str, error: ApiError) -> None:
+        """A request is answered with an error; the last one counts. The error's message may quote the request, and is
+        not kept."""
+        if request not in self._refused and len(self._refused) >= self._most:
+            self._refused.popitem(last=False)
+        self._refused[request] = _Refusal(time.time(), error.status, error.code, error.param)
+
+    def refusals(self, request: str, gateway: str) -> tuple[RefusalRecord, ...]:
+        """The error of one request; empty: it is not remembered, or had none."""
+        found = self._refused.get(request)
+        if found is None:
+            return ()
+        when = datetime.fromtimestamp(found.at, UTC)
+        return (RefusalRecord(time=when, gateway=gateway, status=found.status, code=found.code, param=found.param),)
+
     def records(self, request: str, gateway: str) -> tuple[ChoiceRecord, ...]:
         """The choices of one request; empty: it is not remembered."""
         found = enumerate(self._known.get(request, ()), 1)
         return tuple(_record(choice, gateway, attempt) for attempt, choice in found)
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._known.keys() | self._refused.keys())
 
 
 class ChoiceKeys(Protocol):
@@ -120,9 +146,10 @@ class ChoicesApi:
         found = RequestChoices(
             request=wanted,
             choices=self._memory.records(wanted, self._gateway),
+            refusals=self._memory.refusals(wanted, self._gateway),
             remembered=len(self._memory),
         )
-        if request.caller.role != "gateway" and not found.choices:
+        if request.caller.role != "gateway" and not found.choices and not found.refusals:
             found = await self._everywhere(found)
         return Response(found.model_dump_json(by_alias=True), media_type="application/json")
 
@@ -133,7 +160,7 @@ class ChoicesApi:
         answers = await asyncio.gather(
             *(self._calls.call("GET", pod, names.CHOICES_PATH, asked, seconds=PEER_SECONDS) for pod in pods)
         )
-        choices, remembered = list(own.choices), own.remembered
+        choices, refusals, remembered = list(own.choices), list(own.refusals), own.remembered
         for pod, answer in zip(pods, answers, strict=True):
             if isinstance(answer, NoAnswer):
                 missing.append(f"{pod.name}: {answer.reason}")
@@ -144,10 +171,16 @@ class ChoicesApi:
                 missing.append(f"{pod.name}: its answer is not understood")
                 continue
             choices += found.choices
+            refusals += found.refusals
             remembered += found.remembered
         choices.sort(key=lambda choice: choice.time)
         return own.model_copy(
-            update={"choices": tuple(choices), "remembered": remembered, "missing": tuple(sorted(missing))}
+            update={
+                "choices": tuple(choices),
+                "refusals": tuple(refusals),
+                "remembered": remembered,
+                "missing": tuple(sorted(missing)),
+            }
         )
 
 

@@ -215,13 +215,16 @@ class GatewayRequest:
             self._app.metrics.rejected.labels(error.code or str(error.status)).inc()
             if error.status == 429 and self._quota is not None:
                 self._app.metrics.tenants.refused(self._quota.tenant, error.code or "429")
+            self._app.choices.refuse(self._id, error)
             await self._reply.error(error)
         except (Disconnected, ClientGone):
             self._app.metrics.rejected.labels("disconnected").inc()
         except Exception as error:
             log.error("request failed", request=self._id, **redact.redact_error(error))
             if not self._reply.started:
-                await self._reply.error(ApiError(500, "The gateway failed.", "internal_error"))
+                failed = ApiError(500, "The gateway failed.", "internal_error")
+                self._app.choices.refuse(self._id, failed)
+                await self._reply.error(failed)
         finally:
             if self._spans is not None:
                 self._spans.end()
@@ -884,6 +887,7 @@ class GatewayRequest:
         return found
 
     async def _send_error(self, error: ApiError) -> None:
+        self._app.choices.refuse(self._id, error)
         if not self._reply.started:
             self._meter.status = error.status
         # A client that does not read must not keep the request alive; the server closes its connection.

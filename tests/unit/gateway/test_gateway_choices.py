@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +23,7 @@ from shoal.gateway.demand import DemandPublisher, DemandState
 from shoal.gateway.ops import gateway_ops
 from shoal.kube.callers import Callers
 from shoal.kube.client import KubeClient
+from shoal.net.errors import ApiError
 from shoal.net.server import make_server
 from tests.support.cannedapi import CannedApi
 from tests.support.gateway import API_KEY, INSTALL_KEY, GatewayUnderTest, gateway, replica
@@ -170,6 +172,38 @@ async def test_no_tenant_and_no_stranger_reads_choices(tmp_path: Path) -> None:
             assert response.status == 404
 
 
+async def test_a_refused_request_is_explained_by_the_id_of_its_answer_without_what_it_said(tmp_path: Path) -> None:
+    async with gateway(tmp_path, ScriptedEngine()) as it, Served(it, [it.app.choices]) as served:
+        for body, code, param in (({**CHAT, "model": "my-secret"}, "model_not_found", "model"),
+                                  ({**CHAT, "n": "my-secret"}, "invalid_type", "n")):  # fmt: skip
+            response = await it.post(body)
+            found = await served.ask(ADMIN, request=response.headers["x-shoal-request-id"])
+            (refused,) = found["refusals"]
+            assert (refused["status"], refused["code"], refused["param"]) == (response.status, code, param)
+            assert "my-secret" not in str(found)
+        response = await it.post(CHAT)
+        found = await served.ask(ADMIN, request=response.headers["x-shoal-request-id"])
+        assert (len(found["choices"]), found["refusals"]) == (1, [])
+
+
+async def test_another_gateways_refusal_is_found(tmp_path: Path) -> None:
+    near, far = ChoiceMemory(), ChoiceMemory()
+    far.refuse("id-1", ApiError(429, "used", "rate_limit_exceeded"))
+    async with gateway(tmp_path, ScriptedEngine()) as it, Served(it, [near, far]) as served:
+        found = await served.ask(ADMIN, request="id-1")
+        assert [each["gateway"] for each in found["refusals"]] == ["gateway-2"]
+
+
+def test_errors_are_bounded_and_do_not_drive_choices_out() -> None:
+    memory = ChoiceMemory(100)
+    memory.add("chosen", replica(1), None)
+    for number in range(250):
+        memory.refuse(f"id-{number}", ApiError(401, "no", "invalid_api_key"))
+    assert len(memory) == 101
+    assert memory.records("chosen", "gateway-1")
+    assert not memory.refusals("id-149", "gateway-1")
+
+
 # --- the command
 
 SYSTEM = "/api/v1/namespaces/shoal-system"
@@ -218,3 +252,27 @@ def test_a_request_that_is_not_remembered_gets_a_clear_answer(api: CannedApi, tm
     assert result.exit_code == 1
     assert "missing: gateway gateway-2: it is away" in result.output
     assert "no gateway remembers request old: each remembers its last requests, 4,096 at the moment" in result.output
+
+
+@pytest.mark.parametrize(
+    ("code", "layer", "do"),
+    [
+        ("context_length_exceeded", "L6 client", "Send fewer tokens"),
+        ("cannot_record_usage", "L5 gateway", "spool"),
+        ("no_such_thing", "L4 engine", "what the engine supports"),
+    ],
+)
+def test_the_command_says_which_layer_refused_a_request_and_what_to_do(
+    api: CannedApi, tmp_path: Path, code: str, layer: str, do: str
+) -> None:
+    memory = ChoiceMemory()
+    memory.refuse("id-2", ApiError(400, "Secret text", code, param="messages"))
+    found = RequestChoices(request="id-2", refusals=memory.refusals("id-2", "shoal-gateway-0"), remembered=1)
+    api.answers[PROXY] = found.model_dump(mode="json", by_alias=True)
+    shown = why(api, tmp_path, "request/id-2").output
+    assert f"1. {layer}  {code}" in shown
+    assert do in shown
+    assert f"400 {code} (field messages) (gateway shoal-gateway-0," in shown
+    (cause,) = json.loads(why(api, tmp_path, "request/id-2", "-o", "json").output)["causes"]
+    assert (cause["layer"], cause["reason"], cause["state"]) == (layer.partition(" ")[0], code, "fault")
+    assert do in cause["do"]

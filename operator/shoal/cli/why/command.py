@@ -37,7 +37,8 @@ def command(
     follow, with the result and the inputs of every rule. What cannot be read is listed.
 
     request/ID is one of the last requests, by the id in its answer's header x-shoal-request-id: what it was predicted
-    to cost at its replica, and at the next best one. Needs the ClusterRole shoal-logs in Shoal's namespace.
+    to cost at its replica, and at the next best one; of a refused one the layer, and what to do. Needs the ClusterRole
+    shoal-logs in Shoal's namespace.
     """
     if target.startswith("request/"):
         request.show(installation, gateway_url, target.removeprefix("request/"), output)

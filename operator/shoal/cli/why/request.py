@@ -1,20 +1,30 @@
-"""Why a request went to its replica, from the memories of the gateways."""
+"""Why a request went to its replica, or was refused, from the memories of the gateways."""
 
+from datetime import UTC, datetime
 from typing import Final
 
 import click
+from rich.console import Group
 
-from shoal.api.choices import RequestChoices
+from shoal.api.choices import RefusalRecord, RequestChoices
 from shoal.cli.client import run_command
 from shoal.cli.options import Installation
-from shoal.cli.output import emit
+from shoal.cli.output import console, emit
 from shoal.cli.services import GatewayClient
+from shoal.cli.why.show import cause_block, cause_document
+from shoal.core.layers.advice import LayerAdvice
+from shoal.core.layers.candidates import age
+from shoal.core.layers.layer import Layer
+from shoal.core.layers.refusals import REFUSALS
+from shoal.core.layers.types import Evidence, LayerCause
 
 COLUMNS: Final = ("time", "gateway", "model", "attempt", "replica", "message", "promptTokens", "cachedTokens")
+_OF_ENGINE: Final = LayerAdvice(Layer.ENGINE, "fault", "Compare the request with what the engine supports.")
+"""Of codes that the gateway has from an engine."""
 
 
 def show(installation: Installation, url: str | None, request: str, output: str) -> None:
-    """Prints the choices of one request. Raises ClickException where none is remembered."""
+    """Prints the choices of one request and its error. Raises ClickException where none is remembered."""
 
     async def work() -> RequestChoices:
         async with await installation.connect() as client:
@@ -23,14 +33,30 @@ def show(installation: Installation, url: str | None, request: str, output: str)
     found = run_command(work())
     for missing in found.missing:
         click.echo(f"missing: gateway {missing}", err=True)
-    if not found.choices:
+    if not found.choices and not found.refusals:
         raise click.ClickException(
             f"no gateway remembers request {request}: each remembers its last requests, {found.remembered:,} at the "
             "moment, until it restarts. Is it the id in the answer's header x-shoal-request-id?"
         )
-    data = found.model_dump(mode="json", by_alias=True)
-    if not emit(output, data, data["choices"], COLUMNS):
-        for choice in found.choices:
-            again = f", attempt {choice.attempt}" if choice.attempt > 1 else ""
-            click.echo(f"{choice.time:%H:%M:%S}Z  {choice.model} by {choice.gateway}{again}")
-            click.echo(f"  {choice.message}")
+    now = datetime.now(UTC)
+    causes = [cause(each, now) for each in found.refusals]
+    data = found.model_dump(mode="json", by_alias=True) | {"causes": [cause_document(each) for each in causes]}
+    if emit(output, data, data["choices"], COLUMNS):
+        return
+    for choice in found.choices:
+        again = f", attempt {choice.attempt}" if choice.attempt > 1 else ""
+        click.echo(f"{choice.time:%H:%M:%S}Z  {choice.model} by {choice.gateway}{again}")
+        click.echo(f"  {choice.message}")
+    for place, each in enumerate(causes, 1):
+        console(markup=False).print(Group(*cause_block(place, each)))
+
+
+def cause(refused: RefusalRecord, now: datetime) -> LayerCause:
+    """What the error means, and what to do."""
+    row = REFUSALS.get(refused.code or "", _OF_ENGINE)
+    about = f" (field {refused.param})" if refused.param else ""
+    said = f"{refused.status} {refused.code or 'without a code'}{about}"
+    proof = Evidence(said, f"gateway {refused.gateway}", age(now, refused.time))
+    return LayerCause(
+        refused.code or str(refused.status), row.layer, "fault", f"it was answered with {said}", row.do, (proof,)
+    )

@@ -34,7 +34,7 @@ def document(found: Explanation, seen: WhySnapshot) -> dict[str, Any]:
         "name": found.key,
         "state": found.state,
         "ready": _ready(seen),
-        "causes": [_cause(cause) for cause in found.causes],
+        "causes": [cause_document(cause) for cause in found.causes],
         "unread": [{"what": each.what, "why": each.why} for each in found.unread],
     }
 
@@ -42,7 +42,7 @@ def document(found: Explanation, seen: WhySnapshot) -> dict[str, Any]:
 def rows(found: Explanation) -> list[dict[str, Any]]:
     """For CSV: one row per cause."""
     return [
-        _cause(cause)
+        cause_document(cause)
         | {
             "kind": KINDS[found.kind],
             "name": found.key,
@@ -53,7 +53,7 @@ def rows(found: Explanation) -> list[dict[str, Any]]:
     ]
 
 
-def _cause(cause: LayerCause) -> dict[str, Any]:
+def cause_document(cause: LayerCause) -> dict[str, Any]:
     return {
         "reason": cause.reason,
         "layer": cause.layer.value,
@@ -76,14 +76,14 @@ def render(found: Explanation, seen: WhySnapshot) -> RenderableType:
     if not found.causes and (ready := _ready(seen)) is not None:
         parts.append(Text(ready))
     for place, cause in enumerate(found.causes, 1):
-        parts += [Text(""), *_block(place, cause)]
+        parts += [Text(""), *cause_block(place, cause)]
     if found.unread:
         parts += [Text(""), Text("not read, so not known:", style="yellow")]
         parts += [Text(f"  {each.what}: {each.why}") for each in found.unread]
     return Group(*parts)
 
 
-def _block(place: int, cause: LayerCause) -> Iterable[RenderableType]:
+def cause_block(place: int, cause: LayerCause) -> Iterable[RenderableType]:
     mark = {"fault": "", "waits": " (ends by itself)", "note": " (a note)"}.get(cause.state, "")
     yield Text.assemble(
         f"{place}. ", (cause.layer.label, "bold"), "  ", (cause.reason, _STYLES.get(cause.state, "")), mark
