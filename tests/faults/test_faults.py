@@ -479,6 +479,17 @@ FAULTS = [
         "L2", "InsufficientGPUs", "Free or add GPUs", ("Starting",),
     ),
     Fault(
+        "a scheduler that is away",
+        seen(not_ready("Starting", "0 of 1 replicas ready"), pods=(pod(node=None, conditions=[]),), nodes=(node(),)),
+        "L2", "SchedulerAway", "kube-scheduler", ("Starting",), "no condition PodScheduled",
+    ),
+    Fault(
+        "a controller manager that is away",
+        seen(model(condition("Placed", "True", "Placed", ago=300),
+                   condition("Ready", "False", "Starting", "0 of 1 replicas ready", ago=300))),
+        "L2", "PodsNotCreated", "kube-controller-manager", ("Starting",), "no pods",
+    ),
+    Fault(
         "a pod that had to go for one of a higher priority",
         seen(
             not_ready("Starting", "0 of 1 replicas ready"),

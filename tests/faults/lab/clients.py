@@ -82,8 +82,8 @@ REQUESTS: Final = (
 )  # fmt: skip
 
 
-def refusal(base: str, refused: RefusedInLab) -> str | None:
-    """The code of the error; None: it was answered."""
+def refusal(base: str, refused: RefusedInLab) -> tuple[str, str] | None:
+    """The code of the error, and the id of the request; None: it was answered."""
     headers = {"Content-Type": "application/json"}
     if refused.tenant is not None:
         headers["Authorization"] = f"Bearer {key(refused.tenant)}"
@@ -94,4 +94,4 @@ def refusal(base: str, refused: RefusedInLab) -> str | None:
             return None
     except urllib.error.HTTPError as error:
         with error:
-            return str(json.load(error)["error"]["code"])
+            return str(json.load(error)["error"]["code"]), error.headers["x-shoal-request-id"]

@@ -117,19 +117,21 @@ def test_why_names_layer_cause_and_next_step_first(injected: BrokenFleet, fault:
 
 
 @pytest.mark.parametrize("refused", clients.REQUESTS, ids=lambda refused: refused.name)
-def test_a_refused_request_has_a_code_whose_layer_and_next_step_are_known(
-    injected: BrokenFleet, refused: RefusedInLab
-) -> None:
+def test_a_refused_request_is_explained_by_the_id_of_its_answer(injected: BrokenFleet, refused: RefusedInLab) -> None:
     base = f"http://127.0.0.1:{injected.lab.forward_port()}"
-    seen: list[str | None] = []
+    seen: list[tuple[str, str] | None] = []
 
     def told() -> bool:
         seen.append(clients.refusal(base, refused))
-        return seen[-1] == refused.code
+        return (seen[-1] or ("", ""))[0] == refused.code
 
     until(told, 120, lambda: seen[-3:])
-    assert refused.advice.layer == refused.layer
-    assert refused.do in refused.advice.do
+    assert seen[-1] is not None
+    found = injected.shoal("why", f"request/{seen[-1][1]}")
+    (cause,) = found["causes"]
+    assert (cause["layer"], cause["reason"]) == (refused.layer, refused.code)
+    assert refused.do in cause["do"]
+    assert cause["evidence"]
 
 
 REPAIRED = [fault for fault in rows.NODES if fault.serves]

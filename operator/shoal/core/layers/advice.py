@@ -24,6 +24,9 @@ class LayerAdvice:
 
 _DRIVER, _CONTAINER, _ARTIFACT, _ENGINE = Layer.DRIVER, Layer.CONTAINER, Layer.ARTIFACT, Layer.ENGINE
 _GATEWAY, _CLIENT, _CONTROL = Layer.GATEWAY, Layer.CLIENT, Layer.CONTROL
+_NO_SIGNALS: Final = (
+    "Check network policies, certificates and agents on the way to the named pods; nothing scales down meanwhile."
+)
 _NOTHING: Final = "Nothing."
 
 
@@ -136,8 +139,8 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
     r.WAKING: _waits(_CONTROL, "Wait for the first replica; requests are held until then."),
     r.ROLLOUT_STALLED: _fault(_ENGINE, "Correct the new revision or revert it; the old revision goes on serving."),
     r.REPLACING_IN_PLACE: _waits(_CONTROL, "Wait; with one GPU more a rollout would not interrupt the Model."),
-    r.SIGNALS_UNKNOWN: _note(_CONTROL, "Find out why the named pods send no signals; nothing scales down meanwhile."),
-    r.SIGNALS_STALE: _note(_CONTROL, "Find out why the named pods send no signals; nothing scales down meanwhile."),
+    r.SIGNALS_UNKNOWN: _note(_CONTROL, _NO_SIGNALS),
+    r.SIGNALS_STALE: _note(_CONTROL, _NO_SIGNALS),
     r.ROGUE_POD: _note(_CONTROL, "Delete the pod: it has an engine's labels and belongs to no Model."),
     # --- Model: ScalingActive
     r.DRIVEN_BY_KEDA: _fine(_CONTROL),

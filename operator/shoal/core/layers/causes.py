@@ -116,6 +116,7 @@ def _candidates(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
     yield from _nodes(seen, now, all_of_them=short or seen.kind in ("class", "node"))
     yield from _quarantines(seen, now)
     yield from _targets(seen, now)
+    yield from _no_pods(seen, now)
     yield from _jobs(seen, now)
     yield from _gateways(seen, now)
     yield from _operator(seen, now)
@@ -226,6 +227,26 @@ def _targets(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
                 Level.OBJECT,
                 (Evidence(text, f"Ready of {view.text}", age(now, ready.since)),),
             )
+
+
+def _no_pods(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
+    """A Model that was placed, whose pods nobody makes and nobody refuses."""
+    subject = seen.subject
+    if seen.kind != "model" or subject is None or seen.pods or any("pods" in each.what for each in seen.unread):
+        return
+    known = {c.type: c for c in subject.conditions}
+    placed, ready = known.get(reasons.PLACED), known.get(reasons.READY)
+    if placed is None or placed.status != "True" or ready is None or ready.reason != reasons.STARTING:
+        return
+    waited = age(now, placed.since)
+    if waited is not None and waited > _NO_POD_SECONDS:
+        text = f"{subject.text} was placed {waited} s ago, and has no pod"
+        yield Candidate(
+            faults.PODS_NOT_MADE, text, Level.POD, (Evidence("no pods", subject.text, waited),), everywhere=True
+        )
+
+
+_NO_POD_SECONDS: Final = 120
 
 
 def _jobs(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:

@@ -52,6 +52,10 @@ NO_SPACE: Final = "NoSpaceInContainer"
 """A volume of the pod, /dev/shm or its writable layer is full."""
 OUT_OF_MEMORY: Final = "OutOfHostMemory"
 """A container was killed at its memory limit."""
+SCHEDULER_AWAY: Final = "SchedulerAway"
+"""No scheduler has looked at a pod."""
+PODS_NOT_MADE: Final = "PodsNotCreated"
+"""A Deployment wants pods, nothing refuses them, and there are none."""
 IMAGE_DENIED: Final = "ImageAccessDenied"
 IMAGE_NOT_FOUND: Final = "ImageNotFound"
 REGISTRY_UNREACHABLE: Final = "RegistryUnreachable"
@@ -165,6 +169,12 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     ),
     NO_SPACE: _fault(_CONTAINER, "Give the pod's volumes, /dev/shm or the node's disk more room: one of them is full."),
     OUT_OF_MEMORY: _fault(_CONTAINER, "Raise the memory of the container (chart value engines.memoryPerGPU)."),
+    SCHEDULER_AWAY: _fault(
+        _CONTAINER, "Look at kube-scheduler: it has not looked at the pod, and binds none to a node."
+    ),
+    PODS_NOT_MADE: _fault(
+        _CONTAINER, "Look at kube-controller-manager and the ReplicaSet: replicas are wanted, and no pod is created."
+    ),
     IMAGE_DENIED: _fault(_CONTAINER, "Give the pods a pull secret that the registry accepts."),
     IMAGE_NOT_FOUND: _fault(_CONTAINER, "Correct the image's name or tag, or push the image."),
     REGISTRY_UNREACHABLE: _fault(_CONTAINER, "Check the node's network and proxy on the way to the registry."),

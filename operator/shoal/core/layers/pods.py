@@ -31,6 +31,8 @@ _REMOVED: Final = {
     "OutOfpods": faults.TOO_FEW_RESOURCES,
 }
 """Reason of a pod that its kubelet refused or ended -> what it means."""
+_UNSEEN_SECONDS: Final = 60
+"""A scheduler looks at a new pod within seconds."""
 _SLOW_SECONDS: Final = 1800
 """An engine that has not been ready for so long after its weights were there hangs: large models load for minutes."""
 
@@ -94,6 +96,11 @@ def _unscheduled(pod: WhyPod, events: Iterable[EventView], now: datetime) -> Ite
         (c for c in pod.conditions if c.type == "PodScheduled" and c.status == "False"), None
     )
     if waits is None:
+        waited = age(now, pod.created)
+        unseen = not any(c.type == "PodScheduled" for c in pod.conditions)
+        if unseen and pod.phase == "Pending" and waited is not None and waited > _UNSEEN_SECONDS:
+            yield _of(pod, faults.SCHEDULER_AWAY, f"pod {pod.key} was created {waited} s ago, and no scheduler has "
+                      "looked at it", Evidence("no condition PodScheduled", f"pod {pod.key}", waited))  # fmt: skip
         return
     if waits.reason == reasons.SCHEDULING_GATED:
         queue = f" of queue {pod.queue}" if pod.queue else ""
