@@ -197,6 +197,19 @@ def test_an_adapter_is_explained_by_the_engine_of_its_pool(kubeconfig: Path, api
     (cause,) = json.loads(why(kubeconfig, "adapter/poet", "-o", "json").output)["causes"]
     assert cause["reason"] == "OutOfGPUMemory"
     assert any("LoadingAdapter" in line for line in cause["explains"])
+    (cause,) = json.loads(why(kubeconfig, "pool/pool", "-o", "json").output)["causes"]
+    assert cause["reason"] == "OutOfGPUMemory"
+
+
+def test_a_pool_is_explained_by_itself_where_its_model_is_gone(kubeconfig: Path, api: CannedApi) -> None:
+    api.answers[f"{SHOAL}/namespaces/chat/lorapools/pool"] = {
+        "metadata": {"name": "pool", "namespace": "chat", "generation": 1},
+        "spec": {"modelRef": {"name": "gone"}},
+        "status": {"conditions": [condition("Ready", "False", "ModelNotFound", "there is no Model chat/gone")]},
+    }
+    found = json.loads(why(kubeconfig, "lorapool/pool", "-o", "json").output)
+    assert [cause["reason"] for cause in found["causes"]] == ["ModelNotFound"]
+    assert "Model chat/gone" in [each["what"] for each in found["unread"]]
 
 
 def test_a_tenant_is_explained_with_its_models(kubeconfig: Path, api: CannedApi) -> None:

@@ -3,7 +3,7 @@
 command.py    the command
 subjects.py   the table of subjects: a further one is a row there and a module with a function `answer`
 reader.py     how they read: bounded, and what cannot be read is said
-model.py, adapter.py, route.py, tenant.py, pod.py, gpuclass.py, node.py   what is read of each subject
+model.py, adapter.py, pool.py, route.py, tenant.py, pod.py, gpuclass.py, node.py   what is read of each subject
 show.py       the answer as text and as data
 """
 

@@ -32,9 +32,9 @@ def command(
 ) -> None:
     """Explain what is wrong: the cause, its layer, evidence, what was tried, and what to do.
 
-    KIND is model, adapter, route, tenant, pod, gpuclass or node; a name alone is a Model's. The most upstream cause is
-    first: a broken GPU before the engine that ends because of it. Of a Model, the last decisions about its replicas
-    follow, with the result and the inputs of every rule. What cannot be read is listed.
+    KIND is model, adapter, pool, route, tenant, pod, gpuclass or node; a name alone is a Model's. The most upstream
+    cause is first: a broken GPU before the engine that ends because of it. Of a Model, the last decisions about its
+    replicas follow, with the result and the inputs of every rule. What cannot be read is listed.
 
     request/ID is one of the last requests, by the id in its answer's header x-shoal-request-id: what it was predicted
     to cost at its replica, and at the next best one; of a refused one the layer, and what to do. Needs the ClusterRole

@@ -15,6 +15,7 @@ SUBJECTS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     # kind: (module with `answer`, other names of the kind)
     "model": ("shoal.cli.why.model", ("models", "mdl")),
     "adapter": ("shoal.cli.why.adapter", ("adapters", "loraadapter", "loraadapters")),
+    "pool": ("shoal.cli.why.pool", ("pools", "lorapool", "lorapools")),
     "route": ("shoal.cli.why.route", ("routes", "modelroute", "modelroutes", "mroute")),
     "tenant": ("shoal.cli.why.tenant", ("tenants",)),
     "pod": ("shoal.cli.why.pod", ("pods", "po")),
