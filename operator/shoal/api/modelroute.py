@@ -306,6 +306,17 @@ class CanaryStatus(Object):
     """Why it is halted."""
 
 
+class ExternalTargetStatus(Object):
+    """An external target that gateways do not use."""
+
+    name: PlainNamespace
+    """Name of the entry of `externalTargets`."""
+    reason: Annotated[str, StringConstraints(min_length=1, max_length=64)]
+    """ExternalNotAllowed, SecretNotFound, SecretRefused, or Pending while its Secret was not read yet."""
+    message: Annotated[str, StringConstraints(max_length=1024)]
+    """What to mend."""
+
+
 class ModelRouteStatus(Object):
     """Observed state of the route."""
 
@@ -319,6 +330,11 @@ class ModelRouteStatus(Object):
     """Short names that the route owns. A name that a Model, an adapter or an older route claims is left out."""
     canaries: Annotated[tuple[CanaryStatus, ...], Field(max_length=16), K8s(list_type="map", keys=("rule",))] = ()
     """State of each canary."""
+    external_targets: Annotated[
+        tuple[ExternalTargetStatus, ...], Field(max_length=16), K8s(list_type="map", keys=("name",))
+    ] = ()
+    """External targets that rules name and gateways do not use, and why. The host of any other is allowed, and its key
+    delivered."""
 
 
 class ModelRoute(CustomResource):

@@ -134,10 +134,15 @@ class Externals:
         self._pools: dict[tuple[str | None, float], Pool] = {}
         self._loop = asyncio.get_running_loop()
 
+    def permitted(self, model: ServedModel) -> bool:
+        """Whether the installation allows the target's host, and its key is here; also if it is no external target."""
+        external = model.external
+        return external is None or (self._rule(external) is not None and not self._token_problem(external))
+
     def usable(self, model: ServedModel) -> bool:
         """Whether a request would be sent there now."""
         external = model.external
-        if external is None or self._rule(external) is None or self._token_problem(external):
+        if external is None or not self.permitted(model):
             return False
         state = self._states.get((model.key, external))
         return state is None or (not state.health.rests(self._loop.time()) and state.running < external.most)

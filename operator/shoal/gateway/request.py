@@ -652,7 +652,15 @@ class GatewayRequest:
             target = index.target(found, ref, identity)
             return target is not None and self._reaches(target)
 
-        chosen = decide(found, facts, usable, self._draw, self._app.canaries.is_halted, self._mirror_draw)
+        def permitted(ref: TargetRef) -> bool:
+            target = index.target(found, ref, identity)
+            return target is not None and self._reaches(target) and self._app.externals.permitted(target)
+
+        halted = self._app.canaries.is_halted
+        chosen = decide(found, facts, permitted, self._draw, halted, self._mirror_draw)
+        if isinstance(chosen, NoTarget):
+            # The error then says what an external target lacks.
+            chosen = decide(found, facts, usable, self._draw, halted, self._mirror_draw)
         if isinstance(chosen, NoTarget):
             raise errors.no_rule(name) if chosen.reason == "no-rule" else errors.no_target(name)
         model = index.target(found, chosen.target, identity)

@@ -140,3 +140,21 @@ def test_an_external_target_needs_the_tenants_grant_of_the_route(kubeconfig: Pat
     api.answers[f"{SHOAL}/tenants/acme"] = tenant | {"spec": tenant["spec"] | {"routes": [{"namespace": "chat"}]}}
     found = shares(explain(kubeconfig, "--tenant", "acme", "-o", "json"))
     assert found["target chat/front/outside"] == (100.0, None)
+
+
+def test_an_external_target_that_gateways_do_not_use_says_what_it_lacks(kubeconfig: Path, api: CannedApi) -> None:
+    outside = {"name": "outside", "url": "https://api.example.com/v1", "model": "m", "credentials": {"name": "key"}}
+    targets = [target("outside", kind="external"), target("a")]
+    spec = {"rules": [{"name": "default", "targets": targets}], "externalTargets": [outside]}
+    unused = {"name": "outside", "reason": "SecretNotFound", "message": "Secret chat/key does not exist"}
+    status = {"observedGeneration": 2, "externalTargets": [unused]}
+    route = ROUTE | {"metadata": ROUTE["metadata"] | {"generation": 2}, "spec": spec, "status": status}
+    api.answers[f"{SHOAL}/namespaces/chat/modelroutes/front"] = route
+    found = shares(explain(kubeconfig, "-o", "json"))
+    assert found["target chat/front/outside"] == (0.0, "SecretNotFound: Secret chat/key does not exist")
+    assert found["target chat/a"] == (100.0, None)
+    # What the operator found was found of another version: it is not known.
+    status["observedGeneration"] = 1
+    done = explain(kubeconfig)
+    assert "The operator has not looked at this version of the route yet" in done.output
+    assert shares(explain(kubeconfig, "-o", "json"))["target chat/front/outside"] == (50.0, None)

@@ -7,6 +7,7 @@ import pytest
 
 from shoal.api import reasons
 from shoal.core.routing.canary import CanaryHalt
+from shoal.core.routing.external import ExternalProblem
 from shoal.core.routing.routes import TargetRef, declared_route
 from shoal.core.status.observed import ServedNames
 from shoal.core.status.routestatus import SeenRoute, SeenTarget, status
@@ -115,3 +116,20 @@ def test_a_halted_canary_is_told_and_stays_halted_when_no_gateway_tells_it_any_m
     changed = a_route({**CANARY, "canary": {"target": target("b"), "percent": 4}})
     changed = changed.model_copy(update={"status": halted})
     assert [one.state for one in status(SeenRoute(changed, OWNED, targets, halts), NOW).canaries] == ["Running"]
+
+
+def test_external_targets_that_gateways_do_not_use_are_listed_with_what_they_lack():
+    url = "https://api.example.com/v1"
+    outside = [{"name": name, "url": url, "model": "m"} for name in ("one", "two", "three")]
+    rule = {"targets": [{"external": {"name": name}} for name in ("one", "two", "three")]}
+    route = a_route(rule, externalTargets=outside)
+    wrong = {
+        "one": ExternalProblem(reasons.SECRET_NOT_FOUND, "Secret chat/one does not exist"),
+        "three": ExternalProblem(reasons.EXTERNAL_NOT_ALLOWED, "x" * 2000),
+    }
+    refs = declared_route(route).references()
+    seen = {ref: SeenTarget(problem=wrong.get(ref.key.rpartition("/")[2])) for ref in refs}
+    found = status(SeenRoute(route, OWNED, seen), NOW).external_targets
+    assert [(one.name, one.reason) for one in found] == [("one", "SecretNotFound"), ("three", "ExternalNotAllowed")]
+    assert found[0].message == "Secret chat/one does not exist"
+    assert len(found[1].message) == 1024

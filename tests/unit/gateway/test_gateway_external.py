@@ -404,6 +404,17 @@ async def test_without_a_key_for_this_host_nothing_is_sent(tmp_path: Path, crede
         assert not provider.heads
 
 
+async def test_without_a_key_the_other_targets_get_its_share(tmp_path: Path) -> None:
+    """As the route's status says."""
+    provider, engine = Provider(), ScriptedEngine()
+    both = {"targets": [target("llama"), {"external": {"name": "outside"}, "weight": 1000}]}
+    async with beside(tmp_path, provider, engine, both, credential=None) as it:
+        for _ in range(5):
+            await ask(it)
+        assert len(engine.requests) == 5
+        assert it.metric("shoal_gateway_external_requests_total", outcome="no_credentials") == 0
+
+
 async def test_the_key_is_in_no_log_and_in_no_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     error = {"error": {"message": f"Incorrect API key provided: {TOKEN}"}}
     async with beside(tmp_path, Provider(whole(error, "401 Unauthorized")), ScriptedEngine(), ONLY) as it:

@@ -13,7 +13,7 @@ from shoal.api.loraadapter import LoRAAdapter
 from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import CustomResource
 from shoal.api.model import Model
-from shoal.api.modelroute import ModelRoute
+from shoal.api.modelroute import ExternalTargetStatus, ModelRoute
 from shoal.api.tenant import Tenant
 from shoal.cli.output import console, emit
 from shoal.core.access import KeyIdentity
@@ -47,6 +47,7 @@ class RouteQuestion:
 
 @dataclass(frozen=True, slots=True)
 class _Cluster:
+    declared: ModelRoute
     route: DeclaredRoute
     index: ModelIndex
     models: dict[str, Model]
@@ -86,8 +87,8 @@ def run(question: RouteQuestion, output: str, *, kubeconfig: str | None, context
 async def _read(question: RouteQuestion, kubeconfig: str | None, context: str | None) -> _Cluster:
     client = await KubeClient.from_environment(kubeconfig=kubeconfig, context=context)
     try:
-        raw = await client.get(MODEL_ROUTES, question.name, question.namespace)
-        route = declared_route(ModelRoute.model_validate(raw))
+        declared = ModelRoute.model_validate(await client.get(MODEL_ROUTES, question.name, question.namespace))
+        route = declared_route(declared)
         models = {one.key: one for one in await _all(client, MODELS, Model)}
         adapters = {one.key: one for one in await _all(client, LORA_ADAPTERS, LoRAAdapter)}
         index = ModelIndex()
@@ -103,7 +104,7 @@ async def _read(question: RouteQuestion, kubeconfig: str | None, context: str | 
             identity = KeyIdentity(
                 question.tenant, None, "", None, False, False, grants, consent, routes=route_consent_of(spec)
             )
-        return _Cluster(route, index, models, adapters, identity)
+        return _Cluster(declared, route, index, models, adapters, identity)
     finally:
         await client.close()
 
@@ -126,9 +127,10 @@ def _why_not(cluster: _Cluster, ref: TargetRef) -> str:
         if ref.key not in cluster.route.externals:
             return "it is not in spec.externalTargets"
         identity = cluster.identity
-        if identity is None or identity.routes.covers(cluster.route.key):
-            return ""
-        return f"Tenant {identity.tenant} does not grant the route in spec.routes"
+        if identity is not None and not identity.routes.covers(cluster.route.key):
+            return f"Tenant {identity.tenant} does not grant the route in spec.routes"
+        unused = {cluster.declared.external_key(one.name): one for one in _unused(cluster.declared) or ()}
+        return f"{unused[ref.key].reason}: {unused[ref.key].message}" if ref.key in unused else ""
     one = cluster.models.get(ref.key) if ref.kind == "Model" else cluster.adapters.get(ref.key)
     if one is None:
         return "it does not exist"
@@ -140,6 +142,14 @@ def _why_not(cluster: _Cluster, ref: TargetRef) -> str:
         return ""
     reason = cluster.index.why_not(ref, cluster.identity)
     return f"it cannot be served now: {reason}" if reason else f"Tenant {cluster.identity.tenant} may not use it"
+
+
+def _unused(route: ModelRoute) -> tuple[ExternalTargetStatus, ...] | None:
+    """The external targets that gateways do not use; None: the operator has not looked at this version of the route."""
+    status = route.status
+    if status is None or status.observed_generation != route.metadata.generation:
+        return None
+    return status.external_targets
 
 
 def _header(text: str) -> tuple[str, str]:
@@ -169,5 +179,9 @@ def _print(cluster: _Cluster, question: RouteQuestion, found: RouteExplanation) 
         table.add_row(share.role, str(share.ref), f"{share.percent:.4g} %", escape(share.note))
     out.print(f"Rule {found.rule} of {route.key}, for a request to {escape(question.endpoint)}:")
     out.print(table)
+    if route.externals and _unused(cluster.declared) is None:
+        out.print(
+            "The operator has not looked at this version of the route yet: whether hosts and keys are there is unknown."
+        )
     if not _served(found):
         out.print("No target can be used: the request gets 503 no_route_target.")

@@ -1,12 +1,12 @@
 """The status of a ModelRoute, computed from observations."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from shoal.api import reasons
 from shoal.api.meta import ConditionStatus
-from shoal.api.modelroute import CanaryStatus, ModelRoute, ModelRouteStatus
+from shoal.api.modelroute import CanaryStatus, ExternalTargetStatus, ModelRoute, ModelRouteStatus
 from shoal.core.routing import servednames
 from shoal.core.routing.canary import CanaryHalt
 from shoal.core.routing.consent import some
@@ -54,6 +54,7 @@ def status(seen: SeenRoute, now: datetime) -> ModelRouteStatus:
         observed_generation=generation,
         served_names=seen.served.owned,
         canaries=canaries(seen),
+        external_targets=tuple(_unused(seen)),
     )
 
 
@@ -75,6 +76,14 @@ def canaries(seen: SeenRoute) -> tuple[CanaryStatus, ...]:
         else:
             found.append(CanaryStatus(rule=rule.name, state="Running", revision=canary.revision))
     return tuple(found)
+
+
+def _unused(seen: SeenRoute) -> Iterator[ExternalTargetStatus]:
+    """The external targets that gateways do not use."""
+    for target in seen.route.spec.external_targets:
+        found = seen.targets.get(TargetRef("External", seen.route.external_key(target.name)))
+        if found is not None and (problem := found.problem) is not None:
+            yield ExternalTargetStatus(name=target.name, reason=problem.reason, message=problem.message[:1024])
 
 
 def _findings(seen: SeenRoute) -> list[ConditionUpdate]:
