@@ -169,21 +169,21 @@ class Externals:
         try:
             yield
         except ExternalUnusable as unusable:
-            if unusable.failure:
-                state.health.failed(self._loop.time(), unusable.retry_after)
+            if unusable.failure and state.health.failed(self._loop.time(), unusable.retry_after):
+                log.warning("an external target fails repeatedly", target=key, reason=unusable.outcome)
             raise
         finally:
             state.running -= 1
 
     def answered(self, key: str, external: ServedExternal) -> None:
         """The target has answered a request."""
-        if (state := self._states.get((key, external))) is not None:
-            state.health.answered()
+        if (state := self._states.get((key, external))) is not None and state.health.answered():
+            log.info("an external target answers again", target=key)
 
     def failed(self, key: str, external: ServedExternal) -> None:
         """An answer of the target broke off after it had begun."""
-        if (state := self._states.get((key, external))) is not None:
-            state.health.failed(self._loop.time())
+        if (state := self._states.get((key, external))) is not None and state.health.failed(self._loop.time()):
+            log.warning("an external target fails repeatedly", target=key, reason="broken")
 
     def token(self, external: ServedExternal) -> str | None:
         """The key to send; None: none is sent."""

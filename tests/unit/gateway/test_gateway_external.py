@@ -208,6 +208,23 @@ async def test_a_target_that_fails_repeatedly_is_not_asked_for_a_while(tmp_path:
         assert len(provider.heads) == 3
 
 
+async def test_the_log_says_once_that_a_target_fails_and_that_it_answers_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    provider = Provider(whole(b"boom", "500 Internal Server Error"))
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY) as it:
+        for _ in range(4):
+            await ask(it, 503)
+        provider.answer = whole()
+        for state in it.app.externals._states.values():  # pyright: ignore[reportPrivateUsage]
+            state.health._until = 0.0  # pyright: ignore[reportPrivateUsage] - its rest is over
+        for _ in range(2):
+            await ask(it)
+    said = capsys.readouterr().out
+    assert said.count("an external target fails repeatedly") == 1
+    assert said.count("an external target answers again") == 1
+
+
 async def test_requests_of_a_failing_target_are_no_retries_of_its_fallback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

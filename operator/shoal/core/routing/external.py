@@ -247,18 +247,21 @@ class TargetHealth:
         """Whether a request would be refused now."""
         return now < self._until
 
-    def answered(self) -> None:
-        self._failures = 0
-        self._until = 0.0
+    def answered(self) -> bool:
+        """Returns whether it had failed repeatedly before."""
+        before, self._failures, self._until = self._failures, 0, 0.0
+        return before >= FAILURES
 
-    def failed(self, now: float, retry_after: float | None = None) -> None:
-        """`retry_after`: seconds that the target asked for; it rests for so long, within bounds."""
+    def failed(self, now: float, retry_after: float | None = None) -> bool:
+        """`retry_after`: seconds that the target asked for; it rests for so long, within bounds. Returns whether it is
+        the failure with which the target has failed repeatedly."""
         self._failures += 1
         if retry_after is not None:
             self._until = max(self._until, now + min(max(retry_after, 1.0), LONGEST_REST_SECONDS))
         elif self._failures >= FAILURES:
             rest = FIRST_REST_SECONDS * 2.0 ** min(self._failures - FAILURES, 8)
             self._until = now + min(rest, LONGEST_REST_SECONDS)
+        return self._failures == FAILURES
 
 
 def retry_after_of(value: bytes, now: datetime) -> float | None:
