@@ -66,6 +66,9 @@ app.kubernetes.io/part-of: shoal
 {{- if and (eq .Values.operator.signals.source "Prometheus") (not .Values.operator.signals.prometheus.url) -}}
 {{- fail "operator.signals.source Prometheus needs operator.signals.prometheus.url, such as http://prometheus.monitoring.svc:9090" -}}
 {{- end -}}
+{{- if and .Values.operator.health.dcgm.match (not .Values.operator.signals.prometheus.url) -}}
+{{- fail "operator.health.dcgm.match needs operator.signals.prometheus.url, such as http://prometheus.monitoring.svc:9090" -}}
+{{- end -}}
 {{- if and .Values.tracing.engines (not .Values.tracing.endpoint) -}}
 {{- fail "tracing.engines needs tracing.endpoint, such as http://otel-collector.monitoring:4318" -}}
 {{- end -}}
@@ -116,6 +119,8 @@ cache:
     {{- toYaml .Values.cache.nodeSelector | nindent 4 }}
 signals:
   {{- toYaml .Values.operator.signals | nindent 2 }}
+health:
+  {{- toYaml .Values.operator.health | nindent 2 }}
 scaling:
   {{- toYaml .Values.operator.scaling | nindent 2 }}
 tracing:

@@ -14,6 +14,7 @@ from shoal.api.config import (
     CABundle,
     EngineVersion,
     ExternalHost,
+    HealthSources,
     HubEndpoint,
     NamedValue,
     Pods,
@@ -88,6 +89,8 @@ class OperatorValues(PodValues):
     """Interval in seconds at which everything is listed again, in case watch events were missed."""
     signals: Signals = Signals()
     """Where the operator gets load and demand from."""
+    health: HealthSources = HealthSources()
+    """What says that GPUs are not healthy, besides Kubernetes."""
     scaling: Scaling = Scaling()
     """What writes the replicas of Models."""
     resources: Free = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}

@@ -241,6 +241,21 @@ class Signals(_Section):
         return self
 
 
+class DCGM(_Section):
+    """Metrics of NVIDIA's DCGM exporter, in the Prometheus of `signals`."""
+
+    match: str = ""
+    """Label matchers of the exporter's own series, such as job="nvidia-dcgm-exporter". Who may write series with these
+    labels can have GPUs taken out of use. Empty: the metrics are not read."""
+
+
+class HealthSources(_Section):
+    """What says that GPUs are not healthy, besides Kubernetes."""
+
+    dcgm: DCGM = DCGM()
+    """Metrics of NVIDIA's DCGM exporter, in the Prometheus of `signals`."""
+
+
 class KEDA(_Section):
     """Connection between KEDA and the operator's external scaler, and settings of ScaledObjects."""
 
@@ -366,6 +381,7 @@ class OperatorConfig(_Section):
     pods: Pods = Pods()
     cache: Cache = Cache()
     signals: Signals = Signals()
+    health: HealthSources = HealthSources()
     scaling: Scaling = Scaling()
     tracing: TracingConfig = TracingConfig()
     ext_proc: ExtProc = ExtProc()
@@ -381,3 +397,11 @@ class OperatorConfig(_Section):
     """External targets of ModelRoutes."""
     resync_seconds: float = 600.0
     log_level: str = "info"
+
+    @model_validator(mode="after")
+    def _has_metrics_of_gpus(self) -> Self:
+        if self.health.dcgm.match and not self.signals.prometheus.url:
+            raise ValueError(
+                "health.dcgm.match needs signals.prometheus.url, such as http://prometheus.monitoring.svc:9090"
+            )
+        return self

@@ -263,6 +263,8 @@ class QuarantinedGPUs(Object):
     """How often in a row. Each time it lasts twice as long."""
     model: Annotated[str, StringConstraints(max_length=320)] | None = None
     """Model whose replicas alone say that the GPU is not healthy."""
+    monitor: Literal["DCGM"] | None = None
+    """Monitor whose metrics say that the GPU is not healthy. While it has none, the quarantine does not end."""
 
 
 class GPUClassStatus(Object):
@@ -272,7 +274,8 @@ class GPUClassStatus(Object):
     """Conditions of the class. Ready says whether the class has nodes: NodesFound, NoNodes, LabelsDisagree, Overlaps,
     SharedGPUs, Invalid; of a class with `device` also DRAUnavailable, DeviceClassNotFound, SelectorInvalid, NoDevices,
     MemoryUnknown. SharedGPUs is present while nodes of the class share GPUs (time-slicing, MPS), which do not count.
-    GPUsHealthy is there while GPUs are not: GPUsQuarantined, QuarantineWithheld, CordonInvalid."""
+    GPUsHealthy is there while GPUs are not: GPUsQuarantined, QuarantineWithheld, CordonInvalid; or, as Unknown, while
+    GPUs are not measured: GPUMetricsMissing."""
     observed_generation: Count | None = None
     """Generation of the spec that this status describes."""
     nodes: Count | None = None

@@ -60,6 +60,8 @@ QUARANTINE_WITHHELD: Final = "QuarantineWithheld"
 """GPUs that are not healthy stay in use: they are the last ones, or too many are out of use already."""
 CORDON_INVALID: Final = "CordonInvalid"
 """An annotation of `shoal cordon` cannot be read, or names what the class does not have."""
+GPU_METRICS: Final = "GPUMetricsMissing"
+"""DCGM's metrics of GPUs are to be read, and Prometheus has none: whether these GPUs are healthy is unknown."""
 QUARANTINE_ENDED: Final = "QuarantineEnded"
 """Reason of an event: GPUs are in use again."""
 

@@ -1,4 +1,4 @@
-"""Health of the GPUs of each class: gathers what the store and the probes say, and asks `core/health`.
+"""Health of the GPUs of each class: gathers what the store, the probes and DCGM's metrics say, and asks `core/health`.
 
 What is out of use stands in the status of the GPUClass and nowhere else: placement reads it there, and an operator that
 starts goes on with it. A node whose GPUs are out of use as a whole gets a label, which engine pods of the class avoid.
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import structlog
 
@@ -18,9 +18,21 @@ from shoal.api.meta import JsonObject
 from shoal.controllers.capacity import FleetGPUs
 from shoal.controllers.replicastates import claimed_devices
 from shoal.controllers.world import World
+from shoal.core import facts
 from shoal.core.devices.match import Matched
 from shoal.core.gpus import takes_pods
-from shoal.core.health import HealthMemory, HealthPlan, HealthSignal, HealthSnapshot, Quarantine, Unit, decide, signals
+from shoal.core.health import (
+    HealthMemory,
+    HealthPlan,
+    HealthSignal,
+    HealthSnapshot,
+    Quarantine,
+    Unit,
+    dcgm,
+    decide,
+    signals,
+)
+from shoal.core.health.dcgm import DCGMReading
 from shoal.core.health.decide import MOST, Tested
 from shoal.core.health.requests import CordonRequest, parse
 from shoal.core.status.healthstatus import stored
@@ -30,6 +42,8 @@ from shoal.kube.resources import GPUCLASSES, NODES
 
 log = structlog.get_logger()
 
+_NAMED: Final = 4
+_HOSTNAME: Final = "kubernetes.io/hostname"
 _NO_RIGHT: Final = "the operator may not label nodes, so the scheduler may still choose {node}: allow it to patch nodes"
 
 
@@ -42,6 +56,22 @@ class ClassHealth:
     """Device -> its attribute `uuid`."""
     problems: tuple[str, ...]
     """What is wrong with the annotations, or with the operator's rights."""
+    unmeasured: str = ""
+    """Of which GPUs DCGM's metrics say nothing, and why; "": of none, or none are read."""
+
+
+class GPUMetrics(Protocol):
+    """`signals/dcgm.py`, or a test's."""
+
+    @property
+    def reading(self) -> DCGMReading | None:
+        """The last answer; None: there is none, or it is too old."""
+        ...
+
+    @property
+    def problem(self) -> str | None:
+        """What keeps metrics away now."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +81,8 @@ class _Devices:
     by_node: Mapping[str, Sequence[Matched]]
     names: Mapping[str, frozenset[str]]
     uuids: Mapping[str, str]
+    of_gpus: Mapping[str, tuple[Unit, ...]]
+    """UUID of a GPU -> its device, or its partitions'."""
     signals: tuple[HealthSignal, ...]
 
 
@@ -97,6 +129,8 @@ class FleetHealth:
 
     def __init__(self, world: World, gpus: FleetGPUs) -> None:
         self._world, self._gpus = world, gpus
+        self.metrics: GPUMetrics | None = None
+        """None: no metrics of GPUs are read."""
         self._memory: dict[str, HealthMemory] = {}
         """Uid of the class."""
         self._known: dict[str, _Devices] = {}
@@ -118,6 +152,8 @@ class FleetHealth:
         uncordons, also_wrong = parse(annotations.get(names.ANNOTATION_UNCORDON))
         before = stored(gpu_class)
         devices = self._devices(name, by_node)
+        memory = self._memory.get(gpu_class.metadata.uid)
+        hosts = {label: node.name for node in nodes for label in _labels(node)}
         seen = HealthSnapshot(
             usable={
                 node.name: node.allocatable.get(gpu_class.resource, 0)
@@ -132,19 +168,81 @@ class FleetHealth:
                 *(devices.signals if devices is not None else ()),
                 *signals.of_pods(self._world.pods.by("broken", name), name, partial(claimed_devices, self._world)),
                 *self.found.signals.get(name, ()),
+                *self._measured_sick(hosts, devices),
             ),
+            silent=self._silent(gpu_class, {node.name: node for node in nodes}, devices, before, memory),
             cordons=cordons,
             uncordons=uncordons,
             tested=self.found.results(name, before),
         )
         uid = gpu_class.metadata.uid
-        plan, self._memory[uid] = decide(seen, self._memory.get(uid), self._world.now())
+        plan, self._memory[uid] = decide(seen, memory, self._world.now())
         self._tell(gpu_class, before, plan)
         return ClassHealth(
             plan,
             devices.uuids if devices is not None else {},
             tuple(self._problems(seen, plan, {names.ANNOTATION_CORDON: wrong, names.ANNOTATION_UNCORDON: also_wrong})),
+            self._unmeasured(nodes),
         )
+
+    def held_down(self, gpu_class: str, unit: Unit) -> str:
+        """Why the clocks of a GPU are held down; "": they are not, or nobody says so."""
+        read = self.metrics.reading if self.metrics is not None else None
+        known = self._known.get(gpu_class)
+        uuid = known.uuids.get(unit.device, "") if known is not None else unit.device
+        return read.held_down(uuid) if read is not None else ""
+
+    def _measured_sick(self, hosts: Mapping[str, str], devices: _Devices | None) -> tuple[HealthSignal, ...]:
+        read = self.metrics.reading if self.metrics is not None else None
+        if read is None:
+            return ()
+        if devices is not None:
+            return tuple(dcgm.of_devices(read, hosts, devices.of_gpus))
+        return tuple(dcgm.of_nodes(read, hosts, self._node_of))
+
+    def _silent(
+        self,
+        gpu_class: GPUClass,
+        nodes: Mapping[str, facts.Node],
+        devices: _Devices | None,
+        before: Sequence[Quarantine],
+        memory: HealthMemory | None,
+    ) -> frozenset[Unit]:
+        """Units whose evidence or quarantine rests on metrics that are not there now."""
+        if self.metrics is None:
+            return frozenset()
+        rests = {each.unit for each in before if each.monitor is not None}
+        if memory is not None:
+            rests |= {unit for (unit, _), each in memory.evidence.items() if each.monitor is not None}
+        read = self.metrics.reading
+        if read is None:
+            return frozenset(rests)
+        if devices is not None:
+            there = {unit for uuid in read.by_uuid for unit in devices.of_gpus.get(uuid, ())} if rests else set[Unit]()
+            return frozenset(rests - there)
+        found: set[Unit] = set()
+        for unit in rests:
+            node = nodes.get(unit.node)
+            # A GPU that fell off the bus is not measured, and the others are. Partitions are more than there are GPUs.
+            gpus = 1 if "/mig-" in gpu_class.resource else node.capacity.get(gpu_class.resource, 0) if node else 0
+            if node is None or not dcgm.measured(read, _labels(node), gpus):
+                found.add(unit)
+        return frozenset(found)
+
+    def _unmeasured(self, nodes: Sequence[facts.Node]) -> str:
+        if self.metrics is None:
+            return ""
+        read, problem = self.metrics.reading, self.metrics.problem
+        if problem is not None:
+            return f"DCGM's metrics in Prometheus are not known: {problem}"
+        bare = [node.name for node in nodes if read is not None and not dcgm.measured(read, _labels(node), 1)]
+        more = f" and {len(bare) - _NAMED} more" if len(bare) > _NAMED else ""
+        where = f"{', '.join(sorted(bare)[:_NAMED])}{more}"
+        return f"Prometheus has no fresh metrics of DCGM of the GPUs on {where}" if bare else ""
+
+    def _node_of(self, pod: str) -> str | None:
+        found = self._world.pods.get(pod)
+        return found.node if found is not None and not found.finished else None
 
     def forget(self, live: set[str]) -> None:
         """Keeps what is remembered of the classes with these uids."""
@@ -195,7 +293,15 @@ class FleetHealth:
                 if isinstance(uuid := matched.device.attributes.get(f"{matched.id.driver}/uuid"), str)
             }
             ids = {node: frozenset(str(matched.id) for matched in of) for node, of in by_node.items()}
-            known = self._known[name] = _Devices(by_node, ids, uuids, tuple(signals.of_devices(by_node)))
+            of_gpus: dict[str, tuple[Unit, ...]] = {}
+            for node, of in by_node.items():
+                for matched in of:
+                    attributes, driver = matched.device.attributes, matched.id.driver
+                    gpu = attributes.get(f"{driver}/parentUUID", attributes.get(f"{driver}/uuid"))
+                    if isinstance(gpu, str):
+                        of_gpus[gpu] = (*of_gpus.get(gpu, ()), Unit(node, str(matched.id)))
+            said = tuple(signals.of_devices(by_node))
+            known = self._known[name] = _Devices(by_node, ids, uuids, of_gpus, said)
         return known
 
     def _with_devices(self, gpu_class: GPUClass) -> bool:
@@ -232,3 +338,8 @@ class FleetHealth:
 
     def _emit(self, gpu_class: GPUClass, kind: Literal["Normal", "Warning"], reason: str, text: str) -> None:
         self._world.recorder.emit(Event(GPUCLASSES, gpu_class.metadata, kind, reason, text, "Quarantine"))
+
+
+def _labels(node: facts.Node) -> tuple[str, ...]:
+    """What metrics may call a node."""
+    return tuple(dict.fromkeys((node.name, node.labels.get(_HOSTNAME, node.name))))

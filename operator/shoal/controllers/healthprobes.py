@@ -72,7 +72,7 @@ class HealthProbes:
         self._world, self._install, self._load, self._changed = world, install, load, changed
         self._credentials = credentials
         self._slow, self._canary = SlowWatch(), CanaryWatch()
-        self._found = health.found
+        self._found, self._held_down = health.found, health.held_down
         self._next_round: dict[str, float] = {}
         self._next_test: dict[str, float] = {}
         self._made: dict[str, int] = {}
@@ -209,6 +209,8 @@ class HealthProbes:
                     continue
                 if (times := self._slow.slow(pod.uid)) is not None:
                     text = f"pod {pod.key} takes {times:.1f} times as long for a token as the others of its Model"
+                    why = self._held_down(group.gpu_class, unit)
+                    text += f"; DCGM: the clocks of its GPU are held down: {why}" if why else ""
                     found.setdefault(group.gpu_class, []).append(
                         HealthSignal(unit, faults.REPLICA_SLOW, text, group.model)
                     )

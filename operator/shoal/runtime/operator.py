@@ -75,6 +75,7 @@ from shoal.kube.watch import Watched, Watcher
 from shoal.net.stream import ListenerIdentity
 from shoal.runtime import collector
 from shoal.runtime.scaler import ScalerPlace, scaler_server
+from shoal.signals.dcgm import DCGMMetrics
 from shoal.signals.history import History
 from shoal.signals.prometheus import PrometheusSignals
 
@@ -178,6 +179,11 @@ class OperatorProcess:
         self.classes = GPUClassController(
             world, self.state.gpus, self.planner.calibration, self.dra, WorkQueue("gpuclass", workers=2, behind=wakes)
         )
+        match = config.health.dcgm.match
+        self.gpu_metrics = (
+            DCGMMetrics(config.signals.prometheus, config.health.dcgm, self.classes.enqueue_all) if match else None
+        )
+        self.classes.health.metrics = self.gpu_metrics
         self.probes = HealthProbes(
             world, self.install, self.classes.health, signals.load, self.classes.queue.add, credentials
         )
@@ -346,6 +352,8 @@ class OperatorProcess:
             group.create_task(self.models.queue.run(self.models.reconcile))
             group.create_task(self.engine_sizes.run())
             group.create_task(self.probes.run())
+            if self.gpu_metrics is not None:
+                group.create_task(self.gpu_metrics.run())
             group.create_task(self.lora.run())
             group.create_task(self.driver.run())
             group.create_task(self.keda.run())

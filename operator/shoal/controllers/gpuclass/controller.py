@@ -97,7 +97,7 @@ class GPUClassController:
                 facts=devices.facts().get(name) if gpu_class.spec.device is not None else None,
                 unavailable=unavailable,
                 quarantined=healthstatus.shown(found.plan.quarantined, found.uuids),
-                health=healthstatus.condition(found.plan, found.problems),
+                health=healthstatus.condition(found.plan, found.problems, found.unmeasured),
             )
         await write_status(self._world, GPUCLASSES, self._world.classes, custom, status, manager=names.MANAGER_GPUCLASS)
         waits = custom.object is not None and self._unavailable(custom.object) is not None

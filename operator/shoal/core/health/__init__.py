@@ -2,6 +2,7 @@
 
 types.py     a unit (a node's GPUs, or one of them), signals about it, a quarantine
 signals.py   conditions of nodes, taints of devices, what kubelets say of a pod's devices -> signals
+dcgm.py      metrics of NVIDIA's DCGM exporter -> signals, and which GPUs are measured
 requests.py  what people ask for: the annotations of `shoal cordon` and `uncordon`
 decide.py    signals + quarantines + time -> quarantines: evidence, bounds, release
 slow.py      replicas far slower than the others of their Model and class

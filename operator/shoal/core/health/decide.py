@@ -10,6 +10,8 @@
   probation: replicas are placed there again, and the first one is tested. Only a test that it passed ends the
   quarantine; one that it failed begins it anew.
 - People take units out of use and put them back, whatever the signals say.
+- A monitor that is silent about a unit says neither that it is healthy nor that it is not: what it said last neither
+  grows nor fades, and a quarantine that rests on it does not begin to end.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +20,7 @@ from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from shoal.core.health.requests import CordonRequest
-from shoal.core.health.types import HealthSignal, Quarantine, Unit, Withheld
+from shoal.core.health.types import HealthSignal, Monitor, Quarantine, Unit, Withheld
 from shoal.core.layers import faults
 
 CONFIRM_SECONDS: Final = 15.0
@@ -63,7 +65,9 @@ class HealthSnapshot:
     quarantined: tuple[Quarantine, ...] = ()
     """As the status of the class has them."""
     signals: tuple[HealthSignal, ...] = ()
-    """All that are there now. A signal that is not listed is gone."""
+    """All that are there now. A signal that is not listed is gone, unless its monitor is silent."""
+    silent: frozenset[Unit] = frozenset()
+    """Units with evidence or quarantines of a monitor, of which it says nothing now."""
     cordons: tuple[CordonRequest, ...] = ()
     uncordons: tuple[CordonRequest, ...] = ()
     tested: Mapping[Unit, Tested] = field(default_factory=dict[Unit, Tested])
@@ -77,6 +81,7 @@ class Evidence:
     seconds: float
     present: bool
     """At the last decision."""
+    monitor: Monitor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,7 @@ def decide(seen: HealthSnapshot, memory: HealthMemory | None, now: datetime) -> 
     kept = _asked_for(seen, kept, now)
     taken, withheld = _taken(seen, kept, confirmed, now)
     quarantined = tuple(sorted([*kept.values(), *taken], key=lambda each: each.unit))
-    plan = HealthPlan(quarantined, withheld, tuple(released), _recheck(evidence, quarantined, now))
+    plan = HealthPlan(quarantined, withheld, tuple(released), _recheck(seen, evidence, quarantined, now))
     return plan, HealthMemory(now, evidence)
 
 
@@ -131,11 +136,16 @@ def _is_of(seen: HealthSnapshot, unit: Unit) -> bool:
     return not unit.device or seen.devices is None or unit.device in seen.devices.get(unit.node, ())
 
 
+def _is_unknown(seen: HealthSnapshot, unit: Unit, rests_on: "Evidence | Quarantine") -> bool:
+    """Its monitor says nothing of the unit. A unit that is not in the cluster any more is not waited for."""
+    return rests_on.monitor is not None and unit in seen.silent and _is_of(seen, unit)
+
+
 def _one_each(signals: Iterable[HealthSignal]) -> dict[tuple[Unit, str], HealthSignal]:
     """One of several that say the same, whatever their order; what a node or a driver says counts before a replica's
     own word."""
     found: dict[tuple[Unit, str], HealthSignal] = {}
-    for each in sorted(signals, key=lambda s: (s.model is not None, s.model or "", s.message)):
+    for each in sorted(signals, key=lambda s: (s.model is not None, s.model or "", s.monitor is None, s.message)):
         found.setdefault((each.unit, each.reason), each)
     return found
 
@@ -150,7 +160,7 @@ def _evidence(
     before: Mapping[tuple[Unit, str], Evidence] = memory.evidence if memory is not None else {}
     step = 0.0 if memory is None else min(LONGEST_STEP, max(0.0, (now - memory.at).total_seconds()))
     known = {(each.unit, each.reason) for each in seen.quarantined if each.state == "Quarantined"}
-    for key in signals:
+    for key, signal in signals.items():
         was = before.get(key)
         if memory is None and key in known:
             seconds = MOST_EVIDENCE  # confirmed in an earlier term
@@ -158,12 +168,14 @@ def _evidence(
             seconds = 0.0
         else:
             seconds = was.seconds + (step if was.present else -FADES * step)
-        found[key] = Evidence(min(MOST_EVIDENCE, max(0.0, seconds)), present=True)
+        found[key] = Evidence(min(MOST_EVIDENCE, max(0.0, seconds)), present=True, monitor=signal.monitor)
     for key, was in before.items():
-        if key not in signals:
-            seconds = was.seconds - FADES * step
-            if seconds > 0:
-                found[key] = Evidence(seconds, present=False)
+        if key in signals:
+            continue
+        if _is_unknown(seen, key[0], was):
+            found[key] = replace(was, present=False)
+        elif (seconds := was.seconds - FADES * step) > 0:
+            found[key] = Evidence(seconds, present=False, monitor=was.monitor)
     return found
 
 
@@ -201,6 +213,8 @@ def _kept(
                 kept[unit] = each
         elif unit in present or unit in there:
             kept[unit] = each if unit not in present or each.until is None else replace(each, until=None)
+        elif each.until is None and _is_unknown(seen, unit, each):
+            kept[unit] = each
         elif each.until is None:
             kept[unit] = replace(each, until=_end(each, now))
         elif now < each.until:
@@ -274,7 +288,7 @@ def _taken(
             withheld.append(Withheld(signal, why))
         else:
             since = now.replace(microsecond=0)
-            taken.append(Quarantine(unit, reason, signal.message, since, model=signal.model))
+            taken.append(Quarantine(unit, reason, signal.message, since, model=signal.model, monitor=signal.monitor))
             out.add(unit)
             own_word += signal.model is not None
     return taken, tuple(withheld)
@@ -293,9 +307,13 @@ def _gpus(seen: HealthSnapshot, units: Iterable[Unit]) -> int:
 
 
 def _recheck(
-    evidence: Mapping[tuple[Unit, str], Evidence], quarantined: Sequence[Quarantine], now: datetime
+    seen: HealthSnapshot,
+    evidence: Mapping[tuple[Unit, str], Evidence],
+    quarantined: Sequence[Quarantine],
+    now: datetime,
 ) -> float | None:
     times = [max(1.0, (each.until - now).total_seconds()) for each in quarantined if each.until is not None]
-    if any(not each.present or each.seconds < MOST_EVIDENCE for each in evidence.values()):
+    changes = (each for (unit, _), each in evidence.items() if each.present or not _is_unknown(seen, unit, each))
+    if any(not each.present or each.seconds < MOST_EVIDENCE for each in changes):
         times.append(RECHECK_SECONDS)
     return min(times, default=None)

@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 State = Literal["Quarantined", "Probation"]
 """Quarantined: Shoal places nothing there. Probation: it does again, and the first replica there is tested."""
 Source = Literal["Shoal", "Person"]
+Monitor = Literal["DCGM"]
+"""Something that measures GPUs. While it is silent, nothing is known."""
+DCGM: Final = "DCGM"
 
 
 class Unit(NamedTuple):
@@ -32,6 +35,8 @@ class HealthSignal:
     model: str | None = None
     """namespace/name of the Model whose replicas say so themselves. Such a signal is believed less: a user who may
     write Models can make their replicas say anything. None: a node, a kubelet or a driver says it."""
+    monitor: Monitor | None = None
+    """Whose metrics say so. When they are gone, the signal is unknown; any other signal that is gone has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,8 @@ class Quarantine:
     times: int = 1
     """How often in a row: each time it lasts twice as long."""
     model: str | None = None
+    """As in the signal."""
+    monitor: Monitor | None = None
     """As in the signal."""
 
 

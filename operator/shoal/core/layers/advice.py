@@ -76,6 +76,9 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
         Layer.HARDWARE, "Add healthy GPUs, or take the named ones out of use with `shoal cordon`."
     ),
     r.CORDON_INVALID: _note(_CONTROL, "Correct the annotation that the message names, or use `shoal cordon`."),
+    r.GPU_METRICS: _note(
+        _DRIVER, "Look at the DCGM exporter's pods on these nodes, and whether Prometheus scrapes them."
+    ),
     r.QUARANTINE_ENDED: _fine(Layer.HARDWARE),
     r.MEMORY_UNKNOWN: _fault(_CONTROL, "Set memoryPerGPU of the class: its devices do not say it."),
     # --- Model: Accepted

@@ -28,6 +28,7 @@ def stored(gpu_class: GPUClass) -> tuple[Quarantine, ...]:
             by=each.by,
             times=each.times,
             model=each.model,
+            monitor=each.monitor,
         )
         for each in (gpu_class.status.quarantined if gpu_class.status is not None else ())
     )
@@ -55,13 +56,15 @@ def shown(quarantined: Iterable[Quarantine], uuids: Mapping[str, str]) -> tuple[
             until=each.until,
             times=each.times,
             model=each.model,
+            monitor=each.monitor,
         )
         for each in quarantined
     )
 
 
-def condition(plan: HealthPlan, problems: Iterable[str]) -> ConditionUpdate | None:
-    """None: nothing is to be said. `problems`: what is wrong with the annotations."""
+def condition(plan: HealthPlan, problems: Iterable[str], unmeasured: str = "") -> ConditionUpdate | None:
+    """None: nothing is to be said. `problems`: what is wrong with the annotations; `unmeasured`: of which GPUs a
+    monitor says nothing, and why."""
     out = [_quarantined(each) for each in plan.quarantined]
     left = [
         f"{each.signal.unit} stays in use, since {each.why} "
@@ -70,9 +73,9 @@ def condition(plan: HealthPlan, problems: Iterable[str]) -> ConditionUpdate | No
     ]
     wrong = list(problems)
     if not out and not left and not wrong:
-        return None
+        return ConditionUpdate(reasons.GPUS_HEALTHY, "Unknown", reasons.GPU_METRICS, unmeasured) if unmeasured else None
     reason = reasons.QUARANTINE_WITHHELD if left else reasons.GPUS_QUARANTINED if out else reasons.CORDON_INVALID
-    text = "; ".join(part for part in (_listing(left), _listing(wrong), _listing(out)) if part)
+    text = "; ".join(part for part in (_listing(left), _listing(wrong), _listing(out), unmeasured) if part)
     return ConditionUpdate(reasons.GPUS_HEALTHY, "False", reason, text)
 
 
