@@ -1,5 +1,5 @@
-"""Answer of the gateway's `GET /v1/routestats` on OPS_PORT, read by other gateways and `kubectl shoal top routes`: what
-became of the requests to ModelRoutes in the last minute."""
+"""Answer of the gateway's `GET /v1/routestats` on OPS_PORT, read by other gateways, `kubectl shoal top routes` and
+`explain route`: what became of the requests to ModelRoutes in the last minute, and whether external targets answer."""
 
 from typing import Annotated, Final, Literal
 
@@ -34,11 +34,31 @@ class TargetStats(Message):
     """Streams by their time to the first byte: bounds are those of `TTFT_BOUNDS` in core/routing/routestats.py."""
 
 
+class ExternalStats(Message):
+    """An external target at one gateway."""
+
+    target: Id
+    """namespace/route/name."""
+    gateway: Id
+    state: Literal["Unused", "NotAsked", "Answers", "Fails"]
+    """Unused: its host is not allowed, or its key is not here. NotAsked: not since the gateway started. Else what its
+    last request came to."""
+    reason: Id | None = None
+    """With Fails: outcome of `shoal_gateway_external_requests_total`. With Unused: what is missing."""
+    seconds_ago: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """Since then."""
+    rests: bool = False
+    """It gets no requests now, since it failed repeatedly or asked for a pause."""
+    running: Tally = 0
+    """Requests there now."""
+
+
 class RouteStatsPage(Message):
     """The whole answer."""
 
     gateways: Annotated[tuple[Id, ...], Field(max_length=4096)] = ()
     """Gateways that have answered."""
     targets: Annotated[tuple[TargetStats, ...], Field(max_length=MOST_ROWS)] = ()
+    externals: Annotated[tuple[ExternalStats, ...], Field(max_length=MOST_ROWS)] = ()
     missing: tuple[Sentence, ...] = ()
     """Gateways that did not answer, and why."""

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
 import structlog
 
@@ -60,6 +60,24 @@ class ExternalUnusable(Exception):
 class _State:
     health: TargetHealth
     running: int = 0
+    failure: str | None = None
+    """Outcome of the last request; None: it was answered, or there was none."""
+    ended: float | None = None
+    """When the last request came to something (the loop's time)."""
+
+    def note(self, now: float, failure: str | None) -> None:
+        self.failure, self.ended = failure, now
+
+
+class ExternalView(NamedTuple):
+    """What this gateway knows of an external target. Fields are those of `routestats.ExternalStats`."""
+
+    target: str
+    state: Literal["Unused", "NotAsked", "Answers", "Fails"]
+    reason: str | None
+    seconds_ago: float | None
+    rests: bool
+    running: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +150,26 @@ class Externals:
         self._states: dict[tuple[str, ServedExternal], _State] = {}
         self._names: dict[str, _Names] = {}
         self._pools: dict[tuple[str | None, float], Pool] = {}
+        self._known: list[tuple[str, ServedExternal]] = []
+        """Every target of a route."""
         self._loop = asyncio.get_running_loop()
+
+    def observe(self) -> list[ExternalView]:
+        """What is known of every external target of a route."""
+        now, found = self._loop.time(), list[ExternalView]()
+        for key, external in self._known:
+            missing = "its host is not allowed" if self._rule(external) is None else self._token_problem(external)
+            state = self._states.get((key, external))
+            ended = None if state is None or state.ended is None else max(0.0, now - state.ended)
+            if missing:
+                view = ExternalView(key, "Unused", missing, None, False, 0)
+            elif state is None or ended is None:
+                view = ExternalView(key, "NotAsked", None, None, False, 0 if state is None else state.running)
+            else:
+                known = "Answers" if state.failure is None else "Fails"
+                view = ExternalView(key, known, state.failure, ended, state.health.rests(now), state.running)
+            found.append(view)
+        return found
 
     def permitted(self, model: ServedModel) -> bool:
         """Whether the installation allows the target's host, and its key is here; also if it is no external target."""
@@ -169,6 +206,8 @@ class Externals:
         try:
             yield
         except ExternalUnusable as unusable:
+            if unusable.failure:
+                state.note(self._loop.time(), unusable.outcome)
             if unusable.failure and state.health.failed(self._loop.time(), unusable.retry_after):
                 log.warning("an external target fails repeatedly", target=key, reason=unusable.outcome)
             raise
@@ -177,12 +216,18 @@ class Externals:
 
     def answered(self, key: str, external: ServedExternal) -> None:
         """The target has answered a request."""
-        if (state := self._states.get((key, external))) is not None and state.health.answered():
+        if (state := self._states.get((key, external))) is None:
+            return
+        state.note(self._loop.time(), None)
+        if state.health.answered():
             log.info("an external target answers again", target=key)
 
     def failed(self, key: str, external: ServedExternal) -> None:
         """An answer of the target broke off after it had begun."""
-        if (state := self._states.get((key, external))) is not None and state.health.failed(self._loop.time()):
+        if (state := self._states.get((key, external))) is None:
+            return
+        state.note(self._loop.time(), "broken")
+        if state.health.failed(self._loop.time()):
             log.warning("an external target fails repeatedly", target=key, reason="broken")
 
     def token(self, external: ServedExternal) -> str | None:
@@ -215,9 +260,15 @@ class Externals:
 
     def follow(self, routes: Iterable[DeclaredRoute]) -> None:
         """Keeps what belongs to the external targets of these routes."""
-        known = {(key, model.external) for route in routes for key, model in route.externals.items()}
+        known = {
+            (key, model.external)
+            for route in routes
+            for key, model in route.externals.items()
+            if model.external is not None
+        }
+        self._known = sorted(known, key=lambda one: one[0])
         self._states = {at: state for at, state in self._states.items() if at in known or state.running}
-        bundles = {external.ca_bundle for _, external in known if external is not None}
+        bundles = {external.ca_bundle for _, external in known}
         for at in [at for at in self._pools if at[0] not in bundles]:
             self._pools.pop(at).close()
 

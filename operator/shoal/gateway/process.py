@@ -248,6 +248,7 @@ class GatewayProcess:
         )
         self.routes = RouteStatsApi(
             self.gateway.routes,
+            self.gateway.externals,
             settings.pod_name,
             self.key_ring,
             self._peer_pods,

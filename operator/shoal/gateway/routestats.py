@@ -11,8 +11,9 @@ from starlette.responses import Response
 from shoal.api import names
 from shoal.api.keys import Role
 from shoal.api.rights import TRAFFIC
-from shoal.api.routestats import MOST_ROWS, RouteStatsPage, TargetStats
+from shoal.api.routestats import MOST_ROWS, ExternalStats, RouteStatsPage, TargetStats
 from shoal.core.routing.routestats import RouteWindows
+from shoal.gateway.externals import Externals
 from shoal.kube.callers import Callers
 from shoal.net.asgi import unproved
 from shoal.net.errors import Problem
@@ -36,6 +37,7 @@ class RouteStatsApi:
     def __init__(
         self,
         windows: RouteWindows,
+        externals: Externals,
         gateway: str,
         keys: GatewayKeys,
         peers: GatewayPods = lambda: (),
@@ -46,6 +48,7 @@ class RouteStatsApi:
     ) -> None:
         """`gateway`: name of this pod. `callers` knows people by their tokens; None: keys only."""
         self._windows = windows
+        self._externals = externals
         self._gateway = gateway
         self._keys = keys
         self._calls = GatewayCalls(keys, peers, port, credentials)
@@ -71,7 +74,12 @@ class RouteStatsApi:
 
     async def answer(self, request: ShellRequest) -> Response:
         namespace = request.one("namespace")
-        found = RouteStatsPage(gateways=(self._gateway,), targets=self._own(namespace))
+        externals = tuple(
+            ExternalStats(gateway=self._gateway, **each._asdict())
+            for each in self._externals.observe()
+            if namespace is None or each.target.startswith(f"{namespace}/")
+        )
+        found = RouteStatsPage(gateways=(self._gateway,), targets=self._own(namespace), externals=externals[:MOST_ROWS])
         if request.caller.role != "gateway":
             found = await self._everywhere(found, namespace)
         return Response(found.model_dump_json(by_alias=True), media_type="application/json")
@@ -106,7 +114,7 @@ class RouteStatsApi:
                 for pod in pods
             )
         )
-        gateways, targets = list(own.gateways), list(own.targets)
+        gateways, targets, externals = list(own.gateways), list(own.targets), list(own.externals)
         for pod, answer in zip(pods, answers, strict=True):
             if isinstance(answer, NoAnswer):
                 missing.append(f"{pod.name}: {answer.reason}")
@@ -118,6 +126,10 @@ class RouteStatsApi:
                 continue
             gateways += found.gateways
             targets += found.targets
+            externals += found.externals
         return RouteStatsPage(
-            gateways=tuple(gateways), targets=tuple(targets[:MOST_ROWS]), missing=tuple(sorted(missing))
+            gateways=tuple(gateways),
+            targets=tuple(targets[:MOST_ROWS]),
+            externals=tuple(externals[:MOST_ROWS]),
+            missing=tuple(sorted(missing)),
         )

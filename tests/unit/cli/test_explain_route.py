@@ -1,5 +1,6 @@
 """`shoal explain route`: what a person sees of a route's rules and shares."""
 
+import base64
 import json
 from collections.abc import Generator
 from pathlib import Path
@@ -158,3 +159,47 @@ def test_an_external_target_that_gateways_do_not_use_says_what_it_lacks(kubeconf
     done = explain(kubeconfig)
     assert "The operator has not looked at this version of the route yet" in done.output
     assert shares(explain(kubeconfig, "-o", "json"))["target chat/front/outside"] == (50.0, None)
+
+
+def test_gateways_say_whether_an_external_target_answers(kubeconfig: Path, api: CannedApi) -> None:
+    outside = {"name": "outside", "url": "https://api.example.com/v1", "model": "m"}
+    rule = {"name": "default", "targets": [target("outside", kind="external"), target("a")]}
+    spec = {"rules": [rule], "externalTargets": [outside]}
+    api.answers[f"{SHOAL}/namespaces/chat/modelroutes/front"] = ROUTE | {"spec": spec}
+    # Who may not ask gateways gets the rest of the answer, and the reason.
+    done = explain(kubeconfig)
+    assert done.exit_code == 0
+    assert "External targets at gateways: unknown:" in done.output
+    assert json.loads(explain(kubeconfig, "-o", "json").output)["externalTargets"] == []
+
+    system = "/api/v1/namespaces/shoal-system"
+    labels = {"app.kubernetes.io/component": "gateway", "app.kubernetes.io/part-of": "shoal"}
+    pod = {
+        "metadata": {"namespace": "shoal-system", "name": "shoal-gateway-0", "uid": "u", "labels": labels},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
+    }
+    key = base64.b64encode(b"key").decode()
+    api.answers[f"{system}/secrets/shoal-key-logs"] = {"metadata": {"name": "shoal-key-logs"}, "data": {"key": key}}
+    api.answers[f"{system}/pods"] = listed(pod)
+    fails = {"state": "Fails", "reason": "connect", "secondsAgo": 12.4, "rests": True}
+    externals = [
+        {"target": "chat/front/outside", "gateway": "shoal-gateway-0", **fails},
+        {"target": "chat/front/outside", "gateway": "shoal-gateway-1", "state": "NotAsked"},
+        {"target": "chat/other/outside", "gateway": "shoal-gateway-0", "state": "Answers", "secondsAgo": 1},
+    ]
+    page = {
+        "gateways": ["shoal-gateway-0"],
+        "externals": externals,
+        "missing": ["shoal-gateway-2: it cannot be reached"],
+    }
+    api.answers[f"{system}/pods/shoal-gateway-0:9090/proxy/v1/routestats"] = page
+    shown = [line.split() for line in explain(kubeconfig).output.splitlines()]
+    first = ["chat/front/outside", "shoal-gateway-0", "Fails,", "rests", "connect", "12", "s", "ago"]
+    assert first in shown
+    assert ["chat/front/outside", "shoal-gateway-1", "NotAsked"] in shown
+    found = json.loads(explain(kubeconfig, "-o", "json").output)
+    assert [(one["gateway"], one["state"]) for one in found["externalTargets"]] == [
+        ("shoal-gateway-0", "Fails"),
+        ("shoal-gateway-1", "NotAsked"),
+    ]
+    assert found["missing"] == ["shoal-gateway-2: it cannot be reached"]

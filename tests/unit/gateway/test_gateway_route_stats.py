@@ -30,6 +30,7 @@ from shoal.net.server import make_server
 from tests.support.cannedapi import CannedApi
 from tests.support.gateway import API_KEY, INSTALL_KEY, GatewayUnderTest, gateway
 from tests.support.gateway import lines as events
+from tests.support.provider import Provider, beside, whole
 from tests.support.rolereviews import RoleReviews
 from tests.support.routes import target, two_models
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine
@@ -59,7 +60,7 @@ async def served(
 ) -> AsyncGenerator[Served]:
     """The gateway's port for operations."""
     found = Served("")
-    api = RouteStatsApi(it.app.routes, name, it.ring, lambda: found.pods, peer_port, callers=callers)
+    api = RouteStatsApi(it.app.routes, it.app.externals, name, it.ring, lambda: found.pods, peer_port, callers=callers)
     hub = DemandPublisher(DemandState()).hub
     app = gateway_ops(CollectorRegistry(), dict[str, str], lambda: None, hub, it.ring, routes=api)
     server = make_server(app, host="127.0.0.1", port=0, keep_alive=5, stop_seconds=1)
@@ -131,6 +132,38 @@ async def test_a_namespace_sees_its_own_routes_and_a_gateway_that_is_away_is_nam
         async with served(it, peer_port=port) as ops:
             ops.pods = [pod]
             assert (await ops.ask(ADMIN))["missing"] == ["gateway-2: it cannot be reached"]
+
+
+async def test_an_external_target_says_whether_it_answers_and_why_not(tmp_path: Path) -> None:
+    provider = Provider()
+    only = {"targets": [{"external": {"name": "outside"}}]}
+    async with beside(tmp_path, provider, ScriptedEngine(), only) as it, served(it) as ops:
+        it.app.externals.follow(it.app.directory.snapshot.model_index.routes.values())
+
+        async def told() -> dict[str, Any]:
+            (found,) = (await ops.ask(ADMIN, namespace="chat"))["externals"]
+            assert (found["target"], found["gateway"]) == ("chat/front/outside", "gateway-1")
+            return found
+
+        assert (await told())["state"] == "NotAsked"
+        assert (await it.post(CHAT)).status == 200
+        now = await told()
+        assert (now["state"], now["reason"], now["rests"]) == ("Answers", None, False)
+        assert now["secondsAgo"] >= 0
+        provider.answer = whole(b"boom", "500 Internal Server Error")
+        for _ in range(3):
+            assert (await it.post(CHAT)).status == 503
+        now = await told()
+        assert (now["state"], now["reason"], now["rests"], now["running"]) == ("Fails", "failed", True, 0)
+        assert (await ops.ask(ADMIN, namespace="other"))["externals"] == []
+        for file in (tmp_path / "external-keys").iterdir():
+            file.unlink()
+        it.app.externals.sweep()
+        now = await told()
+        assert (now["state"], now["reason"]) == (
+            "Unused",
+            "the key of its external target has not arrived at this gateway",
+        )
 
 
 async def test_only_who_may_read_facts_of_requests_reads_this(tmp_path: Path) -> None:

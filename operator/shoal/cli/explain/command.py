@@ -57,6 +57,12 @@ FILE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
 @click.option("--bytes", "size", type=click.IntRange(min=0), default=0, help="With route: size of the body.")
 @click.option("--kubeconfig", help="With route. Default: KUBECONFIG, else ~/.kube/config.")
 @click.option("--kube-context", help="With route: context of the kubeconfig.")
+@click.option(
+    "--operator-namespace",
+    default="shoal-system",
+    show_default=True,
+    help="With route: Shoal's namespace, whose gateways know whether external targets answer.",
+)
 @output_option()
 def command(
     subject: tuple[str, ...],
@@ -74,6 +80,7 @@ def command(
     size: int,
     kubeconfig: str | None,
     kube_context: str | None,
+    operator_namespace: str,
     output: str,
 ) -> None:
     """Explain where Models would run: the operator's placement decision, without a cluster.
@@ -82,12 +89,13 @@ def command(
     replica does not fit. Exit code: 0 if every Model is placed, 1 if not, 2 for a usage error.
 
     `shoal explain route NAME` explains where requests for a ModelRoute of the cluster go: the rule that is for a
-    request, and the share of each target. Exit code: 0 if the request has a target.
+    request, and the share of each target; of external targets also whether they answer. Exit code: 0 if the request
+    has a target.
     """
     if subject:
         if len(subject) != 2 or subject[0] not in ("route", "mroute", "modelroute"):
             raise click.UsageError("besides files, `explain` takes: route NAME")
-        question = RouteQuestion(subject[1], namespace, tenant, endpoint, headers, size)
+        question = RouteQuestion(subject[1], namespace, tenant, endpoint, headers, size, operator_namespace)
         raise SystemExit(run_route(question, output, kubeconfig=kubeconfig, context=kube_context))
     logs.configure("warning")  # Retries of a source are of no interest to users; failures are in the table.
     if not files + more:

@@ -2,10 +2,11 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 from pydantic import ValidationError
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -14,8 +15,11 @@ from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import CustomResource
 from shoal.api.model import Model
 from shoal.api.modelroute import ExternalTargetStatus, ModelRoute
+from shoal.api.routestats import RouteStatsPage
 from shoal.api.tenant import Tenant
+from shoal.cli.client import ServiceError
 from shoal.cli.output import console, emit
+from shoal.cli.scaling.toproutes import RouteStatsClient
 from shoal.core.access import KeyIdentity
 from shoal.core.routing.consent import consent_of, granted_models
 from shoal.core.routing.modelindex import ModelIndex
@@ -43,6 +47,8 @@ class RouteQuestion:
     headers: tuple[str, ...]
     """`name: value`."""
     size: int
+    installation: str = "shoal-system"
+    """Shoal's namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,8 @@ class _Cluster:
     adapters: dict[str, LoRAAdapter]
     identity: KeyIdentity | None
     """None: no tenant was named, so every grant is taken as given."""
+    gateways: RouteStatsPage | None = None
+    """What gateways know of external targets; None: the route has none."""
 
 
 def run(question: RouteQuestion, output: str, *, kubeconfig: str | None, context: str | None) -> int:
@@ -78,7 +86,14 @@ def run(question: RouteQuestion, output: str, *, kubeconfig: str | None, context
         }
         for share in found.shares
     ]
-    shown = {"route": cluster.route.key, "rule": found.rule, "targets": rows}
+    shown: dict[str, Any] = {"route": cluster.route.key, "rule": found.rule, "targets": rows}
+    if cluster.gateways is not None:
+        shown["externalTargets"] = [
+            one.model_dump(mode="json", by_alias=True)
+            for one in cluster.gateways.externals
+            if one.target in cluster.route.externals
+        ]
+        shown["missing"] = list(cluster.gateways.missing)
     if not emit(output, shown, rows, COLUMNS):
         _print(cluster, question, found)
     return 0 if _served(found) else 1
@@ -104,9 +119,18 @@ async def _read(question: RouteQuestion, kubeconfig: str | None, context: str | 
             identity = KeyIdentity(
                 question.tenant, None, "", None, False, False, grants, consent, routes=route_consent_of(spec)
             )
-        return _Cluster(declared, route, index, models, adapters, identity)
+        gateways = await _asked(client, question) if route.externals else None
+        return _Cluster(declared, route, index, models, adapters, identity, gateways)
     finally:
         await client.close()
+
+
+async def _asked(client: KubeClient, question: RouteQuestion) -> RouteStatsPage:
+    """What the gateways know. Where they cannot be asked, `missing` says why."""
+    try:
+        return await RouteStatsClient(client, question.installation).page(question.namespace)
+    except (ServiceError, KubeError) as error:
+        return RouteStatsPage(missing=(f"unknown: {error}",))
 
 
 async def _all(client: KubeClient, resource: Resource, kind: type[K]) -> list[K]:
@@ -152,6 +176,21 @@ def _unused(route: ModelRoute) -> tuple[ExternalTargetStatus, ...] | None:
     return status.external_targets
 
 
+def _print_externals(route: DeclaredRoute, page: RouteStatsPage, out: Console) -> None:
+    table = Table("EXTERNAL TARGET", "GATEWAY", "STATE", "LAST", box=None, pad_edge=False)
+    for one in page.externals:
+        if one.target in route.externals:
+            state = f"{one.state}, rests" if one.rests else one.state
+            ago = "" if one.seconds_ago is None else f"{one.seconds_ago:.0f} s ago"
+            last = f"{one.reason} {ago}".strip() if one.reason else ago
+            table.add_row(one.target, one.gateway, state, escape(last))
+    if table.row_count:
+        out.print()
+        out.print(table)
+    for missing in page.missing:
+        out.print(f"External targets at gateways: {escape(missing)}")
+
+
 def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     if not colon or not name.strip():
@@ -179,6 +218,8 @@ def _print(cluster: _Cluster, question: RouteQuestion, found: RouteExplanation) 
         table.add_row(share.role, str(share.ref), f"{share.percent:.4g} %", escape(share.note))
     out.print(f"Rule {found.rule} of {route.key}, for a request to {escape(question.endpoint)}:")
     out.print(table)
+    if found.shares and cluster.gateways is not None:
+        _print_externals(cluster.route, cluster.gateways, out)
     if route.externals and _unused(cluster.declared) is None:
         out.print(
             "The operator has not looked at this version of the route yet: whether hosts and keys are there is unknown."
