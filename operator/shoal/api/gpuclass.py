@@ -257,8 +257,8 @@ class QuarantinedGPUs(Object):
     since: datetime
     """Begin."""
     until: datetime | None = None
-    """Time after which it ends, in probation first. Absent: not while the signal lasts, or not before a person says
-    so."""
+    """Time after which it ends, in probation first. In probation: after which it is enough that a replica answers its
+    tests, where no other can be compared. Absent: not while the signal lasts, or not before a person says so."""
     times: Annotated[int, Field(ge=1, le=16)]
     """How often in a row. Each time it lasts twice as long."""
     model: Annotated[str, StringConstraints(max_length=320)] | None = None

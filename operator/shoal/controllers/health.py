@@ -105,11 +105,14 @@ class ProbeResults:
         self.signals = signals
 
     def tested(self, gpu_class: str, unit: Unit, since: datetime, result: Tested) -> None:
-        """A replica on a unit on probation was tested."""
-        self._tested[gpu_class, unit] = since, result
+        """A replica on a unit on probation was tested. An answer without a verdict takes none back."""
+        if result != "answered" or not self.is_tested(gpu_class, unit):
+            self._tested[gpu_class, unit] = since, result
 
     def is_tested(self, gpu_class: str, unit: Unit) -> bool:
-        return (gpu_class, unit) in self._tested
+        """With a verdict."""
+        _, result = self._tested.get((gpu_class, unit), (None, "answered"))
+        return result != "answered"
 
     def results(self, gpu_class: str, quarantined: tuple[Quarantine, ...]) -> Mapping[Unit, Tested]:
         """Each result counts once: a unit that fails is tested again on its next probation."""

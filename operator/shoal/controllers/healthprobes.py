@@ -24,7 +24,8 @@ from shoal.controllers.replicastates import held_devices
 from shoal.controllers.world import World
 from shoal.core import facts
 from shoal.core.health import HealthSignal, Unit
-from shoal.core.health.canary import WITNESSES, CanaryWatch
+from shoal.core.health.canary import WITNESSES, CanaryVerdict, CanaryWatch
+from shoal.core.health.decide import Tested
 from shoal.core.health.slow import SlowWatch
 from shoal.core.layers import faults
 from shoal.core.scaling import Load
@@ -42,6 +43,7 @@ MOST_ASKED: Final = 8
 """Replicas of one group in a round."""
 ANSWER_BYTES: Final = 65_536
 _AT_ONCE: Final = 16
+_RESULTS: Final[Mapping[CanaryVerdict, Tested]] = {"agrees": "passed", "differs": "failed", "unknown": "answered"}
 _NOBODY: Final[Mapping[str, tuple[tuple[Unit, datetime], ...]]] = {}
 
 
@@ -146,10 +148,8 @@ class HealthProbes:
                 verdicts = self._canary.round(f"{group.key}/{prompt}" if len(by_prompt) > 1 else group.key, answers)
                 for pod_uid, verdict in verdicts.items():
                     for unit, since in waiting.get(pod_uid, ()):
-                        if verdict != "unknown":
-                            result = "passed" if verdict == "agrees" else "failed"
-                            self._found.tested(group.gpu_class, unit, since, result)
-                            self._changed(group.gpu_class)
+                        self._found.tested(group.gpu_class, unit, since, _RESULTS[verdict])
+                        self._changed(group.gpu_class)
 
     def _due(self, group: _Group, now: float) -> bool:
         """A round every ten minutes, where there are replicas enough and the Model is used: a canary must not keep a

@@ -43,15 +43,7 @@ async def last(fleet: Fleet, seconds: int) -> None:
     """Steps for so long; the status is written each time."""
     for _ in range(seconds // 5):
         await fleet.step(5)
-        write(fleet)
-
-
-def write(fleet: Fleet) -> None:
-    plan = fleet.decide()
-    shown = [each.model_dump(mode="json", by_alias=True, exclude_none=True)
-             for each in healthstatus.shown(plan.quarantined, {})]  # fmt: skip
-    fleet.status = {"quarantined": shown}
-    fleet.write()
+        fleet.write_plan()
 
 
 def quarantined(fleet: Fleet) -> list[Any]:

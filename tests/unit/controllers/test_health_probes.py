@@ -20,6 +20,7 @@ from shoal.core import facts
 from shoal.core.health import HealthPlan, Unit
 from shoal.core.health.slow import WINDOW_SECONDS, WINDOWS
 from shoal.core.scaling import Load
+from shoal.core.status import healthstatus
 from shoal.kube.client import KubeClient
 from shoal.kube.events import Recorder
 from tests.support.devices import class_of_devices, device_class, resource_slice
@@ -102,6 +103,14 @@ class Fleet:
         assert custom.object is not None
         return self.health.decide(custom.object).plan
 
+    def write_plan(self) -> None:
+        """As the controller writes it into the status."""
+        shown = healthstatus.shown(self.decide().quarantined, {})
+        self.status = {
+            "quarantined": [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in shown]
+        }
+        self.write()
+
     def quarantined(self, device: int, state: str) -> None:
         entry = {
             "node": "n", "device": f"gpu.test/n/{DEVICES[device]}", "state": state, "reason": "GPUUnhealthy",
@@ -151,6 +160,25 @@ async def test_without_an_answer_or_a_witness_it_stays_on_probation(
     for _ in range(5):
         await fleet.step(60)
     assert [q.state for q in fleet.decide().quarantined] == ["Probation"]
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_replica_that_is_alone_ends_the_probation_after_an_hour_if_it_answers(
+    answers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = Fleet(1, monkeypatch)
+    fleet.quarantined(0, "Probation")
+    if not answers:
+        fleet.answers["chat-0"] = None
+    for _ in range(59):
+        await fleet.step(60)
+        fleet.write_plan()
+        assert [q["state"] for q in fleet.status["quarantined"]] == ["Probation"]
+    for _ in range(3):
+        await fleet.step(60)
+        fleet.write_plan()
+    assert len(fleet.status["quarantined"]) == (0 if answers else 1)
+    assert len(fleet.asked) > 50, "it goes on being tested: another replica may come"
 
 
 async def test_a_model_that_is_not_used_is_not_asked_and_one_that_is_every_ten_minutes(

@@ -10,7 +10,15 @@ from shoal.core.devices.facts import Device, DeviceId
 from shoal.core.devices.match import Matched
 from shoal.core.facts import HeldDevice, Node, NodeCondition, Pod, Taint
 from shoal.core.health import HealthMemory, HealthPlan, HealthSignal, HealthSnapshot, Quarantine, Unit, decide, signals
-from shoal.core.health.decide import CONFIRM_SECONDS, CORDONED, HOLD_SECONDS, OWN_WORD_SECONDS, Tested, holding
+from shoal.core.health.decide import (
+    CONFIRM_SECONDS,
+    CORDONED,
+    HOLD_SECONDS,
+    OWN_WORD_SECONDS,
+    PROBATION_SECONDS,
+    Tested,
+    holding,
+)
 from shoal.core.health.requests import MOST, CordonRequest, parse, write
 
 START = datetime(2026, 11, 26, tzinfo=UTC)
@@ -105,6 +113,56 @@ def test_it_is_released_only_after_the_signal_is_gone_for_a_while_and_a_test_was
     assert not plan.quarantined
     [(ended, why)] = plan.released
     assert (ended.unit, why) == (Unit("a"), "a replica there passed its test")
+
+
+def on_probation(*units: str) -> Clock:
+    clock = four(e=8, f=8, g=8, h=8)
+    clock.last(60, *(says(unit) for unit in units))
+    clock.last(340 + HOLD_SECONDS)
+    assert [each.state for each in clock.quarantined].count("Probation") == 1
+    return clock
+
+
+def test_a_replica_that_answers_and_has_no_other_beside_it_ends_the_probation_by_time() -> None:
+    clock = on_probation("a")
+    [found] = clock.quarantined
+    assert found.until is not None, "people see how long it takes"
+    for _ in range(int(PROBATION_SECONDS // 60) - 7):
+        clock.step(60, tested={Unit("a"): "answered"})
+        assert clock.quarantined, "an hour, not at its first word"
+    for _ in range(8):
+        clock.step(60, tested={Unit("a"): "answered"})
+    assert not clock.quarantined
+
+
+def test_a_signal_or_a_verdict_counts_more_than_an_answer_and_time() -> None:
+    clock = on_probation("a")
+    clock.last(PROBATION_SECONDS + 60, each=60)
+    clock.step(5, tested={Unit("a"): "failed"})
+    assert (clock.quarantined[0].state, clock.quarantined[0].times) == ("Quarantined", 2)
+    clock = on_probation("a")
+    clock.last(PROBATION_SECONDS - 60, each=60)
+    clock.last(10, says("a"))
+    clock.step(60, says("a"), tested={Unit("a"): "answered"})
+    assert clock.quarantined[0].state == "Quarantined"
+
+
+def test_a_unit_without_a_replica_is_not_released_and_holds_no_other_up_for_ever() -> None:
+    clock = on_probation("a", "b")
+    assert [each.state for each in clock.quarantined] == ["Probation", "Quarantined"]
+    clock.last(PROBATION_SECONDS + 120, each=60)
+    assert [each.state for each in clock.quarantined] == ["Probation", "Probation"]
+    clock.last(PROBATION_SECONDS + 120, each=60)
+    assert len(clock.quarantined) == 2
+    assert clock.plan.recheck_seconds is None, "nothing more happens by time alone"
+
+
+def test_a_probation_that_an_operator_of_before_began_ends_too() -> None:
+    clock = four()
+    clock.quarantined = (Quarantine(Unit("a"), SICK, "", START, state="Probation"),)
+    for _ in range(70):
+        clock.step(60, tested={Unit("a"): "answered"})
+    assert not clock.quarantined
 
 
 @pytest.mark.parametrize("again", ["test", "signal"])

@@ -8,7 +8,9 @@
   that take pods stay in use. What is left in use for one of these reasons is `withheld`.
 - A unit stays out of use while its signal lasts and for a while after it, twice as long each time. Then it is on
   probation: replicas are placed there again, and the first one is tested. Only a test that it passed ends the
-  quarantine; one that it failed begins it anew.
+  quarantine; one that it failed begins it anew. A replica that no other can be compared with has passed when it
+  answered, and no signal came, for the time of a probation. A unit on which no replica runs stays on probation, and
+  holds no other up for longer than that.
 - People take units out of use and put them back, whatever the signals say.
 - A monitor that is silent about a unit says neither that it is healthy nor that it is not: what it said last neither
   grows nor fades, and a quarantine that rests on it does not begin to end.
@@ -36,6 +38,8 @@ RECHECK_SECONDS: Final = 5.0
 HOLD_SECONDS: Final = 600.0
 """A quarantine's time after its signal is gone, the first time."""
 LONGEST_HOLD_SECONDS: Final = 86_400.0
+PROBATION_SECONDS: Final = 3600.0
+"""After which a replica that answers its tests has passed, though no other can be compared with it."""
 OWN_WORD_SECONDS: Final = 3600.0
 """The same where only replicas of one Model say that the unit is not healthy."""
 SHARE_PERCENT: Final = 25
@@ -49,7 +53,8 @@ MOST: Final = 64
 CORDONED: Final = faults.CORDONED_BY_PERSON
 """Reason of a quarantine that a person asked for."""
 
-Tested = Literal["passed", "failed"]
+Tested = Literal["passed", "failed", "answered"]
+"""answered: the replica wrote something, and nobody can say whether it is right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +199,10 @@ def _kept(
     asked = {each.unit for each in seen.cordons}
     present = {unit for unit, _ in signals}
     again = {unit for unit, _ in confirmed}
-    on_probation = sum(each.state == "Probation" for each in seen.quarantined)
+    # One at a time, unless nothing becomes of it: where no replica runs, there is no test.
+    on_probation = sum(
+        each.state == "Probation" and (each.until is None or now < each.until) for each in seen.quarantined
+    )
     for each in sorted(seen.quarantined, key=lambda q: q.unit):
         unit = each.unit
         if unit in put_back and put_back[unit] >= each.since:
@@ -209,6 +217,10 @@ def _kept(
                 kept[unit] = _once_more(each, None if unit in again else now)
             elif seen.tested.get(unit) == "passed":
                 released.append((each, "a replica there passed its test"))
+            elif each.until is None:
+                kept[unit] = replace(each, until=_after(now, PROBATION_SECONDS))  # of an operator of before
+            elif seen.tested.get(unit) == "answered" and now >= each.until and unit not in there:
+                released.append((each, "a replica there answered its tests, and no signal came"))
             else:
                 kept[unit] = each
         elif unit in present or unit in there:
@@ -225,7 +237,7 @@ def _kept(
             kept[unit] = each  # one at a time
         else:
             on_probation += 1
-            kept[unit] = replace(each, state="Probation", until=None)
+            kept[unit] = replace(each, state="Probation", until=_after(now, PROBATION_SECONDS))
     return kept, released
 
 
@@ -238,6 +250,10 @@ def _once_more(each: Quarantine, failed_at: datetime | None) -> Quarantine:
 def _end(each: Quarantine, now: datetime) -> datetime:
     first = HOLD_SECONDS if each.model is None else OWN_WORD_SECONDS
     seconds = min(LONGEST_HOLD_SECONDS, first * 2.0 ** (each.times - 1))
+    return _after(now, seconds)
+
+
+def _after(now: datetime, seconds: float) -> datetime:
     return now.replace(microsecond=0) + timedelta(seconds=seconds)
 
 
@@ -312,7 +328,10 @@ def _recheck(
     quarantined: Sequence[Quarantine],
     now: datetime,
 ) -> float | None:
-    times = [max(1.0, (each.until - now).total_seconds()) for each in quarantined if each.until is not None]
+    # What is over waits for a test, or for another one's probation.
+    times = [max(1.0, (each.until - now).total_seconds()) for each in quarantined if each.until and each.until > now]
+    if any(each.state == "Quarantined" and each.until and each.until <= now for each in quarantined):
+        times.append(LONGEST_STEP)
     changes = (each for (unit, _), each in evidence.items() if each.present or not _is_unknown(seen, unit, each))
     if any(not each.present or each.seconds < MOST_EVIDENCE for each in changes):
         times.append(RECHECK_SECONDS)

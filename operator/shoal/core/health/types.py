@@ -49,7 +49,8 @@ class Quarantine:
     since: datetime
     state: State = "Quarantined"
     until: datetime | None = None
-    """When it ends, in Probation first; None: not while the signal lasts, or not before a person says so."""
+    """When it ends, in Probation first; None: not while the signal lasts, or not before a person says so. In Probation:
+    from when on a test that nothing can be compared with is enough."""
     by: Source = "Shoal"
     times: int = 1
     """How often in a row: each time it lasts twice as long."""
