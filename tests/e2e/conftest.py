@@ -12,7 +12,6 @@ from shoal.api import names
 from shoal_dev.demo import steps
 from shoal_dev.demo.clusters import LabCluster
 from shoal_dev.demo.watch import wait_until_ready
-from shoal_dev.lab import network
 from shoal_dev.lab.api import Lab
 from tests.support.waiting import until
 
@@ -20,18 +19,7 @@ HUB_NAMESPACE = "hub"
 """Where the chart's hub mirror would be; tests that need one start it."""
 NEXT_ENGINE = "0.5.23-next"
 """A second row of the engine table."""
-PROVIDER_NAMESPACE, PROVIDER_PORT = "provider", 8443
-PROVIDER, OTHER_PROVIDER = "api.provider.svc.cluster.local", "other.provider.svc.cluster.local"
-"""Hosts that external targets of routes may have; a test that needs one starts it."""
 VALUES = {
-    "gateway": {
-        "external": {
-            "allowedHosts": [
-                {"host": host, "port": PROVIDER_PORT, "networks": [network.SERVICE_RANGE]}
-                for host in (PROVIDER, OTHER_PROVIDER)
-            ]
-        }
-    },
     "hubEndpoint": f"http://hub.{HUB_NAMESPACE}.svc",
     "engines": {
         "simulator": {"enabled": True},

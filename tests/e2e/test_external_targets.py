@@ -13,9 +13,10 @@ import pytest
 
 from shoal.api.meta import API_VERSION
 from shoal.core.routing.external import SECRET_TYPE
-from shoal_dev.demo.steps import LAB_IMAGE
+from shoal_dev.demo.steps import LAB_IMAGE, install
+from shoal_dev.lab import network
 from shoal_dev.lab.pki import LabAuthority
-from tests.e2e.conftest import OTHER_PROVIDER, PROVIDER, PROVIDER_NAMESPACE, PROVIDER_PORT, Fleet
+from tests.e2e.conftest import VALUES, Fleet
 from tests.support.helperpods import helper_pod
 from tests.support.providerpod import fingerprint
 from tests.support.tenantfixture import TenantFixture, admitted
@@ -24,11 +25,27 @@ from tests.support.waiting import until
 # A key takes as long as the operator's reading and the kubelet's mount: up to two minutes each time.
 pytestmark = [pytest.mark.lab, pytest.mark.long, pytest.mark.timeout(900)]
 
+PROVIDER_NAMESPACE: Final = "provider"
+PROVIDER_PORT: Final = 8443
+PROVIDER, OTHER_PROVIDER = (f"{name}.{PROVIDER_NAMESPACE}.svc.cluster.local" for name in ("api", "other"))
+HOSTS: Final = [
+    {"host": host, "port": PROVIDER_PORT, "networks": [network.SERVICE_RANGE]} for host in (PROVIDER, OTHER_PROVIDER)
+]
 TENANT: Final = f"external-e2e-{os.getpid()}"
 STRANGER: Final = f"external-e2e-{os.getpid()}-other"
 SPACE, ROUTE, SECRET = "demo", "external-e2e", "external-e2e-key"
 FIRST, SECOND = "sk-first-0123456789", "sk-second-0123456789"
 CHAT: Final = {"model": ROUTE, "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def allowed(fleet: Fleet) -> Generator[None]:
+    """The installation allows both names of the provider, while these tests run."""
+    install(fleet, "simulator", LAB_IMAGE, VALUES | {"gateway": {"external": {"allowedHosts": HOSTS}}})
+    try:
+        yield
+    finally:
+        install(fleet, "simulator", LAB_IMAGE, VALUES)
 
 
 @pytest.fixture(scope="module")

@@ -365,7 +365,7 @@ class _OutsideConnection(_Connection):
         self._lost = True
         super().connection_lost(exc)
 
-    async def send(self, head: bytes, body: bytes) -> None:
+    async def send(self, head: bytes, body: RequestBody) -> None:
         self._arrived = self._of_body = 0
         await super().send(head, body)
 
