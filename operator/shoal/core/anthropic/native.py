@@ -15,10 +15,11 @@ _DROPPED: Final = frozenset(
 )
 """`model` has another name there; the others say who the client is, name what is stored there, or change the price."""
 _OF_A_PROMPT: Final = frozenset({"messages", "system", "thinking", "tool_choice", "tools"})
-_BLOCKS: Final = frozenset(
-    {"text", "image", "document", "search_result", "thinking", "redacted_thinking", "tool_use", "tool_result"}
-)
-_SOURCES: Final = frozenset({"base64", "text", "content"})
+# Tuples: a client's `type` may be a list, which no set can be asked for.
+_BLOCKS: Final = (
+    "text", "image", "document", "search_result", "thinking", "redacted_thinking", "tool_use", "tool_result",
+)  # fmt: skip
+_SOURCES: Final = ("base64", "text", "content")
 _RUN_BY_CLIENTS: Final = ("bash_", "text_editor_", "computer_", "memory_")
 """Tools of Anthropic's that the client runs."""
 

@@ -19,13 +19,12 @@ _DROPPED: Final = frozenset(
 )  # fmt: skip
 _INCLUDED: Final = ("reasoning.encrypted_content", "message.output_text.logprobs")
 """Of `include`: what a conversation needs whose answers are not stored."""
-_ITEMS: Final = frozenset(
-    {
-        "message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
-        "local_shell_call", "local_shell_call_output", "apply_patch_call", "apply_patch_call_output",
-    }
+# Tuples: a client's `type` may be a list, which no set can be asked for.
+_ITEMS: Final = (
+    "message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
+    "local_shell_call", "local_shell_call_output", "apply_patch_call", "apply_patch_call_output",
 )  # fmt: skip
-_TOOLS: Final = frozenset({"function", "custom", "local_shell", "apply_patch"})
+_TOOLS: Final = ("function", "custom", "local_shell", "apply_patch")
 """Tools that the client runs."""
 _MEDIA: Final = ("image_url", "file_url", "file_id")
 

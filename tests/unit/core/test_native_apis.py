@@ -1,0 +1,98 @@
+"""What of Messages and Responses may go to an external target, for bodies and answers of any shape."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.core.anthropic import native as anthropic
+from shoal.core.nativeapi import NativeEvents
+from shoal.core.responses import native as responses
+from shoal.core.translation import Json, NotTranslatable
+
+NAMES = (
+    "type", "content", "source", "file_id", "url", "input", "messages", "tools", "system", "output", "usage", "model",
+    "input_tokens", "output_tokens", "message", "response", "delta", "text", "include", "image_url", "status", "summary",
+)  # fmt: skip
+WORDS = (
+    "text", "image", "tool_result", "message", "custom", "web_search", "message_start", "message_delta", "message_stop",
+    "content_block_delta", "response.completed", "response.output_text.delta", "error", "search_result", "base64",
+)  # fmt: skip
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.sampled_from(WORDS) | st.text()
+ANYTHING = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=5),
+    max_leaves=20,
+)
+OBJECTS = st.dictionaries(st.sampled_from(NAMES), ANYTHING, max_size=6)
+REQUESTS = (anthropic.native_request, anthropic.native_count_request, responses.native_request)
+
+
+@settings(max_examples=150, deadline=None)
+@given(OBJECTS)
+@pytest.mark.parametrize("request_of", REQUESTS)
+def test_any_body_is_forwarded_or_refused(request_of: Callable[[Json], Json], body: Json) -> None:
+    try:
+        sent = request_of(body)
+    except NotTranslatable:
+        return
+    assert "model" not in sent, "the target's own name is put there"
+    if request_of is responses.native_request:
+        assert sent["store"] is False
+
+
+@settings(max_examples=150, deadline=None)
+@given(OBJECTS)
+@pytest.mark.parametrize("answer_of", [anthropic.native_answer, responses.native_answer])
+def test_any_answer_has_the_clients_name_and_counts_that_can_be(answer_of: Any, answer: Json) -> None:
+    found = answer_of(answer, "front")
+    assert found.body["model"] == "front"
+    if found.usage is not None:
+        assert found.usage["prompt_tokens"] >= 0
+        assert found.usage["completion_tokens"] >= 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(OBJECTS, max_size=6))
+@pytest.mark.parametrize("kind", [anthropic.NativeMessageEvents, responses.NativeResponseEvents])
+def test_any_events_are_read(kind: Callable[[str], NativeEvents], events: list[Json]) -> None:
+    reader = kind("front")
+    for event in events:
+        reader.take(event)
+        usage = reader.usage
+        assert usage is None or min(usage["prompt_tokens"], usage["completion_tokens"]) >= 0
+
+
+@pytest.mark.parametrize("kind", [["text"], {"a": 1}, None, 5])
+def test_a_type_that_is_no_text_is_refused(kind: Any) -> None:
+    content = [{"type": kind}]
+    with pytest.raises(NotTranslatable):
+        anthropic.native_request({"messages": [{"role": "user", "content": content}]})
+    with pytest.raises(NotTranslatable):
+        anthropic.native_request({"messages": [], "system": content})
+    if kind is not None:
+        with pytest.raises(NotTranslatable):
+            anthropic.native_request({"messages": [], "tools": content})
+        with pytest.raises(NotTranslatable):
+            responses.native_request({"input": content})
+    with pytest.raises(NotTranslatable):
+        responses.native_request({"input": "x", "tools": content})
+    source = [{"type": "image", "source": {"type": kind}}]
+    with pytest.raises(NotTranslatable):
+        anthropic.native_request({"messages": [{"role": "user", "content": source}]})
+
+
+def test_what_nests_without_end_is_refused() -> None:
+    content: Any = "end"
+    for _ in range(200):
+        content = [{"type": "tool_result", "content": content}]
+    with pytest.raises(NotTranslatable, match="nested too deeply"):
+        anthropic.native_request({"messages": [{"role": "user", "content": content}]})
+
+
+def test_arguments_of_a_call_may_have_any_name() -> None:
+    call = {"type": "tool_use", "id": "t", "name": "read", "input": {"file_id": "of the client's own"}}
+    body = {"messages": [{"role": "assistant", "content": [call]}]}
+    assert anthropic.native_request(body) == body
