@@ -14,7 +14,7 @@ from shoal.core.translation import Json, NotTranslatable
 
 NAMES = (
     "type", "content", "source", "file_id", "url", "input", "messages", "tools", "system", "output", "usage", "model",
-    "input_tokens", "output_tokens", "message", "response", "delta", "text", "include", "image_url", "status", "summary",
+    "input_tokens", "output_tokens", "message", "response", "delta", "text", "include", "image_url", "status",
 )  # fmt: skip
 WORDS = (
     "text", "image", "tool_result", "message", "custom", "web_search", "message_start", "message_delta", "message_stop",

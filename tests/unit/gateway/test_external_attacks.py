@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.provider import CLOSING, DONE, Answer, Provider, beside, event, stream, whole
+from tests.support.provider import CLOSING, DONE, TOKEN, Answer, Provider, beside, event, stream, whole
 from tests.support.scripted_engine import ScriptedEngine
 from tests.unit.gateway.test_gateway_external import CHAT, ONLY, WITH_FALLBACK, ask
 
@@ -206,3 +206,11 @@ async def test_a_client_gets_no_header_of_the_provider(tmp_path: Path) -> None:
         response = await it.post(CHAT)
         assert response.status == 200
         assert {name.replace("_", "-") for name in mean}.isdisjoint(name.lower() for name in response.headers)
+
+
+async def test_a_client_gets_no_error_that_repeats_the_key(tmp_path: Path) -> None:
+    error = {"error": {"message": f"cannot parse the header 'Bearer {TOKEN}'", "type": "invalid_request_error"}}
+    async with beside(tmp_path, Provider(whole(error, "400 Bad Request")), ScriptedEngine(), ONLY) as it:
+        answer = await ask(it, 400)
+        assert TOKEN not in json.dumps(answer)
+        assert answer["error"]["message"] == "the engine answered with status 400"
