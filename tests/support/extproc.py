@@ -2,14 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
 from shoal.gateway.app import GatewayApp
-from shoal.gateway.extproc.server import ExtProcServer
+from shoal.gateway.extproc.server import ExtProcServer, PortCertificate
 from tests.support.controlplane import free_ports
 from tests.support.envoy import PROGRAM
 from tests.support.gateway import API_KEY, GatewayUnderTest
@@ -17,19 +18,69 @@ from tests.support.gateway import API_KEY, GatewayUnderTest
 _TYPE = "type.googleapis.com/envoy.extensions"
 
 
-def bootstrap(port: int, processor: int, trust: str | None = None, **filter_settings: Any) -> str:
-    """Envoy as data planes set it up for an InferencePool: the endpoint is what the processor says, in a header.
-    `trust`: the authority of the engines' certificates; None: plain HTTP."""
+@dataclass(frozen=True)
+class Processors:
+    """Gateways that an Envoy asks, one after the other. `trust`: the authority of their certificates; None: no TLS.
+    `watched`: it asks only those whose health check says that they take requests."""
 
-    def address(p: int) -> dict[str, Any]:
-        return {"socket_address": {"address": "127.0.0.1", "port_value": p}}
+    addresses: Sequence[tuple[str, int]]
+    trust: str | None = None
+    watched: bool = False
 
-    http2 = {
-        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
-            "@type": f"{_TYPE}.upstreams.http.v3.HttpProtocolOptions",
-            "explicit_http_config": {"http2_protocol_options": {}},
+    def cluster(self) -> dict[str, Any]:
+        endpoints = [{"endpoint": {"address": _address(*each)}} for each in self.addresses]
+        made: dict[str, Any] = {
+            "name": "shoal",
+            "type": "STATIC",
+            "connect_timeout": "2s",
+            "typed_extension_protocol_options": {
+                "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+                    "@type": f"{_TYPE}.upstreams.http.v3.HttpProtocolOptions",
+                    "explicit_http_config": {"http2_protocol_options": {}},
+                }
+            },
+            "load_assignment": {"cluster_name": "shoal", "endpoints": [{"lb_endpoints": endpoints}]},
         }
-    }
+        if self.trust is not None:
+            made["transport_socket"] = _tls(self.trust, "gateway.shoal.internal")
+        if self.watched:
+            check = {"service_name": "readiness"}
+            made["health_checks"] = [
+                {
+                    "timeout": "1s",
+                    "interval": "1s",
+                    "no_traffic_interval": "1s",
+                    "unhealthy_threshold": 1,
+                    "healthy_threshold": 1,
+                    "grpc_health_check": check,
+                }
+            ]
+            # Without one that is healthy none is asked, instead of all.
+            made["common_lb_config"] = {"healthy_panic_threshold": {"value": 0}}
+        return made
+
+
+def _address(host: str, port: int) -> dict[str, Any]:
+    return {"socket_address": {"address": host, "port_value": port}}
+
+
+def _tls(trust: str, name: str | None = None) -> dict[str, Any]:
+    """`name`: of a gateway, which speaks gRPC, and refuses who does not name HTTP/2 in the handshake."""
+    context: dict[str, Any] = {"trusted_ca": {"inline_string": trust}}
+    settings: dict[str, Any] = {"@type": f"{_TYPE}.transport_sockets.tls.v3.UpstreamTlsContext"}
+    if name is not None:
+        context["match_typed_subject_alt_names"] = [{"san_type": "DNS", "matcher": {"exact": name}}]
+        settings["sni"] = name
+    common: dict[str, Any] = {"validation_context": context}
+    if name is not None:
+        common["alpn_protocols"] = ["h2"]
+    settings["common_tls_context"] = common
+    return {"name": "envoy.transport_sockets.tls", "typed_config": settings}
+
+
+def listener(host: str, port: int, *, logged: bool = False, **filter_settings: Any) -> dict[str, Any]:
+    """A port whose requests the processors decide on. `logged`: a line for each request, with the status that the
+    client got, the endpoint that answered, and Envoy's flags."""
     mode = {
         "request_header_mode": "SEND",
         "response_header_mode": "SEND",
@@ -49,7 +100,7 @@ def bootstrap(port: int, processor: int, trust: str | None = None, **filter_sett
         },
         **filter_settings,
     }
-    manager = {
+    manager: dict[str, Any] = {
         "@type": f"{_TYPE}.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "in",
         "http_filters": [
@@ -66,6 +117,24 @@ def bootstrap(port: int, processor: int, trust: str | None = None, **filter_sett
             ]
         },
     }
+    if logged:
+        text = "%RESPONSE_CODE% %UPSTREAM_HOST% %RESPONSE_FLAGS%\n"
+        manager["access_log"] = [
+            {
+                "name": "envoy.access_loggers.stdout",
+                "typed_config": {
+                    "@type": f"{_TYPE}.access_loggers.stream.v3.StdoutAccessLog",
+                    "log_format": {"text_format_source": {"inline_string": text}},
+                },
+            }
+        ]
+    chain = {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
+    return {"address": _address(host, port), "filter_chains": [chain]}
+
+
+def bootstrap(listeners: Sequence[dict[str, Any]], processors: Processors, trust: str | None = None) -> str:
+    """Envoy as data planes set it up for an InferencePool: the endpoint is what the processor says, in a header.
+    `trust`: the authority of the engines' certificates; None: plain HTTP."""
     pool: dict[str, Any] = {
         "name": "pool",
         "type": "ORIGINAL_DST",
@@ -74,34 +143,17 @@ def bootstrap(port: int, processor: int, trust: str | None = None, **filter_sett
         "original_dst_lb_config": {"use_http_header": True, "http_header_name": "x-gateway-destination-endpoint"},
     }
     if trust is not None:
-        context = {"trusted_ca": {"inline_string": trust}}
-        pool["transport_socket"] = {
-            "name": "envoy.transport_sockets.tls",
-            "typed_config": {
-                "@type": f"{_TYPE}.transport_sockets.tls.v3.UpstreamTlsContext",
-                "common_tls_context": {"validation_context": context},
-            },
-        }
-    shoal = {
-        "name": "shoal",
-        "type": "STATIC",
-        "connect_timeout": "2s",
-        "typed_extension_protocol_options": http2,
-        "load_assignment": {
-            "cluster_name": "shoal",
-            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address(processor)}}]}],
-        },
-    }
-    chain = {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
-    listener = {"address": address(port), "filter_chains": [chain]}
-    return json.dumps({"static_resources": {"listeners": [listener], "clusters": [pool, shoal]}})
+        pool["transport_socket"] = _tls(trust)
+    return json.dumps({"static_resources": {"listeners": listeners, "clusters": [pool, processors.cluster()]}})
 
 
 class EnvoyInFront:
-    """What a client sees, and the processor behind."""
+    """What a client sees, and the processor behind, where there is one."""
 
-    def __init__(self, processor: ExtProcServer, port: int) -> None:
-        self.processor, self.url = processor, f"http://127.0.0.1:{port}"
+    processor: ExtProcServer
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
         self.session = aiohttp.ClientSession()
 
     async def post(self, body: Any = None, path: str = "/v1/chat/completions", key: str | None = API_KEY, **kw: Any):
@@ -110,10 +162,10 @@ class EnvoyInFront:
 
 
 @asynccontextmanager
-async def in_front_of(
-    gateway: GatewayUnderTest, *, serves: int = 200, trust: str | None = None, **filter_settings: Any
-) -> AsyncGenerator[EnvoyInFront]:
-    """An Envoy whose requests this gateway decides on. `serves`: what it answers to /healthz when it is up."""
+async def listening(
+    gateway: GatewayUnderTest, certificate: PortCertificate | None = None
+) -> AsyncGenerator[ExtProcServer]:
+    """The port on which a gateway decides on the requests of Envoys."""
     processor = ExtProcServer(
         GatewayApp(gateway.app, lambda: gateway.ready),
         lambda: gateway.ready,
@@ -121,13 +173,25 @@ async def in_front_of(
         port=0,
         body_seconds=gateway.settings.body_seconds,
         most_streams=1000,
+        certificate=certificate,
     )
     await processor.start()
     try:
-        async with asking(processor, serves=serves, trust=trust, **filter_settings) as envoy:
-            yield envoy
+        yield processor
     finally:
         await processor.stop(0)
+
+
+@asynccontextmanager
+async def in_front_of(
+    gateway: GatewayUnderTest, *, serves: int = 200, trust: str | None = None, **filter_settings: Any
+) -> AsyncGenerator[EnvoyInFront]:
+    """An Envoy whose requests this gateway decides on. `serves`: what it answers to /healthz when it is up."""
+    async with (
+        listening(gateway) as processor,
+        asking(processor, serves=serves, trust=trust, **filter_settings) as envoy,
+    ):
+        yield envoy
 
 
 @asynccontextmanager
@@ -135,12 +199,21 @@ async def asking(
     processor: ExtProcServer, *, serves: int = 200, trust: str | None = None, **filter_settings: Any
 ) -> AsyncGenerator[EnvoyInFront]:
     """An Envoy that asks a processor that listens."""
+    asked = Processors([("127.0.0.1", processor.port)])
+    async with envoy(asked, serves=serves, trust=trust, **filter_settings) as it:
+        it.processor = processor
+        yield it
+
+
+@asynccontextmanager
+async def envoy(
+    asked: Processors, *, serves: int = 200, trust: str | None = None, **filter_settings: Any
+) -> AsyncGenerator[EnvoyInFront]:
     (port,) = free_ports(1)
     flags = ("--concurrency", "1", "--log-level", "error", "--use-dynamic-base-id")
-    child = await asyncio.create_subprocess_exec(
-        PROGRAM, "--config-yaml", bootstrap(port, processor.port, trust, **filter_settings), *flags
-    )
-    it = EnvoyInFront(processor, port)
+    wanted = bootstrap([listener("127.0.0.1", port, **filter_settings)], asked, trust)
+    child = await asyncio.create_subprocess_exec(PROGRAM, "--config-yaml", wanted, *flags)
+    it = EnvoyInFront(port)
     try:
         async with asyncio.timeout(60):
             while not await _serves(it, serves):

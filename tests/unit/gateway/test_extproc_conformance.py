@@ -151,7 +151,10 @@ OTHERWISE: Final = {
 HERE: Final = "tests/unit/gateway/test_extproc_conformance.py"
 ENVOY: Final = "tests/unit/gateway/test_extproc_envoy.py"
 DATA_PLANE: Final = {
-    "EppUnAvailableFailOpen": f"{ENVOY}::test_without_a_gateway_nothing_is_served",
+    "EppUnAvailableFailOpen": (
+        "tests/unit/gateway/test_sidecar_proxies.py"
+        "::test_a_filter_that_fails_open_gets_nothing_from_an_engine_that_its_client_chose"
+    ),
     "GatewayDestinationEndpointServed": f"{HERE}::test_the_endpoint_that_served_is_taken_note_of",
     "GatewayFollowingEPPRouting": f"{ENVOY}::test_a_chat_completion_is_answered_and_metered_once",
     "GatewayFollowingEPPRoutingWithDataParallelism": None,

@@ -1,6 +1,7 @@
 """The real Envoy in front of a gateway that decides on its requests by external processing."""
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,13 @@ from typing import Any
 import pytest
 from aiohttp import ClientPayloadError
 
+from shoal.gateway.extproc.server import PortCertificate
 from shoal.gateway.shared import Gateway
 from tests.support.adapter_agents import AdapterAgent, name_of, tuned
-from tests.support.extproc import EnvoyInFront, asking, in_front_of
+from tests.support.extproc import EnvoyInFront, Processors, asking, envoy, in_front_of, listening
 from tests.support.gateway import MODEL, gateway, lines, replica, tenant
 from tests.support.gateway_process import serving
+from tests.support.mutual import InstallationPKI, process
 from tests.support.scripted_engine import USAGE, EngineRequest, ScriptedEngine
 
 CHAT = {"model": "chat/llama", "messages": [{"role": "user", "content": "hello"}]}
@@ -280,24 +283,85 @@ async def test_the_whole_process_finishes_its_streams_and_then_envoy_refuses(tmp
         await request.end_stream()
 
     engine = ScriptedEngine(slow)
-    async with serving(tmp_path, engine, ext_proc=True, ext_proc_port=0) as process:
-        assert process.ext_proc is not None
+    async with serving(tmp_path, engine, ext_proc=True, ext_proc_port=0) as whole:
+        assert whole.ext_proc is not None
         async with asyncio.timeout(20):
-            while not process.ext_proc.port:
+            while not whole.ext_proc.port:
                 await asyncio.sleep(0.01)
-        async with asking(process.ext_proc) as envoy:
+        async with asking(whole.ext_proc) as envoy:
             answer = await envoy.post({**STREAM, "model": "llama"})
             events = lines(answer)
             await anext(events)
-            process.stop()
+            whole.stop()
             async with asyncio.timeout(30):
-                while not process.server.should_exit:
+                while not whole.server.should_exit:
                     await asyncio.sleep(0.01)
             async with await envoy.post({**CHAT, "model": "llama"}) as refused:
                 assert refused.status == 500  # Envoy's own: the port takes nothing more
             going.set()
             assert [event async for event in events][-1] == b"[DONE]"
     assert len(engine.requests) == 1
+
+
+async def test_a_gateway_that_dies_under_load_leaves_no_answer_without_a_record(tmp_path: Path) -> None:
+    """Two gateways with TLS, and an Envoy that asks those whose health check is good, as data planes do."""
+
+    async def slowly(request: EngineRequest) -> None:
+        await request.begin_stream()
+        for count in range(1, 6):
+            await asyncio.sleep(0.02)
+            await request.chunk(request.delta("a", count))
+        await request.chunk(request.closing())
+        await request.chunk(b"data: [DONE]\n\n")
+        await request.end_stream()
+
+    pki, engine = InstallationPKI(), ScriptedEngine(slowly)
+    for name in ("a", "b", "tls"):
+        (tmp_path / name).mkdir()
+    pki.write(tmp_path / "tls", process("gateway"))
+    certificate = PortCertificate(tmp_path / "tls")
+    got: list[tuple[int, str | None, bool]] = []
+    async with (
+        gateway(tmp_path / "a", engine) as first,
+        gateway(tmp_path / "b", engine) as second,
+        listening(first, certificate) as dying,
+        listening(second, certificate) as living,
+    ):
+        ports = [("127.0.0.1", each.port) for each in (dying, living)]
+        async with envoy(Processors(ports, trust=pki.trust, watched=True)) as it:
+
+            async def client(requests: int) -> None:
+                for _ in range(requests):
+                    answer = await it.post(STREAM)
+                    whole = False
+                    with contextlib.suppress(ClientPayloadError):
+                        whole = b"[DONE]" in [event async for event in lines(answer)]
+                    got.append((answer.status, answer.headers.get("x-shoal-request-id"), whole))
+
+            async def death() -> None:
+                while len(got) < 20:
+                    await asyncio.sleep(0.005)
+                await dying.stop(0)
+
+            await asyncio.gather(death(), *(client(10) for _ in range(8)))
+            await client(4)
+        ids = [request for status, request, _ in got if status == 200]
+        complete = {request for _, request, came in got if came}
+        known = [record.data for each in (first, second) for record in await each.records(count=1)]
+        # The dead one's requests end when it notices; all have reached the engine or none of it.
+        async with asyncio.timeout(20):
+            while not set(ids) <= {data.request_id for data in known}:
+                await asyncio.sleep(0.02)
+                known = [record.data for each in (first, second) for record in await each.records(count=1)]
+    by_id = {data.request_id: data for data in known}
+    assert len(by_id) == len(known) >= len(engine.requests)
+    assert {(by_id[id].outcome, by_id[id].output_tokens) for id in complete} == {("answered", 3)}
+    assert {by_id[id].outcome for id in set(ids) - complete} <= {"cancelled"}
+    refused = [request for status, request, _ in got if status != 200]
+    assert set(refused) <= {None}, "Envoy's own errors: no gateway has decided on these"
+    assert len(got) == 84
+    assert len(complete) < len(got), "somebody was at the gateway that died"
+    assert got[-4:] == [(200, request, True) for _, request, _ in got[-4:]], "the other one goes on"
 
 
 async def test_an_envoy_that_is_set_up_in_another_way_is_refused(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from shoal.manifests import sidecar
 from shoal.net.server import make_server
 from shoal.net.serving import serving
 from tests.support.controlplane import free_ports
-from tests.support.extproc import in_front_of
+from tests.support.extproc import Processors, envoy, in_front_of
 from tests.support.gateway import INSTALL_KEY, MODEL, gateway, replica
 from tests.support.mutual import InstallationPKI, model, process
 from tests.support.scripted_engine import ScriptedEngine
@@ -152,6 +152,17 @@ async def test_a_sidecar_that_refuses_is_no_error_of_the_client(
             assert (answer.status, (await answer.json())["error"]["code"]) == (503, "replica_unavailable")
         (record,) = await gate.records()
         assert (record.data.outcome, record.data.count_source) == ("failed", "none")
+        assert it.engine.requests == []
+
+
+async def test_a_filter_that_fails_open_gets_nothing_from_an_engine_that_its_client_chose(tmp_path: Path) -> None:
+    nobody = Processors([("127.0.0.1", free_ports(1)[0])])
+    async with pod(tmp_path) as it, envoy(nobody, serves=503, trust=it.trust, failure_mode_allow=True) as proxy:
+        aimed = {"x-gateway-destination-endpoint": f"{HOST}:{it.port}"}
+        async with proxy.session.post(proxy.url + PATH, json=CHAT, headers=aimed) as answer:
+            assert answer.status == 500  # Envoy does not pass on a body that nobody has seen
+        async with proxy.session.get(proxy.url + "/v1/models", headers=aimed) as answer:
+            assert (answer.status, answer.headers.get("server")) == (403, "envoy")
         assert it.engine.requests == []
 
 
