@@ -25,6 +25,7 @@ BENCHES = {
     "bench_cache": "staging with and without the node cache",
     "bench_lab": "time to a served answer in the lab",
     "bench_sizing": "sizing beside the real engine and its own functions",
+    "bench_gpu": "an engine on a real GPU beside what sizing predicts of it; needs a GPU",
     "bench_packing": "packing, and how long a plan takes",
     "bench_operator": "500 Models at once",
     "bench_devices": "1,000 nodes with 8 devices each: start, a slice that changes, devices that sicken, and quiet",

@@ -134,7 +134,7 @@ def worked_examples() -> bool:
     good = True
     for name, key, mib, weights, gpus, tuning, expected in WORKED:
         facts = facts_of(configs.ALL[key], source="x", weight_bytes=int(weights * gpus * GI))
-        gpu = GPU("any", mib * MI)
+        gpu = GPU("any", mib * MI, overhead_bytes=6 * GI // 10)
         found = size(facts, gpu, tensor=gpus, context_length=None, overrides=Sizing(), tuning=tuning)
         if not isinstance(found, Sized):
             print(f"   {name:32} {found.why}")

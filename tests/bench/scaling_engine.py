@@ -6,7 +6,11 @@ after `prior` tokens, in ms:
     max(t0, t1 m + t2) + max(a0, kd S + kp sum c (prior + c / 2)) + h0 + hB (sequences)
 
 with t0..kp fitted to measured kernel tables (Llama-3.1-8B on one GPU), h0 = 1.0 and hB = 0.01 calibrated on one real
-run. Scheduling: decodes first, then prefill chunks first come first served within a budget of tokens; a request is
+run. Beside vLLM 0.32 on a real H200 (`bench_gpu`), decode steps of 1 to 256 requests take 12 to 20 % longer here: that
+engine hides the host's work behind the GPU's, and without h0 and hB they are 1 to 10 % shorter. A prefill of 2,048
+tokens takes 23 % less here, one of 8,192 14 %, one of 30,000 3 %.
+
+Scheduling: decodes first, then prefill chunks first come first served within a budget of tokens; a request is
 admitted when its prompt and its whole answer fit into the KV cache, so that nothing is preempted.
 """
 

@@ -1,6 +1,6 @@
 """vLLM's memory arithmetic (0.32 and 0.33): its share of all memory, less what it measures at its start.
 
-share = ceil(memory x gpu_memory_utilization)         the start fails where less is free
+share = ceil(memory as CUDA counts it x gpu_memory_utilization)      the start fails where less is free
 kv    = share - weights - adapters - images - activations - graphs, in whole blocks
 
 Activations and graphs are measured by the engine and estimated here (`profile.py`): the KV cache of an engine is at
@@ -15,7 +15,7 @@ from typing import ClassVar, Final
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Sizing
 from shoal.core.sizing.types import GPU, Memory, MemoryBreakdown, Sized
-from shoal.core.sizing.units import before, gib
+from shoal.core.sizing.units import before, gib, usable
 from shoal.core.sizing.vllm import profile
 from shoal.core.sizing.vllm.arguments import VLLMArguments
 from shoal.core.sizing.vllm.blocks import BlockLayout, pool
@@ -95,7 +95,7 @@ class VLLMTuning(VLLMArguments):
         used = weights + images + adapters + activations + graphs
         kv = self._fixed(blocks)
         if kv is None:
-            kv = min(_share(gpu.memory_bytes, fraction), gpu.memory_bytes - overhead) - used
+            kv = min(_share(gpu.memory_bytes, overhead, fraction), gpu.memory_bytes - overhead) - used
             # Graphs that the engine does not count are captured beside its share.
             kv += 0 if self.graphs_counted else graphs
         return MemoryBreakdown(
@@ -146,9 +146,9 @@ class VLLMTuning(VLLMArguments):
 
     def refusal(self, facts: ArtifactFacts, sized: Sized, context: int) -> str | None:
         sums = sized.breakdown
-        share, free = _share(sums.memory, sums.fraction), sums.memory - sums.overhead
+        share, free = _share(sums.memory, sums.overhead, sums.fraction), sums.memory - sums.overhead
         if share > free:
-            lower = math.floor(100 * free / sums.memory) / 100
+            lower = math.floor(100 * free / usable(sums.memory, sums.overhead)) / 100
             return (
                 f"but vLLM does not start: its share is {gib(share)} and about {gib(free)} are free; "
                 f"--gpu-memory-utilization={lower} in extraArgs lowers it"
@@ -180,5 +180,5 @@ class VLLMTuning(VLLMArguments):
         return None
 
 
-def _share(memory: int, fraction: float) -> int:
-    return math.ceil(memory * fraction)
+def _share(memory: int, overhead: int, fraction: float) -> int:
+    return math.ceil(usable(memory, overhead) * fraction)
