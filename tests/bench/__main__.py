@@ -29,6 +29,7 @@ BENCHES = {
     "bench_packing": "packing, and how long a plan takes",
     "bench_operator": "500 Models at once",
     "bench_devices": "1,000 nodes with 8 devices each: start, a slice that changes, devices that sicken, and quiet",
+    "bench_pools": "1,000 Models with an InferencePool each: making them, and a gateway that comes",
     "bench_wake": "from a held request to /scale, and what an idle fleet costs",
     "bench_adapters": "2,000 adapters on 20 replicas: hit rate, movement, and how long a plan takes",
     "bench_swap": "swapping adapters: the engine's own times, simulated and real",

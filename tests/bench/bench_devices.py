@@ -12,6 +12,7 @@ import contextlib
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +20,7 @@ from typing import Any, Final
 from shoal.api.meta import JsonObject
 from shoal.kube.client import KubeClient
 from shoal.kube.reflector import Reflector
-from shoal.kube.resources import DEVICECLASSES, GPUCLASSES, MODELS, NAMESPACES, RESOURCESLICES
+from shoal.kube.resources import DEVICECLASSES, GPUCLASSES, MODELS, NAMESPACES, RESOURCESLICES, Resource
 from tests.bench.bench_operator import _cpu, _memory, _percentile, _start
 from tests.support.controlplane import ControlPlane, StatusKubelet, add_node, control_plane, install_crds
 from tests.support.devices import class_of_devices, device_class, resource_slice
@@ -67,6 +68,17 @@ class Status:
 async def publish(client: KubeClient, node: str, *tainted: int, generation: int = 1) -> None:
     devices = [f"{name}!" if index in tainted else name for index, name in enumerate(DEVICES)]
     await client.apply(RESOURCESLICES, resource_slice(node, *devices, generation=generation), manager="driver")
+
+
+async def add_all(client: KubeClient, resource: Resource, bodies: Iterable[JsonObject]) -> None:
+    """A few at a time: an API server on a few cores has an operator to serve beside them."""
+    limit = asyncio.Semaphore(_MODELS_AT_ONCE)
+
+    async def add(body: JsonObject) -> None:
+        async with limit:
+            await client.apply(resource, body, manager="person")
+
+    await asyncio.gather(*map(add, bodies))
 
 
 async def make_fleet(client: KubeClient, nodes: int) -> None:
@@ -122,14 +134,8 @@ async def bench(plane: ControlPlane, folder: Path, args: argparse.Namespace) -> 
 
 async def _models(client: KubeClient, status: Status, operator: "subprocess.Popen[bytes]", count: int) -> None:
     before, began = _cpu(operator.pid), time.monotonic()
-    limit = asyncio.Semaphore(_MODELS_AT_ONCE)
-
-    async def create(index: int) -> None:
-        async with limit:
-            body = model(f"m{index}", "bench", variants=[{"class": CLASS}], scaling={"minReplicas": 1})
-            await client.apply(MODELS, body, manager="person")
-
-    await asyncio.gather(*(create(index) for index in range(count)))
+    one: dict[str, Any] = {"variants": [{"class": CLASS}], "scaling": {"minReplicas": 1}}
+    await add_all(client, MODELS, [model(f"m{index}", "bench", **one) for index in range(count)])
     took = await status.until(lambda: len(status.ready) == count, 1800) - began
     spent = _cpu(operator.pid) - before
     print(f"  {count} Models of one replica each Ready    {took:8.1f} s, {spent:.1f} s of CPU")

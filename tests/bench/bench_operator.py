@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from shoal.api import names
+from shoal.api.config import OperatorConfig
 from shoal.api.meta import JsonObject
 from shoal.kube.client import KubeClient
 from shoal.kube.reflector import Reflector
@@ -186,15 +187,17 @@ async def bench(plane: ControlPlane, directory: Path, count: int, nodes: int, qu
             operator.wait(timeout=20)
 
 
-def _start(plane: ControlPlane, directory: Path, port: int | None = None) -> "subprocess.Popen[bytes]":
-    config = directory / "config.yaml"
-    config.write_text(yaml.safe_dump(CONFIG.model_dump(mode="json", by_alias=True)))
+def _start(
+    plane: ControlPlane, directory: Path, port: int | None = None, config: OperatorConfig = CONFIG
+) -> "subprocess.Popen[bytes]":
+    file = directory / "config.yaml"
+    file.write_text(yaml.safe_dump(config.model_dump(mode="json", by_alias=True)))
     port = port or free_ports(1)[0]
     with (directory / "operator.log").open("wb") as log:
         return subprocess.Popen(
             [Path(sys.executable).with_name("shoal"), "operator", "run", "--host=127.0.0.1", f"--port={port}"],
             env=os.environ
-            | {"KUBECONFIG": str(plane.kubeconfig), "SHOAL_CONFIG": str(config), "POD_NAMESPACE": NAMESPACE},
+            | {"KUBECONFIG": str(plane.kubeconfig), "SHOAL_CONFIG": str(file), "POD_NAMESPACE": NAMESPACE},
             stdout=log,
             stderr=log,
         )

@@ -4,49 +4,24 @@ server and with the chart's rights."""
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Final
 
 import pytest
 import yaml
 
 from shoal.api import names, permissions
 from shoal.api.config import ExtProc
-from shoal.api.meta import JsonObject
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import NotFound
 from shoal.kube.resources import DEPLOYMENTS, ENDPOINTSLICES, INFERENCEPOOLS, LEASES, SERVICES
 from tests.e2e.operator.test_operator_rbac import may, service_account_kubeconfig, used_by
 from tests.support.charts import rendered
-from tests.support.controlplane import CRDS, Fleet, remove_crds
-from tests.support.kedastandin import crd
+from tests.support.controlplane import Fleet, remove_crds
+from tests.support.inferencepools import install_inference_pools
 from tests.support.operators import CONFIG, NAMESPACE, eventually, model, running_operator
 from tests.support.signals import ready_gateway
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
-_TEXT: Final = {"type": "string"}
-_PORT: Final = {"type": "object", "required": ["number"], "properties": {"number": {"type": "integer"}}}
-_PICKER: Final = {
-    "group": _TEXT,
-    "kind": _TEXT,
-    "name": _TEXT,
-    "port": _PORT,
-    "failureMode": {"type": "string", "enum": ["FailOpen", "FailClose"]},
-}
-_SPEC: Final[JsonObject] = {
-    "type": "object",
-    "required": ["endpointPickerRef", "selector", "targetPorts"],
-    "properties": {
-        "selector": {
-            "type": "object",
-            "required": ["matchLabels"],
-            "properties": {"matchLabels": {"type": "object", "additionalProperties": _TEXT}},
-        },
-        "targetPorts": {"type": "array", "minItems": 1, "maxItems": 8, "items": _PORT},
-        "endpointPickerRef": {"type": "object", "required": ["name"], "properties": _PICKER},
-    },
-}
-"""As in v1.3.0 of the Inference Extension, without its patterns."""
 PROXIES = CONFIG.model_copy(update={"ext_proc": ExtProc(enabled=True, proxy_namespaces=("ingress",))})
 CHART = {"gateway": {"extProc": {"enabled": True, "proxyNamespaces": ["ingress"]}}}
 
@@ -54,14 +29,7 @@ CHART = {"gateway": {"extProc": {"enabled": True, "proxyNamespaces": ["ingress"]
 @pytest.fixture
 async def pools(fleet: Fleet) -> AsyncIterator[None]:
     """The cluster has the kind."""
-    made = crd(INFERENCEPOOLS, _SPEC)
-    # The API server asks it of groups below k8s.io.
-    made["metadata"]["annotations"] = {"api-approved.kubernetes.io": "unapproved, in a test"}
-    await fleet.client.apply(CRDS, made, manager="test")
-    await eventually(
-        lambda: fleet.client.discover(INFERENCEPOOLS.group, INFERENCEPOOLS.version),
-        lambda found: INFERENCEPOOLS.plural in found,
-    )
+    await install_inference_pools(fleet.client)
     yield
     # The rights of this test are no other's.
     for kind in ("clusterrolebinding", "clusterrole"):
