@@ -50,7 +50,9 @@ class BrokenFleet(Fleet):
 
 def apply(fleet: Fleet, objects: Iterable[dict[str, Any]]) -> None:
     """Pools before adapters, all others as they come: an object that is there twice is applied once."""
-    fleet.apply(*{(o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]): o for o in objects}.values())
+    found = {(o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]): o for o in objects}
+    if found:
+        fleet.apply(*found.values())
 
 
 @pytest.fixture(scope="session")
