@@ -67,6 +67,12 @@ async def settled(asking: EngineClient) -> Counters:
     return seen[-1]
 
 
+async def test_the_capture_of_graphs_is_told_or_unknown(any_client: Client, asking: EngineClient):
+    """On a CPU none are captured. SGLang says so; of vLLM only its log does."""
+    counters = await asking.counters()
+    assert counters.graph_seconds == (0 if any_client.words.tells_its_age else None)
+
+
 async def test_the_counters_grow_by_what_was_asked(any_client: Client, asking: EngineClient):
     before = await settled(asking)
     headers = {"Authorization": f"Bearer {API_KEY}"}

@@ -311,4 +311,5 @@ class EngineObserver:
             "max_running": loads.max_running if loads else None,
             "prompt_tokens_total": self._counters.prompt_tokens,
             "generation_tokens_total": self._counters.generation_tokens,
+            "graph_seconds": self._counters.graph_seconds,
         }

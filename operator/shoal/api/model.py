@@ -468,6 +468,8 @@ class StartStages(Object):
     """Until the weights are on the node, complete and checked."""
     load: Count
     """From the engine's start to Ready: weights to the GPU, graph capture."""
+    graph_capture: Count | None = None
+    """Part of `load` in which the engine captured CUDA graphs. Absent: it does not say."""
 
 
 class ColdStartStatus(Object):

@@ -88,6 +88,8 @@ class ReplicaKeys(Message):
     """Monotonic per engine boot."""
     max_running: Tally | None = None
     """Limit of concurrently running requests of the engine."""
+    graph_seconds: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] | None = None
+    """Of the engine's start: captures of CUDA graphs. Not every engine says it."""
     adapters: Annotated[dict[Id, AdapterState], Field(max_length=MOST_ADAPTERS)] | None = None
     """By engine name: the adapters that this start of the engine has or is about to load. Always the whole map. None:
     no adapters are served here, or the desired adapters are not loaded yet after a restart."""

@@ -66,6 +66,19 @@ class ColdStarts:
             if (found := of_pod(after)) is not None:
                 record.start_stages.setdefault(after.gpu_class, deque(maxlen=KEPT)).append(found)
 
+    def on_graphs(self, pod: facts.Pod, seconds: float) -> bool:
+        """The engine of a pod says for how long it captured graphs. Returns whether its start is one that counts."""
+        if pod.model_uid is None or pod.gpu_class is None:
+            return False
+        starts = self._state.record(pod.model_uid).start_stages.get(pod.gpu_class, deque[ColdStart]())
+        for i, start in enumerate(starts):
+            if start.pod == pod.uid:
+                starts[i] = start.with_graphs(seconds)
+                return True
+        return False
+
 
 def _shown(start: ColdStart) -> StartStages:
-    return StartStages(schedule=start.schedule, pull=start.pull, fetch=start.fetch, load=start.load)
+    return StartStages(
+        schedule=start.schedule, pull=start.pull, fetch=start.fetch, load=start.load, graph_capture=start.graphs
+    )

@@ -1,6 +1,9 @@
-"""Asks each engine once per start how many tokens its KV cache holds: what was computed is compared with it."""
+"""Asks each engine once per start how many tokens its KV cache holds, with which the computed size is compared, and for
+how long it captured CUDA graphs, which is a part of its cold start.
+"""
 
 import contextlib
+from collections.abc import Callable
 from typing import Final
 
 import aiohttp
@@ -8,6 +11,7 @@ import prometheus_client
 import structlog
 
 from shoal.api import names
+from shoal.api import replica as api
 from shoal.api.model import Model
 from shoal.controllers import peers
 from shoal.controllers.calibration import Calibration
@@ -50,10 +54,12 @@ class EngineSizes:
         install: InstallKeySource,
         queue: WorkQueue,
         credentials: TLSCredentials | None = None,
+        graphs: Callable[[facts.Pod, float], object] = lambda _pod, _seconds: None,
     ) -> None:
+        """`graphs`: called with a pod and the seconds in which its engine captured graphs."""
         self._world, self._sizes, self._calibration = world, sizes, calibration
         self._install, self.queue = install, queue
-        self._credentials = credentials
+        self._credentials, self._graphs = credentials, graphs
         self._read: dict[str, tuple[int, int]] = {}
         """Pod's uid -> (restarts of the engine, tries) that were asked about already."""
         self._session: aiohttp.ClientSession | None = None
@@ -108,13 +114,15 @@ class EngineSizes:
             found = await read_once(peer, self._session, seconds=SECONDS)
         except StreamBroken as error:
             log.info("KV cache of the engine not read", pod=pod.key, error=str(error), attempt=tries + 1)
-            tokens = None
+            found, tokens = api.ReplicaKeys(), None
         else:
             tokens = found.kv_tokens_total
         if tokens is None:
             self._read[pod.uid] = (boot, tries + 1)
             return AGAIN_SECONDS[tries]
         self._read[pod.uid] = (boot, -1)
+        if found.graph_seconds is not None:
+            self._graphs(pod, found.graph_seconds)
         self._calibration.record(pod.model_uid, pod.gpu_class, tokens)
         self._show(custom, pod.gpu_class, tokens)
         return None

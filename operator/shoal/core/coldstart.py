@@ -6,11 +6,13 @@
 | pull | it is bound, and again when the weights are there | a container starts: images and volumes are there |
 | fetch | the stage container starts | it ends: the weights are there, complete and checked |
 | load | the engine starts | the pod is Ready: weights are on the GPU, graphs are captured |
+
+Of `load`, an engine may say for how long it captured CUDA graphs. Where it does not, that is unknown.
 """
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
 
@@ -28,6 +30,8 @@ ADVICE: Final = {
     "load": "load less: quantized weights, more GPUs per replica, a faster disk, fewer CUDA graphs in extraArgs",
 }
 """Stage -> what makes it shorter."""
+_GRAPHS: Final = "capture fewer CUDA graphs: a smaller largest batch for them in extraArgs, or none for prefill"
+"""The same where they are most of `load`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,10 @@ class ColdStart:
     pull: int
     fetch: int
     load: int
+    graphs: int | None = None
+    """Of `load`: captures of CUDA graphs; None: the engine does not say."""
+    pod: str = field(default="", compare=False)
+    """Uid of the pod; "": of several."""
 
     @property
     def total(self) -> int:
@@ -47,6 +55,16 @@ class ColdStart:
     def longest(self) -> str:
         """The stage that takes most; of equals the earlier."""
         return max(ADVICE, key=lambda stage: getattr(self, stage))
+
+    @property
+    def advice(self) -> str:
+        """What would shorten the longest stage."""
+        mostly_graphs = self.longest == "load" and 2 * (self.graphs or 0) > self.load
+        return _GRAPHS if mostly_graphs else ADVICE[self.longest]
+
+    def with_graphs(self, seconds: float) -> "ColdStart":
+        """With what the engine says. It cannot be more than all of `load`."""
+        return replace(self, graphs=min(self.load, round(seconds)))
 
 
 def of_pod(pod: Pod) -> ColdStart | None:
@@ -65,6 +83,7 @@ def of_pod(pod: Pod) -> ColdStart | None:
         pull=_seconds(bound, stage.started) + _seconds(stage.ended, engine.started),
         fetch=_seconds(stage.started, stage.ended),
         load=_seconds(engine.started, ready),
+        pod=pod.uid,
     )
 
 
@@ -76,19 +95,23 @@ def median(starts: Sequence[ColdStart]) -> ColdStart | None:
     def of(stage: str) -> int:
         return round(statistics.median(getattr(start, stage) for start in starts))
 
-    return ColdStart(of("schedule"), of("pull"), of("fetch"), of("load"))
+    graphs = [start.graphs for start in starts if start.graphs is not None]
+    known = round(statistics.median(graphs)) if graphs else None
+    return ColdStart(of("schedule"), of("pull"), of("fetch"), of("load"), known)
 
 
 def describe(gpu_class: str, last: ColdStart, usual: ColdStart | None = None) -> str:
     """A cold start as a sentence, with what would shorten it."""
     shown = usual or last
     parts = ", ".join(f"{stage} {getattr(last, stage)} s" for stage in ADVICE)
+    graphs = "unknown" if last.graphs is None else f"{last.graphs} s"
+    parts += f", of which graph capture {graphs}"
     text = f"cold start on {gpu_class}: {last.total} s ({parts})"
     if usual is not None and usual != last:
         text += f"; usually {usual.total} s"
     if shown.total <= _SHORT_SECONDS:
         return text
-    return f"{text}; most is {shown.longest}: {ADVICE[shown.longest]}"
+    return f"{text}; most is {shown.longest}: {shown.advice}"
 
 
 def _seconds(begin: datetime, end: datetime) -> int:

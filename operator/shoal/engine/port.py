@@ -118,6 +118,8 @@ class Counters:
     """Requests for answers that the HTTP server has not answered to the end."""
     requests: int | None = None
     """Requests for answers that it has received since its start."""
+    graph_seconds: float | None = None
+    """Seconds of this start in which the engine captured CUDA graphs; 0: it captured none."""
 
 
 @dataclass(frozen=True, slots=True)

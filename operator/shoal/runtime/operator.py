@@ -194,6 +194,7 @@ class OperatorProcess:
             self.install,
             WorkQueue("engine-sizes", workers=8),
             credentials,
+            graphs=lambda pod, seconds: cold.on_graphs(pod, seconds) and models.add_uid(pod.model_uid),
         )
         # Adapters have no samples: thousands of names are nothing for Prometheus.
         self.adapter_streams = (

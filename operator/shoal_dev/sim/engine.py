@@ -227,6 +227,7 @@ class SimEngine:
     def warmed_up(self) -> None:
         """Marks the engine as serving, and counts the warm-up request as SGLang does."""
         self.metrics.count(len(self.model.tokenizer.encode(WARM_UP)), WARM_UP_TOKENS)
+        self.metrics.started(self.args.load_seconds)
         self.status = "Up"
 
     async def health(self, *, generate: bool, timeout: float = 20.0) -> bool:

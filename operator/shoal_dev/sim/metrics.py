@@ -33,6 +33,10 @@ _LENGTHS: Final = (
 )  # fmt: skip
 
 
+_STARTUP: Final = ("load_weight", "kv_cache_allocation", "scheduler_e2e", "tokenizer_e2e")
+_GRAPHS: Final = ("prefill", "decode", "target_verify", "draft_prefill", "draft_decode", "draft_extend")
+
+
 class _SchedulerCollector(Collector):
     def __init__(self, model: str, scheduler: Scheduler, throughput: Callable[[], float], context: int) -> None:
         self._model = model
@@ -134,9 +138,24 @@ class SimMetrics:
         self._lengths = histogram("generation_tokens_histogram", "Generation length.", common, _LENGTHS)
         self._http = counter("http_requests", "HTTP requests by endpoint and method.", ["endpoint", "method"])
         self._answers = counter("http_responses", "HTTP responses.", ["endpoint", "status_code", "method"])
+        startup = {
+            "startup_time_seconds": ("Engine startup duration by phase in seconds.", _STARTUP),
+            "startup_cuda_graph_time_seconds": ("CUDA graph capture duration by phase in seconds.", _GRAPHS),
+        }
+        self._startup = {
+            name: (Gauge(f"sglang:{name}", text, [*common, "phase"], registry=registry), phases)
+            for name, (text, phases) in startup.items()
+        }
         self.active = Gauge(
             "sglang:http_requests_active", "Active HTTP requests.", ["endpoint", "method"], registry=registry
         )
+
+    def started(self, load_seconds: float) -> None:
+        """The start is over. Nothing is captured here, as in SGLang on a CPU."""
+        spent = {"load_weight": load_seconds, "scheduler_e2e": load_seconds, "tokenizer_e2e": load_seconds}
+        for gauge, phases in self._startup.values():
+            for phase in phases:
+                gauge.labels(**self._labels, phase=phase).set(spent.get(phase, 0.0))
 
     def arrived(self, endpoint: str, method: str) -> None:
         self._http.labels(endpoint, method).inc()

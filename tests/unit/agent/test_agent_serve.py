@@ -37,7 +37,10 @@ async def test_the_stream_tells_a_replicas_life_from_fetching_to_ready(pod: Pod)
         await stream.until(engineBoot="boot-1")
         pod.engine.ready = 200
         pod.engine.ranks = [load(running=2, waiting=1, waiting_tokens=9, used=100)]
-        pod.engine.metrics = "sglang:prompt_tokens_total 12\nsglang:generation_tokens_total 34\n"
+        pod.engine.metrics = (
+            "sglang:prompt_tokens_total 12\nsglang:generation_tokens_total 34\n"
+            'sglang:startup_cuda_graph_time_seconds{phase="decode"} 7.5\n'
+        )
         await stream.until(
             phase="ready",
             running=2,
@@ -47,6 +50,7 @@ async def test_the_stream_tells_a_replicas_life_from_fetching_to_ready(pod: Pod)
             kvTokensTotal=1000,
             promptTokensTotal=12,
             generationTokensTotal=34,
+            graphSeconds=7.5,
         )
         sequence = [message["seq"] for message in stream.messages]
         assert sequence == list(range(len(sequence)))

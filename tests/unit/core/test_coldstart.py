@@ -88,8 +88,24 @@ def test_the_median_is_of_each_stage() -> None:
 
 def test_the_longest_stage_has_an_advice() -> None:
     text = describe("h100", ColdStart(2, 10, 300, 40), ColdStart(2, 10, 200, 40))
-    assert text.startswith("cold start on h100: 352 s (schedule 2 s, pull 10 s, fetch 300 s, load 40 s); usually 252 s")
+    assert text.startswith(
+        "cold start on h100: 352 s (schedule 2 s, pull 10 s, fetch 300 s, load 40 s, of which graph capture "
+        "unknown); usually 252 s"
+    )
     assert text.endswith(
         "most is fetch: put the weights on the nodes before: spec.prefetch, or a source that is nearer"
     )
     assert "most is" not in describe("h100", ColdStart(1, 1, 2, 3))
+
+
+def test_the_capture_of_graphs_is_a_part_of_the_load_and_has_its_own_advice() -> None:
+    start = ColdStart(1, 1, 1, 60).with_graphs(44.6)
+    assert (start.graphs, start.total) == (45, 63)
+    text = describe("h100", start)
+    assert "load 60 s, of which graph capture 45 s)" in text
+    assert "most is load: capture fewer CUDA graphs" in text
+    assert "most is load: load less" in describe("h100", ColdStart(1, 1, 1, 60).with_graphs(20))
+    assert ColdStart(1, 1, 1, 60).with_graphs(1e6).graphs == 60, "it cannot be longer than all of the load"
+    known = median([start, ColdStart(1, 1, 1, 60), ColdStart(1, 1, 1, 60).with_graphs(43)])
+    assert known is not None
+    assert known.graphs == 44, "of those that say it"

@@ -94,6 +94,20 @@ def test_counters_are_summed_over_their_label_sets():
     assert parse_counters(text.encode()) == Counters(15, 7)
 
 
+@pytest.mark.parametrize(
+    ("values", "seconds"),
+    [(("1.5", "20.25", "0.0"), 21.75), (("0.0", "0.0", "0.0"), 0), (("NaN", "1", "1"), None), (("-5", "1", "1"), None),
+     (("1e300", "1", "1"), None), ((), None)],
+)  # fmt: skip
+def test_the_capture_of_graphs_is_summed_over_its_phases(values: tuple[str, ...], seconds: float | None):
+    family = "sglang:startup_cuda_graph_time_seconds"
+    lines = [
+        f'{family}{{engine_type="unified",model_name="m",phase="{phase}"}} {value}'
+        for phase, value in zip(("prefill", "decode", "draft_extend"), values, strict=False)
+    ]
+    assert parse_counters("\n".join([*lines, ""]).encode()).graph_seconds == seconds
+
+
 def test_requests_for_answers_are_counted_and_probes_are_not():
     text = (
         'sglang:http_requests_active{endpoint="/metrics",method="GET"} 1.0\n'

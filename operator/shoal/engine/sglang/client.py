@@ -9,7 +9,7 @@ from typing import Final, cast
 import aiohttp
 
 from shoal.engine.http import EngineHTTP, json_object
-from shoal.engine.port import Counters, EngineGarbled, EngineRefused, Loads
+from shoal.engine.port import STARTUP_SECONDS, Counters, EngineGarbled, EngineRefused, Loads
 from shoal.engine.prometheus import samples, whole
 
 READY_SECONDS: Final = 2.0
@@ -96,6 +96,8 @@ def _earliest(values: Iterable[object]) -> float | None:
 
 _TOKENS: Final = ("sglang:prompt_tokens_total", "sglang:generation_tokens_total")
 _HTTP: Final = ("sglang:http_requests_active", "sglang:http_requests_total")
+_GRAPHS: Final = "sglang:startup_cuda_graph_time_seconds"
+"""Of each phase, of the slowest rank. Set at the end of the start, to 0 where no graphs are captured."""
 _ASKED: Final = ('method="POST"', 'method="PUT"')
 """Answers are asked for with these; probes and readings, the agent's own among them, are GETs."""
 
@@ -107,12 +109,16 @@ def parse_counters(body: bytes) -> Counters:
     first request of any kind, which a probe has made long since: then no line of a POST means that there was none.
     """
     sums: dict[str, float] = {}
-    for sample in samples(body, (*_TOKENS, *_HTTP)):
+    for sample in samples(body, (*_TOKENS, *_HTTP, _GRAPHS)):
         asked = sample.name not in _HTTP or any(method in sample.labels for method in _ASKED)
         sums[sample.name] = sums.get(sample.name, 0.0) + (sample.value if asked else 0.0)
     prompt, generation = (whole(sums.get(name)) for name in _TOKENS)
     active, requests = (whole(sums.get(name)) for name in _HTTP)
-    return Counters(prompt, generation, active, requests)
+    return Counters(prompt, generation, active, requests, _seconds(sums.get(_GRAPHS)))
+
+
+def _seconds(value: float | None) -> float | None:
+    return value if value is not None and 0 <= value <= STARTUP_SECONDS else None
 
 
 def _count(value: object) -> int | None:
