@@ -336,6 +336,7 @@ async def test_a_gateway_that_dies_under_load_leaves_no_answer_without_a_record(
                     whole = False
                     with contextlib.suppress(ClientPayloadError):
                         whole = b"[DONE]" in [event async for event in lines(answer)]
+                    answer.close()
                     got.append((answer.status, answer.headers.get("x-shoal-request-id"), whole))
 
             async def death() -> None:
