@@ -39,6 +39,7 @@ def flood(begin: bytes, part: bytes) -> tuple[Answer, list[int]]:
             writer.write(part)
             await writer.drain()
             sent[0] += len(part)
+            await asyncio.sleep(0)  # `drain` alone would not let the loop see that the gateway has gone
 
     return answer, sent
 
