@@ -256,12 +256,9 @@ async def test_a_form_that_waits_for_a_replica_is_counted_once_also_with_a_fallb
 
 
 async def test_a_large_json_body_that_nobody_takes_is_lost_like_a_form() -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await take_nothing(reader, writer)
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
     pool = Pool(write_timeout=0.2)
-    at = UpstreamAddress("127.0.0.1", server.sockets[0].getsockname()[1])
-    with pytest.raises(ConnectionLost, match="took nothing"):
-        await pool.start(at, b"POST / HTTP/1.1\r\n\r\n", LARGE, AbortHandle())
-    server.close()
+    async with HalfEngine(take_nothing).running() as engine:
+        at = UpstreamAddress("127.0.0.1", engine.port)
+        with pytest.raises(ConnectionLost, match="took nothing"):
+            await pool.start(at, b"POST / HTTP/1.1\r\n\r\n", LARGE, AbortHandle())
+    pool.close()
