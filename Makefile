@@ -84,7 +84,7 @@ test-kueue: setup models binaries ## Replicas that wait for a queue's quota, by 
 	@$(RUN) pytest -m kueue $(PYTEST_ARGS)
 
 .PHONY: test-faults
-test-faults: setup models binaries ## Faults injected into a lab at every layer, and what `why` and `doctor` say of them (needs root; 12 minutes)
+test-faults: setup models binaries ## Faults injected into a lab at every layer, and what `why` and `doctor` say of them (needs root)
 	@$(RUN) pytest -m faults $(PYTEST_ARGS)
 
 .PHONY: test-storm
