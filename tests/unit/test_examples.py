@@ -107,6 +107,7 @@ def test_the_adapters_of_an_example_have_their_pool_their_tenants_and_their_file
 
 def test_classes_that_the_examples_name_are_there() -> None:
     classes = {c.metadata.name for c in _kinds(repository_root() / "examples" / "gpuclasses.yaml")}
+    classes |= {one.metadata.name for p in EXAMPLES for one in _kinds(p) if one.kind_name == "GPUClass"}
     named = {v.gpu_class for p in EXAMPLES for m in _kinds(p) if isinstance(m, Model) for v in m.spec.variants}
 
     assert named <= classes

@@ -18,7 +18,7 @@ from shoal_dev.demo.ask import PROMPT, DemoAnswer, ask
 from shoal_dev.demo.clusters import NAMESPACE, CurrentCluster, DemoCluster, LabCluster
 from shoal_dev.demo.stages import Stages
 from shoal_dev.demo.watch import wait_until_ready
-from shoal_dev.lab import binaries
+from shoal_dev.lab import binaries, fleet
 from shoal_dev.lab.addons import choice, keda
 from shoal_dev.lab.api import Lab, require_root
 from shoal_dev.lab.api import down as lab_down
@@ -81,10 +81,13 @@ def up(
     try:
         chosen = choice.parse(addons)
         cluster = _current(stages, gateway_url) if where == "current" else _lab(stages, name, engine, chosen)
+        simulated = cluster if isinstance(cluster, LabCluster) and engine == "simulator" else None
         with stages.stage("Shoal installed with helm"):
             steps.install(cluster, engine, steps.LAB_IMAGE if where == "lab" else image)
         with stages.stage("Examples applied"):
             steps.apply_examples(cluster)
+            if simulated is not None:
+                steps.apply_devices(simulated)  # they start while the others do
         with stages.stage("Models Ready", spin=False):
             models = wait_until_ready(cluster, steps.DEMO_NAMESPACE, console, timeout)
         served: str = models[0]["metadata"]["name"]
@@ -95,10 +98,10 @@ def up(
         with stages.stage("Usage record"):
             record = steps.usage_record(cluster, answer.request_id)
         console.print(_served_by(answer, record))
-        if where == "lab" and engine == "simulator":
+        if simulated is not None:
             from shoal_dev.demo import healthact  # its clients need an SDK too
 
-            healthact.run(cluster, stages, timeout)  # before other Models run on these nodes
+            healthact.run(simulated, stages, timeout)  # before other Models run on these nodes
             fleetact.run(cluster, stages, timeout)
         else:
             # Its sums need the lab's nodes, and a real engine of its own for each Model is more than this machine has.
@@ -199,9 +202,13 @@ def _lab(stages: Stages, name: str, engine: steps.EngineChoice, addons: Sequence
         with stages.stage("Programs of KEDA", spin=False):
             keda.find_or_build(announce)
     more = f", with {' and '.join(addons)}" if addons else ""
-    with stages.stage(f"Lab {name!r}: a Kubernetes control plane and 8 nodes{more}", spin=False):
+    wanted = fleet.load(None)
+    if engine == "simulator":
+        wanted = steps.with_devices(wanted)
+    nodes = sum(group.count for group in wanted.nodes)
+    with stages.stage(f"Lab {name!r}: a Kubernetes control plane and {nodes} nodes{more}", spin=False):
         images = {"sglang": enginecpu.image()} if engine == "sglang" else {}
-        return LabCluster(Lab.up(name, extra_images=images, addons=addons, announce=announce))
+        return LabCluster(Lab.up(name, fleet_data=wanted, extra_images=images, addons=addons, announce=announce))
 
 
 def _served_by(answer: DemoAnswer, record: dict[str, Any]) -> Table:

@@ -11,6 +11,7 @@ import click
 from shoal.api import names
 from shoal_dev.demo import enginecpu
 from shoal_dev.demo.clusters import NAMESPACE, DemoCluster
+from shoal_dev.lab.fleet import FleetFile, NodeGroup
 
 ROOT: Final = Path(__file__).parents[3]
 EXAMPLES: Final = ROOT / "examples"
@@ -20,6 +21,7 @@ LORA_FILE: Final = "lora.yaml"
 TENANTS_FILE: Final = "tenants.yaml"
 ENGINES_FILE: Final = "engines.yaml"
 CANARY_FILE: Final = "canary.yaml"
+DEVICES_FILE: Final = "devices.yaml"
 PRICES_FILE: Final = "prices/demo.yaml"
 ACTS: Final = ("fleet", "elastic", "tunes", "engines", "routes")
 """Namespaces of the acts' examples."""
@@ -28,6 +30,15 @@ DEMO_NAMESPACE: Final = "demo"
 DEMO_KEY: Final = "sk-demo-acme-5f0c2b7e9a"
 """The key whose hash stands in examples/tenant.yaml: public, not a secret."""
 LAB_IMAGE: Final = "shoal:lab"
+_DEVICE_NODES: Final[Mapping[str, Any]] = {
+    "name": "dra-{n}",
+    "count": 2,
+    "gpus": 1,
+    "gpuProduct": "NVIDIA L4",
+    "gpuMemoryMiB": 23034,
+    "dra": True,
+}
+"""A GPU each, so that the one that sickens is the replica's."""
 _RECORD_SECONDS: Final = 20.0
 """How long a record is waited for."""
 
@@ -66,6 +77,16 @@ def install(
 
 def apply_examples(cluster: DemoCluster) -> None:
     cluster.kubectl("apply", *[arg for file in EXAMPLE_FILES for arg in ("-f", str(EXAMPLES / file))])
+
+
+def with_devices(fleet: FleetFile) -> FleetFile:
+    """The fleet, and nodes whose GPUs are devices of a DRA driver."""
+    return fleet.model_copy(update={"nodes": (*fleet.nodes, NodeGroup.model_validate(_DEVICE_NODES))})
+
+
+def apply_devices(cluster: DemoCluster) -> None:
+    """Applies the Model on these devices."""
+    cluster.kubectl("apply", "-f", str(EXAMPLES / DEVICES_FILE))
 
 
 def usage_record(cluster: DemoCluster, request_id: str) -> dict[str, Any]:
