@@ -8,6 +8,7 @@ from shoal.net.tls import TLSCredentials, refusal
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = tuple[tuple[bytes, bytes], ...]
 
 DISCONNECT: Final = "shoal.on_disconnect"

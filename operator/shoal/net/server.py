@@ -1,19 +1,29 @@
-"""uvicorn, with the bounds that a public port needs and a stop that cuts nobody off."""
+"""HTTP/1.1 on httptools, with the bounds that a public port needs and a stop that cuts nobody off.
+
+uvicorn listens, and stops; `BoundedProtocol` is a connection, because uvicorn's own has no bounds and costs a small
+request three times as much.
+"""
 
 import asyncio
 import contextlib
 import select
 import ssl
-from collections.abc import Callable, Generator, Iterable
+from collections import deque
+from collections.abc import Generator, Iterable
+from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, cast
+from urllib.parse import unquote
 
+import httptools
 import orjson
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
+from uvicorn.server import ServerState
 
-from shoal.net.asgi import CALLER, DIRECT, DISCONNECT, GONE, Headers
+from shoal.net.asgi import CALLER, DIRECT, DISCONNECT, GONE, ASGIApp
+from shoal.net.exchange import HIGH_WATER, Flow, HTTPExchange
 from shoal.net.tls import TLSCredentials
 
 _STUCK_SECONDS: Final = 30.0
@@ -23,6 +33,9 @@ its replica, and memory here, for as long as it likes."""
 _MOST_PIPELINED: Final = 64
 """Requests on one connection that wait for the answer before them. One read could bring thousands."""
 _ON_ITS_WAY_SECONDS: Final = 1.0
+_SHORT_URL: Final = 256
+"""Bytes of an URL that is remembered with its parts."""
+_ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 _CLOSED_BY_PEER: Final[int] = getattr(select, "POLLRDHUP", 0)
 """Only Linux has it."""
 
@@ -51,81 +64,21 @@ class Closing:
         self.begun = False
 
 
-class _Direct:
-    """The `DirectAnswer` of one POST."""
-
-    __slots__ = ("_cycle",)
-
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
-
-    def whole(self, headers: Headers, body: bytes) -> bool:
-        cycle = self._cycle
-        if cycle.flow.write_paused:
-            return False
-        if cycle.disconnected:
-            return True
-        parts = self._head(headers)
-        parts += (b"\r\ncontent-length: %d\r\n\r\n" % len(body), body)
-        cycle.transport.write(b"".join(parts))
-        cycle.response_started = True
-        self._complete()
-        return True
-
-    def begin(self, headers: Headers, data: bytes) -> bool:
-        cycle = self._cycle
-        if cycle.flow.write_paused:
-            return False
-        if cycle.disconnected:
-            return True
-        parts = self._head(headers)
-        parts.append(b"\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(data), data))
-        cycle.transport.write(b"".join(parts))
-        cycle.response_started = cycle.chunked_encoding = True
-        return True
-
-    def part(self, data: bytes) -> bool:
-        cycle = self._cycle
-        if cycle.disconnected:
-            return True
-        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        return not cycle.flow.write_paused
-
-    def end(self) -> bool:
-        cycle = self._cycle
-        if cycle.flow.write_paused:
-            return False
-        if not cycle.disconnected:
-            cycle.transport.write(b"0\r\n\r\n")
-            self._complete()
-        return True
-
-    async def drained(self) -> None:
-        if not self._cycle.disconnected:
-            await self._cycle.flow.drain()
-
-    def _head(self, headers: Headers) -> list[bytes]:
-        """The head without its last line, which says how long the body is."""
-        cycle = self._cycle
-        parts = [b"HTTP/1.1 200 OK"]
-        for name, value in (*cycle.default_headers, *headers):
-            parts += (b"\r\n", name, b": ", value)
-        if not cycle.keep_alive:
-            parts.append(b"\r\nconnection: close")
-        return parts
-
-    def _complete(self) -> None:
-        cycle = self._cycle
-        cycle.response_complete = True
-        cycle.message_event.set()
-        if not cycle.keep_alive:
-            cycle.transport.close()
-        cycle.on_response()
+def _target(url: bytes) -> tuple[str, bytes, bytes]:
+    """A request's path, decoded and as it was sent, and its query. Raises ValueError where it has none."""
+    parsed = httptools.parse_url(url)
+    raw = parsed.path
+    path = raw.decode("ascii")
+    return unquote(path) if "%" in path else path, raw, parsed.query or b""
 
 
-class BoundedProtocol(HttpToolsProtocol):
-    """Bounds a request's head in bytes and time, the heads of all connections together, the requests that wait on one
-    connection, and the number of connections; uvicorn itself has no such bounds."""
+_short_target: Final = lru_cache(maxsize=1024)(_target)
+"""Clients send few different ones."""
+
+
+class BoundedProtocol(asyncio.Protocol):
+    """A client's connection. Bounds a request's head in bytes and time, the heads of all connections together, the
+    requests that wait on one connection, and the number of connections."""
 
     max_head_bytes = 32 * 1024
     head_seconds = 60.0
@@ -137,19 +90,61 @@ class BoundedProtocol(HttpToolsProtocol):
     credentials: TLSCredentials | None = None
     """Of a port that speaks mutual TLS."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._caller = None if self.credentials is None else self.credentials.role(transport.get_extra_info)
+    transport: asyncio.Transport
+    flow: Flow
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """As uvicorn calls it; `app_state` is not used."""
+        self.loop = _loop or asyncio.get_running_loop()
+        self.app: ASGIApp = cast(Any, config).loaded_app
+        self.timeout_keep_alive = config.timeout_keep_alive
+        self.server_state = server_state
+        self.connections = server_state.connections
+        self.tasks = server_state.tasks
+        self._parser: Any = httptools.HttpRequestParser(self)
+        # A request behind one that ends the connection is no error: that one is answered.
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._expects_continue = False
+        self.pipeline: deque[HTTPExchange] = deque()
+        """Requests that wait for the answer before them, the next one last."""
+        self.cycle: HTTPExchange | None = None
+        """The request that was read last."""
+        self._running: HTTPExchange | None = None
+        """The request that is being answered."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.connections.add(self)  # pyright: ignore[reportArgumentType] - uvicorn names its own
+        self.flow = Flow(self.transport)
+        self._scope: dict[str, Any] = {
+            "type": "http",
+            "asgi": _ASGI,
+            "http_version": "1.1",
+            "server": get_local_addr(self.transport),
+            "client": get_remote_addr(self.transport),
+            "scheme": "https" if is_ssl(self.transport) else "http",
+            "root_path": "",
+            DISCONNECT: None,
+        }
+        """What all requests have in common."""
+        if self.credentials is not None:
+            self._scope[CALLER] = self.credentials.role(transport.get_extra_info)
         self._head_bytes = self._head_held = 0
         self._head_since: float | None = self.loop.time()
         self._stuck_since: float | None = None
         self._stuck_bytes = 0
         self._idle_since: float | None = None
         self._body_since = 0.0
-        self._running: RequestResponseCycle | None = None
-        """Of the request that is being answered; `cycle` is that of the last one that was read."""
         if len(self.connections) > self.max_connections:
-            transport.abort()
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         self._idle_since = None
@@ -161,7 +156,12 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._head_bytes - len(data) > self.max_head_bytes or len(data) > self.max_head_bytes + 256 * 1024:
                 self._refuse(431, "The head of the request is too large.", "head_too_large")
                 return
-        super().data_received(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # the request is answered as if it had not asked for another protocol
+        except httptools.HttpParserError:
+            self._refuse(400, "This is not a valid HTTP request.", "invalid_http")
         held = 0 if self._head_since is None else self._head_bytes
         if held != self._head_held:
             self._hold_head(held)
@@ -173,21 +173,32 @@ class BoundedProtocol(HttpToolsProtocol):
         if held and self.heads.full:
             self._refuse(503, "The gateway holds too many unfinished requests. Try again.", "overloaded")
 
+    # --- what the parser reads --------------------------------------------------------------------------------------
+
     def on_message_begin(self) -> None:
         if self._head_since is None:
             self._head_since = self.loop.time()
-        super().on_message_begin()
+        self._url = b""
+        self._headers = []
+        self._expects_continue = False
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self._expects_continue = True
+        self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._head_since = None
         self._body_since = self.loop.time()
-        self.scope[DISCONNECT] = None  # pyright: ignore[reportGeneralTypeIssues]
-        if self.credentials is not None:
-            self.scope[CALLER] = self._caller  # pyright: ignore[reportGeneralTypeIssues]
+        url, headers, parser = self._url, self._headers, self._parser
         # Only where what was read could hold so much: the sum costs 3 % of a small request.
         if (
             self._head_bytes > self.max_head_bytes
-            and sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > self.max_head_bytes
+            and sum(len(name) + len(value) for name, value in headers) + len(url) > self.max_head_bytes
         ):
             self._refuse(431, "The head of the request is too large.", "head_too_large")
             return
@@ -195,20 +206,53 @@ class BoundedProtocol(HttpToolsProtocol):
             # An answer now would come before those that are due first.
             self.transport.abort()
             raise ConnectionAbortedError("too many pipelined requests")
-        super().on_headers_complete()
-        if self.closing.begun:
-            self.cycle.keep_alive = False
-        if not self.pipeline:
-            self._running = self.cycle
-        if self.scope["method"] == "POST":
-            self.scope[DIRECT] = _Direct(self.cycle)  # pyright: ignore[reportGeneralTypeIssues]
+        scope = self._scope.copy()
+        method = parser.get_method().decode("ascii")
+        path, raw_path, query = _short_target(url) if len(url) <= _SHORT_URL else _target(url)
+        scope["method"], scope["headers"] = method, headers
+        scope["path"], scope["raw_path"], scope["query_string"] = path, raw_path, query
+        keep_alive = parser.should_keep_alive() and not self.closing.begun
+        if (version := parser.get_http_version()) != "1.1":
+            scope["http_version"] = version
+            keep_alive = keep_alive and version != "1.0"
+        before = self.cycle
+        self.cycle = cycle = HTTPExchange(
+            self, self.transport, scope, keep_alive=keep_alive, expects_continue=self._expects_continue
+        )
+        if method == "POST":
+            scope[DIRECT] = cycle
+        if before is None or before.response_complete:
+            self._start(cycle)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft(cycle)
+
+    def _start(self, cycle: HTTPExchange) -> None:
+        self._running = cycle
+        cycle.task = self.loop.create_task(cycle.run())
+        self.tasks.add(cycle.task)
+
+    def on_body(self, body: bytes) -> None:
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete and cycle.feed(body) > HIGH_WATER:
+            self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
-        super().on_message_complete()
-        # uvicorn pauses reading at 64 KiB of a body and goes on at the next `receive()`, which does not come for a body
-        # that is whole. Unless the transport reads, it does not notice that the client leaves.
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.end_body()
+        # Reading pauses at 64 KiB of a body and goes on at the next `receive()`, which does not come for a body that is
+        # whole. Unless the transport reads, it does not notice that the client leaves.
         if not self.pipeline:
             self.flow.resume_reading()
+
+    # --- the client -------------------------------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        self.flow.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.flow.resume_writing()
 
     def eof_received(self) -> None:
         """The client sends nothing any more, so the transport closes, and drops what is written from now on. What was
@@ -230,48 +274,51 @@ class BoundedProtocol(HttpToolsProtocol):
         )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
+        self.connections.discard(self)  # pyright: ignore[reportArgumentType]
         self._hold_head(0)
         self._client_left()
+        self.flow.resume_writing()
+        # Each of them knows the connection: a cycle would be work for the garbage collector.
+        self._parser = self.cycle = self._running = None
+        self.pipeline.clear()
 
     def _client_left(self) -> None:
-        # uvicorn marks `cycle` only: of pipelined requests the last one, which may never begin.
         cycle = self._running
         if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True
-            cycle.message_event.set()
-            scope = cast(dict[str, Any], cycle.scope)
-            gone: Callable[[], None] | None = scope.get(DISCONNECT)
-            scope[DISCONNECT] = GONE
-            if gone is not None:
+            cycle.leave()
+            gone = cycle.scope[DISCONNECT]
+            cycle.scope[DISCONNECT] = GONE
+            if gone is not None and gone is not GONE:
                 gone()
 
     def on_response_complete(self) -> None:
-        """uvicorn's, without its timer per answer: `sweep` looks at the idle connections, for 3 % less CPU."""
+        """An answer was written. `sweep` looks at the idle connections: a timer per answer would cost 3 % more CPU."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
         self.flow.resume_reading()
         if self.pipeline:
-            cycle, app = self.pipeline.pop()
-            self._running = cycle
-            self._start_asgi_task(cycle, app)
+            self._start(self.pipeline.pop())
         else:
             self._idle_since = self.loop.time()
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(400, "This is not a valid HTTP request.", "invalid_http")
-
     def shutdown(self) -> None:
-        """The server stops. uvicorn closes what is idle; a connection that is new, or whose head is half there, has a
+        """The server stops. What is idle is closed; a connection that is new, or whose head is half there, has a
         request on its way to us, so it gets a moment: its answer says `connection: close`. An idle connection stays
         open for `linger_seconds`, since its client may be writing right now, and would see a reset."""
         if self._head_since is not None:
-            self.loop.call_later(_ON_ITS_WAY_SECONDS, super().shutdown)
+            self.loop.call_later(_ON_ITS_WAY_SECONDS, self._end)
         elif self._idle_since is not None and self.linger_seconds:
-            self.loop.call_later(self.linger_seconds, super().shutdown)
+            self.loop.call_later(self.linger_seconds, self._end)
         else:
-            super().shutdown()
+            self._end()
+
+    def _end(self) -> None:
+        """Closes the connection, after its answer if one is due."""
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+        else:
+            self.cycle.keep_alive = False
 
     def sweep(self, now: float) -> None:
         """Closes what is idle; drops clients that do not finish their head, and those that take nothing any more of
@@ -281,11 +328,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_since is not None and now - self._head_since > self.head_seconds:
             self.transport.abort()
         cycle = self.cycle
-        if (
-            cycle is not None  # pyright: ignore[reportUnnecessaryComparison] - None before the first request
-            and cycle.more_body
-            and now - self._body_since > self.head_seconds
-        ):
+        if cycle is not None and cycle.more_body and now - self._body_since > self.head_seconds:
             if not cycle.response_started:
                 self._refuse(408, f"The body did not arrive within {self.head_seconds:g} s.", "request_timeout")
             elif cycle.response_complete and self._head_since is None:
@@ -343,7 +386,7 @@ class HTTPServer(uvicorn.Server):
         self._closing.begun = True
         for connection in self.server_state.connections:
             cycle = cast(BoundedProtocol, connection).cycle
-            if cycle is not None and not cycle.response_started:  # pyright: ignore[reportUnnecessaryComparison]
+            if cycle is not None and not cycle.response_started:
                 cycle.keep_alive = False
 
     @property
