@@ -130,7 +130,7 @@ def parse(raw: bytes, endpoint: str) -> Parsed:
         raise ApiError(400, f"The body is not valid JSON: {error}", "invalid_json") from None
     if not isinstance(decoded, dict):
         raise ApiError(400, "The body must be a JSON object.", "invalid_json")
-    body = cast(dict[str, Any], decoded)
+    body = cast("dict[str, Any]", decoded)
     word = body.get("model")
     if word is None or word == "":
         raise ApiError(400, "You must provide `model`.", "missing_model", param="model")
@@ -143,7 +143,7 @@ def parse(raw: bytes, endpoint: str) -> Parsed:
     if options is not None and not isinstance(options, dict):
         raise _invalid("stream_options", "an object")
     streams = bool(stream) and endpoint in GENERATING
-    usage_options = cast(dict[str, Any], options or {})
+    usage_options = cast("dict[str, Any]", options or {})
     continuous = usage_options.get("continuous_usage_stats") is True and usage_options.get("include_usage") is True
     return Parsed(
         fields=body,
@@ -196,7 +196,7 @@ def prompts(fields: Mapping[str, Any]) -> int:
     prompt: object = fields.get("prompt")
     if not isinstance(prompt, list):
         return 1
-    listed = cast(list[object], prompt)
+    listed = cast("list[object]", prompt)
     return len(listed) if listed and isinstance(listed[0], str | list) else 1
 
 

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from shoal.core.hold.limits import Held, Limits
 from shoal.gateway.tenantmetrics import TenantMetrics, UnitCounts
-from shoal.metering.meter import Meter
+from shoal.metering.meter import NO_UNITS, Meter
 from shoal.metering.record import Outcome
 from shoal.metering.spoolmetrics import SpoolMetrics
 
@@ -332,8 +332,10 @@ class GatewayMetrics:
             series.output_tokens.observe(tokens)
             if tokens > 1 and first is not None and outcome == "answered" and meter.fields["stream"]:
                 series.per_token.observe((seconds - first) / (tokens - 1))
-        series.units.add(meter.units_read())
         self.tenants.observe(meter, counts)
+        if (units := meter.units_read()) is not NO_UNITS:
+            series.units.add(units)
+            self.tenants.read(meter.tenant, units)
 
     def adapter_requested(self, model: str, endpoint: str, *, missed: bool) -> None:
         """A request names an adapter. `missed`: no replica has it loaded."""

@@ -23,7 +23,7 @@ from shoal.core.rating.price import Rate, RateTable, cost
 from shoal.core.routing.resolve import ServedModel
 from shoal.gateway.quotamessages import ShareUsedUp, headers_of, refusal
 from shoal.gateway.tenantdemand import TenantUsageState
-from shoal.metering.meter import Meter, Units
+from shoal.metering.meter import NO_UNITS, Meter, Units
 from shoal.net.asgi import Headers
 
 log = structlog.get_logger()
@@ -37,7 +37,6 @@ MOST_SHARE_WAITERS: Final = 16
 """Requests of one tenant that wait for a share at the same time: they keep their bodies in memory. A client that sends
 one request after the other needs one."""
 _SHARE_POLL_SECONDS: Final = 0.1
-NO_UNITS: Final = Units()
 _PEERS_SECONDS: Final = 0.05
 """How long the list of peers and their last reports is cached: an older list only makes decisions more careful."""
 

@@ -1,5 +1,6 @@
 """Answers to clients about their limits: refusals in OpenAI's format, and OpenAI's headers."""
 
+from functools import lru_cache
 from typing import Final
 
 from shoal.core.quota.limits import Limit, Limits, LimitState, Over
@@ -105,7 +106,12 @@ def headers_of(state: LimitState) -> Headers:
 
 def duration(seconds: float) -> bytes:
     """A duration in Go's format, as in OpenAI's headers: 0s, 120ms, 12.5s, 1m0s. Rounded up to milliseconds."""
-    millis = -int(-seconds * 1000 // 1)
+    return _duration(-int(-seconds * 1000 // 1))
+
+
+@lru_cache(maxsize=4096)
+def _duration(millis: int) -> bytes:
+    # A busy tenant's windows end in 60 to 61 s, so there are few different ones.
     if millis < 1000:
         return b"%dms" % millis if millis else b"0s"
     minutes, millis = divmod(millis, 60_000)

@@ -158,8 +158,9 @@ class Reply:
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self._ids(), *close]})
 
     def _ids(self) -> Headers:
+        own = self._id.encode()
         ids = (
-            (b"x-request-id", (self._client_id or self._id).encode()),
-            (b"x-shoal-request-id", self._id.encode()),
+            (b"x-request-id", own if self._client_id is None else self._client_id.encode()),
+            (b"x-shoal-request-id", own),
         )
         return ids if self.quota is None else (*ids, *self.quota.headers())

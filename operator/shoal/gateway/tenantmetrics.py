@@ -73,7 +73,10 @@ class TenantMetrics(Collector):
         tenant.input += counts["inputTokens"] or 0
         tenant.cached += counts["cachedTokens"] or 0
         tenant.output += counts["outputTokens"] or 0
-        tenant.units.add(meter.units_read())
+
+    def read(self, tenant: str, units: Units) -> None:
+        """Engines have read units beside tokens."""
+        self._of(tenant).units.add(units)
 
     def refused(self, tenant: str, reason: str) -> None:
         """A limit or the budget refused a request. `reason` is the error's code."""

@@ -140,4 +140,5 @@ def admitted(kept: bytes) -> float:
 
 
 def _milliseconds(seconds: float) -> int:
-    return min(_LONGEST, max(0, round(seconds * 1000)))
+    found = round(seconds * 1000)
+    return found if 0 <= found <= _LONGEST else min(_LONGEST, max(0, found))

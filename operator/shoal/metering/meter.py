@@ -36,6 +36,11 @@ class Units(NamedTuple):
     audio_ms: int = 0
 
 
+NO_UNITS: Final = Units()
+_UNITS: Final = ("documents", "images", "audioMs")
+"""Fields of the record."""
+
+
 class Meter:
     """Collects the usage of one accepted request."""
 
@@ -295,9 +300,9 @@ class Meter:
 
     def units_read(self) -> Units:
         """What an engine has read of them, as bills count it; audio of an unknown length is none."""
-        if self.count_source == "none":
-            return Units()
         base = self._base
+        if self.count_source == "none" or base.keys().isdisjoint(_UNITS):
+            return NO_UNITS
         return Units(base.get("documents") or 0, base.get("images") or 0, base.get("audioMs") or 0)
 
     def tokens(self) -> dict[str, int | None]:
@@ -351,7 +356,8 @@ class Meter:
         if kind != "open":
             data["attempts"] = self.attempts
             data["durationMs"] = round(self.seconds * 1000, 3)
-            data |= {name: value for name, value in counts.items() if value is not None}
+            if counts is not _NO_COUNTS:
+                data |= {name: value for name, value in counts.items() if value is not None}
             if self.outcome is not None:
                 data["outcome"] = self.outcome
             if self.status is not None:
@@ -363,8 +369,8 @@ class Meter:
                 data["engineBoot"] = self.engine_boot
             if self.held_seconds is not None:
                 data["holdMs"] = round(self.held_seconds * 1000, 3)
-            if (first := self.seconds_to_first_byte) is not None:
-                data["ttftMs"] = round(first * 1000, 3)
+            if self.first_byte is not None:
+                data["ttftMs"] = round((self.first_byte - self._started) * 1000, 3)
         record = {
             "specversion": "1.0",
             "id": id,
@@ -399,23 +405,28 @@ def parse_usage(usage: bytes) -> dict[str, int | None]:
         return _NO_COUNTS
     if not isinstance(decoded, dict):
         return _NO_COUNTS
-    block = cast(dict[str, object], decoded)
-    whole = _number(block, "prompt_tokens")
-    output = _number(block, "completion_tokens")
-    reasoning = _number(block, "reasoning_tokens")
+    # Every request comes through here: blocks rarely have more than the first of these details.
+    block = cast("dict[str, object]", decoded)
+    whole, output = _number(block.get("prompt_tokens")), _number(block.get("completion_tokens"))
+    reasoning = _number(block.get("reasoning_tokens"))
+    cached = image = audio = accepted = None
+    if details := _details(block.get("prompt_tokens_details")):
+        cached = _part(whole, _number(details.get("cached_tokens")))
+        if len(details) > 1 or cached is None:
+            image, audio = _part(whole, _of_medium(details, "image")), _part(whole, _of_medium(details, "audio"))
+    if details := _details(block.get("completion_tokens_details")):
+        if reasoning is None:
+            reasoning = _number(details.get("reasoning_tokens"))
+        accepted = _part(output, _number(details.get("accepted_prediction_tokens")))
     return {
         "inputTokens": whole,
-        "cachedTokens": _part(whole, _inner(block, _PROMPT_DETAILS, "cached_tokens")),
+        "cachedTokens": cached,
         "outputTokens": output,
-        "reasoningTokens": reasoning if reasoning is not None else _inner(block, _ANSWER_DETAILS, "reasoning_tokens"),
-        "imageTokens": _part(whole, _of_medium(block, "image")),
-        "audioTokens": _part(whole, _of_medium(block, "audio")),
-        "acceptedTokens": _part(output, _inner(block, _ANSWER_DETAILS, "accepted_prediction_tokens")),
+        "reasoningTokens": reasoning,
+        "imageTokens": image,
+        "audioTokens": audio,
+        "acceptedTokens": accepted,
     }
-
-
-_PROMPT_DETAILS: Final = "prompt_tokens_details"
-_ANSWER_DETAILS: Final = "completion_tokens_details"
 
 
 def _part(whole: int | None, part: int | None) -> int | None:
@@ -428,7 +439,7 @@ def _seconds(usage: bytes) -> int | None:
         decoded: object = orjson.loads(usage)
     except orjson.JSONDecodeError:
         return None
-    value = cast(dict[str, object], decoded).get("seconds") if isinstance(decoded, dict) else None
+    value = cast("dict[str, object]", decoded).get("seconds") if isinstance(decoded, dict) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return math.ceil(value) if 0 <= value <= _MOST_SECONDS else None
@@ -451,20 +462,17 @@ def sum_choices(choices: Mapping[int, bytes], per_prompt: int) -> dict[str, int 
     return total
 
 
-def _number(block: dict[str, object], name: str) -> int | None:
-    value = block.get(name)
+def _number(value: object) -> int | None:
     return value if type(value) is int and value >= 0 else None  # the exact type: True is no number
 
 
-def _of_medium(block: dict[str, object], medium: str) -> int | None:
+def _details(value: object) -> dict[str, object] | None:
+    return cast("dict[str, object]", value) if type(value) is dict else None
+
+
+def _of_medium(details: dict[str, object], medium: str) -> int | None:
     """Tokens of images or sounds. Engines say `image_tokens`, or `multimodal_tokens` by medium."""
-    details = block.get(_PROMPT_DETAILS)
-    if not isinstance(details, dict):
-        return None
-    found = _number(cast(dict[str, object], details), f"{medium}_tokens")
-    return found if found is not None else _inner(cast(dict[str, object], details), "multimodal_tokens", medium)
-
-
-def _inner(block: dict[str, object], name: str, field: str) -> int | None:
-    inner = block.get(name)
-    return _number(cast(dict[str, object], inner), field) if isinstance(inner, dict) else None
+    found = _number(details.get(f"{medium}_tokens"))
+    if found is None and (of_media := _details(details.get("multimodal_tokens"))):
+        found = _number(of_media.get(medium))
+    return found

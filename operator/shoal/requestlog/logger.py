@@ -31,7 +31,8 @@ STOP_SECONDS: Final = 15.0
 """Time limit of a stop: once for the writer, and once more for the bucket."""
 READ_SECONDS: Final = 8.0
 """Time to read one page; the page is marked incomplete if it was not enough."""
-_NOT_LOGGED: Final = frozenset({"externalId", "requestId", "plan", "gateway", "admittedAt"})
+_NOT_LOGGED: Final = ("externalId", "requestId", "plan", "gateway", "admittedAt")
+"""Fields of the usage record."""
 
 Days = Callable[[], Mapping[str, int] | None]
 """retentionDays by tenant; None while the Tenants are not known."""
@@ -139,7 +140,7 @@ class RequestLogger:
             "time": written(meter.fields["admittedAt"]),
             "id": meter.id,
             "user": capture.user,
-            **{name: value for name, value in meter.fields.items() if name not in _NOT_LOGGED},
+            **meter.fields,
             "outcome": meter.outcome,
             "status": meter.status,
             "error": capture.error,
@@ -149,8 +150,10 @@ class RequestLogger:
             "durationMs": round(meter.seconds * 1000, 3),
             "ttftMs": None if first is None else round(first * 1000, 3),
             "holdMs": None if held is None else round(held * 1000, 3),
-            "gateway": self.gateway,
         }
+        for name in _NOT_LOGGED:
+            meta.pop(name, None)
+        meta["gateway"] = self.gateway
         self.writer.put(LogEntry(meter.tenant, logging, meta, capture.take() if full else None, capture.size))
 
     # --- reading and deleting ---------------------------------------------------------------------------------------

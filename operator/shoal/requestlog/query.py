@@ -30,7 +30,9 @@ Place = tuple[str, str]
 
 def written(moment: datetime) -> str:
     """A time in the format of entries: UTC, in milliseconds, with a fixed width, so that it sorts as text."""
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds")[: -len("+00:00")] + "Z"
+    if moment.tzinfo is not UTC:
+        moment = moment.astimezone(UTC)
+    return moment.isoformat(timespec="milliseconds")[: -len("+00:00")] + "Z"
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,8 @@ def _of_chat(secret: int, turns: list[Any], tools: Any) -> Marks | None:
     count = len(turns)
     if count > MOST_MESSAGES:
         return None
-    crc, size, after, found = secret, 0, FIRST, list[int]()
+    crc, size, after = secret, 0, FIRST
+    found: list[int] = []
     if tools:
         text = orjson.dumps(tools).decode()
         crc, after = _read(text, crc, 0, after, found)

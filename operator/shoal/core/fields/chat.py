@@ -80,14 +80,14 @@ class Messages:
     def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
         if not isinstance(value, list):
             return wrong_type(at, "a list of messages")
-        messages = cast(list[Any], value)
+        messages = cast("list[Any]", value)
         if not 1 <= len(messages) <= _MOST_MESSAGES:
             return wrong(at, f"a list of 1 to {_MOST_MESSAGES} messages")
         load = NOTHING
         for index, message in enumerate(messages):
             # Almost all messages: a role and a text.
             if type(message) is dict:
-                plain = cast(dict[str, Any], message)
+                plain = cast("dict[str, Any]", message)
                 if plain.keys() == _PLAIN and type(plain["content"]) is str:
                     role = plain["role"]
                     if type(role) is str and role in _ROLES:
@@ -102,7 +102,7 @@ def _message(message: Any, whole: str, at: str, facts: Facts, load: Load) -> Fie
     """The load of media up to this message; `load`: up to the message before."""
     if not isinstance(message, dict):
         return wrong_type(at, "an object")
-    for key, value in cast(dict[str, Any], message).items():
+    for key, value in cast("dict[str, Any]", message).items():
         found = None
         if key == "role":
             if not isinstance(value, str) or value not in _ROLES:
@@ -130,20 +130,20 @@ def _content(content: Any, whole: str, at: str, facts: Facts, load: Load) -> Fie
         return load
     if not isinstance(content, list):
         return wrong_type(at, "a string or a list of parts")
-    parts = cast(list[Any], content)
+    parts = cast("list[Any]", content)
     if len(parts) > _MOST_PARTS:
         return wrong(at, f"at most {_MOST_PARTS} parts")
     for index, part in enumerate(parts):
         here = f"{at}[{index}]"
         if not isinstance(part, dict):
             return wrong_type(here, "an object")
-        kind = cast(dict[str, Any], part).get("type")
+        kind = cast("dict[str, Any]", part).get("type")
         if kind == "text":
             found = _TEXT_PART.check(part, here, facts)
         elif kind in ("thinking", "reasoning"):
             found = _THOUGHT_PART.check(part, here, facts)
         elif isinstance(kind, str) and kind in KINDS:
-            more = media_part(cast(dict[str, Any], part), kind, here, facts)
+            more = media_part(cast("dict[str, Any]", part), kind, here, facts)
             if isinstance(more, FieldProblem):
                 return more
             load += more
@@ -188,9 +188,9 @@ def _deep(value: Any) -> bool:
         below: list[Any] = []
         for each in level:
             if isinstance(each, dict):
-                below += cast(dict[str, Any], each).values()
+                below += cast("dict[str, Any]", each).values()
             elif isinstance(each, list):
-                below += cast(list[Any], each)
+                below += cast("list[Any]", each)
         if not below:
             return False
         level = below
@@ -311,7 +311,7 @@ class TemplateVariables:
     def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
         if not isinstance(value, dict):
             return wrong_type(at, "an object")
-        variables = cast(dict[str, Any], value)
+        variables = cast("dict[str, Any]", value)
         if len(variables) > _MOST_VARIABLES:
             return wrong(at, f"an object of at most {_MOST_VARIABLES} variables")
         for name, given in variables.items():

@@ -77,7 +77,7 @@ def _constrained(fields: Mapping[str, Any]) -> bool:
     """Whether the engine may compile a grammar for the answer."""
     if fields.get("regex") is not None or fields.get("json_schema") is not None:
         return True
-    wanted = cast(dict[str, Any] | None, fields.get("response_format"))
+    wanted = cast("dict[str, Any] | None", fields.get("response_format"))
     if wanted is not None and wanted["type"] != "text":
         return True
     return bool(fields.get("tools")) and fields.get("tool_choice") != "none"

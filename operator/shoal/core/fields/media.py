@@ -111,7 +111,7 @@ def placeholder_problem(fields: Mapping[str, Any]) -> FieldProblem | None:
     Transformers takes the next medium for each placeholder, and raises StopIteration when there are no more. A future
     cannot hold that exception: SGLang never answers such a request.
     """
-    messages = cast(list[dict[str, Any]], fields["messages"])
+    messages = cast("list[dict[str, Any]]", fields["messages"])
     if not any(_has_media(message.get("content")) for message in messages):
         return None
     # Texts are joined, because a template may put two of them together.
@@ -130,14 +130,16 @@ def placeholder_problem(fields: Mapping[str, Any]) -> FieldProblem | None:
 
 
 def _has_media(content: Any) -> bool:
-    return isinstance(content, list) and any(part.get("type") in KINDS for part in cast(list[dict[str, Any]], content))
+    return isinstance(content, list) and any(
+        part.get("type") in KINDS for part in cast("list[dict[str, Any]]", content)
+    )
 
 
 def images_of(fields: Mapping[str, Any]) -> int:
     """Number of images in a checked chat."""
     return sum(
         1
-        for message in cast(list[dict[str, Any]], fields["messages"])
+        for message in cast("list[dict[str, Any]]", fields["messages"])
         if isinstance(message.get("content"), list)
         for part in message["content"]
         if part.get("type") == "image_url"
@@ -148,12 +150,12 @@ def _of_messages(messages: list[dict[str, Any]]) -> Iterator[str]:
     for message in messages:
         for key, value in message.items():
             if key == "content" and isinstance(value, list):
-                for part in cast(list[dict[str, Any]], value):
+                for part in cast("list[dict[str, Any]]", value):
                     if part.get("type") not in KINDS:
                         yield part.get("text") or ""
                         yield part.get("thinking") or ""
             elif key == "tool_calls":
-                for call in cast(list[dict[str, Any]], value or ()):
+                for call in cast("list[dict[str, Any]]", value or ()):
                     yield from _texts(call)
                     yield from _texts(_decoded(call["function"].get("arguments")))
             elif key != "role":
@@ -175,10 +177,10 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
-        for item in cast(list[Any], value):
+        for item in cast("list[Any]", value):
             yield from _texts(item)
     elif isinstance(value, dict):
-        for key, inner in cast(dict[str, Any], value).items():
+        for key, inner in cast("dict[str, Any]", value).items():
             yield key
             yield from _texts(inner)
 
@@ -193,7 +195,7 @@ def media_part(part: dict[str, Any], kind: str, at: str, facts: Facts) -> FieldP
         return not_read(at, medium, facts)
     if (found := _PARTS[kind].check(part, at, facts)) is not None:
         return found
-    inside = cast(dict[str, Any], part[kind])
+    inside = cast("dict[str, Any]", part[kind])
     if kind == "input_audio":
         return _load(f"audio/{inside['format']}", inside["data"], f"{at}.{kind}.data", inside)
     at = f"{at}.{kind}.url"

@@ -69,7 +69,7 @@ class Account:
         if (over := self._refused(now, asked, peers, month, ledger=ledger)) is not None:
             return over
         for limit, _ in asked:
-            self._shares[limit].take()
+            self._shares[limit].taken = True
         if not begun:
             self._count(now)
         self._reserved_tokens += cost.tokens
@@ -86,7 +86,7 @@ class Account:
             return over
         for limit, _ in asked:
             if limit in BEGUN:
-                self._shares[limit].take()
+                self._shares[limit].taken = True
         self._count(now)
         return None
 
@@ -132,8 +132,8 @@ class Account:
             share, own = self._renewed(limit, now, 1, peers, ledger=ledger)
             left = most - own - share.peer_use
             ends = (self._requests if limit == "requests" else self._tokens).ends
-            for window in self.peer_usage.windows(limit):
-                ends = max(ends, window.ends)
+            if self.peer_usage:
+                ends = max(ends, *(window.ends for window in self.peer_usage.windows(limit)))
             found.append(LimitState(limit, most, left if left > 0 else 0, ends - now if ends > now else 0.0))
         return found
 
@@ -177,6 +177,13 @@ class Account:
             if budget.refuse_unknown and not ledger:
                 return self._refuse("budget", "unknown", now, 0, (), RETRY_AFTER_MAX_SECONDS)
         for limit, amount in amounts:
+            share = self._shares.get(limit)
+            if (
+                share is not None
+                and now - share.since < PUBLISH_SECONDS
+                and self._own(limit, now) + amount <= share.cap
+            ):
+                continue  # almost all requests, each with four limits: there is nothing to renew or to refuse
             share, own = self._renewed(limit, now, amount, peers, ledger=ledger)
             if not share.fits(own, amount):
                 share.full(now)

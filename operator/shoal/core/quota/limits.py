@@ -29,8 +29,7 @@ class Limits:
     budget: MonthlyQuota | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(NamedTuple):
     """What is reserved for a request until it ends."""
 
     tokens: int

@@ -89,6 +89,10 @@ class PeerUsage:
         self._month = month
         return turned
 
+    def __bool__(self) -> bool:
+        """Whether any other gateway was heard."""
+        return bool(self._gateways)
+
     # --- what is known ------------------------------------------------------------------------------------------------
 
     def used(self, limit: Limit, most: int, now: float, peers: GatewayPeers) -> tuple[int, int]:

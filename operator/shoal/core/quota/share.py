@@ -57,7 +57,7 @@ def overshoot(remaining: int, gateways: int, largest: int, shares: int = 1) -> i
 class Share:
     """What this gateway may use of one limit until the other gateways have reported again. `own`: its own use."""
 
-    __slots__ = ("_taken", "cap", "full_at", "peer_use", "remaining", "since")
+    __slots__ = ("cap", "full_at", "peer_use", "remaining", "since", "taken")
 
     def __init__(self) -> None:
         self.cap = self.remaining = self.peer_use = 0
@@ -65,7 +65,8 @@ class Share:
         """Time of the last renewal."""
         self.full_at: float | None = None
         """Since when the share is used up; None: it is not."""
-        self._taken = False
+        self.taken = False
+        """A request has used some of the share."""
 
     def renew(self, now: float, own: int, peer_use: int, remaining: int, gateways: int) -> None:
         """`remaining` of the limit is left for `gateways` gateways; `peer_use`: the known use of the others."""
@@ -74,7 +75,7 @@ class Share:
         self.peer_use = peer_use
         self.since = now
         self.full_at = None
-        self._taken = False
+        self.taken = False
 
     @property
     def reports_after(self) -> float:
@@ -82,11 +83,7 @@ class Share:
         return self.since if self.full_at is None else self.full_at
 
     def fits(self, own: int, amount: int) -> bool:
-        return own + amount <= self.cap or (not self._taken and amount <= self.remaining)
-
-    def take(self) -> None:
-        """A request has used some of the share."""
-        self._taken = True
+        return own + amount <= self.cap or (not self.taken and amount <= self.remaining)
 
     def full(self, now: float) -> None:
         """A request found the share used up."""

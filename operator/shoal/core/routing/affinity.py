@@ -62,19 +62,19 @@ def prompt_of(space: str, fields: Mapping[str, Any], size: int | None) -> Prompt
     None: it has files in it, and only its texts count."""
     messages = fields.get("messages")
     if size is None:
-        size = _new_characters(cast(list[Any], messages), of_all=True) if isinstance(messages, list) else 0
+        size = _new_characters(cast("list[Any]", messages), of_all=True) if isinstance(messages, list) else 0
     tokens = max(1, size // BYTES_PER_TOKEN)
     if not isinstance(messages, list):
         # A score's query is the beginning of each of its prompts.
         first = fields.get("prompt") or (None if fields.get("item_first") else fields.get("query"))
         return Prompt(tokens, _hash(space, [_text(first)[:HEAD_CHARACTERS]]))
-    turns = cast(list[Any], messages)
+    turns = cast("list[Any]", messages)
     texts: list[str] = []
     before = 0
     for message in turns[:_MOST_MESSAGES]:
         if not isinstance(message, dict):
             return Prompt(tokens)
-        turn = cast(dict[str, Any], message)
+        turn = cast("dict[str, Any]", message)
         text = _text(turn.get("content"))
         texts.append(text[:HEAD_CHARACTERS])
         if turn.get("role") == "user":
@@ -102,10 +102,10 @@ def conversation_of(fields: Mapping[str, Any]) -> str | None:
     if not isinstance(messages, list) or not messages:
         return None
     texts: list[str] = []
-    for message in cast(list[Any], messages)[:_MOST_MESSAGES]:
+    for message in cast("list[Any]", messages)[:_MOST_MESSAGES]:
         if not isinstance(message, dict):
             return None
-        turn = cast(dict[str, Any], message)
+        turn = cast("dict[str, Any]", message)
         texts.append(_text(turn.get("content"))[:HEAD_CHARACTERS])
         if turn.get("role") == "user":
             break
@@ -119,7 +119,7 @@ def _new_characters(turns: Sequence[Any], *, of_all: bool = False) -> int:
     for message in reversed(turns[-_MOST_NEW:]):
         if not isinstance(message, dict):
             break
-        turn = cast(dict[str, Any], message)
+        turn = cast("dict[str, Any]", message)
         if turn.get("role") == "assistant" and not of_all:
             return new
         new += len(_text(turn.get("content")))
@@ -151,12 +151,12 @@ def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list) and content:
-        first = cast(list[Any], content)[0]
+        first = cast("list[Any]", content)[0]
         if isinstance(first, str):
             return first
         if isinstance(first, int):
-            return str(cast(list[Any], content)[: HEAD_CHARACTERS // 4])  # token ids
+            return str(cast("list[Any]", content)[: HEAD_CHARACTERS // 4])  # token ids
         if isinstance(first, dict):
-            text = cast(dict[str, Any], first).get("text")
+            text = cast("dict[str, Any]", first).get("text")
             return text if isinstance(text, str) else ""
     return ""
