@@ -1,7 +1,7 @@
 """HTTP/1.1 on httptools, with the bounds that a public port needs and a stop that cuts nobody off.
 
 uvicorn listens, and stops; `BoundedProtocol` is a connection, because uvicorn's own has no bounds and costs a small
-request three times as much.
+request more.
 """
 
 import asyncio
