@@ -92,7 +92,7 @@ test-storm: setup models binaries ## Storms with one protection switched off eac
 	@$(RUN) pytest -m mutation $(PYTEST_ARGS)
 
 .PHONY: test-kubelet
-test-kubelet: setup models ## The pod life-cycle suite on a real kubelet with containerd (needs root and Debian packages)
+test-kubelet: setup models ## The pod life-cycle suite, and a DRA driver, on a real kubelet with containerd (needs root and Debian packages)
 	@$(RUN) python -m tests.kubelet $(PYTEST_ARGS)
 
 .PHONY: storm

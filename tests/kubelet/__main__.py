@@ -1,4 +1,5 @@
-"""`python -m tests.kubelet`: the pod life-cycle suite on one real kubelet with containerd and Shoal's own image.
+"""`python -m tests.kubelet`: the pod life-cycle suite, drains and a DRA driver on one real kubelet with containerd and
+Shoal's own image.
 
 Makes a lab with process nodes and a node with a real kubelet, runs the suite on the latter, removes the lab. Needs
 root, Debian's or Ubuntu's apt-get for what is missing (runc, and for the image buildah and debootstrap), and about 10
@@ -24,7 +25,7 @@ from shoal_dev.lab.fleet import FleetFile
 from tests.kubelet import image
 
 NODE: Final = "real-1"
-SUITES: Final = ("tests/lab/test_pod_lifecycle.py", "tests/e2e/test_drain.py")
+SUITES: Final = ("tests/lab/test_pod_lifecycle.py", "tests/e2e/test_drain.py", "tests/e2e/test_dra_driver.py")
 SPARE: Final = "spare-1"
 """A process node that takes pods only while the real one is drained: it is cordoned otherwise."""
 _GPUS: Final = {"gpus": 8, "gpuProduct": "NVIDIA-L40S", "gpuMemoryMiB": 46068}
