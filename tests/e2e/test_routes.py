@@ -156,6 +156,10 @@ def test_requests_are_shared_by_weight_sessions_stay_and_usage_is_by_route(fleet
     sessions = [f"s{number}" for number in range(24)]
     kept = line.ask_all(["And then?"] * 72, [{"x-session": name} for name in sessions * 3])
     by_name = [line.ask(model=CODE) for _ in range(3)]
+    (top,) = [row for row in kubectl_top(fleet) if row["route"] == f"{SPACE}/{line.name}"]
+    assert (top["complete"], top["failed"], top["reason"]) == (True, 0, "TargetsReady")
+    assert {one["target"] for one in top["targets"]} == {f"{SPACE}/{CHAT}", f"{SPACE}/{CODE}"}
+    assert 0 < top["requests"] <= len(drawn) + len(kept)  # of the last minute
 
     # A quarter; six times the deviation of 5.5 is more than chance does.
     share = Counter(line.answered_by(drawn))
@@ -230,6 +234,14 @@ def test_a_canary_that_fails_halts_itself_and_the_status_says_why(fleet: Fleet, 
 def kubectl_status(fleet: Fleet) -> dict[str, Any]:
     """`kubectl shoal status`."""
     done = CliRunner().invoke(main, ["status", "-n", SPACE, "-o", "json", "--kubeconfig", str(fleet.lab.kubeconfig)])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def kubectl_top(fleet: Fleet) -> list[dict[str, Any]]:
+    """`kubectl shoal top routes`."""
+    args = ["top", "routes", "-n", SPACE, "-o", "json", "--kubeconfig", str(fleet.lab.kubeconfig)]
+    done = CliRunner().invoke(main, args)
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 

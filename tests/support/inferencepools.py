@@ -34,12 +34,16 @@ _SPEC: Final[JsonObject] = {
 """As in v1.3.0 of the Inference Extension, without its patterns."""
 
 
-async def install_inference_pools(client: KubeClient) -> None:
-    """Returns when the API server has the kind."""
+def inference_pool_crd() -> JsonObject:
     made = crd(INFERENCEPOOLS, _SPEC)
     # The API server asks it of groups below k8s.io.
     made["metadata"]["annotations"] = {"api-approved.kubernetes.io": "unapproved, in a test"}
-    await client.apply(CRDS, made, manager="test")
+    return made
+
+
+async def install_inference_pools(client: KubeClient) -> None:
+    """Returns when the API server has the kind."""
+    await client.apply(CRDS, inference_pool_crd(), manager="test")
     await eventually(
         lambda: client.discover(INFERENCEPOOLS.group, INFERENCEPOOLS.version),
         lambda found: INFERENCEPOOLS.plural in found,
