@@ -19,7 +19,7 @@ from tests.support.waiting import until
 pytestmark = [pytest.mark.lab, pytest.mark.long, pytest.mark.timeout(900)]
 
 TEAM = "team-a"
-NODE = "l4-1"
+NODE, OTHER = "l4-1", "l4-2"
 BUCKET = f"s3://{s3pod.BUCKET}/{s3pod.PREFIX}"
 
 
@@ -58,10 +58,10 @@ class Cached(LabCluster):
     def engines(self, where: str = TEAM) -> list[dict[str, Any]]:
         return self.get("pods", "-n", where, "-l", f"{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE}")
 
-    def fetches(self) -> dict[str, int]:
-        """What the daemon of the GPU node answered so far, by result; holds beside."""
+    def fetches(self, node: str = NODE) -> dict[str, int]:
+        """What the daemon of a node answered so far, by result; holds beside."""
         (pod,) = [p for p in self.get("pods", "-n", "shoal-system", "-l", f"{names.LABEL_COMPONENT}=cache")
-                  if p["spec"]["nodeName"] == NODE]  # fmt: skip
+                  if p["spec"]["nodeName"] == node]  # fmt: skip
         text = page(self, pod["status"]["podIP"])
         found = {m[1]: int(float(m[2])) for m in re.finditer(r'shoal_cache_fetches_total{result="(\w+)"} (\S+)', text)}
         held = re.search(r"^shoal_cache_holds (\S+)", text, re.M)
@@ -211,3 +211,57 @@ def test_adapters_of_a_bucket_are_fetched_once_per_node_with_the_pools_credentia
         cached.kubectl("delete", "loraadapters.shoal.dev", "--all", "-n", TEAM, timeout=60)
         cached.kubectl("delete", "lorapools.shoal.dev", "tuned", "-n", TEAM, timeout=60)
         cached.kubectl("delete", "models.shoal.dev", "tuned", "-n", TEAM, timeout=120)
+
+
+@pytest.mark.long
+def test_weights_are_on_the_nodes_before_anybody_asks_and_a_start_fetches_nothing(cached: Cached) -> None:
+    cached.apply(
+        shoal("GPUClass", "other", {
+            "nodeSelector": {"kubernetes.io/hostname": OTHER},
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+            "memoryPerGPU": "24Gi",
+        })
+    )  # fmt: skip
+    where = [NODE, OTHER]
+    before = {node: cached.fetches(node) for node in where}
+    # Another namespace: a cache shares no answers between them.
+    metadata = {"name": "ahead", "namespace": "team-b"}
+    spec: dict[str, Any] = {
+        "source": {"uri": f"{BUCKET}/models/tiny-chat", "secretRef": {"name": "bucket"}},
+        "prefetch": {"nodes": 1, "classes": ["l4", "other"]},
+        "scaling": {"minReplicas": 0, "idleSeconds": 1},
+    }
+    cached.apply({"apiVersion": "shoal.dev/v1alpha1", "kind": "Model", "metadata": metadata, "spec": spec})
+
+    def status() -> dict[str, Any]:
+        return json.loads(cached.kubectl("get", "models.shoal.dev", "ahead", "-n", "team-b", "-o", "json"))["status"]
+
+    def prefetched() -> list[tuple[str, int, int]]:
+        return [(each["class"], each["nodes"], each.get("ready", 0)) for each in status().get("prefetch", [])]
+
+    def grown(node: str) -> tuple[int, int]:
+        now = cached.fetches(node)
+        return tuple(now.get(name, 0) - before[node].get(name, 0) for name in ("fetched", "hit"))  # pyright: ignore[reportReturnType]
+
+    until(
+        lambda: prefetched() == [("l4", 1, 1), ("other", 1, 1)],
+        240,
+        lambda: (status(), cached.kubectl("get", "pods,jobs,pvc", "-A", "-o", "wide")),
+    )
+    # A new Model starts one replica, so that a wrong one is seen at once. Nobody asks, and it goes.
+    until(lambda: not cached.engines("team-b"), 120, lambda: cached.engines("team-b"))
+    asked = {node: grown(node) for node in where}
+    assert all(fetched == 1 for fetched, _ in asked.values()), f"{asked}: each node fetches the weights once"
+
+    cached.apply(
+        {"apiVersion": "shoal.dev/v1alpha1", "kind": "Model", "metadata": metadata,
+         "spec": spec | {"scaling": {"minReplicas": 1}}}
+    )  # fmt: skip
+    cached.ready("ahead", "team-b")
+    (pod,) = cached.engines("team-b")
+    node = pod["spec"]["nodeName"]
+    assert grown(node) == (asked[node][0], asked[node][1] + 1), "the replica's weights were there"
+    until(lambda: any("coldStart" in each for each in status()["variants"]), 30, status)
+    (last,) = [each["coldStart"]["last"] for each in status()["variants"] if "coldStart" in each]
+    print("cold start with prefetched weights:", last)  # the fetch stage is a look at files
+    cached.kubectl("delete", "models.shoal.dev", "ahead", "-n", "team-b", timeout=120)
