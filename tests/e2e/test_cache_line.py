@@ -213,7 +213,6 @@ def test_adapters_of_a_bucket_are_fetched_once_per_node_with_the_pools_credentia
         cached.kubectl("delete", "models.shoal.dev", "tuned", "-n", TEAM, timeout=120)
 
 
-@pytest.mark.long
 def test_weights_are_on_the_nodes_before_anybody_asks_and_a_start_fetches_nothing(cached: Cached) -> None:
     cached.apply(
         shoal("GPUClass", "other", {
