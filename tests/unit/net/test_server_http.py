@@ -94,7 +94,7 @@ async def test_a_head_is_answered_without_a_body_and_the_connection_goes_on() ->
         assert second.endswith(b"GET|/b|/b||")
 
 
-async def test_a_wish_for_another_protocol_is_ignored() -> None:
+async def test_an_upgrade_to_another_protocol_is_ignored() -> None:
     async with serving(echo) as server, asyncio.timeout(20):
         asked = b"GET /a HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)

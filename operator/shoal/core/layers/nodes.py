@@ -99,7 +99,7 @@ def candidates(
             everywhere=everywhere,
         )
     for taint in node.taints:
-        # Those of Kubernetes follow from a condition or the cordon, which are told above.
+        # Those of Kubernetes follow from a condition or the cordon, which come before them.
         if tolerations is None or taint.key.startswith(_KUBERNETES) or any(tolerates(t, taint) for t in tolerations):
             continue
         shown = f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"

@@ -90,7 +90,7 @@ class PeerUsage:
         return turned
 
     def __bool__(self) -> bool:
-        """Whether any other gateway was heard."""
+        """Whether any other gateway has reported."""
         return bool(self._gateways)
 
     # --- what is known ------------------------------------------------------------------------------------------------
