@@ -93,6 +93,9 @@ def test_a_partition_is_a_gpu_of_its_own_and_a_replica_has_one() -> None:
     one = gpu_class(resourceName=name, memoryPerGPU="40Gi")
     found = gpu_of(one, members([one], [mig])["c"])
     assert (found.memory_bytes, found.largest_node) == (40192 * 2**20, 1)
+    nodes = members([one], [mig])["c"]
+    said = gpuclassstatus.status(one, usage(one.spec, nodes, {}), nodes, overlapping={}, overhead=None, now=NOW)
+    assert said.largest_node == 1, "the status said 0"
     assert partition([mig], name) == "3g.40gb"
     assert supplies([one], members([one], [mig]), {})[0].capacity == 2
     single = node("s", 7, gpu_product="NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", gpu_memory="4864")

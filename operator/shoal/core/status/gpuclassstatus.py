@@ -52,10 +52,10 @@ def status(
         found = _ready(gpu_class, usage, nodes, overlapping)
     else:
         found = devicestatus.ready(gpu_class, usage, devices or ClassDevices(), facts, memory)
-    largest = [*(n.capacity.get(gpu_class.resource, 0) for n in nodes), coming]
+    largest = max(*(n.capacity.get(gpu_class.resource, 0) for n in nodes), coming, 0)
     said = devicestatus.observed(facts) or last_devices(gpu_class)
     if (said is not None and said.profile) or partition(nodes, gpu_class.resource) is not None:
-        largest = [min(1, *largest)]
+        largest = min(1, largest)
     # Kept until an engine reports another value: an operator that has just started knows none.
     known = gpu_class.status.memory.overhead if gpu_class.status and gpu_class.status.memory else None
     return GPUClassStatus(
@@ -77,7 +77,7 @@ def status(
             source=source,
             overhead=quantity.memory(quantity.parse(overhead)) if overhead is not None else known,
         ),
-        largest_node=max(largest, default=0),
+        largest_node=largest,
         devices=said,
         quarantined=tuple(quarantined),
     )
