@@ -40,6 +40,11 @@ _MOST_KILLS = 100
     "last one.",
 )
 @click.option("--routes", is_flag=True, help="Half of the requests goes to routes; a canary is broken, too.")
+@click.option(
+    "--sick/--no-sick",
+    default=None,
+    help="GPUs sicken, and some are devices of a DRA driver; default: yes, but not with --from.",
+)
 @click.option("--mutation", help="A protection that is switched off; the storm must find out.")
 @click.option("--folder", type=click.Path(path_type=Path), help="For the journals; default: a new one.")
 @click.option("--judge", "judged", type=click.Path(path_type=Path, exists=True), help="Only judge this folder again.")
@@ -56,6 +61,7 @@ def main(
     driver: Driver,
     since: str | None,
     routes: bool,
+    sick: bool | None,
     mutation: str | None,
     folder: Path | None,
     judged: Path | None,
@@ -72,8 +78,12 @@ def main(
         raise click.UsageError("nothing was released yet: name a commit")
     if routes and since is not None:
         raise click.UsageError("--routes and --from exclude each other: the earlier version may not have the kind")
+    sickening = since is None if sick is None else sick
+    if sickening and since is not None:
+        raise click.UsageError("--sick and --from exclude each other: the earlier version may not know devices")
     known = (
         faults.ALL
+        | (faults.SICK if sickening else {})
         | (faults.ROUTES if routes else {})
         | (faults.KEDA if driver == "KEDA" else {})
         | (faults.VERSIONS if since else {})
@@ -99,6 +109,7 @@ def main(
         driver=driver,
         mutation=mutation,
         routes=routes,
+        sick=sickening,
         kills=min(_MOST_KILLS, round(count / rate / _KILL_SECONDS)) if kills is None else kills,
     )
     sys.exit(0 if run(config, folder or Path(tempfile.mkdtemp(prefix="storm-"))).good else 1)

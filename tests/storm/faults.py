@@ -13,6 +13,7 @@ import time
 from base64 import b64decode
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,12 +22,13 @@ import orjson
 import yaml
 
 from shoal.api import names
+from shoal_dev.demo import healthact
 from shoal_dev.demo.clusters import NAMESPACE
 from shoal_dev.lab.addons import keda
 from shoal_dev.lab.errors import LabError
-from tests.storm import routes
+from tests.storm import routes, sick
 from tests.storm.ground import BURSTY, STEADY, STORM, Ground
-from tests.storm.journals import Halt, Kill, SilentPeriod
+from tests.storm.journals import Halt, Kill, Sickness, SilentPeriod
 
 SILENT_SECONDS: Final = 13.0
 """A stream that says nothing for 12 s is down; what it said before may be acted on until then."""
@@ -58,6 +60,7 @@ class Storm:
         kills: Iterable[Kill] = (),
         silent_periods: Iterable[SilentPeriod] = (),
         halts: Iterable[Halt] = (),
+        sicknesses: Iterable[Sickness] = (),
     ) -> None:
         """One line of the faults' journal."""
         line = {
@@ -68,6 +71,7 @@ class Storm:
                 asdict(s) | {"models": None if s.models is None else sorted(s.models)} for s in silent_periods
             ],
             "halts": [asdict(h) for h in halts],
+            "sicknesses": [asdict(s) for s in sicknesses],
         }
         with self.journal.open("ab", buffering=0) as file:
             file.write(orjson.dumps(line) + b"\n")
@@ -440,6 +444,161 @@ def canary_broken(storm: Storm) -> None:
 ROUTES: Final[dict[str, Fault]] = {canary_broken.__name__: canary_broken}
 
 
+# --- GPUs that sicken -------------------------------------------------------------------------------------------------
+
+_SICK_SECONDS: Final = 240.0
+"""Within which a sick GPU must be out of use, and its replica replaced."""
+_THROTTLE: Final = 6.0
+"""Times as long for a token; three times is far slower."""
+
+
+def node_sickens(storm: Storm) -> None:
+    """A problem detector says that a GPU of a node has failed. It is repaired once the replicas there are replaced."""
+    if pod := _of_class(storm, STEADY):
+        node = healthact.node_of(pod)
+        _sickened(
+            storm,
+            "node_sickens",
+            pod,
+            (node, ""),
+            lambda: healthact.report(storm.ground, node, sick=True),
+            lambda: healthact.report(storm.ground, node, sick=False),
+        )
+
+
+def device_tainted(storm: Storm) -> None:
+    """A DRA driver taints a device that a replica holds; the taint goes once the replica is replaced."""
+    for pod in _shuffled(storm, storm.ground.engines(sick.MODEL)):
+        # The lab taints a node's last devices.
+        node = healthact.node_of(pod)
+        device = f"gpu.nvidia.com/{node}/gpu-{sick.GPUS_PER_NODE - 1}"
+        if _device(storm, pod) == device:
+            healthy = partial(storm.ground.lab.gpu_health, node)
+            sicken, heal = (
+                partial(healthy, healthy=sick.GPUS_PER_NODE - 1),
+                partial(healthy, healthy=sick.GPUS_PER_NODE),
+            )
+            _sickened(storm, "device_tainted", pod, (node, device), sicken, heal)
+            return
+
+
+def devices_sicken(storm: Storm) -> None:
+    """Every node's driver taints a device, and all but one node with a device plugin are said to have failed GPUs: a
+    driver upgrade, or a monitor that is wrong. Most of them must stay in use."""
+    dra = sorted({p["spec"]["nodeName"] for p in storm.ground.engines(sick.MODEL)})
+    plugin = sorted({p["spec"]["nodeName"] for p in storm.ground.engines(STEADY) + storm.ground.engines(BURSTY)})
+    storm.say(f"devices_sicken: a device of {', '.join(dra)}, and all of {', '.join(plugin)}")
+    try:
+        for node in dra:
+            storm.ground.lab.gpu_health(node, healthy=sick.GPUS_PER_NODE - 1)
+        for node in plugin:
+            healthact.report(storm.ground, node, sick=True)
+        storm.wait(60)
+    finally:
+        for node in plugin:
+            healthact.report(storm.ground, node, sick=False)
+        for node in dra:
+            with contextlib.suppress(LabError):
+                storm.ground.lab.gpu_health(node, healthy=sick.GPUS_PER_NODE)
+    storm.say("devices_sicken: all are well")
+
+
+def replica_throttled(storm: Storm) -> None:
+    """A GPU runs hot: everything that its replica computes takes many times as long."""
+    _own_word(storm, "replica_throttled", {"kind": "throttled", "factor": _THROTTLE})
+
+
+def replica_garbled(storm: Storm) -> None:
+    """A GPU computes wrong: its replica answers the canary otherwise than the others."""
+    _own_word(storm, "replica_garbled", {"kind": "garbled"})
+
+
+SICK: Final[dict[str, Fault]] = {
+    f.__name__: f for f in (node_sickens, device_tainted, devices_sicken, replica_throttled, replica_garbled)
+}
+
+
+def _own_word(storm: Storm, fault: str, armed: dict[str, Any]) -> None:
+    pod = _of_class(storm, sick.MODEL)
+    device = None if pod is None else _device(storm, pod)
+    if pod is None or device is None:
+        return
+    name = pod["metadata"]["name"]
+    _sickened(
+        storm,
+        fault,
+        pod,
+        (healthact.node_of(pod), device),
+        lambda: _arm(storm, name, armed),
+        lambda: _arm(storm, name, None),
+    )
+
+
+def _sickened(
+    storm: Storm,
+    fault: str,
+    pod: dict[str, Any],
+    unit: tuple[str, str],
+    sicken: Callable[[], None],
+    heal: Callable[[], None],
+) -> None:
+    """Until the unit is out of use, other replicas serve and this one goes; then it heals."""
+    model, name = pod["metadata"]["labels"][names.LABEL_MODEL], pod["metadata"]["name"]
+    gpu_class = pod["metadata"]["labels"][names.LABEL_GPU_CLASS]
+    before = len(storm.ground.engines(model))
+    told = unit[1] or f"node {unit[0]}"
+    since, taken, replaced, gone, others = time.time(), None, None, None, 0
+    storm.say(f"{fault}: {told}, under {name}")
+    sicken()
+    try:
+        while time.time() - since < _SICK_SECONDS and not storm.over() and None in (taken, replaced, gone):
+            with contextlib.suppress(click.ClickException, LabError):
+                serving = {p["metadata"]["name"] for p in storm.ground.engines(model)}
+                left = len(serving - {name})
+                if gone is None and name not in serving:
+                    gone, others = time.time(), left
+                if replaced is None and left >= min(before, _floor(model)):
+                    replaced = time.time()
+                if taken is None and unit in storm.ground.out_of_use(gpu_class):
+                    taken = time.time()
+            time.sleep(0.3)
+    finally:
+        with contextlib.suppress(click.ClickException, LabError):
+            heal()
+    until = time.time()
+    if taken is None and (storm.over() or gone is not None):
+        storm.say(f"{fault}: {name} went, or the load ended, before its GPU was judged")
+        return
+    found = Sickness(fault, told, model, name, since, until, taken, replaced, gone, others, before, _floor(model))
+    seconds = {"out of use": taken, "replaced": replaced, "gone": gone}
+    text = ", ".join(f"{what} after {at - since:.1f} s" for what, at in seconds.items() if at is not None)
+    storm.say(f"{fault}: {told}: {text or 'nothing happened'}; healed", sicknesses=[found])
+
+
+def _floor(model: str) -> int:
+    return {STEADY: 2, sick.MODEL: sick.REPLICAS}[model]
+
+
+def _shuffled(storm: Storm, pods: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    ordered = sorted(pods, key=lambda pod: pod["metadata"]["name"])
+    return storm.random.sample(ordered, len(ordered))
+
+
+def _of_class(storm: Storm, model: str) -> dict[str, Any] | None:
+    return next(iter(_shuffled(storm, storm.ground.engines(model))), None)
+
+
+def _device(storm: Storm, pod: dict[str, Any]) -> str | None:
+    """Name of the device that a replica holds."""
+    uid = pod["metadata"]["uid"]
+    for claim in storm.ground.get("resourceclaims", "-n", STORM):
+        status = claim.get("status", {})
+        if any(user["uid"] == uid for user in status.get("reservedFor", ())):
+            (result,) = status["allocation"]["devices"]["results"]
+            return f"{result['driver']}/{result['pool']}/{result['device']}"
+    return None
+
+
 # --- with the driver KEDA ---------------------------------------------------------------------------------------------
 
 
@@ -532,7 +691,7 @@ BETWEEN_VERSIONS: Final = (
     "operator_killed",
 )
 """In this order, unless others are asked for: what meets two versions side by side."""
-EVERY: Final = ALL | ROUTES | KEDA | VERSIONS
+EVERY: Final = ALL | ROUTES | SICK | KEDA | VERSIONS
 
 
 # --- inside -----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +26,7 @@ from shoal_dev.lab.errors import LabError
 from shoal_dev.lab.fleet import FleetFile
 from shoal_dev.lab.node.config import Bind, ImageConfig
 from shoal_dev.lab.volumes import FOLDER
-from tests.storm import journals, routes, swaps, versions
+from tests.storm import journals, routes, sick, swaps, versions
 from tests.storm.listener import ListenerConfig
 from tests.storm.versions import Earlier
 from tests.support.waiting import until
@@ -58,13 +58,15 @@ _SIMULATOR: Final[dict[str, Any]] = {
 }
 
 
-def _fleet(nodes: int) -> dict[str, Any]:
-    """So many nodes with two GPUs each."""
+def _fleet(nodes: int, *more: Mapping[str, Any]) -> dict[str, Any]:
+    """So many nodes with two GPUs each, and `more`."""
     gpus = {"gpus": 2, "gpuProduct": "NVIDIA-L40S", "gpuMemoryMiB": 46068}
-    return {"nodes": [{"name": "cpu-{n}", "count": 2}, {"name": "l40s-{n}", "count": nodes, **gpus}]}
+    return {"nodes": [{"name": "cpu-{n}", "count": 2}, {"name": "l40s-{n}", "count": nodes, **gpus}, *more]}
 
 
-def models(drain_seconds: int, idle_seconds: int, driver: Driver, *, routed: bool = False) -> list[dict[str, Any]]:
+def models(
+    drain_seconds: int, idle_seconds: int, driver: Driver, *, routed: bool = False, sickening: bool = False
+) -> list[dict[str, Any]]:
     spec: dict[str, Any] = {
         "source": {"uri": "file:///opt/shoal/models/tiny-chat"},
         "variants": [{"class": "l40s-48gb"}],
@@ -78,20 +80,27 @@ def models(drain_seconds: int, idle_seconds: int, driver: Driver, *, routed: boo
     }
     if routed:
         scaling |= {name: {"minReplicas": 1, "maxReplicas": 1} for name in (routes.NEXT, routes.SHADOW)}
+    own: dict[str, dict[str, Any]] = {}
+    if sickening:
+        scaling[sick.MODEL] = {"minReplicas": sick.REPLICAS, "maxReplicas": sick.REPLICAS + 1}
+        # A GPU that is far slower still ends its answers.
+        own[sick.MODEL] = {"variants": [{"class": sick.CLASS}], "drainSeconds": max(drain_seconds, 300)}
     return [
         {
             "apiVersion": "shoal.dev/v1alpha1",
             "kind": "Model",
             "metadata": {"name": name, "namespace": STORM},
             # Not for the default: an earlier version may not know the field.
-            "spec": spec | {"scaling": scaling[name] | ({} if driver == "BuiltIn" else {"driver": driver})},
+            "spec": spec
+            | {"scaling": scaling[name] | ({} if driver == "BuiltIn" else {"driver": driver})}
+            | own.get(name, {}),
         }
         for name in scaling
     ]
 
 
-def tenant(*, routed: bool = False) -> dict[str, Any]:
-    granted = (STEADY, BURSTY, *((routes.NEXT, routes.SHADOW) if routed else ()))
+def tenant(*, routed: bool = False, sickening: bool = False) -> dict[str, Any]:
+    granted = (STEADY, BURSTY, *((routes.NEXT, routes.SHADOW) if routed else ()), *((sick.MODEL,) if sickening else ()))
     grants = [{"namespace": STORM, "name": name} for name in granted]
     keys = [{"name": "storm", "sha256": hash_api_key(KEY)}]
     metadata = {"name": STORM}
@@ -126,29 +135,32 @@ class Ground(LabCluster):
         driver: Driver = "BuiltIn",
         earlier: Earlier | None = None,
         routed: bool = False,
+        sickening: bool = False,
     ) -> Generator["Ground"]:
         """A lab with Shoal and all Models ready; it is gone afterwards, `folder` stays.
 
         `mutation`: a protection that is switched off (`tests.storm.mutants`). `driver`: who writes replicas. `earlier`:
-        the version that is installed first. `routed`: with routes, and two more Models for them.
+        the version that is installed first. `routed`: with routes, and two more Models for them. `sickening`: with
+        nodes whose GPUs are devices, a Model on them, and an operator that takes less time to judge GPUs.
         """
         engines = folder / "engines"
         engines.mkdir(parents=True, exist_ok=True)
         engines.chmod(0o777)  # engines run as another user
-        rows = {images.SHOAL: _image(engines, mutation)}
+        rows = {images.SHOAL: _image(engines, mutation, hurried=sickening)}
         if earlier is not None:
             rows[versions.REPOSITORY] = _with_journal(earlier.row(), engines, earlier.root)
         lab = Lab.up(
             f"storm-{os.getpid()}",
-            fleet_data=FleetFile.model_validate(_fleet(5 if routed else 4)),
+            fleet_data=FleetFile.model_validate(_fleet(5 if routed else 4, *([sick.NODES] if sickening else []))),
             faults=True,
             addons=("keda",) if driver == "KEDA" else (),
             extra_images=rows,
         )
         try:
             ground = cls(lab, folder, earlier)
-            wanted = models(drain_seconds, idle_seconds, driver, routed=routed)
-            ground._begin(wanted, swaps.objects(STORM, STEADY, STORM) if adapters else [], routed=routed)
+            wanted = models(drain_seconds, idle_seconds, driver, routed=routed, sickening=sickening)
+            tuned = swaps.objects(STORM, STEADY, STORM) if adapters else []
+            ground._begin(wanted, tuned, routed=routed, sickening=sickening)
             yield ground
         finally:
             lab.down()
@@ -165,13 +177,16 @@ class Ground(LabCluster):
         else:
             steps.install(self, "simulator", steps.LAB_IMAGE, values)
 
-    def _begin(self, models: list[dict[str, Any]], adapters: list[dict[str, Any]], *, routed: bool) -> None:
+    def _begin(
+        self, models: list[dict[str, Any]], adapters: list[dict[str, Any]], *, routed: bool, sickening: bool
+    ) -> None:
         self.install(earlier=True)
         self.kubectl("create", "namespace", STORM)
         self.kubectl("apply", "-f", str(steps.EXAMPLES / "gpuclasses.yaml"))
         pair = (routes.front(STORM, STEADY), routes.trial(STORM, STEADY, BURSTY)) if routed else ()
         # The pool first: a Model that gets one later rolls.
-        for item in (*adapters, *models, *pair, tenant(routed=routed)):
+        devices = (sick.gpu_class(),) if sickening else ()
+        for item in (*devices, *adapters, *models, *pair, tenant(routed=routed, sickening=sickening)):
             self.apply(item)
         for name in (model["metadata"]["name"] for model in models):
             self.kubectl("wait", "--for=condition=Ready", f"model/{name}", "-n", STORM, "--timeout=120s", timeout=130)
@@ -201,6 +216,12 @@ class Ground(LabCluster):
             return "", ""
         one = status["canaries"][0]
         return one["state"], one.get("message", "")
+
+    def out_of_use(self, gpu_class: str) -> set[tuple[str, str]]:
+        """(node, device) of what Shoal keeps out of use of a class."""
+        found = json.loads(self.kubectl("get", "gpuclasses", gpu_class, "-o", "json"))
+        entries = found.get("status", {}).get("quarantined", [])
+        return {(each["node"], each.get("device") or "") for each in entries if each["state"] == "Quarantined"}
 
     def whole(self) -> bool:
         """Whether both Models have at least the replicas that they have when they are asked a little."""
@@ -285,8 +306,19 @@ class Ground(LabCluster):
     @contextlib.contextmanager
     def watched_scales(self, path: Path) -> Generator[None]:
         """Writes down each change of a Deployment's replicas, also across restarts of the API server."""
+        with self._watched(self._watch_scales, path):
+            yield
+
+    @contextlib.contextmanager
+    def watched_classes(self, path: Path) -> Generator[None]:
+        """Writes down each change of what is out of use, also across restarts of the API server."""
+        with self._watched(self._watch_classes, path):
+            yield
+
+    @contextlib.contextmanager
+    def _watched(self, watch: Callable[[Path, threading.Event], None], path: Path) -> Generator[None]:
         stop = threading.Event()
-        thread = threading.Thread(target=self._watch_scales, args=(path, stop), name="scales")
+        thread = threading.Thread(target=watch, args=(path, stop), name=path.stem)
         thread.start()
         try:
             yield
@@ -296,25 +328,40 @@ class Ground(LabCluster):
 
     def _watch_scales(self, path: Path, stop: threading.Event) -> None:
         columns = "NAME:.metadata.name,MODEL:.metadata.labels.shoal\\.dev/model,REPLICAS:.spec.replicas"
-        command = [str(self.tools.kubectl), "get", "deployments", "-n", STORM, "--no-headers", "-w", "-o"]
-        command.append(f"custom-columns={columns}")
         last: dict[str, int] = {}
         with path.open("ab", buffering=0) as file:
-            while not stop.is_set():
-                with subprocess.Popen(
-                    command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=os.environ | dict(self.tools.env)
-                ) as watch:
-                    killer = threading.Thread(target=lambda w=watch: (_wait_end(w, stop), w.kill()))
-                    killer.start()
-                    assert watch.stdout is not None
-                    for line in watch.stdout:
-                        name, model, replicas = line.decode().split()
-                        if last.get(name) != int(replicas):
-                            last[name] = int(replicas)
-                            entry = {"at": time.time(), "deployment": name, "model": model, "replicas": int(replicas)}
-                            file.write(orjson.dumps(entry) + b"\n")
-                    killer.join()
-                stop.wait(1)
+            options = ("deployments", "-n", STORM, "--no-headers", "-o", f"custom-columns={columns}")
+            for line in self._lines(options, stop):
+                name, model, replicas = line.split()
+                if last.get(name) != int(replicas):
+                    last[name] = int(replicas)
+                    entry = {"at": time.time(), "deployment": name, "model": model, "replicas": int(replicas)}
+                    file.write(orjson.dumps(entry) + b"\n")
+
+    def _watch_classes(self, path: Path, stop: threading.Event) -> None:
+        shown = "{.metadata.name} {.status.gpus.capacity} {.status.quarantined}{'\\n'}"
+        last: dict[str, Any] = {}
+        with path.open("ab", buffering=0) as file:
+            for line in self._lines(("gpuclasses", "-o", f"jsonpath={shown}"), stop):
+                seen = sick.observed(line, time.time())
+                if seen is not None and last.get(seen["gpu_class"]) != seen | {"at": 0}:
+                    last[seen["gpu_class"]] = seen | {"at": 0}
+                    file.write(orjson.dumps(seen) + b"\n")
+
+    def _lines(self, options: Sequence[str], stop: threading.Event) -> Iterator[str]:
+        """What `kubectl get -w` prints, begun again whenever it ends."""
+        command = [str(self.tools.kubectl), "get", "-w", *options]
+        while not stop.is_set():
+            with subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=os.environ | dict(self.tools.env)
+            ) as watch:
+                killer = threading.Thread(target=lambda w=watch: (_wait_end(w, stop), w.kill()))
+                killer.start()
+                assert watch.stdout is not None
+                for line in watch.stdout:
+                    yield line.decode()
+                killer.join()
+            stop.wait(1)
 
 
 def _wait_end(watch: "subprocess.Popen[bytes]", stop: threading.Event) -> None:
@@ -328,13 +375,14 @@ def _ready(pod: dict[str, Any]) -> bool:
     return ready and "deletionTimestamp" not in pod["metadata"]
 
 
-def _image(engines: Path, mutation: str | None) -> ImageConfig:
+def _image(engines: Path, mutation: str | None, *, hurried: bool = False) -> ImageConfig:
     """Shoal's row of the lab's image table, with the engines' journal; mutants come first on PATH."""
     row = _with_journal(images.defaults()[images.SHOAL], engines, steps.ROOT)
-    if mutation is None:
+    if mutation is None and not hurried:
         return row
     prepend = (str(Path(__file__).parent / "bin"), *row.path_prepend)
-    return row.model_copy(update={"env": dict(row.env) | {"SHOAL_STORM_MUTATION": mutation}, "path_prepend": prepend})
+    env = {"SHOAL_STORM_MUTATION": mutation or "", "SHOAL_STORM_HURRY": "1" if hurried else ""}
+    return row.model_copy(update={"env": dict(row.env) | env, "path_prepend": prepend})
 
 
 def _with_journal(row: ImageConfig, engines: Path, root: Path) -> ImageConfig:

@@ -163,6 +163,42 @@ class Halt:
     """For so long it was broken."""
 
 
+@dataclass(frozen=True, slots=True)
+class OutOfUse:
+    """What Shoal kept out of use of a class, as a watch of its status told of it."""
+
+    at: float
+    gpu_class: str
+    capacity: int
+    units: tuple[tuple[str, str], ...]
+    """(node, device); "" as device: all GPUs of the node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sickness:
+    """A GPU that sickened under a replica, and what became of the two. Times are None for what did not happen."""
+
+    fault: str
+    unit: str
+    model: str
+    pod: str
+    since: float
+    until: float
+    """It healed then."""
+    taken: float | None
+    """It was out of use."""
+    replaced: float | None
+    """As many other replicas were ready as there had been replicas."""
+    gone: float | None
+    """The replica began to go, or was not ready any more."""
+    others: int
+    """Other replicas that were ready then."""
+    before: int
+    """Replicas that were ready when it sickened."""
+    floor: int
+    """Replicas that the Model has at least."""
+
+
 @dataclass(slots=True)
 class Journals:
     """All of them."""
@@ -180,6 +216,8 @@ class Journals:
     routes: dict[str, Routed] = field(default_factory=dict[str, Routed])
     """By the name that clients use; empty: there were none."""
     halts: list[Halt] = field(default_factory=list[Halt])
+    out_of_use: list[OutOfUse] = field(default_factory=list[OutOfUse])
+    sicknesses: list[Sickness] = field(default_factory=list[Sickness])
 
     def copies(self) -> list[Sequence]:
         """What engines of mirrors were sent: no client waits for it."""

@@ -4,6 +4,7 @@
 `--mutation`. Each mutation changes a pure function before any process loads it, and then the real entry point runs.
 """
 
+import importlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,8 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 ENVIRONMENT: Final = "SHOAL_STORM_MUTATION"
+HURRY: Final = "SHOAL_STORM_HURRY"
+"""Not empty: the operator takes less time to judge GPUs. No protection is off."""
 
 
 def no_drain() -> None:
@@ -162,6 +165,45 @@ def no_dedupe() -> None:
     bulk.select = lambda *_: []
 
 
+def no_share() -> None:
+    """Every GPU that is said to be sick is taken out of use, however many are."""
+    _set("shoal.core.health.decide", SHARE_PERCENT=100)
+
+
+def no_replacement() -> None:
+    """A replica on a sick GPU goes at once, and another one comes later."""
+    from shoal.controllers.children.replicas import GOES_FIRST, ScaleWriter
+    from shoal.controllers.replicastates import is_sick
+
+    real = ScaleWriter.scale
+
+    async def scale(self: ScaleWriter, model: Any, gpu_class: str, target: Callable[[], int]) -> int:
+        found = [p for p in self._world.pods.by("model", model.metadata.uid) if p.gpu_class == gpu_class]
+        serving = [p for p in found if not p.deleting and not p.finished]
+        sick = [p for p in serving if is_sick(self._world, p)]
+        for pod in sick:
+            await self._mark(pod, GOES_FIRST)
+        return await real(self, model, gpu_class, (lambda: len(serving) - len(sick)) if sick else target)
+
+    ScaleWriter.scale = scale
+
+
+def hurry() -> None:
+    """Windows and rounds that a storm can wait for; what counts as slow, garbled or healed stays as it is."""
+    _set("shoal.core.health.decide", HOLD_SECONDS=15.0, OWN_WORD_SECONDS=15.0, LONGEST_HOLD_SECONDS=30.0)
+    _set("shoal.core.health.slow", WINDOW_SECONDS=10.0, WINDOWS=3, LEAST_TOKENS=20)
+    _set("shoal.controllers.healthprobes", ROUND_SECONDS=10.0, TEST_SECONDS=5.0)
+
+
+def _set(module: str, **values: float) -> None:
+    """Constants of a module. (Some packages export a function of the same name.) Raises AttributeError where one is
+    not there any more."""
+    found = importlib.import_module(module)
+    for name, value in values.items():
+        getattr(found, name)
+        setattr(found, name, value)
+
+
 def _never_turn_away() -> None:
     """Neither at `draining` nor at the pod's deletion."""
     from shoal.core.routing import choice
@@ -190,11 +232,16 @@ MUTATIONS: Final[dict[str, Callable[[], None]]] = {
     "early-mark": early_mark,
     "no-close-open": no_close_open,
     "no-dedupe": no_dedupe,
+    "no-share": no_share,
+    "no-replacement": no_replacement,
 }
 
 
 def main() -> None:
-    MUTATIONS[os.environ[ENVIRONMENT]]()
+    if os.environ.get(HURRY):
+        hurry()
+    if mutation := os.environ.get(ENVIRONMENT):
+        MUTATIONS[mutation]()
     from shoal.cli.main import main as shoal
 
     shoal()

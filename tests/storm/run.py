@@ -17,7 +17,7 @@ import orjson
 from shoal.api.model import Driver
 from shoal_dev.demo import steps
 from shoal_dev.lab.errors import LabError
-from tests.storm import faults, journals, ledgerrows, routed, routes, story, swaps, versions
+from tests.storm import faults, journals, ledgerrows, routed, routes, sick, story, swaps, versions
 from tests.storm.ground import BURSTY, KEY, LEDGER, MODEL_PATH, STEADY, STORM, Ground
 from tests.storm.kills import killing
 from tests.storm.load import LoadConfig
@@ -70,6 +70,8 @@ class StormConfig:
     """The version that is installed first, as git knows it; `upgraded` goes on from there."""
     routes: bool = False
     """Half of the requests goes to routes: with shares, a canary and fallbacks."""
+    sick: bool = False
+    """A quarter of the requests goes to a Model on devices of a DRA driver, and GPUs sicken."""
     kills: int = 0
     """SIGKILLs of gateways and the ledger in turn, beside the faults."""
 
@@ -89,6 +91,8 @@ def run(config: StormConfig, folder: Path) -> Findings:
                 if config.adapters:
                     beside.enter_context(swaps.swapping(ground.kubectl, STORM, storm.say))
                     beside.enter_context(ground.heard_agents(folder / "agents.jsonl"))
+                if config.sick:
+                    beside.enter_context(ground.watched_classes(folder / "classes.jsonl"))
                 if config.kills:
                     beside.enter_context(killing(ground, config.kills, _seconds(config), storm.say))
                 _faults(storm, config, load)
@@ -116,6 +120,7 @@ def _ground(config: StormConfig, folder: Path) -> Generator[Ground]:
             driver=config.driver,
             earlier=earlier,
             routed=config.routes,
+            sickening=config.sick,
         )
         yield stack.enter_context(ground)
 
@@ -144,6 +149,8 @@ def collect(folder: Path) -> journals.Journals:
         residencies=journals.read_residencies(folder / "agents.jsonl"),
         routes=journals.read_routes(folder / _ROUTES),
         halts=journals.read_halts(folder / "faults.jsonl"),
+        out_of_use=sick.read_out_of_use(folder / "classes.jsonl"),
+        sicknesses=sick.read_sicknesses(folder / "faults.jsonl"),
     )
 
 
@@ -164,6 +171,8 @@ def show(found: journals.Journals, findings: Findings, folder: Path) -> None:
     print(findings.weights(found.attempts, swaps.ADAPTERS))
     if found.routes:
         print(routed.line(found))
+    if found.out_of_use:
+        print(sick.line(found))
     if findings.account is not None:
         print("\n".join(findings.account.lines()))
     print(findings.line(), flush=True)
@@ -229,6 +238,9 @@ def _load(ground: Ground, config: StormConfig, folder: Path) -> Generator["subpr
 def _models(config: StormConfig, bursts: Phase) -> Iterator[Target]:
     """What is asked beside adapters. The bursty Model is asked through its route, where there are routes."""
     rest = 0.5 if config.adapters else 0.75
+    if config.sick:
+        rest -= 0.2
+        yield Target(sick.MODEL, 0.2)
     if not config.routes:
         yield from (Target(STEADY, rest), Target(BURSTY, 0.25, bursts))
     else:

@@ -33,6 +33,7 @@ def storm(
     idle_seconds: int = 10,
     adapters: bool = False,
     routes: bool = False,
+    sick: bool = False,
 ) -> StormConfig:
     """Both Models are asked all the time, and every engine always works on some long answer: what a fault shows must
     not depend on the moment at which it comes."""
@@ -53,6 +54,7 @@ def storm(
         mutation=mutation,
         adapters=adapters,
         routes=routes,
+        sick=sick,
     )
 
 
@@ -107,6 +109,16 @@ def test_a_record_with_another_model_than_the_one_that_answered_is_found(tmp_pat
 def test_a_copy_for_a_mirror_that_is_billed_is_found(tmp_path: Path) -> None:
     findings = run(storm("bills-copies", seconds=30, idle_seconds=STAYS, routes=True), tmp_path)
     assert any("the copy" in v and "has a final record" in v for v in findings.violations)
+
+
+def test_gpus_out_of_use_beyond_their_share_are_found(tmp_path: Path) -> None:
+    findings = run(storm("no-share", "devices_sicken", seconds=75, sick=True), tmp_path)
+    assert any("GPUs of storm-l4 were out of use at once" in v for v in findings.violations)
+
+
+def test_a_replica_that_goes_before_another_one_serves_is_found(tmp_path: Path) -> None:
+    findings = run(storm("no-replacement", "device_tainted", seconds=75, sick=True), tmp_path)
+    assert any("went for device_tainted while 3 other replicas" in v for v in findings.violations)
 
 
 def test_with_unknown_read_as_zero_replicas_go_while_nobody_is_heard(tmp_path: Path) -> None:

@@ -59,6 +59,35 @@ def test_through_routes_no_request_is_lost_and_each_has_one_record_of_one_route_
     assert findings.totals["answered"] > 0.7 * findings.sent
 
 
+SICK = ("device_tainted", "node_sickens", "operator_killed", "devices_sicken", "replica_garbled")
+
+
+@pytest.mark.long
+def test_gpus_that_sicken_lose_no_request_and_never_more_than_their_share_is_out_of_use(tmp_path: Path) -> None:
+    config = StormConfig(
+        requests=4200,
+        rate=17,
+        seed=5,
+        faults=SICK,
+        once=True,
+        gap=6,
+        pace=0.6,
+        burst_period=0,
+        shuffled=False,
+        sick=True,
+    )
+    findings = run(config, tmp_path)
+    assert findings.lost() == []
+    assert findings.violations == []
+    assert findings.wrong == 0
+    found = collect(tmp_path)
+    done = {each.fault: each for each in found.sicknesses}
+    assert {"device_tainted", "node_sickens", "replica_garbled"} <= done.keys()
+    assert all(each.replaced is not None for each in done.values()), done
+    assert max(len(each.units) for each in found.out_of_use) > 0
+    assert findings.totals["answered"] > 0.7 * findings.sent
+
+
 def test_no_request_is_lost_in_a_short_storm(tmp_path: Path) -> None:
     # The second pause, from 120 to 160 seconds, comes after all faults: however slow the machine is, the bursty Model
     # goes to zero in it, and the burst that follows, 12 seconds until the last request, wakes it.
