@@ -1,4 +1,4 @@
-"""GPUs as devices (DRA) on a real control plane: the scheduler allocates, Shoal counts, and engines serve."""
+"""GPUs as devices (DRA), partitions and shared GPUs on a real control plane: what counts, and what serves."""
 
 import json
 import os
@@ -25,6 +25,15 @@ NODES = {
         {"name": "cpu-1"},
         {"name": "dra-1", "gpus": 3, "gpuProduct": "NVIDIA L4", "gpuMemoryMiB": 23034, "dra": True},
         {"name": "plugin-1", "gpus": 1, "gpuProduct": "NVIDIA-L40S", "gpuMemoryMiB": 46068},
+        # 2 GPUs that time-slicing advertises as 8, and partitions of an H100 as the strategy `single` names them.
+        {
+            "name": "sliced-1",
+            "gpus": 8,
+            "gpuProduct": "NVIDIA-A10-SHARED",
+            "gpuMemoryMiB": 23028,
+            "labels": {"nvidia.com/gpu.replicas": "4", "nvidia.com/gpu.sharing-strategy": "time-slicing"},
+        },
+        {"name": "mig-1", "gpus": 2, "gpuProduct": "NVIDIA-H100-80GB-HBM3-MIG-3g.40gb", "gpuMemoryMiB": 40448},
     ]
 }
 TOLERATIONS = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
@@ -213,6 +222,37 @@ def test_a_selector_that_does_not_compile_says_so_and_what_runs_stays(mixed: Fle
     assert "GPUClass l4" in message
     mixed.kubectl("delete", "gpuclasses", "bad", "second")
     assert [p["metadata"]["uid"] for p in engines(mixed)] == [pod["metadata"]["uid"]]
+
+
+def test_time_slices_are_no_gpus_and_a_partition_is_one_of_its_own_memory(mixed: Fleet) -> None:
+    mixed.apply(
+        gpu_class("a10", nodeSelector={"nvidia.com/gpu.product": "NVIDIA-A10-SHARED"}, hourlyCost={"amount": "0.1"}),
+        gpu_class("h100-3g", nodeSelector={"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-3g.40gb"}),
+    )
+    mixed.make_model(
+        "tiny-part", variants=[{"class": "a10"}, {"class": "h100-3g"}], scaling={"minReplicas": 1, "maxReplicas": 2}
+    )
+    try:
+        # The cheaper class has eight parts of two GPUs, and none of them counts.
+        until(lambda: ready(mixed, "a10") == ("False", "SharedGPUs"), 60, lambda: status(mixed, "a10"))
+        found = status(mixed, "a10")
+        (shared,) = [c for c in found["conditions"] if c["type"] == "SharedGPUs"]
+        assert shared["status"] == "True"
+        assert "sliced-1 (time-slicing, 4 parts of each GPU)" in shared["message"]
+        assert found["gpus"]["capacity"] == 0
+        # The partition serves, as a GPU with its own memory.
+        until(lambda: ready(mixed, "h100-3g") == ("True", "NodesFound"), 60, lambda: status(mixed, "h100-3g"))
+        part = status(mixed, "h100-3g")
+        assert (part["memory"]["perGPU"], part["memory"]["source"]) == ("40448Mi", "NodeLabels")
+        assert (part["gpus"]["capacity"], part["largestNode"]) == (2, 1)
+        serving(mixed, 1, "tiny-part")
+        (pod,) = engines(mixed, "tiny-part")
+        assert pod["spec"]["nodeName"] == "mig-1"
+        variant = next(v for v in mixed.model("tiny-part")["status"]["variants"] if v["class"] == "h100-3g")
+        assert variant["gpusPerReplica"] == 1
+    finally:
+        mixed.kubectl("delete", "models.shoal.dev", "tiny-part", "-n", steps.DEMO_NAMESPACE, "--wait=false")
+        mixed.kubectl("delete", "gpuclasses", "a10", "h100-3g")
 
 
 def test_a_fleet_file_with_devices_needs_gpus() -> None:
