@@ -189,7 +189,7 @@ class Ground(LabCluster):
         for item in (*devices, *adapters, *models, *pair, tenant(routed=routed, sickening=sickening)):
             self.apply(item)
         for name in (model["metadata"]["name"] for model in models):
-            self.kubectl("wait", "--for=condition=Ready", f"model/{name}", "-n", STORM, "--timeout=120s", timeout=130)
+            self.kubectl("wait", "--for=condition=Ready", f"model/{name}", "-n", STORM, "--timeout=240s", timeout=250)
         if adapters:
             lora = ("loraadapters", "--all", "-n", STORM)
             self.kubectl("wait", "--for=condition=Available", *lora, "--timeout=120s", timeout=130)

@@ -6,6 +6,7 @@
 
 import importlib
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -238,7 +239,7 @@ MUTATIONS: Final[dict[str, Callable[[], None]]] = {
 
 
 def main() -> None:
-    if os.environ.get(HURRY):
+    if os.environ.get(HURRY) and "operator" in sys.argv[1:2]:  # others would only start later
         hurry()
     if mutation := os.environ.get(ENVIRONMENT):
         MUTATIONS[mutation]()
