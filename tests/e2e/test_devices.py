@@ -226,8 +226,17 @@ def test_a_selector_that_does_not_compile_says_so_and_what_runs_stays(mixed: Fle
 
 def test_time_slices_are_no_gpus_and_a_partition_is_one_of_its_own_memory(mixed: Fleet) -> None:
     mixed.apply(
-        gpu_class("a10", nodeSelector={"nvidia.com/gpu.product": "NVIDIA-A10-SHARED"}, hourlyCost={"amount": "0.1"}),
-        gpu_class("h100-3g", nodeSelector={"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-3g.40gb"}),
+        gpu_class(
+            "a10",
+            nodeSelector={"nvidia.com/gpu.product": "NVIDIA-A10-SHARED"},
+            memoryPerGPU="24Gi",
+            hourlyCost={"amount": "0.1"},
+        ),
+        gpu_class(
+            "h100-3g",
+            nodeSelector={"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-3g.40gb"},
+            memoryPerGPU="40Gi",
+        ),
     )
     mixed.make_model(
         "tiny-part", variants=[{"class": "a10"}, {"class": "h100-3g"}], scaling={"minReplicas": 1, "maxReplicas": 2}

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 import orjson
 
+from shoal.engine.port import CANARY_ID
 from shoal.metering.spool import FILE_NAME as SPOOL
 
 
@@ -262,7 +263,9 @@ def read_engines(folder: Path) -> tuple[list[Sequence], list[EngineLife]]:
         live = False
         for line in lines(path):
             event = line["event"]
-            if event == "asked":
+            if event == "asked" and line["rid"].startswith(CANARY_ID):
+                pass  # by Shoal itself: nobody is billed
+            elif event == "asked":
                 # A gateway that sends a request again says so behind a dot: an engine may still have the first one.
                 request = line["rid"].partition(".")[0]
                 running[line["rid"]] = sequence = Sequence(

@@ -5,10 +5,11 @@ import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any, Final, Literal, cast
+from uuid import uuid4
 
 import aiohttp
 
-from shoal.engine.port import EngineGarbled, EngineRefused, EngineTimeout, EngineUnreachable
+from shoal.engine.port import CANARY_ID, EngineGarbled, EngineRefused, EngineTimeout, EngineUnreachable
 
 ANSWER_BYTES: Final = 8 << 20
 """Longest answer that is read."""
@@ -41,8 +42,9 @@ class EngineHTTP:
         if not isinstance(name, str):
             raise EngineGarbled("/v1/models: names no model")
         path = "/v1/completions"
-        body = {"model": name, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
-        status, answer = await self.call("POST", path, seconds, auth="api", body=body)
+        rid = f"{CANARY_ID}{uuid4().hex}"
+        body = {"model": name, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "rid": rid}
+        status, answer = await self.call("POST", path, seconds, auth="api", body=body, rid=rid)
         if status != 200:
             raise EngineRefused(path, status)
         match json_object(answer, path):
@@ -52,11 +54,21 @@ class EngineHTTP:
                 raise EngineGarbled(f"{path}: no text")
 
     async def call(
-        self, method: Literal["GET", "POST"], path: str, seconds: float, *, auth: Role | None, body: object = None
+        self,
+        method: Literal["GET", "POST"],
+        path: str,
+        seconds: float,
+        *,
+        auth: Role | None,
+        body: object = None,
+        rid: str | None = None,
     ) -> tuple[int, bytes]:
-        """One call: its status and the body of the answer."""
+        """One call: its status and the body of the answer. `rid`: the request's id, for engines that read it from a
+        header."""
         key = self._keys[auth] if auth else None
         headers = {"Authorization": f"Bearer {key}"} if key else {}
+        if rid is not None:
+            headers["X-Request-Id"] = rid
         try:
             async with (
                 asyncio.timeout(seconds),

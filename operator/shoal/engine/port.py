@@ -20,6 +20,8 @@ from shoal.core.sizing import Tuning
 
 STARTUP_SECONDS: Final = 3600
 """Longest start of an engine: weights of hundreds of GB with cold compile caches."""
+CANARY_ID: Final = "shoal-canary-"
+"""Ids of requests that Shoal itself sends to an engine begin so: who reads its log sees that no tenant asked."""
 
 # --- errors -----------------------------------------------------------------------------------------------------------
 
@@ -150,7 +152,8 @@ class EngineClient(Protocol):
         ...
 
     async def greedy(self, prompt: str, tokens: int, seconds: float) -> str:
-        """What the base model writes after a prompt at temperature 0, at most so many tokens."""
+        """What the base model writes after a prompt at temperature 0, at most so many tokens. The request's id begins
+        with CANARY_ID."""
         ...
 
     async def abort(self, rid: str) -> None:
