@@ -75,6 +75,11 @@ class Sequence:
     live: bool = False
     """The engine counts tokens while requests run."""
 
+    @property
+    def canary(self) -> bool:
+        """Shoal itself asked: nobody waits for the answer or is billed, and the engine counts its tokens."""
+        return self.rid.startswith(CANARY_ID)
+
 
 @dataclass(slots=True)
 class EngineLife:
@@ -263,9 +268,7 @@ def read_engines(folder: Path) -> tuple[list[Sequence], list[EngineLife]]:
         live = False
         for line in lines(path):
             event = line["event"]
-            if event == "asked" and line["rid"].startswith(CANARY_ID):
-                pass  # by Shoal itself: nobody is billed
-            elif event == "asked":
+            if event == "asked":
                 # A gateway that sends a request again says so behind a dot: an engine may still have the first one.
                 request = line["rid"].partition(".")[0]
                 running[line["rid"]] = sequence = Sequence(

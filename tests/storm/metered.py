@@ -114,7 +114,8 @@ def account(
     for row in contents.rows:
         if row.attempt == 0 and row.ended:
             finals.setdefault(row.request, []).append(row)
-    seen = _accepted(contents, attempts, at_engines.keys() - copies, spools)
+    canaries = {id for id, own in at_engines.items() if own[0].canary}
+    seen = _accepted(contents, attempts, at_engines.keys() - copies - canaries, spools)
     found.requests = len(seen)
     for request, why in sorted(seen.items()):
         if request not in finals:

@@ -232,7 +232,7 @@ def stopped_in_flight(journals: Journals, kills: Mapping[str, Iterable[Kill]]) -
         ):
             continue
         for sequence in by_boot.get((life.engine, life.boot), ()):
-            if sequence.outcome == "abort" and sequence.asked <= at:
+            if sequence.canary or (sequence.outcome == "abort" and sequence.asked <= at):
                 continue
             if sequence.asked > at:
                 found.append(

@@ -66,6 +66,14 @@ def test_who_was_refused_before_anything_was_kept_needs_no_row() -> None:
     assert judged(contents(heard=Tokens()), seen=refused).violations() == []
 
 
+def test_what_shoal_itself_asked_needs_no_row_and_engines_count_it() -> None:
+    own = Sequence("shoal-canary-1", POD, "b", 10.6, 10.9, "length", (7, 5))
+    assert judged(contents(ROW, heard=Tokens(14, 10)), WORK, own).good
+    assert judged(contents(ROW, heard=Tokens(14, 10)), WORK, replace(own, rid="r2")).lost == [
+        "r2 (an engine had it) has no row and no final one"
+    ]
+
+
 def test_two_final_rows_are_double_wherever_they_show() -> None:
     both = judged(contents(ROW, ROW, heard=Tokens(7, 5)), WORK)
     assert any("2 final rows" in text for text in both.double)
