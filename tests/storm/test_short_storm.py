@@ -65,7 +65,7 @@ SICK = ("device_tainted", "node_sickens", "operator_killed", "devices_sicken", "
 @pytest.mark.long
 def test_gpus_that_sicken_lose_no_request_and_never_more_than_their_share_is_out_of_use(tmp_path: Path) -> None:
     config = StormConfig(
-        requests=4200,
+        requests=6500,
         rate=17,
         seed=5,
         faults=SICK,
