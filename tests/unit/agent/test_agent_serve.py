@@ -273,7 +273,7 @@ async def test_a_canary_is_a_fixed_greedy_request_for_operators_alone(pod: Pod):
         assert await canary(pod) == (200, {"prompt": serve.CANARY_PROMPT, "text": " Paris."})
         [asked] = pod.engine.completed
         assert (asked["model"], asked["temperature"], asked["prompt"]) == ("base", 0, serve.CANARY_PROMPT)
-        assert asked["rid"].startswith("shoal-canary-"), "the engine's log says who asked"
+        assert str(asked["rid"]).startswith("shoal-canary-"), "the engine's log says who asked"
         assert (await canary(pod, "gateway-key"))[0] in (401, 403)
         assert len(pod.engine.completed) == 1
         pod.engine.says = None
