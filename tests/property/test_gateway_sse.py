@@ -99,9 +99,9 @@ def test_only_the_model_changes(event: dict[str, Any], word: str, spaced: bool):
     assert decode(ModelNameRewriter("chat/llama", word).rewrite(raw)) == event_with_word
 
 
-def fed(most: int, piece: bytes) -> int:
-    """Bytes of an event that never ends, until it is refused, or until 16 MiB are kept of it."""
-    splitter = sse.Splitter()
+def fed(most: int, piece: bytes, limit: int) -> int:
+    """Bytes of an event that never ends, until it is refused, or until `most` are kept of it."""
+    splitter = sse.Splitter(limit)
     for number in range(most // len(piece)):
         try:
             assert splitter.feed(piece) == []
@@ -115,15 +115,13 @@ PIECES = [b"x" * 65_536, b"x\n" * 32_768, b"data: x\r" * 8_192]
 
 
 @pytest.mark.parametrize("piece", PIECES, ids=["one line", "lines", "carriage returns"])
-def test_an_event_without_end_is_refused(piece: bytes, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 1 << 20)
-    assert fed(16 << 20, piece) <= (1 << 20) + 2 * len(piece)
+def test_an_event_without_end_is_refused(piece: bytes):
+    assert fed(16 << 20, piece, 1 << 20) <= (1 << 20) + 2 * len(piece)
 
 
 @pytest.mark.parametrize("piece", PIECES, ids=["one line", "lines", "carriage returns"])
-def test_without_the_bound_it_is_kept_for_as_long_as_the_engine_sends(piece: bytes, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 1 << 60)
-    assert fed(16 << 20, piece) == 16 << 20
+def test_without_the_bound_it_is_kept_for_as_long_as_the_engine_sends(piece: bytes):
+    assert fed(16 << 20, piece, 1 << 60) == 16 << 20
 
 
 def test_usage_that_is_null_is_none():
