@@ -59,7 +59,7 @@ def test_install_upgrade_uninstall(bare: ApiServer) -> None:
     bare.kubectl("create", "namespace", "demo")
     # Although the policies were there before the kinds that they compare.
     bare.kubectl("apply", "-f", str(CHART.parents[1] / "examples" / "models.yaml"))
-    assert len(policies(bare)) == 8
+    assert len(policies(bare)) == 10
 
     # What may be changed on a running release: everything but the size of existing volumes.
     values: dict[str, Any] = {
@@ -84,7 +84,7 @@ def test_install_upgrade_uninstall(bare: ApiServer) -> None:
     )
     assert policies(bare) == []
     helm(bare, "rollback", "shoal", "1", "--namespace=shoal-system")
-    assert len(policies(bare)) == 8
+    assert len(policies(bare)) == 10
     assert bare.json("get", "statefulset", "shoal-gateway", "-n=shoal-system")["spec"]["replicas"] == 2
 
     helm(bare, "uninstall", "shoal", "--namespace=shoal-system")

@@ -278,7 +278,7 @@ EXAMPLES = sorted(p for p in (REPOSITORY / "examples").rglob("*.yaml") if p.pare
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: str(p.relative_to(REPOSITORY)))
 def test_example_is_accepted(apiserver: ApiServer, path: Path) -> None:
-    for namespace in ("demo", "chat", "fleet", "elastic", "tunes", "engines", "routes"):
+    for namespace in ("demo", "chat", "fleet", "elastic", "tunes", "engines", "routes", "devices"):
         apiserver.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
 
     done = apiserver.run("apply", "--server-side", "--dry-run=server", "-f", str(path))
