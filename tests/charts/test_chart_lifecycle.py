@@ -80,7 +80,7 @@ def test_install_upgrade_uninstall(bare: ApiServer) -> None:
         "upgrade",
         "shoal",
         CHART,
-        {"admission": {"loraPools": {"enabled": False}, "children": {"enabled": False}}},
+        {"admission": {name: {"enabled": False} for name in ("loraPools", "children", "nodes")}},
     )
     assert policies(bare) == []
     helm(bare, "rollback", "shoal", "1", "--namespace=shoal-system")
