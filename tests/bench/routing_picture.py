@@ -43,12 +43,10 @@ def rows(page: str) -> tuple[Row, ...]:
         ValueError: no such table.
     """
     lines = page.splitlines()
-    for at, line in enumerate(lines):  # noqa: B007 - used below
-        names = _cells(line)
-        if names[:2] == ["traffic", "gateways"] and OURS in names and "round robin" in names:
-            break
-    else:
+    at = next((at for at, line in enumerate(lines) if _heads(_cells(line))), None)
+    if at is None:
         raise ValueError("no table with the columns `traffic`, `gateways`, `round robin` and `Seconds`")
+    names = _cells(lines[at])
     found = list[Row]()
     for line in lines[at + 2 :]:
         if not line.startswith("|"):
@@ -57,6 +55,10 @@ def rows(page: str) -> tuple[Row, ...]:
         p99 = {name: float(cells[name].split()[0]) for name in (OURS, *MARKS)}
         found.append(Row(cells["traffic"], int(cells["gateways"]), p99))
     return tuple(found)
+
+
+def _heads(names: list[str]) -> bool:
+    return names[:2] == ["traffic", "gateways"] and OURS in names and "round robin" in names
 
 
 def _cells(line: str) -> list[str]:

@@ -67,6 +67,12 @@ async def settled(asking: EngineClient) -> Counters:
     return seen[-1]
 
 
+async def test_a_canary_has_the_same_answer_each_time(any_client: Client, asking: EngineClient):
+    first = await asking.greedy("The capital of France is", 8, 60)
+    assert first
+    assert await asking.greedy("The capital of France is", 8, 60) == first
+
+
 async def test_the_capture_of_graphs_is_told_or_unknown(any_client: Client, asking: EngineClient):
     """On a CPU none are captured. SGLang says so; of vLLM only its log does."""
     counters = await asking.counters()

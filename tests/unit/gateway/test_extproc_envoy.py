@@ -359,14 +359,15 @@ async def test_a_gateway_that_dies_under_load_leaves_no_answer_without_a_record(
                 await asyncio.sleep(0.02)
                 known = [record.data for each in (first, second) for record in await each.records(count=1)]
     by_id = {data.request_id: data for data in known}
-    assert len(by_id) == len(known)
+    assert len(by_id) == len(known) >= len(engine.requests)
     assert {(by_id[id].outcome, by_id[id].output_tokens) for id in complete} == {("answered", 3)}
     # The gateway had passed some of these on to their end.
     assert {by_id[id].outcome for id in set(ids) - complete} <= {"cancelled", "answered"}
     refused = [request for status, request, _ in got if status != 200]
     assert set(refused) <= {None}, "Envoy's own errors: no gateway has decided on these"
     assert len(got) >= 84
-    assert {status for status, _, _ in got[-4:]} == {200}, "the other one goes on"
+    assert len(complete) < len(got), "somebody was at the gateway that died"
+    assert got[-4:] == [(200, request, True) for _, request, _ in got[-4:]], "the other one goes on"
 
 
 async def test_an_envoy_that_is_set_up_in_another_way_is_refused(tmp_path: Path) -> None:
