@@ -13,7 +13,7 @@ from shoal.api.traffic import AFTER_ANSWER
 from shoal.core.hold.capacity import BYTES_PER_TOKEN
 from shoal.core.routing.prefixes import Points
 from shoal.core.routing.score import ReplicaScores
-from shoal.gateway.prefixes import RECENT
+from shoal.gateway.prefixes import RECENT, TELL_SECONDS
 from tests.bench.routing_engine import Asked, Block, Replica, Running
 from tests.bench.routing_policies import Scored, uid_of
 
@@ -25,8 +25,6 @@ RESYNC_SECONDS = 1.0
 MOST_TOKENS = 16_000_000
 """In the index of one gateway: a million blocks of 16 tokens."""
 
-TELL_SECONDS = 1.0
-"""Between two messages from gateway to gateway."""
 _NEAR_END = 8
 """Messages at the end of a conversation that have marks."""
 
@@ -172,7 +170,7 @@ class Exact(Scored):
 
 
 class Told(Scored):
-    """Shoal: the score, with what gateways tell each other of the prompts that they sent (core/routing/prefixes.py)."""
+    """Shoal: the score, with what gateways tell each other of the prompts that they sent (gateway/prefixes.py)."""
 
     _all: ClassVar[list["Told"]] = []
 
@@ -201,8 +199,8 @@ class Told(Scored):
 
     def choose(self, asked: Asked, replicas: Sequence[Replica], now: float) -> Replica:
         while self.inbox and self.inbox[0][0] <= now:
-            _, _, uid, points = heappop(self.inbox)
-            self.scores.told(uid, points)
+            when, _, uid, points = heappop(self.inbox)
+            self.scores.told(uid, points, when)
         return super().choose(asked, replicas, now)
 
     def sent(self, asked: Asked, replica: Replica, now: float) -> None:

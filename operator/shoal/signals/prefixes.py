@@ -1,7 +1,7 @@
 """The prompts that other gateways sent (`GET /v1/prefixes`): a stream to each gateway pod."""
 
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
 
 import aiohttp
 
@@ -10,8 +10,10 @@ from shoal.api.names import PREFIXES_PATH
 from shoal.api.prefixes import read_sent
 from shoal.net.stream import Follower, ListenerIdentity, PeerStreams, StreamPeer
 
-Sent = Callable[[Sequence[tuple[str, bytes]]], None]
-"""Called with uid of the replica's pod and marks of each prompt."""
+
+class Sent(Protocol):
+    def __call__(self, prompts: Sequence[tuple[str, bytes]], *, full: bool) -> None:
+        """Called with uid of the replica's pod and marks of each prompt; `full`: of some time, as the first message."""
 
 
 class PrefixStream(Follower):
@@ -29,7 +31,7 @@ class PrefixStream(Follower):
         self._sent = sent
 
     def _keep(self, content: JsonObject, *, full: bool) -> None:
-        self._sent(read_sent(content))
+        self._sent(read_sent(content), full=full)
 
     def _notify(self, content: JsonObject | None) -> None:
         pass

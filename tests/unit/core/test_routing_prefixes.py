@@ -109,6 +109,8 @@ def test_whatever_is_told_the_bounds_hold(told: list[tuple[str, list[int], int]]
     for uid, prompt, total in told:
         index.sent(uid, prompt)
         assert index.held(prompt).get(uid, 0) <= max(map(tokens_of, prompt), default=0)
+        for each in "abc":
+            assert index.held_by(each, prompt) == index.held(prompt).get(each, 0)
         index.reported(uid, 0, total)
         assert index.tokens(uid) <= (CACHE_SHARE * total if total else PRIOR_TOKENS)
     for uid in "abc":

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.api.replica import ReplicaKeys
+from shoal.core.hold.capacity import BYTES_PER_TOKEN
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.reuse import MOST_HEADS, MOST_PLACES, Prompt, ReuseMemory, Trust
 from shoal.core.routing.score import MOST_CANDIDATES, Pick, ReplicaLoad, ReplicaScores, work
@@ -438,3 +439,49 @@ def test_a_replica_of_which_nothing_was_reported_keeps_nothing() -> None:
     scores = known(10_000.0)
     scores.told("pod-of-nobody", [4000 << 32 | 1])
     assert not len(scores.prefixes)
+
+
+def sent_elsewhere(tokens: int, mark: int = 1) -> list[int]:
+    """Points of a prompt of so many tokens that another gateway sent."""
+    return [tokens * BYTES_PER_TOKEN << 32 | mark]
+
+
+def test_what_another_gateway_says_that_it_sent_is_ahead_until_the_next_report() -> None:
+    scores = known(10_000.0)
+    scores.told("pod-1", sent_elsewhere(8000), NOW + 0.1)
+    scores.told("pod-2", sent_elsewhere(8000, 2), NOW + 0.2)
+    assert {picked(scores, Prompt(1000), NOW + 0.2, rotation=turn).replica.uid for turn in range(6)} == {"pod-3"}
+    for pod in PODS:
+        scores.reported(pod.uid, IDLE, 0, NOW + 0.5)
+    assert {picked(scores, Prompt(1000), NOW + 0.5, rotation=turn).replica.uid for turn in range(6)} == {
+        "pod-1",
+        "pod-2",
+        "pod-3",
+    }
+    # It was said before the report, or may have been long ago: the report contains it, or it is over.
+    scores.told("pod-1", sent_elsewhere(8000, 3), NOW + 0.4)
+    scores.told("pod-2", sent_elsewhere(8000, 4))
+    assert len({picked(scores, Prompt(1000), NOW + 0.5, rotation=turn).replica.uid for turn in range(6)}) == 3
+    assert scores.prefixes.tokens("pod-1") == 16_000
+
+
+def test_of_a_prompt_that_the_replica_has_only_the_rest_is_ahead() -> None:
+    scores = known(10_000.0)
+    for pod in PODS[:2]:
+        scores.told(pod.uid, sent_elsewhere(8000))
+    long = [*sent_elsewhere(8000), *sent_elsewhere(8200, 2)]
+    scores.told("pod-1", long, NOW + 0.1)  # 200 tokens to read
+    scores.told("pod-2", sent_elsewhere(4000, 3), NOW + 0.1)
+    scores.told("pod-3", sent_elsewhere(2000, 4), NOW + 0.1)
+    assert picked(scores, Prompt(1000), NOW + 0.1).replica.uid == "pod-1"
+
+
+def test_an_absurd_length_from_another_gateway_counts_as_a_full_cache_at_most() -> None:
+    scores = known(10_000.0)
+    scores.told("pod-1", [(1 << 30) << 32 | 1], NOW + 0.1)
+    pick = scores.pick(PODS[:1], {}, Prompt(1000), NOW + 0.1, explain=True, alone=True)
+    assert pick is not None
+    assert pick.terms is not None
+    assert pick.terms.queue <= work(200_000, 0) / 9_000.0
+    scores.reported("pod-1", IDLE, 0, NOW + 0.2)
+    assert names(scores, Prompt(1000)) == {"pod-1", "pod-2", "pod-3"}

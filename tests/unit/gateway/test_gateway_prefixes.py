@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -36,15 +37,19 @@ def marks(text: str) -> bytes:
 def scores() -> ReplicaScores:
     found = ReplicaScores()
     for pod in PODS:
-        found.reported(pod.uid, IDLE, 0, 1000.0)
+        found.reported(pod.uid, IDLE, 0, time.monotonic())
     return found
 
 
 def place(found: ReplicaScores, text: str) -> str | None:
     """The replica of which it is known that it has the prompt."""
-    pick = found.pick(PODS, {}, Prompt(500, points=points_of(marks(text))), 1000.0)
-    assert pick is not None
-    return pick.replica.uid if pick.expected.kind == "held" else None
+    return next(iter(found.prefixes.held(points_of(marks(text)))), None)
+
+
+def chosen(found: ReplicaScores) -> set[str]:
+    """Where prompts go of which nothing is known."""
+    picks = [found.pick(PODS, {}, Prompt(500), time.monotonic(), rotation=turn) for turn in range(6)]
+    return {pick.replica.uid for pick in picks if pick is not None}
 
 
 @contextlib.asynccontextmanager
@@ -77,8 +82,21 @@ async def test_what_one_gateway_sent_is_known_at_the_other_and_after_its_restart
         async with listening(first) as (_, own):
             await until(lambda: place(own, "one") == "pod-2")
             # An engine that has restarted has an empty cache.
-            own.reported("pod-2", IDLE.model_copy(update={"engine_boot": "b"}), 0, 1001.0)
+            own.reported("pod-2", IDLE.model_copy(update={"engine_boot": "b"}), 0, time.monotonic())
             assert place(own, "one") is None
+
+
+async def test_what_another_gateway_sends_now_is_ahead_of_a_prompt_but_not_what_it_sent_before_the_stream() -> None:
+    async with told_gateway() as first:
+        first.prefixes.sent("pod-1", marks("old " + 40 * LONG))
+        first.prefixes.publish()
+        async with listening(first) as (_, own):
+            await until(lambda: place(own, "old " + 40 * LONG) == "pod-1")
+            assert chosen(own) == {"pod-1", "pod-2", "pod-3"}
+            first.prefixes.sent("pod-1", marks("new " + 40 * LONG))
+            first.prefixes.publish()
+            await until(lambda: place(own, "new " + 40 * LONG) == "pod-1")
+            assert chosen(own) == {"pod-2", "pod-3"}
 
 
 async def test_a_gateway_follows_the_prompts_of_every_other_one_that_exists(tmp_path: Path) -> None:
@@ -125,7 +143,7 @@ async def test_what_a_gateway_remembers_for_the_others_is_bounded() -> None:
     assert full is not None
     assert full.count(b"=") == RECENT
     for number in range(100_000):
-        share.heard([("pod-1", number.to_bytes(8))])
+        share.heard([("pod-1", number.to_bytes(8))], full=False)
     share.take(1_000_000)
     assert len(share._scores.prefixes) < 10_000
 

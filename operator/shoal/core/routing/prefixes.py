@@ -12,7 +12,7 @@ this knowledge (reuse.py).
 import sys
 from array import array
 from collections import OrderedDict
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Final
 
 from shoal.api.traffic import AFTER_ANSWER
@@ -32,6 +32,7 @@ Points = Sequence[int]
 """Marks of one prompt in the order of their lengths, as numbers of 64 bits: the lower half is the checksum, the upper
 half the characters, with `AFTER_ANSWER`."""
 _AFTER: Final = AFTER_ANSWER << 32
+_NOTHING: Final[Mapping[int, int]] = {}
 
 
 def points_of(marks: bytes | None) -> Points:
@@ -119,6 +120,15 @@ class PrefixIndex:
             # The replica that has the prompt of an answer has the answer too, although no request had its checksum yet.
             behind = tokens_of(point) if point & _AFTER else 0
         return found
+
+    def held_by(self, uid: str, points: Points) -> int:
+        """How many tokens of a prompt one replica has."""
+        held, behind = self._held.get(uid, _NOTHING), 0
+        for at in range(len(points) - 1, -1, -1):
+            if points[at] in held:
+                return behind or tokens_of(points[at])
+            behind = tokens_of(points[at]) if points[at] & _AFTER else 0
+        return 0
 
     def forget(self, uid: str) -> None:
         """The replica's cache is empty, or the replica is gone."""

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 
 from shoal.api.replica import ReplicaKeys
 from shoal.core.lora.placement.rendezvous import digest, score
-from shoal.core.routing.prefixes import Points, PrefixIndex
+from shoal.core.routing.prefixes import PRIOR_TOKENS, Points, PrefixIndex, tokens_of
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.reuse import NOTHING, Expected, Prompt, ReuseMemory, Trust
 from shoal.core.routing.speeds import NOTHING_KNOWN, Pace, Speeds
@@ -73,6 +73,8 @@ class ReplicaLoad:
     """Work that this gateway has sent and whose answer has not begun."""
     as_of: float = 0.0
     """When `waiting` and `own` were so large; both decrease with time."""
+    reported_at: float = -math.inf
+    """When the last report came."""
     sent_total: float = 0.0
     busy: int = 0
     """Requests that ran or waited, of all gateways, when the last report came."""
@@ -82,7 +84,7 @@ class ReplicaLoad:
     kv_used: int | None = None
     kv_total: int | None = None
     kv_since: float = 0.0
-    """Tokens of prompts that this gateway has sent since."""
+    """Tokens of prompts that were sent since, as far as this gateway knows."""
     kv_waiting: int = 0
     """Tokens of prompts in the engine's queue, which will need space too."""
     stay: float = NOTHING_KNOWN.stay
@@ -121,6 +123,7 @@ class ReplicaLoad:
         self._pass(now)
         if keys.waiting_tokens is not None:
             self.waiting = keys.waiting_tokens + (self.recent if now - self.recent_at < LAG_SECONDS else 0.0)
+        self.reported_at = now
         self.busy = max((keys.running or 0) + (keys.waiting or 0), own)
         self.own_requests = own
         self.max_running, self.kv_used, self.kv_total = keys.max_running, keys.kv_tokens_used, keys.kv_tokens_total
@@ -136,6 +139,16 @@ class ReplicaLoad:
         self.recent = amount + (self.recent if now - self.recent_at < LAG_SECONDS else 0.0)
         self.recent_at = now
         return self.sent_total
+
+    def told(self, at: float, amount: float, tokens: float) -> None:
+        """Another gateway said at `at` that it had sent a prompt of so many tokens and so much work. The last report
+        contains what was said before it."""
+        if at < self.reported_at:
+            return
+        self._pass(max(at, self.as_of))
+        self.waiting += amount
+        self.kv_since += tokens
+        self.busy += 1
 
     def began(self, now: float, mark: float) -> None:
         """The answer to the prompt with this mark began. What was sent before it is done: engines prefill in the order
@@ -396,10 +409,17 @@ class ReplicaScores:
         self.reuse.sent(prompt, uid, self.reuse.trust(pick.replica.model_uid))
         self.prefixes.sent(uid, prompt.points)
 
-    def told(self, uid: str, points: Points) -> None:
-        """Another gateway sent a prompt with these points to a replica. One that never reported is unknown."""
-        if uid in self._boots:
-            self.prefixes.sent(uid, points)
+    def told(self, uid: str, points: Points, at: float | None = None) -> None:
+        """Another gateway sent a prompt with these points to a replica. One that never reported is unknown. `at`: when
+        the gateway said so, just after it sent the prompt; None: it may have been long ago, and is no load any more."""
+        if uid not in self._boots or not points:
+            return
+        load = self._loads.get(uid)
+        if at is not None and load is not None:
+            # No prompt is longer than the KV cache, whatever is said.
+            tokens = min(tokens_of(points[-1]), load.kv_total or PRIOR_TOKENS)
+            load.told(at, work(tokens, min(tokens - 1, self.prefixes.held_by(uid, points))), tokens)
+        self.prefixes.sent(uid, points)
 
     def began(self, pick: Pick, now: float) -> None:
         """The first token of the answer came."""

@@ -1,0 +1,57 @@
+"""What the routing rule is worth, in short replays of `tests/bench/bench_routing` in virtual time: a change of its
+weights that sends requests to the wrong replicas is found here. Times are those of the engine's model, so no machine
+moves them.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.bench import bench_routing as bench
+from tests.bench.bench_routing import RULES, Result
+from tests.bench.scaling_engine import Params
+
+L40S = Params(24.2, 0.0646, 14.46, 0.000185, 2.93e-6, 0.2064, 190_048, 2048)
+"""Llama-3.1-8B in bfloat16, fitted to measured kernels."""
+SEED = 21
+SIMPLE = ("round robin", "least in flight")
+
+
+@pytest.fixture(autouse=True)
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "params", lambda _folder, _gpu: L40S)
+    monkeypatch.setattr(bench, "TRACES", Path("no-traces"))
+
+
+def replayed(traffic: str, gateways: int, *rules: str) -> list[Result]:
+    asked, fleet = bench.loads(600, gateways, SEED)[traffic]
+    return [bench.replay(asked, RULES[rule], fleet, gateways) for rule in rules]
+
+
+@pytest.mark.parametrize("gateways", [2, 8])
+@pytest.mark.parametrize(
+    ("traffic", "most"),
+    [
+        ("unique single-turn", 1.0),
+        ("multi-turn, as ShareGPT", 1.02),
+        ("multi-turn, one at half speed", 0.97),
+        ("shared system prompts", 0.7),
+    ],
+)
+def test_requests_wait_no_longer_than_behind_a_simple_balancer_and_shorter_where_traffic_has_structure(
+    traffic: str, most: float, gateways: int
+) -> None:
+    """Of the mean time to the first token."""
+    ours, *others = replayed(traffic, gateways, "Shoal", *SIMPLE)
+    assert ours.mean <= most * min(each.mean for each in others)
+
+
+@pytest.mark.parametrize("gateways", [2, 8])
+def test_conversations_find_more_of_their_prompts_in_the_caches(gateways: int) -> None:
+    ours, *others = replayed("multi-turn, as ShareGPT", gateways, "Shoal", *SIMPLE)
+    assert ours.hit >= 1.4 * max(each.hit for each in others)
+
+
+def test_what_gateways_tell_each_other_of_their_load_shortens_the_wait_of_unique_prompts() -> None:
+    told, alone = replayed("unique single-turn", 8, "Shoal", "Shoal, heads only")
+    assert told.mean <= 0.93 * alone.mean
