@@ -191,7 +191,7 @@ def no_replacement() -> None:
 
 def hurry() -> None:
     """Windows and rounds that a storm can wait for; what counts as slow, garbled or healed stays as it is."""
-    _set("shoal.core.health.decide", HOLD_SECONDS=15.0, OWN_WORD_SECONDS=15.0, LONGEST_HOLD_SECONDS=30.0)
+    _set("shoal.core.health.decide", HOLD_SECONDS=15.0, OWN_WORD_SECONDS=15.0, LONGEST_HOLD_SECONDS=30.0, FADES=0.5)
     _set("shoal.core.health.slow", WINDOW_SECONDS=10.0, WINDOWS=3, LEAST_TOKENS=20)
     _set("shoal.controllers.healthprobes", ROUND_SECONDS=10.0, TEST_SECONDS=5.0)
 

@@ -120,6 +120,16 @@ class FleetDevices:
         self._offers = (now, (found, others))
         return found, others
 
+    def whole(self, name: str) -> Mapping[str, int]:
+        """Node -> devices of a class that pods have or may have, whether or not they are out of use."""
+        pools, classes, _ = self._matched()
+        devices = classes.get(name)
+        if devices is None:
+            return {}
+        allocated, own = self._allocated()
+        counts = offered(devices, pools, allocated, own.get(name, set()))
+        return {node: count.offered + count.taken for node, count in counts.items()}
+
     def _out_of_use(self) -> dict[str, frozenset[str]]:
         """Class -> names of its devices on which nothing is placed."""
         accepted = self._world.accepted_classes()

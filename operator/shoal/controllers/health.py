@@ -157,12 +157,12 @@ class FleetHealth:
         devices = self._devices(name, by_node)
         memory = self._memory.get(gpu_class.metadata.uid)
         hosts = {label: node.name for node in nodes for label in _labels(node)}
+        taking = [node for node in nodes if takes_pods(node, gpu_class.spec.tolerations)]
+        # A node offers its devices that are in use.
+        whole = self._gpus.devices.whole(name) if devices is not None and any(q.unit.device for q in before) else {}
         seen = HealthSnapshot(
-            usable={
-                node.name: node.allocatable.get(gpu_class.resource, 0)
-                for node in nodes
-                if takes_pods(node, gpu_class.spec.tolerations)
-            },
+            capacity={node.name: node.capacity.get(gpu_class.resource, 0) for node in taking},
+            usable={node.name: whole.get(node.name, node.allocatable.get(gpu_class.resource, 0)) for node in taking},
             nodes=frozenset(node.name for node in nodes),
             devices=None if devices is None else devices.names,
             quarantined=before,

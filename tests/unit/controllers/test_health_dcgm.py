@@ -145,3 +145,14 @@ def test_matchers_without_a_prometheus_are_refused() -> None:
     raw = CONFIG.model_dump(by_alias=True) | {"health": {"dcgm": {"match": 'job="dcgm"'}}}
     with pytest.raises(ValueError, match=r"health.dcgm.match needs signals.prometheus.url"):
         OperatorConfig.model_validate(raw)
+
+
+async def test_a_device_that_is_out_of_use_still_counts_among_those_of_which_a_quarter_may_be(fleet: Fleet) -> None:
+    await last(fleet, 60)
+    fleet.health.metrics = Metrics(measured(3))
+    await last(fleet, 30)
+    fleet.health.metrics = Metrics(measured(3, 5, 6))
+    await last(fleet, 30)
+    assert [each["device"][-1] for each in quarantined(fleet)] == ["3", "5"], "two of eight"
+    [withheld] = fleet.decide().withheld
+    assert "2 of 8 GPUs are out of use already" in withheld.why

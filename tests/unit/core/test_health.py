@@ -35,6 +35,8 @@ class Clock:
 
     usable: Mapping[str, int]
     devices: Mapping[str, frozenset[str]] | None = None
+    capacity: Mapping[str, int] | None = None
+    """Where it is more than what nodes offer."""
     at: datetime = START
     memory: HealthMemory | None = None
     quarantined: tuple[Quarantine, ...] = ()
@@ -46,6 +48,7 @@ class Clock:
     def step(self, seconds: float, *there: HealthSignal, tested: Mapping[Unit, Tested] | None = None) -> HealthPlan:
         self.at += timedelta(seconds=seconds)
         seen = HealthSnapshot(
+            capacity=self.capacity or self.usable,
             usable=self.usable,
             nodes=frozenset(self.usable),
             devices=self.devices,
@@ -205,10 +208,28 @@ def test_never_more_than_a_quarter_of_the_class_is_out_at_once() -> None:
     assert "16 of 64 GPUs are out of use already" in plan.withheld[0].why
 
 
+def test_the_share_is_of_all_gpus_also_of_those_with_a_taint_and_the_last_ones_are_of_those_that_work() -> None:
+    nodes = [f"n{i}" for i in range(4)]
+    clock = Clock(dict.fromkeys(nodes, 2), {n: frozenset({f"gpu.test/{n}/gpu-{i}" for i in (0, 1)}) for n in nodes})
+    clock.capacity = dict(clock.usable)
+    sick = [says(n, f"gpu.test/{n}/gpu-1") for n in nodes]
+    clock.last(60, sick[0])
+    # Its driver offers the device no more.
+    clock.usable = {**clock.usable, "n0": 1}
+    clock.last(60, *sick[:3])
+    assert len(clock.out()) == 2, "two of eight"
+    assert "2 of 8 GPUs are out of use already" in clock.plan.withheld[0].why
+    # Of eight devices one is left.
+    one = Clock({"n0": 1}, clock.devices)
+    one.capacity = dict.fromkeys(nodes, 2)
+    assert not one.last(60, says("n0", "gpu.test/n0/gpu-0")).quarantined
+    assert one.plan.withheld[0].why == "no GPU of the class would be left"
+
+
 def test_nodes_that_take_no_pods_do_not_count_as_what_is_left() -> None:
     clock = Clock({"a": 8, "b": 8})
     clock.usable = {"a": 8}
-    seen = HealthSnapshot({"a": 8}, frozenset({"a", "b"}), None, signals=(says("a"),))
+    seen = HealthSnapshot({"a": 8}, {"a": 8}, frozenset({"a", "b"}), None, signals=(says("a"),))
     _, memory = decide(seen, None, START)
     plan, _ = decide(seen, memory, START + timedelta(seconds=20))
     assert not plan.quarantined

@@ -155,6 +155,7 @@ class Clock:
         for _ in range(int(seconds // 5)):
             self.at += timedelta(seconds=5)
             seen = HealthSnapshot(
+                capacity=nodes,
                 usable=nodes,
                 nodes=frozenset(nodes),
                 devices=None,

@@ -45,7 +45,7 @@ def simulate(seed: int, *sick: tuple[int, Unit]) -> dict[Unit, int]:
         there = [each[2] for each in present]
         there += [HealthSignal(unit, faults.GPU_LOST, "gone") for since, unit in sick if since <= second]
         seen = HealthSnapshot(
-            usable=dict.fromkeys(NODES, 8), nodes=frozenset(NODES), devices=devices,
+            capacity=dict.fromkeys(NODES, 8), usable=dict.fromkeys(NODES, 8), nodes=frozenset(NODES), devices=devices,
             quarantined=quarantined, signals=tuple(there),
         )  # fmt: skip
         plan, memory = decide(seen, memory, START + timedelta(seconds=second))

@@ -61,6 +61,8 @@ Tested = Literal["passed", "failed", "answered"]
 class HealthSnapshot:
     """One class at one moment."""
 
+    capacity: Mapping[str, int]
+    """Node that takes pods -> its GPUs, whatever state they are in."""
     usable: Mapping[str, int]
     """Node that takes pods -> GPUs that it offers, whether or not they are out of use."""
     nodes: frozenset[str]
@@ -282,7 +284,7 @@ def _taken(
     """Units that are newly taken out of use, and those that are not though they should be."""
     out = set(holding(kept.values()))
     own_word = sum(each.model is not None and each.state == "Quarantined" for each in kept.values())
-    total = sum(seen.usable.values())
+    total, offered = sum(seen.capacity.values()), sum(seen.usable.values())
     taken: list[Quarantine] = []
     withheld: list[Withheld] = []
     done: set[Unit] = set()
@@ -291,10 +293,11 @@ def _taken(
         if unit in done or unit in kept or Unit(unit.node) in out:
             continue
         done.add(unit)
-        before, after = _gpus(seen, out), _gpus(seen, out | {unit})
+        before, after = _gpus(seen.capacity, out), _gpus(seen.capacity, out | {unit})
+        lost, losing = _gpus(seen.usable, out), _gpus(seen.usable, out | {unit})
         if len(kept) + len(taken) >= MOST:
             withheld.append(Withheld(signal, f"{MOST} others are out of use already"))
-        elif after >= total and after > before:
+        elif losing >= offered and losing > lost:
             withheld.append(Withheld(signal, "no GPU of the class would be left"))
         elif before and after > before and after * 100 > total * SHARE_PERCENT:
             why = f"{before} of {total} GPUs are out of use already, and more than {SHARE_PERCENT} % may not be"
@@ -310,8 +313,8 @@ def _taken(
     return taken, tuple(withheld)
 
 
-def _gpus(seen: HealthSnapshot, units: Iterable[Unit]) -> int:
-    """GPUs of nodes that take pods, of these units."""
+def _gpus(by_node: Mapping[str, int], units: Iterable[Unit]) -> int:
+    """GPUs of these units, on nodes that have so many."""
     single: dict[str, int] = {}
     whole: set[str] = set()
     for unit in units:
@@ -319,7 +322,7 @@ def _gpus(seen: HealthSnapshot, units: Iterable[Unit]) -> int:
             single[unit.node] = single.get(unit.node, 0) + 1
         else:
             whole.add(unit.node)
-    return sum(gpus if node in whole else min(gpus, single.get(node, 0)) for node, gpus in seen.usable.items())
+    return sum(gpus if node in whole else min(gpus, single.get(node, 0)) for node, gpus in by_node.items())
 
 
 def _recheck(

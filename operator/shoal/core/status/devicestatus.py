@@ -61,7 +61,7 @@ def ready(
         return ConditionUpdate(reasons.READY, "False", reasons.MEMORY_UNKNOWN, text)
     text = f"{usage.nodes} nodes with {usage.capacity} devices"
     if usage.unhealthy:
-        text += f", {usage.unhealthy} of them with a taint"
+        text += f", {usage.unhealthy} of them with a taint or out of use"
     text = "; ".join([text, *_notes(devices)])
     if spec.hourly_cost is None:
         text += "; no hourlyCost: it is used after all classes that have one"
