@@ -159,7 +159,9 @@ class FleetHealth:
         hosts = {label: node.name for node in nodes for label in _labels(node)}
         taking = [node for node in nodes if takes_pods(node, gpu_class.spec.tolerations)]
         # A node offers its devices that are in use.
-        whole = self._gpus.devices.whole(name) if devices is not None and any(q.unit.device for q in before) else {}
+        whole: Mapping[str, int] = {}
+        if devices is not None and any(each.unit.device for each in before):
+            whole = self._gpus.devices.whole(name)
         seen = HealthSnapshot(
             capacity={node.name: node.capacity.get(gpu_class.resource, 0) for node in taking},
             usable={node.name: whole.get(node.name, node.allocatable.get(gpu_class.resource, 0)) for node in taking},
