@@ -12,6 +12,10 @@ BENCHES = {
     "bench_metrics": "what metrics and traces cost the gateway, side by side",
     "bench_prefix": "prompts that find their prefix in a cache, by rule of routing",
     "bench_routing": "time to first token, hits and throughput by rule of routing, over traces and generated traffic",
+    "bench_routing --held-out": "the same over traffic by which no weight was chosen: the table of docs/routing.md",
+    "bench_routing --cost": "CPU and memory of what a gateway knows of prefix caches, and a gateway that starts again",
+    "bench_replicas": "rules of routing on four real engines, beside smg; needs images/engine-cpu/install.sh",
+    "bench_rollouts": "rollouts of the gateways under keep-alive clients: resets",
     "bench_advise": "how near advice comes to the truth of the engine model, and what it costs a request",
     "bench_transport": "what mutual TLS costs the gateway and beside each engine, side by side",
     "bench_quota": "limits that four gateways share: a burst, the bound, and what a request costs",
@@ -47,10 +51,11 @@ BENCHES = {
 def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     failed: list[str] = []
-    for module, what in BENCHES.items():
-        print(f"\n=== {what} (python -m tests.bench.{module})", flush=True)
-        if _run([sys.executable, "-m", f"tests.bench.{module}", *sys.argv[1:]]):
-            failed.append(module)
+    for bench, what in BENCHES.items():
+        print(f"\n=== {what} (python -m tests.bench.{bench})", flush=True)
+        module, *options = bench.split()
+        if _run([sys.executable, "-m", f"tests.bench.{module}", *options, *sys.argv[1:]]):
+            failed.append(bench)
     if failed:
         print(f"\nfailed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

@@ -6,7 +6,7 @@ Conversations of several turns begin with one of a few system prompts, and do no
 rule has two routers, which take turns, and begins with empty caches. "By conversation" sends all turns of one to one
 replica and knows the system prompts: about the best that a rule can do with equal replicas. The tiny model reads a
 prompt in no time, so the share of prompt tokens from the cache says more than seconds do. Needs
-images/engine-cpu/install.sh and 7 GB; not part of `make bench`.
+7 GB, and images/engine-cpu/install.sh: without it nothing is measured.
 """
 
 import argparse
@@ -28,9 +28,10 @@ from shoal.core.capabilities import Capability
 from shoal.core.routing.prefixes import points_of
 from shoal.core.routing.resolve import ServedModel
 from shoal.engine.sglang.client import SGLangClient
+from shoal.gateway.prefixes import TELL_SECONDS
 from shoal.net.installkey import KeyRing
 from tests.support.controlplane import free_ports
-from tests.support.engines import ADMIN_KEY, SERVED, EngineProcess, Kind, running_engine
+from tests.support.engines import ADMIN_KEY, SERVED, EngineProcess, Kind, running_engine, sglang_launcher
 from tests.support.engines import API_KEY as ENGINE_KEY
 from tests.support.gateway import API_KEY, GatewayUnderTest, gateway, replica, tenant
 
@@ -196,8 +197,11 @@ async def gateways(
                 continue
 
             def told(uid: str, marks: bytes, others: Any = others) -> None:
-                for scores in others:
-                    asyncio.get_running_loop().call_later(1.0, scores.told, uid, points_of(marks))
+                def hear() -> None:
+                    for scores in others:
+                        scores.told(uid, points_of(marks), time.monotonic())
+
+                asyncio.get_running_loop().call_later(TELL_SECONDS, hear)
 
             it.fleet.prompt_sent = told
         looking = [asyncio.create_task(look(found, at, engine)) for at, engine in enumerate(engines, 1)]
@@ -292,6 +296,12 @@ def simple(engines: Sequence[EngineProcess]) -> list[Rule]:
 
 
 async def main(options: argparse.Namespace) -> None:
+    if options.kind != "sim":
+        try:
+            sglang_launcher()
+        except FileNotFoundError as error:
+            print(f"not measured: {error}")
+            return
     with tempfile.TemporaryDirectory() as at, contextlib.ExitStack() as stack:
         folder = Path(at)
         engines = [
