@@ -485,7 +485,7 @@ def device_tainted(storm: Storm) -> None:
 def devices_sicken(storm: Storm) -> None:
     """Every node's driver taints a device, and all but one node with a device plugin are said to have failed GPUs: a
     driver upgrade, or a monitor that is wrong. Most of them must stay in use."""
-    dra = sorted({p["spec"]["nodeName"] for p in storm.ground.engines(sick.MODEL)})
+    dra = sorted({slice_["spec"]["nodeName"] for slice_ in storm.ground.get("resourceslices")})
     plugin = sorted({p["spec"]["nodeName"] for p in storm.ground.engines(STEADY) + storm.ground.engines(BURSTY)})
     storm.say(f"devices_sicken: a device of {', '.join(dra)}, and all of {', '.join(plugin)}")
     try:
