@@ -1,6 +1,11 @@
-"""What the check of a request's fields is for: without it, one request of these ends an engine or stalls it."""
+"""What the check of a request's fields is for: without it, one request of these ends SGLang or stalls it.
+
+vLLM refuses each of them itself, or gives up that request only. Shoal refuses them for both, since a Model may change
+its engine.
+"""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +16,10 @@ from shoal.core.fields.check import check
 from shoal.core.fields.kinds import Facts
 from shoal.core.fields.table import CHAT, COMPLETIONS
 from shoal.engine.sglang.launch import ENVIRONMENT
+from tests.contract.test_fields_fuzz import GRAMMARS, ROOMY
 from tests.support import pictures
+from tests.support.asgateway import facts_for, sent
+from tests.support.behaviour import WORDS
 from tests.support.engines import API_KEY, CONTEXT, SERVED, EngineProcess, Kind, running_engine
 from tests.support.vision_engine import running_vision_engine
 
@@ -32,11 +40,25 @@ probability, so each brings its own `top_p`."""
 STALLING: dict[str, tuple[str, dict[str, Any]]] = {
     "stop_regex": (COMPLETIONS, {**ANSWER, "prompt": "x", "stop_regex": "(([^x]|[^y])*)*\x00"}),
 }
+ON_VLLM = {
+    "stop token": 400, "top_logprobs": 400, "logprobs": 400, "token": 400,
+    # No token is left, so the first one is taken, and the grammar refuses it: the request ends, and no other.
+    "schema": 500,
+    # Where `min_tokens` forbids the last token that is left, it is allowed again.
+    "end": 200,
+    # vLLM has no such field, and ignores it.
+    "stop_regex": 200,
+}  # fmt: skip
+"""What vLLM answers to each."""
+REAL = (pytest.mark.engine, pytest.mark.timeout(500))
 KINDS = [
     pytest.param("sim", id="sim"),
-    pytest.param("sglang", id="sglang", marks=[pytest.mark.engine, pytest.mark.timeout(500)]),
+    pytest.param("sglang", id="sglang", marks=[*REAL, pytest.mark.sglang]),
 ]
-GRAMMARS = {"sim": (), "sglang": ("--grammar-backend", "xgrammar")}
+VLLM_KINDS = [
+    pytest.param("sim-vllm", id="sim-vllm"),
+    pytest.param("vllm", id="vllm", marks=[*REAL, pytest.mark.vllm]),
+]
 SAMPLED = ("schema", "end")
 
 
@@ -54,21 +76,39 @@ async def send(engine: EngineProcess, path: str, body: dict[str, Any], seconds: 
 
 
 @pytest.mark.parametrize("attack", FATAL | STALLING)
-def test_the_gateway_refuses_it(attack: str) -> None:
+@pytest.mark.parametrize("kind", ["sim", "sim-vllm"])
+def test_the_gateway_refuses_it(kind: Kind, attack: str) -> None:
     path, body = (FATAL | STALLING)[attack]
-    assert check(body, path, FACTS) is not None
+    assert check(body, path, facts_for(kind, FACTS)) is not None
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("attack", FATAL)
 async def test_without_the_check_one_request_ends_the_engine(kind: Kind, attack: str, tmp_path: Path) -> None:
     path, body = FATAL[attack]
-    with running_engine(kind, tmp_path, *GRAMMARS[kind]) as engine:
+    with running_engine(kind, tmp_path, *GRAMMARS.get(kind, ())) as engine:
         assert await send(engine, COMPLETIONS, CANARY, 60) == 200
         await send(engine, path, body, 30)
         async with asyncio.timeout(120):
             while engine.process.poll() is None:
                 await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("kind", VLLM_KINDS)
+async def test_without_the_check_vllm_ends_at_most_the_request_itself(kind: Kind, tmp_path: Path) -> None:
+    """Each as the gateway would send it, in vLLM's own fields, beside a request of another client."""
+    with running_engine(kind, tmp_path, *ROOMY[WORDS[kind].name]) as engine:
+        for attack, (path, body) in (FATAL | STALLING).items():
+            request = sent(kind, path, body, attack.replace(" ", "-"))
+            assert request is not None
+            raw = json.loads(request.body) | ({"stop_regex": body["stop_regex"]} if "stop_regex" in body else {})
+            answers = await asyncio.gather(
+                send(engine, request.path, raw, 60),
+                send(engine, COMPLETIONS, CANARY | {"top_p": 0.9, "max_tokens": 30}, 60),
+            )
+            assert answers == [ON_VLLM[attack], 200], attack
+            assert await send(engine, COMPLETIONS, CANARY, 60) == 200
+        assert engine.process.poll() is None
 
 
 @pytest.mark.engine

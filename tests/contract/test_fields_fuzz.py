@@ -21,9 +21,10 @@ import structlog
 from shoal.core.fields.check import check
 from shoal.core.fields.kinds import Facts
 from shoal.core.fields.table import CHAT, COMPLETIONS, EMBEDDINGS, TABLE
-from shoal.gateway.body import Parsed, engine_body
 from tests.support import pictures
-from tests.support.engines import API_KEY, CONTEXT, SERVED, EngineProcess, Kind, running_engine
+from tests.support.asgateway import Sent, facts_for, sent
+from tests.support.behaviour import WORDS
+from tests.support.engines import CONTEXT, EngineProcess, Kind, running_engine
 from tests.support.vision_engine import running_vision_engine
 
 log = structlog.get_logger()
@@ -31,13 +32,20 @@ REQUESTS: Final = int(os.environ.get("SHOAL_FUZZ_REQUESTS", "1500"))
 FROM: Final = int(os.environ.get("SHOAL_FUZZ_FROM", "0"))
 SEED: Final = int(os.environ.get("SHOAL_FUZZ_SEED", "1"))
 FACTS: Final = Facts(vocabulary=512, context_length=CONTEXT)
-ROOMY: Final = ("--max-running-requests", "16", "--max-queued-requests", "1000")
-GRAMMARS: Final = ("--grammar-backend", "xgrammar")
+MOST_WAITING: Final = 10_000
+"""A request may have 1,024 inputs, and each waits for itself."""
+ROOMY: Final[dict[str, tuple[str, ...]]] = {
+    "SGLang": ("--max-running-requests", "16", "--max-queued-requests", str(MOST_WAITING)),
+    "vLLM": ("--max-num-seqs", "16", "--max-num-queued-reqs", str(MOST_WAITING)),
+}
+GRAMMARS: Final[dict[Kind, tuple[str, ...]]] = {"sglang": ("--grammar-backend", "xgrammar")}
+"""What a kind needs to compile grammars; vLLM's own choice is xgrammar."""
+REAL: Final = ("sglang", "vllm")
 AT_ONCE: Final = 8
-CANARY: Final = {"model": SERVED, "prompt": "a canary", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
-EMBEDDED_CANARY: Final = {"model": SERVED, "input": "a canary"}
+CANARY: Final = {"model": "fuzz", "prompt": "a canary", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+EMBEDDED_CANARY: Final = {"model": "fuzz", "input": "a canary"}
 SEEN_CANARY: Final = {
-    "model": SERVED, "max_tokens": 2, "messages": [{"role": "user", "content": [
+    "model": "fuzz", "max_tokens": 2, "messages": [{"role": "user", "content": [
         {"type": "image_url", "image_url": {"url": pictures.data_url("image/png", pictures.png(64, 64))}},
     ]}],
 }  # fmt: skip
@@ -308,6 +316,17 @@ class Seeing(Mutator):
         return bytes(found[: pick.randrange(len(found))] if pick.random() < 0.1 else found)
 
 
+def kinds(seconds: int) -> list[Any]:
+    """Every engine; `seconds` is the time that the real ones get."""
+    real = (pytest.mark.engine, pytest.mark.timeout(seconds))
+    return [
+        pytest.param("sim", id="sim"),
+        pytest.param("sglang", id="sglang", marks=[*real, pytest.mark.sglang]),
+        pytest.param("sim-vllm", id="sim-vllm"),
+        pytest.param("vllm", id="vllm", marks=[*real, pytest.mark.vllm]),
+    ]
+
+
 class Finding(AssertionError):
     """The engine died of what passed, or was stalled by it."""
 
@@ -321,21 +340,27 @@ async def fuzz(
     mutator: Mutator | None = None,
     alive: tuple[str, dict[str, Any]] = (COMPLETIONS, CANARY),
     facts: Facts = FACTS,
+    generates: bool = True,
 ) -> Counter[str]:
-    """`alive` is the canary: its path and body. Raises Finding with the last requests."""
+    """`alive` is the canary: its path and body. Each body is checked with `facts` and the engine's own differences, as
+    a gateway does, and sent in its words. Raises Finding with the last requests."""
+    facts = facts_for(engine.kind, facts, generates=generates)
+    asking = sent(engine.kind, *alive, f"alive-{seed}")
+    assert asking is not None
     counts: Counter[str] = Counter()
     mutator = mutator or Mutator(seed)
     for _ in range(first):
         mutator.request()
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)
-    headers = {"authorization": f"Bearer {API_KEY}", "content-type": "application/json"}
     # A connection of its own each: an engine closes idle ones, also while the next request is being made.
     connector = aiohttp.TCPConnector(force_close=True)
-    async with aiohttp.ClientSession(timeout=timeout, headers=headers, connector=connector) as session:
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
 
-        async def send(path: str, raw: bytes, kind: str) -> None:
+        async def send(request: Sent, kind: str) -> None:
             try:
-                async with session.post(engine.url + path, data=raw) as response:
+                async with session.post(
+                    engine.url + request.path, data=request.body, headers=request.headers
+                ) as response:
                     text = await response.read()
                 counts[f"{kind} {response.status}"] += 1
                 if response.status >= 500 or (b'"code": 500' in text or b'"code":500' in text):
@@ -347,7 +372,7 @@ async def fuzz(
 
         async def canary() -> float:
             began = time.monotonic()
-            async with session.post(engine.url + alive[0], json=alive[1]) as response:
+            async with session.post(engine.url + asking.path, data=asking.body, headers=asking.headers) as response:
                 assert response.status == 200, await response.text()
             return time.monotonic() - began
 
@@ -355,16 +380,16 @@ async def fuzz(
         bound = max(_STALL_SECONDS, _STALL_FACTOR * usual)
         slowest = 0.0
         for start in range(first, first + requests, 100):
-            batch: list[tuple[str, bytes]] = []
+            batch: list[Sent] = []
             for number in range(start, min(start + 100, first + requests)):
                 path, body = mutator.request()
                 problem = check(body, path, facts, len(json.dumps(body)))
-                counts["refused" if problem else "passed"] += 1
-                if problem is None:
-                    parsed = Parsed(body, "fuzz", bool(body.get("stream")), wants_usage=False, wants_continuous=False)
-                    batch.append((path, engine_body(parsed, path, SERVED, f"fuzz-{seed}-{number}")))
+                request = None if problem else sent(engine.kind, path, body, f"fuzz-{seed}-{number}")
+                counts["refused" if problem else "not done by this engine" if request is None else "passed"] += 1
+                if request is not None:
+                    batch.append(request)
             for at in range(0, len(batch), AT_ONCE):
-                await asyncio.gather(*(send(path, raw, "answered") for path, raw in batch[at : at + AT_ONCE]))
+                await asyncio.gather(*(send(request, "answered") for request in batch[at : at + AT_ONCE]))
             try:
                 took = await canary()
             except (aiohttp.ClientError, TimeoutError, AssertionError) as error:
@@ -378,45 +403,33 @@ async def fuzz(
     return counts
 
 
-def told(batch: list[tuple[str, bytes]]) -> str:
-    return "\n".join(f"{path} {raw[:600].decode(errors='replace')}" for path, raw in batch)
+def told(batch: list[Sent]) -> str:
+    return "\n".join(f"{request.path} {request.body[:600].decode(errors='replace')}" for request in batch)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param("sim", id="sim"),
-        pytest.param("sglang", id="sglang", marks=[pytest.mark.engine, pytest.mark.timeout(400 + REQUESTS)]),
-    ],
-)
+@pytest.mark.parametrize("kind", kinds(400 + REQUESTS))
 async def test_what_passes_leaves_the_engine_alive_and_quick(
     kind: Kind, tmp_path: Path, record_property: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    more = (*ROOMY, *GRAMMARS) if kind == "sglang" else ROOMY
+    more = (*ROOMY[WORDS[kind].name], *GRAMMARS.get(kind, ()))
     with running_engine(kind, tmp_path, *more) as engine, capsys.disabled():
-        counts = await fuzz(engine, REQUESTS if kind == "sglang" else 300, SEED, FROM)
+        counts = await fuzz(engine, REQUESTS if kind in REAL else 300, SEED, FROM)
     record_property("fuzz", dict(counts))
     with capsys.disabled():
         print(f"\n{kind}: {json.dumps(counts.most_common(40), indent=1)}")
     assert counts["passed"] > counts["refused"] / 4
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param("sim", id="sim"),
-        pytest.param("sglang", id="sglang", marks=[pytest.mark.engine, pytest.mark.timeout(400 + REQUESTS)]),
-    ],
-)
+@pytest.mark.parametrize("kind", kinds(400 + REQUESTS))
 async def test_what_passes_leaves_an_embedding_engine_alive_and_quick(
     kind: Kind, tmp_path: Path, record_property: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # A request may have 1,024 inputs, and each waits for itself.
-    roomy = ("--max-running-requests", "16", "--max-queued-requests", "10000")
-    with running_engine(kind, tmp_path, "--is-embedding", *roomy) as engine, capsys.disabled():
+    words = WORDS[kind]
+    with running_engine(kind, tmp_path, *words.pooling, *ROOMY[words.name]) as engine, capsys.disabled():
         counts = await fuzz(
-            engine, REQUESTS if kind == "sglang" else 300, SEED, FROM,
+            engine, REQUESTS if kind in REAL else 300, SEED, FROM,
             mutator=Mutator(SEED, (EMBEDDINGS,)), alive=(EMBEDDINGS, EMBEDDED_CANARY),
+            generates=False,
         )  # fmt: skip
     record_property("fuzz", dict(counts))
     with capsys.disabled():
@@ -429,7 +442,7 @@ async def test_what_passes_leaves_an_embedding_engine_alive_and_quick(
 async def test_what_passes_leaves_an_engine_that_sees_alive_and_quick(
     tmp_path: Path, record_property: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with running_vision_engine(tmp_path, *ROOMY, *GRAMMARS) as engine, capsys.disabled():
+    with running_vision_engine(tmp_path, *ROOMY["SGLang"], *GRAMMARS["sglang"]) as engine, capsys.disabled():
         config = json.loads((tmp_path / "vision-model" / "config.json").read_text())
         vocabulary: int = config["text_config"]["vocab_size"]
         facts = Facts(vocabulary=vocabulary, context_length=CONTEXT, media=frozenset({"image"}))

@@ -7,19 +7,20 @@ from typing import Any, Final
 
 import pytest
 
-from shoal.core.capabilities import EMBEDS_ARG, NO_PREFIX_CACHE
 from shoal.core.fields.table import CLASSIFY, DETOKENIZE, RERANK, SCORE, TABLE, TOKENIZE
-from tests.contract.test_fields_fuzz import FROM, REQUESTS, SEED, Mutator, fuzz
+from tests.contract.test_fields_fuzz import FROM, REAL, REQUESTS, ROOMY, SEED, Mutator, fuzz, kinds
+from tests.support.behaviour import WORDS
 from tests.support.classifiers import make_classifier
-from tests.support.engines import MODEL, SERVED, Kind, running_engine
+from tests.support.engines import MODEL, Kind, running_engine
 
-ROOMY: Final = ("--max-running-requests", "16", "--max-queued-requests", "10000")
 NEEDED: Final = {SCORE: ("items",), RERANK: ("query", "documents"), CLASSIFY: ("input",), DETOKENIZE: ("tokens",)}
 GENERATES: Final = (SCORE, TOKENIZE, DETOKENIZE)
 CLASSIFIES: Final = (RERANK, SCORE, CLASSIFY)
+LABELS: Final[dict[str, tuple[str, ...]]] = {"SGLang": ("a", "b", "c"), "vLLM": ("a",)}
+"""SGLang ranks by the first of several labels; vLLM serves rerank and score of a model with one label only."""
 CANARIES: Final[dict[tuple[str, ...], tuple[str, dict[str, Any]]]] = {
-    GENERATES: (SCORE, {"model": SERVED, "query": "a", "items": [" canary"], "label_token_ids": [300]}),
-    CLASSIFIES: (CLASSIFY, {"model": SERVED, "input": "a canary"}),
+    GENERATES: (SCORE, {"model": "fuzz", "query": "a", "items": [" canary"], "label_token_ids": [300]}),
+    CLASSIFIES: (CLASSIFY, {"model": "fuzz", "input": "a canary"}),
 }
 
 
@@ -88,24 +89,18 @@ class Scorer(Mutator):
 
 
 @pytest.mark.parametrize("paths", [GENERATES, CLASSIFIES], ids=["generates", "classifies"])
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param("sim", id="sim"),
-        pytest.param("sglang", id="sglang", marks=[pytest.mark.engine, pytest.mark.timeout(400 + 2 * REQUESTS)]),
-    ],
-)
+@pytest.mark.parametrize("kind", kinds(400 + 2 * REQUESTS))
 async def test_what_passes_leaves_an_engine_that_scores_alive_and_quick(
     kind: Kind, paths: tuple[str, ...], tmp_path: Path, record_property: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, more = MODEL, ROOMY
+    words = WORDS[kind]
+    model, more = MODEL, ROOMY[words.name]
     if paths == CLASSIFIES:
-        # Three labels: SGLang ranks by the first of them.
-        model, more = make_classifier(tmp_path / "model", ("a", "b", "c")), (*ROOMY, EMBEDS_ARG, NO_PREFIX_CACHE)
+        model, more = make_classifier(tmp_path / "model", LABELS[words.name]), (*more, *words.pooling)
     with running_engine(kind, tmp_path / "run", *more, model=model) as engine, capsys.disabled():
         counts = await fuzz(
-            engine, REQUESTS if kind == "sglang" else 300, SEED, FROM,
-            mutator=Scorer(SEED, paths), alive=CANARIES[paths],
+            engine, REQUESTS if kind in REAL else 300, SEED, FROM,
+            mutator=Scorer(SEED, paths), alive=CANARIES[paths], generates=paths == GENERATES,
         )  # fmt: skip
     record_property("fuzz", dict(counts))
     with capsys.disabled():

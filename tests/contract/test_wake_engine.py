@@ -1,4 +1,4 @@
-"""From zero: a request that was held is answered by the engine that starts for it, the simulator and the real one."""
+"""From zero: a request that was held is answered by the engine that starts for it, whichever engine that is."""
 
 import asyncio
 import json
@@ -10,6 +10,7 @@ from shoal.api.replica import ReplicaKeys
 from shoal.core.routing.resolve import ServedModel
 from shoal.net.installkey import KeyRing
 from tests.support.agentpod import KEYS, Pod, Stream
+from tests.support.behaviour import WORDS
 from tests.support.engines import ADMIN_KEY, SERVED, START_SECONDS, Kind, running_engine
 from tests.support.engines import API_KEY as ENGINE_KEY
 from tests.support.gateway import GatewayUnderTest, gateway, lines, replica, tenant
@@ -39,7 +40,10 @@ async def hear(it: GatewayUnderTest, stream: Stream) -> None:
 
 
 @pytest.mark.timeout(600)
-async def test_a_request_at_zero_is_held_until_the_engine_that_starts_for_it_serves(kind: Kind, tmp_path: Path) -> None:
+async def test_a_request_at_zero_is_held_until_the_engine_that_starts_for_it_serves(
+    any_kind: Kind, tmp_path: Path
+) -> None:
+    words = WORDS[any_kind]
     async with gateway(tmp_path) as it:
         it.models[SERVED] = MODEL
         it.tenants["acme"] = tenant(models=[SERVED])
@@ -49,12 +53,12 @@ async def test_a_request_at_zero_is_held_until_the_engine_that_starts_for_it_ser
         await until_async(lambda: it.app.holds.waiting == 1)
         assert it.app.demand.demand(MODEL.uid).held == 1
 
-        with running_engine(kind, tmp_path / "engine", wait=False) as process:
-            agent = Pod(tmp_path, engine_url=process.url)
+        with running_engine(any_kind, tmp_path / "engine", wait=False) as process:
+            agent = Pod(tmp_path, engine_url=process.url, kind=words.kind)
             agent.keys.write_text(json.dumps(KEYS | {"engine": ENGINE_KEY, "admin": ADMIN_KEY}))
             agent.stage('{"state": "done"}')
             it.ports["pod-1"] = process.port
-            it.pods[f"{SERVED}-1"] = replica(1, MODEL, ready=False)
+            it.pods[f"{SERVED}-1"] = replica(1, MODEL, ready=False, engine=words.name)
             it.changed()
             async with agent.running(), agent.stream() as stream:
                 await stream.until(phase="loading")
@@ -62,9 +66,9 @@ async def test_a_request_at_zero_is_held_until_the_engine_that_starts_for_it_ser
                 agent.boot("boot-1")
                 listening = asyncio.create_task(hear(it, stream))
                 try:
-                    await asyncio.to_thread(process.wait_ready, START_SECONDS[kind])
+                    await asyncio.to_thread(process.wait_ready, START_SECONDS[any_kind])
                     await until_async(lambda: stream.state.get("phase") == "ready", within=60)
-                    it.pods[f"{SERVED}-1"] = replica(1, MODEL)
+                    it.pods[f"{SERVED}-1"] = replica(1, MODEL, engine=words.name)
                     it.changed()
                     response = await post
                     got = [json.loads(line) for line in [line async for line in lines(response)] if line != b"[DONE]"]

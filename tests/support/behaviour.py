@@ -61,6 +61,9 @@ class Differences:
     nested_errors: bool = row("Errors are nested in `error`")
     open_inference: bool = row("Inference without a key at a path of its own")
     pooling_chat: str = row("A chat sent to an engine that embeds")
+    prompt_of_two: int = row("How often it counts the prompt of a request for two answers")
+    warm_up_tokens: int = row("Tokens that a fresh engine has counted as generated")
+    unchecked_fields: str = row("Values of fields that Shoal refuses, such as a token outside the vocabulary")
 
 
 SGLANG: Final = Differences(
@@ -70,7 +73,8 @@ SGLANG: Final = Differences(
     after_unload=200, load_missing=400, load_wide=400, unload_unknown=400, unload_waits=True,
     listed_limit=True, slots=LORA_SLOTS - 1, full_queue_stream=200, usage_without_include=True, cached_unit=1,
     live_counters=False, leaving_is_counted=True, same_id_twice=400, id_prefix="", beyond_context=400,
-    nested_errors=False, open_inference=False, pooling_chat="kills it",
+    nested_errors=False, open_inference=False, pooling_chat="kills it", prompt_of_two=3, warm_up_tokens=8,
+    unchecked_fields="end it",
 )  # fmt: skip
 VLLM: Final = Differences(
     ready_path="/health", starting=("refused", "200"), sigterm_while_loading="is swallowed; a second one ends it",
@@ -79,7 +83,8 @@ VLLM: Final = Differences(
     load_missing=404, load_wide=500, unload_unknown=404, unload_waits=False, listed_limit=False,
     slots=LORA_SLOTS, full_queue_stream=503, usage_without_include=False, cached_unit=VLLM_BLOCK, live_counters=True,
     leaving_is_counted=False, same_id_twice=200, id_prefix="cmpl-", beyond_context=200, nested_errors=True,
-    open_inference=True, pooling_chat="404",
+    open_inference=True, pooling_chat="404", prompt_of_two=2, warm_up_tokens=0,
+    unchecked_fields="400, or a 500 of that request",
 )  # fmt: skip
 
 
@@ -93,6 +98,12 @@ class EngineWords:
     """Arguments of an engine with adapters."""
     pooling: tuple[str, ...]
     """Arguments of an engine that embeds, ranks or classifies."""
+    no_prefix_cache: str
+    """Argument that switches its prefix cache off."""
+    found_in_cache: str
+    """Metric of prompt tokens that its prefix cache had, with the label that selects them."""
+    health_path: str
+    """Its deepest health check; SGLang's generates a token."""
     load_path: str
     unload_path: str
     admin_key: bool
@@ -124,6 +135,11 @@ class EngineWords:
         """The metric of a counter that both engines have by this name."""
         return f"{self.prefix}:{name}_total"
 
+    @property
+    def embeds(self) -> tuple[str, ...]:
+        """Arguments of an engine that embeds and keeps a prefix cache."""
+        return tuple(argument for argument in self.pooling if argument != self.no_prefix_cache)
+
     def select(self, adapter: str | None) -> dict[str, Any]:
         """The field of a request that selects this adapter; None: the base model."""
         if adapter is None:
@@ -150,12 +166,15 @@ class EngineWords:
 
 SGLANG_WORDS: Final = EngineWords(
     name="SGLang", differences=SGLANG, lora=LORA, pooling=("--is-embedding", "--disable-radix-cache"),
+    no_prefix_cache="--disable-radix-cache",
+    found_in_cache='sglang:prefill_effective_tokens_total{mode="device_hit"}', health_path="/health_generate",
     load_path="/load_lora_adapter", unload_path="/unload_lora_adapter", admin_key=True, prefix="sglang",
     running="num_running_reqs", waiting="num_queue_reqs", adapters_at_start="--lora-paths", core="scheduler",
     too_long="context length", kv_tokens=20000, load_wants_key=True, tells_waiting_tokens=True, tells_its_age=True,
 )  # fmt: skip
 VLLM_WORDS: Final = EngineWords(
     name="vLLM", differences=VLLM, lora=VLLM_LORA, pooling=("--runner", "pooling"),
+    no_prefix_cache="--no-enable-prefix-caching", found_in_cache="vllm:prefix_cache_hits_total", health_path="/health",
     load_path="/v1/load_lora_adapter", unload_path="/v1/unload_lora_adapter", admin_key=False, prefix="vllm",
     running="num_requests_running", waiting="num_requests_waiting", adapters_at_start="--lora-modules",
     core="VLLM::EngineCore", too_long="max_model_len", kv_tokens=639 * VLLM_BLOCK, load_wants_key=False,

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
+from shoal.core.fields.schemas import CIRCULAR, reference_problem
 from shoal_dev.sim.engine import RequestBatch, Sampling
 from shoal_dev.sim.http import Exchange, until_gone
 from shoal_dev.sim.protocol import stops
@@ -41,6 +42,8 @@ class Job:
     echo: list[str] = field(default_factory=list[str])
     labels: list[int] = field(default_factory=list[int])
     """Tokens whose log probabilities the answer has."""
+    empty_grammar: bool = False
+    """The grammar of the answer allows no token at all."""
 
 
 class _BrokenError(Exception):
@@ -69,6 +72,7 @@ class Generating:
             raise p.RefusedError(400, f"{self._engine.args.served_model_name} is not a multimodal model")
         prompt = self._rendered(request.messages, request.tools)
         limit = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
+        self._check_sampled(request, request.top_logprobs if request.logprobs else None)
         job = self._job(exchange, request, [tuple(self._encode(prompt))], limit, adapter)
         await self._run(exchange, job, ChatWriter)
 
@@ -76,10 +80,7 @@ class Generating:
         request = parse(p.CompletionRequest, exchange, await exchange.body())
         adapter = self._engine.named(request.model)
         self._check(request)
-        logprobs = request.logprobs or 0
-        if logprobs > _MAX_LOGPROBS:
-            message = f"Requested sample logprobs of {logprobs}, which is greater than max allowed: {_MAX_LOGPROBS}"
-            raise p.wrong(message, "logprobs", logprobs)
+        self._check_sampled(request, request.logprobs)
         labels = request.logprob_token_ids
         if labels:
             self._check_labels(labels, request.logprobs)
@@ -187,6 +188,18 @@ class Generating:
         if request.n > 1 and temperature == 0:
             raise p.RefusedError(400, f"n must be 1 when using greedy sampling, got {request.n}.")
 
+    def _check_sampled(self, request: p.Generation, logprobs: int | None) -> None:
+        """What the engine could not look up in the tensor of one step is refused before it gets there."""
+        if (logprobs or 0) > _MAX_LOGPROBS:
+            message = f"Requested sample logprobs of {logprobs}, which is greater than max allowed: {_MAX_LOGPROBS}"
+            raise p.wrong(message, "logprobs", logprobs)
+        size = self._engine.model.config.get("vocab_size")
+        given = request.stop_token_ids or ()
+        outside = [token for token in given if token < 0 or (size is not None and token >= size)]
+        if outside:
+            message = f"token_id(s) {outside} in stop_token_ids contain out-of-vocab token ids. Vocabulary size: {size}"
+            raise p.wrong(message, "stop_token_ids", outside)
+
     def _check_labels(self, labels: list[int], logprobs: int | None) -> None:
         if logprobs is None:
             message = "when using `logprob_token_ids`, `logprobs` must be set. (parameter=logprob_token_ids)"
@@ -230,6 +243,7 @@ class Generating:
             stream=bool(request.stream),
             salt=request.cache_salt or "",
             options=request.stream_options,
+            empty_grammar=_allows_nothing(request.schema_asked),
         )
 
     def _batch(self, exchange: Exchange, job: Job) -> Any:
@@ -323,6 +337,9 @@ class Generating:
 
     async def _watch(self, exchange: Exchange, batch: RequestBatch, job: Job) -> None:
         """Raises _BrokenError when the engine has ended, and carries out the request's fault when it is its time."""
+        if job.empty_grammar:
+            # The grammar refuses the first token: the scheduler gives up this request, and no other one.
+            raise _BrokenError(500, "Internal server error")
         if not batch.finished:
             self._alive()
         fault = batch.fault
@@ -338,6 +355,12 @@ class Generating:
         while True:
             await batch.change()
             self._alive()
+
+
+def _allows_nothing(schema: Any) -> bool:
+    return isinstance(schema, dict) and (
+        (found := reference_problem(cast(dict[str, Any], schema), "")) is not None and found.code == CIRCULAR
+    )
 
 
 def parse(kind: type[_M], exchange: Exchange, body: bytes) -> _M:

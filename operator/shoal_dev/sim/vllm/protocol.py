@@ -3,7 +3,8 @@
 Fields that vLLM does not know are ignored: it warns in its log, and answers.
 """
 
-from typing import Any, Final, Literal
+import json
+from typing import Any, Final, Literal, cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -36,11 +37,23 @@ class Generation(BaseModel):
     frequency_penalty: float | None = 0.0
     presence_penalty: float | None = 0.0
     response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
     cache_salt: str | None = None
     request_id: str | None = None
     priority: int = 0
     user: str | None = None
     max_tokens: int | None = None
+
+    @property
+    def schema_asked(self) -> Any:
+        """The JSON schema of the answer; None: there is none."""
+        wanted: Any = (self.response_format or {}).get("json_schema")
+        found: Any = cast(dict[str, Any], wanted).get("schema") if isinstance(wanted, dict) else None
+        given: Any = (self.structured_outputs or {}).get("json", found)
+        try:
+            return json.loads(given) if isinstance(given, str) else given
+        except ValueError:
+            return None
 
 
 class CompletionRequest(Generation):
