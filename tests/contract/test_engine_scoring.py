@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from shoal.core.capabilities import EMBEDS_ARG, NO_PREFIX_CACHE
+from shoal.engine.sglang.wire import EMBEDS_ARG, NO_PREFIX_CACHE
 from tests.contract.conftest import KINDS, Client
 from tests.support.classifiers import make_classifier
 from tests.support.engines import SERVED, EngineProcess, Kind, running_engine

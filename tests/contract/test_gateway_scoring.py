@@ -9,9 +9,10 @@ from typing import Any
 import cohere
 import pytest
 
-from shoal.core.capabilities import EMBEDS_ARG, NO_PREFIX_CACHE, Capability
+from shoal.core.capabilities import Capability
 from shoal.core.fields.kinds import Facts
 from shoal.core.routing.resolve import ServedModel
+from shoal.engine.sglang.wire import EMBEDS_ARG, NO_PREFIX_CACHE
 from shoal.engine.wires import differences_of
 from shoal.net.installkey import KeyRing
 from tests.contract.conftest import KINDS, Client

@@ -1,7 +1,7 @@
 """What a Model can do, from its architecture and its engine's arguments; endpoints for anything else are refused.
 
-SGLang decides by the architecture whether an engine generates; `--is-embedding` makes it embed instead. A request for
-the other kind is at best an error. At worst it ends the engine: a chat does so where the engine does not generate.
+SGLang decides by the architecture whether an engine generates; an argument makes it embed instead. A request for the
+other kind is at best an error. At worst it ends the engine: a chat does so where the engine does not generate.
 """
 
 from collections.abc import Sequence
@@ -9,11 +9,9 @@ from typing import Final, Literal
 
 from shoal.api.artifact import ArtifactFacts
 from shoal.core.architectures import names
-from shoal.core.enginedifferences import NONE, EngineDifferences
+from shoal.core.enginedifferences import EngineDifferences
 
 Capability = Literal["generate", "embed", "rerank", "score", "classify", "transcribe"]
-EMBEDS_ARG: Final = "--is-embedding"
-NO_PREFIX_CACHE: Final = "--disable-radix-cache"
 _UNKNOWN: Final[frozenset[Capability]] = frozenset({"generate", "embed"})
 """Of a Model without facts, or with a body of layers for which SGLang decides by further values of the config
 (Gemma3TextModel): the engine judges."""
@@ -21,15 +19,15 @@ _UNKNOWN: Final[frozenset[Capability]] = frozenset({"generate", "embed"})
 _SCORE: Final[frozenset[Capability]] = frozenset({"score"})
 
 
-def only_embeds(facts: ArtifactFacts | None, extra_args: Sequence[str]) -> bool:
+def only_embeds(facts: ArtifactFacts | None, extra_args: Sequence[str], differences: EngineDifferences) -> bool:
     """Whether the engine computes embeddings, scores or labels, and generates nothing."""
-    return EMBEDS_ARG in extra_args or (facts is not None and facts.task == "Embed")
+    return differences.embeds_arg in extra_args or (facts is not None and facts.task == "Embed")
 
 
-def takes_no_salt(facts: ArtifactFacts | None, extra_args: Sequence[str]) -> bool:
+def takes_no_salt(facts: ArtifactFacts | None, extra_args: Sequence[str], differences: EngineDifferences) -> bool:
     """Whether nothing that the engine is for takes a `cache_salt`, which separates prompts in its cache."""
     hears = facts is not None and facts.architecture in names.TRANSCRIBES_ONLY
-    return hears or only_embeds(facts, extra_args)
+    return hears or only_embeds(facts, extra_args, differences)
 
 
 def capabilities(
@@ -37,10 +35,10 @@ def capabilities(
     extra_args: Sequence[str],
     *,
     shares_prefixes: bool,
-    differences: EngineDifferences = NONE,
+    differences: EngineDifferences,
 ) -> frozenset[Capability]:
     """What the engine of a Model does. `shares_prefixes`: its tenants share the prefix cache."""
-    able = _abilities(facts, extra_args, shares_prefixes=shares_prefixes)
+    able = _abilities(facts, extra_args, differences, shares_prefixes=shares_prefixes)
     found = able.difference(differences.lacks)
     if differences.generating is not None and generates_only(found):
         return found | _SCORE
@@ -55,7 +53,7 @@ def generates_only(found: frozenset[Capability]) -> bool:
 
 
 def _abilities(
-    facts: ArtifactFacts | None, extra_args: Sequence[str], *, shares_prefixes: bool
+    facts: ArtifactFacts | None, extra_args: Sequence[str], differences: EngineDifferences, *, shares_prefixes: bool
 ) -> frozenset[Capability]:
     """What SGLang does with such a model.
 
@@ -64,19 +62,19 @@ def _abilities(
     another's prompts or audio.
     """
     if facts is None or facts.architecture is None:
-        return frozenset({"embed"}) if only_embeds(facts, extra_args) else _UNKNOWN
+        return frozenset({"embed"}) if only_embeds(facts, extra_args, differences) else _UNKNOWN
     name = facts.architecture
     if name in names.CLASSIFIES:
         return _with_labels(facts.labels, encoder=name in names.ENCODERS)
     if name in names.REWARDS:
         return frozenset({"score"})
-    if only_embeds(facts, extra_args):
+    if only_embeds(facts, extra_args, differences):
         return frozenset({"embed"})
     if name in names.TRANSCRIBES_ONLY:
         return frozenset({"transcribe"})
     if name.endswith("Model"):
         return _UNKNOWN
-    if not (shares_prefixes or NO_PREFIX_CACHE in extra_args):
+    if not (shares_prefixes or differences.no_prefix_cache_arg in extra_args):
         return frozenset({"generate"})
     return frozenset({"generate", "score", "transcribe"} if name in names.TRANSCRIBES else {"generate", "score"})
 

@@ -1,4 +1,5 @@
-"""Where an engine does less than the field table (`fields/`) and the capabilities say, both of which follow SGLang."""
+"""Where an engine does less than the field table (`fields/`) and the capabilities say, both of which follow SGLang; and
+which of its arguments decide what a Model can do."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,12 @@ class EngineDifferences:
     None: the engine does that itself."""
     lacks: frozenset[str] = frozenset()
     """Capabilities that a Model does not have on it."""
+    embeds_arg: str | None = None
+    """Argument of a Model that makes the engine embed instead of generate; None: a Model can give none."""
+    no_prefix_cache_arg: str | None = None
+    """Argument of a Model that switches the prefix cache off."""
+    deterministic_args: tuple[str, ...] = ()
+    """Beginnings of arguments that make it give the same answer each time."""
 
     @property
     def salts_scores(self) -> bool:

@@ -7,9 +7,10 @@ import pytest
 
 from shoal.api.model import Model
 from shoal.core.architectures import facts_of
-from shoal.core.capabilities import EMBEDS_ARG, NO_PREFIX_CACHE, capabilities
+from shoal.core.capabilities import capabilities
 from shoal.core.enginedifferences import EngineDifferences
 from shoal.core.routing.resolve import served_model
+from shoal.engine.sglang.wire import EMBEDS_ARG, NO_PREFIX_CACHE, WIRE
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 300}
 ONE = {"id2label": {"0": "LABEL_0"}}
@@ -50,7 +51,7 @@ def test_the_weights_say_what_a_model_can_do(
     architecture: str, config: dict[str, Any], args: Sequence[str], shared: bool, able: str
 ) -> None:
     facts = facts_of({"architectures": [architecture], "model_type": "x", **SIZES, **config}, source="hf://a/b")
-    assert capabilities(facts, args, shares_prefixes=shared) == set(able.split())
+    assert capabilities(facts, args, shares_prefixes=shared, differences=WIRE.differences) == set(able.split())
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,9 @@ def test_an_engine_that_separates_tenants_when_it_scores_needs_no_common_cache(
     architecture: str, args: Sequence[str], able: str
 ) -> None:
     facts = facts_of({"architectures": [architecture], "model_type": "x", **SIZES}, source="hf://a/b")
-    salted = EngineDifferences(pairs_score=True, generating=EngineDifferences(most_scored_bytes=10))
+    salted = EngineDifferences(
+        embeds_arg=EMBEDS_ARG, pairs_score=True, generating=EngineDifferences(most_scored_bytes=10)
+    )
     assert capabilities(facts, args, shares_prefixes=False, differences=salted) == set(able.split())
 
 
@@ -94,7 +97,7 @@ def test_what_an_engine_lacks_is_no_ability_of_its_models() -> None:
     facts = facts_of(
         {"architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper", **SIZES}, source="hf://a/b"
     )
-    assert capabilities(facts, (), shares_prefixes=False) == {"transcribe"}
+    assert capabilities(facts, (), shares_prefixes=False, differences=WIRE.differences) == {"transcribe"}
     differences = EngineDifferences(lacks=frozenset({"transcribe"}))
     assert capabilities(facts, (), shares_prefixes=False, differences=differences) == set()
 
@@ -103,12 +106,16 @@ def test_facts_of_an_earlier_release_do_not_say_how_many_labels_there_are() -> N
     facts = facts_of(
         {"architectures": ["Qwen2ForSequenceClassification"], "model_type": "x", **SIZES, **ONE}, source="hf://a/b"
     ).model_copy(update={"labels": None})
-    assert capabilities(facts, (), shares_prefixes=False) == {"rerank", "classify", "score"}
+    assert capabilities(facts, (), shares_prefixes=False, differences=WIRE.differences) == {
+        "rerank",
+        "classify",
+        "score",
+    }
 
 
 def test_without_facts_the_engine_judges() -> None:
-    assert capabilities(None, (), shares_prefixes=False) == {"generate", "embed"}
-    assert capabilities(None, (EMBEDS_ARG,), shares_prefixes=False) == {"embed"}
+    assert capabilities(None, (), shares_prefixes=False, differences=WIRE.differences) == {"generate", "embed"}
+    assert capabilities(None, (EMBEDS_ARG,), shares_prefixes=False, differences=WIRE.differences) == {"embed"}
 
 
 @pytest.mark.parametrize(

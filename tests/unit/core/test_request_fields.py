@@ -14,6 +14,7 @@ from shoal.core.fields.kinds import Facts
 from shoal.core.fields.patterns import pattern_problem
 from shoal.core.fields.table import CHAT, COMPLETIONS, EMBEDDINGS, REFUSED, TABLE
 from shoal.core.routing.resolve import served_model
+from shoal.engine.sglang.wire import WIRE
 from tests.support import operators
 from tests.support.gateway import gateway
 from tests.support.pictures import data_url, png
@@ -355,9 +356,10 @@ def test_a_deterministic_engine_gets_no_min_p(argument: str | None):
     engine = {"extraArgs": [argument] if argument else []}
     model = Model.model_validate(operators.model("chat", "team-a", engine=engine))
     path, body = chat(min_p=0.1)
-    problem = check(body, path, served_model(model).facts)
+    facts = served_model(model, WIRE.differences).facts
+    problem = check(body, path, facts)
     assert (problem and problem.param) == (argument and "min_p")
-    assert check(chat(min_p=0)[1], path, served_model(model).facts) is None
+    assert check(chat(min_p=0)[1], path, facts) is None
 
 
 ODD = st.recursive(

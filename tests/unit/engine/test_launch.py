@@ -8,11 +8,11 @@ from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Model
 from shoal.api.sources import engine_model_path, parse_source
 from shoal.core.architectures import facts_of
-from shoal.core.capabilities import NO_PREFIX_CACHE
 from shoal.engine.port import EngineLaunch
 from shoal.engine.sglang import owned
 from shoal.engine.sglang.arguments import arguments_of, check_extra_args, known_versions
 from shoal.engine.sglang.launch import engine_args
+from shoal.engine.sglang.wire import NO_PREFIX_CACHE
 from shoal_dev.sim import args as sim_args
 
 VERSION = "0.5.23"

@@ -9,11 +9,11 @@ import pytest
 
 from shoal.api.model import Model
 from shoal.core.access import index_keys
-from shoal.core.capabilities import NO_PREFIX_CACHE
 from shoal.core.routing.affinity import SHARED, head_of, prefix_space
 from shoal.core.routing.resolve import ServedModel, served_model
 from shoal.engine.port import EngineLaunch
 from shoal.engine.sglang.launch import engine_args
+from shoal.engine.sglang.wire import NO_PREFIX_CACHE
 from shoal.net.installkey import KeyRing
 from tests.support.adapter_agents import AdapterAgent, adapter, tuned
 from tests.support.gateway import API_KEY, MODEL, gateway, tenant

@@ -27,6 +27,7 @@ from shoal.core.routing.resolve import served_model
 from shoal.core.routing.resolveadapters import declared_adapter, declared_pool
 from shoal.core.routing.routeexplain import RouteExplanation, explain_route
 from shoal.core.routing.routes import DeclaredRoute, RequestFacts, TargetRef, declared_route, permits, route_consent_of
+from shoal.engine.wires import differences_of
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import KubeError, NotFound
 from shoal.kube.resources import LORA_ADAPTERS, LORA_POOLS, MODEL_ROUTES, MODELS, TENANTS, Resource
@@ -107,7 +108,7 @@ async def _read(question: RouteQuestion, kubeconfig: str | None, context: str | 
         models = {one.key: one for one in await _all(client, MODELS, Model)}
         adapters = {one.key: one for one in await _all(client, LORA_ADAPTERS, LoRAAdapter)}
         index = ModelIndex()
-        index.set_models({key: served_model(one) for key, one in models.items()})
+        index.set_models({key: served_model(one, differences_of(one.spec.engine.type)) for key, one in models.items()})
         index.set_pools({one.key: declared_pool(one) for one in await _all(client, LORA_POOLS, LoRAPool)})
         for key, adapter in adapters.items():
             index.put(key, declared_adapter(adapter))

@@ -113,7 +113,7 @@ def read(config: Mapping[str, Any]) -> Config:
             if isinstance(kind, str)
             else f"its keys are {', '.join(sorted(config)[:8])[:200]}"
         )
-        raise UnknownConfig(f"config.json names no `architectures`, so SGLang cannot serve it: {seen or 'it is empty'}")
+        raise UnknownConfig(f"config.json names no `architectures`, so no engine can serve it: {seen or 'it is empty'}")
     architectures = tuple(cast(list[str], names))
     old_llava = architectures[0].startswith("Llava") and architectures[0].endswith("ForCausalLM")
     found = config if old_llava else _nested(config)

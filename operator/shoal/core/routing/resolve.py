@@ -19,7 +19,6 @@ from shoal.core.hold.limits import Limits
 Trait = Literal["vision", "audio", "tools", "reasoning"]
 """What a Model that generates does with a chat: it reads images, or sound; the engine takes its calls of tools, or its
 thoughts, out of its text."""
-_DETERMINISTIC: Final = ("--enable-deterministic-inference", "--rl-on-policy-target")
 _NO_PLACE: Final = frozenset({reasons.NO_FIT, reasons.NO_CAPACITY, reasons.OUTRANKED, reasons.NO_CLASS})
 
 
@@ -173,7 +172,7 @@ def _facts(model: Model, differences: EngineDifferences) -> Facts:
         media=_media(artifact) if artifact is not None and artifact.multimodal else frozenset(),
         media_hosts=frozenset(model.spec.media.allowed_hosts),
         differences=differences,
-        deterministic=any(arg.startswith(_DETERMINISTIC) for arg in model.spec.engine.extra_args),
+        deterministic=any(arg.startswith(differences.deterministic_args) for arg in model.spec.engine.extra_args),
     )
 
 

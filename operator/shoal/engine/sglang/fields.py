@@ -9,6 +9,7 @@ from shoal.core.capabilities import only_embeds
 from shoal.engine.fields import FieldArgument, no_experts, refused
 from shoal.engine.sglang.arguments import parsed
 from shoal.engine.sglang.stages import NOT_IN_STAGES, STAGED
+from shoal.engine.sglang.wire import WIRE
 
 _ALGORITHMS: Final = {
     "NGram": "NGRAM", "MTP": "NEXTN", "EAGLE": "EAGLE", "EAGLE3": "EAGLE3", "DraftModel": "STANDALONE",
@@ -76,7 +77,7 @@ def problems(model: Model, facts: ArtifactFacts | None) -> list[str]:
             f"{where} of SGLang guesses from the answers to all tenants of a replica, so response times tell a tenant "
             "what others were answered; set `isolation: Shared` to accept that, or use another method"
         )
-    if only_embeds(facts, engine.extra_args):
+    if only_embeds(facts, engine.extra_args, WIRE.differences):
         found.append("spec.engine.speculation: this model generates nothing that could be guessed: leave it out")
     if asked.method == "MTP" and facts is not None and facts.mtp_layers == 0:
         found.append(f"{where} needs layers for multi-token prediction, and this checkpoint has none")

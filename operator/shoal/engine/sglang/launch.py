@@ -8,10 +8,11 @@ from shoal.api.artifact import ArtifactFacts
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
 from shoal.core.architectures import names as architectures
-from shoal.core.capabilities import EMBEDS_ARG, NO_PREFIX_CACHE, only_embeds, takes_no_salt
+from shoal.core.capabilities import only_embeds, takes_no_salt
 from shoal.engine.port import EngineLaunch
 from shoal.engine.sglang.fields import field_args
 from shoal.engine.sglang.tuning import quantization_args
+from shoal.engine.sglang.wire import EMBEDS_ARG, NO_PREFIX_CACHE, WIRE
 
 ENVIRONMENT: Final[Mapping[str, str]] = {
     "HOME": names.HOME_DIR,
@@ -55,7 +56,7 @@ def engine_args(launch: EngineLaunch) -> tuple[str, ...]:
 
 def task_args(facts: ArtifactFacts | None, extra_args: Sequence[str]) -> tuple[str, ...]:
     """What SGLang needs for weights that do not generate, unless the Model's own arguments say it."""
-    if facts is None or not only_embeds(facts, extra_args):
+    if facts is None or not only_embeds(facts, extra_args, WIRE.differences):
         return ()
     args = () if EMBEDS_ARG in extra_args else (EMBEDS_ARG,)
     name, _, _ = _ONE_PREFILL.partition("=")
@@ -72,7 +73,7 @@ def prefix_args(model: Model, facts: ArtifactFacts | None = None) -> tuple[str, 
         return ()
     encodes = facts is not None and facts.architecture in architectures.ENCODERS
     shared = model.spec.prefix_cache.isolation == "Shared"
-    return (NO_PREFIX_CACHE,) if encodes or (takes_no_salt(facts, extra_args) and not shared) else ()
+    return (NO_PREFIX_CACHE,) if encodes or (takes_no_salt(facts, extra_args, WIRE.differences) and not shared) else ()
 
 
 def pool_args(pool: LoRAPool | None) -> tuple[str, ...]:

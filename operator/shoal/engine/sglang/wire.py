@@ -8,13 +8,20 @@ from typing import Any, Final, cast
 
 import orjson
 
-from shoal.core.enginedifferences import NONE, EngineDifferences
+from shoal.core.enginedifferences import EngineDifferences
 from shoal.core.fields.table import GENERATING, RERANK, TABLE
 from shoal.engine.wire import AnswerGarbled, EngineCall, Ranking, Rewriter
 
 _LACKS: Final = re.compile(rb"never been loaded|failed to implicitly load|not loaded|incomplete unload", re.IGNORECASE)
 _MODEL_FIELD: Final = re.compile(rb'"model":\s*"(?:[^"\\]|\\.)*"')
 _NOTHING: Final[Mapping[str, frozenset[str]]] = MappingProxyType({})
+EMBEDS_ARG: Final = "--is-embedding"
+NO_PREFIX_CACHE: Final = "--disable-radix-cache"
+_DIFFERENCES: Final = EngineDifferences(
+    embeds_arg=EMBEDS_ARG,
+    no_prefix_cache_arg=NO_PREFIX_CACHE,
+    deterministic_args=("--enable-deterministic-inference", "--rl-on-policy-target"),
+)
 _PATHS: Final[Mapping[str, str]] = MappingProxyType({path: path for path in TABLE})
 
 
@@ -61,7 +68,7 @@ class SGLangWire:
     aborts: bool = True
     paths: Mapping[str, str] = _PATHS
     salted: frozenset[str] = GENERATING
-    differences: EngineDifferences = NONE
+    differences: EngineDifferences = _DIFFERENCES
     special: Mapping[str, frozenset[str]] = _NOTHING
     reshaped: frozenset[str] = frozenset({RERANK})
 

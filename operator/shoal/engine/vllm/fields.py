@@ -9,6 +9,7 @@ from shoal.api.model import Engine, Model, Speculation
 from shoal.core.capabilities import only_embeds
 from shoal.engine.fields import FieldArgument, no_experts, refused
 from shoal.engine.vllm.arguments import ARGUMENTS
+from shoal.engine.vllm.wire import WIRE
 
 _METHODS: Final = {
     "NGram": "ngram", "MTP": "mtp", "EAGLE": "eagle", "EAGLE3": "eagle3", "DraftModel": "draft_model",
@@ -79,7 +80,7 @@ def problems(model: Model, facts: ArtifactFacts | None) -> list[str]:
     asked = engine.speculation
     if asked is None:
         return found
-    if only_embeds(facts, ()):
+    if only_embeds(facts, (), WIRE.differences):
         found.append("spec.engine.speculation: this model generates nothing that could be guessed: leave it out")
     if asked.method == "MTP" and facts is not None and facts.mtp_layers == 0:
         found.append(

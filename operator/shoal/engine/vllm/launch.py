@@ -13,10 +13,10 @@ from shoal.engine.arguments import LONGEST
 from shoal.engine.port import STARTUP_SECONDS, EngineLaunch
 from shoal.engine.vllm.arguments import ARGUMENTS
 from shoal.engine.vllm.fields import field_args
+from shoal.engine.vllm.wire import NO_PREFIX_CACHE
 
 MAX_RUNNING: Final = 256
 """--max-num-seqs where nothing else is said. vLLM's own default depends on the GPU, and its metrics do not tell it."""
-NO_PREFIX_CACHE: Final = "--no-enable-prefix-caching"
 RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of --max-lora-rank."""
 _TMP: Final = "/tmp"  # noqa: S108 - a volume of its own in each pod

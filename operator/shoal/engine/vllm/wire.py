@@ -206,12 +206,16 @@ _PATHS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 _LACKS: Final = frozenset({"transcribe"})
+NO_PREFIX_CACHE: Final = "--no-enable-prefix-caching"
 _GENERATING: Final = EngineDifferences(
     {**_FIELDS, SCORE: {"label_token_ids": tokenscores.few_labels}},
     lacks=_LACKS,
+    no_prefix_cache_arg=NO_PREFIX_CACHE,
     most_scored_bytes=tokenscores.MOST_BYTES,
 )
-_DIFFERENCES: Final = EngineDifferences(_FIELDS, pairs_score=True, generating=_GENERATING, lacks=_LACKS)
+_DIFFERENCES: Final = EngineDifferences(
+    _FIELDS, pairs_score=True, generating=_GENERATING, lacks=_LACKS, no_prefix_cache_arg=NO_PREFIX_CACHE
+)
 _SPECIAL: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {path: frozenset({*_FIELDS.get(path, ()), *_ADDITIONS.get(path, ())}) for path in {*_FIELDS, *_ADDITIONS}}
 )
