@@ -4,6 +4,8 @@ It needs no engine: what an engine itself answers is asked in `tests/contract/`.
 """
 
 import inspect
+import json
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final, get_args
 
@@ -16,9 +18,12 @@ from shoal.api.chartvalues import Values
 from shoal.api.config import Engines
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Engine, Model
+from shoal.core.fields.table import CHAT
+from shoal.core.lora.format.rules import AdapterRules
 from shoal.core.sizing import Tuning
+from shoal.engine.kinds import KINDS
 from shoal.engine.port import AgentSide, EngineAdapters, EngineClient, EngineLaunch, EngineUnreachable, PodSide
-from shoal.engine.wire import Wire
+from shoal.engine.wire import AnswerGarbled, EngineCall, NotHere, Ranking, Wire
 from shoal.engine.wires import wire_of
 
 MARK: Final = "--no-engine-has-this-argument"
@@ -26,6 +31,15 @@ POOL: Final = LoRAPool.model_validate(
     {"metadata": {"name": "p", "namespace": "ns"}, "spec": {"modelRef": {"name": "chat"}, "maxRank": 16}}
 )
 EMBEDS: Final = ArtifactFacts(source="x", architecture="Qwen2Model", task="Embed")
+
+NOT_LOADED: Final[dict[str, tuple[int, bytes]]] = {
+    "SGLang": (400, b'{"object":"error","message":"Got LoRA adapter that has never been loaded: a.1","code":400}'),
+    "vLLM": (
+        404,
+        b'{"error":{"message":"The model `a.1` does not exist.","type":"NotFoundError","param":"model","code":404}}',
+    ),
+}
+"""By type: what the engine answers to a request for an adapter that it does not have. A new kind adds its own."""
 
 
 def members(protocol: type[Any]) -> Iterator[str]:
@@ -111,6 +125,17 @@ class Conformance:
         keys = self.kind.pod.keys_file("client-key", "admin-key")
         assert "client-key" in keys.values(), "the engine gets no key"
 
+    def pod__keys_suffix(self) -> None:
+        suffix = self.kind.pod.keys_suffix
+        assert re.fullmatch(r"(-[a-z0-9]+)?", suffix), "is no end of a Secret's name"
+        others = [kind.pod.keys_suffix for kind in KINDS.values() if kind.type != self.kind.type]
+        assert suffix not in others, "is another kind's, and Secrets are immutable"
+
+    def pod__adapter_rules(self) -> None:
+        rules = self.kind.pod.adapter_rules
+        assert isinstance(rules, AdapterRules)
+        assert rules.engine == self.kind.type, "refusals name another engine"
+
     def pod__table(self) -> None:
         chart = Values().engines.model_dump(by_alias=True, exclude={"simulator"})
         table = self.kind.pod.table(Engines.model_validate(chart))
@@ -181,6 +206,9 @@ class Conformance:
 
     # --- the agent ----------------------------------------------------------------------------------------------------
 
+    def agent__files_before_unload(self) -> None:
+        assert type(self.kind.agent.files_before_unload) is bool
+
     async def agent__connect(self) -> None:
         async with aiohttp.ClientSession() as session:
             found = self._connect(session)
@@ -208,6 +236,9 @@ class Conformance:
     async def client__counters(self) -> None:
         await self._unreachable(lambda engine: engine.client.counters())
 
+    async def client__greedy(self) -> None:
+        await self._unreachable(lambda engine: engine.client.greedy("a", 1, 2.0))
+
     async def client__abort(self) -> None:
         async with aiohttp.ClientSession() as session:
             try:
@@ -227,15 +258,73 @@ class Conformance:
 
     # --- the gateway --------------------------------------------------------------------------------------------------
 
-    def wire__type(self) -> None:
+    def _wire(self) -> Wire:
         wire = wire_of(self.kind.type)
         assert wire is not None, "gateways cannot speak to it (engine/wires.py)"
+        return wire
+
+    @staticmethod
+    def _call(adapter: str | None = None, endpoint: str = CHAT) -> EngineCall:
+        return EngineCall(endpoint, "ns/chat", adapter, "req-1", 1)
+
+    def wire__type(self) -> None:
+        wire = self._wire()
         lacks = [name for name in members(Wire) if not hasattr(wire, name)]
         assert not lacks, f"lacks {', '.join(lacks)}"
+        assert wire.type == self.kind.type, "is another kind's"
 
     def wire__paths(self) -> None:
-        wire = wire_of(self.kind.type)
-        assert wire is not None
+        wire = self._wire()
         closed = set(wire.paths.values()) - set(self.kind.pod.serving_paths)
         assert not closed, f"the sidecar does not open {', '.join(sorted(closed))}"
         assert wire.ready_path == self.kind.pod.ready_path, "gateways and probes ask for different paths"
+
+    def wire__path(self) -> None:
+        wire = self._wire()
+        for endpoint in wire.paths:
+            assert wire.path(self._call(None, endpoint)) in self.kind.pod.serving_paths, f"{endpoint} goes elsewhere"
+
+    def wire__added(self) -> None:
+        wire = self._wire()
+        for endpoint in wire.special:
+            assert wire.added(endpoint, {}) == b"", f"{endpoint} gets fields that nobody asked for"
+
+    def wire__encode(self) -> None:
+        """The engine must see which weights answer: the base must not answer for an adapter."""
+        wire = self._wire()
+        raw = b'{"model":"ns/chat","messages":[],"rid":"req-1","stop":["\\"model\\":"]}'
+        base, adapted = (json.loads(wire.encode(raw, self._call(adapter))) for adapter in (None, "a.1"))
+        for body in (base, adapted):
+            assert (body["messages"], body["stop"]) == ([], ['"model":']), "the request was changed"
+        assert base["model"] == "ns/chat", "the base is not named"
+        assert "a.1" in adapted.values(), "the adapter is not named"
+        assert "a.1" not in base.values()
+
+    def wire__rewriter(self) -> None:
+        rewriter = self._wire().rewriter(self._call(), "mine")
+        answer = b'{"id":"req-1","model":"ns/chat","choices":[{"text":"\\"model\\":\\"ns/chat\\""}]}'
+        for found in (rewriter.rewrite(answer), self._wire().rewriter(self._call(), "mine").rewrite_any(answer)):
+            told = json.loads(found)
+            assert told["model"] == "mine", "the client sees the engine's name of the model"
+            assert told["choices"] == [{"text": '"model":"ns/chat"'}], "what the model wrote was changed"
+
+    def wire__elsewhere(self) -> None:
+        wire = self._wire()
+        assert self.kind.type in NOT_LOADED, "no example of its error for an adapter that it does not have"
+        assert wire.elsewhere(*NOT_LOADED[self.kind.type], True) == "adapter", "no other replica is asked"
+        refused = b'{"error":{"message":"top_p must be in (0, 1]"},"message":"top_p must be in (0, 1]"}'
+        assert wire.elsewhere(400, refused, False) is None, "the client's own error is sent to other replicas"
+
+    def wire__plain_error(self) -> None:
+        wire = self._wire()
+        assert wire.plain_error(b"no JSON") == b"no JSON"
+        assert b"top_p" in wire.plain_error(b'{"error":{"message":"top_p is wrong"},"message":"top_p is wrong"}')
+
+    def wire__reshape(self) -> None:
+        wire = self._wire()
+        for endpoint in wire.reshaped:
+            try:
+                wire.reshape(self._call(None, endpoint), "nonsense", Ranking("mine", None, False))
+            except (AnswerGarbled, NotHere):
+                continue
+            raise AssertionError(f"{endpoint}: nonsense passes for an answer")

@@ -5,7 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from shoal.engine.kinds import KINDS
-from shoal.engine.port import AgentSide, PodSide
+from shoal.engine.port import AgentSide, EngineKind, PodSide
+from shoal.engine.wire import EngineCall, Ranking, Wire
+from shoal.engine.wires import wire_of
 from tests.support.engine_conformance import Conformance, members
 
 
@@ -44,3 +46,45 @@ async def test_a_skeleton_is_told_by_name_what_it_lacks() -> None:
     assert failures["wire.type"] == "AssertionError: gateways cannot speak to it (engine/wires.py)"
     assert {"client.ready", "client.loads", "adapters.load", "adapters.unload"} <= failures.keys()
     assert "pod.command" not in failures
+    assert "client.greedy" in failures
+
+
+class IdleWire:
+    """A wire with all members, which do nothing."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._wire, name)
+
+    def encode(self, body: bytes, call: EngineCall) -> bytes:
+        return body
+
+    def rewriter(self, call: EngineCall, model_name: str) -> SimpleNamespace:
+        return SimpleNamespace(same=True, rewrite=bytes, rewrite_any=bytes)
+
+    def elsewhere(self, status: int, error: bytes, adapter: bool) -> None:
+        return None
+
+    def reshape(self, call: EngineCall, answer: object, ranking: Ranking) -> tuple[object, None]:
+        return answer, None
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+async def test_a_wire_that_does_nothing_is_told_by_name_what_it_lacks(
+    kind: EngineKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire = wire_of(kind.type)
+    assert wire is not None
+    monkeypatch.setattr("tests.support.engine_conformance.wire_of", lambda _: IdleWire(wire))
+    failures = await Conformance(kind).failures()
+    assert failures.keys() == {"wire.encode", "wire.rewriter", "wire.elsewhere", "wire.reshape"}
+
+
+async def test_a_kind_with_the_keys_of_another_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = list(KINDS.values())[:2]
+    monkeypatch.setattr(type(one.pod), "keys_suffix", other.pod.keys_suffix)
+    monkeypatch.setattr(type(one.agent), "files_before_unload", None)
+    failures = await Conformance(one).failures()
+    assert failures.keys() == {"pod.keys_suffix", "agent.files_before_unload"}
