@@ -33,6 +33,7 @@ def a_lab() -> None:
 # Gateways and the ledger are killed in turn meanwhile.
 ROUTED = (
     "operator_killed",
+    "engine_changed",
     "canary_broken",
     "engine_killed",
     "canary_broken",
@@ -44,7 +45,7 @@ ROUTED = (
 @pytest.mark.long
 def test_through_routes_no_request_is_lost_and_each_has_one_record_of_one_route_and_model(tmp_path: Path) -> None:
     config = StormConfig(
-        requests=3000, rate=17, seed=5, faults=ROUTED, once=True, gap=8, pace=0.5, shuffled=False, routes=True, kills=8
+        requests=3300, rate=17, seed=5, faults=ROUTED, once=True, gap=8, pace=0.5, shuffled=False, routes=True, kills=8
     )
     findings = run(config, tmp_path)
     assert findings.lost() == []
