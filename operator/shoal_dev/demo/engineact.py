@@ -54,6 +54,7 @@ def run(cluster: DemoCluster, stages: Stages, timeout: float) -> None:
     tokens: dict[tuple[str, str], tuple[int, int]] = {}
     with cluster.gateway() as url, stages.stage("Six answers: two engines, three APIs", spin=False):
         _until_known(url)
+        before = _billed(cluster)
         for name in MODELS:
             for api, ask in _APIS.items():
                 tokens[name, api] = ask(url, f"{NAMESPACE}/{name}")
@@ -65,7 +66,7 @@ def run(cluster: DemoCluster, stages: Stages, timeout: float) -> None:
         for name in MODELS
     }
     with stages.stage("The ledger has what the six answers said"):
-        _until_billed(cluster, sums, timeout)
+        _until_billed(cluster, before, sums, timeout)
     month = time.strftime("%Y-%m", time.gmtime())
     args = ("bill", "--tenant", TENANT, "--month", month)
     console.print(f"kubectl shoal {' '.join(args)}")
@@ -122,16 +123,30 @@ def _until_known(url: str) -> None:
                 time.sleep(0.1)
 
 
-def _until_billed(cluster: DemoCluster, sums: Mapping[str, tuple[int, ...]], timeout: float) -> None:
-    """Waits until the ledger's sums of each Model are at least those of this run: an earlier run's are in them too."""
+def _billed(cluster: DemoCluster) -> dict[str, tuple[int, ...]]:
+    """The ledger's sums of each Model: prompt tokens, and answer tokens."""
+    rows = json.loads(_shoal(cluster, "usage", "--tenant", TENANT, "--by", "model", "-o", "json"))["rows"]
+    return {row["model"]: (int(row["inputTokens"] or 0), int(row["outputTokens"] or 0)) for row in rows}
+
+
+def _until_billed(
+    cluster: DemoCluster, before: Mapping[str, tuple[int, ...]], sums: Mapping[str, tuple[int, ...]], timeout: float
+) -> None:
+    """Waits until the ledger's sums of each Model have grown by those of this run: an earlier run's are in them too."""
     deadline = time.monotonic() + timeout
     while True:
-        rows = json.loads(_shoal(cluster, "usage", "--tenant", TENANT, "--by", "model", "-o", "json"))["rows"]
-        found = {row["model"]: (int(row["inputTokens"] or 0), int(row["outputTokens"] or 0)) for row in rows}
-        if all(a >= b for model, wanted in sums.items() for a, b in zip(found.get(model, (0, 0)), wanted, strict=True)):
+        found = _billed(cluster)
+        grown = {
+            model: tuple(
+                now - then for now, then in zip(found.get(model, (0, 0)), before.get(model, (0, 0)), strict=True)
+            )
+            for model in sums
+        }
+        # Records of an earlier run may arrive late.
+        if all(a >= b for model, wanted in sums.items() for a, b in zip(grown[model], wanted, strict=True)):
             return
         if time.monotonic() > deadline:
-            raise click.ClickException(f"the ledger has {found}, and the answers said {dict(sums)}")
+            raise click.ClickException(f"the ledger has {grown} more, and the answers said {dict(sums)}")
         time.sleep(0.5)
 
 
