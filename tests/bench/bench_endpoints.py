@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from tests.bench.bench_gateway import LOAD_CORE, PROXY_CORE, Bench, cpu_seconds, free_port, started
 from tests.bench.gateway_process import API_KEY
+from tests.support import pictures
 
 _TEXT: Final = "x" * 700
 _MESSAGES: Final = [{"role": "user", "content": _TEXT}]
@@ -44,6 +45,17 @@ _CHAT: Final[Mapping[str, Any]] = {
     ],
     "usage": _USAGE,
 }
+_TOKENIZED: Final = {"tokens": list(range(200)), "count": 200, "max_model_len": 4096}
+_IMAGE: Final = pictures.made("PNG", 128, 128)
+_SEEN: Final = [
+    {
+        "role": "user",
+        "content": [
+            {"type": "image_url", "image_url": {"url": pictures.data_url("image/png", _IMAGE)}},
+            {"type": "text", "text": _TEXT},
+        ],
+    }
+]
 _META: Final = {"prompt_tokens": 20}
 
 
@@ -127,7 +139,18 @@ ENDPOINTS: Final = (
             "usage": {"prompt_tokens": 200, "total_tokens": 200},
         },
     ),
-    Endpoint("tokenize", "/v1/tokenize", _json(prompt=_TEXT), {"tokens": list(range(200)), "count": 200}),
+    Endpoint(
+        "score, 10 items",
+        "/v1/score",
+        _json(query="fox", items=[_TEXT[:70]] * 10, label_token_ids=[300, 301]),
+        {"scores": [[0.25, 0.75]] * 10, "model": "bench/model", "object": "scoring", "usage": _USAGE},
+    ),
+    Endpoint("tokenize", "/v1/tokenize", _json(prompt=_TEXT), _TOKENIZED),
+    Endpoint("detokenize, 200 tokens", "/v1/detokenize", _json(tokens=list(range(200))), {"text": _TEXT}),
+    Endpoint("count_tokens", "/v1/messages/count_tokens", _json(messages=_MESSAGES), _TOKENIZED),
+    Endpoint(
+        "chat completions, an image of 50 kB", "/v1/chat/completions", _json(messages=_SEEN, max_tokens=50), _CHAT
+    ),
     Endpoint(
         "transcriptions, 1 s of WAV",
         "/v1/audio/transcriptions",

@@ -26,6 +26,7 @@ from shoal.api import keys
 from shoal.api.replica import ReplicaKeys
 from shoal.api.tenant import Tenant
 from shoal.core.capabilities import Capability
+from shoal.core.fields.kinds import Facts
 from shoal.core.hold.limits import Limits
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.resolve import ServedModel
@@ -107,6 +108,7 @@ async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool, led
         None,
         capabilities=frozenset(get_args(Capability)),
         limits=limits,
+        facts=Facts(vocabulary=151_936, media=frozenset({"image"})),
     )
     key = {"name": "key", "sha256": hashlib.sha256(API_KEY.encode()).hexdigest()}
     spec: dict[str, object] = {"keys": [key], "models": [{"namespace": "bench", "name": "model"}]}
