@@ -275,8 +275,8 @@ def test_a_model_is_sent_only_what_it_reads() -> None:
     cases: list[tuple[frozenset[Medium], dict[str, Any], str]] = [
         (frozenset(), picture, "text only"),
         (frozenset(), noise, "text only"),
-        (frozenset({"image"}), noise, "does not read sound"),
-        (frozenset({"audio"}), picture, "does not read images"),
+        (frozenset({"image"}), noise, "does not read sound: it reads text and images."),
+        (frozenset({"audio"}), picture, "does not read images: it reads text and sound."),
         (ALL, video, "videos are not accepted"),
     ]
     for reads, part, says in cases:

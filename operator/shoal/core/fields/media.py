@@ -247,5 +247,6 @@ NOT_READ: Final = "media_not_supported"
 def not_read(at: str, medium: Medium, facts: Facts) -> FieldProblem:
     if not facts.media:
         return FieldProblem(at, "This model reads text only.", NOT_READ)
-    names = {"image": "images", "audio": "sound"}
-    return FieldProblem(at, f"This model does not read {names[medium]}.", NOT_READ)
+    names: dict[Medium, str] = {"image": "images", "audio": "sound"}
+    reads = " and ".join(["text", *(names[each] for each in sorted(facts.media))])
+    return FieldProblem(at, f"This model does not read {names[medium]}: it reads {reads}.", NOT_READ)
