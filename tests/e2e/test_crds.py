@@ -127,6 +127,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         )
         for method, more in (("NGram", {"isolation": "Shared"}), ("DraftModel", {"draftPath": "draft"}))
     ),
+    *(
+        (
+            f"guesses from all tenants' text, {named}",
+            model("spec.engine", {"speculation": {"method": "NGram", **more}}),
+            "`speculation` by NGram of SGLang guesses from the answers to all tenants",
+        )
+        for named, more in (("by default", {}), ("isolated", {"isolation": "Tenant"}))
+    ),
     (
         "guesses in stages",
         model("spec.engine", {"speculation": {"method": "MTP"}, "parallelism": {"pipeline": 2}}),
@@ -250,6 +258,7 @@ def test_bad_object_is_refused_with_words_that_help(apiserver: ApiServer, bad: d
     "engine",
     [
         {"type": "vLLM", "speculation": {"method": "NGram"}, "parallelism": {"attentionData": 2}},
+        {"speculation": {"method": "NGram", "isolation": "Shared"}},
         {"speculation": {"method": "MTP"}, "parallelism": {"attentionData": 2}},
         {"speculation": {"method": "NGram", "isolation": "Shared"}, "parallelism": {"attentionData": 1, "pipeline": 1}},
         {"type": "vLLM", "speculation": {"method": "MTP"}, "parallelism": {"pipeline": 2}},
