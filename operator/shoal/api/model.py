@@ -511,6 +511,9 @@ class VariantStatus(Object):
     """Cost per hour of the desired replicas, or of one replica if none is desired."""
     cold_start_seconds: Count | None = None
     """Cold start of the latest replica on this class, measured from the creation of the pod to Ready."""
+    node_wait_seconds: Count | None = None
+    """On a class whose nodes an autoscaler adds: how much longer the next replica may take than the latest one, because
+    it waits for a node. Absent: no longer."""
     cold_start: ColdStartStatus | None = None
     """Stages of the last cold starts on this class. `kubectl shoal why model/NAME --scaling` says what would shorten
     them."""
@@ -557,7 +560,7 @@ class ModelStatus(Object):
     replicas: ReplicaCounts | None = None
     """Replicas over all variants."""
     cold_start_seconds: Count | None = None
-    """Longest measured cold start of the classes in use."""
+    """Longest measured cold start of the classes in use, with the wait for a node that has to be added."""
     prefetch: Annotated[tuple[PrefetchStatus, ...], Field(max_length=8), K8s(list_type="map", keys=("class",))] = ()
     """Weights that were fetched in advance, per GPU class."""
 

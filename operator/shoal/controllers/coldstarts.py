@@ -8,7 +8,7 @@ from shoal.api.model import ColdStartStatus, Model, StartStages
 from shoal.controllers.state import FleetState
 from shoal.controllers.world import World
 from shoal.core import facts
-from shoal.core.coldstart import KEPT, ColdStart, median, of_pod
+from shoal.core.coldstart import KEPT, ColdStart, median, node_wait, of_pod
 from shoal.core.status.variants import cold_start
 from shoal.engine.port import STARTUP_SECONDS
 
@@ -23,6 +23,8 @@ class ColdStarts:
 
     def __init__(self, world: World, state: FleetState) -> None:
         self._world, self._state = world, state
+        self._nodes: dict[str, deque[int]] = {}
+        """class -> seconds in which an autoscaler added a node, the last few times."""
 
     def of(self, model: Model) -> Mapping[str, int]:
         """class -> seconds of the last cold start; those seen before this process began stand in the status."""
@@ -56,6 +58,21 @@ class ColdStarts:
         autoscaled = custom.object.spec.nodes.autoscaled if custom is not None and custom.object is not None else None
         return None if autoscaled is None else float(autoscaled.provision_seconds)
 
+    def node_waits(self, model: Model) -> dict[str, int]:
+        """class -> seconds that the next replica may take longer than the latest one, because it waits for a node: the
+        latest may have found one. Longest of the last few waits on the class; while there was none, what the class
+        says."""
+        found: dict[str, int] = {}
+        stages = self.stages(model)
+        for name in self.of(model):
+            if (said := self.provision_seconds(name)) is None:
+                continue
+            waited = stages[name].last.schedule if name in stages else 0
+            longer = max(self._nodes.get(name, ()), default=round(said)) - waited
+            if longer > 0:
+                found[name] = longer
+        return found
+
     def on_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
         if after is None or before is None or before.ready or not after.model_uid or not after.gpu_class:
             return
@@ -63,6 +80,9 @@ class ColdStarts:
         if seconds is not None:
             record = self._state.record(after.model_uid)
             record.cold_starts[after.gpu_class] = seconds
+            node = self._world.nodes.get(after.node) if after.node is not None else None
+            if node is not None and (waited := node_wait(after, node)) is not None:
+                self._nodes.setdefault(after.gpu_class, deque(maxlen=KEPT)).append(waited)
             if (found := of_pod(after)) is not None:
                 record.start_stages.setdefault(after.gpu_class, deque(maxlen=KEPT)).append(found)
 

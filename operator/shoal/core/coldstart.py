@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import Final
 
 from shoal.api import names
-from shoal.core.facts import Pod
+from shoal.core.facts import Node, Pod
 
 KEPT: Final = 5
 """Starts of which the median is taken."""
@@ -85,6 +85,14 @@ def of_pod(pod: Pod) -> ColdStart | None:
         load=_seconds(engine.started, ready),
         pod=pod.uid,
     )
+
+
+def node_wait(pod: Pod, node: Node) -> int | None:
+    """Seconds for which a pod waited for its node to be added; None: the node was there before, or a time is missing.
+    Of a pod of a queue it is unknown, since it also waited for quota."""
+    if pod.created is None or pod.scheduled is None or node.created is None or pod.queue_managed:
+        return None
+    return _seconds(pod.created, pod.scheduled) if node.created > pod.created else None
 
 
 def median(starts: Sequence[ColdStart]) -> ColdStart | None:

@@ -35,6 +35,7 @@ class Node:
     allocatable: Mapping[str, int]
     conditions: tuple[NodeCondition, ...] = ()
     """What problem detectors and monitors say."""
+    created: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,16 +197,17 @@ class AcceptedRequest:
         if deadline.held_since is None:
             deadline.held_since = began
         held_since = deadline.held_since
-        model = prepared.model
-        longest = longest_wait(model.limits, model.cold_start_seconds, self.app.settings.hold_seconds)
-        until = held_since + longest
+        longest = self._longest_wait()
         deadline.pause()
         try:
             self.abort.hold(waiter)
             next_comment = math.inf
             if prepared.stream and self.carrier is None:
                 next_comment = (began if self.reply.started else held_since) + COMMENT_SECONDS
-            while (now := time.monotonic()) < until:
+            # At the end the Model's status is asked again: the class that wakes may be a slower one than the last.
+            while (now := time.monotonic()) < held_since + longest or now < held_since + (
+                longest := max(longest, self._longest_wait())
+            ):
                 if now >= next_comment:
                     next_comment = now + COMMENT_SECONDS
                     await self._comment()
@@ -219,7 +220,7 @@ class AcceptedRequest:
                         raise FellBack(following)
                     self.leave_seconds = now - held_since + _LOOK_AGAIN_SECONDS
                     continue
-                going = await waiter.wait(min(until, next_comment, began + seconds, leave_at) - now)
+                going = await waiter.wait(min(held_since + longest, next_comment, began + seconds, leave_at) - now)
                 if going or time.monotonic() - began >= seconds:
                     recheck()
                     return going
@@ -238,6 +239,14 @@ class AcceptedRequest:
             if self.spans is not None:
                 ended = meter.outcome or ("left" if self.abort.aborted else "released")
                 self.spans.held(began, waiter.reason, ended)
+
+    def _longest_wait(self) -> float:
+        """Seconds that the request may be held in all, by what is known of the Model now."""
+        model = self.prepared.model
+        now = self.app.directory.snapshot.models.get(model.key)
+        if now is not None and now.uid == model.uid:
+            model = now
+        return longest_wait(model.limits, model.cold_start_seconds, self.app.settings.hold_seconds)
 
     def weight(self) -> tuple[int, int]:
         """Size of a waiting request in bytes, and its estimated tokens."""

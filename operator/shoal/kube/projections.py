@@ -106,6 +106,7 @@ def node(raw: JsonObject) -> facts.Node:
         capacity=_devices(status.get("capacity")),
         allocatable=_devices(status.get("allocatable")),
         conditions=tuple(_node_conditions(status)),
+        created=_time(raw["metadata"].get("creationTimestamp")),
     )
 
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from shoal.core.coldstart import ColdStart, describe, median, of_pod
-from shoal.core.facts import Container, Pod
+from shoal.core.coldstart import ColdStart, describe, median, node_wait, of_pod
+from shoal.core.facts import Container, Node, Pod
 from shoal.kube import projections
 
 NOW = datetime(2026, 11, 25, tzinfo=UTC)
@@ -54,6 +54,18 @@ def test_each_stage_has_the_time_that_the_pod_says() -> None:
     assert found is not None
     assert found == ColdStart(schedule=5, pull=7 + 18, fetch=60, load=60)
     assert found.total == 150
+
+
+def node(created: int | None) -> Node:
+    metadata = {"name": "n"} | ({} if created is None else {"creationTimestamp": at(created)})
+    return projections.node({"metadata": metadata})
+
+
+def test_a_pod_that_is_older_than_its_node_waited_for_it() -> None:
+    assert node_wait(pod(), node(3)) == 5
+    assert node_wait(pod(), node(-1)) is None, "the node was there"
+    assert node_wait(pod(), node(None)) is None
+    assert node_wait(pod(managed=True), node(3)) is None, "it also waited for quota"
 
 
 def test_the_wait_for_a_queue_is_no_stage() -> None:

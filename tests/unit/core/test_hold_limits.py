@@ -81,10 +81,13 @@ def test_takes_the_limits_from_the_object():
         ([], 99),
         ([{"class": "a", "desired": 1, "coldStartSeconds": 30}, {"class": "b", "coldStartSeconds": 300}], 30),
         ([{"class": "a", "desired": 0, "coldStartSeconds": 30}], 99),
-        ([{"class": "a", "desired": 1}], 99),
+        # Nothing has started there yet: what another class needs says nothing of it.
+        ([{"class": "a", "desired": 1}], None),
+        ([{"class": "a", "desired": 1}, {"class": "b", "desired": 1, "coldStartSeconds": 30}], None),
+        ([{"class": "a", "desired": 1, "coldStartSeconds": 40, "nodeWaitSeconds": 260}], 300),
     ],
 )
-def test_the_cold_start_is_that_of_the_class_that_wakes(variants: list[dict[str, Any]], seconds: float):
+def test_the_cold_start_is_that_of_the_class_that_wakes(variants: list[dict[str, Any]], seconds: float | None):
     assert served({"variants": variants, "coldStartSeconds": 99}).cold_start_seconds == seconds
 
 

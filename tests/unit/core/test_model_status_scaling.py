@@ -64,6 +64,8 @@ def test_at_zero_the_sentence_stays_whoever_looks_again() -> None:
 def test_at_zero_the_measured_cold_start_is_still_told() -> None:
     found = status(observed(placement=ZERO, wanted=0, cold_starts={"l4": 42}, deployments=(at(0),)), NOW)
     assert found.cold_start_seconds == 42
+    waits = observed(placement=ZERO, wanted=0, cold_starts={"l4": 42}, node_waits={"l4": 250}, deployments=(at(0),))
+    assert status(waits, NOW).cold_start_seconds == 292, "the next replica may have to wait for a node"
 
 
 def test_waking_is_told_with_how_far_it_is() -> None:

@@ -185,6 +185,19 @@ async def test_who_has_waited_as_long_as_it_may_is_told_when_to_try_again(tmp_pa
         assert it.app.demand.demand(MODEL.uid).held == 0
 
 
+async def test_who_waits_goes_on_waiting_when_a_slower_class_wakes_than_was_known(tmp_path: Path):
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        asleep(it)
+        it.model(limits=Limits(timeout_seconds=0.2))
+        post = asyncio.create_task(it.post(CHAT))
+        await until_held(it, 1)
+        it.model(limits=Limits(timeout_seconds=600.0))
+        await asyncio.sleep(0.4)
+        assert holding(it) == 1
+        wake(it)
+        assert (await post).status == 200
+
+
 async def test_the_gateways_own_limit_bounds_what_a_model_allows(tmp_path: Path):
     async with gateway(tmp_path, ScriptedEngine(), hold_seconds=0.1) as it:
         asleep(it)

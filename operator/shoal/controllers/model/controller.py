@@ -223,6 +223,7 @@ class ModelController:
             sized=decided.considered.sized if decided else {},
             tokens=self._state.record(uid).kv_tokens,
             cold_starts=self._cold.of(model),
+            node_waits=self._cold.node_waits(model),
             start_stages=self._cold.stages(model),
             stale_signals=self._stale_signals.message(model),
             driven=self._driver.conditions.finding(model),

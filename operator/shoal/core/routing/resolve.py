@@ -196,10 +196,13 @@ def _media(artifact: ArtifactFacts) -> frozenset[Medium]:
 
 
 def _cold_start(status: ModelStatus) -> float | None:
-    """The longest of the classes with wanted replicas; else the Model's own value."""
-    asked = [v.cold_start_seconds for v in status.variants if v.desired and v.cold_start_seconds is not None]
-    seconds = max(asked, default=status.cold_start_seconds)
-    return None if seconds is None else float(seconds)
+    """The longest of the classes with wanted replicas, with the wait for a node; without any, the Model's own value.
+    None: unknown, since one of these classes has started no replica yet."""
+    wanted = [v for v in status.variants if v.desired]
+    if not wanted:
+        return None if status.cold_start_seconds is None else float(status.cold_start_seconds)
+    known = [v.cold_start_seconds + (v.node_wait_seconds or 0) for v in wanted if v.cold_start_seconds is not None]
+    return float(max(known)) if len(known) == len(wanted) else None
 
 
 def _dead_end(conditions: Iterable[Condition]) -> DeadEnd | None:

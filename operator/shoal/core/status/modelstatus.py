@@ -129,6 +129,7 @@ def status(seen: Observed, now: datetime) -> ModelStatus:
         sized=seen.sized,
         tokens=seen.tokens,
         cold_starts=seen.cold_starts,
+        node_waits=seen.node_waits,
         start_stages=seen.start_stages,
     )
     desired = _desired(seen, shown)
@@ -154,7 +155,8 @@ def status(seen: Observed, now: datetime) -> ModelStatus:
 def _cold_start(shown: Sequence[VariantStatus]) -> int | None:
     """The longest cold start of the classes in use; at zero of all that were ever used, for clients that wait."""
     in_use = [v for v in shown if v.desired] or shown
-    return max((v.cold_start_seconds for v in in_use if v.cold_start_seconds is not None), default=None)
+    known = (v.cold_start_seconds + (v.node_wait_seconds or 0) for v in in_use if v.cold_start_seconds is not None)
+    return max(known, default=None)
 
 
 def _desired(seen: Observed, shown: Sequence[VariantStatus]) -> int:

@@ -50,6 +50,8 @@ class Observed:
     """Class -> KV tokens of one replica, as reported by its engine."""
     cold_starts: Mapping[str, int] = field(default_factory=dict[str, int])
     """Class -> seconds from creation to Ready of the last replica."""
+    node_waits: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Class -> seconds that the next replica may take longer, because it waits for a node that has to be added."""
     start_stages: Mapping[str, ColdStartStatus] = field(default_factory=dict[str, ColdStartStatus])
     """Class -> stages of the last cold starts."""
     wanted: int | None = None

@@ -24,6 +24,7 @@ def variants(
     sized: Mapping[str, Sized],
     tokens: Mapping[str, int],
     cold_starts: Mapping[str, int],
+    node_waits: Mapping[str, int] = MappingProxyType({}),
     start_stages: Mapping[str, ColdStartStatus] = MappingProxyType({}),
 ) -> tuple[VariantStatus, ...]:
     """One entry per class that is used or was considered; without a placement per Deployment."""
@@ -38,6 +39,7 @@ def variants(
                 ready=min(_ready(pods, name), d.replicas),
                 step=step(d.replicas, _of(pods, name)),
                 cold_start_seconds=cold_starts.get(name),
+                node_wait_seconds=node_waits.get(name),
                 cold_start=start_stages.get(name),
             )
             for name, d in sorted(by_class.items())
@@ -53,6 +55,7 @@ def variants(
             step=step(plan.replicas, _of(pods, plan.gpu_class)),
             hourly_cost=plan.hourly_cost if plan.replicas else None,
             cold_start_seconds=cold_starts.get(plan.gpu_class),
+            node_wait_seconds=node_waits.get(plan.gpu_class),
             cold_start=start_stages.get(plan.gpu_class),
             excluded=shorten(plan.why, _LONGEST_WHY) if plan.why else None,
         )
@@ -65,6 +68,7 @@ def variants(
             kv_tokens_per_replica=_tokens(e.kv_tokens, tokens.get(e.gpu_class)),
             hourly_cost=e.hourly_cost,
             cold_start_seconds=cold_starts.get(e.gpu_class),
+            node_wait_seconds=node_waits.get(e.gpu_class),
             cold_start=start_stages.get(e.gpu_class),
             excluded=shorten(e.why, _LONGEST_WHY),
         )
