@@ -114,6 +114,38 @@ def test_what_is_no_price_list_at_all_is_refused(text: str) -> None:
     assert refusal(text)[0].startswith("list.yaml:1: ")
 
 
+@pytest.mark.parametrize(
+    ("prices", "told"),
+    [
+        ("[]", ["list.yaml:3: `prices` is empty: a price list has at least one price"]),
+        ("{}", ["list.yaml:3: `prices` is a mapping, and must be a list of prices"]),
+        ("none", ["list.yaml:3: `prices` is 'none', and must be a list of prices"]),
+        ("", ["list.yaml:3: `prices` is nothing, and must be a list of prices"]),
+        (
+            "[3, {model: m/a, input: 1, cached: 1, output: 1}]",
+            ["list.yaml:3: `prices`: '3' is no price: write `model`, `input`, `cached` and `output` of each"],
+        ),
+        # One mistake is told once: a list whose every row is wrong is not empty.
+        ("[{model: m/a, input: 1, output: 1}]", ["list.yaml:3: `cached` is missing"]),
+        (
+            "[{model: [m/a], input: 1, cached: 1, output: 1}]",
+            ['list.yaml:3: `prices.model`: a list is neither namespace/name nor "*"'],
+        ),
+        (
+            "[{plan: a b, model: m/a, input: 1, cached: 1, output: 1}]",
+            ["list.yaml:3: `prices.plan`: 'a b' is no name of at most 63 letters, digits and '-'"],
+        ),
+    ],
+)
+def test_a_bad_list_is_told_in_words_of_price_lists(prices: str, told: list[str]) -> None:
+    assert refusal(f"currency: EUR\neffectiveFrom: 2026-11-01\nprices: {prices}\n") == told
+
+
+def test_another_word_where_two_are_known_is_told_with_them() -> None:
+    [told] = refusal("unknownCached: Maybe\n" + GOOD)
+    assert told == "list.yaml:1: `unknownCached`: 'Maybe' is none of 'Fresh' or 'Cached'"
+
+
 def test_every_mistake_of_a_file_is_told_at_once() -> None:
     told = refusal(GOOD.replace("EUR", "E").replace('"3"', "x").replace("output: 15.000001", "out: 1"))
     assert [line.split(" ", 1)[0] for line in told] == ["list.yaml:1:", "list.yaml:4:", "list.yaml:5:", "list.yaml:7:"]

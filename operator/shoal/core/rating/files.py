@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -56,7 +56,11 @@ def parse(file: str, text: str) -> PriceList:
     try:
         found = PriceFile.model_validate(content)
     except ValidationError as error:
-        details = error.errors(include_url=False)[:_MOST_REPORTED]
+        # Of rows that are all wrong none is left, which does not make the list an empty one.
+        none_right = bool(cast("dict[str, Any]", content).get("prices"))
+        details = [
+            each for each in error.errors(include_url=False) if not (none_right and each["type"] == "too_short")
+        ][:_MOST_REPORTED]
         raise PricesRefused(_problem(file, lines, detail) for detail in details) from None
     if problems := list(_twice(file, lines, found.prices)):
         raise PricesRefused(problems)
@@ -138,29 +142,43 @@ def _problem(file: str, lines: dict[Path, int], detail: ErrorDetails) -> PricePr
     path = detail["loc"]
     field = str(path[-1])[:64] if path else ""
     name = ".".join(str(part)[:64] for part in path[:8] if isinstance(part, str))
-    given = repr(detail["input"] if isinstance(detail["input"], str) else type(detail["input"]).__name__)[:80]
+    given = repr(detail["input"])[:80] if isinstance(detail["input"], str) else _kind(detail["input"])
     kind = detail["type"]
     fields = _fields(PriceRow) if len(path) > 2 else _fields(PriceFile)
-    if kind == "missing":
-        message = f"`{field}` is missing"
-    elif kind == "extra_forbidden":
-        close = get_close_matches(field, fields, n=1)
-        message = f"unknown field `{field}`" + (f": did you mean `{close[0]}`?" if close else "")
-    elif kind == "value_error":
-        message = f"`{name}`: {detail['ctx']['error']}" if "ctx" in detail else f"`{name}`: {detail['msg']}"
-    elif field in ("model", "adapter") and kind == "string_pattern_mismatch":
-        message = f'`{name}`: {given} is neither namespace/name nor "*"'
-    elif field == "plan" and detail["input"] == "*":
-        message = "`plan`: leave it out for every plan that has no price of its own"
-    elif kind == "too_short":
-        message = f"`{name}` is empty: a price list has at least one price"
-    elif kind == "too_long":
-        message = f"`{name}` has more than {MOST_ROWS} prices"
-    elif field == "currency":
-        message = f"`currency`: {given} is no code of ISO 4217, such as EUR"
-    else:
-        message = f"`{name}`: {detail['msg']}, not {given}"
+    match kind:
+        case "missing":
+            message = f"`{field}` is missing"
+        case "extra_forbidden":
+            close = get_close_matches(field, fields, n=1)
+            message = f"unknown field `{field}`" + (f": did you mean `{close[0]}`?" if close else "")
+        case "value_error":
+            message = f"`{name}`: {detail['ctx']['error']}" if "ctx" in detail else f"`{name}`: {detail['msg']}"
+        case "too_short":
+            message = f"`{name}` is empty: a price list has at least one price"
+        case "too_long":
+            message = f"`{name}` has more than {MOST_ROWS} prices"
+        case "tuple_type":
+            message = f"`{name}` is {given}, and must be a list of prices"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            message = f"`{name}`: {given} is no price: write `model`, `input`, `cached` and `output` of each"
+        case "literal_error":
+            message = f"`{name}`: {given} is none of {detail.get('ctx', {}).get('expected', '')}"
+        case _ if field in ("model", "adapter"):
+            message = f'`{name}`: {given} is neither namespace/name nor "*"'
+        case _ if field == "plan" and detail["input"] == "*":
+            message = "`plan`: leave it out for every plan that has no price of its own"
+        case _ if field == "currency":
+            message = f"`currency`: {given} is no code of ISO 4217, such as EUR"
+        case _ if field in ("plan", "name"):
+            message = f"`{name}`: {given} is no name of at most 63 letters, digits and '-'"
+        case _:
+            message = f"`{name}`: {given}: {detail['msg']}"
     return PriceProblem(file, _line(lines, path), message)
+
+
+def _kind(value: object) -> str:
+    """A value that is no text: it may be of any size and depth."""
+    return "a list" if isinstance(value, list) else "a mapping" if isinstance(value, dict) else "nothing"
 
 
 def _fields(kind: type[BaseModel]) -> list[str]:
