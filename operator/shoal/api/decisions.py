@@ -27,6 +27,8 @@ class DecisionRecord(Message):
     wanted: int
     reason: str
     """A reason from `reasons.py`."""
+    layer: str | None = None
+    """Layer of the reason, such as L2 or control (docs/why.md); None: of an operator that does not say."""
     message: str
     rules: tuple[RuleResult, ...] = ()
     """Results of all rules, the deciding rule first."""
@@ -81,6 +83,8 @@ class ModelScaling(Message):
     wanted: int
     ready: int
     reason: str
+    layer: str | None = None
+    """Layer of the reason; None: of an operator that does not say."""
     message: str
     held: int | None = None
     in_flight: int | None = None

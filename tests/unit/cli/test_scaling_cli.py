@@ -140,6 +140,21 @@ def test_why_shows_the_stages_of_cold_starts_and_what_would_shorten_them(kubecon
     assert "most is fetch: put the weights on the nodes before: spec.prefetch" in shown
 
 
+def test_a_decision_that_is_not_shoals_own_names_its_layer(kubeconfig: Path, api: CannedApi) -> None:
+    failed = DECISIONS[1].model_copy(update={"reason": "EngineFailed", "layer": "L4", "message": "exit code 1"})
+    own = DECISIONS[0].model_copy(update={"layer": "control"})
+    api.answers[f"{POD}/chat/llama"] = answer(LLAMA.model_copy(update={"decisions": (own, failed)}))
+    said = shoal(kubeconfig, "why", "--scaling", "llama").output
+    assert "2 -> 4  ScalingUp: 14 queued" in said
+    assert "2  L4 engine EngineFailed: exit code 1" in said
+    lines = shoal(kubeconfig, "why", "--scaling", "llama", "-o", "csv").output.splitlines()
+    assert [line.split(",")[3:5] for line in lines] == [
+        ["reason", "layer"],
+        ["ScalingUp", "control"],
+        ["EngineFailed", "L4"],
+    ]
+
+
 def test_why_shows_as_many_decisions_as_asked_for(kubeconfig: Path) -> None:
     assert "ReplicasReady" not in shoal(kubeconfig, "why", "--scaling", "llama", "--last", "1").output
 

@@ -40,6 +40,13 @@ def test_the_oldest_are_forgotten() -> None:
     assert found[0][1] == DECISIONS_KEPT + 5
 
 
+def test_a_decision_has_the_layer_of_its_reason() -> None:
+    history = ModelRecord().history
+    for wanted, reason in ((1, "Waking"), (0, "EngineFailed"), (0, "OfAnotherVersion")):
+        enter(history, ScalingDecision(wanted, 0, reason, ""), datetime(2026, 1, 1, tzinfo=UTC))
+    assert [record.layer for record in records(history)] == [None, "L4", "control"]
+
+
 def test_until_the_replicas_are_there_it_is_told_why_they_are_wanted() -> None:
     up = ScalingDecision(3, 1, "ScalingUp", "12 queued on 1 replica, target 2")
     enough = ScalingDecision(3, 3, "ReplicasReady", "3 replicas are enough")

@@ -25,8 +25,8 @@ from shoal.kube.errors import KubeError
 T = TypeVar("T")
 INTERVAL_SECONDS: Final = 1.0
 _COLUMNS: Final = (
-    "model", "ready", "wanted", "held", "inFlight", "arrivalsPerSecond", "hourlyCost", "currency", "reason", "message",
-    "stale",
+    "model", "ready", "wanted", "held", "inFlight", "arrivalsPerSecond", "hourlyCost", "currency", "reason", "layer",
+    "message", "stale",
 )  # fmt: skip
 HEADINGS: Final = ("REPLICAS", "KV %", "QUEUE", "HELD", "IN FLIGHT", "REQ/S", "TOK/S", "COST/H")
 BESIDE: Final = 130

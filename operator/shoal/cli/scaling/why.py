@@ -15,10 +15,13 @@ from shoal.api.model import Model, StartStages
 from shoal.cli.options import Installation
 from shoal.cli.services import OperatorClient
 from shoal.core.coldstart import ColdStart, describe
+from shoal.core.layers.layer import Layer
 from shoal.kube.client import KubeClient
 from shoal.kube.resources import MODELS
 
-COLUMNS: Final = ("time", "before", "wanted", "reason", "message", "alternative", "count")
+COLUMNS: Final = ("time", "before", "wanted", "reason", "layer", "message", "alternative", "count")
+
+_BELOW: Final = frozenset(Layer) - {Layer.CONTROL}
 
 
 async def read(client: KubeClient, installation: Installation, namespace: str, name: str, last: int) -> Decisions:
@@ -49,7 +52,7 @@ def render(model: ModelScaling, now: datetime, *, rules: bool = True) -> Rendera
     the answer."""
     parts: list[RenderableType] = [
         Text.assemble((model.model, "bold"), f": {model.wanted} wanted, {model.ready} ready"),
-        Text(f"{model.reason}: {model.message}" if model.message else model.reason),
+        Text(_because(model.layer, model.reason, model.message)),
     ]
     if model.driven is not None:
         parts.append(_driven(model.driven))
@@ -83,8 +86,14 @@ def _heading(decision: DecisionRecord, now: datetime) -> Text:
         (f"{decision.time:%H:%M:%S}Z", "bold"),
         f" ({ago(now - decision.time)} ago{times})  ",
         (change, "bold"),
-        f"  {decision.reason}: {decision.message}" if decision.message else f"  {decision.reason}",
+        f"  {_because(decision.layer, decision.reason, decision.message)}",
     )
+
+
+def _because(layer: str | None, reason: str, message: str) -> str:
+    """Reason and message, behind the layer where it is not Shoal's own."""
+    where = f"{Layer(layer).label} " if layer is not None and layer in _BELOW else ""
+    return f"{where}{reason}: {message}" if message else f"{where}{reason}"
 
 
 def _decision(decision: DecisionRecord, now: datetime) -> list[RenderableType]:

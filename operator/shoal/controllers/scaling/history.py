@@ -11,6 +11,7 @@ from shoal.controllers.scaling.signals import ScalingSignals
 from shoal.controllers.state import DecisionEntry, FleetState
 from shoal.controllers.world import World
 from shoal.core import facts
+from shoal.core.layers.faults import layer_of
 from shoal.core.scaling import Demand, ScalingDecision
 
 
@@ -35,6 +36,7 @@ def _record(entry: DecisionEntry) -> DecisionRecord:
         before=said.before,
         wanted=said.wanted,
         reason=said.reason,
+        layer=layer_of(said.reason),
         message=said.message,
         rules=tuple(
             RuleResult(rule=r.name, replicas=r.replicas, inputs=dict(r.inputs), sentence=r.sentence) for r in said.rules
@@ -90,6 +92,7 @@ class DecisionHistory:
             wanted=last.wanted,
             ready=ready,
             reason=reason,
+            layer=layer_of(reason),
             message=message,
             held=_total(demands, lambda d: d.held),
             in_flight=_total(demands, lambda d: d.in_flight),
