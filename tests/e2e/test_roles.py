@@ -245,6 +245,8 @@ async def test_a_team_sees_load_and_decisions_of_its_namespace_alone(office: Off
         why = await office.shoal(member, "why", "a", "-n", TEAM)
         assert why.exit_code == 0, why.output
         assert "Waking: 1 held" in why.stdout
+        assert f"pods of Model {TEAM}/a" not in why.stdout, "not read, so not known"
+        assert f"events of namespace {TEAM}" not in why.stdout
     for args in (("top", "-A"), ("top", "-n", "code"), ("adapters", "-n", "code"), ("why", "b", "-n", "code")):
         refused = await office.shoal(member, *args)
         assert refused.exit_code == 1, args

@@ -711,6 +711,21 @@
   - get
   - list
   - watch
+# see what `why` and `status` read of replicas
+- apiGroups:
+  - ''
+  resources:
+  - pods
+  verbs:
+  - get
+  - list
+# see what `why` reads of their events
+- apiGroups:
+  - events.k8s.io
+  resources:
+  - events
+  verbs:
+  - list
 # find out whether shoal-operator speaks TLS
 - apiGroups:
   - ''

@@ -261,6 +261,8 @@ ROLES: Final[dict[str, tuple[Permission, ...]]] = {
     rights.VIEWER: (
         _token(rights.VIEWER),
         *VIEWERS,
+        Permission("see what `why` and `status` read of replicas", "", ("pods",), ("get", "list")),
+        Permission("see what `why` reads of their events", "events.k8s.io", ("events",), ("list",)),
         *_reach(*_OPERATOR, ("get",)),
         *_reach(*_LEDGER, ("get",)),
         *_reach(*_GATEWAYS, ("get",)),
