@@ -141,6 +141,7 @@ def test_sglang_does_not_split_attention_with_ngrams() -> None:
         (vllm, "--speculative-config.method=ngram", "speculation"),
         (vllm, "--spec-method=suffix", "speculation.method"),
         (vllm, "--quantization=fp8", "quantization.weights"),
+        (vllm, "--quantization=fp8_per_tensor", "quantization.weights"),
         (vllm, "--kv-cache-dtype=fp8", "quantization.kvCache"),
     ],
 )
@@ -228,7 +229,7 @@ LAUNCHED = {
         "--speculative-eagle-topk=1", "--speculative-num-steps=2", "--speculative-num-draft-tokens=3",
     },
     "vLLM": {
-        "--quantization=fp8", "--kv-cache-dtype=fp8", "--enable-expert-parallel",
+        "--quantization=fp8_per_tensor", "--kv-cache-dtype=fp8", "--enable-expert-parallel",
         '--speculative-config={"method":"mtp","num_speculative_tokens":2}',
     },
 }  # fmt: skip
@@ -243,9 +244,9 @@ def test_the_pods_engine_is_started_with_them(kind: EngineKind) -> None:
 
 @KIND
 def test_a_variants_quantization_takes_precedence(kind: EngineKind) -> None:
-    assert launched(kind, model(type=kind.type), "FP8") == ["--quantization=fp8"]
-    twice = launched(kind, model(type=kind.type, quantization={"weights": "FP8"}), "FP8")
-    assert twice == ["--quantization=fp8"]
+    once = ["--quantization=fp8" if kind.type == "SGLang" else "--quantization=fp8_per_tensor"]
+    assert launched(kind, model(type=kind.type), "FP8") == once
+    assert launched(kind, model(type=kind.type, quantization={"weights": "FP8"}), "FP8") == once
 
 
 @KIND

@@ -59,7 +59,7 @@ def test_the_command_line() -> None:
         "--tool-call-parser=hermes",
         "--reasoning-parser=qwen3",
         "--dtype=bfloat16",
-        "--quantization=fp8",
+        "--quantization=fp8_per_tensor",
         "--block-size=32",
     ]
 

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
+from shoal.core.architectures import facts_of
 from shoal.core.sizing import AdapterSlots, VLLMTuning
 from shoal.engine.vllm.launch import MAX_RUNNING, quantization_args
 from shoal.engine.vllm.tuning import tuning_of
+from tests.support.model_configs import ALL
 
 GI = 2**30
 
@@ -73,6 +75,10 @@ def test_the_environment() -> None:
 
 
 def test_a_variants_quantization() -> None:
-    assert quantization_args("FP8") == ("--quantization=fp8",)
-    assert tuning_of([], quantization="FP8").quantization == "fp8"
+    assert quantization_args("FP8") == ("--quantization=fp8_per_tensor",)
+    assert tuning_of([], quantization="FP8").quantization == "fp8_per_tensor"
+    stored = facts_of(ALL["deepseek-v3"], source="x", weight_bytes=640 * 2**30)
+    assert stored.quantization == "fp8"
+    assert quantization_args("FP8", stored) == ("--quantization=fp8",), "vLLM refuses another name than the weights'"
+    assert tuning_of([], quantization="FP8", facts=stored).quantization == "fp8"
     assert tuning_of([]).quantization is None

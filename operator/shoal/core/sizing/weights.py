@@ -55,7 +55,11 @@ def weights(facts: ArtifactFacts, gpu: GPU, overrides: Sizing, tuning: Tuning) -
     """The weights on this GPU, or why they cannot be used or sized. Raises ValueError for an override that is no
     quantity."""
     asked, stored = tuning.quantization, facts.quantization
-    if asked == "fp8" and stored not in (None, "fp8") and not stored.startswith(tuning.reads_as_fp8):
+    if (
+        asked in ("fp8", "fp8_per_tensor")
+        and stored not in (None, "fp8")
+        and not stored.startswith(tuning.reads_as_fp8)
+    ):
         why = f"the checkpoint is quantized with {stored} already: {tuning.engine} refuses to quantize it with fp8"
         why += " on top"
         return Misfit(reasons.INVALID, f"{why}; leave the quantization out, or use weights that are not quantized")

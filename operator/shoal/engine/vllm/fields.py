@@ -31,7 +31,7 @@ _FIELDS: Final = (
     FieldArgument("spec-model", "speculation.draftPath", None),
     FieldArgument("spec-tokens", "speculation.draftTokens", None),
     FieldArgument("enable-expert-parallel", "parallelism.expert", None),
-    FieldArgument("quantization", "quantization.weights", frozenset({"fp8"})),
+    FieldArgument("quantization", "quantization.weights", frozenset({"fp8", "fp8_per_tensor"})),
     FieldArgument("kv-cache-dtype", "quantization.kvCache", frozenset({"fp8", "fp8_e4m3"})),
 )
 

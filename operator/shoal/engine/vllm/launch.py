@@ -65,7 +65,7 @@ def engine_args(launch: EngineLaunch) -> tuple[str, ...]:
         *([] if "max-num-seqs" in given else [f"--max-num-seqs={MAX_RUNNING}"]),
         *_of_fields(model),
         *launch.platform_args,
-        *quantization_args(launch.weights),
+        *quantization_args(launch.weights, launch.facts),
         *field_args(engine, launch.model_path),
         *task_args(launch.facts),
         *prefix_args(model, launch.facts),
@@ -84,9 +84,13 @@ def _of_fields(model: Model) -> tuple[str, ...]:
     )
 
 
-def quantization_args(quantization: Literal["FP8"] | None) -> tuple[str, ...]:
-    """Engine arguments that quantize the weights while they are loaded."""
-    return ("--quantization=fp8",) if quantization == "FP8" else ()
+def quantization_args(quantization: Literal["FP8"] | None, facts: ArtifactFacts | None = None) -> tuple[str, ...]:
+    """Engine arguments that quantize the weights while they are loaded. `fp8` is vLLM's word for weights that are
+    stored so; for others it is an old one of `fp8_per_tensor`, and logs a warning."""
+    if quantization is None:
+        return ()
+    stored = facts is not None and facts.quantization is not None
+    return ("--quantization=fp8",) if stored else ("--quantization=fp8_per_tensor",)
 
 
 def task_args(facts: ArtifactFacts | None) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ def tuning_of(
     `env` is the environment of the engine, `facts` are those of the weights. A value that is no number, or none within
     its bounds, is left out: the check of `extraArgs` reports it.
     """
-    given = ARGUMENTS.parsed([*platform_args, *quantization_args(quantization), *ARGUMENTS.bounded(extra_args)])
+    given = ARGUMENTS.parsed([*platform_args, *quantization_args(quantization, facts), *ARGUMENTS.bounded(extra_args)])
     number = partial(ARGUMENTS.number, given)
     count = ARGUMENTS.count
     cpu = env.get(_DEVICE, "").lower() == "cpu"
