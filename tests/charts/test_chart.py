@@ -396,6 +396,8 @@ def test_cache_and_operator_agree_on_what_is_cached_where(name: str) -> None:
         ({"ledger": {"hoursRetentionDays": 7}}, "minimum: got 7, want 32"),
         ({"ledger": {"persistence": {"size": "much"}}}, "does not match pattern"),
         ({"gateway": {"replicas": 0}}, "minimum: got 0, want 1"),
+        ({"hubEndpoint": "hub.example.com"}, "does not match pattern"),
+        ({"gateway": {"tls": {"secretName": "Not_Valid"}}}, "does not match pattern"),
         ({"gateway": {"replicas": "two"}}, "got string, want integer"),
         ({"image": {"digest": "latest"}}, "does not match pattern"),
         ({"image": {"pullPolicy": "Sometimes"}}, "must be one of 'Always', 'IfNotPresent', 'Never'"),
