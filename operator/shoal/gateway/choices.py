@@ -4,30 +4,23 @@ that reads it.
 The memory is of this process only. It has ids, names and figures, no text of a prompt or an answer.
 """
 
-import asyncio
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
-from pydantic import ValidationError
 from starlette.responses import Response
 
 from shoal.api import names
 from shoal.api.choices import ChoiceRecord, RefusalRecord, ReplicaCost, RequestChoices
-from shoal.api.keys import Role
 from shoal.api.rights import ALL_REQUEST_LOGS
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.score import Pick, Terms
 from shoal.kube.callers import Callers
-from shoal.net.asgi import unproved
 from shoal.net.errors import ApiError, Problem
-from shoal.net.gatewaycalls import GatewayCalls, GatewayPods, NoAnswer
-from shoal.net.hub import Caller
-from shoal.net.rights import PERSON, RightGuard
-from shoal.net.roles import given_key, role_of
+from shoal.net.gatewaycalls import GatewayKeys, GatewayPods
+from shoal.net.gatheredpage import GatheredPage, MissingPart
 from shoal.net.shell import ShellRequest
 from shoal.net.tls import TLSCredentials
 
@@ -35,8 +28,6 @@ MOST_REQUESTS: Final = 4096
 """Requests that are remembered. One takes about 1 KiB."""
 MOST_ATTEMPTS: Final = 10
 PEER_SECONDS: Final = 5.0
-_ROLES: Final[tuple[Role, ...]] = ("gateway", "logs")
-_PLACES: Final = ("authorization", names.HEADER_KEY)
 _ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -96,10 +87,6 @@ class ChoiceMemory:
         return len(self._known.keys() | self._refused.keys())
 
 
-class ChoiceKeys(Protocol):
-    def demand_keys(self, role: Role) -> Iterable[str]: ...
-
-
 class ChoicesApi:
     """Serves `names.CHOICES_PATH`: from this gateway's memory to other gateways; to people, who need the right to all
     request logs or the key of the role `logs`, from all gateways' memories."""
@@ -108,7 +95,7 @@ class ChoicesApi:
         self,
         memory: ChoiceMemory,
         gateway: str,
-        keys: ChoiceKeys,
+        keys: GatewayKeys,
         peers: GatewayPods = lambda: (),
         port: int = names.OPS_PORT,
         *,
@@ -117,27 +104,7 @@ class ChoicesApi:
     ) -> None:
         self._memory = memory
         self._gateway = gateway
-        self._keys = keys
-        self._calls = GatewayCalls(keys, peers, port, credentials)
-        self._credentials = credentials
-        self._person = None if callers is None else RightGuard(callers, ALL_REQUEST_LOGS)
-
-    async def close(self) -> None:
-        await self._calls.close()
-
-    async def guard(self, request: ShellRequest) -> None:
-        """Raises Problem for a caller who may not read choices."""
-        secret = given_key(request.headers, _PLACES)
-        role = role_of(secret, _ROLES, self._keys.demand_keys)
-        person = self._person
-        if role is None and (person is None or not person.understands(secret)):
-            raise Problem(401, "a key for logs, or of a gateway, is needed", {"www-authenticate": "Bearer"})
-        if (why := unproved(self._credentials, request.scope, role or PERSON.role)) is not None:
-            raise Problem(403, why)
-        if role is not None:
-            request.caller = Caller(role)
-        elif person is not None:
-            await person.check(request, secret)
+        self.page = GatheredPage(names.CHOICES_PATH, ALL_REQUEST_LOGS, keys, peers, port, credentials, callers)
 
     async def answer(self, request: ShellRequest) -> Response:
         wanted = request.one("request") or ""
@@ -149,26 +116,17 @@ class ChoicesApi:
             refusals=self._memory.refusals(wanted, self._gateway),
             remembered=len(self._memory),
         )
-        if request.caller.role != "gateway" and not found.choices and not found.refusals:
+        if not self.page.for_gateway(request) and not found.choices and not found.refusals:
             found = await self._everywhere(found)
         return Response(found.model_dump_json(by_alias=True), media_type="application/json")
 
     async def _everywhere(self, own: RequestChoices) -> RequestChoices:
-        pods, unreachable = self._calls.reachable()
-        missing = [f"{each['gateway']}: {each['reason']}" for each in unreachable]
-        asked = {"request": own.request}
-        answers = await asyncio.gather(
-            *(self._calls.call("GET", pod, names.CHOICES_PATH, asked, seconds=PEER_SECONDS) for pod in pods)
-        )
+        pods, missing = self.page.peers()
+        parts = await self.page.gather(pods, {"request": own.request}, RequestChoices, seconds=PEER_SECONDS)
         choices, refusals, remembered = list(own.choices), list(own.refusals), own.remembered
-        for pod, answer in zip(pods, answers, strict=True):
-            if isinstance(answer, NoAnswer):
-                missing.append(f"{pod.name}: {answer.reason}")
-                continue
-            try:
-                found = RequestChoices.model_validate_json(answer)
-            except ValidationError:
-                missing.append(f"{pod.name}: its answer is not understood")
+        for found in parts:
+            if isinstance(found, MissingPart):
+                missing.append(found)
                 continue
             choices += found.choices
             refusals += found.refusals
@@ -179,7 +137,7 @@ class ChoicesApi:
                 "choices": tuple(choices),
                 "refusals": tuple(refusals),
                 "remembered": remembered,
-                "missing": tuple(sorted(missing)),
+                "missing": tuple(sorted(map(str, missing))),
             }
         )
 

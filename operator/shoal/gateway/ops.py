@@ -79,7 +79,7 @@ def gateway_ops(
     if traffic is not None:
         shell.route(ANY, names.TRAFFIC_PATH, traffic.ops)
     if choices is not None:
-        shell.route(GET, names.CHOICES_PATH, choices.answer, choices.guard)
+        shell.route(GET, names.CHOICES_PATH, choices.answer, choices.page.guard)
     if routes is not None:
-        shell.route(GET, names.ROUTE_STATS_PATH, routes.answer, routes.guard)
+        shell.route(GET, names.ROUTE_STATS_PATH, routes.answer, routes.page.guard)
     return shell

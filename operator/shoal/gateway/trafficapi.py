@@ -6,24 +6,19 @@ import base64
 import math
 from typing import Final
 
-from pydantic import ValidationError
 from starlette.responses import Response
 
 from shoal.api import keys, names
-from shoal.api.keys import Role
 from shoal.api.rights import TRAFFIC
 from shoal.api.traffic import HEAD, MOST_ROWS, MissingTraffic, ModelTraffic, TrafficPage
-from shoal.core import facts
 from shoal.core.advice.marks import MarkSealer
 from shoal.gateway.traffic import TrafficSample
 from shoal.kube.callers import Callers
-from shoal.net.asgi import unproved
 from shoal.net.errors import Problem
-from shoal.net.gatewaycalls import GatewayCalls, GatewayPods, NoAnswer
+from shoal.net.gatewaycalls import GatewayPods
+from shoal.net.gatheredpage import GatheredPage, MissingPart
 from shoal.net.installkey import KeyRing
 from shoal.net.pages import denial_response
-from shoal.net.rights import PERSON, RightGuard
-from shoal.net.roles import given_key, role_of
 from shoal.net.shell import ShellRequest
 from shoal.net.tls import TLSCredentials
 
@@ -33,8 +28,6 @@ _MOST_BYTES: Final = 128 * 1024 * 1024
 """Of a peer's answer."""
 _AT_ONCE: Final = 250
 """Rows that are sealed before others have their turn on the event loop."""
-_ROLES: Final[tuple[Role, ...]] = ("gateway", "logs")
-_PLACES: Final = ("authorization", names.HEADER_KEY)
 _HEAD: Final = HEAD.size
 
 
@@ -53,16 +46,10 @@ class TrafficApi:
         self._sample = sample
         self._key_ring = key_ring
         self._gateway = gateway
-        self._calls = GatewayCalls(key_ring, peers, port, credentials)
-        self._credentials = credentials
-        self._guard = None if callers is None else RightGuard(callers, TRAFFIC)
-        self._audience = "" if callers is None else f" A person's token is for {callers.audience}."
+        self.page = GatheredPage(names.TRAFFIC_PATH, TRAFFIC, key_ring, peers, port, credentials, callers)
         self._sealing = asyncio.Semaphore(1)
         self._asked = False
         """A person's call is being answered."""
-
-    async def close(self) -> None:
-        await self._calls.close()
 
     async def ops(self, request: ShellRequest) -> Response:
         """Serves the operations port."""
@@ -73,22 +60,14 @@ class TrafficApi:
         return Response(page.model_dump_json(), media_type="application/json")
 
     async def _page(self, request: ShellRequest) -> TrafficPage:
-        secret = given_key(request.headers, _PLACES)
-        role = role_of(secret, _ROLES, self._key_ring.demand_keys)
-        by_right = self._guard if self._guard is not None and role is None and self._guard.understands(secret) else None
-        if role is None and by_right is None:
-            raise Problem(401, f"a key for logs, or of a gateway, is needed.{self._audience}")
-        if (why := unproved(self._credentials, request.scope, role or PERSON.role)) is not None:
-            raise Problem(403, why)
-        if by_right is not None:
-            await by_right.check(request, secret)
+        await self.page.guard(request)
         if request.method != "GET":
             raise Problem(405, "use GET", {"allow": "GET"})
         namespace, name = request.one("namespace"), request.one("model")
         since, most = _number(request, "since", 0.0), int(_number(request, "requests", USUAL_ROWS))
         if not 0 < most <= MOST_ROWS:
             raise Problem(400, f"`requests` must be from 1 to {MOST_ROWS:,}")
-        if role == "gateway":
+        if self.page.for_gateway(request):
             models = await self._own(namespace, name, since, most)
             return TrafficPage(since=self._sample.began, models=models)
         if self._asked:
@@ -100,35 +79,25 @@ class TrafficApi:
             self._asked = False
 
     async def _everywhere(self, namespace: str | None, name: str | None, since: float, most: int) -> TrafficPage:
-        peers, unreachable = self._calls.reachable()
+        peers, missing = self.page.peers()
         share = math.ceil(most / (1 + len(peers)))
         query = {"namespace": namespace, "model": name, "since": str(since), "requests": str(share)}
-        asked = asyncio.gather(*(self._ask(pod, query) for pod in peers))
+        gathered = self.page.gather(peers, query, TrafficPage, seconds=PEER_SECONDS, most_bytes=_MOST_BYTES)
+        asked = asyncio.ensure_future(gathered)
         try:
             models = await self._own(namespace, name, since, share)
             answers = await asked
         finally:
             asked.cancel()
         began = self._sample.began
-        missing = [MissingTraffic(gateway=each["gateway"], reason=each["reason"]) for each in unreachable]
         for answer in answers:
-            if isinstance(answer, MissingTraffic):
+            if isinstance(answer, MissingPart):
                 missing.append(answer)
             else:
                 began = max(began, answer.since)
                 models += answer.models
-        return TrafficPage(since=began, models=models, missing=tuple(missing))
-
-    async def _ask(self, pod: facts.Pod, query: dict[str, str | None]) -> TrafficPage | MissingTraffic:
-        answer = await self._calls.call(
-            "GET", pod, names.TRAFFIC_PATH, query, seconds=PEER_SECONDS, most_bytes=_MOST_BYTES
-        )
-        if isinstance(answer, NoAnswer):
-            return MissingTraffic(gateway=pod.name, reason=answer.reason)
-        try:
-            return TrafficPage.model_validate_json(answer)
-        except ValidationError:
-            return MissingTraffic(gateway=pod.name, reason="its answer is not understood")
+        told = tuple(MissingTraffic(gateway=each.gateway, reason=each.reason) for each in missing)
+        return TrafficPage(since=began, models=models, missing=told)
 
     async def _own(self, namespace: str | None, name: str | None, since: float, most: int) -> tuple[ModelTraffic, ...]:
         """`most` rows of each Model."""

@@ -106,7 +106,7 @@ class Served:
 
     async def __aexit__(self, *_: object) -> None:
         for server, task, api in self._tasks:
-            await api.close()
+            await api.page.close()
             server.should_exit = True
             await task
 

@@ -71,7 +71,7 @@ async def served(
     try:
         yield found
     finally:
-        await api.close()
+        await api.page.close()
         server.should_exit = True
         await task
 

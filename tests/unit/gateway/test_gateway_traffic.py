@@ -54,7 +54,7 @@ async def ops(it: GatewayUnderTest, api: TrafficApi) -> AsyncGenerator[int]:
     try:
         yield server.port
     finally:
-        await api.close()
+        await api.page.close()
         server.should_exit = True
         await serving
 
@@ -180,7 +180,7 @@ async def test_two_gateways_that_are_asked_at_once_do_not_wait_for_each_other(tm
         first = TrafficApi(it.app.traffic, it.ring, "gateway-1", lambda: peers)
         second = TrafficApi(it.app.traffic, it.ring, "gateway-2", lambda: peers)
         async with ops(it, first) as ports[0], ops(it, second) as ports[1]:
-            first._calls._port, second._calls._port = ports[1], ports[0]  # pyright: ignore[reportPrivateUsage]
+            first.page._calls._port, second.page._calls._port = ports[1], ports[0]  # pyright: ignore[reportPrivateUsage]
             peers.append(pod("the-other"))
             async with asyncio.timeout(PEER_SECONDS / 2):
                 pages = await asyncio.gather(*(read(it, port, PEOPLE) for port in ports))
