@@ -6,9 +6,10 @@ tenant's; that runs at the provider, and so costs what no usage object counts; o
 data, as in chats. What is left of a request is the provider's to check.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import Any, Final, NamedTuple, cast
 
 from shoal.core.translation import Json, NotTranslatable, quoted
 
@@ -33,33 +34,32 @@ class NativeAnswer(NamedTuple):
     """Why it ended."""
 
 
-class NativeEvents(Protocol):
+class NativeEvents(ABC):
     """The events of one streamed answer."""
 
+    __slots__ = ("_counts", "_model", "complete", "failed", "finish")
+
+    def __init__(self, model_name: str) -> None:
+        """`model_name`: the client's name of the model."""
+        self._model = model_name
+        self._counts: Json = {}
+        """The API's own usage object, as far as it is known."""
+        self.finish: str | None = None
+        """Why the answer ended."""
+        self.complete = False
+        """The answer has reached its end."""
+        self.failed = False
+        """The provider ended it with an error."""
+
     @property
+    @abstractmethod
     def usage(self) -> Json | None:
         """What was counted so far, as engines write it; None: nothing, or nothing that can be believed."""
-        ...
 
-    @property
-    def finish(self) -> str | None:
-        """Why the answer ended."""
-        ...
-
-    @property
-    def complete(self) -> bool:
-        """The answer has reached its end."""
-        ...
-
-    @property
-    def failed(self) -> bool:
-        """The provider ended it with an error."""
-        ...
-
+    @abstractmethod
     def take(self, event: Json) -> tuple[bool, str]:
         """Reads an event, and puts the client's name of the model into it. Returns whether it was changed, and the text
         that it adds."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,12 @@ def inner(block: Mapping[str, object], name: str) -> Json:
     """An object in an object; empty where there is none."""
     value = block.get(name)
     return cast(Json, value) if isinstance(value, dict) else {}
+
+
+def texts_of(value: object, text: Callable[[Json], str]) -> str:
+    """What the model wrote in a list of blocks; empty where it is none."""
+    blocks = cast(list[object], value) if isinstance(value, list) else []
+    return "".join(text(cast(Json, block)) for block in blocks if isinstance(block, dict))
 
 
 def usage_of(read: int, cached: int, written: int, reasoning: int | None = None) -> Json:

@@ -3,7 +3,18 @@
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from shoal.core.nativeapi import MOST_NESTED, NativeAnswer, NotCounted, at_provider, counted, inner, only_data, usage_of
+from shoal.core.nativeapi import (
+    MOST_NESTED,
+    NativeAnswer,
+    NativeEvents,
+    NotCounted,
+    at_provider,
+    counted,
+    inner,
+    only_data,
+    texts_of,
+    usage_of,
+)
 from shoal.core.translation import Json, NotTranslatable, as_list, as_object
 
 _SENT: Final = (
@@ -65,19 +76,9 @@ def _check(content: object, at: str, depth: int) -> None:
 
 def native_answer(answer: Json, model_name: str) -> NativeAnswer:
     """A whole message."""
-    blocks: object = answer.get("content")
-    texts = (
-        [_text(cast(Json, block)) for block in cast(list[object], blocks) if isinstance(block, dict)]
-        if (isinstance(blocks, list))
-        else []
-    )
-    finish = answer.get("stop_reason")
-    return NativeAnswer(
-        answer | {"model": model_name},
-        _usage(inner(answer, "usage")),
-        "".join(texts),
-        finish if isinstance(finish, str) else None,
-    )
+    text, finish = texts_of(answer.get("content"), _text), answer.get("stop_reason")
+    why = finish if isinstance(finish, str) else None
+    return NativeAnswer(answer | {"model": model_name}, _usage(inner(answer, "usage")), text, why)
 
 
 def native_count(answer: Json, _model_name: str) -> NativeAnswer:
@@ -85,16 +86,10 @@ def native_count(answer: Json, _model_name: str) -> NativeAnswer:
     return NativeAnswer(answer, usage_of(0, 0, 0), "", None)
 
 
-class NativeMessageEvents:
+class NativeMessageEvents(NativeEvents):
     """The events of one streamed message."""
 
-    __slots__ = ("_counts", "_model", "complete", "failed", "finish")
-
-    def __init__(self, model_name: str) -> None:
-        self._model = model_name
-        self._counts: Json = {}
-        self.finish: str | None = None
-        self.complete = self.failed = False
+    __slots__ = ()
 
     @property
     def usage(self) -> Json | None:

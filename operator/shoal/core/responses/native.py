@@ -3,7 +3,17 @@
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from shoal.core.nativeapi import NativeAnswer, NotCounted, at_provider, counted, inner, only_data, usage_of
+from shoal.core.nativeapi import (
+    NativeAnswer,
+    NativeEvents,
+    NotCounted,
+    at_provider,
+    counted,
+    inner,
+    only_data,
+    texts_of,
+    usage_of,
+)
 from shoal.core.responses.request import SEARCHES, STATEFUL
 from shoal.core.translation import Json, NotTranslatable, as_list, as_object
 
@@ -86,25 +96,14 @@ def _tools(value: object) -> list[object] | None:
 
 def native_answer(answer: Json, model_name: str) -> NativeAnswer:
     """A whole response."""
-    items: object = answer.get("output")
-    texts = (
-        [_text(cast(Json, item)) for item in cast(list[object], items) if isinstance(item, dict)]
-        if (isinstance(items, list))
-        else []
-    )
-    return NativeAnswer(answer | {"model": model_name}, _usage(inner(answer, "usage")), "".join(texts), _finish(answer))
+    text = texts_of(answer.get("output"), _text)
+    return NativeAnswer(answer | {"model": model_name}, _usage(inner(answer, "usage")), text, _finish(answer))
 
 
-class NativeResponseEvents:
+class NativeResponseEvents(NativeEvents):
     """The events of one streamed response."""
 
-    __slots__ = ("_counts", "_model", "complete", "failed", "finish")
-
-    def __init__(self, model_name: str) -> None:
-        self._model = model_name
-        self._counts: Json = {}
-        self.finish: str | None = None
-        self.complete = self.failed = False
+    __slots__ = ()
 
     @property
     def usage(self) -> Json | None:
