@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -69,6 +70,11 @@ _PROCESSES: Final = ("operator", "gateway", "ledger", "agent", "cache")
 """Commands that the chart starts. The plugin that krew installs is for people and has none of them."""
 _PLUGIN_GROUP: Final = "shoal.commands"
 """Entry point group with which other distributions add commands; `shoal-dev` uses it."""
+_COMPLETES: Final = "kubectl_complete-"
+"""The programs that complete the arguments of kubectl's plugins are called so."""
+_FILES: Final = ":0"
+_NO_FILES: Final = ":4"
+"""Cobra's directives to a shell: whether it completes names of files too."""
 _GLOBAL: Final = ("namespace", "context", "kubeconfig")
 """Options that may stand before the name of a command."""
 _DEVELOPER_COMMANDS: Final = ("sim", "lab", "demo", "generate")
@@ -137,8 +143,25 @@ def main(**_: str | None) -> None:
 
 
 def kubectl() -> None:
-    """`kubectl-shoal`: the plugin that `kubectl shoal` runs, with the same commands."""
-    main(prog_name="kubectl shoal")
+    """`kubectl-shoal`: the plugin that `kubectl shoal` runs, with the same commands; under the name of `complete` that
+    program."""
+    if Path(sys.argv[0]).name.startswith(_COMPLETES):
+        complete()
+    else:
+        main(prog_name="kubectl shoal")
+
+
+def complete() -> None:
+    """`kubectl_complete-shoal ARGS... BEGINNING`: kubectl's own completion calls it for `kubectl shoal`. Prints a
+    candidate per line, and in the last line what the shell does with them."""
+    from click.shell_completion import ShellComplete
+
+    *args, beginning = sys.argv[1:] or [""]
+    found = ShellComplete(main, {}, "kubectl shoal", "").get_completions(args, beginning)
+    for each in found:
+        if each.type == "plain":
+            click.echo(f"{each.value}\t{each.help}" if each.help else each.value)
+    click.echo(_NO_FILES if all(each.type == "plain" for each in found) else _FILES)
 
 
 def run(args: Sequence[str]) -> None:
