@@ -37,6 +37,20 @@ class ChoiceRecord(Message):
     """Probably in the replica's prefix cache."""
 
 
+class FallbackRecord(Message):
+    """Why a request left a target of its route."""
+
+    time: datetime
+    gateway: str
+    """Name of the gateway's pod."""
+    left: str
+    """Key of the target that it left."""
+    target: str
+    """Key of the fallback that it went to."""
+    message: str
+    """In one sentence, for people."""
+
+
 class RefusalRecord(Message):
     """The error with which a gateway answered a request. `core/layers/refusals.py` has what a code means."""
 
@@ -50,10 +64,11 @@ class RefusalRecord(Message):
 
 
 class RequestChoices(Message):
-    """The attempts of one request, the first one first, and its error."""
+    """The attempts of one request, the first one first, the targets that it left, and its error."""
 
     request: str
     choices: tuple[ChoiceRecord, ...] = ()
+    fallbacks: tuple[FallbackRecord, ...] = ()
     refusals: tuple[RefusalRecord, ...] = ()
     remembered: int = 0
     """Requests whose choices or errors the gateways remember."""

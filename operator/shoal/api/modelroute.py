@@ -193,8 +193,9 @@ class Fallback(Object):
     targets: Annotated[tuple[SingleTarget, ...], Field(min_length=1, max_length=4), K8s(list_type="atomic")]
     """Targets in order. The first that the tenant may use and that can do the request gets it."""
     when_wait_seconds: Annotated[int, Field(ge=1, le=3600)] | None = None
-    """Waiting time after which a request goes to a fallback that has a replica. Default: requests leave their target
-    only when it refuses them: no replica will come, too many requests wait, or the longest wait is over."""
+    """Waiting time after which a request goes to a fallback that has a replica. It goes at once if the target has no
+    replica, and the rest of its measured cold start is longer. Default: requests leave their target only when it
+    refuses them: no replica will come, too many requests wait, or the longest wait is over."""
 
 
 class Mirror(Object):

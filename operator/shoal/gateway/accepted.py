@@ -56,11 +56,12 @@ class InFlight(NamedTuple):
 
 
 class FellBack(Exception):
-    """The request leaves its target for another one."""
+    """The request leaves its target for another one; `why` as in "it waited 20 s"."""
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: Prepared, why: str) -> None:
         super().__init__("the request goes to a fallback")
         self.prepared = prepared
+        self.why = why
 
 
 async def _no_fallback() -> Prepared | None:
@@ -74,6 +75,7 @@ class AcceptedRequest:
 
     __slots__ = (
         "_attempts_before",
+        "_look_at",
         "abort",
         "app",
         "carrier",
@@ -115,11 +117,13 @@ class AcceptedRequest:
         self.spans = spans
         self.check_key = check_key
         self.leave_seconds = leave_seconds
-        """Waiting time after which the request goes to a fallback."""
+        """Waiting time, past or expected, after which the request goes to a fallback."""
         self.fall_back = fall_back
         self.carrier = carrier
         """The proxy that carries the request; None: the gateway does it itself."""
         self._attempts_before = meter.attempts
+        self._look_at = -math.inf
+        """Until then no fallback has a replica, as far as is known."""
 
     @property
     def attempts(self) -> int:
@@ -211,14 +215,14 @@ class AcceptedRequest:
                 if now >= next_comment:
                     next_comment = now + COMMENT_SECONDS
                     await self._comment()
-                leave_at = held_since + self.leave_seconds
+                leave_at, why = self._leaves(waiter, held_since, now)
                 if now >= leave_at:
                     following = await self.fall_back()
                     if self.abort.aborted:
                         raise ClientGone
                     if following is not None:
-                        raise FellBack(following)
-                    self.leave_seconds = now - held_since + _LOOK_AGAIN_SECONDS
+                        raise FellBack(following, why)
+                    self._look_at = now + _LOOK_AGAIN_SECONDS
                     continue
                 going = await waiter.wait(min(held_since + longest, next_comment, began + seconds, leave_at) - now)
                 if going or time.monotonic() - began >= seconds:
@@ -247,6 +251,17 @@ class AcceptedRequest:
         if now is not None and now.uid == model.uid:
             model = now
         return longest_wait(model.limits, model.cold_start_seconds, self.app.settings.hold_seconds)
+
+    def _leaves(self, waiter: Waiter, held_since: float, now: float) -> tuple[float, str]:
+        """When the request leaves for a fallback, and why."""
+        limit = self.leave_seconds
+        if limit == math.inf:
+            return math.inf, ""
+        left = waiter.expected_seconds
+        if left is not None and left > limit:
+            why = f"{left:.0f} s of its measured cold start are left, more than the {limit:g} s of whenWaitSeconds"
+            return max(now, self._look_at), why
+        return max(held_since + limit, self._look_at), f"the request waited {now - held_since:.0f} s"
 
     def weight(self) -> tuple[int, int]:
         """Size of a waiting request in bytes, and its estimated tokens."""

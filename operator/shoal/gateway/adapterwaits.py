@@ -98,6 +98,11 @@ class AdapterWaits:
         """Seconds after which a client that waited in vain should try again."""
         return _RETRY_AFTER
 
+    @property
+    def expected_seconds(self) -> float | None:
+        """Unknown: how long an adapter takes to load is not measured here."""
+        return None
+
     def cluster_changed(self) -> None:
         """Wakes the waits that may not continue after a change of the cluster."""
         for wait in list(self._waits):

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from starlette.responses import Response
 
 from shoal.api import names
-from shoal.api.choices import ChoiceRecord, RefusalRecord, ReplicaCost, RequestChoices
+from shoal.api.choices import ChoiceRecord, FallbackRecord, RefusalRecord, ReplicaCost, RequestChoices
 from shoal.api.rights import ALL_REQUEST_LOGS
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.score import Pick, Terms
@@ -46,13 +46,22 @@ class _Refusal(NamedTuple):
     param: str | None
 
 
+class _Left(NamedTuple):
+    at: float
+    """Seconds since 1970."""
+    left: str
+    target: str
+    why: str
+
+
 class ChoiceMemory:
-    """The choices and the errors of the last requests, by request id. Errors have a place of their own: callers without
-    a key cannot drive choices out."""
+    """The choices, the fallbacks and the errors of the last requests, by request id. Errors have a place of their own:
+    callers without a key cannot drive choices out."""
 
     def __init__(self, most: int = MOST_REQUESTS) -> None:
         self._most = most
         self._known: OrderedDict[str, tuple[_Choice, ...]] = OrderedDict()
+        self._left: OrderedDict[str, tuple[_Left, ...]] = OrderedDict()
         self._refused: OrderedDict[str, _Refusal] = OrderedDict()
 
     def add(self, request: str, replica: Replica, pick: Pick | None) -> None:
@@ -62,6 +71,27 @@ class ChoiceMemory:
             self._known.popitem(last=False)
         if len(before) < MOST_ATTEMPTS:
             self._known[request] = (*before, _Choice(time.time(), replica, pick))
+
+    def leave(self, request: str, left: str, target: str, why: str) -> None:
+        """A request leaves a target of its route for a fallback; both by their keys."""
+        before = self._left.get(request, ())
+        if not before and len(self._left) >= self._most:
+            self._left.popitem(last=False)
+        if len(before) < MOST_ATTEMPTS:
+            self._left[request] = (*before, _Left(time.time(), left, target, why))
+
+    def fallbacks(self, request: str, gateway: str) -> tuple[FallbackRecord, ...]:
+        """The targets that one request left, the first one first."""
+        return tuple(
+            FallbackRecord(
+                time=datetime.fromtimestamp(each.at, UTC),
+                gateway=gateway,
+                left=each.left,
+                target=each.target,
+                message=f"went on to {each.target}: {each.why}",
+            )
+            for each in self._left.get(request, ())
+        )
 
     def refuse(self, request: str, error: ApiError) -> None:
         """A request is answered with an error; the last one counts. The error's message may quote the request, and is
@@ -84,7 +114,7 @@ class ChoiceMemory:
         return tuple(_record(choice, gateway, attempt) for attempt, choice in found)
 
     def __len__(self) -> int:
-        return len(self._known.keys() | self._refused.keys())
+        return len(self._known.keys() | self._left.keys() | self._refused.keys())
 
 
 class ChoicesApi:
@@ -113,28 +143,33 @@ class ChoicesApi:
         found = RequestChoices(
             request=wanted,
             choices=self._memory.records(wanted, self._gateway),
+            fallbacks=self._memory.fallbacks(wanted, self._gateway),
             refusals=self._memory.refusals(wanted, self._gateway),
             remembered=len(self._memory),
         )
-        if not self.page.for_gateway(request) and not found.choices and not found.refusals:
+        known = found.choices or found.fallbacks or found.refusals
+        if not self.page.for_gateway(request) and not known:
             found = await self._everywhere(found)
         return Response(found.model_dump_json(by_alias=True), media_type="application/json")
 
     async def _everywhere(self, own: RequestChoices) -> RequestChoices:
         pods, missing = self.page.peers()
         parts = await self.page.gather(pods, {"request": own.request}, RequestChoices, seconds=PEER_SECONDS)
-        choices, refusals, remembered = list(own.choices), list(own.refusals), own.remembered
+        choices, fallbacks, refusals = list(own.choices), list(own.fallbacks), list(own.refusals)
+        remembered = own.remembered
         for found in parts:
             if isinstance(found, MissingPart):
                 missing.append(found)
                 continue
             choices += found.choices
+            fallbacks += found.fallbacks
             refusals += found.refusals
             remembered += found.remembered
         choices.sort(key=lambda choice: choice.time)
         return own.model_copy(
             update={
                 "choices": tuple(choices),
+                "fallbacks": tuple(fallbacks),
                 "refusals": tuple(refusals),
                 "remembered": remembered,
                 "missing": tuple(sorted(map(str, missing))),

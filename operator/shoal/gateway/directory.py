@@ -6,6 +6,7 @@ The last snapshot stays while the API server is unreachable. An object that does
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal
 
 import pydantic
@@ -202,7 +203,16 @@ def project_pod(obj: JsonObject) -> Replica | None:
         node=spec.get("nodeName"),
         mtls=annotations.get(names.ANNOTATION_TRANSPORT) == names.TRANSPORT_MTLS,
         engine=annotations.get(names.ANNOTATION_ENGINE, DEFAULT),
+        created=_time(metadata.get("creationTimestamp")),
     )
+
+
+def _time(value: object) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(str(value))
+    except ValueError:
+        return None
+    return None if found.tzinfo is None else found
 
 
 def _skipped(kind: str, obj: JsonObject, error: pydantic.ValidationError, invalid: Callable[[str], None]) -> None:

@@ -8,11 +8,12 @@ too busy for all held requests.
 import asyncio
 import time
 from collections.abc import Callable, Collection
+from datetime import UTC, datetime
 from typing import Final
 
 from shoal.core.hold.capacity import Allowance, share_of
 from shoal.core.hold.fair import FairQueue
-from shoal.core.hold.limits import Bound, Held, over, retry_after
+from shoal.core.hold.limits import Bound, Held, expected_wait, over, retry_after
 from shoal.core.hold.retries import RetryBudget
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.resolve import ServedModel
@@ -58,6 +59,17 @@ class HoldQueue:
     def retry_after(self) -> int:
         """Seconds after which rejected clients should try again."""
         return retry_after(self.model.cold_start_seconds, self.waking_seconds)
+
+    @property
+    def expected_seconds(self) -> float | None:
+        """Seconds until the Model's first replica is ready, if it has none; None: unknown."""
+        holds = self._holds
+        starting = holds.fleet.starting(holds.directory.snapshot, self.model)
+        if starting is None:
+            return None
+        now = datetime.now(UTC)
+        ages = (None if pod.created is None else (now - pod.created).total_seconds() for pod in starting)
+        return expected_wait(self.model.cold_start_seconds, ages)
 
     def enter(self, ticket: Ticket) -> None:
         """

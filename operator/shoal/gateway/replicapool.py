@@ -222,6 +222,14 @@ class ReplicaPool:
             known = self._live_by_uid[model.uid] = {r.uid: r for r in found.replicas}
         return known
 
+    def starting(self, snapshot: ClusterSnapshot, model: ServedModel) -> list[Replica] | None:
+        """The pods that may become the first replica of a Model that has none; None: it has one, or those that it has
+        take no requests now."""
+        found = self._usable_of(snapshot, model)
+        if not isinstance(found, NoReplica) or found.reason == "turned-away":
+            return None
+        return [pod for pod in snapshot.replicas_of(model) if not pod.deleting]
+
     def serves_adapters(self, snapshot: ClusterSnapshot, model: ServedModel) -> bool:
         """Whether any live replica reports its adapters."""
         found = self.live_replicas(snapshot, model)

@@ -753,7 +753,7 @@ class GatewayRequest:
                         await self._dispatch(prepared, abort, deadline, leave)
                         break
                     except FellBack as left:
-                        prepared = left.prepared
+                        former, prepared, why = prepared.model, left.prepared, left.why
                     except ApiError as error:
                         if error.code not in _REFUSED_BY_TARGET or meter.first_byte is not None:
                             raise
@@ -762,9 +762,10 @@ class GatewayRequest:
                             raise ClientGone from None
                         if following is None:
                             raise
-                        prepared = following
+                        former, prepared, why = prepared.model, following, f"it refused the request ({error.code})"
                     # All targets together have the time of the first one.
                     deadline.shorten(app.deadlines_of(prepared.model).seconds)
+                    app.choices.leave(self._id, former.address, prepared.model.address, why)
                     self._left(prepared)
         except ClientGone:
             meter.outcome = "cancelled"

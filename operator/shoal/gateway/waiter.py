@@ -29,6 +29,11 @@ class WaitQueue(Protocol[W_contra]):
         """Seconds after which a client that waited in vain should try again."""
         ...
 
+    @property
+    def expected_seconds(self) -> float | None:
+        """Seconds until a replica comes; None: unknown."""
+        ...
+
     def leave(self, waiter: W_contra, /) -> None:
         """Frees the waiter's place. A second call changes nothing."""
         ...
@@ -69,6 +74,11 @@ class Waiter:
     def retry_after(self) -> int:
         """Seconds after which the client should try again."""
         return self._queue.retry_after
+
+    @property
+    def expected_seconds(self) -> float | None:
+        """Seconds until a replica comes; None: unknown."""
+        return self._queue.expected_seconds
 
     async def wait(self, seconds: float) -> bool:
         """Waits. Returns True when the request may continue, False after `seconds`.

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from shoal.api.model import Model
-from shoal.core.hold.limits import Held, Limits, longest_wait, over, retry_after
+from shoal.core.hold.limits import Held, Limits, expected_wait, longest_wait, over, retry_after
 from shoal.core.routing.resolve import DeadEnd, ServedModel, served_model
 
 
@@ -32,6 +32,25 @@ def test_nobody_waits_for_longer_than_two_cold_starts_and_a_bit(
 )
 def test_another_try_makes_sense_when_the_cold_start_is_over(cold_start: float | None, waking: float, seconds: int):
     assert retry_after(cold_start, waking) == seconds
+
+
+@pytest.mark.parametrize(
+    ("cold_start", "ages", "seconds"),
+    [
+        (None, [], None),  # never measured
+        (120.0, [], 120.0),  # nothing has started
+        (120.0, [100.0], 20.0),
+        (120.0, [10.0, 100.0], 20.0),  # the oldest comes first
+        (120.0, [-5.0], 120.0),  # the clocks differ
+        (120.0, [120.0], None),  # it takes longer than measured, nobody knows how long
+        (120.0, [10.0, None], None),
+        (0.0, [], None),
+    ],
+)
+def test_the_wait_for_a_first_replica_is_the_rest_of_the_cold_start(
+    cold_start: float | None, ages: list[float | None], seconds: float | None
+):
+    assert expected_wait(cold_start, ages) == seconds
 
 
 def test_bounds_are_reached_and_not_passed():

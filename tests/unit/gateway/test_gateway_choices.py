@@ -246,6 +246,32 @@ def test_the_command_shows_the_sentence(api: CannedApi, tmp_path: Path) -> None:
     assert headers["x-shoal-key"] == ADMIN["x-shoal-key"]
 
 
+def test_the_command_shows_which_target_a_request_left_and_why(api: CannedApi, tmp_path: Path) -> None:
+    memory = ChoiceMemory()
+    memory.leave("id-1", "chat/other", "chat/llama", "the request waited 20 s")
+    memory.add("id-1", replica(2), picked())
+    left, chosen = memory.fallbacks("id-1", "shoal-gateway-0"), memory.records("id-1", "shoal-gateway-0")
+    found = RequestChoices(request="id-1", choices=chosen, fallbacks=left, remembered=1)
+    api.answers[PROXY] = found.model_dump(mode="json", by_alias=True)
+    lines = why(api, tmp_path, "request/id-1").output.splitlines()
+    assert lines[0].endswith("chat/other by shoal-gateway-0")
+    assert lines[1] == "  went on to chat/llama: the request waited 20 s"
+    assert lines[2].endswith("chat/llama by shoal-gateway-0")
+    # To an external target no replica is chosen.
+    api.answers[PROXY] = {**api.answers[PROXY], "choices": []}
+    assert why(api, tmp_path, "request/id-1").exit_code == 0
+
+
+async def test_fallbacks_of_another_gateway_are_found(tmp_path: Path) -> None:
+    near, far = ChoiceMemory(), ChoiceMemory(2)
+    for number in range(4):
+        far.leave(f"id-{number}", "chat/llama", "chat/front/outside", "the request waited 20 s")
+    assert not far.fallbacks("id-1", "gateway-2")
+    async with gateway(tmp_path, ScriptedEngine()) as it, Served(it, [near, far]) as served:
+        (left,) = (await served.ask(ADMIN, request="id-3"))["fallbacks"]
+        assert (left["gateway"], left["left"], left["target"]) == ("gateway-2", "chat/llama", "chat/front/outside")
+
+
 def test_a_request_that_is_not_remembered_gets_a_clear_answer(api: CannedApi, tmp_path: Path) -> None:
     api.answers[PROXY] = {"request": "old", "choices": [], "remembered": 4096, "missing": ["gateway-2: it is away"]}
     result = why(api, tmp_path, "request/old")

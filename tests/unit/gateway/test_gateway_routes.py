@@ -400,6 +400,92 @@ async def test_a_request_that_has_waited_goes_to_a_fallback_with_a_replica(tmp_p
         assert not it.app.holds.waiting
 
 
+COLD = {"limits": Limits(max_requests=9, timeout_seconds=120.0), "cold_start_seconds": 200.0}
+
+
+def whys(it: GatewayUnderTest, request: str) -> list[str]:
+    """Why the request went on to fallbacks."""
+    return [each.message for each in it.app.choices.fallbacks(request, "gateway-1")]
+
+
+async def test_a_request_whose_target_needs_longer_to_start_than_it_would_wait_leaves_at_once(tmp_path: Path):
+    llama, other = ScriptedEngine(), ScriptedEngine()
+    async with two_models(tmp_path, llama, other, with_fallback("other", whenWaitSeconds=30)) as it:
+        await gone(it, **COLD)
+        response = await it.post(CHAT)
+        assert response.status == 200
+        (why,) = whys(it, response.headers["x-shoal-request-id"])
+        assert why == (
+            "went on to chat/other: 200 s of its measured cold start are left, more than the 30 s of whenWaitSeconds"
+        )
+        demand = it.app.demand.demand("uid-llama")
+        assert (demand.arrivals, demand.held) == (1, 0), "its target is woken all the same"
+        # A pod that has just started changes little; one that is nearly ready is worth the wait.
+        it.pods["chat/llama-1"] = replica(1, ready=False, created=datetime.now(UTC) - timedelta(seconds=20))
+        it.changed()
+        await ask(it)
+        it.pods["chat/llama-1"] = replica(1, ready=False, created=datetime.now(UTC) - timedelta(seconds=185))
+        it.changed()
+        asking = asyncio.create_task(it.post(CHAT))
+        await until(lambda: it.app.holds.waiting == 1)
+        it.pods["chat/llama-1"] = replica(1)
+        it.changed()
+        it.hear(1)
+        response = await asking
+        assert not whys(it, response.headers["x-shoal-request-id"])
+        assert (len(llama.requests), len(other.requests)) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cold_start_seconds": None},  # never measured
+        {"created": timedelta(seconds=900)},  # it takes longer than measured
+        {"created": None},
+    ],
+)
+async def test_where_the_wait_is_not_known_the_request_waits_first(tmp_path: Path, changes: dict[str, Any]):
+    other = ScriptedEngine()
+    async with two_models(tmp_path, ScriptedEngine(), other, with_fallback("other", whenWaitSeconds=1)) as it:
+        await gone(it, **COLD)
+        if "created" in changes:
+            age = changes["created"]
+            created = None if age is None else datetime.now(UTC) - age
+            it.pods["chat/llama-1"] = replica(1, ready=False, created=created)
+            it.changed()
+        else:
+            it.model(**changes)
+        response = await it.post(CHAT)
+        (why,) = whys(it, response.headers["x-shoal-request-id"])
+        assert "went on to chat/other: the request waited" in why
+        (record,) = await it.records()
+        assert (record.data.hold_ms or 0) >= 1000
+
+
+async def test_a_busy_replica_is_no_cold_start(tmp_path: Path):
+    llama, other = ScriptedEngine(), ScriptedEngine()
+    async with two_models(tmp_path, llama, other, with_fallback("other", whenWaitSeconds=30)) as it:
+        it.model(**COLD)
+        ticket = it.app.holds.enter(it.models["chat/llama"], "acme", "llama", 1, 1, (), 1, is_retry=False)
+        assert ticket.expected_seconds is None
+        it.hear(1, phase="draining")
+        assert ticket.expected_seconds is None, "a replica that drains says nothing of the next one"
+        del it.pods["chat/llama-1"]
+        it.changed()
+        assert ticket.expected_seconds == 200.0
+        ticket.close()
+
+
+async def test_a_refusal_and_the_next_fallback_are_told_in_order(tmp_path: Path):
+    llama, other = ScriptedEngine(), ScriptedEngine()
+    async with two_models(tmp_path, llama, other, with_fallback("other")) as it:
+        await gone(it, limits=Limits(max_requests=0))
+        response = await it.post(CHAT)
+        assert whys(it, response.headers["x-shoal-request-id"]) == [
+            "went on to chat/other: it refused the request (no_replica)"
+        ]
+
+
 async def test_large_requests_that_leave_at_once_are_decoded_one_at_a_time(tmp_path: Path):
     llama, other = ScriptedEngine(), ScriptedEngine()
     long = {**CHAT, "messages": [{"role": "user", "content": "x" * BIG}]}

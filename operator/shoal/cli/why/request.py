@@ -6,7 +6,7 @@ from typing import Final
 import click
 from rich.console import Group
 
-from shoal.api.choices import RefusalRecord, RequestChoices
+from shoal.api.choices import FallbackRecord, RefusalRecord, RequestChoices
 from shoal.cli.client import run_command
 from shoal.cli.options import Installation
 from shoal.cli.output import console, emit
@@ -33,7 +33,7 @@ def show(installation: Installation, url: str | None, request: str, output: str)
     found = run_command(work())
     for missing in found.missing:
         click.echo(f"missing: gateway {missing}", err=True)
-    if not found.choices and not found.refusals:
+    if not found.choices and not found.fallbacks and not found.refusals:
         raise click.ClickException(
             f"no gateway remembers request {request}: each remembers its last requests, {found.remembered:,} at the "
             "moment, until it restarts. Is it the id in the answer's header x-shoal-request-id?"
@@ -43,10 +43,13 @@ def show(installation: Installation, url: str | None, request: str, output: str)
     data = found.model_dump(mode="json", by_alias=True) | {"causes": [cause_document(each) for each in causes]}
     if emit(output, data, data["choices"], COLUMNS):
         return
-    for choice in found.choices:
-        again = f", attempt {choice.attempt}" if choice.attempt > 1 else ""
-        click.echo(f"{choice.time:%H:%M:%S}Z  {choice.model} by {choice.gateway}{again}")
-        click.echo(f"  {choice.message}")
+    for each in sorted((*found.choices, *found.fallbacks), key=lambda each: each.time):
+        if isinstance(each, FallbackRecord):
+            click.echo(f"{each.time:%H:%M:%S}Z  {each.left} by {each.gateway}")
+        else:
+            again = f", attempt {each.attempt}" if each.attempt > 1 else ""
+            click.echo(f"{each.time:%H:%M:%S}Z  {each.model} by {each.gateway}{again}")
+        click.echo(f"  {each.message}")
     for place, each in enumerate(causes, 1):
         console(markup=False).print(Group(*cause_block(place, each)))
 

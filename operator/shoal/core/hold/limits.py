@@ -1,5 +1,6 @@
 """Which requests may wait at a gateway, for how long, and the Retry-After of refused ones."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -65,3 +66,17 @@ def retry_after(cold_start_seconds: float | None, waking_seconds: float) -> int:
         return RETRY_AFTER_UNKNOWN_SECONDS
     left = cold_start_seconds - waking_seconds
     return max(1, min(RETRY_AFTER_MAX_SECONDS, int(left) + (left > int(left))))
+
+
+def expected_wait(cold_start_seconds: float | None, ages: Iterable[float | None]) -> float | None:
+    """Seconds until a Model that has no replica has one: the rest of its measured cold start. None: unknown, because it
+    is not measured, or because a start takes longer than measured.
+
+    `ages`: for how long the pods that start have existed; None: unknown. Without a pod the whole cold start is ahead.
+    """
+    known = list(ages)
+    if cold_start_seconds is None or None in known:
+        return None
+    oldest = max((age for age in known if age is not None), default=0.0)
+    left = cold_start_seconds - max(0.0, oldest)
+    return left if left > 0 else None

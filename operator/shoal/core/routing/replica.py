@@ -1,6 +1,7 @@
 """A replica, as routing knows it."""
 
 from dataclasses import dataclass
+from datetime import datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Replica:
     """Engine and agent use mutual TLS."""
     engine: str = "SGLang"
     """Type of its engine, which during a rollout may differ from the Model's."""
+    created: datetime | None = None
 
     @property
     def key(self) -> str:
