@@ -34,6 +34,7 @@ REFUSED = [
     RefusedRequest("a context that is too long", ApiError(400, "x", "context_length_exceeded"), "L6", "fewer tokens"),
     RefusedRequest("a route without a rule", errors.no_rule("x"), "L6", "route has a rule"),
     RefusedRequest("a route without a target", errors.no_target("x"), "control", "shoal why route/NAME"),
+    RefusedRequest("routes in a circle", errors.route_loop(), "control", "leads back"),
     RefusedRequest("an adapter that cannot be loaded", errors.adapter_unusable("x", "y"), "L2.5", "why adapter/NAME"),
     RefusedRequest("an adapter that does not answer", errors.adapter_waits("x", "y"), "L4", "why adapter/NAME"),
     RefusedRequest("an engine that fails", errors.from_engine(500, b""), "L4", "why model/NAME"),

@@ -194,6 +194,8 @@ SERVING_PATHS: Final = (
 HEADER_SIDECAR: Final = "x-shoal-sidecar"
 """On responses that the TLS sidecar made in place of the engine: Envoy's response flags, which give the cause (UF: the
 engine accepted no connection; UC: it closed the connection)."""
+HEADER_HOPS: Final = "x-shoal-hops"
+"""On requests to external targets of routes: how many gateways of Shoal have sent the request on."""
 REPLICA_PATH: Final = "/v1/replica"
 ACK_PATH: Final = "/v1/replica/ack"
 ABORT_PATH: Final = "/v1/replica/abort"

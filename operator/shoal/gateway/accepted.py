@@ -82,6 +82,7 @@ class AcceptedRequest:
         "check_key",
         "deadline",
         "fall_back",
+        "hops",
         "leave_seconds",
         "meter",
         "prepared",
@@ -105,6 +106,7 @@ class AcceptedRequest:
         leave_seconds: float = math.inf,
         fall_back: Callable[[], Awaitable[Prepared | None]] = _no_fallback,
         carrier: Carrier | None = None,
+        hops: int = 0,
     ) -> None:
         self.app = app
         self.prepared = prepared
@@ -121,6 +123,8 @@ class AcceptedRequest:
         self.fall_back = fall_back
         self.carrier = carrier
         """The proxy that carries the request; None: the gateway does it itself."""
+        self.hops = hops
+        """Gateways of Shoal that have sent the request on, without this one."""
         self._attempts_before = meter.attempts
         self._look_at = -math.inf
         """Until then no fallback has a replica, as far as is known."""

@@ -9,6 +9,7 @@ from typing import Final
 
 import structlog
 
+from shoal.api.names import HEADER_HOPS
 from shoal.core.fields.table import EMBEDDINGS
 from shoal.core.routing.external import retry_after_of
 from shoal.core.routing.resolve import ServedExternal
@@ -210,7 +211,8 @@ class ExternalDispatch:
             f"POST {path} HTTP/1.1\r\nhost: {external.authority}\r\n{key}"
             f"content-type: application/json\r\n"
             f"accept: {'text/event-stream' if prepared.stream else 'application/json'}\r\n"
-            f"accept-encoding: identity\r\nuser-agent: shoal\r\ncontent-length: {len(self._request.raw)}\r\n\r\n"
+            f"accept-encoding: identity\r\nuser-agent: shoal\r\n{HEADER_HOPS}: {self._request.hops + 1}\r\n"
+            f"content-length: {len(self._request.raw)}\r\n\r\n"
         ).encode()
 
 

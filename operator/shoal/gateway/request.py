@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import structlog
 
-from shoal.api.names import LOGS_PATH, USAGE_PATH
+from shoal.api.names import HEADER_HOPS, LOGS_PATH, USAGE_PATH
 from shoal.core.access import Denied, KeyIdentity, authenticate
 from shoal.core.advice.marks import Marks, prompt_marks
 from shoal.core.fields import remote
@@ -23,6 +23,7 @@ from shoal.core.fields.pairs import pairs_of, repeated
 from shoal.core.fields.table import CHAT, FORMS, GENERATING, PAIRS, TABLE, TOKENIZING
 from shoal.core.nativeapi import NativeApi
 from shoal.core.routing.affinity import SHARED, conversation_of, prefix_space, prompt_of
+from shoal.core.routing.external import MOST_HOPS, hops_of
 from shoal.core.routing.prefixes import points_of
 from shoal.core.routing.resolve import ServedModel
 from shoal.core.routing.reuse import Prompt
@@ -106,6 +107,7 @@ _MODELS: Final = "/v1/models"
 _JSON: Final = "application/json"
 _API_KEY: Final = b"x-api-key"
 """Where Anthropic's SDK puts the key."""
+_HOPS: Final = HEADER_HOPS.encode()
 _NO_HEADERS: Final[dict[bytes, bytes]] = {}
 
 
@@ -158,6 +160,7 @@ class GatewayRequest:
         "_draw",
         "_engine_path",
         "_headers",
+        "_hops",
         "_id",
         "_kept",
         "_key_hash",
@@ -186,6 +189,7 @@ class GatewayRequest:
         self._id = ids.uuid7()
         self._client_id = ids.client_request_id(self._headers.get(b"x-request-id"))
         self._reply = Reply(scope, send, self._id, self._client_id, app, dialect=self._dialect)
+        self._hops = hops_of(self._headers.get(_HOPS))
         self._trace = ""
         """Trace header lines of the request to the engine."""
         self._spans: RequestSpans | None = None
@@ -422,6 +426,9 @@ class GatewayRequest:
             if model is None or not self._reaches(model):
                 continue
             if model.external is not None:
+                if self._hops >= MOST_HOPS:
+                    waiting.append(ref)
+                    continue
                 if not app.externals.usable(model):
                     if needs_replica:
                         waiting.append(ref)
@@ -443,6 +450,12 @@ class GatewayRequest:
             return prepared
         kept.targets[:0] = waiting
         return None
+
+    def _refuse_loop(self) -> None:
+        """For a request without another fallback: raises the error of a circle where it only lacks one because it has
+        come through other gateways. Else these would believe that this gateway fails."""
+        if self._hops >= MOST_HOPS and self._kept is not None and any(r.kind == "External" for r in self._kept.targets):
+            raise errors.route_loop() from None
 
     def _left(self, prepared: Prepared) -> None:
         """The request leaves its target for a fallback."""
@@ -666,6 +679,8 @@ class GatewayRequest:
         model = index.target(found, chosen.target, identity)
         if model is None:
             raise errors.no_target(name)
+        if model.external is not None and self._hops >= MOST_HOPS:
+            raise errors.route_loop()
         self._canary = chosen.canary
         return model, _Routed(
             found.key, chosen.target, chosen.fallback, chosen.leave_seconds, chosen.mirror, chosen.role
@@ -761,6 +776,7 @@ class GatewayRequest:
                         if abort.aborted:
                             raise ClientGone from None
                         if following is None:
+                            self._refuse_loop()
                             raise
                         former, prepared, why = prepared.model, following, f"it refused the request ({error.code})"
                     # All targets together have the time of the first one.
@@ -827,6 +843,7 @@ class GatewayRequest:
             leave_seconds=math.inf if leave_seconds is None or self._kept is None else leave_seconds,
             fall_back=lambda: self._fall_back(needs_replica=True),
             carrier=self._scope.get(CARRIER),
+            hops=self._hops,
         )
         del raw
         if prepared.model.external is not None:

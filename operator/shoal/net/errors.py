@@ -208,6 +208,19 @@ def external_broken() -> ApiError:
     return ApiError(502, "The external target broke off its answer; it is incomplete.", "external_broken")
 
 
+def route_loop() -> ApiError:
+    """For a request that came through other clusters' gateways, and that its route would send to another one. It has no
+    status of 5xx: SDKs, and the gateways before this one, would send the request again, and believe that this gateway
+    fails."""
+    return ApiError(
+        400,
+        "This request came here through other gateways of Shoal, and its route would send it on once more. Their routes"
+        " probably form a circle.",
+        "route_loop",
+        param="model",
+    )
+
+
 def lost_twice() -> ApiError:
     """For a request under which two replicas died. SDKs send a 5xx again by themselves, unless this header tells them
     not to."""

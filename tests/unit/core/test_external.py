@@ -19,6 +19,7 @@ from shoal.core.routing.external import (
     connectable,
     credential_id,
     credential_of,
+    hops_of,
     host_problem,
     read_credential,
     retry_after_of,
@@ -206,3 +207,11 @@ def test_a_rest_is_bounded_whatever_the_target_asks_for() -> None:
 )
 def test_retry_after(value: bytes, seconds: float | None) -> None:
     assert retry_after_of(value, NOW) == seconds
+
+
+@pytest.mark.parametrize(
+    ("header", "hops"),
+    [(None, 0), (b"0", 0), (b"1", 1), (b"2", 2), (b"3", 2), (b"9" * 500, 2), (b"", 0), (b"-1", 0), (b"two", 0)],
+)
+def test_hops_are_bounded_whatever_a_client_writes(header: bytes | None, hops: int) -> None:
+    assert hops_of(header) == hops

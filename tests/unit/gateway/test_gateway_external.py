@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from shoal.api.config import ExternalHost
+from shoal.core.hold.limits import Limits
 from shoal.core.hold.retries import RetryBudget
-from shoal.core.routing.external import Credential, connectable
+from shoal.core.routing.external import FAILURES, Credential, connectable
+from shoal.gateway.externals import Externals
 from tests.support.gateway import API_KEY, GatewayUnderTest, lines
 from tests.support.mediahost import Dns
 from tests.support.provider import (
@@ -25,10 +27,11 @@ from tests.support.provider import (
     beside,
     event,
     hanging,
+    local,
     stream,
     whole,
 )
-from tests.support.routes import target
+from tests.support.routes import put, target
 from tests.support.scripted_engine import ScriptedEngine
 
 CHAT = {"model": "front", "messages": [{"role": "user", "content": "hi"}]}
@@ -71,6 +74,7 @@ async def test_a_chat_goes_out_with_the_routes_key_and_nothing_of_the_clients(tm
             "accept": "application/json",
             "accept-encoding": "identity",
             "user-agent": "shoal",
+            "x-shoal-hops": "1",
             "content-length": said["content-length"],
         }
         assert API_KEY not in head
@@ -343,6 +347,71 @@ async def test_a_provider_that_says_it_is_our_sidecar_is_not_asked_again(tmp_pat
         assert len(provider.heads) == 1
         (record,) = await it.records()
         assert (record.data.outcome, record.data.count_source) == ("answered", "final")
+
+
+# --- routes of several clusters in a circle ---------------------------------------------------------------------------
+
+
+async def refused_as_loop(it: GatewayUnderTest, hops: str) -> None:
+    error = (await ask(it, 400, headers={"x-shoal-hops": hops}))["error"]
+    assert (error["code"], error["type"]) == ("route_loop", "invalid_request_error")
+
+
+async def test_a_route_that_leads_back_to_its_own_gateway_ends_after_two_rounds(tmp_path: Path) -> None:
+    own_key = Credential(HOST, API_KEY)
+    async with beside(tmp_path, Provider(), engine := ScriptedEngine(), ONLY, credential=own_key) as it:
+        port = it.server.port
+        it.app.externals.close()
+        hosts = [ExternalHost(host=HOST, port=port, plain_http=True)]
+        dns, keys = Dns({HOST: address()}), it.app.externals.keys
+        it.app.externals = Externals(hosts, keys, resolve=dns, connectable=local)
+        back = {"name": "outside", "url": f"http://{HOST}:{port}/v1", "model": "front"}
+        put(it, WITH_FALLBACK, externalTargets=[{**back, "credentials": {"name": "provider"}}])
+        await refused_as_loop(it, "0")
+        # The third refused it, and the two before it passed that on: a fallback would have hidden the circle.
+        assert it.metric("shoal_gateway_external_requests_total", outcome="rejected") == 2
+        assert it.metric("shoal_gateway_rejected_total", reason="route_loop") == 1
+        assert not engine.requests
+        for record in await it.records(count=2):
+            assert (record.data.outcome, record.data.output_tokens or 0) == ("rejected", 0)
+        (state,) = it.app.externals.observe()
+        assert not state.rests
+
+
+async def test_a_gateway_counts_itself_and_those_before_it(tmp_path: Path) -> None:
+    provider = Provider()
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY) as it:
+        for hops in ("", "nonsense", "1"):
+            await ask(it, headers={"x-shoal-hops": hops})
+        told = [line for head in provider.heads for line in head.split("\r\n") if line.startswith("x-shoal-hops")]
+        assert told == ["x-shoal-hops: 1", "x-shoal-hops: 1", "x-shoal-hops: 2"]
+
+
+async def test_a_client_that_writes_hops_ends_only_its_own_requests(tmp_path: Path) -> None:
+    provider, engine = Provider(), ScriptedEngine()
+    canary = {"target": ONLY["targets"][0], "percent": 100, "haltOn": {"minRequests": 1, "errorPercent": 0}}
+    async with beside(tmp_path, provider, engine, {"targets": [target("llama")], "canary": canary}) as it:
+        for _ in range(FAILURES + 1):
+            await refused_as_loop(it, "99")
+        assert not provider.heads
+        assert not it.app.canaries.halts
+        await ask(it)
+        assert len(provider.heads) == 1, "the target does not rest"
+        # Where nothing leaves the cluster, the header means nothing.
+        await ask(it, model="llama", headers={"x-shoal-hops": "99"})
+        assert len(engine.requests) == 1
+
+
+async def test_a_request_that_came_through_gateways_gets_no_fallback_outside(tmp_path: Path) -> None:
+    provider = Provider()
+    rule = {"targets": [target("llama")], "fallback": {"targets": ONLY["targets"]}}
+    async with beside(tmp_path, provider, ScriptedEngine(), rule) as it:
+        del it.pods["chat/llama-1"]
+        it.model(limits=Limits(max_requests=0))
+        await refused_as_loop(it, "2")
+        assert not provider.heads
+        await ask(it, headers={"x-shoal-hops": "1"})
+        assert len(provider.heads) == 1
 
 
 # --- attacks ----------------------------------------------------------------------------------------------------------

@@ -83,6 +83,10 @@ REFUSALS: Final[Mapping[str, LayerAdvice]] = {
     "no_stream": _fault(Layer.ENGINE, "Look at the engine's log: it did not stream."),
     "answer_too_large": _fault(Layer.GATEWAY, "Ask for a shorter answer, or stream it."),
     "external_broken": _fault(Layer.GATEWAY, "Send it again; ask the provider of the external target why."),
+    "route_loop": _fault(
+        Layer.CONTROL,
+        "Change one of the routes of these clusters: an external target leads back to where it comes from.",
+    ),
     # --- waiting for a replica
     "no_replica": _fault(Layer.CONTROL, "Run `shoal why model/NAME`: no replica can take the request."),
     "model_unavailable": _fault(Layer.CONTROL, "Run `shoal why model/NAME`: the Model does not serve."),

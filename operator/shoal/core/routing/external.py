@@ -36,6 +36,9 @@ FAILURES: Final = 3
 """So many failures in a row, and a target rests."""
 FIRST_REST_SECONDS: Final = 5.0
 LONGEST_REST_SECONDS: Final = 60.0
+MOST_HOPS: Final = 2
+"""Gateways of Shoal that may send one request on to external targets: one before a gateway that asks a provider. A
+third would do so only where routes of several clusters form a circle."""
 _KEY_PREFIXES: Final = {"Bearer": "authorization: Bearer ", "ApiKey": "api-key: ", "XApiKey": "x-api-key: "}
 _ABLE: Final[Mapping[str, Capability]] = {
     "/v1/chat/completions": "generate",
@@ -148,6 +151,14 @@ def connectable(address: str, networks: Iterable[str]) -> bool:
         network.version == found.version and found in network
         for network in (ipaddress.ip_network(one, strict=False) for one in networks)
     )
+
+
+def hops_of(header: bytes | None) -> int:
+    """How many gateways of Shoal have sent a request on, by its header `names.HEADER_HOPS`. A client can write there
+    what it likes: a larger number ends its own request, and a smaller one is what every client has."""
+    if header is None or not header.isdigit():
+        return 0
+    return min(MOST_HOPS, int(header[:9]))
 
 
 # --- keys -----------------------------------------------------------------------------------------------------------
