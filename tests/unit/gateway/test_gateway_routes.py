@@ -486,6 +486,22 @@ async def test_a_refusal_and_the_next_fallback_are_told_in_order(tmp_path: Path)
         ]
 
 
+async def test_a_request_counts_once_towards_its_tenants_limits_however_many_targets_it_went_to(tmp_path: Path):
+    async with two_models(tmp_path, ScriptedEngine(), ScriptedEngine(), with_fallback("other")) as it:
+        limits = {"requestsPerMinute": 100, "tokensPerMinute": 100_000}
+        it.tenants["acme"] = tenant(models=["chat/llama", "chat/other"], limits=limits)
+        await gone(it, limits=Limits(max_requests=0))
+        for left in (99, 98):
+            response = await it.post(CHAT)
+            assert response.status == 200
+            assert response.headers["x-ratelimit-remaining-requests"] == str(left)
+        response = await it.post({**CHAT, "model": "other"})
+        assert response.headers["x-ratelimit-remaining-requests"] == "97", "under its own name it is the same limit"
+        # What the engine counted is all that is left of three reservations.
+        response = await it.post({**CHAT, "n": "wrong"})
+        assert response.headers["x-ratelimit-remaining-tokens"] == str(100_000 - 3 * 10)
+
+
 async def test_large_requests_that_leave_at_once_are_decoded_one_at_a_time(tmp_path: Path):
     llama, other = ScriptedEngine(), ScriptedEngine()
     long = {**CHAT, "messages": [{"role": "user", "content": "x" * BIG}]}
