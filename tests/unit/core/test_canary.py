@@ -47,6 +47,16 @@ def test_late_answers_halt_it_when_they_are_more_than_half():
         assert window.note("answered", 9.0 if number % 2 else 0.1) is None
 
 
+@pytest.mark.parametrize("gateways", [1, 2, 8])
+def test_gateways_that_each_see_too_few_failures_halt_it_after_so_many_together(gateways: int):
+    windows = [CanaryWindow(LIMITS) for _ in range(gateways)]
+    halts = [windows[number % gateways].note("failed", None) for number in range(2 * gateways + 1)]
+    assert halts == [None] * 2 * gateways + [CanaryHalt("Errors", 3, 3)]
+    windows = [CanaryWindow(LIMITS) for _ in range(gateways)]
+    halts = [windows[number % gateways].note("answered", 9.0) for number in range(10 * gateways + 1)]
+    assert halts == [None] * 10 * gateways + [CanaryHalt("Slow", 11, 11)]
+
+
 RULE = {
     "targets": [target("a")],
     "canary": {"target": target("b"), "percent": 20},
