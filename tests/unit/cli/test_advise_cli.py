@@ -173,6 +173,10 @@ def test_the_report_begins_where_every_gateway_has_all_requests(api: CannedApi, 
     found = json.loads(run(api, tmp_path, "llama", "-o", "json").stdout)
     assert found["requests"] in (249, 250)
     assert found["since"] == time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since))
+    kept = "gateways keep their last requests, in memory, from their start on"
+    shown = run(api, tmp_path, "llama", "--since", "7d").stderr
+    assert f"note: chat/llama: the report covers 1.0 h, not all of --since 7d: {kept}" in shown
+    assert kept not in run(api, tmp_path, "llama", "--since", "60m").stderr
     api.answers[GATEWAY] = {"since": time.time(), "models": [traffic()], "missing": []}
     assert "the gateways know 0" in run(api, tmp_path, "llama").stderr
 

@@ -19,6 +19,8 @@ from shoal.core.advice.report import AdviceReport, NotEnoughTraffic, advise
 
 _UNITS: Final = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
 _REQUESTS: Final = 20_000
+_MOST_OF: Final = 0.9
+"""A report of less than this share of what was asked for says so."""
 
 
 @click.command()
@@ -60,6 +62,12 @@ def command(
         report = _report(facts, now - back, now)
         if isinstance(report, AdviceReport):
             reports.append((facts.model, report))
+            if (known := report.until - report.since) < _MOST_OF * back.total_seconds():
+                click.echo(
+                    f"note: {facts.model}: the report covers {known / 3600:.1f} h, not all of --since {since}: "
+                    "gateways keep their last requests, in memory, from their start on",
+                    err=True,
+                )
         elif model is not None:
             raise click.ClickException(f"{facts.model}: {report.message}")
         else:
