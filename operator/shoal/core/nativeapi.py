@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast
 
-from shoal.core.translation import Json, NotTranslatable, quoted
+from shoal.core.translation import Json, NotTranslatable, StreamFailure, quoted
 
 MOST_NESTED: Final = 8
 """Contents in contents, such as a document in the result of a tool."""
@@ -60,6 +60,10 @@ class NativeEvents(ABC):
     def take(self, event: Json) -> tuple[bool, str]:
         """Reads an event, and puts the client's name of the model into it. Returns whether it was changed, and the text
         that it adds."""
+
+    @abstractmethod
+    def error(self, failure: StreamFailure) -> bytes:
+        """The last event of a stream that failed, after those that were read."""
 
 
 @dataclass(frozen=True, slots=True)

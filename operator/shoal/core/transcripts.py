@@ -5,26 +5,34 @@ from typing import Any, cast
 
 import orjson
 
+from shoal.core.translation import StreamFailure
+
 
 class TranscriptEvents:
     """The events of one stream: a delta for each piece of text, and the whole text at the end."""
 
     def __init__(self, _id: str, _model_name: str) -> None:
         self._texts: list[str] = []
-        self.held = 0
+        self._held = 0
         """Bytes of the text in memory: the last event repeats it."""
 
+    def held_after(self, more: int) -> int:
+        return self._held + more
+
     def chunk(self, chunk: Mapping[str, Any]) -> bytes:
-        if "error" in chunk:
-            return _event(chunk)
         return b"".join([self._delta(text) for text in _texts(chunk)])
 
     def end(self) -> bytes:
         return _event({"type": "transcript.text.done", "text": "".join(self._texts)})
 
+    def error(self, failure: StreamFailure) -> bytes:
+        """In the shape of a chat, as OpenAI's clients read it in a stream of a transcript."""
+        error = {"message": failure.message, "type": failure.type, "param": failure.param, "code": failure.code}
+        return _event({"error": error})
+
     def _delta(self, text: str) -> bytes:
         self._texts.append(text)
-        self.held += len(text)
+        self._held += len(text)
         return _event({"type": "transcript.text.delta", "delta": text})
 
 

@@ -1,8 +1,22 @@
 """What the translations of other APIs into chat completions share (`anthropic/`, `responses/`)."""
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 Json = dict[str, Any]
+
+
+class StreamFailure(NamedTuple):
+    """Why a streamed answer ends before its end."""
+
+    status: int
+    """The HTTP status that it would have had."""
+    message: str
+    type: str
+    code: str | None
+    param: str | None
+    retry_after: int | None
+    """Seconds; None: unknown."""
+    request_id: str
 
 
 class NotTranslatable(Exception):

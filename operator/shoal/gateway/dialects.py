@@ -12,7 +12,7 @@ from shoal.core.anthropic import native as anthropic_native
 from shoal.core.fields.table import CHAT, TOKENIZE
 from shoal.core.nativeapi import NativeApi
 from shoal.core.responses import native as responses_native
-from shoal.core.translation import Json
+from shoal.core.translation import Json, StreamFailure
 from shoal.net.errors import ApiError
 
 MESSAGES: Final = "/v1/messages"
@@ -23,9 +23,8 @@ RESPONSES: Final = "/v1/responses"
 class AnswerEvents(Protocol):
     """The events of one streamed answer."""
 
-    @property
-    def held(self) -> int:
-        """Bytes of the answer that are kept in memory until its end."""
+    def held_after(self, more: int) -> int:
+        """Bytes of the answer that are kept in memory until its end, after so many more of the engine's."""
         ...
 
     def chunk(self, chunk: Mapping[str, Any]) -> bytes:
@@ -34,6 +33,10 @@ class AnswerEvents(Protocol):
 
     def end(self) -> bytes:
         """The last events, once the engine has said that the stream is complete."""
+        ...
+
+    def error(self, failure: StreamFailure) -> bytes:
+        """The last events instead, of a stream that failed."""
         ...
 
 
@@ -52,9 +55,6 @@ class Dialect:
     """The body of an error; with the request's id."""
     native: NativeApi | None = None
     """How external targets are asked that serve it themselves; None: it is none that they may serve."""
-
-    def error_event(self, error: ApiError, id: str) -> bytes:
-        return b"event: error\ndata: %b\n\n" % self.error(error, id)
 
 
 def _anthropic_error(error: ApiError, id: str) -> bytes:

@@ -36,12 +36,12 @@ class NativeStream:
     """Names the client's model in the events, counts, and replaces errors. Events with no name are passed on as they
     are."""
 
-    __slots__ = ("_events", "_meter", "_relay", "_reply", "_splitter", "_written", "done", "failed")
+    __slots__ = ("_meter", "_relay", "_reply", "_splitter", "_written", "done", "events", "failed")
 
     def __init__(self, relay: Relay, api: NativeApi, model_name: str, meter: Meter, reply: Reply) -> None:
         self._relay, self._meter, self._reply = relay, meter, reply
         self._splitter = sse.Splitter(sse.MAX_EXTERNAL_EVENT_BYTES)
-        self._events: NativeEvents = api.events(model_name)
+        self.events: NativeEvents = api.events(model_name)
         self._written = 0
         self.done = False
         self.failed = False
@@ -86,14 +86,14 @@ class NativeStream:
             if event == sse.DONE:
                 return None  # some say so after the last event
             raise BrokenStream("lost")
-        events, reply = self._events, self._reply
+        events, reply = self.events, self._reply
         try:
             changed, text = events.take(decoded)
             kind = decoded.get("type")
             edited = sse.written(kind, decoded) if changed and isinstance(kind, str) else event
         except orjson.JSONEncodeError:
             raise BrokenStream("lost") from None
-        self.done, self.failed = events.complete, events.failed
+        self.done, self.failed = events.complete, events.failed or _is_error(decoded)
         if self.failed and first:
             raise BrokenStream("unavailable")
         self._count(text)
@@ -102,12 +102,14 @@ class NativeStream:
         if reply.spans is not None and events.complete and events.finish is not None:
             reply.spans.observe_answer(orjson.dumps({"finish_reason": events.finish}))
         # The provider's own words about its failure are not for clients.
-        return reply.error_event(errors.external_broken()).rstrip(b"\n") if self.failed else edited
+        if self.failed:
+            return events.error(errors.external_broken().failure(self._meter.id)).rstrip(b"\n")
+        return edited
 
     def _count(self, text: str) -> None:
         """The provider's counts where the answer is complete. Until then it may have written more than it has counted,
         so the answer is estimated from its text."""
-        meter, events = self._meter, self._events
+        meter, events = self._meter, self.events
         self._written += len(text.encode(errors="surrogatepass"))
         meter.estimate_answer(self.tokens)
         usage = events.usage
@@ -123,3 +125,8 @@ class NativeStream:
     def tokens(self) -> int:
         """Estimated tokens of the answer so far."""
         return -(-self._written // _BYTES_PER_TOKEN)
+
+
+def _is_error(event: dict[str, object]) -> bool:
+    """Whether an event has the shape of a chat's error, which some write into the stream of any API."""
+    return "type" not in event and isinstance(event.get("error"), dict)

@@ -202,6 +202,7 @@ class AnswerRelay:
                     self.answering = True
                     began()
                     meter.status = 200
+                    reply.events = events.events
                     await reply.begin_stream_with(out, headers)
             if reply.part is not None:
                 await answer.relay(events.taker(reply.part), reply.drained)
@@ -233,9 +234,9 @@ class AnswerRelay:
         rid = self.rid or b""
         return data.replace(b'"id":"%b"' % rid, b'"id":"%b"' % rid.partition(b".")[0], 1)
 
-    def engine_error(self, event: bytes, out: list[bytes]) -> bytes:
-        """Handles an error event of the engine: before the first byte it becomes an error status or a retry, afterwards
-        an event in OpenAI's format. `out` are events that go to the client before it."""
+    def engine_error(self, event: bytes, out: list[bytes]) -> ApiError:
+        """The error with which the stream ends, by an error event of the engine. Raises it, or Retry, before the first
+        byte. `out` are events that go to the client before it."""
         decoded = sse.payload(event) or {}
         status = errors.engine_status(decoded)
         error = errors.from_engine(status, self._wire.plain_error(orjson.dumps(decoded)))
@@ -248,13 +249,15 @@ class AnswerRelay:
             raise error
         if self._wire.elsewhere(status, event, self._call.adapter is not None) == "lost":
             error = _engine_lost()
-        return self._reply.error_event(error).rstrip(b"\n")
+        return error
 
 
 class _Events:
     """The events of one stream on their way from the engine to the client."""
 
     __slots__ = (
+        "_ended",
+        "_failure",
         "_meter",
         "_multiple",
         "_outside",
@@ -263,8 +266,8 @@ class _Events:
         "_relay",
         "_reply",
         "_splitter",
-        "_translation",
         "done",
+        "events",
         "failed",
     )
 
@@ -277,7 +280,8 @@ class _Events:
         self._splitter = sse.Splitter(sse.MAX_EXTERNAL_EVENT_BYTES) if self._outside else sse.Splitter()
         self._multiple = prepared.choices * prepared.prompts > 1
         dialect = prepared.dialect
-        self._translation = None if dialect is None else dialect.events(meter.id, prepared.model_name)
+        self.events = None if dialect is None else dialect.events(meter.id, prepared.model_name)
+        """Of a stream in another API."""
         self._plain = (
             not self._multiple
             and not prepared.wants_continuous
@@ -290,6 +294,10 @@ class _Events:
         """The engine said that the stream is complete."""
         self.failed = False
         """The engine ended the stream with an error."""
+        self._failure: ApiError | None = None
+        """That error."""
+        self._ended = False
+        """The last event in another API was made."""
 
     def taker(self, part: Callable[[bytes], bool]) -> Callable[[bytes], bool]:
         """A function that edits what arrived and writes it with `part`. False: wait until the client takes more."""
@@ -322,7 +330,8 @@ class _Events:
                     continue
             elif sse.is_error(event):
                 self.failed = True
-                event = relay.engine_error(event, out)
+                self._failure = relay.engine_error(event, out)
+                event = self._failure.event().rstrip(b"\n")
             elif (span := sse.find_usage(event)) is not None:
                 closing = sse.is_closing_usage(event)
                 if self._multiple and not closing:
@@ -351,21 +360,30 @@ class _Events:
         if reply.spans is not None:
             for event in out:
                 reply.spans.observe_answer(event)
-        if self._translation is not None:
-            return b"".join([self._translated(self._translation, event) for event in out])
+        if self.events is not None:
+            return self._translated(self.events, out)
         out.append(b"")
         return b"\n\n".join(out)
 
-    def _translated(self, translation: AnswerEvents, event: bytes) -> bytes:
-        """What becomes of a chat's event in the client's API."""
-        if event == sse.DONE:
-            return b"" if self.failed else translation.end()
-        if event.startswith(b"event: error"):
-            return event + b"\n\n"
-        chunk = sse.payload(event)
-        out = b"" if chunk is None else translation.chunk(chunk)
-        self._relay.holds(translation.held)
-        return out
+    def _translated(self, answer: AnswerEvents, chat: list[bytes]) -> bytes:
+        """What becomes of a chat's events in the client's API."""
+        if self._ended:
+            return b""
+        # Asked before: an event that is made and not sent would be missing among those that have numbers.
+        self._relay.holds(answer.held_after(sum(map(len, chat))))
+        out: list[bytes] = []
+        for event in chat:
+            if event == sse.DONE:
+                out.append(answer.end())
+                self._ended = True
+            elif self._failure is not None and sse.is_error(event):
+                out.append(answer.error(self._failure.failure(self._meter.id)))
+                self._ended = True
+            elif (chunk := sse.payload(event)) is not None:
+                out.append(answer.chunk(chunk))
+            if self._ended:
+                break
+        return b"".join(out)
 
 
 def _choice(event: bytes) -> int:

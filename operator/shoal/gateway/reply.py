@@ -3,6 +3,7 @@
 import asyncio
 from typing import TYPE_CHECKING, Final, Protocol
 
+from shoal.core.translation import StreamFailure
 from shoal.gateway.dialects import Dialect
 from shoal.net.asgi import DIRECT, DirectAnswer, Headers, Scope, Send
 from shoal.net.errors import ApiError
@@ -37,6 +38,14 @@ class Quota(Protocol):
     def headers(self) -> Headers: ...
 
 
+class Events(Protocol):
+    """The events of a stream that has begun."""
+
+    def error(self, failure: StreamFailure) -> bytes:
+        """The last ones, of a stream that failed."""
+        ...
+
+
 class Reply:
     __slots__ = (
         "_client_id",
@@ -45,6 +54,7 @@ class Reply:
         "_id",
         "_process",
         "_send",
+        "events",
         "log",
         "part",
         "quota",
@@ -78,6 +88,8 @@ class Reply:
         """Captures the request for the tenant's request log; None: not logged."""
         self.spans: RequestSpans | None = None
         """Spans of the request's trace; None: not traced."""
+        self.events: Events | None = None
+        """Of a stream in the API of `dialect`, once the client gets a first one."""
         self.started = False
         """The status was sent: an error can only be an event now."""
 
@@ -115,8 +127,11 @@ class Reply:
             await self.json(error.status, body, error.headers)
 
     def error_event(self, error: ApiError) -> bytes:
-        """An error as an event of a stream."""
-        return error.event() if self._dialect is None else self._dialect.error_event(error, self._id)
+        """An error as the end of a stream."""
+        if self._dialect is None:
+            return error.event()
+        events = self._dialect.events(self._id, "") if self.events is None else self.events
+        return events.error(error.failure(self._id))
 
     async def begin_stream(self, headers: Headers = ()) -> None:
         """Sends the head of a stream, once; `headers` are ignored if it was already sent."""

@@ -7,6 +7,8 @@ from typing import Any, Final, cast
 
 import orjson
 
+from shoal.core.translation import StreamFailure
+
 RETRY_AFTER_MAX_SECONDS: Final = 60
 """Clients ignore a longer Retry-After."""
 
@@ -79,6 +81,10 @@ class ApiError(Exception):
         if self.retry_after is not None:
             error["retry_after"] = self.retry_after
         return b"data: " + orjson.dumps({"error": error}) + b"\n\n"
+
+    def failure(self, request_id: str) -> StreamFailure:
+        """The same for a stream of another API."""
+        return StreamFailure(self.status, self.message, self.type, self.code, self.param, self.retry_after, request_id)
 
     def _error(self) -> dict[str, Any]:
         return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}

@@ -1,5 +1,6 @@
 """What of Messages and Responses may go to an external target, for bodies and answers of any shape."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +11,12 @@ from hypothesis import strategies as st
 from shoal.core.anthropic import native as anthropic
 from shoal.core.nativeapi import NativeEvents
 from shoal.core.responses import native as responses
-from shoal.core.translation import Json, NotTranslatable
+from shoal.core.translation import Json, NotTranslatable, StreamFailure
 
 NAMES = (
     "type", "content", "source", "file_id", "url", "input", "messages", "tools", "system", "output", "usage", "model",
-    "input_tokens", "output_tokens", "message", "response", "delta", "text", "include", "image_url", "status",
+    "input_tokens", "output_tokens", "sequence_number", "message", "response", "delta", "text", "include", "image_url",
+    "status",
 )  # fmt: skip
 WORDS = (
     "text", "image", "tool_result", "message", "custom", "web_search", "message_start", "message_delta", "message_stop",
@@ -27,6 +29,7 @@ ANYTHING = st.recursive(
     max_leaves=20,
 )
 OBJECTS = st.dictionaries(st.sampled_from(NAMES), ANYTHING, max_size=6)
+FAILURE = StreamFailure(502, "It broke.", "server_error", "broken", None, None, "r1")
 REQUESTS = (anthropic.native_request, anthropic.native_count_request, responses.native_request)
 
 
@@ -63,6 +66,18 @@ def test_any_events_are_read(kind: Callable[[str], NativeEvents], events: list[J
         reader.take(event)
         usage = reader.usage
         assert usage is None or min(usage["prompt_tokens"], usage["completion_tokens"]) >= 0
+    assert reader.error(FAILURE).startswith(b"event: error\n")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "following"), [([], 0), ([0, 1], 2), ([7], 8), ([None, None], 2), ([2**63, "x"], 2), ([-4], 1)]
+)
+def test_the_error_of_a_response_has_the_number_after_the_last_one(numbers: list[Any], following: int) -> None:
+    reader = responses.NativeResponseEvents("front")
+    for number in numbers:
+        reader.take({"type": "response.in_progress", "sequence_number": number})
+    error = json.loads(reader.error(FAILURE).split(b"data: ")[1])
+    assert (error["type"], error["code"], error["sequence_number"]) == ("error", "broken", following)
 
 
 @pytest.mark.parametrize("kind", [["text"], {"a": 1}, None, 5])

@@ -9,7 +9,7 @@ from shoal.core.fields.check import check
 from shoal.core.fields.kinds import Facts
 from shoal.core.fields.table import CHAT
 from shoal.core.responses import ResponseEvents, chat_request, whole
-from shoal.core.translation import NotTranslatable
+from shoal.core.translation import NotTranslatable, StreamFailure
 
 TOOL = {
     "type": "function",
@@ -189,3 +189,57 @@ def test_a_stream_without_text_is_an_empty_message() -> None:
     stream.chunk({"choices": [{"delta": {}, "finish_reason": "stop"}]})
     last = orjson.loads(stream.end().split(b"\n\n")[-2].split(b"data: ")[1])
     assert [item["type"] for item in last["response"]["output"]] == ["message"]
+
+
+LOST = StreamFailure(502, "The replica was lost.", "server_error", "replica_lost", None, None, "r1")
+FULL = StreamFailure(503, "Too much.", "server_error", "overloaded", None, 2, "r1")
+
+
+def events(data: bytes) -> list[dict[str, Any]]:
+    blocks = [block.split(b"\n") for block in data.split(b"\n\n") if block]
+    found = [orjson.loads(line.removeprefix(b"data: ")) for _, line in blocks]
+    assert [kind.removeprefix(b"event: ").decode() for kind, _ in blocks] == [event["type"] for event in found]
+    return found
+
+
+def test_a_stream_that_fails_ends_with_what_has_come() -> None:
+    stream = ResponseEvents("r1", "llama")
+    call = {"index": 0, "id": "t1", "function": {"name": "read", "arguments": '{"pa'}}
+    got = stream.chunk({"created": 7, "choices": [{"delta": {"content": "I read."}}]})
+    got += stream.chunk({"choices": [{"delta": {"tool_calls": [call]}}]})
+    seen = events(got + stream.error(LOST))
+    assert [event["sequence_number"] for event in seen] == list(range(len(seen)))
+    assert seen[-1]["type"] == "response.failed"
+    failed = seen[-1]["response"]
+    assert (failed["id"], failed["status"], failed["created_at"]) == ("r1", "failed", 7)
+    assert failed["error"] == {"code": "server_error", "message": "The replica was lost."}
+    assert [(item["type"], item["status"]) for item in failed["output"]] == [
+        ("message", "completed"),
+        ("function_call", "incomplete"),
+    ]
+    assert failed["output"][1]["arguments"] == '{"pa'
+    assert failed["usage"] is None, "unknown, and not nothing"
+
+
+def test_a_stream_that_fails_before_it_begins_is_an_error() -> None:
+    assert events(ResponseEvents("r1", "llama").error(FULL)) == [
+        {
+            "type": "error",
+            "sequence_number": 0,
+            "code": "overloaded",
+            "message": "Too much.",
+            "param": None,
+            "retry_after": 2,
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(400, "invalid_prompt"), (413, "invalid_prompt"), (429, "rate_limit_exceeded"), (503, "server_error")],
+)
+def test_a_response_that_failed_has_a_code_of_openai(status: int, code: str) -> None:
+    stream = ResponseEvents("r1", "llama")
+    stream.chunk({"choices": []})
+    (failed,) = events(stream.error(FULL._replace(status=status)))
+    assert failed["response"]["error"] == {"code": code, "message": "Too much.", "retry_after": 2}

@@ -1,15 +1,21 @@
 """APIs that an external target serves itself: Anthropic's Messages and OpenAI's Responses, passed on and metered."""
 
 import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.gateway import GatewayUnderTest
-from tests.support.provider import TOKEN, Provider, beside, stream, whole
+from shoal.api.config import ExternalHost
+from shoal.core.hold.limits import Limits
+from shoal.gateway import accepted
+from tests.support.gateway import GatewayUnderTest, gateway, tenant
+from tests.support.provider import HOST, TOKEN, Provider, beside, stream, whole
 from tests.support.routes import target
-from tests.support.scripted_engine import ScriptedEngine
+from tests.support.scripted_engine import EngineRequest, ScriptedEngine
 from tests.support.traces import collecting, traced
 
 ONLY = {"targets": [{"external": {"name": "outside"}}]}
@@ -173,6 +179,95 @@ async def test_an_error_before_the_first_event_goes_to_a_fallback_that_translate
         assert sent.path == "/v1/chat/completions"
         data = (await it.records())[0].data
         assert (data.model, data.count_source) == ("chat/llama", "final")
+
+
+# --- a Shoal behind a Shoal -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Shoal(Provider):
+    """Another gateway in the place of a provider."""
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator["Shoal"]:
+        yield self
+
+
+@asynccontextmanager
+async def two_shoals(
+    tmp_path: Path, inner: ScriptedEngine, engine: ScriptedEngine, *rules: dict[str, Any]
+) -> AsyncGenerator[tuple[GatewayUnderTest, GatewayUnderTest]]:
+    """The outer gateway, whose external target is the inner one, and the inner."""
+    (tmp_path / "inner").mkdir()
+    async with gateway(tmp_path / "inner", inner) as behind:
+        behind.tenants["acme"] = tenant(key=TOKEN)
+        behind.changed()
+        shoal = Shoal(tls=False, port=behind.server.port)
+        allowed = [ExternalHost(host=HOST, port=shoal.port, plain_http=True)]
+        (tmp_path / "outer").mkdir()
+        changed = BOTH | {"model": "llama"}
+        async with beside(tmp_path / "outer", shoal, engine, *rules, changed=changed, allowed=allowed) as it:
+            yield it, behind
+
+
+STREAMS = pytest.mark.parametrize(
+    ("path", "body", "last"),
+    [("/v1/messages", MESSAGE, "message_stop"), ("/v1/responses", RESPONSE, "response.completed")],
+    ids=["messages", "responses"],
+)
+
+
+@STREAMS
+async def test_a_refusal_of_a_shoal_behind_goes_to_the_fallback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], last: str
+) -> None:
+    """It has sent comments and the status 200 by then."""
+    monkeypatch.setattr(accepted, "COMMENT_SECONDS", 0.05)
+    engine = ScriptedEngine()
+    async with two_shoals(tmp_path, ScriptedEngine(), engine, WITH_FALLBACK) as (it, behind):
+        behind.pods.clear()
+        behind.model(limits=Limits(timeout_seconds=0.5))
+        response = await it.post({**body, "stream": True}, path)
+        assert parsed(await response.read())[-1]["type"] == last
+        assert len(engine.requests) == 1
+        data = (await it.records())[0].data
+        assert (data.model, data.outcome) == ("chat/llama", "answered")
+        assert (await behind.records())[0].data.outcome == "expired"
+
+
+@STREAMS
+async def test_a_shoal_behind_that_fails_in_the_middle_is_an_error_of_that_api(
+    tmp_path: Path, path: str, body: dict[str, Any], last: str
+) -> None:
+    async def breaks(request: EngineRequest) -> None:
+        await request.begin_stream()
+        await request.chunk(request.delta("a", 1))
+        request.writer.transport.abort()
+
+    async with two_shoals(tmp_path, ScriptedEngine(breaks), ScriptedEngine(), WITH_FALLBACK) as (it, _):
+        response = await it.post({**body, "stream": True}, path)
+        raw = await response.read()
+        seen = parsed(raw)
+        assert seen[-1]["type"] == "error"
+        assert last not in {event["type"] for event in seen}
+        assert b"replica" not in raw, "the words of the target"
+        assert b"The external target broke off its answer" in raw
+        if path == "/v1/responses":
+            assert [event["sequence_number"] for event in seen] == list(range(len(seen)))
+            assert (seen[-1]["code"], seen[-1]["param"]) == ("external_broken", None)
+        data = (await it.records())[0].data
+        assert (data.model, data.outcome) == ("chat/front/outside", "failed")
+
+
+@pytest.mark.parametrize("path", BOTH["endpoints"])
+async def test_an_error_in_the_shape_of_a_chat_goes_to_the_fallback_too(tmp_path: Path, path: str) -> None:
+    body = MESSAGE if path == "/v1/messages" else RESPONSE
+    error = b'event: error\ndata: {"error": {"message": "org-secret is full", "code": "overloaded"}}\n\n'
+    engine = ScriptedEngine()
+    async with beside(tmp_path, Provider(stream(error)), engine, WITH_FALLBACK, changed=BOTH) as it:
+        raw = await (await it.post({**body, "stream": True}, path)).read()
+        assert b"org-secret" not in raw
+        assert len(engine.requests) == 1
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from pathlib import Path
 import anthropic
 import pytest
 
+from shoal.core.hold.limits import Limits
+from shoal.gateway import accepted
 from tests.support.gateway import API_KEY, GatewayUnderTest, gateway
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 
@@ -117,6 +119,21 @@ async def test_an_engine_that_is_lost_in_the_middle_is_an_error_of_the_stream(tm
             await anext(event async for event in stream if event.type == "message_stop")
         (record,) = await it.records()
         assert (record.data.outcome, record.data.output_tokens) == ("failed", 1)
+
+
+async def test_a_refusal_in_a_held_stream_says_when_to_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accepted, "COMMENT_SECONDS", 0.05)
+    async with asked(tmp_path, ScriptedEngine()) as (it, client):
+        it.pods.clear()
+        it.model(limits=Limits(timeout_seconds=1.0), cold_start_seconds=20.0)
+        stream = await client.messages.create(model="llama", max_tokens=32, messages=HI, stream=True)
+        with pytest.raises(anthropic.APIStatusError) as refused:
+            await anext(stream)
+        assert isinstance(refused.value.body, dict)
+        assert refused.value.body["error"]["type"] == "overloaded_error"
+        assert 1 <= refused.value.body["error"]["retry_after"] <= 60
 
 
 async def test_an_engine_that_is_lost_before_the_answer_is_not_seen(tmp_path: Path) -> None:

@@ -5,12 +5,17 @@ import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, Final
 
 import openai
 import pytest
 
+from shoal.core.hold.limits import Limits
+from shoal.gateway import accepted
 from tests.support.gateway import API_KEY, GatewayUnderTest, gateway
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine
+
+PATH: Final = "/v1/responses"
 
 
 @asynccontextmanager
@@ -101,9 +106,16 @@ async def test_a_stream_beyond_the_budget_of_answers_ends_with_an_error(tmp_path
     async with gateway(tmp_path, ScriptedEngine(endless), max_held_answer_bytes=400_000) as it:
         async with asyncio.timeout(20):
             text = await (await it.post(body, "/v1/responses")).text()
-        last = json.loads(text.rstrip().splitlines()[-1].removeprefix("data: "))
-        assert last["error"]["code"] == "overloaded"
-        assert len(text) < 1_000_000
+        seen = events(text)
+        assert [event["sequence_number"] for event in seen] == list(range(len(seen)))
+        failed = seen[-1]["response"]
+        assert (seen[-1]["type"], failed["status"]) == ("response.failed", "failed")
+        assert failed["error"]["code"] == "server_error"
+        assert "The gateway holds too many" in failed["error"]["message"]
+        assert failed["error"]["retry_after"] >= 1
+        told = [event["delta"] for event in seen if event["type"] == "response.output_text.delta"]
+        assert failed["output"][0]["content"][0]["text"] == "".join(told)
+        assert len(text) < 1_200_000
         (record,) = await it.records()
         assert (record.data.outcome, record.data.count_source) == ("refused", "continuous")
         assert it.app.answer_budget.held == 0
@@ -118,7 +130,15 @@ async def test_errors_name_the_field_of_the_response(tmp_path: Path) -> None:
             await client.responses.create(model="nobody", input="hi")
 
 
-async def test_an_engine_that_is_lost_in_the_middle_is_an_error_of_the_stream(tmp_path: Path) -> None:
+def events(text: str) -> list[dict[str, Any]]:
+    """Of raw bytes; each has its type twice, as OpenAI sends it."""
+    blocks = [block.split("\n") for block in text.split("\n\n") if block and not block.startswith(":")]
+    found = [json.loads(block[1].removeprefix("data: ")) for block in blocks]
+    assert [block[0] for block in blocks] == [f"event: {event['type']}" for event in found]
+    return found
+
+
+async def test_an_engine_that_is_lost_in_the_middle_is_a_failed_response(tmp_path: Path) -> None:
     async def breaks(request: EngineRequest) -> None:
         await request.begin_stream()
         await request.chunk(request.delta("a", 1))
@@ -126,7 +146,51 @@ async def test_an_engine_that_is_lost_in_the_middle_is_an_error_of_the_stream(tm
 
     async with asked(tmp_path, ScriptedEngine(breaks)) as (it, client):
         stream = await client.responses.create(model="llama", input="hi", stream=True)
-        with pytest.raises(openai.APIError, match="the answer is incomplete"):
-            await anext(event async for event in stream if event.type == "response.completed")
+        last = [event async for event in stream][-1]
+        assert last.type == "response.failed"
+        assert (last.response.status, last.response.output_text) == ("failed", "a")
+        assert last.response.error is not None
+        assert last.response.error.code == "server_error"
+        assert "the answer is incomplete" in last.response.error.message
         (record,) = await it.records()
         assert (record.data.outcome, record.data.output_tokens) == ("failed", 1)
+        seen = events(await (await it.post({"model": "llama", "input": "hi", "stream": True}, PATH)).text())
+        assert [event["sequence_number"] for event in seen] == list(range(len(seen)))
+        assert [event["type"] for event in seen][-2:] == ["response.output_text.delta", "response.failed"]
+        assert seen[-1]["response"]["id"] == seen[0]["response"]["id"]
+
+
+async def test_an_error_of_the_engine_comes_after_what_it_sent_with_it(tmp_path: Path) -> None:
+    async def fails(request: EngineRequest) -> None:
+        await request.begin_stream()
+        error = b'data: {"error":{"object":"error","message":"no memory","code":500}}\n\n'
+        await request.chunk(request.delta("a", 1) + request.delta("b", 2) + error + b"data: [DONE]\n\n")
+        await request.end_stream()
+
+    async with gateway(tmp_path, ScriptedEngine(fails)) as it:
+        seen = events(await (await it.post({"model": "llama", "input": "hi", "stream": True}, PATH)).text())
+        assert [event["sequence_number"] for event in seen] == list(range(len(seen)))
+        assert [event["type"] for event in seen if "response" in event] == [
+            "response.created",
+            "response.in_progress",
+            "response.failed",
+        ]
+        assert seen[-1]["response"]["output"][0]["content"][0]["text"] == "ab"
+        assert seen[-1]["response"]["error"]["message"] == "The engine failed on this request."
+        assert (await it.records())[0].data.outcome == "failed"
+
+
+async def test_a_refusal_in_a_held_stream_is_an_error_that_says_when_to_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accepted, "COMMENT_SECONDS", 0.05)
+    async with asked(tmp_path, ScriptedEngine()) as (it, client):
+        it.pods.clear()
+        it.model(limits=Limits(timeout_seconds=1.0), cold_start_seconds=20.0)
+        stream = await client.responses.create(model="llama", input="hi", stream=True)
+        (error,) = [event async for event in stream]
+        assert error.type == "error"
+        assert (error.code, error.param, error.sequence_number) == ("hold_expired", None, 0)
+        assert 1 <= error.to_dict()["retry_after"] <= 60  # pyright: ignore[reportOperatorIssue]
+        (again,) = events(await (await it.post({"model": "llama", "input": "hi", "stream": True}, PATH)).text())
+        assert again.keys() == {"type", "code", "message", "param", "sequence_number", "retry_after"}

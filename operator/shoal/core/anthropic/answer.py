@@ -5,7 +5,7 @@ from typing import Any, Final, cast
 
 import orjson
 
-from shoal.core.translation import Json, first_choice
+from shoal.core.translation import Json, StreamFailure, first_choice
 
 _STOPS: Final = {
     "stop": "end_turn",
@@ -87,6 +87,14 @@ def usage(given: object) -> Json:
 def error(status: int, text: str, request_id: str) -> Json:
     kind = _ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": text}, "request_id": request_id}
+
+
+def error_event(failure: StreamFailure) -> bytes:
+    """The event with which a stream ends that failed. It has no headers, so `retry_after` is in the error."""
+    told = error(failure.status, failure.message, failure.request_id)
+    if failure.retry_after is not None:
+        told["error"]["retry_after"] = failure.retry_after
+    return b"event: error\ndata: %b\n\n" % orjson.dumps(told)
 
 
 def _arguments(function: Mapping[str, Any]) -> Json:

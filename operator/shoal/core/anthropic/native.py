@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
+from shoal.core.anthropic.answer import error_event
 from shoal.core.nativeapi import (
     MOST_NESTED,
     NativeAnswer,
@@ -15,7 +16,7 @@ from shoal.core.nativeapi import (
     texts_of,
     usage_of,
 )
-from shoal.core.translation import Json, NotTranslatable, as_list, as_object
+from shoal.core.translation import Json, NotTranslatable, StreamFailure, as_list, as_object
 
 _SENT: Final = (
     "max_tokens", "messages", "output_config", "output_format", "stop_sequences", "stream", "system", "temperature",
@@ -115,6 +116,9 @@ class NativeMessageEvents(NativeEvents):
             case _:
                 pass
         return False, ""
+
+    def error(self, failure: StreamFailure) -> bytes:
+        return error_event(failure)
 
     def _count(self, event: Json) -> None:
         """Counts of later events are those of the whole answer so far."""

@@ -5,8 +5,8 @@ from typing import Any, Literal, cast
 
 import orjson
 
-from shoal.core.anthropic.answer import stop_reason, usage
-from shoal.core.translation import Json, first_choice
+from shoal.core.anthropic.answer import error_event, stop_reason, usage
+from shoal.core.translation import Json, StreamFailure, first_choice
 
 Block = Literal["text", "thinking", "tool_use"]
 
@@ -21,9 +21,6 @@ class MessageEvents:
 
     __slots__ = ("_block", "_call", "_id", "_index", "_model", "_reason", "_sequence", "_started", "_usage")
 
-    held: int = 0
-    """Bytes of the answer in memory: no event repeats what earlier ones said."""
-
     def __init__(self, id: str, model: str) -> None:
         self._id, self._model = id, model
         self._started = False
@@ -34,6 +31,10 @@ class MessageEvents:
         self._reason: str | None = None
         self._sequence: str | None = None
         self._usage: Json = usage(None)
+
+    def held_after(self, more: int) -> int:
+        """None: no event repeats what earlier ones said."""
+        return 0
 
     def chunk(self, chunk: Mapping[str, Any]) -> bytes:
         """The events of one chunk; it may have none."""
@@ -65,6 +66,9 @@ class MessageEvents:
         out.append(_event("message_delta", delta=stopped, usage=self._usage))
         out.append(_event("message_stop"))
         return b"".join(out)
+
+    def error(self, failure: StreamFailure) -> bytes:
+        return error_event(failure)
 
     def _start(self) -> bytes:
         self._started = True

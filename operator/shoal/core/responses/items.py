@@ -3,20 +3,27 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from shoal.core.translation import Json, first_choice
+from shoal.core.translation import Json, StreamFailure, first_choice
 
 
 def response(
-    id: str, model: str, created: int, output: Sequence[Json], *, status: str, usage: Json | None = None
+    id: str,
+    model: str,
+    created: int,
+    output: Sequence[Json],
+    *,
+    status: str,
+    usage: Json | None = None,
+    error: Json | None = None,
 ) -> Json:
-    """The object. `status`: in_progress, completed or incomplete (by the bound on its tokens). Fields of the request
-    that the object could repeat have their defaults."""
+    """The object. `status`: in_progress, completed, incomplete (by the bound on its tokens) or failed. Fields of the
+    request that the object could repeat have their defaults."""
     return {
         "id": id,
         "object": "response",
         "created_at": created,
         "status": status,
-        "error": None,
+        "error": error,
         "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
         "instructions": None,
         "model": model,
@@ -29,6 +36,28 @@ def response(
         "usage": usage,
         "metadata": {},
     }
+
+
+def error_of(failure: StreamFailure) -> Json:
+    """The `error` of a response that failed. Its codes are OpenAI's: clients of some languages know no others."""
+    match failure.status:
+        case 429:
+            code = "rate_limit_exceeded"
+        case status if status < 500:
+            code = "invalid_prompt"
+        case _:
+            code = "server_error"
+    return {"code": code, "message": failure.message} | after_of(failure)
+
+
+def error_members(failure: StreamFailure) -> Json:
+    """What an event `error` has besides its type and number."""
+    return {"code": failure.code, "message": failure.message, "param": failure.param} | after_of(failure)
+
+
+def after_of(failure: StreamFailure) -> Json:
+    """A stream has no header for it."""
+    return {} if failure.retry_after is None else {"retry_after": failure.retry_after}
 
 
 def whole(completion: Mapping[str, Any], id: str) -> Json:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
+import orjson
+
 from shoal.core.nativeapi import (
     NativeAnswer,
     NativeEvents,
@@ -14,8 +16,9 @@ from shoal.core.nativeapi import (
     texts_of,
     usage_of,
 )
+from shoal.core.responses.items import error_members
 from shoal.core.responses.request import SEARCHES, STATEFUL
-from shoal.core.translation import Json, NotTranslatable, as_list, as_object
+from shoal.core.translation import Json, NotTranslatable, StreamFailure, as_list, as_object
 
 _SENT: Final = (
     "input", "instructions", "max_output_tokens", "parallel_tool_calls", "reasoning", "stream", "temperature", "text",
@@ -36,6 +39,8 @@ _ITEMS: Final = (
 )  # fmt: skip
 _TOOLS: Final = ("function", "custom", "local_shell", "apply_patch")
 """Tools that the client runs."""
+_MOST_EVENTS: Final = 2**53
+"""A number beyond is no count of events."""
 _MEDIA: Final = ("image_url", "file_url", "file_id")
 
 
@@ -103,14 +108,20 @@ def native_answer(answer: Json, model_name: str) -> NativeAnswer:
 class NativeResponseEvents(NativeEvents):
     """The events of one streamed response."""
 
-    __slots__ = ()
+    __slots__ = ("_number",)
+
+    def __init__(self, model_name: str) -> None:
+        super().__init__(model_name)
+        self._number = -1
+        """Of the last event."""
 
     @property
     def usage(self) -> Json | None:
         return _usage(self._counts) if self._counts else None
 
     def take(self, event: Json) -> tuple[bool, str]:
-        kind, delta = event.get("type"), event.get("delta")
+        kind, delta, number = event.get("type"), event.get("delta"), event.get("sequence_number")
+        self._number = number if type(number) is int and 0 <= number < _MOST_EVENTS else self._number + 1
         if kind in ("response.completed", "response.incomplete"):
             self.complete = True
         elif kind in ("response.failed", "error"):
@@ -122,6 +133,12 @@ class NativeResponseEvents(NativeEvents):
             told["model"] = self._model
             return True, ""
         return False, delta if isinstance(delta, str) and isinstance(kind, str) and kind.endswith(".delta") else ""
+
+    def error(self, failure: StreamFailure) -> bytes:
+        # The event that failed is not sent, and its number is this one's.
+        number = self._number if self.failed else self._number + 1
+        event: Json = {"type": "error", "sequence_number": max(number, 0), **error_members(failure)}
+        return b"event: error\ndata: %b\n\n" % orjson.dumps(event)
 
 
 def _text(item: Json) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 import orjson
 
 from shoal.core.responses import items
-from shoal.core.translation import Json, first_choice
+from shoal.core.translation import Json, StreamFailure, first_choice
 
 _POINTER: Final = 8
 
@@ -51,8 +51,12 @@ class ResponseEvents:
         self._open: _Item | None = None
         self._status = "completed"
         self._usage: Json | None = None
-        self.held = 0
+        self._held = 0
         """Bytes of the answer in memory: the last event repeats all of it."""
+
+    def held_after(self, more: int) -> int:
+        """Bytes of the answer in memory after so many more of the engine's."""
+        return self._held + more
 
     def chunk(self, chunk: Mapping[str, Any]) -> bytes:
         """The events of one chunk; it may have none."""
@@ -84,6 +88,24 @@ class ResponseEvents:
         self._close(out)
         out.append(self._event(f"response.{self._status}", response=self._response(self._status)))
         return b"".join(out)
+
+    def error(self, failure: StreamFailure) -> bytes:
+        """The last event of a stream that failed: `response.failed` with what has come, or `error` where no event was
+        sent."""
+        if not self._started:
+            return self._event("error", **items.error_members(failure))
+        begun = self._open
+        output = self._output if begun is None else [*self._output, begun.shown("incomplete")]
+        failed = items.response(
+            self._id,
+            self._model,
+            self._created,
+            output,
+            status="failed",
+            usage=self._usage,
+            error=items.error_of(failure),
+        )
+        return self._event("response.failed", response=failed)
 
     def _start(self, out: list[bytes]) -> None:
         self._started = True
@@ -131,7 +153,7 @@ class ResponseEvents:
         item = self._open
         if item is None:
             return
-        self.held += item.grows(delta)
+        self._held += item.grows(delta)
         more: Json = {} if item.kind == "function_call" else {"content_index": 0}
         if item.kind == "message":
             more["logprobs"] = []
