@@ -99,6 +99,7 @@ def test_what_a_coding_agent_sends_is_a_valid_chat_completion() -> None:
             '"input_file"',
         ),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", 'tools of type "web_search" are not supported'),
+        ({"tools": [{"type": "namespace", "tools": [TOOL]}, {"type": "web_search"}]}, "tools[0].type", '"namespace"'),
         ({"tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice.type", 'must be "function"'),
         ({"logit_bias": {}}, "logit_bias", "`logit_bias` is not supported."),
     ],

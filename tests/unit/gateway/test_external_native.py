@@ -100,7 +100,8 @@ async def test_a_response_is_passed_on_and_nothing_of_it_is_stored(tmp_path: Pat
     provider = Provider(whole(A_RESPONSE))
     key = {"credentials": {"name": "provider", "auth": "ApiKey"}}
     async with beside(tmp_path, provider, ScriptedEngine(), ONLY, changed=BOTH | key) as it:
-        tools = [{"type": "custom", "name": "patch"}, {"type": "web_search"}]
+        group = {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "spawn"}]}
+        tools = [{"type": "custom", "name": "patch"}, group, {"type": "web_search"}]
         more = {"store": True, "tools": tools, "include": ["reasoning.encrypted_content", "file_search_call.results"]}
         assert await ask(it, {**RESPONSE, **more}, "/v1/responses") == {**A_RESPONSE, "model": "front"}
         (head,), (body,) = provider.heads, provider.bodies
@@ -110,7 +111,7 @@ async def test_a_response_is_passed_on_and_nothing_of_it_is_stored(tmp_path: Pat
             "model": "gpt-x",
             "input": "hi",
             "store": False,
-            "tools": tools[:1],
+            "tools": tools[:2],
             "include": ["reasoning.encrypted_content"],
         }
         data = (await it.records())[0].data
@@ -324,6 +325,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/responses", {"background": True}, "background"),
     ("/v1/responses", {"tools": [{"type": "code_interpreter"}]}, "tools[0].type"),
     ("/v1/responses", {"tools": [{"type": "mcp", "server_url": "https://x"}]}, "tools[0].type"),
+    ("/v1/responses", {"tools": [{"type": "namespace", "tools": [{"type": "mcp"}]}]}, "tools[0].tools[0].type"),
     ("/v1/responses", {"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
     (
         "/v1/responses",

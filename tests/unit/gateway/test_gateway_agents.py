@@ -1,4 +1,5 @@
-"""Requests of coding agents (`fixtures/agents/`) through the gateway, to each engine."""
+"""Requests of coding agents (`fixtures/agents/`; its README says which are captured) through the gateway, to each
+engine."""
 
 import json
 from pathlib import Path
@@ -11,7 +12,7 @@ from tests.support.gateway import gateway, replica
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 from tests.support.vllm_engine import vllm_engine
 
-RECORDED = {path.stem: json.loads(path.read_text()) for path in Path(__file__).parent.glob("fixtures/agents/*.json")}
+REQUESTS = {path.stem: json.loads(path.read_text()) for path in Path(__file__).parent.glob("fixtures/agents/*.json")}
 ENGINES = ["SGLang", "vLLM"]
 
 
@@ -23,13 +24,13 @@ async def sglang(request: EngineRequest) -> None:
 
 
 async def sent(tmp_path: Path, name: str, engine_type: str, **changes: Any) -> tuple[str, dict[str, Any]]:
-    """The client's answer to a recorded request, and the body that the engine got."""
-    recorded = RECORDED[name]
+    """The client's answer to such a request, and the body that the engine got."""
+    given = REQUESTS[name]
     engine = ScriptedEngine(sglang) if engine_type == "SGLang" else vllm_engine()
     async with gateway(tmp_path, engine) as it:
         it.pods["chat/llama-1"] = replica(1, engine=engine_type)
         it.changed()
-        response = await it.post({**recorded["body"], **changes}, recorded["path"], headers=recorded["headers"])
+        response = await it.post({**given["body"], **changes}, given["path"], headers=given["headers"])
         text = await response.text()
         assert response.status == 200, text
         (record,) = await it.records()
@@ -39,13 +40,13 @@ async def sent(tmp_path: Path, name: str, engine_type: str, **changes: Any) -> t
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("name", REQUESTS)
 async def test_each_is_answered(tmp_path: Path, name: str, engine: str):
     text, body = await sent(tmp_path, name, engine)
-    path = RECORDED[name]["path"].partition("?")[0]
+    path = REQUESTS[name]["path"].partition("?")[0]
     if path == "/v1/messages/count_tokens":
         assert json.loads(text) == {"input_tokens": 2}
-    elif RECORDED[name]["body"].get("stream"):
+    elif REQUESTS[name]["body"].get("stream"):
         kinds = [line.removeprefix("event: ") for line in text.splitlines() if line.startswith("event: ")]
         begins, ends = {
             "/v1/messages": ("message_start", "message_stop"),
@@ -95,12 +96,34 @@ async def test_a_tool_that_would_run_at_openai_is_left_out_beside_others(tmp_pat
     ]  # fmt: skip
 
 
+async def test_a_group_of_functions_is_left_out_beside_functions(tmp_path: Path):
+    """Codex CLI offers one; a chat has no field for the group that a call names."""
+    kinds = [tool["type"] for tool in REQUESTS["responses-codex"]["body"]["tools"]]
+    assert (kinds.count("namespace"), kinds.count("web_search")) == (1, 1)
+    _, body = await sent(tmp_path, "responses-codex", "SGLang")
+    assert [tool["function"]["name"] for tool in body["tools"]] == [
+        "exec_command", "write_stdin", "request_user_input", "view_image", "get_goal", "create_goal", "update_goal",
+    ]  # fmt: skip
+    assert [turn["role"] for turn in body["messages"]] == [
+        "system", "user", "user", "assistant", "tool", "assistant", "tool",
+    ]  # fmt: skip
+
+
+async def test_a_call_and_its_result_with_marks_for_a_cache_are_those_of_a_chat(tmp_path: Path):
+    _, body = await sent(tmp_path, "messages-opencode", "SGLang")
+    assert [turn["role"] for turn in body["messages"]] == ["system", "user", "assistant", "tool"]
+    (call,) = body["messages"][2]["tool_calls"]
+    assert (call["id"], call["function"]["name"]) == (body["messages"][3]["tool_call_id"], "read")
+    assert len(body["tools"]) == 10
+    assert "cache_control" not in json.dumps(body)
+
+
 async def test_the_line_that_differs_in_each_request_does_not_reach_the_prompt(tmp_path: Path):
     """It would be the first of the prompt: no request would find the one before it in the prefix cache, and each would
     go to another replica."""
     heads: set[int | None] = set()
     for number in range(2):
-        system = json.loads(json.dumps(RECORDED["messages-first-turn"]["body"]["system"]))
+        system = json.loads(json.dumps(REQUESTS["messages-first-turn"]["body"]["system"]))
         system[0]["text"] = f"x-anthropic-billing-header: cc_version=2.1.0; cch={number};"
         system[1]["text"] += "x" * 400
         folder = tmp_path / str(number)

@@ -17,7 +17,7 @@ from shoal.core.nativeapi import (
     usage_of,
 )
 from shoal.core.responses.items import error_members
-from shoal.core.responses.request import SEARCHES, STATEFUL
+from shoal.core.responses.request import NAMESPACE, SEARCHES, STATEFUL
 from shoal.core.translation import Json, NotTranslatable, StreamFailure, as_list, as_object
 
 _SENT: Final = (
@@ -39,6 +39,8 @@ _ITEMS: Final = (
 )  # fmt: skip
 _TOOLS: Final = ("function", "custom", "local_shell", "apply_patch")
 """Tools that the client runs."""
+_GROUPED: Final = ("function", "custom")
+"""What of them a namespace has."""
 _MOST_EVENTS: Final = 2**53
 """A number beyond is no count of events."""
 _MEDIA: Final = ("image_url", "file_url", "file_id")
@@ -90,10 +92,16 @@ def _tools(value: object) -> list[object] | None:
     tools = as_list(value, "tools")
     kept: list[object] = []
     for number, tool in enumerate(tools):
-        kind: object = as_object(tool, f"tools[{number}]").get("type")
+        given = as_object(tool, f"tools[{number}]")
+        kind: object = given.get("type")
         if kind in SEARCHES and len(tools) > 1:
             continue
-        if kind not in _TOOLS:
+        if kind == NAMESPACE:
+            at = f"tools[{number}].tools"
+            for place, value in enumerate(as_list(given.get("tools"), at)):
+                if (inside := as_object(value, f"{at}[{place}]").get("type")) not in _GROUPED:
+                    raise at_provider(f"{at}[{place}]", inside)
+        elif kind not in _TOOLS:
             raise at_provider(f"tools[{number}]", kind)
         kept.append(tool)
     return kept

@@ -22,8 +22,11 @@ STATEFUL: Final = {
     "prompt": "prompts are not stored: send the text",
 }
 SEARCHES: Final = ("web_search", "web_search_preview")
-"""Agents offer it beside their own tools. A model that does not know of it uses the others; one that has nothing else
-could not do what it is asked for."""
+NAMESPACE: Final = "namespace"
+"""A group of functions, whose calls name the group: a chat has no field for it."""
+_LEFT_OUT: Final = (*SEARCHES, NAMESPACE)
+"""Agents offer them beside their functions. A model that does not know of them uses the functions; one that has nothing
+else could not do what it is asked for."""
 _KNOWN: Final = (
     _DROPPED
     | STATEFUL.keys()
@@ -141,10 +144,11 @@ def _part(part: Json, at: str) -> Json:
 def _tools(value: object) -> list[Json]:
     out: list[Json] = []
     tools = [] if value is None else as_list(value, "tools")
-    for number, tool in enumerate(tools):
+    given_tools = [as_object(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
+    functions = any(given.get("type") == "function" for given in given_tools)
+    for number, given in enumerate(given_tools):
         at = f"tools[{number}]"
-        given = as_object(tool, at)
-        if given.get("type") in SEARCHES and len(tools) > 1:
+        if given.get("type") in _LEFT_OUT and functions:
             continue
         if given.get("type") != "function":
             raise NotTranslatable(
