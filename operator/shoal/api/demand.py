@@ -5,13 +5,27 @@ changed, with absolute values; null means that a Model has no demand any more. `
 carries `models`; a heartbeat every 5 s repeats the last `seq`. Demand is sent as repeated state, never as an event.
 """
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
 
 from shoal.api.replica import Amount, Id, Message, Seconds, Tally
 
 MOST_NAMED: Final = 200_000
 """Models, adapters or tenants that one gateway may name over all its messages."""
+MOST_FIRST_TOKENS: Final = 32
+"""Replicas of one Model of which a gateway tells the first token."""
 _READ_BY_DECISIONS: Final = frozenset({"arrivals", "in_flight", "held"})
+
+
+class FirstToken(Message):
+    """The first request that the gateway sent to a replica. Only of replicas whose engine it saw become ready."""
+
+    after: Seconds
+    """From the engine's readiness until the request was sent."""
+    seconds: Seconds | None = None
+    """To the first token of its answer: from the engine's readiness if the request waited for it, else from when it was
+    sent. None: unknown, since the answer was not a stream, or did not begin."""
 
 
 class ModelDemand(Message):
@@ -28,6 +42,8 @@ class ModelDemand(Message):
     """Estimated tokens of the held requests: prompts and bounded outputs."""
     oldest_seconds: Seconds = 0.0
     """Age of the oldest held request, in seconds, when the message was made."""
+    first_tokens: Annotated[dict[Id, FirstToken], Field(max_length=MOST_FIRST_TOKENS)] = {}
+    """By uid of the pod: the last replicas of which this gateway knows it."""
 
     @property
     def whole(self) -> bool:

@@ -475,7 +475,10 @@ class StartStages(Object):
     load: Count
     """From the engine's start to Ready: weights to the GPU, graph capture."""
     graph_capture: Count | None = None
-    """Part of `load` in which the engine captured CUDA graphs. Absent: it does not say."""
+    """Part of `load` in which the engine captured CUDA graphs. Absent: it does not say, as vLLM."""
+    first_token: Count | None = None
+    """After `load`: from the engine's readiness, or from when the first request is sent if that is later, to the first
+    token of its answer, as the gateway gets it. Absent: nobody has asked yet, or the first answer was not a stream."""
 
 
 class ColdStartStatus(Object):

@@ -1,14 +1,16 @@
 """How long replicas take from their pod's creation to Ready, by Model and class: the last one that was seen."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
+from shoal.api import demand as api
 from shoal.api.model import ColdStartStatus, Model, StartStages
 from shoal.controllers.state import FleetState
 from shoal.controllers.world import World
 from shoal.core import facts
-from shoal.core.coldstart import KEPT, ColdStart, median, node_wait, of_pod
+from shoal.core.coldstart import FIRST_TOKEN, GRAPH_CAPTURE, KEPT, ColdStart, FirstAnswer, median, node_wait, of_pod
 from shoal.core.status.variants import cold_start
 from shoal.engine.port import STARTUP_SECONDS
 
@@ -16,13 +18,21 @@ TIMEOUT_FACTOR: Final = 3
 """Cold starts after which a replica that is not ready is given up."""
 SHORTEST_TIMEOUT_SECONDS: Final = 300.0
 LONGEST_TIMEOUT_SECONDS: Final = float(TIMEOUT_FACTOR * STARTUP_SECONDS)
+_MOST_FIRST_TOKENS: Final = 256
+"""Pods of one Model of which it is remembered."""
+
+Learned = Callable[[str, str, str, float], object]
+"""Called with the uid of a Model, a class, and a stage of a start there that no pod tells, with its seconds: once for
+each start."""
 
 
 class ColdStarts:
     """Measures how long pods take to become Ready."""
 
-    def __init__(self, world: World, state: FleetState) -> None:
-        self._world, self._state = world, state
+    def __init__(
+        self, world: World, state: FleetState, learned: Learned = lambda _model, _class, _stage, _seconds: None
+    ) -> None:
+        self._world, self._state, self._learned = world, state, learned
         self._nodes: dict[str, deque[int]] = {}
         """class -> seconds in which an autoscaler added a node, the last few times."""
 
@@ -85,20 +95,61 @@ class ColdStarts:
                 self._nodes.setdefault(after.gpu_class, deque(maxlen=KEPT)).append(waited)
             if (found := of_pod(after)) is not None:
                 record.start_stages.setdefault(after.gpu_class, deque(maxlen=KEPT)).append(found)
+                self._put_first_token(after.model_uid, after.uid)
 
     def on_graphs(self, pod: facts.Pod, seconds: float) -> bool:
-        """The engine of a pod says for how long it captured graphs. Returns whether its start is one that counts."""
-        if pod.model_uid is None or pod.gpu_class is None:
+        """The engine of a pod says for how long it captured graphs, once. Returns whether its start is one that
+        counts."""
+        if pod.model_uid is None or (place := self._start(pod.model_uid, pod.uid)) is None:
             return False
-        starts = self._state.record(pod.model_uid).start_stages.get(pod.gpu_class, deque[ColdStart]())
-        for i, start in enumerate(starts):
-            if start.pod == pod.uid:
-                starts[i] = start.with_graphs(seconds)
-                return True
-        return False
+        gpu_class, starts, i = place
+        starts[i] = starts[i].with_graphs(seconds)
+        self._learned(pod.model_uid, gpu_class, GRAPH_CAPTURE, seconds)
+        return True
+
+    def on_first_tokens(self, model_uid: str, told: Mapping[str, api.FirstToken]) -> bool:
+        """A gateway tells of the first tokens of pods, perhaps again. Returns whether this changes a start that counts:
+        of several gateways, the one that sent the first request knows."""
+        if self._world.model_by_uid(model_uid) is None:
+            return False
+        known, changed = self._state.record(model_uid).first_tokens, False
+        for pod, new in told.items():
+            before = known.get(pod)
+            if before is not None and before.after <= new.after:
+                continue
+            known[pod] = FirstAnswer(new.after, new.seconds, before is not None and before.counted)
+            changed = self._put_first_token(model_uid, pod) or changed
+        while len(known) > _MOST_FIRST_TOKENS:
+            del known[next(iter(known))]
+        return changed
+
+    def _put_first_token(self, model_uid: str, pod: str) -> bool:
+        """Gateways see an engine become ready a moment before its pod is Ready, so either may be known first."""
+        known, place = self._state.record(model_uid).first_tokens, self._start(model_uid, pod)
+        if place is None or (told := known.get(pod)) is None:
+            return False
+        gpu_class, starts, i = place
+        starts[i] = starts[i].with_first_token(told.seconds)
+        if told.seconds is not None and not told.counted:
+            known[pod] = replace(told, counted=True)
+            self._learned(model_uid, gpu_class, FIRST_TOKEN, told.seconds)
+        return True
+
+    def _start(self, model_uid: str, pod: str) -> tuple[str, deque[ColdStart], int] | None:
+        """Where the start of a pod is kept; None: nowhere, since it was not measured or is long ago."""
+        for gpu_class, starts in self._state.record(model_uid).start_stages.items():
+            for i, start in enumerate(starts):
+                if start.pod == pod:
+                    return gpu_class, starts, i
+        return None
 
 
 def _shown(start: ColdStart) -> StartStages:
     return StartStages(
-        schedule=start.schedule, pull=start.pull, fetch=start.fetch, load=start.load, graph_capture=start.graphs
+        schedule=start.schedule,
+        pull=start.pull,
+        fetch=start.fetch,
+        load=start.load,
+        graph_capture=start.graphs,
+        first_token=start.first_token,
     )

@@ -22,7 +22,7 @@ from shoal.controllers.reservations import Reservation, Reservations
 from shoal.controllers.world import World
 from shoal.core import facts
 from shoal.core.candidates import Considered
-from shoal.core.coldstart import ColdStart
+from shoal.core.coldstart import ColdStart, FirstAnswer
 from shoal.core.devices import Claim
 from shoal.core.fleet import FleetModel, FleetPlan
 from shoal.core.lora.pool import same_engines
@@ -113,6 +113,8 @@ class ModelRecord:
     """Class -> seconds of the last cold start. Written by `ColdStarts`."""
     start_stages: dict[str, deque[ColdStart]] = field(default_factory=dict[str, "deque[ColdStart]"])
     """Class -> stages of the last cold starts. Written by `ColdStarts`."""
+    first_tokens: dict[str, FirstAnswer] = field(default_factory=dict[str, FirstAnswer])
+    """Pod's uid -> the earliest request that a gateway tells of. Written by `ColdStarts`."""
     prefetch: tuple[PrefetchStatus, ...] = ()
     """Weights in node caches, per class. Written by `PrefetchController`."""
     backoffs: Mapping[str, ClassBackoff] = field(default_factory=dict[str, ClassBackoff])

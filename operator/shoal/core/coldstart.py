@@ -6,8 +6,10 @@
 | pull | it is bound, and again when the weights are there | a container starts: images and volumes are there |
 | fetch | the stage container starts | it ends: the weights are there, complete and checked |
 | load | the engine starts | the pod is Ready: weights are on the GPU, graphs are captured |
+| first token | the engine is ready, or a later first request is sent | the first token of the first answer |
 
-Of `load`, an engine may say for how long it captured CUDA graphs. Where it does not, that is unknown.
+Of `load`, an engine may say for how long it captured CUDA graphs. Where it does not, that is unknown. So is the first
+token until a gateway that saw the engine become ready has sent a request whose answer shows one.
 """
 
 import statistics
@@ -23,11 +25,18 @@ KEPT: Final = 5
 """Starts of which the median is taken."""
 _SHORT_SECONDS: Final = 10
 """A start that is no longer needs no advice."""
+STAGES: Final = ("schedule", "pull", "fetch", "load")
+"""What a pod's own times tell: until it is Ready."""
+GRAPH_CAPTURE: Final = "graph_capture"
+FIRST_TOKEN: Final = "first_token"  # noqa: S105 - a stage
+"""Stages as a metric names them, beside STAGES."""
 ADVICE: Final = {
     "schedule": "keep nodes of the class free, or raise minReplicas, so that no replica waits for a node",
     "pull": "have the images on the nodes before: a mirror of the registry, or images that are pulled in advance",
     "fetch": "put the weights on the nodes before: spec.prefetch, or a source that is nearer",
     "load": "load less: quantized weights, more GPUs per replica, a faster disk, fewer CUDA graphs in extraArgs",
+    "first_token": "have the engine warm up before it is Ready: SGLang with --warmups and without --skip-server-warmup "
+    "in extraArgs; a long first prompt takes long in any case",
 }
 """Stage -> what makes it shorter."""
 _GRAPHS: Final = "capture fewer CUDA graphs: a smaller largest batch for them in extraArgs, or none for prefill"
@@ -44,17 +53,20 @@ class ColdStart:
     load: int
     graphs: int | None = None
     """Of `load`: captures of CUDA graphs; None: the engine does not say."""
+    first_token: int | None = None
+    """After `load`: until the first answer begins; None: no gateway saw it."""
     pod: str = field(default="", compare=False)
     """Uid of the pod; "": of several."""
 
     @property
     def total(self) -> int:
+        """Until the pod is Ready."""
         return self.schedule + self.pull + self.fetch + self.load
 
     @property
     def longest(self) -> str:
         """The stage that takes most; of equals the earlier."""
-        return max(ADVICE, key=lambda stage: getattr(self, stage))
+        return max(ADVICE, key=lambda stage: getattr(self, stage) or 0)
 
     @property
     def advice(self) -> str:
@@ -65,6 +77,22 @@ class ColdStart:
     def with_graphs(self, seconds: float) -> "ColdStart":
         """With what the engine says. It cannot be more than all of `load`."""
         return replace(self, graphs=min(self.load, round(seconds)))
+
+    def with_first_token(self, seconds: float | None) -> "ColdStart":
+        """With what a gateway saw."""
+        return replace(self, first_token=None if seconds is None else max(0, round(seconds)))
+
+
+@dataclass(frozen=True, slots=True)
+class FirstAnswer:
+    """The first request that one gateway sent to a replica whose engine it saw become ready."""
+
+    after: float
+    """Seconds from the engine's readiness until the request was sent: of several gateways the smallest was first."""
+    seconds: float | None
+    """Until its first token; None: its answer did not show it."""
+    counted: bool = field(default=False, compare=False)
+    """Whether the metric has this start already."""
 
 
 def of_pod(pod: Pod) -> ColdStart | None:
@@ -100,26 +128,32 @@ def median(starts: Sequence[ColdStart]) -> ColdStart | None:
     if not starts:
         return None
 
-    def of(stage: str) -> int:
-        return round(statistics.median(getattr(start, stage) for start in starts))
+    def of(stage: str) -> int | None:
+        """Of the starts of which it is known."""
+        known = [seconds for start in starts if (seconds := getattr(start, stage)) is not None]
+        return round(statistics.median(known)) if known else None
 
-    graphs = [start.graphs for start in starts if start.graphs is not None]
-    known = round(statistics.median(graphs)) if graphs else None
-    return ColdStart(of("schedule"), of("pull"), of("fetch"), of("load"), known)
+    until_ready = [of(stage) or 0 for stage in STAGES]
+    return ColdStart(*until_ready, graphs=of("graphs"), first_token=of("first_token"))
 
 
 def describe(gpu_class: str, last: ColdStart, usual: ColdStart | None = None) -> str:
     """A cold start as a sentence, with what would shorten it."""
     shown = usual or last
-    parts = ", ".join(f"{stage} {getattr(last, stage)} s" for stage in ADVICE)
-    graphs = "unknown" if last.graphs is None else f"{last.graphs} s"
-    parts += f", of which graph capture {graphs}"
-    text = f"cold start on {gpu_class}: {last.total} s ({parts})"
+    parts = ", ".join(f"{stage} {getattr(last, stage)} s" for stage in STAGES)
+    parts += f", of which graph capture {_known(last.graphs)}"
+    text = f"cold start on {gpu_class}: {last.total} s ({parts}), then the first token: {_known(last.first_token)}"
     if usual is not None and usual != last:
         text += f"; usually {usual.total} s"
-    if shown.total <= _SHORT_SECONDS:
+        if usual.first_token is not None:
+            text += f", then {usual.first_token} s"
+    if shown.total + (shown.first_token or 0) <= _SHORT_SECONDS:
         return text
-    return f"{text}; most is {shown.longest}: {shown.advice}"
+    return f"{text}; most is {shown.longest.replace('_', ' ')}: {shown.advice}"
+
+
+def _known(seconds: int | None) -> str:
+    return "unknown" if seconds is None else f"{seconds} s"
 
 
 def _seconds(begin: datetime, end: datetime) -> int:

@@ -15,7 +15,7 @@ from typing import Final
 
 import orjson
 
-from shoal.api.demand import ModelDemand
+from shoal.api.demand import MOST_FIRST_TOKENS, ModelDemand
 from shoal.core.routing.canary import CanaryHalt
 from shoal.gateway.adapterdemand import AdapterDemandState
 from shoal.gateway.tenantdemand import TenantUsageState
@@ -89,6 +89,8 @@ class DemandState:
         """Halted canaries, by revision."""
         self._clock = clock
         self._counts: dict[str, _Count] = {}
+        self._first_tokens: dict[str, dict[str, Mapping[str, float | None]]] = {}
+        """By uid of the Model and of the pod: `FirstToken` as JSON."""
         self._changed: set[str] = set()
         self._urgent: set[str] = set()
 
@@ -129,6 +131,14 @@ class DemandState:
         count.unhold(tokens, since)
         self._note(uid, urgent=not count.held)
 
+    def first_token(self, uid: str, pod: str, after: float, seconds: float | None) -> None:
+        """The first request to a new replica has shown its first token, or will not show it (`FirstToken`)."""
+        told = self._first_tokens.setdefault(uid, {})
+        told[pod] = {"after": round(after, 3), "seconds": None if seconds is None else round(seconds, 3)}
+        while len(told) > MOST_FIRST_TOKENS:
+            del told[next(iter(told))]
+        self._note(uid)
+
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def demand(self, uid: str) -> ModelDemand:
@@ -157,7 +167,16 @@ class DemandState:
         """Drops deleted Models: those not in `uids` with nothing in flight or held."""
         for uid in [u for u, count in self._counts.items() if count.idle and u not in uids]:
             del self._counts[uid]
+            self._first_tokens.pop(uid, None)
             self._note(uid)
+
+    def retain_pods(self, pods: Collection[str]) -> None:
+        """Drops what is known of pods that are gone. Nobody asks for it, so no message says so."""
+        for uid, told in list(self._first_tokens.items()):
+            for pod in [pod for pod in told if pod not in pods]:
+                del told[pod]
+            if not told:
+                del self._first_tokens[uid]
 
     # --- publishing ---------------------------------------------------------------------------------------------------
 
@@ -179,7 +198,7 @@ class DemandState:
 
     def full(self) -> bytes:
         """Content of a full message."""
-        models = orjson.dumps({uid: self._row(count) for uid, count in self._counts.items()})
+        models = orjson.dumps({uid: self._row(uid, count) for uid, count in self._counts.items()})
         content = _with(_with(models, b"adapters", self.adapters.full()), b"tenants", self.tenants.full())
         if self.canaries:
             halted = {at: halt._asdict() for at, halt in self.canaries.items()}
@@ -211,15 +230,17 @@ class DemandState:
             count = self._counts.get(uid)
             if count is not None:
                 count.published_at = now
-            content[uid] = self._row(count) if count is not None else None
+            content[uid] = self._row(uid, count) if count is not None else None
         return orjson.dumps(content)
 
-    def _row(self, count: _Count) -> Mapping[str, object]:
+    def _row(self, uid: str, count: _Count) -> Mapping[str, object]:
         """`ModelDemand` as JSON; a test parses it back. Zeros are included, because an absent field means unknown."""
         row: dict[str, object] = {"arrivals": count.arrivals, "inFlight": count.in_flight, "held": count.held}
         if count.held:
             row["heldTokens"] = count.held_tokens
             row["oldestSeconds"] = round(self._oldest_seconds(count), 3)
+        if self._first_tokens and (told := self._first_tokens.get(uid)):
+            row["firstTokens"] = told
         return row
 
     def _oldest_seconds(self, count: _Count) -> float:

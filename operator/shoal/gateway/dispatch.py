@@ -15,8 +15,10 @@ from shoal.core.routing.score import Pick
 from shoal.engine.wire import EngineCall, Wire
 from shoal.engine.wires import wire_of
 from shoal.gateway.accepted import AcceptedRequest
+from shoal.gateway.firsttokens import FirstRequest
 from shoal.gateway.prepared import COMPLETIONS
 from shoal.gateway.relay import LACKS_ADAPTER, WRONG_MODEL, AnswerRelay, Retry
+from shoal.gateway.replicapool import SHORT_ANSWER
 from shoal.gateway.target import DispatchTarget
 from shoal.gateway.upstream import (
     Aborted,
@@ -52,6 +54,7 @@ class Dispatch:
     __slots__ = (
         "_app",
         "_cancelling",
+        "_first",
         "_id",
         "_meter",
         "_paid",
@@ -76,6 +79,8 @@ class Dispatch:
         self._paid: RetryBudget | None = None
         self._pick: Pick | None = None
         """Why the replica of this attempt was chosen."""
+        self._first: FirstRequest | None = None
+        """This attempt is the first that a new replica gets."""
         self._cancelling: asyncio.Task[None] | None = None
         """The task that asks the engine to end the request after its client left. Once it is set, the request is not
         sent again."""
@@ -93,7 +98,9 @@ class Dispatch:
         while True:
             place = target.choose(tried, in_a_row)
             waited = isinstance(place, NoReplica)
+            since: float | None = None
             if isinstance(place, NoReplica):
+                since = time.monotonic()
                 place = await target.wait_for(place, tried)
                 in_a_row = 0
                 if place.replica.uid in tried:
@@ -107,6 +114,8 @@ class Dispatch:
                 self._paid = app.holds.budget(request.prepared.model.uid) if place.paid else None
                 tried.add(replica.uid)
                 in_a_row += 1
+                if app.fleet.first_tokens.new:
+                    self._first = app.fleet.first_tokens.sent(replica, since)
                 failure: str | None = None
                 target.started(replica)
                 try:
@@ -154,6 +163,9 @@ class Dispatch:
                 if following == "tried":
                     raise request.refusal(NoReplica("tried")) from None
             finally:
+                if self._first is not None:
+                    self._first.ended()
+                    self._first = None
                 app.leave(replica, place.tokens)
 
     async def _attempt(self, replica: Replica) -> None:
@@ -300,10 +312,17 @@ class Dispatch:
         """Called before the first part of the engine's answer is sent to the client."""
         self._request.abort.answering = True
         self._meter.answer_began()
+        if self._first is not None:
+            self._first.answers(shows=self._request.prepared.stream or self._is_short())
         if self._pick is not None:
             self._app.fleet.began(self._pick)
         if self._paid is not None:
             self._began_well()
+
+    def _is_short(self) -> bool:
+        """Whether a whole answer is so short that its end is about its first token."""
+        counts = self._meter.tokens()
+        return self._meter.count_source == "final" and (counts["outputTokens"] or 0) <= SHORT_ANSWER
 
     def _began_well(self) -> None:
         if self._paid is not None:

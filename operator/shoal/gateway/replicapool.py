@@ -16,6 +16,7 @@ from shoal.core.routing.reuse import Prompt
 from shoal.core.routing.score import Pick, ReplicaScores
 from shoal.gateway.demand import DemandState
 from shoal.gateway.directory import ClusterSnapshot
+from shoal.gateway.firsttokens import FirstTokens
 from shoal.gateway.prepared import Prepared
 from shoal.gateway.residency import Residency
 from shoal.gateway.upstream import AbortHandle
@@ -25,8 +26,8 @@ from shoal.net.stream import agent_peer
 from shoal.net.tls import TLSCredentials
 from shoal.signals.replica import ListenerIdentity, ReplicaStreams, StreamPeer
 
-_SHORT_ANSWER: Final = 4
-"""Tokens."""
+SHORT_ANSWER: Final = 4
+"""Tokens of a whole answer whose end tells when its first token was there."""
 
 
 class ReplicaPool:
@@ -53,6 +54,7 @@ class ReplicaPool:
         self.prompt_sent: Callable[[str, bytes], None] = lambda _uid, _marks: None
         """Called with a pod's uid and the marks of a prompt that goes there, if it was chosen by score."""
         self.residency = Residency()
+        self.first_tokens = FirstTokens(self.demand)
         self.streams = ReplicaStreams(self.update, identity)
         self.live: dict[str, ReplicaSignal] = {}
         """Signals by pod uid; absent: no live stream."""
@@ -88,11 +90,13 @@ class ReplicaPool:
                 self.scores.down(uid)
             self._invalidate()
             self.residency.update(uid, None)
+            self.first_tokens.down(uid)
         else:
             before = self.live.get(uid)
             if before is None or before.phase != keys.phase:
                 self.leaving.discard(uid)
                 self._invalidate()
+                self.first_tokens.reported(uid, keys.phase)
             self.live[uid] = ReplicaSignal(keys.phase, keys.engine_boot)
             self._reports[uid] = keys
             self.residency.update(uid, keys.adapters)
@@ -110,6 +114,7 @@ class ReplicaPool:
     def follow(self, snapshot: ClusterSnapshot) -> None:
         """Connects streams to the agents of exactly the pods in the snapshot."""
         self.leaving &= snapshot.owners.keys()
+        self.first_tokens.keep(snapshot.owners)
         if self.scores is not None:
             self.scores.keep(snapshot.owners)
         for uid in [uid for uid, there in self.attempts.items() if not there and uid not in snapshot.owners]:
@@ -194,7 +199,7 @@ class ReplicaPool:
         prompt, answer = counts["inputTokens"], counts["outputTokens"]
         if meter.count_source != "final" or prompt is None:
             return
-        first = meter.first_byte if prepared.stream or (answer or 0) <= _SHORT_ANSWER else None
+        first = meter.first_byte if prepared.stream or (answer or 0) <= SHORT_ANSWER else None
         cached, now = counts["cachedTokens"], time.monotonic()
         if pick is not None:
             ended = now if prepared.stream else None

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import prometheus_client
@@ -12,6 +12,7 @@ import structlog
 
 from shoal.api import names, reasons
 from shoal.api.config import OperatorConfig
+from shoal.api.demand import FirstToken
 from shoal.controllers import devices, triggers
 from shoal.controllers.autoscalerevents import AutoscalerEvents
 from shoal.controllers.cachevolumes import CacheVolumesController
@@ -122,6 +123,11 @@ class OperatorProcess:
         self.transport = CertificateIssuer(world)
         credentials = self.transport.credentials
         self.elector = Elector(client, namespace, names.LEASE_NAME, self.identity)
+        self.registry = prometheus_client.CollectorRegistry()
+        """Metrics of the fleet; the process's own metrics are in the default registry."""
+        leads: Callable[[], bool] = lambda: self.elector.leading  # noqa: E731
+        events = EventMetrics(world, self.registry, leads, time.monotonic)
+        self.cold = cold = ColdStarts(world, self.state, events.learned)
         me = ListenerIdentity(self.identity, secrets.token_hex(8))
         self.listening: SignalStreams | PrometheusSignals | None = None
         if signals is None and config.signals.source == "Prometheus":
@@ -137,13 +143,13 @@ class OperatorProcess:
                 credentials=credentials,
                 repriced=self._repriced,
                 canaries_halted=self._canaries_halted,
+                first_tokens=self._first_tokens,
             )
             signals = self.listening.listener
 
         # Decisions, and what carries them out.
         wakes = WorkQueue("wake", workers=16)
-        models = ModelQueue(world, WorkQueue("model", workers=24, behind=wakes))
-        cold = ColdStarts(world, self.state)
+        self.model_queue = models = ModelQueue(world, WorkQueue("model", workers=24, behind=wakes))
         self.backoffs = ClassBackoffs(world, self.state, cold)
         self.autoscaler_events = AutoscalerEvents(world, self.state, cold)
         self.queue_messages = QueueMessages(world, self.state)
@@ -207,6 +213,7 @@ class OperatorProcess:
                 credentials=credentials,
                 repriced=self._repriced,
                 canaries_halted=self._canaries_halted,
+                first_tokens=self._first_tokens,
             )
             if isinstance(self.listening, PrometheusSignals)
             else None
@@ -220,9 +227,6 @@ class OperatorProcess:
         self.routes = RouteController(world, WorkQueue("modelroute", workers=2), halts)
         self.cache_volumes = CacheVolumesController(world, WorkQueue("cache-volumes", workers=1))
         self.prefetch = PrefetchController(world, self.state, models, WorkQueue("prefetch", workers=1))
-        self.registry = prometheus_client.CollectorRegistry()
-        """Metrics of the fleet; the process's own metrics are in the default registry."""
-        leads: Callable[[], bool] = lambda: self.elector.leading  # noqa: E731
         triggers.connect(
             triggers.Parts(
                 world=world,
@@ -243,7 +247,7 @@ class OperatorProcess:
                 prefetch=self.prefetch,
                 install=self.install,
                 transport=self.transport,
-                events=EventMetrics(world, self.registry, leads, time.monotonic),
+                events=events,
                 streams=[each for each in (self.listening, self.adapter_streams) if isinstance(each, SignalStreams)],
                 dra=self.dra,
                 proxies=self.proxies,
@@ -368,6 +372,11 @@ class OperatorProcess:
     def _repriced(self) -> None:
         """The ledger's currency is another one."""
         self.tenants.repriced()
+
+    def _first_tokens(self, model_uid: str, told: Mapping[str, FirstToken]) -> None:
+        """A gateway tells of the first answers of new replicas."""
+        if self.cold.on_first_tokens(model_uid, told):
+            self.model_queue.add_uid(model_uid)
 
     def _canaries_halted(self) -> None:
         """Gateways have halted other canaries than before."""

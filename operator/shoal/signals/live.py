@@ -7,7 +7,7 @@ whose signals changed. A message is only stored; everything else is computed whe
 import time
 from collections.abc import Callable, Collection, Mapping
 
-from shoal.api.demand import AdapterDemand, ModelDemand
+from shoal.api.demand import AdapterDemand, FirstToken, ModelDemand
 from shoal.api.replica import ReplicaKeys
 from shoal.core.routing.canary import CanaryHalt
 from shoal.core.scaling import Demand, Load
@@ -20,6 +20,10 @@ Changed = Callable[[str | None, bool], None]
 """Called with the uid of a Model whose signals changed, or None for every Model; and whether a decision is urgent: a
 replica was added, removed or changed its phase, or requests began to wait in an engine or a gateway."""
 
+FirstTokensReported = Callable[[str, Mapping[str, FirstToken]], None]
+"""Called with the uid of a Model and, by uid of the pod, the first tokens of its replicas that one gateway tells of; as
+often as it tells of the Model."""
+
 
 class LiveSignals:
     """Streams to all agents and gateways. Not for threads."""
@@ -30,9 +34,11 @@ class LiveSignals:
         identity: ListenerIdentity = ListenerIdentity(),  # noqa: B008 - immutable
         repriced: Callable[[], None] = lambda: None,
         canaries_halted: Callable[[], None] = lambda: None,
+        first_tokens: FirstTokensReported = lambda _model, _told: None,
     ) -> None:
         """`repriced` is called when `currency` changes, `canaries_halted` when `canaries` does."""
         self._changed, self._repriced, self._canaries_halted = changed, repriced, canaries_halted
+        self._first_tokens = first_tokens
         self._canaries: Mapping[str, CanaryHalt] = {}
         self._currency: str | None = None
         self._model: dict[str, str] = {}
@@ -187,6 +193,8 @@ class LiveSignals:
             if rate is None:
                 rate = rates[uid] = CounterRate()
             rate.note(now, stream.boot, told.demand.arrivals)
+            if told.demand.first_tokens:
+                self._first_tokens(model, told.demand.first_tokens)
             holds = told.demand.held > 0
             begins = holds and not self._held.get((uid, model), False)
             self._held[uid, model] = holds

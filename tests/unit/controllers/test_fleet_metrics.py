@@ -165,6 +165,21 @@ def test_a_wake_and_a_cold_start_are_shown_before_they_end(fleet: Fleet) -> None
     assert fleet.value("shoal_model_cold_start_seconds_count", **ON_L4) == 0
 
 
+def test_stages_that_no_pod_tells_are_counted_when_they_are_learned(fleet: Fleet) -> None:
+    series = {stage: {**ON_L4, "stage": stage} for stage in ("load", "graph_capture", "first_token")}
+    name = "shoal_model_cold_start_stage_seconds"
+    fleet.pod("a", ready=False)
+    assert {stage: fleet.value(f"{name}_count", **of) for stage, of in series.items()} == dict.fromkeys(series, 0)
+    fleet.pod("a", ready=True)
+    fleet.events.learned(UID, "l4", "first_token", 2.5)
+    assert fleet.value(f"{name}_sum", **series["first_token"]) == 2.5
+    assert fleet.value(f"{name}_count", **series["graph_capture"]) == 0, "unknown is no observation"
+    fleet.events.learned("of a Model that is gone", "l4", "first_token", 2.5)
+    fleet.leads = False
+    fleet.events.learned(UID, "l4", "first_token", 2.5)
+    assert fleet.value(f"{name}_count", **series["first_token"]) == 1
+
+
 def test_a_wake_that_was_called_off_is_none(fleet: Fleet) -> None:
     fleet.decide(0, 1, reasons.WAKING)
     fleet.decide(1, 0, reasons.SCALED_TO_ZERO)

@@ -102,7 +102,7 @@ def test_the_longest_stage_has_an_advice() -> None:
     text = describe("h100", ColdStart(2, 10, 300, 40), ColdStart(2, 10, 200, 40))
     assert text.startswith(
         "cold start on h100: 352 s (schedule 2 s, pull 10 s, fetch 300 s, load 40 s, of which graph capture "
-        "unknown); usually 252 s"
+        "unknown), then the first token: unknown; usually 252 s; most is"
     )
     assert text.endswith(
         "most is fetch: put the weights on the nodes before: spec.prefetch, or a source that is nearer"
@@ -121,3 +121,18 @@ def test_the_capture_of_graphs_is_a_part_of_the_load_and_has_its_own_advice() ->
     known = median([start, ColdStart(1, 1, 1, 60), ColdStart(1, 1, 1, 60).with_graphs(43)])
     assert known is not None
     assert known.graphs == 44, "of those that say it"
+
+
+def test_the_first_token_comes_after_the_start_and_has_its_own_advice() -> None:
+    start = ColdStart(1, 1, 1, 6).with_first_token(40.4)
+    assert (start.first_token, start.total, start.longest) == (40, 9, "first_token")
+    text = describe("h100", start)
+    assert "cold start on h100: 9 s (" in text
+    assert "), then the first token: 40 s; most is first token: have the engine warm up" in text
+    assert describe("h100", ColdStart(1, 1, 1, 6)).endswith("then the first token: unknown"), "short needs no advice"
+    assert start.with_first_token(None).first_token is None
+    assert start.with_first_token(-0.4).first_token == 0
+    usual = median([start, ColdStart(1, 1, 1, 6), ColdStart(1, 1, 1, 6).with_first_token(20)])
+    assert usual is not None
+    assert usual.first_token == 30, "of those of which it is known"
+    assert "; usually 9 s, then 30 s; most is" in describe("h100", start, usual)

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 import pytest
 
 from shoal.agent.stream import AgentStream
+from shoal.api.demand import FirstToken
 from shoal.core.routing.canary import CanaryHalt
 from shoal.core.scaling import Demand, Load
 from shoal.net.stream import ListenerIdentity
@@ -96,6 +97,23 @@ async def test_a_gateway_that_begins_to_hold_is_worth_a_decision_at_once():
         gateway.hub.close()
         await until(lambda: signals.demand(peer.uid, "model-1") is None)
         assert (None, True) in heard
+
+
+async def test_first_tokens_that_a_gateway_tells_of_are_passed_on():
+    told: list[tuple[str, dict[str, FirstToken]]] = []
+    signals = LiveSignals(lambda _uid, _urgent: None, first_tokens=lambda uid, of: told.append((uid, dict(of))))
+    signals.start()
+    try:
+        async with told_gateway() as gateway:
+            gateway.book.arrived("model-1")
+            signals.listen_to_gateway(gateway.peer())
+            await until(lambda: bool(signals.gateways.live()))
+            assert told == []
+            gateway.book.first_token("model-1", "pod-1", 0.25, 2.5)
+            await until(lambda: bool(told))
+            assert told[-1] == ("model-1", {"pod-1": FirstToken(after=0.25, seconds=2.5)})
+    finally:
+        await signals.close()
 
 
 async def test_arrivals_per_second_need_a_gateway_that_is_heard():

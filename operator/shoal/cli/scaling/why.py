@@ -44,7 +44,7 @@ def _cold_starts(found: JsonObject) -> tuple[str, ...]:
 
 
 def _of(stages: StartStages) -> ColdStart:
-    return ColdStart(stages.schedule, stages.pull, stages.fetch, stages.load, stages.graph_capture)
+    return ColdStart(stages.schedule, stages.pull, stages.fetch, stages.load, stages.graph_capture, stages.first_token)
 
 
 def render(model: ModelScaling, now: datetime, *, rules: bool = True) -> RenderableType:

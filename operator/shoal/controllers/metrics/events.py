@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from shoal.api.model import Model
 from shoal.controllers.world import World
 from shoal.core import facts
-from shoal.core.coldstart import ADVICE, of_pod
+from shoal.core.coldstart import FIRST_TOKEN, GRAPH_CAPTURE, STAGES, of_pod
 from shoal.core.scaling import ScalingDecision
 from shoal.core.status.variants import cold_start
 from shoal.kube.projections import Custom
@@ -52,7 +52,8 @@ class EventMetrics:
         )
         self._stages = Histogram(
             "shoal_model_cold_start_stage_seconds",
-            "Part of a cold start: schedule, pull (images and volumes), fetch (weights), load (engine, to Ready).",
+            "Part of a cold start: schedule, pull (images and volumes), fetch (weights), load (engine, to Ready), "
+            "graph_capture (part of load, where the engine says it), first_token (after Ready, to the first answer).",
             [*_MODEL, "gpu_class", "stage"],
             buckets=BUCKETS,
             registry=registry,
@@ -84,6 +85,8 @@ class EventMetrics:
         if not after.ready:
             # Shown before it ends: an increase over a time does not see what a series begins with.
             self._of(self._cold_starts, custom.object, after.gpu_class)
+            for stage in (*STAGES, GRAPH_CAPTURE, FIRST_TOKEN):
+                self._of(self._stages, custom.object, after.gpu_class, stage)
             return
         began = self._waking.pop(custom.metadata.uid, None)
         if began is not None:
@@ -92,8 +95,14 @@ class EventMetrics:
         if before is not None and not before.was_ready and (seconds := cold_start(after)) is not None:
             self._of(self._cold_starts, custom.object, after.gpu_class).observe(seconds)
             if (stages := of_pod(after)) is not None:
-                for stage in ADVICE:
+                for stage in STAGES:
                     self._of(self._stages, custom.object, after.gpu_class, stage).observe(getattr(stages, stage))
+
+    def learned(self, model_uid: str, gpu_class: str, stage: str, seconds: float) -> None:
+        """A stage of a cold start that its pod does not tell became known (`ColdStarts`)."""
+        custom = self._world.model_by_uid(model_uid)
+        if custom is not None and custom.object is not None and self._leads():
+            self._of(self._stages, custom.object, gpu_class, stage).observe(seconds)
 
     def on_model(self, _key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
         if before is None or (after is not None and after.metadata.uid == before.metadata.uid):

@@ -13,7 +13,7 @@ from shoal.core.scaling import Demand, Load
 from shoal.kube.projections import Custom
 from shoal.net.stream import ListenerIdentity
 from shoal.net.tls import TLSCredentials
-from shoal.signals.live import Changed, LiveSignals
+from shoal.signals.live import Changed, FirstTokensReported, LiveSignals
 
 
 class ScalingSignals(Protocol):
@@ -62,11 +62,12 @@ class SignalStreams:
         credentials: TLSCredentials | None = None,
         repriced: Callable[[], None] = lambda: None,
         canaries_halted: Callable[[], None] = lambda: None,
+        first_tokens: FirstTokensReported = lambda _model, _told: None,
     ) -> None:
         """`repriced` is called when the ledger's currency changes, `canaries_halted` when gateways halt a canary."""
         self._world, self._install, self._pooled = world, install, pooled
         self._credentials = credentials
-        self.listener = LiveSignals(changed, identity, repriced, canaries_halted)
+        self.listener = LiveSignals(changed, identity, repriced, canaries_halted, first_tokens)
         self._running = False
 
     async def run(self) -> None:

@@ -184,7 +184,8 @@ _REPLICAS: Final = PanelRow(
         Panel(
             "Cold starts by stage",
             "Median of each part of a cold start, over the selected time range: schedule (until a node has the pod), "
-            "pull (images and volumes), fetch (weights), load (from the engine's start to ready). "
+            "pull (images and volumes), fetch (weights), load (from the engine's start to ready), graph_capture (part "
+            "of load, where the engine says it), first_token (from ready to the first token of the first answer). "
             "`kubectl shoal why model/NAME --scaling` says what would shorten the longest.",
             (
                 PanelQuery(
