@@ -95,10 +95,12 @@ async def test_sick_gpus_are_read_and_those_that_nobody_scrapes_any_more_are_unk
             assert metrics.problem is None
             exporter.xids[1] = 79
             exporter.throttled = 0x40
-            await until(lambda: told(metrics) == [("gpu-node-1", "DCGM: GPU 1 GPU-1: Xid 79")])
+            lost = "DCGM: GPU 1 GPU-1: Xid 79 (the GPU has fallen off the bus)"
+            await until(lambda: told(metrics) == [("gpu-node-1", lost)])
             await until(lambda: metrics.reading is not None and metrics.reading.held_down("GPU-0") != "")
             exporter.xids[1], exporter.counted[1] = 45, "48"
-            await until(lambda: told(metrics) == [("gpu-node-1", "DCGM: GPU 1 GPU-1: Xid 48")])
+            double_bit = "DCGM: GPU 1 GPU-1: Xid 48 (a double-bit error of memory, which cannot be corrected)"
+            await until(lambda: told(metrics) == [("gpu-node-1", double_bit)])
             del exporter.xids[1]
             exporter.counted = {}
             await until(lambda: measured(metrics) == ["GPU-0"] and told(metrics) == [])

@@ -133,9 +133,46 @@ FAULTS = [
         "L0", "GPUUncorrectableECC", "reset the GPU", ("CUDAError",), "Xid",
     ),
     Fault(
-        "an Xid in the engine's own log",
+        "an Xid 95 in the engine's own log",
+        engine_world("NVRM: Xid (PCI:0000:3b:00): 95, Uncontained ECC error\nCUDA error: uncorrectable ECC error"),
+        "L0", "GPUUncorrectableECC", "Cordon the node", (), "Xid 95: an error of the GPU's memory",
+    ),
+    Fault(
+        "a memory error that was contained to the engine (Xid 94)",
         engine_world("NVRM: Xid (PCI:0000:3b:00): 94, Contained ECC error\nCUDA error: uncorrectable ECC error"),
-        "L0", "GPUUncorrectableECC", "Cordon the node", (), "Xid",
+        "L0", "GPUContainedECC", "reset it when convenient", (), "Xid 94",
+    ),
+    Fault(
+        "a memory error that was contained to the engine, and remapped (Xid 94 and 63 in a node's events)",
+        seen(
+            failed(CUDA),
+            pods=(pod(crashed(CUDA)),),
+            nodes=(node(),),
+            events=(
+                event("Node", "gpu-1", "XidError", "NVRM: Xid (PCI:0000:3b:00): 63, Row Remapper: New row marked"),
+                event("Node", "gpu-1", "XidError", "NVRM: Xid (PCI:0000:3b:00): 94, pid=7, Contained: CE"),
+            ),
+        ),
+        "L0", "GPUContainedECC", "Let the engine start again", ("CUDAError",), "Xid",
+    ),
+    Fault(
+        "a row of memory that could not be remapped (Xid 64)",
+        seen(
+            failed(CUDA),
+            pods=(pod(crashed(CUDA)),),
+            nodes=(node(condition("XIDErrors", "True", "XIDError", "NVRM: Xid (PCI:0000:3b:00): 64, not remapped")),),
+        ),
+        "L0", "GPUUncorrectableECC", "replace it if the error comes back", ("CUDAError",), "XIDErrors=True",
+    ),
+    Fault(
+        "an engine without memory beside a row that was remapped (Xid 63)",
+        seen(
+            failed("torch.OutOfMemoryError: CUDA out of memory"),
+            pods=(pod(crashed("torch.OutOfMemoryError: CUDA out of memory")),),
+            nodes=(node(),),
+            events=(event("Node", "gpu-1", "XidError", "NVRM: Xid (PCI:0000:3b:00): 63, Row Remapper"),),
+        ),
+        "L3", "OutOfGPUMemory", "", (), "out of memory",
     ),
     Fault(
         "a health agent that finds the GPUs not ready",
@@ -1016,6 +1053,19 @@ def test_a_step_that_ends_by_itself_is_no_fault() -> None:
     found = causes(seen(not_ready("Fetching", "0 of 1 replicas ready; 1 staging"), pods=(pod(),)), NOW)
     assert found.state == "waiting"
     assert [(cause.layer, cause.reason) for cause in found.causes] == [("L2.5", "Fetching")]
+
+
+@pytest.mark.parametrize(
+    ("xid", "reason", "meaning"),
+    [(63, "GPUMemoryRepaired", "marked for remapping"), (92, "GPUCorrectedECC", "all corrected")],
+)
+def test_an_xid_after_which_nothing_fails_is_a_note(xid: int, reason: str, meaning: str) -> None:
+    wrong = condition("XIDErrors", "True", "XIDError", f"NVRM: Xid (PCI:0000:3b:00): {xid}, pid=1")
+    found = causes(seen(model(READY), pods=(serves(),), nodes=(node(wrong),)), NOW)
+    (note,) = found.causes
+    assert (note.reason, note.state, note.layer.value) == (reason, "note", "L0")
+    assert meaning in note.message
+    assert found.state == "ok"
 
 
 def test_a_note_comes_after_the_faults() -> None:

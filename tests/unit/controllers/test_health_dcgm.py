@@ -57,7 +57,7 @@ async def test_one_device_is_taken_out_of_use_by_its_uuid_and_stays_so_in_silenc
     await last(fleet, 30)
     [found] = quarantined(fleet)
     assert (found["device"], found["reason"], found["monitor"]) == ("gpu.test/n/gpu-3", "GPUFellOffBus", "DCGM")
-    assert found["message"] == "DCGM: GPU 3 GPU-n-gpu-3: Xid 79"
+    assert found["message"] == "DCGM: GPU 3 GPU-n-gpu-3: Xid 79 (the GPU has fallen off the bus)"
     metrics.reading, metrics.problem = None, "no answer within 5 s"
     await last(fleet, 3600)
     assert "until" not in quarantined(fleet)[0]

@@ -362,6 +362,8 @@ def node(*conditions: NodeCondition) -> Node:
         (NodeCondition("GpuMemWatch", "True", "GpuMem", "ErrorCode:DCGM_FR_VOLATILE_DBE_DETECTED GPU:3"), SICK),
         (NodeCondition("AcceleratedHardwareReady", "False", "Xid", "double bit ECC error"), "GPUUncorrectableECC"),
         (NodeCondition("NVLinkStatusInactive", "True", "NVLink", "link 3 is down"), "NVLinkFault"),
+        (NodeCondition("XIDErrors", "True", "XidError", "Xid 95, Uncontained"), "GPUUncorrectableECC"),
+        *((NodeCondition("XIDErrors", "True", "XidError", f"Xid {xid} on GPU 3"), None) for xid in (31, 63, 92, 94)),
         (NodeCondition("GpuMemWatch", "False", "NoFailure", "No Health Failures"), None),
         (NodeCondition("XIDErrors", "Unknown", "", ""), None),
         (NodeCondition("DiskPressure", "True", "", ""), None),

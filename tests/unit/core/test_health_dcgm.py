@@ -76,7 +76,10 @@ def test_which_numbers_mean_a_sick_gpu(metric: str, value: float, labels: dict[s
 
 def test_the_first_xid_counts_though_the_one_of_the_engine_that_ends_is_the_last() -> None:
     [found] = of(sample(LAST_XID, 45), sample(XID_COUNT, 1, xid="48"), sample(XID_COUNT, 8, xid="45"))
-    assert (found.reason, found.message) == ("GPUUncorrectableECC", "DCGM: GPU 0 GPU-a-0: Xid 48")
+    assert (found.reason, found.message) == (
+        "GPUUncorrectableECC",
+        "DCGM: GPU 0 GPU-a-0: Xid 48 (a double-bit error of memory, which cannot be corrected)",
+    )
 
 
 def test_labels_name_the_node_in_the_ways_of_prometheus_and_exporter() -> None:

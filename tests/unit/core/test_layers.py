@@ -9,7 +9,9 @@ import pytest
 
 from shoal.api import reasons
 from shoal.core.fields import media, schemas
-from shoal.core.layers import faults, texts
+from shoal.core.health import dcgm
+from shoal.core.health.signals import OF_GPUS
+from shoal.core.layers import faults, texts, xids
 from shoal.core.layers.advice import REASONS
 from shoal.core.layers.candidates import Candidate, Level
 from shoal.core.layers.causes import explains
@@ -126,11 +128,76 @@ def test_no_cause_explains_itself_over_others() -> None:
         ("Xid: 119 GSP", faults.DRIVER_FAULT),
         ("XID 9999999", None),
         ("the taxid 48 of a company", None),
+        # NVIDIA's catalogue: reset the GPU (64, 95), restart the application (94), ignore (63, 92)
+        ("NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked for remapping, reset gpu to activate.",
+         faults.GPU_MEMORY_REPAIRED),
+        ("NVRM: Xid (PCI:0000:65:00): 64, pid='N/A', Row Remapper: Failed to remap row", faults.GPU_ECC_ERROR),
+        ("NVRM: Xid (PCI:0000:01:00): 92, high single-bit ECC error rate", faults.GPU_ECC_CORRECTED),
+        ("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel (0x9). RST: No, D-RST: No",
+         faults.GPU_ECC_CONTAINED),
+        ("NVRM: Xid (PCI:0000:01:00): 95, pid=7, Uncontained: LTC TAG. RST: Yes", faults.GPU_ECC_ERROR),
+        ("NVRM: Xid (PCI:0000:01:00): 140, ECC unrecovered", faults.GPU_ECC_ERROR),
+        ("NVRM: Xid (PCI:0000:01:00): 171, DRAM", faults.GPU_ECC_ERROR),
+        ("NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)",
+         faults.GPU_UNHEALTHY),
+        ("NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
+         None),
+        ("Xid: 121 C2C", None),
+        ("Xid: 999", faults.DRIVER_FAULT),
+        # the worst counts
+        ("Xid: 63 row\nXid: 48 DBE", faults.GPU_ECC_ERROR),
+        ("Xid: 63 row\nXid: 119 GSP", faults.DRIVER_FAULT),
+        ("Xid: 94 contained\nXid: 95 uncontained", faults.GPU_ECC_ERROR),
+        ("Xid: 63 row\nXid: 94 contained\nXid: 45 removed", faults.GPU_ECC_CONTAINED),
     ],
-)
+)  # fmt: skip
 def test_xid_messages_are_read_by_their_numbers(text: str, reason: str | None) -> None:
     found = texts.xid(text)
     assert (found.reason if found else None) == reason
+    assert found is None or found.meaning.startswith("Xid ")
+
+
+@pytest.mark.parametrize(
+    ("number", "layer", "state", "do"),
+    [
+        (48, "L0", "fault", "reset the GPU"),
+        (63, "L0", "note", "at the next maintenance"),
+        (64, "L0", "fault", "reset the GPU"),
+        (74, "L0.5", "fault", "NVLinks"),
+        (79, "L0", "fault", "restart the machine"),
+        (92, "L0", "note", "Watch the GPU"),
+        (94, "L0", "fault", "the GPU may go on"),
+        (95, "L0", "fault", "reset the GPU"),
+        (119, "L1", "fault", "Restart the machine"),
+        (31, "L3", "fault", "engine version"),
+    ],
+)
+def test_an_xid_has_a_layer_and_a_next_step(number: int, layer: str, state: str, do: str) -> None:
+    row = faults.advice(xids.XIDS[number].reason)
+    assert (row.layer.value, row.state) == (layer, state)
+    assert do in row.do
+
+
+def test_what_is_only_worth_knowing_does_not_end_an_engine() -> None:
+    assert texts.engine("NVRM: Xid (PCI:0000:3b:00): 63, row remapped") is None
+    found = texts.engine("NVRM: Xid (PCI:0000:3b:00): 63, row remapped\ntorch.OutOfMemoryError: CUDA out of memory")
+    assert found is not None
+    assert found.reason == faults.OUT_OF_GPU_MEMORY
+    found = texts.gpu("NVRM: Xid (PCI:0000:3b:00): 63, row remapped")
+    assert found is not None
+    assert found.explained == (
+        "NVRM: Xid (PCI:0000:3b:00): 63, row remapped (Xid 63: a row of the GPU's memory was marked for remapping)"
+    )
+
+
+def test_metrics_and_texts_give_an_xid_the_same_reason() -> None:
+    """One takes GPUs out of use, and both tell people why."""
+    for number, reason in dcgm.NEEDS_RESET.items():
+        assert xids.XIDS[number].reason == reason
+        assert faults.advice(reason).state == "fault"
+        assert reason in OF_GPUS
+    mild = {faults.GPU_ECC_CONTAINED, faults.GPU_ECC_CORRECTED, faults.GPU_MEMORY_REPAIRED}
+    assert not mild & OF_GPUS
 
 
 def test_a_text_of_any_length_is_read_in_bounded_time() -> None:

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from shoal.core.doctor.checks import CHECKS
+from shoal.core.layers import xids
 from shoal.core.layers.advice import REASONS, LayerAdvice
-from shoal.core.layers.faults import FAULTS
+from shoal.core.layers.faults import FAULTS, advice
 from shoal.core.layers.layer import Layer
 from shoal.core.layers.refusals import REFUSALS
 
 PAGE = Path(__file__).parents[3] / "docs" / "why.md"
 PART = re.compile(r"(?<=<!-- layers -->\n).*(?=<!-- /layers -->)", re.DOTALL)
+XIDS_PART = re.compile(r"(?<=<!-- xids -->\n).*(?=<!-- /xids -->)", re.DOTALL)
 
 
 def listed(rows: Mapping[str, LayerAdvice], layer: Layer, *states: str) -> Iterable[str]:
@@ -48,6 +50,25 @@ def test_the_page_has_every_reason_of_every_layer() -> None:
     found = PART.search(text)
     assert found is not None
     assert found.group() == part()
+
+
+def xid_rows() -> Iterable[str]:
+    by_meaning: dict[xids.Xid, list[int]] = {}
+    for number, known in sorted(xids.XIDS.items()):
+        by_meaning.setdefault(known, []).append(number)
+    for known, numbers in by_meaning.items():
+        row = advice(known.reason)
+        yield f"| {', '.join(map(str, numbers))} | {known.meaning} | `{known.reason}` | {row.layer.label} |"
+
+
+def test_the_page_has_every_xid() -> None:
+    found = XIDS_PART.search(PAGE.read_text())
+    if os.environ.get("SHOAL_GOLDEN") == "write":
+        rows = "\n".join(["| Xid | meaning | reason | layer |", "|---|---|---|---|", *xid_rows()]) + "\n"
+        PAGE.write_text(XIDS_PART.sub(lambda _: rows, PAGE.read_text()))
+        found = XIDS_PART.search(PAGE.read_text())
+    assert found is not None
+    assert found.group().splitlines()[2:] == list(xid_rows())
 
 
 def test_the_page_has_every_check_of_an_installation_in_order() -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from shoal.core.health.types import DCGM, HealthSignal, Unit
-from shoal.core.layers import faults, texts
+from shoal.core.layers import faults, texts, xids
 
 LAST_XID: Final = "DCGM_FI_DEV_XID_ERRORS"
 """Number of the last Xid message. It is in the exporter's default list, so a GPU that has it is measured."""
@@ -28,11 +28,8 @@ CLOCK_EVENTS: Final = ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_TH
 """Bits of why clocks are held down: the new and the old name."""
 
 NEEDS_RESET: Final[Mapping[int, str]] = {
-    **dict.fromkeys((48, 64, 95, 140, 171, 172), faults.GPU_ECC_ERROR),
-    79: faults.GPU_LOST,
-    **dict.fromkeys((74, 136), faults.NVLINK_FAULT),
-    **dict.fromkeys((46, 62, 109, 119, 120), faults.DRIVER_FAULT),
-    **dict.fromkeys((110, 143, 156, 158), faults.GPU_UNHEALTHY),
+    number: xids.XIDS[number].reason
+    for number in (46, 48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 156, 158, 171, 172)
 }
 """Xid -> reason. 171 and 172 say more about a 48."""
 _HELD_DOWN: Final = {
@@ -186,7 +183,7 @@ def _fault(metric: str, labels: Mapping[str, str], value: float) -> tuple[str, s
     text = _label(labels, "xid") if metric == XID_COUNT else f"{value:.0f}" if metric == LAST_XID else ""
     xid = int(text) if text.isascii() and text.isdigit() and len(text) <= 4 else None
     reason = NEEDS_RESET.get(xid) if xid is not None else None
-    return (reason, f"Xid {xid}") if reason is not None else None
+    return (reason, f"Xid {xid} ({xids.XIDS[xid].meaning})") if reason is not None and xid is not None else None
 
 
 def _node(gpu: MeasuredGPU, hosts: Mapping[str, str], pod_node: Callable[[str], str | None]) -> str | None:

@@ -77,7 +77,8 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
     ),
     r.CORDON_INVALID: _note(_CONTROL, "Correct the annotation that the message names, or use `shoal cordon`."),
     r.GPU_METRICS: _note(
-        _DRIVER, "Look at the DCGM exporter's pods on these nodes, and whether Prometheus scrapes them."
+        _DRIVER,
+        "Look at the DCGM exporter's pods on these nodes, whether Prometheus scrapes them, and whether it answers.",
     ),
     r.QUARANTINE_ENDED: _fine(Layer.HARDWARE),
     r.MEMORY_UNKNOWN: _fault(_CONTROL, "Set memoryPerGPU of the class: its devices do not say it."),

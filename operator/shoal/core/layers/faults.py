@@ -8,6 +8,12 @@ from shoal.core.layers.layer import Layer
 
 # --- L0 hardware ------------------------------------------------------------------------------------------------------
 GPU_ECC_ERROR: Final = "GPUUncorrectableECC"
+GPU_ECC_CONTAINED: Final = "GPUContainedECC"
+"""An error of a GPU's memory ended one process. The GPU goes on."""
+GPU_ECC_CORRECTED: Final = "GPUCorrectedECC"
+"""A GPU corrects many errors of its memory."""
+GPU_MEMORY_REPAIRED: Final = "GPUMemoryRepaired"
+"""A GPU has set a damaged part of its memory aside."""
 GPU_LOST: Final = "GPUFellOffBus"
 GPU_UNHEALTHY: Final = "GPUUnhealthy"
 """The device plugin or the kubelet says that a GPU is not healthy."""
@@ -132,6 +138,15 @@ _ARTIFACT, _EXECUTION, _ENGINE, _CONTROL = Layer.ARTIFACT, Layer.EXECUTION, Laye
 
 FAULTS: Final[Mapping[str, LayerAdvice]] = {
     GPU_ECC_ERROR: _fault(_HW, "Cordon the node and reset the GPU; replace it if the error comes back."),
+    GPU_ECC_CONTAINED: _fault(
+        _HW, "Let the engine start again: the GPU may go on; reset it when convenient, and replace it if this repeats."
+    ),
+    GPU_ECC_CORRECTED: LayerAdvice(
+        _HW, "note", "Watch the GPU: nothing fails; run the vendor's diagnosis if the errors go on."
+    ),
+    GPU_MEMORY_REPAIRED: LayerAdvice(
+        _HW, "note", "Nothing at once: the GPU goes on; reset it at the next maintenance, which completes the repair."
+    ),
     GPU_LOST: _fault(_HW, "Cordon the node and restart the machine; have the GPU and its slot checked."),
     GPU_UNHEALTHY: _fault(_HW, "Cordon the node and run the vendor's diagnosis of its GPUs."),
     CORDONED_BY_PERSON: LayerAdvice(_HW, "note", "Put them back with `shoal uncordon` when they may be used again."),

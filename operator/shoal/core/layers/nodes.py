@@ -65,10 +65,12 @@ def candidates(
         return
     for condition in node.conditions:
         if (reason := reason_of(condition)) is not None:
-            text = condition.message or condition.reason
+            text = texts.shorten(condition.message or condition.reason)
+            if (said := texts.xid(f"{condition.reason}: {condition.message}")) is not None:
+                text += f" ({said.meaning})"
             yield Candidate(
                 reason,
-                f"node {node.name}: {condition.type} is {condition.status}: {texts.shorten(text)}",
+                f"node {node.name}: {condition.type} is {condition.status}: {text}",
                 Level.NODE,
                 (Evidence(f"{condition.type}={condition.status} ({condition.reason})", f"node {node.name}",
                           age(now, condition.since)),),
@@ -83,7 +85,7 @@ def candidates(
         if (phrase := texts.gpu(f"{event.reason}: {event.message}")) is not None:
             yield Candidate(
                 phrase.reason,
-                f"node {node.name}: {phrase.quote}",
+                f"node {node.name}: {phrase.explained}",
                 Level.NODE,
                 (Evidence(phrase.quote, f"event {event.reason} of node {node.name}", seconds),),
                 pods,

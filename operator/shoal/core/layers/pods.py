@@ -187,7 +187,7 @@ def _why_ended(container: ContainerView, killed: list[EventView]) -> tuple[str, 
     if container.name == names.CONTAINER_STAGE:
         return _stage(text)
     if (phrase := texts.engine(text) or texts.setup(text)) is not None:
-        return phrase.reason, phrase.quote
+        return phrase.reason, phrase.explained
     liveness = next((e for e in killed if "liveness" in e.message.lower()), None)
     started = next((e for e in killed if e.reason == "Killing" and "startup probe" in e.message.lower()), None)
     engine = container.name == names.CONTAINER_ENGINE

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal.api import reasons
-from shoal.core.layers import faults
+from shoal.core.layers import faults, xids
 
 LONGEST: Final = 8192
 """Characters of a message that are read, from its end: an engine's last lines say why."""
@@ -24,6 +24,13 @@ class Phrase:
     reason: str
     quote: str
     """The line that it is in."""
+    meaning: str = ""
+    """What a number in it means."""
+
+    @property
+    def explained(self) -> str:
+        """The line, with the meaning."""
+        return f"{self.quote} ({self.meaning})" if self.meaning else self.quote
 
 
 def _all(*pairs: tuple[str, str]) -> tuple[tuple[re.Pattern[str], str], ...]:
@@ -138,35 +145,28 @@ match its selector."""
 _ESCAPE: Final = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _XID: Final = re.compile(r"\bxid(?: \([^)]{0,80}\))?[:= ]{1,3}(\d{1,3})\b|\bnvidiaxid(\d{1,3})", re.IGNORECASE)
-XIDS: Final = {
-    faults.GPU_ECC_ERROR: {48, 63, 64, 92, 94, 95, 140},
-    faults.GPU_LOST: {54, 79},
-    faults.NVLINK_FAULT: {74, *range(144, 151)},
-    faults.DRIVER_FAULT: {38, 61, 62, 119, 120, 123},
-    faults.CUDA_ERROR: {13, 31, 32, 43, 45, 68, 69},
-}
-"""Numbers of NVIDIA's Xid messages by what they mean."""
 
 
 def engine(text: str) -> Phrase | None:
     """Why an engine or a container of a pod ended; also for kubelets' messages about GPUs. The most upstream cause of
     those that the text names."""
-    return xid(text) or _first(text, (*_GPU, *_ENGINE))
+    found = _worst(xid(text), _first(text, (*_GPU, *_ENGINE)))
+    return found if found is not None and _is_fault(found) else None  # what is only worth knowing ended nothing
 
 
 def gpu(text: str) -> Phrase | None:
     """What a node's condition or event says of its GPUs."""
-    return xid(text) or _first(text, _GPU)
+    return _worst(xid(text), _first(text, _GPU))
 
 
 def xid(text: str) -> Phrase | None:
-    """The most upstream of the Xid messages in a text."""
+    """The worst of the Xid messages in a text: of faults the most upstream, and notes after them."""
     found: list[Phrase] = []
     for match in _XID.finditer(text[-LONGEST:]):
-        number = int(match[1] or match[2])
-        reason = next((reason for reason, numbers in XIDS.items() if number in numbers), faults.DRIVER_FAULT)
-        found.append(Phrase(reason, _line(text[-LONGEST:], match)))
-    return min(found, key=lambda phrase: faults.advice(phrase.reason).layer.order, default=None)
+        number, line = int(match[1] or match[2]), _line(text[-LONGEST:], match)
+        if (known := xids.of(number, line)) is not None:
+            found.append(Phrase(known.reason, line, f"Xid {number}: {known.meaning}"))
+    return min(found, key=_severity, default=None)
 
 
 def pull(text: str) -> Phrase | None:
@@ -194,6 +194,23 @@ def shorten(text: str, longest: int = _LONGEST_QUOTE) -> str:
     write a status could otherwise write to the reader's terminal."""
     line = " ".join(_CONTROL.sub(" ", _ESCAPE.sub("", text)).split())
     return line if len(line) <= longest else f"{line[: longest - 4]} ..."
+
+
+def _is_fault(phrase: Phrase) -> bool:
+    return faults.advice(phrase.reason).state == "fault"
+
+
+def _severity(phrase: Phrase) -> tuple[bool, int, bool]:
+    """A contained error may come with one that is not."""
+    contained = phrase.reason == faults.GPU_ECC_CONTAINED
+    return not _is_fault(phrase), faults.advice(phrase.reason).layer.order, contained
+
+
+def _worst(of_xid: Phrase | None, other: Phrase | None) -> Phrase | None:
+    """What an Xid says, unless it is a note beside a fault."""
+    if of_xid is None or (other is not None and not _is_fault(of_xid)):
+        return other
+    return of_xid
 
 
 def _first(text: str, known: Iterable[tuple[re.Pattern[str], str]]) -> Phrase | None:
