@@ -12,6 +12,7 @@ from shoal.core.layers import objects
 from shoal.core.layers.causes import causes
 from shoal.core.layers.faults import advice
 from shoal.core.layers.layer import Layer
+from shoal.core.layers.texts import shorten
 from shoal.core.layers.types import ConditionView, ObjectView, Unread, WhySnapshot
 
 NO_CLASS_FOR_NODES: Final = "GPUsWithoutClass"
@@ -20,6 +21,8 @@ SIGNALS_AWAY: Final = "SignalsAway"
 _GPU: Final = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe")
 _CACHE_FAULTS: Final = (reasons.DISK_FULL, reasons.CACHE_UNAVAILABLE)
 _LARGE_PERCENT: Final = 80
+_LONGEST: Final = 1500
+"""Characters of a class's message: it names at most twelve GPUs."""
 
 
 def classes(seen: DoctorSnapshot, now: datetime) -> Iterator[DoctorResult]:
@@ -39,7 +42,8 @@ def classes(seen: DoctorSnapshot, now: datetime) -> Iterator[DoctorResult]:
         wrong = [cause for cause in found if cause.state in ("fault", "note") and cause.reason != reasons.PAUSED]
         for cause in wrong:
             outcome = "error" if cause.state == "fault" and not _usable(each) else "warning"
-            yield result(check, outcome, cause.reason, cause.layer, f"{each.name}: {cause.message}", cause.do)
+            message = _of_gpus(each, cause.reason) or cause.message
+            yield result(check, outcome, cause.reason, cause.layer, f"{each.name}: {message}", cause.do)
         well += not wrong
     if isinstance(seen.nodes, Unread):
         yield unread("GPU nodes", Layer.CONTROL, seen.nodes)
@@ -56,6 +60,12 @@ def classes(seen: DoctorSnapshot, now: datetime) -> Iterator[DoctorResult]:
             yield result("GPU nodes", "warning", NO_CLASS_FOR_NODES, Layer.CONTROL, text, do)
     if well and well == len(seen.classes):
         yield ok(check, Layer.CONTROL, f"{well} classes have nodes")
+
+
+def _of_gpus(view: ObjectView, reason: str) -> str:
+    """All that the operator says of GPUs that are out of use or not measured: a cause names the first only."""
+    said = (c.message for c in view.conditions if c.type == reasons.GPUS_HEALTHY and c.reason == reason)
+    return shorten(next(said, ""), _LONGEST)
 
 
 def _usable(view: ObjectView) -> bool:

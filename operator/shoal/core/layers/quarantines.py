@@ -62,7 +62,7 @@ def candidate(view: ObjectView, each: QuarantineView, pods: frozenset[str], now:
         reason,
         f"{each.what} {_are(each)} {where} ({each.reason}): {said}",
         Level.NODE,
-        (Evidence(f"{each.reason}: {said}", f"status.quarantined of {view.text}", age(now, each.since)),),
+        (Evidence(f"{each.what}: {each.reason}: {said}", f"status.quarantined of {view.text}", age(now, each.since)),),
         pods,
         tuple(tried),
     )
