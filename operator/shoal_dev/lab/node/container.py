@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from shoal_dev.lab.kubeapi import KubeAPIError
-from shoal_dev.lab.node import fields, hooks, images, launch, probes
+from shoal_dev.lab.node import fields, hooks, images, launch, memory, probes
 from shoal_dev.lab.node.env import ConfigError
 from shoal_dev.lab.node.launch import Launch
 from shoal_dev.lab.node.logs import LogWriter, tail_of
@@ -88,6 +88,8 @@ class NodeContainer:
         """Cleared from a failed probe's kill until the container runs again: the pod's end waits for that."""
         self.no_restart_due.set()
         self._backoff = 0.0
+        self._out_of_memory = False
+        """The present process was killed at the memory limit."""
         self._began = time.monotonic()
         self._started_at = ""
 
@@ -205,6 +207,7 @@ class NodeContainer:
     async def _attend(self, process: ContainerProcess) -> None:
         """Until the process has ended; then the record says how."""
         watching = self._watching = asyncio.create_task(probes.watch(self, self._reactions()))
+        measuring = self._enforce_memory(process)
         try:
             code = await process.wait()
             if self.pod.terminating:
@@ -225,9 +228,24 @@ class NodeContainer:
             self.up.clear()
             self.pod.changed()
         finally:
+            if measuring is not None:
+                measuring.cancel()
             if not self.pod.terminating:
                 self._stop_watching()
             self._enter_file.unlink(missing_ok=True)
+
+    def _enforce_memory(self, process: ContainerProcess) -> asyncio.Task[None] | None:
+        """Kills the container above its memory limit, where the pod asks for that; None: it does not."""
+        self._out_of_memory = False
+        limit = memory.limit_of(self.pod.metadata, self.spec)
+        if limit is None:
+            return None
+
+        def kill() -> None:
+            self._out_of_memory = True
+            process.send_signal(signal.SIGKILL)
+
+        return asyncio.create_task(memory.enforce(process.pid, limit, kill))
 
     async def _restarts(self) -> bool:
         """Waits as long as the back-off says; False when the container is not to be started again."""
@@ -357,7 +375,8 @@ class NodeContainer:
             record.state["terminated"]["startedAt"] = None
 
     def _terminated(self, code: int) -> Json:
-        return terminated(code, self._started_at, self.record.container_id, self._message(code))
+        reason = "OOMKilled" if self._out_of_memory else ""
+        return terminated(code, self._started_at, self.record.container_id, self._message(code), reason)
 
     def _message(self, code: int) -> str:
         if self.launch is None:
