@@ -9,6 +9,7 @@ import pytest
 from shoal.core.layers.advice import REASONS
 from shoal.core.layers.causes import causes
 from shoal.core.layers.types import DecisionView, ObjectView, Unread, WhySnapshot
+from shoal.kube import layerviews
 from tests.faults.worlds import (
     GPU,
     NOW,
@@ -25,6 +26,8 @@ from tests.faults.worlds import (
     not_ready,
     pending,
     pod,
+    policy,
+    ready_gateway,
     seen,
     stage,
     tenant,
@@ -546,6 +549,16 @@ FAULTS = [
         "L2", "ImageIncomplete", "image that has the engine", ("EngineFailed",),
     ),
     Fault(
+        "an image in which the shell does not find the engine",
+        seen(
+            not_ready("EngineFailed", "the engine of pod chat/llama-1 ended with exit code 127 (3 restarts): engine: "
+                      "2: sglang: not found"),
+            pods=(pod(crashed("engine: 2: sglang: not found", 127)),),
+            nodes=(node(),),
+        ),
+        "L2", "ImageIncomplete", "image that has the engine", (), "sglang: not found",
+    ),
+    Fault(
         "an image whose libraries do not fit together",
         engine_world("ImportError: libcudart.so.13: cannot open shared object file: No such file or directory"),
         "L2", "ImageIncomplete", "libraries",
@@ -615,6 +628,52 @@ FAULTS = [
         "a Job that reads the source and has too little memory",
         seen(not_ready("StageFailed", "reading the source's metadata ended with exit code 137: OOMKilled")),
         "L2", "OutOfHostMemory", "memory of the container", ("StageFailed",),
+    ),
+    Fault(
+        "an init container that a mesh has put into the pod",
+        seen(
+            not_ready("Starting", "0 of 1 replicas ready"),
+            pods=(pod(crashed("iptables: Permission denied", 3, name="mesh-init")),),
+            nodes=(node(),),
+        ),
+        "L2", "InjectedContainerFailed", "a webhook, policy or mesh", ("Starting",), "Permission denied",
+    ),
+    Fault(
+        "an injected container that is killed at its own memory limit",
+        seen(
+            not_ready("Starting", "0 of 1 replicas ready"),
+            pods=(pod(crashed("", 137, name="istio-proxy", reason="OOMKilled")),),
+            nodes=(node(),),
+        ),
+        "L2", "InjectedContainerFailed", "this container's log", ("Starting",), "OOMKilled",
+    ),
+    Fault(
+        "a NetworkPolicy that lets gateways reach nothing",
+        seen(
+            model(READY), pods=(serves(),), gateways=(ready_gateway(),),
+            policies=(policy("shoal-system", "no-egress", podSelector={}, policyTypes=["Egress"]),),
+            decision=DecisionView(NOW, "SignalsUnknown", "", "", stale=("chat/llama-1",)),
+        ),
+        "L2", "NetworkPolicyBlocks", "NetworkPolicy", ("SignalsStale",),
+        "Egress of NetworkPolicy shoal-system/no-egress",
+    ),
+    Fault(
+        "a NetworkPolicy that lets nobody reach engines",
+        seen(
+            model(READY), pods=(serves(),), gateways=(ready_gateway(),),
+            policies=(policy("chat", "deny-all", podSelector={}, policyTypes=["Ingress"]),),
+        ),
+        "L2", "NetworkPolicyBlocks", "Allow gateways", (), "chat/deny-all",
+    ),
+    Fault(
+        "a source whose name no server resolves",
+        stage_world("SourceUnreachable", "no name server answered for hub.example: check the cluster's DNS"),
+        "L2", "NameResolutionFailed", "DNS pods",
+    ),
+    Fault(
+        "an engine that cannot resolve a name",
+        engine_world("socket.gaierror: [Errno -3] Temporary failure in name resolution"),
+        "L2", "NameResolutionFailed", "DNS pods",
     ),
     # --- L2.5 artifact
     Fault(
@@ -747,6 +806,15 @@ FAULTS = [
         "L4", "EngineStopped", "events of node and pod", ("EngineFailed",),
     ),
     Fault(
+        "an engine that a signal ended in the middle of its log",
+        seen(
+            failed("INFO: loading safetensors shards"),
+            pods=(pod(crashed("INFO: loading safetensors shards: 40 %", 137)),),
+            nodes=(node(),),
+        ),
+        "L4", "EngineStopped", "events of node and pod", ("EngineFailed",), "exit code 137",
+    ),
+    Fault(
         "an engine that ends with words that nobody knows",
         engine_world("ValueError: something new"),
         "L4", "EngineFailed", "last lines", (), "something new",
@@ -820,6 +888,11 @@ FAULTS = [
         seen(model(READY), gateways=(gateway(waiting=("ImagePullBackOff", "manifest unknown")),)),
         "L2", "ImageNotFound", "name or tag", ("GatewaysNotReady",),
     ),
+    Fault(
+        "gateways that cannot write usage records",
+        replace(seen(model(READY)), gateways=(replace(layerviews.pod(gateway(running=True)), not_ready=("spool",)),)),
+        "L5", "UsageSpoolRefuses", "gateway.persistence", (), "not ready: spool",
+    ),
     # --- L6 client
     Fault(
         "a tenant whose keys have expired",
@@ -871,6 +944,15 @@ FAULTS = [
     Fault(
         "KEDA that is not installed",
         seen(model(READY, condition("ScalingActive", "False", "KEDANotInstalled", "no ScaledObjects"))),
+        "control", "KEDANotInstalled", "Install KEDA",
+    ),
+    Fault(
+        "KEDA that is not installed, of a Model that has no replica yet",
+        seen(model(
+            condition("Placed", "True", "Placed", ago=300),
+            condition("Ready", "False", "Starting", "0 of 1 replicas ready", ago=300),
+            condition("ScalingActive", "False", "KEDANotInstalled", "the API server knows no ScaledObjects"),
+        )),
         "control", "KEDANotInstalled", "Install KEDA",
     ),
     Fault(
@@ -1037,6 +1119,68 @@ def test_a_class_without_devices_explains_that_nothing_is_free(reason: str) -> N
     (cause,) = causes(world, NOW).causes
     assert cause.reason == reason
     assert {"NoCapacity", "InsufficientGPUs"} <= {line.split(": ")[0].split()[-1] for line in cause.consequences}
+
+
+OURS = {
+    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "shoal-system"}},
+    "podSelector": {"matchLabels": {"app.kubernetes.io/component": "gateway", "app.kubernetes.io/part-of": "shoal"}},
+}
+NAMESPACE = "kubernetes.io/metadata.name"
+DENY = policy("chat", "deny-all", podSelector={}, policyTypes=["Ingress"])
+
+
+def names(each: dict[str, Any]) -> str:
+    return each["metadata"]["name"]
+
+
+@pytest.mark.parametrize(
+    "allowing",
+    [
+        policy("chat", "llama", podSelector={"matchLabels": {"shoal.dev/model": "llama"}},
+               ingress=[{"from": [OURS], "ports": [{"protocol": "TCP", "port": 30000}, {"port": 30443}]}]),
+        policy("chat", "range", podSelector={}, ingress=[{"ports": [{"port": 29000, "endPort": 30500}]}]),
+        policy("chat", "named", podSelector={}, ingress=[{"ports": [{"port": "engine"}]}]),
+        policy("chat", "block", podSelector={}, ingress=[{"from": [{"ipBlock": {"cidr": "10.244.0.0/16"}}]}]),
+        policy("chat", "team", podSelector={},
+               ingress=[{"from": [{"namespaceSelector": {"matchLabels": {"a-label-that-was-not-read": "x"}}}]}]),
+        policy("chat", "few", podSelector={"matchExpressions": [{"key": "shoal.dev/model", "operator": "Exists"}]},
+               ingress=[{"from": [{"namespaceSelector": {"matchExpressions": [
+                   {"key": NAMESPACE, "operator": "NotIn", "values": ["other"]}]}}]}]),
+    ],
+    ids=names,
+)  # fmt: skip
+def test_policies_add_up_and_what_is_not_known_counts_as_allowed(allowing: dict[str, Any]) -> None:
+    world = seen(model(READY), pods=(serves(),), gateways=(ready_gateway(),), policies=(DENY, allowing))
+    assert causes(world, NOW).state == "ok"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        policy("chat", "port", podSelector={}, ingress=[{"from": [OURS], "ports": [{"port": 8080}]}]),
+        policy("chat", "udp", podSelector={}, ingress=[{"ports": [{"protocol": "UDP", "port": 30000}]}]),
+        policy("chat", "block", podSelector={},
+               ingress=[{"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.244.0.0/16"]}}]}]),
+        policy("chat", "same-space", podSelector={}, ingress=[{"from": [{"podSelector": {}}]}]),
+        policy("chat", "other-space", podSelector={},
+               ingress=[{"from": [{"namespaceSelector": {"matchLabels": {NAMESPACE: "monitoring"}}}]}]),
+        policy("other", "elsewhere", podSelector={}, ingress=[{}]),
+        policy("chat", "of-another-pod", podSelector={"matchLabels": {"app": "web"}}, ingress=[{}]),
+    ],
+    ids=names,
+)  # fmt: skip
+def test_a_policy_that_allows_something_else_does_not_help(other: dict[str, Any]) -> None:
+    world = seen(model(READY), pods=(serves(),), gateways=(ready_gateway(),), policies=(DENY, other))
+    (cause,) = causes(world, NOW).causes
+    assert (cause.reason, cause.state) == ("NetworkPolicyBlocks", "fault")
+
+
+def test_a_policy_says_nothing_of_replicas_and_gateways_that_are_not_ready() -> None:
+    world = seen(not_ready("Loading", ""), pods=(pod(engine(running=True)),), gateways=(ready_gateway(),),
+                 policies=(DENY,))  # fmt: skip
+    assert causes(world, NOW).state == "waiting"
+    alone = seen(model(READY), pods=(serves(),), gateways=(gateway(),), policies=(DENY,))
+    assert [c.reason for c in causes(alone, NOW).causes] == ["GatewaysNotReady"]
 
 
 def test_a_sick_node_that_the_model_does_not_need_is_not_told() -> None:

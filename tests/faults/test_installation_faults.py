@@ -183,6 +183,22 @@ FAULTS = [
         "error", "L5", "GatewaysNotReady", "0 of 3 pods ready", "pods and logs",
     ),
     InstallationFault(
+        "a gateway whose spool is full",
+        with_workload(
+            workload("gateway", 2, 1),
+            pods=(replace(component_pod("gateway", engine(name="gateway", running=True)), not_ready=("spool",)),),
+        ),
+        "warning", "L5", "UsageSpoolRefuses", "1 of 2 pods ready: not ready: spool", "gateway.persistence",
+    ),
+    InstallationFault(
+        "a gateway that misses its keys",
+        with_workload(
+            workload("gateway", 2, 0),
+            pods=(replace(component_pod("gateway", engine(name="gateway", running=True)), not_ready=("installKey",)),),
+        ),
+        "error", "L5", "GatewaysNotReady", "not ready: installKey", "pods and logs",
+    ),
+    InstallationFault(
         "a ledger whose image cannot be pulled",
         with_workload(
             workload("ledger", 1, 0),
@@ -285,6 +301,18 @@ FAULTS = [
         "a Model whose engine names the layer below it",
         replace(WELL, models=(model(condition("Ready", "False", "EngineFailed", "no CUDA-capable device")),)),
         "warning", "L1", "DriverMissing", "chat/llama", "shoal why model/llama -n chat",
+    ),
+    InstallationFault(
+        "a Model whose engine is killed at its memory limit",
+        replace(WELL, models=(model(condition("Ready", "False", "EngineFailed", "the engine of pod chat/llama-1 ended "
+                                              "with exit code 137 (5 restarts): OOMKilled")),)),
+        "warning", "L2", "OutOfHostMemory", "chat/llama", "shoal why model/llama -n chat",
+    ),
+    InstallationFault(
+        "a Model whose engine a signal ends",
+        replace(WELL, models=(model(condition("Ready", "False", "EngineFailed", "the engine of pod chat/llama-1 ended "
+                                              "with exit code 137 (1 restart): INFO: loading")),)),
+        "warning", "L4", "EngineStopped", "chat/llama", "shoal why model/llama -n chat",
     ),
     InstallationFault(
         "a Model whose source nobody reads",

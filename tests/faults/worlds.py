@@ -123,6 +123,18 @@ def gateway(name: str = "shoal-gateway-1", **status: Any) -> Json:
     return found
 
 
+def ready_gateway(**more: Any) -> Json:
+    found = gateway(running=True, conditions=[condition("Ready", "True", "")])
+    found["metadata"]["labels"] |= {"app.kubernetes.io/part-of": "shoal"}
+    found["status"] |= {"podIP": "10.244.1.2", "conditions": [condition("Ready", "True", "")], **more}
+    return found
+
+
+def policy(namespace: str, name: str, **spec: Any) -> Json:
+    """A NetworkPolicy."""
+    return {"metadata": {"namespace": namespace, "name": name}, "spec": spec}
+
+
 def pending(message: str, name: str = "llama-1") -> Json:
     waits = condition("PodScheduled", "False", "Unschedulable", message, ago=120)
     return pod(name=name, node=None, conditions=[waits])
@@ -174,6 +186,7 @@ def seen(
     lease_ago: float | None = 2,
     decision: DecisionView | None = None,
     unread: tuple[Unread, ...] = (),
+    policies: tuple[Json, ...] = (),
     removed: tuple[str, ...] = (),
 ) -> WhySnapshot:
     """What `shoal why` reads. `lease_ago`: seconds since the operator renewed its Lease; None: nobody holds it.
@@ -195,6 +208,7 @@ def seen(
         ),
         events=tuple(layerviews.event(each) for each in events),
         gateways=None if gateways is None else tuple(layerviews.pod(each) for each in gateways),
+        policies=tuple(layerviews.policy(each) for each in policies),
         lease=layerviews.lease(lease),
         decision=decision,
         unread=unread,

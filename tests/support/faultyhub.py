@@ -1,12 +1,14 @@
-"""A hub with a repository for each thing that goes wrong, as a process: `python -m tests.support.faultyhub PORT DIR`.
+"""A hub with a repository for each thing that goes wrong, as a process:
+`python -m tests.support.faultyhub PORT DIR [ADAPTER]`.
 
-DIR has the files of a model that an engine can serve; each repository is that model with one fault.
+DIR has the files of a model that an engine can serve; each repository is that model with one fault. ADAPTER has those
+of an adapter for it.
 """
 
 import asyncio
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiohttp import web
@@ -49,6 +51,26 @@ class SlowRepository(HubServer):
         return response
 
 
+@dataclass
+class ChangingRepository(HubServer):
+    """Its files are others once it is `changed`."""
+
+    later: dict[str, bytes] = field(default_factory=dict)
+    changed: bool = False
+
+    async def _info(self, request: web.Request) -> web.Response:
+        self._change()
+        return await super()._info(request)
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        self._change()
+        return await super()._file(request)
+
+    def _change(self) -> None:
+        if self.changed:
+            self.files = self.later
+
+
 def repositories(files: dict[str, bytes]) -> dict[str, HubServer]:
     """By name; each is private to one fault."""
     weights = files[WEIGHTS]
@@ -63,16 +85,26 @@ def repositories(files: dict[str, bytes]) -> dict[str, HubServer]:
         "hung": HubServer(files),
         "slow": SlowRepository({**files, SLOW_FILE: bytes(2 << 20)}),
     }
-    for name, repository in found.items():
-        repository.repo = f"team/{name}"
     return found
+
+
+def adapters(files: dict[str, bytes]) -> dict[str, HubServer]:
+    """Repositories of an adapter, by name."""
+    cut = {name: body[: len(body) // 2] if name.endswith(".safetensors") else body for name, body in files.items()}
+    later = {
+        name: body[:-1] + bytes([body[-1] ^ 1]) if name.endswith(".safetensors") else body
+        for name, body in files.items()
+    }
+    return {"adapter": ChangingRepository(files, later=later), "adapter-cut": HubServer(cut)}
 
 
 class FaultyHub:
     """`POST /control/NAME` sets attributes of a repository from JSON, and answers with how often it was begun."""
 
-    def __init__(self, files: dict[str, bytes]) -> None:
-        self._repositories = repositories(files)
+    def __init__(self, files: dict[str, bytes], adapter: dict[str, bytes] | None = None) -> None:
+        self._repositories = repositories(files) | (adapters(adapter) if adapter else {})
+        for name, repository in self._repositories.items():
+            repository.repo = f"team/{name}"
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -104,9 +136,11 @@ class FaultyHub:
 
 
 def main() -> None:
-    folder = Path(sys.argv[2])
-    files = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
-    web.run_app(FaultyHub(files).app(), port=int(sys.argv[1]), print=None)
+    model, *adapter = (
+        {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir()) if path.is_file()}
+        for folder in sys.argv[2:]
+    )
+    web.run_app(FaultyHub(model, *adapter).app(), port=int(sys.argv[1]), print=None)
 
 
 if __name__ == "__main__":

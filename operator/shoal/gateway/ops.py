@@ -1,8 +1,8 @@
 """The gateway's port for operations: probes and metrics (`net/pages.py`), the demand stream, the request log, and
 facts of the last requests, why they went to their replicas, and the last minute of routes.
 
-/healthz and /readyz answer every caller with a status. The reasons, and the metrics, are only for callers that `access`
-allows."""
+/healthz and /readyz answer every caller with a status, and with the names of the parts that are not ready. The reasons,
+and the metrics, are only for callers that `access` allows."""
 
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol

@@ -15,6 +15,7 @@ from shoal.core.layers.types import (
     ExplainedKind,
     ObjectView,
     OperatorLease,
+    PolicyView,
     WhyNode,
     WhyPod,
 )
@@ -78,6 +79,8 @@ def pod(raw: JsonObject) -> WhyPod:
         component=labels.get(names.LABEL_COMPONENT),
         queue=_text(labels.get(names.LABEL_QUEUE)) or None,
         queue_managed=labels.get(names.LABEL_QUEUE_MANAGED) == "true",
+        labels={name: _text(value) for name, value in labels.items()},
+        address=_text(status.get("podIP")) or None,
     )
 
 
@@ -118,6 +121,12 @@ def event(raw: JsonObject) -> EventView:
         at=time_of(at),
         source=_text(raw.get("reportingController")) or _text(_map(raw, "deprecatedSource").get("component")),
     )
+
+
+def policy(raw: JsonObject) -> PolicyView:
+    """A NetworkPolicy."""
+    metadata = _map(raw, "metadata")
+    return PolicyView(_text(metadata.get("namespace")), _text(metadata.get("name")), _map(raw, "spec"))
 
 
 def lease(raw: JsonObject) -> OperatorLease:

@@ -99,9 +99,9 @@ def ops_shell(
     refresh: Callable[[], None] = lambda: None,
     access: Access | None = None,
 ) -> Shell:
-    """/healthz, /readyz and /metrics of a gateway or ledger. Every caller gets a status; causes and metrics are only
-    for callers that `access` allows. `missing` returns why the process is not ready, `notes` are problems that do not
-    make it unready, `refresh` updates the gauges before they are read."""
+    """/healthz, /readyz and /metrics of a gateway or ledger. Every caller gets a status, and names of the parts that
+    are not ready; causes and metrics are only for callers that `access` allows. `missing` returns why the process is
+    not ready, `notes` are problems that do not make it unready, `refresh` updates the gauges before they are read."""
     doors = TokenGuard(access)
     shell = Shell(name, wording=_status_response)
 
@@ -111,7 +111,9 @@ def ops_shell(
 
     async def readyz(request: ShellRequest) -> Response:
         found = missing()
-        status = {"status": "not ready" if found else "ok"}
+        status: dict[str, object] = {"status": "not ready" if found else "ok"}
+        if found:
+            status["missing"] = sorted(found)  # names of parts only: `shoal why` asks without a token
         if await doors.may_know(request):
             status |= {**notes(), **found}
         return answer_json(status, 503 if found else 200)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from shoal.core.layers.advice import LayerAdvice
 from shoal.core.layers.layer import Layer
 from shoal.core.layers.refusals import REFUSALS
-from tests.faults.lab.rows import SPACE, Json, named
+from tests.faults.lab.objects import SPACE, Json, named
 
 CHAT: Final = "/v1/chat/completions"
 PICTURE: Final = "data:image/png;base64,AA"

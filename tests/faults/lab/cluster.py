@@ -6,10 +6,14 @@ WELL: Final = "well"
 """The class of nodes on which nothing is broken."""
 BROKEN: Final = (
     "silent", "xid", "ecc", "link", "both", "unplugged", "shared", "pressure", "tainted", "cordoned", "small", "single",
-    "spare",
+    "spare", "partial", "full", "nameless",
 )  # fmt: skip
 """Classes of one node each, named for what happens to the node."""
-CLASSES: Final = (WELL, *BROKEN)
+REPORTED: Final = ("sick", "monitored", "readonly", "rdma", "logged")
+"""The same, of nodes on which nothing runs: what is reported of them is all that there is."""
+CLASSES: Final = (WELL, *BROKEN, *REPORTED)
+BARE: Final = "bare"
+"""An image that has no engine."""
 _PRODUCT: Final = "NVIDIA-{}"
 
 
@@ -27,7 +31,9 @@ NODES: Final[dict[str, Any]] = {
         {"name": "cpu-1"},
         _node(WELL, gpus=64),
         *(_node(name, cpu="500m" if name == "small" else "64") for name in BROKEN),
-    ]
+        *(_node(name, statusOnly=True) for name in REPORTED),
+    ],
+    "images": {BARE: {"user": 65532}},
 }
 
 

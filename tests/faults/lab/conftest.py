@@ -2,15 +2,19 @@
 
 import json
 import os
+import subprocess
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
+from shoal.api import names
 from shoal.cli.main import main
 from shoal_dev.demo import steps
+from shoal_dev.demo.clusters import NAMESPACE
 from shoal_dev.lab.api import Lab
 from tests.e2e.conftest import HUB_NAMESPACE, VALUES, Fleet
 from tests.faults.lab import rows
@@ -47,6 +51,94 @@ class BrokenFleet(Fleet):
         patch = json.dumps({"status": {"conditions": [mine]}})
         self.kubectl("patch", "node", node, "--subresource=status", "--type=strategic", "-p", patch)
 
+    def node_event(self, node: str, reason: str, message: str) -> None:
+        """As a problem detector reports it."""
+        now = time.strftime("%Y-%m-%dT%H:%M:%S.000000Z", time.gmtime())
+        about = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node}
+        self.apply(
+            {"apiVersion": "events.k8s.io/v1", "kind": "Event",
+             "metadata": {"name": f"{node}-1", "namespace": "default"}, "regarding": about, "type": "Warning",
+             "reason": reason, "note": message, "action": "Detected", "eventTime": now,
+             "reportingController": "example.com/detector", "reportingInstance": node},
+        )  # fmt: skip
+
+    def serves(self, model: str, space: str) -> bool:
+        return self.condition(model, "Ready", space).get("status") == "True"
+
+    def pods(self, space: str, selector: str) -> list[dict[str, Any]]:
+        """Those that are not going."""
+        found = json.loads(self.kubectl("get", "pods", "-n", space, "-l", selector, "-o", "json"))["items"]
+        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+    def engine(self, model: str, space: str) -> str:
+        """Name of a Model's pod whose engine runs; waits for one."""
+        selector = f"{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE},{names.LABEL_MODEL}={model}"
+
+        def running() -> list[str]:
+            return [
+                pod["metadata"]["name"]
+                for pod in self.pods(space, selector)
+                for each in pod["status"].get("containerStatuses", ())
+                if each["name"] == names.CONTAINER_ENGINE and "running" in each["state"]
+            ]
+
+        until(lambda: bool(running()), WITHIN)
+        return running()[0]
+
+    def cache_pod(self, node: str) -> dict[str, Any]:
+        """The node cache's pod there."""
+        found = self.pods(NAMESPACE, f"{names.LABEL_COMPONENT}={names.COMPONENT_CACHE}")
+        return next(pod for pod in found if pod["spec"].get("nodeName") == node)
+
+    def gateways(self) -> list[dict[str, Any]]:
+        return self.pods(NAMESPACE, f"{names.LABEL_COMPONENT}={names.COMPONENT_GATEWAY}")
+
+    def gateway_addresses(self) -> list[str]:
+        return [pod["status"]["podIP"] for pod in self.gateways()]
+
+    def gateways_reach(self, pod: str, space: str) -> bool:
+        """Whether one of the gateways gets a connection to the engine of a pod."""
+        address = self.kubectl("get", "pod", pod, "-n", space, "-o", "jsonpath={.status.podIP}")
+        code = f"import socket; socket.create_connection(({address!r}, {names.ENGINE_TLS_PORT}), 1)"
+        return any(self._connects(gateway["metadata"]["name"], code) for gateway in self.gateways())
+
+    def _connects(self, gateway: str, code: str) -> bool:
+        try:
+            self.kubectl("exec", "-n", NAMESPACE, gateway, "--", "python", "-c", code)
+        except click.ClickException:
+            return False
+        return True
+
+    def nft(self, rules: str, process: int | None = None) -> None:
+        """Loads rules into the lab's network, or into that of a pod's process."""
+        enter = self.lab.enter_command() if process is None else ["nsenter", f"--net=/proc/{process}/ns/net", "--"]
+        subprocess.run([*enter, "nft", "-f", "-"], input=rules, text=True, check=True, capture_output=True, timeout=30)
+
+    def small_disk(self, node: str, folder: str, size: str) -> Callable[[], object]:
+        """Another disk of this size in place of a folder of the node's; what is returned takes it away."""
+        (process,) = (each.pid for each in self.lab.status().processes if each.name == f"node-{node}")
+        # By its number in the lab, whose /proc the command sees.
+        inside = ["nsenter", f"--mount=/proc/{process}/ns/mnt", "--"]
+        self.lab.exec(*inside, "mount", "-t", "tmpfs", "-o", f"size={size},mode=0777", "faults", folder)
+        return lambda: self.lab.exec(*inside, "umount", "--lazy", folder)
+
+    def volume(self, pod: dict[str, Any], name: str) -> str:
+        """The folder of a pod's claim on its node, by its path on this machine."""
+        claims = {v["name"]: v["persistentVolumeClaim"]["claimName"] for v in pod["spec"]["volumes"]
+                  if "persistentVolumeClaim" in v}  # fmt: skip
+        where = ("-n", pod["metadata"]["namespace"], "-o", "jsonpath={.spec.volumeName}")
+        made = self.kubectl("get", "pvc", claims[name], *where)
+        path = self.kubectl("get", "pv", made, "-o", "jsonpath={.spec.local.path}")
+        return f"{self.lab.paths.node_disk(pod['spec']['nodeName'])}{path}"
+
+    def hub(self, repository: str, **values: Any) -> None:
+        """Changes a repository of the hub."""
+        code = (
+            "import sys, urllib.request as u; "
+            f"u.urlopen('http://127.0.0.1:8080/control/{repository}', sys.argv[1].encode()).read()"
+        )
+        self.kubectl("exec", "-n", HUB_NAMESPACE, "hub", "--", "python", "-c", code, json.dumps(values))
+
 
 def apply(fleet: Fleet, objects: Iterable[dict[str, Any]]) -> None:
     """Pools before adapters, all others as they come: an object that is there twice is applied once."""
@@ -65,7 +157,7 @@ def broken_fleet() -> Generator[BrokenFleet]:
         steps.install(fleet, "simulator", steps.LAB_IMAGE, VALUES)
         fleet.apply(*(gpu_class(name) for name in CLASSES))
         fleet.apply(*(
-            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": rows.LABELS.get(name, {})}}
             for name in (*rows.SPACES, HUB_NAMESPACE)
         ))  # fmt: skip
         for name in (*rows.SPACES, HUB_NAMESPACE):
@@ -73,7 +165,7 @@ def broken_fleet() -> Generator[BrokenFleet]:
         service = {"selector": {"app": "hub"}, "ports": [{"port": 80, "targetPort": 8080}]}
         fleet.apply(
             helper_pod("hub", HUB_NAMESPACE, "tests.support.faultyhub", "8080", "/opt/shoal/models/tiny-chat",
-                       image=steps.LAB_IMAGE),
+                       "/opt/shoal/adapters/poet", image=steps.LAB_IMAGE),
             {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "hub", "namespace": HUB_NAMESPACE},
              "spec": service},
         )  # fmt: skip

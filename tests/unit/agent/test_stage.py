@@ -20,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from aiohttp.resolver import ThreadedResolver
 from aiohttp.test_utils import TestServer, unused_port
 
 from shoal.agent.stage.progress import write_progress
@@ -395,10 +396,23 @@ async def test_an_unreachable_host_is_explained(serve: Serve, paths: StagePaths)
     assert str(error).endswith("check source.uri and the chart's proxy settings")
 
 
-async def test_a_name_that_does_not_resolve_is_explained(serve: Serve, paths: StagePaths):
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (socket.EAI_NONAME, "nowhere.invalid cannot be resolved: check source.uri, the cluster's DNS"),
+        (socket.EAI_AGAIN, "no name server answered for nowhere.invalid: check the cluster's DNS"),
+    ],
+)
+async def test_a_name_that_does_not_resolve_is_explained(
+    serve: Serve, paths: StagePaths, monkeypatch: pytest.MonkeyPatch, code: int, text: str
+):
+    async def fails(*_: object) -> None:
+        raise socket.gaierror(code, "as a resolver says it")
+
+    monkeypatch.setattr(ThreadedResolver, "resolve", fails)
     error = await failure(quick("https://nowhere.invalid/x.tar"), paths)
     assert error.reason == reasons.SOURCE_UNREACHABLE
-    assert str(error).startswith("nowhere.invalid cannot be resolved: check source.uri, the cluster's DNS")
+    assert str(error).startswith(text)
 
 
 async def test_an_untrusted_certificate_is_explained(serve: Serve, paths: StagePaths, monkeypatch: pytest.MonkeyPatch):

@@ -76,6 +76,8 @@ def api() -> CannedApi:
             "/apis/events.k8s.io/v1/namespaces/chat/events": listed(),
             "/apis/events.k8s.io/v1/namespaces/default/events": listed(),
             GATEWAYS: listed(gateway("True")),
+            "/apis/networking.k8s.io/v1/namespaces/chat/networkpolicies": listed(),
+            "/apis/networking.k8s.io/v1/namespaces/shoal-system/networkpolicies": listed(),
             LEASE: {"spec": {"holderIdentity": "shoal-operator-1", "renewTime": "2999-01-01T00:00:00.000000Z"}},
             DECISIONS: answer.model_dump(mode="json", by_alias=True),
         }
@@ -135,6 +137,23 @@ def test_a_broken_gpu_stands_before_the_engine_that_it_ends(kubeconfig: Path, ap
     (cause,) = json.loads(why(kubeconfig, "llama", "-o", "json").output)["causes"]
     assert (cause["layer"], cause["reason"]) == ("L0", "GPUFellOffBus")
     assert any("OutOfGPUMemory" in line for line in cause["explains"])
+
+
+def test_a_gateway_that_is_not_ready_says_what_it_misses(kubeconfig: Path, api: CannedApi) -> None:
+    stuck = gateway("False")
+    stuck["metadata"]["uid"] = "u2"
+    stuck["metadata"]["labels"] = {"app.kubernetes.io/component": "gateway", "app.kubernetes.io/part-of": "shoal"}
+    stuck["status"]["containerStatuses"] = [{"name": "gateway", "state": {"running": {}}}]
+    api.answers[MODEL] = model(condition("Ready", "True", "ReplicasReady", "1 of 1 replicas ready"))
+    api.answers["/api/v1/namespaces/chat/pods"] = listed()
+    api.answers[GATEWAYS] = listed(stuck)
+    page = f"{GATEWAYS}/shoal-gateway-1:9090/proxy/readyz"
+    api.answers[page] = (503, {"status": "not ready", "missing": ["spool"]})
+    (cause,) = json.loads(why(kubeconfig, "llama", "-o", "json").output)["causes"]
+    assert (cause["layer"], cause["reason"]) == ("L5", "UsageSpoolRefuses")
+    del api.answers[page]  # it does not answer
+    (cause,) = json.loads(why(kubeconfig, "llama", "-o", "json").output)["causes"]
+    assert cause["reason"] == "GatewaysNotReady"
 
 
 def test_what_cannot_be_read_is_listed_and_the_rest_is_explained(kubeconfig: Path, api: CannedApi) -> None:

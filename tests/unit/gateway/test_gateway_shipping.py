@@ -80,7 +80,7 @@ async def test_a_full_spool_is_told(tmp_path: Path, when_full: str):
         status, said = await readyz(session, process)
         async with ask(session, process) as answer:
             if when_full == "Refuse":
-                assert (status, said) == (503, {"status": "not ready", "spool": full})
+                assert (status, said) == (503, {"status": "not ready", "missing": ["spool"], "spool": full})
                 assert answer.status == 503
                 assert (await answer.json())["error"]["code"] == "cannot_record_usage"
             else:

@@ -158,8 +158,8 @@ async def test_a_gateways_page_tells_tenants_names_to_nobody_without_a_token(doo
     status, text = await asgi_get(app, "/metrics", "prometheus-token")
     assert (status, "acme" in text) == (200, True)
     assert (await asgi_get(app, "/metrics", "prometheus-token", names.HEADER_KEY))[0] == 200
-    # Probes have no token: they are told that it is not ready, and no more.
-    assert await asgi_get(app, "/readyz") == (503, '{"status":"not ready"}')
+    # Probes have no token: they are told that it is not ready, and which part, and no more.
+    assert await asgi_get(app, "/readyz") == (503, '{"status":"not ready","missing":["models"]}')
     assert "not listed yet" in (await asgi_get(app, "/readyz", "prometheus-token"))[1]
     assert (await asgi_get(app, "/healthz"))[0] == 200
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any, Final, TypeVar, cast
@@ -13,6 +14,7 @@ from shoal.api import names, permissions
 from shoal.api.meta import CustomResource, JsonObject
 from shoal.api.permissions import Permission
 from shoal.api.schema import KINDS
+from shoal.cli.why import readiness
 from shoal.core import quantity
 from shoal.core.doctor.types import (
     CertificateState,
@@ -25,7 +27,7 @@ from shoal.core.doctor.types import (
     ServiceState,
     WorkloadState,
 )
-from shoal.core.layers.types import ExplainedKind, ObjectView, OperatorLease, Unread
+from shoal.core.layers.types import ExplainedKind, ObjectView, OperatorLease, Unread, WhyPod
 from shoal.kube import doctorviews, layerviews
 from shoal.kube.access import ACCESSREVIEWS
 from shoal.kube.client import KubeClient
@@ -91,7 +93,7 @@ class DoctorReader:
             version=version("shoal"),
             scope=scope,
             workloads=workloads,
-            pods=await self._views("pods of Shoal", PODS, layerviews.pod),
+            pods=await self._part("pods of Shoal", self._pods()),
             events=await self._views("events of Shoal", EVENTS, layerviews.event),
             lease=await self._part("Lease shoal-operator", self._lease()),
             kinds=await self._part("CustomResourceDefinitions", self._kinds()),
@@ -128,6 +130,16 @@ class DoctorReader:
     async def _views(self, what: str, resource: Resource, view: Any, namespace: str | None = None) -> Any:
         found = await self._part(what, self._list(resource, namespace or self._namespace))
         return found if isinstance(found, Unread) else tuple(view(raw) for raw in found)
+
+    async def _pods(self) -> tuple[WhyPod, ...]:
+        """Gateways that are not ready with what they say of it."""
+        found: list[WhyPod] = []
+        for raw in await self._list(PODS, self._namespace):
+            pod = layerviews.pod(raw)
+            if pod.component == names.COMPONENT_GATEWAY and not pod.deleting:
+                pod = replace(pod, not_ready=await readiness.missing(self._client, pod, raw))
+            found.append(pod)
+        return tuple(found)
 
     async def _objects(
         self, what: str, kind: ExplainedKind, resource: Resource, namespace: str | None = None

@@ -69,6 +69,7 @@ async def read_model(reader: WhyReader, question: WhyQuestion, model: ObjectView
         nodes=await reader.nodes(pods, classes),
         events=await reader.events(namespace),
         gateways=await reader.gateways(question.installation.namespace),
+        policies=await reader.policies(namespace, question.installation.namespace),
         lease=await reader.lease(question.installation.namespace),
         unread=tuple(reader.unread),
     )

@@ -3,17 +3,20 @@ on."""
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Mapping
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.cli.client import ServiceError
+from shoal.cli.why import readiness
 from shoal.core.layers.texts import shorten
 from shoal.core.layers.types import (
     EventView,
     ExplainedKind,
     ObjectView,
     OperatorLease,
+    PolicyView,
     Unread,
     WhyNode,
     WhyPod,
@@ -21,7 +24,7 @@ from shoal.core.layers.types import (
 from shoal.kube import layerviews
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import KubeError, NotFound
-from shoal.kube.resources import EVENTS, GPUCLASSES, LEASES, NODES, PODS, Resource
+from shoal.kube.resources import EVENTS, GPUCLASSES, LEASES, NETWORKPOLICIES, NODES, PODS, Resource
 
 T = TypeVar("T")
 
@@ -135,7 +138,25 @@ class WhyReader:
         """Pods of the gateways in Shoal's namespace; None: they cannot be read."""
         selector = f"{names.LABEL_COMPONENT}={names.COMPONENT_GATEWAY}"
         found = await self.listed(f"gateways in namespace {namespace}", PODS, namespace, selector)
-        return tuple(layerviews.pod(raw) for raw in found) if found is not None else None
+        if found is None:
+            return None
+        pods = [layerviews.pod(raw) for raw in found]
+        if any(pod.ready for pod in pods):
+            return tuple(pods)
+        return tuple(
+            [
+                replace(pod, not_ready=await readiness.missing(self.client, pod, raw))
+                for pod, raw in zip(pods, found, strict=True)
+            ]
+        )
+
+    async def policies(self, *namespaces: str) -> tuple[PolicyView, ...]:
+        """NetworkPolicies of these namespaces."""
+        found: list[PolicyView] = []
+        for space in dict.fromkeys(namespaces):
+            listed = await self.listed(f"NetworkPolicies of namespace {space}", NETWORKPOLICIES, space)
+            found += [layerviews.policy(raw) for raw in listed or ()]
+        return tuple(found)
 
     async def lease(self, namespace: str) -> OperatorLease | None:
         """The Lease of the operators in Shoal's namespace."""

@@ -9,7 +9,7 @@ from shoal.core.doctor.results import ok, result, some, unread
 from shoal.core.doctor.types import DoctorResult, DoctorSnapshot, WorkloadState
 from shoal.core.layers import faults
 from shoal.core.layers.candidates import age
-from shoal.core.layers.causes import causes
+from shoal.core.layers.causes import SPOOL, causes
 from shoal.core.layers.layer import Layer
 from shoal.core.layers.types import Unread, WhyPod, WhySnapshot
 
@@ -56,6 +56,11 @@ def _process(seen: DoctorSnapshot, workload: WorkloadState, now: datetime) -> Do
         outcome = "warning" if workload.ready else "error"
         return result(check, outcome, reason, where, f"{count}: {text}", do)
     gateway = workload.component == names.COMPONENT_GATEWAY
+    if missed := sorted({part for pod in mine for part in pod.not_ready}):
+        reason = faults.SPOOL_FULL if SPOOL in missed else faults.GATEWAYS_NOT_READY
+        row = faults.FAULTS[reason]
+        text = f"{count}: not ready: {', '.join(missed)}"
+        return result(check, "warning" if workload.ready else "error", reason, row.layer, text, row.do)
     if gateway and workload.ready == 1:
         row = faults.FAULTS[faults.GATEWAY_ALONE]
         return result(check, "warning", faults.GATEWAY_ALONE, row.layer, count, row.do)

@@ -98,7 +98,9 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
     # --- Model: the facts of its source
     r.READING_ARTIFACT: _waits(_ARTIFACT, "Wait until the Job has read the source's metadata."),
     r.SIZE_UNKNOWN: _fault(_ARTIFACT, "Write the sizes into spec.sizing: Shoal does not know this architecture."),
-    r.SOURCE_CHANGED: _fault(_ARTIFACT, "Pin the revision that is to be served; then the Model rolls out to it."),
+    r.SOURCE_CHANGED: _fault(
+        _ARTIFACT, "Put back what was there, or name the new files in spec.source.uri, at an address of their own."
+    ),
     # --- Model: Placed
     r.PLACED_ON: _fine(_CONTROL),
     r.NO_CAPACITY: _fault(

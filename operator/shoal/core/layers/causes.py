@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Final, Literal
 
 from shoal.api import reasons
-from shoal.core.layers import faults, nodes, objects, pods, quarantines, texts
+from shoal.core.layers import faults, netpolicies, nodes, objects, pods, quarantines, texts
 from shoal.core.layers.candidates import Candidate, Level, age, merged
 from shoal.core.layers.faults import advice
 from shoal.core.layers.layer import Layer
@@ -35,6 +35,8 @@ _NO_GPUS: Final = (
 """Reasons why a GPU class has no GPUs at all."""
 _EXPLAINS: Final[Mapping[str, frozenset[str]]] = {
     faults.OPERATOR_AWAY: frozenset({reasons.PENDING, faults.OUT_OF_DATE, reasons.KEDA_NOT_POLLING}),
+    # A policy that cuts gateways off often cuts operators off too.
+    faults.NETWORK_POLICY: frozenset({reasons.SIGNALS_STALE, reasons.SIGNALS_UNKNOWN}),
     faults.DEVICE_PLUGIN_MISSING: frozenset(
         {reasons.NO_NODES, reasons.NO_CAPACITY, reasons.NO_FIT, reasons.UNSCHEDULABLE, faults.TOO_FEW_GPUS}
     ),
@@ -119,6 +121,7 @@ def _candidates(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
     yield from _no_pods(seen, now)
     yield from _jobs(seen, now)
     yield from _gateways(seen, now)
+    yield from netpolicies.candidates(seen.pods, seen.gateways or (), seen.policies)
     yield from _operator(seen, now)
     yield from _decision(seen, now)
 
@@ -235,7 +238,9 @@ def _no_pods(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
     if seen.kind != "model" or subject is None or seen.pods or any("pods" in each.what for each in seen.unread):
         return
     known = {c.type: c for c in subject.conditions}
-    placed, ready = known.get(reasons.PLACED), known.get(reasons.READY)
+    placed, ready, scaling = (known.get(t) for t in (reasons.PLACED, reasons.READY, reasons.SCALING_ACTIVE))
+    if scaling is not None and scaling.status == "False":
+        return  # nobody asks for replicas: its driver is away
     if placed is None or placed.status != "True" or ready is None or ready.reason != reasons.STARTING:
         return
     waited = age(now, placed.since)
@@ -281,8 +286,25 @@ def _gateways(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
     for each in found:
         yield replace(each, aside=True, consequences=(f"{row.layer.label} {faults.GATEWAYS_NOT_READY}: {text}",))
     if not found:
+        missed = sorted({part for pod in there for part in pod.not_ready})
+        said = Evidence(f"not ready: {', '.join(missed)}", "/readyz of the gateways", None)
         proof = Evidence(f"0 of {len(there)} pods ready", "pods of the gateways", None)
-        yield Candidate(faults.GATEWAYS_NOT_READY, f"{text}: no request is taken", Level.OBJECT, (proof,), aside=True)
+        reason = faults.SPOOL_FULL if SPOOL in missed else faults.GATEWAYS_NOT_READY
+        why = f" ({', '.join(missed)})" if missed else ""
+        named = reason != faults.GATEWAYS_NOT_READY
+        more = (f"{row.layer.label} {faults.GATEWAYS_NOT_READY}: {text}",) if named else ()
+        yield Candidate(
+            reason,
+            f"{text}{why}: no request is taken",
+            Level.OBJECT,
+            (proof, said) if missed else (proof,),
+            consequences=more,
+            aside=True,
+        )
+
+
+SPOOL: Final = "spool"
+"""Name of this part in /readyz of a gateway."""
 
 
 def _operator(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:

@@ -76,6 +76,12 @@ OBJECT_MISSING: Final = "RequiredObjectMissing"
 """Pods name a ServiceAccount, PriorityClass or RuntimeClass that does not exist."""
 NAMESPACE_ENDS: Final = "NamespaceTerminating"
 POD_SECURITY: Final = "PodSecurityRefused"
+NETWORK_POLICY: Final = "NetworkPolicyBlocks"
+"""NetworkPolicies keep gateways from a replica that is ready."""
+NAMES_UNRESOLVED: Final = "NameResolutionFailed"
+"""No name server answers: the cluster's DNS is away, or cut off."""
+INJECTED_FAILED: Final = "InjectedContainerFailed"
+"""A container of an engine's pod that Shoal has not put there ends with an error."""
 WEBHOOK_REFUSED: Final = "WebhookRefused"
 WEBHOOK_UNREACHABLE: Final = "WebhookUnreachable"
 TAINT: Final = "TaintNotTolerated"
@@ -115,6 +121,8 @@ ENGINE_STOPPED: Final = "EngineStopped"
 # --- L5 gateway -------------------------------------------------------------------------------------------------------
 GATEWAYS_NOT_READY: Final = "GatewaysNotReady"
 GATEWAY_ALONE: Final = "GatewayWithoutPeers"
+SPOOL_FULL: Final = "UsageSpoolRefuses"
+"""No gateway can write usage records to its disk: it is full, read-only or gone."""
 # --- L6 client --------------------------------------------------------------------------------------------------------
 NOTHING_GRANTED: Final = "NothingGranted"
 TARGET_NOT_SERVING: Final = "TargetNotServing"
@@ -183,7 +191,9 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
         _CONTAINER, "Give the engines a PriorityClass as high as that of the pod that took the place, or add GPUs."
     ),
     NO_SPACE: _fault(_CONTAINER, "Give the pod's volumes, /dev/shm or the node's disk more room: one of them is full."),
-    OUT_OF_MEMORY: _fault(_CONTAINER, "Raise the memory of the container (chart value engines.memoryPerGPU)."),
+    OUT_OF_MEMORY: _fault(
+        _CONTAINER, "Raise the memory of the container: spec.pod.resources, or the chart value engines.memoryPerGPU."
+    ),
     SCHEDULER_AWAY: _fault(
         _CONTAINER, "Look at kube-scheduler: it has not looked at the pod, and binds none to a node."
     ),
@@ -209,7 +219,19 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
         _CONTAINER,
         "Use another namespace: this one is being deleted; if that hangs, see its conditions for what remains.",
     ),
-    POD_SECURITY: _fault(_CONTAINER, "Relax the Pod Security level of the namespace, or the chart's value pods."),
+    POD_SECURITY: _fault(
+        _CONTAINER,
+        "Relax the namespace's Pod Security level, or take out what the message names: chart value pods, or a webhook.",
+    ),
+    NETWORK_POLICY: _fault(
+        _CONTAINER, "Allow gateways to connect to replicas in the NetworkPolicy that the message names, or delete it."
+    ),
+    NAMES_UNRESOLVED: _fault(
+        _CONTAINER, "Look at the cluster's DNS pods, and at network and NetworkPolicies on the pod's way to them."
+    ),
+    INJECTED_FAILED: _fault(
+        _CONTAINER, "Read this container's log; Shoal did not put it into the pod: a webhook, policy or mesh did."
+    ),
     WEBHOOK_REFUSED: _fault(_CONTAINER, "Change the policy behind the admission webhook, or what it objects to."),
     WEBHOOK_UNREACHABLE: _fault(_CONTAINER, "Start the admission webhook that the message names: it does not answer."),
     TAINT: _fault(_CONTAINER, "Add a toleration to the GPUClass, or remove the taint from the nodes."),
@@ -261,6 +283,10 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     GATEWAYS_NOT_READY: _fault(Layer.GATEWAY, "Look at the gateways' pods and logs: none is ready to take requests."),
     GATEWAY_ALONE: LayerAdvice(
         Layer.GATEWAY, "note", "Start the other gateways: alone, one does not know what others count towards quotas."
+    ),
+    SPOOL_FULL: _fault(
+        Layer.GATEWAY,
+        "Make the ledger take the records, or give gateway.persistence more room; see df in the gateway's pod.",
     ),
     NOTHING_GRANTED: _fault(Layer.CLIENT, "Grant Models in spec.models of the Tenant, or adapters in spec.adapters."),
     TARGET_NOT_SERVING: LayerAdvice(

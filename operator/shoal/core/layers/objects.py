@@ -104,12 +104,14 @@ def refine(reason: str, message: str) -> Phrase | None:
         case reasons.IMAGE_UNAVAILABLE:
             return texts.pull(message)
         case reasons.ENGINE_FAILED | reasons.ROLLOUT_STALLED | reasons.LOAD_FAILED:
-            return texts.engine(message) or texts.setup(message)
+            return texts.engine(message) or texts.setup(message) or texts.ended(message)
         case reasons.READING_ARTIFACT:
             # Its Job's pod: an image that cannot be pulled, or no node for it.
             return (texts.pull(message) if "pull" in message.lower() else None) or texts.scheduler(message)
         case reasons.SOURCE_NOT_FOUND if "PersistentVolumeClaim" in message:
             return Phrase(faults.VOLUME_MISSING, texts.shorten(message))
+        case reasons.SOURCE_UNREACHABLE:
+            return texts.names(message)
         case reasons.STAGE_FAILED if "OOMKilled" in message:
             return Phrase(faults.OUT_OF_MEMORY, texts.shorten(message))
         case reasons.NO_NODES if "device plugin" in message:

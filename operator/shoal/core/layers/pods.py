@@ -15,8 +15,12 @@ _PULLS: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 )
 _SETUPS: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"})
+_OURS: Final = frozenset({names.CONTAINER_ENGINE, names.CONTAINER_AGENT, names.CONTAINER_STAGE, names.CONTAINER_TLS})
+"""Containers of an engine's pod. Others were injected."""
 _KILLED: Final = (137, 143)
 """Exit codes of SIGKILL and SIGTERM."""
+_NOT_FOUND: Final = 127
+"""Exit code of a shell that does not find the program."""
 _MOUNTS: Final = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 _AUTOSCALERS: Final = ("TriggeredScaleUp", "NotTriggerScaleUp", "Nominated", "FailedScaleUp")
 _REMOVED: Final = {
@@ -164,8 +168,14 @@ def _pull_message(message: str, pod: WhyPod, events: Iterable[EventView]) -> str
 
 def _ended(pod: WhyPod, container: ContainerView, events: Iterable[EventView], now: datetime) -> Candidate:
     where = f"container {container.name} of pod {pod.key}"
-    text = container.exit_message or container.exit_reason
-    reason, quote = _why_ended(container, [e for e in events if e.reason in ("Killing", "Unhealthy")])
+    text = container.exit_message
+    injected = pod.component == names.COMPONENT_ENGINE and container.name not in _OURS
+    if injected:
+        # Its words are its own: an engine's phrases, and advice about an engine's memory, do not hold for it.
+        phrase = texts.setup(container.exit_message)
+        reason, quote = (phrase.reason, phrase.quote) if phrase is not None else (faults.INJECTED_FAILED, "")
+    else:
+        reason, quote = _why_ended(container, [e for e in events if e.reason in ("Killing", "Unhealthy")])
     tried: list[str] = []
     if container.restarts:
         times = "once" if container.restarts == 1 else f"{container.restarts} times"
@@ -195,7 +205,10 @@ def _why_ended(container: ContainerView, killed: list[EventView]) -> tuple[str, 
         return faults.START_TIMEOUT, texts.shorten(started.message)
     if engine and liveness is not None:
         return faults.ENGINE_STALLED, texts.shorten(liveness.message)
-    if engine and container.exit_code in _KILLED and not text.strip():
+    if container.exit_code == _NOT_FOUND:
+        return faults.IMAGE_INCOMPLETE, ""
+    # What a killed engine leaves is its log up to then (the kubelet falls back to it), and not a reason.
+    if engine and container.exit_code in _KILLED:
         return faults.ENGINE_STOPPED, ""
     return (reasons.ENGINE_FAILED if engine else faults.CONTAINER_FAILED), ""
 
@@ -207,7 +220,8 @@ def _stage(text: str) -> tuple[str, str]:
         written = None
     match written:
         case {"reason": str(reason), "message": str(message)} if reason in reasons.STAGE_REASONS:
-            return reason, texts.shorten(message)
+            phrase = texts.names(message) if reason == reasons.SOURCE_UNREACHABLE else None
+            return phrase.reason if phrase is not None else reason, texts.shorten(message)
         case _:
             return reasons.STAGE_FAILED, ""
 

@@ -56,6 +56,8 @@ _GPU: Final = _all(
      r"|no nvidia gpu (device )?(is )?(present|found)|no hip gpus are available", faults.DRIVER_MISSING),
 )  # fmt: skip
 """L0 to L1, the most upstream first."""
+NO_NAME_SERVER: Final = r"temporary failure in name resolution|no name server answer"
+"""A name server that answers says that there is no such name, in other words."""
 _ENGINE: Final = _all(
     (r"safetensorerror|error while deserializing header|headertoo(large|small)|metadataincompletebuffer"
      r"|invalid load key|unexpected eof.{0,40}\.(bin|safetensors|gguf)|corrupt(ed)? (file|checkpoint|weights)"
@@ -63,6 +65,7 @@ _ENGINE: Final = _all(
     (r"does not appear to have a file named|no such file or directory: .{0,200}\.(safetensors|bin|json)"
      r"|cannot find any model weights|cannot find the (weights|tokenizer)|can't load tokenizer",
      faults.WEIGHTS_INCOMPLETE),
+    (NO_NAME_SERVER, faults.NAMES_UNRESOLVED),
     (r"couldn't connect to .{0,60}huggingface|localentrynotfounderror|offlinemodeisenabled",
      reasons.SOURCE_UNREACHABLE),
     (r"size mismatch for|weights? .{0,80}not (found in|initialized from) (the )?checkpoint"
@@ -92,6 +95,7 @@ _ENGINE: Final = _all(
      faults.CONTEXT_TOO_LONG),
 )  # fmt: skip
 """L2.5 to L4. A driver's failure often shows as a CUDA error too, so these come after `_GPU`."""
+_NAMES: Final = _all((NO_NAME_SERVER, faults.NAMES_UNRESOLVED))
 _PULL: Final = _all(
     (r"no match(ing manifest)? for (platform|linux/)", faults.WRONG_ARCHITECTURE),
     (r"no space left on device", faults.DISK_PRESSURE),
@@ -112,6 +116,12 @@ _SETUP: Final = _all(
     (r"failed to (create|setup|set up) .{0,40}sandbox|network plugin|cni", faults.SANDBOX_FAILED),
     (r"mountvolume|unable to attach or mount", faults.MOUNT_FAILED),
 )
+_ENDED: Final = _all(
+    (r"ended with exit code \d{1,3} \(\d{1,6} restarts?\): oomkilled", faults.OUT_OF_MEMORY),
+    (r"ended with exit code 127\b", faults.IMAGE_INCOMPLETE),
+    (r"ended with exit code (137|143)\b", faults.ENGINE_STOPPED),
+)
+"""How a Model's condition tells of its engine's end (`core/status/diagnosis.py`)."""
 _ADMISSION: Final = _all(
     (r"exceeded quota|failed quota", reasons.RESOURCE_QUOTA),
     (r"(maximum|minimum) [\w./-]{1,80} usage per (container|pod)"
@@ -169,6 +179,11 @@ def xid(text: str) -> Phrase | None:
     return min(found, key=_severity, default=None)
 
 
+def names(text: str) -> Phrase | None:
+    """Whether a source or a host was not reached because no name server answers."""
+    return _first(text, _NAMES)
+
+
 def pull(text: str) -> Phrase | None:
     """Why an image cannot be pulled."""
     return _first(text, _PULL)
@@ -177,6 +192,11 @@ def pull(text: str) -> Phrase | None:
 def setup(text: str) -> Phrase | None:
     """Why a container cannot be set up."""
     return _first(text, (*_GPU, *_SETUP))
+
+
+def ended(text: str) -> Phrase | None:
+    """What a Model's condition says of its engine's exit code, where the engine's own words say nothing."""
+    return _first(text, _ENDED)
 
 
 def admission(text: str) -> Phrase | None:

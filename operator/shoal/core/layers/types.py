@@ -104,6 +104,10 @@ class WhyPod:
     """Kueue's queue, by its label."""
     queue_managed: bool = False
     """Kueue has taken charge of it."""
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    address: str | None = None
+    not_ready: tuple[str, ...] = ()
+    """What it says itself that it misses, part by part (/readyz of a gateway)."""
 
     @property
     def key(self) -> str:
@@ -145,6 +149,15 @@ class EventView:
     message: str
     at: datetime | None
     source: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyView:
+    """A NetworkPolicy."""
+
+    namespace: str
+    name: str
+    spec: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +206,8 @@ class WhySnapshot:
     events: tuple[EventView, ...] = ()
     gateways: tuple[WhyPod, ...] | None = None
     """Pods of Shoal's gateways; None: unknown, or they do not matter to the subject."""
+    policies: tuple[PolicyView, ...] = ()
+    """NetworkPolicies of the replicas' namespace and of the gateways'."""
     lease: OperatorLease | None = None
     decision: DecisionView | None = None
     unread: tuple[Unread, ...] = ()
