@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.core.layers.layer import Layer
@@ -95,27 +94,16 @@ def _certificate(name: str, left: timedelta) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": meta}
 
 
-def _labelled(name: str, other: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Commands that give a StatefulSet the label of another version, and that of all."""
-    label = ("label", "statefulset", name, "-n", NAMESPACE, "--overwrite")
-    return (*label, f"app.kubernetes.io/version={other}"), (
-        *label,
-        f"app.kubernetes.io/version={metadata.version('shoal')}",
-    )
+def _other_version(fleet: "BrokenFleet") -> Undo:
+    """The ledger has the label of another version."""
+    field = "app.kubernetes.io/version"
 
+    def label(value: str) -> None:
+        fleet.kubectl("label", "statefulset", "shoal-ledger", "-n", NAMESPACE, "--overwrite", f"{field}={value}")
 
-def _no_name_service(fleet: "BrokenFleet") -> Undo:
-    """The address of the cluster's DNS is not ready."""
-    where = ("endpointslice", "-n", "kube-system", "-l", "kubernetes.io/service-name=kube-dns")
-    found = json.loads(fleet.kubectl("get", *where, "-o", "json"))["items"]
-    name = found[0]["metadata"]["name"]
-
-    def ready(value: bool) -> None:
-        patch = json.dumps([{"op": "add", "path": "/endpoints/0/conditions", "value": {"ready": value}}])
-        fleet.kubectl("patch", "endpointslice", name, "-n", "kube-system", "--type=json", "-p", patch)
-
-    ready(False)
-    return lambda: ready(True)
+    found = json.loads(fleet.kubectl("get", "statefulset", "shoal-ledger", "-n", NAMESPACE, "-o", "json"))
+    label("0.0.9")
+    return lambda: label(found["metadata"]["labels"][field])
 
 
 def _no_image(fleet: "BrokenFleet") -> Undo:
@@ -182,10 +170,8 @@ INSTALLATION: Final = (
               create(_certificate("late-tls", timedelta(hours=3))), "late-tls"),
     LabChange("a node that is silent", Layer.HARDWARE, "NodeLeaseLate", "Check the machines", inject.silent("spare-1"),
               "spare-1"),
-    LabChange("a name service without an address", Layer.CONTAINER, "NameServiceDown", "DNS pods", _no_name_service,
-              "no ready address"),
-    LabChange("parts of two versions", Layer.CONTROL, "VersionsDiffer", "one release of the chart",
-              inject.kubectl(*_labelled("shoal-ledger", "0.0.9")), "0.0.9: ledger"),
+    LabChange("parts of two versions", Layer.CONTROL, "VersionsDiffer", "one release of the chart", _other_version,
+              "0.0.9: ledger"),
     LabChange("a gateway whose new image cannot be pulled", Layer.CONTAINER, "ImageNotFound", "name or tag", _no_image,
               "shoal-gateway"),
     LabChange("gateways whose spools are full", Layer.GATEWAY, "UsageSpoolRefuses", "gateway.persistence", _full_spools,
