@@ -117,8 +117,8 @@ class BrokenFleet(Fleet):
     def small_disk(self, node: str, folder: str, size: str) -> Callable[[], object]:
         """Another disk of this size in place of a folder of the node's; what is returned takes it away."""
         (process,) = (each.pid for each in self.lab.status().processes if each.name == f"node-{node}")
-        # By its number in the lab, whose /proc the command sees.
-        inside = ["nsenter", f"--mount=/proc/{process}/ns/mnt", "--"]
+        # By its number in the lab, whose /proc the command sees; the node's own /proc is that of its children.
+        inside = ["nsenter", f"--mount=/proc/{process}/ns/mnt", f"--pid=/proc/{process}/ns/pid_for_children", "--"]
         self.lab.exec(*inside, "mount", "-t", "tmpfs", "-o", f"size={size},mode=0777", "faults", folder)
         return lambda: self.lab.exec(*inside, "umount", "--lazy", folder)
 
@@ -130,14 +130,6 @@ class BrokenFleet(Fleet):
         made = self.kubectl("get", "pvc", claims[name], *where)
         path = self.kubectl("get", "pv", made, "-o", "jsonpath={.spec.local.path}")
         return f"{self.lab.paths.node_disk(pod['spec']['nodeName'])}{path}"
-
-    def hub(self, repository: str, **values: Any) -> None:
-        """Changes a repository of the hub."""
-        code = (
-            "import sys, urllib.request as u; "
-            f"u.urlopen('http://127.0.0.1:8080/control/{repository}', sys.argv[1].encode()).read()"
-        )
-        self.kubectl("exec", "-n", HUB_NAMESPACE, "hub", "--", "python", "-c", code, json.dumps(values))
 
 
 def apply(fleet: Fleet, objects: Iterable[dict[str, Any]]) -> None:

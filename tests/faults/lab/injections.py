@@ -166,27 +166,3 @@ def applied(*objects: dict[str, Any]) -> Injection:
         return nothing
 
     return make
-
-
-def rewritten(repository: str, adapter: str, space: str, *then: dict[str, Any]) -> Injection:
-    """A repository gets other files under the same name once an adapter of it was read; then objects are applied."""
-
-    def make(fleet: "BrokenFleet") -> Undo:
-        def revision() -> str:
-            where = (
-                "get",
-                "loraadapter",
-                adapter,
-                "-n",
-                space,
-                "-o",
-                "jsonpath={.status.revision}{.status.next.revision}",
-            )
-            return fleet.kubectl(*where)
-
-        until(lambda: revision() != "", 120)
-        fleet.hub(repository, changed=True, branches={"main": "b" * 40})
-        fleet.apply(*then)
-        return nothing
-
-    return make

@@ -213,11 +213,6 @@ ARTIFACT: Final = on_layer(
              (adapter("absent", uri="file:///opt/shoal/adapters/absent"),)),
     LabFault("an adapter whose file ends early", "adapter/cut", "Corrupt", "Upload the adapter again",
              (adapter("cut", uri="hf://team/adapter-cut"),)),
-    LabFault("an adapter whose files have changed under the same name", "adapter/stale", "SourceChanged",
-             "an address of their own", (
-        model("stale-base", scaling={"minReplicas": 0, "maxReplicas": 1}), pool("stale", "stale-base"),
-        adapter("stale", "stale", uri="hf://team/adapter"),
-    ), injected=inject.rewritten("adapter", "stale", SPACE, model("stale-base"))),
 )  # fmt: skip
 
 EXECUTION: Final = on_layer(
