@@ -142,7 +142,7 @@ def costs(times: int = 5000) -> None:
             quota = quotas.of(who)
             if quota is not None:
                 reserved = quota.reserve(MODEL, None, 900, 1, 200)
-                quota.headers()
+                quota.header_lines()
                 reserved.settle(meter)
 
         print(f"{name:26}{seconds(times, request) * 1e6:8.2f} us")

@@ -21,10 +21,10 @@ from shoal.core.quota.month import MonthTotal
 from shoal.core.quota.peerusage import GatewayPeers
 from shoal.core.rating.price import Rate, RateTable, cost
 from shoal.core.routing.resolve import ServedModel
-from shoal.gateway.quotamessages import ShareUsedUp, headers_of, refusal
+from shoal.gateway.quotamessages import ShareUsedUp, header_lines_of, refusal
 from shoal.gateway.tenantdemand import TenantUsageState
 from shoal.metering.meter import NO_UNITS, Meter, Units
-from shoal.net.asgi import Headers
+from shoal.net.asgi import HeaderLines
 
 log = structlog.get_logger()
 
@@ -280,13 +280,11 @@ class Quota:
         self.account.settle(self._quotas.clock(), asked, prompt + answer + heard, booked, spent)
         self._quotas.usage.note(self.tenant)
 
-    def headers(self) -> Headers:
+    def header_lines(self) -> HeaderLines:
         """OpenAI's rate limit headers."""
         quotas = self._quotas
-        found: list[tuple[bytes, bytes]] = []
-        for state in self.account.limit_states(quotas.clock(), quotas.peers, ledger=quotas.ledger.live):
-            found += headers_of(state)
-        return tuple(found)
+        states = self.account.limit_states(quotas.clock(), quotas.peers, ledger=quotas.ledger.live)
+        return b"".join(map(header_lines_of, states))
 
 
 class Reserved:

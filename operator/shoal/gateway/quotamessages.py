@@ -5,7 +5,7 @@ from typing import Final
 
 from shoal.core.quota.limits import Limit, Limits, LimitState, Over
 from shoal.core.quota.month import PICO
-from shoal.net.asgi import Headers
+from shoal.net.asgi import HeaderLines, Headers
 from shoal.net.errors import ApiError
 
 _NAMES: Final[dict[Limit, str]] = {
@@ -15,11 +15,9 @@ _NAMES: Final[dict[Limit, str]] = {
     "budget": "monthly budget",
 }
 _TYPES: Final[dict[Limit, str]] = {"requests": "requests", "tokens": "tokens", "concurrent": "requests"}
-_HEADERS: Final[dict[Limit, tuple[bytes, bytes, bytes]]] = {
+_HEADER_LINES: Final[dict[Limit, bytes]] = {
     name: (
-        f"x-ratelimit-limit-{name}".encode(),
-        f"x-ratelimit-remaining-{name}".encode(),
-        f"x-ratelimit-reset-{name}".encode(),
+        f"x-ratelimit-limit-{name}: %d\r\nx-ratelimit-remaining-{name}: %d\r\nx-ratelimit-reset-{name}: %b\r\n".encode()
     )
     for name in _NAMES
 }
@@ -95,13 +93,8 @@ def _money(pico: int) -> str:
     return f"{whole}.{cents:02d}"
 
 
-def headers_of(state: LimitState) -> Headers:
-    limit, remaining, reset = _HEADERS[state.limit]
-    return (
-        (limit, b"%d" % state.most),
-        (remaining, b"%d" % state.left),
-        (reset, duration(state.reset_seconds)),
-    )
+def header_lines_of(state: LimitState) -> HeaderLines:
+    return _HEADER_LINES[state.limit] % (state.most, state.left, duration(state.reset_seconds))
 
 
 def duration(seconds: float) -> bytes:

@@ -5,20 +5,22 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from shoal.core.translation import StreamFailure
 from shoal.gateway.dialects import Dialect
-from shoal.net.asgi import DIRECT, DirectAnswer, Headers, Scope, Send
+from shoal.net.asgi import DIRECT, DirectAnswer, HeaderLines, Headers, Scope, Send, header_lines, header_pairs
 from shoal.net.errors import ApiError
 
 if TYPE_CHECKING:
     from shoal.gateway.tracing import RequestSpans
     from shoal.requestlog.capture import Capture
 
-_JSON: Final = (b"content-type", b"application/json")
+_JSON: Final = ((b"content-type", b"application/json"),)
+_JSON_LINES: Final = header_lines(_JSON)
 _EVENT_STREAM: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     # without it, nginx and similar proxies buffer the chunks
     (b"x-accel-buffering", b"no"),
 )
+_EVENT_STREAM_LINES: Final = header_lines(_EVENT_STREAM)
 _COMMENT: Final = b": waiting for a replica\n\n"
 _COMMENT_SECONDS: Final = 5.0
 _SLICE: Final = 64 * 1024
@@ -35,7 +37,7 @@ class Stopping(Protocol):
 class Quota(Protocol):
     """The limits of the request's tenant."""
 
-    def headers(self) -> Headers: ...
+    def header_lines(self) -> HeaderLines: ...
 
 
 class Events(Protocol):
@@ -97,9 +99,9 @@ class Reply:
         """A whole JSON answer."""
         if self._direct is not None and status == 200 and len(body) <= _SLICE and not self._process.stopping:
             self.started = True
-            if self._direct.whole((_JSON, *headers, *self._ids()), body):
+            if self._direct.whole(_JSON_LINES + header_lines(headers) + self._own_lines(), body):
                 return
-        await self.page(status, body, (_JSON, *headers))
+        await self.page(status, body, (*_JSON, *headers))
 
     async def page(self, status: int, body: bytes, headers: Headers) -> None:
         """A whole answer with the given content headers."""
@@ -142,7 +144,7 @@ class Reply:
         """`begin_stream`, and a first part."""
         if self._direct is not None and not self.started and not self._process.stopping:
             self.started = True
-            if self._direct.begin((*_EVENT_STREAM, *headers, *self._ids()), data):
+            if self._direct.begin(_EVENT_STREAM_LINES + header_lines(headers) + self._own_lines(), data):
                 return
             self.started = False
         await self.begin_stream(headers)
@@ -170,12 +172,12 @@ class Reply:
     async def _start(self, status: int, headers: Headers) -> None:
         self.started = True
         close = ((b"connection", b"close"),) if self._process.stopping else ()
-        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self._ids(), *close]})
+        own = header_pairs(self._own_lines())
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *own, *close]})
 
-    def _ids(self) -> Headers:
+    def _own_lines(self) -> HeaderLines:
+        """The request's ids, and what is left of its tenant's limits."""
         own = self._id.encode()
-        ids = (
-            (b"x-request-id", own if self._client_id is None else self._client_id.encode()),
-            (b"x-shoal-request-id", own),
-        )
-        return ids if self.quota is None else (*ids, *self.quota.headers())
+        client = own if self._client_id is None else self._client_id.encode()
+        ids = b"x-request-id: %b\r\nx-shoal-request-id: %b\r\n" % (client, own)
+        return ids if self.quota is None else ids + self.quota.header_lines()

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from shoal.net.asgi import DIRECT, ASGIApp, Headers, Scope
+from shoal.net.asgi import DIRECT, ASGIApp, HeaderLines, Headers, Scope
 
 log = structlog.get_logger()
 
@@ -288,26 +288,23 @@ class HTTPExchange:
 
     # --- the answer without messages (DirectAnswer) -----------------------------------------------------------------
 
-    def whole(self, headers: Headers, body: bytes) -> bool:
+    def whole(self, headers: HeaderLines, body: bytes) -> bool:
         if self._connection.flow.write_paused:
             return False
         if self.disconnected:
             return True
-        parts = self._head(headers)
-        parts += (b"\r\ncontent-length: %d\r\n\r\n" % len(body), body)
-        self.transport.write(b"".join(parts))
+        self.transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (self._head(headers), len(body), body))
         self.response_started = True
         self._complete()
         return True
 
-    def begin(self, headers: Headers, data: bytes) -> bool:
+    def begin(self, headers: HeaderLines, data: bytes) -> bool:
         if self._connection.flow.write_paused:
             return False
         if self.disconnected:
             return True
-        parts = self._head(headers)
-        parts.append(b"\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(data), data))
-        self.transport.write(b"".join(parts))
+        head = self._head(headers)
+        self.transport.write(b"%btransfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (head, len(data), data))
         self.response_started = self._chunked = True
         return True
 
@@ -329,11 +326,9 @@ class HTTPExchange:
         if not self.disconnected:
             await self._connection.flow.drain()
 
-    def _head(self, headers: Headers) -> list[bytes]:
+    def _head(self, headers: HeaderLines) -> bytes:
         """The head without its last line, which says how long the body is."""
-        parts = [b"HTTP/1.1 200 OK"]
-        for name, value in (*self._connection.server_state.default_headers, *headers):
-            parts += (b"\r\n", name, b": ", value)
-        if not self.keep_alive:
-            parts.append(b"\r\nconnection: close")
-        return parts
+        head = b"HTTP/1.1 200 OK\r\n"
+        for pair in self._connection.server_state.default_headers:
+            head += b"%b: %b\r\n" % pair
+        return head + headers if self.keep_alive else b"%b%bconnection: close\r\n" % (head, headers)

@@ -5,12 +5,19 @@ from typing import Any
 
 import pytest
 
-from shoal.net.asgi import DIRECT
+from shoal.net.asgi import DIRECT, header_lines, header_pairs
 from shoal.net.server import HTTPServer
 from tests.unit.net.test_server_bounds import serving
 
 HEADERS = ((b"content-type", b"text/event-stream"), (b"x-request-id", b"one"))
+LINES = header_lines(HEADERS)
 PARTS = (b"data: 1\n\n", b"data: 2\n\n")
+
+
+def test_lines_are_the_same_headers_as_pairs() -> None:
+    assert LINES == b"content-type: text/event-stream\r\nx-request-id: one\r\n"
+    assert header_pairs(LINES) == HEADERS
+    assert header_pairs(header_lines(())) == ()
 
 
 async def app(scope: dict[str, Any], _receive: Any, send: Any) -> None:
@@ -18,11 +25,11 @@ async def app(scope: dict[str, Any], _receive: Any, send: Any) -> None:
         return
     direct = scope.pop(DIRECT)
     if scope["path"] == "/direct":
-        assert direct.begin(HEADERS, PARTS[0])
+        assert direct.begin(LINES, PARTS[0])
         assert direct.part(PARTS[1])
         assert direct.end()
     elif scope["path"] == "/mixed":
-        assert direct.begin(HEADERS, PARTS[0])
+        assert direct.begin(LINES, PARTS[0])
         await send({"type": "http.response.body", "body": PARTS[1], "more_body": False})
     else:
         await send({"type": "http.response.start", "status": 200, "headers": [*HEADERS]})
@@ -69,7 +76,7 @@ async def test_a_client_that_takes_nothing_gets_the_end_of_its_stream_when_it_do
         nonlocal written
         direct = scope.pop(DIRECT)
         part = bytes(64 * 1024)
-        assert direct.begin(HEADERS, part)
+        assert direct.begin(LINES, part)
         written = 1
         while True:
             written += 1
