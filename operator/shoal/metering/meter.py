@@ -296,6 +296,8 @@ class Meter:
     def units(self) -> Units:
         """What the request has besides tokens; of audio with an unknown length, the most that it can be."""
         base = self._base
+        if self._heard_ms is None and base.keys().isdisjoint(_UNITS):
+            return NO_UNITS
         return Units(base.get("documents") or 0, base.get("images") or 0, base.get("audioMs", self._heard_ms) or 0)
 
     def units_read(self) -> Units:
@@ -355,7 +357,7 @@ class Meter:
             data["attempt"] = self.attempts
         if kind != "open":
             data["attempts"] = self.attempts
-            data["durationMs"] = round(self.seconds * 1000, 3)
+            data["durationMs"] = milliseconds(self.seconds)
             if counts is not _NO_COUNTS:
                 data |= {name: value for name, value in counts.items() if value is not None}
             if self.outcome is not None:
@@ -368,9 +370,9 @@ class Meter:
                 data["gpuClass"] = replica.gpu_class
                 data["engineBoot"] = self.engine_boot
             if self.held_seconds is not None:
-                data["holdMs"] = round(self.held_seconds * 1000, 3)
+                data["holdMs"] = milliseconds(self.held_seconds)
             if self.first_byte is not None:
-                data["ttftMs"] = round((self.first_byte - self._started) * 1000, 3)
+                data["ttftMs"] = milliseconds(self.first_byte - self._started)
         record = {
             "specversion": "1.0",
             "id": id,
@@ -381,6 +383,12 @@ class Meter:
             "data": data,
         }
         return (id, self.id, kind, orjson.dumps(record))
+
+
+def milliseconds(seconds: float) -> float:
+    """With three decimals. Rounding to a whole number first is ten times as fast as `round(..., 3)`, which writes the
+    number as text."""
+    return round(seconds * 1_000_000) / 1000
 
 
 _NO_COUNTS: Final[dict[str, int | None]] = {

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import structlog
 
 from shoal.core.access import KeyIdentity
-from shoal.metering.meter import Meter
+from shoal.metering.meter import Meter, milliseconds
 from shoal.requestlog.bucket import BucketDown, BucketStore
 from shoal.requestlog.capture import OVERHEAD, Capture, CaptureBudget
 from shoal.requestlog.entry import LogEntry
@@ -147,9 +147,9 @@ class RequestLogger:
             **meter.tokens(),
             "countSource": meter.count_source,
             "attempts": meter.attempts,
-            "durationMs": round(meter.seconds * 1000, 3),
-            "ttftMs": None if first is None else round(first * 1000, 3),
-            "holdMs": None if held is None else round(held * 1000, 3),
+            "durationMs": milliseconds(meter.seconds),
+            "ttftMs": None if first is None else milliseconds(first),
+            "holdMs": None if held is None else milliseconds(held),
         }
         for name in _NOT_LOGGED:
             meta.pop(name, None)

@@ -32,7 +32,9 @@ def written(moment: datetime) -> str:
     """A time in the format of entries: UTC, in milliseconds, with a fixed width, so that it sorts as text."""
     if moment.tzinfo is not UTC:
         moment = moment.astimezone(UTC)
-    return moment.isoformat(timespec="milliseconds")[: -len("+00:00")] + "Z"
+    # orjson takes a tenth of the time of `isoformat`, but leaves out microseconds that are zero.
+    text = orjson.dumps(moment).decode()
+    return f"{text[1:24]}Z" if moment.microsecond else f"{text[1:20]}.000Z"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import IO, Any
 
@@ -370,3 +370,12 @@ async def test_what_is_put_while_the_thread_is_busy_is_not_waited_for(tmp_path: 
     await asyncio.wrap_future(held)
     await asyncio.wrap_future(it.writer.close_files())
     assert len(it.read()) == 50
+
+
+@pytest.mark.parametrize("microsecond", [0, 1, 999, 1_000, 123_456, 999_999])
+@pytest.mark.parametrize("zone", [UTC, timezone(timedelta(hours=5, minutes=30))])
+def test_times_have_a_fixed_width_in_utc(microsecond: int, zone: timezone) -> None:
+    moment = datetime(2026, 1, 2, 3, 4, 5, microsecond, zone)
+    expected = moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    assert written(moment) == expected
+    assert len(expected) == len("2026-11-22T01:31:19.123Z")
