@@ -270,6 +270,12 @@ class _Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     async def read_all(self, limit: int, grown: Callable[[int], None] = lambda _size: None) -> bytes:
+        if self._complete and self._chunks and self._buffered <= limit:
+            # All of a small answer is here by now.
+            data = self._drain()
+            self._resume_reading()
+            grown(len(data))
+            return data
         parts: list[bytes] = []
         size = 0
         while data := await self.read():
@@ -443,22 +449,8 @@ class Pool:
     async def start(
         self, target: UpstreamAddress, head: bytes, body: RequestBody, abort: AbortHandle
     ) -> UpstreamAnswer:
-        if (connection := self._take(target)) is not None:
-            try:
-                await self._send(connection, head, body, abort)
-            except ConnectionLost as lost:
-                if connection.any_byte:
-                    raise
-                # The other idle connections are at least as old, so they are closed: the retry must open a new one.
-                for idle in self._idle.pop(target, ()):
-                    idle.close()
-                raise StaleConnection(str(lost)) from None
-            return connection
-        connection = await self._connect(target)
-        await self._send(connection, head, body, abort)
-        return connection
-
-    async def _send(self, connection: _Connection, head: bytes, body: RequestBody, abort: AbortHandle) -> None:
+        reused = self._take(target)
+        connection = await self._connect(target) if reused is None else reused
         abort.hold(connection)
         try:
             if abort.aborted:
@@ -469,9 +461,15 @@ class Pool:
             await connection.send(head, body)
             if connection.sidecar and not self._outside:
                 raise sidecar_error(connection.sidecar)
-        except BaseException:
+        except BaseException as error:
             connection.release()
-            raise
+            if reused is None or connection.any_byte or not isinstance(error, ConnectionLost):
+                raise
+            # The other idle connections are at least as old, so they are closed: the retry must open a new one.
+            for idle in self._idle.pop(target, ()):
+                idle.close()
+            raise StaleConnection(str(error)) from None
+        return connection
 
     def give_back(self, target: UpstreamAddress, connection: _Connection) -> None:
         idle = self._idle.setdefault(target, [])

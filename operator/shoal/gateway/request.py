@@ -6,7 +6,7 @@ import hashlib
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -233,18 +233,18 @@ class GatewayRequest:
             if self._spans is not None:
                 self._spans.end()
 
-    async def _route(self) -> None:
+    def _route(self) -> Awaitable[None]:
+        """What answers the request, by its path and method. Raises ApiError."""
         path, method = self._path, self._scope["method"]
         if path in TABLE or self._dialect is not None:
             if method != "POST":
                 raise self._with_limits(errors.wrong_method(method, "POST"))
-            await self._complete()
-        elif path in (LOGS_PATH, USAGE_PATH, _MODELS) or path.startswith(f"{_MODELS}/"):
+            return self._complete()
+        if path in (LOGS_PATH, USAGE_PATH, _MODELS) or path.startswith(f"{_MODELS}/"):
             if method != "GET":
                 raise self._with_limits(errors.wrong_method(method, "GET"))
-            await self._read(self._identity(), path)
-        else:
-            raise self._with_limits(ApiError(404, f"Unknown path: {path[:200]}", "unknown_path"))
+            return self._read(self._identity(), path)
+        raise self._with_limits(ApiError(404, f"Unknown path: {path[:200]}", "unknown_path"))
 
     def _with_limits(self, error: ApiError) -> ApiError:
         """Returns `error`, which does not depend on a key. If the request has a valid key, the answer gets the tenant's
@@ -476,12 +476,19 @@ class GatewayRequest:
     async def _prepared_within_shares(
         self, identity: KeyIdentity, raw: bytes, fetched: _Fetched | None = None
     ) -> Prepared | _Incomplete:
-        """Calls `_prepared`. A request that fits its tenant's limits, but not this gateway's share of them, waits for
-        the next share: a client that sends one request after the other gets all of its limit."""
+        """Calls `_prepare`. A request that fits its tenant's limits, but not this gateway's share of them, waits for
+        the next share: a client that sends one request after the other gets all of its limit. A large body first waits
+        for the decoding slot."""
+        size = len(raw) if fetched is None else len(raw) + sum(map(len, fetched.media))
         until = None
         while True:
             try:
-                return await self._prepared(identity, raw, fetched)
+                if size < BIG:
+                    return self._prepare(identity, raw, fetched)
+                async with self._app.big_bodies.slot(identity.tenant, size):
+                    if self._scope.get(DISCONNECT) is GONE:
+                        raise Disconnected
+                    return self._prepare(identity, raw, fetched)
             except ShareUsedUp as refused:
                 quota = self._quota
                 if quota is None:
@@ -493,18 +500,6 @@ class GatewayRequest:
                 if self._scope.get(DISCONNECT) is GONE:
                     raise Disconnected from None
                 identity = self._same_tenant(identity)
-
-    async def _prepared(
-        self, identity: KeyIdentity, raw: bytes, fetched: _Fetched | None = None
-    ) -> Prepared | _Incomplete:
-        """Calls `_prepare`. A large body first waits for the decoding slot."""
-        size = len(raw) if fetched is None else len(raw) + sum(map(len, fetched.media))
-        if size < BIG:
-            return self._prepare(identity, raw, fetched)
-        async with self._app.big_bodies.slot(identity.tenant, size):
-            if self._scope.get(DISCONNECT) is GONE:
-                raise Disconnected
-            return self._prepare(identity, raw, fetched)
 
     def _prepare(
         self,
