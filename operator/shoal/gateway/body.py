@@ -108,6 +108,13 @@ async def read_body(receive: Receive, declared: bytes | None, limit: int, budget
         raise
 
 
+def admit_body(raw: bytes, limit: int, budget: BodyBudget, tenant: str) -> None:
+    """Applies the limits of `read_body` to a body that is here as a whole. Raises ApiError as it does."""
+    if len(raw) > limit:
+        raise too_large(limit)
+    budget.take(tenant, len(raw))
+
+
 def check_size(raw: bytes, most: JsonBounds) -> None:
     """Checks the raw body before anything is decoded.
 

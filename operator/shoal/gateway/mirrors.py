@@ -81,7 +81,7 @@ async def _send(app: Gateway, copy: Copy) -> None:
     identity: Callable[[], KeyIdentity] = lambda: copy.identity  # noqa: E731
     try:
         with app.deadlines_of(copy.prepared.model).start() as deadline:
-            reply = Reply({}, _discard, meter.id, None, app)
+            reply = Reply(None, _discard, meter.id, None, app)
             request = AcceptedRequest(app, copy.prepared, copy.raw, meter, reply, abort, deadline, None, identity)
             await Dispatch(request, MirrorTarget(request), "").run()
     except (ApiError, ClientGone, TimeoutError):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from shoal.core.translation import StreamFailure
 from shoal.gateway.dialects import Dialect
-from shoal.net.asgi import DIRECT, DirectAnswer, HeaderLines, Headers, Scope, Send, header_lines, header_pairs
+from shoal.net.asgi import DirectExchange, HeaderLines, Headers, Send, header_lines, header_pairs
 from shoal.net.errors import ApiError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Reply:
 
     def __init__(
         self,
-        scope: Scope,
+        direct: DirectExchange | None,
         send: Send,
         id: str,
         client_id: str | None,
@@ -76,10 +76,9 @@ class Reply:
     ) -> None:
         """`dialect`: the API whose shape errors have; None: OpenAI's."""
         self._send = send
-        # Removed from the scope: there it would be a cycle, and work for the garbage collector.
-        self._direct: DirectAnswer | None = scope.pop(DIRECT, None)
-        self.part = None if self._direct is None else self._direct.part
-        """Writes a part of a stream that has begun, without a coroutine (`DirectAnswer.part`); None: use `write`."""
+        self._direct = direct
+        self.part = None if direct is None else direct.part
+        """Writes a part of a stream that has begun, without a coroutine (`DirectExchange.part`); None: use `write`."""
         self._id = id
         self._dialect = dialect
         self._client_id = client_id

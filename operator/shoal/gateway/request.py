@@ -45,6 +45,7 @@ from shoal.gateway.adaptertarget import AdapterTarget
 from shoal.gateway.bigbodies import BIG
 from shoal.gateway.body import (
     Disconnected,
+    admit_body,
     bound_answer,
     check_size,
     checked,
@@ -73,7 +74,7 @@ from shoal.gateway.waiter import ClientGone
 from shoal.metering.meter import Meter
 from shoal.metering.spool import SpoolUnavailable
 from shoal.net import errors
-from shoal.net.asgi import DISCONNECT, GONE, Receive, Scope, Send
+from shoal.net.asgi import DIRECT, DISCONNECT, GONE, DirectExchange, Receive, Scope, Send
 from shoal.net.errors import ApiError
 
 if TYPE_CHECKING:
@@ -157,6 +158,7 @@ class GatewayRequest:
         "_content_type",
         "_copy",
         "_dialect",
+        "_direct",
         "_draw",
         "_engine_path",
         "_headers",
@@ -188,7 +190,9 @@ class GatewayRequest:
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._id = ids.uuid7()
         self._client_id = ids.client_request_id(self._headers.get(b"x-request-id"))
-        self._reply = Reply(scope, send, self._id, self._client_id, app, dialect=self._dialect)
+        # Removed from the scope: there it would be a cycle, and work for the garbage collector.
+        self._direct: DirectExchange | None = scope.pop(DIRECT, None)
+        self._reply = Reply(self._direct, send, self._id, self._client_id, app, dialect=self._dialect)
         self._hops = hops_of(self._headers.get(_HOPS))
         self._trace = ""
         """Trace header lines of the request to the engine."""
@@ -308,9 +312,12 @@ class GatewayRequest:
         it waits."""
         app = self._app
         headers = self._headers
-        raw = await read_body(
-            self._receive, headers.get(b"content-length"), app.settings.max_body_bytes, app.body_budget, identity.tenant
-        )
+        raw = None if self._direct is None else self._direct.body()
+        most, budget = app.settings.max_body_bytes, app.body_budget
+        if raw is None:
+            raw = await read_body(self._receive, headers.get(b"content-length"), most, budget, identity.tenant)
+        else:
+            admit_body(raw, most, budget, identity.tenant)
         self._body_bytes = len(raw)
         self._content_type = headers.get(b"content-type")
         prepared = await self._prepared_within_shares(identity, raw)

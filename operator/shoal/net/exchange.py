@@ -1,4 +1,5 @@
-"""One request of a connection and its answer, for the application: ASGI's `receive` and `send`, and the `DirectAnswer`.
+"""One request of a connection and its answer, for the application: ASGI's `receive` and `send`, and the
+`DirectExchange`.
 
 `BoundedProtocol` (server.py) makes one for each request, and gives it what arrives.
 """
@@ -286,7 +287,15 @@ class HTTPExchange:
             self.transport.close()
         self._connection.on_response_complete()
 
-    # --- the answer without messages (DirectAnswer) -----------------------------------------------------------------
+    # --- the same without messages (DirectExchange) -----------------------------------------------------------------
+
+    def body(self) -> bytes | None:
+        if self.more_body or self._expects_continue or self.disconnected:
+            return None
+        self._connection.flow.resume_reading()
+        self._news = False
+        body, self._body = self._body, b""
+        return bytes(body)
 
     def whole(self, headers: HeaderLines, body: bytes) -> bool:
         if self._connection.flow.write_paused:

@@ -1,5 +1,5 @@
 """The HTTP shell: what all cold endpoints of Shoal share. The hot path (`/v1/chat/completions` and its kin) is not on
-it: that is a plain ASGI application, and writes its usual answers without ASGI's messages (`DirectAnswer`).
+it: that is a plain ASGI application, and writes its usual answers without ASGI's messages (`DirectExchange`).
 
 A `Shell` is an ASGI application for `net/server.py`. Starlette gives it paths with parameters, requests and responses.
 A call goes through these steps, and a `Problem` raised in one of them is the answer:

@@ -1,11 +1,11 @@
-"""Answers written without ASGI's messages are, for the client, those written with them."""
+"""Answers written without ASGI's messages are, for the client, those written with them; so are bodies taken without."""
 
 import asyncio
 from typing import Any
 
 import pytest
 
-from shoal.net.asgi import DIRECT, header_lines, header_pairs
+from shoal.net.asgi import DIRECT, DISCONNECT, GONE, header_lines, header_pairs
 from shoal.net.server import HTTPServer
 from tests.unit.net.test_server_bounds import serving
 
@@ -98,3 +98,49 @@ async def test_a_client_that_takes_nothing_gets_the_end_of_its_stream_when_it_do
             got += more
         assert got.count(b"\r\n10000\r\n") == written
         writer.close()
+
+
+async def test_a_body_is_taken_at_once_if_it_is_whole_and_read_by_messages_if_not() -> None:
+    took: list[tuple[bytes | None, list[bytes]]] = []
+
+    async def echo(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        direct = scope.pop(DIRECT)
+        whole, parts = direct.body(), list[bytes]()
+        while whole is None:
+            message = await receive()
+            parts.append(message["body"])
+            if not message["more_body"]:
+                break
+        took.append((whole, parts))
+        assert direct.begin(LINES, b"x")
+        assert direct.end()
+        assert (await receive())["type"] == "http.disconnect"
+
+    async with serving(echo) as server, asyncio.timeout(30):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 6\r\n"
+        for first, rest in ((b"\r\nwhole!", b""), (b"\r\nin ", b"two"), (b"expect: 100-continue\r\n\r\nasked!", b"")):
+            writer.write(head + first)
+            if rest:
+                while server.server_state.total_requests == len(took) and not server.server_state.tasks:
+                    await asyncio.sleep(0.01)
+                writer.write(rest)
+            await reader.readuntil(b"\r\n0\r\n\r\n")
+        writer.close()
+    assert took == [(b"whole!", []), (None, [b"in ", b"two"]), (None, [b"asked!"])]
+
+
+async def test_a_body_is_not_taken_when_its_client_has_left() -> None:
+    took = asyncio.get_running_loop().create_future()
+
+    async def late(scope: dict[str, Any], _receive: Any, _send: Any) -> None:
+        direct, connection = scope.pop(DIRECT), scope
+        while connection[DISCONNECT] is not GONE:
+            await asyncio.sleep(0.01)
+        took.set_result(direct.body())
+
+    async with serving(late) as server, asyncio.timeout(30):
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nok")
+        writer.close()
+        assert await took is None
