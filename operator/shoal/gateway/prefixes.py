@@ -20,7 +20,7 @@ from shoal.core.routing.score import ReplicaScores
 from shoal.net.hub import StreamHub
 
 TELL_SECONDS: Final = 0.1
-"""Between two messages. Agents look at a busy engine every 0.5 s: what is told later than that is no news of load."""
+"""Between two messages. Agents look at a busy engine every 0.5 s: a later message would say nothing new of its load."""
 RECENT: Final = 1024
 """Prompts in the first message to a gateway that connects."""
 _SLICE: Final = 64
@@ -44,7 +44,7 @@ class PrefixShare:
         self._new: deque[_Prompt] = deque(maxlen=MOST_PROMPTS)
         self._recent: deque[_Prompt] = deque(maxlen=RECENT)
         self._heard: deque[tuple[_Prompt, float | None]] = deque(maxlen=_MOST_WAITING)
-        """With the time (time.monotonic) at which the prompt was told; None: it may be an old one."""
+        """With the time (time.monotonic) at which the message came; None: the prompt may be an old one."""
         self._came = asyncio.Event()
 
     def sent(self, uid: str, marks: bytes) -> None:
