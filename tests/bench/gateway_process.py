@@ -137,7 +137,7 @@ async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool, led
     book = DemandState()
     publisher = DemandPublisher(book)
     me = ListenerIdentity("gateway-0", publisher.hub.boot)
-    fleet = ReplicaPool(ring, me, book)
+    fleet = ReplicaPool(ring, me, book, scored=settings.routing == "Seconds")
     for pod in pods.values():
         fleet.update(pod.uid, HEARD)
     seen = {} if asleep else dict(pods)
