@@ -35,8 +35,8 @@ ADVICE: Final = {
     "pull": "have the images on the nodes before: a mirror of the registry, or images that are pulled in advance",
     "fetch": "put the weights on the nodes before: spec.prefetch, or a source that is nearer",
     "load": "load less: quantized weights, more GPUs per replica, a faster disk, fewer CUDA graphs in extraArgs",
-    "first_token": "have the engine warm up before it is Ready: SGLang with --warmups and without --skip-server-warmup "
-    "in extraArgs; a long first prompt takes long in any case",
+    "first_token": "have the engine warm up before it is Ready, by its arguments for that in extraArgs; a long first "
+    "prompt takes long in any case",
 }
 """Stage -> what makes it shorter."""
 _GRAPHS: Final = "capture fewer CUDA graphs: a smaller largest batch for them in extraArgs, or none for prefill"
