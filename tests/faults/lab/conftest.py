@@ -132,11 +132,16 @@ class BrokenFleet(Fleet):
         return f"{self.lab.paths.node_disk(pod['spec']['nodeName'])}{path}"
 
 
+_APPLIED_AT_ONCE = 40
+"""Objects: a command has a minute, also on a busy machine."""
+
+
 def apply(fleet: Fleet, objects: Iterable[dict[str, Any]]) -> None:
     """Pools before adapters, all others as they come: an object that is there twice is applied once."""
     found = {(o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]): o for o in objects}
-    if found:
-        fleet.apply(*found.values())
+    every = list(found.values())
+    for at in range(0, len(every), _APPLIED_AT_ONCE):
+        fleet.apply(*every[at : at + _APPLIED_AT_ONCE])
 
 
 @pytest.fixture(scope="session")
