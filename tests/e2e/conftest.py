@@ -41,6 +41,10 @@ def serves(pod: dict[str, Any]) -> bool:
     return ready and "deletionTimestamp" not in pod["metadata"]
 
 
+_APPLY_SECONDS = 180
+"""Many objects at once, on a machine that starts as many pods."""
+
+
 class Fleet(LabCluster):
     """The lab with Shoal in it, and what the tests ask of it."""
 
@@ -52,7 +56,8 @@ class Fleet(LabCluster):
         return next((c for c in conditions if c["type"] == type), {"reason": None, "message": ""})
 
     def apply(self, *objects: dict[str, Any]) -> None:
-        self.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}))
+        listed = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+        self.kubectl("apply", "-f", "-", stdin=json.dumps(listed), timeout=_APPLY_SECONDS)
 
     def make_model(self, name: str, namespace: str = steps.DEMO_NAMESPACE, **spec: Any) -> None:
         source = {"uri": "file:///opt/shoal/models/tiny-chat"}

@@ -133,7 +133,7 @@ class BrokenFleet(Fleet):
 
 
 _APPLIED_AT_ONCE = 40
-"""Objects: a command has a minute, also on a busy machine."""
+"""Objects of one command: as their pods start, the machine is busy."""
 
 
 def apply(fleet: Fleet, objects: Iterable[dict[str, Any]]) -> None:
