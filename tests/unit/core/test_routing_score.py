@@ -465,6 +465,24 @@ def test_what_another_gateway_says_that_it_sent_is_ahead_until_the_next_report()
     assert scores.prefixes.tokens("pod-1") == 16_000
 
 
+def test_what_no_report_confirms_is_no_load_for_long() -> None:
+    """The answer may have been complete before its gateway spoke of it, and an idle agent reports nothing."""
+    scores = known(10_000.0)
+    for number in range(80):
+        scores.told("pod-1", sent_elsewhere(2000, number), NOW + 0.1 + number / 1000)
+    assert "pod-1" not in {picked(scores, Prompt(1000), NOW + 0.2, rotation=turn).replica.uid for turn in range(6)}
+    later = NOW + 60
+    assert {picked(scores, Prompt(1000), later, rotation=turn).replica.uid for turn in range(6)} == {
+        "pod-1",
+        "pod-2",
+        "pod-3",
+    }
+    pick = scores.pick(PODS[:1], {}, Prompt(1000), later, explain=True, alone=True)
+    assert pick is not None
+    assert pick.terms is not None
+    assert (pick.terms.batch, pick.terms.slots, pick.terms.queue) == (0, 0, 0)
+
+
 def test_of_a_prompt_that_the_replica_has_only_the_rest_is_ahead() -> None:
     scores = known(10_000.0)
     for pod in PODS[:2]:

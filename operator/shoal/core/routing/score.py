@@ -45,6 +45,9 @@ HOME_TOKENS: Final = 1500.0
 """What it is worth to send a head home, in prompt tokens, if all heads come again."""
 ATTENTION_TOKENS: Final = 20_000.0
 """After so many tokens, attention to them costs a token as much again as everything else."""
+TOLD_SECONDS: Final = 2.0
+"""Agents report what changes within about a second. A request of another gateway that no report confirms in this time
+is over, or never reached the engine."""
 LAG_SECONDS: Final = 0.25
 """What was sent so shortly before a report is not in it yet."""
 MOST_CANDIDATES: Final = 8
@@ -85,6 +88,12 @@ class ReplicaLoad:
     kv_total: int | None = None
     kv_since: float = 0.0
     """Tokens of prompts that were sent since, as far as this gateway knows."""
+    unreported: int = 0
+    """Of `busy`: requests of which other gateways have spoken since the report."""
+    unreported_tokens: float = 0.0
+    """Of `kv_since`: their prompts."""
+    unreported_at: float = 0.0
+    """When the first message about them came."""
     kv_waiting: int = 0
     """Tokens of prompts in the engine's queue, which will need space too."""
     stay: float = NOTHING_KNOWN.stay
@@ -128,6 +137,7 @@ class ReplicaLoad:
         self.own_requests = own
         self.max_running, self.kv_used, self.kv_total = keys.max_running, keys.kv_tokens_used, keys.kv_tokens_total
         self.kv_since, self.kv_waiting = 0.0, keys.waiting_tokens or 0
+        self.unreported, self.unreported_tokens = 0, 0.0
 
     def sent(self, now: float, amount: float, tokens: float) -> float:
         """This gateway sends a prompt of so many tokens and so much work. Returns its mark for `began`."""
@@ -147,8 +157,18 @@ class ReplicaLoad:
             return
         self._pass(max(at, self.as_of))
         self.waiting += amount
+        if not self.unreported:
+            self.unreported_at = at
+        self.unreported += 1
+        self.unreported_tokens += tokens
         self.kv_since += tokens
         self.busy += 1
+
+    def lapse(self) -> None:
+        """What other gateways said is over: no report confirmed it."""
+        self.busy -= self.unreported
+        self.kv_since -= self.unreported_tokens
+        self.unreported, self.unreported_tokens = 0, 0.0
 
     def began(self, now: float, mark: float) -> None:
         """The answer to the prompt with this mark began. What was sent before it is done: engines prefill in the order
@@ -353,6 +373,8 @@ class ReplicaScores:
         # Every request comes through here: the sum of the terms, without their object.
         for at in order:
             load = loads[at]
+            if load.unreported and now - load.unreported_at > TOLD_SECONDS:
+                load.lapse()
             per_token = load.per_token
             ahead = load.waiting if load.waiting > load.own else load.own
             if ahead:
