@@ -201,8 +201,6 @@ def _record(choice: _Choice, gateway: str, attempt: int) -> ChoiceRecord:
     )
 
 
-def _cost(replica: str, terms: Terms | None) -> ReplicaCost | None:
-    if terms is None:
-        return None
+def _cost(replica: str, terms: Terms) -> ReplicaCost:
     known = {name: round(value, 6) for name, value in zip(terms._fields, terms, strict=True)}
     return ReplicaCost(replica=replica, seconds=round(terms.total, 6), terms=known)

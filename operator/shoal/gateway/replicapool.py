@@ -181,7 +181,6 @@ class ReplicaPool:
             rotation=self._sequence,
             waits=waits,
             home=home,
-            explain=True,
             alone=alone,
         )
 

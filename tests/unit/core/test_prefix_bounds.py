@@ -68,7 +68,7 @@ def answered(scores: ReplicaScores, number: int, pods: list[Replica] = PODS) -> 
     """A prompt that nobody sent before, of which a gateway says that pod-2 has it. The engine finds nothing."""
     points = [point(number, LONG)]
     scores.told("pod-2", points)
-    pick = scores.pick(pods, {}, Prompt(LONG, points=points), NOW, rotation=number, explain=True)
+    pick = scores.pick(pods, {}, Prompt(LONG, points=points), NOW, rotation=number)
     assert pick is not None
     scores.answered(pick, first=None, prompt=LONG, cached=0, answer=10)
     return pick

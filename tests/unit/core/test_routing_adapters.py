@@ -10,7 +10,7 @@ from shoal.core.routing.adapterchoice import LEASE_WORTH, AdapterCandidate, Adap
 from shoal.core.routing.choice import NoReplica
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.reuse import NOTHING, Prompt
-from shoal.core.routing.score import Pick
+from shoal.core.routing.score import Costs, Pick
 from tests.support.gateway import replica
 
 
@@ -102,13 +102,16 @@ def test_every_combination_follows_the_order_of_the_rule():
             assert chosen(have, rest) == classes[better].replica.uid
 
 
+NO_COSTS = Costs(1.0, 0.0, 0.0, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
 def by_score(seconds: Mapping[str, float]) -> Any:
     """A choice by known seconds, and the wait for the adapter."""
 
     def cheapest(replicas: Sequence[Replica], waits: Mapping[str, float] | None) -> Pick:
         costs = {r.uid: seconds[r.uid] + (waits or {}).get(r.uid, 0.0) for r in replicas}
         best = min(replicas, key=lambda r: costs[r.uid])
-        return Pick(best, Prompt(100), NOTHING, 0.0, 0.0, costs[best.uid])
+        return Pick(best, Prompt(100), NOTHING, 0.0, 0.0, costs[best.uid], NO_COSTS)
 
     return cheapest
 

@@ -38,7 +38,7 @@ def known(*rates: float, pods: list[Replica] = PODS, reports: dict[int, ReplicaK
 
 
 def picked(scores: ReplicaScores, prompt: Prompt, now: float = NOW, **options: object) -> Pick:
-    found = scores.pick(PODS, {}, prompt, now, explain=True, **options)  # type: ignore[arg-type]
+    found = scores.pick(PODS, {}, prompt, now, **options)  # type: ignore[arg-type]
     assert found is not None
     return found
 
@@ -222,7 +222,6 @@ def test_an_adapter_is_loaded_elsewhere_only_if_that_is_sooner() -> None:
     scores.reported("pod-1", busy(waiting=9, waiting_tokens=30_000), 0, NOW)
     pick = picked(scores, Prompt(500), waits=waits)
     assert pick.replica.uid != "pod-1"
-    assert pick.terms is not None
     assert pick.terms.adapter == 1.0
 
 
@@ -232,6 +231,19 @@ def test_the_message_names_terms_and_the_runner_up() -> None:
     assert "prefill 0.2" in pick.message
     assert pick.runner_up is not None
     assert f"next {pick.runner_up}: 0.4" in pick.message
+
+
+def test_the_message_is_of_the_time_of_the_choice_whenever_it_is_read() -> None:
+    scores = known(10_000.0, 20_000.0, 10_000.0, reports={1: busy(running=3, waiting=1, waiting_tokens=900)})
+    early, late = (picked(scores, Prompt(4000, head=3, repeated=3000)) for _ in range(2))
+    before = early.message
+    assert "queue" in before
+    scores.sent(late)
+    scores.answered(late, first=NOW + 9, prompt=4000, cached=0, answer=200, ended=NOW + 99)
+    for pod in PODS:
+        scores.reported(pod.uid, busy(running=60, waiting=9, waiting_tokens=90_000, kv_tokens_used=199_000), 0, NOW + 1)
+    scores.keep([])
+    assert late.message == before
 
 
 def test_of_many_replicas_a_sample_and_those_with_knowledge_are_scored() -> None:
@@ -345,7 +357,6 @@ def test_the_choice_is_the_least_sum_of_its_terms_whatever_was_reported(
     for one in sent:
         scores.sent(picked(scores, one))
     pick = picked(scores, prompt)
-    assert pick.terms is not None
     assert all(math.isfinite(term) for term in pick.terms)
     assert all(term >= 0 for term in pick.terms[:-1])
     assert pick.terms.home <= 0
@@ -375,9 +386,8 @@ def test_the_choice_is_of_those_that_are_there_whatever_the_clock_and_the_replic
             there.discard(uid)
             if what == "gone":
                 scores.keep(there)
-        elif what == "ask" and (pick := scores.pick(PODS, {}, prompt, now, explain=True)) is not None:
+        elif what == "ask" and (pick := scores.pick(PODS, {}, prompt, now)) is not None:
             assert pick.replica.uid in there
-            assert pick.terms is not None
             assert all(math.isfinite(term) for term in pick.terms)
             scores.sent(pick)
             under_way.append(pick)
@@ -404,9 +414,8 @@ def test_more_load_never_attracts(prompt: Prompt, more: int) -> None:
 def test_another_gpu_class_differs_only_by_its_rate() -> None:
     pods = [dataclasses.replace(PODS[0], gpu_class="l40s"), dataclasses.replace(PODS[1], gpu_class="h100")]
     scores = known(8_000.0, 40_000.0, pods=pods)
-    pick = scores.pick(pods, {}, Prompt(8000), NOW, explain=True)
+    pick = scores.pick(pods, {}, Prompt(8000), NOW)
     assert pick is not None
-    assert pick.terms is not None
     assert pick.replica.gpu_class == "h100"
     assert pick.runner_up_terms is not None
     assert pick.runner_up_terms.prefill == pytest.approx(5 * pick.terms.prefill, rel=0.05)
@@ -477,9 +486,8 @@ def test_what_no_report_confirms_is_no_load_for_long() -> None:
         "pod-2",
         "pod-3",
     }
-    pick = scores.pick(PODS[:1], {}, Prompt(1000), later, explain=True, alone=True)
+    pick = scores.pick(PODS[:1], {}, Prompt(1000), later, alone=True)
     assert pick is not None
-    assert pick.terms is not None
     assert (pick.terms.batch, pick.terms.slots, pick.terms.queue) == (0, 0, 0)
 
 
@@ -497,9 +505,8 @@ def test_of_a_prompt_that_the_replica_has_only_the_rest_is_ahead() -> None:
 def test_an_absurd_length_from_another_gateway_counts_as_a_full_cache_at_most() -> None:
     scores = known(10_000.0)
     scores.told("pod-1", [(1 << 30) << 32 | 1], NOW + 0.1)
-    pick = scores.pick(PODS[:1], {}, Prompt(1000), NOW + 0.1, explain=True, alone=True)
+    pick = scores.pick(PODS[:1], {}, Prompt(1000), NOW + 0.1, alone=True)
     assert pick is not None
-    assert pick.terms is not None
     assert pick.terms.queue <= work(200_000, 0) / 9_000.0
     scores.reported("pod-1", IDLE, 0, NOW + 0.2)
     assert names(scores, Prompt(1000)) == {"pod-1", "pod-2", "pod-3"}

@@ -17,7 +17,7 @@ from shoal.api.choices import RequestChoices
 from shoal.cli.main import main
 from shoal.core import facts
 from shoal.core.routing.reuse import NOTHING, Prompt
-from shoal.core.routing.score import Pick, Terms
+from shoal.core.routing.score import Costs, Pick
 from shoal.gateway.choices import MOST_ATTEMPTS, ChoiceMemory, ChoicesApi
 from shoal.gateway.demand import DemandPublisher, DemandState
 from shoal.gateway.ops import gateway_ops
@@ -37,8 +37,8 @@ CHAT = {"model": "llama", "messages": [{"role": "user", "content": "Please tell 
 
 
 def picked() -> Pick:
-    terms, others = Terms(0.04, 0.15, 0.036, 0, 0, 0.005, 0, 0), Terms(0.395, 0, 0.017, 0, 0, 0, 0, 0)
-    return Pick(replica(2), Prompt(4300), NOTHING._replace(tokens=3700.0), 0.0, 0.0, 0.231, terms, "llama-1", others)
+    costs, others = Costs(1.0, 0.04, 0.15, 0, 0.036, 0, 0.005, 0, 0), Costs(1.0, 0.395, 0, 0, 0.017, 0, 0, 0, 0)
+    return Pick(replica(2), Prompt(4300), NOTHING._replace(tokens=3700.0), 0.15, 0.0, 0.231, costs, "llama-1", others)
 
 
 def test_the_last_requests_are_remembered_and_no_more() -> None:

@@ -29,7 +29,7 @@ from shoal.api.replica import ReplicaKeys
 from shoal.core.lora.placement.rendezvous import digest, score
 from shoal.core.routing.prefixes import PRIOR_TOKENS, Points, PrefixIndex, tokens_of
 from shoal.core.routing.replica import Replica
-from shoal.core.routing.reuse import NOTHING, Expected, Prompt, ReuseMemory, Trust
+from shoal.core.routing.reuse import NOTHING, Expected, Guess, Prompt, ReuseMemory
 from shoal.core.routing.speeds import NOTHING_KNOWN, Pace, Speeds
 
 # Chosen by `bench_routing`, on the kinds of traffic that it replays.
@@ -60,7 +60,9 @@ _MOST_HOMES: Final = 4096
 
 def work(prompt: float, cached: float) -> float:
     """Prefill of the rest of a prompt, in tokens of a short one: attention to what is before grows with the length."""
-    rest = max(1.0, prompt - cached)
+    rest = prompt - cached
+    if rest < 1.0:
+        rest = 1.0
     return rest * (1.0 + (cached + rest / 2.0) / ATTENTION_TOKENS)
 
 
@@ -84,18 +86,16 @@ class ReplicaLoad:
     own_requests: int = 0
     """In flight of this gateway at that time."""
     max_running: int | None = None
-    kv_used: int | None = None
     kv_total: int | None = None
-    kv_since: float = 0.0
-    """Tokens of prompts that were sent since, as far as this gateway knows."""
+    kv_taken: float = 0.0
+    """Tokens in the KV cache and of prompts that will need space there: what the last report said, and what was sent
+    since, as far as this gateway knows."""
     unreported: int = 0
     """Of `busy`: requests of which other gateways have spoken since the report."""
     unreported_tokens: float = 0.0
-    """Of `kv_since`: their prompts."""
+    """Of `kv_taken`: their prompts."""
     unreported_at: float = 0.0
     """When the first message about them came."""
-    kv_waiting: int = 0
-    """Tokens of prompts in the engine's queue, which will need space too."""
     stay: float = NOTHING_KNOWN.stay
     """How long a request runs once its answer has begun."""
     step: float = NOTHING_KNOWN.step
@@ -106,7 +106,9 @@ class ReplicaLoad:
     def ahead(self, now: float) -> float:
         """Work that is ahead of a prompt that arrives now."""
         left = self.waiting if self.waiting > self.own else self.own
-        return max(0.0, left - max(0.0, now - self.as_of) / self.per_token)
+        if now > self.as_of:
+            left -= (now - self.as_of) / self.per_token
+        return left if left > 0.0 else 0.0
 
     def paced(self, pace: Pace) -> None:
         """Applies what is believed of the replica's speed."""
@@ -118,15 +120,6 @@ class ReplicaLoad:
             return 0.0
         return self.stay * (busy + 1 - self.max_running) / max(1, self.max_running)
 
-    def pressure(self, tokens: float) -> float:
-        """The barrier of the KV cache for a prompt of so many tokens, in seconds."""
-        if not self.kv_total:
-            return 0.0
-        share = ((self.kv_used or 0) + self.kv_waiting + self.kv_since + tokens) / self.kv_total
-        over = self.stay * (share - 1.0) if share > 1.0 else 0.0
-        share = min(FULLEST, share)
-        return over + KV_SECONDS * share / (1.0 - share)
-
     def reported(self, keys: ReplicaKeys, own: int, now: float) -> None:
         """Applies an agent's report. `own`: requests of this gateway in flight there."""
         self._pass(now)
@@ -135,8 +128,8 @@ class ReplicaLoad:
         self.reported_at = now
         self.busy = max((keys.running or 0) + (keys.waiting or 0), own)
         self.own_requests = own
-        self.max_running, self.kv_used, self.kv_total = keys.max_running, keys.kv_tokens_used, keys.kv_tokens_total
-        self.kv_since, self.kv_waiting = 0.0, keys.waiting_tokens or 0
+        self.max_running, self.kv_total = keys.max_running, keys.kv_tokens_total
+        self.kv_taken = (keys.kv_tokens_used or 0) + (keys.waiting_tokens or 0)
         self.unreported, self.unreported_tokens = 0, 0.0
 
     def sent(self, now: float, amount: float, tokens: float) -> float:
@@ -145,7 +138,7 @@ class ReplicaLoad:
         self.waiting += amount
         self.own += amount
         self.sent_total += amount
-        self.kv_since += tokens
+        self.kv_taken += tokens
         self.recent = amount + (self.recent if now - self.recent_at < LAG_SECONDS else 0.0)
         self.recent_at = now
         return self.sent_total
@@ -161,13 +154,13 @@ class ReplicaLoad:
             self.unreported_at = at
         self.unreported += 1
         self.unreported_tokens += tokens
-        self.kv_since += tokens
+        self.kv_taken += tokens
         self.busy += 1
 
     def lapse(self) -> None:
         """What other gateways said is over: no report confirmed it."""
         self.busy -= self.unreported
-        self.kv_since -= self.unreported_tokens
+        self.kv_taken -= self.unreported_tokens
         self.unreported, self.unreported_tokens = 0, 0.0
 
     def began(self, now: float, mark: float) -> None:
@@ -177,9 +170,10 @@ class ReplicaLoad:
         self.own = max(0.0, min(self.own, self.sent_total - mark))
 
     def _pass(self, now: float) -> None:
-        done = max(0.0, now - self.as_of) / self.per_token
-        self.waiting = max(0.0, self.waiting - done)
-        self.own = max(0.0, self.own - done)
+        if now > self.as_of:
+            done = (now - self.as_of) / self.per_token
+            self.waiting = self.waiting - done if self.waiting > done else 0.0
+            self.own = self.own - done if self.own > done else 0.0
         self.as_of = now
 
 
@@ -205,27 +199,50 @@ class Terms(NamedTuple):
         return f"{self.total:.3f} s ({', '.join(parts)})" if parts else f"{self.total:.3f} s"
 
 
-def terms_of(
-    load: ReplicaLoad, busy: int, prompt: Prompt, cached: float, now: float, *, home_tokens: float, wait: float
-) -> Terms:
-    """The terms of one replica; `busy`: requests there, `wait`: seconds for the adapter."""
-    per_token = load.per_token
-    prefill = work(prompt.tokens, cached) * per_token
-    return Terms(
-        prefill,
-        load.ahead(now) * per_token,
-        busy * BATCH_TOKENS * per_token + (load.step if busy else 0.0),
-        prefill * OTHERS * busy,
-        load.slots(busy),
-        load.pressure(prompt.tokens),
-        wait,
-        -home_tokens * per_token,
-    )
+class Costs(NamedTuple):
+    """What the score of one replica was made of when it was looked at. Work is in the unit of `work`."""
+
+    per_token: float
+    """Seconds per unit of work."""
+    prefill: float
+    """Work of the prompt."""
+    ahead: float
+    """Work ahead of it."""
+    busy: int
+    """Requests there."""
+    step: float
+    """Seconds until the step ends that runs."""
+    slots: float
+    """Seconds until a request can join the batch."""
+    kv: float
+    """Seconds of the barrier of the KV cache."""
+    adapter: float
+    """Seconds for the adapter."""
+    home_tokens: float
+
+    @property
+    def terms(self) -> Terms:
+        prefill = self.prefill * self.per_token
+        return Terms(
+            prefill,
+            self.ahead * self.per_token,
+            self.busy * BATCH_TOKENS * self.per_token + self.step,
+            prefill * OTHERS * self.busy,
+            self.slots,
+            self.kv,
+            self.adapter,
+            -self.home_tokens * self.per_token,
+        )
+
+
+CostNumbers = tuple[float, float, float, int, float, float, float, float, float]
+"""The same as a plain tuple, which is made in a fraction of the time: of almost all choices nobody asks for more."""
 
 
 @dataclass(slots=True)
 class Pick:
-    """The replica that costs least, and what was known when it was picked."""
+    """The replica that costs least, and what was known when it was picked. Why it was picked is worked out when
+    somebody asks."""
 
     replica: Replica
     prompt: Prompt
@@ -233,32 +250,39 @@ class Pick:
     ahead: float
     """Work ahead of the prompt."""
     at: float
-    seconds: float = 0.0
+    seconds: float
     """Of the least sum."""
-    terms: Terms | None = None
-    """None where no explanation was asked for."""
+    costs: CostNumbers
     runner_up: str | None = None
-    runner_up_terms: Terms | None = None
+    runner_up_costs: CostNumbers | None = None
     mark: float = 0.0
+
+    @property
+    def terms(self) -> Terms:
+        return Costs(*self.costs).terms
+
+    @property
+    def runner_up_terms(self) -> Terms | None:
+        return None if self.runner_up_costs is None else Costs(*self.runner_up_costs).terms
 
     @property
     def message(self) -> str:
         """For people: the terms of the replica and of the runner-up."""
         cached = f"{self.expected.tokens:.0f} of {self.prompt.tokens} prompt tokens probably cached"
-        found = f"{self.replica.name}: {self.terms.message if self.terms else 'fewest seconds'}, {cached}"
-        if self.runner_up is None or self.runner_up_terms is None:
-            return found
-        return f"{found}; next {self.runner_up}: {self.runner_up_terms.message}"
+        found = f"{self.replica.name}: {self.terms.message}, {cached}"
+        following = self.runner_up_terms
+        return found if following is None else f"{found}; next {self.runner_up}: {following.message}"
 
 
 class _View:
     """The replicas of one Model whose load is known, as they are at the moment. The gateway's list of them is the same
     object until one comes or goes."""
 
-    __slots__ = ("at", "digests", "homes", "loads", "replicas", "source", "uids")
+    __slots__ = ("at", "digests", "homes", "loads", "model_uid", "replicas", "source", "uids")
 
     def __init__(self, source: Sequence[Replica], loads: Mapping[str, ReplicaLoad]) -> None:
         self.source = source
+        self.model_uid = source[0].model_uid
         self.replicas = [r for r in source if r.uid in loads]
         self.uids = [r.uid for r in self.replicas]
         self.loads = [loads[uid] for uid in self.uids]
@@ -338,15 +362,14 @@ class ReplicaScores:
         rotation: int = 0,
         waits: Mapping[str, float] | None = None,
         home: str | None = None,
-        explain: bool = False,
         alone: bool = False,
         held: Mapping[str, int] | None = None,
     ) -> Pick | None:
         """The replica with the fewest seconds; None: there is no choice, or no load is known, and another rule
         decides. `rotation`: a growing number that spreads requests over equals; `waits`: seconds for the adapter, by
-        uid; `home`: uid of the adapter's home, to which the heads of its prompts belong; `explain`: with terms;
-        `alone`: a single replica has a score too; `held`: tokens of the prompt that replicas have, by uid,
-        in place of what is known here (prefixes.py)."""
+        uid; `home`: uid of the adapter's home, to which the heads of its prompts belong; `alone`: a single replica has
+        a score too; `held`: tokens of the prompt that replicas have, by uid, in place of what is known here
+        (prefixes.py)."""
         if len(replicas) < 2 and not (alone and replicas):
             return None
         view = self._view(replicas) if home is None else self._new_view(replicas)
@@ -355,24 +378,25 @@ class ReplicaScores:
             return None
         if held is None and prompt.points:
             held = self.prefixes.held(prompt.points)
-        special, base = self._special(view, prompt, home, held)
+        known, home_uid, home_worth, base = self._knowledge(view, prompt, home, held)
         start = rotation % count
         if count <= MOST_CANDIDATES:
             order: Sequence[int] = range(count) if not start else (*range(start, count), *range(start))
         else:
-            order = _sample(count, rotation, special)
+            order = _sample(count, rotation, [view.at[uid] for uid in known])
             if held and len(held) > MOST_HELD:
                 # Of the sample it counts as well what so many have.
-                trust = self.reuse.trust(view.source[0].model_uid)
-                more = {at: (_held(prompt, held, view.uids[at], trust), 0.0) for at in order if at not in special}
-                special = {**special, **more}
+                more = [uid for at in order if (uid := view.uids[at]) not in known]
+                self.reuse.expect(prompt, more, known, self.reuse.trust(view.model_uid), held=held)
         uids, loads, tokens = view.uids, view.loads, prompt.tokens
-        prefill = work(tokens, base)
+        unknown = work(tokens, base)
         best, second = -1, -1
-        lowest = runner_up = math.inf
-        # Every request comes through here: the sum of the terms, without their object.
+        lowest = next_lowest = math.inf
+        costs: CostNumbers | None = None
+        next_costs: CostNumbers | None = None
+        # Every request comes through here: one pass, without an object or a call per replica.
         for at in order:
-            load = loads[at]
+            load, uid = loads[at], uids[at]
             if load.unreported and now - load.unreported_at > TOLD_SECONDS:
                 load.lapse()
             per_token = load.per_token
@@ -382,45 +406,54 @@ class ReplicaScores:
                     ahead -= (now - load.as_of) / per_token
                 if ahead < 0.0:
                     ahead = 0.0
-            busy = load.busy - load.own_requests + in_flight.get(uids[at], 0)
+            busy = load.busy - load.own_requests + in_flight.get(uid, 0)
             if busy < 0:
                 busy = 0
+            step = slots = over = barrier = wait = home_tokens = 0.0
             rest = per_token * (ahead + busy * BATCH_TOKENS)
             if busy:
-                rest += load.step
+                step = load.step
+                rest += step
             if load.kv_total:
-                share = ((load.kv_used or 0) + load.kv_waiting + load.kv_since + tokens) / load.kv_total
+                # The barrier of the KV cache.
+                share = (load.kv_taken + tokens) / load.kv_total
                 if share > 1.0:
-                    rest += load.stay * (share - 1.0)
+                    over = load.stay * (share - 1.0)
+                    rest += over
                 if share > FULLEST:
                     share = FULLEST
-                rest += KV_SECONDS * share / (1.0 - share)
+                barrier = KV_SECONDS * share / (1.0 - share)
+                rest += barrier
             if load.max_running is not None and busy >= load.max_running:
-                rest += load.slots(busy)
+                slots = load.slots(busy)
+                rest += slots
             if waits is not None:
-                rest += waits.get(uids[at], 0.0)
-            if at in special:
+                wait = waits.get(uid, 0.0)
+                rest += wait
+            if (guess := known.get(uid)) is not None:
                 # Here the prompt costs less.
-                expected, home_tokens = special[at]
-                cached = expected.tokens if expected.tokens > base else base
-                seconds = rest + per_token * (work(tokens, cached) * (1.0 + OTHERS * busy) - home_tokens)
+                prefill = work(tokens, guess[0] if guess[0] > base else base)
+                if uid == home_uid:
+                    home_tokens = home_worth
+                seconds = rest + per_token * (prefill * (1.0 + OTHERS * busy) - home_tokens)
             else:
+                prefill = unknown
                 seconds = rest + per_token * prefill * (1.0 + OTHERS * busy)
-            if seconds < lowest:
-                second, runner_up = best, lowest
-                best, lowest = at, seconds
-            elif seconds < runner_up:
-                second, runner_up = at, seconds
-        expected = special[best][0] if best in special else NOTHING
+            if seconds < next_lowest:
+                looked_at = per_token, prefill, ahead, busy, step, slots, over + barrier, wait, home_tokens
+                if seconds < lowest:
+                    second, next_lowest, next_costs = best, lowest, costs
+                    best, lowest, costs = at, seconds, looked_at
+                else:
+                    second, next_lowest, next_costs = at, seconds, looked_at
+        if costs is None:
+            return None
+        guess = known.get(uids[best])
+        expected = NOTHING if guess is None else Expected(*guess)
         if expected.tokens < base:
             expected = Expected(base, min(tokens - 1, prompt.system_tokens), "shared")
-        found = Pick(view.replicas[best], prompt, expected, loads[best].ahead(now), now, lowest)
-        if explain:
-            found.terms = self._terms(view, best, in_flight, prompt, base, special, waits, now)
-            if second >= 0:
-                found.runner_up = view.replicas[second].name
-                found.runner_up_terms = self._terms(view, second, in_flight, prompt, base, special, waits, now)
-        return found
+        runner_up = view.replicas[second].name if second >= 0 else None
+        return Pick(view.replicas[best], prompt, expected, costs[2], now, lowest, costs, runner_up, next_costs)
 
     def sent(self, pick: Pick) -> None:
         """The pick is carried out: the prompt goes to the replica."""
@@ -505,61 +538,46 @@ class ReplicaScores:
                 self._pace(replica, load)
         return view
 
-    def _special(
+    def _knowledge(
         self, view: _View, prompt: Prompt, home: str | None, held: Mapping[str, int] | None
-    ) -> tuple[Mapping[int, tuple[Expected, float]], float]:
-        """The replicas of which something is known about the prompt: what they probably have in the cache, and the
-        worth of home in tokens; and what all replicas probably have."""
+    ) -> tuple[dict[str, Guess], str | None, float, float]:
+        """What some replicas probably have of the prompt in the cache, by uid; which of them is its head's home, and
+        what that is worth in tokens; and what all replicas probably have, in tokens."""
+        known: dict[str, Guess] = {}
         head, system = prompt.head, prompt.system
         if head is None and home is None and not held:
-            return _NOTHING_SPECIAL, 0.0
-        reuse, at, trust = self.reuse, view.at, self.reuse.trust(view.source[0].model_uid)
+            return known, None, 0.0, 0.0
+        reuse, at, uids, trust = self.reuse, view.at, view.uids, self.reuse.trust(view.model_uid)
         places, systems = reuse.places(head), reuse.systems(system)
         head_home = at.get(home) if home is not None else None if head is None else view.home(head)
         system_home = head_home if home is not None else None if system is None else view.home(system)
         base = 0.0
-        wanted: set[int] = {each for each in (head_home, system_home) if each is not None}
+        wanted: set[int] = set()
+        if head_home is not None:
+            wanted.add(head_home)
+        if system_home is not None:
+            wanted.add(system_home)
         if places is not None:
             wanted.update([at[uid] for uid in places if uid in at])
-        if systems is not None and len(systems) >= len(view.uids):
+        if systems is not None and len(systems) >= len(uids):
             base = min(prompt.tokens - 1, prompt.system_tokens) * trust.of["shared"]
         elif systems is not None:
             wanted.update([at[uid] for uid in systems if uid in at])
         if held:
             wanted.update([at[uid] for uid in _best_of(held) if uid in at])
-        worth = HOME_TOKENS * trust.recurring
-        found: dict[int, tuple[Expected, float]] = {}
-        for each in wanted:
-            uid = view.uids[each]
-            has_system = each == system_home or (systems is not None and uid in systems)
-            expected = reuse.expect(prompt, uid, places, trust, home=each == head_home, has_system=has_system)
-            if held and (known := _held(prompt, held, uid, trust)).tokens > expected.tokens:
-                expected = known
-            found[each] = (expected, worth if each == head_home else 0.0)
-        return found, base
-
-    def _terms(
-        self,
-        view: _View,
-        at: int,
-        in_flight: Mapping[str, int],
-        prompt: Prompt,
-        base: float,
-        special: Mapping[int, tuple[Expected, float]],
-        waits: Mapping[str, float] | None,
-        now: float,
-    ) -> Terms:
-        load, uid = view.loads[at], view.uids[at]
-        expected, home_tokens = special.get(at, (NOTHING, 0.0))
-        busy = max(0, load.busy - load.own_requests + in_flight.get(uid, 0))
-        cached, wait = max(base, expected.tokens), 0.0 if waits is None else waits.get(uid, 0.0)
-        return terms_of(load, busy, prompt, cached, now, home_tokens=home_tokens, wait=wait)
-
-
-def _held(prompt: Prompt, held: Mapping[str, int], uid: str, trust: Trust) -> Expected:
-    """What a replica has of a prompt, because a gateway sent a prompt there that begins in the same way."""
-    promised = min(prompt.tokens - 1, held.get(uid, 0))
-    return Expected(promised * trust.of["held"], promised, "held") if promised > 0 else NOTHING
+        home_uid = None if head_home is None else uids[head_home]
+        reuse.expect(
+            prompt,
+            [uids[each] for each in wanted],
+            known,
+            trust,
+            places=places,
+            systems=systems,
+            held=held,
+            home=home_uid,
+            system_home=None if system_home is None else uids[system_home],
+        )
+        return known, home_uid, HOME_TOKENS * trust.recurring, base
 
 
 def _best_of(held: Mapping[str, int]) -> Collection[str]:
@@ -571,13 +589,10 @@ def _best_of(held: Mapping[str, int]) -> Collection[str]:
     return [uid for _, uid in (more if len(more) <= MOST_HELD else nlargest(MOST_HELD, more))]
 
 
-_NOTHING_SPECIAL: Final[Mapping[int, tuple[Expected, float]]] = {}
-
-
-def _sample(count: int, rotation: int, special: Collection[int]) -> Sequence[int]:
+def _sample(count: int, rotation: int, known: Collection[int]) -> Sequence[int]:
     """Indexes of the replicas to score, of many. The best of several at random is almost as good as the best of all,
     and gateways do not all send to the same one between two reports."""
-    found = dict.fromkeys(special)
+    found = dict.fromkeys(known)
     step = 1 + (rotation * 0x9E3779B1) % (count - 1)
     at = (rotation * 0x85EBCA6B) % count
     for _ in range(MOST_CANDIDATES):

@@ -123,8 +123,11 @@ class Speeds:
 
     def pace(self, uid: str, model_uid: str, gpu_class: str | None) -> Pace:
         """What is believed of a replica now."""
-        prior = self._prior_of(model_uid, gpu_class)
         speed = self._known.get(uid)
+        if speed is not None and speed.weight >= _NEEDED and speed.log_stay is not None and speed.log_step is not None:
+            # Almost all: it needs no prior, which is the mean of many.
+            return Pace(math.exp(speed.log_rate), math.exp(speed.log_stay), math.exp(speed.log_step), True)
+        prior = self._prior_of(model_uid, gpu_class)
         if speed is None:
             return prior
         share = min(1.0, speed.weight / _NEEDED)
