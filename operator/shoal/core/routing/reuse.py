@@ -56,7 +56,7 @@ class Expected(NamedTuple):
 Guess = tuple[float, int, Kind]
 """The same as a plain tuple, which is made in a fraction of the time: of those about all replicas, one is kept."""
 NOTHING: Final = Expected(0.0, 0, "none")
-_NOTHING: Final[Guess] = (0.0, 0, "none")
+_NOWHERE: Final[Mapping[str, int]] = {}
 
 _FIRST_TRUST: Final[dict[Kind, float]] = {"held": 0.9, "remembered": 0.9, "home": 0.7, "shared": 0.7, "none": 0.0}
 
@@ -155,27 +155,33 @@ class ReuseMemory:
         system prompt; `held`: what gateways sent there; `home`, `system_home`: the replicas to which head and system
         prompt belong."""
         most, repeated, of = prompt.tokens - 1, prompt.repeated, trust.of
+        remembered_trust, held_trust = of["remembered"], of["held"]
+        places, held = places or _NOWHERE, held or _NOWHERE
+        kind: Kind
         # Every request comes through here, with each replica that it may go to.
         for uid in uids:
-            found = _NOTHING
-            if places is not None and (known := places.get(uid)) is not None:
+            known = places.get(uid)
+            if known is not None:
                 # The previous turn and its answer; what the client sends again of it is all that is repeated.
                 promised = known if known > repeated else repeated
-                promised = promised if promised < most else most
-                found = promised * of["remembered"], promised, "remembered"
+                if promised > most:
+                    promised = most
+                tokens, kind = promised * remembered_trust, "remembered"
             else:
+                tokens, promised, kind = 0.0, 0, "none"
                 if uid == home and (repeated or places):
-                    promised = min(most, max(repeated, max(places.values()) if places else 0))
-                    found = promised * of["home"], promised, "home"
+                    promised = min(most, max(0, repeated, *places.values()))
+                    tokens, kind = promised * of["home"], "home"
                 if uid == system_home or (systems is not None and uid in systems):
-                    promised = min(most, prompt.system_tokens)
-                    if (tokens := promised * of["shared"]) > found[0]:
-                        found = tokens, promised, "shared"
-            if held is not None and (promised := held.get(uid)) is not None:
-                promised = promised if promised < most else most
-                if promised > 0 and (tokens := promised * of["held"]) > found[0]:
-                    found = tokens, promised, "held"
-            into[uid] = found
+                    shared = min(most, prompt.system_tokens)
+                    if shared * of["shared"] > tokens:
+                        tokens, promised, kind = shared * of["shared"], shared, "shared"
+            sent = held.get(uid, 0)
+            if sent > most:
+                sent = most
+            if sent > 0 and sent * held_trust > tokens:
+                tokens, promised, kind = sent * held_trust, sent, "held"
+            into[uid] = tokens, promised, kind
 
     def forget(self, uid: str) -> None:
         """The replica's cache is empty, or the replica is gone."""

@@ -392,6 +392,7 @@ class ReplicaScores:
         unknown = work(tokens, base)
         best, second = -1, -1
         lowest = next_lowest = math.inf
+        cached, rest_of_prompt = -1.0, 0.0
         costs: CostNumbers | None = None
         next_costs: CostNumbers | None = None
         # Every request comes through here: one pass, without an object or a call per replica.
@@ -431,8 +432,11 @@ class ReplicaScores:
                 wait = waits.get(uid, 0.0)
                 rest += wait
             if (guess := known.get(uid)) is not None:
-                # Here the prompt costs less.
-                prefill = work(tokens, guess[0] if guess[0] > base else base)
+                # Here the prompt costs less. Several replicas often have as much of it.
+                if guess[0] != cached:
+                    cached = guess[0]
+                    rest_of_prompt = work(tokens, cached if cached > base else base)
+                prefill = rest_of_prompt
                 if uid == home_uid:
                     home_tokens = home_worth
                 seconds = rest + per_token * (prefill * (1.0 + OTHERS * busy) - home_tokens)
