@@ -25,7 +25,7 @@ from shoal.agent.stream import AgentStream
 from shoal.agent.streammetrics import AgentMetrics
 from shoal.api import names
 from shoal.api.keys import AgentKeys, Role
-from shoal.api.replica import HEARTBEAT_SECONDS, Abort, Ack, CanaryAnswer
+from shoal.api.replica import CANARY_PROMPTS, CANARY_TOKENS, HEARTBEAT_SECONDS, Abort, Ack, CanaryAnswer
 from shoal.engine.kinds import DEFAULT
 from shoal.engine.port import EngineClient, EngineError, EngineKind
 from shoal.net.errors import Problem
@@ -43,8 +43,6 @@ ABORT_SECONDS: Final = 2.0
 """In which a request is aborted, with the wait for its turn."""
 _ABORTS_AT_ONCE: Final = 8
 """Calls to the engine; the agent's own look at it must find a connection."""
-CANARY_PROMPT: Final = "The capital of France is"
-CANARY_TOKENS: Final = 16
 CANARY_SECONDS: Final = 20.0
 CERTIFICATE_SECONDS: Final = 5.0
 """Between two looks at the certificate's files."""
@@ -222,18 +220,22 @@ class EngineAgent:
             raise _later(str(error)) from None
         return Response(status_code=204)
 
-    async def _canary(self, _: ShellRequest) -> Response:
-        """The same prompt for every replica, and none of the caller's: what is asked is no way to use the engine."""
+    async def _canary(self, request: ShellRequest) -> Response:
+        """The same prompts for every replica, and none of the caller's: what is asked is no way to use the engine."""
+        numbers = {str(number): prompt for number, prompt in enumerate(CANARY_PROMPTS)}
+        prompt = numbers.get(request.one("prompt") or "0")
+        if prompt is None:
+            raise Problem(400, f"prompt is one of {', '.join(numbers)}")
         try:
             async with asyncio.timeout(CANARY_SECONDS), self._canaries:
                 if (engine := self._engine) is None:
                     raise _later("the engine is not observed yet")
-                text = await engine.greedy(CANARY_PROMPT, CANARY_TOKENS, CANARY_SECONDS)
+                text = await engine.greedy(prompt, CANARY_TOKENS, CANARY_SECONDS)
         except TimeoutError:
             raise _later(f"the engine did not answer within {CANARY_SECONDS:g} s") from None
         except EngineError as error:
             raise _later(str(error)) from None
-        answer = CanaryAnswer(prompt=CANARY_PROMPT, text=text)
+        answer = CanaryAnswer(prompt=prompt, text=text)
         return Response(answer.model_dump_json(by_alias=True), media_type="application/json")
 
 

@@ -1,5 +1,6 @@
 """Model: what is served. Namespaced; short name `mdl`."""
 
+from datetime import datetime
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
@@ -492,6 +493,56 @@ class ColdStartStatus(Object):
     """How many starts the median is of."""
 
 
+AnswerDigest = Annotated[str, StringConstraints(max_length=16, pattern=r"^([0-9a-f]{16}|-)$")]
+
+
+class KnownAnswerStatus(Object):
+    """An answer that several GPUs gave."""
+
+    answer: AnswerDigest
+    """SHA-256 of its first 12 characters, the first 16 hex digits."""
+    since: datetime
+    """When the second GPU gave it."""
+    gpus: Annotated[int, Field(ge=2, le=64)]
+    """Most GPUs that were seen to give it at once."""
+
+
+class GPUAnswer(Object):
+    """The last answer of one GPU."""
+
+    gpu: Annotated[str, StringConstraints(max_length=16, pattern=r"^[0-9a-f]{16}$")]
+    """SHA-256 of node and device, the first 16 hex digits."""
+    answer: AnswerDigest
+    """As in `known`; `-`: it repeats one or two characters."""
+
+
+class PromptAnswers(Object):
+    """Answers to one prompt of the canary."""
+
+    prompt: Annotated[str, StringConstraints(max_length=64)]
+    """The prompt."""
+    known: Annotated[tuple[KnownAnswerStatus, ...], Field(max_length=3), K8s(list_type="atomic")] = ()
+    """Answers that count as right, the newest first."""
+    last: Annotated[tuple[GPUAnswer, ...], Field(max_length=3), K8s(list_type="atomic")] = ()
+    """What the last GPUs answered, the latest first: two that answer alike make an answer known."""
+
+
+class CanaryAnswers(Object):
+    """What healthy GPUs of one class answer to the canary of this Model."""
+
+    key: Annotated[str, StringConstraints(max_length=16, pattern=r"^[0-9a-f]{16}$")]
+    """Digest of all that the answers depend on: weights, class, and the engine's image, arguments and environment. When
+    it changes, answers are learned anew."""
+    image: Annotated[str, StringConstraints(max_length=512)]
+    """Image of the engine."""
+    revision: Annotated[str, StringConstraints(max_length=71)]
+    """Digest of the weights' manifest."""
+    quantization: Annotated[str, StringConstraints(max_length=256)] | None = None
+    """Quantization of the weights; absent: none."""
+    prompts: Annotated[tuple[PromptAnswers, ...], Field(max_length=4), K8s(list_type="map", keys=("prompt",))] = ()
+    """Answers by prompt."""
+
+
 class VariantStatus(Object):
     """Decisions and observations for one GPU class."""
 
@@ -520,6 +571,9 @@ class VariantStatus(Object):
     cold_start: ColdStartStatus | None = None
     """Stages of the last cold starts on this class. `kubectl shoal why model/NAME --scaling` says what would shorten
     them."""
+    canary: CanaryAnswers | None = None
+    """What replicas on this class answer to the canary. A replica that answers otherwise is on a GPU that computes
+    wrong."""
     excluded: Annotated[str, StringConstraints(max_length=512)] | None = None
     """Why this class is not used."""
 

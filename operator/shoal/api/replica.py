@@ -151,10 +151,16 @@ class Abort(Message):
     id."""
 
 
+CANARY_PROMPTS: Final = ("The capital of France is", "1, 2, 3, 4, 5, 6, 7,", "Monday, Tuesday, Wednesday,")
+"""Prompts whose beginning of an answer no healthy engine weighs against another."""
+CANARY_TOKENS: Final = 16
+
+
 class CanaryAnswer(Message):
-    """Answer of `POST /v1/canary`: what the engine writes after a fixed prompt at temperature 0. 503 when it writes
-    nothing: it is away, or its model generates no text."""
+    """Answer of `POST /v1/canary?prompt=NUMBER`: what the engine writes after one of `CANARY_PROMPTS` at temperature 0.
+    503 when it writes nothing: it is away, or its model generates no text. Agents of before have one prompt, whatever
+    the number."""
 
     prompt: Id
-    """Of agents of one version the same."""
+    """The prompt itself."""
     text: Annotated[str, AfterValidator(lambda text: text[:512])]

@@ -1,12 +1,14 @@
 """What only a fleet of replicas shows: which one is far slower, which one answers otherwise; and tests on probation.
 
-Loads come from the agents' streams. Canaries go to agents, which ask the engine beside them; a replica gets one while
-its GPUs are on probation, and every ten minutes while its Model is busy and has replicas enough to compare.
+Loads come from the agents' streams. Canaries go to agents, which ask the engine beside them; a replica gets them while
+its GPUs are on probation, and every ten minutes while its Model is busy. What is known of answers is remembered in the
+status of the Model.
 """
 
 import asyncio
+import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -16,7 +18,9 @@ import structlog
 from pydantic import ValidationError
 
 from shoal.api import names
-from shoal.api.replica import CanaryAnswer
+from shoal.api.model import CanaryAnswers, Model
+from shoal.api.replica import CANARY_PROMPTS, CANARY_TOKENS, CanaryAnswer
+from shoal.api.sources import parse_source
 from shoal.controllers import peers
 from shoal.controllers.health import FleetHealth
 from shoal.controllers.installkey import InstallKeySource
@@ -24,11 +28,21 @@ from shoal.controllers.replicastates import held_devices
 from shoal.controllers.world import World
 from shoal.core import facts
 from shoal.core.health import HealthSignal, Unit
-from shoal.core.health.canary import WITNESSES, CanaryVerdict, CanaryWatch
+from shoal.core.health.canary import (
+    LONGEST_PROMPT,
+    WITNESSES,
+    CanaryContext,
+    CanaryVerdict,
+    CanaryWatch,
+    Spoken,
+    digest,
+)
 from shoal.core.health.decide import Tested
 from shoal.core.health.slow import SlowWatch
 from shoal.core.layers import faults
 from shoal.core.scaling import Load
+from shoal.core.status import canaryanswers
+from shoal.kube.projections import Custom
 from shoal.net.tls import NoCertificate, TLSCredentials, dial
 
 log = structlog.get_logger()
@@ -44,17 +58,27 @@ MOST_ASKED: Final = 8
 ANSWER_BYTES: Final = 65_536
 _AT_ONCE: Final = 16
 _RESULTS: Final[Mapping[CanaryVerdict, Tested]] = {"agrees": "passed", "differs": "failed", "unknown": "answered"}
-_NOBODY: Final[Mapping[str, tuple[tuple[Unit, datetime], ...]]] = {}
+_Waiting = Mapping[str, tuple[tuple[Unit, datetime], ...]]
+"""Replica -> units on probation that it would test, and since when."""
+_NOBODY: Final[_Waiting] = {}
+Learned = Callable[[str, str, CanaryAnswers], object]
+"""Called with the uid of a Model, a class, and what is to be remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Ready replicas that can be compared: of one Model, class and generation of its spec."""
+    """Ready replicas that can be compared: of one Model, class and revision."""
 
     key: str
-    model: str
+    model: Custom[Model]
     gpu_class: str
     pods: tuple[facts.Pod, ...]
+    context: CanaryContext | None
+    """What their answers depend on; None: not all of it is known, so that answers are not remembered."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.model.metadata.namespace}/{self.model.metadata.name}"
 
 
 class HealthProbes:
@@ -67,11 +91,13 @@ class HealthProbes:
         health: FleetHealth,
         load: Callable[[str], Load | None],
         changed: Callable[[str], None],
+        learned: Learned = lambda _uid, _class, _answers: None,
         credentials: TLSCredentials | None = None,
     ) -> None:
         """`load`: what the agent of a pod says, by the pod's uid. `changed`: called with a class about which something
-        else is known now."""
+        else is known now; `learned`: called with what is to be remembered of a Model's answers."""
         self._world, self._install, self._load, self._changed = world, install, load, changed
+        self._learned = learned
         self._credentials = credentials
         self._slow, self._canary = SlowWatch(), CanaryWatch()
         self._found, self._held_down = health.found, health.held_down
@@ -79,12 +105,17 @@ class HealthProbes:
         self._next_test: dict[str, float] = {}
         self._made: dict[str, int] = {}
         """Group -> tokens that its replicas had generated at the last round."""
+        self._asked: dict[str, float] = {}
+        """Replica -> when it was asked last."""
+        self._contexts: dict[tuple[str, str], tuple[Custom[Model], facts.EngineBuild, CanaryContext | None]] = {}
+        """(Model's uid, class) -> what it was computed from, and what answers depend on."""
+        self._turns = asyncio.Semaphore(_AT_ONCE)
 
     def begin_term(self) -> None:
         """Nothing of an earlier term counts."""
         self._slow, self._canary = SlowWatch(), CanaryWatch()
         self._found.clear()
-        self._next_round, self._next_test, self._made = {}, {}, {}
+        self._next_round, self._next_test, self._made, self._asked = {}, {}, {}, {}
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -92,13 +123,26 @@ class HealthProbes:
         # Agents are in the cluster: never through the proxy of the environment (trust_env is off by default).
         connector = aiohttp.TCPConnector(limit=_AT_ONCE, force_close=True)
         timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
-            while True:
-                await self.step(session, time.monotonic())
-                await asyncio.sleep(TICK_SECONDS)
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session,
+            asyncio.TaskGroup() as tasks,
+        ):
+            tasks.create_task(self._observe_always())
+            tasks.create_task(self._ask_always(session))
 
-    async def step(self, session: aiohttp.ClientSession, now: float) -> None:
-        """One look at all replicas."""
+    async def _observe_always(self) -> None:
+        """Apart from the canaries: an agent that does not answer one must not hold up the windows of all paces."""
+        while True:
+            self.observe(time.monotonic())
+            await asyncio.sleep(TICK_SECONDS)
+
+    async def _ask_always(self, session: aiohttp.ClientSession) -> None:
+        while True:
+            await self.ask(session, time.monotonic())
+            await asyncio.sleep(TICK_SECONDS)
+
+    def observe(self, now: float) -> None:
+        """One look at the loads of all replicas."""
         groups = self._groups()
         for group in groups:
             self._slow.report({pod.uid: self._load(pod.uid) for pod in group.pods}, now)
@@ -106,10 +150,13 @@ class HealthProbes:
         keys = {group.key for group in groups}
         self._slow.keep(uids)
         self._canary.keep(uids, keys)
-        for table in (self._next_round, self._next_test, self._made):
-            for gone in [key for key in table if key not in keys]:
-                del table[gone]
-        await self._rounds(session, groups, now)
+        places = {(group.model.metadata.uid, group.gpu_class) for group in groups}
+        self._contexts = {place: known for place, known in self._contexts.items() if place in places}
+        by_group, by_pod = (self._next_round, self._next_test, self._made), (self._asked,)
+        for tables, there in ((by_group, keys), (by_pod, uids)):
+            for table in tables:
+                for gone in [key for key in table if key not in there]:
+                    del table[gone]
         self._publish(groups)
 
     def _groups(self) -> list[_Group]:
@@ -124,37 +171,93 @@ class HealthProbes:
             # During a rollout, replicas of two revisions differ because they should.
             rolling = child is not None and child.deployment is not None and not child.deployment.rolled_out
             if custom is not None and not rolling:
-                metadata = custom.metadata
-                key = f"{uid}/{metadata.generation}/{gpu_class}"
-                groups.append(_Group(key, f"{metadata.namespace}/{metadata.name}", gpu_class, tuple(pods)))
+                context = self._context(custom, gpu_class, pods)
+                key = f"{uid}/{gpu_class}/{context.key if context is not None else custom.metadata.generation}"
+                groups.append(_Group(key, custom, gpu_class, tuple(pods), context))
         return groups
+
+    def _context(self, custom: Custom[Model], gpu_class: str, pods: Sequence[facts.Pod]) -> CanaryContext | None:
+        """What the answers of these replicas depend on; None: they differ in that, or it is not known. Thousands of
+        Models are looked at often, and computed when they change."""
+        builds = {pod.engine for pod in pods}
+        build = builds.pop() if len(builds) == 1 else None
+        if build is None:
+            return None
+        place = custom.metadata.uid, gpu_class
+        known = self._contexts.get(place)
+        if known is None or known[0] is not custom or known[1] != build:
+            known = self._contexts[place] = custom, build, _context(custom, gpu_class, build)
+        return known[2]
 
     # --- canaries -----------------------------------------------------------------------------------------------------
 
-    async def _rounds(self, session: aiohttp.ClientSession, groups: Iterable[_Group], now: float) -> None:
-        for group in groups:
+    async def ask(self, session: aiohttp.ClientSession, now: float) -> None:
+        """Canaries that are due now. Tests of replicas on probation come first."""
+        tests: list[tuple[_Group, _Waiting]] = []
+        others: list[tuple[_Group, _Waiting]] = []
+        for group in self._groups():
             waiting = self._waiting(group) if now >= self._next_test.get(group.key, 0.0) else _NOBODY
-            if not waiting and not self._due(group, now):
-                continue
             if waiting:
-                self._next_test[group.key] = now + TEST_SECONDS  # there may be no other replica to compare it with yet
-            first = sorted(group.pods, key=lambda pod: (pod.uid not in waiting, pod.name))[:MOST_ASKED]
-            asked = await asyncio.gather(*(self._ask(session, pod) for pod in first))
-            said = [(pod, answer) for pod, answer in zip(first, asked, strict=True) if answer is not None]
-            by_prompt: dict[str, dict[str, str]] = {}
-            for pod, answer in said:
-                by_prompt.setdefault(answer.prompt, {})[pod.uid] = answer.text
-            for prompt, answers in by_prompt.items():
-                verdicts = self._canary.round(f"{group.key}/{prompt}" if len(by_prompt) > 1 else group.key, answers)
-                for pod_uid, verdict in verdicts.items():
-                    for unit, since in waiting.get(pod_uid, ()):
-                        self._found.tested(group.gpu_class, unit, since, _RESULTS[verdict])
-                        self._changed(group.gpu_class)
+                self._next_test[group.key] = now + TEST_SECONDS  # there may be nothing yet to compare it with
+                tests.append((group, waiting))
+            elif self._due(group, now):
+                others.append((group, _NOBODY))
+        limit = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(group: _Group, waiting: _Waiting) -> None:
+            async with limit:
+                await self._round(session, group, waiting, now)
+
+        await asyncio.gather(*(one(*each) for each in (*tests, *others)))
+        if tests or others:
+            self._publish(self._groups())
+
+    async def _round(self, session: aiohttp.ClientSession, group: _Group, waiting: _Waiting, now: float) -> None:
+        def order(pod: facts.Pod) -> tuple[bool, bool, float, str]:
+            """One that differed is asked again, and the others in turn."""
+            doubted = self._canary.doubted(pod.uid)
+            return pod.uid not in waiting, not doubted, self._asked.get(pod.uid, float("-inf")), pod.name
+
+        first = sorted(group.pods, key=order)[:MOST_ASKED]
+        self._asked.update((pod.uid, now) for pod in first)
+        answers = await asyncio.gather(*(self._answers(session, pod) for pod in first))
+        out = self._out_of_use(group.gpu_class)
+        said = {
+            pod.uid: Spoken(*self._gpu(pod), texts, counts=not self._is_out(pod, out))
+            for pod, texts in zip(first, answers, strict=True)
+            if texts
+        }
+        if not said:
+            return
+        if group.context is not None and not self._canary.knows(group.key):
+            model = group.model.object
+            known = canaryanswers.stored(model).get(group.gpu_class) if model is not None else None
+            self._canary.remember(group.key, canaryanswers.memory(known, group.context))
+        before = self._canary.memory(group.key)
+        verdicts = self._canary.round(group.key, said, self._world.now())
+        after = self._canary.memory(group.key)
+        if group.context is not None and after != before:
+            self._learned(group.model.metadata.uid, group.gpu_class, canaryanswers.shown(group.context, after))
+        for pod_uid, verdict in verdicts.items():
+            for unit, since in waiting.get(pod_uid, ()):
+                self._found.tested(group.gpu_class, unit, since, _RESULTS[verdict])
+                self._changed(group.gpu_class)
+
+    async def _answers(self, session: aiohttp.ClientSession, pod: facts.Pod) -> Mapping[str, str]:
+        """Prompt -> digest of the answer. Empty: it gives none."""
+        found: dict[str, str] = {}
+        for number in range(len(CANARY_PROMPTS)):
+            async with self._turns:  # the time of an answer begins with its turn
+                answer = await self._ask(session, pod, number)
+            if answer is None or answer.prompt in found or len(answer.prompt) > LONGEST_PROMPT:
+                break  # an agent of before has one prompt
+            found[answer.prompt] = digest(answer.text)
+        return found
 
     def _due(self, group: _Group, now: float) -> bool:
-        """A round every ten minutes, where there are replicas enough and the Model is used: a canary must not keep a
-        Model from going to zero."""
-        if len(group.pods) <= WITNESSES:
+        """A round every ten minutes, where there is or will be something to compare with and the Model is used: a
+        canary must not keep a Model from going to zero."""
+        if group.context is None and len(group.pods) <= WITNESSES:
             return False
         if group.key not in self._next_round:
             self._next_round[group.key] = now + ROUND_SECONDS
@@ -165,10 +268,27 @@ class HealthProbes:
         made = sum(load.generation_tokens_total or 0 for load in loads if load is not None)
         before = self._made.get(group.key)
         self._made[group.key] = made
-        return before is not None and abs(made - before) > 2 * MOST_ASKED * 16
+        own = min(len(group.pods), MOST_ASKED) * len(CANARY_PROMPTS) * CANARY_TOKENS
+        return before is not None and abs(made - before) > 2 * own
 
-    def _waiting(self, group: _Group) -> Mapping[str, tuple[tuple[Unit, datetime], ...]]:
-        """Replica -> units on probation that it would test."""
+    def _out_of_use(self, gpu_class: str) -> frozenset[Unit]:
+        """Also on probation: what such a GPU answers is no evidence of what is right."""
+        custom = self._world.classes.get(gpu_class)
+        status = custom.object.status if custom is not None and custom.object is not None else None
+        return frozenset(Unit(each.node, each.device or "") for each in (status.quarantined if status else ()))
+
+    def _is_out(self, pod: facts.Pod, out: frozenset[Unit]) -> bool:
+        if not out or pod.node is None:
+            return False
+        return Unit(pod.node) in out or any(Unit(pod.node, each) in out for each in held_devices(self._world, pod))
+
+    def _gpu(self, pod: facts.Pod) -> tuple[str, bool]:
+        """(the GPU of a replica, True); of one with several, or whose GPU nobody names: (its node, False)."""
+        unit = self._unit(pod)
+        text = f"{pod.node}\0{unit.device}" if unit is not None else f"{pod.node}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16], unit is not None
+
+    def _waiting(self, group: _Group) -> _Waiting:
         custom = self._world.classes.get(group.gpu_class)
         status = custom.object.status if custom is not None and custom.object is not None else None
         found: dict[str, tuple[tuple[Unit, datetime], ...]] = {}
@@ -181,7 +301,7 @@ class HealthProbes:
                     found[pod.uid] = (*found.get(pod.uid, ()), (unit, each.since))
         return found
 
-    async def _ask(self, session: aiohttp.ClientSession, pod: facts.Pod) -> CanaryAnswer | None:
+    async def _ask(self, session: aiohttp.ClientSession, pod: facts.Pod, number: int) -> CanaryAnswer | None:
         install = self._install.keys
         if install is None or pod.ip is None or pod.model_uid is None:
             return None
@@ -189,7 +309,7 @@ class HealthProbes:
         headers = {"authorization": f"Bearer {peer.key}"}
         try:
             secured = dial(peer.credentials, peer.server_name)
-            url = f"{peer.base_url}{names.CANARY_PATH}"
+            url = f"{peer.base_url}{names.CANARY_PATH}?prompt={number}"
             async with session.post(url, headers=headers, allow_redirects=False, **secured) as response:
                 if response.status != 200:
                     return None  # an agent of before, or a model that generates no text
@@ -212,12 +332,12 @@ class HealthProbes:
                     why = self._held_down(group.gpu_class, unit)
                     text += f"; DCGM: the clocks of its GPU are held down: {why}" if why else ""
                     found.setdefault(group.gpu_class, []).append(
-                        HealthSignal(unit, faults.REPLICA_SLOW, text, group.model)
+                        HealthSignal(unit, faults.REPLICA_SLOW, text, group.name)
                     )
                 if self._canary.differs(pod.uid):
-                    text = f"pod {pod.key} answers the canary otherwise than the others of its Model"
+                    text = f"pod {pod.key} answers the canary otherwise than other GPUs of the class do for its Model"
                     found.setdefault(group.gpu_class, []).append(
-                        HealthSignal(unit, faults.REPLICA_GARBLED, text, group.model)
+                        HealthSignal(unit, faults.REPLICA_GARBLED, text, group.name)
                     )
         before = self._found.signals
         self._found.put({name: tuple(of) for name, of in found.items()})
@@ -232,6 +352,26 @@ class HealthProbes:
         if pod.node is None or len(devices) != 1 or sum(pod.requests.values()) != 1:
             return None
         return Unit(pod.node, next(iter(devices)))
+
+
+def _context(custom: Custom[Model], gpu_class: str, build: facts.EngineBuild) -> CanaryContext | None:
+    """None: its weights are not known, or may change in place."""
+    model = custom.object
+    if model is None or model.status is None or (artifact := model.status.artifact) is None:
+        return None
+    if artifact.digest is None or model.status.observed_generation != custom.metadata.generation:
+        return None
+    try:
+        if parse_source(model.spec.source.uri).in_place and model.spec.source.digest is None:
+            return None
+    except ValueError:
+        return None
+    variant = next((v for v in model.spec.variants if v.gpu_class == gpu_class), None)
+    own = (variant.quantization if variant is not None else None) or model.spec.engine.quantization.weights
+    quantization = own or artifact.quantization
+    parts = (artifact.digest, artifact.revision or "", gpu_class, build.digest, quantization or "")
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return CanaryContext(key, build.image, artifact.digest, quantization)
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:

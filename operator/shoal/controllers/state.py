@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Final
 
 from shoal.api.gpuclass import GPUClass, QuarantinedGPUs
-from shoal.api.model import Model, PrefetchStatus
+from shoal.api.model import CanaryAnswers, Model, PrefetchStatus
 from shoal.controllers.capacity import FleetGPUs
 from shoal.controllers.placementrequest import PlacementDecision, PlacementRequest
 from shoal.controllers.replicastates import observe
@@ -113,6 +113,9 @@ class ModelRecord:
     """Class -> seconds of the last cold start. Written by `ColdStarts`."""
     start_stages: dict[str, deque[ColdStart]] = field(default_factory=dict[str, "deque[ColdStart]"])
     """Class -> stages of the last cold starts. Written by `ColdStarts`."""
+    canaries: dict[str, CanaryAnswers] = field(default_factory=dict[str, CanaryAnswers])
+    """Class -> what replicas there answer to the canary; what was learned before this term stands in the status.
+    Written by `HealthProbes`."""
     first_tokens: dict[str, FirstAnswer] = field(default_factory=dict[str, FirstAnswer])
     """Pod's uid -> the earliest request that a gateway tells of. Written by `ColdStarts`."""
     prefetch: tuple[PrefetchStatus, ...] = ()
@@ -389,6 +392,7 @@ class FleetState:
         """What was decided in an earlier term, perhaps long ago, counts no more; nothing is on its way."""
         for record in self._records.values():
             record.decided = None
+            record.canaries = {}
         self.reservations.clear("apply", "wake")
         for record in self._records.values():
             record.replica_states = None

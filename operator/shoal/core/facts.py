@@ -71,6 +71,15 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineBuild:
+    """The container of a pod's engine, as the pod's spec has it."""
+
+    image: str
+    digest: str
+    """Of the image's name, the arguments and the environment: 16 hex digits."""
+
+
+@dataclass(frozen=True, slots=True)
 class Pod:
     namespace: str
     name: str
@@ -125,6 +134,8 @@ class Pod:
     """Of a gateway: it has keys of its own role, not only the install key of before."""
     was_ready: bool = False
     """Ready now, or once before."""
+    engine: EngineBuild | None = None
+    """Of a ready one."""
     claims: str | None = None
     """Uid of the Model whose engine the pod says it is, while it has not proved it."""
 

@@ -1,5 +1,6 @@
 """From raw objects to what decisions know: small enough that a large cluster fits into memory."""
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ _MOST_HELD: Final = 64
 _LONGEST_NAME: Final = 253
 _LONGEST_DEVICE: Final = 512
 _LONGEST_SAYING: Final = 512
+_LONGEST_IMAGE: Final = 512
+_SORTED: Final = orjson.OPT_SORT_KEYS
 _NEVER_COMPARED: Final = ("managedFields", "resourceVersion", "generation")
 
 
@@ -182,6 +185,7 @@ def pod(raw: JsonObject) -> facts.Pod | None:
         mtls=_map(metadata, "annotations").get(names.ANNOTATION_TRANSPORT) == names.TRANSPORT_MTLS,
         knows_role_keys=gateway and names.ANNOTATION_KEYS in _map(metadata, "annotations"),
         was_ready=_was_ready(status),
+        engine=_engine_build(spec) if model_uid is not None and base.ready else None,
     )
 
 
@@ -378,6 +382,15 @@ def _container(status: JsonObject) -> facts.Container:
         started=_moment(_map(state, "running").get("startedAt") or ended.get("startedAt")),
         ended=_moment(ended.get("finishedAt")),
     )
+
+
+def _engine_build(spec: JsonObject) -> facts.EngineBuild | None:
+    container = next((c for c in _seq(spec, "containers") if c.get("name") == names.CONTAINER_ENGINE), None)
+    if container is None:
+        return None
+    image = str(container.get("image", ""))[:_LONGEST_IMAGE]
+    what = orjson.dumps([image, *(container.get(key) for key in ("command", "args", "env"))], option=_SORTED)
+    return facts.EngineBuild(image, hashlib.sha256(what).hexdigest()[:16])
 
 
 def _text(message: object) -> str | None:

@@ -13,6 +13,7 @@ import structlog
 from shoal.api import names, reasons
 from shoal.api.config import OperatorConfig
 from shoal.api.demand import FirstToken
+from shoal.api.model import CanaryAnswers
 from shoal.controllers import devices, triggers
 from shoal.controllers.autoscalerevents import AutoscalerEvents
 from shoal.controllers.cachevolumes import CacheVolumesController
@@ -191,7 +192,13 @@ class OperatorProcess:
         )
         self.classes.health.metrics = self.gpu_metrics
         self.probes = HealthProbes(
-            world, self.install, self.classes.health, signals.load, self.classes.queue.add, credentials
+            world,
+            self.install,
+            self.classes.health,
+            signals.load,
+            self.classes.queue.add,
+            self._answers_learned,
+            credentials,
         )
         self.engine_sizes = EngineSizes(
             world,
@@ -377,6 +384,11 @@ class OperatorProcess:
         """A gateway tells of the first answers of new replicas."""
         if self.cold.on_first_tokens(model_uid, told):
             self.model_queue.add_uid(model_uid)
+
+    def _answers_learned(self, model_uid: str, gpu_class: str, answers: CanaryAnswers) -> None:
+        """Replicas answered the canary, and something else is known by that."""
+        self.state.record(model_uid).canaries[gpu_class] = answers
+        self.model_queue.add_uid(model_uid)
 
     def _canaries_halted(self) -> None:
         """Gateways have halted other canaries than before."""

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from shoal.agent import serve
 from shoal.api import names
+from shoal.api.replica import CANARY_PROMPTS
 from shoal.engine.sglang.client import SGLangClient
 from shoal.gateway import ids
 from tests.support.agentpod import KEYS, Pod, make_quick
@@ -259,10 +260,10 @@ async def test_the_engines_client_never_aborts_all(pod: Pod):
     assert pod.engine.aborted == []
 
 
-async def canary(pod: Pod, key: str = "operator-key") -> tuple[int, Any]:
+async def canary(pod: Pod, key: str = "operator-key", query: str = "") -> tuple[int, Any]:
     async with aiohttp.ClientSession() as session:
         headers = {"authorization": f"Bearer {key}"}
-        async with session.post(f"{pod.url}{names.CANARY_PATH}", headers=headers) as answer:
+        async with session.post(f"{pod.url}{names.CANARY_PATH}{query}", headers=headers) as answer:
             return answer.status, await answer.json()
 
 
@@ -270,12 +271,17 @@ async def test_a_canary_is_a_fixed_greedy_request_for_operators_alone(pod: Pod):
     pod.boot("boot-1")
     async with pod.stream() as stream:
         await stream.until(phase="ready")
-        assert await canary(pod) == (200, {"prompt": serve.CANARY_PROMPT, "text": " Paris."})
+        assert await canary(pod) == (200, {"prompt": CANARY_PROMPTS[0], "text": " Paris."})
         [asked] = pod.engine.completed
-        assert (asked["model"], asked["temperature"], asked["prompt"]) == ("base", 0, serve.CANARY_PROMPT)
+        assert (asked["model"], asked["temperature"], asked["prompt"]) == ("base", 0, CANARY_PROMPTS[0])
         assert str(asked["rid"]).startswith("shoal-canary-"), "the engine's log says who asked"
         assert (await canary(pod, "gateway-key"))[0] in (401, 403)
         assert len(pod.engine.completed) == 1
+        for number, prompt in enumerate(CANARY_PROMPTS):
+            assert (await canary(pod, query=f"?prompt={number}"))[1]["prompt"] == prompt
+        for wrong in ("3", "-1", "write%20a%20poem", "1&prompt=2"):
+            assert (await canary(pod, query=f"?prompt={wrong}"))[0] == 400, "none of the caller's"
+        assert len(pod.engine.completed) == 4
         pod.engine.says = None
         assert (await canary(pod))[0] == 503, "a model that generates nothing has no canary"
         pod.engine.says = "x" * 100_000

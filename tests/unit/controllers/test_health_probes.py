@@ -10,6 +10,7 @@ import pytest
 from shoal.api import names
 from shoal.api.gpuclass import GPUClass
 from shoal.api.meta import JsonObject
+from shoal.api.model import CanaryAnswers
 from shoal.api.replica import CanaryAnswer
 from shoal.controllers import healthprobes
 from shoal.controllers.capacity import FleetGPUs
@@ -46,7 +47,8 @@ class Fleet:
         self.changed: list[str] = []
         self.loads: dict[str, Load] = {}
         install = cast("Any", None)
-        self.probes = HealthProbes(self.world, install, self.health, self.loads.get, self.changed.append)
+        self.learned: dict[str, CanaryAnswers] = {}
+        self.probes = HealthProbes(self.world, install, self.health, self.loads.get, self.changed.append, self.learn)
         self.answers: dict[str, str | None] = {}
         self.asked: list[str] = []
         monkeypatch.setattr(self.probes, "_ask", self.ask)
@@ -69,7 +71,7 @@ class Fleet:
         raw["metadata"] = raw["metadata"] | {"resourceVersion": str(self.version)}
         self.world.classes.upsert(raw)
 
-    def replica(self, i: int) -> None:
+    def replica(self, i: int, image: str = "sglang:1") -> None:
         labels = {
             names.LABEL_COMPONENT: names.COMPONENT_ENGINE, names.LABEL_MODEL: "chat", names.LABEL_MODEL_UID: "m",
             names.LABEL_GPU_CLASS: "devices",
@@ -78,7 +80,7 @@ class Fleet:
         pod = {
             "metadata": {"namespace": "ns", "name": name, "uid": name, "labels": labels, "resourceVersion": "1",
                          "annotations": {names.ANNOTATION_DEVICES: "1"}},
-            "spec": {"nodeName": "n"},
+            "spec": {"nodeName": "n", "containers": [{"name": names.CONTAINER_ENGINE, "image": image}]},
             "status": {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]},
         }  # fmt: skip
         self.world.pods.upsert(pod)
@@ -88,14 +90,50 @@ class Fleet:
         self.world.resource_claims.upsert(stored({"metadata": {"namespace": "ns", "name": name}, "status": status}))
         self.answers[name] = GOOD
 
-    async def ask(self, _session: aiohttp.ClientSession, pod: facts.Pod) -> CanaryAnswer | None:
-        self.asked.append(pod.name)
+    def gone(self, i: int) -> None:
+        self.world.pods.remove(f"ns/chat-{i}")
+        self.world.resource_claims.remove(f"ns/chat-{i}")
+
+    async def ask(self, _session: aiohttp.ClientSession, pod: facts.Pod, number: int) -> CanaryAnswer | None:
+        if number == 0:
+            self.asked.append(pod.name)
         text = self.answers[pod.name]
-        return None if text is None else CanaryAnswer(prompt="p", text=text)
+        return None if text is None else CanaryAnswer(prompt=f"prompt {number}", text=text)
 
     async def step(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
-        await self.probes.step(cast("Any", None), (self.now - START).total_seconds())
+        elapsed = (self.now - START).total_seconds()
+        self.probes.observe(elapsed)
+        await self.probes.ask(cast("Any", None), elapsed)
+
+    async def busy(self, minutes: int) -> None:
+        """The Model is used for so long."""
+        for _ in range(minutes):
+            made = int((self.now - START).total_seconds() * 100)
+            running = [pod.uid for pod in self.world.pods.values()]
+            self.loads.update((uid, Load(running=1, generation_tokens_total=made)) for uid in running)
+            await self.step(60)
+
+    def learn(self, model_uid: str, gpu_class: str, answers: CanaryAnswers) -> None:
+        """As the Model's controller writes it into the status."""
+        assert (model_uid, gpu_class) == ("m", "devices")
+        self.learned[gpu_class] = answers
+        self.read_model()
+
+    def read_model(self, uri: str = "hf://acme/chat") -> None:
+        """The Model, with facts of its source and what was learned."""
+        self.version += 1
+        artifact = {"source": uri, "digest": "sha256:" + "0" * 64, "revision": "c0ffee"}
+        variants = [
+            {"class": name, "canary": each.model_dump(mode="json", by_alias=True, exclude_none=True)}
+            for name, each in self.learned.items()
+        ]
+        raw = stored(model("chat", "ns"), uid="m")
+        raw["metadata"] |= {"resourceVersion": str(self.version)}
+        raw["spec"] = raw["spec"] | {"source": {"uri": uri}}
+        self.world.models.upsert(
+            raw | {"status": {"observedGeneration": 1, "artifact": artifact, "variants": variants}}
+        )
 
     def decide(self) -> HealthPlan:
         custom = self.world.classes.get("devices")
@@ -234,3 +272,86 @@ async def test_a_replica_with_several_gpus_and_one_that_nobody_names_take_no_nod
     fleet.world.resource_claims.remove("ns/chat-0")
     assert fleet.probes._unit(pod) is None  # pyright: ignore[reportPrivateUsage]
     assert healthprobes.MOST_ASKED >= 3
+
+
+# --- one replica, and what is remembered ------------------------------------------------------------------------------
+
+
+async def learned(monkeypatch: pytest.MonkeyPatch) -> Fleet:
+    """A Model of one replica that has run on two GPUs, one after the other."""
+    fleet = Fleet(1, monkeypatch)
+    fleet.read_model()
+    await fleet.busy(25)
+    assert not any(each.known for each in fleet.learned["devices"].prompts), "one GPU alone"
+    fleet.gone(0)
+    fleet.replica(1)
+    await fleet.busy(25)
+    assert [each.known[0].gpus for each in fleet.learned["devices"].prompts] == [2, 2, 2]
+    assert (fleet.learned["devices"].image, fleet.learned["devices"].revision[:10]) == ("sglang:1", "sha256:000")
+    return fleet
+
+
+async def test_the_only_replica_of_a_model_loses_a_gpu_that_computes_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = await learned(monkeypatch)
+    await fleet.busy(60)
+    assert not fleet.decide().quarantined
+    fleet.answers["chat-1"] = BAD
+    await fleet.busy(35)
+    fleet.decide()
+    await fleet.step(20)
+    [found] = fleet.decide().quarantined
+    assert (found.unit, found.reason) == (Unit("n", "gpu.test/n/gpu-1"), "ReplicaAnswersDiffer")
+
+
+async def test_what_is_known_outlives_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = await learned(monkeypatch)
+    fleet.probes.begin_term()
+    fleet.gone(1)
+    fleet.replica(2)
+    fleet.answers["chat-2"] = BAD
+    await fleet.busy(45)
+    assert [s.unit.device for s in fleet.health.found.signals["devices"]] == ["gpu.test/n/gpu-2"]
+
+
+@pytest.mark.parametrize("text", [GOOD, BAD])
+async def test_with_a_known_answer_the_only_replica_decides_on_its_gpus_probation(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = await learned(monkeypatch)
+    fleet.gone(1)
+    fleet.replica(3)
+    fleet.answers["chat-3"] = text
+    fleet.quarantined(3, "Probation")
+    await fleet.step(60)
+    plan = fleet.decide()
+    if text == GOOD:
+        assert [why for _, why in plan.released] == ["a replica there passed its test"]
+    else:
+        assert [(q.state, q.times) for q in plan.quarantined] == [("Quarantined", 2)]
+
+
+async def test_weights_that_may_change_in_place_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet(1, monkeypatch)
+    fleet.read_model("pvc://weights/chat")
+    await fleet.busy(60)
+    assert not fleet.asked
+    assert not fleet.learned
+
+
+async def test_other_weights_or_another_engine_make_what_was_known_void(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = await learned(monkeypatch)
+    fleet.gone(1)
+    fleet.replica(2, "sglang:2")
+    fleet.answers["chat-2"] = "This engine has other words for it"
+    await fleet.busy(60)
+    assert not fleet.health.found.signals
+    assert fleet.learned["devices"].image == "sglang:2"
+    assert not any(each.known for each in fleet.learned["devices"].prompts)
+
+
+async def test_each_replica_of_many_is_asked_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(healthprobes, "MOST_ASKED", 3)
+    fleet = Fleet(8, monkeypatch)
+    fleet.read_model()
+    await fleet.busy(60)
+    assert {fleet.asked.count(f"chat-{i}") for i in range(8)} <= {1, 2}

@@ -2,13 +2,16 @@
 
 import random
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from shoal.core.health import canary, slow
-from shoal.core.health.canary import KnownAnswer, judge
+from shoal.core.health.canary import CanaryVerdict, CanaryWatch, KnownAnswer, Memory, Spoken, digest, judge
 from shoal.core.health.slow import PaceMeter, advance, far_slower
 from shoal.core.scaling import Load
+
+START = datetime(2026, 11, 26, tzinfo=UTC)
 
 
 def minute(running: Sequence[int], per_second: float, *, boot: str = "b") -> PaceMeter | None:
@@ -69,47 +72,146 @@ def test_a_day_of_noisy_paces_names_nobody_for_as_long_as_it_takes(seed: int) ->
 
 # --- canaries ---------------------------------------------------------------------------------------------------------
 
-GOOD, BAD = "The capital of France is Paris.", "!!!!!!!!!!!!!!!!"
+GOOD, BAD, OTHER = "The capital of France is Paris.", "xq zv kk jj ww pp", "It is Paris, of course."
+PROMPTS = ("one", "two", "three")
+
+
+def spoken(gpu: str, *texts: str, counts: bool = True, named: bool = True) -> Spoken:
+    """One text is the answer to all prompts."""
+    said = texts * len(PROMPTS) if len(texts) == 1 else texts
+    return Spoken(gpu, named, {p: digest(t) for p, t in zip(PROMPTS, said, strict=False)}, counts)
+
+
+def rounds(*said: dict[str, Spoken], memory: Memory | None = None) -> tuple[Memory, dict[str, CanaryVerdict]]:
+    """The last round's verdicts."""
+    verdicts: dict[str, CanaryVerdict] = {}
+    for number, each in enumerate(said):
+        memory, verdicts = judge(memory or {}, each, START + timedelta(minutes=10 * number))
+    assert memory is not None
+    return memory, verdicts
+
+
+def alone(gpu: str, *texts: str) -> dict[str, Spoken]:
+    return {f"pod-on-{gpu}": spoken(gpu, *texts)}
 
 
 def test_the_one_that_differs_from_the_others_is_named() -> None:
-    known, verdicts = judge(None, {"a": GOOD, "b": GOOD, "c": BAD})
+    memory, verdicts = rounds({"a": spoken("1", GOOD), "b": spoken("2", GOOD), "c": spoken("3", BAD)})
     assert verdicts == {"a": "agrees", "b": "agrees", "c": "differs"}
-    assert known == KnownAnswer(GOOD[: canary.COMPARED], frozenset({"a", "b"}))
+    assert {each.known for each in memory.values()} == {(KnownAnswer(digest(GOOD), START, 2),)}
 
 
 def test_answers_that_begin_alike_agree() -> None:
-    _, verdicts = judge(None, {"a": GOOD, "b": "The capital of France, Paris", "c": GOOD})
+    _, verdicts = rounds(
+        {"a": spoken("1", GOOD), "b": spoken("2", "The capital of France, Paris"), "c": spoken("3", GOOD)}
+    )
     assert set(verdicts.values()) == {"agrees"}
 
 
 def test_of_two_nobody_knows_which_one_is_wrong() -> None:
-    known, verdicts = judge(None, {"a": GOOD, "b": BAD})
-    assert known is None
+    memory, verdicts = rounds({"a": spoken("1", GOOD), "b": spoken("2", BAD)})
+    assert not any(each.known for each in memory.values())
     assert set(verdicts.values()) == {"unknown"}
-    assert judge(None, {"a": GOOD})[1] == {"a": "unknown"}, "it is its own witness only"
 
 
-def test_a_replica_is_compared_with_those_that_are_gone() -> None:
-    known, _ = judge(None, {"a": GOOD})
-    known, verdicts = judge(known, {"b": GOOD})
-    assert verdicts == {"b": "agrees"}
-    _, verdicts = judge(known, {"c": BAD})
-    assert verdicts == {"c": "differs"}
+def test_one_gpu_alone_makes_no_answer_known_however_many_replicas_ran_there() -> None:
+    memory, verdicts = rounds(*({f"pod-{i}": spoken("1", GOOD)} for i in range(20)))
+    assert not any(each.known for each in memory.values())
+    assert set(verdicts.values()) == {"unknown"}
+    memory, _ = rounds({"a": spoken("1", GOOD), "b": spoken("1", GOOD), "c": spoken("1", GOOD)})
+    assert not any(each.known for each in memory.values()), "three replicas that share a GPU are one witness"
+    memory, _ = rounds(*({f"pod-{i}": spoken("node", GOOD, named=False)} for i in range(20)))
+    assert not any(each.known for each in memory.values()), "it may have been the same GPU of that node"
 
 
-def test_a_canary_that_is_wrong_on_the_healthy_is_learned_anew_and_names_nobody() -> None:
-    known, _ = judge(None, {"a": "old answer of before", "b": "old answer of before"})
-    known, verdicts = judge(known, {"a": GOOD, "b": GOOD, "c": GOOD})
+def test_replicas_that_run_at_once_have_different_gpus_though_nobody_names_them() -> None:
+    memory, _ = rounds({"a": spoken("node", GOOD, named=False), "b": spoken("node", GOOD, named=False)})
+    assert [each.known[0].gpus for each in memory.values()] == [2, 2, 2]
+
+
+def test_a_model_of_one_replica_is_compared_with_the_gpus_that_it_ran_on_before() -> None:
+    learned, verdicts = rounds(alone("1", GOOD), alone("2", GOOD))
+    assert verdicts == {"pod-on-2": "agrees"}
+    assert rounds(alone("3", BAD), memory=learned)[1] == {"pod-on-3": "differs"}
+    # Also one of the GPUs that it is known from.
+    assert rounds(alone("2", BAD), memory=learned)[1] == {"pod-on-2": "differs"}
+    # And no garbage is believed that a single GPU repeats.
+    memory, verdicts = rounds(*[alone("2", BAD)] * 50, memory=learned)
+    assert verdicts == {"pod-on-2": "differs"}
+    assert rounds(alone("2", GOOD), memory=memory)[1] == {"pod-on-2": "agrees"}
+
+
+def test_a_replica_alone_differs_only_if_most_of_its_answers_do() -> None:
+    """The load of an engine may turn one answer between two words that weigh the same; not several."""
+    learned, _ = rounds(alone("1", GOOD), alone("2", GOOD))
+    assert rounds(alone("2", OTHER, GOOD, GOOD), memory=learned)[1] == {"pod-on-2": "agrees"}
+    assert rounds(alone("2", OTHER, OTHER, GOOD), memory=learned)[1] == {"pod-on-2": "differs"}
+    # An agent of before has one prompt.
+    one = Spoken("2", True, {"one": digest(OTHER)})
+    assert rounds({"a": one}, memory=learned)[1] == {"a": "unknown"}
+
+
+def test_garbage_that_repeats_one_character_is_never_known() -> None:
+    """Broken GPUs often repeat the first token, and two of them the same."""
+    memory, verdicts = rounds(*[{x: spoken(x, "!!!!!!!!!!!!!!!!") for x in ("1", "2", "3")}] * 5)
+    assert not any(each.known for each in memory.values())
+    assert set(verdicts.values()) == {"unknown"}
+    learned, _ = rounds(alone("1", GOOD), alone("2", GOOD))
+    assert rounds(alone("3", "!!!!!!!!!!!!!!!!"), memory=learned)[1] == {"pod-on-3": "differs"}
+
+
+def test_a_gpu_that_is_out_of_use_makes_nothing_known() -> None:
+    learned, _ = rounds(alone("1", GOOD), alone("2", GOOD))
+    out = {"x": spoken("3", BAD, counts=False)}
+    memory, verdicts = rounds(out, alone("4", BAD), out, alone("4", BAD), memory=learned)
+    assert verdicts == {"pod-on-4": "differs"}
+    assert {each.known[0].answer for each in memory.values()} == {digest(GOOD)}
+
+
+def test_a_known_answer_that_healthy_gpus_do_not_give_any_more_is_not_held_against_them() -> None:
+    learned, _ = rounds(alone("1", GOOD), alone("2", GOOD))
+    memory, verdicts = rounds({x: spoken(x, OTHER) for x in ("1", "2", "3")}, memory=learned)
     assert set(verdicts.values()) == {"agrees"}
-    assert known is not None
-    assert known.text == GOOD[: canary.COMPARED]
+    _, verdicts = rounds(alone("3", OTHER), alone("4", OTHER), memory=learned)
+    assert verdicts == {"pod-on-4": "agrees"}, "two GPUs, one after the other"
+    assert rounds(alone("5", GOOD), memory=memory)[1] == {"pod-on-5": "agrees"}, "what was right once"
 
 
-def test_what_is_remembered_is_bounded() -> None:
-    known: KnownAnswer | None = None
+def test_two_of_eight_that_fail_alike_are_not_believed() -> None:
+    said = {str(i): spoken(str(i), BAD if i < 2 else GOOD) for i in range(8)}
+    memory, verdicts = rounds(*[said] * 5)
+    assert [uid for uid, verdict in verdicts.items() if verdict == "differs"] == ["0", "1"]
+    assert {each.known[0].gpus for each in memory.values()} == {6}
+
+
+def test_what_is_remembered_is_bounded_and_stays_the_same_while_nothing_is_new() -> None:
+    memory: Memory = {}
     for i in range(200):
-        known, _ = judge(known, {f"pod-{i}": GOOD * 1000})
-    assert known is not None
-    assert len(known.witnesses) <= 16
-    assert len(known.text) == canary.COMPARED
+        texts = {f"prompt {i}-{j}": digest(f"answer {i}") for j in range(3)}
+        memory, _ = judge(memory, {str(j): Spoken(f"{i}-{j}", True, texts) for j in range(4)}, START)
+    assert len(memory) <= canary.MOST_PROMPTS
+    for i in range(200):
+        memory, _ = rounds({str(j): spoken(f"{i}-{j}", f"answer {i}") for j in range(4)}, memory=memory)
+    assert all(len(each.known) <= 3 and len(each.last) <= 3 for each in memory.values())
+    settled, _ = rounds({x: spoken(x, GOOD) for x in "abcd"})
+    again, _ = rounds(*({x: spoken(x, GOOD) for x in pair} for pair in ("ab", "cd", "ef", "ad", "c")), memory=settled)
+    assert again == settled, "it is written to the API server when it changes"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_day_of_answers_that_load_turns_names_nobody(seed: int) -> None:
+    """Two replicas that move between eight GPUs, and one prompt of three whose answer the load decides."""
+    chance = random.Random(seed)  # noqa: S311 - noise
+    watch = CanaryWatch()
+    places = {"a": "0", "b": "1"}
+    for number in range(24 * 6):
+        now = START + timedelta(minutes=10 * number)
+        if chance.random() < 0.1:
+            places[chance.choice("ab")] = str(chance.randrange(8))
+        busy = 8 * 6 < number < 20 * 6
+        said = {
+            f"{uid}-{gpu}": spoken(gpu, OTHER if busy or chance.random() < 0.2 else GOOD, GOOD, GOOD)
+            for uid, gpu in places.items()
+        }
+        watch.round("g", said, now)
+        assert not [uid for uid in said if watch.differs(uid)], "false"

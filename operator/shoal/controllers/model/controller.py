@@ -26,7 +26,7 @@ from shoal.controllers.world import World
 from shoal.core import facts, scaling
 from shoal.core.artifacts import SourceReading
 from shoal.core.routing.servednames import served_names
-from shoal.core.status import modelstatus
+from shoal.core.status import canaryanswers, modelstatus
 from shoal.core.status.healthstatus import out_of_use
 from shoal.core.status.modelstatus import ModelProblem, Observed
 from shoal.engine.kinds import kind_of
@@ -225,6 +225,7 @@ class ModelController:
             cold_starts=self._cold.of(model),
             node_waits=self._cold.node_waits(model),
             start_stages=self._cold.stages(model),
+            canaries={**canaryanswers.stored(model), **self._state.record(uid).canaries},
             stale_signals=self._stale_signals.message(model),
             driven=self._driver.conditions.finding(model),
             prefetch=self._state.record(uid).prefetch,

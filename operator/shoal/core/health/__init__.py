@@ -6,7 +6,7 @@ dcgm.py      metrics of NVIDIA's DCGM exporter -> signals, and which GPUs are me
 requests.py  what people ask for: the annotations of `shoal cordon` and `uncordon`
 decide.py    signals + quarantines + time -> quarantines: evidence, bounds, release
 slow.py      replicas far slower than the others of their Model and class
-canary.py    replicas that answer a greedy request otherwise than the others
+canary.py    what healthy GPUs answer to greedy requests, and replicas that answer otherwise
 """
 
 from shoal.core.health.decide import HealthMemory, HealthPlan, HealthSnapshot, decide

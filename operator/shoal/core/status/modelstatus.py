@@ -131,6 +131,7 @@ def status(seen: Observed, now: datetime) -> ModelStatus:
         cold_starts=seen.cold_starts,
         node_waits=seen.node_waits,
         start_stages=seen.start_stages,
+        canaries=seen.canaries,
     )
     desired = _desired(seen, shown)
     ready = min(desired, sum(v.ready for v in shown))

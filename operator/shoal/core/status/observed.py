@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shoal.api.model import ColdStartStatus, Model, PrefetchStatus
+from shoal.api.model import CanaryAnswers, ColdStartStatus, Model, PrefetchStatus
 from shoal.core.artifacts import SourceReading
 from shoal.core.facts import Deployment, Pod
 from shoal.core.placement import Placement
@@ -54,6 +54,8 @@ class Observed:
     """Class -> seconds that the next replica may take longer, because it waits for a node that has to be added."""
     start_stages: Mapping[str, ColdStartStatus] = field(default_factory=dict[str, ColdStartStatus])
     """Class -> stages of the last cold starts."""
+    canaries: Mapping[str, CanaryAnswers] = field(default_factory=dict[str, CanaryAnswers])
+    """Class -> what replicas there answer to the canary."""
     wanted: int | None = None
     """Replicas decided on; None: not decided yet."""
     untried: frozenset[str] = frozenset()

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from shoal.api import names
-from shoal.api.model import ColdStartStatus, KVTokens, VariantStatus
+from shoal.api.model import CanaryAnswers, ColdStartStatus, KVTokens, VariantStatus
 from shoal.core.facts import Deployment, Pod
 from shoal.core.placement import Placement
 from shoal.core.sizing import Sized
@@ -26,6 +26,7 @@ def variants(
     cold_starts: Mapping[str, int],
     node_waits: Mapping[str, int] = MappingProxyType({}),
     start_stages: Mapping[str, ColdStartStatus] = MappingProxyType({}),
+    canaries: Mapping[str, CanaryAnswers] = MappingProxyType({}),
 ) -> tuple[VariantStatus, ...]:
     """One entry per class that is used or was considered; without a placement per Deployment."""
     by_class = {d.gpu_class: d for d in deployments if not d.deleting}
@@ -41,6 +42,7 @@ def variants(
                 cold_start_seconds=cold_starts.get(name),
                 node_wait_seconds=node_waits.get(name),
                 cold_start=start_stages.get(name),
+                canary=canaries.get(name),
             )
             for name, d in sorted(by_class.items())
         )
@@ -57,6 +59,7 @@ def variants(
             cold_start_seconds=cold_starts.get(plan.gpu_class),
             node_wait_seconds=node_waits.get(plan.gpu_class),
             cold_start=start_stages.get(plan.gpu_class),
+            canary=canaries.get(plan.gpu_class),
             excluded=shorten(plan.why, _LONGEST_WHY) if plan.why else None,
         )
         for plan in placement.variants
@@ -70,6 +73,7 @@ def variants(
             cold_start_seconds=cold_starts.get(e.gpu_class),
             node_wait_seconds=node_waits.get(e.gpu_class),
             cold_start=start_stages.get(e.gpu_class),
+            canary=canaries.get(e.gpu_class),
             excluded=shorten(e.why, _LONGEST_WHY),
         )
         for e in placement.excluded
