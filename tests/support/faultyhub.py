@@ -8,7 +8,7 @@ of an adapter for it.
 import asyncio
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiohttp import web
@@ -51,6 +51,26 @@ class SlowRepository(HubServer):
         return response
 
 
+@dataclass
+class ChangingRepository(HubServer):
+    """Its files are others once it is `changed`."""
+
+    later: dict[str, bytes] = field(default_factory=dict)
+    changed: bool = False
+
+    async def _info(self, request: web.Request) -> web.Response:
+        self._change()
+        return await super()._info(request)
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        self._change()
+        return await super()._file(request)
+
+    def _change(self) -> None:
+        if self.changed:
+            self.files = self.later
+
+
 def repositories(files: dict[str, bytes]) -> dict[str, HubServer]:
     """By name; each is private to one fault."""
     weights = files[WEIGHTS]
@@ -71,7 +91,15 @@ def repositories(files: dict[str, bytes]) -> dict[str, HubServer]:
 def adapters(files: dict[str, bytes]) -> dict[str, HubServer]:
     """Repositories of an adapter, by name."""
     cut = {name: body[: len(body) // 2] if name.endswith(".safetensors") else body for name, body in files.items()}
-    return {"adapter-cut": HubServer(cut)}
+    later = {
+        name: body[:-1] + bytes([body[-1] ^ 1]) if name.endswith(".safetensors") else body
+        for name, body in files.items()
+    }
+    return {
+        "adapter-cut": HubServer(cut),
+        "adapter-stale": ChangingRepository(files, later=later),
+        "adapter-forced": HubServer(files),
+    }
 
 
 class FaultyHub:

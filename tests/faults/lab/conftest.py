@@ -131,6 +131,14 @@ class BrokenFleet(Fleet):
         path = self.kubectl("get", "pv", made, "-o", "jsonpath={.spec.local.path}")
         return f"{self.lab.paths.node_disk(pod['spec']['nodeName'])}{path}"
 
+    def hub(self, repository: str, **values: Any) -> None:
+        """Changes a repository of the hub."""
+        code = (
+            "import sys, urllib.request as u; "
+            f"u.urlopen('http://127.0.0.1:8080/control/{repository}', sys.argv[1].encode()).read()"
+        )
+        self.kubectl("exec", "-n", HUB_NAMESPACE, "hub", "--", "python", "-c", code, json.dumps(values))
+
 
 _APPLIED_AT_ONCE = 40
 """Objects of one command: as their pods start, the machine is busy."""

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.api import names
+from shoal.api import names, reasons
 from shoal_dev.demo.clusters import NAMESPACE
 from shoal_dev.lab.node import memory
 from tests.support.waiting import until
@@ -163,6 +163,19 @@ def _refused(table: str, *rules: str) -> str:
 def applied(*objects: dict[str, Any]) -> Injection:
     def make(fleet: "BrokenFleet") -> Undo:
         fleet.apply(*objects)
+        return nothing
+
+    return make
+
+
+def rewritten(repository: str, adapter: str, space: str, *then: dict[str, Any], **becomes: Any) -> Injection:
+    """A repository becomes another one after an adapter of it was loaded. Then objects are applied."""
+
+    def make(fleet: "BrokenFleet") -> Undo:
+        where = ("loraadapter", adapter, "-n", space, "-o", "jsonpath={.status.conditions[?(@.type=='Ready')].reason}")
+        until(lambda: fleet.kubectl("get", *where) == reasons.RESIDENT, 240)
+        fleet.hub(repository, **becomes)
+        fleet.apply(*then)
         return nothing
 
     return make

@@ -7,9 +7,10 @@ from typing import Any, Final
 from shoal_dev.demo.clusters import NAMESPACE
 from tests.faults.lab import injections as inject
 from tests.faults.lab import objects as make
-from tests.faults.lab.cluster import BARE, gpu_class
+from tests.faults.lab.cluster import BARE, WELL, gpu_class
 from tests.faults.lab.injections import Injection
 from tests.faults.lab.objects import SPACE, Json, adapter, from_hub, model, named, pool, tenant
+from tests.support import faultyhub
 
 QUOTA, LIMITED, GUARDED, HOOKED = "faults-quota", "faults-limits", "faults-guarded", "faults-hooked"
 CROWDED, MESHED, RESTRICTED, CUT = "faults-jobs", "faults-meshed", "faults-restricted", "faults-cut"
@@ -84,6 +85,21 @@ def of_class(title: str, name: str, reason: str, do: str, **device: Any) -> LabF
     """A class of devices of a DRA driver."""
     made = named("GPUClass", name, None, device={"deviceClassName": DEVICES} | device)
     return LabFault(title, f"gpuclass/{name}", reason, do, (make.device_class(DEVICES), made))
+
+
+def later(title: str, name: str, **becomes: Any) -> LabFault:
+    """An adapter that one replica has loaded, whose repository then becomes another one, and which a second replica
+    needs, on a node whose cache never had it."""
+
+    def base(replicas: int) -> Json:
+        spread = [{"class": WELL, "maxReplicas": 1}, {"class": "later"}]
+        scaling = {"minReplicas": replicas, "maxReplicas": replicas}
+        return model(f"{name}-base", on=None, variants=spread, scaling=scaling)
+
+    made = adapter(name, name, uri=f"hf://team/adapter-{name}", minCopies=2)
+    return LabFault(title, f"adapter/{name}", "SourceChanged", "an address of their own",
+                    (base(1), pool(name, f"{name}-base"), made),
+                    injected=inject.rewritten(f"adapter-{name}", name, SPACE, base(2), **becomes))  # fmt: skip
 
 
 XID_79: Final = ("XIDErrors", "XidError", "Xid 79: GPU has fallen off the bus")
@@ -213,6 +229,10 @@ ARTIFACT: Final = on_layer(
              (adapter("absent", uri="file:///opt/shoal/adapters/absent"),)),
     LabFault("an adapter whose file ends early", "adapter/cut", "Corrupt", "Upload the adapter again",
              (adapter("cut", uri="hf://team/adapter-cut"),)),
+    later("an adapter whose files are others under the same name when a second replica wants them", "stale",
+          changed=True),
+    later("an adapter whose commit is gone when a second replica wants it", "forced",
+          branches={"main": faultyhub.REWRITTEN}),
 )  # fmt: skip
 
 EXECUTION: Final = on_layer(

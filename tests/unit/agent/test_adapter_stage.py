@@ -481,6 +481,35 @@ async def test_a_change_that_the_cache_sees_is_told_in_the_same_words(
     assert f"{HUB} is not what it was when it was read: its manifest is another one" in str(found)
 
 
+async def test_a_commit_that_is_gone_is_a_source_that_changed(adapters: Path, files: dict[str, bytes]):
+    """The user's address names a branch, so that `no such revision` would send them looking for what is there."""
+    async with hub(files) as (server, settings):
+        digest = await revision("hf://team/tiny", settings=settings)
+        server.branches = {"main": "b" * 40}
+        pinned = f"hf://team/tiny@{'a' * 40}"
+        found = await refused(adapters, pinned, digest, sources=settings)
+        assert found.reason == reasons.SOURCE_CHANGED
+        assert f"team/tiny has no commit {'a' * 40} any more" in str(found)
+        assert "its history was rewritten" in str(found)
+
+
+async def test_a_branch_that_moved_on_is_none(adapters: Path, files: dict[str, bytes]):
+    async with hub(files) as (server, settings):
+        digest = await revision("hf://team/tiny", settings=settings)
+        server.branches = {"main": "b" * 40, "old": "a" * 40}
+        await staged(adapters, f"hf://team/tiny@{'a' * 40}", digest, sources=settings)
+        assert content(only(adapters)) == files
+
+
+async def test_other_files_of_the_same_commit_are_not_taken(adapters: Path, files: dict[str, bytes], tmp_path: Path):
+    async with hub(files) as (server, settings):
+        digest = await revision("hf://team/tiny", settings=settings)
+        server.files = content(make_adapter(tmp_path / "v2", seed=4)) | BESIDE
+        found = await refused(adapters, f"hf://team/tiny@{'a' * 40}", digest, sources=settings)
+        assert found.reason == reasons.SOURCE_CHANGED
+        assert "its manifest has digest" in str(found)
+
+
 async def test_a_cached_adapter_is_checked_too(root: Path, adapters: Path, files: dict[str, bytes]):
     said = json.loads(files[CONFIG]) | {"use_rslora": True}
     store = shop(files | {CONFIG: json.dumps(said).encode()})

@@ -13,7 +13,7 @@ from shoal.api.adapters import AdapterSettings
 from shoal.api.artifact import LayerWidths
 from shoal.core.lora.format.check import BaseModelFacts, Limits, check_adapter, of_settings
 from shoal.core.lora.format.peft import RevisionFiles, Tensor, facts_of
-from shoal.core.lora.format.sources import credentials_for, pinned_uri
+from shoal.core.lora.format.sources import credentials_for, pinned_commit, pinned_uri
 from shoal.core.status.observed import ModelProblem
 from shoal.engine.kinds import KINDS
 
@@ -448,3 +448,6 @@ def test_a_branch_is_pinned_to_what_was_read():
     assert pinned_uri("hf://acme/tuned@main", "c0ffee") == "hf://acme/tuned@c0ffee"
     assert pinned_uri("hf://acme/tuned", "c0ffee") == "hf://acme/tuned@c0ffee"
     assert pinned_uri("s3://a/b", None) == "s3://a/b"
+    assert pinned_commit("hf://acme/tuned@c0ffee") == ("hf://acme/tuned", "c0ffee")
+    assert pinned_commit("hf://acme/tuned") == ("hf://acme/tuned", None)
+    assert pinned_commit("https://user@example.com/a") == ("https://user@example.com/a", None)

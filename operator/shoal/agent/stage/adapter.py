@@ -23,7 +23,7 @@ from shoal.artifacts.errors import of_os_error
 from shoal.artifacts.threads import in_thread
 from shoal.core.lora.format.check import check_adapter, of_settings
 from shoal.core.lora.format.rules import AdapterRules
-from shoal.core.lora.format.sources import credentials_for
+from shoal.core.lora.format.sources import credentials_for, pinned_commit
 
 CACHE_TIMEOUT_SECONDS = 5.0
 """Silence of the node cache after which the source itself is used: a client is waiting."""
@@ -101,7 +101,9 @@ async def _fetch(
             log.warning("adapter.without_cache", adapter=wanted.name, problem=str(error))
         else:
             return
-    async with open_source(wanted.uri, credentials, sources) as source:
+    # As a pin and not as the address's own revision: a commit that was read and is gone is a source that changed.
+    uri, commit = pinned_commit(wanted.uri)
+    async with open_source(uri, credentials, sources, revision=commit) as source:
         manifest = await source.manifest()
         if manifest.digest != wanted.revision:
             raise _changed(wanted, f"its manifest has digest {manifest.digest} and not {wanted.revision}")
@@ -111,8 +113,10 @@ async def _fetch(
 async def _from_cache(
     wanted: AdapterWanted, work: Path, settings: AdapterSettings, credentials: StoreCredentials, cache: Path
 ) -> None:
+    uri, commit = pinned_commit(wanted.uri)
     request = FetchRequest(
-        uri=wanted.uri,
+        uri=uri,
+        revision=commit,
         manifest=wanted.revision,
         files=adapter.FILES,
         credentials=dict(credentials.values),
@@ -122,7 +126,8 @@ async def _from_cache(
         done = await cacheclient.fetch(cache, request, lambda _: None, timeout=CACHE_TIMEOUT_SECONDS)
     except ArtifactError as error:
         if error.reason == reasons.SOURCE_CHANGED:
-            raise _changed(wanted, "its manifest is another one") from error
+            what = "its manifest is another one" + (", or its commit is gone" if commit is not None else "")
+            raise _changed(wanted, what) from error
         raise
     # Copied: the cache evicts models that no pod holds, but an engine may read the files again at any time.
     await in_thread(lambda: adapter.copy_adapter(cache / done.path, work, settings.max_bytes, shown(wanted.uri)))

@@ -16,3 +16,9 @@ def pinned_uri(uri: str, commit: str | None) -> str:
     if commit is None or not uri.startswith("hf://"):
         return uri
     return f"{uri.partition('@')[0]}@{commit}"
+
+
+def pinned_commit(uri: str) -> tuple[str, str | None]:
+    """What `pinned_uri` made: the repository's address, and the commit of it that was read; None: of another source."""
+    repository, at, commit = uri.partition("@")
+    return (repository, commit) if at and uri.startswith("hf://") else (uri, None)
