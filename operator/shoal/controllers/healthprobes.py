@@ -38,7 +38,7 @@ from shoal.core.health.canary import (
     digest,
 )
 from shoal.core.health.decide import Tested
-from shoal.core.health.slow import SlowWatch
+from shoal.core.health.slow import LEAST_PEERS, SlowWatch
 from shoal.core.layers import faults
 from shoal.core.scaling import Load
 from shoal.core.status import canaryanswers
@@ -145,7 +145,8 @@ class HealthProbes:
         """One look at the loads of all replicas."""
         groups = self._groups()
         for group in groups:
-            self._slow.report({pod.uid: self._load(pod.uid) for pod in group.pods}, now)
+            loads = {pod.uid: self._load(pod.uid) for pod in group.pods}
+            self._slow.report(loads, now, self._with_held_clocks(group) if len(loads) < LEAST_PEERS else ())
         uids = {pod.uid for group in groups for pod in group.pods}
         keys = {group.key for group in groups}
         self._slow.keep(uids)
@@ -158,6 +159,11 @@ class HealthProbes:
                 for gone in [key for key in table if key not in there]:
                     del table[gone]
         self._publish(groups)
+
+    def _with_held_clocks(self, group: _Group) -> frozenset[str]:
+        """Replicas on a GPU whose clocks are held down, as DCGM measures it."""
+        units = ((pod.uid, self._unit(pod)) for pod in group.pods)
+        return frozenset(uid for uid, unit in units if unit is not None and self._held_down(group.gpu_class, unit))
 
     def _groups(self) -> list[_Group]:
         found: dict[tuple[str, str], list[facts.Pod]] = {}

@@ -262,6 +262,26 @@ async def test_a_replica_that_is_far_slower_loses_its_gpu_and_no_other_does(monk
     assert WINDOWS * WINDOW_SECONDS <= reached <= (WINDOWS + 2) * WINDOW_SECONDS, "minutes of evidence"
 
 
+@pytest.mark.parametrize("held_down", [True, False])
+async def test_of_two_replicas_the_far_slower_one_loses_its_gpu_if_its_clocks_are_held_down(
+    held_down: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = Fleet(2, monkeypatch)
+    hot = Unit("n", "gpu.test/n/gpu-1")
+
+    def said(_class: str, unit: Unit) -> str:
+        return "too hot (hardware)" if held_down and unit == hot else ""
+
+    monkeypatch.setattr(fleet.probes, "_held_down", said)
+    out: set[Unit] = set()
+    for tick in range(int((WINDOWS + 3) * WINDOW_SECONDS / 5)):
+        for name, rate in {"chat-0": 40, "chat-1": 5}.items():
+            fleet.loads[name] = Load(engine_boot="b", running=4, generation_tokens_total=int(tick * 5 * rate))
+        await fleet.step(5)
+        out |= {q.unit for q in fleet.decide().quarantined}
+    assert out == ({hot} if held_down else set())
+
+
 async def test_a_replica_with_several_gpus_and_one_that_nobody_names_take_no_node_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

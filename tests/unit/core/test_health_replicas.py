@@ -49,6 +49,19 @@ def test_one_of_four_that_is_far_slower_is_named_and_of_three_nobody() -> None:
     assert far_slower({"a": 0.02, "b": 0.021, "c": 0.019, "d": 0.05}) == {}, "slower, and not far slower"
 
 
+def test_of_two_or_three_one_is_named_only_if_its_clocks_are_held_down_too() -> None:
+    paces = {"a": 0.02, "b": 0.1}
+    assert far_slower(paces) == {}, "it may be asked something else"
+    assert far_slower(paces, {"b"}) == {"b": pytest.approx(5.0)}
+    assert far_slower(paces, {"a"}) == {}, "its pace does not suffer"
+    assert far_slower(paces, {"a", "b"}) == {}, "a hot room"
+    assert far_slower({"b": 0.1}, {"b"}) == {}, "alone"
+    assert far_slower({"a": 0.02, "b": 0.05, "c": 0.02}, {"b"}) == {}, "slower, and not far slower"
+    assert far_slower({"a": 0.02, "b": 0.07, "c": 0.022}, {"b"}) == {"b": pytest.approx(3.33, abs=0.01)}
+    # Among four, their paces say it, whatever anybody measures.
+    assert far_slower({"a": 0.02, "b": 0.03, "c": 0.02, "d": 0.02}, {"b"}) == {}
+
+
 def test_paces_that_differ_anyway_make_nobody_slow() -> None:
     assert far_slower({"a": 0.01, "b": 0.03, "c": 0.05, "d": 0.09, "e": 0.12, "f": 0.02}) == {}
 

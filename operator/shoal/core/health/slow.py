@@ -4,6 +4,10 @@ The pace of a replica is how long one token of one answer takes: the time that r
 that were generated. It depends on the batch by a small factor, and not on how many requests a replica gets. What is
 compared are whole windows of replicas that had enough to do in the same window. Agents report the figures from within
 pods, so the result is the own word of one Model's replicas.
+
+Among fewer than four replicas nobody can say which one is the odd one: what they are asked may differ as much as their
+GPUs do. A replica is then far slower only if somebody else measures that the clocks of its GPU are held down, and those
+of another replica's are not.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -17,7 +21,7 @@ WINDOW_SECONDS: Final = 60.0
 LEAST_TOKENS: Final = 200
 """Of a window that is compared."""
 LEAST_PEERS: Final = 4
-"""Replicas of one Model and class, the slow one included. Of fewer, nobody can say which one is the odd one."""
+"""Replicas of one Model and class, the slow one included, that show by themselves which one is the odd one."""
 TIMES_MEDIAN: Final = 3.0
 """A pace is far slower from this multiple of the median on."""
 DEVIATIONS: Final = 6.0
@@ -60,11 +64,14 @@ def advance(meter: PaceMeter | None, load: Load | None, now: float) -> PaceMeter
     return replace(fresh, pace=busy / made if made >= LEAST_TOKENS else None)
 
 
-def far_slower(paces: Mapping[str, float]) -> dict[str, float]:
+def far_slower(paces: Mapping[str, float], held_down: Collection[str] = ()) -> dict[str, float]:
     """Replica -> how many times the median its pace is, of those that are far slower. `paces` are of one Model, class
-    and window."""
+    and window; `held_down`: replicas whose GPU's clocks are."""
     if len(paces) < LEAST_PEERS:
-        return {}
+        free = [pace for replica, pace in paces.items() if replica not in held_down]
+        usual = median(free) if free else 0.0
+        held = {replica: pace for replica, pace in paces.items() if replica in held_down and usual > 0}
+        return {replica: pace / usual for replica, pace in held.items() if pace > TIMES_MEDIAN * usual}
     middle = median(paces.values())
     if middle <= 0:
         return {}
@@ -83,8 +90,9 @@ class SlowWatch:
         self._rows: dict[str, int] = {}
         self._times: dict[str, float] = {}
 
-    def report(self, group: Mapping[str, Load | None], now: float) -> None:
-        """Loads of all ready replicas of one Model and class, by their uids."""
+    def report(self, group: Mapping[str, Load | None], now: float, held_down: Collection[str] = ()) -> None:
+        """Loads of all ready replicas of one Model and class, by their uids; and those whose GPU's clocks are held
+        down."""
         for replica, load in group.items():
             meter = advance(self._meters.get(replica), load, now)
             if meter is None:
@@ -93,7 +101,7 @@ class SlowWatch:
             self._meters[replica] = meter
             if meter.began == now and meter.pace is not None:
                 self._paces[replica] = (now, meter.pace)
-                self._judge(replica, group, now)
+                self._judge(replica, group, now, held_down)
 
     def slow(self, replica: str) -> float | None:
         """How many times the median its pace is, once it has been far slower for long enough."""
@@ -108,9 +116,10 @@ class SlowWatch:
         for gone in [replica for replica in self._meters if replica not in replicas]:
             self.forget(gone)
 
-    def _judge(self, replica: str, group: Iterable[str], now: float) -> None:
+    def _judge(self, replica: str, group: Iterable[str], now: float, held_down: Collection[str]) -> None:
         latest = {each: self._paces[each] for each in group if each in self._paces}
-        named = far_slower({each: pace for each, (at, pace) in latest.items() if now - at <= 2 * WINDOW_SECONDS})
+        fresh = {each: pace for each, (at, pace) in latest.items() if now - at <= 2 * WINDOW_SECONDS}
+        named = far_slower(fresh, held_down)
         self._rows[replica] = self._rows.get(replica, 0) + 1 if replica in named else 0
         if replica in named:
             self._times[replica] = named[replica]
