@@ -214,7 +214,7 @@ def vllm_kind(request: pytest.FixtureRequest) -> Kind:
 
 # --- which rows ran on which engine ---------------------------------------------------------------------------------
 
-_TABLED = ("test_any", "test_engine", "test_lora", "test_vllm")
+_TABLED = ("test_any", "test_engine", "test_sglang", "test_vllm")
 _rows: dict[str, dict[str, str]] = defaultdict(dict)
 
 

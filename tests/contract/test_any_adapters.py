@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import subprocess
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,12 +13,29 @@ from typing import Any
 import aiohttp
 import pytest
 
+from shoal.artifacts import adapter
+from shoal.core.lora.format.check import Limits, check_adapter
+from shoal.engine.port import AdapterRejected, AlreadyLoaded, LoadedAdapter, NotLoaded
 from tests.contract.conftest import Client
-from tests.support.adapters import make_adapter
+from tests.support.adapters import base_of, make_adapter
 from tests.support.behaviour import WORDS
-from tests.support.engines import API_KEY, LORA_RANK, LORA_SLOTS, MAX_QUEUED, SERVED, VLLM_SLOTS, Kind, running_engine
+from tests.support.engines import (
+    ADMIN_KEY,
+    API_KEY,
+    LORA_MODULES,
+    LORA_RANK,
+    LORA_SLOTS,
+    MAX_QUEUED,
+    MODEL,
+    ROOT,
+    SERVED,
+    VLLM_SLOTS,
+    Kind,
+    running_engine,
+)
 from tests.support.lora_calls import rest
 
+CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 NAME = "team-a.support-de@0123456789ab"
 """What Shoal calls a revision in an engine."""
@@ -93,7 +112,7 @@ def change(folder: Path, **values: object) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("what", ["wide", "cut", "dora", "foreign module"])
+@pytest.mark.parametrize("what", ["wide", "cut", "dora", "foreign module", "no configuration", "no weights", "no rank"])
 async def test_files_that_do_not_fit_are_refused_and_harm_nobody(any_client: Client, tmp_path: Path, what: str):
     folder = tmp_path / "a"
     match what:
@@ -104,11 +123,19 @@ async def test_files_that_do_not_fit_are_refused_and_harm_nobody(any_client: Cli
             os.truncate(weights, weights.stat().st_size // 2)
         case "dora":
             change(make_adapter(folder), use_dora=True)
-        case _:
+        case "foreign module":
             make_adapter(folder, modules=("q_proj", "foo_proj"), widths={"foo_proj": (64, 64)})
+        case "no configuration":
+            (make_adapter(folder) / "adapter_config.json").unlink()
+        case "no weights":
+            (make_adapter(folder) / "adapter_model.safetensors").unlink()
+        case _:
+            path = make_adapter(folder) / "adapter_config.json"
+            path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "r"}))
     before = await says(any_client, None)
     answer = await any_client.load_adapter("bad", folder)
-    assert answer.status == any_client.words.differences.load_wide
+    differences = any_client.words.differences
+    assert answer.status == (differences.load_missing if what == "no configuration" else differences.load_wide)
     assert len(any_client.words.load_error(answer.json)) > 0
     assert await loaded(any_client) == []
     assert await says(any_client, None) == before
@@ -205,6 +232,96 @@ async def test_another_folder_under_the_same_name_has_no_prefixes_of_the_first(a
         await any_client.unload_adapter("revision")
 
 
+async def test_a_chat_names_adapters_as_a_completion_does(any_client: Client, tmp_path: Path):
+    await any_client.load_adapter("chats", make_adapter(tmp_path / "a", seed=1))
+
+    async def chat(adapter: str | None) -> tuple[str, str]:
+        body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 12, "temperature": 0}
+        answer = (await any_client.post(CHAT, any_client.words.select(adapter) | body)).json
+        return answer["choices"][0]["message"]["content"], answer["model"]
+
+    base, adapter = await chat(None), await chat("chats")
+    assert base[0] != adapter[0]
+    assert (base[1], adapter[1]) == (SERVED, any_client.words.select("chats")["model"])
+
+
+async def test_an_adapter_that_is_loaded_again_from_its_folder(any_client: Client, tmp_path: Path):
+    folder = make_adapter(tmp_path / "a", seed=1)
+    prompt = [335 + (i * 23) % 26 for i in range(100)]
+    cached: list[int] = []
+    for _ in range(2):
+        await any_client.load_adapter("reloaded", folder)
+        body = any_client.words.select("reloaded") | {"prompt": prompt, "max_tokens": 1}
+        usage = (await any_client.post(COMPLETIONS, body)).json["usage"]
+        cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+        await any_client.unload_adapter("reloaded")
+    assert cached[0] == 0
+    assert (cached[1] > 0) == any_client.words.differences.old_prefixes
+
+
+def without(*modules: str) -> list[str]:
+    return [module for module in LORA_MODULES if module not in modules]
+
+
+FITTING: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "low-rank": {"rank": 2},
+    "no-k": {"modules": without("k_proj")},
+    "no-up": {"modules": without("up_proj")},
+    "down-and-o": {"modules": ["down_proj", "o_proj"]},
+    "first-layer": {"layers": 1},
+    "all-linear": {"config": {"target_modules": "all-linear"}},
+    "full-names": {"config": {"target_modules": [f"model.layers.0.x.{module}" for module in LORA_MODULES]}},
+    "same-patterns": {"config": {"rank_pattern": {"q_proj": LORA_RANK}, "alpha_pattern": {}}},
+}
+
+
+@pytest.mark.parametrize("name", FITTING)
+async def test_an_adapter_that_passes_shoals_check_loads_and_answers_with_weights_of_its_own(
+    any_client: Client, tmp_path: Path, name: str
+):
+    folder = make_adapter(tmp_path / name, seed=21, **FITTING[name])
+    facts = adapter.read_folder(folder, name, f"sha256:{'0' * 64}")
+    limits = Limits("pool", LORA_RANK, LORA_MODULES, any_client.words.kind.pod.adapter_rules)
+    assert check_adapter(facts, limits, base_of(MODEL)) is None
+    assert (await any_client.load_adapter(name, folder)).status == 200
+    assert await says(any_client, name) != await says(any_client, None)
+
+
+async def test_the_adapters_of_the_examples_load_and_each_answers_its_own(any_client: Client, tmp_path: Path):
+    script = ROOT / "images" / "shoal" / "make_models.py"
+    await asyncio.to_thread(
+        subprocess.run, [sys.executable, str(script), str(tmp_path / "m"), str(tmp_path / "a")], check=True, timeout=60
+    )
+    answers = [await says(any_client, None)]
+    for name in ("support-v1", "support-v2", "legal", "poet"):
+        assert (await any_client.load_adapter(name, tmp_path / "a" / name)).status == 200
+        answers.append(await says(any_client, name))
+    assert len(set(answers)) == 5
+
+
+async def test_what_the_agent_is_told_of_loads_and_unloads(any_client: Client, tmp_path: Path):
+    """In the port's own errors, whatever an engine's status and words are."""
+    agent = any_client.words.kind.agent
+    adapters = agent.connect(
+        any_client.session, any_client.engine.url, api_key=API_KEY, admin_key=ADMIN_KEY
+    ).adapters  # fmt: skip
+    folder = make_adapter(tmp_path / "a")
+    await adapters.load("mine", str(folder), seconds=60)
+    assert await adapters.loaded() == (LoadedAdapter("mine", str(folder)),)
+    with pytest.raises(AlreadyLoaded):
+        await adapters.load("mine", str(folder), seconds=60)
+    await adapters.unload("mine", seconds=60)
+    assert await adapters.loaded() == ()
+    with pytest.raises(NotLoaded):
+        await adapters.unload("mine", seconds=60)
+    for name, path in (("wide", make_adapter(tmp_path / "wide", rank=64)), ("gone", tmp_path / "gone")):
+        with pytest.raises(AdapterRejected) as caught:
+            await adapters.load(name, str(path), seconds=60)
+        assert type(caught.value) is AdapterRejected
+        assert len(caught.value.message) > 0
+
+
 # --- unload, slots, reads ---------------------------------------------------------------------------------------------
 
 
@@ -224,6 +341,39 @@ async def test_an_unload_and_the_requests_that_run(any_client: Client, tmp_path:
         # The answer ends as it began, whoever waits for whom.
         assert expected.endswith(await rest(response))
     assert (await going).status == 200
+
+
+async def test_a_request_that_comes_while_its_adapter_is_unloaded(any_client: Client, tmp_path: Path):
+    await any_client.load_adapter("leaving", make_adapter(tmp_path / "a", seed=1))
+    expected = await says(any_client, "leaving")
+    async with streaming(any_client, "leaving", 600) as response:
+        going = asyncio.create_task(any_client.unload_adapter("leaving"))
+        async with asyncio.timeout(30):
+            while "leaving" in await loaded(any_client):
+                await asyncio.sleep(0.01)
+        late = asyncio.create_task(ask(any_client, "leaving"))
+        assert len(await says(any_client, None)) > 0
+        await rest(response)
+    assert (await going).status == 200
+    # Refused, or loaded again for it: the base never answers.
+    status = any_client.words.differences.after_unload
+    assert await late == (status, expected if status == 200 else "")
+
+
+@pytest.mark.parametrize("end", ["several choices", "a client that leaves"])
+async def test_whatever_ends_a_request_frees_its_adapter(any_client: Client, tmp_path: Path, end: str):
+    """Of an engine that counts them wrong the unload never returns (github.com/sgl-project/sglang/issues/36894)."""
+    await any_client.load_adapter("counted", make_adapter(tmp_path / "a", seed=1))
+    if end == "several choices":
+        for _ in range(3):
+            body = any_client.words.select("counted") | GREEDY | {"n": 2, "temperature": 1, "max_tokens": 64}
+            assert len((await any_client.post(COMPLETIONS, body)).json["choices"]) == 2
+    else:
+        async with streaming(any_client, "counted", 3000):
+            pass
+    async with asyncio.timeout(30):
+        assert (await any_client.unload_adapter("counted")).status == 200
+    assert len(await says(any_client, None)) > 0
 
 
 async def test_more_adapters_than_slots_take_turns(any_client: Client, tmp_path: Path):

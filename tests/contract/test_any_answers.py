@@ -1,6 +1,7 @@
 """Answers, usage, streams and errors that every engine gives, and where they differ, by the data of the engine."""
 
 import asyncio
+import json
 from typing import Any
 
 import aiohttp
@@ -9,6 +10,11 @@ import pytest
 from tests.contract.conftest import Client
 from tests.support.engines import API_KEY, CONTEXT, MODEL, SERVED
 
+ENDPOINTS_OF_OTHERS: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"input": "hello"},
+    "/v1/rerank": {"query": "x", "documents": ["y"]},
+    "/v1/classify": {"input": "x"},
+}
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PATHS = [COMPLETIONS, CHAT]
 USER = [{"role": "user", "content": "hello"}]
@@ -32,6 +38,31 @@ async def test_a_whole_answer_has_its_tokens_and_the_reason_of_its_end(any_clien
     assert usage["total_tokens"] == usage["prompt_tokens"] + 4
     assert usage["prompt_tokens_details"]["cached_tokens"] >= 0
     assert body["model"] == SERVED
+    assert body["object"] == ("text_completion" if path == COMPLETIONS else "chat.completion")
+    assert isinstance(body["id"], str)
+    assert isinstance(body["created"], int)
+    if path == CHAT:
+        assert choice["message"]["role"] == "assistant"
+
+
+async def test_the_model_defines_how_many_tokens_a_prompt_has(any_client: Client):
+    """Its own tokenizer and chat template do, so a count made before the request holds."""
+    counts = [7, 3, 6]
+    bodies = [
+        (COMPLETIONS, asked(COMPLETIONS, prompt="hello world, how are you")),
+        (COMPLETIONS, asked(COMPLETIONS, prompt=[40, 41, 42])),
+        (CHAT, asked(CHAT)),
+    ]
+    found = [(await any_client.post(path, body)).json["usage"]["prompt_tokens"] for path, body in bodies]
+    assert found == counts
+
+
+async def test_the_text_of_a_message_may_come_in_parts(any_client: Client):
+    parts = [{"type": "text", "text": "hello"}]
+    whole = await any_client.post(CHAT, asked(CHAT, temperature=0))
+    answer = await any_client.post(CHAT, asked(CHAT, temperature=0, messages=[{"role": "user", "content": parts}]))
+    assert answer.json["usage"]["prompt_tokens"] == whole.json["usage"]["prompt_tokens"]
+    assert answer.json["choices"][0]["message"]["content"] == whole.json["choices"][0]["message"]["content"]
 
 
 @pytest.mark.parametrize(
@@ -64,12 +95,56 @@ async def test_usage_in_a_stream_comes_as_it_was_asked_for(
     assert ends == ["length"]
 
 
-async def test_several_choices_count_their_prompt_once(any_client: Client):
-    answer = await any_client.post(COMPLETIONS, asked(COMPLETIONS, n=2, temperature=1))
-    one = await any_client.post(COMPLETIONS, asked(COMPLETIONS))
+def text_of(events: list[Any]) -> str:
+    choices = [choice for event in events if isinstance(event, dict) for choice in event["choices"]]
+    return "".join(c["text"] if "text" in c else c["delta"].get("content") or "" for c in choices)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_stream_says_what_a_whole_answer_says(any_client: Client, path: str):
+    whole = (await any_client.post(path, asked(path, temperature=0, max_tokens=12))).json["choices"][0]
+    stream = await any_client.post(path, asked(path, temperature=0, max_tokens=12, stream=True))
+    assert text_of(stream.events) == (whole["text"] if path == COMPLETIONS else whole["message"]["content"])
+    *chunks, _ = stream.events
+    # What the relay takes for granted: one id, one model, and in a chat the role before the text.
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert {chunk["model"] for chunk in chunks} == {SERVED}
+    assert {chunk["object"] for chunk in chunks} == {
+        "text_completion" if path == COMPLETIONS else "chat.completion.chunk"
+    }
+    if path == CHAT:
+        assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_several_choices_count_their_prompt_once(any_client: Client, path: str):
+    answer = await any_client.post(path, asked(path, n=2, temperature=1))
+    one = await any_client.post(path, asked(path))
     assert [choice["index"] for choice in answer.json["choices"]] == [0, 1]
     assert answer.json["usage"]["completion_tokens"] == 8
     assert answer.json["usage"]["prompt_tokens"] == one.json["usage"]["prompt_tokens"]
+    body = asked(path, n=2, temperature=1, stream=True, stream_options={"include_usage": True})
+    *chunks, last, done = (await any_client.post(path, body)).events
+    assert done == "[DONE]"
+    assert last["usage"]["prompt_tokens"] == one.json["usage"]["prompt_tokens"]
+    assert last["usage"]["completion_tokens"] == 8
+    ends = [choice["index"] for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]]
+    assert sorted(ends) == [0, 1]
+
+
+async def test_several_choices_of_the_most_likely_tokens(any_client: Client):
+    answer = await any_client.post(COMPLETIONS, asked(COMPLETIONS, n=2, temperature=0))
+    assert answer.status == any_client.words.differences.greedy_choices
+
+
+async def test_several_prompts_are_answered_in_order_and_counted_together(any_client: Client):
+    prompts = ["hello", "hello world"]
+    answer = (await any_client.post(COMPLETIONS, asked(COMPLETIONS, prompt=prompts, temperature=0))).json
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    alone = [(await any_client.post(COMPLETIONS, asked(COMPLETIONS, prompt=p, temperature=0))).json for p in prompts]
+    assert [choice["text"] for choice in answer["choices"]] == [one["choices"][0]["text"] for one in alone]
+    assert answer["usage"]["prompt_tokens"] == sum(one["usage"]["prompt_tokens"] for one in alone)
+    assert answer["usage"]["completion_tokens"] == 8
 
 
 async def test_cached_tokens_are_reported_in_the_engines_units(any_client: Client):
@@ -99,6 +174,36 @@ async def test_a_stop_string_ends_an_answer_and_is_left_out(any_client: Client):
     choice = (await any_client.post(COMPLETIONS, body)).json["choices"][0]
     assert choice["finish_reason"] == "stop"
     assert choice["text"] == whole["text"][: whole["text"].index(stop)]
+    stream = await any_client.post(COMPLETIONS, body | {"stop": [stop], "stream": True})
+    assert text_of(stream.events) == choice["text"]
+    assert stream.events[-2]["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_a_completion_without_a_limit_has_16_tokens(any_client: Client):
+    body = {"prompt": "no limit", "ignore_eos": True}
+    assert (await any_client.post(COMPLETIONS, body)).json["usage"]["completion_tokens"] == 16
+
+
+async def test_a_chat_takes_both_names_of_the_limit(any_client: Client):
+    answer = await any_client.post(CHAT, asked(CHAT, max_tokens=3))
+    assert answer.json["usage"]["completion_tokens"] == 3
+    answer = await any_client.post(CHAT, asked(CHAT, max_tokens=3, max_completion_tokens=2))
+    assert answer.json["usage"]["completion_tokens"] == 2
+    answer = await any_client.post(CHAT, asked(CHAT, max_tokens=0))
+    assert answer.status == any_client.words.differences.chat_of_nothing
+    if answer.status == 200:
+        assert answer.json["usage"]["completion_tokens"] == 0
+
+
+async def test_a_chat_with_tools_where_nothing_parses_calls(any_client: Client):
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+    answer = await any_client.post(CHAT, asked(CHAT, tools=[tool]))
+    assert answer.status == any_client.words.differences.tools_unparsed
+
+
+async def test_echo_repeats_the_prompt(any_client: Client):
+    answer = await any_client.post(COMPLETIONS, asked(COMPLETIONS, prompt="hello there", echo=True))
+    assert answer.json["choices"][0]["text"].startswith("hello there")
 
 
 async def test_a_model_that_nobody_serves(any_client: Client):
@@ -146,6 +251,12 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {}),
     (CHAT, {"messages": "x"}),
     (CHAT, {"messages": USER, "tool_choice": "required"}),
+    (CHAT, {"messages": USER, "max_tokens": -1}),
+    (CHAT, {"messages": USER, "max_tokens": 9000}),
+    (CHAT, {"messages": USER, "temperature": "a"}),
+    (CHAT, {"messages": [{"role": "user", "content": "x " * 6000}]}),
+    (COMPLETIONS, {"prompt": [300] * 5000, "stream": True}),
+    (COMPLETIONS, {"prompt": []}),
 ]
 
 
@@ -161,6 +272,31 @@ async def test_a_wrong_request_is_a_400_in_the_engines_shape(any_client: Client,
 async def test_a_body_that_is_no_json(any_client: Client, raw: bytes):
     answer = await any_client.call("POST", CHAT, raw=raw)
     assert (answer.status, any_client.words.code(answer.json)) == (400, 400)
+
+
+async def test_a_body_of_another_type_or_shape(any_client: Client):
+    """Nothing of it may end an engine or look like a replica's fault, but for the row of the table."""
+    answer = await any_client.call("POST", CHAT, raw=b"{}", content_type="text/plain")
+    assert (answer.status, any_client.words.code(answer.json)) == (400, 400)
+    assert "Only 'application/json' is allowed" in any_client.words.message(answer.json)
+    assert (await any_client.call("POST", COMPLETIONS, raw=b"[]")).status == 400
+    assert (await any_client.call("POST", CHAT, raw=b"[]")).status == any_client.words.differences.chat_of_a_list
+
+
+@pytest.mark.parametrize("path", ENDPOINTS_OF_OTHERS)
+async def test_what_the_model_is_not_for_is_refused_and_harms_nobody(any_client: Client, path: str):
+    wire = any_client.words.wire
+    answer = await any_client.post(wire.paths[path], ENDPOINTS_OF_OTHERS[path])
+    assert answer.status == any_client.words.differences.other_endpoint
+    assert (await any_client.post(COMPLETIONS, asked(COMPLETIONS))).status == 200
+
+
+async def test_a_path_that_is_not_there(any_client: Client):
+    assert (await any_client.get("/v1/nope", key=None)).status == 401
+    answer = await any_client.get("/v1/nope")
+    assert (answer.status, answer.json) == (404, {"detail": "Not Found"})
+    answer = await any_client.get(CHAT)
+    assert (answer.status, answer.json) == (405, {"detail": "Method Not Allowed"})
 
 
 async def test_a_key_is_wanted_and_another_one_is_refused(any_client: Client):
@@ -187,6 +323,11 @@ async def test_the_id_of_a_request_is_in_its_answer(any_client: Client):
     async with any_client.session.post(any_client.engine.url + COMPLETIONS, json=body, headers=headers) as response:
         answer = await response.json()
     assert answer["id"] == any_client.words.differences.id_prefix + "mine"
+    chat = asked(CHAT, rid="mine", stream=True)
+    async with any_client.session.post(any_client.engine.url + CHAT, json=chat, headers=headers) as response:
+        text = (await response.read()).decode()
+    ids = {json.loads(event[6:])["id"] for event in text.split("\n\n") if event and event != "data: [DONE]"}
+    assert ids == {any_client.words.differences.chat_id_prefix + "mine"}
 
 
 async def test_one_id_twice_at_a_time(any_client: Client):

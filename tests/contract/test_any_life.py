@@ -13,11 +13,21 @@ from typing import Any
 import aiohttp
 import pytest
 
+from shoal.engine.port import LoRADisabled
 from tests.contract.conftest import Client
 from tests.support.behaviour import WORDS
-from tests.support.engines import API_KEY, MAX_QUEUED, MAX_RUNNING, SERVED, EngineProcess, Kind, running_engine
+from tests.support.engines import (
+    ADMIN_KEY,
+    API_KEY,
+    MAX_QUEUED,
+    MAX_RUNNING,
+    SERVED,
+    EngineProcess,
+    Kind,
+    running_engine,
+)
 
-COMPLETIONS = "/v1/completions"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 LONG: dict[str, Any] = {"model": SERVED, "prompt": "go on", "max_tokens": 3000, "ignore_eos": True}
 HEADERS = {"authorization": f"Bearer {API_KEY}"}
 
@@ -27,18 +37,20 @@ def test_the_port_is_closed_until_the_engine_says_that_it_is_there(any_engine: E
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_frees_its_place(any_client: Client, stream: bool):
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_a_client_that_leaves_frees_its_place(any_client: Client, path: str, stream: bool):
+    body = LONG | ({"messages": [{"role": "user", "content": "go on"}]} if path == CHAT else {})
     words = any_client.words
     aborted = await ended(any_client)
     if stream:
         async with any_client.session.post(
-            any_client.engine.url + COMPLETIONS, json=LONG | {"stream": True}, headers=HEADERS
+            any_client.engine.url + path, json=body | {"stream": True}, headers=HEADERS
         ) as response:
             for _ in range(8):
                 await response.content.readline()
             await any_client.settle(1)
     else:
-        task = any_client.background(COMPLETIONS, LONG)
+        task = any_client.background(path, body)
         await any_client.settle(1)
         task.cancel()
     await any_client.settle(0)
@@ -85,12 +97,14 @@ async def test_what_is_beyond_the_batch_waits_and_what_is_beyond_the_queue_is_re
             while await any_client.running() + await any_client.waiting() <= at:
                 await asyncio.sleep(0.02)
     await any_client.settle(MAX_RUNNING, MAX_QUEUED)
-    whole = await any_client.post(COMPLETIONS, LONG | {"prompt": "too many"})
-    assert (whole.status, words.code(whole.json)) == (503, 503)
-    stream = await any_client.post(COMPLETIONS, LONG | {"prompt": "too many", "stream": True})
-    assert stream.status == words.differences.full_queue_stream
-    error = stream.json if stream.status == 503 else stream.events[0]["error"]
-    assert words.code(error) == 503
+    for path in (COMPLETIONS, CHAT):
+        more = LONG | {"prompt": "too many", "messages": [{"role": "user", "content": "too many"}]}
+        whole = await any_client.post(path, more)
+        assert (whole.status, words.code(whole.json)) == (503, 503)
+        stream = await any_client.post(path, more | {"stream": True})
+        assert stream.status == words.differences.full_queue_stream
+        error = stream.json if stream.status == 503 else stream.events[0]["error"]
+        assert words.code(error) == 503
     # The probe says nothing of it.
     assert (await any_client.get(words.differences.ready_path)).status == 200
     # One that leaves makes room for one that waits.
@@ -199,6 +213,21 @@ async def kill_core(client: Client, kind: Kind) -> None:
         pid, pgid, name = line.split(None, 2)
         if int(pgid) == group and WORDS[kind].core in name:
             os.kill(int(pid), signal.SIGKILL)
+
+
+async def test_an_engine_without_adapters_loads_none_and_answers_for_none(any_kind: Kind, tmp_path: Path):
+    words = WORDS[any_kind]
+    with running_engine(any_kind, tmp_path) as engine:
+        async with client_of(engine) as client:
+            answer = await client.load_adapter("a", "/nowhere")
+            assert answer.status == words.differences.load_without_adapters
+            # To the agent that is no fault of the adapter.
+            connection = words.kind.agent.connect(client.session, engine.url, api_key=API_KEY, admin_key=ADMIN_KEY)
+            with pytest.raises(LoRADisabled):
+                await connection.adapters.load("a", "/nowhere", seconds=60)
+            asked = await client.post(COMPLETIONS, words.select("a") | {"prompt": "x", "max_tokens": 2})
+            assert asked.status == words.differences.never_loaded
+            assert (await client.post(COMPLETIONS, {"prompt": "x", "max_tokens": 2})).status == 200
 
 
 async def test_a_wrong_argument_is_refused(any_kind: Kind, tmp_path: Path):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from shoal.core.fields.table import CLASSIFY
 from tests.contract.conftest import ALL_KINDS, Client
 from tests.support.behaviour import WORDS
 from tests.support.classifiers import make_classifier
@@ -66,8 +68,120 @@ async def test_top_n_cuts_the_list_of_a_rerank(ranker: EngineProcess):
         best = await client.post("/v1/rerank", {"query": "hello", "documents": DOCUMENTS, "top_n": 1})
         # In a batch of another size the last digits differ.
         assert [index for index, _ in results_of(best.json)] == [results_of(whole.json)[0][0]]
-        for wrong in ({}, {"query": "x", "documents": []}):
-            assert (await client.post("/v1/rerank", wrong)).status == 400
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{}, {"query": "x", "documents": []}, {"query": "x"}, {"documents": ["x"]}, {"query": "x", "documents": [3]},
+     {"query": "x", "documents": ["hello world " * 8000]}],
+    ids=lambda wrong: str(wrong)[:30],
+)  # fmt: skip
+async def test_what_cannot_be_ranked_is_refused_and_the_engine_lives(ranker: EngineProcess, wrong: dict[str, Any]):
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
+        client = Client(ranker, session)
+        answer = await client.post("/v1/rerank", wrong)
+        assert (answer.status, client.words.code(answer.json)) == (400, 400)
+        assert (await client.post("/v1/rerank", {"query": "x", "documents": ["y"]})).status == 200
+
+
+@pytest.mark.parametrize("body", [{"query": "", "documents": ["x"]}, {"query": " ", "documents": ["x"]},
+                                  {"query": "x", "documents": [""]}, {"query": "x", "documents": ["\n"]}])  # fmt: skip
+async def test_texts_without_a_word_in_them(ranker: EngineProcess, body: dict[str, Any]):
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
+        client = Client(ranker, session)
+        assert (await client.post("/v1/rerank", body)).status == client.words.differences.blank_texts
+
+
+# --- labels -----------------------------------------------------------------------------------------------------------
+
+LABELS = ("bad", "fair", "good")
+
+
+@pytest.fixture(scope="module", params=ALL_KINDS)
+def labeller(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    """An engine of a model with three labels."""
+    kind: Kind = request.param
+    folder: Path = tmp_path_factory.mktemp(f"any-labeller-{kind}")
+    model = make_classifier(folder / "model", LABELS)
+    queue = () if WORDS[kind].name == "vLLM" else ("--max-queued-requests", "64")
+    with running_engine(kind, folder / "run", *WORDS[kind].pooling, *queue, model=model) as process:
+        yield process
+
+
+async def test_texts_get_labels(labeller: EngineProcess):
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
+        client = Client(labeller, session)
+        path, counter = client.words.wire.paths[CLASSIFY], client.words.counter("prompt_tokens")
+        before = await client.metric(counter)
+        answer = (await client.post(path, {"model": SERVED, "input": ["hello world", "the fox"]})).json
+        assert (answer["object"], answer["model"]) == ("list", SERVED)
+        for index, found in enumerate(answer["data"]):
+            assert (found["index"], found["num_classes"], len(found["probs"])) == (index, 3, 3)
+            assert sum(found["probs"]) == pytest.approx(1, abs=1e-3)
+            assert found["label"] == LABELS[found["probs"].index(max(found["probs"]))]
+        one = await client.post(path, {"model": SERVED, "input": "hello world"})
+        assert one.json["usage"]["prompt_tokens"] == 3
+        # In a batch of another size the last digits differ.
+        assert one.json["data"][0]["probs"] == pytest.approx(answer["data"][0]["probs"], abs=1e-3)
+        counted = answer["usage"]["prompt_tokens"] + 3
+        async with asyncio.timeout(10):
+            while await client.metric(counter) - before != counted:
+                await asyncio.sleep(0.05)
+
+
+async def test_tokens_get_labels_too(labeller: EngineProcess):
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
+        client = Client(labeller, session)
+        path = client.words.wire.paths[CLASSIFY]
+        one = await client.post(path, {"model": SERVED, "input": [300, 301]})
+        assert (len(one.json["data"]), one.json["usage"]["prompt_tokens"]) == (1, 2)
+        several = await client.post(path, {"model": SERVED, "input": [[300], [301]]})
+        assert several.status == client.words.differences.token_lists
+
+
+async def test_a_model_that_nobody_serves_labels_nothing_for_its_name(labeller: EngineProcess):
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
+        client = Client(labeller, session)
+        answer = await client.post(client.words.wire.paths[CLASSIFY], {"model": "nobody", "input": "hello world"})
+        assert answer.status == client.words.differences.unknown_model
+
+
+@pytest.mark.parametrize("wrong", [{"input": []}, {"input": ""}, {},
+                                   {"input": "hello world " * 8000}], ids=lambda wrong: str(wrong)[:30])  # fmt: skip
+async def test_what_cannot_be_labelled_is_refused_and_the_engine_lives(labeller: EngineProcess, wrong: dict[str, Any]):
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
+        client = Client(labeller, session)
+        path = client.words.wire.paths[CLASSIFY]
+        assert (await client.post(path, wrong)).status == 400
+        assert (await client.post(path, {"input": "x"})).status == 200
+
+
+# --- embeddings -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "lengths", "refused"),
+    [
+        ({"is_matryoshka": True}, (1, 8, 64), {65}),
+        ({"matryoshka_dimensions": [8, 16]}, (8, 16), {9, 64}),
+    ],
+)
+async def test_embeddings_are_as_long_as_the_config_allows(
+    any_kind: Kind, tmp_path: Path, config: dict[str, Any], lengths: tuple[int, ...], refused: set[int]
+):
+    words = WORDS[any_kind]
+    with running_engine(any_kind, tmp_path, *words.pooling, words.overrides, json.dumps(config)) as engine:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
+            client = Client(engine, session)
+            for length in lengths:
+                answer = await client.post("/v1/embeddings", {"input": "hello", "dimensions": length})
+                vector = answer.json["data"][0]["embedding"]
+                assert len(vector) == length
+                assert sum(value * value for value in vector) == pytest.approx(1, abs=1e-3)
+                assert answer.json["usage"]["prompt_tokens"] == 2
+            for length in refused:
+                answer = await client.post("/v1/embeddings", {"input": "hello", "dimensions": length})
+                assert (answer.status, words.code(answer.json)) == (400, 400)
 
 
 async def test_embeddings_and_what_a_chat_does_to_such_an_engine(any_kind: Kind, tmp_path: Path):

@@ -12,10 +12,9 @@ import pytest
 from shoal.core.capabilities import Capability
 from shoal.core.fields.kinds import Facts
 from shoal.core.routing.resolve import ServedModel
-from shoal.engine.sglang.wire import EMBEDS_ARG, NO_PREFIX_CACHE
 from shoal.engine.wires import differences_of
 from shoal.net.installkey import KeyRing
-from tests.contract.conftest import KINDS, Client
+from tests.contract.conftest import ALL_KINDS, Client
 from tests.support.behaviour import WORDS
 from tests.support.classifiers import make_classifier
 from tests.support.engines import API_KEY as ENGINE_KEY
@@ -56,17 +55,17 @@ async def in_front(engine: EngineProcess, folder: Path, *able: Capability) -> As
 def classifier(request: pytest.FixtureRequest, folder: Path, *labels: str) -> Iterator[EngineProcess]:
     kind: Kind = request.param
     model = make_classifier(folder / "model", labels)
-    args = (EMBEDS_ARG, NO_PREFIX_CACHE, "--max-queued-requests", "64")
-    with running_engine(kind, folder / "run", *args, model=model) as process:
+    queue = () if WORDS[kind].name == "vLLM" else ("--max-queued-requests", "64")
+    with running_engine(kind, folder / "run", *WORDS[kind].pooling, *queue, model=model) as process:
         yield process
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=ALL_KINDS)
 def ranker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
     yield from classifier(request, tmp_path_factory.mktemp("ranker"), "LABEL_0")
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=ALL_KINDS)
 def labeller(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
     yield from classifier(request, tmp_path_factory.mktemp("labeller"), "bad", "fair", "good")
 

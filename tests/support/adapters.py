@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from safetensors import TensorSpec, serialize
 
+from shoal.api.artifact import LayerWidths
+from shoal.core.lora.format.check import BaseModelFacts
 from tests.support.engines import MODEL, make_models
 
 ALL: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -70,3 +72,17 @@ def _widths(dims: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         "q_proj": (hidden, query), "k_proj": (hidden, key), "v_proj": (hidden, key), "o_proj": (query, hidden),
         "gate_proj": (hidden, ffn), "up_proj": (hidden, ffn), "down_proj": (ffn, hidden),
     }  # fmt: skip
+
+
+def base_of(folder: Path) -> BaseModelFacts:
+    """What Shoal's checks know of the model in the folder."""
+    config = json.loads((folder / "config.json").read_text())
+    head = config["head_dim"]
+    widths = LayerWidths(
+        layers=config["num_hidden_layers"],
+        hidden=config["hidden_size"],
+        query=config["num_attention_heads"] * head,
+        key=config["num_key_value_heads"] * head,
+        feed_forward=config["intermediate_size"],
+    )
+    return BaseModelFacts(widths, config["vocab_size"])

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from shoal.engine.kinds import KINDS
 from shoal.engine.port import EngineKind
+from shoal.engine.wire import Wire
+from shoal.engine.wires import wire_of
 from tests.support.engines import (
     LORA,
     LORA_SLOTS,
@@ -57,12 +59,24 @@ class Differences:
     leaving_is_counted: bool = row("A client that leaves is counted")
     same_id_twice: int = row("Status of a second running request with the same id")
     id_prefix: str = row("What an answer puts before the id of a completion")
+    chat_id_prefix: str = row("What an answer puts before the id of a chat")
     beyond_context: int = row("Status when prompt and `max_tokens` exceed the context together")
     nested_errors: bool = row("Errors are nested in `error`")
     open_inference: bool = row("Inference without a key at a path of its own")
     pooling_chat: str = row("A chat sent to an engine that embeds")
     prompt_of_two: int = row("How often it counts the prompt of a request for two answers")
     warm_up_tokens: int = row("Tokens that a fresh engine has counted as generated")
+    greedy_choices: int = row("Status of several choices at temperature 0")
+    chat_of_nothing: int = row("Status of a chat with `max_tokens: 0`")
+    tools_unparsed: int = row("Status of a chat with tools, of an engine that was given no parser of calls")
+    chat_of_a_list: int = row("Status of a chat whose body is a JSON list")
+    other_endpoint: int = row("Status of an endpoint that the model is not for")
+    load_without_adapters: int = row("Status of a load of an engine that runs without adapters")
+    old_prefixes: bool = row("An adapter that is loaded again from its folder meets its old prefixes")
+    blank_texts: int = row("Status of a ranking of an empty text, or of one of blanks")
+    token_lists: int = row("Status of several lists of tokens that are to be labelled")
+    detokenized_as: str = row("Field of the text that tokens become")
+    no_token: int = row("Status of numbers that are to become text, and that no token can have")
     unchecked_fields: str = row("Values of fields that Shoal refuses, such as a token outside the vocabulary")
 
 
@@ -74,7 +88,9 @@ SGLANG: Final = Differences(
     listed_limit=True, slots=LORA_SLOTS - 1, full_queue_stream=200, usage_without_include=True, cached_unit=1,
     live_counters=False, leaving_is_counted=True, same_id_twice=400, id_prefix="", beyond_context=400,
     nested_errors=False, open_inference=False, pooling_chat="kills it", prompt_of_two=3, warm_up_tokens=8,
-    unchecked_fields="end it",
+    chat_id_prefix="", greedy_choices=200, chat_of_nothing=200, tools_unparsed=200, chat_of_a_list=500,
+    other_endpoint=400, load_without_adapters=400, old_prefixes=False, blank_texts=400, token_lists=400,
+    detokenized_as="`text`", no_token=500, unchecked_fields="end it",
 )  # fmt: skip
 VLLM: Final = Differences(
     ready_path="/health", starting=("refused", "200"), sigterm_while_loading="is swallowed; a second one ends it",
@@ -84,7 +100,9 @@ VLLM: Final = Differences(
     slots=LORA_SLOTS, full_queue_stream=503, usage_without_include=False, cached_unit=VLLM_BLOCK, live_counters=True,
     leaving_is_counted=False, same_id_twice=200, id_prefix="cmpl-", beyond_context=200, nested_errors=True,
     open_inference=True, pooling_chat="404", prompt_of_two=2, warm_up_tokens=0,
-    unchecked_fields="400, or a 500 of that request",
+    chat_id_prefix="chatcmpl-", greedy_choices=400, chat_of_nothing=400, tools_unparsed=400, chat_of_a_list=400,
+    other_endpoint=404, load_without_adapters=500, old_prefixes=True, blank_texts=200, token_lists=200,
+    detokenized_as="`prompt`", no_token=400, unchecked_fields="400, or a 500 of that request",
 )  # fmt: skip
 
 
@@ -114,6 +132,8 @@ class EngineWords:
     waiting: str
     adapters_at_start: str
     """Argument that loads adapters, as NAME=PATH."""
+    overrides: str
+    """Argument that replaces fields of the model's config.json."""
     core: str
     """Of the process that computes, what its name contains."""
     too_long: str
@@ -130,6 +150,13 @@ class EngineWords:
     def kind(self) -> EngineKind:
         """Shoal's own side of it."""
         return KINDS[self.name]
+
+    @property
+    def wire(self) -> Wire:
+        """The gateway's side of it."""
+        found = wire_of(self.name)
+        assert found is not None
+        return found
 
     def counter(self, name: str) -> str:
         """The metric of a counter that both engines have by this name."""
@@ -169,7 +196,8 @@ SGLANG_WORDS: Final = EngineWords(
     no_prefix_cache="--disable-radix-cache",
     found_in_cache='sglang:prefill_effective_tokens_total{mode="device_hit"}', health_path="/health_generate",
     load_path="/load_lora_adapter", unload_path="/unload_lora_adapter", admin_key=True, prefix="sglang",
-    running="num_running_reqs", waiting="num_queue_reqs", adapters_at_start="--lora-paths", core="scheduler",
+    running="num_running_reqs", waiting="num_queue_reqs", adapters_at_start="--lora-paths",
+    overrides="--json-model-override-args", core="scheduler",
     too_long="context length", kv_tokens=20000, load_wants_key=True, tells_waiting_tokens=True, tells_its_age=True,
 )  # fmt: skip
 VLLM_WORDS: Final = EngineWords(
@@ -177,6 +205,7 @@ VLLM_WORDS: Final = EngineWords(
     no_prefix_cache="--no-enable-prefix-caching", found_in_cache="vllm:prefix_cache_hits_total", health_path="/health",
     load_path="/v1/load_lora_adapter", unload_path="/v1/unload_lora_adapter", admin_key=False, prefix="vllm",
     running="num_requests_running", waiting="num_requests_waiting", adapters_at_start="--lora-modules",
+    overrides="--hf-overrides",
     core="VLLM::EngineCore", too_long="max_model_len", kv_tokens=639 * VLLM_BLOCK, load_wants_key=False,
     tells_waiting_tokens=False, tells_its_age=False,
 )  # fmt: skip

@@ -141,7 +141,9 @@ class SimEngine:
     @property
     def config(self) -> Mapping[str, Any]:
         """config.json, with what the command line overrides."""
-        overrides: dict[str, Any] = json.loads(self.args.given.get("json_model_override_args") or "{}")
+        overrides: dict[str, Any] = json.loads(
+            self.args.given.get("json_model_override_args") or self.args.given.get("hf_overrides") or "{}"
+        )
         return {**self.model.config, **overrides}
 
     @property

@@ -269,13 +269,15 @@ class OpenAI:
                 tokens, offset = len(sequence.output), sent.get(index, (0, 0))[1]
                 if index in done or (sent.get(index, (0, 0))[0] == tokens and sequence.finish is None):
                     continue
+                if sequence.finish is None and p.may_stop(sequence.text, sequence.stop):
+                    continue
                 if exchange.status is None:
                     await exchange.begin_stream()
                 if batch.fault is not None and batch.fault.kind == "slow":
                     await asyncio.sleep(batch.fault.delay_seconds)
                     tokens = len(sequence.output)
                 text = sequence.text
-                # A stop string may have cut what was already sent.
+                # A stop string inside one token may have cut what was already sent.
                 for chunk in write.chunks(index, sequence, text[min(offset, len(text)) :]):
                     await exchange.event(chunk)
                 sent[index] = (tokens, len(text))

@@ -234,6 +234,12 @@ def stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     return tuple(s for s in found if s)
 
 
+def may_stop(text: str, stop: Sequence[str]) -> bool:
+    """Whether the end of a text may be the beginning of a stop string: SGLang sends nothing of it until that is
+    decided."""
+    return any(text.endswith(word[:size]) for word in stop for size in range(1, len(word) + 1))
+
+
 def sampling_complaint(max_new: int | None, temperature: float | None, top_p: float | None) -> str | None:
     """SGLang's message for parameters outside their range."""
     if temperature is not None and not (temperature >= 0 and temperature != float("inf")):

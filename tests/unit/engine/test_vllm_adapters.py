@@ -92,6 +92,11 @@ async def test_what_is_loaded_leaves_out_the_base(adapters: VLLMAdapters) -> Non
         (404, refused("Loading lora a failed: No adapter found for <path>", 404), AdapterRejected),
         (500, refused("Call to add_lora method failed: Worker failed with error 'LoRA rank'", 500), AdapterRejected),
         (404, '{"detail":"Not Found"}', LoRADisabled),
+        (
+            500,
+            refused("Call to add_lora method failed: Worker failed with error 'LoRA is not enabled. Use --en", 500),
+            LoRADisabled,
+        ),
         (500, refused("EngineCore encountered an issue.", 500), EngineRefused),
         (401, '{"error":"Unauthorized"}', EngineRefused),
         (502, "<html>", EngineRefused),

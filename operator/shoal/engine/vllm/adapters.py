@@ -38,6 +38,8 @@ _ALREADY: Final = "has already been loaded"
 _UNKNOWN: Final = "cannot be found"
 _BAD_FILES: Final = "add_lora"
 """In the text of a 500 that is about the adapter: the engine goes on unharmed."""
+_DISABLED: Final = "LoRA is not enabled"
+"""In the same 500, of an engine that has the route and no room for adapters: it says nothing about this one."""
 _NO_ROUTE: Final = "the engine does not load adapters while it runs"
 
 
@@ -77,7 +79,9 @@ class VLLMAdapters:
 
 def rejection(name: str, message: str) -> AdapterRejected:
     """The error that the engine's text stands for."""
-    kinds: tuple[tuple[type[AdapterRejected], str], ...] = ((AlreadyLoaded, _ALREADY), (NotLoaded, _UNKNOWN))
+    kinds: tuple[tuple[type[AdapterRejected], str], ...] = (
+        (AlreadyLoaded, _ALREADY), (NotLoaded, _UNKNOWN), (LoRADisabled, _DISABLED),
+    )  # fmt: skip
     return next((kind(name, message) for kind, text in kinds if text in message), AdapterRejected(name, message))
 
 

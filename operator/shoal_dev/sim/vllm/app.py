@@ -36,8 +36,7 @@ class App:
             self._route(path, "GET", handler)
         self._route("/tokenize", "POST", routes.tokenize)
         self._route("/detokenize", "POST", routes.detokenize)
-        adapters = engine.vllm.adapters
-        if adapters is not None and adapters.runtime:
+        if engine.vllm.adapter_routes:
             self._route("/v1/load_lora_adapter", "POST", routes.load_adapter)
             self._route("/v1/unload_lora_adapter", "POST", routes.unload_adapter)
             self._route("/adapters", "POST", routes.register_adapter)

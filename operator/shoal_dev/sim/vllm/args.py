@@ -39,8 +39,6 @@ class AdapterArgs:
     """Adapters in host memory."""
     at_start: tuple[tuple[str, str], ...] = ()
     """Names and paths."""
-    runtime: bool = False
-    """Whether adapters can be loaded and unloaded while the engine runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +62,8 @@ class VLLMArgs:
     ready_timeout: float
     """Seconds that a start may last."""
     adapters: AdapterArgs | None
+    adapter_routes: bool
+    """Whether there are paths that load and unload adapters while the engine runs, also in an engine without them."""
     echo_request_id: bool
     load_tracking: bool
     flops: bool
@@ -145,7 +145,8 @@ def _args(ns: argparse.Namespace, environ: Mapping[str, str]) -> VLLMArgs:
         max_queued=_optional(ns.max_num_queued_reqs),
         shutdown_timeout=float(ns.shutdown_timeout or 0),
         ready_timeout=float(environ.get("VLLM_ENGINE_READY_TIMEOUT_S") or _READY_SECONDS),
-        adapters=_adapters(ns, environ),
+        adapters=_adapters(ns),
+        adapter_routes=environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") in ("1", "true"),
         echo_request_id=bool(ns.enable_request_id_headers),
         load_tracking=bool(ns.enable_server_load_tracking),
         flops=bool(ns.enable_mfu_metrics),
@@ -155,7 +156,7 @@ def _args(ns: argparse.Namespace, environ: Mapping[str, str]) -> VLLMArgs:
     )
 
 
-def _adapters(ns: argparse.Namespace, environ: Mapping[str, str]) -> AdapterArgs | None:
+def _adapters(ns: argparse.Namespace) -> AdapterArgs | None:
     if not ns.enable_lora:
         return None
     slots = 1 if ns.max_loras is None else ns.max_loras
@@ -166,7 +167,7 @@ def _adapters(ns: argparse.Namespace, environ: Mapping[str, str]) -> AdapterArgs
     if cached < slots:
         raise ValueError(f"max_cpu_loras ({cached}) must be >= max_loras ({slots}).")
     at_start = tuple(_module(text) for text in cast("Sequence[str]", ns.lora_modules or ()))
-    return AdapterArgs(slots, rank, cached, at_start, environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") in ("1", "true"))
+    return AdapterArgs(slots, rank, cached, at_start)
 
 
 def _module(text: str) -> tuple[str, str]:

@@ -66,8 +66,7 @@ class Generating:
         self._check(request)
         self._check_tools(request)
         if not request.messages:
-            message = "Cannot apply chat template to an empty conversation. Provide at least one message."
-            raise p.RefusedError(400, message)
+            raise p.RefusedError(400, p.NO_MESSAGES)
         if any(message.media for message in request.messages):
             raise p.RefusedError(400, f"{self._engine.args.served_model_name} is not a multimodal model")
         prompt = self._rendered(request.messages, request.tools)
@@ -318,6 +317,9 @@ class Generating:
                     await asyncio.sleep(batch.fault.delay_seconds)
                     tokens = len(sequence.output)
                 text = sequence.text
+                if sequence.finish is None:
+                    # As many characters as a stop string could have begun with are never sent before the end.
+                    text = text[: max(offset, len(text) - max((len(word) - 1 for word in sequence.stop), default=0))]
                 for chunk in write.chunks(index, sequence, text[min(offset, len(text)) :]):
                     await exchange.event(chunk)
                 sent[index] = (tokens, len(text))

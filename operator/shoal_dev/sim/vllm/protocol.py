@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, cast
 from pydantic import BaseModel, ValidationError
 
 Adapter = str
+NO_MESSAGES: Final = "Cannot apply chat template to an empty conversation. Provide at least one message."
 _SHOWN: Final = 10
 """Errors of one body that are told."""
 
@@ -148,7 +149,7 @@ class ScoreRequest(BaseModel):
 
 class ClassifyRequest(BaseModel):
     model: str | None = None
-    input: str | list[str]
+    input: list[int] | list[list[int]] | str | list[str]
 
 
 class RefusedError(Exception):

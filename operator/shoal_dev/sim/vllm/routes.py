@@ -52,6 +52,8 @@ class VLLMRoutes:
         if isinstance(loaded, dict) and "messages" in loaded:
             chat = parse(p.TokenizeMessages, exchange, body)
             self._engine.named(chat.model)
+            if not chat.messages:
+                raise p.RefusedError(400, p.NO_MESSAGES)
             plain = [{"role": message.role, "content": message.text()} for message in chat.messages]
             try:
                 text = self._engine.model.chat_prompt(plain, None, opens=chat.add_generation_prompt)
@@ -83,7 +85,7 @@ class VLLMRoutes:
         try:
             text = self._engine.model.tokenizer.decode(request.tokens, special=True)
         except OverflowError as error:
-            raise p.RefusedError(500, str(error)) from None
+            raise p.RefusedError(400, str(error)) from None
         await exchange.json({"prompt": text})
 
     # --- adapters -----------------------------------------------------------------------------------------------------
@@ -95,6 +97,8 @@ class VLLMRoutes:
 
     async def unload_adapter(self, exchange: Exchange) -> None:
         request = parse(p.UnloadAdapter, exchange, await exchange.body())
+        if self._engine.adapters is None:
+            raise p.RefusedError(404, f"The lora adapter '{request.lora_name}' cannot be found.")
         self._adapters().unload(request.lora_name)
         await _text(exchange, f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
 
@@ -107,7 +111,11 @@ class VLLMRoutes:
     def _adapters(self) -> VLLMRegistry:
         adapters = self._engine.adapters
         if adapters is None:
-            raise p.RefusedError(500, "LoRA is not enabled. Use --enable-lora to enable LoRA.")
+            raise p.RefusedError(
+                500,
+                "Call to add_lora method failed: Worker failed with error 'LoRA is not enabled. Use --enable-lora to "
+                "enable LoRA.', please check the stack trace above for the root cause",
+            )
         self._engine.check()
         return adapters
 

@@ -1,4 +1,4 @@
-"""An engine's own life with adapters: what it starts with, what it forgets, and which adapter ends it."""
+"""SGLang's life with adapters: which ends it, and what becomes of an unload that was given up."""
 
 import asyncio
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from shoal.engine.port import AdapterRejected, AlreadyLoaded, EngineTimeout, EngineUnreachable, LoadedAdapter, NotLoaded
+from shoal.engine.port import EngineTimeout, EngineUnreachable
 from shoal.engine.sglang.adapters import SGLangAdapters
 from shoal.engine.sglang.client import SGLangClient
 from tests.contract.conftest import Client
@@ -21,23 +21,7 @@ from tests.support.engines import (
     Kind,
     running_engine,
 )
-from tests.support.lora_calls import ask, load, loaded, rest, streaming, text
-
-
-async def test_an_engine_begins_with_the_adapters_of_its_arguments_and_forgets_the_others(kind: Kind, tmp_path: Path):
-    first, second = (make_adapter(tmp_path / name, seed=seed) for name, seed in (("1", 1), ("2", 2)))
-    for at in ("begins", "restarted"):
-        with running_engine(kind, tmp_path / at, *LORA, "--lora-paths", f"first={first}") as engine:
-            async with aiohttp.ClientSession() as session:
-                client = Client(engine, session)
-                assert await loaded(client) == ["first"]
-                assert await text(client, lora_path="first") != await text(client)
-                # Whatever was loaded before: the name means nothing to it now.
-                answer = await ask(client, lora_path="second")
-                assert answer.status == 400
-                assert answer.json["message"].startswith("Got LoRA adapter that has never been loaded: second")
-                assert (await load(client, "second", second)).status == 200
-                assert (await ask(client, lora_path="second")).status == 200
+from tests.support.lora_calls import load, rest, streaming, text
 
 
 @pytest.mark.parametrize(
@@ -70,20 +54,6 @@ async def test_an_adapter_that_loads_and_does_not_fit_ends_the_engine_at_its_fir
 @pytest.fixture
 async def adapters(lora: Client) -> SGLangAdapters:
     return SGLangAdapters(SGLangClient(lora.session, lora.engine.url, api_key=API_KEY, admin_key=ADMIN_KEY))
-
-
-async def test_the_client_loads_lists_and_unloads(adapters: SGLangAdapters, tmp_path: Path):
-    folder = make_adapter(tmp_path / "a")
-    assert await adapters.load("mine", str(folder)) == {"mine": str(folder)}
-    assert await adapters.loaded() == (LoadedAdapter("mine", str(folder)),)
-    with pytest.raises(AlreadyLoaded):
-        await adapters.load("mine", str(folder))
-    assert await adapters.unload("mine") == {}
-    with pytest.raises(NotLoaded):
-        await adapters.unload("mine")
-    with pytest.raises(AdapterRejected, match="with rank 64 is incompatible") as caught:
-        await adapters.load("wide", str(make_adapter(tmp_path / "wide", rank=64)))
-    assert type(caught.value) is AdapterRejected
 
 
 async def test_an_unload_that_was_given_up_is_carried_out_all_the_same(

@@ -1,4 +1,4 @@
-"""Probes, keys, facts and load: what the agent relies on."""
+"""SGLang's probes, keys, facts and load: what the agent relies on."""
 
 import json
 import re

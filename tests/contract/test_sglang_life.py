@@ -1,4 +1,4 @@
-"""A request's life beyond its answer: aborts, a full queue, duplicates, embeddings, and the engine's own end."""
+"""A request's life in SGLang: aborts by id, a full queue to the last field. The rest is in test_any_life.py."""
 
 import asyncio
 import json
@@ -15,7 +15,6 @@ from tests.support.engines import (
     MAX_QUEUED,
     MAX_RUNNING,
     SERVED,
-    EngineProcess,
     Kind,
     running_engine,
 )
@@ -155,18 +154,6 @@ async def test_counters_grow_by_what_usage_says(client: Client):
     assert [await client.metric(name) - b for name, b in zip(names, before, strict=True)] == expected
 
 
-async def test_an_idle_connection_is_closed_after_five_seconds(engine: EngineProcess):
-    reader, writer = await asyncio.open_connection("127.0.0.1", engine.port)
-    try:
-        writer.write(b"GET /ready HTTP/1.1\r\nhost: engine\r\n\r\n")
-        async with asyncio.timeout(30):
-            assert b"200" in await reader.readline()
-        async with asyncio.timeout(30):
-            await reader.read()  # returns at the end of the connection
-    finally:
-        writer.close()
-
-
 # --- engines of their own -------------------------------------------------------------------------------------------
 
 
@@ -230,34 +217,3 @@ async def test_embeddings_need_an_engine_of_their_own(kind: Kind, tmp_path: Path
                 await client.post(CHAT, {"messages": [{"role": "user", "content": "x"}]})
         await asyncio.to_thread(engine.process.wait, 200)
         assert engine.process.returncode != 0
-
-
-@pytest.mark.parametrize(
-    ("config", "lengths", "refused"),
-    [
-        ({"is_matryoshka": True}, (1, 8, 64), {65: "greater than max embedding dimension: 64"}),
-        ({"matryoshka_dimensions": [8, 16]}, (8, 16), {9: "only supports [8, 16] matryoshka dimensions"}),
-    ],
-)
-async def test_embeddings_are_as_long_as_the_config_allows(
-    kind: Kind, tmp_path: Path, config: dict[str, Any], lengths: tuple[int, ...], refused: dict[int, str]
-):
-    overrides = ("--json-model-override-args", json.dumps(config))
-    with running_engine(kind, tmp_path, "--is-embedding", *overrides) as engine:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
-            client = Client(engine, session)
-            for length in lengths:
-                answer = await client.post("/v1/embeddings", {"input": "hello", "dimensions": length})
-                vector = answer.json["data"][0]["embedding"]
-                assert len(vector) == length
-                assert sum(value * value for value in vector) == pytest.approx(1, abs=1e-3)
-                assert answer.json["usage"]["prompt_tokens"] == 2
-            for length, why in refused.items():
-                answer = await client.post("/v1/embeddings", {"input": "hello", "dimensions": length})
-                assert (answer.status, why in answer.json["message"]) == (400, True)
-
-
-async def test_a_wrong_argument_is_refused_at_once(kind: Kind, tmp_path: Path):
-    with running_engine(kind, tmp_path, "--no-such-argument", wait=False) as engine:
-        assert await asyncio.to_thread(engine.process.wait, 200) == 2
-        assert "unrecognized arguments: --no-such-argument" in engine.tail()

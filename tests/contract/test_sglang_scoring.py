@@ -1,4 +1,4 @@
-"""Endpoints of an engine that generate nothing: ranks, scores and labels, besides embeddings (test_engine_life.py)."""
+"""SGLang's endpoints that generate nothing: ranks, scores and labels, besides embeddings (test_sglang_life.py)."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator

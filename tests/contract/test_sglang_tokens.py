@@ -1,4 +1,4 @@
-"""Text to tokens and back: an engine's HTTP process answers, and no scheduler hears of it."""
+"""Text to tokens and back in the forms that only SGLang takes; test_any_tokens.py has those of every engine."""
 
 from typing import Any
 
@@ -27,29 +27,6 @@ async def test_text_becomes_tokens_and_tokens_become_text(client: Client):
     assert (await client.post("/v1/detokenize", {**special, "skip_special_tokens": True})).json == {"text": ""}
 
 
-async def test_messages_become_the_tokens_that_a_chat_has(client: Client):
-    counted = await client.post("/v1/tokenize", {"messages": [USER]})
-    chat = await client.post("/v1/chat/completions", {"messages": [USER], "max_tokens": 1})
-    assert counted.json["count"] == chat.json["usage"]["prompt_tokens"]
-    plain = await client.post("/v1/tokenize", {"messages": [USER], "add_generation_prompt": False})
-    assert plain.json["count"] == counted.json["count"] - 1
-
-
-async def test_nothing_of_it_is_counted(client: Client):
-    """So a meter books nothing for it."""
-    names = ("sglang:prompt_tokens_total", "sglang:generation_tokens_total", "sglang:num_requests_total")
-    before = [await client.metric(name) for name in names]
-    await client.post("/v1/tokenize", {"prompt": "hello world"})
-    await client.post("/v1/detokenize", {"tokens": [300]})
-    assert [await client.metric(name) for name in names] == before
-
-
 @pytest.mark.parametrize("wrong", [{}, {"prompt": "x", "messages": [USER]}, {"messages": []}, {"prompt": [1]}])
 async def test_what_is_no_text_is_refused(client: Client, wrong: dict[str, Any]):
     assert (await client.post("/v1/tokenize", wrong)).status == 400
-
-
-@pytest.mark.parametrize("tokens", [[-1], [2**40]])
-async def test_ids_that_no_token_can_have_are_an_error_of_the_engine(client: Client, tokens: list[int]):
-    """Why a gateway refuses them: a 5xx would look like the replica's fault."""
-    assert (await client.post("/v1/detokenize", {"tokens": tokens})).status == 500
