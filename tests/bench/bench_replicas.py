@@ -1,10 +1,16 @@
 """Routing on four real engines: SGLang on the CPU with the tiny model, behind Shoal's gateway, smg and simple rules.
 
-    python -m tests.bench.bench_replicas [--conversations 40] [--kind sglang]
+    python -m tests.bench.bench_replicas [--traffic chat|prompts|unique|mooncake ...] [--kind sglang]
 
-Conversations of several turns begin with one of a few system prompts, and do not fit into all caches together. Each
-rule has two routers, which take turns, and begins with empty caches. "By conversation" sends all turns of one to one
-replica and knows the system prompts: about the best that a rule can do with equal replicas. The tiny model reads a
+- `chat`: conversations of several turns, which begin with one of a few system prompts, and do not fit into all caches
+  together.
+- `prompts`: single questions behind one of a few long system prompts.
+- `unique`: single questions that share nothing.
+- `mooncake`: the public trace of Moonshot, in which a block of 512 tokens has become one of a few words: what
+  prompts share is the trace's own.
+
+Each rule has two routers, which take turns, and begins with empty caches. "By conversation" sends all turns of one to
+one replica and knows the system prompts: about the best that a rule can do with equal replicas. The tiny model reads a
 prompt in no time, so the share of prompt tokens from the cache says more than seconds do. Needs
 7 GB, and images/engine-cpu/install.sh: without it nothing is measured.
 """
@@ -13,6 +19,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
 import sys
 import tempfile
@@ -41,6 +48,8 @@ LOOK_SECONDS: Final = 0.5
 """Between two looks of an agent at a busy engine."""
 START_SECONDS: Final = 900.0
 MORE = ("--max-running-requests", "16", "--max-queued-requests", "256", "--context-length", "4096")
+BLOCK_WORDS: Final = 4
+"""What a block of the trace becomes: its longest prompt, of 240 blocks, still fits into the context."""
 WORDS: Final = (
     "river",
     "stone",
@@ -82,13 +91,64 @@ def text(dice: random.Random, words: int) -> str:
     return " ".join(dice.choice(WORDS) for _ in range(words))
 
 
-async def converse(
-    session: aiohttp.ClientSession, rule: Rule, number: int, system: tuple[int, str], turns: int, dice: random.Random
-) -> None:
-    messages: list[dict[str, str]] = [{"role": "system", "content": system[1]}]
-    for turn in range(turns):
-        messages.append({"role": "user", "content": text(dice, dice.randrange(30, 90))})
-        url = rule.url(number * turns + turn, number, system[0])
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """What one client says, turn by turn; the answers come between."""
+
+    number: int
+    conversation: int
+    group: int
+    """Of those that begin in the same way."""
+    system: str | None
+    turns: tuple[str, ...]
+
+
+def chat(asked: argparse.Namespace, dice: random.Random) -> list[Talk]:
+    systems = [text(dice, asked.system_words) for _ in range(asked.systems)]
+    talks: list[Talk] = []
+    for number in range(asked.conversations):
+        own = random.Random(1000 * asked.seed + number)  # noqa: S311 - every rule gets the same
+        group = own.randrange(len(systems))
+        said = tuple(text(own, own.randrange(30, 90)) for _ in range(asked.turns))
+        talks.append(Talk(number, number, group, systems[group], said))
+    return talks
+
+
+def prompts(asked: argparse.Namespace, dice: random.Random) -> list[Talk]:
+    systems = [text(dice, 2 * asked.system_words) for _ in range(2 * asked.systems)]
+    groups = [dice.randrange(len(systems)) for _ in range(asked.requests)]
+    return [Talk(n, n, at, systems[at], (text(dice, dice.randrange(30, 90)),)) for n, at in enumerate(groups)]
+
+
+def unique(asked: argparse.Namespace, dice: random.Random) -> list[Talk]:
+    return [Talk(n, n, n, None, (text(dice, dice.randrange(50, 500)),)) for n in range(asked.requests)]
+
+
+def mooncake(asked: argparse.Namespace, dice: random.Random) -> list[Talk]:
+    words: dict[int, str] = {}
+    talks: list[Talk] = []
+    with (asked.traces / "mooncake_conversation_trace.jsonl").open() as lines:
+        for number, line in zip(range(asked.requests), lines, strict=False):
+            blocks: list[int] = json.loads(line)["hash_ids"]
+            said = " ".join(words.setdefault(block, text(dice, BLOCK_WORDS)) for block in blocks)
+            begins = blocks[min(1, len(blocks) - 1)]
+            talks.append(Talk(number, begins, begins, None, (said,)))
+    return talks
+
+
+TRAFFIC: Final[dict[str, Callable[[argparse.Namespace, random.Random], list[Talk]]]] = {
+    "chat": chat,
+    "prompts": prompts,
+    "unique": unique,
+    "mooncake": mooncake,
+}
+
+
+async def converse(session: aiohttp.ClientSession, rule: Rule, talk: Talk, dice: random.Random) -> None:
+    messages: list[dict[str, str]] = [{"role": "system", "content": talk.system}] if talk.system else []
+    for turn, said in enumerate(talk.turns):
+        messages.append({"role": "user", "content": said})
+        url = rule.url(talk.number * len(talk.turns) + turn, talk.conversation, talk.group)
         try:
             answer = await ask(session, url, rule, messages)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
@@ -100,7 +160,8 @@ async def converse(
             rule.ended(url)
         rule.answers.append(answer)
         messages.append({"role": "assistant", "content": answer.text})
-        await asyncio.sleep(dice.random() * 2.0)
+        if turn + 1 < len(talk.turns):
+            await asyncio.sleep(dice.random() * 2.0)
 
 
 async def ask(session: aiohttp.ClientSession, url: str, rule: Rule, messages: Sequence[dict[str, str]]) -> Answer:
@@ -132,24 +193,23 @@ async def ask(session: aiohttp.ClientSession, url: str, rule: Rule, messages: Se
     return Answer((first or time.monotonic()) - began, usage["prompt_tokens"], details.get("cached_tokens") or 0, said)
 
 
-async def run(session: aiohttp.ClientSession, rule: Rule, engines: Sequence[EngineProcess], asked: Any) -> str:
+async def run(
+    session: aiohttp.ClientSession, rule: Rule, engines: Sequence[EngineProcess], talks: Sequence[Talk], at_once: int
+) -> str:
     for engine in engines:
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}
         async with session.post(f"{engine.url}/flush_cache", headers=headers) as response:
             await response.read()
-    dice = random.Random(asked.seed)  # noqa: S311 - every rule gets the same
-    systems = [(n, text(dice, asked.system_words)) for n in range(asked.systems)]
-    slots = asyncio.Semaphore(asked.at_once)
+    slots = asyncio.Semaphore(at_once)
 
-    async def one(number: int) -> None:
-        own = random.Random(1000 * asked.seed + number)  # noqa: S311
+    async def one(talk: Talk) -> None:
         async with slots:
-            await converse(session, rule, number, systems[own.randrange(len(systems))], asked.turns, own)
+            await converse(session, rule, talk, random.Random(talk.number))  # noqa: S311 - every rule gets the same
 
     began = time.monotonic()
     async with asyncio.TaskGroup() as group:
-        for number in range(asked.conversations):
-            group.create_task(one(number))
+        for talk in talks:
+            group.create_task(one(talk))
     waits = sorted(answer.seconds for answer in rule.answers)
     if not waits:
         return f"| {rule.name} | no answers, {rule.failed} failed |"
@@ -310,39 +370,62 @@ async def main(options: argparse.Namespace) -> None:
         ]
         for engine in engines:
             engine.wait_ready(START_SECONDS)
-        what = f"{options.conversations} conversations of {options.turns} turns, {options.at_once} at once"
-        print(f"{what}, {ENGINES} engines, {ROUTERS} routers")
-        print("| rule | prompt tokens from the cache | TTFT p50 s | p99 s | whole run s | answers | failed |")
-        print("|---|---|---|---|---|---|---|", flush=True)
         timeout = aiohttp.ClientTimeout(total=300)
         async with aiohttp.ClientSession(timeout=timeout) as session:
-            for rule in simple(engines):
-                print(await run(session, rule, engines, options), flush=True)
-            for policy in ("cache_aware", "least_load"):
-                try:
-                    async with smg(folder, engines, policy) as urls:
-                        rule = Rule(f"smg {policy}", lambda n, _c, _s, urls=urls: urls[n % len(urls)])
-                        print(await run(session, rule, engines, options), flush=True)
-                except (OSError, TimeoutError) as error:
-                    print(f"| smg {policy} | not measured: {type(error).__name__} |", flush=True)
-            for name, routing, shared in (
-                ("Shoal PrefixHeads", "PrefixHeads", False),
-                ("Shoal Seconds, heads only", "Seconds", False),
-                ("Shoal Seconds", "Seconds", True),
-            ):
-                async with gateways(folder, engines, routing=routing, shared=shared) as found:
-                    urls = [it.url for it in found]
-                    rule = Rule(name, lambda n, _c, _s, urls=urls: urls[n % len(urls)], API_KEY, "tiny")
-                    print(await run(session, rule, engines, options), flush=True)
+            for traffic in options.traffic:
+                dice = random.Random(options.seed)  # noqa: S311 - every rule gets the same
+                talks = TRAFFIC[traffic](options, dice)
+                print(
+                    f"\n{traffic}: {sum(len(talk.turns) for talk in talks)} requests, {options.at_once} at once, ",
+                    end="",
+                )
+                print(f"{ENGINES} engines, {ROUTERS} routers\n")
+                print("| rule | prompt tokens from the cache | TTFT p50 s | p99 s | whole run s | answers | failed |")
+                print("|---|---|---|---|---|---|---|", flush=True)
+                await all_rules(folder, session, engines, talks, options.at_once)
+
+
+async def all_rules(
+    folder: Path,
+    session: aiohttp.ClientSession,
+    engines: Sequence[EngineProcess],
+    talks: Sequence[Talk],
+    at_once: int,
+) -> None:
+    for rule in simple(engines):
+        print(await run(session, rule, engines, talks, at_once), flush=True)
+    for policy in ("cache_aware", "least_load"):
+        try:
+            async with smg(folder, engines, policy) as urls:
+                rule = Rule(f"smg {policy}", lambda n, _c, _s, urls=urls: urls[n % len(urls)])
+                print(await run(session, rule, engines, talks, at_once), flush=True)
+        except (OSError, TimeoutError) as error:
+            print(f"| smg {policy} | not measured: {type(error).__name__} |", flush=True)
+    for name, routing, shared in (
+        ("Shoal PrefixHeads", "PrefixHeads", False),
+        ("Shoal Seconds, heads only", "Seconds", False),
+        ("Shoal Seconds", "Seconds", True),
+    ):
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            async with gateways(Path(own), engines, routing=routing, shared=shared) as found:
+                urls = [it.url for it in found]
+                rule = Rule(name, lambda n, _c, _s, urls=urls: urls[n % len(urls)], API_KEY, "tiny")
+                print(await run(session, rule, engines, talks, at_once), flush=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kind", choices=get_args(Kind), default="sglang", help="sim: the simulator, to try this out")
+    parser.add_argument("--traffic", choices=tuple(TRAFFIC), nargs="+", default=["chat"])
+    parser.add_argument("--traces", type=Path, default=os.environ.get("SHOAL_TRACES"), help="has mooncake's trace")
+    parser.add_argument("--requests", type=int, default=160, help="of all traffic but chat")
     parser.add_argument("--conversations", type=int, default=40)
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--systems", type=int, default=6)
     parser.add_argument("--system-words", type=int, default=300)
     parser.add_argument("--at-once", type=int, default=12)
     parser.add_argument("--seed", type=int, default=1)
-    asyncio.run(main(parser.parse_args()))
+    chosen = parser.parse_args()
+    if "mooncake" in chosen.traffic and chosen.traces is None:
+        parser.error("mooncake needs --traces or SHOAL_TRACES")
+    asyncio.run(main(chosen))
