@@ -263,7 +263,7 @@ async def gateways(
 
                 asyncio.get_running_loop().call_later(TELL_SECONDS, hear)
 
-            it.fleet.prompt_sent = told
+            it.prompt_sent = told
         looking = [asyncio.create_task(look(found, at, engine)) for at, engine in enumerate(engines, 1)]
         try:
             await asyncio.sleep(2 * LOOK_SECONDS)

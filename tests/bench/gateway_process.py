@@ -30,6 +30,7 @@ from shoal.core.fields.kinds import Facts
 from shoal.core.hold.limits import Limits
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.resolve import ServedModel
+from shoal.core.routing.score import ReplicaScores
 from shoal.gateway.app import GatewayApp
 from shoal.gateway.connections import Pool
 from shoal.gateway.demand import DemandPublisher, DemandState
@@ -137,7 +138,7 @@ async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool, led
     book = DemandState()
     publisher = DemandPublisher(book)
     me = ListenerIdentity("gateway-0", publisher.hub.boot)
-    fleet = ReplicaPool(ring, me, book, scored=settings.routing == "Seconds")
+    fleet = ReplicaPool(ring, me, book, scores=ReplicaScores() if settings.routing == "Seconds" else None)
     for pod in pods.values():
         fleet.update(pod.uid, HEARD)
     seen = {} if asleep else dict(pods)

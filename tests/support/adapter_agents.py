@@ -252,7 +252,7 @@ async def tuned(
         engines = [tuned_engine(agent) for agent in agents]
         it = await stack.enter_async_context(gateway(tmp_path, *engines, live=False, **settings))
         it.fleet.streams.start()
-        acks = Acks(it.fleet, it.me, it.agents)
+        acks = Acks(it.fleet, it.me, it.agents, it.app.leases.acknowledged)
         stack.push_async_callback(acks.close)
         stack.push_async_callback(it.fleet.streams.close)
         found = TunedGateway(it, list(agents), engines, it.pools, it.adapters)

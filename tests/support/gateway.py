@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
@@ -20,6 +20,7 @@ from shoal.core.routing.replica import Replica
 from shoal.core.routing.resolve import ServedModel
 from shoal.core.routing.resolveadapters import DeclaredAdapter, DeclaredPool
 from shoal.core.routing.routes import DeclaredRoute
+from shoal.core.routing.score import ReplicaScores
 from shoal.gateway.app import GatewayApp
 from shoal.gateway.connections import Pool
 from shoal.gateway.directory import Directory
@@ -93,7 +94,14 @@ class GatewayUnderTest:
         self.ring = KeyRing(key_dir)
         self.ring.refresh()
         self.me = ListenerIdentity("gateway-1", "boot-of-the-gateway")
-        self.fleet = ReplicaPool(self.ring, self.me, scored=self.settings.routing == "Seconds")
+        self.prompt_sent: Callable[[str, bytes], None] = lambda _uid, _marks: None
+        """Called with a pod's uid and the marks of a prompt that goes there, if it was chosen by score."""
+        self.fleet = ReplicaPool(
+            self.ring,
+            self.me,
+            scores=ReplicaScores() if self.settings.routing == "Seconds" else None,
+            prompt_sent=self._sent,
+        )
         self.metrics = GatewayMetrics()
         self.spool = UsageSpool(self.settings.spool_dir, when_full=self.settings.when_spool_full)
         self.pool = Pool(keep_alive=4.0, connect_timeout=1.0)
@@ -130,6 +138,9 @@ class GatewayUnderTest:
             stop_seconds=10,
         )
         self.session: aiohttp.ClientSession
+
+    def _sent(self, uid: str, marks: bytes) -> None:
+        self.prompt_sent(uid, marks)
 
     def changed(self) -> None:
         for source in ("models", "tenants", "pods", "routes"):

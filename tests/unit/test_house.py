@@ -385,7 +385,7 @@ CALLBACKS: Final = {
     "shoal.gateway.acks: fleet.changed", "shoal.gateway.acks: fleet.emptied",
     "shoal.gateway.acks: fleet.residency.ended",
     "shoal.gateway.hold: directory.changed", "shoal.gateway.hold: fleet.changed",
-    "shoal.gateway.leases: fleet.changed", "shoal.gateway.leases: fleet.acknowledged",
+    "shoal.gateway.leases: fleet.changed",
     "shoal.gateway.demand: demand.due", "shoal.gateway.quota: usage.opened",
     # Of one attempt of a request:
     "shoal.gateway.dispatch: abort.cancel",

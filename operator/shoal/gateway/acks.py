@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import random
 import time
+from collections.abc import Callable, Collection
 from typing import Final
 
 import orjson
@@ -32,8 +33,15 @@ _NO_SUCH_PATH: Final = (404, 405)
 """From an agent of an older version, which does not wait for acknowledgements."""
 
 
+Acknowledged = Callable[[str, Collection[str], float], None]
+"""Called with a pod's uid, the adapters that its agent acknowledged as running there, and the time before the
+acknowledgement was sent."""
+
+
 class _Sender:
-    def __init__(self, uid: str, fleet: ReplicaPool, identity: ListenerIdentity, client: Upstream) -> None:
+    def __init__(
+        self, uid: str, fleet: ReplicaPool, identity: ListenerIdentity, client: Upstream, acknowledged: Acknowledged
+    ) -> None:
         self.phase: Phase | None = None
         self.retiring: frozenset[str] = frozenset()
         self.due = asyncio.Event()
@@ -41,6 +49,7 @@ class _Sender:
         self._fleet = fleet
         self._identity = identity
         self._client = client
+        self._acknowledged = acknowledged
 
     async def run(self) -> None:
         """Raises nothing but cancellation."""
@@ -69,7 +78,7 @@ class _Sender:
                 finally:
                     answer.release()
             if status < 300 and running:
-                self._fleet.acknowledged(self._uid, running, began)
+                self._acknowledged(self._uid, running, began)
             if status < 300 or status in _NO_SUCH_PATH:
                 return True
             error = f"status {status}"
@@ -84,10 +93,17 @@ class _Sender:
 class Acks:
     """`client` should keep idle connections for longer than the time between two acknowledgements."""
 
-    def __init__(self, fleet: ReplicaPool, identity: ListenerIdentity, client: Upstream) -> None:
+    def __init__(
+        self,
+        fleet: ReplicaPool,
+        identity: ListenerIdentity,
+        client: Upstream,
+        acknowledged: Acknowledged = lambda _uid, _names, _at: None,
+    ) -> None:
         self._fleet = fleet
         self._identity = identity
         self._client = client
+        self._acknowledged = acknowledged
         self._senders: dict[str, tuple[_Sender, asyncio.Task[None]]] = {}
         self._ended: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -107,7 +123,7 @@ class Acks:
                 known[0].due.set()
             known[0].phase, known[0].retiring = signal.phase, retiring
         elif not self._closed:
-            sender = _Sender(uid, self._fleet, self._identity, self._client)
+            sender = _Sender(uid, self._fleet, self._identity, self._client, self._acknowledged)
             sender.phase, sender.retiring = signal.phase, self._fleet.residency.retiring(uid)
             self._senders[uid] = (sender, asyncio.create_task(sender.run(), name=f"acks to {uid}"))
 

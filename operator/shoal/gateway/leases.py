@@ -101,7 +101,6 @@ class LeaseClient:
         self.load_seconds = _LOAD_SECONDS
         """How long a call took lately in which the agent loaded the adapter: the wait for a slot, and the load."""
         fleet.changed.append(self._on_report)
-        fleet.acknowledged = self.acknowledged
 
     def is_valid(self, uid: str, name: str) -> bool:
         """Whether a request may be sent under the lease now."""

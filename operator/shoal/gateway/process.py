@@ -13,6 +13,7 @@ from shoal.api import keys, rights
 from shoal.core import facts
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.resolve import ServedModel
+from shoal.core.routing.score import ReplicaScores
 from shoal.gateway import mediafetch
 from shoal.gateway.acks import Acks
 from shoal.gateway.app import GatewayApp
@@ -100,12 +101,16 @@ class GatewayProcess:
         self.demand_publisher = DemandPublisher(self.demand, gateway_boot(settings.pod_name, uuid.uuid4().hex))
         self.identity = ListenerIdentity(settings.pod_name, self.demand_publisher.hub.boot)
         self.metrics.registry.register(DemandMetrics(self.identity.boot, self.demand, self._model_names))
+        scores = ReplicaScores() if settings.routing == "Seconds" else None
+        self.prefixes = None if scores is None else PrefixShare(scores, self.identity.boot)
         self.fleet = ReplicaPool(
-            self.key_ring, self.identity, self.demand, self.credentials, scored=settings.routing == "Seconds"
+            self.key_ring,
+            self.identity,
+            self.demand,
+            self.credentials,
+            scores=scores,
+            prompt_sent=None if self.prefixes is None else self.prefixes.sent,
         )
-        self.prefixes = None if self.fleet.scores is None else PrefixShare(self.fleet.scores, self.identity.boot)
-        if self.prefixes is not None:
-            self.fleet.prompt_sent = self.prefixes.sent
         self.peers = Peers(
             client,
             settings.pod_namespace,
@@ -155,7 +160,6 @@ class GatewayProcess:
         self.agents = Pool(
             connect_timeout=settings.connect_seconds, keep_alive=_AGENT_KEEP_ALIVE, credentials=self.credentials
         )
-        self.acks = Acks(self.fleet, self.identity, self.agents)
         invalid: Callable[[str], None] = lambda kind: self.metrics.invalid.labels(kind).inc()  # noqa: E731
         self.pods = EnginePods(client, project=project_pod, on_event=self._marks("pods"))
         self._reflectors: dict[Source, Reflector] = {
@@ -213,6 +217,7 @@ class GatewayProcess:
             credentials=self.credentials,
             canaries=Canaries(self._canaries_changed),
         )
+        self.acks = Acks(self.fleet, self.identity, self.agents, self.gateway.leases.acknowledged)
         self.traffic = TrafficApi(
             self.gateway.traffic,
             self.key_ring,

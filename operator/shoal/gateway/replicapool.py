@@ -38,9 +38,11 @@ class ReplicaPool:
         demand: DemandState | None = None,
         credentials: TLSCredentials | None = None,
         *,
-        scored: bool = False,
+        scores: ReplicaScores | None = None,
+        prompt_sent: Callable[[str, bytes], None] | None = None,
     ) -> None:
-        """`scored`: replicas are chosen by the predicted seconds (core/routing/score.py)."""
+        """`scores`: what requests cost where; None: replicas are chosen without. `prompt_sent`: called with a pod's uid
+        and the marks of a prompt that goes there, if it was chosen by score."""
         self._key_ring = key_ring
         self._credentials = credentials
         self.demand = demand or DemandState()
@@ -48,11 +50,7 @@ class ReplicaPool:
         """Each is called with a pod's uid after its report changed."""
         self.emptied: Callable[[str], None] = lambda _uid: None
         """Called with a pod's uid when its last request in flight has ended."""
-        self.acknowledged: Callable[[str, Collection[str], float], None] = lambda _uid, _names, _at: None
-        """Called with the adapters that an agent acknowledged as running at its pod, and the time before the
-        acknowledgement was sent."""
-        self.prompt_sent: Callable[[str, bytes], None] = lambda _uid, _marks: None
-        """Called with a pod's uid and the marks of a prompt that goes there, if it was chosen by score."""
+        self._prompt_sent = prompt_sent
         self.residency = Residency()
         self.first_tokens = FirstTokens(self.demand)
         self.streams = ReplicaStreams(self.update, identity)
@@ -64,8 +62,7 @@ class ReplicaPool:
         """Pods whose streams ended while they drained: their engines may stop at any moment."""
         self._deaths: dict[str, tuple[str, float]] = {}
         """By pod uid: the boot id of the engine that died under a request, and when (time.monotonic)."""
-        self.scores = ReplicaScores() if scored else None
-        """What requests cost where; None: replicas are chosen without."""
+        self.scores = scores
         self._reports: dict[str, ReplicaKeys] = {}
         self._in_flight: dict[str, int] = {}
         self._tokens: dict[str, int] = {}
@@ -281,8 +278,8 @@ class ReplicaPool:
         uid = replica.uid
         if pick is not None and self.scores is not None:
             self.scores.sent(pick)
-            if pick.prompt.points:
-                self.prompt_sent(uid, marks_of(pick.prompt.points))
+            if pick.prompt.points and self._prompt_sent is not None:
+                self._prompt_sent(uid, marks_of(pick.prompt.points))
         self._in_flight[uid] = self._in_flight.get(uid, 0) + 1
         if tokens:
             self._tokens[uid] = self._tokens.get(uid, 0) + tokens

@@ -152,7 +152,7 @@ async def test_a_request_is_told_and_a_conversation_of_another_gateway_follows(t
     one, two = ScriptedEngine(long_prompt), ScriptedEngine(long_prompt)
     async with gateway(tmp_path, one, two, routing="Seconds", traffic_requests=0) as it:
         told: list[tuple[str, bytes]] = []
-        it.fleet.prompt_sent = lambda uid, prompt: told.append((uid, prompt))
+        it.prompt_sent = lambda uid, prompt: told.append((uid, prompt))
         for number in (1, 2):
             it.hear(number, **IDLE_KEYS)
         await ask(it)
