@@ -34,6 +34,7 @@ EVERYTHING: dict[str, Any] = {
         "requestSeconds": 1800,
         "holdSeconds": 1200,
         "maxBodyBytes": 33554432,
+        "maxFormBytes": 67108864,
         "media": {"egress": True},
         "service": {"type": "LoadBalancer", "port": 443, "annotations": {"lb": "internal"}},
         "persistence": {"size": "10Gi", "storageClassName": "fast"},

@@ -247,6 +247,9 @@ class GatewayValues(PodValues):
     out."""
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
     """Limit for the size of a request body in bytes."""
+    max_form_bytes: int = Field(default=26 * 1024 * 1024, ge=1024)
+    """Limit for a form with a sound file in bytes: a file of 25 MiB, and the fields beside it. Or
+    `maxBodyBytes`, where that is larger."""
     max_body_values: int = Field(default=1024 * 1024, ge=1024)
     """Limit of JSON values in a request body; each token of a prompt sent as numbers is one. A decoded value takes up
     to 80 bytes of memory."""

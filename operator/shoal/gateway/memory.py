@@ -17,7 +17,7 @@ _ASSUMED: Final = 1024 * MIB
 """Used where the container has no limit: the chart's default."""
 _NO_BOUND: Final = 1 << 60
 """An older kernel shows a number above this where there is no limit."""
-_LEAST: Final = 16 * MIB
+_LEAST: Final = 32 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,10 @@ class MemoryBounds:
     """Request bodies, over all requests."""
     bodies_of_tenant: int
     """Request bodies of one tenant, so that others always have a share."""
+    body: int
+    """One request body that is no form."""
+    form: int
+    """One form."""
     answers: int
     """Answers that are kept whole (no streams, and streams of /v1/responses), over all requests."""
     answer: int
@@ -54,9 +58,13 @@ def memory_bounds(settings: GatewaySettings, limit: int | None) -> MemoryBounds:
     memory = limit or _ASSUMED
     bodies = settings.max_held_body_bytes or max(_LEAST, memory // 4)
     answers = settings.max_held_answer_bytes or max(_LEAST, memory // 4)
+    # What could never be held is refused as too large, and not with a 503 that says to try again.
+    form = min(bodies, max(settings.max_form_bytes, settings.max_body_bytes))
     return MemoryBounds(
         bodies=bodies,
-        bodies_of_tenant=max(bodies // 2, min(bodies, settings.max_body_bytes)),
+        bodies_of_tenant=max(bodies // 2, form),
+        body=min(bodies, settings.max_body_bytes),
+        form=form,
         answers=answers,
         answer=min(settings.max_answer_bytes or 256 * MIB, max(1, answers // 2)),
         heads=max(MIB, memory // 32),

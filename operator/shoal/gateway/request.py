@@ -313,7 +313,8 @@ class GatewayRequest:
         app = self._app
         headers = self._headers
         raw = None if self._direct is None else self._direct.body()
-        most, budget = app.settings.max_body_bytes, app.body_budget
+        most = app.memory.form if self._engine_path in FORMS else app.memory.body
+        budget = app.body_budget
         if raw is None:
             raw = await read_body(self._receive, headers.get(b"content-length"), most, budget, identity.tenant)
         else:
@@ -720,7 +721,7 @@ class GatewayRequest:
         """Fetches the media as `data:` URLs, whose bytes count as part of the body. Raises ApiError, and Disconnected
         when the client leaves."""
         app, scope = self._app, self._scope
-        most = app.settings.max_body_bytes
+        most = app.memory.body
 
         def take(size: int) -> None:
             if self._body_bytes + size > most:

@@ -91,6 +91,9 @@ class GatewaySettings(BaseSettings):
     attempts: int = Field(default=3, ge=1, le=10)
     """Replicas that one request is sent to at most, all before the first byte of an answer."""
     max_body_bytes: int = Field(default=16 * _MIB, gt=0)
+    max_form_bytes: int = Field(default=26 * _MIB, gt=0)
+    """Largest form: a file of 25 MiB, as OpenAI takes, and the fields beside it. `max_body_bytes` where that is
+    larger."""
     max_body_values: int = Field(default=1024 * 1024, gt=0)
     """Most JSON values of one body, at any depth: a prompt of a million token ids has as many."""
     max_body_containers: int = Field(default=64 * 1024, gt=0)

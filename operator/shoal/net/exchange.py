@@ -84,6 +84,10 @@ class ClientConnection(Protocol):
     @property
     def server_state(self) -> ServedDefaults: ...
 
+    def linger(self) -> None:
+        """Ends, and leaves a client that still sends its body the time to read the answer."""
+        ...
+
     def on_response_complete(self) -> None:
         """The answer was written to its end."""
         ...
@@ -284,7 +288,10 @@ class HTTPExchange:
         self.response_complete = True
         self.wake()
         if not self.keep_alive:
-            self.transport.close()
+            if self.more_body:
+                self._connection.linger()
+            else:
+                self.transport.close()
         self._connection.on_response_complete()
 
     # --- the same without messages (DirectExchange) -----------------------------------------------------------------

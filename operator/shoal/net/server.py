@@ -33,6 +33,9 @@ its replica, and memory here, for as long as it likes."""
 _MOST_PIPELINED: Final = 64
 """Requests on one connection that wait for the answer before them. One read could bring thousands."""
 _ON_ITS_WAY_SECONDS: Final = 1.0
+_LINGER_SECONDS: Final = 5.0
+_MOST_DROPPED: Final = 128 * 1024 * 1024
+"""Bytes of a body that are read and dropped after its answer."""
 _SHORT_URL: Final = 256
 """Bytes of an URL that is remembered with its parts."""
 _ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
@@ -142,11 +145,17 @@ class BoundedProtocol(asyncio.Protocol):
         self._stuck_since: float | None = None
         self._stuck_bytes = 0
         self._idle_since: float | None = None
+        self._dropped: int | None = None
         self._body_since = 0.0
         if len(self.connections) > self.max_connections:
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        if self._dropped is not None:
+            self._dropped += len(data)
+            if self._dropped > _MOST_DROPPED:
+                self.transport.close()
+            return
         self._idle_since = None
         if self._head_since is None:
             self._head_bytes = len(data)  # in case a head begins in this read
@@ -294,13 +303,25 @@ class BoundedProtocol(asyncio.Protocol):
     def on_response_complete(self) -> None:
         """An answer was written. `sweep` looks at the idle connections: a timer per answer would cost 3 % more CPU."""
         self.server_state.total_requests += 1
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._dropped is not None:
             return
         self.flow.resume_reading()
         if self.pipeline:
             self._start(self.pipeline.pop())
         else:
             self._idle_since = self.loop.time()
+
+    def linger(self) -> None:
+        """The answer went out before the body had come. What still comes is dropped for a while: if the connection were
+        closed at once, the system would answer it with a reset, which takes the answer from a client that has not read
+        it yet."""
+        if self.transport.is_closing():
+            return
+        self._dropped = 0
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self.loop.call_later(_LINGER_SECONDS, self.transport.close)
 
     def shutdown(self) -> None:
         """The server stops. What is idle is closed; a connection that is new, or whose head is half there, has a

@@ -123,7 +123,8 @@ def test_one_tenant_takes_no_more_than_its_share():
 
 async def test_slow_bodies_of_one_tenant_leave_room_for_anothers(tmp_path: Path):
     """They are sent to the last byte but one, and hold what they may."""
-    async with gateway(tmp_path, ScriptedEngine(), max_held_body_bytes=400_000, max_body_bytes=150_000) as it:
+    bounds = {"max_body_bytes": 150_000, "max_form_bytes": 150_000}
+    async with gateway(tmp_path, ScriptedEngine(), max_held_body_bytes=400_000, **bounds) as it:
         it.tenants["zeta"] = tenant("zeta", "sk-zeta")
         it.changed()
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {API_KEY}\r\n"
@@ -166,7 +167,15 @@ def test_the_bounds_follow_from_the_containers_memory(tmp_path: Path):
     assert (set_by_hand.bodies, set_by_hand.answer, set_by_hand.connections) == (5, 7, 9)
     # One body fits, however small the container.
     tiny = memory_bounds(GatewaySettings(), 64 * MIB)
-    assert tiny.bodies_of_tenant == tiny.bodies == 16 * MIB
+    assert (tiny.body, tiny.form, tiny.bodies_of_tenant, tiny.bodies) == (16 * MIB, 26 * MIB, 26 * MIB, 32 * MIB)
+
+
+def test_a_body_that_could_never_be_held_is_too_large():
+    """A 503 would say to try again."""
+    asked = memory_bounds(GatewaySettings(max_body_bytes=90 * MIB, max_form_bytes=50 * MIB), 200 * MIB)
+    assert (asked.bodies, asked.body, asked.form, asked.bodies_of_tenant) == (50 * MIB, 50 * MIB, 50 * MIB, 50 * MIB)
+    larger = memory_bounds(GatewaySettings(max_body_bytes=40 * MIB), 1024 * MIB)
+    assert (larger.body, larger.form) == (40 * MIB, 40 * MIB)
 
 
 async def test_answers_that_nobody_takes_are_counted_until_they_are_taken(tmp_path: Path):

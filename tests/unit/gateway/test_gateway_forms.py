@@ -16,7 +16,7 @@ from shoal.api import identity
 from shoal.gateway.connections import Pool
 from shoal.gateway.upstream import AbortHandle, ConnectionLost, PartedBody, UpstreamAddress
 from shoal.net.tls import TLSCredentials
-from tests.support.gateway import API_KEY, MODEL, GatewayUnderTest, gateway, replica
+from tests.support.gateway import API_KEY, MODEL, GatewayUnderTest, gateway, replica, tenant
 from tests.support.mutual import InstallationPKI, model, process
 from tests.support.recordings import TYPE, asked, read_form, wav
 from tests.support.routes import put, target
@@ -56,19 +56,19 @@ async def take_nothing(_reader: asyncio.StreamReader, _writer: asyncio.StreamWri
     await asyncio.sleep(60)
 
 
-async def send(it: GatewayUnderTest, body: bytes = LARGE, path: str = PATH) -> tuple[int, bytes]:
+async def send(it: GatewayUnderTest, body: bytes = LARGE, path: str = PATH, key: str = API_KEY) -> tuple[int, bytes]:
     """Status and body of the answer. The client holds nothing of the form but the form."""
     reader, writer = await asyncio.open_connection("127.0.0.1", it.server.port)
     try:
         writer.write(
             b"POST %b HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n"
-            b"connection: close\r\n\r\n" % (path.encode(), API_KEY.encode(), TYPE, len(body))
+            b"connection: close\r\n\r\n" % (path.encode(), key.encode(), TYPE, len(body))
         )
         view = memoryview(body)
         for at in range(0, len(body), 65_536):
             writer.write(view[at : at + 65_536])
             await writer.drain()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             head, _, rest = (await reader.read()).partition(b"\r\n\r\n")
         return int(head.split()[1]), rest
     finally:
@@ -108,6 +108,49 @@ async def test_a_form_is_held_once(tmp_path: Path) -> None:
         finally:
             tracemalloc.stop()
         assert peak < 1.25 * len(LARGE) + MIB, f"{peak / len(LARGE):.2f} times the form"
+        assert it.app.body_budget.held == 0
+
+
+async def test_a_file_as_large_as_openai_takes_goes_through_without_a_setting(tmp_path: Path) -> None:
+    async def take(request: EngineRequest) -> None:
+        await request.answer(200 if largest in request.raw else 400, ANSWER)
+
+    head = wav(0)
+    largest = wav((25 * MIB - len(head)) / 32_000)
+    assert len(largest) == 25 * MIB
+    async with listening(tmp_path, ScriptedEngine(take)) as it:
+        assert await send(it, asked(largest, language="en")) == (200, ANSWER)
+        beyond = asked(wav(27 * MIB / 32_000))
+        status, body = await send(it, beyond)
+        assert (status, json.loads(body)["error"]["code"]) == (413, "request_too_large")
+        # A body that is no form is not larger for it.
+        status, body = await send(it, bytes(17 * MIB), "/v1/chat/completions")
+        assert (status, json.loads(body)["error"]["code"]) == (413, "request_too_large")
+        assert it.app.body_budget.held == 0
+
+
+async def test_many_large_forms_at_once_keep_within_the_memory(tmp_path: Path) -> None:
+    """What does not fit gets a 503 that says to try again, and another tenant's form is taken meanwhile."""
+    may = asyncio.Event()
+
+    async def wait(request: EngineRequest) -> None:
+        await may.wait()
+        await request.answer(200, ANSWER)
+
+    form, bounds = asked(wav(3 * MIB / 32_000)), {"max_form_bytes": 4 * MIB, "max_body_bytes": MIB}
+    async with listening(tmp_path, ScriptedEngine(wait), max_held_body_bytes=14 * MIB, **bounds) as it:
+        it.tenants["zeta"] = tenant("zeta", "sk-zeta")
+        it.changed()
+        held = [asyncio.create_task(send(it, form)) for _ in range(2)]
+        await until(lambda: it.app.body_budget.held >= 6 * MIB)
+        status, body = await send(it, form)
+        assert (status, json.loads(body)["error"]["code"]) == (503, "overloaded")
+        assert it.app.body_budget.held <= 7 * MIB
+        other = asyncio.create_task(send(it, form, key="sk-zeta"))
+        await until(lambda: it.app.body_budget.held >= 9 * MIB)
+        may.set()
+        assert [status for status, _ in await asyncio.gather(*held)] == [200, 200]
+        assert (await other)[0] == 200
         assert it.app.body_budget.held == 0
 
 

@@ -1,6 +1,7 @@
 """/v1/audio/transcriptions through the gateway: what the engine gets, what the client gets, and what is recorded."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -353,6 +354,34 @@ async def test_a_body_that_is_too_large_is_refused_before_it_is_read(tmp_path: P
             answer = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         assert answer.startswith("http/1.1 413")
         assert "connection: close" in answer
+        writer.close()
+
+
+async def test_a_form_in_chunks_is_cut_before_it_is_held(tmp_path: Path) -> None:
+    """It says nowhere how long it is: 100 MB are refused when the bound is reached, whatever else would come."""
+    most, sent = 0, 0
+    async with gateway(tmp_path, Listener()) as it:
+        listens(it)
+        reader, writer = await asyncio.open_connection("127.0.0.1", it.server.port)
+        head = (
+            f"POST {PATH} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {API_KEY}\r\ncontent-type: {TYPE.decode()}\r\n"
+            "transfer-encoding: chunked\r\n\r\n"
+        )
+        writer.write(head.encode())
+        piece = b"40000\r\n" + bytes(0x40000) + b"\r\n"
+        answer = asyncio.create_task(reader.readuntil(b"\r\n\r\n"))
+        while not answer.done() and sent < 100 << 20:
+            with contextlib.suppress(ConnectionError):
+                writer.write(piece)
+                await writer.drain()
+            await asyncio.sleep(0)
+            sent, most = sent + 0x40000, max(most, it.app.body_budget.held)
+        async with asyncio.timeout(5):
+            text = (await answer).decode().lower()
+        assert text.startswith("http/1.1 413")
+        assert "connection: close" in text
+        assert it.app.memory.form // 2 < most <= it.app.memory.form
+        assert it.app.body_budget.held == 0
         writer.close()
 
 

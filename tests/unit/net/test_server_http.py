@@ -85,6 +85,29 @@ async def test_a_client_of_http_1_0_gets_its_answer_and_the_end(more: bytes) -> 
         assert answer.endswith(b"GET|/a|/a||")
 
 
+async def test_a_client_that_sends_all_of_its_body_first_reads_the_refusal_of_it() -> None:
+    """The answer goes out after the head. A connection closed with bytes that nobody read is reset, and a reset takes
+    the answer from the client."""
+
+    async def refuse(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        headers = [(b"content-length", b"3"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 413, "headers": headers})
+        await send({"type": "http.response.body", "body": b"big"})
+
+    async with serving(refuse) as server, asyncio.timeout(60):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (16 << 20))
+        for _ in range(256):
+            writer.write(bytes(65_536))
+            await writer.drain()
+        answer = await closed(reader)
+        assert answer.startswith(b"HTTP/1.1 413")
+        assert answer.endswith(b"\r\n\r\nbig")
+        writer.close()
+        while server.server_state.connections:
+            await asyncio.sleep(0.01)
+
+
 async def test_a_head_is_answered_without_a_body_and_the_connection_goes_on() -> None:
     async with serving(echo) as server, asyncio.timeout(20):
         answer = await said(server, b"HEAD /a HTTP/1.1\r\nhost: x\r\n\r\nGET /b HTTP/1.1\r\n" + CLOSE + b"\r\n")
