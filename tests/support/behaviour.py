@@ -77,6 +77,9 @@ class Differences:
     token_lists: int = row("Status of several lists of tokens that are to be labelled")
     detokenized_as: str = row("Field of the text that tokens become")
     no_token: int = row("Status of numbers that are to become text, and that no token can have")
+    text_transcript: str = row("Content type of a transcript as `text`")
+    verbose_usage: bool = row("`verbose_json` of a transcript has its usage")
+    clip_tokens: int = row("Prompt tokens that a clip of a transcript counts")
     unchecked_fields: str = row("Values of fields that Shoal refuses, such as a token outside the vocabulary")
 
 
@@ -90,7 +93,8 @@ SGLANG: Final = Differences(
     nested_errors=False, open_inference=False, pooling_chat="kills it", prompt_of_two=3, warm_up_tokens=8,
     chat_id_prefix="", greedy_choices=200, chat_of_nothing=200, tools_unparsed=200, chat_of_a_list=500,
     other_endpoint=400, load_without_adapters=400, old_prefixes=False, blank_texts=400, token_lists=400,
-    detokenized_as="`text`", no_token=500, unchecked_fields="end it",
+    detokenized_as="`text`", no_token=500,
+    text_transcript="text/plain", verbose_usage=True, clip_tokens=1504, unchecked_fields="end it",
 )  # fmt: skip
 VLLM: Final = Differences(
     ready_path="/health", starting=("refused", "200"), sigterm_while_loading="is swallowed; a second one ends it",
@@ -102,7 +106,9 @@ VLLM: Final = Differences(
     open_inference=True, pooling_chat="404", prompt_of_two=2, warm_up_tokens=0,
     chat_id_prefix="chatcmpl-", greedy_choices=400, chat_of_nothing=400, tools_unparsed=400, chat_of_a_list=400,
     other_endpoint=404, load_without_adapters=500, old_prefixes=True, blank_texts=200, token_lists=200,
-    detokenized_as="`prompt`", no_token=400, unchecked_fields="400, or a 500 of that request",
+    detokenized_as="`prompt`", no_token=400,
+    text_transcript="application/json", verbose_usage=False, clip_tokens=4,
+    unchecked_fields="400, or a 500 of that request",
 )  # fmt: skip
 
 

@@ -52,7 +52,7 @@ def main(out: Path) -> None:
     last, first = tokenizer.convert_tokens_to_ids(end), tokenizer.convert_tokens_to_ids(names[1])
     config = transformers.WhisperConfig(
         vocab_size=len(tokenizer), num_mel_bins=80, encoder_layers=2, decoder_layers=2, d_model=64,
-        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=128, decoder_ffn_dim=128,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=128, decoder_ffn_dim=128,
         max_source_positions=1500, max_target_positions=448, decoder_start_token_id=first, bos_token_id=last,
         eos_token_id=last, pad_token_id=last, suppress_tokens=[], begin_suppress_tokens=[],
     )  # fmt: skip

@@ -17,6 +17,7 @@ _UNKNOWN: Final[frozenset[Capability]] = frozenset({"generate", "embed"})
 (Gemma3TextModel): the engine judges."""
 
 _SCORE: Final[frozenset[Capability]] = frozenset({"score"})
+_TRANSCRIBE: Final[frozenset[Capability]] = frozenset({"transcribe"})
 
 
 def only_embeds(facts: ArtifactFacts | None, extra_args: Sequence[str], differences: EngineDifferences) -> bool:
@@ -38,8 +39,9 @@ def capabilities(
     differences: EngineDifferences,
 ) -> frozenset[Capability]:
     """What the engine of a Model does. `shares_prefixes`: its tenants share the prefix cache."""
-    able = _abilities(facts, extra_args, differences, shares_prefixes=shares_prefixes)
-    found = able.difference(differences.lacks)
+    found = _abilities(facts, extra_args, differences, shares_prefixes=shares_prefixes)
+    if facts is not None and facts.architecture in differences.not_transcribed:
+        found -= _TRANSCRIBE
     if differences.generating is not None and generates_only(found):
         return found | _SCORE
     if not differences.pairs_score:

@@ -23,8 +23,8 @@ class EngineDifferences:
     most_scored_bytes: int | None = None
     """/v1/score by tokens is asked of the engine with the query written out before each item, at most so many bytes;
     None: the engine does that itself."""
-    lacks: frozenset[str] = frozenset()
-    """Capabilities that a Model does not have on it."""
+    not_transcribed: frozenset[str] = frozenset()
+    """Architectures with which it does not transcribe, though SGLang does."""
     embeds_arg: str | None = None
     """Argument of a Model that makes the engine embed instead of generate; None: a Model can give none."""
     no_prefix_cache_arg: str | None = None

@@ -1,11 +1,26 @@
-"""The events of a streamed transcript in OpenAI's API, from the chunks of an engine, which are those of a chat."""
+"""Transcripts in OpenAI's API: whole ones, and the events of a stream, from the chunks of an engine, which are those of
+a chat."""
 
+import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import orjson
 
 from shoal.core.translation import StreamFailure
+
+_LONGEST: Final = 1e9
+"""Seconds that an engine may tell."""
+
+
+def usage_of(answer: Mapping[str, object]) -> dict[str, object] | None:
+    """The usage of a whole transcript: vLLM's `verbose_json` has none, and tells the length. None: it tells neither."""
+    usage, duration = answer.get("usage"), answer.get("duration")
+    if isinstance(usage, dict):
+        return cast(dict[str, object], usage)
+    if type(duration) not in (int, float) or not 0 <= cast(float, duration) <= _LONGEST:
+        return None
+    return {"type": "duration", "seconds": math.ceil(cast(float, duration))}
 
 
 class TranscriptEvents:

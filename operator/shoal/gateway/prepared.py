@@ -47,6 +47,8 @@ class Prepared(NamedTuple):
     """Documents that the client wants of a ranked list; None: all."""
     documents: bool = True
     """The ranked list has the texts."""
+    plain: bool = False
+    """A transcript is wanted as a text alone."""
     added: Mapping[str, bytes | None] = _NOTHING
     """What the body has in addition for engines of a type (`Wire.added`)."""
     salted: bool = False

@@ -630,6 +630,7 @@ class GatewayRequest:
             content_type=content_type,
             top_n=fields.get("top_n"),
             documents=fields.get("return_documents") is not False,
+            plain=form is not None and fields.get("response_format") == "text",
             added=added_of(self._engine_path, fields),
             salted=salt is not None and needs_salt(self._engine_path, model),
             target=None if routed is None else routed.target,

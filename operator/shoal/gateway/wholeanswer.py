@@ -6,6 +6,7 @@ import orjson
 
 from shoal.core.fields.table import EMBEDDINGS, GENERATING, TOKENIZING, TRANSCRIBE
 from shoal.core.nativeapi import NativeApi
+from shoal.core.transcripts import usage_of
 from shoal.engine.wire import AnswerGarbled, EngineCall, NotHere, Ranking, Rewriter, Wire
 from shoal.gateway import sse
 from shoal.gateway.prepared import Prepared
@@ -43,7 +44,7 @@ def read(
     if prepared.path in TOKENIZING:
         return WholeAnswer(body, _NOTHING)
     if prepared.path == TRANSCRIBE:
-        return _transcribed(body, content_type)
+        return _transcribed(body, content_type, plain=prepared.plain)
     rewrite = rewriter.rewrite_any if prepared.path == EMBEDDINGS else rewriter.rewrite
     span = sse.find_usage(body)
     out = rewrite(body)
@@ -78,8 +79,9 @@ _NO_BLOCK: Final = b"{}"
 _TEXT: Final = b"text/plain; charset=utf-8"
 
 
-def _transcribed(body: bytes, content_type: bytes) -> WholeAnswer:
-    """A transcript as JSON, or as a text without any usage: then the length counts that was measured in the file."""
+def _transcribed(body: bytes, content_type: bytes, *, plain: bool) -> WholeAnswer:
+    """A transcript as JSON, or as a text without any usage: then the length counts that was measured in the file.
+    `plain`: the client wants the text alone, which vLLM puts into JSON all the same."""
     if not content_type.startswith(b"application/json"):
         text = body.decode("utf-8", "replace")
         return WholeAnswer(body, _NO_BLOCK, _TEXT, _choice(text))
@@ -87,11 +89,17 @@ def _transcribed(body: bytes, content_type: bytes) -> WholeAnswer:
         decoded: object = orjson.loads(body)
     except orjson.JSONDecodeError:
         decoded = None
-    text = cast(dict[str, object], decoded).get("text") if isinstance(decoded, dict) else None
+    answer = cast(dict[str, object], decoded) if isinstance(decoded, dict) else {}
+    text = answer.get("text")
     if not isinstance(text, str):
         raise ApiError(502, "The engine's answer is no transcript.", "bad_answer")
-    usage = cast(dict[str, object], decoded).get("usage")
-    return WholeAnswer(body, orjson.dumps(usage) if isinstance(usage, dict) else _NO_BLOCK, logged=_choice(text))
+    usage = usage_of(answer)
+    block = _NO_BLOCK if usage is None else orjson.dumps(usage)
+    if plain:
+        return WholeAnswer(text.encode("utf-8", "replace"), block, _TEXT, _choice(text))
+    if usage is not None and usage is not answer.get("usage"):
+        body = orjson.dumps(answer | {"usage": usage})
+    return WholeAnswer(body, block, logged=_choice(text))
 
 
 def _choice(text: str) -> bytes:

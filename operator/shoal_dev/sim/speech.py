@@ -23,7 +23,7 @@ from shoal_dev.sim.openai import Job, OpenAI, RefusedError
 _CLIP_SECONDS: Final = 30
 _POSITIONS: Final = 1_500
 """Of the encoder for each clip; they count as prompt tokens."""
-_PREFIX: Final = 4
+PREFIX: Final = 4
 """Tokens before the text."""
 _LONGEST: Final = 448
 _FORMATS: Final = ("json", "text", "verbose_json")
@@ -42,7 +42,11 @@ class Speech(OpenAI):
     """The route of one engine that turns speech into text."""
 
     async def transcribe(self, exchange: Exchange) -> None:
-        asked = _form(exchange.headers.get("content-type", ""), await exchange.body())
+        texts, audio = form(exchange.headers.get("content-type", ""), await exchange.body())
+        if audio is None:
+            missing = "{'type': 'missing', 'loc': ('body', 'file'), 'msg': 'Field required', 'input': None}"
+            raise RefusedError(400, p.error_body(f"1 validation error:\n  {missing}", kind="Bad Request"))
+        asked = _Asked(texts, audio)
         if asked.form not in _FORMATS:
             raise RefusedError(400, {"error": {"message": "Only 'json', 'text', and 'verbose_json' formats supported"}})
         if TRANSCRIBES.isdisjoint(self._engine.model.architectures):
@@ -52,8 +56,7 @@ class Speech(OpenAI):
         except UnreadableError as error:
             raise RefusedError(400, p.error_body(f"Could not decode audio: {error}")) from None
         stream = asked.texts.get("stream", "").lower() in ("true", "1")
-        clips = max(1, math.ceil(seconds / _CLIP_SECONDS))
-        prompts = [self._prompt(asked.audio, clip) for clip in range(clips)]
+        prompts = clips(asked.audio, seconds, _POSITIONS + PREFIX, self._engine.model.config.get("vocab_size"))
         model = asked.texts.get("model", p.DEFAULT_MODEL)
         job = Job(prompts, 1, Sampling(_LONGEST), None, model, stream=stream)
 
@@ -97,15 +100,19 @@ class Speech(OpenAI):
         await exchange.event(b"[DONE]")
         await exchange.end_stream()
 
-    def _prompt(self, audio: bytes, clip: int) -> tuple[int, ...]:
-        """Stands for what the encoder makes of a clip: the same audio gives the same text."""
+
+def clips(audio: bytes, seconds: float, tokens: int, vocabulary: int | None) -> list[tuple[int, ...]]:
+    """A prompt of so many tokens for each clip, which stands for what is in it: the same audio gives the same text."""
+    found: list[tuple[int, ...]] = []
+    for clip in range(max(1, math.ceil(seconds / _CLIP_SECONDS))):
         digest = hashlib.blake2b(audio + bytes([clip & 255, clip >> 8 & 255]), digest_size=8).digest()
         source = random.Random(digest)  # noqa: S311 - reproducible on purpose
-        vocabulary = cast(int, self._engine.model.config.get("vocab_size") or 256)
-        return tuple(source.randrange(vocabulary) for _ in range(_POSITIONS + _PREFIX))
+        found.append(tuple(source.randrange(vocabulary or 256) for _ in range(tokens)))
+    return found
 
 
-def _form(content_type: str, body: bytes) -> _Asked:
+def form(content_type: str, body: bytes) -> tuple[dict[str, str], bytes | None]:
+    """The texts of a form, and its file; None: it has none."""
     message = email.message_from_bytes(f"Content-Type: {content_type}\r\n\r\n".encode("latin-1") + body)
     texts: dict[str, str] = {}
     audio: bytes | None = None
@@ -117,10 +124,7 @@ def _form(content_type: str, body: bytes) -> _Asked:
             audio = content
         else:
             texts[name] = content.decode("utf-8", "replace")
-    if audio is None:
-        missing = "{'type': 'missing', 'loc': ('body', 'file'), 'msg': 'Field required', 'input': None}"
-        raise RefusedError(400, p.error_body(f"1 validation error:\n  {missing}", kind="Bad Request"))
-    return _Asked(texts, audio)
+    return texts, audio
 
 
 async def _answer(exchange: Exchange, asked: _Asked, text: str, seconds: float) -> None:

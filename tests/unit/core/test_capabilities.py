@@ -93,13 +93,13 @@ def test_an_engine_that_separates_tenants_when_it_scores_needs_no_common_cache(
     assert capabilities(facts, args, shares_prefixes=False, differences=salted) == set(able.split())
 
 
-def test_what_an_engine_lacks_is_no_ability_of_its_models() -> None:
+def test_an_engine_may_not_transcribe_with_an_architecture() -> None:
     facts = facts_of(
-        {"architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper", **SIZES}, source="hf://a/b"
+        {"architectures": ["Qwen2AudioForConditionalGeneration"], "model_type": "x", **SIZES}, source="hf://a/b"
     )
-    assert capabilities(facts, (), shares_prefixes=False, differences=WIRE.differences) == {"transcribe"}
-    differences = EngineDifferences(lacks=frozenset({"transcribe"}))
-    assert capabilities(facts, (), shares_prefixes=False, differences=differences) == set()
+    assert "transcribe" in capabilities(facts, (), shares_prefixes=True, differences=WIRE.differences)
+    differences = EngineDifferences(not_transcribed=frozenset({"Qwen2AudioForConditionalGeneration"}))
+    assert capabilities(facts, (), shares_prefixes=True, differences=differences) == {"generate", "score"}
 
 
 def test_facts_of_an_earlier_release_do_not_say_how_many_labels_there_are() -> None:

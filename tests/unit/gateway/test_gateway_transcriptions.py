@@ -163,6 +163,27 @@ async def test_a_text_has_no_usage_and_is_billed_as_measured(tmp_path: Path) -> 
         assert (data.audio_ms, data.count_source) == (1000, "final")
 
 
+async def test_a_text_that_the_engine_puts_into_json_is_the_text_alone(tmp_path: Path) -> None:
+    """As vLLM does."""
+    async with gateway(tmp_path, Listener(transcript(1, "a\nfox"))) as it:
+        listens(it)
+        response = await send(it, asked(response_format="text"))
+        assert (await response.text(), response.headers["content-type"]) == ("a\nfox", "text/plain; charset=utf-8")
+        data = (await it.records())[0].data
+        assert (data.audio_ms, data.count_source) == (1000, "final")
+
+
+async def test_a_length_without_a_usage_is_one(tmp_path: Path) -> None:
+    """vLLM's `verbose_json`: the duration of a file whose length only the engine knows is billed, and told."""
+    verbose = {"duration": 2.2, "language": "en", "text": "a fox", "segments": [], "words": None}
+    async with gateway(tmp_path, Listener(json.dumps(verbose).encode())) as it:
+        listens(it)
+        response = await send(it, asked(vorbis(9), response_format="verbose_json"))
+        assert await response.json() == {**verbose, "usage": {"type": "duration", "seconds": 3}}
+        data = (await it.records())[0].data
+        assert (data.audio_ms, data.audio_source, data.count_source) == (3000, "engine", "final")
+
+
 async def test_where_only_the_engine_knows_the_length(tmp_path: Path) -> None:
     """Vorbis states no length that can be trusted: the engine's seconds count, and without them the request is refused
     before an engine has it."""

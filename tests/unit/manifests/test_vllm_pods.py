@@ -73,6 +73,9 @@ def test_the_engine_container_is_vllms() -> None:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_ENGINE_READY_TIMEOUT_S": "3600",
         "VLLM_MAX_STOP_STRINGS": "32",
+        "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB": "1024",
+        "VLLM_MAX_AUDIO_DECODE_DURATION_S": "3600",
+        "VLLM_MAX_AUDIO_DECODE_BYTES": str(512 << 20),
     }
     told = environment(agent)
     assert (told["SHOAL_AGENT_ENGINE"], told["SHOAL_AGENT_MAX_RUNNING"]) == ("vLLM", "256")

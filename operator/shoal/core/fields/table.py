@@ -281,9 +281,10 @@ TABLE: Final[Mapping[str, Mapping[str, Field]]] = {
         "file": Field(RecordingField(), "engines decode all of it at once; see the bounds of sound files", needed=True),
         "model": _SAMPLING["model"],
         "language": Field(Language(), "becomes a token of the prompt"),
-        "prompt": Field(Text(8192), "a hint for engines that read one; SGLang does not"),
+        "prompt": Field(Text(8192), "a hint for engines that read one: vLLM does, SGLang does not"),
         "response_format": Field(
-            Choice(("json", "text", "verbose_json", "srt", "vtt")), "SGLang refuses `srt` and `vtt`"
+            Choice(("json", "text", "verbose_json", "srt", "vtt")),
+            "engines refuse `srt` and `vtt`, and vLLM `verbose_json` with `stream`",
         ),
         "temperature": Field(Number(0, 1), "OpenAI's range"),
         "stream": Field(_FLAG, "the text as it is generated"),

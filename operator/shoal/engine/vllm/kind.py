@@ -11,7 +11,6 @@ from shoal.api.config import Engines, EngineTable
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Engine, Model
 from shoal.core.capabilities import capabilities
-from shoal.core.enginedifferences import NONE
 from shoal.core.lora.format.rules import AdapterRules
 from shoal.core.sizing import Tuning
 from shoal.engine.fields import parser_problems
@@ -117,8 +116,6 @@ def _no_endpoint(model: Model, facts: ArtifactFacts | None) -> list[str]:
     if capabilities(facts, engine.extra_args, shares_prefixes=shares, differences=WIRE.differences):
         return []
     what = "model" if facts is None or facts.architecture is None else facts.architecture
-    if "transcribe" in capabilities(facts, engine.extra_args, shares_prefixes=shares, differences=NONE):
-        return [f"spec.engine.type: {what} transcribes, which Shoal does with SGLang only: use SGLang"]
     return [f"spec.engine.type: no endpoint is for {what} with vLLM: use SGLang"]
 
 

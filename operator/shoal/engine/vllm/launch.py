@@ -7,19 +7,26 @@ from shoal.api import names
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
+from shoal.core.capabilities import takes_no_salt
+from shoal.core.fields.recordings import MOST_SAMPLES, MOST_SECONDS
 from shoal.core.fields.table import MOST_STOPS
 from shoal.core.lora.pool import EMBEDS
 from shoal.engine.arguments import LONGEST
 from shoal.engine.port import STARTUP_SECONDS, EngineLaunch
 from shoal.engine.vllm.arguments import ARGUMENTS
 from shoal.engine.vllm.fields import field_args
-from shoal.engine.vllm.wire import NO_PREFIX_CACHE
+from shoal.engine.vllm.wire import NO_PREFIX_CACHE, WIRE
 
 MAX_RUNNING: Final = 256
 """--max-num-seqs where nothing else is said. vLLM's own default depends on the GPU, and its metrics do not tell it."""
 RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of --max-lora-rank."""
 _TMP: Final = "/tmp"  # noqa: S108 - a volume of its own in each pod
+
+_FLOAT: Final = 4
+"""Bytes of a sample that it has unpacked."""
+_MOST_FILE: Final = 1024
+"""MiB of a recording; the gateway's bound of a body is lower."""
 
 ENVIRONMENT: Final[Mapping[str, str]] = {
     "HOME": names.HOME_DIR,
@@ -30,6 +37,10 @@ ENVIRONMENT: Final[Mapping[str, str]] = {
     "VLLM_ENGINE_READY_TIMEOUT_S": str(STARTUP_SECONDS),
     # Its own limit is 4.
     "VLLM_MAX_STOP_STRINGS": str(MOST_STOPS),
+    # Gateways bound what a recording unpacks to. Its own limits are 25 MiB of a file, ten minutes and 256 MiB.
+    "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB": str(_MOST_FILE),
+    "VLLM_MAX_AUDIO_DECODE_DURATION_S": str(MOST_SECONDS),
+    "VLLM_MAX_AUDIO_DECODE_BYTES": str(MOST_SAMPLES * _FLOAT),
 }
 _OF_POOL: Final[Mapping[str, str]] = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 """Without it the routes that load adapters do not exist."""
@@ -104,7 +115,7 @@ def prefix_args(model: Model, facts: ArtifactFacts | None) -> tuple[str, ...]:
     if NO_PREFIX_CACHE in model.spec.engine.extra_args:
         return ()
     shared = model.spec.prefix_cache.isolation == "Shared"
-    return () if shared or facts is None or facts.task != "Embed" else (NO_PREFIX_CACHE,)
+    return (NO_PREFIX_CACHE,) if takes_no_salt(facts, (), WIRE.differences) and not shared else ()
 
 
 def pool_args(pool: LoRAPool | None) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from shoal.core.fields.table import (
     RERANK,
     SCORE,
     TOKENIZE,
+    TRANSCRIBE,
 )
 from shoal.engine.vllm import tokenscores
 from shoal.engine.wire import NO_ENDPOINT, Accepts, AnswerGarbled, EngineCall, NotHere, Ranking, Rewriter
@@ -62,6 +63,10 @@ def _one_list(value: Any) -> bool:
     return not isinstance(cast(list[Any], value)[0], list)
 
 
+def _no_words(value: Any) -> bool:
+    return "word" not in value
+
+
 def _named(value: Any) -> bool:
     return value["type"] != "json_schema" or value["json_schema"].get("name") is not None
 
@@ -99,6 +104,7 @@ _FIELDS: Final[Mapping[str, Mapping[str, Accepts]]] = MappingProxyType(
             "reasoning_effort": _never,
         },
         DETOKENIZE: {"tokens": _one_list, "skip_special_tokens": _if_false},
+        TRANSCRIBE: {"timestamp_granularities[]": _no_words},
     }
 )
 """vLLM ignores fields that it does not know, and answers as if they were not there."""
@@ -143,6 +149,8 @@ _VALIDATION: Final = re.compile(
     r"\d+ validation errors?:\n.{0,200}?'msg': (?:'([^'\n]{1,300})'|\"([^\"\n]{1,300})\")", re.DOTALL
 )
 _NO_PARSER: Final = "--tool-call-parser"
+_NOT_DECODED: Final = "Invalid or unsupported audio file."
+"""What it also says where its packages for sound are not installed, as in its own image."""
 _REPEATED: Final = re.compile(r" \(parameter=[^()\n]{1,200}\)$")
 _STOPPING: Final = b"cannot schedule new futures after shutdown"
 _DIED: Final = b"EngineCore encountered an issue"
@@ -199,22 +207,26 @@ class VLLMRewriter:
 
 _PATHS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        **{path: path for path in (CHAT, COMPLETIONS, EMBEDDINGS, RERANK, SCORE)},
+        **{path: path for path in (CHAT, COMPLETIONS, EMBEDDINGS, RERANK, SCORE, TRANSCRIBE)},
         CLASSIFY: "/classify",
         TOKENIZE: "/tokenize",
         DETOKENIZE: "/detokenize",
     }
 )
-_LACKS: Final = frozenset({"transcribe"})
+_NOT_TRANSCRIBED: Final = frozenset({"Qwen2AudioForConditionalGeneration"})
 NO_PREFIX_CACHE: Final = "--no-enable-prefix-caching"
 _GENERATING: Final = EngineDifferences(
     {**_FIELDS, SCORE: {"label_token_ids": tokenscores.few_labels}},
-    lacks=_LACKS,
+    not_transcribed=_NOT_TRANSCRIBED,
     no_prefix_cache_arg=NO_PREFIX_CACHE,
     most_scored_bytes=tokenscores.MOST_BYTES,
 )
 _DIFFERENCES: Final = EngineDifferences(
-    _FIELDS, pairs_score=True, generating=_GENERATING, lacks=_LACKS, no_prefix_cache_arg=NO_PREFIX_CACHE
+    _FIELDS,
+    pairs_score=True,
+    generating=_GENERATING,
+    not_transcribed=_NOT_TRANSCRIBED,
+    no_prefix_cache_arg=NO_PREFIX_CACHE,
 )
 _SPECIAL: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {path: frozenset({*_FIELDS.get(path, ()), *_ADDITIONS.get(path, ())}) for path in {*_FIELDS, *_ADDITIONS}}
@@ -297,6 +309,10 @@ class VLLMWire:
         message: object = fields.get("message")
         if isinstance(message, str) and _NO_PARSER in message:
             fields |= {"message": "`tools` cannot be used: this model has no parser of tool calls.", "param": "tools"}
+        elif message == _NOT_DECODED:
+            fields["message"] = (
+                "The engine cannot decode this file: it is damaged, or the engine's image has no decoder for sound."
+            )
         elif isinstance(message, str):
             found = _VALIDATION.match(message)
             fields["message"] = found[1] or found[2] if found is not None else _REPEATED.sub("", message)

@@ -13,6 +13,7 @@ from shoal_dev.sim.vllm.engine import VLLMEngine
 from shoal_dev.sim.vllm.openai import Generating
 from shoal_dev.sim.vllm.pooling import Pooling
 from shoal_dev.sim.vllm.routes import VLLMRoutes
+from shoal_dev.sim.vllm.speech import HEARS, ONLY_HEARS, Speech
 
 Handler = Callable[[Exchange], Awaitable[None]]
 
@@ -84,10 +85,13 @@ class App:
         pooling = Pooling(engine, generating)
         found: dict[str, Handler] = {}
         labels = "ForSequenceClassification" in "".join(engine.model.architectures)
-        if not engine.embeds:
+        architectures = frozenset(engine.model.architectures)
+        if not HEARS.isdisjoint(architectures):
+            found |= {"/v1/audio/transcriptions": Speech(engine, generating).transcribe}
+        if not (engine.embeds or architectures <= ONLY_HEARS):
             found |= {"/v1/chat/completions": generating.chat, "/v1/completions": generating.completions}
             found |= {"/invocations": generating.completions}
-        elif not labels:
+        elif engine.embeds and not labels:
             found |= {"/v1/embeddings": pooling.embeddings}
         if engine.embeds and (not labels or len(engine.model.labels) == 1):
             found |= {"/v1/rerank": pooling.rerank, "/rerank": pooling.rerank, "/v2/rerank": pooling.rerank}

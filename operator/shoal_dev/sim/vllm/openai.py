@@ -137,6 +137,16 @@ class Generating:
 
         await self._guarded(exchange, job, work)
 
+    async def stream(self, exchange: Exchange, job: Job, write: Writer) -> None:
+        """Runs a request that is answered in chunks."""
+
+        async def work() -> None:
+            async with self._batch(exchange, job) as batch:
+                with self._engine.traced(exchange.headers, batch):
+                    await self._stream(exchange, batch, job, write)
+
+        await self._guarded(exchange, job, work)
+
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _encode(self, text: str) -> list[int]:
@@ -271,13 +281,7 @@ class Generating:
         if not job.stream:
             await self.answer(exchange, job, lambda batch: write.whole(batch.sequences))
             return
-
-        async def work() -> None:
-            async with self._batch(exchange, job) as batch:
-                with self._engine.traced(exchange.headers, batch):
-                    await self._stream(exchange, batch, job, write)
-
-        await self._guarded(exchange, job, work)
+        await self.stream(exchange, job, write)
 
     async def _guarded(self, exchange: Exchange, job: Job, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
