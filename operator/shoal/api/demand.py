@@ -5,9 +5,9 @@ changed, with absolute values; null means that a Model has no demand any more. `
 carries `models`; a heartbeat every 5 s repeats the last `seq`. Demand is sent as repeated state, never as an event.
 """
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from shoal.api.replica import Amount, Id, Message, Seconds, Tally
 
@@ -95,6 +95,25 @@ class HaltedCanary(Message):
     """Requests that were judged."""
 
 
+class CanaryCount(Message):
+    """Ended requests of a canary of a ModelRoute at one gateway, each monotonic per boot of the gateway for as long as
+    the gateway knows the canary. Other gateways use the differences to the message before."""
+
+    requests: Tally = 0
+    """Requests that were answered or failed."""
+    failed: Tally = 0
+    streams: Tally = 0
+    """Answered streams of a canary that has a limit for their time to the first byte."""
+    slow: Tally = 0
+    """Streams that took longer."""
+
+    @model_validator(mode="after")
+    def _parts(self) -> Self:
+        if self.failed + self.streams > self.requests or self.slow > self.streams:
+            raise ValueError("a part is more than the whole")
+        return self
+
+
 class DemandMessage(Message):
     """One event of the stream."""
 
@@ -115,3 +134,6 @@ class DemandMessage(Message):
     canaries: dict[str, HaltedCanary] | None = None
     """By revision of the canary, in full messages: canaries that this gateway does not send requests to any more. A
     change causes a full message."""
+    canary_counts: dict[str, CanaryCount | None] | None = None
+    """By revision of the canary: the canaries that changed; in a full message, every canary that this gateway knows and
+    has sent a request to."""

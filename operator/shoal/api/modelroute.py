@@ -164,7 +164,7 @@ class SingleTarget(Object):
 
 
 class HaltOn(Object):
-    """When a canary is halted. Each gateway judges the last requests that it sent to the canary itself."""
+    """When a canary is halted. Each gateway judges the last requests of all gateways."""
 
     error_percent: Annotated[int, Field(ge=0, le=100), K8s(default_in_code=True)] = 10
     """Share of failed requests, in percent of `minRequests`, above which the canary is halted. Failed are answers of

@@ -18,6 +18,7 @@ import orjson
 from shoal.api.demand import MOST_FIRST_TOKENS, ModelDemand
 from shoal.core.routing.canary import CanaryHalt
 from shoal.gateway.adapterdemand import AdapterDemandState
+from shoal.gateway.canarycounts import CanaryCountState
 from shoal.gateway.tenantdemand import TenantUsageState
 from shoal.net.hub import StreamHub
 
@@ -87,6 +88,7 @@ class DemandState:
         """Currency of the current price list; None: unknown."""
         self.canaries: Mapping[str, CanaryHalt] = {}
         """Halted canaries, by revision."""
+        self.canary_counts = CanaryCountState(lambda: self.due(False))
         self._clock = clock
         self._counts: dict[str, _Count] = {}
         self._first_tokens: dict[str, dict[str, Mapping[str, float | None]]] = {}
@@ -191,7 +193,11 @@ class DemandState:
         changed, self._changed = self._changed, set()
         self._urgent.clear()
         content = self._encode(changed) if changed else None
-        for field, more in ((b"adapters", self.adapters.take()), (b"tenants", self.tenants.take())):
+        for field, more in (
+            (b"adapters", self.adapters.take()),
+            (b"tenants", self.tenants.take()),
+            (b"canaryCounts", self.canary_counts.take()),
+        ):
             if more is not None:
                 content = _with(content or b"{}", field, more)
         return content
@@ -200,6 +206,8 @@ class DemandState:
         """Content of a full message."""
         models = orjson.dumps({uid: self._row(uid, count) for uid, count in self._counts.items()})
         content = _with(_with(models, b"adapters", self.adapters.full()), b"tenants", self.tenants.full())
+        if (counts := self.canary_counts.full()) is not None:
+            content = _with(content, b"canaryCounts", counts)
         if self.canaries:
             halted = {at: halt._asdict() for at, halt in self.canaries.items()}
             content = _with(content, b"canaries", orjson.dumps(halted))

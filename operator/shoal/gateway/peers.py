@@ -1,7 +1,7 @@
 """The other gateways, by their demand streams: how many requests of a Model wait there, and how many gateways are
 live."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Final
 
@@ -9,7 +9,7 @@ from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.core import facts
 from shoal.core.quota.peerusage import UNKNOWN_PEERS, GatewayPeer, GatewayPeers
-from shoal.core.routing.canary import CanaryHalt
+from shoal.core.routing.canary import CanaryCounts, CanaryHalt
 from shoal.gateway.prefixes import PrefixShare
 from shoal.gateway.tenantdemand import TenantUsageState
 from shoal.kube import projections
@@ -19,7 +19,7 @@ from shoal.kube.resources import PODS
 from shoal.net.installkey import KeyRing
 from shoal.net.stream import ListenerIdentity, gateway_peer
 from shoal.net.tls import TLSCredentials
-from shoal.signals.demand import DemandStreams
+from shoal.signals.demand import CanariesCounted, DemandStreams
 from shoal.signals.prefixes import PrefixStreams
 
 SELECTOR: Final = f"{names.LABEL_COMPONENT}={names.COMPONENT_GATEWAY},{names.LABEL_PART_OF}={names.MANAGED_BY}"
@@ -28,7 +28,7 @@ SELECTOR: Final = f"{names.LABEL_COMPONENT}={names.COMPONENT_GATEWAY},{names.LAB
 class Peers:
     """Follows every other gateway in this one's namespace. `changed` is called with the uid of a Model whose number of
     held requests changed at a peer, or None for every Model. `tenants` receives the peers' usage of tenants with
-    limits, `prefixes` the prompts that they sent."""
+    limits, `prefixes` the prompts that they sent, `canaries_counted` how requests to canaries ended there."""
 
     def __init__(
         self,
@@ -42,6 +42,7 @@ class Peers:
         port: int = names.OPS_PORT,
         credentials: TLSCredentials | None = None,
         prefixes: PrefixShare | None = None,
+        canaries_counted: CanariesCounted | None = None,
     ) -> None:
         self._identity = identity
         self._key_ring = key_ring
@@ -49,7 +50,7 @@ class Peers:
         self._port = port
         self._credentials = credentials
         self._tenants = TenantUsageState() if tenants is None else tenants
-        self.streams = DemandStreams(self._on_demand, identity, self._tenants.peer_reported)
+        self.streams = DemandStreams(self._on_demand, identity, self._tenants.peer_reported, canaries_counted)
         self.prefix_streams = None if prefixes is None else PrefixStreams(prefixes.heard, identity)
         self.reflector = Reflector(
             client,
@@ -124,6 +125,13 @@ class Peers:
         for stream in self.streams.live():
             found |= stream.canaries
         return found
+
+    def canary_counts(self) -> Iterator[tuple[str, Mapping[str, CanaryCounts]]]:
+        """What each of the other gateways has counted of canaries: the boot id of its process, and the counts since its
+        start, by revision."""
+        for stream in self.streams.live():
+            if stream.boot is not None:
+                yield stream.boot, stream.canary_counts
 
     def quota_peers(self) -> GatewayPeers:
         """The other gateways that serve requests, for the limits that all gateways share."""

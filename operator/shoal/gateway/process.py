@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +11,7 @@ import structlog
 
 from shoal.api import keys, rights
 from shoal.core import facts
+from shoal.core.routing.canary import CanaryCounts
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.resolve import ServedModel
 from shoal.core.routing.score import ReplicaScores
@@ -120,6 +121,7 @@ class GatewayProcess:
             tenants=self.demand.tenants,
             credentials=self.credentials,
             prefixes=self.prefixes,
+            canaries_counted=self._canaries_counted,
         )
         self.totals = (
             TotalsFollower(
@@ -215,7 +217,7 @@ class GatewayProcess:
             logs=self.logs,
             traces=self._traces(),
             credentials=self.credentials,
-            canaries=Canaries(self._canaries_changed),
+            canaries=Canaries(self._canaries_changed, self.demand.canary_counts),
         )
         self.acks = Acks(self.fleet, self.identity, self.agents, self.gateway.leases.acknowledged)
         self.traffic = TrafficApi(
@@ -508,10 +510,15 @@ class GatewayProcess:
         self.demand.adapters.retain(snapshot.model_index.adapter_uids)
         self.gateway.canaries.follow(snapshot.model_index.routes.values())
         self.gateway.canaries.heard(self.peers.halted_canaries())
+        for boot, counts in self.peers.canary_counts():
+            self._canaries_counted(boot, counts)  # of routes that came after the counts
         self.gateway.externals.follow(snapshot.model_index.routes.values())
 
     def _canaries_changed(self) -> None:
         self.demand_publisher.set_canaries(self.gateway.canaries.halts)
+
+    def _canaries_counted(self, boot: str, counts: Mapping[str, CanaryCounts]) -> None:
+        self.gateway.canaries.counted(boot, counts)
 
     def _peer_holds_changed(self, uid: str | None) -> None:
         """Called when the number of requests held by peers changed, for one Model or (None) for all: this gateway's

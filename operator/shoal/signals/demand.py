@@ -9,7 +9,7 @@ import aiohttp
 from shoal.api import demand as api
 from shoal.api.meta import JsonObject
 from shoal.api.names import DEMAND_PATH
-from shoal.core.routing.canary import CanaryHalt
+from shoal.core.routing.canary import CanaryCounts, CanaryHalt
 from shoal.net.stream import Follower, ListenerIdentity, PeerStreams, StreamPeer
 
 Changed = Callable[[str, Collection[str] | None], None]
@@ -18,6 +18,10 @@ since its stream began or ended."""
 
 Uses = Callable[[str, str, Mapping[str, api.TenantUse | None]], None]
 """Called with the uid of a gateway's pod, the boot id of its process, and its use by tenants with limits, by name:
+first of all of them, later of those that changed."""
+
+CanariesCounted = Callable[[str, Mapping[str, CanaryCounts]], None]
+"""Called with the boot id of a gateway's process, and what it has counted of canaries since its start, by revision:
 first of all of them, later of those that changed."""
 
 NOTHING = api.ModelDemand(arrivals=0, in_flight=0, held=0)
@@ -46,6 +50,7 @@ class DemandStream(Follower):
         changed: Changed,
         identity: ListenerIdentity,
         uses: Uses | None = None,
+        counted: CanariesCounted | None = None,
     ) -> None:
         super().__init__(peer, session, identity)
         self.models: dict[str, ReportedDemand] = {}
@@ -59,9 +64,13 @@ class DemandStream(Follower):
         """Of the price list in force; None: the gateway knows none."""
         self.canaries: Mapping[str, CanaryHalt] = {}
         """Canaries that the gateway has halted, by revision."""
+        self.canary_counts: dict[str, CanaryCounts] = {}
+        """What the gateway's process has counted of canaries since its start, by revision. Kept only for who asks for
+        it (`counted`)."""
         self._busy: dict[str, set[str]] = {}
         self._changed = changed
         self._uses = uses
+        self._counted = counted
 
     def demand(self, model_uid: str, now: float | None = None) -> api.ModelDemand:
         """The gateway's demand for the Model. The age of its oldest waiting request includes the time since the
@@ -105,6 +114,23 @@ class DemandStream(Follower):
             _require_few(tenants)
             uses = {name: None if row is None else api.TenantUse.model_validate(row) for name, row in tenants.items()}
             self._uses(self.peer.uid, str(message["boot"]), uses)
+        if self._counted is not None:
+            self._keep_canaries(message.get("canaryCounts") or {}, str(message["boot"]), self._counted, full=full)
+
+    def _keep_canaries(self, rows: JsonObject, boot: str, counted: CanariesCounted, *, full: bool) -> None:
+        if full:
+            self.canary_counts = {}
+        told: dict[str, CanaryCounts] = {}
+        for revision, row in rows.items():
+            if row is None:
+                self.canary_counts.pop(revision, None)
+            else:
+                one = api.CanaryCount.model_validate(row)
+                told[revision] = CanaryCounts(one.requests, one.failed, one.streams, one.slow)
+        self.canary_counts |= told
+        _require_few(self.canary_counts)
+        if told:
+            counted(boot, told)
 
     def _keep_adapters(self, message: JsonObject, *, full: bool) -> None:
         reported: JsonObject | None = message.get("adapters")
@@ -135,6 +161,7 @@ class DemandStream(Follower):
         self.reports_tenants = False
         self.currency = None
         self.canaries = {}
+        self.canary_counts = {}
         self.adapters = None
         self._busy = {}
 
@@ -146,12 +173,14 @@ def _require_few(named: Sized) -> None:
 
 
 class DemandStreams(PeerStreams[DemandStream]):
-    """A stream to every gateway that is named. Without `uses` nobody asks for what tenants use."""
+    """A stream to every gateway that is named. Without `uses` nobody asks for what tenants use, and without `counted`
+    for counts of canaries."""
 
     def __init__(
         self,
         changed: Changed,
         identity: ListenerIdentity = ListenerIdentity(),  # noqa: B008 - immutable
         uses: Uses | None = None,
+        counted: CanariesCounted | None = None,
     ) -> None:
-        super().__init__(lambda peer, session: DemandStream(peer, session, changed, identity, uses))
+        super().__init__(lambda peer, session: DemandStream(peer, session, changed, identity, uses, counted))

@@ -154,7 +154,7 @@ def test_all_namespaces_are_shown_with_their_names(kubeconfig: Path) -> None:
     assert done.output.splitlines()[1].startswith("chat")
 
 
-HALTED = "canary of rule default halted: Model chat/next: 3 of its last 5 requests at a gateway failed"
+HALTED = "canary of rule default halted: Model chat/next: 3 of its last 5 requests failed"
 
 
 def canary(rule: str, state: str) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 """When a canary is halted, and who gets it before."""
 
 import dataclasses
+import random
 
 import pytest
 
 from shoal.api.modelroute import CanaryStatus, ModelRouteStatus
-from shoal.core.routing.canary import CanaryHalt, CanaryWindow, HaltLimits
+from shoal.core.routing.canary import MOST_PEERS, CanaryCounts, CanaryHalt, CanaryWindow, HaltLimits
 from shoal.core.routing.routes import DeclaredRoute, NoTarget, RequestFacts, RouteDecision, decide, declared_route
 from tests.support.routes import a_route, declared, target
 
@@ -47,14 +48,112 @@ def test_late_answers_halt_it_when_they_are_more_than_half():
         assert window.note("answered", 9.0 if number % 2 else 0.1) is None
 
 
+# --- several gateways -------------------------------------------------------------------------------------------------
+
+
+class Fleet:
+    """Gateways that tell each other after every `every` requests of all together."""
+
+    def __init__(self, gateways: int, every: int = 1, limits: HaltLimits = LIMITS) -> None:
+        self.windows = [CanaryWindow(limits) for _ in range(gateways)]
+        self.every, self.requests = every, 0
+
+    def note(self, outcome: str, ttft: float | None = None) -> CanaryHalt | None:
+        """A request at the next gateway in turn; the first halt."""
+        halts = [self.windows[self.requests % len(self.windows)].note(outcome, ttft)]
+        self.requests += 1
+        if self.requests % self.every == 0:
+            halts += self.tell()
+        return next((halt for halt in halts if halt is not None), None)
+
+    def tell(self) -> list[CanaryHalt | None]:
+        told = [(str(number), window.counts) for number, window in enumerate(self.windows)]
+        return [
+            window.heard(boot, counts)
+            for number, window in enumerate(self.windows)
+            for boot, counts in told
+            if boot != str(number)
+        ]
+
+
 @pytest.mark.parametrize("gateways", [1, 2, 8])
-def test_gateways_that_each_see_too_few_failures_halt_it_after_so_many_together(gateways: int):
-    windows = [CanaryWindow(LIMITS) for _ in range(gateways)]
-    halts = [windows[number % gateways].note("failed", None) for number in range(2 * gateways + 1)]
-    assert halts == [None] * 2 * gateways + [CanaryHalt("Errors", 3, 3)]
-    windows = [CanaryWindow(LIMITS) for _ in range(gateways)]
-    halts = [windows[number % gateways].note("answered", 9.0) for number in range(10 * gateways + 1)]
-    assert halts == [None] * 10 * gateways + [CanaryHalt("Slow", 11, 11)]
+def test_gateways_that_each_see_too_few_failures_halt_it_as_one_would(gateways: int):
+    fleet = Fleet(gateways)
+    assert [fleet.note("failed") for _ in range(3)] == [None, None, CanaryHalt("Errors", 3, 3)]
+    fleet = Fleet(gateways)
+    halts = [fleet.note("answered", 9.0) for _ in range(11)]
+    assert halts == [None] * 10 + [CanaryHalt("Slow", 11, 11)]
+    silent = Fleet(gateways, every=10_000)
+    halts = [silent.note("failed") for _ in range(2 * gateways + 1)]
+    assert halts == [None] * 2 * gateways + [CanaryHalt("Errors", 3, 3)], "without news each judges its own"
+
+
+def halted(share: float, gateways: int = 1, every: int = 1) -> int:
+    """Of 100 canaries with this share of failures, how many are halted in 300 requests."""
+    found = 0
+    for seed in range(100):
+        draws, fleet = random.Random(seed), Fleet(gateways, every)  # noqa: S311 - reproducible
+        found += any(fleet.note("failed" if draws.random() < share else "answered") for _ in range(300))
+    return found
+
+
+@pytest.mark.parametrize("every", [1, 3, 16, 100])
+def test_gateways_together_halt_about_as_many_canaries_as_one_would(every: int):
+    """Not the same ones, since requests between two messages have no order."""
+    assert halted(0.3, 8, every) == halted(0.3) == 100
+    assert 0.7 * halted(0.02) < halted(0.02, 8, every) < 1.5 * halted(0.02) < 40
+
+
+def test_with_news_after_each_request_gateways_judge_as_one_does():
+    fleet = Fleet(7)
+    assert {fleet.note("failed" if at % 10 == 9 else "answered") for at in range(800)} == {None}
+    assert fleet.note("failed") == CanaryHalt("Errors", 3, 20)
+
+
+@pytest.mark.parametrize("every", [1, 3, 16, 100])
+def test_failures_that_all_gateways_have_forgotten_do_not_count(every: int):
+    fleet = Fleet(8, every)
+    for _ in range(2):
+        assert fleet.note("failed") is None
+    for _ in range(120):
+        assert fleet.note("answered") is None
+    assert [fleet.note("failed") for _ in range(2)] == [None, None]
+    fleet.tell()
+    assert {window.counts.failed for window in fleet.windows} <= {0, 1, 2}
+    assert fleet.note("failed") or any(fleet.tell())
+
+
+def test_what_is_told_again_counts_once_and_what_began_anew_counts_whole():
+    window = CanaryWindow(LIMITS)
+    for _ in range(5):
+        assert window.heard("a", CanaryCounts(4, 1)) is None
+    assert window.heard("a", CanaryCounts(6, 2)) is None
+    assert window.heard("a again", CanaryCounts(3, 0)) is None, "another process begins with nothing"
+    assert window.heard("a", CanaryCounts(1, 0)) is None, "it had forgotten the canary"
+    assert window.heard("a again", CanaryCounts(4, 1)) == CanaryHalt("Errors", 3, 11)
+
+
+def test_a_gateway_that_starts_hears_of_what_lies_back_and_does_not_halt_for_it():
+    window = CanaryWindow(LIMITS)
+    for number in range(8):
+        assert window.heard(str(number), CanaryCounts(5000, 400, 4000, 2000)) is None
+    assert window.note("failed", None) is None
+    assert window.heard("0", CanaryCounts(5001, 401, 4000, 2000)) == CanaryHalt("Errors", 3, 20)
+
+
+def test_many_requests_between_two_messages_count_by_their_share():
+    window = CanaryWindow(LIMITS)
+    assert window.heard("a", CanaryCounts(1000, 149)) is None
+    assert window.heard("a", CanaryCounts(2000, 299)) == CanaryHalt("Errors", 3, 20)
+
+
+def test_what_is_remembered_of_peers_is_bounded():
+    window = CanaryWindow(LIMITS._replace(min_requests=10_000))
+    for number in range(20_000):
+        window.heard(str(number), CanaryCounts(1, 0, 1, 0))
+    assert len(window._peers) == MOST_PEERS  # pyright: ignore[reportPrivateUsage]
+    for judged in (window._requests, window._streams):  # pyright: ignore[reportPrivateUsage]
+        assert len(judged._batches) == judged.of == 10_000  # pyright: ignore[reportPrivateUsage]
 
 
 RULE = {

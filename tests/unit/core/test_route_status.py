@@ -107,7 +107,7 @@ def test_a_halted_canary_is_told_and_stays_halted_when_no_gateway_tells_it_any_m
     halts = {rule.canary.revision: CanaryHalt("Errors", 3, 5), "another": CanaryHalt("Slow", 9, 9)}
     halted = status(SeenRoute(route, OWNED, targets, halts), NOW)
     (one,) = halted.canaries
-    assert (one.state, one.message) == ("Halted", "Model chat/b: 3 of its last 5 requests at a gateway failed")
+    assert (one.state, one.message) == ("Halted", "Model chat/b: 3 of its last 5 requests failed")
     ready = next(c for c in halted.conditions if c.type == "Ready")
     assert (ready.status, ready.reason) == ("True", "CanaryHalted")
     later = route.model_copy(update={"status": halted})

@@ -189,7 +189,7 @@ async def test_only_who_may_read_facts_of_requests_reads_this(tmp_path: Path) ->
 SYSTEM = "/api/v1/namespaces/shoal-system"
 PROXY = f"{SYSTEM}/pods/shoal-gateway-0:9090/proxy{names.ROUTE_STATS_PATH}"
 ROUTES = "/apis/shoal.dev/v1alpha1/namespaces/chat/modelroutes"
-HALT = "Model chat/next: 3 of its last 20 requests at a gateway failed"
+HALT = "Model chat/next: 3 of its last 20 requests failed"
 
 
 def counted(target: str, role: Any, requests: int, failed: int = 0, gateway: str = "g-0", **more: Any) -> TargetStats:

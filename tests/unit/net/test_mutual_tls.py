@@ -15,6 +15,7 @@ from shoal.gateway.connections import Pool
 from shoal.gateway.upstream import AbortHandle, ConnectFailed, UpstreamAddress, UpstreamError
 from shoal.net.stream import ListenerIdentity, StreamPeer
 from shoal.net.tls import TLSCredentials, dial
+from shoal.signals.demand import DemandStream
 from shoal.signals.replica import ReplicaStream, ReplicaStreams, StreamBroken
 from tests.support.agentpod import KEYS, Pod, make_quick
 from tests.support.controlplane import free_ports
@@ -98,6 +99,43 @@ async def test_a_stream_tells_an_impostor_no_bearer(who: str) -> None:
             async for _ in stream.listen():
                 pass
         assert BEARER not in heard
+
+
+COUNTS = b"""HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r
+data: {"boot":"b","seq":0,"full":true,"models":{},"canaryCounts":{"r1":{"requests":9,"failed":9}}}
+
+"""
+
+
+@pytest.mark.parametrize("who", ["a gateway", "a replica", "another authority", "no TLS"])
+async def test_only_a_gateway_can_say_how_requests_to_a_canary_ended(who: str) -> None:
+    pki = InstallationPKI()
+    contexts = {
+        "a gateway": pki.credentials(process("gateway")).server(optional=True),
+        "a replica": pki.credentials(model(UID)).server(optional=True),
+        "another authority": InstallationPKI().credentials(process("gateway"), trust=pki.trust).server(optional=True),
+        "no TLS": None,
+    }
+    counted: list[str] = []
+    async with listener(contexts[who], COUNTS) as heard, aiohttp.ClientSession() as session:
+        peer = StreamPeer(
+            "uid", "pod", "127.0.0.1", BEARER, heard.port, (), identity.server_name("gateway"),
+            pki.credentials(process("gateway")),
+        )  # fmt: skip
+        stream = DemandStream(
+            peer, session, lambda _uid, _models: None, ListenerIdentity(), counted=lambda boot, _: counted.append(boot)
+        )
+        if who == "a gateway":
+            async for _ in stream.listen():
+                break
+            assert counted == ["b"]
+            assert stream.live
+        else:
+            with pytest.raises((aiohttp.ClientError, StreamBroken)):
+                async for _ in stream.listen():
+                    pass
+            assert not counted
+            assert BEARER not in heard
 
 
 async def test_without_a_certificate_of_its_own_nobody_is_called() -> None:
