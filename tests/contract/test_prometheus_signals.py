@@ -43,6 +43,7 @@ BUSY = {
     "waiting": 3,
     "waiting_tokens": 900,
     "kv_tokens_used": 4000,
+    "tokens_per_step": 2.25,
     "kv_tokens_total": 8000,
     "prompt_tokens_total": 100,
     "generation_tokens_total": 50,
@@ -134,7 +135,9 @@ async def world(folder: Path, every: int = 1, dropped: str = "", **settings: obj
 async def test_load_and_demand_are_those_that_were_scraped(tmp_path: Path):
     async with world(tmp_path) as it:
         await until(lambda: it.signals.load(ENGINE.uid) is not None)
-        assert it.signals.load(ENGINE.uid) == Load("e1", "ready", 7, 64, 3, 900, 4000, 8000, 100, 50)
+        assert it.signals.load(ENGINE.uid) == Load(
+            "e1", "ready", 7, 64, 3, 900, 4000, 8000, 100, 50, tokens_per_step=2.25
+        )
         await until(lambda: it.signals.demand(GATEWAY.uid, MODEL) == Demand(0, 0, 0, 0, 0.0))
         assert it.signals.boot(GATEWAY.uid) == it.gateway.hub.boot
         assert it.signals.boot(ENGINE.uid) is not None

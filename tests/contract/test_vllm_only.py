@@ -27,6 +27,7 @@ from tests.contract.conftest import VLLM_KINDS, Client
 from tests.support.adapters import make_adapter
 from tests.support.behaviour import WORDS
 from tests.support.engines import (
+    API_KEY,
     LORA_LOADED,
     LORA_RANK,
     MAX_RUNNING,
@@ -185,6 +186,23 @@ async def test_beside_its_slots_the_batch_has_a_limit(client: Client):
         client.background(COMPLETIONS, LONG | {"prompt": f"fill {at}"})
     await client.settle(MAX_RUNNING, 1)
     assert re.search(r'num_requests_waiting_by_reason\{.*reason="capacity"\} 1\.0', await text_of_metrics(client))
+
+
+async def test_what_speculation_gives_is_known_once_something_was_guessed(vllm_kind: Kind, tmp_path: Path):
+    guesses = '--speculative-config={"method":"ngram","num_speculative_tokens":4,"prompt_lookup_min":1}'
+    with running_engine(vllm_kind, tmp_path, guesses) as engine:
+        async for client in connected(engine):
+            asking = VLLM.agent.connect(client.session, engine.url, api_key=API_KEY, admin_key=None).client
+            assert (await asking.loads()).tokens_per_step is None
+            assert "vllm:spec_decode_num_drafts_total{" in await text_of_metrics(client)
+            body = {"prompt": [300, 301, 302] * 30, "max_tokens": 120, "ignore_eos": True, "temperature": 0}
+            assert (await client.post(COMPLETIONS, body)).json["usage"]["completion_tokens"] == 120
+            given = (await asking.loads()).tokens_per_step
+            if vllm_kind == "vllm":
+                assert given is not None
+                assert 1 <= given <= 5
+            else:
+                assert given is None, "the simulator guesses nothing"
 
 
 # --- what is open -----------------------------------------------------------------------------------------------------

@@ -309,7 +309,13 @@ class EngineObserver:
             "kv_tokens_used": loads.kv_tokens_used if loads else None,
             "kv_tokens_total": loads.kv_tokens_total if loads else None,
             "max_running": loads.max_running if loads else None,
+            "tokens_per_step": _two_digits(loads.tokens_per_step) if loads else None,
             "prompt_tokens_total": self._counters.prompt_tokens,
             "generation_tokens_total": self._counters.generation_tokens,
             "graph_seconds": self._counters.graph_seconds,
         }
+
+
+def _two_digits(value: float | None) -> float | None:
+    """As precise as anyone reads it: each change of a key is a message to all readers."""
+    return None if value is None else round(value, 2)

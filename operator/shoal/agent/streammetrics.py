@@ -22,6 +22,11 @@ _GAUGES: Final = {
     "adapter_slots": ("shoal_replica_adapter_slots", "Distinct adapters that leases may cover at once."),
     "adapter_slots_leased": ("shoal_replica_adapter_slots_leased", "Distinct adapters that leases cover."),
     "adapters_waiting": ("shoal_replica_adapters_waiting", "Callers that wait for a slot."),
+    "tokens_per_step": (
+        "shoal_replica_tokens_per_step",
+        "Tokens per request and step of an engine with speculation, on average since its start: guessed tokens that "
+        "were accepted, and one. Absent without speculation.",
+    ),
     "kv_tokens_total": ("shoal_replica_kv_tokens_capacity", "Tokens that the KV cache holds."),
 }
 _COUNTERS: Final = {
@@ -54,6 +59,6 @@ class AgentMetrics(Collector):
         for families, of in ((_GAUGES, GaugeMetricFamily), (_COUNTERS, CounterMetricFamily)):
             for key, (name, text) in families.items():
                 value = keys.get(key)
-                if isinstance(value, int):
+                if isinstance(value, int | float):
                     found.append(of(name, text, value=value))
         return found

@@ -51,6 +51,8 @@ class ReplicaStats(Message):
     kv_tokens_used: int | None = None
     kv_tokens_total: int | None = None
     tokens_per_second: float | None = None
+    tokens_per_step: float | None = None
+    """Of an engine with speculation: the guessed tokens that a step accepts, and one."""
 
 
 class DrivenVariant(Message):
@@ -99,6 +101,8 @@ class ModelScaling(Message):
     cold_starts: tuple[str, ...] = ()
     """A sentence per class about the stages of its cold starts, with what would shorten them. The command line adds
     them."""
+    speculation: str = ""
+    """A sentence about what the Model's speculation gives. The command line adds it; "": the Model has none."""
     decisions: tuple[DecisionRecord, ...] = ()
     """Newest first; set only in the answer about one Model."""
 

@@ -88,6 +88,8 @@ class ReplicaKeys(Message):
     """Monotonic per engine boot."""
     max_running: Tally | None = None
     """Limit of concurrently running requests of the engine."""
+    tokens_per_step: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] | None = None
+    """Tokens per request and step of an engine with speculation, on average since its start."""
     graph_seconds: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] | None = None
     """Of the engine's start: captures of CUDA graphs. Not every engine says it."""
     adapters: Annotated[dict[Id, AdapterState], Field(max_length=MOST_ADAPTERS)] | None = None

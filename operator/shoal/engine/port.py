@@ -20,6 +20,8 @@ from shoal.core.sizing import Tuning
 
 STARTUP_SECONDS: Final = 3600
 """Longest start of an engine: weights of hundreds of GB with cold compile caches."""
+LONGEST_STEP: Final = 1024
+"""More tokens of one request than a step can give: a figure beyond it is none."""
 CANARY_ID: Final = "shoal-canary-"
 """Ids of requests that Shoal itself sends to an engine begin so: who reads its log sees that no tenant asked."""
 
@@ -106,6 +108,9 @@ class Loads:
     one that hangs not at all. None: the engine does not say it, and a rank that hangs shows its last figures."""
     active: int | None = None
     """Requests for answers that the HTTP server has not answered to the end, where it is known with the load."""
+    tokens_per_step: float | None = None
+    """Tokens that one step of an engine with speculation gave one request, on average since the engine's start: the
+    guessed ones that were accepted, and one. None: it does not speculate, or has made no step yet."""
 
 
 @dataclass(frozen=True, slots=True)

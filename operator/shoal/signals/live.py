@@ -218,6 +218,7 @@ def load_of(keys: ReplicaKeys) -> Load:
         prompt_tokens_total=keys.prompt_tokens_total,
         generation_tokens_total=keys.generation_tokens_total,
         adapter_slots=keys.adapter_slots,
+        tokens_per_step=keys.tokens_per_step,
     )
 
 

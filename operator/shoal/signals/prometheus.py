@@ -157,7 +157,8 @@ class PrometheusSignals:
         if target is None:
             return None
         counts = {key: int(target.values[name]) for name, key in _LOAD_FIELDS.items() if name in target.values}
-        return Load(target.labels.get("engine_boot") or None, target.labels.get("phase") or None, **counts)
+        boot, phase = target.labels.get("engine_boot") or None, target.labels.get("phase") or None
+        return Load(boot, phase, **counts, tokens_per_step=target.values.get("tokens_per_step"))
 
     def demand(self, gateway_uid: str, model_uid: str) -> Demand | None:
         """What a gateway had of a Model at its last scrape; None when that is too old."""

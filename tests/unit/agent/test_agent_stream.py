@@ -8,6 +8,7 @@ import pytest
 
 from shoal.agent.observe import Probe, phase
 from shoal.agent.stream import AgentStream, difference, is_urgent
+from shoal.agent.streammetrics import AgentMetrics
 from shoal.api.replica import ReplicaMessage, StageProgress
 from shoal.net import hub as stream
 from shoal.net.hub import HubReader, TooManyReaders
@@ -51,6 +52,19 @@ async def test_a_reader_gets_the_full_state_and_then_what_changed(hub: AgentStre
         }
         hub.update(IDLE | {"waiting": 3})
         assert await read(reader) == {"boot": hub.boot, "seq": 2, "keys": {"waiting": 3}}
+
+
+def test_what_speculation_gives_is_a_metric_once_it_is_known(hub: AgentStream):
+    metrics = AgentMetrics("b1", lambda: hub.published)
+
+    def told() -> list[float]:
+        families = [family for family in metrics.collect() if family.name == "shoal_replica_tokens_per_step"]
+        return [sample.value for family in families for sample in family.samples]
+
+    hub.update(IDLE | {"tokens_per_step": None})
+    assert told() == []
+    hub.update(IDLE | {"tokens_per_step": 2.25})
+    assert told() == [2.25]
 
 
 async def test_what_became_unknown_is_told_as_null_and_is_absent_from_the_full_state(hub: AgentStream):

@@ -139,6 +139,21 @@ def test_why_shows_the_stages_of_cold_starts_and_what_would_shorten_them(kubecon
     assert "most is fetch: put the weights on the nodes before: spec.prefetch" in shown
 
 
+def test_why_says_what_speculation_gives_and_when_nobody_has_told(kubeconfig: Path, api: CannedApi) -> None:
+    def said() -> str:
+        return " ".join(shoal(kubeconfig, "why", "--scaling", "llama").output.split())
+
+    assert "speculation" not in said()
+    api.answers[MODEL]["spec"]["engine"] = {"speculation": {"method": "MTP"}}
+    assert "speculation: no replica has told its tokens per step" in said()
+    replicas = [
+        each.model_copy(update={"tokens_per_step": told})
+        for each, told in zip(LLAMA.replicas, (2.5, None), strict=True)
+    ]
+    api.answers[f"{POD}/chat/llama"] = answer(LLAMA.model_copy(update={"replicas": tuple(replicas)}))
+    assert "speculation: 2.50 tokens per step and request since the engines' start (1 of 2 replicas)" in said()
+
+
 def test_a_decision_that_is_not_shoals_own_names_its_layer(kubeconfig: Path, api: CannedApi) -> None:
     failed = DECISIONS[1].model_copy(update={"reason": "EngineFailed", "layer": "L4", "message": "exit code 1"})
     own = DECISIONS[0].model_copy(update={"layer": "control"})

@@ -1,6 +1,7 @@
 """What the agent learns from an engine, and what it does with answers that make no sense."""
 
 import asyncio
+import json
 
 import aiohttp
 import pytest
@@ -30,6 +31,25 @@ async def client(engine: FakeEngine):
 async def test_load_is_summed_over_data_parallel_ranks(engine: FakeEngine, client: SGLangClient):
     engine.ranks = [load(running=2, waiting=1, waiting_tokens=40, used=300), load(running=1, used=100)]
     assert await client.loads() == Loads(3, 1, 40, 400, 2000, max_running=64)
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ([{"accept_length": 2.5, "accept_rate": 0.4}], 2.5),
+        ([{"accept_length": 2.0}, {"accept_length": 3.0}], 2.5),
+        ([{"accept_length": 2.0}, None], None),  # a rank that says nothing has no share in a mean
+        ([None], None),
+        ([{"accept_length": 0.0}], None),
+        ([{"accept_length": "2"}], None),
+        ([{"accept_length": True}], None),
+        ([{"accept_length": 1e300}], None),
+        (["fast"], None),
+    ],
+)
+def test_what_speculation_gives_is_read_or_unknown(sections: list[object], expected: float | None):
+    rows = [load() | ({} if section is None else {"speculative": section}) for section in sections]
+    assert parse_loads(json.dumps({"loads": rows}).encode()).tokens_per_step == expected
 
 
 async def test_ready_tells_a_stopping_engine_from_a_broken_one(engine: FakeEngine, client: SGLangClient):

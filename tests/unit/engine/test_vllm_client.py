@@ -95,6 +95,25 @@ def test_work_is_progress_beyond_64_bits_and_without_an_estimate() -> None:
 
 
 @pytest.mark.parametrize(
+    ("drafts", "accepted", "expected"),
+    [("100.0", "150.0", 2.5), ("100.0", "0.0", 1.0), ("0.0", "0.0", None), ("nan", "1.0", None), ("1.0", "1e+9", None)],
+)
+def test_what_speculation_gives_is_counted_over_all_ranks(drafts: str, accepted: str, expected: float | None) -> None:
+    ranks = "".join(
+        f'vllm:spec_decode_num_drafts_total{{engine="{rank}"}} {drafts}\n'
+        f'vllm:spec_decode_num_accepted_tokens_total{{engine="{rank}"}} {accepted}\n'
+        for rank in (0, 1)
+    )
+    assert parse_loads((PAGE + ranks).encode(), active=0, max_running=None).tokens_per_step == expected
+
+
+def test_without_speculation_nothing_is_known_of_it() -> None:
+    assert parse_loads(PAGE.encode(), active=0, max_running=None).tokens_per_step is None
+    half = PAGE + 'vllm:spec_decode_num_drafts_total{engine="0"} 4.0\n'
+    assert parse_loads(half.encode(), active=0, max_running=None).tokens_per_step is None
+
+
+@pytest.mark.parametrize(
     "page",
     [
         "",

@@ -53,9 +53,10 @@ async def test_a_replica_is_heard_until_its_stream_is_down():
         hub.update({**READY, "kv_tokens_used": 90})
         await until(lambda: len(heard) == 2)
         assert heard[-1] == ("model-1", False)
-        hub.update({**READY, "kv_tokens_used": 90, "waiting": 3})
+        hub.update({**READY, "kv_tokens_used": 90, "waiting": 3, "tokens_per_step": 2.25})
         await until(lambda: len(heard) == 3)
         assert heard[-1] == ("model-1", True)
+        assert (signals.load(peer.uid) or Load()).tokens_per_step == 2.25
         hub.close()
         await until(lambda: signals.load(peer.uid) is None)
         assert heard[3:] == [("model-1", True)]

@@ -1,5 +1,6 @@
 """The last decisions about one Model, each with its inputs and the rejected alternative, for `shoal why`."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -9,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from shoal.api.decisions import DecisionRecord, Decisions, DriverStats, ModelScaling, RuleResult
+from shoal.api.decisions import DecisionRecord, Decisions, DriverStats, ModelScaling, ReplicaStats, RuleResult
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model, StartStages
 from shoal.cli.options import Installation
@@ -29,8 +30,25 @@ async def read(client: KubeClient, installation: Installation, namespace: str, n
     found = await client.get(MODELS, name, namespace)  # the API server's message names a misspelt Model
     answer = await OperatorClient(client, installation.namespace, installation.url).one(namespace, name)
     model = answer.models[0]
-    shown = {"decisions": model.decisions[:last], "cold_starts": _cold_starts(found)}
+    shown = {
+        "decisions": model.decisions[:last],
+        "cold_starts": _cold_starts(found),
+        "speculation": speculation(found, model.replicas),
+    }
     return answer.model_copy(update={"models": (model.model_copy(update=shown),)})
+
+
+def speculation(found: JsonObject, replicas: Sequence[ReplicaStats]) -> str:
+    """How much the Model's speculation gives, by its replicas; "": it has none."""
+    told = [replica.tokens_per_step for replica in replicas if replica.tokens_per_step is not None]
+    if told:
+        of = "1 replica" if len(replicas) == 1 else f"{len(told)} of {len(replicas)} replicas"
+        return f"speculation: {sum(told) / len(told):.2f} tokens per step and request since the engines' start ({of})"
+    try:
+        asked = Model.model_validate(found).spec.engine.speculation
+    except ValidationError:
+        return ""  # of another version
+    return "" if asked is None else "speculation: no replica has told its tokens per step"
 
 
 def _cold_starts(found: JsonObject) -> tuple[str, ...]:
@@ -61,6 +79,8 @@ def render(model: ModelScaling, now: datetime, *, rules: bool = True) -> Rendera
             Text(f"stale signals, so no scale-down: {', '.join(model.stale)}", style="yellow"),
         )
     parts += [Text(sentence) for sentence in model.cold_starts]
+    if model.speculation:
+        parts.append(Text(model.speculation))
     if not model.decisions:
         parts.append(Text("no decision since this operator became leader"))
     for decision in model.decisions:

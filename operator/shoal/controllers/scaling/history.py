@@ -119,6 +119,7 @@ class DecisionHistory:
             kv_tokens_used=load.kv_tokens_used,
             kv_tokens_total=load.kv_tokens_total,
             tokens_per_second=self._signals.tokens_per_second(pod.uid),
+            tokens_per_step=load.tokens_per_step,
         )
 
     def _currency(self) -> str | None:

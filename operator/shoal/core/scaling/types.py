@@ -40,6 +40,8 @@ class Load:
     generation_tokens_total: int | None = None
     adapter_slots: int | None = None
     """Distinct adapters that requests may use at once; None: the replica serves none."""
+    tokens_per_step: float | None = None
+    """As in `api/replica.py`. No decision reads it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Final, cast
 import aiohttp
 
 from shoal.engine.http import EngineHTTP, json_object
-from shoal.engine.port import STARTUP_SECONDS, Counters, EngineGarbled, EngineRefused, Loads
+from shoal.engine.port import LONGEST_STEP, STARTUP_SECONDS, Counters, EngineGarbled, EngineRefused, Loads
 from shoal.engine.prometheus import samples, whole
 
 READY_SECONDS: Final = 2.0
@@ -74,7 +74,19 @@ def parse_loads(body: bytes) -> Loads:
         max_running=total("max_running_requests"),
         computed=_sum(_computed(row) for row in rows),
         published=_earliest(row.get("timestamp") for row in rows),
+        tokens_per_step=_per_step(row.get("speculative") for row in rows),
     )
+
+
+def _per_step(sections: Iterable[object]) -> float | None:
+    """Mean over the ranks: the engine does not say how many steps each of them made."""
+    found: list[float] = []
+    for section in sections:
+        value = cast("dict[str, object]", section).get("accept_length") if isinstance(section, dict) else None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value <= LONGEST_STEP:
+            return None
+        found.append(float(value))
+    return sum(found) / len(found) if found else None
 
 
 def _computed(row: dict[str, object]) -> int | None:

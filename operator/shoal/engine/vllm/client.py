@@ -10,7 +10,7 @@ from typing import Final
 import aiohttp
 
 from shoal.engine.http import EngineHTTP, json_object
-from shoal.engine.port import Counters, EngineGarbled, EngineRefused, EngineUnreachable, Loads
+from shoal.engine.port import LONGEST_STEP, Counters, EngineGarbled, EngineRefused, EngineUnreachable, Loads
 from shoal.engine.prometheus import label, samples, whole
 
 READY_SECONDS: Final = 2.0
@@ -28,7 +28,10 @@ _FLOPS: Final = "vllm:estimated_flops_per_gpu_total"
 _ANSWERED: Final = "http_requests_total"
 """Absent before the first answer. Without probes and readings: vLLM leaves those out."""
 _ASKED: Final = ('method="POST"', 'method="PUT"')
-_LOAD_FAMILIES: Final = (_RUNNING, _WAITING, _USAGE, _CACHE, _PROMPT, _GENERATED, _FLOPS)
+_DRAFTS: Final = "vllm:spec_decode_num_drafts_total"
+_ACCEPTED: Final = "vllm:spec_decode_num_accepted_tokens_total"
+"""Absent in an engine without speculation."""
+_LOAD_FAMILIES: Final = (_DRAFTS, _ACCEPTED, _RUNNING, _WAITING, _USAGE, _CACHE, _PROMPT, _GENERATED, _FLOPS)
 _COUNTER_FAMILIES: Final = (_PROMPT, _GENERATED, _ANSWERED)
 
 
@@ -105,7 +108,16 @@ def parse_loads(page: bytes, *, active: int, max_running: int | None) -> Loads:
         # Floating-point operations soon outgrow 64 bits; what counts is that they grow.
         computed=int(sum(steps)) if steps and 0 <= sum(steps) < float("inf") else None,
         active=active,
+        tokens_per_step=_per_step(sums.get(_DRAFTS), sums.get(_ACCEPTED)),
     )
+
+
+def _per_step(drafts: float | None, accepted: float | None) -> float | None:
+    """A step checks one draft of each request, and adds a token of its own to what it accepts."""
+    if drafts is None or accepted is None or drafts <= 0:
+        return None
+    found = 1 + accepted / drafts
+    return found if 1 <= found <= LONGEST_STEP else None
 
 
 def _usable(labels: str) -> int | None:

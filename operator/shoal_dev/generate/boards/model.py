@@ -150,6 +150,18 @@ _REPLICAS: Final = PanelRow(
             runbook="kv-near-full.md",
         ),
         Panel(
+            "Tokens per step with speculation",
+            "By replica, since its engine's start: guessed tokens that a step accepted for a request, and one. Near 1 "
+            "the guesses cost more than they save.",
+            (
+                PanelQuery(
+                    total("shoal_replica_tokens_per_step", MODEL, "pod"),
+                    "{{pod}}",
+                    empty="no replica speculates, or none has made a step",
+                ),
+            ),
+        ),
+        Panel(
             "Why the number changed",
             "Decisions that changed the number of replicas in the time range, by direction and reason. `kubectl shoal "
             "why` shows each with its inputs.",

@@ -77,6 +77,7 @@ class _Collector(Collector):
             ("prompt_tokens", counters.prompt),
             ("prompt_tokens_cached", counters.cached),
             ("generation_tokens", counters.generated),
+            *self._speculation(),
         ):
             family = CounterMetricFamily(f"vllm:{name}", "As in vLLM.", labels=self._labels)
             family.add_metric(self._values, value)
@@ -88,6 +89,12 @@ class _Collector(Collector):
         yield self._counters("prompt_tokens_cached_by_source", tiers)
         yield from self._lora()
         yield self._config()
+
+    def _speculation(self) -> tuple[tuple[str, float], ...]:
+        """There only where the engine was started with it. The simulator guesses nothing."""
+        if not self._engine.args.engine.given.get("speculative_config"):
+            return ()
+        return tuple((f"spec_decode_num_{what}", 0) for what in ("drafts", "draft_tokens", "accepted_tokens"))
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"vllm:{name}", text, labels=self._labels)
