@@ -129,7 +129,9 @@ class Account:
         for limit in PER_MINUTE:
             if (most := self.limits.requests if limit == "requests" else self.limits.tokens) is None:
                 continue
-            share, own = self._renewed(limit, now, 1, peers, ledger=ledger)
+            share, own = self._shares.get(limit), self._own(limit, now)
+            if share is None or now - share.since >= PUBLISH_SECONDS or own + 1 > share.cap:
+                share, own = self._renewed(limit, now, 1, peers, ledger=ledger)
             left = most - own - share.peer_use
             ends = (self._requests if limit == "requests" else self._tokens).ends
             if self.peer_usage:

@@ -4,6 +4,7 @@ An amount counts for at least 60 s and less than 61 s, since a bucket leaves as 
 exceeds the limit, and may stay below it by one second's worth.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from typing import Final
@@ -14,11 +15,15 @@ WINDOW_SECONDS: Final = 60
 class Window:
     """Keeps buckets only for seconds with an amount, 61 at most. Times are monotonic seconds."""
 
-    __slots__ = ("_buckets", "_sum")
+    __slots__ = ("_buckets", "_leaves", "_sum", "ends")
 
     def __init__(self) -> None:
         self._buckets: deque[list[int]] = deque()
         self._sum = 0
+        self._leaves = math.inf
+        """When the first bucket leaves: until then there is nothing to drop."""
+        self.ends = -math.inf
+        """When all current amounts will have left; minus infinity: the window is empty."""
 
     def add(self, now: float, amount: int) -> None:
         second = int(now)
@@ -27,22 +32,27 @@ class Window:
             buckets[-1][1] += amount
         else:
             self.sum(now)  # drops expired buckets, so that a window nobody reads does not grow
+            self.ends = float(second + WINDOW_SECONDS + 1)
+            if not buckets:
+                self._leaves = self.ends
             buckets.append([second, amount])
         self._sum += amount
 
     def sum(self, now: float) -> int:
-        buckets = self._buckets
-        if buckets:
-            oldest = int(now) - WINDOW_SECONDS
-            while buckets and buckets[0][0] < oldest:
-                self._sum -= buckets.popleft()[1]
+        if now >= self._leaves:
+            self._drop(now)
         return self._sum
 
     def leaving(self) -> Iterator[tuple[float, int]]:
         """(time, amount) at which each bucket leaves, the first first."""
         return ((float(second + WINDOW_SECONDS + 1), amount) for second, amount in self._buckets)
 
-    @property
-    def ends(self) -> float:
-        """When all current amounts will have left; minus infinity: the window is empty."""
-        return float(self._buckets[-1][0] + WINDOW_SECONDS + 1) if self._buckets else float("-inf")
+    def _drop(self, now: float) -> None:
+        """Drops the buckets that have left."""
+        buckets, oldest = self._buckets, int(now) - WINDOW_SECONDS
+        while buckets and buckets[0][0] < oldest:
+            self._sum -= buckets.popleft()[1]
+        if buckets:
+            self._leaves = float(buckets[0][0] + WINDOW_SECONDS + 1)
+        else:
+            self._leaves, self.ends = math.inf, -math.inf
