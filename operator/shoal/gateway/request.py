@@ -702,10 +702,9 @@ class GatewayRequest:
         # While the Model has no replica, the request waits for several, maybe.
         if model.external is not None or self._meter.free or len(app.directory.snapshot.replicas_of(model)) == 1:
             return None
-        prompt = prompt_of(f"{model.uid} {space}", fields, None if self._meter.units().images else size)
-        if not model.keeps_prefixes:
-            return Prompt(prompt.tokens)
-        return prompt if app.fleet.scores is None else prompt._replace(points=points_of(marks))
+        points = () if app.fleet.scores is None else points_of(marks)
+        prompt = prompt_of(f"{model.uid} {space}", fields, None if self._meter.units().images else size, points)
+        return prompt if model.keeps_prefixes else Prompt(prompt.tokens)
 
     def _marks(self, space: str, fields: dict[str, Any], model: ServedModel) -> Marks | None:
         """Checksums of the prompt's beginnings, for advice and for the choice among several replicas."""

@@ -211,14 +211,14 @@ class SpoolFile:
         # One statement for many rows: sqlite3 releases and takes the GIL at each step, which would slow down a busy
         # event loop. A single statement needs no explicit transaction either.
         if 0 < len(rows) <= MOST_ROWS:
-            cursor = connection.execute(_insert(len(rows)), [value for row in rows for value in row])
+            cursor = connection.execute(_insert(len(rows)), _values(rows))
             self.last_seq = max(self.last_seq, cursor.lastrowid or 0)
             return
         connection.execute("BEGIN IMMEDIATE")
         last = self.last_seq
         for at in range(0, len(rows), MOST_ROWS):
             part = rows[at : at + MOST_ROWS]
-            cursor = connection.execute(_insert(len(part)), [value for row in part for value in row])
+            cursor = connection.execute(_insert(len(part)), _values(part))
             last = max(last, cursor.lastrowid or 0)
         if not rows:
             # Nothing to write: only test whether the disk takes rows again.
@@ -343,6 +343,11 @@ class Tidy:
 @functools.cache
 def _insert(rows: int) -> str:
     return f"{_INSERT}{', (?, ?, ?, ?)' * (rows - 1)}"
+
+
+def _values(rows: list[Row]) -> list[str | bytearray]:
+    """In the order of `_insert`. A body of `bytes` would cost sqlite3 a search for an adapter, and an error."""
+    return [value for id, request, kind, body in rows for value in (id, request, kind, bytearray(body))]
 
 
 def _text(text: bytes) -> str:

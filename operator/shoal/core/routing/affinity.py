@@ -22,6 +22,7 @@ from typing import Any, Final, TypeVar, cast
 from shoal.core.access import KeyIdentity
 from shoal.core.hold.capacity import BYTES_PER_TOKEN
 from shoal.core.lora.placement.rendezvous import digest, score
+from shoal.core.routing.prefixes import Points
 from shoal.core.routing.resolve import ServedModel
 from shoal.core.routing.reuse import Prompt
 
@@ -57,9 +58,9 @@ def head_of(space: str, fields: Mapping[str, Any]) -> int | None:
     return prompt_of(space, fields, 0).head
 
 
-def prompt_of(space: str, fields: Mapping[str, Any], size: int | None) -> Prompt:
+def prompt_of(space: str, fields: Mapping[str, Any], size: int | None, points: Points = ()) -> Prompt:
     """What routing needs to know of a request's prompt. `size`: bytes of the body, of which lengths are estimated;
-    None: it has files in it, and only its texts count."""
+    None: it has files in it, and only its texts count. `points`: of the prompt (prefixes.py)."""
     messages = fields.get("messages")
     if size is None:
         size = _new_characters(cast("list[Any]", messages), of_all=True) if isinstance(messages, list) else 0
@@ -67,13 +68,13 @@ def prompt_of(space: str, fields: Mapping[str, Any], size: int | None) -> Prompt
     if not isinstance(messages, list):
         # A score's query is the beginning of each of its prompts.
         first = fields.get("prompt") or (None if fields.get("item_first") else fields.get("query"))
-        return Prompt(tokens, _hash(space, [_text(first)[:HEAD_CHARACTERS]]))
+        return Prompt(tokens, _hash(space, [_text(first)[:HEAD_CHARACTERS]]), points=points)
     turns = cast("list[Any]", messages)
     texts: list[str] = []
     before = 0
     for message in turns[:_MOST_MESSAGES]:
         if not isinstance(message, dict):
-            return Prompt(tokens)
+            return Prompt(tokens, points=points)
         turn = cast("dict[str, Any]", message)
         text = _text(turn.get("content"))
         texts.append(text[:HEAD_CHARACTERS])
@@ -82,7 +83,7 @@ def prompt_of(space: str, fields: Mapping[str, Any], size: int | None) -> Prompt
         before += len(text)
     head = _hash(space, texts)
     if head is None:
-        return Prompt(tokens)
+        return Prompt(tokens, points=points)
     system = _hash(space, texts[:-1]) if len(texts) > 1 else None
     return Prompt(
         tokens,
@@ -90,6 +91,7 @@ def prompt_of(space: str, fields: Mapping[str, Any], size: int | None) -> Prompt
         max(0, tokens - _new_characters(turns) // BYTES_PER_TOKEN) if len(turns) > len(texts) else 0,
         system,
         min(tokens, before // BYTES_PER_TOKEN) if system is not None else 0,
+        points,
     )
 
 

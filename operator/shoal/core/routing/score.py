@@ -562,13 +562,17 @@ class ReplicaScores:
         if system_home is not None:
             wanted.add(system_home)
         if places is not None:
-            wanted.update([at[uid] for uid in places if uid in at])
+            for uid in places:
+                if (each := at.get(uid)) is not None:
+                    wanted.add(each)
         if systems is not None and len(systems) >= len(uids):
             base = min(prompt.tokens - 1, prompt.system_tokens) * trust.of["shared"]
         elif systems is not None:
             wanted.update([at[uid] for uid in systems if uid in at])
         if held:
-            wanted.update([at[uid] for uid in _best_of(held) if uid in at])
+            for uid in _best_of(held):
+                if (each := at.get(uid)) is not None:
+                    wanted.add(each)
         home_uid = None if head_home is None else uids[head_home]
         reuse.expect(
             prompt,
