@@ -355,6 +355,7 @@ def test_columns_say_what_matters(apiserver: ApiServer) -> None:
     status = {
         "conditions": [condition],
         "replicas": {"desired": 2, "ready": 1},
+        "capabilities": ["generate", "tools"],
         "variants": [{"class": "l4-24gb", "excluded": "no room"}, {"class": "l40s-48gb", "desired": 2, "ready": 1}],
     }
     apiserver.kubectl(
@@ -365,7 +366,9 @@ def test_columns_say_what_matters(apiserver: ApiServer) -> None:
     assert head.split() == ["NAME", "READY", "REASON", "DESIRED", "UP", "CLASS", "AGE", "MESSAGE"]
     assert row.split()[:6] == ["m", "True", "ReplicasReady", "2", "1", "l40s-48gb"]
     assert row.endswith("1 of 1 replicas serve")
-    assert "hf://owner/repo" in apiserver.kubectl("get", "mdl", "m", "-o", "wide")
+    wide = apiserver.kubectl("get", "mdl", "m", "-o", "wide")
+    assert "hf://owner/repo" in wide
+    assert '["generate","tools"]' in wide
     assert apiserver.run("wait", "--for=condition=Ready", "model/m", "--timeout=5s").returncode == 0
 
     assert apiserver.kubectl("get", "gpuclasses,tenants", "--ignore-not-found") is not None

@@ -612,6 +612,11 @@ class ModelStatus(Object):
     """Short names that the Model owns. A name that an older Model claims is left out."""
     artifact: ArtifactFacts | None = None
     """Facts of the weights."""
+    capabilities: Annotated[
+        tuple[Annotated[str, StringConstraints(max_length=32)], ...], Field(max_length=16), K8s(list_type="set")
+    ] = ()
+    """What the Model can do, as `GET /v1/models` lists it for clients: such as generate, embed, transcribe, vision,
+    tools."""
     variants: Annotated[tuple[VariantStatus, ...], Field(max_length=32), K8s(list_type="map", keys=("class",))] = ()
     """One entry per GPU class that is used or was considered."""
     replicas: ReplicaCounts | None = None
@@ -636,6 +641,7 @@ class Model(CustomResource):
         Column("Up", ".status.replicas.ready", "integer"),
         Column("Class", ".status.variants[?(@.desired>0)].class"),
         Column("Source", ".spec.source.uri", "string", 1),
+        Column("Capabilities", ".status.capabilities", "string", 1),
         Column("Age", ".metadata.creationTimestamp", "date"),
         Column("Message", '.status.conditions[?(@.type=="Ready")].message'),  # last: it is long
     )

@@ -5,7 +5,7 @@ from typing import Final
 
 from shoal.core.capabilities import Capability, generates_only
 from shoal.core.fields.table import CHAT, CLASSIFY, COMPLETIONS, EMBEDDINGS, GENERATING, RERANK, SCORE, TRANSCRIBE
-from shoal.core.routing.resolve import ServedModel
+from shoal.core.routing.resolve import ServedModel, abilities
 from shoal.net.errors import ApiError
 
 NEEDS: Final[Mapping[str, Capability]] = {
@@ -18,13 +18,6 @@ NEEDS: Final[Mapping[str, Capability]] = {
     TRANSCRIBE: "transcribe",
 }
 """What each endpoint needs; one that is not listed works with every Model."""
-_WITH_ADAPTERS: Final[frozenset[Capability]] = frozenset({"generate", "embed"})
-"""SGLang applies adapters to these alone. Elsewhere the weights of the base would answer under the adapter's name."""
-
-
-def abilities(model: ServedModel) -> list[Capability]:
-    """What a Model can do, or a Model with an adapter."""
-    return sorted(model.capabilities if model.adapter is None else model.capabilities & _WITH_ADAPTERS)
 
 
 def takes_salt(path: str, model: ServedModel) -> bool:
@@ -49,9 +42,8 @@ def refuse_incapable(model: ServedModel, path: str, name: str) -> None:
         text = f"The model `{name}` does not serve {path} where this request goes: use {paths}."
         raise ApiError(400, text, "wrong_endpoint", param="model")
     need = NEEDS.get(path)
-    if need is None or (need in model.capabilities and (model.adapter is None or need in _WITH_ADAPTERS)):
+    if need is None or need in (able := abilities(model)):
         return
-    able = abilities(model)
     paths = ", ".join(path for path, needed in NEEDS.items() if needed in able)
     what = f"it can {' and '.join(able)}: use {paths}" if paths else "no endpoint here is for it"
     kind = "model" if model.adapter is None else "adapter"

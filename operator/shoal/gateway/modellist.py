@@ -8,8 +8,7 @@ import orjson
 
 from shoal.core.access import KeyIdentity
 from shoal.core.routing.modelindex import ModelIndex, RouteTargets
-from shoal.core.routing.resolve import ServedModel
-from shoal.gateway.ability import abilities
+from shoal.core.routing.resolve import ServedModel, listed_capabilities
 
 
 def listed(model_index: ModelIndex, identity: KeyIdentity) -> bytes:
@@ -26,15 +25,13 @@ def one(model_name: str, model: ServedModel | RouteTargets) -> bytes:
 
 def _card(model_name: str, model: ServedModel | RouteTargets) -> dict[str, Any]:
     if isinstance(model, RouteTargets):
-        route, able = model.route, _able(model.targets[0])
+        route, able = model.route, set(listed_capabilities(model.targets[0]))
         for target in model.targets[1:]:
-            able &= _able(target)  # which of them answers is not the client's choice
+            able &= set(listed_capabilities(target))  # which of them answers is not the client's choice
         return _fields(model_name, route.created, route.key, None, able)
-    return _fields(model_name, model.created, model.address, model.key if model.adapter else None, _able(model))
-
-
-def _able(model: ServedModel) -> set[str]:
-    return {*abilities(model), *model.traits}
+    return _fields(
+        model_name, model.created, model.address, model.key if model.adapter else None, listed_capabilities(model)
+    )
 
 
 def _fields(

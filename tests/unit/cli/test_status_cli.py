@@ -143,6 +143,18 @@ def test_on_a_narrow_terminal_the_message_stands_below_the_table(kubeconfig: Pat
     assert message == "llama: Fetching: 0 of 1 replicas ready"
 
 
+def test_on_a_wide_terminal_capabilities_are_a_column() -> None:
+    row = ModelRow("chat", "llama", "True", "ReplicasReady", "", (), ("generate", "tools"))
+    shown: dict[int, str] = {}
+    for width in (150, 170):
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(render(StatusSnapshot([row], ()), wide=False, width=width))
+        shown[width] = console.export_text()
+    assert "generate tools" in shown[170]
+    assert "CAPABILITIES" in shown[170]
+    assert "CAPABILITIES" not in shown[150]
+
+
 def test_one_model_can_be_named_as_kubectl_writes_it(kubeconfig: Path, api: CannedApi) -> None:
     assert "40 %" in status(kubeconfig, "model/llama").output
     assert api.asked[0] == "/apis/shoal.dev/v1alpha1/namespaces/chat/models/llama"

@@ -9,12 +9,45 @@ import pytest
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.meta import Condition
 from shoal.api.model import Model, ModelStatus, PodTemplate
+from shoal.core.architectures import facts_of
 from shoal.core.artifacts import NO_POD_SECONDS, SourceReading, source_key
 from shoal.core.artifacts import read as read_at
 from shoal.core.facts import Container, MetadataJob, Pod
+from shoal.core.routing.resolve import served_model
+from shoal.core.status.modelstatus import Observed, ServedNames, status
+from shoal.engine.wires import differences_of
+from shoal.gateway.modellist import one
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 SAID = {"source": "hf://org/m", "revision": "a" * 40, "weightBytes": 16_000_000_000}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "engine", "runs", "able"),
+    [
+        ("Qwen2VLForConditionalGeneration", {"toolCallParser": "qwen"}, "SGLang", ("generate", "tools", "vision")),
+        ("Qwen2VLForConditionalGeneration", {"type": "vLLM"}, "vLLM", ("generate", "score", "vision")),
+        ("WhisperForConditionalGeneration", {"type": "vLLM"}, "vLLM", ("transcribe",)),
+        ("XLMRobertaModel", {}, "SGLang", ("embed",)),
+        (None, {}, "SGLang", ("embed", "generate")),  # the engine judges
+    ],
+)
+def test_the_status_says_what_clients_read_of_the_models_abilities(
+    architecture: str | None, engine: dict[str, Any], runs: str, able: tuple[str, ...]
+) -> None:
+    """The facts are those of this status: gateways see them with it, and list the same."""
+    config = {"architectures": [architecture], "model_type": "x", "hidden_size": 64, "num_attention_heads": 4}
+    facts = None if architecture is None else facts_of(config | {"num_hidden_layers": 2}, source="hf://org/m")
+    declared = {"source": {"uri": "hf://org/m"}, "engine": engine}
+    given = Model.model_validate({"metadata": {"name": "m", "namespace": "ns", "uid": "u"}, "spec": declared})
+    seen = Observed(
+        model=given, problems=(), served=ServedNames(("m",), ()), placement=None, deployments=(), pods=(),
+        reading=SourceReading(facts=facts, waiting="" if facts else "a pod"), differences=differences_of(runs),
+    )  # fmt: skip
+    found = status(seen, NOW)
+    assert found.capabilities == able
+    answer = json.loads(one("m", served_model(given.model_copy(update={"status": found}), differences_of(runs))))
+    assert answer["capabilities"] == list(able)
 
 
 def read(given: Model, *, later: float = 0.0, **seen: Any) -> SourceReading:

@@ -284,6 +284,12 @@ def test_a_model_is_sent_only_what_it_reads() -> None:
         assert found is not None
         assert (found.code, found.param) == ("media_not_supported", "messages[0].content[1]")
         assert says in found.message
+    able = Facts(capabilities=("generate", "score", "tools"))
+    refused = asked(picture, facts=able)
+    assert refused is not None
+    assert refused.message == (
+        "This model does not read images: it reads text only. Its capabilities are generate, score, tools."
+    )
     assert asked(picture, facts=Facts(media=frozenset({"image"}))) is None
     assert asked(noise, facts=Facts(media=frozenset({"audio"}))) is None
     assert names.HEARS_ONLY < names.HEARS < names.MULTIMODAL

@@ -25,10 +25,12 @@ from shoal.kube.errors import APIServerUnavailable, KubeError, NotFound
 INTERVAL_SECONDS: Final = 2.0
 _COLUMNS: Final = (
     "namespace", "name", "ready", "gpuClass", "desired", "readyReplicas", "waiting", "gpus", "step",
-    "coldStartSeconds", "kvTokens", "hourlyCost", "reason", "message",
+    "coldStartSeconds", "kvTokens", "hourlyCost", "reason", "message", "capabilities",
 )  # fmt: skip
 BESIDE: Final = 130
 """Width from which messages are a column; below it, they follow the table."""
+LISTED: Final = 160
+"""Width from which capabilities are a column."""
 
 
 @click.command()
@@ -123,8 +125,8 @@ def _print(console: Console, found: StatusSnapshot, output: str, namespace: str 
         for row in found.rows
     ]
     lines = (
-        {**variant, "readyReplicas": variant.get("ready"), **model}
-        for model in models
+        {**variant, "readyReplicas": variant.get("ready"), **model, "capabilities": " ".join(row.capabilities)}
+        for row, model in zip(found.rows, models, strict=True)
         for variant in model["variants"] or [{}]
     )
     routes = [
@@ -143,11 +145,13 @@ def render(found: StatusSnapshot, *, wide: bool, width: int) -> RenderableType:
 
 
 def _models(found: StatusSnapshot, *, wide: bool, width: int) -> RenderableType:
-    beside = width >= BESIDE
+    beside, lists = width >= BESIDE, width >= LISTED
     table = Table(show_edge=False, box=None, pad_edge=False)
     headings = (*(["NAMESPACE"] if wide else []), "MODEL", "READY", "CLASS", "UP", "GPUS", "STEP", "KV TOKENS")
     for heading in (*headings, "COLD START", "COST/H"):
         table.add_column(heading, no_wrap=True, justify="right" if heading in ("GPUS", "KV TOKENS") else "left")
+    if lists:
+        table.add_column("CAPABILITIES", overflow="fold")
     if beside:
         table.add_column("MESSAGE", overflow="fold")
     below: list[Text] = []
@@ -156,7 +160,8 @@ def _models(found: StatusSnapshot, *, wide: bool, width: int) -> RenderableType:
         if message and not beside:
             below.append(Text(f"{row.namespace}/{row.name}: {message}" if wide else f"{row.name}: {message}"))
         for i, line in enumerate(_lines(row)):
-            message_cell = [escape(message) if i == 0 else ""] if beside else []
+            able_cell = [escape(" ".join(row.capabilities)) if i == 0 else ""] if lists else []
+            message_cell = [*able_cell, *([escape(message) if i == 0 else ""] if beside else [])]
             table.add_row(*([escape(row.namespace)] if wide else []), *line, *message_cell)
     return Group(table, *([Text("")] if below else []), *below)
 

@@ -79,6 +79,8 @@ class ModelRow:
     reason: str
     message: str
     variants: tuple[VariantRow, ...]
+    capabilities: tuple[str, ...] = ()
+    """What it can do, as gateways list it."""
 
     @property
     def key(self) -> str:
@@ -124,6 +126,7 @@ def _row(raw: JsonObject, pods: Sequence[facts.Pod] | None, progress: Mapping[st
             for v in status.variants
             if v.desired or v.ready or v.waiting
         ),
+        status.capabilities,
     )
 
 

@@ -30,6 +30,7 @@ from shoal.core.status import canaryanswers, modelstatus
 from shoal.core.status.healthstatus import out_of_use
 from shoal.core.status.modelstatus import ModelProblem, Observed
 from shoal.engine.kinds import kind_of
+from shoal.engine.wires import differences_of
 from shoal.kube.errors import NotFound
 from shoal.kube.projections import Child, Custom
 from shoal.kube.resources import MODELS, SECRETS
@@ -216,6 +217,7 @@ class ModelController:
             placement=decided.placement if decided else None,
             wanted=decided.wanted if decided else None,
             untried=decided.untried if decided else frozenset(),
+            differences=differences_of(model.spec.engine.type),
             scaling=self._decision(uid, decided),
             deployments=tuple(_current(world.deployments_of(uid)).values()),
             pods=world.pods.by("model", uid),

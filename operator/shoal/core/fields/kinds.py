@@ -24,6 +24,8 @@ class Facts:
     media_hosts: frozenset[str] = frozenset()
     """Hosts from which a gateway fetches media for the Model. Empty when a request is checked in the form that an
     engine gets: then only `data:` URLs pass."""
+    capabilities: tuple[str, ...] = ()
+    """What its list of models says of it, for messages."""
     deterministic: bool = False
     """The engine was started to give the same answer each time."""
     differences: EngineDifferences = NONE

@@ -128,6 +128,20 @@ class ServedModel:
         return self.key if self.adapter is None else self.adapter.key
 
 
+_WITH_ADAPTERS: Final[frozenset[Capability]] = frozenset({"generate", "embed"})
+"""SGLang applies adapters to these alone. Elsewhere the weights of the base would answer under the adapter's name."""
+
+
+def abilities(model: ServedModel) -> list[Capability]:
+    """What a Model can do, or a Model with an adapter: what endpoints need."""
+    return sorted(model.capabilities if model.adapter is None else model.capabilities & _WITH_ADAPTERS)
+
+
+def listed_capabilities(model: ServedModel) -> tuple[str, ...]:
+    """`capabilities` of `GET /v1/models`, and of a Model's status."""
+    return tuple(sorted({*abilities(model), *model.traits}))
+
+
 def served_model(model: Model, differences: EngineDifferences = NONE) -> ServedModel:
     """What a request needs of the Model; `differences`: of the type of engine that it declares."""
     able = capabilities(
@@ -138,6 +152,7 @@ def served_model(model: Model, differences: EngineDifferences = NONE) -> ServedM
     )
     if differences.generating is not None and generates_only(able):
         differences = differences.generating
+    traits = _traits(model) if "generate" in able else frozenset[Trait]()
     return ServedModel(
         key=model.key,
         uid=model.metadata.uid,
@@ -145,8 +160,8 @@ def served_model(model: Model, differences: EngineDifferences = NONE) -> ServedM
         claims=model.claimed_names,
         created=model.metadata.creation_timestamp,
         capabilities=able,
-        traits=_traits(model) if "generate" in able else frozenset(),
-        facts=_facts(model, differences),
+        traits=traits,
+        facts=_facts(model, differences, tuple(sorted({*able, *traits}))),
         limits=Limits(
             max_requests=model.spec.hold.max_requests,
             max_bytes=quantity.count(model.spec.hold.max_bytes),
@@ -163,7 +178,7 @@ def served_model(model: Model, differences: EngineDifferences = NONE) -> ServedM
     )
 
 
-def _facts(model: Model, differences: EngineDifferences) -> Facts:
+def _facts(model: Model, differences: EngineDifferences, able: tuple[str, ...]) -> Facts:
     artifact = None if model.status is None else model.status.artifact
     return Facts(
         vocabulary=None if artifact is None else artifact.vocabulary,
@@ -172,6 +187,7 @@ def _facts(model: Model, differences: EngineDifferences) -> Facts:
         media=_media(artifact) if artifact is not None and artifact.multimodal else frozenset(),
         media_hosts=frozenset(model.spec.media.allowed_hosts),
         differences=differences,
+        capabilities=able,
         deterministic=any(arg.startswith(differences.deterministic_args) for arg in model.spec.engine.extra_args),
     )
 

@@ -5,14 +5,17 @@ from datetime import datetime
 from typing import Final
 
 from shoal.api import names, reasons
+from shoal.api.artifact import ArtifactFacts
 from shoal.api.gpuclass import GPUClass
 from shoal.api.meta import ConditionStatus
 from shoal.api.model import Model, ModelStatus, ReplicaCounts, VariantStatus
 from shoal.api.sources import parse_source
 from shoal.core.candidates import NO_SUCH_CLASS
+from shoal.core.enginedifferences import EngineDifferences
 from shoal.core.facts import Deployment
 from shoal.core.placement import Placement
 from shoal.core.routing import servednames
+from shoal.core.routing.resolve import listed_capabilities, served_model
 from shoal.core.status.conditions import ConditionUpdate, merge
 from shoal.core.status.diagnosis import Cause
 from shoal.core.status.observed import ModelProblem, Observed, ServedNames
@@ -136,6 +139,7 @@ def status(seen: Observed, now: datetime) -> ModelStatus:
     desired = _desired(seen, shown)
     ready = min(desired, sum(v.ready for v in shown))
     facts = seen.reading.facts if seen.reading else None
+    artifact = facts or (before.artifact if before else None)
     return ModelStatus(
         conditions=merge(
             before.conditions if before else (),
@@ -145,12 +149,19 @@ def status(seen: Observed, now: datetime) -> ModelStatus:
         ),
         observed_generation=model.metadata.generation,
         served_names=seen.served.owned,
-        artifact=facts or (before.artifact if before else None),
+        artifact=artifact,
+        capabilities=_capabilities(model, artifact, seen.differences),
         variants=shown,
         replicas=ReplicaCounts(desired=desired, ready=ready),
         cold_start_seconds=_cold_start(shown),
         prefetch=seen.prefetch,
     )
+
+
+def _capabilities(model: Model, artifact: ArtifactFacts | None, differences: EngineDifferences) -> tuple[str, ...]:
+    """As gateways list them, by the facts of this status."""
+    known = (model.status or ModelStatus()).model_copy(update={"artifact": artifact})
+    return listed_capabilities(served_model(model.model_copy(update={"status": known}), differences))
 
 
 def _cold_start(shown: Sequence[VariantStatus]) -> int | None:

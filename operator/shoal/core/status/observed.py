@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from shoal.api.model import CanaryAnswers, ColdStartStatus, Model, PrefetchStatus
 from shoal.core.artifacts import SourceReading
+from shoal.core.enginedifferences import NONE, EngineDifferences
 from shoal.core.facts import Deployment, Pod
 from shoal.core.placement import Placement
 from shoal.core.scaling import ScalingDecision
@@ -60,6 +61,8 @@ class Observed:
     """Replicas decided on; None: not decided yet."""
     untried: frozenset[str] = frozenset()
     """Classes that fit and on which the Model was not in backoff when `placement` was decided."""
+    differences: EngineDifferences = NONE
+    """Where its type of engine does less than others."""
     scaling: ScalingDecision | None = None
     """Why so many replicas are wanted, while not all serve yet; at zero, why zero."""
     stale_signals: str | None = None
