@@ -1,6 +1,7 @@
 """The custom resources on a real API server: what is stored, what is refused, and what a person reads then."""
 
 import copy
+import time
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,21 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "bare argument",
         model("spec.engine.extraArgs", ["tp=2"]),
         "each of `extraArgs` must be '--name=value' or '--flag'",
+    ),
+    (
+        "an argument of a field",
+        model("spec.engine.extraArgs", ["--served-model-name=other"]),
+        "`extraArgs` of SGLang may not have --served-model-name: use spec.servedNames",
+    ),
+    (
+        "an argument of a field of vLLM",
+        model("spec.engine", {"type": "vLLM", "extraArgs": ["--max-model-len=4096"]}),
+        "`extraArgs` of vLLM may not have --max-model-len: use spec.engine.contextLength",
+    ),
+    (
+        "an argument that does not go with stages",
+        model("spec.engine", {"parallelism": {"pipeline": 2}, "extraArgs": ["--enable-pdmux"]}),
+        "`parallelism.pipeline` does not go with --enable-pdmux in SGLang",
     ),
     *(
         (
@@ -341,6 +357,37 @@ def test_status_is_a_subresource(apiserver: ApiServer) -> None:
         "patch", "tenant", "acme", "--subresource=status", "--type=merge", '-p={"status":{"activeKeys":1}}'
     )
     assert apiserver.json("get", "tenant", "acme")["status"] == {"activeKeys": 1}
+
+
+def test_a_model_of_before_a_rule_may_change_otherwise(apiserver: ApiServer, tmp_path: Path) -> None:
+    """An upgrade brings rules that stored Models break: what the operator and people write besides still goes in."""
+    crd = REPOSITORY / "crds" / "models.shoal.dev.yaml"
+    earlier = yaml.safe_load(crd.read_text())
+    engine = earlier["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["engine"]
+    del engine["x-kubernetes-validations"]
+    (tmp_path / "crd.yaml").write_text(yaml.safe_dump(earlier))
+    apiserver.kubectl("replace", "-f", str(tmp_path / "crd.yaml"))
+    old = changed(model("spec.engine.extraArgs", ["--served-model-name=other"]), "metadata.name", "old")
+    until_taken = time.monotonic() + 30
+    while (done := apiserver.apply(old)).returncode != 0:
+        assert time.monotonic() < until_taken, done.stderr
+    try:
+        apiserver.kubectl("replace", "-f", str(crd))
+        other = changed(model("spec.engine.extraArgs", ["--host=x"]), "metadata.name", "other")
+        until_refused = time.monotonic() + 30
+        while "may not have --host" not in apiserver.apply(other, dry_run=True).stderr:
+            assert time.monotonic() < until_refused
+        scaled = '-p={"spec":{"scaling":{"maxReplicas":3}}}'
+        apiserver.kubectl("patch", "model", "old", "--type=merge", scaled)
+        told = '-p={"status":{"observedGeneration":2}}'
+        apiserver.kubectl("patch", "model", "old", "--subresource=status", "--type=merge", told)
+        worse = '-p={"spec":{"engine":{"contextLength":4096}}}'
+        assert (
+            "may not have --served-model-name" in apiserver.run("patch", "model", "old", "--type=merge", worse).stderr
+        )
+    finally:
+        apiserver.kubectl("replace", "-f", str(crd))
+        apiserver.kubectl("delete", "model", "old")
 
 
 def test_columns_say_what_matters(apiserver: ApiServer) -> None:

@@ -26,7 +26,6 @@ def test_more_gpus_than_any_node_has(fleet: Fleet) -> None:
 @pytest.mark.parametrize(
     ("argument", "says"),
     [
-        ("--served-model-name=other", "servedNames"),
         ("--tp=2", "parallelism"),
         ("--chunked-prefill=4096", "--chunked-prefill-size"),
         ("--no-such-thing", "--no-such-thing"),

@@ -166,6 +166,10 @@ class Conformance:
     def pod__problems(self) -> None:
         assert self.kind.pod.problems(self.model(), self.kind.pod.versions[-1], None) == [], "a plain Model is refused"
 
+    def pod__rules(self) -> None:
+        assert self.kind.pod.rules, "the API server refuses nothing of it: the status alone would say what it cannot do"
+        assert all(rule.rule and rule.message for rule in self.kind.pod.rules)
+
     def pod__field_args(self) -> None:
         assert self.kind.pod.field_args(Engine()) == (), "a plain Model has arguments of fields"
         asked = Engine.model_validate({"quantization": {"kvCache": "FP8"}})

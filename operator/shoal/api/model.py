@@ -215,23 +215,6 @@ class Engine(Object):
             "!has(self.extraArgs) || self.extraArgs.all(a, a.startsWith('--'))",
             "each of `extraArgs` must be '--name=value' or '--flag'",
         ),
-        CELRule(
-            "self.type != 'SGLang' || !has(self.speculation) || self.speculation.method != 'NGram' "
-            "|| (has(self.speculation.isolation) && self.speculation.isolation == 'Shared')",
-            "`speculation` by NGram of SGLang guesses from the answers to all tenants: set `isolation: Shared` to "
-            "accept that, or use another method",
-        ),
-        CELRule(
-            "self.type != 'SGLang' || !has(self.speculation) || !(self.speculation.method in ['NGram', 'DraftModel']) "
-            "|| !has(self.parallelism) || !has(self.parallelism.attentionData) || self.parallelism.attentionData < 2",
-            "`speculation` by NGram or DraftModel does not go with `parallelism.attentionData` in SGLang: leave one of "
-            "them out",
-        ),
-        CELRule(
-            "self.type != 'SGLang' || !has(self.speculation) || !has(self.parallelism) "
-            "|| !has(self.parallelism.pipeline) || self.parallelism.pipeline < 2",
-            "SGLang guesses no tokens in stages: leave out `speculation` or `parallelism.pipeline`",
-        ),
     )
 
 

@@ -14,6 +14,7 @@ import aiohttp
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.config import Engines, EngineTable
 from shoal.api.lorapool import LoRAPool
+from shoal.api.meta import CELRule
 from shoal.api.model import Engine, Model
 from shoal.core.lora.format.rules import AdapterRules
 from shoal.core.sizing import Tuning
@@ -314,6 +315,12 @@ class PodSide(Protocol):
     def field_args(self, engine: Engine) -> tuple[str, ...]:
         """Arguments for speculation, quantization and parallelism, as far as they do not depend on the number of
         GPUs."""
+        ...
+
+    @property
+    def rules(self) -> tuple[CELRule, ...]:
+        """What it cannot do of `spec.engine` alone, whatever the version and the weights: the API server applies them
+        to Models of this kind (`self` is `spec.engine`). `problems` and `extra_args_problems` refuse the same."""
         ...
 
     def problems(self, model: Model, version: str, facts: ArtifactFacts | None) -> list[str]:

@@ -6,8 +6,10 @@ from typing import Final
 from shoal.api import permissions
 from shoal.api.lint import lint
 from shoal.api.meta import CustomResource, JsonObject
+from shoal.api.model import Model
 from shoal.api.schema import KINDS, SchemaError, custom_resource_definition
 from shoal.api.yamltext import to_yaml
+from shoal.engine.kinds import engine_rules
 from shoal_dev.generate.admission import chart_policies
 from shoal_dev.generate.chart import values_schema, values_table, values_yaml
 from shoal_dev.generate.fields import fields_reference
@@ -112,6 +114,10 @@ def role_rules() -> str:
 def checked(kind: type[CustomResource]) -> JsonObject:
     """The CRD of a kind that passes the linter."""
     crd = custom_resource_definition(kind)
+    if kind is Model:
+        (version,) = crd["spec"]["versions"]
+        engine = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["engine"]
+        engine["x-kubernetes-validations"] += [rule.as_validation() for rule in engine_rules()]
     if findings := lint(crd):
         raise SchemaError("\n".join(str(finding) for finding in findings))
     return crd

@@ -287,15 +287,15 @@ async def test_an_unknown_class_is_named_and_accepted_once_it_exists(fleet: Flee
         )
 
 
-async def test_arguments_that_shoal_owns_are_refused(fleet: Fleet) -> None:
+async def test_arguments_that_a_version_does_not_have_are_refused(fleet: Fleet) -> None:
     client, ns = fleet.client, fleet.namespace
     async with running_operator(client, fleet.kubeconfig):
-        extra = ["--served-model-name=x", "--context-len=4096"]
+        extra = ["--context-len=4096", "--no-such-thing"]
         await fleet.apply(model("chat", ns, engine={"extraArgs": extra}))
         refused = await model_with(client, ns, "chat", "Accepted", "False", "ArgumentsRefused")
         message = condition(refused, "Accepted")["message"]
-        assert message.startswith("spec.engine.extraArgs: --served-model-name is owned by Shoal: use spec.servedNames")
-        assert "--context-len is an abbreviation of --context-length" in message
+        assert message.startswith("spec.engine.extraArgs: --context-len is an abbreviation of --context-length")
+        assert "--no-such-thing" in message
 
 
 async def test_a_missing_secret_is_named_and_found_when_it_comes(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from shoal.api.artifact import ArtifactFacts
+from shoal.api.meta import CELRule
 from shoal.api.model import Engine, Model, Speculation
 from shoal.core.capabilities import only_embeds
+from shoal.engine import rules
 from shoal.engine.fields import FieldArgument, no_experts, refused
-from shoal.engine.sglang.arguments import parsed
+from shoal.engine.sglang.arguments import ARGUMENTS, parsed
 from shoal.engine.sglang.stages import NOT_IN_STAGES, STAGED
 from shoal.engine.sglang.wire import WIRE
 
@@ -99,3 +101,26 @@ def _in_stages(engine: Engine, given: Mapping[str, str], facts: ArtifactFacts | 
         )
     found += [f"{where} does not go with --{name}, since {why}" for name, why in NOT_IN_STAGES.items() if name in given]
     return found
+
+
+CEL: Final = (
+    *rules.owned(ARGUMENTS),
+    *rules.said_by_fields(ARGUMENTS, _FIELDS),
+    *rules.not_in_stages(ARGUMENTS, NOT_IN_STAGES),
+    CELRule(
+        f"!({rules.SPECULATES} && self.speculation.method == 'NGram') "
+        "|| (has(self.speculation.isolation) && self.speculation.isolation == 'Shared')",
+        "`speculation` by NGram of SGLang guesses from the answers to all tenants: set `isolation: Shared` to accept "
+        "that, or use another method",
+    ),
+    CELRule(
+        f"!({rules.SPECULATES} && self.speculation.method in ['NGram', 'DraftModel'] && {rules.GROUPED})",
+        "`speculation` by NGram or DraftModel does not go with `parallelism.attentionData` in SGLang: leave one of "
+        "them out",
+    ),
+    CELRule(
+        f"!({rules.STAGED} && ({rules.SPECULATES} || {rules.given(ARGUMENTS, 'speculative-algorithm')}))",
+        "SGLang guesses no tokens in stages: leave out `speculation` or `parallelism.pipeline`",
+    ),
+)
+"""See `PodSide.rules`."""

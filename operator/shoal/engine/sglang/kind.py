@@ -11,6 +11,7 @@ from shoal.api import names
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.config import Engines, EngineTable
 from shoal.api.lorapool import LoRAPool
+from shoal.api.meta import CELRule
 from shoal.api.model import Engine, Model
 from shoal.core.lora.format.rules import AdapterRules
 from shoal.core.sizing import Tuning
@@ -19,7 +20,7 @@ from shoal.engine.port import NO_FIELDS, EngineConnection, EngineKind, EngineLau
 from shoal.engine.sglang.adapters import SGLangAdapters
 from shoal.engine.sglang.arguments import ARGUMENTS
 from shoal.engine.sglang.client import SGLangClient
-from shoal.engine.sglang.fields import field_args, problems
+from shoal.engine.sglang.fields import CEL, field_args, problems
 from shoal.engine.sglang.launch import ENVIRONMENT, engine_args, pool_args, task_args
 from shoal.engine.sglang.pool import RULES, pool_problem
 from shoal.engine.sglang.tuning import tuning_of
@@ -38,6 +39,7 @@ class SGLangPod:
     repeat_stop_seconds: float | None = None
     keys_suffix: str = ""
     adapter_rules: AdapterRules = RULES
+    rules: tuple[CELRule, ...] = CEL
 
     @property
     def versions(self) -> tuple[str, ...]:

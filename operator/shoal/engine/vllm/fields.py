@@ -7,6 +7,7 @@ from typing import Final
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Engine, Model, Speculation
 from shoal.core.capabilities import only_embeds
+from shoal.engine import rules
 from shoal.engine.fields import FieldArgument, no_experts, refused
 from shoal.engine.vllm.arguments import ARGUMENTS
 from shoal.engine.vllm.wire import WIRE
@@ -105,3 +106,11 @@ def _in_parallel(engine: Engine, given: Mapping[str, str], facts: ArtifactFacts 
             "all of its weights: use spec.scaling for more replicas"
         )
     return found
+
+
+CEL: Final = (
+    *rules.owned(ARGUMENTS),
+    *rules.said_by_fields(ARGUMENTS, _FIELDS),
+    *rules.not_in_stages(ARGUMENTS, _NOT_IN_STAGES),
+)
+"""See `PodSide.rules`."""

@@ -9,6 +9,7 @@ import aiohttp
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.config import Engines, EngineTable
 from shoal.api.lorapool import LoRAPool
+from shoal.api.meta import CELRule
 from shoal.api.model import Engine, Model
 from shoal.core.capabilities import capabilities
 from shoal.core.lora.format.rules import AdapterRules
@@ -18,7 +19,7 @@ from shoal.engine.port import NO_FIELDS, EngineConnection, EngineKind, EngineLau
 from shoal.engine.vllm.adapters import VLLMAdapters
 from shoal.engine.vllm.arguments import ARGUMENTS
 from shoal.engine.vllm.client import VLLMClient
-from shoal.engine.vllm.fields import field_args, problems
+from shoal.engine.vllm.fields import CEL, field_args, problems
 from shoal.engine.vllm.launch import (
     engine_args,
     environment,
@@ -49,6 +50,7 @@ class VLLMPod:
     keys_suffix: str = "-vllm"
     # `PEFTHelper` reads use_rslora and the patterns, and takes modules from the tensors' names.
     adapter_rules: AdapterRules = AdapterRules("vLLM", frozenset({"initialization"}))
+    rules: tuple[CELRule, ...] = CEL
 
     @property
     def versions(self) -> tuple[str, ...]:
