@@ -142,6 +142,46 @@ async def test_a_route_of_another_namespace_is_nothing_without_consent(tmp_path:
         assert len(other.requests) == 1
 
 
+@pytest.mark.parametrize(
+    ("grants", "status", "code"),
+    [
+        ({"models": ["chat/llama"], "routes": [{"namespace": "edge", "names": ["front"]}]}, 200, None),
+        ({"models": ["chat/llama"], "routes": [{"namespace": "edge", "names": ["back"]}]}, 404, "model_not_found"),
+        ({"models": ["chat/llama"]}, 404, "model_not_found"),
+        ({"models": ["chat/other"], "routes": [{"namespace": "edge"}]}, 503, "no_route_target"),
+        ({"models": [], "routes": [{"namespace": "edge"}]}, 503, "no_route_target"),
+    ],
+)
+async def test_a_tenant_has_to_grant_the_route_and_its_target(
+    tmp_path: Path, grants: dict[str, Any], status: int, code: str | None
+):
+    llama = ScriptedEngine()
+    async with two_models(tmp_path, llama, ScriptedEngine(), BOTH) as it:
+        it.models["chat/llama"] = dataclasses.replace(it.models["chat/llama"], route_namespaces=frozenset({"edge"}))
+        it.routes.clear()
+        put(it, {"targets": [target("llama", namespace="chat")]}, namespace="edge")
+        it.tenants["acme"] = tenant(**grants)
+        it.changed()
+        for name in ("front", "edge/front"):
+            answer = await ask(it, status, model=name)
+            assert code is None or answer["error"]["code"] == code
+        assert len(llama.requests) == (2 if status == 200 else 0)
+
+
+async def test_the_caps_of_each_target_hold_for_the_requests_that_it_gets(tmp_path: Path):
+    llama, other = ScriptedEngine(), ScriptedEngine()
+    async with two_models(tmp_path, llama, other, with_fallback("other")) as it:
+        for key, most in (("chat/llama", 7), ("chat/other", 5)):
+            it.models[key] = dataclasses.replace(it.models[key], max_output_tokens=most)
+        it.changed()
+        await ask(it, max_tokens=100)
+        await gone(it, limits=Limits(max_requests=0))
+        await ask(it, max_tokens=100)
+        await ask(it, max_tokens=100, model="other")
+        assert [sent.body["max_tokens"] for sent in llama.requests] == [7]
+        assert [sent.body["max_tokens"] for sent in other.requests] == [5, 5], "under either name"
+
+
 async def test_the_list_of_models_has_the_names_of_a_route(tmp_path: Path):
     async with two_models(tmp_path, ScriptedEngine(), ScriptedEngine(), BOTH) as it:
         it.models["chat/other"] = dataclasses.replace(it.models["chat/other"], capabilities=frozenset({"generate"}))
