@@ -518,8 +518,8 @@ class CanaryAnswers(Object):
     it changes, answers are learned anew."""
     image: Annotated[str, StringConstraints(max_length=512)]
     """Image of the engine."""
-    revision: Annotated[str, StringConstraints(max_length=71)]
-    """Digest of the weights' manifest."""
+    weights: Annotated[str, StringConstraints(max_length=71)] | None = None
+    """Digest of the weights' manifest or content; absent: they are a folder of an image of Shoal's."""
     quantization: Annotated[str, StringConstraints(max_length=256)] | None = None
     """Quantization of the weights; absent: none."""
     prompts: Annotated[tuple[PromptAnswers, ...], Field(max_length=4), K8s(list_type="map", keys=("prompt",))] = ()

@@ -139,6 +139,12 @@ CONTAINER_STAGE: Final = "stage"
 CONTAINER_TLS: Final = "tls"
 """Native sidecar that terminates mutual TLS in front of the engine."""
 
+STAGE_URI_ENV: Final = "SHOAL_STAGE_URI"
+STAGE_DIGEST_ENV: Final = "SHOAL_STAGE_DIGEST"
+STAGE_REVISION_ENV: Final = "SHOAL_STAGE_REVISION"
+STAGE_MANIFEST_ENV: Final = "SHOAL_STAGE_MANIFEST"
+"""Environment of containers that read a source: its address, and what its content is pinned to."""
+
 CANARY_PATH: Final = "/v1/canary"
 """Of an agent, for operators: has the engine answer a fixed greedy request (`api/replica.py: CanaryAnswer`)."""
 ENGINE_PORT: Final = 30000

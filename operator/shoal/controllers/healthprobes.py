@@ -20,7 +20,6 @@ from pydantic import ValidationError
 from shoal.api import names
 from shoal.api.model import CanaryAnswers, Model
 from shoal.api.replica import CANARY_PROMPTS, CANARY_TOKENS, CanaryAnswer
-from shoal.api.sources import parse_source
 from shoal.controllers import peers
 from shoal.controllers.health import FleetHealth
 from shoal.controllers.installkey import InstallKeySource
@@ -361,23 +360,16 @@ class HealthProbes:
 
 
 def _context(custom: Custom[Model], gpu_class: str, build: facts.EngineBuild) -> CanaryContext | None:
-    """None: its weights are not known, or may change in place."""
+    """None: its weights may change in place."""
     model = custom.object
-    if model is None or model.status is None or (artifact := model.status.artifact) is None:
+    if model is None or not build.pinned:
         return None
-    if artifact.digest is None or model.status.observed_generation != custom.metadata.generation:
-        return None
-    try:
-        if parse_source(model.spec.source.uri).in_place and model.spec.source.digest is None:
-            return None
-    except ValueError:
-        return None
+    artifact = model.status.artifact if model.status is not None else None
     variant = next((v for v in model.spec.variants if v.gpu_class == gpu_class), None)
     own = (variant.quantization if variant is not None else None) or model.spec.engine.quantization.weights
-    quantization = own or artifact.quantization
-    parts = (artifact.digest, artifact.revision or "", gpu_class, build.digest, quantization or "")
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    return CanaryContext(key, build.image, artifact.digest, quantization)
+    quantization = own or (artifact.quantization if artifact is not None else None)
+    key = hashlib.sha256(f"{gpu_class}\0{build.digest}".encode()).hexdigest()[:16]
+    return CanaryContext(key, build.image, build.weights, quantization)
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:

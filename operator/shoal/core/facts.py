@@ -72,11 +72,15 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class EngineBuild:
-    """The container of a pod's engine, as the pod's spec has it."""
+    """What a pod's engine computes with, as the pod's spec has it."""
 
     image: str
+    weights: str | None
+    """Digest of the manifest that the pod's weights have, or of their content; None: neither is asked for."""
+    pinned: bool
+    """Its weights are those, or a folder of an image of Shoal's. False: they may change in place."""
     digest: str
-    """Of the image's name, the arguments and the environment: 16 hex digits."""
+    """Of all that: weights, the engine's image, arguments and environment. 16 hex digits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,14 @@ _LONGEST_NAME: Final = 253
 _LONGEST_DEVICE: Final = 512
 _LONGEST_SAYING: Final = 512
 _LONGEST_IMAGE: Final = 512
+_LONGEST_DIGEST: Final = 71
 _SORTED: Final = orjson.OPT_SORT_KEYS
+_WEIGHTS: Final = (
+    names.STAGE_URI_ENV,
+    names.STAGE_DIGEST_ENV,
+    names.STAGE_REVISION_ENV,
+    names.STAGE_MANIFEST_ENV,
+)
 _NEVER_COMPARED: Final = ("managedFields", "resourceVersion", "generation")
 
 
@@ -389,8 +396,17 @@ def _engine_build(spec: JsonObject) -> facts.EngineBuild | None:
     if container is None:
         return None
     image = str(container.get("image", ""))[:_LONGEST_IMAGE]
-    what = orjson.dumps([image, *(container.get(key) for key in ("command", "args", "env"))], option=_SORTED)
-    return facts.EngineBuild(image, hashlib.sha256(what).hexdigest()[:16])
+    # Of the weights that this pod has: its Model may name others already.
+    stage = next((c for c in _seq(spec, "initContainers") if c.get("name") == names.CONTAINER_STAGE), None)
+    given = {str(each.get("name")): each.get("value") for each in (_seq(stage, "env") if stage else ())}
+    source = {name: given.get(name) for name in _WEIGHTS}
+    folder = str(source[names.STAGE_URI_ENV]).startswith("file://")
+    digests = [each for name in (names.STAGE_MANIFEST_ENV, names.STAGE_DIGEST_ENV) if (each := source[name])]
+    engine = [container.get(key) for key in ("command", "args", "env")]
+    what = [image, source, stage.get("image") if stage and folder else None, *engine]
+    digest = hashlib.sha256(orjson.dumps(what, option=_SORTED)).hexdigest()[:16]
+    weights = str(digests[0])[:_LONGEST_DIGEST] if digests else None
+    return facts.EngineBuild(image, weights, bool(digests) or folder, digest)
 
 
 def _text(message: object) -> str | None:

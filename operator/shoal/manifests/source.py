@@ -25,8 +25,8 @@ def environment(model: Model, config: OperatorConfig, pinned: ArtifactFacts | No
     """Environment of a container that reads the source. `pinned`: the facts of the pinned revision."""
     source = model.spec.source
     return [
-        env_value("SHOAL_STAGE_URI", source.uri),
-        *([env_value("SHOAL_STAGE_DIGEST", source.digest)] if source.digest else []),
+        env_value(names.STAGE_URI_ENV, source.uri),
+        *([env_value(names.STAGE_DIGEST_ENV, source.digest)] if source.digest else []),
         *_pin(source.uri, pinned),
         *([env_value("SHOAL_STAGE_IDENTITY", "true")] if identity(model) else []),
         *network(config),
@@ -110,5 +110,5 @@ def in_place(model: Model) -> list[JsonObject]:
 def _pin(uri: str, facts: ArtifactFacts | None) -> list[JsonObject]:
     if facts is None or uri.partition("://")[0] not in _PINNED:
         return []
-    revision = [env_value("SHOAL_STAGE_REVISION", facts.revision)] if facts.revision else []
-    return revision + ([env_value("SHOAL_STAGE_MANIFEST", facts.digest)] if facts.digest else [])
+    revision = [env_value(names.STAGE_REVISION_ENV, facts.revision)] if facts.revision else []
+    return revision + ([env_value(names.STAGE_MANIFEST_ENV, facts.digest)] if facts.digest else [])

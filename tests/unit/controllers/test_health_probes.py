@@ -30,6 +30,7 @@ from tests.support.owners import LabelsSuffice
 
 START = datetime(2026, 11, 26, tzinfo=UTC)
 DEVICES = [f"gpu-{i}" for i in range(8)]
+WEIGHTS = "sha256:" + "0" * 64
 GOOD, BAD = " Paris, and that of", "!!!!!!!!!!!!!!!!!!!"
 
 
@@ -71,16 +72,21 @@ class Fleet:
         raw["metadata"] = raw["metadata"] | {"resourceVersion": str(self.version)}
         self.world.classes.upsert(raw)
 
-    def replica(self, i: int, image: str = "sglang:1") -> None:
+    def replica(self, i: int, image: str = "sglang:1", weights: str | None = WEIGHTS) -> None:
         labels = {
             names.LABEL_COMPONENT: names.COMPONENT_ENGINE, names.LABEL_MODEL: "chat", names.LABEL_MODEL_UID: "m",
             names.LABEL_GPU_CLASS: "devices",
         }  # fmt: skip
         name = f"chat-{i}"
+        stage = [{"name": names.STAGE_URI_ENV, "value": "pvc://weights/chat"}]
+        if weights is not None:
+            stage = [{"name": names.STAGE_URI_ENV, "value": "hf://acme/chat"},
+                     {"name": names.STAGE_MANIFEST_ENV, "value": weights}]  # fmt: skip
         pod = {
             "metadata": {"namespace": "ns", "name": name, "uid": name, "labels": labels, "resourceVersion": "1",
                          "annotations": {names.ANNOTATION_DEVICES: "1"}},
-            "spec": {"nodeName": "n", "containers": [{"name": names.CONTAINER_ENGINE, "image": image}]},
+            "spec": {"nodeName": "n", "containers": [{"name": names.CONTAINER_ENGINE, "image": image}],
+                     "initContainers": [{"name": names.CONTAINER_STAGE, "env": stage}]},
             "status": {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]},
         }  # fmt: skip
         self.world.pods.upsert(pod)
@@ -120,20 +126,16 @@ class Fleet:
         self.learned[gpu_class] = answers
         self.read_model()
 
-    def read_model(self, uri: str = "hf://acme/chat") -> None:
-        """The Model, with facts of its source and what was learned."""
+    def read_model(self) -> None:
+        """The Model, with what was learned."""
         self.version += 1
-        artifact = {"source": uri, "digest": "sha256:" + "0" * 64, "revision": "c0ffee"}
         variants = [
             {"class": name, "canary": each.model_dump(mode="json", by_alias=True, exclude_none=True)}
             for name, each in self.learned.items()
         ]
         raw = stored(model("chat", "ns"), uid="m")
         raw["metadata"] |= {"resourceVersion": str(self.version)}
-        raw["spec"] = raw["spec"] | {"source": {"uri": uri}}
-        self.world.models.upsert(
-            raw | {"status": {"observedGeneration": 1, "artifact": artifact, "variants": variants}}
-        )
+        self.world.models.upsert(raw | {"status": {"variants": variants}})
 
     def decide(self) -> HealthPlan:
         custom = self.world.classes.get("devices")
@@ -300,14 +302,13 @@ async def test_a_replica_with_several_gpus_and_one_that_nobody_names_take_no_nod
 async def learned(monkeypatch: pytest.MonkeyPatch) -> Fleet:
     """A Model of one replica that has run on two GPUs, one after the other."""
     fleet = Fleet(1, monkeypatch)
-    fleet.read_model()
     await fleet.busy(25)
     assert not any(each.known for each in fleet.learned["devices"].prompts), "one GPU alone"
     fleet.gone(0)
     fleet.replica(1)
     await fleet.busy(25)
     assert [each.known[0].gpus for each in fleet.learned["devices"].prompts] == [2, 2, 2]
-    assert (fleet.learned["devices"].image, fleet.learned["devices"].revision[:10]) == ("sglang:1", "sha256:000")
+    assert (fleet.learned["devices"].image, fleet.learned["devices"].weights) == ("sglang:1", WEIGHTS)
     return fleet
 
 
@@ -351,27 +352,32 @@ async def test_with_a_known_answer_the_only_replica_decides_on_its_gpus_probatio
 
 
 async def test_weights_that_may_change_in_place_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet = Fleet(1, monkeypatch)
-    fleet.read_model("pvc://weights/chat")
+    fleet = Fleet(0, monkeypatch)
+    fleet.replica(0, weights=None)
     await fleet.busy(60)
     assert not fleet.asked
     assert not fleet.learned
 
 
-async def test_other_weights_or_another_engine_make_what_was_known_void(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "other", [{"image": "sglang:2"}, {"weights": "sha256:" + "1" * 64}], ids=["another engine", "other weights"]
+)
+async def test_what_was_known_says_nothing_of_other_weights_or_another_engine(
+    other: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     fleet = await learned(monkeypatch)
     fleet.gone(1)
-    fleet.replica(2, "sglang:2")
-    fleet.answers["chat-2"] = "This engine has other words for it"
+    fleet.replica(2, **other)
+    fleet.answers["chat-2"] = "They have other words for it"
     await fleet.busy(60)
     assert not fleet.health.found.signals
-    assert fleet.learned["devices"].image == "sglang:2"
-    assert not any(each.known for each in fleet.learned["devices"].prompts)
+    now = fleet.learned["devices"]
+    assert {"image": now.image, "weights": now.weights}.items() >= other.items()
+    assert not any(each.known for each in now.prompts)
 
 
 async def test_each_replica_of_many_is_asked_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(healthprobes, "MOST_ASKED", 3)
     fleet = Fleet(8, monkeypatch)
-    fleet.read_model()
     await fleet.busy(60)
     assert {fleet.asked.count(f"chat-{i}") for i in range(8)} <= {1, 2}

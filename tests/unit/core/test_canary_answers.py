@@ -33,7 +33,7 @@ def test_it_is_read_as_it_was_written() -> None:
 
 def test_under_other_circumstances_nothing_is_known() -> None:
     shown = canaryanswers.shown(CONTEXT, MEMORY)
-    other = CanaryContext("f" * 16, CONTEXT.image, CONTEXT.revision, CONTEXT.quantization)
+    other = CanaryContext("f" * 16, CONTEXT.image, CONTEXT.weights, CONTEXT.quantization)
     assert canaryanswers.memory(shown, other) == {}
     assert canaryanswers.memory(None, CONTEXT) == {}
     assert canaryanswers.stored(with_status()) == {}

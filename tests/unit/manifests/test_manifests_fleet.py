@@ -1,13 +1,18 @@
 """What a pod carries of the plan, of its source's facts and of the node cache; and the Job that reads the facts."""
 
+from typing import Any
+
 import pytest
 from inline_snapshot import snapshot
 
+from shoal.api import names
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.config import Cache, OperatorConfig, Pods, PriorityBand
 from shoal.api.gpuclass import GPUClass
 from shoal.api.model import Model
 from shoal.core.artifacts import source_key
+from shoal.core.facts import EngineBuild
+from shoal.kube import projections
 from shoal.manifests import cache
 from shoal.manifests import model as manifests
 from shoal.manifests.facts import facts_job
@@ -59,6 +64,53 @@ def test_replicas_fetch_exactly_what_the_facts_were_read_of(uri: str, *, pinned:
     found = environment(stage(pod(source={"uri": uri})))
     assert found.get("SHOAL_STAGE_REVISION") == ("c0ffee" if pinned else None)
     assert found.get("SHOAL_STAGE_MANIFEST") == (FACTS.digest if pinned else None)
+
+
+def build(**given: Any) -> EngineBuild:
+    """As the operator reads it from a ready replica's pod."""
+    labels = {
+        names.LABEL_COMPONENT: names.COMPONENT_ENGINE,
+        names.LABEL_MODEL_UID: "u-1",
+        names.LABEL_GPU_CLASS: "l4",
+    }
+    metadata = {"namespace": "ns", "name": "p", "uid": "p", "labels": labels}
+    status = {"conditions": [{"type": "Ready", "status": "True"}]}
+    read = projections.pod({"metadata": metadata, "spec": pod(**given), "status": status})
+    assert read is not None
+    assert read.engine is not None
+    return read.engine
+
+
+def test_what_answers_depend_on_is_read_from_the_pod() -> None:
+    usual = build()
+    assert (usual.weights, usual.pinned) == (FACTS.digest, True)
+    assert usual.image == pod()["containers"][0]["image"]
+    other_weights = FACTS.model_copy(update={"digest": f"sha256:{'2' * 64}"})
+    others = [
+        build(facts=other_weights),
+        build(gpus=2),
+        build(engine={"quantization": {"weights": "FP8"}}),
+        build(engine={"extraArgs": ["--attention-backend=triton"]}),
+        build(pod={"env": [{"name": "A", "value": "b"}]}),
+    ]
+    assert len({usual.digest, *(each.digest for each in others)}) == 1 + len(others)
+    # Neither the agent nor what concerns the scheduler alone.
+    newer = CONFIG.model_copy(update={"agent": CONFIG.agent.model_copy(update={"image": "shoal:next"})})
+    same = [build(config=newer), build(pod={"annotations": {"a": "b"}}), build(drainSeconds=5)]
+    assert {each.digest for each in same} == {usual.digest}
+
+
+@pytest.mark.parametrize(
+    ("source", "pinned"),
+    [
+        ({"uri": "pvc://claim/model"}, False),
+        ({"uri": "oci://registry.example/model:1"}, False),
+        ({"uri": "pvc://claim/model", "digest": f"sha256:{'3' * 64}"}, True),
+        ({"uri": "file:///opt/models/tiny"}, True),
+    ],
+)
+def test_weights_that_may_change_in_place_are_not_pinned(source: dict[str, str], *, pinned: bool) -> None:
+    assert build(source=source).pinned is pinned
 
 
 def test_a_replica_has_its_drain_time_and_a_minute() -> None:

@@ -48,8 +48,8 @@ class CanaryContext:
     """Digest of all of it."""
     image: str
     """Of the engine."""
-    revision: str
-    """Digest of the weights' manifest."""
+    weights: str | None
+    """Digest of their manifest or content; None: they are those of an image of Shoal's."""
     quantization: str | None
 
 

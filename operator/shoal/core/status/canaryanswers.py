@@ -32,7 +32,7 @@ def shown(context: CanaryContext, memory: Memory) -> CanaryAnswers:
     return CanaryAnswers(
         key=context.key,
         image=context.image,
-        revision=context.revision,
+        weights=context.weights,
         quantization=context.quantization,
         prompts=tuple(
             PromptAnswers(
