@@ -261,15 +261,17 @@ class HealthProbes:
 
     def _due(self, group: _Group, now: float) -> bool:
         """A round every ten minutes, where there is or will be something to compare with and the Model is used: a
-        canary must not keep a Model from going to zero."""
+        canary must not keep a Model from going to zero. So it is asked while other requests run, and not after them."""
         if group.context is None and len(group.pods) <= WITNESSES:
             return False
         if group.key not in self._next_round:
             self._next_round[group.key] = now + ROUND_SECONDS
         if now < self._next_round[group.key]:
             return False
-        self._next_round[group.key] = now + ROUND_SECONDS
         loads = [self._load(pod.uid) for pod in group.pods]
+        if not any(load is not None and load.running for load in loads):
+            return False
+        self._next_round[group.key] = now + ROUND_SECONDS
         made = sum(load.generation_tokens_total or 0 for load in loads if load is not None)
         before = self._made.get(group.key)
         self._made[group.key] = made

@@ -229,6 +229,10 @@ async def test_a_model_that_is_not_used_is_not_asked_and_one_that_is_every_ten_m
         await fleet.step(60)
     assert not fleet.asked, "a canary must not keep a Model from going to zero"
     for minute in range(40):
+        fleet.loads |= {f"chat-{i}": Load(running=0, generation_tokens_total=minute * 5000) for i in range(4)}
+        await fleet.step(60)
+    assert not fleet.asked, "the time in which it has to be idle would begin anew"
+    for minute in range(40, 80):
         fleet.loads |= {f"chat-{i}": Load(running=1, generation_tokens_total=minute * 5000) for i in range(4)}
         await fleet.step(60)
     assert 8 <= len(fleet.asked) <= 16
