@@ -45,6 +45,11 @@ _MOST_KILLS = 100
     default=None,
     help="GPUs sicken, and some are devices of a DRA driver; default: yes, but not with --from.",
 )
+@click.option(
+    "--nodes",
+    is_flag=True,
+    help="Two more Models, on nodes that an autoscaler adds for pending replicas, and that go or are taken away.",
+)
 @click.option("--mutation", help="A protection that is switched off; the storm must find out.")
 @click.option("--folder", type=click.Path(path_type=Path), help="For the journals; default: a new one.")
 @click.option("--judge", "judged", type=click.Path(path_type=Path, exists=True), help="Only judge this folder again.")
@@ -62,6 +67,7 @@ def main(
     since: str | None,
     routes: bool,
     sick: bool | None,
+    nodes: bool,
     mutation: str | None,
     folder: Path | None,
     judged: Path | None,
@@ -78,6 +84,8 @@ def main(
         raise click.UsageError("nothing was released yet: name a commit")
     if routes and since is not None:
         raise click.UsageError("--routes and --from exclude each other: the earlier version may not have the kind")
+    if nodes and since is not None:
+        raise click.UsageError("--nodes and --from exclude each other: the earlier version may not know such nodes")
     sickening = since is None if sick is None else sick
     if sickening and since is not None:
         raise click.UsageError("--sick and --from exclude each other: the earlier version may not know devices")
@@ -85,6 +93,7 @@ def main(
         faults.ALL
         | (faults.SICK if sickening else {})
         | (faults.ROUTES if routes else {})
+        | (faults.NODES if nodes else {})
         | (faults.KEDA if driver == "KEDA" else {})
         | (faults.VERSIONS if since else {})
     )
@@ -110,6 +119,7 @@ def main(
         mutation=mutation,
         routes=routes,
         sick=sickening,
+        nodes=nodes,
         kills=min(_MOST_KILLS, round(count / rate / _KILL_SECONDS)) if kills is None else kills,
     )
     sys.exit(0 if run(config, folder or Path(tempfile.mkdtemp(prefix="storm-"))).good else 1)

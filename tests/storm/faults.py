@@ -11,7 +11,7 @@ import signal
 import subprocess
 import time
 from base64 import b64decode
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -26,9 +26,10 @@ from shoal_dev.demo import healthact
 from shoal_dev.demo.clusters import NAMESPACE
 from shoal_dev.lab.addons import keda
 from shoal_dev.lab.errors import LabError
-from tests.storm import routes, sick
+from tests.storm import nodes, routes, sick
 from tests.storm.ground import BURSTY, STEADY, STORM, Ground
 from tests.storm.journals import Halt, Kill, Sickness, SilentPeriod
+from tests.storm.provider import REPORTER
 
 SILENT_SECONDS: Final = 13.0
 """A stream that says nothing for 12 s is down; what it said before may be acted on until then."""
@@ -39,6 +40,7 @@ HALT_SECONDS: Final = 90.0
 _AWAY_SECONDS: Final = 60.0
 _NOTICE_SECONDS: Final = 30.0
 """From the notice to the end of a spot machine: GKE's and Azure's 30 s; EC2 gives 120."""
+_DRAIN: Final = ("--ignore-daemonsets", "--delete-emptydir-data")
 _SPOT_NOTICE: Final = "aws-node-termination-handler/spot-itn"
 
 
@@ -80,6 +82,12 @@ class Storm:
     def some_engine(self, model: str | None = None) -> str | None:
         pods = sorted(p["metadata"]["name"] for p in self.ground.engines(model))
         return self.random.choice(pods) if pods else None
+
+    def some_node(self) -> str | None:
+        """One with replicas, of those that are always there."""
+        named = sorted({p["spec"]["nodeName"] for p in self.ground.engines()})
+        fixed = [name for name in named if not name.startswith(nodes.PREFIX)]
+        return self.random.choice(fixed) if fixed else None
 
     def some_gateway(self) -> str | None:
         pods = sorted(self.ground.pods(names.COMPONENT_GATEWAY))
@@ -156,38 +164,27 @@ def engine_hangs_up(storm: Storm) -> None:
 
 def node_killed(storm: Storm) -> None:
     """The node's power fails: no process says goodbye, no connection is reset. It comes back after a while."""
-    pods = storm.ground.engines()
-    if not pods:
+    node = storm.some_node()
+    if node is None:
         return
-    node = storm.random.choice(sorted({p["spec"]["nodeName"] for p in pods}))
-    there = [p for p in storm.ground.get("pods", "-n", STORM) if p["spec"].get("nodeName") == node]
-    named = [p["metadata"]["name"] for p in there]
-    addresses = [p["status"]["podIP"] for p in there if p["status"].get("podIP")]
-    drops = "".join(f"    ip saddr {a} drop\n    ip daddr {a} drop\n" for a in addresses)
-    wires = f"table bridge storm {{\n  chain f {{\n    type filter hook forward priority 0\n{drops}  }}\n}}\n"
-    since = time.time()
-    # Processes that are killed close their connections; a machine without power does not.
-    _nft(storm.ground.lab.state.pid, wires)
-    storm.ground.lab.kill_node(node)
-    kills = [Kill("engine", pod, since, since + 150, "node_killed") for pod in named]
-    storm.say(f"node_killed: {node} with {', '.join(named)}", kills)
-    # Longer than any client would wait for a word from there.
-    storm.wait(75)
-    _nft(storm.ground.lab.state.pid, "delete table bridge storm\n")
+    with _power_off(storm, node) as (named, since):
+        storm.ground.lab.kill_node(node)
+        kills = [Kill("engine", pod, since, since + 150, "node_killed") for pod in named]
+        storm.say(f"node_killed: {node} with {', '.join(named)}", kills)
+        # Longer than any client would wait for a word from there.
+        storm.wait(75)
     storm.ground.lab.start_node(node)
     storm.say(f"node_killed: {node} is back")
 
 
 def node_drained(storm: Storm) -> None:
     """kubectl drain, as before maintenance; then uncordon."""
-    pods = storm.ground.engines()
-    if not pods:
+    node = storm.some_node()
+    if node is None:
         return
-    node = storm.random.choice(sorted({p["spec"]["nodeName"] for p in pods}))
     storm.say(f"node_drained: {node}")
-    options = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s")
     try:
-        storm.ground.kubectl("drain", node, *options, timeout=150)
+        storm.ground.kubectl("drain", node, *_DRAIN, "--timeout=120s", timeout=150)
         storm.say(f"node_drained: {node} is empty")
     finally:
         storm.ground.kubectl("uncordon", node)
@@ -196,16 +193,11 @@ def node_drained(storm: Storm) -> None:
 def spot_interrupted(storm: Storm) -> None:
     """A spot machine is taken away: a notice, which a termination handler makes a taint and a drain of; then the power
     is off, and the Node goes. Later another machine comes."""
-    pods = storm.ground.engines()
-    if not pods:
+    node = storm.some_node()
+    if node is None:
         return
-    node = storm.random.choice(sorted({p["spec"]["nodeName"] for p in pods}))
     storm.say(f"spot_interrupted: notice for {node}")
-    storm.ground.kubectl("taint", "node", node, f"{_SPOT_NOTICE}:NoSchedule")
-    options = ("--ignore-daemonsets", "--delete-emptydir-data", f"--timeout={_NOTICE_SECONDS:.0f}s")
-    with contextlib.suppress(click.ClickException):  # what is not done by the end of the notice is cut off
-        storm.ground.kubectl("drain", node, *options, timeout=_NOTICE_SECONDS + 30)
-    left = [p["metadata"]["name"] for p in storm.ground.engines() if p["spec"]["nodeName"] == node]
+    left = _notice(storm, node)
     since = time.time()
     storm.ground.lab.kill_node(node)
     storm.ground.kubectl("delete", "node", node, "--wait=false")
@@ -375,6 +367,41 @@ def scaled(storm: Storm) -> None:
     storm.wait(25)
     _patch(storm, STEADY, {"scaling": {"minReplicas": 2}})
     storm.say(f"scaled: {STEADY} back to 2")
+
+
+def _notice(storm: Storm, node: str) -> list[str]:
+    """The notice of a spot machine, and what a termination handler does with it. Returns when the machine is empty, or
+    its time is over; then with the pods that are still there, also those that were not done."""
+    storm.ground.kubectl("taint", "node", node, f"{_SPOT_NOTICE}:NoSchedule")
+    with contextlib.suppress(click.ClickException):  # what is not done by the end of the notice is cut off
+        limit = f"--timeout={_NOTICE_SECONDS:.0f}s"
+        storm.ground.kubectl("drain", node, *_DRAIN, limit, timeout=_NOTICE_SECONDS + 30)
+    return _there(storm, node)
+
+
+def _there(storm: Storm, node: str) -> list[str]:
+    """Names of the replicas on a node, whatever they do."""
+    return [p["metadata"]["name"] for p in _pods_on(storm, node)]
+
+
+def _pods_on(storm: Storm, node: str) -> list[dict[str, Any]]:
+    return storm.ground.get("pods", "-n", STORM, "--field-selector", f"spec.nodeName={node}")
+
+
+@contextlib.contextmanager
+def _power_off(storm: Storm, node: str) -> Generator[tuple[list[str], float]]:
+    """A machine without power: no packet from it, and none to it. Yields the names of its replicas, and the time."""
+    there = _pods_on(storm, node)
+    addresses = [p["status"]["podIP"] for p in there if p["status"].get("podIP")]
+    drops = "".join(f"    ip saddr {a} drop\n    ip daddr {a} drop\n" for a in addresses)
+    wires = f"table bridge storm {{\n  chain f {{\n    type filter hook forward priority 0\n{drops}  }}\n}}\n"
+    since = time.time()
+    # Processes that are killed close their connections; a machine without power does not.
+    _nft(storm.ground.lab.state.pid, wires)
+    try:
+        yield [p["metadata"]["name"] for p in there], since
+    finally:
+        _nft(storm.ground.lab.state.pid, "delete table bridge storm\n")
 
 
 ALL: Final[dict[str, Fault]] = {
@@ -599,6 +626,133 @@ def _device(storm: Storm, pod: dict[str, Any]) -> str | None:
     return None
 
 
+# --- nodes that come and go -------------------------------------------------------------------------------------------
+
+_NODE_SECONDS: Final = 75.0
+"""Within which a node comes, and within which the status of a Model says why none does. Longer than the pause of the
+Model that has its nodes to itself."""
+_LOST_SECONDS: Final = 40.0
+"""Until the cloud says of a machine without power that it is gone."""
+
+
+def nodes_wanted(storm: Storm) -> None:
+    """More replicas than there are nodes for, and then no more than before: nodes come, and go empty."""
+    before = len(storm.ground.provider.nodes())
+    storm.say(f"nodes_wanted: {nodes.MODEL} to {nodes.REPLICAS}, with {before} nodes")
+    _patch(storm, nodes.MODEL, {"scaling": {"minReplicas": nodes.REPLICAS}})
+    try:
+        came = _within(storm, _NODE_SECONDS, lambda: len(storm.ground.provider.nodes()) > before)
+        storm.wait(15)
+    finally:
+        _patch(storm, nodes.MODEL, {"scaling": {"minReplicas": 0}})
+    storm.ground.provider.note("fault", why="nodes_wanted", good=came or before > 1)
+    storm.say(f"nodes_wanted: {len(storm.ground.provider.nodes())} nodes; {nodes.MODEL} may go to zero again")
+
+
+def spot_node_taken(storm: Storm) -> None:
+    """A spot machine that came for a replica is taken away with a notice; another one comes where it is needed."""
+    if node := _node_to_take(storm, "spot_node_taken"):
+        _take_with_notice(storm, node, "spot_node_taken")
+
+
+def spot_node_lost(storm: Storm) -> None:
+    """A spot machine that came for a replica is off without a notice, and its Node goes some time later."""
+    node = _node_to_take(storm, "spot_node_lost")
+    if node is None:
+        return
+    provider = storm.ground.provider
+    with _power_off(storm, node) as (named, since):
+        storm.ground.lab.kill_node(node)
+        kills = [Kill("engine", pod, since, since + 150, "spot_node_lost") for pod in named]
+        storm.say(f"spot_node_lost: {node} is off, with {', '.join(named)}", kills)
+        storm.wait(_LOST_SECONDS)
+        provider.forget(node, "power", named)
+        # Longer than any client would wait for a word from there.
+        storm.wait(75 - _LOST_SECONDS)
+    storm.say(f"spot_node_lost: the Node {node} is gone")
+
+
+def stock_out(storm: Storm) -> None:
+    """There are no spot machines for a while, one is taken away, and more replicas are wanted than there are machines
+    for: some wait, or go to another class."""
+    node = _node_to_take(storm, "stock_out")
+    if node is None:
+        return
+    provider = storm.ground.provider
+    provider.set_stock(False)
+    _patch(storm, nodes.MODEL, {"scaling": {"minReplicas": nodes.REPLICAS}})
+    try:
+        _take_with_notice(storm, node, "stock_out")
+        quoted = _within(storm, _NODE_SECONDS, lambda: bool(_quotes(storm)))
+        if quoted:
+            model, text = _quotes(storm)[0]
+            provider.note("quoted", pods=[model])
+            storm.say(f"stock_out: the status of {model} says: {text}")
+        # After this time the class is the second Model's last choice.
+        storm.wait(2 * nodes.PROVISION_SECONDS)
+        _within(storm, _NODE_SECONDS, lambda: bool(storm.ground.engines(nodes.EITHER)))
+    finally:
+        provider.set_stock(True)
+        _patch(storm, nodes.MODEL, {"scaling": {"minReplicas": 0}})
+    found = sorted({p["spec"]["nodeName"] for p in storm.ground.engines(nodes.EITHER)})
+    storm.say(f"stock_out: there are machines again; {nodes.EITHER} is on {', '.join(found) or 'no node'}")
+
+
+NODES: Final[dict[str, Fault]] = {f.__name__: f for f in (nodes_wanted, spot_node_taken, spot_node_lost, stock_out)}
+
+
+def _node_to_take(storm: Storm, fault: str) -> str | None:
+    """A node with a replica, which nobody else takes away any more. Waits for one."""
+    found: list[str] = []
+
+    def choose() -> bool:
+        serving = {p["spec"]["nodeName"] for p in storm.ground.engines()}
+        candidates = [name for name in storm.ground.provider.nodes() if name in serving]
+        if candidates and storm.ground.provider.notice(node := storm.random.choice(candidates)):
+            found.append(node)
+        return bool(found)
+
+    _within(storm, _NODE_SECONDS, choose)
+    storm.ground.provider.note("fault", why=fault, good=bool(found))
+    if not found:
+        storm.say(f"{fault}: there is no node with a replica to take away")
+    return found[0] if found else None
+
+
+def _take_with_notice(storm: Storm, node: str, fault: str) -> None:
+    provider = storm.ground.provider
+    there = _there(storm, node)
+    provider.note("noticed", node, there)
+    storm.say(f"{fault}: notice for {node} with {', '.join(there)}")
+    left = _notice(storm, node)
+    since = time.time()
+    provider.take(node, "notice", left)
+    kills = [Kill("engine", pod, since, since + 60, fault) for pod in left]
+    storm.say(f"{fault}: {node} is gone with {', '.join(left) or 'no replica'}", kills)
+
+
+def _quotes(storm: Storm) -> list[tuple[str, str]]:
+    """Models whose status quotes the autoscaler, with what it says."""
+    found: list[tuple[str, str]] = []
+    for model in storm.ground.get("models.shoal.dev", "-n", STORM):
+        for condition in model.get("status", {}).get("conditions", ()):
+            message = condition.get("message", "")
+            if f"{REPORTER}: pod didn't trigger scale-up" in message:
+                found.append((model["metadata"]["name"], message))
+    return found
+
+
+def _within(storm: Storm, seconds: float, condition: Callable[[], bool]) -> bool:
+    """Whether it came true in that time, before the load ended."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not storm.over():
+        with contextlib.suppress(click.ClickException, LabError):
+            if condition():
+                return True
+        time.sleep(0.7)
+    return False
+
+
 # --- with the driver KEDA ---------------------------------------------------------------------------------------------
 
 
@@ -691,7 +845,7 @@ BETWEEN_VERSIONS: Final = (
     "operator_killed",
 )
 """In this order, unless others are asked for: what meets two versions side by side."""
-EVERY: Final = ALL | ROUTES | SICK | KEDA | VERSIONS
+EVERY: Final = ALL | ROUTES | SICK | NODES | KEDA | VERSIONS
 
 
 # --- inside -----------------------------------------------------------------------------------------------------------

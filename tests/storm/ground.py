@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -26,8 +27,9 @@ from shoal_dev.lab.errors import LabError
 from shoal_dev.lab.fleet import FleetFile
 from shoal_dev.lab.node.config import Bind, ImageConfig
 from shoal_dev.lab.volumes import FOLDER
-from tests.storm import journals, routes, sick, swaps, versions
+from tests.storm import journals, nodes, routes, sick, swaps, versions
 from tests.storm.listener import ListenerConfig
+from tests.storm.provider import NodeProvider
 from tests.storm.versions import Earlier
 from tests.support.waiting import until
 
@@ -58,14 +60,20 @@ _SIMULATOR: Final[dict[str, Any]] = {
 }
 
 
-def _fleet(nodes: int, *more: Mapping[str, Any]) -> dict[str, Any]:
+def _fleet(count: int, *more: Mapping[str, Any]) -> dict[str, Any]:
     """So many nodes with two GPUs each, and `more`."""
     gpus = {"gpus": 2, "gpuProduct": "NVIDIA-L40S", "gpuMemoryMiB": 46068}
-    return {"nodes": [{"name": "cpu-{n}", "count": 2}, {"name": "l40s-{n}", "count": nodes, **gpus}, *more]}
+    return {"nodes": [{"name": "cpu-{n}", "count": 2}, {"name": "l40s-{n}", "count": count, **gpus}, *more]}
 
 
 def models(
-    drain_seconds: int, idle_seconds: int, driver: Driver, *, routed: bool = False, sickening: bool = False
+    drain_seconds: int,
+    idle_seconds: int,
+    driver: Driver,
+    *,
+    routed: bool = False,
+    sickening: bool = False,
+    coming: bool = False,
 ) -> list[dict[str, Any]]:
     spec: dict[str, Any] = {
         "source": {"uri": "file:///opt/shoal/models/tiny-chat"},
@@ -85,6 +93,14 @@ def models(
         scaling[sick.MODEL] = {"minReplicas": sick.REPLICAS, "maxReplicas": sick.REPLICAS + 1}
         # A GPU that is far slower still ends its answers.
         own[sick.MODEL] = {"variants": [{"class": sick.CLASS}], "drainSeconds": max(drain_seconds, 300)}
+    if coming:
+        scaling[nodes.MODEL] = {"minReplicas": 0, "maxReplicas": nodes.REPLICAS} | {
+            "stabilizationSeconds": 10,
+            "idleSeconds": 10,
+        }
+        scaling[nodes.EITHER] = {"minReplicas": 1, "maxReplicas": 2, "stabilizationSeconds": 20}
+        spot, fixed = {"class": nodes.CLASS}, {"class": "l40s-48gb"}
+        own |= {nodes.MODEL: {"variants": [spot]}, nodes.EITHER: {"variants": [spot, fixed]}}
     return [
         {
             "apiVersion": "shoal.dev/v1alpha1",
@@ -99,8 +115,8 @@ def models(
     ]
 
 
-def tenant(*, routed: bool = False, sickening: bool = False) -> dict[str, Any]:
-    granted = (STEADY, BURSTY, *((routes.NEXT, routes.SHADOW) if routed else ()), *((sick.MODEL,) if sickening else ()))
+def tenant(granted: Sequence[str]) -> dict[str, Any]:
+    """With the right to ask these Models."""
     grants = [{"namespace": STORM, "name": name} for name in granted]
     keys = [{"name": "storm", "sha256": hash_api_key(KEY)}]
     metadata = {"name": STORM}
@@ -118,6 +134,8 @@ class Ground(LabCluster):
     def __init__(self, lab: Lab, folder: Path, earlier: Earlier | None = None) -> None:
         super().__init__(lab)
         self.folder = folder
+        self.provider = NodeProvider(lab, folder, random.Random(0))  # noqa: S311 - reproducible on purpose
+        """Adds nodes and removes them, where some are to come and go."""
         self._earlier = earlier
 
     # --- making it ----------------------------------------------------------------------------------------------------
@@ -136,12 +154,14 @@ class Ground(LabCluster):
         earlier: Earlier | None = None,
         routed: bool = False,
         sickening: bool = False,
+        coming: bool = False,
     ) -> Generator["Ground"]:
         """A lab with Shoal and all Models ready; it is gone afterwards, `folder` stays.
 
         `mutation`: a protection that is switched off (`tests.storm.mutants`). `driver`: who writes replicas. `earlier`:
         the version that is installed first. `routed`: with routes, and two more Models for them. `sickening`: with
-        nodes whose GPUs are devices, a Model on them, and an operator that takes less time to judge GPUs.
+        nodes whose GPUs are devices, a Model on them, and an operator that takes less time to judge GPUs. `coming`:
+        with nodes that come and go, and two Models on them.
         """
         engines = folder / "engines"
         engines.mkdir(parents=True, exist_ok=True)
@@ -149,19 +169,22 @@ class Ground(LabCluster):
         rows = {images.SHOAL: _image(engines, mutation, hurried=sickening)}
         if earlier is not None:
             rows[versions.REPOSITORY] = _with_journal(earlier.row(), engines, earlier.root)
+        more = [*([sick.NODES] if sickening else []), *([nodes.GROUP_OF_NODES] if coming else [])]
         lab = Lab.up(
             f"storm-{os.getpid()}",
-            fleet_data=FleetFile.model_validate(_fleet(5 if routed else 4, *([sick.NODES] if sickening else []))),
+            fleet_data=FleetFile.model_validate(_fleet(5 if routed else 4, *more)),
             faults=True,
             addons=("keda",) if driver == "KEDA" else (),
             extra_images=rows,
         )
         try:
             ground = cls(lab, folder, earlier)
-            wanted = models(drain_seconds, idle_seconds, driver, routed=routed, sickening=sickening)
+            wanted = models(drain_seconds, idle_seconds, driver, routed=routed, sickening=sickening, coming=coming)
             tuned = swaps.objects(STORM, STEADY, STORM) if adapters else []
-            ground._begin(wanted, tuned, routed=routed, sickening=sickening)
-            yield ground
+            classes = [*([sick.gpu_class()] if sickening else []), *([nodes.gpu_class()] if coming else [])]
+            with ground.provider.running() if coming else contextlib.nullcontext():
+                ground._begin(wanted, tuned, classes, routed=routed)
+                yield ground
         finally:
             lab.down()
 
@@ -178,17 +201,23 @@ class Ground(LabCluster):
             steps.install(self, "simulator", steps.LAB_IMAGE, values)
 
     def _begin(
-        self, models: list[dict[str, Any]], adapters: list[dict[str, Any]], *, routed: bool, sickening: bool
+        self,
+        models: list[dict[str, Any]],
+        adapters: list[dict[str, Any]],
+        classes: list[dict[str, Any]],
+        *,
+        routed: bool,
     ) -> None:
         self.install(earlier=True)
         self.kubectl("create", "namespace", STORM)
         self.kubectl("apply", "-f", str(steps.EXAMPLES / "gpuclasses.yaml"))
         pair = (routes.front(STORM, STEADY), routes.trial(STORM, STEADY, BURSTY)) if routed else ()
         # The pool first: a Model that gets one later rolls.
-        devices = (sick.gpu_class(),) if sickening else ()
-        for item in (*devices, *adapters, *models, *pair, tenant(routed=routed, sickening=sickening)):
+        names_of_models = [model["metadata"]["name"] for model in models]
+        for item in (*classes, *adapters, *models, *pair, tenant(names_of_models)):
             self.apply(item)
-        for name in (model["metadata"]["name"] for model in models):
+        # One is at zero, on nodes that come when it is asked.
+        for name in (each for each in names_of_models if each != nodes.MODEL):
             self.kubectl("wait", "--for=condition=Ready", f"model/{name}", "-n", STORM, "--timeout=240s", timeout=250)
         if adapters:
             lora = ("loraadapters", "--all", "-n", STORM)

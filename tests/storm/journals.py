@@ -205,6 +205,20 @@ class Sickness:
     """Replicas that the Model has at least."""
 
 
+@dataclass(frozen=True, slots=True)
+class NodeEvent:
+    """What became of a node that an autoscaler adds; see `tests.storm.nodes`."""
+
+    at: float
+    event: str
+    node: str
+    pods: tuple[str, ...]
+    """Who asked for it, or was there."""
+    why: str
+    good: bool
+    """Of `stock`: there is some again. Of a fault: it found a node."""
+
+
 @dataclass(slots=True)
 class Journals:
     """All of them."""
@@ -224,6 +238,8 @@ class Journals:
     halts: list[Halt] = field(default_factory=list[Halt])
     out_of_use: list[OutOfUse] = field(default_factory=list[OutOfUse])
     sicknesses: list[Sickness] = field(default_factory=list[Sickness])
+    nodes: list[NodeEvent] = field(default_factory=list[NodeEvent])
+    """Empty: no nodes were to come."""
 
     def copies(self) -> list[Sequence]:
         """What engines of mirrors were sent: no client waits for it."""

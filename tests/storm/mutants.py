@@ -189,6 +189,18 @@ def no_replacement() -> None:
     ScaleWriter.scale = scale
 
 
+def no_coming() -> None:
+    """Placement counts no nodes that an autoscaler would add, so nothing is pending and none comes."""
+    from shoal.core import candidates
+
+    real = candidates.supplies
+
+    def supplies(*args: Any, **kwargs: Any) -> Any:
+        return tuple(replace(supply, coming=0) for supply in real(*args, **kwargs))
+
+    candidates.supplies = supplies
+
+
 def hurry() -> None:
     """Windows and rounds that a storm can wait for; what counts as slow, garbled or healed stays as it is."""
     _set("shoal.core.health.decide", HOLD_SECONDS=15.0, OWN_WORD_SECONDS=15.0, LONGEST_HOLD_SECONDS=30.0, FADES=0.5)
@@ -235,6 +247,7 @@ MUTATIONS: Final[dict[str, Callable[[], None]]] = {
     "no-dedupe": no_dedupe,
     "no-share": no_share,
     "no-replacement": no_replacement,
+    "no-coming": no_coming,
 }
 
 

@@ -17,7 +17,7 @@ import orjson
 from shoal.api.model import Driver
 from shoal_dev.demo import steps
 from shoal_dev.lab.errors import LabError
-from tests.storm import faults, journals, ledgerrows, routed, routes, sick, story, swaps, versions
+from tests.storm import faults, journals, ledgerrows, nodes, routed, routes, sick, story, swaps, versions
 from tests.storm.ground import BURSTY, KEY, LEDGER, MODEL_PATH, STEADY, STORM, Ground
 from tests.storm.kills import killing
 from tests.storm.load import LoadConfig
@@ -72,6 +72,8 @@ class StormConfig:
     """Half of the requests goes to routes: with shares, a canary and fallbacks."""
     sick: bool = False
     """A quarter of the requests goes to a Model on devices of a DRA driver, and GPUs sicken."""
+    nodes: bool = False
+    """Two more Models, on a class whose nodes come because replicas are pending, and go."""
     kills: int = 0
     """SIGKILLs of gateways and the ledger in turn, beside the faults."""
 
@@ -121,6 +123,7 @@ def _ground(config: StormConfig, folder: Path) -> Generator[Ground]:
             earlier=earlier,
             routed=config.routes,
             sickening=config.sick,
+            coming=config.nodes,
         )
         yield stack.enter_context(ground)
 
@@ -151,6 +154,7 @@ def collect(folder: Path) -> journals.Journals:
         halts=journals.read_halts(folder / "faults.jsonl"),
         out_of_use=sick.read_out_of_use(folder / "classes.jsonl"),
         sicknesses=sick.read_sicknesses(folder / "faults.jsonl"),
+        nodes=nodes.read_events(folder / nodes.FILE),
     )
 
 
@@ -173,6 +177,8 @@ def show(found: journals.Journals, findings: Findings, folder: Path) -> None:
         print(routed.line(found))
     if found.out_of_use:
         print(sick.line(found))
+    if found.nodes:
+        print(nodes.line(found))
     if findings.account is not None:
         print("\n".join(findings.account.lines()))
     print(findings.line(), flush=True)
@@ -241,6 +247,9 @@ def _models(config: StormConfig, bursts: Phase) -> Iterator[Target]:
     if config.sick:
         rest -= 0.2
         yield Target(sick.MODEL, 0.2)
+    if config.nodes:
+        # Longer bursts and pauses than the others': a node has to come, and to go.
+        yield from (Target(nodes.MODEL, 0.12, Phase(100.0, 55.0)), Target(nodes.EITHER, 0.08))
     if not config.routes:
         yield from (Target(STEADY, rest), Target(BURSTY, 0.25, bursts))
     else:

@@ -34,6 +34,7 @@ def storm(
     adapters: bool = False,
     routes: bool = False,
     sick: bool = False,
+    nodes: bool = False,
 ) -> StormConfig:
     """Both Models are asked all the time, and every engine always works on some long answer: what a fault shows must
     not depend on the moment at which it comes."""
@@ -55,6 +56,7 @@ def storm(
         adapters=adapters,
         routes=routes,
         sick=sick,
+        nodes=nodes,
     )
 
 
@@ -119,6 +121,11 @@ def test_gpus_out_of_use_beyond_their_share_are_found(tmp_path: Path) -> None:
 def test_a_replica_that_goes_before_another_one_serves_is_found(tmp_path: Path) -> None:
     findings = run(storm("no-replacement", "device_tainted", seconds=75, sick=True), tmp_path)
     assert any("went for device_tainted while 3 other replicas" in v for v in findings.violations)
+
+
+def test_nodes_that_never_come_are_found(tmp_path: Path) -> None:
+    findings = run(storm("no-coming", "nodes_wanted", seconds=75, nodes=True), tmp_path)
+    assert "nodes: no node came; 0 replicas asked for one" in findings.violations
 
 
 def test_with_unknown_read_as_zero_replicas_go_while_nobody_is_heard(tmp_path: Path) -> None:

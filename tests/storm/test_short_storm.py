@@ -1,5 +1,6 @@
 """A short storm: every request is followed to its end while pods, engines, a gateway and the leader go."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,39 @@ def test_gpus_that_sicken_lose_no_request_and_never_more_than_their_share_is_out
     assert {"device_tainted", "node_sickens", "replica_garbled"} <= done.keys()
     assert all(each.replaced is not None for each in done.values()), done
     assert max(len(each.units) for each in found.out_of_use) > 0
+    assert findings.totals["answered"] > 0.7 * findings.sent
+
+
+NODES = ("nodes_wanted", "spot_node_taken", "operator_killed", "stock_out", "spot_node_lost")
+
+
+@pytest.mark.long
+def test_nodes_that_come_and_go_lose_no_request(tmp_path: Path) -> None:
+    config = StormConfig(
+        requests=7500,
+        rate=17,
+        seed=5,
+        faults=NODES,
+        once=True,
+        gap=6,
+        pace=0.6,
+        burst_period=0,
+        shuffled=False,
+        nodes=True,
+    )
+    findings = run(config, tmp_path)
+    assert findings.lost() == []
+    assert findings.violations == []
+    seen = collect(tmp_path).nodes
+    why = Counter((event.event, event.why) for event in seen)
+    assert why["came", ""] >= 3
+    assert why["gone", "empty"] >= 1
+    assert why["gone", "notice"] >= 1
+    assert why["gone", "power"] == 1
+    assert why["quoted", ""] == 1
+    assert {event.why for event in seen if event.event == "fault" and event.good} == {
+        "nodes_wanted", "spot_node_taken", "stock_out", "spot_node_lost",
+    }  # fmt: skip
     assert findings.totals["answered"] > 0.7 * findings.sent
 
 

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from tests.storm import routed, sick
+from tests.storm import nodes, routed, sick
 from tests.storm.journals import WRONG, Attempt, Journals, Kill, Sequence, UsageRow, by_client
 from tests.storm.ledgerrows import LedgerContents
 from tests.storm.metered import Account, account
@@ -127,6 +127,7 @@ def judge(journals: Journals, contents: LedgerContents | None = None, cached: in
     findings.violations += crowded(journals, cached)
     findings.violations += routed.violations(journals, contents)
     findings.violations += sick.violations(journals)
+    findings.violations += nodes.violations(journals)
     if contents is not None:
         findings.account = account(
             contents,
