@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from shoal.api import names, permissions
 from shoal.api.config import OperatorConfig
 from shoal.cache.settings import CacheSettings
 from shoal.gateway import mediafetch
+from shoal.gateway.metrics import GatewayMetrics
 from shoal.gateway.settings import GatewaySettings
 from tests.support.charts import CHART, CRDS, EVERYTHING, ROOT, SETS, SMALL, helm, rendered
 
@@ -71,6 +73,20 @@ def test_gateways_scale_by_their_load() -> None:
     # A number in the StatefulSet would take the autoscaler's away at each upgrade.
     assert "replicas" not in one(objects, "StatefulSet", "shoal-gateway")["spec"]
     assert [o for o in rendered({}) if o["kind"] == "HorizontalPodAutoscaler"] == []
+
+
+def test_the_rule_for_prometheus_adapter_is_of_the_metric_that_the_autoscaler_reads() -> None:
+    blocks = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / "chart.md").read_text(), re.MULTILINE | re.DOTALL)
+    ((rule,),) = [yaml.safe_load(block)["rules"]["custom"] for block in blocks if "seriesQuery" in block]
+    series, _, labels = rule["seriesQuery"].partition("{")
+    values = {"gateway": {"autoscaling": {"enabled": True, "inFlight": 300}}}
+    hpa = one(rendered(values), "HorizontalPodAutoscaler", "shoal-gateway")["spec"]
+    assert series == hpa["metrics"][1]["pods"]["metric"]["name"]
+    assert [m.type for m in GatewayMetrics().registry.collect() if m.name == series] == ["gauge"]
+    # The labels that Prometheus gives what a ServiceMonitor selects.
+    assert labels == 'namespace!="",pod!=""}'
+    assert rule["resources"]["overrides"] == {each: {"resource": each} for each in ("namespace", "pod")}
+    assert rule["metricsQuery"] == "sum(<<.Series>>{<<.LabelMatchers>>}) by (<<.GroupBy>>)"
 
 
 def test_gateways_with_bounds_that_contradict_each_other_are_refused() -> None:
