@@ -19,3 +19,27 @@ def commands(page: str, heading: str) -> list[str]:
     if not blocks:
         raise LookupError(f"{page} has no commands below {heading!r}")
     return blocks
+
+
+def lines(script: str) -> list[str]:
+    """The commands of a block, one a line as a reader enters them: without comments, continued lines as one."""
+    whole = script.replace("\\\n", " ")
+    found = (re.sub(r"(^|\s)#.*", "", line).strip() for line in whole.splitlines())
+    return [line for line in found if line]
+
+
+def marked(script: str, *marks: tuple[str, str]) -> str:
+    """The script, which writes `== MARK SECONDS` when it comes to the line that begins with a text, for each (mark,
+    text). Raises LookupError when no line, or more than one, begins so."""
+    found = script.splitlines()
+    for mark, text in marks:
+        there = [i for i, line in enumerate(found) if line.startswith(text)]
+        if len(there) != 1:
+            raise LookupError(f"{len(there)} lines begin with {text!r}")
+        found.insert(there[0], f'echo "== {mark} $EPOCHREALTIME"')
+    return "\n".join(found) + "\n"
+
+
+def times(output: str) -> dict[str, float]:
+    """Mark -> Unix seconds, of what a marked script wrote."""
+    return {mark: float(at) for mark, at in re.findall(r"^== (\w+) ([\d.]+)$", output, re.MULTILINE)}

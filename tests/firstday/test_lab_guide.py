@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 
 from shoal_dev.lab import api
-from tests.firstday.pages import ROOT, commands
+from tests.firstday.pages import ROOT, commands, lines, marked, times
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
 BEGIN = """set -euo pipefail
 trap 'kill $(jobs -p) 2> /dev/null || true' EXIT
 """
+AFTER_THE_ANSWER = "kill %1"
+AFTER_THE_BILL = "kubectl shoal -n demo why"
+"""The lines that follow them on the page."""
 PROGRAMS = 'export PATH="$PWD/.venv/bin:$PATH"\n'
 
 
@@ -35,16 +38,20 @@ def test_the_guide_leads_from_nothing_to_a_bill(tmp_path: Path) -> None:
     api.require_root()
     install, ask, end = commands("docs/lab.md", "## Shoal in the lab, step by step")
     # What `make` makes is there already: it made the environment of these tests.
-    script = "\n".join((BEGIN, install.replace("make setup models", "true"), "echo == installed", ask))
+    steps = marked(ask, ("answered", AFTER_THE_ANSWER), ("billed", AFTER_THE_BILL))
+    script = "\n".join((BEGIN, install.replace("make setup models", "true"), "echo == installed", steps))
     for name in ("lab.env", "forward.log"):
         script = script.replace(name, str(tmp_path / name))
-    began = time.monotonic()
+    began = time.time()
     try:
         done = bash(script, tmp_path / "state", 800)
     finally:
         down = bash(PROGRAMS + end, tmp_path / "state", 90)
     assert done.returncode == 0, done.stdout + done.stderr
-    print(f"from nothing to a bill in {time.monotonic() - began:.0f} s")
+    entered = lines(install + ask)
+    for mark, what, after in (("answered", "the first answer", AFTER_THE_ANSWER), ("billed", "a bill", AFTER_THE_BILL)):
+        count = next(i for i, line in enumerate(entered) if line.startswith(after))
+        print(f"from nothing to {what}: {count} commands, {times(done.stdout)[mark] - began:.0f} s")
     _, _, answered = done.stdout.partition("== installed\n")
     assert answered.startswith("ok\n")
     assert '"choices"' in answered
