@@ -140,6 +140,19 @@ def test_arguments_that_are_the_models_own_business_pass(arg: str):
         ),
         ("--model=x", "--model is owned by Shoal: use spec.source"),
         ("--api-key=k", "--api-key is owned by Shoal: Shoal gives every engine its keys through a file"),
+        (
+            "--disaggregation-mode=prefill",
+            "--disaggregation-mode is owned by Shoal: Shoal does not separate prefill, decode and encoders; leave it "
+            "out, and use spec.engine.parallelism or spec.scaling for more GPUs",
+        ),
+        *(
+            (
+                name,
+                f"{name} is owned by Shoal: Shoal does not let engines sleep; leave it out, and use "
+                "spec.scaling.minReplicas: 0 to free the GPUs",
+            )
+            for name in ("--enable-memory-saver", "--enable-weights-cpu-backup", "--enable-draft-weights-cpu-backup")
+        ),
         ("--lora-paths=x", "--lora-paths is owned by Shoal: a LoRAPool gives the Model its adapters"),
         ("--chunked-prefill=2", "--chunked-prefill is an abbreviation of --chunked-prefill-size: write it out"),
         (

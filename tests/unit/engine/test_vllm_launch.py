@@ -158,7 +158,18 @@ def test_arguments_that_are_the_models_own_business_pass(arg: str) -> None:
         ),
         (
             "--kv-transfer-config.kv_role=kv_both",
-            "--kv-transfer-config.kv_role is owned by Shoal: engines that do only a part of the work are not supported",
+            "--kv-transfer-config.kv_role is owned by Shoal: Shoal does not separate prefill, decode and encoders; "
+            "leave it out, and use spec.engine.parallelism or spec.scaling for more GPUs",
+        ),
+        (
+            "--enable-sleep-mode",
+            "--enable-sleep-mode is owned by Shoal: Shoal does not let engines sleep; leave it out, and use "
+            "spec.scaling.minReplicas: 0 to free the GPUs",
+        ),
+        (
+            "--sleep-mode-offload-cudagraph",
+            "--sleep-mode-offload-cudagraph is owned by Shoal: Shoal does not let engines sleep; leave it out, and use "
+            "spec.scaling.minReplicas: 0 to free the GPUs",
         ),
         ("--max-num-batched=2", "--max-num-batched is an abbreviation of --max-num-batched-tokens: write it out"),
         ("--max_num_seqs=64", "write --max_num_seqs with dashes: --max-num-seqs"),

@@ -14,7 +14,11 @@ _ONE_POD = "a replica is one pod; use spec.engine.parallelism.tensor for its GPU
 _GPUS = "it changes how many GPUs a replica needs; use spec.engine.parallelism.tensor"
 _REPLICAS = "use spec.scaling for more replicas; spec.engine.parallelism.attentionData splits attention inside one"
 _ADAPTERS = "a LoRAPool gives the Model its adapters"
-_ROLES = "engines that do only a part of the work are not supported"
+_ROLES = (
+    "Shoal does not separate prefill, decode and encoders; leave it out, and use spec.engine.parallelism or "
+    "spec.scaling for more GPUs"
+)
+_SLEEP = "Shoal does not let engines sleep; leave it out, and use spec.scaling.minReplicas: 0 to free the GPUs"
 _PLAIN = "gateways and probes reach the engine by plain HTTP/1.1 inside the cluster"
 _NO_GRPC = "SGLang's gRPC server does not check the engine's keys"
 _PRIORITY = "the order of requests is decided at the gateway"
@@ -64,6 +68,9 @@ OWNED: Final[dict[str, str]] = {
     "encoder-urls": _ROLES,
     "encoder-register-urls": _ROLES,
     "enable-pd-role-switch": _ROLES,
+    "enable-memory-saver": _SLEEP,
+    "enable-weights-cpu-backup": _SLEEP,
+    "enable-draft-weights-cpu-backup": _SLEEP,
     "enable-priority-scheduling": _PRIORITY,
     "default-priority-value": _PRIORITY,
     "schedule-low-priority-values-first": _PRIORITY,

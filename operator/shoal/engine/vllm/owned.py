@@ -15,7 +15,11 @@ _GPUS = "it changes how many GPUs a replica needs; use spec.engine.parallelism.t
 _REPLICAS = "use spec.scaling for more replicas; spec.engine.parallelism.attentionData makes groups inside one"
 _POD_GPUS = "the GPUs of a pod are chosen by Kubernetes"
 _ADAPTERS = "a LoRAPool gives the Model its adapters"
-_ROLES = "engines that do only a part of the work are not supported"
+_ROLES = (
+    "Shoal does not separate prefill, decode and encoders; leave it out, and use spec.engine.parallelism or "
+    "spec.scaling for more GPUs"
+)
+_SLEEP = "Shoal does not let engines sleep; leave it out, and use spec.scaling.minReplicas: 0 to free the GPUs"
 _PLAIN = "gateways and probes reach the engine by plain HTTP/1.1 inside the pod"
 _NO_GRPC = "vLLM's gRPC server does not check the engine's keys"
 _PRIORITY = "the order of requests is decided at the gateway"
@@ -70,7 +74,7 @@ OWNED: Final[dict[str, str]] = {
     "enable-mfu-metrics": _OBSERVED,
     "shutdown-timeout": _STOP,
     "scheduling-policy": _PRIORITY,
-    "enable-sleep-mode": "the engine would stop answering without Shoal knowing",
+    "enable-sleep-mode": _SLEEP,
     "runner": _TASK,
     "convert": _TASK,
     "allowed-local-media-path": _SENDERS,
@@ -103,6 +107,7 @@ FAMILIES: Final[tuple[tuple[str, str], ...]] = (
     ("data-parallel-", _REPLICAS),
     ("dp-supervisor-", _REPLICAS),
     ("ssl-", _PLAIN),
+    ("sleep-", _SLEEP),
     ("grpc", _NO_GRPC),
 )
 """Beginnings of names."""
