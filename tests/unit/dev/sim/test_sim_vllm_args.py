@@ -53,10 +53,13 @@ def test_adapters_have_limits_and_the_runtime_routes_a_variable():
     found = args("--enable-lora", "--max-loras", "2", "--max-cpu-loras", "5", VLLM_ALLOW_RUNTIME_LORA_UPDATING="1")
     assert found.adapters is not None
     assert (found.adapters.slots, found.adapters.cached, found.adapters.max_rank) == (2, 5, 16)
-    assert found.adapters.runtime
-    plain = args("--enable-lora", "--lora-modules", "a=/a").adapters
-    assert plain is not None
-    assert (plain.runtime, plain.at_start) == (False, (("a", "/a"),))
+    assert found.adapter_routes
+    plain = args("--enable-lora", "--lora-modules", "a=/a")
+    assert plain.adapters is not None
+    assert (plain.adapter_routes, plain.adapters.at_start) == (False, (("a", "/a"),))
+    # The real engine has these paths then, and refuses what is sent to them.
+    none = args(VLLM_ALLOW_RUNTIME_LORA_UPDATING="1")
+    assert (none.adapter_routes, none.adapters) == (True, None)
 
 
 @pytest.mark.parametrize(
