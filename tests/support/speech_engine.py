@@ -45,7 +45,9 @@ def running_speech_engine(kind: Kind, folder: Path, *more: str) -> Generator[Eng
         return
     launcher = vllm_launcher() if kind == "vllm" else sglang_launcher()
     python = str(launcher.parent / "python")
-    subprocess.run([python, str(_HERE / "speech_model.py"), str(model)], check=True, timeout=300)
+    # vLLM on a CPU needs heads of 32 or more.
+    heads = "2" if kind == "vllm" else "4"
+    subprocess.run([python, str(_HERE / "speech_model.py"), str(model), heads], check=True, timeout=300)
     if kind == "vllm":
         pod = KINDS["vLLM"].pod.environment(pool=False)
         bounds = {name: value for name, value in pod.items() if name.startswith("VLLM_MAX_AUDIO")}

@@ -1,4 +1,4 @@
-"""Makes a tiny Whisper with random weights: speech_model.py FOLDER. Runs with the engine's Python."""
+"""Makes a tiny Whisper with random weights: speech_model.py FOLDER HEADS. Runs with the engine's Python."""
 
 # pyright: basic, reportMissingImports=false
 import json
@@ -30,7 +30,7 @@ def _ends_early(model, end: int) -> None:
         decoder.embed_tokens.weight[end] = 4 * direction
 
 
-def main(out: Path) -> None:
+def main(out: Path, heads: int) -> None:
     torch.manual_seed(0)
     out.mkdir(parents=True, exist_ok=True)
     names = [f"<|{name}|>" for name in SPECIAL]
@@ -52,7 +52,7 @@ def main(out: Path) -> None:
     last, first = tokenizer.convert_tokens_to_ids(end), tokenizer.convert_tokens_to_ids(names[1])
     config = transformers.WhisperConfig(
         vocab_size=len(tokenizer), num_mel_bins=80, encoder_layers=2, decoder_layers=2, d_model=64,
-        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=128, decoder_ffn_dim=128,
+        encoder_attention_heads=heads, decoder_attention_heads=heads, encoder_ffn_dim=128, decoder_ffn_dim=128,
         max_source_positions=1500, max_target_positions=448, decoder_start_token_id=first, bos_token_id=last,
         eos_token_id=last, pad_token_id=last, suppress_tokens=[], begin_suppress_tokens=[],
     )  # fmt: skip
@@ -66,4 +66,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))
