@@ -99,9 +99,11 @@ def is_built(folder: Path, module: Module) -> bool:
 def build(folder: Path, modules: Sequence[Module], announce: Announce) -> None:
     """Builds what is missing of `modules`; `folder` is images/lab. Raises LabError.
 
-    Two callers at once do not race: the second waits for the first. An interrupted build goes on where it stopped, from
-    Go's own build cache.
+    Two callers at once do not race: the second waits for the first, if it lacks anything itself. An interrupted build
+    goes on where it stopped, from Go's own build cache.
     """
+    if all(is_built(folder, module) for module in modules):
+        return
     root = cache_root()
     root.mkdir(parents=True, exist_ok=True)
     with _lock(root / "build.lock", announce):
