@@ -6,8 +6,8 @@ compared are whole windows of replicas that had enough to do in the same window.
 pods, so the result is the own word of one Model's replicas.
 
 Among fewer than four replicas nobody can say which one is the odd one: what they are asked may differ as much as their
-GPUs do. A replica is then far slower only if somebody else measures that the clocks of its GPU are held down, and those
-of another replica's are not.
+GPUs do. A replica is then far slower only if DCGM measures that the clocks of its GPU are held down, and those of
+another replica's are not.
 """
 
 from collections.abc import Collection, Iterable, Mapping

@@ -241,8 +241,8 @@ CostNumbers = tuple[float, float, float, int, float, float, float, float, float]
 
 @dataclass(slots=True)
 class Pick:
-    """The replica that costs least, and what was known when it was picked. Why it was picked is worked out when
-    somebody asks."""
+    """The replica that costs least, and what was known when it was picked. Why it was picked is worked out only for
+    those who ask."""
 
     replica: Replica
     prompt: Prompt
