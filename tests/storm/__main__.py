@@ -39,7 +39,7 @@ _MOST_KILLS = 100
     help="A tag or commit that is installed first; faults then upgrade to this checkout and go back. 'release': the "
     "last one.",
 )
-@click.option("--routes", is_flag=True, help="Half of the requests goes to routes; a canary is broken, too.")
+@click.option("--routes", is_flag=True, help="60 % of the requests go to routes; a canary is broken, too.")
 @click.option(
     "--sick/--no-sick",
     default=None,

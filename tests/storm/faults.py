@@ -468,7 +468,14 @@ def canary_broken(storm: Storm) -> None:
     storm.say(f"canary_broken: {told}; {pod} serves again", halts=[halt])
 
 
-ROUTES: Final[dict[str, Fault]] = {canary_broken.__name__: canary_broken}
+def outside_killed(storm: Storm) -> None:
+    """SIGKILL to the external target of a route; it comes back by itself."""
+    since = time.time()
+    storm.ground.lab.signal_container(f"{STORM}/{routes.OUTSIDE}:{routes.OUTSIDE}", signal.SIGKILL)
+    storm.say("outside_killed", [Kill("external", routes.OUTSIDE, since, time.time() + 5, "outside_killed")])
+
+
+ROUTES: Final[dict[str, Fault]] = {fault.__name__: fault for fault in (canary_broken, outside_killed)}
 
 
 # --- GPUs that sicken -------------------------------------------------------------------------------------------------

@@ -115,28 +115,27 @@ def models(
     ]
 
 
-def tenant(granted: Sequence[str]) -> dict[str, Any]:
-    """With the right to ask these Models."""
+def tenant(granted: Sequence[str], *, routed: bool = False) -> dict[str, Any]:
+    """With the right to ask these Models, and with `routed` all routes."""
     grants = [{"namespace": STORM, "name": name} for name in granted]
     keys = [{"name": "storm", "sha256": hash_api_key(KEY)}]
     metadata = {"name": STORM}
-    return {
-        "apiVersion": "shoal.dev/v1alpha1",
-        "kind": "Tenant",
-        "metadata": metadata,
-        "spec": {"keys": keys, "models": grants},
-    }
+    spec: dict[str, Any] = {"keys": keys, "models": grants}
+    if routed:
+        spec["routes"] = [{"namespace": STORM}]  # an external target exists only for whom it is granted to
+    return {"apiVersion": "shoal.dev/v1alpha1", "kind": "Tenant", "metadata": metadata, "spec": spec}
 
 
 class Ground(LabCluster):
     """The lab, and what faults and the load ask of it."""
 
-    def __init__(self, lab: Lab, folder: Path, earlier: Earlier | None = None) -> None:
+    def __init__(self, lab: Lab, folder: Path, earlier: Earlier | None = None, *, routed: bool = False) -> None:
         super().__init__(lab)
         self.folder = folder
         self.provider = NodeProvider(lab, folder, random.Random(0))  # noqa: S311 - reproducible on purpose
         """Adds nodes and removes them, where some are to come and go."""
         self._earlier = earlier
+        self._routed = routed
 
     # --- making it ----------------------------------------------------------------------------------------------------
 
@@ -166,6 +165,10 @@ class Ground(LabCluster):
         engines = folder / "engines"
         engines.mkdir(parents=True, exist_ok=True)
         engines.chmod(0o777)  # engines run as another user
+        if routed:
+            outside = engines / routes.OUTSIDE
+            outside.mkdir(exist_ok=True)
+            outside.chmod(0o777)
         rows = {images.SHOAL: _image(engines, mutation, hurried=sickening)}
         if earlier is not None:
             rows[versions.REPOSITORY] = _with_journal(earlier.row(), engines, earlier.root)
@@ -178,7 +181,7 @@ class Ground(LabCluster):
             extra_images=rows,
         )
         try:
-            ground = cls(lab, folder, earlier)
+            ground = cls(lab, folder, earlier, routed=routed)
             wanted = models(drain_seconds, idle_seconds, driver, routed=routed, sickening=sickening, coming=coming)
             tuned = swaps.objects(STORM, STEADY, STORM) if adapters else []
             classes = [*([sick.gpu_class()] if sickening else []), *([nodes.gpu_class()] if coming else [])]
@@ -194,7 +197,8 @@ class Ground(LabCluster):
         values |= {"cache": {"enabled": False}}
         # Final records stay in the spools: the judge compares.
         kept = {"name": "SHOAL_GATEWAY_SPOOL_KEEP_SECONDS", "value": "864000"}
-        values |= {"gateway": {"extraEnv": [kept]}, "ledger": {"enabled": True}}
+        external = {"external": {"allowedHosts": [routes.allowed(STORM)]}} if self._routed else {}
+        values |= {"gateway": {"extraEnv": [kept], **external}, "ledger": {"enabled": True}}
         if earlier and self._earlier is not None:
             steps.install(self, "simulator", versions.IMAGE, values, self._earlier.root)
         else:
@@ -211,10 +215,20 @@ class Ground(LabCluster):
         self.install(earlier=True)
         self.kubectl("create", "namespace", STORM)
         self.kubectl("apply", "-f", str(steps.EXAMPLES / "gpuclasses.yaml"))
-        pair = (routes.front(STORM, STEADY), routes.trial(STORM, STEADY, BURSTY)) if routed else ()
+        adapter = swaps.STILL if adapters else None
+        pair = (
+            (
+                *routes.outside(STORM, steps.LAB_IMAGE, "cpu-1", f"{_INSIDE}/{routes.OUTSIDE}"),
+                routes.front(STORM, STEADY, adapter),
+                routes.trial(STORM, STEADY, BURSTY),
+                routes.out(STORM, STEADY),
+            )
+            if routed
+            else ()
+        )
         # The pool first: a Model that gets one later rolls.
         names_of_models = [model["metadata"]["name"] for model in models]
-        for item in (*classes, *adapters, *models, *pair, tenant(names_of_models)):
+        for item in (*classes, *adapters, *models, *pair, tenant(names_of_models, routed=routed)):
             self.apply(item)
         # One is at zero, on nodes that come when it is asked.
         for name in (each for each in names_of_models if each != nodes.MODEL):
@@ -223,6 +237,8 @@ class Ground(LabCluster):
             lora = ("loraadapters", "--all", "-n", STORM)
             self.kubectl("wait", "--for=condition=Available", *lora, "--timeout=120s", timeout=130)
         if routed:
+            outside = ("--for=condition=Ready", f"pod/{routes.OUTSIDE}", "-n", STORM)
+            self.kubectl("wait", *outside, "--timeout=60s", timeout=70)
             both = ("modelroutes", "--all", "-n", STORM)
             self.kubectl("wait", "--for=condition=Ready", *both, "--timeout=60s", timeout=70)
 

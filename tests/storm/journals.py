@@ -33,6 +33,8 @@ class Attempt:
     gateway_id: str | None = None
     usage: tuple[int, int] | None = None
     """Prompt and answer tokens, where the answer said them."""
+    weights: tuple[str, ...] = ()
+    """Whose words the whole answer has: names of adapters, or "" for the base; short ones may be of several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class UsageRow:
     """When the gateway accepted the request."""
     mirror_of: str | None = None
     """Of a copy for a mirror: the request."""
+    adapter: str | None = None
+    """namespace/name."""
 
 
 @dataclass(slots=True)
@@ -94,7 +98,7 @@ class EngineLife:
 
 WRONG: Final = "wrong content"
 """So begins what a client says of an answer with other words than its own."""
-KillOf = Literal["engine", "gateway", "ledger"]
+KillOf = Literal["engine", "gateway", "ledger", "external"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +157,10 @@ class Routed:
     """namespace/name of each Model that may answer."""
     mirror: str | None = None
     """namespace/name of the Model that gets copies, and that nobody else asks."""
+    adapters: tuple[str, ...] = ()
+    """namespace/name of each adapter that may answer."""
+    external: str | None = None
+    """Which of `models` is an external target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,10 +244,17 @@ class Journals:
     routes: dict[str, Routed] = field(default_factory=dict[str, Routed])
     """By the name that clients use; empty: there were none."""
     halts: list[Halt] = field(default_factory=list[Halt])
+    outside: list[Sequence] = field(default_factory=list[Sequence])
+    """What the external target was sent, by its own journal. It gives requests ids of its own."""
     out_of_use: list[OutOfUse] = field(default_factory=list[OutOfUse])
     sicknesses: list[Sickness] = field(default_factory=list[Sickness])
     nodes: list[NodeEvent] = field(default_factory=list[NodeEvent])
     """Empty: no nodes were to come."""
+
+    @property
+    def externals(self) -> frozenset[str]:
+        """Names of external targets, as records have them in place of a Model's."""
+        return frozenset(one.external for one in self.routes.values() if one.external is not None)
 
     def copies(self) -> list[Sequence]:
         """What engines of mirrors were sent: no client waits for it."""
@@ -271,6 +286,7 @@ def read_attempts(path: Path) -> dict[str, Attempt]:
             attempt.status, attempt.head, attempt.gateway_id = line["status"], line["head"], line["gateway_id"]
             attempt.first = line["first"]
             attempt.usage = tuple(line["usage"]) if line.get("usage") else None
+            attempt.weights = tuple(line.get("weights", ()))
     return found
 
 
@@ -352,6 +368,7 @@ def _row(gateway: str, record: dict[str, Any]) -> UsageRow:
         route=data.get("route"),
         admitted=data.get("admittedAt"),
         mirror_of=data.get("mirrorOf"),
+        adapter=data.get("adapter"),
     )
 
 
@@ -377,7 +394,16 @@ def read_routes(path: Path) -> dict[str, Routed]:
     if not path.exists():
         return {}
     found: dict[str, Any] = orjson.loads(path.read_bytes())
-    return {name: Routed(one["route"], tuple(one["models"]), one.get("mirror")) for name, one in found.items()}
+    return {
+        name: Routed(
+            one["route"],
+            tuple(one["models"]),
+            one.get("mirror"),
+            tuple(one.get("adapters", ())),
+            one.get("external"),
+        )
+        for name, one in found.items()
+    }
 
 
 def read_scales(path: Path) -> list[Scale]:

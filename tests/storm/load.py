@@ -51,6 +51,8 @@ class LoadConfig(BaseModel):
     targets: tuple[Target, ...]
     adapters: dict[str, tuple[Path, ...]] = {}
     """By name, where the files of the revisions are whose words may answer."""
+    mixed: dict[str, tuple[str, ...]] = {}
+    """Routes that the base and these adapters may answer."""
     words: bool = True
     """Whether the engines say what the simulator says."""
 
@@ -93,6 +95,7 @@ class Journal:
             gateway_id=end.gateway_id,
             comments=end.comments,
             usage=end.usage,
+            weights=end.weights,
         )
 
 
@@ -100,11 +103,12 @@ def check(end: End, ask: Ask, answers: Answers) -> None:
     """An answer with other words than its own is none; a part of an answer must be the beginning of its own."""
     if ask.kind in ("wrong", "attack") or end.outcome in ("refused", "lost"):
         return
-    expected = answers.right(ask)
+    expected = answers.by_weights(ask)
     whole = end.outcome == "answered"
-    right = any(end.text == text if whole else text.startswith(end.text) for text in expected)
+    right = {name for name, text in expected if (end.text == text if whole else text.startswith(end.text))}
+    end.weights = tuple(sorted(right)) if whole else ()
     if not right:
-        end.why = f"{WRONG} after `{end.outcome}`: {end.text[:80]!r} where {expected[0][:80]!r} was to come"
+        end.why = f"{WRONG} after `{end.outcome}`: {end.text[:80]!r} where {expected[0][1][:80]!r} was to come"
         end.outcome = "lost"
 
 
@@ -114,7 +118,7 @@ class Load:
     def __init__(self, config: LoadConfig) -> None:
         self._config = config
         self._clients = Clients(config.host, config.port, config.key, config.others)
-        self._answers = Answers(config.model_path, config.adapters) if config.words else None
+        self._answers = Answers(config.model_path, config.adapters, config.mixed) if config.words else None
         self._journal = Journal.at(config.journal)
         self._stop = asyncio.Event()
 

@@ -37,6 +37,9 @@ class Account:
     engines: Tokens = NOTHING
     """What the engines counted themselves."""
     billed: Tokens = NOTHING
+    """Of what the engines counted."""
+    outside: Tokens = NOTHING
+    """Billed too, and counted by external targets."""
     attempts: Tokens = NOTHING
     """Of attempt rows: nobody pays for them."""
     idle: Tokens = NOTHING
@@ -74,11 +77,13 @@ class Account:
         ]
         if self.idle != NOTHING:
             rows.append(("  of it warm-ups", self.idle))
+        if self.outside != NOTHING:
+            rows.append(("billed, of external targets", self.outside))
         share = {
             name: f"{tokens.total / self.engines.total:.3%}" if self.engines.total else "" for name, tokens in rows
         }
-        table = [f"{'TOKENS':<26} {'PROMPT':>12} {'ANSWER':>12} {'SHARE':>9}"]
-        table += [f"{name:<26} {tokens.prompt:>12,} {tokens.answer:>12,} {share[name]:>9}" for name, tokens in rows]
+        table = [f"{'TOKENS':<27} {'PROMPT':>12} {'ANSWER':>12} {'SHARE':>9}"]
+        table += [f"{name:<27} {tokens.prompt:>12,} {tokens.answer:>12,} {share[name]:>9}" for name, tokens in rows]
         return [
             f"SIGKILLs {self.kills.total()}" + (f" ({killed})" if killed else ""),
             f"usage records of {self.requests} accepted requests: {outcomes}; counts {sources}",
@@ -98,12 +103,14 @@ def account(
     counted: Tokens | None = None,
     idle: Tokens = NOTHING,
     copies: Collection[str] = (),
+    externals: Collection[str] = (),
 ) -> Account:
     """Judges the contents.
 
     `counted`: the engines' own counters as somebody else read them at the end, when all of them still ran; None: only
     the ledger has them, and of killed engines their last readings. `idle`: the same before the load. `copies`: requests
-    that gateways made for mirrors, which have attempt rows at most.
+    that gateways made for mirrors, which have attempt rows at most. `externals`: names of external targets, whose
+    tokens no engine of the fleet counts; what they say themselves is compared in routed.py.
     """
     kills = list(kills)
     found = Account(kills=Counter(kill.what for kill in kills), idle=idle)
@@ -128,9 +135,11 @@ def account(
     for rows in finals.values():
         found.outcomes[rows[0].outcome or "none"] += 1
         found.sources[rows[0].source] += 1
-    found.wrong += _as_engines_say(contents, at_engines)
+    found.wrong += _as_engines_say([row for row in contents.rows if row.model not in externals], at_engines)
     found.wrong += _as_clients_read(finals, attempts, bool(kills))
-    found.billed = Tokens.sum(row.tokens for row in contents.rows if row.billed)
+    billed = [row for row in contents.rows if row.billed]
+    found.billed = Tokens.sum(row.tokens for row in billed if row.model not in externals)
+    found.outside = Tokens.sum(row.tokens for row in billed if row.model in externals)
     found.attempts = Tokens.sum(row.tokens for row in contents.rows if row.attempt and row.counted)
     heard = Tokens.sum(reading.tokens for reading in contents.readings)
     found.engines = counted or heard
@@ -194,13 +203,13 @@ def _requests(rows: Iterable[LedgerRow]) -> int:
     return sum(1 for row in rows if row.ended and row.attempt == 0)
 
 
-def _as_engines_say(contents: LedgerContents, at_engines: Mapping[str, list[Sequence]]) -> list[str]:
+def _as_engines_say(rows: Iterable[LedgerRow], at_engines: Mapping[str, list[Sequence]]) -> list[str]:
     """Counts of each request beside the engines' own of it."""
     if not at_engines:  # an engine without a journal: its sums must do
         return []
     found: list[str] = []
     claimed: dict[str, Tokens] = {}
-    for row in contents.rows:
+    for row in rows:
         if not row.ended or not row.counted:
             continue
         name = row.request if row.attempt == 0 else f"{row.request}, attempt {row.attempt}"

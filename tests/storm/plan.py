@@ -163,16 +163,33 @@ def _tokens(kind: Kind, source: random.Random) -> int:
 class Answers:
     """What the simulator says to each prompt, token by token: the same code, in another process."""
 
-    def __init__(self, model_path: Path, adapters: Mapping[str, Sequence[Path]] | None = None) -> None:
+    def __init__(
+        self,
+        model_path: Path,
+        adapters: Mapping[str, Sequence[Path]] | None = None,
+        mixed: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        """`mixed`: names that the base and these adapters may answer."""
         self._folder = ModelFolder.load(str(model_path))
         self._signatures: dict[str, tuple[str, ...]] = {
             name: tuple(signature(folder) for folder in folders) for name, folders in (adapters or {}).items()
         }
+        self._mixed = mixed or {}
         self._pieces: dict[tuple[bool, int, str | None], list[tuple[str, bool]]] = {}
 
     def right(self, ask: Ask) -> tuple[str, ...]:
         """The whole texts that may answer: one, or one of each revision of an adapter."""
-        return tuple(self._text(ask, sign) for sign in self._signatures.get(ask.model, (None,)))
+        return tuple(text for _, text in self.by_weights(ask))
+
+    def by_weights(self, ask: Ask) -> tuple[tuple[str, str], ...]:
+        """The same, each with the name of its adapter; "" is the base."""
+        mixed = self._mixed.get(ask.model)
+        names = (ask.model,) if mixed is None else ("", *mixed)
+        return tuple(
+            (name if sign else "", self._text(ask, sign))
+            for name in names
+            for sign in self._signatures.get(name, (None,))
+        )
 
     def _text(self, ask: Ask, sign: str | None) -> str:
         chat = ask.kind == "chat"

@@ -5,6 +5,8 @@
 | a record of a request to a route with another route, or with none; of any other request with one | broken |
 | a record with a Model that is no target of the route, or with a replica of another Model than its own | broken |
 | a request whose final records in spool and ledger differ in their route or their Model | broken |
+| an answer with the words of an adapter and a record without it, or the reverse; or of one that is no target | broken |
+| more answers of an external target in the ledger than the target gave, by their tokens; or none of many | broken |
 | a broken canary that was not halted, or that got requests after it was | broken |
 | a copy for a mirror with two records or a final one, of no request, or of another Model or route | broken |
 | a mirror's engine that was sent copies, and no record of one | broken |
@@ -18,7 +20,7 @@ from datetime import datetime
 from typing import Final
 
 from tests.storm.journals import Attempt, Halt, Journals, UsageRow, by_client
-from tests.storm.ledgerrows import LedgerContents
+from tests.storm.ledgerrows import LedgerContents, Tokens
 
 HEARD_SECONDS: Final = 5.0
 """From the status that says that a canary is halted, until every gateway knows it; it is about one second."""
@@ -31,11 +33,12 @@ def violations(journals: Journals, contents: LedgerContents | None) -> list[str]
     if not journals.routes:
         return []
     rows = by_client(journals.rows)
-    found = [text for id, attempt in journals.attempts.items() for text in _of(journals, id, attempt.model, rows)]
+    found = [text for attempt in journals.attempts.values() for text in _of(journals, attempt, rows)]
     found += [text for halt in journals.halts for text in _halted(halt, journals)]
     found += _mirrored(journals)
     if contents is not None:
         found += _in_ledger(journals.rows, contents)
+        found += _outside(journals, contents)
     return [f"routes: {text}" for text in found]
 
 
@@ -50,7 +53,7 @@ def line(journals: Journals) -> str:
         sent[attempt.model] += 1
         for row in rows.get(id, ()):
             if row.kind == "final" and row.model is not None and row.outcome == "answered":
-                answered.setdefault(attempt.model, Counter())[row.model.partition("/")[2]] += 1
+                answered.setdefault(attempt.model, Counter())[(row.adapter or row.model).partition("/")[2]] += 1
     told = [
         f"{name} {count} requests, answered by "
         + (", ".join(f"{model} {times}" for model, times in sorted(answered.get(name, {}).items())) or "nobody")
@@ -59,10 +62,14 @@ def line(journals: Journals) -> str:
     copies = sum(row.mirror_of is not None for row in journals.rows)
     halted = sum(halt.since is not None for halt in journals.halts)
     canaries = f"canaries broken {len(journals.halts)}, halted {halted}"
+    if journals.externals:
+        killed = sum(kill.what == "external" for kill in journals.kills)
+        told.append(f"the external target was asked {len(journals.outside)} times and killed {killed} times")
     return "; ".join([*told, canaries, f"copies at mirrors {len(journals.copies())}, recorded {copies}"])
 
 
-def _of(journals: Journals, id: str, asked: str, rows: Mapping[str, list[UsageRow]]) -> Iterable[str]:
+def _of(journals: Journals, attempt: Attempt, rows: Mapping[str, list[UsageRow]]) -> Iterable[str]:
+    id, asked = attempt.id, attempt.model
     routed = journals.routes.get(asked)
     for row in rows.get(id, ()):
         named = f"{id} ({row.request}), which was sent to {asked}: its {row.kind} record"
@@ -73,6 +80,30 @@ def _of(journals: Journals, id: str, asked: str, rows: Mapping[str, list[UsageRo
             yield f"{named} has the Model {row.model}, which is no target"
         if row.kind == "final" and row.replica is not None and not row.replica.startswith(f"{row.model}-"):
             yield f"{named} has the Model {row.model} and the replica {row.replica}"
+        if routed is None:
+            continue
+        if row.adapter is not None and row.adapter not in routed.adapters:
+            yield f"{named} has the adapter {row.adapter}, which is no target"
+        adapter = (row.adapter or "").partition("/")[2]
+        if row.kind == "final" and row.outcome == "answered" and attempt.weights and adapter not in attempt.weights:
+            said = " or ".join(name or "the base" for name in attempt.weights)
+            yield f"{named} has the adapter {row.adapter}, and the answer has the words of {said}"
+
+
+def _outside(journals: Journals, contents: LedgerContents) -> Iterable[str]:
+    """The external target's own count. It gives requests ids of its own, so answers are told by their tokens; of those
+    under which it was killed it may not have noted the end."""
+    externals = journals.externals
+    recorded = [row for row in contents.rows if row.model in externals and row.ended]
+    answers = [row for row in recorded if row.attempt == 0 and row.outcome == "answered"]
+    gave = Counter(Tokens(*one.tokens) for one in journals.outside if one.finished is not None and one.tokens)
+    claimed = Counter(row.tokens for row in answers if row.source == "final")
+    unfinished = sum(one.finished is None for one in journals.outside)
+    named = ", ".join(sorted(externals))
+    if (more := (claimed - gave).total()) > unfinished:
+        yield f"{more} of {claimed.total()} answers of {named} are not in its own journal"
+    if len(journals.outside) >= ENOUGH and not answers:
+        yield f"{len(journals.outside)} requests came to {named}, and none of its answers is recorded"
 
 
 def _mirrored(journals: Journals) -> Iterable[str]:

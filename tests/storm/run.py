@@ -69,7 +69,7 @@ class StormConfig:
     since: str | None = None
     """The version that is installed first, as git knows it; `upgraded` goes on from there."""
     routes: bool = False
-    """Half of the requests goes to routes: with shares, a canary and fallbacks."""
+    """More than half of the requests goes to routes: with shares, a canary, fallbacks and an external target."""
     sick: bool = False
     """A quarter of the requests goes to a Model on devices of a DRA driver, and GPUs sicken."""
     nodes: bool = False
@@ -82,7 +82,7 @@ def run(config: StormConfig, folder: Path) -> Findings:
     """Plays a storm and judges it. All journals stay in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     if config.routes:
-        asked = {name: dataclasses.asdict(one) for name, one in routes.asked(STORM, STEADY, BURSTY).items()}
+        asked = {name: dataclasses.asdict(one) for name, one in _asked(config).items()}
         (folder / _ROUTES).write_bytes(orjson.dumps(asked))
     with _ground(config, folder) as ground:
         print(f"the fleet is up; journals are in {folder}", flush=True)
@@ -152,6 +152,7 @@ def collect(folder: Path) -> journals.Journals:
         residencies=journals.read_residencies(folder / "agents.jsonl"),
         routes=journals.read_routes(folder / _ROUTES),
         halts=journals.read_halts(folder / "faults.jsonl"),
+        outside=journals.read_engines(folder / "engines" / routes.OUTSIDE)[0],
         out_of_use=sick.read_out_of_use(folder / "classes.jsonl"),
         sicknesses=sick.read_sicknesses(folder / "faults.jsonl"),
         nodes=nodes.read_events(folder / nodes.FILE),
@@ -225,6 +226,7 @@ def _load(ground: Ground, config: StormConfig, folder: Path) -> Generator["subpr
             *(Target(name, 0.25 / len(adapters)) for name in adapters),
         ),
         adapters=adapters,
+        mixed={name: tuple(a.partition("/")[2] for a in one.adapters) for name, one in _asked(config).items()},
     )
     file = folder / "load.json"
     file.write_text(plan.model_dump_json())
@@ -253,7 +255,16 @@ def _models(config: StormConfig, bursts: Phase) -> Iterator[Target]:
     if not config.routes:
         yield from (Target(STEADY, rest), Target(BURSTY, 0.25, bursts))
     else:
-        yield from (Target(STEADY, rest - 0.25), Target(routes.FRONT, 0.25), Target(routes.TRIAL, 0.25, bursts))
+        shares = {STEADY: rest - 0.35, routes.FRONT: 0.25, routes.OUT: 0.1}
+        yield from (Target(name, share) for name, share in shares.items() if share > 0)
+        yield Target(routes.TRIAL, 0.25, bursts)
+
+
+def _asked(config: StormConfig) -> dict[str, journals.Routed]:
+    """The routes, by the names that clients use."""
+    if not config.routes:
+        return {}
+    return routes.asked(STORM, STEADY, BURSTY, swaps.STILL if config.adapters else None)
 
 
 def _source(config: StormConfig) -> random.Random:

@@ -24,6 +24,8 @@ ADAPTERS: Final[dict[str, tuple[str, ...]]] = {
     "storm-poet": ("poet",),
 }
 """Name of the adapter -> names of the folders of its revisions, in the image."""
+STILL: Final = "storm-legal"
+"""One that does not change."""
 SECONDS: Final = 6.0
 """From one change of the source to the next: time enough to load a revision, not to let things come to rest."""
 CACHED: Final = 3

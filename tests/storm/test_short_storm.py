@@ -7,8 +7,9 @@ import pytest
 
 from tests.storm import journals
 from tests.storm.ground import BURSTY, STEADY, STORM
-from tests.storm.routes import FRONT, NEXT, TRIAL
+from tests.storm.routes import EXTERNAL, FRONT, NEXT, OUT, TRIAL
 from tests.storm.run import StormConfig, collect, run
+from tests.storm.swaps import STILL
 from tests.support.lab import why_no_lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
@@ -38,6 +39,7 @@ ROUTED = (
     "canary_broken",
     "engine_killed",
     "canary_broken",
+    "outside_killed",
     "pod_deleted",
     "operator_frozen",
 )
@@ -58,6 +60,10 @@ def test_through_routes_no_request_is_lost_and_each_has_one_record_of_one_route_
     front, trial = (f"{STORM}/{name}" for name in (FRONT, TRIAL))
     steady, bursty, following = (f"{STORM}/{name}" for name in (STEADY, BURSTY, NEXT))
     assert {(front, steady), (front, following), (trial, bursty), (trial, following), (trial, steady)} <= answered
+    # So did the adapter, the external target, and the steady Model while that was killed.
+    out = f"{STORM}/{OUT}"
+    assert {(out, f"{out}/{EXTERNAL}"), (out, steady)} <= answered
+    assert any((row.route, row.adapter) == (front, f"{STORM}/{STILL}") for row in found.rows)
     assert findings.totals["answered"] > 0.7 * findings.sent
 
 

@@ -6,7 +6,7 @@
 | a 400 of the gateway that names the field with which the request attacks an engine | | answered |
 | 429 or 503 with Retry-After 1..60; in a held stream an error event with retry_after | | refused |
 | it left by its own plan | | cancelled |
-| after the first byte: an error event | its engine was killed then | failed |
+| after the first byte: an error event | its engine, or external target, was killed then | failed |
 | before any answer: 502 `replica_lost_twice`, or an event that says so | two engines that had it were killed | failed |
 | the connection ended without a word | its gateway was killed then | cut |
 | the same, after the first byte | its engine was killed then | failed |
@@ -19,8 +19,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from tests.storm import nodes, routed, sick
-from tests.storm.journals import WRONG, Attempt, Journals, Kill, Sequence, UsageRow, by_client
+from tests.storm import nodes, routed, routes, sick
+from tests.storm.journals import WRONG, Attempt, Journals, Kill, KillOf, Sequence, UsageRow, by_client
 from tests.storm.ledgerrows import LedgerContents
 from tests.storm.metered import Account, account
 from tests.storm.wire import LOST_TWICE
@@ -85,6 +85,8 @@ class Trail:
 
     rows: tuple[UsageRow, ...]
     sequences: tuple[Sequence, ...]
+    external: bool = False
+    """It was sent to an external target."""
 
     @property
     def gateways(self) -> set[str]:
@@ -106,7 +108,8 @@ def trails(journals: Journals) -> dict[str, Trail]:
     for id, attempt in journals.attempts.items():
         own = tuple(rows.get(id, ()))
         requests = {row.request for row in own} | ({attempt.gateway_id} if attempt.gateway_id else set())
-        found[id] = Trail(own, tuple(s for r in sorted(requests) for s in sequences.get(r, ())))
+        external = any(row.model in journals.externals for row in own)
+        found[id] = Trail(own, tuple(s for r in sorted(requests) for s in sequences.get(r, ())), external)
     return found
 
 
@@ -136,6 +139,7 @@ def judge(journals: Journals, contents: LedgerContents | None = None, cached: in
             spools=journals.rows,
             kills=journals.kills,
             copies={sequence.rid for sequence in journals.copies()},
+            externals=journals.externals,
         )
         findings.violations += findings.account.violations()
     return findings
@@ -151,6 +155,8 @@ def verdict(attempt: Attempt, trail: Trail, kills: Mapping[str, Iterable[Kill]])
     if outcome == "lost":
         return Verdict("lost", attempt.why)
     engine = killed(trail.engines, "engine", attempt.sent, ended, kills)
+    if engine is None and trail.external:
+        engine = killed((routes.OUTSIDE,), "external", attempt.sent, ended, kills)
     if outcome == "failed" and attempt.why == LOST_TWICE:
         both = deaths(trail.engines, attempt.sent, ended, kills)
         if len(both) >= 2:
@@ -173,7 +179,7 @@ def verdict(attempt: Attempt, trail: Trail, kills: Mapping[str, Iterable[Kill]])
 
 def killed(
     pods: Iterable[str],
-    what: Literal["engine", "gateway"],
+    what: KillOf,
     sent: float,
     ended: float,
     kills: Mapping[str, Iterable[Kill]],

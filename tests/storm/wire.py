@@ -48,6 +48,8 @@ class End:
     text: str = ""
     usage: tuple[int, int] | None = None
     """Prompt and answer tokens, where the answer says them."""
+    weights: tuple[str, ...] = ()
+    """Whose words a whole answer has: names of adapters, or "" for the base; short ones may be of several."""
 
 
 @dataclass(slots=True)

@@ -7,13 +7,13 @@ import orjson
 import pytest
 
 from tests.storm import routed
-from tests.storm.journals import Attempt, Halt, Journals, Sequence, UsageRow, read_halts, read_routes
+from tests.storm.journals import Attempt, Halt, Journals, Kill, Sequence, UsageRow, read_halts, read_routes
 from tests.storm.ledgerrows import HourSum, LedgerContents, LedgerRow, Tokens
-from tests.storm.routes import FRONT, NEXT, SHADOW, TRIAL, asked
+from tests.storm.routes import FRONT, NEXT, OUT, SHADOW, TRIAL, asked
 from tests.storm.verdict import Findings, judge
 
 STEADY, BURSTY = "storm-steady", "storm-bursty"
-ROUTES = asked("storm", STEADY, BURSTY)
+ROUTES = asked("storm", STEADY, BURSTY, "storm-legal")
 FINAL = UsageRow(
     "shoal-gateway-0", "req", "a", "final", "1970-01-01T00:00:11Z", "answered", 200, 1,
     f"storm/{STEADY}-l40s-48gb-abc", f"storm/{STEADY}", f"storm/{FRONT}", "1970-01-01T00:00:10Z",
@@ -179,7 +179,86 @@ def test_the_journals_are_read_as_they_were_written(tmp_path: Path) -> None:
 def test_the_line_says_who_answered() -> None:
     attempt = Attempt("a", "a", FRONT, "short", 10.0, 11.0, 11.0, 12.0, "answered", "")
     told = routed.line(Journals({"a": attempt}, [OPEN, FINAL], routes=ROUTES, halts=[HALT]))
-    assert (
-        told
-        == f"{FRONT} 1 requests, answered by {STEADY} 1; canaries broken 1, halted 1; copies at mirrors 0, recorded 0"
+    assert told == (
+        f"{FRONT} 1 requests, answered by {STEADY} 1; the external target was asked 0 times and killed 0 times; "
+        "canaries broken 1, halted 1; copies at mirrors 0, recorded 0"
     )
+
+
+# --- an adapter as a target -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("weights", "adapter", "says"),
+    [
+        (("storm-legal",), "storm/storm-legal", None),
+        (("",), None, None),
+        (("", "storm-legal"), None, None),
+        ((), "storm/storm-legal", None),
+        (("storm-legal",), None, "has the adapter None, and the answer has the words of storm-legal"),
+        (("",), "storm/storm-legal", "has the adapter storm/storm-legal, and the answer has the words of the base"),
+        (("",), "storm/storm-poet", "has the adapter storm/storm-poet, which is no target"),
+    ],
+)
+def test_the_words_of_an_answer_are_those_of_the_adapter_in_its_record(
+    weights: tuple[str, ...], adapter: str | None, says: str | None
+) -> None:
+    attempt = Attempt("a", "a", FRONT, "short", 10.0, 11.0, 11.0, 12.0, "answered", "", weights=weights)
+    rows = [OPEN, dataclasses.replace(FINAL, adapter=adapter)]
+    found = routed.violations(Journals({"a": attempt}, rows, routes=ROUTES), None)
+    assert bool(found) == (says is not None), found
+    assert says is None or any(says in text for text in found)
+
+
+# --- an external target -----------------------------------------------------------------------------------------------
+
+THEIRS = f"storm/{OUT}/outside"
+OUT_FINAL = dataclasses.replace(FINAL, replica=None, model=THEIRS, route=f"storm/{OUT}")
+OUT_STORED = dataclasses.replace(STORED, replica=None, model=THEIRS, route=f"storm/{OUT}")
+GIVEN = Sequence("their-id", "storm-outside", "b1", 10.1, 11.9, "length", (7, 5))
+
+
+def outside(*given: Sequence, stored: tuple[LedgerRow, ...] = (OUT_STORED,)) -> Findings:
+    attempt = Attempt("a", "a", OUT, "short", 10.0, 11.0, 11.0, 12.0, "answered", "", usage=(7, 5))
+    opened = dataclasses.replace(OUT_FINAL, kind="open", outcome=None)
+    hours = [HourSum(True, sum(row.attempt == 0 for row in stored), Tokens.sum(row.tokens for row in stored))]
+    contents = LedgerContents(list(stored), hours)
+    # An engine of the fleet has its own journal: it had no part in this.
+    own = Sequence("other", f"{STEADY}-l40s-48gb-abc", "b2", 1.0, 2.0, "length", (3, 3))
+    found = Journals({"a": attempt}, [opened, OUT_FINAL], [own], routes=ROUTES, outside=list(given))
+    return judge(found, contents)
+
+
+def test_an_answer_of_the_external_target_is_in_its_own_journal_and_in_no_engines() -> None:
+    findings = outside(GIVEN)
+    assert not [text for text in findings.violations if "other (" not in text and "other" not in text]
+    assert findings.account is not None
+    assert (findings.account.outside, findings.account.billed) == (Tokens(7, 5), Tokens())
+    assert any("billed, of external targets" in line for line in findings.account.lines())
+
+
+@pytest.mark.parametrize("given", [(), (dataclasses.replace(GIVEN, tokens=(7, 4)),)])
+def test_a_record_of_an_answer_that_the_external_target_did_not_give_is_found(given: tuple[Sequence, ...]) -> None:
+    assert f"routes: 1 of 1 answers of {THEIRS} are not in its own journal" in outside(*given).violations
+
+
+def test_a_kill_of_the_external_target_leaves_one_answer_without_its_end() -> None:
+    cut = dataclasses.replace(GIVEN, finished=None, outcome=None, tokens=None)
+    assert not [text for text in outside(cut).violations if text.startswith("routes")]
+
+
+def test_many_requests_to_the_external_target_without_a_record_are_found() -> None:
+    findings = outside(*[GIVEN] * 60, stored=())
+    assert f"routes: 60 requests came to {THEIRS}, and none of its answers is recorded" in findings.violations
+
+
+@pytest.mark.parametrize(("killed", "outcome"), [(True, "failed"), (False, "lost")])
+def test_a_broken_answer_of_the_external_target_needs_its_kill(killed: bool, outcome: str) -> None:
+    attempt = Attempt("a", "a", OUT, "stream", 10.0, 11.0, 11.0, 12.0, "failed", "external_broken")
+    kills = [Kill("external", "storm-outside", 11.5, 16.0, "outside_killed")] if killed else []
+    rows = [dataclasses.replace(OUT_FINAL, outcome="failed")]
+    found = judge(Journals({"a": attempt}, rows, kills=kills, routes=ROUTES)).verdicts["a"]
+    assert found.outcome == outcome
+    # The kill excuses no answer of a Model.
+    rows = [dataclasses.replace(FINAL, route=f"storm/{OUT}", outcome="failed")]
+    assert judge(Journals({"a": attempt}, rows, kills=kills, routes=ROUTES)).verdicts["a"].outcome == "lost"

@@ -163,6 +163,10 @@ def test_an_answer_must_be_of_one_of_its_adapters_revisions() -> None:
     first, second = answers.right(ask)
     (other,) = answers.right(replace(ask, model="storm-legal"))
     (base,) = answers.right(replace(ask, model="storm-steady"))
+    mixed = Answers(MODEL_PATH, swaps.folders(), {"storm-front": ("storm-legal",)})
+    assert mixed.by_weights(replace(ask, model="storm-front")) == (("", base), ("storm-legal", other))
+    assert mixed.right(replace(ask, model="storm-legal")) == (other,)
+    assert {name for name, _ in mixed.by_weights(ask)} == {ask.model}
     assert len({first, second, other, base}) == 4
     mixed = first[: len(first) // 2] + second[len(first) // 2 :]
     for text, expected in ((first, "answered"), (second, "answered"), (other, "lost"), (base, "lost"), (mixed, "lost")):
