@@ -354,9 +354,10 @@ def engine_changed(storm: Storm) -> None:
 def bad_revision(storm: Storm) -> None:
     """A revision that never becomes ready, taken back after a while."""
     storm.say(f"bad_revision: {STEADY}")
-    _patch(storm, STEADY, {"engine": {"extraArgs": ["--sim-load-seconds=100000"]}})
+    # By the environment: an argument that the engine does not have would be refused, and nothing rolled.
+    _patch(storm, STEADY, {"pod": {"env": [{"name": "SHOAL_SIM_LOAD_SECONDS", "value": "100000"}]}})
     storm.wait(30)
-    _patch(storm, STEADY, {"engine": {"extraArgs": None}})
+    _patch(storm, STEADY, {"pod": {"env": None}})
     storm.say("bad_revision: taken back")
 
 
