@@ -123,8 +123,9 @@ def test_one_tenant_takes_no_more_than_its_share():
 
 async def test_slow_bodies_of_one_tenant_leave_room_for_anothers(tmp_path: Path):
     """They are sent to the last byte but one, and hold what they may."""
-    bounds = {"max_body_bytes": 150_000, "max_form_bytes": 150_000}
-    async with gateway(tmp_path, ScriptedEngine(), max_held_body_bytes=400_000, **bounds) as it:
+    async with gateway(
+        tmp_path, ScriptedEngine(), max_held_body_bytes=400_000, max_body_bytes=150_000, max_form_bytes=150_000
+    ) as it:
         it.tenants["zeta"] = tenant("zeta", "sk-zeta")
         it.changed()
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {API_KEY}\r\n"
