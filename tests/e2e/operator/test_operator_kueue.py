@@ -13,7 +13,8 @@ from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import NotFound
-from shoal.kube.resources import LEASES, MODELS, PODS
+from shoal.kube.resources import DEPLOYMENTS, LEASES, MODELS, PODS
+from tests.e2e.operator.test_operator_quota import QUOTAS, quota
 from tests.e2e.operator.test_operator_rbac import NAMESPACE, service_account_kubeconfig
 from tests.support.charts import rendered
 from tests.support.controlplane import Fleet
@@ -148,6 +149,63 @@ async def test_what_kueue_evicts_drains_and_waits_again(queued: Fleet) -> None:
         assert [v["class"] for v in lost["status"]["variants"] if v["desired"]] == ["h100"], "no class is given up"
         await client.delete(MODELS, "second", ns)
         await model_with(client, ns, "first", "Ready", "True")
+
+
+async def test_of_two_quotas_each_is_named_and_the_one_that_forbids_the_pod_first(queued: Fleet) -> None:
+    """Kueue sees only pods that the namespace's ResourceQuota let in."""
+    client, ns = queued.client, queued.namespace
+    await client.apply(QUOTAS, quota(ns, 1), manager="person")
+    await eventually(lambda: client.get(QUOTAS, "gpus", ns), lambda q: bool((q.get("status") or {}).get("hard")))
+    async with running_operator(client, queued.kubeconfig):
+        # Both have room for one replica, and for no second one.
+        await queued.apply(of_queue("chat", ns, scaling={"minReplicas": 2, "maxReplicas": 2}))
+        await eventually(
+            lambda: client.get(MODELS, "chat", ns),
+            lambda m: condition(m, "QuotaWait").get("reason") == "ResourceQuotaExceeded" and ready(m) == 1,
+            seconds=120,
+            what="the ResourceQuota, beside a replica that serves",
+        )
+        # With room in the ResourceQuota alone, the pod is let in and waits for the queue.
+        await client.apply(QUOTAS, quota(ns, 2), manager="person")
+        await look_again(queued, "chat-h100")
+        waits = await eventually(
+            lambda: client.get(MODELS, "chat", ns),
+            lambda m: condition(m, "QuotaWait").get("reason") == "QuotaWait",
+            seconds=180,
+            what="the queue",
+        )
+        assert condition(waits, "QuotaWait")["status"] == "True"
+        assert f"waits for quota of queue {ns}/serving" in condition(waits, "QuotaWait")["message"]
+        assert ready(waits) == 1, "the first replica is not taken for the second"
+        # One more Model is kept out by the ResourceQuota again, while the other pod waits for its turn.
+        await queued.apply(of_queue("second", ns))
+        refused = await model_with(client, ns, "second", "Ready", "False", "ResourceQuotaExceeded", seconds=120)
+        assert "ResourceQuota gpus has no room" in condition(refused, "QuotaWait")["message"]
+        assert "queue" not in condition(refused, "QuotaWait")["message"], "no Kueue has seen a pod of it"
+        assert not condition(refused, "Stalled"), "more quota ends it"
+        # Room in both, and all serve.
+        await client.apply(CLUSTER_QUEUES, cluster_queue(3), manager="person")
+        await client.apply(QUOTAS, quota(ns, 3), manager="person")
+        await look_again(queued, "second-h100")
+        for name, replicas in (("chat", 2), ("second", 1)):
+            served = await eventually(
+                lambda name=name: client.get(MODELS, name, ns),
+                lambda m, replicas=replicas: ready(m) == replicas,
+                seconds=180,
+                what=f"all replicas of {name}",
+            )
+            assert condition(served, "QuotaWait")["reason"] == "Admitted"
+    await client.delete(QUOTAS, "gpus", ns)
+
+
+def ready(model: JsonObject) -> int:
+    return (model.get("status") or {}).get("replicas", {}).get("ready", 0)
+
+
+async def look_again(fleet: Fleet, deployment: str) -> None:
+    """The Deployment controller tries again later and later; a change of the Deployment makes it try at once."""
+    body: JsonObject = {"metadata": {"annotations": {"example.com/look": "again"}}}
+    await fleet.client.merge_patch(DEPLOYMENTS, deployment, fleet.namespace, body, manager="person")
 
 
 async def test_kueue_that_goes_away_is_said_and_the_replica_starts_when_it_is_back(
