@@ -23,7 +23,7 @@ from shoal.core.lora.format.rules import AdapterRules
 from shoal.core.sizing import Tuning
 from shoal.engine.kinds import KINDS
 from shoal.engine.port import AgentSide, EngineAdapters, EngineClient, EngineLaunch, EngineUnreachable, PodSide
-from shoal.engine.wire import AnswerGarbled, EngineCall, NotHere, Ranking, Wire
+from shoal.engine.wire import AnswerGarbled, EngineCall, NotHere, Ranking, SpeculatedAnswers, Wire
 from shoal.engine.wires import wire_of
 
 MARK: Final = "--no-engine-has-this-argument"
@@ -311,6 +311,17 @@ class Conformance:
             told = json.loads(found)
             assert told["model"] == "mine", "the client sees the engine's name of the model"
             assert told["choices"] == [{"text": '"model":"ns/chat"'}], "what the model wrote was changed"
+
+    def wire__accepted_drafts(self) -> None:
+        wire = self._wire()
+        raw = b'{"model":"ns/chat","messages":[],"rid":"req-1"}'
+        call = self._call()._replace(speculated=SpeculatedAnswers(1, 1))
+        reads = wire.accepted_drafts(call)
+        assert wire.accepted_drafts(self._call()) is None, "a Model without speculation is asked what it guessed"
+        asks = wire.encode(raw, call) != wire.encode(raw, self._call())
+        assert asks == (reads is not None), "the engine is asked, and its answer not read, or the reverse"
+        if reads is not None:
+            assert reads(b'{"choices":[{"text":"\\"sglext\\":{}"}]}') is None, "text passes for counts"
 
     def wire__elsewhere(self) -> None:
         wire = self._wire()

@@ -17,6 +17,27 @@ NO_ENDPOINT: Final = "endpoint"
 """The engine does not serve the endpoint, and neither does another one that runs the same model."""
 
 
+class SpeculatedAnswers(NamedTuple):
+    """The answers that an engine with speculation is asked for in one request."""
+
+    prompts: int
+    choices: int
+    """Answers to each prompt."""
+
+
+class AcceptedDrafts(NamedTuple):
+    """What an answer said of guessed tokens."""
+
+    rest: bytes
+    """The answer or event without it; empty: the event had nothing else."""
+    tokens: int | None
+    """Guessed tokens that were accepted, of all answers together; None: of some of them it is unknown."""
+
+
+ReadAcceptedDrafts = Callable[[bytes], AcceptedDrafts | None]
+"""Reads an event without usage, or a whole answer. None: it says nothing of guessed tokens."""
+
+
 class EngineCall(NamedTuple):
     """One attempt to send a request to an engine."""
 
@@ -32,6 +53,8 @@ class EngineCall(NamedTuple):
     """1 for the first attempt."""
     added: bytes = b""
     """Members of the body in this engine's own words (`Wire.added`)."""
+    speculated: SpeculatedAnswers | None = None
+    """The Model sets `spec.engine.speculation`; None: it does not."""
 
 
 class NotHere(Exception):
@@ -141,6 +164,10 @@ class Wire(Protocol):
 
     def rewriter(self, call: EngineCall, model_name: str) -> Rewriter:
         """For the answer to one attempt; `model_name` is the client's name of the model."""
+        ...
+
+    def accepted_drafts(self, call: EngineCall) -> ReadAcceptedDrafts | None:
+        """How the answer to one attempt says which guessed tokens were accepted; None: `encode` did not ask for it."""
         ...
 
     def elsewhere(self, status: int, error: bytes, adapter: bool) -> str | None:

@@ -12,7 +12,7 @@ from shoal.core.hold.retries import RetryBudget
 from shoal.core.routing.choice import NoReplica
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.score import Pick
-from shoal.engine.wire import EngineCall, Wire
+from shoal.engine.wire import EngineCall, SpeculatedAnswers, Wire
 from shoal.engine.wires import wire_of
 from shoal.gateway.accepted import AcceptedRequest
 from shoal.gateway.firsttokens import FirstRequest
@@ -302,6 +302,7 @@ class Dispatch:
             self._id,
             self._sent,
             prepared.added.get(wire.type) or b"",
+            SpeculatedAnswers(prepared.prompts, prepared.choices) if prepared.model.speculates else None,
         )
         self._relay.attempt(wire, call)
         raw = self._request.raw

@@ -9,7 +9,7 @@ import orjson
 
 from shoal.core.enginedifferences import NONE, EngineDifferences
 from shoal.core.fields.check import FORWARDED
-from shoal.engine.wire import AnswerGarbled, EngineCall, NotHere, Ranking, Rewriter
+from shoal.engine.wire import AnswerGarbled, EngineCall, NotHere, Ranking, ReadAcceptedDrafts, Rewriter
 from shoal.gateway.body import Parsed
 from shoal.net.errors import ApiError
 
@@ -142,6 +142,9 @@ class ExternalWire:
 
     def rewriter(self, call: EngineCall, model_name: str) -> Rewriter:
         return ExternalRewriter(model_name, stream=self._stream)
+
+    def accepted_drafts(self, call: EngineCall) -> ReadAcceptedDrafts | None:
+        return None
 
     def elsewhere(self, status: int, error: bytes, adapter: bool) -> str | None:
         return "unavailable" if retried(status) else None

@@ -5,7 +5,7 @@ from typing import Any, Final, cast
 
 import orjson
 
-from shoal.engine.wire import NO_ENDPOINT, EngineCall, NotHere, Rewriter, Wire
+from shoal.engine.wire import NO_ENDPOINT, EngineCall, NotHere, ReadAcceptedDrafts, Rewriter, Wire
 from shoal.gateway import sse, wholeanswer
 from shoal.gateway.body import BodyBudget
 from shoal.gateway.dialects import AnswerEvents
@@ -49,6 +49,7 @@ class AnswerRelay:
         "_reply",
         "_size",
         "_wire",
+        "accepted_drafts",
         "answering",
         "client_gone",
         "rewriter",
@@ -59,6 +60,8 @@ class AnswerRelay:
     _call: EngineCall
     rewriter: Rewriter
     """Restores the names of the client in the answer to this attempt."""
+    accepted_drafts: ReadAcceptedDrafts | None
+    """Takes from this attempt's answer what it says of guessed tokens; None: it says nothing."""
 
     def __init__(
         self,
@@ -87,6 +90,7 @@ class AnswerRelay:
         self._wire, self._call = wire, call
         self.rid = wire.sent_id(call)
         self.rewriter = wire.rewriter(call, self._prepared.model_name)
+        self.accepted_drafts = wire.accepted_drafts(call)
 
     async def run(self, answer: UpstreamAnswer, headers: Headers, began: Callable[[], None]) -> None:
         """Relays an answer to its end; calls `began` before its first part is sent.
@@ -139,6 +143,9 @@ class AnswerRelay:
             body = await answer.read_all(self._max_bytes, self._grown)
         except AnswerTooLarge:
             raise ApiError(502, "The engine's answer is too large.", "answer_too_large") from None
+        if self.accepted_drafts is not None and (found := self.accepted_drafts(body)) is not None:
+            meter.accept(found.tokens)
+            body = found.rest
         if self.client_gone:
             if answer.status == 200 and (span := sse.find_usage(body)) is not None:
                 meter.count_cancelled(body[span[0] : span[1]])
@@ -256,6 +263,7 @@ class _Events:
     """The events of one stream on their way from the engine to the client."""
 
     __slots__ = (
+        "_accepted_drafts",
         "_ended",
         "_failure",
         "_meter",
@@ -279,6 +287,7 @@ class _Events:
         self._outside = prepared.model.external is not None
         self._splitter = sse.Splitter(sse.MAX_EXTERNAL_EVENT_BYTES) if self._outside else sse.Splitter()
         self._multiple = prepared.choices * prepared.prompts > 1
+        self._accepted_drafts = relay.accepted_drafts
         dialect = prepared.dialect
         self.events = None if dialect is None else dialect.events(meter.id, prepared.model_name)
         """Of a stream in another API."""
@@ -346,6 +355,11 @@ class _Events:
                 event = relay.rewriter.rewrite(event)
             elif event.startswith(b":") and not relay.answering and not out:
                 continue  # a comment is not an answer: until the answer begins, another replica can take over
+            elif self._accepted_drafts is not None and (found := self._accepted_drafts(event)) is not None:
+                meter.accept(found.tokens)
+                if not found.rest:
+                    continue
+                event = relay.rewriter.rewrite(found.rest)
             else:
                 event = relay.rewriter.rewrite(event)
             out.append(relay.own_id(event) if relay.rid else event)

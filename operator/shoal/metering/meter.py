@@ -45,6 +45,7 @@ class Meter:
     """Collects the usage of one accepted request."""
 
     __slots__ = (
+        "_accepted",
         "_admitted",
         "_base",
         "_checkpointed_at",
@@ -98,6 +99,7 @@ class Meter:
         self._source = source
         self._started = time.monotonic()
         self._usage: bytes | None = None
+        self._accepted: int | None = None
         self._choices: dict[int, bytes] | None = None
         self._per_prompt = 1
         self._tokens: dict[str, int | None] | None = None
@@ -265,6 +267,11 @@ class Meter:
         elif measured is None:
             self.count_source = "estimated"
 
+    def accept(self, tokens: int | None) -> None:
+        """Sets the accepted tokens of drafts that the engine tells apart from its usage; None: it does not know."""
+        self._accepted = tokens
+        self._tokens = None
+
     def count_cancelled(self, usage: bytes) -> None:
         """Stores the usage of an answer that the engine ended because the client left, if it reports what was
         computed."""
@@ -282,7 +289,7 @@ class Meter:
 
     def forget_counts(self) -> None:
         """Drops the counts before another replica starts from the beginning."""
-        self._usage = self._choices = self._tokens = None
+        self._usage = self._choices = self._tokens = self._accepted = None
         self.count_source = "none"
         self.replica = self.engine_boot = None
 
@@ -322,6 +329,9 @@ class Meter:
                 self._tokens = sum_choices(self._choices, self._per_prompt)
             else:
                 self._tokens = parse_usage(self._usage)
+            if self._accepted is not None and self._usage is not None:
+                accepted = _part(self._tokens["outputTokens"], self._accepted)
+                self._tokens = {**self._tokens, "acceptedTokens": accepted}
         return self._tokens
 
     def open_row(self) -> Row:

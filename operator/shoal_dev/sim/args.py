@@ -20,6 +20,8 @@ from shoal_dev.sim import loraargs
 
 SGLANG_VERSION: Final = "0.5.23"
 KV_OF: Final = ("model", "llama-3.1-8b")
+_DRAFT_TOKENS: Final = 12
+"""SGLang's default for NGRAM."""
 _NUMBER: Final = re.compile(r"\d+|\d+(\.\d+)?[kMGT]|\d+[KMGT]i")
 
 _ACTED_ON: Final[dict[str, type | None]] = {
@@ -59,6 +61,8 @@ class EngineArgs:
     is_embedding: bool
     include_usage_by_default: bool
     radix_cache: bool
+    draft_tokens: int
+    """Tokens that a step guesses, and the one that the check itself yields; 0: there is no speculation."""
     lora: loraargs.LoRAArgs | None
     """None: adapters are refused."""
     gpu: str
@@ -114,6 +118,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> EngineArgs:
             is_embedding=ns.is_embedding,
             include_usage_by_default=ns.stream_response_default_include_usage,
             radix_cache=not ns.disable_radix_cache,
+            draft_tokens=(ns.speculative_num_draft_tokens or _DRAFT_TOKENS) if ns.speculative_algorithm else 0,
             lora=loraargs.of(ns),
             **simulation_of(ns, environ),
             traces_endpoint=_traces_endpoint(ns.otlp_traces_endpoint, environ) if ns.enable_trace else None,

@@ -56,6 +56,8 @@ class Job:
     salt: tuple[str, str] = ("", "")
     """`extra_key` and `cache_salt` of the request."""
     echo: list[str] = field(default_factory=list[str])
+    draft_tokens: int = 0
+    """Tokens of a draft, if the request wants to know what became of its drafts and the engine has any."""
     created: int = field(default_factory=lambda: int(time.time()))
 
 
@@ -199,6 +201,7 @@ class OpenAI:
             stream=request.stream,
             include_usage=bool(options.include_usage) or self._engine.args.include_usage_by_default,
             continuous_usage=bool(options.continuous_usage_stats),
+            draft_tokens=self._engine.args.draft_tokens if request.return_spec_tokens_details else 0,
         )
 
     def _adapters(self, model: str, lora_path: p.Adapters) -> p.Adapters:
@@ -389,7 +392,22 @@ class _Writer:
             "choices": choices,
             "usage": self._usage(sequences),
             "metadata": p.weight_versions(len(sequences[0].output)),
+            **self._extension(sequences),
         }
+
+    def _extension(self, sequences: list[Sequence]) -> dict[str, Any]:
+        """`sglext`, if the request asked for it and there is something to tell. Answers without a step after their
+        first token are left out, and of several prompts with one answer each, all but the first."""
+        found = [p.spec_details(len(s.output), self._job.draft_tokens) for s in sequences if self._job.draft_tokens]
+        known = [details for details in found if details is not None]
+        if not known:
+            return {}
+        return {"sglext": {"spec_tokens_details": known if self._job.n > 1 else known[0]}}
+
+    def _extension_chunk(self, sequences: list[Sequence], kind: str) -> list[bytes]:
+        if not (extension := self._extension(sequences)):
+            return []
+        return [orjson.dumps({**self._head(self._closing_rid(), kind), "choices": [], "usage": None, **extension})]
 
 
 def _reason(sequence: Sequence) -> tuple[str | None, str | int | None]:
@@ -420,11 +438,12 @@ class _CompletionWriter(_Writer):
         ]
 
     def last(self, sequences: list[Sequence]) -> list[bytes]:
+        found = self._extension_chunk(sequences, "text_completion")
         if not self._job.include_usage:
-            return []
+            return found
         usage = {key: value for key, value in self._usage(sequences).items() if value is not None}
         rid = self._closing_rid()
-        return [orjson.dumps({**self._head(rid, "text_completion"), "choices": [], "usage": usage})]
+        return [*found, orjson.dumps({**self._head(rid, "text_completion"), "choices": [], "usage": usage})]
 
 
 class _ChatWriter(_Writer):
@@ -459,6 +478,7 @@ class _ChatWriter(_Writer):
         found = [
             self._chunk(index, self._closing_rid(), {}, reason=_reason(self._begun[index])) for index in self._ended
         ]
+        found += self._extension_chunk(sequences, "chat.completion.chunk")
         if self._job.include_usage:
             rid = self._closing_rid()
             head = self._head(rid, "chat.completion.chunk")

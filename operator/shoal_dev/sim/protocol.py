@@ -41,6 +41,7 @@ class _Generation(BaseModel):
     lora_path: str | list[str | None] | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
+    return_spec_tokens_details: bool = False
     rid: list[str] | str | None = None
     priority: int | None = None
     user: str | None = None
@@ -221,6 +222,26 @@ def usage(prompt: int, completion: int, cached: int | None) -> dict[str, Any]:
         "prompt_tokens_details": None if cached is None else {"cached_tokens": cached},
         "reasoning_tokens": 0,
         "completion_tokens_details": None,
+    }
+
+
+def spec_details(tokens: int, draft_tokens: int) -> dict[str, Any] | None:
+    """What became of the drafts of one answer: the simulator accepts none. None: no draft was checked, for the first
+    token comes without."""
+    checks = tokens - 1
+    proposed = checks * (draft_tokens - 1)
+    if proposed <= 0:
+        return None
+    return {
+        "spec_accept_rate": 0.0,
+        "spec_accept_length": tokens / checks,
+        "spec_cap_length": 0.0,
+        "spec_block_accept_length": 0.0,
+        "spec_num_correct_drafts": 0,
+        "spec_num_proposed_drafts": proposed,
+        "spec_verify_ct": checks,
+        "spec_correct_drafts_histogram": [checks],
+        "spec_cap_lens_histogram": [],
     }
 
 

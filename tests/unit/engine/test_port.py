@@ -64,6 +64,9 @@ class IdleWire:
     def rewriter(self, call: EngineCall, model_name: str) -> SimpleNamespace:
         return SimpleNamespace(same=True, rewrite=bytes, rewrite_any=bytes)
 
+    def accepted_drafts(self, call: EngineCall) -> None:
+        return None
+
     def elsewhere(self, status: int, error: bytes, adapter: bool) -> None:
         return None
 

@@ -107,6 +107,8 @@ class ServedModel:
     """Cap of one request's seconds at replicas; None: the gateway's own."""
     shares_prefixes: bool = False
     """Tenants share the prefix cache of its engines."""
+    speculates: bool = False
+    """Its engines guess tokens (`spec.engine.speculation`)."""
     route_namespaces: frozenset[str] = frozenset()
     """Other namespaces whose routes may have the Model as a target."""
     external: ServedExternal | None = None
@@ -171,6 +173,7 @@ def served_model(model: Model, differences: EngineDifferences = NONE) -> ServedM
         max_output_tokens=model.spec.limits.max_output_tokens,
         request_seconds=None if model.spec.limits.request_seconds is None else float(model.spec.limits.request_seconds),
         shares_prefixes=model.spec.prefix_cache.isolation == "Shared",
+        speculates=model.spec.engine.speculation is not None,
         route_namespaces=frozenset(model.spec.route_namespaces),
         kv_percent=model.spec.scaling.kv_utilization_percent,
         cold_start_seconds=_cold_start(model.status) if model.status else None,

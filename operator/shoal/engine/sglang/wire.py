@@ -1,8 +1,9 @@
 """SGLang's side of a request: the gateway's own words are SGLang's, so almost nothing changes."""
 
+import json
 import re
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, Final, cast
 
@@ -10,11 +11,14 @@ import orjson
 
 from shoal.core.enginedifferences import EngineDifferences
 from shoal.core.fields.table import GENERATING, RERANK, TABLE
-from shoal.engine.wire import AnswerGarbled, EngineCall, Ranking, Rewriter
+from shoal.engine.wire import AcceptedDrafts, AnswerGarbled, EngineCall, Ranking, ReadAcceptedDrafts, Rewriter
 
 _LACKS: Final = re.compile(rb"never been loaded|failed to implicitly load|not loaded|incomplete unload", re.IGNORECASE)
 _MODEL_FIELD: Final = re.compile(rb'"model":\s*"(?:[^"\\]|\\.)*"')
 _NOTHING: Final[Mapping[str, frozenset[str]]] = MappingProxyType({})
+_EXTENSION: Final = re.compile(rb'"sglext": ?(?=\{)')
+_NO_CHOICES: Final = re.compile(rb'"choices": ?\[\]')
+_DECODER: Final = json.JSONDecoder()
 EMBEDS_ARG: Final = "--is-embedding"
 NO_PREFIX_CACHE: Final = "--disable-radix-cache"
 _DIFFERENCES: Final = EngineDifferences(
@@ -84,16 +88,24 @@ class SGLangWire:
         if call.number > 1:
             sent = self.sent_id(call) or b""
             body = body.replace(b'"rid":"%b"' % call.id.encode(), b'"rid":"%b"' % sent, 1)
-        if call.adapter is None:
+        if call.adapter is None and call.speculated is None:
             return body
-        # SGLang reads the adapter's name from `lora_path`. A client cannot set it: the field table does not forward it.
-        return b'{"lora_path":"%b",' % call.adapter.encode() + body[1:]
+        # A client cannot set either field: the field table does not forward them.
+        drafts = b'"return_spec_tokens_details":true,' if _tells_drafts(call) else b""
+        # SGLang reads the adapter's name from `lora_path`.
+        adapter = b"" if call.adapter is None else b'"lora_path":"%b",' % call.adapter.encode()
+        return b"{" + drafts + adapter + body[1:]
 
     def sent_id(self, call: EngineCall) -> bytes | None:
         return None if call.number == 1 else f"{call.id}.{call.number}".encode()
 
     def rewriter(self, call: EngineCall, model_name: str) -> Rewriter:
         return _rewriter_of(call.model, model_name)
+
+    def accepted_drafts(self, call: EngineCall) -> ReadAcceptedDrafts | None:
+        if call.speculated is None or not _tells_drafts(call):
+            return None
+        return partial(_accepted_drafts, answers=call.speculated.prompts * call.speculated.choices)
 
     def elsewhere(self, status: int, error: bytes, adapter: bool) -> str | None:
         return "adapter" if adapter and _LACKS.search(error) is not None else None
@@ -116,6 +128,58 @@ class SGLangWire:
                 result["document"] = {"text": text}
             results.append(result)
         return {"object": "list", "model": ranking.model_name, "results": results[: ranking.top_n]}, total
+
+
+def _tells_drafts(call: EngineCall) -> bool:
+    """Whether SGLang can say of all answers what was accepted: of several prompts with one answer each, it says it only
+    of the first."""
+    asked = call.speculated
+    return asked is not None and call.endpoint in GENERATING and (asked.prompts == 1 or asked.choices > 1)
+
+
+def _accepted_drafts(data: bytes, answers: int) -> AcceptedDrafts | None:
+    """SGLang puts `sglext` into whole answers as the last member. A stream has it in an event of its own, without
+    choices, which clients that read the first choice of each event do not expect. Other members of `sglext` are there
+    because the client asked for them, and stay.
+
+    Editing bytes is safe because inside a JSON string every quote is escaped, so `"sglext":` can only be a key.
+    """
+    key = _EXTENSION.search(data)
+    if key is None:
+        return None
+    start = key.end()
+    try:
+        # One byte is one character of Latin-1, so the end is that of the bytes.
+        _, length = _DECODER.raw_decode(data[start:].decode("latin-1"))
+        found: object = orjson.loads(data[start : start + length])
+    except ValueError:
+        return None
+    if not isinstance(found, dict) or "spec_tokens_details" not in found:
+        return None
+    extension, after = cast(dict[str, object], found), data[start + length :]
+    tokens = _correct_drafts(extension.pop("spec_tokens_details"), answers)
+    if extension:
+        return AcceptedDrafts(data[:start] + orjson.dumps(extension) + after, tokens)
+    before = data[: key.start()].rstrip(b" ")
+    rest = before[:-1] + after if before.endswith(b",") else before + after.lstrip(b", ")
+    empty = rest.startswith(b"data:") and _NO_CHOICES.search(rest) is not None
+    return AcceptedDrafts(b"" if empty else rest, tokens)
+
+
+def _correct_drafts(details: object, answers: int) -> int | None:
+    """Of one answer, or of a list of them. SGLang leaves out an answer of which it knows nothing, and writes 0 for a
+    number that it does not know: where nothing was proposed, nothing is known."""
+    listed = cast(list[object], details) if isinstance(details, list) else [details]
+    if len(listed) != answers:
+        return None
+    total = 0
+    for one in listed:
+        counts = cast(dict[str, object], one) if isinstance(one, dict) else {}
+        correct, proposed = counts.get("spec_num_correct_drafts"), counts.get("spec_num_proposed_drafts")
+        if type(correct) is not int or type(proposed) is not int or not 0 <= correct <= proposed or not proposed:
+            return None
+        total += correct
+    return total
 
 
 def _tokens(meta: object) -> int | None:

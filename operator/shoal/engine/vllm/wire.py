@@ -21,7 +21,16 @@ from shoal.core.fields.table import (
     TRANSCRIBE,
 )
 from shoal.engine.vllm import tokenscores
-from shoal.engine.wire import NO_ENDPOINT, Accepts, AnswerGarbled, EngineCall, NotHere, Ranking, Rewriter
+from shoal.engine.wire import (
+    NO_ENDPOINT,
+    Accepts,
+    AnswerGarbled,
+    EngineCall,
+    NotHere,
+    Ranking,
+    ReadAcceptedDrafts,
+    Rewriter,
+)
 
 # --- requests ---------------------------------------------------------------------------------------------------------
 
@@ -282,6 +291,10 @@ class VLLMWire:
 
     def rewriter(self, call: EngineCall, model_name: str) -> Rewriter:
         return VLLMRewriter(call, model_name)
+
+    def accepted_drafts(self, call: EngineCall) -> ReadAcceptedDrafts | None:
+        # Its extension for them, --per-request-spec-decode-metrics, is experimental.
+        return None
 
     def elsewhere(self, status: int, error: bytes, adapter: bool) -> str | None:
         if status == 404:

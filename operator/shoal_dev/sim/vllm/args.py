@@ -129,6 +129,7 @@ def _args(ns: argparse.Namespace, environ: Mapping[str, str]) -> VLLMArgs:
         is_embedding=ns.runner == "pooling",
         include_usage_by_default=bool(ns.enable_force_include_usage),
         radix_cache=ns.enable_prefix_caching is not False,
+        draft_tokens=0,
         lora=None,
         traces_endpoint=ns.otlp_traces_endpoint,
         traces_service=environ.get("OTEL_SERVICE_NAME") or "unknown_service",

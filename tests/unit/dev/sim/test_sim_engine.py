@@ -1,6 +1,7 @@
 """Faults, journal and answers of the simulator, through its HTTP surface in this process."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +188,43 @@ async def test_a_client_that_leaves_a_stream_frees_its_place(tmp_path: Path):
         assert rig.engine.scheduler.idle
         assert rig.engine.scheduler.kv.used == 0
     assert journal(tmp_path)[0]["outcome"] == "abort"
+
+
+NGRAM = ("--speculative-algorithm=NGRAM", "--speculative-num-draft-tokens=4")
+TELL = {"return_spec_tokens_details": True, "ignore_eos": True}
+
+
+def drafts(extension: dict[str, Any]) -> Any:
+    """Correct and proposed tokens of each answer, without a list around those of a single one."""
+    told = extension["sglext"]["spec_tokens_details"]
+
+    def of(one: dict[str, Any]) -> tuple[int, int]:
+        return one["spec_num_correct_drafts"], one["spec_num_proposed_drafts"]
+
+    return [of(one) for one in told] if isinstance(told, list) else of(told)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_drafts_are_told_who_asks_and_none_is_accepted(tmp_path: Path, path: str):
+    asked = {"prompt": "hi"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "hi"}]}
+    async with running(tmp_path, *NGRAM) as rig:
+
+        async def call(**more: Any) -> Any:
+            return await rig.call("POST", path, {**asked, "max_tokens": 8, **more})
+
+        assert drafts((await call(**TELL)).json) == (0, 21)
+        assert drafts((await call(**TELL, n=2)).json) == [(0, 21), (0, 21)]
+        assert "sglext" not in (await call()).json
+        assert "sglext" not in (await call(**TELL | {"max_tokens": 1})).json
+        for usage, after in (({}, 1), ({"include_usage": True}, 2)):
+            reply = await call(**TELL, stream=True, stream_options=usage)
+            blocks = reply.body.decode().split("\n\n")[:-2]
+            event = json.loads(blocks[-after].removeprefix("data: "))
+            assert (event["choices"], event["usage"], drafts(event)) == ([], None, (0, 21))
+            assert sum("sglext" in block for block in blocks) == 1
+
+
+async def test_an_engine_without_speculation_tells_of_no_drafts(tmp_path: Path):
+    async with running(tmp_path) as rig:
+        assert "sglext" not in (await rig.complete(**TELL)).json
+        assert b"sglext" not in (await rig.complete(**TELL, stream=True)).body
