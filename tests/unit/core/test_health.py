@@ -187,6 +187,28 @@ def test_a_unit_that_fails_on_probation_is_out_for_twice_as_long(again: str) -> 
     assert clock.quarantined[0].state == "Probation"
 
 
+@pytest.mark.parametrize("again", ["test", "signal"])
+def test_one_that_fails_on_probation_goes_out_only_where_no_more_than_a_quarter_is_out(again: str) -> None:
+    """A storm had three of eight GPUs out of use: two were taken, and one on probation was sick again."""
+    clock = four()
+    clock.last(60, says("a"))
+    clock.last(340 + HOLD_SECONDS)
+    clock.last(60, says("b"))
+    assert clock.out() == {Unit("b")}
+    if again == "test":
+        clock.step(5, says("b"), tested={Unit("a"): "failed"})
+    else:
+        plan = clock.last(60, says("a"), says("b"))
+        assert [(each.signal.unit, each.why) for each in plan.withheld] == [
+            (Unit("a"), "8 of 32 GPUs are out of use already, and more than 25 % may not be")
+        ]
+    assert [(each.unit.node, each.state) for each in clock.quarantined] == [("a", "Probation"), ("b", "Quarantined")]
+    clock.uncordons = (CordonRequest(Unit("b"), clock.at),)
+    clock.step(5, says("a"), tested={Unit("a"): "failed"})
+    assert clock.out() == {Unit("a")}
+    assert clock.quarantined[0].times == 2
+
+
 def test_the_last_gpus_are_never_taken_and_that_is_said() -> None:
     clock = Clock({"a": 8})
     plan = clock.last(600, says("a"))

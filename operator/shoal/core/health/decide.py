@@ -124,10 +124,10 @@ def decide(seen: HealthSnapshot, memory: HealthMemory | None, now: datetime) -> 
     confirmed = {key: signal for key, signal in signals.items() if evidence[key].seconds >= CONFIRM_SECONDS}
     there = {unit for (unit, _), known in evidence.items() if known.seconds > 0}
 
-    kept, released = _kept(seen, signals, confirmed, there, now)
+    kept, released = _kept(seen, signals, {unit for unit, _ in confirmed}, there, now)
     kept = _asked_for(seen, kept, now)
     taken, withheld = _taken(seen, kept, confirmed, now)
-    quarantined = tuple(sorted([*kept.values(), *taken], key=lambda each: each.unit))
+    quarantined = tuple(sorted((kept | taken).values(), key=lambda each: each.unit))
     plan = HealthPlan(quarantined, withheld, tuple(released), _recheck(seen, evidence, quarantined, now))
     return plan, HealthMemory(now, evidence)
 
@@ -189,18 +189,17 @@ def _evidence(
 def _kept(
     seen: HealthSnapshot,
     signals: Mapping[tuple[Unit, str], HealthSignal],
-    confirmed: Mapping[tuple[Unit, str], HealthSignal],
+    again: set[Unit],
     there: set[Unit],
     now: datetime,
 ) -> tuple[dict[Unit, Quarantine], list[tuple[Quarantine, str]]]:
     """What goes on of the quarantines before, and what ends. `there`: units about which a signal has been there of
-    late."""
+    late; `again`: units about which one is confirmed. What begins anew is in `_taken`."""
     kept: dict[Unit, Quarantine] = {}
     released: list[tuple[Quarantine, str]] = []
     put_back = {each.unit: each.at for each in seen.uncordons}
     asked = {each.unit for each in seen.cordons}
     present = {unit for unit, _ in signals}
-    again = {unit for unit, _ in confirmed}
     # One at a time, unless nothing becomes of it: where no replica runs, there is no test.
     on_probation = sum(
         each.state == "Probation" and (each.until is None or now < each.until) for each in seen.quarantined
@@ -216,7 +215,7 @@ def _kept(
                 released.append((each, "the time for which a person took it out of use is over"))
         elif each.state == "Probation":
             if unit in again or seen.tested.get(unit) == "failed":
-                kept[unit] = _once_more(each, None if unit in again else now)
+                kept[unit] = each
             elif seen.tested.get(unit) == "passed":
                 released.append((each, "a replica there passed its test"))
             elif each.until is None:
@@ -280,37 +279,68 @@ def _taken(
     kept: Mapping[Unit, Quarantine],
     confirmed: Mapping[tuple[Unit, str], HealthSignal],
     now: datetime,
-) -> tuple[list[Quarantine], tuple[Withheld, ...]]:
-    """Units that are newly taken out of use, and those that are not though they should be."""
-    out = set(holding(kept.values()))
-    own_word = sum(each.model is not None and each.state == "Quarantined" for each in kept.values())
-    total, offered = sum(seen.capacity.values()), sum(seen.usable.values())
-    taken: list[Quarantine] = []
+) -> tuple[dict[Unit, Quarantine], tuple[Withheld, ...]]:
+    """Units that are taken out of use, newly or once more after a probation, and those that are not though they should
+    be. Those on probation come first: their signal is not the first one."""
+    bounds = _Bounds(seen, kept)
+    taken: dict[Unit, Quarantine] = {}
     withheld: list[Withheld] = []
-    done: set[Unit] = set()
-    order = sorted(confirmed.items(), key=lambda item: (item[1].model is not None, *item[0]))
-    for (unit, reason), signal in order:
-        if unit in done or unit in kept or Unit(unit.node) in out:
+    signals: dict[Unit, HealthSignal] = {}
+    for (unit, _), signal in sorted(confirmed.items(), key=lambda item: (item[1].model is not None, *item[0])):
+        signals.setdefault(unit, signal)
+    for unit, each in sorted(kept.items()):
+        signal = signals.get(unit)
+        if each.state != "Probation" or (signal is None and seen.tested.get(unit) != "failed"):
             continue
-        done.add(unit)
-        before, after = _gpus(seen.capacity, out), _gpus(seen.capacity, out | {unit})
-        lost, losing = _gpus(seen.usable, out), _gpus(seen.usable, out | {unit})
-        if len(kept) + len(taken) >= MOST:
-            withheld.append(Withheld(signal, f"{MOST} others are out of use already"))
-        elif losing >= offered and losing > lost:
-            withheld.append(Withheld(signal, "no GPU of the class would be left"))
-        elif before and after > before and after * 100 > total * SHARE_PERCENT:
-            why = f"{before} of {total} GPUs are out of use already, and more than {SHARE_PERCENT} % may not be"
+        why = bounds.why_not(unit, each.model)
+        if why is None:
+            taken[unit] = _once_more(each, None if signal is not None else now)
+            bounds.take(unit, each.model)
+        elif signal is not None:
             withheld.append(Withheld(signal, why))
-        elif signal.model is not None and own_word:
-            why = "another one is out of use on the word of replicas alone, and only one may be"
-            withheld.append(Withheld(signal, why))
-        else:
+    new = 0
+    for unit, signal in signals.items():
+        if unit in kept or Unit(unit.node) in bounds.out:
+            continue
+        why = bounds.why_not(unit, signal.model)
+        if len(kept) + new >= MOST:
+            why = f"{MOST} others are out of use already"
+        if why is None:
             since = now.replace(microsecond=0)
-            taken.append(Quarantine(unit, reason, signal.message, since, model=signal.model, monitor=signal.monitor))
-            out.add(unit)
-            own_word += signal.model is not None
+            taken[unit] = Quarantine(
+                unit, signal.reason, signal.message, since, model=signal.model, monitor=signal.monitor
+            )
+            bounds.take(unit, signal.model)
+            new += 1
+        else:
+            withheld.append(Withheld(signal, why))
     return taken, tuple(withheld)
+
+
+class _Bounds:
+    """What may be out of use at once, while more is taken."""
+
+    def __init__(self, seen: HealthSnapshot, kept: Mapping[Unit, Quarantine]) -> None:
+        self.out = set(holding(kept.values()))
+        self._seen = seen
+        self._own_word = sum(each.model is not None and each.state == "Quarantined" for each in kept.values())
+
+    def why_not(self, unit: Unit, model: str | None) -> str | None:
+        """Why the unit has to stay in use; `model`: the Model on whose replicas' own word it would go."""
+        total, offered = sum(self._seen.capacity.values()), sum(self._seen.usable.values())
+        before, after = _gpus(self._seen.capacity, self.out), _gpus(self._seen.capacity, self.out | {unit})
+        lost, losing = _gpus(self._seen.usable, self.out), _gpus(self._seen.usable, self.out | {unit})
+        if losing >= offered and losing > lost:
+            return "no GPU of the class would be left"
+        if before and after > before and after * 100 > total * SHARE_PERCENT:
+            return f"{before} of {total} GPUs are out of use already, and more than {SHARE_PERCENT} % may not be"
+        if model is not None and self._own_word:
+            return "another one is out of use on the word of replicas alone, and only one may be"
+        return None
+
+    def take(self, unit: Unit, model: str | None) -> None:
+        self.out.add(unit)
+        self._own_word += model is not None
 
 
 def _gpus(by_node: Mapping[str, int], units: Iterable[Unit]) -> int:
