@@ -50,7 +50,7 @@ PAIRS: list[tuple[dict[str, Any], str]] = [
     ({"extraArgs": ["--lora-paths=a"]}, "a LoRAPool gives the Model its adapters"),
     ({**VLLM_ONLY, "extraArgs": ["--max-model-len=4096"]}, "use spec.engine.contextLength"),
     ({**VLLM_ONLY, "extraArgs": ["--no-enable-lora"]}, "a LoRAPool gives the Model its adapters"),
-    ({**VLLM_ONLY, "extraArgs": ["--kv-transfer-config.kv_role=kv_both"]}, "are not supported"),
+    ({**VLLM_ONLY, "extraArgs": ["--kv-transfer-config.kv_role=kv_both"]}, "use spec.engine.parallelism"),
     ({**VLLM_ONLY, "extraArgs": ["--data-parallel-size=2"]}, "makes groups inside one"),
     ({"extraArgs": ["--speculative-algorithm=EAGLE"]}, "use `speculation.method`"),
     ({"extraArgs": ["--quantization=fp8"]}, "use `quantization.weights`"),
