@@ -125,10 +125,9 @@ def test_the_installed_chart_alone_refuses_what_engines_refuse(bare: ApiServer) 
     bare.install_crds()
     release(bare, "install", "shoal", CHART)
     split = "with parallelism.attentionData (--attn-dp-size) SGLang runs only adapters that are never evicted"
-    parallel = "with --dp-size SGLang loads no adapters while it runs"
     assert bare.apply(model("split", "--attn-dp-size=2"), pool("later")).returncode == 0
     refused(pool("split"), f"Model split: {split}")
-    refused(model("later", "--data-parallel-size=4"), f"LoRAPool of-later gives this Model adapters: {parallel}")
+    refused(model("later", "--attn-dp-size=2"), f"LoRAPool of-later gives this Model adapters: {split}")
     done = bare.apply(model("later", "--attn-dp-size=1"))
     assert done.returncode == 0, done.stderr
 

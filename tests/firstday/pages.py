@@ -36,7 +36,8 @@ def marked(script: str, *marks: tuple[str, str]) -> str:
         there = [i for i, line in enumerate(found) if line.startswith(text)]
         if len(there) != 1:
             raise LookupError(f"{len(there)} lines begin with {text!r}")
-        found.insert(there[0], f'echo "== {mark} $EPOCHREALTIME"')
+        # An answer that is JSON may end without a line break.
+        found.insert(there[0], f'printf "\\n== {mark} %s\\n" "$EPOCHREALTIME"')
     return "\n".join(found) + "\n"
 
 
