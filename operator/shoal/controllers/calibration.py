@@ -21,12 +21,14 @@ class Calibration:
         self._overheads: dict[str, int] = {}
         self.overheads_changed: list[Callable[[], None]] = []
 
-    def record(self, model_uid: str, gpu_class: str, tokens: int) -> None:
-        """An engine has started and said what its KV cache holds."""
+    def record(self, model_uid: str, gpu_class: str, tokens: int) -> bool:
+        """An engine has started and said what its KV cache holds. Returns whether that was not known before."""
         known = self._state.record(model_uid).kv_tokens
-        if known.get(gpu_class) != tokens:
-            known[gpu_class] = tokens
-            self._state.replan()
+        if known.get(gpu_class) == tokens:
+            return False
+        known[gpu_class] = tokens
+        self._state.replan()
+        return True
 
     def overhead(self, gpu_class: str) -> int | None:
         """Measured overhead of one GPU of the class in bytes, whole MiB; None: no engine has said anything."""

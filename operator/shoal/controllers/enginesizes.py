@@ -53,12 +53,14 @@ class EngineSizes:
         calibration: Calibration,
         install: InstallKeySource,
         queue: WorkQueue,
+        learned: Callable[[str | None], object],
         credentials: TLSCredentials | None = None,
         graphs: Callable[[facts.Pod, float], object] = lambda _pod, _seconds: None,
     ) -> None:
-        """`graphs`: called with a pod and the seconds in which its engine captured graphs."""
+        """`learned`: called with the uid of a Model whose figure is another one, which its status is to show; the plan
+        may well stay the same. `graphs`: called with a pod and the seconds in which its engine captured graphs."""
         self._world, self._sizes, self._calibration = world, sizes, calibration
-        self._install, self.queue = install, queue
+        self._install, self.queue, self._learned = install, queue, learned
         self._credentials, self._graphs = credentials, graphs
         self._read: dict[str, tuple[int, int]] = {}
         """Pod's uid -> (restarts of the engine, tries) that were asked about already."""
@@ -123,7 +125,8 @@ class EngineSizes:
         self._read[pod.uid] = (boot, -1)
         if found.graph_seconds is not None:
             self._graphs(pod, found.graph_seconds)
-        self._calibration.record(pod.model_uid, pod.gpu_class, tokens)
+        if self._calibration.record(pod.model_uid, pod.gpu_class, tokens):
+            self._learned(pod.model_uid)
         self._show(custom, pod.gpu_class, tokens)
         return None
 

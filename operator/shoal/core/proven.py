@@ -5,6 +5,7 @@ from dataclasses import replace
 from decimal import Decimal
 
 from shoal.api import reasons
+from shoal.api.model import ModelSpec
 from shoal.core.candidates import Considered
 from shoal.core.placement import Candidate, ReplicaState
 
@@ -47,3 +48,15 @@ def keep_what_runs(
                 kv_tokens=said,
             )
     return Considered(tuple(candidates.values()), tuple(rejected.values()), considered.sized)
+
+
+def same_kv_cache(one: ModelSpec, other: ModelSpec) -> bool:
+    """Whether what an engine of one specification said of its KV cache holds for one of the other too.
+
+    What changes how many replicas there may be, or how they are reached, changes no KV cache. Where pods are replaced
+    for another reason, the new ones say their figure themselves."""
+
+    def made_of(spec: ModelSpec) -> tuple[object, ...]:
+        return spec.source, spec.engine, {v.gpu_class: (v.quantization, v.tensor) for v in spec.variants}
+
+    return made_of(one) == made_of(other)

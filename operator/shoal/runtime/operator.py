@@ -206,6 +206,7 @@ class OperatorProcess:
             self.planner.calibration,
             self.install,
             WorkQueue("engine-sizes", workers=8),
+            models.add_uid,
             credentials,
             graphs=lambda pod, seconds: cold.on_graphs(pod, seconds) and models.add_uid(pod.model_uid),
         )
