@@ -1,5 +1,6 @@
 """What routing is worth: time to first token, prefix hits and throughput by routing rule, over traffic with and without
-structure. Virtual time; the rules of other routers are models of them.
+structure. Virtual time; the rules of other routers are models of them. The folder in SHOAL_TRACES has
+engine_params_llama31_8b.json and the traces. Without it nothing is compared.
 
 `--held-out`: the same over traffic, seeds and engines by which no weight was chosen, several seeds each
 (routing_heldout.py).
@@ -25,7 +26,7 @@ from tests.bench.routing_loads import conversations, mooncake
 from tests.bench.routing_policies import Report, Rule, uid_of
 from tests.bench.scaling_engine import Params, params
 
-TRACES = Path(os.environ.get("SHOAL_TRACES", "../shared/traces"))
+TRACES = Path(os.environ.get("SHOAL_TRACES") or "traces")
 REPORT_SECONDS = 1.0
 """Between two reports of an agent; a queue that begins or a jump of the KV cache is reported sooner."""
 SOON_SECONDS = 0.5
@@ -425,6 +426,9 @@ def main() -> None:
     parser.add_argument("--cost", action="store_true", help="CPU, memory, and a gateway that starts again")
     options = parser.parse_args()
     random.seed(1)
+    if not (TRACES / "engine_params_llama31_8b.json").exists():
+        print("routing: engine parameters are not there; name their folder in SHOAL_TRACES")
+        return
     if options.cost:
         costs()
         return
