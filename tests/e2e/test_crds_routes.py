@@ -62,6 +62,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("a session by key", rule(sessionAffinity=AFFINITY | {"header": "cookie"}), "cannot identify a session"),
     ("a session without its header", rule(sessionAffinity={"type": "Header"}), "`header` belongs to the type Header"),
     ("two rules without a name", changed(ROUTE, "spec.rules", ROUTE["spec"]["rules"] * 2), "Duplicate value"),
+    ("a limit of nothing", changed(ROUTE, "spec.limits", {"maxOutputTokens": 0}), "greater than or equal to 1"),
+    ("a limit of requests", changed(ROUTE, "spec.limits", {"requestsPerMinute": 5}), "unknown field"),
     ("a name with a slash", changed(ROUTE, "spec.servedNames", ["a/b"]), "have a meaning of their own"),
 ]
 
@@ -76,6 +78,7 @@ def test_bad_route_is_refused_with_words_that_help(apiserver: ApiServer, bad: di
 def test_a_route_with_everything_is_stored_as_it_was_written(apiserver: ApiServer) -> None:
     spec = {
         "servedNames": ["front"],
+        "limits": {"maxOutputTokens": 1000, "requestSeconds": 60},
         "rules": [
             {
                 "name": "long",

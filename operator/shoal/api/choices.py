@@ -61,6 +61,9 @@ class RefusalRecord(Message):
     code: str | None = None
     param: str | None = None
     """Field of the request that it is about."""
+    limit: str | None = None
+    """Whose limit ended the request, for people: of a ModelRoute, a Model, or the gateways. None: another error, or a
+    gateway of an earlier version."""
 
 
 class RequestChoices(Message):

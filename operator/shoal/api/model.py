@@ -332,13 +332,17 @@ class Resources(Object):
     )
 
 
+OutputTokens = Annotated[int, Field(ge=1, le=10_000_000)]
+RequestSeconds = Annotated[int, Field(ge=1, le=86400)]
+
+
 class RequestLimits(Object):
     """Limits of a single request."""
 
-    max_output_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    max_output_tokens: OutputTokens | None = None
     """Longest output in tokens. It applies to requests that set no limit or a higher one. Default: what the context
     length leaves."""
-    request_seconds: Annotated[int, Field(ge=1, le=86400)] | None = None
+    request_seconds: RequestSeconds | None = None
     """Longest time that a request may take at replicas, to the last byte. The gateway's own limit applies too. Default:
     the gateway's limit."""
 

@@ -14,7 +14,7 @@ from shoal.api.meta import (
     K8s,
     Object,
 )
-from shoal.api.model import ServedName
+from shoal.api.model import OutputTokens, RequestSeconds, ServedName
 
 HeaderName = Annotated[
     # No pattern messages in this file: as CEL rules inside of nested lists they would exceed the API server's limit.
@@ -279,6 +279,17 @@ class ExternalTarget(Object):
     """Most requests that each gateway has there at a time. Further ones go to a fallback. Default: 128."""
 
 
+class RouteLimits(Object):
+    """Limits of a single request that names the route. Those of its target hold too: the smaller one counts."""
+
+    max_output_tokens: OutputTokens | None = None
+    """Longest output in tokens. It applies to requests that set no limit or a higher one. Default: the target's
+    limit."""
+    request_seconds: RequestSeconds | None = None
+    """Longest time that a request may take at all of its targets together, to the last byte. The gateway's own limit
+    applies too. Default: the target's limit."""
+
+
 class ModelRouteSpec(Object):
     """Desired state of the route: its names and its rules."""
 
@@ -292,6 +303,9 @@ class ModelRouteSpec(Object):
         tuple[ExternalTarget, ...], Field(max_length=16), K8s(list_type="map", keys=("name",))
     ] = ()
     """APIs outside of this cluster that rules may name as targets."""
+    limits: RouteLimits = RouteLimits()
+    """Limits of a single request that names the route, for all tenants and rules. Requests that name a target itself
+    have the target's limits only."""
 
 
 class CanaryStatus(Object):

@@ -228,6 +228,16 @@ def bound_answer(fields: dict[str, Any], endpoint: str, cap: int | None) -> int 
     return max(newer, older) if type(older) is int else newer
 
 
+def bound_native(fields: dict[str, Any], name: str, endpoint: str, cap: int | None) -> int | None:
+    """The same for a body of another API, whose bound is the field `name`. `endpoint`: what engines have for it."""
+    bound = fields.get(name)
+    if cap is not None and endpoint in GENERATING:
+        if bound is not None and (type(bound) is not int or bound < 1):
+            raise _invalid(name, "a whole number of at least 1")
+        fields[name] = bound = cap if bound is None else min(bound, cap)
+    return bound if type(bound) is int else None
+
+
 def _lower(fields: dict[str, Any], endpoint: str, cap: int) -> None:
     chat, named = endpoint == "/v1/chat/completions", False
     for name in ("max_completion_tokens", "max_tokens"):

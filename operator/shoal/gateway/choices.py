@@ -44,6 +44,7 @@ class _Refusal(NamedTuple):
     status: int
     code: str | None
     param: str | None
+    limit: str | None
 
 
 class _Left(NamedTuple):
@@ -98,7 +99,7 @@ class ChoiceMemory:
         not kept."""
         if request not in self._refused and len(self._refused) >= self._most:
             self._refused.popitem(last=False)
-        self._refused[request] = _Refusal(time.time(), error.status, error.code, error.param)
+        self._refused[request] = _Refusal(time.time(), error.status, error.code, error.param, error.limit)
 
     def refusals(self, request: str, gateway: str) -> tuple[RefusalRecord, ...]:
         """The error of one request; empty: it is not remembered, or had none."""
@@ -106,7 +107,16 @@ class ChoiceMemory:
         if found is None:
             return ()
         when = datetime.fromtimestamp(found.at, UTC)
-        return (RefusalRecord(time=when, gateway=gateway, status=found.status, code=found.code, param=found.param),)
+        return (
+            RefusalRecord(
+                time=when,
+                gateway=gateway,
+                status=found.status,
+                code=found.code,
+                param=found.param,
+                limit=found.limit,
+            ),
+        )
 
     def records(self, request: str, gateway: str) -> tuple[ChoiceRecord, ...]:
         """The choices of one request; empty: it is not remembered."""

@@ -87,13 +87,15 @@ class Deadline:
         """Goes on with what was left of the time."""
         self._run_until(self._deadlines.loop.time() + self._left)
 
-    def shorten(self, seconds: float) -> None:
-        """From now on, it takes at most `seconds` more."""
+    def shorten(self, seconds: float) -> bool:
+        """From now on, it takes at most `seconds` more. Returns whether less than before is left."""
         at = self._deadlines.loop.time() + seconds
-        if at < self._at:
-            self._stop()
-            self._run_until(at)
-            self.seconds = seconds
+        if at >= self._at:
+            return False
+        self._stop()
+        self._run_until(at)
+        self.seconds = seconds
+        return True
 
     def _run_until(self, at: float) -> None:
         self._at = at

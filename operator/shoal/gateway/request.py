@@ -47,6 +47,7 @@ from shoal.gateway.body import (
     Disconnected,
     admit_body,
     bound_answer,
+    bound_native,
     check_size,
     checked,
     engine_body,
@@ -578,7 +579,7 @@ class GatewayRequest:
         if native is None:
             bound = bound_answer(fields, self._engine_path, model.max_output_tokens)
         else:
-            bound = bounded if type(bounded := asked.fields.get(native.bound)) is int else None
+            bound = bound_native(asked.fields, native.bound, self._engine_path, model.max_output_tokens)
         choices, prompt_count = fields.get("n"), prompts(fields)
         choices = choices if type(choices) is int else 1
         if self._quota is not None and instead is None:
@@ -753,6 +754,7 @@ class GatewayRequest:
     async def _serve(self, prepared: Prepared) -> None:
         app, meter = self._app, self._meter
         abort, deadline = AbortHandle(), app.deadlines_of(prepared.model).start()
+        bounding = prepared.model  # its limit is the deadline
         watcher: asyncio.Task[None] | None = None
         if DISCONNECT in self._scope:
             if self._scope[DISCONNECT] is GONE:
@@ -783,14 +785,15 @@ class GatewayRequest:
                             raise
                         former, prepared, why = prepared.model, following, f"it refused the request ({error.code})"
                     # All targets together have the time of the first one.
-                    deadline.shorten(app.deadlines_of(prepared.model).seconds)
+                    if deadline.shorten(app.deadlines_of(prepared.model).seconds):
+                        bounding = prepared.model
                     app.choices.leave(self._id, former.address, prepared.model.address, why)
                     self._left(prepared)
         except ClientGone:
             meter.outcome = "cancelled"
         except TimeoutError:
             meter.outcome = "failed"
-            await self._send_error(ApiError(504, f"The request took longer than {deadline.seconds:g} s.", "timeout"))
+            await self._send_error(_took_too_long(deadline, bounding))
         except ApiError as error:
             meter.outcome = meter.outcome or ("rejected" if error.status < 500 else "failed")
             await self._send_error(error)
@@ -928,6 +931,18 @@ class GatewayRequest:
 def _identity_of(model: ServedModel) -> tuple[str, str]:
     """What identifies a Model, or a Model with an adapter."""
     return model.uid, model.address
+
+
+def _took_too_long(deadline: Deadline, model: ServedModel) -> ApiError:
+    """The error at the end of a deadline that began or was shortened for `model`. The message names the
+    route, which the client has named, and no target."""
+    text = f"The request took longer than {deadline.seconds:g} s"
+    if model.request_seconds is None or model.request_seconds > deadline.seconds:
+        return errors.timeout(f"{text}.", f"the gateways' own requestSeconds, {deadline.seconds:g} s")
+    if (route := model.request_seconds_route) is None:
+        return errors.timeout(f"{text}.", f"requestSeconds of Model {model.key}, {deadline.seconds:g} s")
+    limit = f"requestSeconds of ModelRoute {route}, {deadline.seconds:g} s"
+    return errors.timeout(f"{text}, which is `requestSeconds` of the route {route}.", limit)
 
 
 def _without_hosts(facts: Facts) -> Facts:

@@ -60,11 +60,14 @@ class ApiError(Exception):
         type: str | None = None,
         retry_after: int | None = None,
         headers: tuple[tuple[bytes, bytes], ...] = (),
+        limit: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.code = code
+        self.limit = limit
+        """Whose limit it is, for the installation's own people: not a part of the answer."""
         self.param = param
         self.type = type or _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
         self.retry_after = None if retry_after is None else max(1, min(retry_after, RETRY_AFTER_MAX_SECONDS))
@@ -189,6 +192,11 @@ def adapter_unusable(name: str, reason: str) -> ApiError:
 
 def unavailable(message: str, code: str, retry_after: int) -> ApiError:
     return ApiError(503, message, code, type="server_error", retry_after=retry_after)
+
+
+def timeout(message: str, limit: str) -> ApiError:
+    """For a request that took longer than a limit; `limit`: whose, for `shoal why request/ID`."""
+    return ApiError(504, message, "timeout", limit=limit)
 
 
 def starting() -> ApiError:

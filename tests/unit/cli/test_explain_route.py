@@ -203,3 +203,29 @@ def test_gateways_say_whether_an_external_target_answers(kubeconfig: Path, api: 
         ("shoal-gateway-1", "NotAsked"),
     ]
     assert found["missing"] == ["shoal-gateway-2: it cannot be reached"]
+
+
+def test_whose_limit_of_a_request_holds_at_each_target(kubeconfig: Path, api: CannedApi) -> None:
+    outside = {"name": "outside", "url": "https://api.example.com/v1", "model": "m"}
+    targets = [target("a"), target("b"), target("lost"), target("outside", kind="external")]
+    limits = {"maxOutputTokens": 100, "requestSeconds": 60}
+    spec = {"rules": [{"name": "default", "targets": targets}], "externalTargets": [outside], "limits": limits}
+    api.answers[f"{SHOAL}/namespaces/chat/modelroutes/front"] = ROUTE | {"spec": spec}
+    strict = model("a")
+    strict["spec"]["limits"] = {"maxOutputTokens": 50, "requestSeconds": 90}
+    api.answers[f"{SHOAL}/models"] = listed(strict, model("b"))
+    rows = json.loads(explain(kubeconfig, "-o", "json").output)["targets"]
+    names = ("maxOutputTokens", "maxOutputTokensOf", "requestSeconds", "requestSecondsOf")
+    assert {row["target"]: tuple(row[name] for name in names) for row in rows} == {
+        "chat/a": (50, "target", 60.0, "route"),
+        "chat/b": (100, "route", 60.0, "route"),
+        "chat/lost": (None, None, None, None),
+        "chat/front/outside": (100, "route", 60.0, "route"),
+    }
+    shown = explain(kubeconfig).output
+    assert "50 output tokens (target), 60 s (route)" in " ".join(shown.split())
+    # Without any limit there is no column for it.
+    api.answers[f"{SHOAL}/models"] = listed(model("a"), model("b"))
+    api.answers[f"{SHOAL}/namespaces/chat/modelroutes/front"] = ROUTE
+    assert "LIMITS" in shown
+    assert "LIMITS" not in explain(kubeconfig).output

@@ -19,8 +19,13 @@ OWNED = ServedNames(("front",), ())
 READY = SeenTarget()
 
 
-def told(*rules: dict[str, Any], served: ServedNames = OWNED, **targets: SeenTarget) -> dict[str, tuple[str, str, str]]:
-    route = a_route(*rules)
+def told(
+    *rules: dict[str, Any],
+    served: ServedNames = OWNED,
+    limits: dict[str, int] | None = None,
+    **targets: SeenTarget,
+) -> dict[str, tuple[str, str, str]]:
+    route = a_route(*rules, limits=limits or {})
     seen = {ref: targets.get(ref.key.partition("/")[2], READY) for ref in declared_route(route).references()}
     found = status(SeenRoute(route, served, seen), NOW)
     return {c.type: (c.status, c.reason, c.message) for c in found.conditions}
@@ -34,6 +39,21 @@ def test_a_route_whose_targets_serve_is_ready():
     assert found["Accepted"] == ("True", "Valid", "1 rule, 2 targets")
     assert found["Ready"][:2] == ("True", "TargetsReady")
     assert set(found) == {"Accepted", "Ready"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        ({"maxOutputTokens": 100}, "1 rule, 2 targets; a request has at most 100 output tokens"),
+        ({"requestSeconds": 60}, "1 rule, 2 targets; a request has at most 60 s"),
+        (
+            {"maxOutputTokens": 1, "requestSeconds": 60},
+            "1 rule, 2 targets; a request has at most 1 output tokens and 60 s",
+        ),
+    ],
+)
+def test_the_limits_of_a_request_are_told(limits: dict[str, int], says: str):
+    assert told(AB, limits=limits)["Accepted"] == ("True", "Valid", says)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from shoal.core.routing.routes import (
     RouteDecision,
     TargetRef,
     decide,
+    limited,
 )
 from tests.support.adapter_agents import adapter, pool
 from tests.support.routes import declared, served, target
@@ -290,3 +291,35 @@ def test_a_mirror_gets_its_share_of_copies_and_never_one_of_its_own_requests():
     made = decide(one, facts(), lambda ref: ref != B, 0.1, mirror_draw=0.0)
     assert isinstance(made, RouteDecision)
     assert made.mirror is None
+
+
+def test_each_limit_of_a_request_is_the_smaller_one_and_is_told_whose():
+    one = route(AB, limits={"maxOutputTokens": 100, "requestSeconds": 60})
+    free, strict = served("chat/a"), served("chat/b", max_output_tokens=50, request_seconds=60.0)
+    found = limited(free, one)
+    assert (found.max_output_tokens, found.max_output_tokens_route) == (100, "chat/front")
+    assert (found.request_seconds, found.request_seconds_route) == (60.0, "chat/front")
+    assert found.facts.max_output_tokens == 100, "what a request may ask for in all is bounded by it"
+    assert limited(strict, one) is strict, "of equal limits it is the target's"
+    assert limited(free, route(AB)) is free
+
+
+def test_a_target_follows_its_route_and_its_model():
+    """Targets with their limits are remembered."""
+    me, front = identity("chat/a"), route(AB, limits={"maxOutputTokens": 100})
+    found = index(front)
+
+    def most(one: DeclaredRoute) -> int | None:
+        model = found.target(one, A, me)
+        assert model is not None
+        assert model == found.limited_target(one, A)
+        return model.max_output_tokens
+
+    assert found.target(front, A, me) is found.target(front, A, me)
+    assert most(front) == 100
+    found.set_models({**found.models, "chat/a": served("chat/a", max_output_tokens=7)})
+    assert most(front) == 7
+    lower = route(AB, limits={"maxOutputTokens": 5})
+    found.put_route(lower.key, lower)
+    assert most(lower) == 5
+    assert found.find("chat/a", me) == served("chat/a", max_output_tokens=7), "the Model itself has its own limit"

@@ -23,6 +23,7 @@ from shoal.gateway.demand import DemandPublisher, DemandState
 from shoal.gateway.ops import gateway_ops
 from shoal.kube.callers import Callers
 from shoal.kube.client import KubeClient
+from shoal.net import errors
 from shoal.net.errors import ApiError
 from shoal.net.server import make_server
 from tests.support.cannedapi import CannedApi
@@ -302,3 +303,13 @@ def test_the_command_says_which_layer_refused_a_request_and_what_to_do(
     (cause,) = json.loads(why(api, tmp_path, "request/id-2", "-o", "json").output)["causes"]
     assert (cause["layer"], cause["reason"], cause["state"]) == (layer.partition(" ")[0], code, "fault")
     assert do in cause["do"]
+
+
+def test_the_command_says_whose_limit_ended_a_request(api: CannedApi, tmp_path: Path) -> None:
+    memory = ChoiceMemory()
+    memory.refuse("id-3", errors.timeout("It took too long.", "requestSeconds of ModelRoute chat/front, 60 s"))
+    found = RequestChoices(request="id-3", refusals=memory.refusals("id-3", "shoal-gateway-0"), remembered=1)
+    api.answers[PROXY] = found.model_dump(mode="json", by_alias=True)
+    shown = " ".join(why(api, tmp_path, "request/id-3").output.split())
+    assert "504 timeout: the limit is requestSeconds of ModelRoute chat/front, 60 s" in shown
+    assert "raise requestSeconds: of the ModelRoute, the Model, or the gateways" in shown

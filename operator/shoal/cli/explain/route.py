@@ -25,7 +25,7 @@ from shoal.core.routing.consent import consent_of, granted_models
 from shoal.core.routing.modelindex import ModelIndex
 from shoal.core.routing.resolve import served_model
 from shoal.core.routing.resolveadapters import declared_adapter, declared_pool
-from shoal.core.routing.routeexplain import RouteExplanation, explain_route
+from shoal.core.routing.routeexplain import EffectiveLimits, RouteExplanation, effective_limits, explain_route
 from shoal.core.routing.routes import DeclaredRoute, RequestFacts, TargetRef, declared_route, permits, route_consent_of
 from shoal.engine.wires import differences_of
 from shoal.kube.client import KubeClient
@@ -34,7 +34,18 @@ from shoal.kube.resources import LORA_ADAPTERS, LORA_POOLS, MODEL_ROUTES, MODELS
 
 K = TypeVar("K", bound=CustomResource)
 
-COLUMNS: Final = ("rule", "role", "kind", "target", "percent", "note")
+COLUMNS: Final = (
+    "rule",
+    "role",
+    "kind",
+    "target",
+    "percent",
+    "maxOutputTokens",
+    "maxOutputTokensOf",
+    "requestSeconds",
+    "requestSecondsOf",
+    "note",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +94,7 @@ def run(question: RouteQuestion, output: str, *, kubeconfig: str | None, context
             "kind": share.ref.kind,
             "target": share.ref.key,
             "percent": round(share.percent, 3),
+            **_limit_columns(_limits(cluster, share.ref)),
             "note": share.note or None,
         }
         for share in found.shares
@@ -169,6 +181,19 @@ def _why_not(cluster: _Cluster, ref: TargetRef) -> str:
     return f"it cannot be served now: {reason}" if reason else f"Tenant {cluster.identity.tenant} may not use it"
 
 
+def _limits(cluster: _Cluster, ref: TargetRef) -> EffectiveLimits:
+    return effective_limits(cluster.index.limited_target(cluster.route, ref))
+
+
+def _limit_columns(limits: EffectiveLimits) -> dict[str, Any]:
+    return {
+        "maxOutputTokens": limits.max_output_tokens,
+        "maxOutputTokensOf": limits.max_output_tokens_of or None,
+        "requestSeconds": limits.request_seconds,
+        "requestSecondsOf": limits.request_seconds_of or None,
+    }
+
+
 def _unused(route: ModelRoute) -> tuple[ExternalTargetStatus, ...] | None:
     """The external targets that gateways do not use; None: the operator has not looked at this version of the route."""
     status = route.status
@@ -214,9 +239,12 @@ def _print(cluster: _Cluster, question: RouteQuestion, found: RouteExplanation) 
     if found.rule is None:
         out.print(f"No rule of {route.key} is for this request: it gets 404 no_route_rule.")
         return
-    table = Table("ROLE", "TARGET", "SHARE", "NOTE", box=None, pad_edge=False)
-    for share in found.shares:
-        table.add_row(share.role, str(share.ref), f"{share.percent:.4g} %", escape(share.note))
+    limits = [str(_limits(cluster, share.ref)) for share in found.shares]
+    shown = ("LIMITS",) if any(limits) else ()
+    table = Table("ROLE", "TARGET", "SHARE", *shown, "NOTE", box=None, pad_edge=False)
+    for share, limit in zip(found.shares, limits, strict=True):
+        told = (limit,) if shown else ()
+        table.add_row(share.role, str(share.ref), f"{share.percent:.4g} %", *told, escape(share.note))
     out.print(f"Rule {found.rule} of {route.key}, for a request to {escape(question.endpoint)}:")
     out.print(table)
     if found.shares and cluster.gateways is not None:

@@ -60,6 +60,7 @@ def cause(refused: RefusalRecord, now: datetime) -> LayerCause:
     about = f" (field {refused.param})" if refused.param else ""
     said = f"{refused.status} {refused.code or 'without a code'}{about}"
     proof = Evidence(said, f"gateway {refused.gateway}", age(now, refused.time))
+    whose = f": the limit is {refused.limit}" if refused.limit else ""
     return LayerCause(
-        refused.code or str(refused.status), row.layer, "fault", f"it was answered with {said}", row.do, (proof,)
+        refused.code or str(refused.status), row.layer, "fault", f"it was answered with {said}{whose}", row.do, (proof,)
     )

@@ -96,7 +96,9 @@ REFUSALS: Final[Mapping[str, LayerAdvice]] = {
     "adapter_unavailable": _fault(Layer.ENGINE, "Run `shoal why adapter/NAME`: it does not answer now."),
     "hold_full": _fault(Layer.GATEWAY, "Send it later; more replicas shorten the queue of held requests."),
     "hold_expired": _fault(Layer.GATEWAY, "Send it later; `shoal why model/NAME` shows why no replica was free."),
-    "timeout": _fault(Layer.GATEWAY, "Ask for less, or raise the gateways' time limit of a request."),
+    "timeout": _fault(
+        Layer.GATEWAY, "Ask for less, or raise requestSeconds: of the ModelRoute, the Model, or the gateways."
+    ),
     "request_timeout": _client("Send the whole body at once."),
     # --- the gateway itself
     "proxy_misconfigured": _fault(Layer.GATEWAY, "Set the proxy's filter up as docs/other-doors.md says."),

@@ -20,7 +20,7 @@ from shoal.core.access import KeyIdentity
 from shoal.core.routing.consent import EVERYONE, may_use
 from shoal.core.routing.resolve import ServedModel
 from shoal.core.routing.resolveadapters import DeclaredAdapter, DeclaredPool, problem_of
-from shoal.core.routing.routes import DeclaredRoute, TargetRef, permits
+from shoal.core.routing.routes import DeclaredRoute, TargetRef, limited, permits
 
 _FAR: Final = datetime.max.replace(tzinfo=UTC)
 
@@ -63,6 +63,8 @@ class ModelIndex:
         """By namespace and name of a Tenant, or `EVERYONE`: adapters that list it."""
         self._served: dict[str, tuple[ServedModel, DeclaredAdapter, ServedModel]] = {}
         """Adapter -> the Model and adapter last combined, and the result."""
+        self._limited: dict[str, dict[TargetRef, tuple[DeclaredRoute, ServedModel, ServedModel]]] = {}
+        """Route -> target -> the route and target last combined, and the result."""
 
     @property
     def adapter_uids(self) -> Collection[str]:
@@ -120,6 +122,7 @@ class ModelIndex:
             return
         if old is not None:
             del self._routes[key], self._routes_in[old.namespace][key]
+            self._limited.pop(key, None)
             if not self._routes_in[old.namespace]:
                 del self._routes_in[old.namespace]
             self._withdraw(_claim_of(old), (old.key, *old.claims))
@@ -171,14 +174,26 @@ class ModelIndex:
         return self._problem(self._adapters[claim.key])
 
     def target(self, route: DeclaredRoute, ref: TargetRef, identity: KeyIdentity) -> ServedModel | None:
-        """A target of a route as the tenant may use it; None: it does not exist for the tenant's requests, or cannot be
-        served now."""
+        """A target of a route as the tenant may use it, with the route's limits of a request; None: it does not exist
+        for the tenant's requests, or cannot be served now."""
         if ref.kind == "External":
-            return route.externals.get(ref.key) if identity.routes.covers(route.key) else None
-        declared = self.models.get(ref.key) if ref.kind == "Model" else self._adapters.get(ref.key)
-        if declared is None or not permits(ref.namespace, declared.route_namespaces, route.namespace):
-            return None
-        return self._target(ref, identity)
+            found = route.externals.get(ref.key) if identity.routes.covers(route.key) else None
+        else:
+            declared = self.models.get(ref.key) if ref.kind == "Model" else self._adapters.get(ref.key)
+            permitted = declared is not None and permits(ref.namespace, declared.route_namespaces, route.namespace)
+            found = self._target(ref, identity) if permitted else None
+        return None if found is None else self._with_limits(route, ref, found)
+
+    def limited_target(self, route: DeclaredRoute, ref: TargetRef) -> ServedModel | None:
+        """A target of a route with the route's limits of a request, for any tenant; None: it cannot be served now."""
+        if ref.kind == "External":
+            found = route.externals.get(ref.key)
+        elif ref.kind == "Model":
+            found = self.models.get(ref.key)
+        else:
+            adapter = self._adapters.get(ref.key)
+            found = None if adapter is None or adapter.pool_key not in self._pools else self._answering(adapter)
+        return None if found is None else self._with_limits(route, ref, found)
 
     def listed(self, identity: KeyIdentity) -> list[tuple[str, ServedModel | RouteTargets]]:
         """The tenant's list of models: by short name, or by `namespace/name` for those without a short name."""
@@ -202,6 +217,16 @@ class ModelIndex:
         targets = (self.target(found, ref, identity) for ref in found.references())
         usable = tuple(target for target in targets if target is not None)
         return RouteTargets(found, usable) if usable else None
+
+    def _with_limits(self, route: DeclaredRoute, ref: TargetRef, model: ServedModel) -> ServedModel:
+        if not route.limits_requests:
+            return model
+        known = self._limited.setdefault(route.key, {})
+        if (before := known.get(ref)) is not None and before[0] is route and before[1] is model:
+            return before[2]
+        found = limited(model, route)
+        known[ref] = route, model, found
+        return found
 
     def _target(self, ref: TargetRef, identity: KeyIdentity) -> ServedModel | None:
         if ref.kind == "External":

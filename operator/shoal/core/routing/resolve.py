@@ -103,8 +103,12 @@ class ServedModel:
     """Why no replica will come; None: one may."""
     max_output_tokens: int | None = None
     """Cap of one answer; None: the context length."""
+    max_output_tokens_route: str | None = None
+    """The route whose cap that is, `namespace/name`; None: it is the Model's own."""
     request_seconds: float | None = None
     """Cap of one request's seconds at replicas; None: the gateway's own."""
+    request_seconds_route: str | None = None
+    """The route whose cap that is; None: it is the Model's own."""
     shares_prefixes: bool = False
     """Tenants share the prefix cache of its engines."""
     speculates: bool = False

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+from shoal.core.routing.resolve import ServedModel
 from shoal.core.routing.routes import DeclaredRoute, DeclaredRule, RequestFacts, TargetRef, matches
 
 TargetRole = Literal["target", "canary", "fallback", "mirror"]
@@ -28,6 +29,36 @@ class RouteExplanation(NamedTuple):
     """The rule that is for it; None: none is."""
     shares: tuple[TargetShare, ...]
     """Of that rule."""
+
+
+class EffectiveLimits(NamedTuple):
+    """The limits of a request through a route at one target, and whose they are: "" where there is no limit."""
+
+    max_output_tokens: int | None = None
+    max_output_tokens_of: Literal["route", "target", ""] = ""
+    request_seconds: float | None = None
+    request_seconds_of: Literal["route", "target", ""] = ""
+
+    def __str__(self) -> str:
+        parts: list[str] = []
+        if self.max_output_tokens is not None:
+            parts.append(f"{self.max_output_tokens} output tokens ({self.max_output_tokens_of})")
+        if self.request_seconds is not None:
+            parts.append(f"{self.request_seconds:g} s ({self.request_seconds_of})")
+        return ", ".join(parts)
+
+
+def effective_limits(target: ServedModel | None) -> EffectiveLimits:
+    """Of a target as the route's requests get it; None: it cannot be served."""
+    if target is None:
+        return EffectiveLimits()
+    tokens, seconds = target.max_output_tokens, target.request_seconds
+    return EffectiveLimits(
+        tokens,
+        "" if tokens is None else "target" if target.max_output_tokens_route is None else "route",
+        seconds,
+        "" if seconds is None else "target" if target.request_seconds_route is None else "route",
+    )
 
 
 def explain_route(route: DeclaredRoute, facts: RequestFacts, why_not: Callable[[TargetRef], str]) -> RouteExplanation:

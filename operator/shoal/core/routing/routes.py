@@ -17,11 +17,11 @@ writes routes does not decide that.
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final, Literal, NamedTuple
 
-from shoal.api.modelroute import Canary, ModelRoute, RefKind, RouteMatch, RouteRule
+from shoal.api.modelroute import Canary, ModelRoute, RefKind, RouteLimits, RouteMatch, RouteRule
 from shoal.api.tenant import TenantSpec
 from shoal.core.hold.capacity import BYTES_PER_TOKEN
 from shoal.core.routing.canary import HaltLimits
@@ -102,6 +102,13 @@ class DeclaredRoute:
     rules: tuple[DeclaredRule, ...]
     externals: Mapping[str, ServedModel] = field(default_factory=dict[str, ServedModel])
     """External targets by key."""
+    limits: RouteLimits = field(default_factory=RouteLimits)
+    """Of a single request that names the route."""
+
+    @property
+    def limits_requests(self) -> bool:
+        """Whether it has a limit of a single request."""
+        return self.limits.max_output_tokens is not None or self.limits.request_seconds is not None
 
     @property
     def namespace(self) -> str:
@@ -159,7 +166,19 @@ def declared_route(route: ModelRoute) -> DeclaredRoute:
         route.claimed_names,
         tuple(_declared_rule(route, rule) for rule in route.spec.rules),
         {route.external_key(one.name): served_external(route, one) for one in route.spec.external_targets},
+        route.spec.limits,
     )
+
+
+def limited(model: ServedModel, route: DeclaredRoute) -> ServedModel:
+    """A target with the smaller of its own limits of a request and the route's; of equal ones its own."""
+    tokens, seconds = route.limits.max_output_tokens, route.limits.request_seconds
+    if tokens is not None and (model.max_output_tokens is None or tokens < model.max_output_tokens):
+        facts = replace(model.facts, max_output_tokens=tokens)
+        model = replace(model, max_output_tokens=tokens, max_output_tokens_route=route.key, facts=facts)
+    if seconds is not None and (model.request_seconds is None or seconds < model.request_seconds):
+        model = replace(model, request_seconds=float(seconds), request_seconds_route=route.key)
+    return model
 
 
 def _declared_rule(route: ModelRoute, rule: RouteRule) -> DeclaredRule:

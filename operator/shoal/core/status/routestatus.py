@@ -151,7 +151,13 @@ def _ready(seen: SeenRoute, declared: DeclaredRoute) -> ConditionUpdate:
 
 def _described(declared: DeclaredRoute) -> str:
     rules, targets = len(declared.rules), len(list(declared.references()))
-    return f"{rules} {'rule' if rules == 1 else 'rules'}, {targets} {'target' if targets == 1 else 'targets'}"
+    text = f"{rules} {'rule' if rules == 1 else 'rules'}, {targets} {'target' if targets == 1 else 'targets'}"
+    limits: list[str] = []
+    if (tokens := declared.limits.max_output_tokens) is not None:
+        limits.append(f"{tokens} output tokens")
+    if (seconds := declared.limits.request_seconds) is not None:
+        limits.append(f"{seconds} s")
+    return f"{text}; a request has at most {' and '.join(limits)}" if limits else text
 
 
 def _named(refs: list[TargetRef]) -> str:
