@@ -168,6 +168,16 @@ async def test_a_tenant_has_to_grant_the_route_and_its_target(
         assert len(llama.requests) == (2 if status == 200 else 0)
 
 
+async def test_a_routes_name_among_the_granted_models_grants_nothing(tmp_path: Path):
+    llama = ScriptedEngine()
+    async with two_models(tmp_path, llama, ScriptedEngine(), BOTH) as it:
+        it.tenants["acme"] = tenant(models=["chat/front"])
+        it.changed()
+        for name in ("front", "chat/front", "llama"):
+            assert (await ask(it, 404, model=name))["error"]["code"] == "model_not_found"
+        assert not llama.requests
+
+
 async def test_the_caps_of_each_target_hold_for_the_requests_that_it_gets(tmp_path: Path):
     llama, other = ScriptedEngine(), ScriptedEngine()
     async with two_models(tmp_path, llama, other, with_fallback("other")) as it:
