@@ -196,17 +196,45 @@ def test_one_that_fails_on_probation_goes_out_only_where_no_more_than_a_quarter_
     clock.last(60, says("b"))
     assert clock.out() == {Unit("b")}
     if again == "test":
-        clock.step(5, says("b"), tested={Unit("a"): "failed"})
+        plan = clock.step(5, says("b"), tested={Unit("a"): "failed"})
     else:
         plan = clock.last(60, says("a"), says("b"))
-        assert [(each.signal.unit, each.why) for each in plan.withheld] == [
-            (Unit("a"), "8 of 32 GPUs are out of use already, and more than 25 % may not be")
-        ]
+    assert [(each.signal.unit, each.why) for each in plan.withheld] == [
+        (Unit("a"), "8 of 32 GPUs are out of use already, and more than 25 % may not be")
+    ]
+    if again == "test":
+        said = plan.withheld[0].signal
+        assert said.reason == "ReplicaAnswersDiffer"
+        assert "failed its test" in said.message
+        assert said.message.endswith(f"out of use before for {SICK}: {SICK} there")
     assert [(each.unit.node, each.state) for each in clock.quarantined] == [("a", "Probation"), ("b", "Quarantined")]
     clock.uncordons = (CordonRequest(Unit("b"), clock.at),)
     clock.step(5, says("a"), tested={Unit("a"): "failed"})
     assert clock.out() == {Unit("a")}
     assert clock.quarantined[0].times == 2
+
+
+@pytest.mark.parametrize("again", ["test", "signal"])
+def test_one_that_failed_on_probation_goes_out_as_soon_as_another_ones_time_is_over(again: str) -> None:
+    """While it counted as on probation, no other probation began, so no place became free for an hour."""
+    clock = four()
+    clock.last(60, says("a"))
+    clock.last(340 + HOLD_SECONDS - 30)
+    clock.last(60, says("b"))
+    assert [(each.unit.node, each.state) for each in clock.quarantined] == [("a", "Probation"), ("b", "Quarantined")]
+    most = 0
+    for _ in range(int((340 + HOLD_SECONDS) // 5) + 1):
+        if again == "test":
+            clock.step(5, tested={Unit("a"): "failed"} if clock.quarantined[0].state == "Probation" else {})
+        else:
+            clock.step(5, says("a"))
+        most = max(most, len(clock.out()))
+    assert [(each.unit.node, each.state, each.times) for each in clock.quarantined] == [
+        ("a", "Quarantined", 2),
+        ("b", "Probation", 1),
+    ]
+    assert most == 1, "never more than a quarter, also in the moment of the exchange"
+    assert not clock.plan.withheld
 
 
 def test_the_last_gpus_are_never_taken_and_that_is_said() -> None:

@@ -59,6 +59,16 @@ def test_the_condition_names_what_is_out_and_what_should_be() -> None:
     )
 
 
+def test_the_condition_says_once_that_a_gpu_on_probation_stays_in_use() -> None:
+    withheld = Withheld(HealthSignal(Unit("a"), "ReplicaAnswersDiffer", "a replica there failed its test"), "2 of 8")
+    found = healthstatus.condition(HealthPlan((out(state="Probation"),), (withheld,)), [])
+    assert found is not None
+    assert (found.reason, found.message) == (
+        "QuarantineWithheld",
+        "node a stays in use, since 2 of 8 (ReplicaAnswersDiffer: a replica there failed its test)",
+    )
+
+
 def test_of_a_node_with_one_broken_gpu_only_the_replica_that_has_it_is_replaced() -> None:
     state = ReplicaState(8, 1, {"a": Held(7, 7), f"a{BROKEN}": Held(1, 1)}, pods=8)
     demand = Demand("chat/llama", "u", 8, [Candidate("h100", 1)], replica_states={"h100": state})

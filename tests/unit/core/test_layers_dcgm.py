@@ -7,7 +7,7 @@ import pytest
 
 from shoal.core.doctor.checks import examine
 from shoal.core.doctor.types import DoctorResult
-from shoal.core.health import HealthPlan
+from shoal.core.health import HealthPlan, Unit
 from shoal.core.health.dcgm import DOUBLE_BIT, LAST_XID, REMAP_FAILED, DCGMSample, of_nodes, reading
 from shoal.core.health.decide import CONFIRM_SECONDS, HOLD_SECONDS
 from shoal.core.layers.causes import causes
@@ -130,6 +130,31 @@ def test_gpus_on_probation_are_said_to_be() -> None:
     (cause,) = why_class(gpu_class(plan))
     assert "on probation" in cause.message
     assert any("until one passed a test" in tried for tried in cause.tried)
+
+
+def failed_its_test() -> HealthPlan:
+    """On gpu-1, while a quarter of the class is out of use."""
+    clock = Clock(dict.fromkeys(NODES[:4], 8), at=NOW)
+    first, second = (of_nodes(reading([sample(LAST_XID, 79, host=name)]), {name: name}, lambda _: None)
+                     for name in NODES[:2])  # fmt: skip
+    clock.last(60, *first)
+    clock.last(400 + HOLD_SECONDS)
+    clock.last(60, *second)
+    return clock.step(5, *second, tested={Unit("gpu-1"): "failed"})
+
+
+def test_a_gpu_that_failed_its_test_and_stays_in_use_is_named_with_what_to_do() -> None:
+    view = gpu_class(failed_its_test())
+    text = "node gpu-1 stays in use, since 8 of 32 GPUs are out of use already, and more than 25 % may not be"
+    [withheld] = [cause for cause in why_class(view) if cause.reason == "QuarantineWithheld"]
+    assert text in withheld.message
+    assert "failed its test" in withheld.message
+    assert "shoal cordon" in withheld.do
+    assert withheld.evidence
+    [said] = [each for each in doctor(view) if each.reason == "QuarantineWithheld"]
+    assert text in said.message
+    assert "(ReplicaAnswersDiffer: a replica there failed its test" in said.message
+    assert "node gpu-2 is out of use" in said.message
 
 
 def test_a_class_names_all_its_gpus_that_are_out_of_use() -> None:

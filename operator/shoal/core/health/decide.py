@@ -200,9 +200,14 @@ def _kept(
     put_back = {each.unit: each.at for each in seen.uncordons}
     asked = {each.unit for each in seen.cordons}
     present = {unit for unit, _ in signals}
-    # One at a time, unless nothing becomes of it: where no replica runs, there is no test.
+    # One at a time, unless nothing becomes of it: where no replica runs, there is no test. One that failed waits for a
+    # place among those out of use, which another one's probation gives it.
     on_probation = sum(
-        each.state == "Probation" and (each.until is None or now < each.until) for each in seen.quarantined
+        each.state == "Probation"
+        and (each.until is None or now < each.until)
+        and each.unit not in again
+        and seen.tested.get(each.unit) != "failed"
+        for each in seen.quarantined
     )
     for each in sorted(seen.quarantined, key=lambda q: q.unit):
         unit = each.unit
@@ -240,6 +245,15 @@ def _kept(
             on_probation += 1
             kept[unit] = replace(each, state="Probation", until=_after(now, PROBATION_SECONDS))
     return kept, released
+
+
+def _failed_test(each: Quarantine) -> HealthSignal:
+    """What a test on probation says of a unit that goes on serving."""
+    text = (
+        "a replica there failed its test: it answers canaries otherwise than is known of its Model; "
+        f"out of use before for {each.reason}: {each.message}"
+    )
+    return HealthSignal(each.unit, faults.REPLICA_GARBLED, text, each.model)
 
 
 def _once_more(each: Quarantine, failed_at: datetime | None) -> Quarantine:
@@ -296,8 +310,8 @@ def _taken(
         if why is None:
             taken[unit] = _once_more(each, None if signal is not None else now)
             bounds.take(unit, each.model)
-        elif signal is not None:
-            withheld.append(Withheld(signal, why))
+        else:
+            withheld.append(Withheld(signal or _failed_test(each), why))
     new = 0
     for unit, signal in signals.items():
         if unit in kept or Unit(unit.node) in bounds.out:

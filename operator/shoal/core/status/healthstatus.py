@@ -65,7 +65,8 @@ def shown(quarantined: Iterable[Quarantine], uuids: Mapping[str, str]) -> tuple[
 def condition(plan: HealthPlan, problems: Iterable[str], unmeasured: str = "") -> ConditionUpdate | None:
     """None: nothing is to be said. `problems`: what is wrong with the annotations; `unmeasured`: of which GPUs a
     monitor says nothing, and why."""
-    out = [_quarantined(each) for each in plan.quarantined]
+    staying = {each.signal.unit for each in plan.withheld}
+    out = [_quarantined(each) for each in plan.quarantined if each.unit not in staying]
     left = [
         f"{each.signal.unit} stays in use, since {each.why} "
         f"({each.signal.reason}: {shorten(each.signal.message, _LONGEST)})"
