@@ -591,8 +591,8 @@ class ModelStatus(Object):
     """Observed state of the Model."""
 
     conditions: Conditions = ()
-    """Conditions Accepted, Placed, Available and Ready. Reconciling, Stalled and SignalsUnknown are present only while
-    they are true, QuotaWait only while a queue or a quota matters."""
+    """Conditions Accepted, Placed, Available and Ready. Reconciling, Stalled, SignalsUnknown and ClassAnswersGarbled
+    are present only while they are true, QuotaWait only while a queue or a quota matters."""
     observed_generation: Count | None = None
     """Generation of the spec that this status describes."""
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=16), K8s(list_type="set")] = ()

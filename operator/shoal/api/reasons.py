@@ -147,6 +147,9 @@ SIGNALS_UNKNOWN: Final = "SignalsUnknown"
 """Signals of a gateway or a replica are stale: nothing scales down. Also a condition type, present while true."""
 SIGNALS_STALE: Final = "SignalsStale"
 """Reason of the condition SignalsUnknown."""
+CLASS_GARBLED: Final = "ClassAnswersGarbled"
+"""The GPUs of a class repeat one or two characters, where another class answers with the same weights. Also a condition
+type, present while true."""
 
 ROGUE_POD: Final = "RoguePod"
 """Reason of an event: a pod has the labels of the Model's replicas but does not belong to the Model."""

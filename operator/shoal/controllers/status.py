@@ -18,6 +18,7 @@ _EVENT_CONDITIONS = (
     reasons.ACCEPTED,
     reasons.PLACED,
     reasons.SIGNALS_UNKNOWN,
+    reasons.CLASS_GARBLED,
     reasons.LOGGING_READY,
     reasons.BUDGET_READY,
     reasons.ADAPTERS_READY,
@@ -29,6 +30,7 @@ _WARNING_REASONS = (
     reasons.BASE_NAME_DIFFERS,
     reasons.LABELS_DISAGREE,
     reasons.SIGNALS_STALE,
+    reasons.CLASS_GARBLED,
     reasons.CANARY_HALTED,
 )
 """Reasons of a condition that is True and still needs a person's attention."""

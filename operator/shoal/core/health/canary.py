@@ -33,6 +33,8 @@ whether all replicas answer otherwise just now."""
 _TOGETHER: Final = 3
 _LEAST_CHARACTERS: Final = 3
 """Different ones at the beginning of an answer that can become known."""
+REPEATS: Final = "-"
+"""Digest of an answer that repeats itself, or that is empty."""
 MOST_PROMPTS: Final = 4
 """Of which something is remembered."""
 LONGEST_PROMPT: Final = 64
@@ -93,10 +95,10 @@ Memory = Mapping[str, PromptMemory]
 
 
 def digest(text: str) -> str:
-    """Of the beginning of an answer: 16 hex digits; "-": it repeats itself, and is never known."""
+    """Of the beginning of an answer: 16 hex digits; `REPEATS`: it repeats itself, and is never known."""
     beginning = text[:COMPARED]
     if len(set(beginning)) < _LEAST_CHARACTERS:
-        return "-"
+        return REPEATS
     return hashlib.sha256(beginning.encode(errors="replace")).hexdigest()[:16]
 
 
@@ -122,11 +124,11 @@ def _learn(before: PromptMemory, prompt: str, said: Mapping[str, Spoken], now: d
         groups.setdefault(answer, set()).add(spoken.gpu if spoken.named else uid)
     answer, gpus = _most(groups)
     if gpus < WITNESSES or gpus * 2 <= len(counted):
-        answer, gpus = _most(_by_answer(last)) if len(counted) < _TOGETHER else ("-", 0)
+        answer, gpus = _most(_by_answer(last)) if len(counted) < _TOGETHER else (REPEATS, 0)
     if {each for _, each in (*before.last, *last)} <= {each.answer for each in before.known} and before.last:
         last = before.last  # nothing new: what is remembered is written to the API server when it changes
     after = replace(before, last=last)
-    return _known(after, answer, gpus, now) if gpus >= WITNESSES and answer != "-" else after
+    return _known(after, answer, gpus, now) if gpus >= WITNESSES and answer != REPEATS else after
 
 
 def _by_answer(last: Sequence[tuple[str, str]]) -> dict[str, set[str]]:
@@ -138,7 +140,7 @@ def _by_answer(last: Sequence[tuple[str, str]]) -> dict[str, set[str]]:
 
 def _most(groups: Mapping[str, Collection[str]]) -> tuple[str, int]:
     """(answer, GPUs that give it)."""
-    answer = max(sorted(groups), key=lambda each: len(groups[each]), default="-")
+    answer = max(sorted(groups), key=lambda each: len(groups[each]), default=REPEATS)
     return answer, len(groups.get(answer, ()))
 
 

@@ -146,6 +146,11 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
     r.ROLLOUT_STALLED: _fault(_ENGINE, "Correct the new revision or revert it; the old revision goes on serving."),
     r.REPLACING_IN_PLACE: _waits(_CONTROL, "Wait; with one GPU more a rollout would not interrupt the Model."),
     r.SIGNALS_UNKNOWN: _note(_CONTROL, _NO_SIGNALS),
+    r.CLASS_GARBLED: _fault(
+        Layer.EXECUTION,
+        "Compare driver, engine image, arguments and quantization of the named classes, and take the class that "
+        "repeats itself out of spec.variants until it answers.",
+    ),
     r.SIGNALS_STALE: _note(_CONTROL, _NO_SIGNALS),
     r.ROGUE_POD: _note(_CONTROL, "Delete the pod: it has an engine's labels and belongs to no Model."),
     # --- Model: ScalingActive

@@ -18,9 +18,15 @@ from shoal.core.layers.types import ConditionView, Evidence, ObjectView
 from shoal.core.placement.messages import LAST_CHOICE
 from shoal.core.status.readiness import TRIED_AGAIN
 
-ASIDE: Final = (reasons.SCALING_ACTIVE, reasons.LOGGING_READY, reasons.BUDGET_READY, reasons.SIGNALS_UNKNOWN)
+ASIDE: Final = (
+    reasons.SCALING_ACTIVE,
+    reasons.LOGGING_READY,
+    reasons.BUDGET_READY,
+    reasons.SIGNALS_UNKNOWN,
+    reasons.CLASS_GARBLED,
+)
 """Conditions of something beside serving."""
-_ATTENTION: Final = (reasons.SIGNALS_UNKNOWN, reasons.QUOTA_WAIT, reasons.SHARED_GPUS)
+_ATTENTION: Final = (reasons.SIGNALS_UNKNOWN, reasons.QUOTA_WAIT, reasons.SHARED_GPUS, reasons.CLASS_GARBLED)
 """Conditions whose status True is the bad one."""
 _REPEATS: Final = (reasons.STALLED, reasons.RECONCILING)
 """Conditions that repeat the reason of Ready."""

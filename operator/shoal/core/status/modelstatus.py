@@ -16,6 +16,7 @@ from shoal.core.facts import Deployment
 from shoal.core.placement import Placement
 from shoal.core.routing import servednames
 from shoal.core.routing.resolve import listed_capabilities, served_model
+from shoal.core.status import canaryanswers
 from shoal.core.status.conditions import ConditionUpdate, merge
 from shoal.core.status.diagnosis import Cause
 from shoal.core.status.observed import ModelProblem, Observed, ServedNames
@@ -217,6 +218,9 @@ def _findings(seen: Observed, desired: int, ready: int, shown: Sequence[VariantS
         findings.append(seen.driven)
     if seen.stale_signals:
         findings.append(ConditionUpdate(reasons.SIGNALS_UNKNOWN, "True", reasons.SIGNALS_STALE, seen.stale_signals))
+    if garbled := canaryanswers.garbled(shown):
+        text = "; ".join(each.text for each in garbled)
+        findings.append(ConditionUpdate(reasons.CLASS_GARBLED, "True", reasons.CLASS_GARBLED, text))
     return findings
 
 
