@@ -23,7 +23,7 @@ say() { echo "engine-cpu: $*"; }
 
 # What the installation depends on: unchanged means done.
 stamp=$(cd "$here" && cat requirements-engine.txt requirements-cuda-libs.txt install.sh sglang-cpu.sh triton_stub.py \
-  make_cuda_stubs.py serve_sglang_cpu.py | cksum; echo "$cuda_libs ${TORCH:-}")
+  make_cuda_stubs.py serve_sglang_cpu.py ngram_cpu.py | cksum; echo "$cuda_libs ${TORCH:-}")
 if [ -x "$venv/bin/sglang-cpu" ] && [ "$(cat "$venv/.shoal-installed" 2>/dev/null)" = "$stamp" ]; then
   say "installed in $venv"
   exit 0
@@ -126,7 +126,7 @@ EOF
 
 # The launcher travels with the environment, so that a container needs nothing else.
 mkdir -p "$venv/share/shoal"
-cp "$here/serve_sglang_cpu.py" "$here/triton_stub.py" "$venv/share/shoal/"
+cp "$here/serve_sglang_cpu.py" "$here/triton_stub.py" "$here/ngram_cpu.py" "$venv/share/shoal/"
 cp "$here/sglang-cpu.sh" "$venv/bin/sglang-cpu"
 chmod 755 "$venv/bin/sglang-cpu"
 echo "$stamp" > "$venv/.shoal-installed"

@@ -5,6 +5,8 @@ set -eu
 # Some environments forbid byte code; then every start would compile all of SGLang anew (+50 CPU seconds).
 unset PYTHONDONTWRITEBYTECODE
 venv=$(cd "$(dirname "$0")/.." && pwd)
+# NGRAM compiles its store of texts at the first start: with a C++ compiler, and with ninja, which lies there.
+export PATH="$PATH:$venv/bin"
 # The exec matters: SIGTERM must reach SGLang itself, and nobody else.
 # --sleep-on-idle: without it an idle scheduler keeps a core busy.
 exec "$venv/bin/python" "$venv/share/shoal/serve_sglang_cpu.py" \

@@ -1,13 +1,13 @@
 """What SGLang tells of the drafts of a request, alone and with the gateway in front."""
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from shoal.core.routing.resolve import ServedModel
+from tests.contract.conftest import Answer, Client
 from tests.contract.test_gateway_with_engine import OneKey
 from tests.contract.test_vllm_only import connected
 from tests.support.engines import SERVED, Kind, running_engine
@@ -32,10 +32,6 @@ DETAILS = {
 }
 
 
-def has_gpu() -> bool:
-    return Path("/dev/nvidiactl").exists()
-
-
 async def through(front: GatewayUnderTest, path: str, **body: Any) -> tuple[str, Any]:
     """The answer, and the data of its record."""
     before = {record.id for record in await front.records(count=0)}
@@ -48,8 +44,6 @@ async def through(front: GatewayUnderTest, path: str, **body: Any) -> tuple[str,
 
 
 async def test_accepted_drafts_are_told_recorded_and_taken_out(kind: Kind, tmp_path: Path):
-    if kind == "sglang" and not has_gpu():
-        pytest.skip("SGLang's kernels for speculation are for GPUs: on the CPU its scheduler ends with an ImportError")
     with running_engine(kind, tmp_path, *NGRAM) as engine:
         async for client in connected(engine):
             asked = {**REPEATING, **PROMPT, "model": SERVED, "return_spec_tokens_details": True}
@@ -89,3 +83,22 @@ async def test_accepted_drafts_are_told_recorded_and_taken_out(kind: Kind, tmp_p
                             assert all(json.loads(part)["choices"] for part in parts)
                 _, data = await through(front, "/v1/completions", **PROMPT, max_tokens=1)
                 assert (data.output_tokens, data.accepted_tokens) == (1, None)
+
+
+async def test_drafts_change_no_answer(client: Client, tmp_path: Path):
+    """Drafts branch, several requests are checked in one step, and the second round is guessed from the first."""
+    kind = client.engine.kind
+    prompts = ["one two three one two three one two", "a b a c a b a d a b", "Once upon a time", "x " * 40]
+    bodies = [{**REPEATING, "prompt": prompt, "model": SERVED} for prompt in prompts]
+    plain = [(await client.post("/v1/completions", body)).json["choices"][0]["text"] for body in bodies]
+    assert len(set(plain)) > 1
+    branching = ("--speculative-algorithm=NGRAM", "--speculative-num-draft-tokens=8", "--max-queued-requests=8")
+    with running_engine(kind, tmp_path, *branching) as engine:
+        async for guessing in connected(engine):
+            answers: list[Answer] = []
+            for _ in range(2):
+                asked = [{**body, "return_spec_tokens_details": True} for body in bodies]
+                answers = await asyncio.gather(*(guessing.post("/v1/completions", body) for body in asked))
+                assert [answer.json["choices"][0]["text"] for answer in answers] == plain
+            told = [answer.json["sglext"]["spec_tokens_details"]["spec_num_correct_drafts"] for answer in answers]
+            assert [correct > 0 for correct in told] == [kind == "sglang"] * len(prompts), told
