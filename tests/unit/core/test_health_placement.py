@@ -84,6 +84,61 @@ def test_of_a_node_with_one_broken_gpu_only_the_replica_that_has_it_is_replaced(
     assert variant.forced == ((f"a{BROKEN}", 1),), "and it is that one"
 
 
+class Replicas:
+    """A Deployment of a Model that wants two replicas; both are on node `sick`, which is out of use. Pods go as
+    Kubernetes' ReplicaSets choose them: not bound, then not ready, then by the deletion cost that plans set."""
+
+    def __init__(self) -> None:
+        self.replicas, self.ready, self.starting, self.sick, self.pending = 2, 0, 0, 2, 0
+        self.asked = [2]
+
+    def plan(self) -> None:
+        others = {f"n{i}": Held(1, i < self.ready) for i in range(self.ready + self.starting)}
+        held = others | ({"sick": Held(self.sick, self.sick)} if self.sick else {})
+        pods = self.ready + self.starting + self.sick + self.pending
+        demand = Demand("storm/steady", "u", 2, [Candidate("l40s", 1)],
+                        replica_states={"l40s": ReplicaState(self.replicas, 1, held, pods=pods)})  # fmt: skip
+        nodes = [NodeSupply(f"n{i}", free=int(f"n{i}" not in others), allocatable=1) for i in range(6)]
+        [variant] = plan([demand], [ClassSupply("l40s", nodes)])["u"].variants
+        leaving = dict(variant.leaving)
+        self.replicas = variant.replicas
+        if self.asked[-1] != self.replicas:
+            self.asked.append(self.replicas)
+        for _ in range(self.ready + self.starting + self.sick + self.pending - self.replicas):
+            if self.pending:
+                self.pending -= 1
+            elif self.starting:
+                self.starting -= 1
+            elif leaving.get("sick"):
+                leaving["sick"] -= 1
+                self.sick -= 1
+            else:
+                self.ready -= 1
+        self.pending += max(0, self.replicas - self.ready - self.starting - self.sick - self.pending)
+
+    def bind(self) -> None:
+        self.starting, self.pending = self.starting + self.pending, 0
+
+
+def test_a_replacement_that_starts_does_not_go_instead_of_the_replica_that_it_replaces() -> None:
+    """A storm had a Model at 4, 3, 4 replicas some 180 times: one of two replacements was ready, the Deployment shrank,
+    and the ReplicaSet deleted the other one, which was not ready yet."""
+    seen = Replicas()
+    seen.plan()
+    assert seen.replicas == 4, "two replacements first"
+    seen.bind()
+    seen.starting, seen.ready = 1, 1
+    for _ in range(20):
+        seen.plan()
+        seen.bind()
+        assert seen.starting == 1, "it goes on starting"
+        assert seen.ready + seen.sick >= 2
+    seen.starting, seen.ready = 0, 2
+    seen.plan()
+    assert (seen.ready, seen.sick) == (2, 0), "then both go whose place is taken"
+    assert seen.asked == [2, 4, 2]
+
+
 def with_status(given: VariantShape, *quarantined: JsonObject) -> VariantShape:
     entries = [
         {"node": "a", "state": "Quarantined", "reason": "R", "message": "", "by": "Shoal", "times": 1,

@@ -305,6 +305,11 @@ def _hold(plan: ModelPlan) -> None:
         if new > 0:
             rest = min(stock.stranded - held - silent, stock.replicas - have - held - silent)
             plan.replacing += _held(plan, gpu_class, rest, rest)
+        elif plan.kept.get(gpu_class, 0) > stock.sound_ready:
+            # A Deployment that shrinks loses pods that are not ready first, whatever their cost: a replacement that
+            # starts would go instead of the replica that it replaces, and be asked for again, without end.
+            rest = min(stock.stranded_ready - held, stock.replicas - have - held - silent)
+            plan.replacing += _held(plan, gpu_class, rest, rest)
     _yield_later(plan, short)
 
 
