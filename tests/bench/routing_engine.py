@@ -1,13 +1,15 @@
 """Replicas with prefix caches and adapters in virtual time, for replays of routing rules.
 
 The engine is that of `scaling_engine.py`. In addition it keeps the blocks of prompts and answers by least recent use,
-as far as its KV cache has space beside what runs, and prefills only what it does not find. An adapter that is not
-resident is loaded first, one after the other; the adapter that was used longest ago makes place.
+as far as its KV cache has space, and prefills only what it does not find. As in SGLang and vLLM, a block that several
+requests use takes its space once, and one that is in use is not forgotten. An adapter that is not resident is loaded
+first, one after the other; the adapter that was used longest ago makes place.
 """
 
 import heapq
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tests.bench.scaling_engine import Engine, Params, Request
@@ -47,6 +49,10 @@ class Asked:
 class Running(Request):
     asked: Asked | None = None
     cached: int = 0
+    locked: list[Block] = field(default_factory=list[Block])
+    """Blocks in the cache that it uses."""
+    size: int = 0
+    """Tokens that were reserved for it."""
 
 
 @dataclass(slots=True)
@@ -57,6 +63,12 @@ class Replica(Engine):
     """Adapters that are resident at most."""
     blocks: OrderedDict[int, int] = field(default_factory=OrderedDict[int, int])
     held: int = 0
+    users: dict[int, int] = field(default_factory=dict[int, int])
+    """Running requests by block that they use."""
+    locked: int = 0
+    """Tokens of those blocks."""
+    shared: int = 0
+    """Tokens that requests use beyond the first one."""
     adapters: OrderedDict[int, float] = field(default_factory=OrderedDict[int, float])
     """When the load is over, by adapter."""
     loads: int = 0
@@ -77,6 +89,11 @@ class Replica(Engine):
             tokens += size
         return tokens
 
+    @property
+    def kv_used(self) -> int:
+        """As engines count it: blocks that several requests use count once."""
+        return self.context + sum(r.prior for r in self.prefilling) - self.shared
+
     def keep(self, blocks: tuple[Block, ...]) -> None:
         for name, size in reversed(blocks):  # the beginning is the youngest
             if name not in self.blocks:
@@ -84,11 +101,38 @@ class Replica(Engine):
                 self.held += size
                 self.log.append((self.clock, name, size))
             self.blocks.move_to_end(name)
-        most = max(0, int(0.95 * self.params.kv_tokens) - self.kv_used)
-        while self.held > most and self.blocks:
+
+    def shrink(self) -> None:
+        """Forgets blocks that nobody uses, as far as there is no space."""
+        most = int(0.95 * self.params.kv_tokens) - (self.kv_used - self.locked)
+        for _ in range(len(self.blocks)):
+            if self.held <= most:
+                return
             name, size = self.blocks.popitem(last=False)
+            if name in self.users:
+                self.blocks[name] = size
+                continue
             self.held -= size
             self.log.append((self.clock, name, 0))
+
+    def lock(self, one: Running, blocks: Sequence[Block]) -> None:
+        for name, size in blocks:
+            count = self.users[name] = self.users.get(name, 0) + 1
+            if count == 1:
+                self.locked += size
+            else:
+                self.shared += size
+            one.locked.append((name, size))
+
+    def unlock(self, one: Running) -> None:
+        for name, size in one.locked:
+            count = self.users[name] - 1
+            if count:
+                self.users[name] = count
+                self.shared -= size
+            else:
+                del self.users[name]
+                self.locked -= size
 
     def send(self, asked: Asked, now: float) -> Running:
         prompt = max(1, asked.prompt)
@@ -139,12 +183,22 @@ class Replica(Engine):
         budget = p.chunk - self.decoding - sum(r.prompt - r.prior for r in self.prefilling)
         while self.waiting and budget > 0 and self.running < p.max_running:
             one = self.waiting[0]
-            size = one.prompt + one.answer
+            size, there = one.prompt + one.answer, list[Block]()
+            if isinstance(one, Running) and one.asked is not None:
+                for block in one.asked.blocks:
+                    if block[0] not in self.blocks:
+                        break
+                    there.append(block)
+                    if block[0] in self.users:
+                        size -= block[1]
             if self.reserved + size > p.kv_tokens and self.running:
                 return
             self.waiting.popleft()
             if isinstance(one, Running) and one.asked is not None:
-                one.cached = one.prior = min(one.prompt - 1, self.found(one.asked.blocks))
+                one.cached = one.prior = min(one.prompt - 1, sum(tokens for _, tokens in there))
+                one.size = size
+                self.lock(one, there)
+                self.shrink()
             self.prefilling.append(one)
             self.reserved += size
             budget -= one.prompt - one.prior
@@ -155,6 +209,8 @@ class Replica(Engine):
         for one in before:
             if not math.isnan(one.first) and isinstance(one, Running) and one.asked is not None:
                 self.keep(one.asked.blocks)
+                self.lock(one, one.asked.blocks[len(one.locked) :])
+                self.shrink()
                 self.began.append(one)
 
     def _finished(self) -> None:
@@ -163,9 +219,11 @@ class Replica(Engine):
             one.done = self.clock
             self.decoding -= 1
             self.context -= one.prompt + one.answer
-            self.reserved -= one.prompt + one.answer
             if isinstance(one, Running) and one.asked is not None:
+                self.reserved -= one.size
+                self.unlock(one)
                 self.keep((*one.asked.blocks, one.asked.answer))
+                self.shrink()
                 self.ended.append(one)
 
 

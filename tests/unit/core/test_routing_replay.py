@@ -3,12 +3,14 @@ weights that sends requests to the wrong replicas is found here. Times are those
 moves them.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.bench import bench_routing as bench
 from tests.bench.bench_routing import RULES, Result
+from tests.bench.routing_engine import Asked, engine
 from tests.bench.scaling_engine import Params
 
 L40S = Params(24.2, 0.0646, 14.46, 0.000185, 2.93e-6, 0.2064, 190_048, 2048)
@@ -55,3 +57,18 @@ def test_conversations_find_more_of_their_prompts_in_the_caches(gateways: int) -
 def test_what_gateways_tell_each_other_of_their_load_shortens_the_wait_of_unique_prompts() -> None:
     told, alone = replayed("unique single-turn", 8, "Shoal", "Shoal, heads only")
     assert told.mean <= 0.93 * alone.mean
+
+
+def test_a_block_that_several_requests_use_takes_its_space_once_and_stays() -> None:
+    replica = engine(0, replace(L40S, kv_tokens=10_000), "l40s", 0.0, 0)
+    shared = (1, 4000)
+    for number in range(3):
+        replica.send(Asked(number, 0.0, (shared, (10 + number, 100)), (20 + number, 1000)), 0.0)
+        replica.advance(1.0 + number)
+    assert replica.running == 3
+    assert 4300 < replica.kv_used < 4300 + 3 * 1000
+    replica.send(Asked(3, 3.0, ((2, 4000),), (30, 10)), 3.0)
+    replica.advance(1000.0)
+    assert (replica.kv_used, replica.locked, replica.shared, replica.reserved, replica.users) == (0, 0, 0, 0, {})
+    assert replica.held <= 9500
+    assert replica.held == sum(replica.blocks.values())
