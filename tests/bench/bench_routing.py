@@ -149,6 +149,8 @@ _SIZES: dict[str, Callable[[Params], Params]] = {
     "70b-tp4": lambda by: _resized(by, 8.8 / 3.4, 2.5 / 3.4, 5.0 / 3.4, 430_000),
     # Llama-3.2-1B: 0.15 times the weights, 16 layers of heads of half the size.
     "1b": lambda by: _resized(by, 0.154, 0.25, 0.25, 500_000),
+    # A KV cache that holds half a dozen long prompts.
+    "small": lambda by: replace(by, kv_tokens=20_000, max_running=16),
 }
 
 
@@ -295,6 +297,10 @@ def held_out(count: int, gateways: int, seed: int) -> dict[str, tuple[list[Asked
             Fleet((l4, l4, l40s, l40s, l40s, h100)),
         ),
         "unique, short and very long": (heldout.lengths(count, gateways, seed), Fleet((h100,) * 6)),
+        "shared prompts, small caches": (
+            heldout.behind_prompts(14.0)(count, gateways, seed),
+            Fleet((f"{l40s}/small",) * 4),
+        ),
         "40 replicas, chat": (heldout.chat(150.0)(3 * count, gateways, seed), Fleet((l40s,) * 40)),
     }
     if (TRACES / "azure_llm_2023_code.csv").exists():
@@ -368,7 +374,7 @@ def costs() -> None:
     prompts = [[n * 2000 << 32 | key ^ n for n in range(1, 21)] for key in keys]
     tracemalloc.start()
     for at, prompt in enumerate(prompts):
-        index.reported(f"pod-{at % 40}", 0, 10**9)
+        index.reported(f"pod-{at % 40}", 10**9)
         index.sent(f"pod-{at % 40}", prompt)
     megabytes = tracemalloc.get_traced_memory()[0] / 2**20
     tracemalloc.stop()

@@ -161,6 +161,21 @@ def chat(rate: float) -> Make:
     )
 
 
+def behind_prompts(rate: float) -> Make:
+    """Single questions behind a dozen long prompts, as `bench_replicas --traffic prompts` asks them."""
+    return lambda count, gateways, seed: conversations(
+        count,
+        rate,
+        gateways,
+        systems=12,
+        system_tokens=(3000,),
+        turns=0.01,
+        question=(150, 450),
+        answers=(12, 60),
+        seed=seed,
+    )
+
+
 def short(rate: float) -> Make:
     """Unique prompts of medium length."""
     return lambda count, gateways, seed: conversations(

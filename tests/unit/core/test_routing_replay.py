@@ -3,6 +3,7 @@ weights that sends requests to the wrong replicas is found here. Times are those
 moves them.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 
 from tests.bench import bench_routing as bench
 from tests.bench.bench_routing import RULES, Result
-from tests.bench.routing_engine import Asked, engine
+from tests.bench.routing_engine import Asked, Replica, engine
+from tests.bench.routing_exact import Told
 from tests.bench.scaling_engine import Params
 
 L40S = Params(24.2, 0.0646, 14.46, 0.000185, 2.93e-6, 0.2064, 190_048, 2048)
@@ -57,6 +59,31 @@ def test_conversations_find_more_of_their_prompts_in_the_caches(gateways: int) -
 def test_what_gateways_tell_each_other_of_their_load_shortens_the_wait_of_unique_prompts() -> None:
     told, alone = replayed("unique single-turn", 8, "Shoal", "Shoal, heads only")
     assert told.mean <= 0.93 * alone.mean
+
+
+class Misjudged(Told):
+    """Takes prompts for a third as long as they are, as another tokenizer makes them look."""
+
+    def choose(self, asked: Asked, replicas: Sequence[Replica], now: float) -> Replica:
+        return super().choose(_third(asked), replicas, now)
+
+    def sent(self, asked: Asked, replica: Replica, now: float) -> None:
+        super().sent(_third(asked), replica, now)
+
+
+def _third(asked: Asked) -> Asked:
+    blocks = tuple((name, max(1, tokens // 3)) for name, tokens in asked.blocks)
+    return replace(asked, blocks=blocks, system_tokens=asked.system_tokens // 3)
+
+
+def test_prompts_that_fit_only_into_all_caches_together_stay_each_where_it_is() -> None:
+    """Requests that share a prompt need its space in the KV cache once; however long a token is."""
+    asked, fleet = bench.held_out(600, 2, SEED)["shared prompts, small caches"]
+    smg = bench.replay(asked, RULES["smg cache_aware (model)"], fleet, 2)
+    for rule in (Told, Misjudged):
+        ours = bench.replay(asked, rule, fleet, 2)
+        assert ours.hit > smg.hit
+        assert ours.mean < smg.mean
 
 
 def test_a_block_that_several_requests_use_takes_its_space_once_and_stays() -> None:

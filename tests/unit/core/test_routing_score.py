@@ -502,6 +502,70 @@ def test_of_a_prompt_that_the_replica_has_only_the_rest_is_ahead() -> None:
     assert picked(scores, Prompt(1000), NOW + 0.1).replica.uid == "pod-1"
 
 
+def test_what_is_cached_takes_no_further_space_in_the_kv_cache() -> None:
+    """Requests with one beginning share its space, so a holder of it is not full although it runs many of them."""
+    half = busy(kv_tokens_used=100_000)
+    scores = known(10_000.0, reports={0: half, 1: half, 2: half})
+    shared = sent_elsewhere(60_000)
+    scores.told("pod-1", shared)
+    prompt = Prompt(60_400, points=[*shared, *sent_elsewhere(60_400, 2)])
+    for number in range(4):
+        pick = picked(scores, prompt._replace(points=[*shared, *sent_elsewhere(60_400, number + 2)]))
+        assert pick.replica.uid == "pod-1"
+        assert pick.terms.kv < 0.45
+        scores.sent(pick)
+    scores.told("pod-1", [*shared, *sent_elsewhere(60_400, 9)], NOW + 0.1)
+    assert picked(scores, prompt, NOW + 0.1).terms.kv < 0.45
+
+
+def test_prompts_that_run_are_known_to_be_in_the_cache() -> None:
+    scores = known(10_000.0)
+    scores.told("pod-1", sent_elsewhere(60_000))
+    scores.reported("pod-1", busy(running=30, kv_tokens_used=190_000), 0, NOW)
+    assert scores.prefixes.held(sent_elsewhere(60_000)) == {"pod-1": 60_000}
+
+
+def test_how_many_tokens_a_text_has_is_learned() -> None:
+    """Another language than English, or another tokenizer, has more or fewer of them than four characters each."""
+    scores = known(10_000.0)
+    shared = sent_elsewhere(8000)
+    prompt = Prompt(8200, repeated=4100, system_tokens=800, points=[*shared, *sent_elsewhere(8200, 2)])
+    for _ in range(30):
+        pick = picked(scores, prompt)
+        scores.sent(pick)
+        scores.answered(pick, first=None, prompt=24_600, cached=24_000, answer=10)
+    pick = picked(scores, prompt)
+    length = scores.reuse.trust(PODS[0].model_uid).length
+    assert length == pytest.approx(3.0, rel=0.1)
+    assert pick.prompt == prompt._replace(
+        tokens=int(8200 * length), repeated=int(8200 * length) // 2, system_tokens=int(800 * length)
+    )
+    assert pick.expected.promised == pytest.approx(24_000, rel=0.1)
+    # The replica's 200,000 tokens hold a third as many as estimated.
+    for number in range(40):
+        scores.told("pod-2", sent_elsewhere(2000, 100 + number))
+    scores.reported("pod-2", IDLE, 0, NOW)
+    assert scores.prefixes.tokens("pod-2") == pytest.approx(0.8 * 200_000 / 3, rel=0.1)
+    # What another gateway sent is as long there.
+    before = scores.pick(PODS[1:2], {}, Prompt(100), NOW + 0.1, alone=True)
+    scores.told("pod-2", sent_elsewhere(2000, 1), NOW + 0.1)
+    after = scores.pick(PODS[1:2], {}, Prompt(100), NOW + 0.1, alone=True)
+    assert before is not None
+    assert after is not None
+    assert after.ahead - before.ahead == pytest.approx(work(6000, 0), rel=0.1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**7), st.integers(0, 10**7)), max_size=50))
+def test_the_length_of_tokens_is_always_within_bounds(counted: list[tuple[int, int]]) -> None:
+    trust = Trust()
+    for estimated, tokens in counted:
+        trust.counted(estimated, tokens)
+        assert 1 / 8 <= trust.length <= 8
+    trust = Trust()
+    trust.counted(100, 1000)
+    assert trust.length == 1.0
+
+
 def test_an_absurd_length_from_another_gateway_counts_as_a_full_cache_at_most() -> None:
     scores = known(10_000.0)
     scores.told("pod-1", [(1 << 30) << 32 | 1], NOW + 0.1)

@@ -5,8 +5,8 @@ space. A gateway records the marks of what it sends to a replica, and of what th
 (api/prefixes.py). The longest mark that a replica has is what it need not compute again.
 
 Engines forget what was used longest ago, and so does the index: the marks of a replica cover as many tokens as its KV
-cache has beside what runs. No engine is asked: where an engine forgot sooner, its `cached_tokens` lower the trust in
-this knowledge (reuse.py).
+cache has. The prompts that run there are among them, and several requests use the space of a common beginning once. No
+engine is asked: where an engine forgot sooner, its `cached_tokens` lower the trust in this knowledge (reuse.py).
 """
 
 import sys
@@ -19,8 +19,8 @@ from shoal.api.traffic import AFTER_ANSWER
 from shoal.core.hold.capacity import BYTES_PER_TOKEN
 
 CACHE_SHARE: Final = 0.8
-"""Of the KV cache that no running request uses. The index does not see all that engines keep, such as the end of an
-answer that nobody continues."""
+"""Of the KV cache. The index does not see all that engines keep, such as answers that run, and the end of an answer
+that nobody continues."""
 PRIOR_TOKENS: Final = 100_000
 """What a replica is believed to keep while its report does not say it."""
 MOST_MARKS: Final = 8192
@@ -70,12 +70,11 @@ class PrefixIndex:
         """Replicas by point."""
         self._count = 0
 
-    def reported(self, uid: str, kv_used: int | None, kv_total: int | None) -> None:
-        """The replica's agent said how large the KV cache is, and how much of it running requests use."""
-        if kv_total:
-            self._most[uid] = int(CACHE_SHARE * max(0, kv_total - (kv_used or 0)))
-            if uid in self._held:
-                self._shrink(uid)
+    def reported(self, uid: str, kv_total: int) -> None:
+        """The replica's agent said how many tokens the KV cache has; here as they are estimated from characters."""
+        self._most[uid] = int(CACHE_SHARE * kv_total)
+        if uid in self._held:
+            self._shrink(uid)
 
     def sent(self, uid: str, points: Points) -> None:
         """A prompt with these points was sent to the replica."""

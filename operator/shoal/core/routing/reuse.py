@@ -26,6 +26,9 @@ MOST_SHARED_PLACES: Final = 64
 _MOST_MODELS: Final = 4096
 _WEIGHT: Final = 0.05
 """Of one observation in a trust."""
+_LEAST_ESTIMATE: Final = 256
+"""Tokens of a prompt from which the length of tokens is learned."""
+_MOST_LENGTH: Final = 8.0
 
 Kind = Literal["held", "remembered", "home", "shared", "none"]
 
@@ -43,6 +46,11 @@ class Prompt(NamedTuple):
     system_tokens: int = 0
     points: Points = ()
     """Checksums of its beginnings (prefixes.py)."""
+
+    def measured(self, tokens: int, length: float) -> "Prompt":
+        """The same prompt with `tokens`, and `length` tokens per estimated one."""
+        repeated = self.repeated * tokens // self.tokens
+        return Prompt(max(1, tokens), self.head, repeated, self.system, int(length * self.system_tokens), self.points)
 
 
 class Expected(NamedTuple):
@@ -68,12 +76,25 @@ class Trust:
     of: dict[Kind, float] = field(default_factory=lambda: dict(_FIRST_TRUST))
     recurring: float = 0.3
     """Share of prompts whose head came before: what keeping heads together is worth."""
+    length: float = 1.0
+    """The engine's tokens per token as estimated from characters: text in another language than English, or code, has
+    more of them."""
+    lengths: int = 0
+    """Prompts of which that was learned."""
 
     def observe(self, expected: Expected, cached: int) -> None:
         """The engine reported that it found `cached` tokens of a prompt."""
         if expected.promised > 0:
             share = min(1.0, max(0, cached) / expected.promised)
             self.of[expected.kind] += _WEIGHT * (share - self.of[expected.kind])
+
+    def counted(self, estimated: int, tokens: int) -> None:
+        """The engine counted the tokens of a prompt whose length was estimated."""
+        if estimated < _LEAST_ESTIMATE:
+            return  # of a short prompt the chat template is a large part
+        self.lengths += 1
+        ratio = min(_MOST_LENGTH, max(1.0 / _MOST_LENGTH, tokens / estimated))
+        self.length += max(_WEIGHT, 1.0 / (1 + self.lengths)) * (ratio - self.length)
 
 
 @dataclass(slots=True)
@@ -148,12 +169,13 @@ class ReuseMemory:
         places: Mapping[str, int] | None = None,
         systems: Container[str] | None = None,
         held: Mapping[str, int] | None = None,
+        length: float = 1.0,
         home: str | None = None,
         system_home: str | None = None,
     ) -> None:
         """Puts what replicas probably have `into` a mapping. `places`: of the head; `systems`: replicas that had the
-        system prompt; `held`: what gateways sent there; `home`, `system_home`: the replicas to which head and system
-        prompt belong."""
+        system prompt; `held`: what gateways sent there, of which each token is `length` of the engine's; `home`,
+        `system_home`: the replicas to which head and system prompt belong."""
         most, repeated, of = prompt.tokens - 1, prompt.repeated, trust.of
         remembered_trust, held_trust = of["remembered"], of["held"]
         places, held = places or _NOWHERE, held or _NOWHERE
@@ -177,6 +199,8 @@ class ReuseMemory:
                     if shared * of["shared"] > tokens:
                         tokens, promised, kind = shared * of["shared"], shared, "shared"
             sent = held.get(uid, 0)
+            if sent and length != 1.0:
+                sent = int(length * sent)
             if sent > most:
                 sent = most
             if sent > 0 and sent * held_trust > tokens:

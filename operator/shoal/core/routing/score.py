@@ -11,7 +11,7 @@ The terms, all in seconds, of one replica:
 - **others**: the prompt's own prefill delays each of them;
 - **slots**: a full batch takes no further request until one ends;
 - **kv**: a barrier that grows as the KV cache fills up, before the engine preempts what runs; and where prompts wait
-  for space, the time until enough requests have ended;
+  for space, the time until enough requests have ended. What is cached takes no further space;
 - **adapter**: the time to load the adapter, or to wait for a slot;
 - **home**: less than nothing, where the prompt's head belongs: all gateways find it there later.
 
@@ -29,7 +29,7 @@ from shoal.api.replica import ReplicaKeys
 from shoal.core.lora.placement.rendezvous import digest, score
 from shoal.core.routing.prefixes import PRIOR_TOKENS, Points, PrefixIndex, tokens_of
 from shoal.core.routing.replica import Replica
-from shoal.core.routing.reuse import NOTHING, Expected, Guess, Prompt, ReuseMemory
+from shoal.core.routing.reuse import NOTHING, Expected, Guess, Prompt, ReuseMemory, Trust
 from shoal.core.routing.speeds import NOTHING_KNOWN, Pace, Speeds
 
 # Chosen by `bench_routing`, on the kinds of traffic that it replays.
@@ -89,11 +89,11 @@ class ReplicaLoad:
     kv_total: int | None = None
     kv_taken: float = 0.0
     """Tokens in the KV cache and of prompts that will need space there: what the last report said, and what was sent
-    since, as far as this gateway knows."""
+    since, as far as this gateway knows, without what is cached."""
     unreported: int = 0
     """Of `busy`: requests of which other gateways have spoken since the report."""
     unreported_tokens: float = 0.0
-    """Of `kv_taken`: their prompts."""
+    """Of `kv_taken`: of their prompts."""
     unreported_at: float = 0.0
     """When the first message about them came."""
     stay: float = NOTHING_KNOWN.stay
@@ -133,7 +133,8 @@ class ReplicaLoad:
         self.unreported, self.unreported_tokens = 0, 0.0
 
     def sent(self, now: float, amount: float, tokens: float) -> float:
-        """This gateway sends a prompt of so many tokens and so much work. Returns its mark for `began`."""
+        """This gateway sends a prompt that needs so many tokens of the KV cache, and so much work. Returns its mark
+        for `began`."""
         self._pass(now)
         self.waiting += amount
         self.own += amount
@@ -144,8 +145,8 @@ class ReplicaLoad:
         return self.sent_total
 
     def told(self, at: float, amount: float, tokens: float) -> None:
-        """Another gateway said at `at` that it had sent a prompt of so many tokens and so much work. The last report
-        contains what was said before it."""
+        """Another gateway said at `at` that it had sent a prompt that needs so many tokens of the KV cache, and so much
+        work. The last report contains what was said before it."""
         if at < self.reported_at:
             return
         self._pass(max(at, self.as_of))
@@ -326,7 +327,8 @@ class ReplicaScores:
             self.speeds.rest(uid, now)
             self._pace(replica, load)
         load.reported(keys, own, now)
-        self.prefixes.reported(uid, keys.kv_tokens_used, keys.kv_tokens_total)
+        if keys.kv_tokens_total:
+            self.prefixes.reported(uid, int(keys.kv_tokens_total / self._length(uid)))
         if keys.engine_boot != self._boots.get(uid):
             if uid in self._boots:
                 self.reuse.forget(uid)  # another engine, with an empty cache
@@ -376,9 +378,13 @@ class ReplicaScores:
         count = len(view.uids)
         if not count:
             return None
-        if held is None and prompt.points:
-            held = self.prefixes.held(prompt.points)
-        known, home_uid, home_worth, base = self._knowledge(view, prompt, home, held)
+        trust, length = self.reuse.trust(view.model_uid), 1.0
+        if points := prompt.points:
+            if trust.length != 1.0:
+                prompt = prompt.measured(int(trust.length * tokens_of(points[-1])), trust.length)
+            if held is None:
+                held, length = self.prefixes.held(points), trust.length
+        known, home_uid, home_worth, base = self._knowledge(view, prompt, home, held, length, trust)
         start = rotation % count
         if count <= MOST_CANDIDATES:
             order: Sequence[int] = range(count) if not start else (*range(start, count), *range(start))
@@ -387,7 +393,7 @@ class ReplicaScores:
             if held and len(held) > MOST_HELD:
                 # Of the sample it counts as well what so many have.
                 more = [uid for at in order if (uid := view.uids[at]) not in known]
-                self.reuse.expect(prompt, more, known, self.reuse.trust(view.model_uid), held=held)
+                self.reuse.expect(prompt, more, known, trust, held=held, length=length)
         uids, loads, tokens = view.uids, view.loads, prompt.tokens
         unknown = work(tokens, base)
         best, second = -1, -1
@@ -410,14 +416,15 @@ class ReplicaScores:
             busy = load.busy - load.own_requests + in_flight.get(uid, 0)
             if busy < 0:
                 busy = 0
+            guess = known.get(uid)
             step = slots = over = barrier = wait = home_tokens = 0.0
             rest = per_token * (ahead + busy * BATCH_TOKENS)
             if busy:
                 step = load.step
                 rest += step
             if load.kv_total:
-                # The barrier of the KV cache.
-                share = (load.kv_taken + tokens) / load.kv_total
+                # The barrier of the KV cache. What is cached there takes no more space.
+                share = (load.kv_taken + (tokens if guess is None else tokens - guess[0])) / load.kv_total
                 if share > 1.0:
                     over = load.stay * (share - 1.0)
                     rest += over
@@ -431,7 +438,7 @@ class ReplicaScores:
             if waits is not None:
                 wait = waits.get(uid, 0.0)
                 rest += wait
-            if (guess := known.get(uid)) is not None:
+            if guess is not None:
                 # Here the prompt costs less. Several replicas often have as much of it.
                 if guess[0] != cached:
                     cached = guess[0]
@@ -464,7 +471,8 @@ class ReplicaScores:
         uid, prompt = pick.replica.uid, pick.prompt
         load = self._loads.get(uid)
         if load is not None:
-            pick.mark = load.sent(pick.at, work(prompt.tokens, pick.expected.tokens), prompt.tokens)
+            cached = pick.expected.tokens
+            pick.mark = load.sent(pick.at, work(prompt.tokens, cached), prompt.tokens - cached)
         self.reuse.sent(prompt, uid, self.reuse.trust(pick.replica.model_uid))
         self.prefixes.sent(uid, prompt.points)
 
@@ -476,8 +484,10 @@ class ReplicaScores:
         load = self._loads.get(uid)
         if at is not None and load is not None:
             # No prompt is longer than the KV cache, whatever is said.
-            tokens = min(tokens_of(points[-1]), load.kv_total or PRIOR_TOKENS)
-            load.told(at, work(tokens, min(tokens - 1, self.prefixes.held_by(uid, points))), tokens)
+            length = self._length(uid)
+            tokens = min(int(length * tokens_of(points[-1])), load.kv_total or PRIOR_TOKENS)
+            held = min(tokens - 1, int(length * self.prefixes.held_by(uid, points)))
+            load.told(at, work(tokens, held), tokens - held)
         self.prefixes.sent(uid, points)
 
     def began(self, pick: Pick, now: float) -> None:
@@ -502,8 +512,11 @@ class ReplicaScores:
             return
         replica = pick.replica
         uid = replica.uid
+        trust = self.reuse.trust(replica.model_uid)
         if cached is not None:
-            self.reuse.trust(replica.model_uid).observe(pick.expected, cached)
+            trust.observe(pick.expected, cached)
+        if pick.prompt.points:
+            trust.counted(tokens_of(pick.prompt.points[-1]), prompt)
         self.reuse.answered(pick.prompt, uid, prompt + (answer or 0))
         if first is None:
             return
@@ -527,6 +540,11 @@ class ReplicaScores:
     def _pace(self, replica: Replica, load: ReplicaLoad) -> None:
         load.paced(self.speeds.pace(replica.uid, replica.model_uid, replica.gpu_class))
 
+    def _length(self, uid: str) -> float:
+        """Tokens of a replica's Model per estimated one."""
+        replica = self._replicas.get(uid)
+        return 1.0 if replica is None else self.reuse.trust(replica.model_uid).length
+
     def _view(self, replicas: Sequence[Replica]) -> _View:
         model = replicas[0].model_uid
         view = self._views.get(model)
@@ -543,7 +561,13 @@ class ReplicaScores:
         return view
 
     def _knowledge(
-        self, view: _View, prompt: Prompt, home: str | None, held: Mapping[str, int] | None
+        self,
+        view: _View,
+        prompt: Prompt,
+        home: str | None,
+        held: Mapping[str, int] | None,
+        length: float,
+        trust: Trust,
     ) -> tuple[dict[str, Guess], str | None, float, float]:
         """What some replicas probably have of the prompt in the cache, by uid; which of them is its head's home, and
         what that is worth in tokens; and what all replicas probably have, in tokens."""
@@ -551,7 +575,7 @@ class ReplicaScores:
         head, system = prompt.head, prompt.system
         if head is None and home is None and not held:
             return known, None, 0.0, 0.0
-        reuse, at, uids, trust = self.reuse, view.at, view.uids, self.reuse.trust(view.model_uid)
+        reuse, at, uids = self.reuse, view.at, view.uids
         places, systems = reuse.places(head), reuse.systems(system)
         head_home = at.get(home) if home is not None else None if head is None else view.home(head)
         system_home = head_home if home is not None else None if system is None else view.home(system)
@@ -582,6 +606,7 @@ class ReplicaScores:
             places=places,
             systems=systems,
             held=held,
+            length=length,
             home=home_uid,
             system_home=None if system_home is None else uids[system_home],
         )
