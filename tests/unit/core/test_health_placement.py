@@ -121,7 +121,7 @@ class Replicas:
 
 
 def test_a_replacement_that_starts_does_not_go_instead_of_the_replica_that_it_replaces() -> None:
-    """A storm had a Model at 4, 3, 4 replicas some 180 times: one of two replacements was ready, the Deployment shrank,
+    """A Model went 4, 3, 4 replicas without end: one of two replacements was ready, the Deployment shrank,
     and the ReplicaSet deleted the other one, which was not ready yet."""
     seen = Replicas()
     seen.plan()
