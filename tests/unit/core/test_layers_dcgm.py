@@ -157,6 +157,20 @@ def test_a_gpu_that_failed_its_test_and_stays_in_use_is_named_with_what_to_do() 
     assert "node gpu-2 is out of use" in said.message
 
 
+def on_node(name: str) -> dict[str, Any]:
+    raw = serves()
+    return raw | {"spec": raw["spec"] | {"nodeName": name}}
+
+
+def test_a_model_with_a_replica_on_a_gpu_that_failed_its_test_is_told_and_others_are_not() -> None:
+    view = gpu_class(failed_its_test())
+    found = why_model(view, subject=model(READY), pods=(on_node("gpu-1"),))
+    assert "QuarantineWithheld" in [cause.reason for cause in found.causes]
+    for elsewhere in ("gpu-2", "gpu-3"):
+        found = why_model(view, subject=model(READY), pods=(on_node(elsewhere),))
+        assert "QuarantineWithheld" not in [cause.reason for cause in found.causes]
+
+
 def test_a_class_names_all_its_gpus_that_are_out_of_use() -> None:
     view = gpu_class(decided(sample(LAST_XID, 79), sample(DOUBLE_BIT, 1, host="gpu-2")))
     (cause,) = why_class(view)

@@ -148,8 +148,8 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
     r.SIGNALS_UNKNOWN: _note(_CONTROL, _NO_SIGNALS),
     r.CLASS_GARBLED: _fault(
         Layer.EXECUTION,
-        "Compare driver, engine image, arguments and quantization of the named classes, and take the class that "
-        "repeats itself out of spec.variants until it answers.",
+        "Compare driver, image and quantization of the named classes; leave the one that repeats itself out of "
+        "spec.variants meanwhile.",
     ),
     r.SIGNALS_STALE: _note(_CONTROL, _NO_SIGNALS),
     r.ROGUE_POD: _note(_CONTROL, "Delete the pod: it has an engine's labels and belongs to no Model."),

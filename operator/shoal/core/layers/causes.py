@@ -115,6 +115,12 @@ def _candidates(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
         broken = {view.key for view in seen.related if view.kind == "class" and _unusable(view)}
         none = len(broken) == sum(view.kind == "class" for view in seen.related)
         yield from (replace(c, everywhere=none) if c.reason in _NO_GPUS else c for c in of_classes)
+    elif seen.kind in ("model", "pod"):
+        # Replicas run on GPUs that would be out of use, if enough of the class were left.
+        here = {pod.node for pod in seen.pods if pod.node is not None}
+        for each in of_classes:
+            if each.reason == reasons.QUARANTINE_WITHHELD and here.intersection(_STAYS.findall(each.message)):
+                yield each
     yield from _nodes(seen, now, all_of_them=short or seen.kind in ("class", "node"))
     yield from _quarantines(seen, now)
     yield from _targets(seen, now)
@@ -271,6 +277,7 @@ def _jobs(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
         yield Candidate(phrase.reason if phrase is not None else reasons.PODS_REFUSED, text, Level.POD, (proof,))
 
 
+_STAYS: Final = re.compile(r"\bnode (\S{1,253}) stays in use\b")
 _JOB: Final = re.compile(r"\bJob ([a-z0-9][a-z0-9.-]{0,252})")
 
 
