@@ -134,7 +134,7 @@ FAULTS = [
         replace(WELL, kinds=(doctorviews.kind_state(ModelRoute, definition(spec={"versions": [{
             "name": "v1alpha1", "served": True, "schema": {"openAPIV3Schema": {"properties": {
                 "apiVersion": {}, "kind": {}, "metadata": {}, "spec": {"properties": {"servedNames": {}}}}}}}]})),)),
-        "error", "control", "KindTooOld", "it has no spec.externalTargets, spec.rules", "shoal-crds",
+        "error", "control", "KindTooOld", "it has no spec.externalTargets, spec.limits, spec.rules", "shoal-crds",
     ),
     InstallationFault(
         "a kind that is not established",
