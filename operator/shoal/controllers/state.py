@@ -28,7 +28,7 @@ from shoal.core.fleet import FleetModel, FleetPlan
 from shoal.core.lora.pool import same_engines
 from shoal.core.placement import ClassSupply, Placement, ReplicaState
 from shoal.core.placement.backoff import ClassBackoff
-from shoal.core.proven import same_kv_cache
+from shoal.core.proven import still_said
 from shoal.core.scaling import ScalingDecision, ScalingMemory, Steady
 from shoal.core.status.observed import ModelProblem
 from shoal.kube.projections import Child, Custom
@@ -262,8 +262,10 @@ class FleetState:
             return
         if before is None:
             record.kv_tokens = _stored_kv_tokens(model) | record.kv_tokens
-        elif not same_kv_cache(before.model.spec, model.spec) or not same_engines(before.pool, request.pool):
-            record.kv_tokens = {}  # said by engines of another specification
+        elif not same_engines(before.pool, request.pool):
+            record.kv_tokens = {}  # said by engines with another pool
+        else:
+            record.kv_tokens = still_said(record.kv_tokens, before.model.spec, model.spec)
         record.request = request
         self.plan_due.set()
 

@@ -3,11 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from decimal import Decimal
+from typing import Final
 
 from shoal.api import reasons
 from shoal.api.model import ModelSpec
 from shoal.core.candidates import Considered
 from shoal.core.placement import Candidate, ReplicaState
+
+_PLAIN: Final = (None, None)
 
 
 def keep_what_runs(
@@ -50,13 +53,19 @@ def keep_what_runs(
     return Considered(tuple(candidates.values()), tuple(rejected.values()), considered.sized)
 
 
-def same_kv_cache(one: ModelSpec, other: ModelSpec) -> bool:
-    """Whether what an engine of one specification said of its KV cache holds for one of the other too.
+def still_said(tokens: Mapping[str, int], before: ModelSpec, after: ModelSpec) -> dict[str, int]:
+    """What engines said of their KV caches (`tokens`, by class) under one specification, as far as it holds under
+    another one.
 
-    What changes how many replicas there may be, or how they are reached, changes no KV cache. Where pods are replaced
-    for another reason, the new ones say their figure themselves."""
+    What changes how many replicas there may be, where, or how they are reached, changes no KV cache, and replaces no
+    pod that would say its figure again. Where pods are replaced for another reason, the new ones say theirs.
+    """
+    if (before.source, before.engine) != (after.source, after.engine):
+        return {}
+    old, new = _kinds(before), _kinds(after)
+    return {name: said for name, said in tokens.items() if old.get(name, _PLAIN) == new.get(name, _PLAIN)}
 
-    def made_of(spec: ModelSpec) -> tuple[object, ...]:
-        return spec.source, spec.engine, {v.gpu_class: (v.quantization, v.tensor) for v in spec.variants}
 
-    return made_of(one) == made_of(other)
+def _kinds(spec: ModelSpec) -> dict[str, tuple[str | None, int | None]]:
+    """(quantization, tensor parallelism) of the classes that the specification names."""
+    return {v.gpu_class: (v.quantization, v.tensor) for v in spec.variants}

@@ -81,6 +81,8 @@ async def test_what_an_engine_said_outlives_a_change_of_how_many_there_may_be(mo
     await asked.start("chat-a")
     asked.edit({"scaling": {"minReplicas": 1, "maxReplicas": 4}, "servedNames": ["other"], "priority": 7})
     assert asked.tokens == {"l4": 12_000}, "its pods stay, so nobody would say it again"
+    asked.edit({"variants": [{"class": "l4"}, {"class": "h100", "quantization": "FP8"}]})
+    assert asked.tokens == {"l4": 12_000}, "another class beside it"
     asked.edit({"variants": [{"class": "l4", "tensor": 2}]})
     assert asked.tokens == {}, "two GPUs hold more than one"
     asked.tokens["l4"] = 24_000
