@@ -6,7 +6,7 @@ from dataclasses import replace
 from shoal.controllers.reservations import Reservations
 from shoal.controllers.world import World
 from shoal.core import facts
-from shoal.core.health import Unit
+from shoal.core.health import Unit, signals
 from shoal.core.placement import Held, ReplicaState
 from shoal.core.placement.types import BROKEN
 from shoal.core.podquota import refusal
@@ -19,9 +19,14 @@ def place(world: World, pod: facts.Pod) -> str | None:
 
 
 def is_sick(world: World, pod: facts.Pod) -> bool:
-    """Whether a replica holds a GPU that its kubelet calls unhealthy, or that is out of use. One on a node that is out
-    of use as a whole is on no node of its class already."""
-    if pod.broken_device:
+    """Whether a replica holds a GPU that is out of use. One on a node that is out of use as a whole is on no node of
+    its class already.
+
+    What the pod's kubelet says of a device takes the device out of use first, as any other signal: a replica that went
+    at the kubelet's first word took the signal with it, and the next one was given the same device. Where the kubelet
+    does not say which device it means, nothing can be taken out of use, so its word alone counts.
+    """
+    if pod.broken_device and signals.is_unnamed(pod, claimed_devices(world, pod)):
         return True
     custom = world.classes.get(pod.gpu_class or "")
     if custom is None or custom.object is None or pod.node is None:

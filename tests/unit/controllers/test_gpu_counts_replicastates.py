@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from shoal.api.meta import GROUP
+from shoal.api.meta import GROUP, JsonObject
 from shoal.controllers.children.replicas import GOES_FIRST, deletion_costs
 from shoal.controllers.reservations import Reservation
 from shoal.controllers.state import FleetState
@@ -41,7 +41,24 @@ def deployment(replicas: int, *, updated: int | None = None, total: int | None =
     return Child("ns", "chat-l4", "d", "u", b"{}", found, link)
 
 
-def fleet_state(*pods: Pod, deployments: tuple[Child, ...] = (), scaled_objects: tuple[Child, ...] = ()) -> FleetState:
+def class_without(node: str, device: str) -> JsonObject:
+    """The class, one GPU of which is out of use."""
+    out = {"node": node, "device": device, "state": "Quarantined", "reason": "GPUUnhealthy", "message": "Xid 79",
+           "by": "Shoal", "since": "2026-11-27T00:00:00Z", "times": 1}  # fmt: skip
+    metadata = {"name": "l4", "uid": "l4", "resourceVersion": "1", "generation": 1}
+    return {
+        "metadata": metadata,
+        "spec": {"nodeSelector": {"gpu": "l4"}, "memoryPerGPU": "24Gi"},
+        "status": {"quarantined": [out]},
+    }
+
+
+def fleet_state(
+    *pods: Pod,
+    deployments: tuple[Child, ...] = (),
+    scaled_objects: tuple[Child, ...] = (),
+    classes: tuple[JsonObject, ...] = (),
+) -> FleetState:
     def table(values: tuple[Any, ...]) -> Table[Any]:
         found: Table[Any] = Table(lambda raw: raw["value"], indexes={"model": lambda v: (v.model_uid,)})
         for value in values:
@@ -56,6 +73,8 @@ def fleet_state(*pods: Pod, deployments: tuple[Child, ...] = (), scaled_objects:
     )
     world.pods = table(pods)
     world.models.upsert(MODEL)
+    for gpu_class in classes:
+        world.classes.upsert(gpu_class)
     return FleetState(world)
 
 
@@ -71,10 +90,20 @@ def test_pods_stand_where_they_are_bound_and_terminating_ones_hold_their_gpus() 
     assert found == {"l4": ReplicaState(3, 2, on, pods=3, settled=True)}
 
 
-def test_a_pod_with_a_broken_device_is_on_no_node_of_the_class() -> None:
-    found = fleet_state(
-        pod("a", "n1", devices=(HeldDevice("GPU-7", healthy=False),)), deployments=(deployment(1),)
-    ).replica_states("u")
+def test_a_pod_with_a_device_out_of_use_is_on_no_node_of_the_class() -> None:
+    """Its kubelet's word alone does not move it: it would take its signal along, and the device would be used again."""
+    broken = pod("a", "n1", devices=(HeldDevice("GPU-7", healthy=False),))
+    found = fleet_state(broken, deployments=(deployment(1),)).replica_states("u")
+    assert dict(found["l4"].by_node) == {"n1": Held(1, 1)}
+    out = (class_without("n1", "GPU-7"),)
+    found = fleet_state(broken, deployments=(deployment(1),), classes=out).replica_states("u")
+    assert dict(found["l4"].by_node) == {f"n1{BROKEN}": Held(1, 1)}
+
+
+def test_a_device_that_its_kubelet_does_not_name_is_no_device_of_the_class() -> None:
+    """Nothing of it can be out of use, so the replica goes at the kubelet's word."""
+    broken = pod("a", "n1", devices=(HeldDevice("", healthy=False),))
+    found = fleet_state(broken, deployments=(deployment(1),)).replica_states("u")
     assert dict(found["l4"].by_node) == {f"n1{BROKEN}": Held(1, 1)}
 
 

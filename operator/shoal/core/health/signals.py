@@ -61,6 +61,11 @@ def of_pods(
                 yield HealthSignal(Unit(pod.node, name), faults.GPU_UNHEALTHY, text)
 
 
+def is_unnamed(pod: Pod, claimed: Collection[str]) -> bool:
+    """Whether the kubelet calls a device of the pod unhealthy that may be any of several."""
+    return any(not device.healthy and _claimed(device.id, claimed) is None for device in pod.devices)
+
+
 def _claimed(id: str, claimed: Collection[str]) -> str | None:
     """Which device a kubelet means. One of a DRA driver it calls by its first CDI name, such as
     `k8s.gpu.nvidia.com/claim=UID-gpu-0`: drivers end it with the device's own name, but nothing binds them. None: it
