@@ -1,5 +1,6 @@
 """The charts rendered by the real helm, for several sets of values."""
 
+import copy
 import json
 import subprocess
 from functools import cache
@@ -152,6 +153,12 @@ def helm(*args: str, values: dict[str, Any] | None = None) -> subprocess.Complet
 
 
 def rendered(values: dict[str, Any], chart: Path = CHART) -> list[dict[str, Any]]:
-    done = helm("template", "shoal", str(chart), "--namespace", "shoal-system", values=values)
+    """The objects, for the caller to change. helm runs once for the same values."""
+    return copy.deepcopy(_rendered(json.dumps(values), chart))
+
+
+@cache
+def _rendered(values: str, chart: Path) -> list[dict[str, Any]]:
+    done = helm("template", "shoal", str(chart), "--namespace", "shoal-system", values=json.loads(values))
     assert done.returncode == 0, done.stderr
-    return [one for one in yaml.safe_load_all(done.stdout) if one]
+    return [one for one in yaml.load_all(done.stdout, yaml.CSafeLoader) if one]
