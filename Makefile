@@ -10,7 +10,8 @@ WITH ?=                    # keda,prometheus: what else the demo's lab has
 IMAGE ?= shoal:dev
 DEV ?=                      # 1: an image with the engine simulator
 PYTEST_ARGS ?=
-WORKERS ?= 2               # test processes side by side; each makes labs of its own
+WORKERS ?= 2               # test processes side by side in the lab; each makes labs of its own
+UNIT_WORKERS ?= 3          # and without a lab, where each waits for half of its time: for 2 cores
 REQUESTS ?= 200000         # of a storm
 SEED ?= 1                  # of a storm
 DRIVER ?= BuiltIn          # of a storm: BuiltIn | KEDA
@@ -20,6 +21,9 @@ KILLS ?= 100               # of gateways and the ledger in storm-tenants
 # uv from PATH, else a private copy beside the project.
 UV := $(shell command -v uv 2>/dev/null || echo .venv-uv/bin/uv)
 RUN := $(UV) run --frozen
+
+# pytest writes each test file's byte code once, not in each process of each lane.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## Show this help
@@ -43,7 +47,10 @@ demo-down: setup ## Remove everything that `make demo` made
 	@$(RUN) shoal demo down --cluster $(strip $(CLUSTER)) --name $(strip $(NAME))
 
 .PHONY: test
-test: setup lint typecheck verify binaries test-unit test-lab ## Lint, types, generated files, and all tests that fit on one machine
+test: setup ## Lint, types, generated files, and all tests that fit on one machine
+	@# pyright keeps one core busy, and a build waits for its downloads. `-o setup`: it is done.
+	@$(MAKE) --no-print-directory -j2 -o setup lint typecheck verify binaries
+	@$(MAKE) --no-print-directory -o setup test-unit test-lab
 
 .PHONY: binaries
 binaries: setup ## Build what the lab and the charts' tests run (Kubernetes and helm, once: about 10 minutes on 2 cores)
@@ -51,7 +58,7 @@ binaries: setup ## Build what the lab and the charts' tests run (Kubernetes and 
 
 .PHONY: test-unit
 test-unit: setup ## Tests that need neither root nor a lab
-	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "not lab and not engine and not apiserver and not mutation and not keda and not karpenter and not kueue and not release and not faults" $(PYTEST_ARGS)
+	@$(RUN) pytest -n $(strip $(UNIT_WORKERS)) --dist loadfile -m "not lab and not engine and not apiserver and not mutation and not keda and not karpenter and not kueue and not release and not faults" $(PYTEST_ARGS)
 
 .PHONY: test-release
 test-release: setup models binaries ## A release without publishing, and what it made: installed, run, pushed to a registry here (4 minutes)
