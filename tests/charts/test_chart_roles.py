@@ -135,7 +135,7 @@ def test_what_people_may_who_are_bound_in_a_namespace(
     assert apiserver.apply(space, one(rendered({}), "ClusterRole", role), binding).returncode == 0
     ask = ("auth", "can-i", verb, *what.split(), f"--as={role}-person", "-n", where)
     if allowed:
-        until(lambda: apiserver.run(*ask).stdout.strip() == "yes", 10)
+        until(lambda: apiserver.run(*ask).stdout.strip() == "yes", 30)
     else:
         assert apiserver.run(*ask).stdout.strip() == "no"
     # Nowhere else: a RoleBinding is of one namespace.

@@ -103,7 +103,7 @@ def test_a_replica_whose_gpu_breaks_is_replaced_elsewhere(fleet: Fleet) -> None:
     node = wait_ready(fleet, "broken")
     fleet.lab.gpu_health(node, healthy=0)
     try:
-        until(lambda: ready_on(fleet, "broken") not in (None, node), 180, lambda: engine_pods(fleet, "broken"))
+        until(lambda: ready_on(fleet, "broken") not in (None, node), 300, lambda: engine_pods(fleet, "broken"))
     finally:
         fleet.lab.gpu_health(node, healthy=4)
         fleet.delete_model("broken")
@@ -114,8 +114,8 @@ def test_a_cordoned_nodes_replica_is_replaced_and_serves_until_then(fleet: Fleet
     node = wait_ready(fleet, "cordoned")
     fleet.kubectl("cordon", node)
     try:
-        until(lambda: ready_on(fleet, "cordoned") not in (None, node), 180, lambda: engine_pods(fleet, "cordoned"))
-        until(lambda: fleet.condition("cordoned", "Available")["status"] == "True", 30, lambda: fleet.model("cordoned"))
+        until(lambda: ready_on(fleet, "cordoned") not in (None, node), 300, lambda: engine_pods(fleet, "cordoned"))
+        until(lambda: fleet.condition("cordoned", "Available")["status"] == "True", 90, lambda: fleet.model("cordoned"))
     finally:
         fleet.kubectl("uncordon", node)
         fleet.delete_model("cordoned")
@@ -157,7 +157,7 @@ def test_a_lost_nodes_replica_is_replaced(fleet: Fleet) -> None:
     node = wait_ready(fleet, "lost")
     fleet.lab.kill_node(node)
     try:
-        until(lambda: ready_on(fleet, "lost") not in (None, node), 240, lambda: engine_pods(fleet, "lost"))
+        until(lambda: ready_on(fleet, "lost") not in (None, node), 360, lambda: engine_pods(fleet, "lost"))
     finally:
         fleet.lab.start_node(node)
         fleet.kubectl("wait", "--for=condition=Ready", f"node/{node}", "--timeout=120s", timeout=130)

@@ -208,7 +208,7 @@ async def served(url: str, folder: Path, **settings: Any) -> AsyncGenerator[Serv
     started = asyncio.Event()
     running = asyncio.create_task(process.run(started.set))
     try:
-        async with asyncio.timeout(30), aiohttp.ClientSession() as session:
+        async with asyncio.timeout(90), aiohttp.ClientSession() as session:
             waiting = asyncio.create_task(started.wait())
             await asyncio.wait({waiting, running}, return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
