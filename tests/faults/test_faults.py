@@ -218,7 +218,7 @@ FAULTS = [
             pods=(pod(crashed("OSError: Read-only file system")),),
             nodes=(node(condition("ReadonlyFilesystem", "True", "FilesystemIsReadOnly", "remounted")),),
         ),
-        "L0", "NodeDiskFault", "disk checked", ("EngineFailed",),
+        "L0", "NodeDiskFault", "disk checked", ("PathNotPermitted",),
     ),
     # --- L0.5 fabric
     Fault(

@@ -18,6 +18,7 @@ from tests.support.sources import HubServer
 TOKEN = "right"
 FIRST, REWRITTEN = "a" * 40, "b" * 40
 WEIGHTS = "model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
 SLOW_FILE = "merges.txt"
 """Fetched with the model, and read by no Job for its facts."""
 _PIECES = 32
@@ -83,6 +84,8 @@ def repositories(files: dict[str, bytes]) -> dict[str, HubServer]:
         "unknown": HubServer({**files, "config.json": unknown}),
         "gated": HubServer(files, gated=True, token=TOKEN),
         "hung": HubServer(files),
+        "busy": HubServer(files, status=429),
+        "broken": HubServer(files, status=503),
         "slow": SlowRepository({**files, SLOW_FILE: bytes(2 << 20)}),
     }
     return found
@@ -95,8 +98,10 @@ def adapters(files: dict[str, bytes]) -> dict[str, HubServer]:
         name: body[:-1] + bytes([body[-1] ^ 1]) if name.endswith(".safetensors") else body
         for name, body in files.items()
     }
+    dora = json.dumps(json.loads(files[ADAPTER_CONFIG]) | {"use_dora": True}).encode()
     return {
         "adapter-cut": HubServer(cut),
+        "adapter-dora": HubServer({**files, ADAPTER_CONFIG: dora}),
         "adapter-stale": ChangingRepository(files, later=later),
         "adapter-forced": HubServer(files),
     }

@@ -9,6 +9,8 @@ from shoal.api.meta import JsonObject
 from shoal.core import quantity
 from shoal.core.facts import Taint
 from shoal.core.layers.types import (
+    AutoscalerView,
+    ClaimView,
     ConditionView,
     ContainerView,
     EventView,
@@ -52,6 +54,8 @@ def shoal_object(kind: ExplainedKind, raw: JsonObject) -> ObjectView:
         observed_generation=_number(observed),
         conditions=conditions(status),
         paused=_map(metadata, "annotations").get(names.ANNOTATION_PAUSED) == "true",
+        deleting=time_of(metadata.get("deletionTimestamp")),
+        finalizers=tuple(_texts(metadata.get("finalizers"))),
         spec=_map(raw, "spec"),
         status=status,
     )
@@ -81,6 +85,11 @@ def pod(raw: JsonObject) -> WhyPod:
         queue_managed=labels.get(names.LABEL_QUEUE_MANAGED) == "true",
         labels={name: _text(value) for name, value in labels.items()},
         address=_text(status.get("podIP")) or None,
+        claims=tuple(
+            name
+            for volume in _seq(spec, "volumes")
+            if (name := _text(_map(volume, "persistentVolumeClaim").get("claimName")))
+        ),
     )
 
 
@@ -127,6 +136,31 @@ def policy(raw: JsonObject) -> PolicyView:
     """A NetworkPolicy."""
     metadata = _map(raw, "metadata")
     return PolicyView(_text(metadata.get("namespace")), _text(metadata.get("name")), _map(raw, "spec"))
+
+
+def claim(raw: JsonObject) -> ClaimView:
+    """A PersistentVolumeClaim."""
+    metadata = _map(raw, "metadata")
+    return ClaimView(
+        f"{_text(metadata.get('namespace'))}/{_text(metadata.get('name'))}",
+        _text(_map(raw, "status").get("phase")),
+        _text(_map(raw, "spec").get("storageClassName")),
+        time_of(metadata.get("creationTimestamp")),
+    )
+
+
+def autoscaler(raw: JsonObject) -> AutoscalerView | None:
+    """A HorizontalPodAutoscaler; None: it scales no Deployment, or KEDA made it for a ScaledObject."""
+    metadata, target = _map(raw, "metadata"), _map(_map(raw, "spec"), "scaleTargetRef")
+    keda = any(owner.get("kind") == "ScaledObject" for owner in _seq(metadata, "ownerReferences"))
+    if keda or target.get("kind") != "Deployment":
+        return None
+    return AutoscalerView(
+        _text(metadata.get("namespace")),
+        _text(metadata.get("name")),
+        _text(target.get("name")),
+        time_of(metadata.get("creationTimestamp")),
+    )
 
 
 def lease(raw: JsonObject) -> OperatorLease:
@@ -197,6 +231,11 @@ def _devices(amounts: Mapping[str, Any]) -> dict[str, int]:
 
 def _text(value: object) -> str:
     return value[-_LONGEST:] if isinstance(value, str) else ""
+
+
+def _texts(value: object) -> list[str]:
+    listed = cast("list[object]", value)[:_MOST] if isinstance(value, list) else []
+    return [text for each in listed if (text := _text(each))]
 
 
 def _number(value: object) -> int | None:

@@ -9,7 +9,9 @@ BROKEN: Final = (
     "spare", "partial", "full", "nameless", "later",
 )  # fmt: skip
 """Classes of one node each, named for what happens to the node."""
-REPORTED: Final = ("sick", "monitored", "readonly", "rdma", "logged")
+REPORTED: Final = (
+    "sick", "monitored", "readonly", "rdma", "logged", "deadlocked", "checked", "bridged", "repartitioned",
+)  # fmt: skip
 """The same, of nodes on which nothing runs: what is reported of them is all that there is."""
 CLASSES: Final = (WELL, *BROKEN, *REPORTED)
 BARE: Final = "bare"

@@ -157,6 +157,33 @@ def _refused(table: str, *rules: str) -> str:
     return f"table inet {table} {{\n chain input {{\n{chain}\n }}\n}}\n"
 
 
+def partitioned(node: str) -> Injection:
+    """As a device plugin after MIG was turned on: slices in place of GPUs."""
+
+    def make(fleet: "BrokenFleet") -> Undo:
+        amounts = {"nvidia.com/gpu": "0", "nvidia.com/mig-1g.10gb": "14"}
+        patch = json.dumps({"status": {"capacity": amounts, "allocatable": amounts}})
+        fleet.kubectl("patch", "node", node, "--subresource=status", "--type=merge", "-p", patch)
+        return nothing
+
+    return make
+
+
+def held(model: str, space: str) -> Injection:
+    """A Model is deleted that somebody's finalizer holds."""
+
+    def make(fleet: "BrokenFleet") -> Undo:
+        def finalizers(value: list[str]) -> None:
+            patch = json.dumps({"metadata": {"finalizers": value}})
+            fleet.kubectl("patch", "models.shoal.dev", model, "-n", space, "--type=merge", "-p", patch)
+
+        finalizers(["example.com/inventory"])
+        fleet.kubectl("delete", "models.shoal.dev", model, "-n", space, "--wait=false")
+        return lambda: finalizers([])
+
+    return make
+
+
 # --- objects ----------------------------------------------------------------------------------------------------------
 
 

@@ -85,6 +85,42 @@ def no_engines(space: str) -> tuple[Json, ...]:
     )  # fmt: skip
 
 
+def no_deployments(space: str) -> tuple[Json, ...]:
+    """A policy that refuses Deployments in a namespace, whoever writes them."""
+    rules = {"resourceRules": [_creates("apps", "deployments")]}
+    refuse = [{"expression": "false", "message": "workloads need a cost centre"}]
+    bound = {"policyName": "no-deployments", "validationActions": ["Deny"],
+             "matchResources": {"namespaceSelector": within(space)}}  # fmt: skip
+    return (
+        admission("ValidatingAdmissionPolicy", "no-deployments",
+                  spec={"failurePolicy": "Fail", "matchConstraints": rules, "validations": refuse}),
+        admission("ValidatingAdmissionPolicyBinding", "no-deployments", spec=bound),
+    )  # fmt: skip
+
+
+def secret(name: str, **data: str) -> Json:
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": SPACE}, "stringData": data}
+
+
+def claim(name: str, storage_class: str) -> Json:
+    """A PersistentVolumeClaim."""
+    resources = {"requests": {"storage": "1Gi"}}
+    return of_namespace("PersistentVolumeClaim", name, SPACE, storageClassName=storage_class,
+                        accessModes=["ReadWriteOnce"], resources=resources)  # fmt: skip
+
+
+def autoscaler(name: str, deployment: str) -> Json:
+    """A HorizontalPodAutoscaler of somebody's, that wants more replicas than the Model."""
+    target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment}
+    usage = {
+        "type": "Resource",
+        "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 80}},
+    }
+    found = of_namespace("HorizontalPodAutoscaler", name, SPACE, scaleTargetRef=target, minReplicas=3, maxReplicas=5,
+                         metrics=[usage])  # fmt: skip
+    return found | {"apiVersion": "autoscaling/v2"}
+
+
 def silent_webhook(space: str) -> Json:
     """A webhook for pods of a namespace whose Service is not there."""
     hook = {

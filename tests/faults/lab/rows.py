@@ -14,7 +14,8 @@ from tests.support import faultyhub
 
 QUOTA, LIMITED, GUARDED, HOOKED = "faults-quota", "faults-limits", "faults-guarded", "faults-hooked"
 CROWDED, MESHED, RESTRICTED, CUT = "faults-jobs", "faults-meshed", "faults-restricted", "faults-cut"
-SPACES: Final = (SPACE, QUOTA, LIMITED, GUARDED, HOOKED, CROWDED, MESHED, RESTRICTED, CUT)
+DENIED: Final = "faults-denied"
+SPACES: Final = (SPACE, QUOTA, LIMITED, GUARDED, HOOKED, CROWDED, MESHED, RESTRICTED, CUT, DENIED)
 """The first, and those in which something refuses or changes pods, or cuts them off."""
 DEVICES: Final = "gpu.example.com"
 """A DRA driver that publishes none."""
@@ -305,4 +306,74 @@ CONTROL: Final = on_layer(
                     rules=[{"name": "r", "targets": [{"model": {"name": "base"}, "weight": 0}]}]),)),
 )  # fmt: skip
 
-ROWS: Final = (*HARDWARE, *FABRIC, *DRIVER, *CONTAINER, *ARTIFACT, *EXECUTION, *ENGINE, *CLIENT, *CONTROL)
+FURTHER: Final = (
+    *on_layer(
+        "L0",
+        reported("a kernel that hangs", "deadlocked", "KernelFault", "restart the machine",
+                 inject.condition("deadlocked-1", "KernelDeadlock", "TaskHung", "task kworker/7 blocked")),
+        reported("a machine whose memory has an error that was not corrected", "checked", "MachineFault", "memory and",
+                 inject.node_event("checked-1", "MachineCheck", "mce: [Hardware Error]: uncorrected DRAM error")),
+    ),
+    *on_layer(
+        "L0.5",
+        reported("an Xid 74 in an event of the only node of a class", "bridged", "NVLinkFault", "NVLinks checked",
+                 inject.node_event("bridged-1", "XidError", "NVRM: Xid (PCI:0000:3b:00): 74, NVLink: fatal error")),
+        says("no-route", "NCCL socketPollConnect returned No route to host", "FabricFailed", "NICs"),
+    ),
+    *on_layer(
+        "L1",
+        reported("GPUs that were cut into MIG slices", "repartitioned", "GPUsPartitioned", "Turn MIG off",
+                 inject.partitioned("repartitioned-1")),
+    ),
+    *on_layer(
+        "L2",
+        of_model("a policy that refuses Deployments", "WebhookRefused", "policy", model("denied", DENIED),
+                 *make.no_deployments(DENIED)),
+        of_model("a claim of a StorageClass that does not exist", "VolumeNotBound", "StorageClass",
+                 model("unbound", source={"uri": "pvc://fast-weights/m"}), make.claim("fast-weights", "fast")),
+        says("no-permission", "[Errno 13] Permission denied: /opt/cache", "PathNotPermitted", "fsGroup"),
+        says("no-compiler", "RuntimeError: Could not find nvcc", "ImageIncomplete", "not in this one"),
+    ),
+    *on_layer(
+        "L2.5",
+        of_model("a token that the hub does not accept", "Gated", "secretRef",
+                 from_hub("bad-token", "gated", secret="wrong-token"), make.secret("wrong-token", token="wrong")),
+        of_model("a Secret without the token's key", "Gated", "secretRef",
+                 from_hub("no-token", "gated", secret="empty-token"), make.secret("empty-token", password="x")),
+        of_model("a revision that is not there", "SourceNotFound", "spec.source.uri",
+                 from_hub("no-revision", "moving@nope")),
+        of_model("a hub that limits requests", "SourceLimitsRequests", "token or a mirror", from_hub("busy", "busy")),
+        of_model("a hub that answers with errors", "SourceAnswersErrors", "its mirror", from_hub("broken", "broken")),
+        of_model("a folder that sources may not name", "SourceRefused", "chart value sources",
+                 model("not-allowed", source={"uri": "file:///etc/model"})),
+        LabFault("an adapter with modules that its pool does not have", "adapter/narrowed", "ModulesNotInPool",
+                 "Add the named modules",
+                 (model("narrow"), pool("narrow", "narrow", targetModules=["q_proj"], slotsPerReplica=2),
+                  adapter("narrowed", "narrow"))),
+        LabFault("a DoRA adapter", "adapter/dora", "Unsupported", "plain LoRA",
+                 (adapter("dora", uri="hf://team/adapter-dora"),)),
+    ),
+    *on_layer("L4", says("ordinal", "CUDA error: invalid device ordinal", "ParallelismImpossible", "so many GPUs")),
+    *on_layer(
+        "L6",
+        LabFault("a Tenant whose key an older Tenant has", "tenant/copied", "KeyClaimed", "one of the two", (
+            tenant("original"), tenant("copied", keys={"sha256": b"original".hex().ljust(64, "0")}),
+        )),
+    ),
+    *on_layer(
+        "control",
+        served("a Model whose deletion a foreign finalizer holds", "DeletionHeld", "finalizer", model("held"),
+               inject.held("held", SPACE)),
+        served("another autoscaler of a Model's Deployment", "OtherAutoscaler", "Delete the other HPA",
+               model("scaled-twice"), inject.applied(make.autoscaler("team", "scaled-twice-well"))),
+        LabFault("a route to another namespace's Model that does not allow it", "route/stranger", "NotPermitted",
+                 "spec.routeNamespaces",
+                 (named("ModelRoute", "stranger",
+                        rules=[{"name": "r", "targets": [{"model": {"namespace": QUOTA, "name": "quota"}}]}]),)),
+    ),
+)  # fmt: skip
+"""Those that an examiner wrote down."""
+
+ROWS: Final = (
+    *HARDWARE, *FABRIC, *DRIVER, *CONTAINER, *ARTIFACT, *EXECUTION, *ENGINE, *CLIENT, *CONTROL, *FURTHER,
+)  # fmt: skip

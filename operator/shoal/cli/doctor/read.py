@@ -87,7 +87,7 @@ class DoctorReader:
         workloads = await self._part("workloads", self._workloads())
         nodes = await self._part("nodes", self._list(NODES))
         click.echo("reading permissions", err=True)
-        account = _account(() if isinstance(workloads, Unread) else workloads)
+        known = () if isinstance(workloads, Unread) else workloads
         return DoctorSnapshot(
             namespace=self._namespace,
             version=version("shoal"),
@@ -98,7 +98,7 @@ class DoctorReader:
             lease=await self._part("Lease shoal-operator", self._lease()),
             kinds=await self._part("CustomResourceDefinitions", self._kinds()),
             permissions=await self._part(
-                "permissions of the operator", self._permissions(account, scope, _section(settings, "extProc"))
+                "permissions of Shoal's processes", self._permissions(known, scope, _section(settings, "extProc"))
             ),
             certificates=await self._part("metadata of Secrets", self._certificates()),
             clock=await self._part("clock of the API server", self._clock()),
@@ -241,26 +241,34 @@ class DoctorReader:
         )
 
     async def _permissions(
-        self, account: str, scope: tuple[str, ...], proxies: JsonObject
+        self, workloads: Iterable[WorkloadState], scope: tuple[str, ...], proxies: JsonObject
     ) -> tuple[PermissionState, ...]:
         """By reviews, which the API server does not store."""
         wanted = permissions.OPERATOR
         if proxies.get("enabled") is True:
             wanted += permissions.OPERATOR_PROXIES
-        rows: list[tuple[str | None, Permission]] = [(None, row) for row in wanted]
-        if scope:
-            narrow = permissions.in_cluster(wanted, scoped=False)
-            rows = [(None, row) for row in permissions.in_cluster(wanted, scoped=True)]
-            rows += [(space, row) for space in scope[:MOST_SCOPES] for row in narrow]
-        rows += [(self._namespace, row) for row in permissions.OPERATOR_OWN_NAMESPACE]
+        accounts = _accounts(workloads)
+        of = {component: rights for component, rights in _OF_OTHERS.items() if component in accounts}
+        rows: list[tuple[str, str | None, Permission]] = []
+        for component, needed in ({names.COMPONENT_OPERATOR: wanted} | of).items():
+            if scope:
+                rows += [(component, None, row) for row in permissions.in_cluster(needed, scoped=True)]
+                narrow = permissions.in_cluster(needed, scoped=False)
+                rows += [(component, space, row) for space in scope[:MOST_SCOPES] for row in narrow]
+            else:
+                rows += [(component, None, row) for row in needed]
+        own = permissions.OPERATOR_OWN_NAMESPACE
+        rows += [(names.COMPONENT_OPERATOR, self._namespace, row) for row in own]
         gate = asyncio.Semaphore(AT_ONCE)
-        asked = [(space, row, *each) for space, row in rows for each in _single(row)]
+        asked = [(component, space, row, *each) for component, space, row in rows for each in _single(row)]
 
-        async def one(space: str | None, row: Permission, verb: str, resource: str, name: str) -> PermissionState:
+        async def one(
+            component: str, space: str | None, row: Permission, verb: str, resource: str, name: str
+        ) -> PermissionState:
             async with gate:
-                allowed = await self._allowed(account, space, row.group, verb, resource, name)
+                allowed = await self._allowed(accounts[component], space, row.group, verb, resource, name)
             shown = f"{resource}.{row.group}" if row.group else resource
-            return PermissionState(verb, shown, space, row.why, allowed)
+            return PermissionState(verb, shown, space, row.why, allowed, component)
 
         first = await one(*asked[0])  # where the caller may not ask, one question is enough
         return (first, *await asyncio.gather(*(one(*each) for each in asked[1:])))
@@ -298,10 +306,19 @@ def _single(row: Permission) -> Iterable[tuple[str, str, str]]:
                 yield verb, resource, name
 
 
-def _account(workloads: Iterable[WorkloadState]) -> str:
-    """The operator's ServiceAccount."""
-    found = [each.account for each in workloads if each.component == names.COMPONENT_OPERATOR]
-    return found[0] if found else "shoal-operator"
+_OF_OTHERS: Final = {
+    names.COMPONENT_GATEWAY: permissions.GATEWAY,
+    names.COMPONENT_LEDGER: permissions.LEDGER,
+    names.COMPONENT_CACHE: permissions.CACHE,
+}
+"""Permissions of the processes beside the operator, where they are installed."""
+
+
+def _accounts(workloads: Iterable[WorkloadState]) -> dict[str, str]:
+    """ServiceAccounts by component."""
+    return {names.COMPONENT_OPERATOR: "shoal-operator"} | {
+        each.component: each.account for each in workloads if each.component in (*_OF_OTHERS, names.COMPONENT_OPERATOR)
+    }
 
 
 def _cache(settings: JsonObject) -> NodeCacheSettings:

@@ -12,7 +12,7 @@ from shoal.cli.why.subjects import WhyAnswer, WhyQuestion
 
 
 @click.command()
-@click.argument("target", metavar="KIND/NAME|request/ID")
+@click.argument("words", metavar="KIND/NAME|request/ID", nargs=-1, required=True)
 @click.option("-n", "--namespace", help="Default: the kubeconfig context's.")
 @click.option("--last", type=click.IntRange(min=1), default=5, show_default=True, help="Decisions about a Model.")
 @click.option("--scaling", "only_scaling", is_flag=True, help="Only the decisions about a Model's replicas.")
@@ -22,7 +22,7 @@ from shoal.cli.why.subjects import WhyAnswer, WhyQuestion
 @output_option()
 @operator_options
 def command(
-    target: str,
+    words: tuple[str, ...],
     namespace: str | None,
     last: int,
     only_scaling: bool,
@@ -40,6 +40,7 @@ def command(
     to cost at its replica, and at the next best one; of a refused one the layer, and what to do. Needs the ClusterRole
     shoal-logs in Shoal's namespace.
     """
+    target = subjects.joined(words)
     if target.startswith("request/"):
         request.show(installation, gateway_url, target.removeprefix("request/"), output)
         return

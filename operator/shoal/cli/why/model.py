@@ -70,6 +70,8 @@ async def read_model(reader: WhyReader, question: WhyQuestion, model: ObjectView
         events=await reader.events(namespace),
         gateways=await reader.gateways(question.installation.namespace),
         policies=await reader.policies(namespace, question.installation.namespace),
+        claim=await reader.claim(model),
+        autoscalers=await reader.autoscalers(namespace),
         lease=await reader.lease(question.installation.namespace),
         unread=tuple(reader.unread),
     )

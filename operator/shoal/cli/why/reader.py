@@ -4,7 +4,7 @@ on."""
 import asyncio
 from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from shoal.api import names
 from shoal.api.meta import JsonObject
@@ -12,6 +12,8 @@ from shoal.cli.client import ServiceError
 from shoal.cli.why import readiness
 from shoal.core.layers.texts import shorten
 from shoal.core.layers.types import (
+    AutoscalerView,
+    ClaimView,
     EventView,
     ExplainedKind,
     ObjectView,
@@ -24,7 +26,17 @@ from shoal.core.layers.types import (
 from shoal.kube import layerviews
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import KubeError, NotFound
-from shoal.kube.resources import EVENTS, GPUCLASSES, LEASES, NETWORKPOLICIES, NODES, PODS, Resource
+from shoal.kube.resources import (
+    EVENTS,
+    GPUCLASSES,
+    HPAS,
+    LEASES,
+    NETWORKPOLICIES,
+    NODES,
+    PERSISTENTVOLUMECLAIMS,
+    PODS,
+    Resource,
+)
 
 T = TypeVar("T")
 
@@ -37,6 +49,8 @@ _LONGEST: Final = 500
 _MOST_CLASSES: Final = 16
 _MOST_NODES: Final = 32
 """Nodes that no class selects, read one by one."""
+_KINDS: Final = ("Pod", "Node", "Job", "PersistentVolumeClaim")
+"""Of objects whose events explain something."""
 _NODE_EVENTS: Final = "default"
 """Namespace of events about objects that have none."""
 
@@ -132,7 +146,7 @@ class WhyReader:
         for space in spaces:
             listed = await self.listed(f"events of namespace {space}", EVENTS, space)
             found += [layerviews.event(raw) for raw in listed or ()]
-        return tuple(event for event in found if event.kind in ("Pod", "Node", "Job"))
+        return tuple(event for event in found if event.kind in _KINDS)
 
     async def gateways(self, namespace: str) -> tuple[WhyPod, ...] | None:
         """Pods of the gateways in Shoal's namespace; None: they cannot be read."""
@@ -157,6 +171,28 @@ class WhyReader:
             listed = await self.listed(f"NetworkPolicies of namespace {space}", NETWORKPOLICIES, space)
             found += [layerviews.policy(raw) for raw in listed or ()]
         return tuple(found)
+
+    async def claim(self, model: ObjectView) -> ClaimView | None:
+        """The PersistentVolumeClaim of a Model's source; None: it has none, or it cannot be read."""
+        source: object = model.spec.get("source")
+        uri = str(cast("JsonObject", source).get("uri")) if isinstance(source, dict) else ""
+        if not uri.startswith("pvc://"):
+            return None
+        name = uri.removeprefix("pvc://").partition("/")[0]
+        what = f"PersistentVolumeClaim {model.namespace}/{name}"
+        raw = await self.attempt(what, self._claim(name, model.namespace))
+        return layerviews.claim(raw) if raw else None
+
+    async def _claim(self, name: str, namespace: str | None) -> JsonObject:
+        try:
+            return await self.client.get(PERSISTENTVOLUMECLAIMS, name, namespace)
+        except NotFound:
+            return {}  # conditions and the scheduler say it
+
+    async def autoscalers(self, namespace: str) -> tuple[AutoscalerView, ...]:
+        """Of others, on Deployments of a namespace."""
+        found = await self.listed(f"HorizontalPodAutoscalers of namespace {namespace}", HPAS, namespace)
+        return tuple(view for raw in found or () if (view := layerviews.autoscaler(raw)) is not None)
 
     async def lease(self, namespace: str) -> OperatorLease | None:
         """The Lease of the operators in Shoal's namespace."""

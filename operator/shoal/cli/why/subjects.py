@@ -48,6 +48,13 @@ class WhyAnswer:
     shown: RenderableType
 
 
+def joined(words: Sequence[str]) -> str:
+    """`model/llama` of what was typed: as one word, or as `model llama`. Raises click.UsageError."""
+    if len(words) > 2 or (len(words) == 2 and "/" in words[0]):
+        raise click.UsageError(f"one subject at a time, not {' '.join(words)!r}")
+    return "/".join(words)
+
+
 def parse(target: str) -> tuple[str, str]:
     """(kind, name) of `model/llama`; a name alone is a Model's. Raises click.UsageError."""
     kind, slash, name = target.partition("/")

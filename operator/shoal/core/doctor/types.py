@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from shoal.api import names
 from shoal.core.layers.layer import Layer
 from shoal.core.layers.types import EventView, ObjectView, OperatorLease, Unread, WhyNode, WhyPod
 
@@ -69,6 +70,8 @@ class PermissionState:
     why: str
     """What it is needed for."""
     allowed: bool
+    component: str = names.COMPONENT_OPERATOR
+    """Whose account it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,9 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
     # --- Model: Placed
     r.PLACED_ON: _fine(_CONTROL),
     r.NO_CAPACITY: _fault(
-        _CONTROL, "Add GPUs of a class that fits, allow another class in spec.variants, or free GPUs of other Models."
+        _CONTROL,
+        "Add GPUs of a class that fits, allow another class in spec.variants, or free GPUs: of other "
+        "Models, or of pods that are not Shoal's.",
     ),
     r.NO_FIT: _fault(
         _CONTROL, "Add a GPUClass with more memory, or reduce the Model: quantization, a shorter context, more GPUs."
@@ -171,10 +173,14 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
     r.SOURCE_NOT_FOUND: _fault(
         _ARTIFACT, "Correct spec.source.uri: the source has no such repository, revision or file."
     ),
-    r.SOURCE_REFUSED: _fault(_ARTIFACT, "Allow the source's host in the chart value sources, or use another source."),
+    r.SOURCE_REFUSED: _fault(
+        _ARTIFACT, "Allow the source's host or folder in the chart value sources, or use another source."
+    ),
     r.SOURCE_INVALID: _fault(_ARTIFACT, "Point the source at a model: config.json and weights in one folder."),
     r.TOO_LARGE: _fault(_ARTIFACT, "Use a smaller source, or raise the limit that the message names."),
-    r.GATED: _fault(_ARTIFACT, "Put a token with access to the repository into the Secret of spec.source.secretRef."),
+    r.GATED: _fault(
+        _ARTIFACT, "Put a token or key with access to the source into the Secret of spec.source.secretRef."
+    ),
     r.DIGEST_MISMATCH: _fault(_ARTIFACT, "Do not use these files; compare source and mirror, then fetch again."),
     r.DISK_FULL: _fault(_ARTIFACT, "Free disk on the node, or give the cache or the pod's volume more room."),
     r.CACHE_UNAVAILABLE: _fault(_ARTIFACT, "Look at the node cache's pod on that node (DaemonSet shoal-cache)."),

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Final, Literal
 
 from shoal.api import reasons
+from shoal.core import children
 from shoal.core.layers import faults, netpolicies, nodes, objects, pods, quarantines, texts
 from shoal.core.layers.candidates import Candidate, Level, age, merged
 from shoal.core.layers.faults import advice
@@ -45,6 +46,11 @@ _EXPLAINS: Final[Mapping[str, frozenset[str]]] = {
         frozenset({reasons.NO_CAPACITY, reasons.NO_FIT, reasons.UNSCHEDULABLE, faults.AFFINITY, faults.TOO_FEW_GPUS}),
     ),
     reasons.NO_CLASS: frozenset({reasons.NO_CAPACITY, reasons.NO_FIT}),
+    faults.GPUS_PARTITIONED: frozenset(
+        {reasons.NO_NODES, reasons.NO_CAPACITY, reasons.NO_FIT, reasons.UNSCHEDULABLE, faults.TOO_FEW_GPUS}
+    ),
+    faults.VOLUME_UNBOUND: frozenset({reasons.STAGE_FAILED, reasons.READING_ARTIFACT, reasons.UNSCHEDULABLE}),
+    faults.DELETION_HELD: frozenset({reasons.PENDING, faults.OUT_OF_DATE}),
     **dict.fromkeys(
         (reasons.DRA_UNAVAILABLE, reasons.DEVICE_CLASS_NOT_FOUND, reasons.SELECTOR_INVALID, reasons.NO_DEVICES),
         frozenset({reasons.NO_CAPACITY, reasons.NO_FIT, reasons.UNSCHEDULABLE, faults.TOO_FEW_GPUS}),
@@ -126,6 +132,8 @@ def _candidates(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
     yield from _targets(seen, now)
     yield from _no_pods(seen, now)
     yield from _jobs(seen, now)
+    yield from _claims(seen, now)
+    yield from _autoscalers(seen, now)
     yield from _gateways(seen, now)
     yield from netpolicies.candidates(seen.pods, seen.gateways or (), seen.policies)
     yield from _operator(seen, now)
@@ -163,7 +171,10 @@ def _nodes(seen: WhySnapshot, now: datetime, *, all_of_them: bool) -> Iterator[C
         if node.name not in used and not all_of_them:
             continue
         affected = frozenset(used.get(node.name, ())) | (unplaced if everywhere else frozenset[str]())
-        for found in _of_node(node, seen, classes, now, pods=affected, everywhere=everywhere):
+        for found in _of_node(
+            node, seen, classes, now, pods=affected, everywhere=everywhere, killed=_killed(seen, node.name, now),
+            unready=seen.kind in ("class", "node") or any(p.key in affected and not p.ready for p in seen.pods),
+        ):  # fmt: skip
             # A node that takes no pods does nothing to those that run there.
             yield replace(found, pods=unplaced if everywhere else frozenset()) if found.reason in _CLOSED else found
 
@@ -179,6 +190,8 @@ def _of_node(
     *,
     pods: frozenset[str] = frozenset(),
     everywhere: bool = False,
+    killed: frozenset[str] = frozenset(),
+    unready: bool = True,
 ) -> Iterator[Candidate]:
     chosen = next((c for c in classes if objects.selects(c, dict(node.labels))), None)
     return nodes.candidates(
@@ -189,6 +202,17 @@ def _of_node(
         resource=_resource(node, classes),
         tolerations=objects.tolerations(chosen) if chosen is not None else None,
         everywhere=everywhere,
+        killed=killed,
+        unready=unready,
+    )
+
+
+def _killed(seen: WhySnapshot, node: str, now: datetime) -> frozenset[str]:
+    """Pods of a node whose engine a signal ended, without a word and below its own limit of memory."""
+    return frozenset(
+        pod.key
+        for pod in seen.pods
+        if pod.node == node and any(c.reason == faults.ENGINE_STOPPED for c in pods.candidates(pod, seen.events, now))
     )
 
 
@@ -275,6 +299,50 @@ def _jobs(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
             texts.shorten(event.message), f"event of Job {event.namespace}/{event.name}", age(now, event.at)
         )
         yield Candidate(phrase.reason if phrase is not None else reasons.PODS_REFUSED, text, Level.POD, (proof,))
+
+
+def _claims(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
+    """Claims without a volume that pods wait for, or a Model's source. Their events say why, where somebody tries."""
+    waiting: dict[str, set[str]] = {}
+    for pod in seen.pods:
+        for name in pod.claims if not pod.ready else ():
+            waiting.setdefault(f"{pod.namespace}/{name}", set()).add(pod.key)
+    claim = seen.claim
+    if claim is not None and claim.phase == "Pending":
+        affected = frozenset(waiting.setdefault(claim.key, set()))
+        text = f"claim {claim.key} of StorageClass {claim.storage_class or '(none)'} has no volume"
+        proof = Evidence("phase Pending", f"PersistentVolumeClaim {claim.key}", age(now, claim.created))
+        yield Candidate(faults.VOLUME_UNBOUND, text, Level.POD, (proof,), affected, everywhere=not affected)
+    for event in seen.events:
+        seconds = age(now, event.at)
+        key = f"{event.namespace}/{event.name}"
+        unbound = event.kind == "PersistentVolumeClaim" and event.reason in ("ProvisioningFailed", "FailedBinding")
+        if not unbound or key not in waiting or seconds is None or seconds > nodes.EVENT_SECONDS:
+            continue
+        said = texts.shorten(event.message)
+        proof = Evidence(f"{event.reason}: {said}", f"event of claim {key}", seconds)
+        affected = frozenset(waiting[key])
+        text = f"claim {key} has no volume: {said}"
+        yield Candidate(faults.VOLUME_UNBOUND, text, Level.NODE, (proof,), affected, everywhere=not affected)
+
+
+def _autoscalers(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
+    """Autoscalers of others on the Model's Deployments: Shoal undoes what they write, and they write it again."""
+    model = seen.subject if seen.kind == "model" else None
+    if model is None:
+        return
+    variants: list[dict[str, object]] = [*(model.status.get("variants") or []), *(model.spec.get("variants") or [])]
+    mine = {children.deployment(model.name, str(v["class"])) for v in variants if v.get("class")}
+    for each in seen.autoscalers:
+        if each.namespace == model.namespace and each.deployment in mine:
+            where = f"HorizontalPodAutoscaler {each.namespace}/{each.name}"
+            yield Candidate(
+                reasons.OTHER_AUTOSCALER,
+                f"{where} scales Deployment {each.deployment} of {model.text} too: each undoes what the other writes",
+                Level.OBJECT,
+                (Evidence(f"scaleTargetRef is Deployment {each.deployment}", where, age(now, each.since)),),
+                aside=True,
+            )
 
 
 _STAYS: Final = re.compile(r"\bnode (\S{1,253}) stays in use\b")

@@ -28,6 +28,12 @@ NODE_SILENT: Final = "NodeSilent"
 NODE_GONE: Final = "NodeGone"
 """A pod is bound to a node that does not exist any more."""
 NODE_DISK_FAULT: Final = "NodeDiskFault"
+MACHINE_FAULT: Final = "MachineFault"
+"""The machine's own memory or processor reports an error that was not corrected."""
+KERNEL_FAULT: Final = "KernelFault"
+"""The node's kernel hangs or is damaged."""
+NODE_PROBLEM: Final = "NodeProblem"
+"""A monitor of the node reports a problem of a kind that this program does not know."""
 # --- L0.5 fabric ------------------------------------------------------------------------------------------------------
 NVLINK_FAULT: Final = "NVLinkFault"
 RDMA_DEVICE_LOST: Final = "RDMADeviceLost"
@@ -40,7 +46,9 @@ DRIVER_FAULT: Final = "DriverFault"
 DEVICE_PLUGIN_MISSING: Final = "DevicePluginMissing"
 """Nodes of the class offer no GPU: the device plugin does not run there, or finds no driver."""
 DEVICE_ALLOCATION: Final = "DeviceAllocationFailed"
-"""The kubelet admitted a pod, and the device plugin gave it no GPU."""
+"""The kubelet admitted a pod, and the device plugin or DRA driver gave it no GPU."""
+GPUS_PARTITIONED: Final = "GPUsPartitioned"
+"""Nodes of the class offer MIG slices in place of the GPUs that the class counts."""
 # --- L2 container -----------------------------------------------------------------------------------------------------
 NODE_NOT_READY: Final = "NodeNotReady"
 """The kubelet says that its node is not ready."""
@@ -65,6 +73,9 @@ PODS_NOT_MADE: Final = "PodsNotCreated"
 IMAGE_DENIED: Final = "ImageAccessDenied"
 IMAGE_NOT_FOUND: Final = "ImageNotFound"
 REGISTRY_UNREACHABLE: Final = "RegistryUnreachable"
+IMAGE_LIMITED: Final = "ImagePullsLimited"
+REGISTRY_CERTIFICATE: Final = "RegistryCertificateRefused"
+PULL_SECRET_MISSING: Final = "PullSecretMissing"  # noqa: S105
 WRONG_ARCHITECTURE: Final = "WrongArchitecture"
 IMAGE_INCOMPLETE: Final = "ImageIncomplete"
 """The image lacks the program that is to be run, or a library."""
@@ -84,16 +95,32 @@ INJECTED_FAILED: Final = "InjectedContainerFailed"
 """A container of an engine's pod that Shoal has not put there ends with an error."""
 WEBHOOK_REFUSED: Final = "WebhookRefused"
 WEBHOOK_UNREACHABLE: Final = "WebhookUnreachable"
+PATH_REFUSED: Final = "PathNotPermitted"
+"""The container's user may not read or write a path."""
+PROCESS_LIMIT: Final = "ProcessLimitReached"
+"""A limit of the container's processes: open files, threads, locked memory."""
+POD_REJECTED: Final = "PodRejectedByNode"
+"""The kubelet refused or ended a pod for a reason that this program does not know."""
+START_FAILED: Final = "PodDoesNotStart"
+"""No container of a scheduled pod has started, for a reason that this program does not know."""
 TAINT: Final = "TaintNotTolerated"
 AFFINITY: Final = "NodeSelectorUnmatched"
 TOO_FEW_GPUS: Final = "InsufficientGPUs"
 TOO_FEW_RESOURCES: Final = "InsufficientCPUOrMemory"
 VOLUME_MISSING: Final = "VolumeMissing"
+VOLUME_UNBOUND: Final = "VolumeNotBound"
+"""A claim exists, and no volume is bound to it."""
+VOLUME_ELSEWHERE: Final = "VolumeElsewhere"
+"""A volume can be used on other nodes only: it is local to them, or attached to one."""
 # --- L2.5 artifact ----------------------------------------------------------------------------------------------------
 WEIGHTS_CORRUPT: Final = "WeightsCorrupt"
 WEIGHTS_INCOMPLETE: Final = "WeightsIncomplete"
 WEIGHTS_MISMATCH: Final = "WeightsMismatch"
 """The weights do not fit the model's config."""
+SOURCE_LIMITED: Final = "SourceLimitsRequests"
+SOURCE_CERTIFICATE: Final = "SourceCertificateRefused"
+SOURCE_ERRORS: Final = "SourceAnswersErrors"
+"""The source is reached, and answers with errors of its own."""
 # --- L3 execution -----------------------------------------------------------------------------------------------------
 OUT_OF_GPU_MEMORY: Final = "OutOfGPUMemory"
 CUDA_ERROR: Final = "CUDAError"
@@ -129,6 +156,8 @@ TARGET_NOT_SERVING: Final = "TargetNotServing"
 """A Model or adapter that a tenant may use, or that a route leads to, does not serve."""
 # --- control ----------------------------------------------------------------------------------------------------------
 OPERATOR_AWAY: Final = "OperatorNotLeading"
+DELETION_HELD: Final = "DeletionHeld"
+"""An object is being deleted, and finalizers hold it."""
 OUT_OF_DATE: Final = "StatusOutOfDate"
 """The status describes an earlier generation of the spec."""
 PERMISSION_MISSING: Final = "PermissionMissing"
@@ -165,6 +194,11 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
         _HW, "Wait until Kubernetes has deleted the node's pods; if nobody removed it, check the machine."
     ),
     NODE_DISK_FAULT: _fault(_HW, "Cordon the node and have its disk checked: its filesystem is read-only or damaged."),
+    MACHINE_FAULT: _fault(_HW, "Cordon the node, and have the machine's memory and processors checked."),
+    KERNEL_FAULT: _fault(_HW, "Cordon the node and restart the machine; its kernel's log says what hangs."),
+    NODE_PROBLEM: _fault(
+        _HW, "Ask whoever runs the node what its monitor means; cordon the node until the report has gone."
+    ),
     NVLINK_FAULT: _fault(_FABRIC, "Cordon the node, restart its fabric manager, and have the NVLinks checked."),
     RDMA_DEVICE_LOST: _fault(_FABRIC, "Check the RDMA adapters of the node, their cables, and the RDMA device plugin."),
     FABRIC_FAILED: _fault(
@@ -176,7 +210,11 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     DEVICE_PLUGIN_MISSING: _fault(_DRIVER, "Start the GPU device plugin on these nodes, and read its log."),
     DEVICE_ALLOCATION: _fault(
         _DRIVER,
-        "Restart the GPU device plugin on the node, and read its log: it gave a pod no GPU; then delete the pod.",
+        "Restart the GPU device plugin on the node (or its DRA driver), and read its log: it gave a pod no GPU; "
+        "then delete the pod.",
+    ),
+    GPUS_PARTITIONED: _fault(
+        _DRIVER, "Turn MIG off on these nodes, or name the MIG resource in resourceName of a GPUClass of its own."
     ),
     NODE_NOT_READY: _fault(_CONTAINER, "Read the kubelet's log on the node: its condition says what is missing."),
     NODE_CORDONED: LayerAdvice(_CONTAINER, "note", "Uncordon the node when it may take pods again."),
@@ -190,9 +228,15 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     PREEMPTED: _fault(
         _CONTAINER, "Give the engines a PriorityClass as high as that of the pod that took the place, or add GPUs."
     ),
-    NO_SPACE: _fault(_CONTAINER, "Give the pod's volumes, /dev/shm or the node's disk more room: one of them is full."),
+    NO_SPACE: _fault(
+        _CONTAINER,
+        "Give the pod's volumes, its limit of ephemeral-storage, /dev/shm or the node's disk more room: one of them "
+        "is full.",
+    ),
     OUT_OF_MEMORY: _fault(
-        _CONTAINER, "Raise the memory of the container: spec.pod.resources, or the chart value engines.memoryPerGPU."
+        _CONTAINER,
+        "Raise the memory of the container: of an engine spec.pod.resources, or the chart value "
+        "engines.memoryPerGPU; of Shoal's own pods the part's `resources` in the chart.",
     ),
     SCHEDULER_AWAY: _fault(
         _CONTAINER, "Look at kube-scheduler: it has not looked at the pod, and binds none to a node."
@@ -203,12 +247,23 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     IMAGE_DENIED: _fault(_CONTAINER, "Give the pods a pull secret that the registry accepts."),
     IMAGE_NOT_FOUND: _fault(_CONTAINER, "Correct the image's name or tag, or push the image."),
     REGISTRY_UNREACHABLE: _fault(_CONTAINER, "Check the node's network and proxy on the way to the registry."),
+    IMAGE_LIMITED: _fault(
+        _CONTAINER, "Pull with an account of the registry (a pull secret), or through a mirror: it limits pulls."
+    ),
+    REGISTRY_CERTIFICATE: _fault(
+        _CONTAINER, "Let the nodes' container runtime trust the registry's CA, or have its certificate renewed."
+    ),
+    PULL_SECRET_MISSING: _fault(
+        _CONTAINER, "Create the pull secret that the message names in the pod's namespace, or correct its name."
+    ),
     WRONG_ARCHITECTURE: _fault(_CONTAINER, "Use an image for the node's processor architecture."),
     IMAGE_INCOMPLETE: _fault(
         _CONTAINER, "Use an image that has the engine and its libraries: what the message names is not in this one."
     ),
     RUNS_AS_ROOT: _fault(_CONTAINER, "Use an image with a numeric user other than 0: the pods may not run as root."),
-    CONTAINER_CONFIG: _fault(_CONTAINER, "Create the Secret or ConfigMap that the message names."),
+    CONTAINER_CONFIG: _fault(
+        _CONTAINER, "Create the Secret or ConfigMap that the message names, or what else it misses on the node."
+    ),
     MOUNT_FAILED: _fault(_CONTAINER, "Look at the volume and its driver: the kubelet cannot mount it."),
     SANDBOX_FAILED: _fault(_CONTAINER, "Look at the network plugin's pod on the node: it gives pods no network."),
     OBJECT_MISSING: _fault(
@@ -234,16 +289,47 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     ),
     WEBHOOK_REFUSED: _fault(_CONTAINER, "Change the policy behind the admission webhook, or what it objects to."),
     WEBHOOK_UNREACHABLE: _fault(_CONTAINER, "Start the admission webhook that the message names: it does not answer."),
+    PATH_REFUSED: _fault(
+        _CONTAINER,
+        "Let the container's user use the path that the message names: the image's or volume's permissions "
+        "(fsGroup), or a volume of its own there.",
+    ),
+    PROCESS_LIMIT: _fault(
+        _CONTAINER, "Raise the limit that the message names on the node or its container runtime: files, threads."
+    ),
+    POD_REJECTED: _fault(_CONTAINER, "Change on the node, or in the pod, what the kubelet's message names."),
+    START_FAILED: _fault(_CONTAINER, "Repair what the event names: until then no container of the pod starts."),
     TAINT: _fault(_CONTAINER, "Add a toleration to the GPUClass, or remove the taint from the nodes."),
     AFFINITY: _fault(_CONTAINER, "Correct the nodeSelector of the GPUClass: no node has these labels."),
     TOO_FEW_GPUS: _fault(_CONTAINER, "Free or add GPUs on one node of the class: no node has enough left."),
     TOO_FEW_RESOURCES: _fault(
-        _CONTAINER, "Add CPU or memory to the class's nodes, or lower engines.cpuPerGPU and engines.memoryPerGPU."
+        _CONTAINER,
+        "Add CPU or memory to the nodes, or lower what the pods request: engines by engines.cpuPerGPU and "
+        "engines.memoryPerGPU, Shoal's own by `resources` in the chart.",
     ),
-    VOLUME_MISSING: _fault(_CONTAINER, "Create the PersistentVolumeClaim that the message names, or let it bind."),
+    VOLUME_MISSING: _fault(_CONTAINER, "Create the PersistentVolumeClaim that the message names."),
+    VOLUME_UNBOUND: _fault(
+        _CONTAINER,
+        "Let the PersistentVolumeClaim bind: correct its StorageClass, start its provisioner, or make a "
+        "volume that fits.",
+    ),
+    VOLUME_ELSEWHERE: _fault(
+        _CONTAINER,
+        "Use a volume that many nodes may mount (ReadOnlyMany), or free it there: it is local or attached to "
+        "another node.",
+    ),
     WEIGHTS_CORRUPT: _fault(_ARTIFACT, "Delete the cached copy, compare checksums with the source, and fetch again."),
     WEIGHTS_INCOMPLETE: _fault(_ARTIFACT, "Add the files that the engine misses to the source."),
     WEIGHTS_MISMATCH: _fault(_ARTIFACT, "Use weights and config.json of the same model and quantization."),
+    SOURCE_LIMITED: _fault(
+        _ARTIFACT, "Wait, or give the source a token or a mirror (hubEndpoint): it limits how often it is asked."
+    ),
+    SOURCE_CERTIFICATE: _fault(
+        _ARTIFACT, "Add the CA of the source to the chart's caBundle, or have the source's certificate renewed."
+    ),
+    SOURCE_ERRORS: _fault(
+        _ARTIFACT, "Look at the source or its mirror: it is reached and answers with errors; Shoal tries again."
+    ),
     OUT_OF_GPU_MEMORY: _fault(
         _EXECUTION, "Use a class with more memory or more GPUs, a shorter context, or a smaller memory fraction."
     ),
@@ -254,7 +340,9 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     NCCL_ERROR: _fault(
         _EXECUTION, "Read the first error of the replica's ranks with NCCL_DEBUG=INFO; check /dev/shm and the links."
     ),
-    ENGINE_ARGUMENTS: _fault(_ENGINE, "Remove the arguments that the engine does not know from spec.engine.extraArgs."),
+    ENGINE_ARGUMENTS: _fault(
+        _ENGINE, "Correct or remove the arguments that the message names in spec.engine.extraArgs."
+    ),
     ARCHITECTURE_UNKNOWN: _fault(_ENGINE, "Use an engine version that knows the model's architecture."),
     CONTEXT_TOO_LONG: _fault(_ENGINE, "Lower the context length of the Model, or use a class with more memory."),
     REMOTE_CODE: _fault(
@@ -262,7 +350,9 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
         "Add the engine's argument for code of the model's own, if you trust the source; else use another model.",
     ),
     PARALLELISM: _fault(
-        _ENGINE, "Choose spec.engine.parallelism so that the model's heads and layers can be divided by it."
+        _ENGINE,
+        "Choose spec.engine.parallelism so that the replica has so many GPUs, and the model's heads and layers can "
+        "be divided by it.",
     ),
     QUANTIZATION: _fault(
         _ENGINE, "Use a quantization that the weights, the engine version and the GPU support, or another class."
@@ -294,6 +384,9 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     ),
     OPERATOR_AWAY: _fault(
         _CONTROL, "Look at the operator's pods: no operator leads, so nothing is decided or repaired."
+    ),
+    DELETION_HELD: _fault(
+        _CONTROL, "Let the owner of the finalizer that the message names finish, or remove it if that has gone."
     ),
     OUT_OF_DATE: LayerAdvice(_CONTROL, "waits", "Wait a few seconds; if it stays, run `shoal doctor`."),
     PERMISSION_MISSING: _fault(_CONTROL, "Grant the operator what the message names; the chart's roles have it."),

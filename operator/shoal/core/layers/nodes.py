@@ -20,7 +20,7 @@ _BAD: Final = {
     "PIDPressure": ("True", faults.PID_PRESSURE),
     "NetworkUnavailable": ("True", faults.NETWORK_UNAVAILABLE),
     # of node problem detectors
-    "KernelDeadlock": ("True", faults.RUNTIME_FAULT),
+    "KernelDeadlock": ("True", faults.KERNEL_FAULT),
     "ReadonlyFilesystem": ("True", faults.NODE_DISK_FAULT),
     "FilesystemCorruptionProblem": ("True", faults.NODE_DISK_FAULT),
     "KubeletProblem": ("True", faults.NODE_NOT_READY),
@@ -43,6 +43,15 @@ _SICK: Final = re.compile(r"unhealthy|sick|\bxid|\becc|degraded", re.IGNORECASE)
 _ACCELERATOR: Final = re.compile(r"gpu|xid|ecc|nvlink|accelerat", re.IGNORECASE)
 _FABRIC: Final = re.compile(r"rdma|infiniband|iblink|roce", re.IGNORECASE)
 _GPU_RESOURCE: Final = re.compile(r"(^|[./-])(gpu|mig-)", re.IGNORECASE)
+_PROBLEM: Final = re.compile(
+    r"problem|fault|fail|error|unhealthy|deadlock|corrupt|^frequent|degraded|lost|missing|throttl|overheat",
+    re.IGNORECASE,
+)
+"""In the type of a condition that a monitor writes and that this program does not know."""
+_KILLS: Final = ("SystemOOM", "OOMKilling")
+_KILL_SECONDS: Final = 600
+"""A kill of the kernel's counts for an engine that ended so shortly before."""
+_MIG_RESOURCE: Final = re.compile(r"/mig-")
 _RDMA_RESOURCE: Final = re.compile(r"rdma|infiniband|/hca|/ib\b|roce", re.IGNORECASE)
 
 
@@ -55,8 +64,11 @@ def candidates(
     resource: str | None,
     tolerations: Sequence[Toleration] | None = None,
     everywhere: bool = False,
+    killed: frozenset[str] = frozenset(),
+    unready: bool = True,
 ) -> Iterator[Candidate]:
     """What is wrong with a node. `pods`: pods that it affects; `resource`: the GPUs that a class expects on it;
+    `killed`: those of its pods whose engine was killed and says nothing; `unready`: one of its pods is not ready;
     `tolerations`: of that class, None where no class selects the node. A node that takes no pods is a fault where there
     is no other (`everywhere`), else a note."""
     if node.gone:
@@ -76,13 +88,25 @@ def candidates(
                           age(now, condition.since)),),
                 pods,
                 everywhere=everywhere,
+                # What an unknown report means is unknown too: it is a fault beside what fails, and explains nothing.
+                aside=reason == faults.NODE_PROBLEM,
+                reached="note" if reason == faults.NODE_PROBLEM and not unready else None,
             )  # fmt: skip
     yield from _devices(node, pods, resource, everywhere)
     for event in events:
         seconds = age(now, event.at)
         if event.kind != "Node" or event.name != node.name or seconds is None or seconds > EVENT_SECONDS:
             continue
-        if (phrase := texts.gpu(f"{event.reason}: {event.message}")) is not None:
+        if event.reason in _KILLS and killed and seconds <= _KILL_SECONDS:
+            said = texts.shorten(event.message)
+            yield Candidate(
+                faults.MEMORY_PRESSURE,
+                f"node {node.name} ran out of memory, and its kernel ended a process: {said}",
+                Level.NODE,
+                (Evidence(said, f"event {event.reason} of node {node.name}", seconds),),
+                killed,
+            )
+        if (phrase := texts.gpu(text := f"{event.reason}: {event.message}") or texts.node(text)) is not None:
             yield Candidate(
                 phrase.reason,
                 f"node {node.name}: {phrase.explained}",
@@ -122,7 +146,7 @@ def reason_of(condition: ConditionView) -> str | None:
     kind, status = condition.type, condition.status
     if kind == "Ready":
         # The kubelet itself writes False. Unknown is what the control plane writes when the kubelet is silent.
-        return faults.NODE_SILENT if status == "Unknown" else faults.NODE_NOT_READY if status == "False" else None
+        return faults.NODE_SILENT if status == "Unknown" else _kubelet(condition) if status == "False" else None
     said = texts.gpu(f"{condition.reason}: {condition.message}")
     if kind in _BAD:
         bad, reason = _BAD[kind]
@@ -131,7 +155,7 @@ def reason_of(condition: ConditionView) -> str | None:
         return said.reason if said is not None else reason
     accelerator, fabric = _ACCELERATOR.search(kind), _FABRIC.search(kind)
     if not accelerator and not fabric:
-        return None
+        return faults.NODE_PROBLEM if status == "True" and _PROBLEM.search(kind) else None
     good = kind.endswith(("Ready", "Healthy", "OK"))
     if status != ("False" if good else "True"):
         return None
@@ -140,13 +164,24 @@ def reason_of(condition: ConditionView) -> str | None:
     return faults.RDMA_DEVICE_LOST if fabric else faults.NVLINK_FAULT if "nvlink" in kind.lower() else _gpu(kind)
 
 
+def _kubelet(condition: ConditionView) -> str:
+    """Why a kubelet calls its node not ready."""
+    network = re.search(r"network ?plugin|cni plugin", condition.message, re.IGNORECASE)
+    return faults.NETWORK_UNAVAILABLE if network else faults.NODE_NOT_READY
+
+
 def _gpu(kind: str) -> str:
     return faults.GPU_ECC_ERROR if "ecc" in kind.lower() else faults.GPU_UNHEALTHY
 
 
 def _devices(node: WhyNode, pods: frozenset[str], resource: str | None, everywhere: bool) -> Iterator[Candidate]:
     where = f"node {node.name}"
-    if resource is not None and not node.capacity.get(resource):
+    slices = sorted(name for name, count in node.allocatable.items() if count and _MIG_RESOURCE.search(name))
+    if resource is not None and not node.allocatable.get(resource) and slices and resource not in slices:
+        seen = Evidence(f"no {resource} and {', '.join(f'{node.allocatable[s]} {s}' for s in slices)}", where, None)
+        text = f"{where} offers MIG slices ({', '.join(slices)}) in place of {resource}, which its GPU class counts"
+        yield Candidate(faults.GPUS_PARTITIONED, text, Level.NODE, (seen,), pods, everywhere=everywhere)
+    elif resource is not None and not node.capacity.get(resource):
         seen = Evidence(f"capacity has no {resource}", where, None)
         text = f"{where} has the labels of its GPU class and offers no {resource}"
         yield Candidate(faults.DEVICE_PLUGIN_MISSING, text, Level.NODE, (seen,), pods, everywhere=everywhere)

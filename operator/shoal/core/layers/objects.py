@@ -44,13 +44,15 @@ _GRANTS: Final = ("models", "adapters", "routes")
 
 def candidates(seen: ObjectView, now: datetime) -> Iterator[Candidate]:
     """What an object's conditions say."""
+    if seen.deleting is not None:
+        yield _deletion(seen, seen.deleting, now)
     for condition in seen.conditions:
         if condition.type not in _REPEATS and (found := _condition(seen, condition, now)) is not None:
             yield found
     if not seen.conditions:
         text = f"{seen.text} has no status: no operator has reconciled it"
         yield Candidate(reasons.PENDING, text, Level.OBJECT, (Evidence("no conditions", seen.text, None),))
-    elif seen.observed_generation is not None and seen.observed_generation < seen.generation:
+    elif seen.observed_generation is not None and seen.observed_generation < seen.generation and not seen.deleting:
         text = f"{seen.text}: the status describes generation {seen.observed_generation}, the spec is {seen.generation}"
         proof = Evidence(f"observedGeneration {seen.observed_generation} of {seen.generation}", seen.text, None)
         yield Candidate(faults.OUT_OF_DATE, text, Level.OBJECT, (proof,))
@@ -61,6 +63,23 @@ def candidates(seen: ObjectView, now: datetime) -> Iterator[Candidate]:
         text = f"{seen.text} may use nothing: every request gets 404"
         proof = Evidence("spec.models, spec.adapters and spec.routes are empty", seen.text, None)
         yield Candidate(faults.NOTHING_GRANTED, text, Level.OBJECT, (proof,))
+
+
+def _deletion(seen: ObjectView, since: datetime, now: datetime) -> Candidate:
+    """An object that is going: a step that ends by itself, unless somebody's finalizer holds it."""
+    waited = age(now, since) or 0
+    # Kubernetes' own are of no domain, and end with what belongs to the object.
+    foreign = [each for each in seen.finalizers if "/" in each]
+    held = f"finalizers {', '.join(seen.finalizers)}" if seen.finalizers else "no finalizer"
+    text = f"{seen.text} has been going for {waited} s, with {held}: it serves nobody, and nothing is done for it"
+    proof = Evidence(f"deletionTimestamp, {held}", f"metadata of {seen.text}", waited)
+    hangs = bool(foreign) and waited >= _DELETION_SECONDS
+    return Candidate(
+        faults.DELETION_HELD, text, Level.OBJECT, (proof,), reached="fault" if hangs else "waits", everywhere=True
+    )
+
+
+_DELETION_SECONDS: Final = 10
 
 
 def _condition(seen: ObjectView, condition: ConditionView, now: datetime) -> Candidate | None:
@@ -117,7 +136,7 @@ def refine(reason: str, message: str) -> Phrase | None:
         case reasons.SOURCE_NOT_FOUND if "PersistentVolumeClaim" in message:
             return Phrase(faults.VOLUME_MISSING, texts.shorten(message))
         case reasons.SOURCE_UNREACHABLE:
-            return texts.names(message)
+            return texts.source(message)
         case reasons.STAGE_FAILED if "OOMKilled" in message:
             return Phrase(faults.OUT_OF_MEMORY, texts.shorten(message))
         case reasons.NO_NODES if "device plugin" in message:

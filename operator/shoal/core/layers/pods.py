@@ -1,6 +1,7 @@
 """What pods show: their phase, conditions, containers and events."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any, Final
@@ -22,6 +23,9 @@ _KILLED: Final = (137, 143)
 _NOT_FOUND: Final = 127
 """Exit code of a shell that does not find the program."""
 _MOUNTS: Final = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
+_STOPS: Final = re.compile(r"(?!FailedScheduling|FailedToRetrieveImagePullSecret|FailedScaleUp|Failed$)"
+                           r"(Failed|[A-Z]\w*(Error|Refused|Denied|Rejected)$)")  # fmt: skip
+"""Reasons of warnings that may keep a pod from starting. Those of the scheduler and of pulls are read elsewhere."""
 _AUTOSCALERS: Final = ("TriggeredScaleUp", "NotTriggerScaleUp", "Nominated", "FailedScaleUp")
 _REMOVED: Final = {
     "Evicted": faults.EVICTED,
@@ -63,8 +67,12 @@ def candidates(pod: WhyPod, events: Iterable[EventView], now: datetime) -> Itera
 
 def _removed(pod: WhyPod) -> str | None:
     """What ended a pod as a whole; None: nothing did."""
-    extended = pod.reason.startswith("OutOf") and "/" in pod.reason
-    return faults.TOO_FEW_GPUS if extended else _REMOVED.get(pod.reason)
+    if pod.reason.startswith("OutOf") and "/" in pod.reason:
+        return faults.TOO_FEW_GPUS
+    if pod.reason == "Evicted" and texts.own_limit(pod.message):
+        return faults.NO_SPACE
+    # Only a kubelet gives a whole pod a reason with its phase Failed.
+    return _REMOVED.get(pod.reason, faults.POD_REJECTED if pod.reason else None)
 
 
 def _runs(pod: WhyPod, events: Iterable[EventView], now: datetime) -> Iterator[Candidate]:
@@ -143,9 +151,16 @@ def _container(
     message = container.message or container.reason
     if container.state == "waiting" and container.reason in _PULLS:
         phrase = texts.pull(f"{container.reason}: {_pull_message(message, pod, events)}")
-        yield _of(pod, phrase.reason if phrase else reasons.IMAGE_UNAVAILABLE,
-                  f"{where}: {container.reason}: {texts.shorten(message)}",
-                  Evidence(f"{container.reason}: {texts.shorten(message)}", where, since),
+        reason = phrase.reason if phrase else reasons.IMAGE_UNAVAILABLE
+        proofs = [Evidence(f"{container.reason}: {texts.shorten(message)}", where, since)]
+        text = texts.shorten(message)
+        absent = next((e for e in events if e.reason == "FailedToRetrieveImagePullSecret"), None)
+        if absent is not None and reason in (faults.IMAGE_DENIED, faults.IMAGE_NOT_FOUND, reasons.IMAGE_UNAVAILABLE):
+            # Registries deny an image, or say that it is not there, to who shows no credentials.
+            reason, text = faults.PULL_SECRET_MISSING, f"{texts.shorten(absent.message)}; {text}"
+            proofs.insert(0, Evidence(f"{absent.reason}: {texts.shorten(absent.message)}", f"event of pod {pod.key}",
+                                      age(now, absent.at)))  # fmt: skip
+        yield _of(pod, reason, f"{where}: {container.reason}: {text}", *proofs,
                   tried=("the kubelet goes on trying to pull the image",))  # fmt: skip
         return
     if container.state == "waiting" and container.reason in _SETUPS:
@@ -220,7 +235,7 @@ def _stage(text: str) -> tuple[str, str]:
         written = None
     match written:
         case {"reason": str(reason), "message": str(message)} if reason in reasons.STAGE_REASONS:
-            phrase = texts.names(message) if reason == reasons.SOURCE_UNREACHABLE else None
+            phrase = texts.source(message) if reason == reasons.SOURCE_UNREACHABLE else None
             return phrase.reason if phrase is not None else reason, texts.shorten(message)
         case _:
             return reasons.STAGE_FAILED, ""
@@ -231,10 +246,15 @@ def _start(pod: WhyPod, events: Iterable[EventView], now: datetime) -> Iterator[
     for event in events:
         text = f"{event.reason}: {event.message}"
         if event.reason in _MOUNTS:
-            reason = faults.MOUNT_FAILED
+            phrase = None
+            elsewhere = "multi-attach" in event.message.lower()
+            reason = faults.VOLUME_ELSEWHERE if elsewhere else faults.MOUNT_FAILED
         elif event.reason == "FailedCreatePodSandBox":
             phrase = texts.setup(event.message)
             reason = phrase.reason if phrase is not None else faults.SANDBOX_FAILED
+        elif pod.node is not None and event.type == "Warning" and _STOPS.match(event.reason):
+            phrase = texts.setup(f"{event.reason}: {event.message}")
+            reason = phrase.reason if phrase is not None else faults.START_FAILED
         else:
             continue
         yield _of(pod, reason, f"pod {pod.key} does not start: {texts.shorten(event.message)}",

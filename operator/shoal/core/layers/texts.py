@@ -46,14 +46,16 @@ _GPU: Final = _all(
     (r"nvlink (error|fault|down|status inactive)|uncorrectable nvlink|system not yet initialized"
      r"|CUDA_ERROR_SYSTEM_NOT_READY|nvswitch (fatal|error)|fabric ?manager|\bimex\b", faults.NVLINK_FAULT),
     (r"\bibv_[a-z_]{1,40}\b.{0,80}(failed|error)|net/ib\b.{0,120}(error|failed|async|timeout|vendor err)"
-     r"|infiniband.{0,80}(down|error)|\bIBV_WC_[A-Z_]{1,40}|peer access is not supported|nvidia_peermem",
+     r"|infiniband.{0,80}(down|error)|\bIBV_WC_[A-Z_]{1,40}|peer access is not supported|nvidia_peermem"
+     r"|(nccl|gloo|socketpollconnect).{0,400}(no route to host|network is unreachable|no socket interface found)",
      faults.FABRIC_FAILED),
     (r"cuda driver version is insufficient|forward compatibility was attempted|driver on your system is too old"
      r"|unsatisfied condition: (cuda|driver)", faults.DRIVER_TOO_OLD),
     (r"driver/library version mismatch|gsp (rpc )?timeout|timeout waiting for rpc from gsp", faults.DRIVER_FAULT),
     (r"no cuda-capable device|found no nvidia driver|nvml_error_|failed to initialize nvml"
      r"|nvidia-container-cli|libcuda\.so(\.1)?: cannot open|no cuda gpus are available"
-     r"|no nvidia gpu (device )?(is )?(present|found)|no hip gpus are available", faults.DRIVER_MISSING),
+     r"|no nvidia gpu (device )?(is )?(present|found)|no hip gpus are available"
+     r"|no runtime for \"?(nvidia|amd)[\w-]{0,40}\"? is configured", faults.DRIVER_MISSING),
 )  # fmt: skip
 """L0 to L1, the most upstream first."""
 NO_NAME_SERVER: Final = r"temporary failure in name resolution|no name server answer"
@@ -66,15 +68,19 @@ _ENGINE: Final = _all(
      r"|cannot find any model weights|cannot find the (weights|tokenizer)|can't load tokenizer",
      faults.WEIGHTS_INCOMPLETE),
     (NO_NAME_SERVER, faults.NAMES_UNRESOLVED),
+    (r"access a gated repo|(401|403) client error.{0,200}(huggingface|/resolve/)", reasons.GATED),
     (r"couldn't connect to .{0,60}huggingface|localentrynotfounderror|offlinemodeisenabled",
      reasons.SOURCE_UNREACHABLE),
     (r"size mismatch for|weights? .{0,80}not (found in|initialized from) (the )?checkpoint"
      r"|keyerror: '(model|transformer|lm_head)\.|shape mismatch.{0,80}weight", faults.WEIGHTS_MISMATCH),
     (r"no kernel image is available|sm_?\d{1,4} is not (supported|compatible)"
-     r"|compute capability.{0,80}(required|at least)|hiperrornobinaryforgpu|invalid device function", faults.NO_KERNEL),
+     r"|compute capability.{0,80}(required|at least|>=)|hiperrornobinaryforgpu|invalid device function",
+     faults.NO_KERNEL),
     (r"cuda out of memory|outofmemoryerror|cuda_error_out_of_memory|hip out of memory|not enough memory\b"
      r"|free memory on device.{0,160}less than|cudaerrormemoryallocation"
      r"|no available memory for the cache blocks|cublas_status_alloc_failed", faults.OUT_OF_GPU_MEMORY),
+    (r"invalid device ordinal|(parallel|world) size.{0,80}(number of |available |local )gpus"
+     r"|less than max local gpu count", faults.PARALLELISM),
     (r"nccl (error|warn)|ncclsystemerror|ncclunhandledcudaerror|ncclinternalerror|watchdog caught collective"
      r"|processgroupnccl.{0,80}(timeout|abort)"
      r"|diststoreerror|distnetworkerror|\btcpstore\b", faults.NCCL_ERROR),
@@ -82,12 +88,17 @@ _ENGINE: Final = _all(
      r"|hip error", faults.CUDA_ERROR),
     (r"cannot allocate memory|\bmemoryerror\b|std::bad_alloc", faults.OUT_OF_MEMORY),
     (r"no space left on device|\bbus error\b|unable to (open|allocate) shared memory", faults.NO_SPACE),
-    (r"modulenotfounderror|importerror: |error while loading shared libraries|undefined symbol",
+    (r"modulenotfounderror|importerror: |error while loading shared libraries|undefined symbol"
+     r"|could not find nvcc|ninja is required|no such file or directory: '(nvcc|gcc|ninja|ptxas)'",
      faults.IMAGE_INCOMPLETE),
+    (r"\[errno 13\]|permissionerror|\[errno 30\]|read-only file system", faults.PATH_REFUSED),
+    (r"too many open files|can't start new thread|pthread_create failed|inotify.{0,60}(limit|no space)"
+     r"|memlock.{0,60}limit", faults.PROCESS_LIMIT),
     (r"trust[-_]remote[-_]code", faults.REMOTE_CODE),
     (r"(not|be) divisible by|cannot be divided (by|into)", faults.PARALLELISM),
     (r"quantiz\w{1,8}.{0,120}(not supported|unsupported|does not match|unknown)|unknown quantiz", faults.QUANTIZATION),
-    (r"unrecognized arguments|error: argument |invalid choice: |no such option", faults.ENGINE_ARGUMENTS),
+    (r"unrecognized arguments|error: argument |invalid choice: |no such option"
+     r"|max_num_batched_tokens .{0,80}is smaller than|draft model path must be", faults.ENGINE_ARGUMENTS),
     (r"model architectures? .{0,120}(not supported|are not supported)|unsupported architecture"
      r"|does not recognize this architecture|tokenizer class .{0,80}(does not exist|not currently imported)",
      faults.ARCHITECTURE_UNKNOWN),
@@ -95,15 +106,29 @@ _ENGINE: Final = _all(
      faults.CONTEXT_TOO_LONG),
 )  # fmt: skip
 """L2.5 to L4. A driver's failure often shows as a CUDA error too, so these come after `_GPU`."""
-_NAMES: Final = _all((NO_NAME_SERVER, faults.NAMES_UNRESOLVED))
+_MACHINE: Final = _all(
+    (r"\[hardware error\].{0,200}(uncorrect|fatal|uncorrectable)|uncorrected .{0,40}(dram|memory)|edac .{0,80}\bUE\b",
+     faults.MACHINE_FAULT),
+)  # fmt: skip
+_OWN_LIMIT: Final = re.compile(r"exceed(s|ed) (the|its) (total |local |ephemeral |storage ){0,4}limit", re.IGNORECASE)
+_LIMITED: Final = r"toomanyrequests|too many requests|pull rate limit"
+_CERTIFICATE: Final = r"x509:|certificate (is not trusted|has expired|signed by unknown|verify failed)"
+_SOURCE: Final = _all(
+    (NO_NAME_SERVER, faults.NAMES_UNRESOLVED),
+    (rf"{_LIMITED}|answer(s|ed) 429\b", faults.SOURCE_LIMITED),
+    (rf"{_CERTIFICATE}|the certificate of .{{1,300}} is not trusted", faults.SOURCE_CERTIFICATE),
+    (r"answer(s|ed) 5\d\d\b", faults.SOURCE_ERRORS),
+)
 _PULL: Final = _all(
+    (_LIMITED, faults.IMAGE_LIMITED),
     (r"no match(ing manifest)? for (platform|linux/)", faults.WRONG_ARCHITECTURE),
     (r"no space left on device", faults.DISK_PRESSURE),
     (r"unauthorized|denied|authentication required|no basic auth|403 forbidden", faults.IMAGE_DENIED),
+    (_CERTIFICATE, faults.REGISTRY_CERTIFICATE),
     (r"manifest unknown|name unknown|no such repository|not found|does not exist|invalidimagename"
      r"|couldn't parse image", faults.IMAGE_NOT_FOUND),
     (r"no such host|i/o timeout|connection refused|deadline exceeded|dial tcp|network is unreachable|tls handshake"
-     r"|x509:|5\d\d (internal|bad gateway|service unavailable)|toomanyrequests", faults.REGISTRY_UNREACHABLE),
+     r"|5\d\d (internal|bad gateway|service unavailable)", faults.REGISTRY_UNREACHABLE),
 )  # fmt: skip
 _SETUP: Final = _all(
     (r"exec format error", faults.WRONG_ARCHITECTURE),
@@ -112,7 +137,13 @@ _SETUP: Final = _all(
         faults.IMAGE_INCOMPLETE,
     ),
     (r"runasnonroot and image", faults.RUNS_AS_ROOT),
-    (r"(secret|configmap) \"?[\w.-]{1,253}\"? not found|couldn't find key", faults.CONTAINER_CONFIG),
+    (
+        r"(secret|configmap) \"?[\w.-]{1,253}\"? not found|couldn't find key"
+        r"|(seccomp|apparmor).{0,200}(profile|not found|no such file)",
+        faults.CONTAINER_CONFIG,
+    ),
+    (r"no runtime for .{1,80} is configured", faults.OBJECT_MISSING),
+    (r"dynamic resources|dra driver", faults.DEVICE_ALLOCATION),
     (r"failed to (create|setup|set up) .{0,40}sandbox|network plugin|cni", faults.SANDBOX_FAILED),
     (r"mountvolume|unable to attach or mount", faults.MOUNT_FAILED),
 )
@@ -136,9 +167,11 @@ _ADMISSION: Final = _all(
      faults.PERMISSION_MISSING),
 )  # fmt: skip
 _SCHEDULER: Final = _all(
-    (r"persistentvolumeclaim|unbound immediate|volume node affinity", faults.VOLUME_MISSING),
+    (r"volume node affinity|no available persistent volumes to bind", faults.VOLUME_ELSEWHERE),
+    (r"unbound immediate", faults.VOLUME_UNBOUND),
+    (r"persistentvolumeclaim", faults.VOLUME_MISSING),
     (r"insufficient [\w.-]{1,253}/[\w.-]|cannot allocate all claims", faults.TOO_FEW_GPUS),
-    (r"insufficient (cpu|memory|ephemeral-storage|pods)|too many pods", faults.TOO_FEW_RESOURCES),
+    (r"insufficient (cpu|memory|ephemeral-storage|hugepages|pods)|too many pods", faults.TOO_FEW_RESOURCES),
     # Taints that Kubernetes and health agents set say more than that nobody tolerates them.
     (r"untolerated taint\(?s?\)? \{node\.kubernetes\.io/unreachable", faults.NODE_SILENT),
     (r"untolerated taint\(?s?\)? \{node\.kubernetes\.io/not-ready", faults.NODE_NOT_READY),
@@ -179,9 +212,19 @@ def xid(text: str) -> Phrase | None:
     return min(found, key=_severity, default=None)
 
 
-def names(text: str) -> Phrase | None:
-    """Whether a source or a host was not reached because no name server answers."""
-    return _first(text, _NAMES)
+def source(text: str) -> Phrase | None:
+    """Why a source of weights gives nothing, though its address is right."""
+    return _first(text, _SOURCE)
+
+
+def node(text: str) -> Phrase | None:
+    """What a node's event says of the machine itself."""
+    return _first(text, _MACHINE)
+
+
+def own_limit(text: str) -> bool:
+    """Whether a pod was evicted for a limit of its own, and not because its node ran short."""
+    return _OWN_LIMIT.search(text[-LONGEST:]) is not None
 
 
 def pull(text: str) -> Phrase | None:

@@ -34,6 +34,9 @@ class ObjectView:
     observed_generation: int | None
     conditions: tuple[ConditionView, ...]
     paused: bool = False
+    deleting: datetime | None = None
+    """Since when it is being deleted."""
+    finalizers: tuple[str, ...] = ()
     spec: Mapping[str, Any] = field(default_factory=dict[str, Any])
     status: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -106,6 +109,8 @@ class WhyPod:
     """Kueue has taken charge of it."""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     address: str | None = None
+    claims: tuple[str, ...] = ()
+    """PersistentVolumeClaims that it mounts."""
     not_ready: tuple[str, ...] = ()
     """What it says itself that it misses, part by part (/readyz of a gateway)."""
 
@@ -161,6 +166,28 @@ class PolicyView:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimView:
+    """A PersistentVolumeClaim."""
+
+    key: str
+    phase: str
+    storage_class: str
+    """Empty: none, or the cluster's default before it is filled in."""
+    created: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscalerView:
+    """A HorizontalPodAutoscaler that nobody of KEDA's made."""
+
+    namespace: str
+    name: str
+    deployment: str
+    """The Deployment that it scales."""
+    since: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorLease:
     """The Lease of the leading operator."""
 
@@ -208,6 +235,10 @@ class WhySnapshot:
     """Pods of Shoal's gateways; None: unknown, or they do not matter to the subject."""
     policies: tuple[PolicyView, ...] = ()
     """NetworkPolicies of the replicas' namespace and of the gateways'."""
+    claim: ClaimView | None = None
+    """That of a Model's source."""
+    autoscalers: tuple[AutoscalerView, ...] = ()
+    """Those of others, in the replicas' namespace."""
     lease: OperatorLease | None = None
     decision: DecisionView | None = None
     unread: tuple[Unread, ...] = ()

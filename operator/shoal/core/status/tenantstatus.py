@@ -74,7 +74,7 @@ def _ready(
 ) -> ConditionUpdate:
     if tenant.spec.suspended:
         return ConditionUpdate(reasons.READY, "False", reasons.SUSPENDED, "suspended: every request is refused")
-    if not active:
+    if not active and not (claimed and len(claimed) == len(tenant.spec.keys)):
         disabled = sum(k.disabled for k in tenant.spec.keys)
         expired = sum(not k.disabled and not usable(k, now) for k in tenant.spec.keys)
         text = f"none of {len(tenant.spec.keys)} keys can be used: {disabled} disabled, {expired} expired"
