@@ -147,6 +147,12 @@ FAULTS = [
         "error", "control", "PermissionMissing", "create deployments.apps in namespace chat", "chart's roles",
     ),
     InstallationFault(
+        "a permission of the gateways that is missing",
+        replace(WELL, permissions=(PermissionState("watch", "models.shoal.dev", None, "watch API keys and models",
+                                                   False, "gateway"),)),
+        "error", "control", "PermissionMissing", "gateways' account may not watch models.shoal.dev", "chart's roles",
+    ),
+    InstallationFault(
         "a certificate that has expired",
         replace(WELL, certificates=(CertificateState("shoal-gateway-tls", NOW - timedelta(hours=1)),)),
         "error", "control", "CertificateExpired", "shoal-gateway-tls expired on 2026-11-26 11:00", "operator's log",

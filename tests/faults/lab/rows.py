@@ -351,7 +351,7 @@ FURTHER: Final = (
                  (model("narrow"), pool("narrow", "narrow", targetModules=["q_proj"], slotsPerReplica=2),
                   adapter("narrowed", "narrow"))),
         LabFault("a DoRA adapter", "adapter/dora", "Unsupported", "plain LoRA",
-                 (adapter("dora", uri="hf://team/adapter-dora"),)),
+                 (adapter("dora", "narrow", uri="hf://team/adapter-dora"),)),
     ),
     *on_layer("L4", says("ordinal", "CUDA error: invalid device ordinal", "ParallelismImpossible", "so many GPUs")),
     *on_layer(

@@ -110,7 +110,7 @@ def test_an_installation_that_is_well(kubeconfig: Path) -> None:
     assert done.exit_code == 0, done.output
     assert done.stdout.strip().startswith("0 error, 0 warning, 0 unknown, ")
     lines = doctor(kubeconfig, "--all").stdout
-    assert "permissions: the operator has all" in lines
+    assert "permissions: Shoal's processes have all" in lines
     assert "clock: this clock and the API server's agree" in lines
 
 
@@ -138,7 +138,7 @@ def test_in_a_scope_of_namespaces_permissions_are_asked_for_there(kubeconfig: Pa
     for space in spaces:
         api.answers[f"{SHOAL}/namespaces/{space}/models"] = listed()
     done = doctor(kubeconfig, "--all")
-    assert "permissions that it needs, in 5 of its 30 namespaces" in done.stdout, done.output
+    assert "permissions that they need, in 5 of its 30 namespaces" in done.stdout, done.output
 
 
 def test_a_part_that_may_not_be_read_is_unknown_and_stops_no_other(kubeconfig: Path, api: CannedApi) -> None:

@@ -77,6 +77,7 @@ def api() -> CannedApi:
             "/apis/events.k8s.io/v1/namespaces/default/events": listed(),
             GATEWAYS: listed(gateway("True")),
             "/apis/networking.k8s.io/v1/namespaces/chat/networkpolicies": listed(),
+            "/apis/autoscaling/v2/namespaces/chat/horizontalpodautoscalers": listed(),
             "/apis/networking.k8s.io/v1/namespaces/shoal-system/networkpolicies": listed(),
             LEASE: {"spec": {"holderIdentity": "shoal-operator-1", "renewTime": "2999-01-01T00:00:00.000000Z"}},
             DECISIONS: answer.model_dump(mode="json", by_alias=True),
@@ -177,6 +178,29 @@ def test_nothing_wrong_is_not_said_where_something_could_not_be_read(kubeconfig:
     ]
     api.answers["/api/v1/nodes"] = (403, "nodes is forbidden")
     assert json.loads(why(kubeconfig, "llama", "-o", "json").output)["state"] == "unknown"
+
+
+def test_kind_and_name_may_be_two_words(kubeconfig: Path) -> None:
+    assert why(kubeconfig, "model", "llama").output.splitlines()[0] == "Model chat/llama: something is wrong"
+    assert why(kubeconfig, "model/llama", "other").exit_code == 2
+
+
+@pytest.mark.parametrize(("maker", "told"), [(None, True), ("ScaledObject", False)])
+def test_another_autoscaler_of_a_models_deployment_is_named(
+    kubeconfig: Path, api: CannedApi, maker: str | None, told: bool
+) -> None:
+    ready = model(condition("Ready", "True", "ReplicasReady", "1 of 1 replicas ready"))
+    api.answers[MODEL] = ready | {"spec": {"variants": [{"class": "h100-80gb"}]}}
+    api.answers["/api/v1/namespaces/chat/pods"] = listed()
+    owners = [{"kind": maker, "name": "llama"}] if maker else []
+    api.answers["/apis/autoscaling/v2/namespaces/chat/horizontalpodautoscalers"] = listed(
+        {
+            "metadata": {"namespace": "chat", "name": "team", "ownerReferences": owners},
+            "spec": {"scaleTargetRef": {"kind": "Deployment", "name": "llama-h100-80gb"}},
+        }
+    )
+    found = json.loads(why(kubeconfig, "llama", "-o", "json").output)["causes"]
+    assert [cause["reason"] for cause in found] == (["OtherAutoscaler"] if told else [])
 
 
 def test_a_model_that_does_not_exist_is_told_in_the_servers_words(kubeconfig: Path, api: CannedApi) -> None:

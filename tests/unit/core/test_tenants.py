@@ -156,6 +156,8 @@ def test_a_hash_on_two_tenants_belongs_to_the_older() -> None:
     young = tenant("young", keys=[key("mine", sha="b"), key("theirs")])
     assert ready(young, old) == ("KeyClaimed", "key 'theirs' belongs to the older Tenant 'old'")
     assert ready(old, young)[0] == "Active"
+    # All of them: a further key of the same value would not help.
+    assert ready(tenant("young", keys=[key("theirs")]), old)[0] == "KeyClaimed"
 
 
 def test_a_missing_model_is_named() -> None:

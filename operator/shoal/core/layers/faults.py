@@ -389,7 +389,7 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
         _CONTROL, "Let the owner of the finalizer that the message names finish, or remove it if that has gone."
     ),
     OUT_OF_DATE: LayerAdvice(_CONTROL, "waits", "Wait a few seconds; if it stays, run `shoal doctor`."),
-    PERMISSION_MISSING: _fault(_CONTROL, "Grant the operator what the message names; the chart's roles have it."),
+    PERMISSION_MISSING: _fault(_CONTROL, "Grant the process what the message names; the chart's roles have it."),
     CONTAINER_FAILED: _fault(
         _CONTROL, "Read the container's log before its end: `kubectl logs POD -c NAME --previous`."
     ),
