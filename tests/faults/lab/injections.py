@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -189,6 +190,17 @@ def held(model: str, space: str) -> Injection:
 
 def applied(*objects: dict[str, Any]) -> Injection:
     def make(fleet: "BrokenFleet") -> Undo:
+        fleet.apply(*objects)
+        return nothing
+
+    return make
+
+
+def applied_later(*objects: dict[str, Any]) -> Injection:
+    """Objects that are younger than those before them: the API's times have whole seconds."""
+
+    def make(fleet: "BrokenFleet") -> Undo:
+        time.sleep(1.1)
         fleet.apply(*objects)
         return nothing
 

@@ -306,6 +306,8 @@ CONTROL: Final = on_layer(
                     rules=[{"name": "r", "targets": [{"model": {"name": "base"}, "weight": 0}]}]),)),
 )  # fmt: skip
 
+NARROW: Final = (model("narrow"), pool("narrow", "narrow", targetModules=["q_proj"], slotsPerReplica=2))
+"""A pool that takes changes of one module only."""
 FURTHER: Final = (
     *on_layer(
         "L0",
@@ -348,17 +350,16 @@ FURTHER: Final = (
                  model("not-allowed", source={"uri": "file:///etc/model"})),
         LabFault("an adapter with modules that its pool does not have", "adapter/narrowed", "ModulesNotInPool",
                  "Add the named modules",
-                 (model("narrow"), pool("narrow", "narrow", targetModules=["q_proj"], slotsPerReplica=2),
-                  adapter("narrowed", "narrow"))),
+                 (*NARROW, adapter("narrowed", "narrow"))),
         LabFault("a DoRA adapter", "adapter/dora", "Unsupported", "plain LoRA",
-                 (adapter("dora", "narrow", uri="hf://team/adapter-dora"),)),
+                 (*NARROW, adapter("dora", "narrow", uri="hf://team/adapter-dora"))),
     ),
     *on_layer("L4", says("ordinal", "CUDA error: invalid device ordinal", "ParallelismImpossible", "so many GPUs")),
     *on_layer(
         "L6",
-        LabFault("a Tenant whose key an older Tenant has", "tenant/copied", "KeyClaimed", "one of the two", (
-            tenant("original"), tenant("copied", keys={"sha256": b"original".hex().ljust(64, "0")}),
-        )),
+        LabFault("a Tenant whose key an older Tenant has", "tenant/copied", "KeyClaimed", "one of the two",
+                 (tenant("original"),),
+                 injected=inject.applied_later(tenant("copied", keys={"sha256": b"original".hex().ljust(64, "0")}))),
     ),
     *on_layer(
         "control",
