@@ -1,19 +1,22 @@
 """What fits where, by SGLang's arithmetic, and what a person is told when it does not."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from shoal.api import reasons
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Sizing
 from shoal.core.architectures import facts_of
-from shoal.core.sizing import GPU, Misfit, SGLangTuning, Sized, Tuning, size
+from shoal.core.sizing import GPU, AdapterSlots, Misfit, SGLangTuning, Sized, Tuning, size
 from tests.support import model_configs as configs
 
 MI, GI = 2**20, 2**30
 L40S, H100, H200, L4 = 46068, 81559, 143771, 23034
 """MiB, as nvidia-smi says."""
+CATALOGUE = Path(__file__).resolve().parents[3] / "examples" / "catalogue"
 LLAMA_70B_PARAMETERS = 70_553_706_496
 
 
@@ -316,3 +319,24 @@ def test_whisper_is_sized_with_every_attention_layer() -> None:
     # A config that lacks a part is not guessed.
     lacking = {key: value for key, value in configs.WHISPER_TURBO.items() if key != "decoder_layers"}
     assert misfit(facts(lacking, parameters=808_878_080), gpu(L4)).reason == reasons.SIZE_UNKNOWN
+
+
+MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+MEASURED: list[tuple[str, dict[str, Any], int]] = [
+    ("llama-3-1-8b", {}, 906_067),
+    ("llama-3-1-8b", {"quantization": "fp8"}, 957_171),
+    ("llama-3-1-8b", {"adapters": AdapterSlots(8, 64, MODULES)}, 885_363),
+    ("qwen2-5-0-5b", {}, 10_890_110),
+]
+"""`KV Cache is allocated` of SGLang 0.5.23 on an H200 (143,771 MiB, driver 580), random weights, a context of 32768."""
+
+
+@pytest.mark.parametrize(("name", "given", "tokens"), MEASURED)
+def test_an_engine_on_a_real_gpu_holds_what_is_predicted(name: str, given: dict[str, Any], tokens: int) -> None:
+    manifest = yaml.safe_load((CATALOGUE / f"{name}.yaml").read_text())
+    found = size(
+        ArtifactFacts.model_validate(manifest["status"]["artifact"]), gpu(H200, compute_capability=(9, 0)), tensor=1,
+        context_length=32768, overrides=Sizing(), tuning=SGLangTuning(**given),
+    )  # fmt: skip
+    assert isinstance(found, Sized)
+    assert abs((found.kv_tokens or 0) - tokens) < 0.005 * tokens
