@@ -66,7 +66,7 @@ def candidates(seen: ObjectView, now: datetime) -> Iterator[Candidate]:
 
 
 def _deletion(seen: ObjectView, since: datetime, now: datetime) -> Candidate:
-    """An object that is going: a step that ends by itself, unless somebody's finalizer holds it."""
+    """An object that is going: a step that ends by itself, unless a finalizer of another controller holds it."""
     waited = age(now, since) or 0
     # Kubernetes' own are of no domain, and end with what belongs to the object.
     foreign = [each for each in seen.finalizers if "/" in each]
