@@ -11,6 +11,9 @@ ROOT = Path(__file__).parents[2]
 OPERATOR, FLEET, LAB = SHARED
 SERVED = f"{FLEET}test_line.py"
 """A file that needs the lab with Shoal in it."""
+OPERATED, IN_LAB = f"{OPERATOR}test_operator_fleet.py", f"{LAB}test_cache_nodes.py"
+FREE = "tests/unit/test_glossary.py"
+"""A file that shares nothing."""
 
 
 def test_what_is_listed_is_there() -> None:
@@ -28,18 +31,18 @@ def test_only_files_of_an_api_server_are_listed_as_without_a_lab() -> None:
 @pytest.mark.parametrize(
     ("left", "mine", "others", "taken"),
     [
-        ([SERVED, "tests/unit/a.py", FIRST[1], FIRST[0]], [FLEET], [], FIRST[0]),
-        (["tests/unit/a.py", "tests/unit/b.py"], [], [], "tests/unit/a.py"),
-        (["tests/unit/a.py", SERVED], [FLEET], [], SERVED),
-        ([SERVED, "tests/unit/a.py"], [], [FLEET], "tests/unit/a.py"),
-        ([SERVED, f"{OPERATOR}a.py", f"{LAB}a.py"], [], [FLEET], f"{OPERATOR}a.py"),
-        ([SERVED, f"{OPERATOR}a.py"], [FLEET, OPERATOR], [FLEET], SERVED),
-        ([LAST[0], SERVED, "tests/unit/a.py"], [FLEET], [], SERVED),
-        ([LAST[0], "tests/unit/a.py"], [FLEET], [], "tests/unit/a.py"),
+        ([SERVED, FREE, FIRST[1], FIRST[0]], [FLEET], [], FIRST[0]),
+        ([FREE, "tests/unit/test_house.py"], [], [], FREE),
+        ([FREE, SERVED], [FLEET], [], SERVED),
+        ([SERVED, FREE], [], [FLEET], FREE),
+        ([SERVED, OPERATED, IN_LAB], [], [FLEET], OPERATED),
+        ([SERVED, OPERATED], [FLEET, OPERATOR], [FLEET], SERVED),
+        ([LAST[0], SERVED, FREE], [FLEET], [], SERVED),
+        ([LAST[0], FREE], [FLEET], [], FREE),
         ([LAST[0]], [FLEET], [], LAST[0]),
         ([LAST[0]], [], [FLEET], None),
-        ([SERVED, f"{FLEET}a.py", f"{FLEET}b.py"], [], [FLEET], None),
-        ([LAST[0], SERVED, f"{FLEET}a.py", f"{FLEET}b.py"], [OPERATOR], [FLEET], SERVED),
+        ([SERVED, f"{FLEET}test_drain.py", f"{FLEET}test_scaling.py"], [], [FLEET], None),
+        ([LAST[0], SERVED, f"{FLEET}test_drain.py", f"{FLEET}test_scaling.py"], [OPERATOR], [FLEET], SERVED),
     ],
     ids=[
         "the longest first",

@@ -302,7 +302,7 @@ def _jobs(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
 
 
 def _claims(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
-    """Claims without a volume that pods wait for, or a Model's source. Their events say why, where a provisioner tries."""
+    """Claims without a volume that pods wait for, or a Model's source. Their events say why, if a provisioner tries."""
     waiting: dict[str, set[str]] = {}
     for pod in seen.pods:
         for name in pod.claims if not pod.ready else ():

@@ -235,8 +235,8 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     ),
     OUT_OF_MEMORY: _fault(
         _CONTAINER,
-        "Raise the memory of the container: of an engine spec.pod.resources, or the chart value "
-        "engines.memoryPerGPU; of Shoal's own pods the part's `resources` in the chart.",
+        "Raise the container's memory: of an engine spec.pod.resources or engines.memoryPerGPU, of Shoal's own "
+        "pods `resources` in the chart.",
     ),
     SCHEDULER_AWAY: _fault(
         _CONTAINER, "Look at kube-scheduler: it has not looked at the pod, and binds none to a node."
@@ -304,8 +304,8 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     TOO_FEW_GPUS: _fault(_CONTAINER, "Free or add GPUs on one node of the class: no node has enough left."),
     TOO_FEW_RESOURCES: _fault(
         _CONTAINER,
-        "Add CPU or memory to the nodes, or lower what the pods request: engines by engines.cpuPerGPU and "
-        "engines.memoryPerGPU, Shoal's own by `resources` in the chart.",
+        "Add CPU or memory to the nodes, or lower requests: engines.cpuPerGPU, engines.memoryPerGPU, or "
+        "`resources` of Shoal's own pods.",
     ),
     VOLUME_MISSING: _fault(_CONTAINER, "Create the PersistentVolumeClaim that the message names."),
     VOLUME_UNBOUND: _fault(
