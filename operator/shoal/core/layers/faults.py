@@ -235,7 +235,7 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     ),
     OUT_OF_MEMORY: _fault(
         _CONTAINER,
-        "Raise the container's memory: of an engine spec.pod.resources or engines.memoryPerGPU, of Shoal's own "
+        "Raise the memory of the container: of engines spec.pod.resources or engines.memoryPerGPU, of Shoal's own "
         "pods `resources` in the chart.",
     ),
     SCHEDULER_AWAY: _fault(
@@ -304,8 +304,8 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     TOO_FEW_GPUS: _fault(_CONTAINER, "Free or add GPUs on one node of the class: no node has enough left."),
     TOO_FEW_RESOURCES: _fault(
         _CONTAINER,
-        "Add CPU or memory to the nodes, or lower requests: engines.cpuPerGPU, engines.memoryPerGPU, or "
-        "`resources` of Shoal's own pods.",
+        "Add CPU or memory to the nodes, or lower requests: engines.cpuPerGPU, engines.memoryPerGPU, of Shoal's "
+        "pods `resources` in the chart.",
     ),
     VOLUME_MISSING: _fault(_CONTAINER, "Create the PersistentVolumeClaim that the message names."),
     VOLUME_UNBOUND: _fault(
