@@ -19,14 +19,16 @@ def place(world: World, pod: facts.Pod) -> str | None:
 
 
 def is_sick(world: World, pod: facts.Pod) -> bool:
-    """Whether a replica holds a GPU that is out of use. One on a node that is out of use as a whole is on no node of
-    its class already.
+    """Whether a replica holds a GPU that its kubelet calls unhealthy, or that is out of use. One on a node that is out
+    of use as a whole is on no node of its class already.
 
-    What the pod's kubelet says of a device takes the device out of use first, as any other signal: a replica that went
-    at the kubelet's first word took the signal with it, and the next one was given the same device. Where the kubelet
-    does not say which device it means, nothing can be taken out of use, so its word alone counts.
+    A device plugin offers what it calls unhealthy to nobody else, so the replica goes at the kubelet's word. A driver's
+    device is left out of claims only once the class has it out of use: a replica that went before took the signal
+    along, and the next one was given the same device. Where a kubelet does not say which claimed device it means,
+    nothing can be taken out of use, so its word alone counts there too.
     """
-    if pod.broken_device and signals.is_unnamed(pod, claimed_devices(world, pod)):
+    claimed = claimed_devices(world, pod) if pod.broken_device else frozenset[str]()
+    if pod.broken_device and (not claimed or signals.is_unnamed(pod, claimed)):
         return True
     custom = world.classes.get(pod.gpu_class or "")
     if custom is None or custom.object is None or pod.node is None:

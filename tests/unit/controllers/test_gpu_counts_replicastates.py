@@ -53,11 +53,21 @@ def class_without(node: str, device: str) -> JsonObject:
     }
 
 
+def claim_of(pod: str, *devices: str) -> JsonObject:
+    """A ResourceClaim that a pod holds."""
+    results = [{"driver": "gpu.test", "pool": "n1", "device": device} for device in devices]
+    status = {"allocation": {"devices": {"results": results}},
+              "reservedFor": [{"resource": "pods", "name": pod, "uid": pod}]}  # fmt: skip
+    metadata = {"namespace": "ns", "name": pod, "uid": f"claim-{pod}", "resourceVersion": "1"}
+    return {"metadata": metadata, "status": status}
+
+
 def fleet_state(
     *pods: Pod,
     deployments: tuple[Child, ...] = (),
     scaled_objects: tuple[Child, ...] = (),
     classes: tuple[JsonObject, ...] = (),
+    claims: tuple[JsonObject, ...] = (),
 ) -> FleetState:
     def table(values: tuple[Any, ...]) -> Table[Any]:
         found: Table[Any] = Table(lambda raw: raw["value"], indexes={"model": lambda v: (v.model_uid,)})
@@ -75,6 +85,8 @@ def fleet_state(
     world.models.upsert(MODEL)
     for gpu_class in classes:
         world.classes.upsert(gpu_class)
+    for claim in claims:
+        world.resource_claims.upsert(claim)
     return FleetState(world)
 
 
@@ -90,21 +102,31 @@ def test_pods_stand_where_they_are_bound_and_terminating_ones_hold_their_gpus() 
     assert found == {"l4": ReplicaState(3, 2, on, pods=3, settled=True)}
 
 
-def test_a_pod_with_a_device_out_of_use_is_on_no_node_of_the_class() -> None:
-    """Its kubelet's word alone does not move it: it would take its signal along, and the device would be used again."""
-    broken = pod("a", "n1", devices=(HeldDevice("GPU-7", healthy=False),))
-    found = fleet_state(broken, deployments=(deployment(1),)).replica_states("u")
-    assert dict(found["l4"].by_node) == {"n1": Held(1, 1)}
-    out = (class_without("n1", "GPU-7"),)
-    found = fleet_state(broken, deployments=(deployment(1),), classes=out).replica_states("u")
+def test_a_pod_with_a_broken_device_is_on_no_node_of_the_class() -> None:
+    found = fleet_state(
+        pod("a", "n1", devices=(HeldDevice("GPU-7", healthy=False),)), deployments=(deployment(1),)
+    ).replica_states("u")
     assert dict(found["l4"].by_node) == {f"n1{BROKEN}": Held(1, 1)}
 
 
-def test_a_device_that_its_kubelet_does_not_name_is_no_device_of_the_class() -> None:
-    """Nothing of it can be out of use, so the replica goes at the kubelet's word."""
-    broken = pod("a", "n1", devices=(HeldDevice("", healthy=False),))
-    found = fleet_state(broken, deployments=(deployment(1),)).replica_states("u")
-    assert dict(found["l4"].by_node) == {f"n1{BROKEN}": Held(1, 1)}
+@pytest.mark.parametrize(
+    ("said", "out_of_use", "goes"),
+    [
+        # A replica that went would take its signal along, and the next one would be given the same device.
+        ("gpu.test/device=gpu-0", False, False),
+        ("gpu.test/device=gpu-0", True, True),
+        # Nobody knows which of the two is meant, so neither can be out of use.
+        ("gpu.test/device=7", False, True),
+    ],
+)
+def test_a_claimed_device_is_out_of_use_before_its_replica_goes(said: str, out_of_use: bool, goes: bool) -> None:
+    found = fleet_state(
+        pod("a", "n1", devices=(HeldDevice(said, healthy=False),)),
+        deployments=(deployment(1),),
+        classes=(class_without("n1", "gpu.test/n1/gpu-0"),) if out_of_use else (),
+        claims=(claim_of("a", "gpu-0", "gpu-1"),),
+    ).replica_states("u")
+    assert dict(found["l4"].by_node) == {f"n1{BROKEN}" if goes else "n1": Held(1, 1)}
 
 
 def test_a_rollout_is_not_settled() -> None:
