@@ -17,15 +17,6 @@ settings.register_profile("patient", settings(), deadline=None)
 settings.load_profile("patient")
 
 
-@pytest.hookimpl(optionalhook=True)  # without xdist there is none
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    if config.getvalue("dist") != "loadfile":
-        return None
-    from tests.support.schedule import LongestFirst
-
-    return LongestFirst(config, log)
-
-
 @pytest.fixture(autouse=True, scope="session")
 def _loggers_stay_loose() -> Generator[None]:
     """A process binds its loggers once and for all. Here one test that runs a command would bind them, to a stream that
