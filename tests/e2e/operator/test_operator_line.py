@@ -473,9 +473,7 @@ async def test_tenants_say_whether_they_can_be_used(fleet: Fleet) -> None:
         assert await ready("acme", "Active") == "1 key, 1 models"
         await asyncio.sleep(1.1)
         await fleet.apply(_tenant("thief", ns, "chat"))
-        assert await ready("thief", "NoUsableKey") == (
-            "none of 1 keys can be used: 0 disabled, 0 expired, 1 listed by an older Tenant"
-        )
+        assert await ready("thief", "KeyClaimed") == "key 'k' belongs to the older Tenant 'acme'"
         await client.merge_patch(TENANTS, "acme", None, {"spec": {"suspended": True}}, manager="person")
         await ready("acme", "Suspended")
 
