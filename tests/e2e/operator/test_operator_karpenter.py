@@ -22,6 +22,7 @@ from tests.support.karpenter import (
     running_karpenter,
 )
 from tests.support.operators import condition, eventually, gpu_class, model, model_with, running_operator
+from tests.support.signals import FakeSignals
 
 pytestmark = [pytest.mark.karpenter, pytest.mark.timeout(600)]
 
@@ -175,3 +176,42 @@ async def test_replicas_are_moved_together_by_the_autoscaler_unless_they_forbid_
             await model_with(client, ns, name, "Ready", "True")
             await client.delete(MODELS, name, ns)  # or its replica would keep its machine
         await eventually(replicas, lambda pods: not pods)
+
+
+async def replicas_of(fleet: Fleet, name: str) -> list[JsonObject]:
+    """Those that are not on their way out."""
+    pods = await fleet.all(PODS, namespace=fleet.namespace, label_selector=f"{names.LABEL_MODEL}={name}")
+    return [
+        p for p in pods if names.LABEL_GPU_CLASS in p["metadata"]["labels"] and "deletionTimestamp" not in p["metadata"]
+    ]
+
+
+async def test_the_replica_goes_whose_node_becomes_empty_and_its_node_goes(cloud: Fleet) -> None:
+    """Of three replicas on two nodes, one node is left after the number falls by one."""
+    client, ns = cloud.client, cloud.namespace
+
+    def chat(replicas: int) -> JsonObject:
+        scaling = {"minReplicas": replicas, "maxReplicas": replicas, "stabilizationSeconds": 0}
+        return model("chat", ns, variants=[{"class": "spot"}], scaling=scaling)
+
+    async with running_operator(client, cloud.kubeconfig, signals=FakeSignals()):
+        await pool(cloud, "spot", cost="0.10")
+        await cloud.apply(chat(3))
+        await eventually(
+            lambda: client.get(MODELS, "chat", ns),
+            lambda m: m.get("status", {}).get("replicas", {}).get("ready") == 3,
+            seconds=120,
+            what="three replicas",
+        )
+        nodes = [pod["spec"]["nodeName"] for pod in await replicas_of(cloud, "chat")]
+        [stays] = {node for node in nodes if nodes.count(node) == 2}
+        await cloud.apply(chat(2))
+        left = await eventually(
+            lambda: replicas_of(cloud, "chat"), lambda pods: len(pods) == 2, seconds=120, what="two replicas"
+        )
+        assert {pod["spec"]["nodeName"] for pod in left} == {stays}
+        found = await eventually(
+            lambda: nodes_of(cloud, "spot"), lambda found: len(found) == 1, seconds=180, what="the empty node that goes"
+        )
+        assert found[0]["metadata"]["name"] == stays
+        await client.delete(MODELS, "chat", ns)

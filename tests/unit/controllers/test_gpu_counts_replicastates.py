@@ -5,11 +5,11 @@ from typing import Any, cast
 import pytest
 
 from shoal.api.meta import GROUP, JsonObject
-from shoal.controllers.children.replicas import GOES_FIRST, deletion_costs
 from shoal.controllers.reservations import Reservation
 from shoal.controllers.state import FleetState
 from shoal.controllers.world import World
 from shoal.core.facts import Deployment, HeldDevice, Pod
+from shoal.core.goesfirst import GOES_FIRST, deletion_costs
 from shoal.core.keda import ScaledObject
 from shoal.core.ownership import Link, Owner
 from shoal.core.placement import Held, ReplicaState
@@ -158,7 +158,8 @@ def test_of_a_node_that_is_left_those_that_do_not_serve_go_first_and_others_are_
     marked = pod("c", "n2", deletion_cost=GOES_FIRST)
     foreign = pod("e", "n2", deletion_cost=7)
     pods = [pod("a", "n1"), pod("b", "n1", ready=False), marked, pod("d", "n1", deleting=True), foreign]
-    assert [(p.name, cost) for p, cost in deletion_costs(pods, {"n1": 1}, {"n1": 1})] == [("b", GOES_FIRST), ("c", 0)]
+    changes = deletion_costs(pods, {"n1": 1}, {"n1": 1})
+    assert [(change.pod.name, change.cost) for change in changes] == [("b", GOES_FIRST), ("c", 0)]
     assert deletion_costs([marked], {"n2": 1}, {"n2": 1}) == []
 
 

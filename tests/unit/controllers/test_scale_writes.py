@@ -9,15 +9,13 @@ from shoal.api import names
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.meta import API_VERSION, JsonObject
 from shoal.api.model import Model
-from shoal.controllers.children.replicas import GOES_FIRST, ScaleWriter, deletion_costs
+from shoal.controllers.children.replicas import ScaleWriter
 from shoal.controllers.placementrequest import PlacementRequest
 from shoal.controllers.planner import Planner
 from shoal.controllers.state import FleetState
 from shoal.controllers.triggers import remember
 from shoal.controllers.world import World
-from shoal.core.facts import Pod
 from shoal.core.placement import Moves, VariantPlan
-from shoal.core.scaling import Load
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import APIServerUnavailable, Conflict
 from shoal.kube.events import Recorder
@@ -186,32 +184,6 @@ def test_a_new_term_trusts_no_earlier_plan() -> None:
     plane.state.reserve_wake(UID, "l4", 2, 1)
     plane.state.begin_term()
     assert plane.state.woken(UID, "l4") == 0
-
-
-def pod(name: str, *, ready: bool = True, node: str | None = "n", cost: int = 0) -> Pod:
-    return Pod("ns", name, name, node, False, False, ready, {}, UID, gpu_class="l4", deletion_cost=cost)
-
-
-def test_the_cheapest_loss_goes_first() -> None:
-    loads = {
-        "busy": Load(running=9, prompt_tokens_total=10),
-        "warm": Load(running=1, prompt_tokens_total=90_000),
-        "cold": Load(running=1, prompt_tokens_total=500),
-        "stale": None,
-    }
-
-    def first(count: int, *pods: Pod, forced: dict[str, int] | None = None) -> list[str]:
-        changes = deletion_costs(pods, {"n": count}, forced or {}, loads.get)
-        return [p.name for p, cost in changes if cost == GOES_FIRST]
-
-    serving = [pod(name) for name in ("busy", "cold", "stale", "warm")]
-    assert first(1, *serving) == ["cold"]
-    assert first(3, *serving) == ["cold", "warm", "busy"]
-    assert first(1, *serving, pod("starting", ready=False)) == ["starting"]
-    # Whoever was chosen once stays chosen: a load that changes costs no write.
-    assert first(1, *serving[1:], pod("busy", cost=GOES_FIRST)) == []
-    # A node that has to be left is left, whatever the loads.
-    assert first(1, *serving, pod("there", node="n2"), forced={"n2": 1}) == ["there"]
 
 
 @pytest.mark.parametrize(("replicas", "marked"), [(1, ["a"]), (0, [])])

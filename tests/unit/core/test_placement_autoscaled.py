@@ -10,7 +10,7 @@ from shoal.api.gpuclass import GPUClass
 from shoal.core.candidates import members, supplies
 from shoal.core.facts import Node, Pod
 from shoal.core.gpus import Usage
-from shoal.core.placement import ClassSupply, Demand, Held, Moves, Placement, ReplicaState, plan
+from shoal.core.placement import ClassSupply, Demand, Held, Moves, NodeSupply, Placement, ReplicaState, plan
 from shoal.core.placement.autoscalerevents import PodEvent, last_event
 from shoal.core.placement.backoff import observe
 from shoal.core.sizing import gpu_of
@@ -102,6 +102,27 @@ def test_where_no_node_came_another_class_is_used_and_the_class_is_the_last_choi
     assert by_class(one(stuck, *room)) == {"h100-80gb": 1}
     alone = demand("chat/a", L4, standing={"l4-24gb": standing(1)}, backoffs={"l4-24gb": "no stock"})
     assert by_class(one(alone, room[0])) == {"l4-24gb": 1}, "its pod stays pending: the stock may come back"
+
+
+def test_a_plan_says_what_others_hold_on_the_nodes_of_a_variant_that_shrinks() -> None:
+    """By it the pod is chosen whose node becomes empty."""
+    nodes = (
+        NodeSupply("n0", free=1, allocatable=4),  # two of the Model's, one of somebody else
+        NodeSupply("n1", free=3, allocatable=4),  # one of the Model's
+        NodeSupply("n2", free=2, allocatable=4, releasing=1),  # one of the Model's, and a pod that is on its way out
+    )
+    found = replace(autoscaled(supply("l4-24gb"), 1, 4), nodes=nodes)
+    on = {"n0": Held(2, 2), "n1": Held(1, 1), "n2": Held(1, 1)}
+    there = {"l4-24gb": ReplicaState(4, 1, on, pods=4)}
+    [shrinks] = one(demand("chat/a", L4, wanted=3, standing=there), found).variants
+    assert shrinks.others == (("n0", 1), ("n1", 0), ("n2", 0))
+    [stays] = one(demand("chat/a", L4, wanted=4, standing=there), found).variants
+    assert stays.others == ()
+    [fixed] = one(demand("chat/a", L4, wanted=3, standing=there), replace(found, coming=0, coming_gpus=0)).variants
+    assert fixed.others == (), "no autoscaler removes these nodes"
+    full = replace(found, coming=0)
+    [limited] = one(demand("chat/a", L4, wanted=3, standing=there), full).variants
+    assert limited.others == shrinks.others, "it adds no more, and still removes"
 
 
 # --- the fleet ------------------------------------------------------------------------------------------------------

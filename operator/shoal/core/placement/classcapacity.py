@@ -19,6 +19,7 @@ class ClassCapacity:
         """By node that an autoscaler would add: GPUs that this plan has not given away."""
         self.largest = max([*(n.allocatable for n in nodes), *self.coming[:1]], default=0)
         """GPUs of the largest node, free or not, existing or to be added."""
+        self.allocatable = [n.allocatable for n in nodes]
         self.free = [max(0, n.free) for n in nodes]
         """By node: GPUs that no pod holds and that this plan has not given away."""
         self.soon = [n.free + n.releasing for n in nodes]

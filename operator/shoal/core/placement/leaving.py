@@ -29,6 +29,20 @@ def leaving(plan: ModelPlan, gpu_class: str, capacity: ClassCapacity | None) -> 
     return tuple(sorted(going.items()))
 
 
+def others(plan: ModelPlan, gpu_class: str, capacity: ClassCapacity | None) -> tuple[tuple[str, int], ...]:
+    """(node, GPUs) of a class whose nodes an autoscaler removes: what is held there by pods that are not of this
+    variant, or is given to them by this plan. GPUs of terminating pods do not count. See `VariantPlan.others`."""
+    state = plan.demand.replica_states.get(gpu_class)
+    if state is None or capacity is None or not capacity.supply.coming_gpus:
+        return ()
+    found: dict[str, int] = {}
+    for node, pods, _ in plan.left_after_eviction(gpu_class):
+        i = capacity.index.get(node)
+        if i is not None:
+            found[node] = max(0, capacity.allocatable[i] - capacity.soon[i] - pods * state.gpus)
+    return tuple(sorted(found.items()))
+
+
 def forced(plan: ModelPlan, gpu_class: str, capacity: ClassCapacity | None) -> tuple[tuple[str, int], ...]:
     """(node, pods) of `leaving` that no other pods can replace: see `VariantPlan.forced`."""
     state = plan.demand.replica_states.get(gpu_class)

@@ -10,7 +10,7 @@ from shoal.core import quantity
 from shoal.core.placement import phrases
 from shoal.core.placement.classcapacity import ClassCapacity
 from shoal.core.placement.contenders import Contenders
-from shoal.core.placement.leaving import forced, leaving
+from shoal.core.placement.leaving import forced, leaving, others
 from shoal.core.placement.modelplan import ModelPlan
 from shoal.core.placement.phrases import capacity_text, gpus
 from shoal.core.placement.types import Candidate, Excluded, Moves, Placement, VariantPlan
@@ -61,6 +61,8 @@ class PlacementMessages:
             # At zero replicas the empty Deployment stays: a wake is faster when it exists.
             if not replicas and (there is None or (not there.by_node and plan.demand.wanted)):
                 continue
+            capacity = self._capacities.get(name)
+            gone = () if plan.unchanged else leaving(plan, name, capacity)
             found.append(
                 VariantPlan(
                     gpu_class=name,
@@ -68,8 +70,9 @@ class PlacementMessages:
                     gpus=candidate.gpus,
                     hourly_cost=self._cost(candidate, replicas),
                     waiting=plan.waiting.get(name, 0),
-                    leaving=() if plan.unchanged else leaving(plan, name, self._capacities.get(name)),
-                    forced=() if plan.unchanged else forced(plan, name, self._capacities.get(name)),
+                    leaving=gone,
+                    forced=forced(plan, name, capacity) if gone else (),
+                    others=others(plan, name, capacity) if gone else (),
                 )
             )
         if not plan.unchanged:

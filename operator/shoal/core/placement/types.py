@@ -194,6 +194,9 @@ class VariantPlan:
     forced: tuple[tuple[str, int], ...] = ()
     """Of `leaving`: pods that must be of that node, for a higher priority or because it takes no pods. The others may
     be of any node."""
+    others: tuple[tuple[str, int], ...] = ()
+    """(node, GPUs that pods of others hold there) for the nodes of the variant, while it shrinks on a class whose nodes
+    an autoscaler removes once they are empty."""
     retired: bool = False
     """No longer a candidate: it serves until its replacement is ready. Its pod template must not change."""
     why: str = ""
