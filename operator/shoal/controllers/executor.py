@@ -49,6 +49,7 @@ from shoal.controllers.state import FleetState
 from shoal.controllers.transport import CertificateIssuer
 from shoal.controllers.world import World
 from shoal.core import keda
+from shoal.core.disruption import waits_for_another
 from shoal.core.placement import VariantPlan
 from shoal.core.status.observed import ModelProblem
 from shoal.engine.kinds import kind_of
@@ -153,7 +154,7 @@ class Executor:
         await self._workload.keys(model, install)
         if mtls := await self._transport.wanted():
             await self._transport.model(model)
-        await self._workload.policies(model, sum(plan.replicas for plan in plans))
+        await self._policies(model, classes, plans)
         await self._scaled.prepare(model)
         floors = keda.floors(model.spec.scaling.min_replicas, {p.gpu_class: p.replicas for p in plans})
         for plan in plans:
@@ -166,6 +167,20 @@ class Executor:
         await self._drop(model, plans, install)
         # Last: a name that another object has must not keep the Model from its replicas.
         await self._pools.write(model)
+
+    async def _policies(self, model: Model, classes: Mapping[str, GPUClass], plans: tuple[VariantPlan, ...]) -> None:
+        uid, record = model.metadata.uid, self._state.record(model.metadata.uid)
+        deployments = (child.deployment for child in self._world.deployments_of(uid))
+        waits = waits_for_another(
+            self._world.pods.by("model", uid),
+            {plan.gpu_class: plan.replicas for plan in plans},
+            backoffs=record.backoffs.keys(),
+            refused={found.gpu_class for found in deployments if found is not None and found.refused},
+            interruptible={name for name, each in classes.items() if each.spec.interruptible},
+        )
+        record.budget_raised_from = await self._workload.policies(
+            model, sum(plan.replicas for plan in plans), waits=waits, raised_from=record.budget_raised_from
+        )
 
     def _shape(
         self,

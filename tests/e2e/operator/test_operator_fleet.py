@@ -9,7 +9,7 @@ import pytest
 from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.kube.reflector import Reflector
-from shoal.kube.resources import DEPLOYMENTS, EVENTS, GPUCLASSES, JOBS, MODELS, NODES, PODS
+from shoal.kube.resources import DEPLOYMENTS, EVENTS, GPUCLASSES, JOBS, MODELS, NODES, PDBS, PODS
 from shoal.kube.resync import object_key
 from tests.support.controlplane import FACTS, Fleet, add_node
 from tests.support.operators import condition, eventually, gpu_class, model, model_with, running_operator
@@ -359,3 +359,49 @@ def _gpus(pod: JsonObject) -> int:
         return 0
     requests = pod["spec"]["containers"][0]["resources"].get("requests", {})
     return int(requests.get("nvidia.com/gpu", 0))
+
+
+async def test_a_node_that_is_drained_keeps_its_only_replica_until_the_next_one_is_ready(fleet: Fleet) -> None:
+    """Else every request would wait for the start of an engine, although the drain could have waited for it."""
+    client, ns = fleet.client, fleet.namespace
+    async with running_operator(client, fleet.kubeconfig):
+        await fleet.apply(model("chat", ns, variants=[{"class": "h100"}]))
+        await model_with(client, ns, "chat", "Ready", "True")
+        [old] = await engine_pods(fleet)
+        assert await least(fleet) == 0, "nothing is on its way: it may go at once"
+        await add_node(client, "h100-1", {"nvidia.com/gpu.product": "H100"}, 8)
+        fleet.kubelet.hold = True  # the next engine loads
+        await asyncio.to_thread(fleet.plane.run_kubectl, "cordon", old["spec"]["nodeName"])
+        await eventually(lambda: least(fleet), lambda found: found == 1, what="a budget that keeps it")
+        await eventually(lambda: engine_pods(fleet), lambda pods: len(pods) == 2, what="the replacement")
+        refused = await asyncio.to_thread(drain, fleet, old["spec"]["nodeName"], "5s")
+        assert "disruption budget" in refused
+        assert "deletionTimestamp" not in (await client.get(PODS, old["metadata"]["name"], ns))["metadata"]
+        fleet.kubelet.hold = False
+        await asyncio.to_thread(drain, fleet, old["spec"]["nodeName"], "50s")
+        left = await eventually(lambda: engine_pods(fleet), lambda pods: len(pods) == 1, what="one replica")
+        assert left[0]["spec"]["nodeName"] == "h100-1"
+        await eventually(lambda: least(fleet), lambda found: found == 0, what="the budget of one replica")
+
+
+async def test_a_drain_does_not_wait_for_a_replica_that_has_no_gpus(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    async with running_operator(client, fleet.kubeconfig):
+        await fleet.apply(model("chat", ns, variants=[{"class": "h100"}]))
+        await model_with(client, ns, "chat", "Ready", "True")
+        await asyncio.to_thread(fleet.plane.run_kubectl, "cordon", "h100-0")
+        await model_with(client, ns, "chat", "Placed", "False")
+        assert await least(fleet) == 0
+        await asyncio.to_thread(drain, fleet, "h100-0", "50s")
+        await model_with(client, ns, "chat", "Ready", "False")
+
+
+async def least(fleet: Fleet) -> int:
+    """`minAvailable` of the only PodDisruptionBudget."""
+    [budget] = await fleet.all(PDBS, namespace=fleet.namespace)
+    return budget["spec"]["minAvailable"]
+
+
+def drain(fleet: Fleet, node: str, seconds: str) -> str:
+    options = ("--force", "--ignore-daemonsets", "--delete-emptydir-data", f"--timeout={seconds}")
+    return fleet.plane.run_kubectl("drain", node, *options, check=False)

@@ -11,6 +11,7 @@ import pytest
 
 from shoal.api import names
 from shoal.api.meta import JsonObject
+from shoal.kube.reflector import Reflector
 from shoal.kube.resources import GPUCLASSES, MODELS, NODES, PODS
 from tests.support.controlplane import Fleet
 from tests.support.karpenter import (
@@ -215,3 +216,65 @@ async def test_the_replica_goes_whose_node_becomes_empty_and_its_node_goes(cloud
         )
         assert found[0]["metadata"]["name"] == stays
         await client.delete(MODELS, "chat", ns)
+
+
+async def test_a_replica_that_karpenter_moves_ends_its_answers_while_the_next_one_serves(
+    cloud: Fleet,
+) -> None:
+    """The kubelet stands for an engine with a running answer: its pod lingers. The drain itself is tested with real
+    streams in `tests/e2e/test_drain.py`."""
+    client, ns = cloud.client, cloud.namespace
+    cloud.kubelet.linger = 15.0
+    async with running_operator(client, cloud.kubeconfig):
+        await pool(cloud, "spot", cost="0.10", consolidation="WhenEmptyOrUnderutilized")
+        for name in ("first", "second", "third"):
+            await cloud.apply(model(name, ns, variants=[{"class": "spot"}]))
+            await model_with(client, ns, name, "Ready", "True")
+        nodes = {n: (await replicas_of(cloud, n))[0]["spec"]["nodeName"] for n in ("first", "second", "third")}
+        shared = [name for name, node in nodes.items() if list(nodes.values()).count(node) == 2]
+        left = [name for name in nodes if name != shared[0]]
+        before = {name: (await replicas_of(cloud, name))[0]["metadata"]["uid"] for name in left}
+        seen = Watched(cloud, before)
+        watching = asyncio.create_task(seen.run())
+        await client.delete(MODELS, shared[0], ns)
+        await eventually(lambda: nodes_of(cloud, "spot"), lambda found: len(found) == 1, seconds=240, what="one node")
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+        assert seen.went, "one of both was moved"
+        assert seen.unserved == [], "its machine went before another replica was ready"
+        assert all(grace >= 900 for grace in seen.graces), "its answers have their time"
+        for name in left:
+            await model_with(client, ns, name, "Ready", "True")
+            await client.delete(MODELS, name, ns)
+
+
+class Watched:
+    """What becomes of some replicas, as a watch of their pods shows it."""
+
+    def __init__(self, fleet: Fleet, pods: dict[str, str]) -> None:
+        """`pods`: Model -> uid."""
+        self._pods = pods
+        self._ready: dict[str, set[str]] = {name: {uid} for name, uid in pods.items()}
+        self.went: set[str] = set()
+        self.unserved: list[str] = []
+        """Models that had no other ready replica when theirs was gone, after its last answer."""
+        self.graces: list[int] = []
+        self._reflector = Reflector(fleet.client, PODS, on_event=self._heard)
+
+    async def run(self) -> None:
+        await self._reflector.run()
+
+    def _heard(self, kind: str, pod: JsonObject) -> None:
+        metadata = pod["metadata"]
+        name, uid = metadata.get("labels", {}).get(names.LABEL_MODEL, ""), metadata["uid"]
+        if name not in self._pods or names.LABEL_GPU_CLASS not in metadata["labels"]:
+            return
+        going = kind != "upsert" or "deletionTimestamp" in metadata
+        ready = not going and condition(pod, "Ready").get("status") == "True"
+        (self._ready[name].add if ready else self._ready[name].discard)(uid)
+        if going and uid == self._pods[name] and name not in self.went:
+            self.went.add(name)
+            self.graces.append(metadata.get("deletionGracePeriodSeconds") or 0)
+        if kind != "upsert" and uid == self._pods[name] and not self._ready[name]:
+            self.unserved.append(name)
