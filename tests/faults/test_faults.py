@@ -1274,3 +1274,35 @@ def test_a_queue_of_kueue_without_quota_is_a_wait_with_the_queue_and_what_ends_i
     assert (first.layer.label, first.reason) == ("control", "QuotaWait")
     assert "kubectl get workloads" in first.do
     assert "serving" in first.message
+
+
+@pytest.mark.parametrize(
+    ("reason", "said", "state", "do"),
+    [
+        (
+            "AdmissionCheckPending",
+            "has quota of queue chat/serving, which waits for admission check nodes: ProvisioningRequest chat/r-1: "
+            "no autoscaler has answered it yet",
+            "waiting",
+            "ProvisioningRequest",
+        ),
+        (
+            "AdmissionRejected",
+            "is not admitted by queue chat/serving: The workload is deactivated (ProvisioningRequest chat/r-1: Failed, "
+            "no stock); delete the pod to ask again",
+            "failing",
+            "delete the pod to ask again",
+        ),
+    ],
+)
+def test_a_replica_whose_nodes_are_asked_for_does_not_wait_for_quota(
+    reason: str, said: str, state: str, do: str
+) -> None:
+    held = gated()
+    key = f"{held['metadata']['namespace']}/{held['metadata']['name']}"
+    found = causes(seen(not_ready(reason, f"pod {key} {said}"), pods=(held,), nodes=(node(),)), NOW)
+    assert found.state == state
+    (cause,) = found.causes
+    assert (cause.layer.label, cause.reason) == ("control", reason)
+    assert "ProvisioningRequest chat/r-1" in cause.message
+    assert do in cause.do

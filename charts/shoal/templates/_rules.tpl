@@ -212,6 +212,13 @@
   - workloads
   verbs:
   - list
+# learn what became of nodes that Kueue asked for
+- apiGroups:
+  - autoscaling.x-k8s.io
+  resources:
+  - provisioningrequests
+  verbs:
+  - list
 # record events
 - apiGroups:
   - events.k8s.io
@@ -1191,6 +1198,13 @@
   - kueue.x-k8s.io
   resources:
   - workloads
+  verbs:
+  - list
+# learn what became of nodes that Kueue asked for
+- apiGroups:
+  - autoscaling.x-k8s.io
+  resources:
+  - provisioningrequests
   verbs:
   - list
 # record events

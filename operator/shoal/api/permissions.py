@@ -106,6 +106,9 @@ OPERATOR: Final = (
     Permission("find other autoscalers of a Model's Deployments", "autoscaling", ("horizontalpodautoscalers",), FOLLOW),
     Permission("learn why an autoscaler adds no node for a pending replica", "events.k8s.io", ("events",), ("list",)),
     Permission("learn why Kueue does not admit a replica", "kueue.x-k8s.io", ("workloads",), ("list",)),
+    Permission(
+        "learn what became of nodes that Kueue asked for", "autoscaling.x-k8s.io", ("provisioningrequests",), ("list",)
+    ),
     Permission("record events", "events.k8s.io", ("events",), ("get", "create", "patch")),
 )
 """The operator, in all namespaces."""

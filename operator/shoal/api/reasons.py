@@ -119,6 +119,11 @@ LIMIT_RANGE: Final = "LimitRangeExceeded"
 QUOTA_WAIT: Final = "QuotaWait"
 """Kueue holds pods back until their queue has quota. Also a condition type, present while a queue is named or a quota
 refuses pods."""
+ADMISSION_CHECK: Final = "AdmissionCheckPending"
+"""The queue has quota for the pods, and an admission check of Kueue holds them back: a ProvisioningRequest, for
+example, until its nodes are there."""
+ADMISSION_REJECTED: Final = "AdmissionRejected"
+"""Kueue has given up on a pod: an admission check was rejected, or somebody has deactivated its Workload."""
 ADMITTED: Final = "Admitted"
 """Reason of the condition QuotaWait: the queue has given the pods quota."""
 QUEUE_IGNORED: Final = "QueueIgnored"

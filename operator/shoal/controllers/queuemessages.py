@@ -1,18 +1,21 @@
 """Reads why Kueue holds replicas back, for the status of their Models."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 import structlog
 
+from shoal.api import reasons
 from shoal.controllers.state import FleetState
 from shoal.controllers.world import World
 from shoal.core import facts
-from shoal.core.podquota import NO_KUEUE, Workload, queue_message, waits_for_queue
+from shoal.core.facts import QueueWait
+from shoal.core.podquota import NO_KUEUE, ProvisioningRequest, Workload, queue_wait, waits_for_queue
 from shoal.kube import projections
-from shoal.kube.errors import KubeError, NotFound
-from shoal.kube.resources import WORKLOADS
+from shoal.kube.errors import Forbidden, KubeError, NotFound
+from shoal.kube.resources import PROVISIONINGREQUESTS, WORKLOADS
 
 log = structlog.get_logger()
 
@@ -28,7 +31,8 @@ _MOST_PAGES: Final = 4
 
 
 class QueueMessages:
-    """One request to the API server for each namespace with a replica that waits for quota, four times a minute."""
+    """One request to the API server for each namespace with a replica that waits for quota, four times a minute; one
+    more for ProvisioningRequests while an admission check holds one back."""
 
     def __init__(self, world: World, state: FleetState) -> None:
         self._world, self._state = world, state
@@ -81,13 +85,31 @@ class QueueMessages:
                     break
         except NotFound:
             for pod in pods:
-                self._note(pod, NO_KUEUE)
+                self._note(pod, QueueWait(reasons.QUOTA_WAIT, NO_KUEUE))
             return
+        requests = await self._requests(namespace, {each.uid for each in found if each.checked or not each.active})
         for pod in pods:
             if pages < _MOST_PAGES or any(pod.uid in each.owners for each in found):
-                self._note(pod, queue_message(pod.uid, found))
+                self._note(pod, queue_wait(pod.uid, found, requests))
 
-    def _note(self, pod: facts.Pod, message: str) -> None:
-        if message != pod.queue_message:
-            self._world.queue_messages[pod.uid] = message
-            self._world.pods.amend(pod.key, pod.uid, lambda found: replace(found, queue_message=message))
+    async def _requests(self, namespace: str, workloads: set[str]) -> list[ProvisioningRequest]:
+        """Those of some Workloads; empty where the cluster has none, or the operator may not list them."""
+        found: list[ProvisioningRequest] = []
+        pages = 0
+        if not workloads:
+            return found
+        with suppress(NotFound, Forbidden):
+            async for page in self._world.client.list_pages(
+                PROVISIONINGREQUESTS, namespace=namespace, page_size=_PAGE_SIZE
+            ):
+                each = map(projections.provisioning_request, page.items)
+                found += [request for request in each if request.workload in workloads]
+                pages += 1
+                if pages == _MOST_PAGES:
+                    break
+        return found
+
+    def _note(self, pod: facts.Pod, wait: QueueWait) -> None:
+        if wait != pod.queue_wait:
+            self._world.queue_waits[pod.uid] = wait
+            self._world.pods.amend(pod.key, pod.uid, lambda found: replace(found, queue_wait=wait))

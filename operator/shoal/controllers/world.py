@@ -188,7 +188,7 @@ class World:
     pods: Table[facts.Pod] = field(init=False)
     autoscaler_events: dict[str, str] = field(default_factory=dict[str, str])
     """Uid of a pending pod -> the last event in which an autoscaler speaks of it. Written by `AutoscalerEvents`."""
-    queue_messages: dict[str, str] = field(default_factory=dict[str, str])
+    queue_waits: dict[str, facts.QueueWait] = field(default_factory=dict[str, facts.QueueWait])
     """Uid of a pod that waits for quota -> what Kueue says of it. Written by `QueueMessages`."""
     cache_volumes: Table[CacheVolume] = field(default_factory=lambda: Table(cacheshares.volume))
     cache_claims: Table[CacheClaim] = field(default_factory=lambda: Table(cacheshares.claim))
@@ -301,8 +301,8 @@ class World:
         found = projections.pod(raw)
         if found is not None and found.uid in self.autoscaler_events:
             found = replace(found, autoscaler_event=self.autoscaler_events[found.uid])
-        if found is not None and found.uid in self.queue_messages:
-            found = replace(found, queue_message=self.queue_messages[found.uid])
+        if found is not None and found.uid in self.queue_waits:
+            found = replace(found, queue_wait=self.queue_waits[found.uid])
         if found is None or found.model_uid is None or self.ownership.pod(ownership.link(raw)):
             return found
         return replace(found, model_uid=None, claims=found.model_uid)
@@ -314,7 +314,7 @@ class World:
         if before is not None and (after is None or after.uid != before.uid):
             self.ownership.forget(before.uid)
             self.autoscaler_events.pop(before.uid, None)
-            self.queue_messages.pop(before.uid, None)
+            self.queue_waits.pop(before.uid, None)
 
     def _deployment(self, _key: str, before: Child | None, after: Child | None) -> None:
         if before is not None and before.link is not None and (after is None or after.uid != before.uid):

@@ -71,6 +71,15 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueWait:
+    """Why Kueue has not admitted a pod."""
+
+    reason: str
+    message: str
+    """One line, without the pod and the queue."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineBuild:
     """What a pod's engine computes with, as the pod's spec has it."""
 
@@ -109,7 +118,7 @@ class Pod:
     """Kueue's queue, by the pod's label."""
     queue_managed: bool = False
     """Kueue has taken charge of the pod."""
-    queue_message: str | None = None
+    queue_wait: QueueWait | None = None
     """What Kueue says of a pod that it holds back."""
     scheduled: datetime | None = None
     """When it was bound to its node."""

@@ -12,7 +12,7 @@ from typing import Final
 
 from shoal.api import names, reasons
 from shoal.api.model import Model
-from shoal.core.facts import Pod
+from shoal.core.facts import Pod, QueueWait
 
 _LONGEST: Final = 2048
 """Characters of a message that are read."""
@@ -75,6 +75,16 @@ def blocks_surge(pods: Iterable[Pod], refused: str | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class AdmissionCheck:
+    """An admission check of a Workload."""
+
+    name: str
+    state: str
+    """Pending, Ready, Retry or Rejected."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """What Kueue says of one pod."""
 
@@ -82,6 +92,38 @@ class Workload:
     """Uids of its pods."""
     conditions: Mapping[str, tuple[str, str]]
     """Type -> (status, message)."""
+    uid: str = ""
+    checks: tuple[AdmissionCheck, ...] = ()
+    active: bool = True
+    """False: Kueue does not try to admit it any more."""
+    requeue_at: str = ""
+    """When Kueue tries again after a check that asked for that; empty: it does not wait."""
+
+    @property
+    def checked(self) -> bool:
+        """Whether admission checks matter: one is not ready, or one has failed."""
+        return any(check.state != "Ready" for check in self.checks)
+
+
+@dataclass(frozen=True, slots=True)
+class ProvisioningRequest:
+    """A request for nodes, which Kueue makes for a Workload and an autoscaler answers."""
+
+    key: str
+    workload: str
+    """Uid of the Workload."""
+    created: str
+    conditions: Mapping[str, tuple[str, str]]
+    """Type -> (status, message)."""
+
+    def describe(self) -> str:
+        """As part of a sentence, with the autoscaler's own words."""
+        for kind in ("CapacityRevoked", "BookingExpired", "Failed", "Provisioned", "Accepted"):
+            status, message = self.conditions.get(kind, ("", ""))
+            if status == "True" or (kind == "Provisioned" and message):
+                state = kind if status == "True" else "not provisioned yet"
+                return f"ProvisioningRequest {self.key}: {state}" + (f", {_line(message)}" if message else "")
+        return f"ProvisioningRequest {self.key}: no autoscaler has answered it yet"
 
 
 NO_KUEUE: Final = "the cluster has no Kueue that would admit it: install it, or delete the pod after removing the label"
@@ -90,16 +132,41 @@ NO_WORKLOAD: Final = (
 )
 
 
-def queue_message(pod_uid: str, workloads: Iterable[Workload]) -> str:
-    """Why Kueue has not admitted a pod, as one line."""
+def queue_wait(pod_uid: str, workloads: Iterable[Workload], requests: Iterable[ProvisioningRequest] = ()) -> QueueWait:
+    """Why Kueue has not admitted a pod."""
     found = next((w for w in workloads if pod_uid in w.owners), None)
     if found is None:
-        return NO_WORKLOAD
+        return QueueWait(reasons.QUOTA_WAIT, NO_WORKLOAD)
+    if not found.active:
+        return QueueWait(reasons.ADMISSION_REJECTED, f"{_gave_up(found, requests)}; delete the pod to ask again")
+    reserved, _ = found.conditions.get("QuotaReserved", ("", ""))
+    if found.checked and (reserved == "True" or found.requeue_at):
+        again = f"; Kueue asks again at {found.requeue_at}" if found.requeue_at else ""
+        return QueueWait(reasons.ADMISSION_CHECK, f"{_checks(found, requests)}{again}")
     for kind in ("QuotaReserved", "Admitted", "Evicted"):
         status, message = found.conditions.get(kind, ("", ""))
         if message and (status == "False" or kind == "Evicted"):
-            return _line(message)
-    return "Kueue has not looked at it yet"
+            return QueueWait(reasons.QUOTA_WAIT, _line(message))
+    return QueueWait(reasons.QUOTA_WAIT, "Kueue has not looked at it yet")
+
+
+def _checks(workload: Workload, requests: Iterable[ProvisioningRequest]) -> str:
+    check = next(each for each in workload.checks if each.state != "Ready")
+    if (request := _last(workload, requests)) is not None:
+        return f"admission check {check.name}: {request.describe()}"
+    said = f", {_line(check.message)}" if check.message else ""
+    return f"admission check {check.name} is {check.state}{said}"
+
+
+def _gave_up(workload: Workload, requests: Iterable[ProvisioningRequest]) -> str:
+    _, message = workload.conditions.get("Evicted", ("", ""))
+    said = _line(message) if message else "its Workload is deactivated"
+    return said if (request := _last(workload, requests)) is None else f"{said} ({request.describe()})"
+
+
+def _last(workload: Workload, requests: Iterable[ProvisioningRequest]) -> ProvisioningRequest | None:
+    own = [request for request in requests if workload.uid and request.workload == workload.uid]
+    return max(own, key=lambda request: (request.created, request.key), default=None)
 
 
 def _line(text: str) -> str:

@@ -18,7 +18,7 @@ from shoal.core import facts, quantity
 from shoal.core.keda import ScaledObject
 from shoal.core.ownership import Link, link
 from shoal.core.placement.autoscalerevents import PodEvent
-from shoal.core.podquota import Workload
+from shoal.core.podquota import AdmissionCheck, ProvisioningRequest, Workload
 
 K = TypeVar("K", bound=CustomResource)
 
@@ -210,11 +210,40 @@ def pod_event(raw: JsonObject) -> PodEvent:
 def workload(raw: JsonObject) -> Workload:
     """Kueue's Workload of a pod."""
     owners = (o.get("uid") for o in _seq(raw["metadata"], "ownerReferences")[:_MOST_OWNERS] if o.get("kind") == "Pod")
-    said = _seq(_map(raw, "status"), "conditions")[:_MOST_GATES]
+    status = _map(raw, "status")
     return Workload(
         tuple(str(uid) for uid in owners),
-        {str(c.get("type")): (str(c.get("status")), str(c.get("message") or "")[:LONGEST_MESSAGE]) for c in said},
+        _conditions_said(status),
+        uid=str(raw["metadata"].get("uid") or ""),
+        checks=tuple(
+            AdmissionCheck(
+                str(c.get("name"))[:_LONGEST_NAME],
+                str(c.get("state"))[:_LONGEST_NAME],
+                str(c.get("message") or "")[:LONGEST_MESSAGE],
+            )
+            for c in _seq(status, "admissionChecks")[:_MOST_GATES]
+        ),
+        active=_map(raw, "spec").get("active") is not False,
+        requeue_at=str(_map(status, "requeueState").get("requeueAt") or "")[:_LONGEST_NAME],
     )
+
+
+def provisioning_request(raw: JsonObject) -> ProvisioningRequest:
+    """The request for nodes that Kueue makes for a Workload."""
+    metadata = raw["metadata"]
+    owners = (o.get("uid") for o in _seq(metadata, "ownerReferences")[:_MOST_OWNERS] if o.get("kind") == "Workload")
+    return ProvisioningRequest(
+        key=f"{metadata['namespace']}/{metadata['name']}",
+        workload=str(next(owners, "")),
+        created=str(metadata.get("creationTimestamp") or ""),
+        conditions=_conditions_said(_map(raw, "status")),
+    )
+
+
+def _conditions_said(status: JsonObject) -> dict[str, tuple[str, str]]:
+    """Type -> (status, message)."""
+    said = _seq(status, "conditions")[:_MOST_GATES]
+    return {str(c.get("type")): (str(c.get("status")), str(c.get("message") or "")[:LONGEST_MESSAGE]) for c in said}
 
 
 def job(raw: JsonObject) -> facts.MetadataJob:

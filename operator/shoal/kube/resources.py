@@ -79,6 +79,7 @@ PERSISTENTVOLUMECLAIMS = Resource("", "v1", "persistentvolumeclaims", "Persisten
 CONFIGMAPS = Resource("", "v1", "configmaps", "ConfigMap")
 ENDPOINTSLICES = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
 HPAS = Resource("autoscaling", "v2", "horizontalpodautoscalers", "HorizontalPodAutoscaler")
+PROVISIONINGREQUESTS = Resource("autoscaling.x-k8s.io", "v1", "provisioningrequests", "ProvisioningRequest")
 WORKLOADS = Resource("kueue.x-k8s.io", "v1beta1", "workloads", "Workload")
 INFERENCEPOOLS = Resource("inference.networking.k8s.io", "v1", "inferencepools", "InferencePool")
 SCALEDOBJECTS = Resource("keda.sh", "v1alpha1", "scaledobjects", "ScaledObject")

@@ -10,7 +10,8 @@ from shoal.controllers.state import FleetState
 from shoal.controllers.world import World
 from shoal.core.facts import Pod
 from shoal.core.podquota import NO_KUEUE, NO_WORKLOAD
-from shoal.kube.errors import KubeError, NotFound
+from shoal.kube.errors import Forbidden, KubeError, NotFound
+from shoal.kube.resources import PROVISIONINGREQUESTS, Resource
 from shoal.kube.store import Table
 from tests.support.operators import CONFIG
 
@@ -36,8 +37,17 @@ class Api:
     pages: list[list[dict[str, Any]]] = field(default_factory=list)
     fails: KubeError | None = None
     asked: int = 0
+    requests: list[dict[str, Any]] | KubeError = field(default_factory=list[dict[str, Any]])
+    """ProvisioningRequests."""
+    asked_for_requests: int = 0
 
-    async def list_pages(self, *_: Any, **__: Any) -> AsyncGenerator[Page]:
+    async def list_pages(self, resource: Resource, **_: Any) -> AsyncGenerator[Page]:
+        if resource is PROVISIONINGREQUESTS:
+            self.asked_for_requests += 1
+            if isinstance(self.requests, KubeError):
+                raise self.requests
+            yield Page(self.requests)
+            return
         for page in self.pages or [[]]:
             self.asked += 1
             if self.fails is not None:
@@ -64,7 +74,7 @@ class Cluster:
         self.reader = QueueMessages(world, state)
 
     def said(self) -> dict[str, str | None]:
-        return {pod.uid: pod.queue_message for pod in self.pods.values()}
+        return {pod.uid: pod.queue_wait.message if pod.queue_wait else None for pod in self.pods.values()}
 
 
 async def test_each_pod_gets_its_own_workloads_message_with_one_request() -> None:
@@ -100,3 +110,38 @@ async def test_an_api_server_that_refuses_ends_nothing() -> None:
     cluster = Cluster(Api(fails=KubeError("no")), "a")
     await cluster.reader.check()
     assert cluster.said() == {"a": None}
+
+
+def checked_workload(uid: str) -> dict[str, Any]:
+    return workload(uid, "") | {
+        "metadata": {"name": f"pod-{uid}", "uid": f"w-{uid}", "ownerReferences": [{"kind": "Pod", "uid": uid}]},
+        "spec": {"active": True},
+        "status": {
+            "conditions": [{"type": "QuotaReserved", "status": "True", "message": "reserved"}],
+            "admissionChecks": [{"name": "nodes", "state": "Pending", "message": ""}],
+        },
+    }
+
+
+async def test_the_request_for_nodes_is_read_where_an_admission_check_holds_a_replica_back() -> None:
+    request = {
+        "metadata": {
+            "name": "pod-a-nodes-1", "namespace": "chat", "creationTimestamp": "2026-01-01T00:00:00Z",
+            "ownerReferences": [{"kind": "Workload", "uid": "w-a"}],
+        },
+        "status": {"conditions": [{"type": "Failed", "status": "True", "message": "no stock"}]},
+    }  # fmt: skip
+    api = Api([[checked_workload("a")]], requests=[request])
+    cluster = Cluster(api, "a")
+    await cluster.reader.check()
+    assert cluster.said() == {"a": "admission check nodes: ProvisioningRequest chat/pod-a-nodes-1: Failed, no stock"}
+    plain = Api([[workload("a", "no GPUs left")]])
+    await Cluster(plain, "a").reader.check()
+    assert plain.asked_for_requests == 0, "a queue without checks costs no request more"
+
+
+async def test_the_check_is_named_where_requests_cannot_be_read() -> None:
+    for error in (NotFound("no such kind"), Forbidden("no")):
+        cluster = Cluster(Api([[checked_workload("a")]], requests=error), "a")
+        await cluster.reader.check()
+        assert cluster.said() == {"a": "admission check nodes is Pending"}

@@ -7,10 +7,19 @@ from typing import Any
 import pytest
 
 from shoal.api.model import Model
-from shoal.core.facts import Deployment, Pod
+from shoal.core.facts import Deployment, Pod, QueueWait
 from shoal.core.placement import Held, ReplicaState, plan
 from shoal.core.placement.backoff import observe
-from shoal.core.podquota import NO_WORKLOAD, Workload, blocks_surge, queue_labels, queue_message, refusal
+from shoal.core.podquota import (
+    NO_WORKLOAD,
+    AdmissionCheck,
+    ProvisioningRequest,
+    Workload,
+    blocks_surge,
+    queue_labels,
+    queue_wait,
+    refusal,
+)
 from shoal.core.status.diagnosis import diagnose, progress
 from shoal.core.status.quotawait import quota_wait
 from shoal.core.status.variants import cold_start
@@ -83,7 +92,7 @@ def test_another_refusal_is_no_quota(text: str) -> None:
 
 
 def test_a_gated_pod_waits_for_its_queue_and_says_why() -> None:
-    cause = diagnose([gated(queue_message="insufficient unused quota for nvidia.com/gpu")])
+    cause = diagnose([gated(queue_wait=QueueWait("QuotaWait", "insufficient unused quota for nvidia.com/gpu"))])
     assert cause is not None
     assert cause.reason == "QuotaWait"
     assert cause.message == (
@@ -126,11 +135,78 @@ def test_a_queue_that_no_kueue_looks_at_is_said() -> None:
 def test_the_message_is_kueues_own() -> None:
     full = Workload(("p",), {"QuotaReserved": ("False", "couldn't assign flavors:\n insufficient quota")})
     other = Workload(("q",), {"QuotaReserved": ("False", "another's")})
-    assert queue_message("p", [other, full]) == "couldn't assign flavors: insufficient quota"
-    assert queue_message("x", [other, full]) == NO_WORKLOAD
+    assert queue_wait("p", [other, full]) == QueueWait("QuotaWait", "couldn't assign flavors: insufficient quota")
+    assert queue_wait("x", [other, full]) == QueueWait("QuotaWait", NO_WORKLOAD)
     assert "integration `pod`" in NO_WORKLOAD
     evicted = Workload(("p",), {"QuotaReserved": ("True", "ok"), "Evicted": ("True", "preempted by a job")})
-    assert queue_message("p", [evicted]) == "preempted by a job"
+    assert queue_wait("p", [evicted]) == QueueWait("QuotaWait", "preempted by a job")
+
+
+# --- admission checks: nodes that an autoscaler is asked for --------------------------------------------------------
+
+RESERVED = {"QuotaReserved": ("True", "Quota reserved in ClusterQueue all")}
+
+
+def checked(state: str = "Pending", message: str = "", **more: Any) -> Workload:
+    base: dict[str, Any] = {"conditions": RESERVED, "uid": "w"}
+    return Workload(("p",), checks=(AdmissionCheck("nodes", state, message),), **(base | more))
+
+
+def request(number: int = 1, workload: str = "w", **conditions: tuple[str, str]) -> ProvisioningRequest:
+    return ProvisioningRequest(f"ns/pod-p-nodes-{number}", workload, f"2026-11-25T00:0{number}:00Z", conditions)
+
+
+def test_a_pod_with_quota_names_the_request_for_its_nodes_and_the_autoscalers_words() -> None:
+    """Until then Kueue's only message is that the pod has quota: it was not told at all what it waits for."""
+    unanswered = queue_wait("p", [checked()], [request(workload="another"), request()])
+    assert unanswered.reason == "AdmissionCheckPending"
+    assert unanswered.message == (
+        "admission check nodes: ProvisioningRequest ns/pod-p-nodes-1: no autoscaler has answered it yet"
+    )
+    answers = {"Accepted": ("True", "ok"), "Provisioned": ("False", "ETA: 2 h,\n position 7")}
+    eta = queue_wait("p", [checked()], [replace(request(), conditions=answers)])
+    assert eta.message.endswith("ProvisioningRequest ns/pod-p-nodes-1: not provisioned yet, ETA: 2 h, position 7")
+    cause = diagnose([gated(queue_wait=eta)])
+    assert cause is not None
+    assert cause.message.startswith("pod ns/p has quota of queue ns/serving, which waits for admission check nodes: ")
+    assert not cause.waits_for_a_person
+    # Another check than one for nodes says what its controller does.
+    other = queue_wait("p", [checked(message="approval of a person")])
+    assert other.message == "admission check nodes is Pending, approval of a person"
+
+
+def test_of_requests_that_are_repeated_the_last_one_is_told_and_when_the_next_one_comes() -> None:
+    failed = request(1, Failed=("True", "no stock in zone a"))
+    conditions = {"QuotaReserved": ("False", "At least one admission check is false")}
+    waits = queue_wait("p", [checked(conditions=conditions, requeue_at="2026-11-25T00:02:00Z")], [failed])
+    assert (waits.reason, waits.message) == (
+        "AdmissionCheckPending",
+        "admission check nodes: ProvisioningRequest ns/pod-p-nodes-1: Failed, no stock in zone a; "
+        "Kueue asks again at 2026-11-25T00:02:00Z",
+    )
+    again = queue_wait("p", [checked()], [request(2), failed])
+    assert "pod-p-nodes-2" in again.message
+    # Without quota after a failed request it is the quota that it waits for.
+    full = {"QuotaReserved": ("False", "insufficient unused quota")}
+    assert queue_wait("p", [checked(conditions=full)], [failed]) == QueueWait("QuotaWait", "insufficient unused quota")
+
+
+def test_what_kueue_has_given_up_waits_for_a_person() -> None:
+    conditions = {"QuotaReserved": ("False", "x"), "Evicted": ("True", "The workload is deactivated due to nodes")}
+    gone = queue_wait("p", [checked(conditions=conditions, active=False)], [request(Failed=("True", "no stock"))])
+    assert gone.reason == "AdmissionRejected"
+    assert gone.message == (
+        "The workload is deactivated due to nodes (ProvisioningRequest ns/pod-p-nodes-1: Failed, no stock); "
+        "delete the pod to ask again"
+    )
+    cause = diagnose([gated(queue_wait=gone)])
+    assert cause is not None
+    assert cause.waits_for_a_person
+    waits = quota_wait([gated(queue_wait=gone)], [deployment()])
+    assert waits is not None
+    assert (waits.status, waits.reason) == ("True", "AdmissionRejected")
+    by_hand = queue_wait("p", [Workload(("p",), {}, active=False)])
+    assert by_hand.message == "its Workload is deactivated; delete the pod to ask again"
 
 
 def test_pods_carry_the_labels_of_the_model() -> None:

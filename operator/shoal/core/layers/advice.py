@@ -133,6 +133,13 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
     r.QUOTA_WAIT: _waits(
         _CONTROL, "Wait until the queue has quota; `kubectl get workloads` shows its order; more quota ends the wait."
     ),
+    r.ADMISSION_CHECK: _waits(
+        _CONTROL, "Wait until the check is ready; of a ProvisioningRequest, the autoscaler's answer is in its status."
+    ),
+    r.ADMISSION_REJECTED: _fault(
+        _CONTROL,
+        "See to what rejected it, such as stock or a limit of the autoscaler; then delete the pod to ask again.",
+    ),
     r.ADMITTED: _fine(_CONTROL),
     r.QUEUE_IGNORED: _note(
         _CONTROL, "Install Kueue with the integration `pod` for this namespace, or remove the label of the queue."

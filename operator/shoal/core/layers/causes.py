@@ -113,7 +113,14 @@ def _candidates(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
     views = ([seen.subject] if seen.subject is not None else []) + _dependencies(seen)
     of_objects = [c for view in views for c in objects.candidates(view, now)]
     of_classes = [c for view in seen.related if view.kind == "class" for c in objects.candidates(view, now)]
-    of_pods = [c for pod in seen.pods for c in pods.candidates(pod, seen.events, now)]
+    # The pod shows only Kueue's gate; the Model's status, why Kueue does not take it off.
+    checked = {pod for c in of_objects if c.reason in _CHECKED for pod in c.pods}
+    of_pods = [
+        c
+        for pod in seen.pods
+        for c in pods.candidates(pod, seen.events, now)
+        if c.reason != reasons.QUOTA_WAIT or not c.pods <= checked
+    ]
     short = any(c.reason in _WANTS_GPUS or c.reason in _TOO_FEW for c in (*of_objects, *of_pods))
     yield from of_objects
     yield from of_pods
@@ -140,6 +147,7 @@ def _candidates(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
     yield from _decision(seen, now)
 
 
+_CHECKED: Final = (reasons.ADMISSION_CHECK, reasons.ADMISSION_REJECTED)
 _TOO_FEW: Final = (faults.TOO_FEW_GPUS, faults.TAINT, faults.AFFINITY, faults.NODE_CORDONED, faults.TOO_FEW_RESOURCES)
 
 

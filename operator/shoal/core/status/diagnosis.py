@@ -25,6 +25,7 @@ _PERMANENT: Final = frozenset(
         reasons.DIGEST_MISMATCH,
         reasons.IMAGE_UNAVAILABLE,
         reasons.ENGINE_FAILED,
+        reasons.ADMISSION_REJECTED,
     }
 )
 
@@ -132,8 +133,15 @@ def _gate(pod: Pod) -> Cause | None:
         what = f"pod {pod.key} is held back by the scheduling gate {pod.gates[0]}"
         return Cause(reasons.SCHEDULING_GATED, what)
     queue = f"queue {pod.namespace}/{pod.queue}" if pod.queue else "its queue"
-    said = f": {pod.queue_message}" if pod.queue_message else ""
-    return Cause(reasons.QUOTA_WAIT, f"pod {pod.key} waits for quota of {queue}{said}")
+    if pod.queue_wait is None:
+        return Cause(reasons.QUOTA_WAIT, f"pod {pod.key} waits for quota of {queue}")
+    what = {
+        reasons.ADMISSION_CHECK: f"has quota of {queue}, which waits for",
+        reasons.ADMISSION_REJECTED: f"is not admitted by {queue}",
+    }
+    reason, said = pod.queue_wait.reason, pod.queue_wait.message
+    separator = " " if reason == reasons.ADMISSION_CHECK else ": "
+    return Cause(reason, f"pod {pod.key} {what.get(reason, f'waits for quota of {queue}')}{separator}{said}")
 
 
 def _scheduling(pod: Pod) -> Cause | None:

@@ -25,7 +25,8 @@ def quota_wait(pods: Sequence[Pod], deployments: Sequence[Deployment]) -> Condit
     ]
     if said:
         # A pod that may not exist comes before one that waits for its turn: Kueue sees only the second.
-        said.sort(key=lambda each: each[0] == reasons.QUOTA_WAIT)
+        refuses = (reasons.RESOURCE_QUOTA, reasons.LIMIT_RANGE)
+        said.sort(key=lambda each: each[0] not in refuses)
         text = "; ".join(dict.fromkeys(message for _, message in said))
         return ConditionUpdate(reasons.QUOTA_WAIT, "True", said[0][0], text)
     queues = sorted({pod.queue for pod in alive if pod.queue})

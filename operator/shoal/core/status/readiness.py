@@ -10,7 +10,8 @@ from shoal.core.status.conditions import LONGEST_MESSAGE, ConditionUpdate, find,
 from shoal.core.status.diagnosis import FAILURES, Cause, diagnose, progress
 from shoal.core.status.observed import Observed
 
-QUOTAS: Final = (reasons.QUOTA_WAIT, reasons.RESOURCE_QUOTA)
+_QUEUES: Final = (reasons.QUOTA_WAIT, reasons.ADMISSION_CHECK, reasons.ADMISSION_REJECTED)
+QUOTAS: Final = (*_QUEUES, reasons.RESOURCE_QUOTA)
 """Causes that end when quota is given back. The Deployment's own deadline does not count meanwhile."""
 TRIED_AGAIN: Final = "; at zero now, the next request tries again"
 """End of the message of a Model that went to zero without ever having served."""
@@ -37,7 +38,7 @@ def cause_of(seen: Observed) -> Cause | None:
     """Why replicas do not serve, as far as pods and Deployments show it."""
     refused = next((d.refused for d in seen.deployments if d.refused), None)
     found = diagnose(seen.pods)
-    if refused and (found is None or found.reason in (reasons.UNSCHEDULABLE, reasons.QUOTA_WAIT)):
+    if refused and (found is None or found.reason in (reasons.UNSCHEDULABLE, *_QUEUES)):
         quota = refusal(refused)
         return Cause(quota.reason, quota.message) if quota else Cause(reasons.PODS_REFUSED, refused)
     return found
