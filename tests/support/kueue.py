@@ -24,6 +24,10 @@ FLAVORS: Final = Resource("kueue.x-k8s.io", "v1beta1", "resourceflavors", "Resou
 PRIORITIES: Final = Resource(
     "kueue.x-k8s.io", "v1beta1", "workloadpriorityclasses", "WorkloadPriorityClass", namespaced=False
 )
+CHECKS: Final = Resource("kueue.x-k8s.io", "v1beta1", "admissionchecks", "AdmissionCheck", namespaced=False)
+CHECK_CONFIGS: Final = Resource(
+    "kueue.x-k8s.io", "v1beta1", "provisioningrequestconfigs", "ProvisioningRequestConfig", namespaced=False
+)
 _GPU: Final = "nvidia.com/gpu"
 _KUEUE_NAMESPACE: Final = "kueue-system"
 _OWN_ETC: Final = """\
@@ -49,6 +53,33 @@ def cluster_queue(gpus: int) -> JsonObject:
     }
 
 
+def nodes_asked_for(retries: int) -> tuple[JsonObject, JsonObject]:
+    """The ProvisioningRequestConfig `nodes` and the AdmissionCheck that has it. A request that fails is repeated so
+    often, a second later."""
+    config: JsonObject = {
+        "apiVersion": "kueue.x-k8s.io/v1beta1",
+        "kind": "ProvisioningRequestConfig",
+        "metadata": {"name": "nodes"},
+        "spec": {
+            "provisioningClassName": "queued-provisioning.example.com",
+            "managedResources": [_GPU],
+            "retryStrategy": {"backoffLimitCount": retries, "backoffBaseSeconds": 1, "backoffMaxSeconds": 2},
+        },
+    }
+    check: JsonObject = {
+        "apiVersion": "kueue.x-k8s.io/v1beta1",
+        "kind": "AdmissionCheck",
+        "metadata": {"name": "nodes"},
+        "spec": {
+            "controllerName": "kueue.x-k8s.io/provisioning-request",
+            "parameters": {
+                "apiGroup": "kueue.x-k8s.io", "kind": "ProvisioningRequestConfig", "name": "nodes"
+            },
+        },
+    }  # fmt: skip
+    return config, check
+
+
 def local_queue(namespace: str, name: str = "serving") -> JsonObject:
     return {
         "apiVersion": "kueue.x-k8s.io/v1beta1",
@@ -63,7 +94,8 @@ def running_kueue(plane: ControlPlane, folder: Path, namespace: str) -> Generato
     """Kueue until the block ends; yields its log. Needs root."""
     found = kueue.find_or_build(lambda _line: None)
     manifests = found / MANIFESTS
-    for crd in sorted((manifests / "crd" / "bases").glob("*.yaml")):
+    crds = [*(manifests / "crd" / "bases").glob("*.yaml"), *manifests.glob("*_provisioningrequests.yaml")]
+    for crd in sorted(crds):
         plane.run_kubectl("apply", "--server-side", "-f", str(crd))
     plane.run_kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
     plane.run_kubectl("create", "namespace", _KUEUE_NAMESPACE, check=False)

@@ -51,6 +51,8 @@ class Module:
     tags: str = ""
     manifests: tuple[str, ...] = ()
     """Folders of `version_of`'s source whose content comes along as `MANIFESTS`."""
+    others: tuple[tuple[str, str], ...] = ()
+    """(module, folder) of other required modules whose content comes along beside it."""
 
     @property
     def source(self) -> str:
@@ -86,7 +88,9 @@ def needed_sources() -> Path:
 def cached(folder: Path, module: Module) -> Path:
     """Where the module's programs are, or will be; `folder` is images/lab."""
     digest = hashlib.sha256(f"{platform.system()} {platform.machine()} {module.ldflags('v0.0.0')}".encode())
-    digest.update(f"{module.tags}{' '.join(module.manifests)}".encode())
+    digest.update(
+        f"{module.tags}{' '.join((*module.manifests, *(text for pair in module.others for text in pair)))}".encode()
+    )
     for file in sorted((folder / module.source).iterdir()):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return cache_root() / f"{module.name}-{digest.hexdigest()[:16]}"
@@ -185,8 +189,8 @@ def _build(source: Path, module: Module, target: Path, go: Path, announce: Annou
         for name in module.links:
             Path(temporary, name).symlink_to(module.program)
         if module.manifests:
-            folder = _module_folder(source, module, go, environment)
-            for part in module.manifests:
+            for required, part in (*((module.version_of, part) for part in module.manifests), *module.others):
+                folder = _module_folder(source, required, go, environment)
                 shutil.copytree(folder / part, f"{temporary}/{MANIFESTS}", dirs_exist_ok=True)
             for each in Path(temporary, MANIFESTS).rglob("*"):  # Go's module cache is read-only, folders too
                 each.chmod(0o755 if each.is_dir() else 0o644)
@@ -208,14 +212,14 @@ def _packages(source: Path, module: Module, go: Path, environment: dict[str, str
     return result.stdout.count("\n")
 
 
-def _module_folder(source: Path, module: Module, go: Path, environment: dict[str, str]) -> Path:
-    """Where Go has unpacked the source of `version_of`."""
+def _module_folder(source: Path, required: str, go: Path, environment: dict[str, str]) -> Path:
+    """Where Go has unpacked the source of a required module."""
     result = subprocess.run(
-        [go, "list", "-m", "-f", "{{.Dir}}", module.version_of], cwd=source, env=environment,
+        [go, "list", "-m", "-f", "{{.Dir}}", required], cwd=source, env=environment,
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     if result.returncode != 0 or not result.stdout.strip():
-        raise LabError(f"the source of {module.version_of} cannot be found: {_last_line(result.stderr)}")
+        raise LabError(f"the source of {required} cannot be found: {_last_line(result.stderr)}")
     return Path(result.stdout.strip())
 
 

@@ -15,6 +15,7 @@ MODULE: Final = gobuild.Module(
     8,
     program="kueue",
     manifests=("config/components",),
+    others=(("k8s.io/autoscaler/cluster-autoscaler/apis", "config/crd"),),  # ProvisioningRequests
 )
 
 

@@ -64,6 +64,7 @@ RARE = {
     ("networkpolicies", "delete"): "NetworkPolicies switched off",
     ("events", "patch"): "the same event again",
     ("workloads", "list"): "Kueue holds a pod back: test_operator_kueue.py, under this role",
+    ("provisioningrequests", "list"): "an admission check of Kueue holds a pod back: there too, under this role",
     ("pods", "patch"): "which of several replicas goes first",
 }
 """Granted, not exercised by this test; and when it is used."""
