@@ -13,6 +13,7 @@ BENCHES = {
     "bench_prefix": "prompts that find their prefix in a cache, by rule of routing",
     "bench_routing": "time to first token, hits and throughput by rule of routing, over traces and generated traffic",
     "bench_routing --held-out": "the same over traffic by which no weight was chosen: the table of docs/routing.md",
+    "routing_closed": "the same with clients that wait for each answer, behind prompts that no single cache holds",
     "bench_routing --cost": "CPU and memory of what a gateway knows of prefix caches, and a gateway that starts again",
     "bench_replicas": "rules of routing on four real engines, beside smg; needs images/engine-cpu/install.sh",
     "bench_rollouts": "rollouts of the gateways under keep-alive clients: resets",

@@ -110,7 +110,7 @@ def replay(
             else:
                 next(e for e in engines if e.number == which).leaving = True
         for engine in engines:
-            _advance(engine, one.at, kinds, fresh[engine.number])
+            advance(engine, one.at, kinds, fresh[engine.number])
             kinds[one.gateway].heard(engine, one.at)
         able = [e for e in engines if not e.leaving]
         kind = kinds[one.gateway]
@@ -119,8 +119,8 @@ def replay(
         kind.sent(one, replica, one.at)
         seen(sent[-1], kinds)
     for engine in engines:
-        _advance(engine, 1e9, kinds, fresh[engine.number])
-    return _result(asked, sent, engines)
+        advance(engine, 1e9, kinds, fresh[engine.number])
+    return result(asked, sent, engines)
 
 
 def _params(fleet: Fleet, number: int) -> Params:
@@ -154,7 +154,7 @@ _SIZES: dict[str, Callable[[Params], Params]] = {
 }
 
 
-def _advance(engine: Replica, now: float, kinds: Sequence[Rule], fresh: Fresh) -> None:
+def advance(engine: Replica, now: float, kinds: Sequence[Rule], fresh: Fresh) -> None:
     engine.advance(now)
     for one in engine.began:
         if one.asked is not None:
@@ -183,7 +183,7 @@ def _advance(engine: Replica, now: float, kinds: Sequence[Rule], fresh: Fresh) -
             kind.reported(uid_of(engine), known)
 
 
-def _result(asked: Sequence[Asked], sent: Sequence[Running], engines: Sequence[Replica]) -> Result:
+def result(asked: Sequence[Asked], sent: Sequence[Running], engines: Sequence[Replica]) -> Result:
     cold = len(asked) // 10  # caches and what was learned are empty at first, for every rule
     waits = sorted(one.first - a.at for one, a in zip(sent[cold:], asked[cold:], strict=True))
     prompt = sum(a.prompt for a in asked)

@@ -102,7 +102,7 @@ def test_every_combination_follows_the_order_of_the_rule():
             assert chosen(have, rest) == classes[better].replica.uid
 
 
-NO_COSTS = Costs(1.0, 0.0, 0.0, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
+NO_COSTS = Costs(1.0, 0.0, 0.0, 0.0, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def by_score(seconds: Mapping[str, float]) -> Any:

@@ -11,6 +11,7 @@ from shoal.api.traffic import AFTER_ANSWER
 from shoal.core.advice.marks import prompt_marks
 from shoal.core.routing.prefixes import (
     CACHE_SHARE,
+    MOST_RETURNED,
     PRIOR_TOKENS,
     PrefixIndex,
     marks_of,
@@ -117,6 +118,58 @@ def test_whatever_is_told_the_bounds_hold(told: list[tuple[str, list[int], int]]
     for uid in "abc":
         index.forget(uid)
     assert len(index) == 0
+
+
+def mark(name: int, length: int = 1000) -> list[int]:
+    return [length * 4 << 32 | name]
+
+
+def test_what_is_evicted_costs_as_much_as_comes_again() -> None:
+    index = PrefixIndex()
+    index.reported("pod-1", 5000)  # holds four marks
+    for turn in range(3):
+        for name in range(100 * turn, 100 * turn + 20):
+            index.sent("pod-1", mark(name))
+        assert index.eviction_cost("pod-1") is None  # nothing was used twice
+    for name in (1, 2, 3, 4):
+        index.sent("pod-1", mark(name))
+        index.sent("pod-1", mark(name))
+    for name in (5, 6, 7, 8):
+        index.sent("pod-1", mark(name))
+    assert index.eviction_cost("pod-1") == 0.0  # of what was used twice nothing came again
+    index.sent("pod-1", mark(1))
+    assert index.eviction_cost("pod-1") == pytest.approx((1 / 4) / (1 - 1 / 4))
+    index.sent("pod-1", mark(2))
+    assert index.eviction_cost("pod-1") == pytest.approx((2 / 4) / (1 - 2 / 4))
+    assert index.eviction_cost("pod-2") is None
+    index.forget("pod-1")
+    assert index.eviction_cost("pod-1") is None
+
+
+def test_prompts_that_put_each_other_out_for_ever_have_a_bounded_cost_which_passes() -> None:
+    index = PrefixIndex()
+    index.reported("pod-1", 5000)
+    for _ in range(20):
+        for name in range(6):
+            index.sent("pod-1", mark(name))
+            index.sent("pod-1", mark(name))
+    assert index.eviction_cost("pod-1") == pytest.approx(MOST_RETURNED / (1 - MOST_RETURNED))
+    for name in range(10, 60):
+        index.sent("pod-1", mark(name))
+        index.sent("pod-1", mark(name))  # conversations that end
+    cost = index.eviction_cost("pod-1")
+    assert cost is not None
+    assert cost < 0.1
+
+
+def test_what_the_index_forgets_for_want_of_its_own_memory_is_not_evicted() -> None:
+    index = PrefixIndex()
+    index.reported("pod-1", 10**9)
+    for _ in range(2):
+        for name in range(MOST_KEPT + 100):
+            index.sent("pod-1", mark(name, 1))
+            index.sent("pod-1", mark(name, 1))
+    assert index.eviction_cost("pod-1") is None
 
 
 def test_marks_and_points_are_the_same() -> None:

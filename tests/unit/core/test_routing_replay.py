@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench import bench_routing as bench
+from tests.bench import routing_closed as closed
 from tests.bench.bench_routing import RULES, Result
 from tests.bench.routing_engine import Asked, Replica, engine
 from tests.bench.routing_exact import Told
@@ -84,6 +85,28 @@ def test_prompts_that_fit_only_into_all_caches_together_stay_each_where_it_is() 
         ours = bench.replay(asked, rule, fleet, 2)
         assert ours.hit > smg.hit
         assert ours.mean < smg.mean
+
+
+def asked_at_once(case: str, requests: int) -> tuple[Result, Result]:
+    """Clients that wait for each answer, in front of caches of which none holds all prompts: Shoal, and smg's best rule
+    there."""
+    engines = closed.CASES[case]
+    asked = closed.questions(engines, requests, 2, SEED)
+    ours, smg = (closed.replay(asked, RULES[rule], engines, 2) for rule in ("Shoal", "smg cache_aware (model)"))
+    return ours, smg
+
+
+def test_a_prompt_is_not_copied_where_it_puts_out_another_that_will_be_asked_for() -> None:
+    ours, smg = asked_at_once("12 at once, fast engines", 600)
+    assert ours.hit > smg.hit + 0.05
+    assert ours.mean < smg.mean
+
+
+def test_caches_that_evict_each_prompt_before_it_comes_again_recover_under_full_load() -> None:
+    """All prompts come at once to gateways that know nothing, and go everywhere."""
+    ours, smg = asked_at_once("40 at once", 1200)
+    assert ours.hit > 0.7
+    assert ours.mean < smg.mean
 
 
 def test_a_block_that_several_requests_use_takes_its_space_once_and_stays() -> None:

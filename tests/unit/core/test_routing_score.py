@@ -518,6 +518,57 @@ def test_what_is_cached_takes_no_further_space_in_the_kv_cache() -> None:
     assert picked(scores, prompt, NOW + 0.1).terms.kv < 0.45
 
 
+def putting_out(scores: ReplicaScores, pod: Replica) -> None:
+    """Prompts of which the replica's cache holds half are sent to it in turn."""
+    for _ in range(4):
+        for name in range(8):
+            scores.told(pod.uid, sent_elsewhere(40_000, 100 + name))
+            scores.told(pod.uid, sent_elsewhere(40_000, 100 + name))
+
+
+def test_a_prompt_stays_where_it_is_while_a_copy_would_put_out_what_comes_again() -> None:
+    scores = known(10_000.0)
+    shared = sent_elsewhere(8000)
+    scores.told("pod-1", shared)
+    prompt = Prompt(8200, points=[*shared, *sent_elsewhere(8200, 2)])
+    scores.reported("pod-1", busy(running=1, waiting=2, waiting_tokens=12_000), 0, NOW)
+    assert picked(scores, prompt).replica.uid in ("pod-2", "pod-3")  # its queue takes longer than the prompt
+    for pod in PODS[1:]:
+        putting_out(scores, pod)
+    pick = picked(scores, prompt)
+    assert pick.replica.uid == "pod-1"
+    assert pick.runner_up_terms is not None
+    assert pick.runner_up_terms.evict > pick.runner_up_terms.prefill
+    assert "evict" in pick.message
+    # A longer queue is worth a copy.
+    scores.reported("pod-1", busy(running=1, waiting=9, waiting_tokens=60_000), 0, NOW)
+    assert picked(scores, prompt).replica.uid in ("pod-2", "pod-3")
+    # Between replicas that do not have a prompt it decides nothing.
+    putting_out(scores, PODS[0])
+    pick = picked(scores, Prompt(1000))
+    assert pick.replica.uid in ("pod-2", "pod-3")
+    assert pick.runner_up_terms is not None
+    assert pick.terms.evict / pick.terms.prefill == pytest.approx(
+        pick.runner_up_terms.evict / pick.runner_up_terms.prefill
+    )
+    # Another engine has nothing to put out.
+    scores.reported("pod-2", IDLE.model_copy(update={"engine_boot": "b"}), 0, NOW)
+    assert picked(scores, prompt).terms.evict == 0.0
+
+
+def test_space_in_the_kv_cache_is_free_again_as_requests_end() -> None:
+    """Between two reports a gateway only saw what came."""
+    scores = known(10_000.0, reports={n: busy(running=20, kv_tokens_used=190_000) for n in range(3)})
+    at_first = picked(scores, Prompt(2000)).terms.kv
+    assert picked(scores, Prompt(2000), NOW + PRIOR_STAY / 2).terms.kv < at_first / 2
+    assert picked(scores, Prompt(2000), NOW + 2 * PRIOR_STAY).terms.kv < 0.01
+    pick = picked(scores, Prompt(150_000))
+    scores.sent(pick)  # is in no report yet
+    there = scores.pick([pick.replica], {}, Prompt(2000), NOW + 2 * PRIOR_STAY, alone=True)
+    assert there is not None
+    assert there.terms.kv > 0.4
+
+
 def test_prompts_that_run_are_known_to_be_in_the_cache() -> None:
     scores = known(10_000.0)
     scores.told("pod-1", sent_elsewhere(60_000))

@@ -38,7 +38,7 @@ CHAT = {"model": "llama", "messages": [{"role": "user", "content": "Please tell 
 
 
 def picked() -> Pick:
-    costs, others = Costs(1.0, 0.04, 0.15, 0, 0.036, 0, 0.005, 0, 0), Costs(1.0, 0.395, 0, 0, 0.017, 0, 0, 0, 0)
+    costs, others = Costs(1.0, 0.04, 0, 0.15, 0, 0.036, 0, 0.005, 0, 0), Costs(1.0, 0.395, 0, 0, 0, 0.017, 0, 0, 0, 0)
     return Pick(replica(2), Prompt(4300), NOTHING._replace(tokens=3700.0), 0.15, 0.0, 0.231, costs, "llama-1", others)
 
 

@@ -7,12 +7,16 @@ space. A gateway records the marks of what it sends to a replica, and of what th
 Engines forget what was used longest ago, and so does the index: the marks of a replica cover as many tokens as its KV
 cache has. The prompts that run there are among them, and several requests use the space of a common beginning once. No
 engine is asked: where an engine forgot sooner, its `cached_tokens` lower the trust in this knowledge (reuse.py).
+
+A full cache evicts something for each prompt that it does not have. The index knows what that costs later: it remembers
+what a replica evicted after it had been used again, and how much of that was sent there once more.
 """
 
 import sys
 from array import array
 from collections import OrderedDict
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from shoal.api.traffic import AFTER_ANSWER
@@ -27,6 +31,15 @@ MOST_MARKS: Final = 8192
 """Of one replica."""
 MOST_OF_ALL: Final = 1 << 17
 """Of all replicas: 45 MiB."""
+MOST_EVICTED: Final = 512
+"""Marks that are remembered as evicted, of one replica."""
+MOST_EVICTED_OF_ALL: Final = 1 << 14
+"""Of all replicas: 2 MiB."""
+MOST_RETURNED: Final = 0.8
+"""What is computed again evicts in its turn, of which a part comes back, and so on. That series grows without bound
+as the share that comes back nears 1; no more of it than this is believed."""
+LEAST_EVICTED: Final = 0.1
+"""Of a replica's cache: until it has evicted so much that had been used again, little is known of what comes back."""
 
 Points = Sequence[int]
 """Marks of one prompt in the order of their lengths, as numbers of 64 bits: the lower half is the checksum, the upper
@@ -57,18 +70,59 @@ def tokens_of(point: int) -> int:
     return (point >> 32 & AFTER_ANSWER - 1) // BYTES_PER_TOKEN
 
 
+@dataclass(slots=True)
+class _Evicted:
+    """What one replica evicted although it had been used again, as far back as one cache full. Tokens."""
+
+    points: OrderedDict[int, int] = field(default_factory=OrderedDict[int, int])
+    tokens: int = 0
+    """Of the points."""
+    total: float = 0.0
+    """Evicted lately."""
+    returned: float = 0.0
+    """Of these: sent to the replica again, so that they had to be computed again."""
+
+    def put(self, point: int, size: int, most: int) -> None:
+        self.points[point] = size
+        self.tokens += size
+        self.total += size
+        if self.total > 2 * most:
+            self.total /= 2
+            self.returned /= 2
+
+    def take(self, point: int) -> bool:
+        """Whether the point had been evicted."""
+        size = self.points.pop(point, None)
+        if size is None:
+            return False
+        self.tokens -= size
+        self.returned += size
+        return True
+
+    def drop_oldest(self) -> None:
+        self.tokens -= self.points.popitem(last=False)[1]
+
+    def cost(self, most: int) -> float:
+        """Tokens that will be computed again for each token that is evicted."""
+        share = min(MOST_RETURNED, self.returned / max(self.total, LEAST_EVICTED * most, 1.0))
+        return share / (1.0 - share)
+
+
 class PrefixIndex:
     """By uid of a replica's pod."""
 
     def __init__(self) -> None:
         self._held: dict[str, OrderedDict[int, int]] = {}
-        """Points, and the tokens since the point before; the one used longest ago comes first."""
+        """Points, and the tokens since the point before, negative of a point that was used again; the one used longest
+        ago comes first."""
         self._tokens: dict[str, int] = {}
         self._most: dict[str, int] = {}
         """Tokens that a replica keeps."""
         self._places: dict[int, dict[str, None]] = {}
         """Replicas by point."""
         self._count = 0
+        self._evicted: dict[str, _Evicted] = {}
+        self._evicted_count = 0
 
     def reported(self, uid: str, kv_total: int) -> None:
         """The replica's agent said how many tokens the KV cache has; here as they are estimated from characters."""
@@ -85,14 +139,21 @@ class PrefixIndex:
             held = self._held[uid] = OrderedDict()
             self._tokens[uid] = 0
         places, added, last = self._places, 0, len(points) - 1
+        evicted = self._evicted.get(uid)
         # The beginning is the youngest: engines forget the end of a prompt first.
         for at in range(last, -1, -1):
             point = points[at]
             if point in held:
                 held.move_to_end(point)
+                if (size := held[point]) > 0:
+                    held[point] = -size
                 continue
             size = max(0, tokens_of(point) - (tokens_of(points[at - 1]) if at else 0))
-            held[point] = size
+            if evicted is not None and evicted.take(point):
+                self._evicted_count -= 1
+                held[point] = -size
+            else:
+                held[point] = size
             added += size
             self._count += 1
             there = places.get(point)
@@ -134,6 +195,8 @@ class PrefixIndex:
         held = self._held.pop(uid, None)
         self._tokens.pop(uid, None)
         self._most.pop(uid, None)
+        if (evicted := self._evicted.pop(uid, None)) is not None:
+            self._evicted_count -= len(evicted.points)
         for point in held or ():
             self._leave(uid, point)
 
@@ -141,6 +204,12 @@ class PrefixIndex:
         """Forgets replicas that are gone."""
         for uid in [uid for uid in {*self._held, *self._most} if uid not in uids]:
             self.forget(uid)
+
+    def eviction_cost(self, uid: str) -> float | None:
+        """Tokens that the replica will have to compute again for each token that it computes now, because something
+        else is evicted for it. None: it has not evicted anything that had been used again."""
+        evicted = self._evicted.get(uid)
+        return None if evicted is None else evicted.cost(self._most.get(uid, PRIOR_TOKENS))
 
     def tokens(self, uid: str) -> int:
         """Tokens that the points of a replica cover."""
@@ -151,16 +220,34 @@ class PrefixIndex:
 
     def _shrink(self, uid: str) -> None:
         held, most = self._held[uid], self._most.get(uid, PRIOR_TOKENS)
-        while held and (self._tokens[uid] > most or len(held) > MOST_MARKS):
+        while held and self._tokens[uid] > most:
+            point, size = self._drop_oldest(uid)
+            if size < 0:
+                self._remember(uid, point, -size)
+        while len(held) > MOST_MARKS:
             self._drop_oldest(uid)
         while self._count > MOST_OF_ALL:
             share = len(held) * len(self._held) >= self._count
             self._drop_oldest(uid if share else max(self._held, key=lambda each: len(self._held[each])))
 
-    def _drop_oldest(self, uid: str) -> None:
+    def _drop_oldest(self, uid: str) -> tuple[int, int]:
         point, size = self._held[uid].popitem(last=False)
-        self._tokens[uid] -= size
+        self._tokens[uid] -= abs(size)
         self._leave(uid, point)
+        return point, size
+
+    def _remember(self, uid: str, point: int, size: int) -> None:
+        """The replica evicts a point that was used again."""
+        evicted, most = self._evicted.get(uid), self._most.get(uid, PRIOR_TOKENS)
+        if evicted is None:
+            evicted = self._evicted[uid] = _Evicted()
+        evicted.put(point, size, most)
+        self._evicted_count += 1
+        while evicted.points and (
+            evicted.tokens > most or len(evicted.points) > MOST_EVICTED or self._evicted_count > MOST_EVICTED_OF_ALL
+        ):
+            evicted.drop_oldest()
+            self._evicted_count -= 1
 
     def _leave(self, uid: str, point: int) -> None:
         self._count -= 1

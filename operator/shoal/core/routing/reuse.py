@@ -81,12 +81,19 @@ class Trust:
     more of them."""
     lengths: int = 0
     """Prompts of which that was learned."""
+    eviction: float = 0.0
+    """Tokens that must be computed again for each token that is computed, where a full cache evicts others for it
+    (prefixes.py). One figure of all replicas: between replicas that do not have a prompt it decides nothing."""
 
     def observe(self, expected: Expected, cached: int) -> None:
         """The engine reported that it found `cached` tokens of a prompt."""
         if expected.promised > 0:
             share = min(1.0, max(0, cached) / expected.promised)
             self.of[expected.kind] += _WEIGHT * (share - self.of[expected.kind])
+
+    def evicted(self, cost: float) -> None:
+        """What evictions cost the replica that was just sent a prompt."""
+        self.eviction += _WEIGHT * (cost - self.eviction)
 
     def counted(self, estimated: int, tokens: int) -> None:
         """The engine counted the tokens of a prompt whose length was estimated."""

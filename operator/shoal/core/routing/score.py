@@ -8,6 +8,8 @@ The terms, all in seconds, of one replica:
   and what this gateway has sent since, less what was prefilled meanwhile;
 - **batch**: the step that runs when the prompt arrives must end, and the requests that run there take a part of each
   following one;
+- **evict**: a full cache evicts something for what is computed; the part of it that comes again must be computed again
+  (prefixes.py). So a further copy of a shared beginning is made only where that saves more than it costs;
 - **others**: the prompt's own prefill delays each of them;
 - **slots**: a full batch takes no further request until one ends;
 - **kv**: a barrier that grows as the KV cache fills up, before the engine preempts what runs; and where prompts wait
@@ -40,6 +42,8 @@ OTHERS: Final = 0.005
 KV_SECONDS: Final = 0.2
 """Scale of the barrier k / (1 - k), where k is the share of the KV cache that is in use. That also shows long prompts
 that are being read, which are in no report of what waits."""
+KV_STAY: Final = 0.15
+"""The scale is no more than this part of the time that requests run: where they are short, space is free soon."""
 FULLEST: Final = 0.98
 HOME_TOKENS: Final = 1500.0
 """What it is worth to send a head home, in prompt tokens, if all heads come again."""
@@ -90,6 +94,10 @@ class ReplicaLoad:
     kv_taken: float = 0.0
     """Tokens in the KV cache and of prompts that will need space there: what the last report said, and what was sent
     since, as far as this gateway knows, without what is cached."""
+    kv_reported: float = 0.0
+    """Of `kv_taken`: in use when the last report came. It is free again when those requests have ended."""
+    evicts: bool = False
+    """Its cache is full of what is used again."""
     unreported: int = 0
     """Of `busy`: requests of which other gateways have spoken since the report."""
     unreported_tokens: float = 0.0
@@ -129,7 +137,8 @@ class ReplicaLoad:
         self.busy = max((keys.running or 0) + (keys.waiting or 0), own)
         self.own_requests = own
         self.max_running, self.kv_total = keys.max_running, keys.kv_tokens_total
-        self.kv_taken = (keys.kv_tokens_used or 0) + (keys.waiting_tokens or 0)
+        self.kv_reported = keys.kv_tokens_used or 0
+        self.kv_taken = self.kv_reported + (keys.waiting_tokens or 0)
         self.unreported, self.unreported_tokens = 0, 0.0
 
     def sent(self, now: float, amount: float, tokens: float) -> float:
@@ -182,6 +191,7 @@ class Terms(NamedTuple):
     """Seconds."""
 
     prefill: float
+    evict: float
     queue: float
     batch: float
     others: float
@@ -207,6 +217,8 @@ class Costs(NamedTuple):
     """Seconds per unit of work."""
     prefill: float
     """Work of the prompt."""
+    evict: float
+    """Work to do again for each of it, because of what is evicted."""
     ahead: float
     """Work ahead of it."""
     busy: int
@@ -226,6 +238,7 @@ class Costs(NamedTuple):
         prefill = self.prefill * self.per_token
         return Terms(
             prefill,
+            prefill * self.evict,
             self.ahead * self.per_token,
             self.busy * BATCH_TOKENS * self.per_token + self.step,
             prefill * OTHERS * self.busy,
@@ -236,7 +249,7 @@ class Costs(NamedTuple):
         )
 
 
-CostNumbers = tuple[float, float, float, int, float, float, float, float, float]
+CostNumbers = tuple[float, float, float, float, int, float, float, float, float, float]
 """The same as a plain tuple, which is made in a fraction of the time: of almost all choices nobody asks for more."""
 
 
@@ -333,6 +346,7 @@ class ReplicaScores:
             if uid in self._boots:
                 self.reuse.forget(uid)  # another engine, with an empty cache
                 self.prefixes.forget(uid)
+                load.evicts = False
             self._boots[uid] = keys.engine_boot
 
     def has_reports(self) -> bool:
@@ -394,7 +408,7 @@ class ReplicaScores:
                 # Of the sample it counts as well what so many have.
                 more = [uid for at in order if (uid := view.uids[at]) not in known]
                 self.reuse.expect(prompt, more, known, trust, held=held, length=length)
-        uids, loads, tokens = view.uids, view.loads, prompt.tokens
+        uids, loads, tokens, eviction = view.uids, view.loads, prompt.tokens, trust.eviction
         unknown = work(tokens, base)
         best, second = -1, -1
         lowest = next_lowest = math.inf
@@ -416,7 +430,7 @@ class ReplicaScores:
             busy = load.busy - load.own_requests + in_flight.get(uid, 0)
             if busy < 0:
                 busy = 0
-            guess = known.get(uid)
+            guess, evict = known.get(uid), eviction if load.evicts else 0.0
             step = slots = over = barrier = wait = home_tokens = 0.0
             rest = per_token * (ahead + busy * BATCH_TOKENS)
             if busy:
@@ -424,13 +438,17 @@ class ReplicaScores:
                 rest += step
             if load.kv_total:
                 # The barrier of the KV cache. What is cached there takes no more space.
-                share = (load.kv_taken + (tokens if guess is None else tokens - guess[0])) / load.kv_total
+                # What was in use when the last report came is given back evenly, as those requests end.
+                ended = (now - load.reported_at) / load.stay
+                share = load.kv_taken - (load.kv_reported if ended > 1.0 else ended * load.kv_reported)
+                share = (share + (tokens if guess is None else tokens - guess[0])) / load.kv_total
                 if share > 1.0:
                     over = load.stay * (share - 1.0)
                     rest += over
                 if share > FULLEST:
                     share = FULLEST
-                barrier = KV_SECONDS * share / (1.0 - share)
+                scale = KV_STAY * load.stay
+                barrier = (scale if scale < KV_SECONDS else KV_SECONDS) * share / (1.0 - share)
                 rest += barrier
             if load.max_running is not None and busy >= load.max_running:
                 slots = load.slots(busy)
@@ -446,12 +464,12 @@ class ReplicaScores:
                 prefill = rest_of_prompt
                 if uid == home_uid:
                     home_tokens = home_worth
-                seconds = rest + per_token * (prefill * (1.0 + OTHERS * busy) - home_tokens)
+                seconds = rest + per_token * (prefill * (1.0 + evict + OTHERS * busy) - home_tokens)
             else:
                 prefill = unknown
-                seconds = rest + per_token * prefill * (1.0 + OTHERS * busy)
+                seconds = rest + per_token * prefill * (1.0 + evict + OTHERS * busy)
             if seconds < next_lowest:
-                looked_at = per_token, prefill, ahead, busy, step, slots, over + barrier, wait, home_tokens
+                looked_at = per_token, prefill, evict, ahead, busy, step, slots, over + barrier, wait, home_tokens
                 if seconds < lowest:
                     second, next_lowest, next_costs = best, lowest, costs
                     best, lowest, costs = at, seconds, looked_at
@@ -464,7 +482,7 @@ class ReplicaScores:
         if expected.tokens < base:
             expected = Expected(base, min(tokens - 1, prompt.system_tokens), "shared")
         runner_up = view.replicas[second].name if second >= 0 else None
-        return Pick(view.replicas[best], prompt, expected, costs[2], now, lowest, costs, runner_up, next_costs)
+        return Pick(view.replicas[best], prompt, expected, costs[3], now, lowest, costs, runner_up, next_costs)
 
     def sent(self, pick: Pick) -> None:
         """The pick is carried out: the prompt goes to the replica."""
@@ -474,7 +492,7 @@ class ReplicaScores:
             cached = pick.expected.tokens
             pick.mark = load.sent(pick.at, work(prompt.tokens, cached), prompt.tokens - cached)
         self.reuse.sent(prompt, uid, self.reuse.trust(pick.replica.model_uid))
-        self.prefixes.sent(uid, prompt.points)
+        self._prefix_sent(uid, prompt.points, load)
 
     def told(self, uid: str, points: Points, at: float | None = None) -> None:
         """Another gateway sent a prompt with these points to a replica. One that never reported is unknown. `at`: when
@@ -488,7 +506,15 @@ class ReplicaScores:
             tokens = min(int(length * tokens_of(points[-1])), load.kv_total or PRIOR_TOKENS)
             held = min(tokens - 1, int(length * self.prefixes.held_by(uid, points)))
             load.told(at, work(tokens, held), tokens - held)
+        self._prefix_sent(uid, points, load)
+
+    def _prefix_sent(self, uid: str, points: Points, load: ReplicaLoad | None) -> None:
         self.prefixes.sent(uid, points)
+        cost = self.prefixes.eviction_cost(uid)
+        if cost is not None and load is not None:
+            load.evicts = True
+            if (replica := self._replicas.get(uid)) is not None:
+                self.reuse.trust(replica.model_uid).evicted(cost)
 
     def began(self, pick: Pick, now: float) -> None:
         """The first token of the answer came."""
