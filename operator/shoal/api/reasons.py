@@ -123,7 +123,7 @@ ADMISSION_CHECK: Final = "AdmissionCheckPending"
 """The queue has quota for the pods, and an admission check of Kueue holds them back: a ProvisioningRequest, for
 example, until its nodes are there."""
 ADMISSION_REJECTED: Final = "AdmissionRejected"
-"""Kueue has given up on a pod: an admission check was rejected, or somebody has deactivated its Workload."""
+"""Kueue has given up on a pod: an admission check was rejected, or its Workload was deactivated."""
 ADMITTED: Final = "Admitted"
 """Reason of the condition QuotaWait: the queue has given the pods quota."""
 QUEUE_IGNORED: Final = "QueueIgnored"

@@ -7,13 +7,15 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from shoal.api import names
 from shoal.api.keys import Role
 from shoal.core.advice.marks import prompt_marks
 from shoal.core.routing.prefixes import points_of
 from shoal.core.routing.reuse import Prompt
-from shoal.core.routing.score import ReplicaScores
+from shoal.core.routing.score import LAG_SECONDS, ReplicaScores
+from shoal.core.routing.speeds import NOTHING_KNOWN
 from shoal.gateway.prefixes import RECENT, PrefixShare
 from shoal.net.stream import ListenerIdentity
 from shoal.signals.prefixes import PrefixStreams
@@ -148,18 +150,22 @@ async def test_what_a_gateway_remembers_for_the_others_is_bounded() -> None:
     assert len(share._scores.prefixes) < 10_000
 
 
-async def test_a_request_is_told_and_a_conversation_of_another_gateway_follows(tmp_path: Path) -> None:
+async def test_a_request_is_told_and_a_conversation_of_another_gateway_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, two = ScriptedEngine(long_prompt), ScriptedEngine(long_prompt)
     async with gateway(tmp_path, one, two, routing="Seconds", traffic_requests=0) as it:
         told: list[tuple[str, bytes]] = []
         it.prompt_sent = lambda uid, prompt: told.append((uid, prompt))
         for number in (1, 2):
             it.hear(number, **IDLE_KEYS)
+        assert it.fleet.scores is not None
+        # The engines answer at once: what is learned of their speeds would be the time that a task waited for its turn.
+        monkeypatch.setattr(it.fleet.scores.speeds, "pace", lambda *_replica: NOTHING_KNOWN)
         await ask(it)
         (first,) = told
         assert (first[0] == "pod-1") == bool(one.requests)
         # Conversations that another gateway sent to the replica to which this one would not.
-        assert it.fleet.scores is not None
         for number in range(4):
             messages = [{"role": "user", "content": f"{number} {8 * LONG}"}]
             await ask(it, messages=messages)
@@ -168,5 +174,10 @@ async def test_a_request_is_told_and_a_conversation_of_another_gateway_follows(t
             it.fleet.scores.prefixes.forget(uid)
             it.fleet.scores.reuse.forget(uid)
             it.fleet.scores.told(other, points_of(prompt))
+            # Answers have taught it that the home of a head seldom has it: it does not guess against what it is told.
+            it.fleet.scores.reuse.trust(replica(1).model_uid).of["home"] = 0.0
+            await asyncio.sleep(LAG_SECONDS)  # the next reports are late enough to show that nothing waits
+            for replica_number in (1, 2):
+                it.hear(replica_number, **IDLE_KEYS)
             await ask(it, messages=[*messages, {"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}])
             assert told.pop()[0] == other
