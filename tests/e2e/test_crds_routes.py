@@ -17,6 +17,7 @@ ROUTE: dict[str, Any] = {
 }
 EXTERNAL: dict[str, Any] = {"name": "outside", "url": "https://api.example.com/v1", "model": "m"}
 ONE_OF = "give one of `model`, `adapter` and `external`"
+COST = {"whenCostAbove": {"amount": "0.05", "currency": "USD"}}
 AFFINITY = {"type": "Header", "header": "x-session"}
 
 
@@ -30,6 +31,14 @@ def header(**said: Any) -> dict[str, Any]:
 
 def external(**said: Any) -> dict[str, Any]:
     return changed(ROUTE, "spec.externalTargets", [EXTERNAL | said])
+
+
+def fallback(**said: Any) -> dict[str, Any]:
+    return rule(fallback={"targets": [{"model": {"name": "b"}}]} | said)
+
+
+def costs(**said: Any) -> dict[str, Any]:
+    return fallback(whenCostAbove=said)
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -62,6 +71,18 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("a session by key", rule(sessionAffinity=AFFINITY | {"header": "cookie"}), "cannot identify a session"),
     ("a session without its header", rule(sessionAffinity={"type": "Header"}), "`header` belongs to the type Header"),
     ("two rules without a name", changed(ROUTE, "spec.rules", ROUTE["spec"]["rules"] * 2), "Duplicate value"),
+    ("a cost of nothing at all", costs(), "spec.rules[0].fallback.whenCostAbove.amount: Required value"),
+    ("a cost without a currency", costs(amount="0.05"), "whenCostAbove.currency: Required value"),
+    ("a cost as a float", costs(amount=0.05, currency="USD"), "must be of type string"),
+    ("a cost of nothing", costs(amount="0.00", currency="USD"), "should match"),
+    ("a cost below zero", costs(amount="-1", currency="USD"), "should match"),
+    ("a cost with an exponent", costs(amount="1e3", currency="USD"), "should match"),
+    ("a cost with a unit", costs(amount="50m", currency="USD"), "should match"),
+    ("a cost of a million", costs(amount="1000000", currency="USD"), "should match"),
+    ("a cost in a currency that is none", costs(amount="1", currency="Euro"), "may not be more than 3 bytes"),
+    ("no share of a budget", fallback(whenBudgetPercent=0), "greater than or equal to 1"),
+    ("more than a budget", fallback(whenBudgetPercent=101), "less than or equal to 100"),
+    ("a cost without fallbacks", fallback(targets=[], **COST), "should have at least 1 items"),
     ("a limit of nothing", changed(ROUTE, "spec.limits", {"maxOutputTokens": 0}), "greater than or equal to 1"),
     ("a limit of requests", changed(ROUTE, "spec.limits", {"requestsPerMinute": 5}), "unknown field"),
     ("a name with a slash", changed(ROUTE, "spec.servedNames", ["a/b"]), "have a meaning of their own"),
@@ -93,7 +114,12 @@ def test_a_route_with_everything_is_stored_as_it_was_written(apiserver: ApiServe
                 "targets": [{"model": {"name": "a"}, "weight": 9}, {"adapter": {"name": "b", "namespace": "other"}}],
                 "sessionAffinity": {"type": "Header", "header": "x-session"},
                 "canary": {"target": {"external": {"name": "outside"}}, "percent": 5},
-                "fallback": {"targets": [{"external": {"name": "outside"}}], "whenWaitSeconds": 20},
+                "fallback": {
+                    "targets": [{"external": {"name": "outside"}}],
+                    "whenWaitSeconds": 20,
+                    **COST,
+                    "whenBudgetPercent": 80,
+                },
             }
         ],
         "externalTargets": [

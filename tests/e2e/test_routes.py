@@ -53,10 +53,10 @@ class Line:
     """Request -> its input and output tokens, by its own answer."""
     _rows: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
-    def ask(self, prompt: str = "Tell me.", model: str | None = None, **headers: str) -> str:
+    def ask(self, prompt: str = "Tell me.", model: str | None = None, tokens: int = 2, **headers: str) -> str:
         """The request's id."""
         raw = self.client.completions.with_raw_response.create(
-            model=model or self.name, prompt=prompt, max_tokens=2, extra_headers=headers
+            model=model or self.name, prompt=prompt, max_tokens=tokens, extra_headers=headers
         )
         answer = raw.parse()
         assert answer.usage is not None
@@ -318,6 +318,44 @@ def test_the_fallback_answers_while_a_model_is_at_zero_and_a_target_may_disappea
         assert set(line.answered_by(last)) == {CHAT}
     finally:
         fleet.delete_model(COLD)
+
+
+def test_a_request_that_may_cost_too_much_goes_to_the_cheaper_model(fleet: Fleet, line: Line) -> None:
+    """By examples/prices/demo.yaml, a token of the code model costs half as much again as one of the chat model."""
+    limit = {"amount": "0.05", "currency": "USD"}
+    fallback = {"targets": [{"model": {"name": CHAT}}], "whenCostAbove": limit}
+    put(fleet, line.name, {"targets": [target(CODE)], "fallback": fallback})
+    known(line)
+    short, long = [line.ask() for _ in range(4)], [line.ask(tokens=80) for _ in range(4)]
+    assert set(line.answered_by(short)) == {CODE}
+    assert set(line.answered_by(long)) == {CHAT}
+
+    (left,) = shown(fleet, "why", f"request/{long[0]}")["fallbacks"]
+    assert (left["left"], left["target"]) == (f"{SPACE}/{CODE}", f"{SPACE}/{CHAT}")
+    assert left["message"].endswith(f"USD at {SPACE}/{CODE}, more than the 0.05 USD of whenCostAbove")
+    gateways = shown(fleet, "explain", "route", line.name, "-n", SPACE)["byCost"]["gateways"]
+    assert gateways
+    assert {(one["currency"], one["noEffect"]) for one in gateways} == {("USD", None)}
+
+    # The price list is in another currency: nothing leaves, and it is said.
+    fallback["whenCostAbove"] = limit | {"currency": "EUR"}
+    put(fleet, line.name, {"targets": [target(CODE)], "fallback": fallback})
+
+    def stays() -> bool:
+        found = shown(fleet, "why", f"request/{line.ask(tokens=80)}")["stays"]
+        return [one["message"].partition(": it is in EUR")[0] for one in found] == [
+            "stayed: whenCostAbove has no effect"
+        ]
+
+    until(lambda: all(stays() for _ in range(4)), 60)
+    assert line.answered_by([line.ask(tokens=80)]) == [CODE]
+
+
+def shown(fleet: Fleet, *command: str) -> dict[str, Any]:
+    """What a command prints for programs."""
+    done = CliRunner().invoke(main, [*command, "-o", "json", "--kubeconfig", str(fleet.lab.kubeconfig)])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
 
 
 @contextmanager

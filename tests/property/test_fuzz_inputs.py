@@ -140,7 +140,9 @@ _KINDS: Any = {
     ModelRoute: {"metadata": {"name": "r", "namespace": "ns"}, "spec": {"servedNames": ["chat"], "rules": [
         {"name": "long", "matches": [{"headers": [{"name": "x-a", "value": "1"}], "promptTokens": {"atLeast": 9}}],
          "targets": [{"model": {"name": "chat"}, "weight": 3}, {"adapter": {"name": "a", "namespace": "ns"}}],
-         "sessionAffinity": {"type": "Header", "header": "x-session"}}],
+         "sessionAffinity": {"type": "Header", "header": "x-session"},
+         "fallback": {"targets": [{"model": {"name": "b"}}], "whenWaitSeconds": 9, "whenBudgetPercent": 80,
+                      "whenCostAbove": {"amount": "0.05", "currency": "USD"}}}],
         "limits": {"maxOutputTokens": 9, "requestSeconds": 60}}},
 }  # fmt: skip
 

@@ -51,6 +51,18 @@ class FallbackRecord(Message):
     """In one sentence, for people."""
 
 
+class StayRecord(Message):
+    """Why a request stayed with the target of its route, although the route has conditions on costs."""
+
+    time: datetime
+    gateway: str
+    """Name of the gateway's pod."""
+    target: str
+    """Key of the target."""
+    message: str
+    """In one sentence, for people."""
+
+
 class RefusalRecord(Message):
     """The error with which a gateway answered a request. `core/layers/refusals.py` has what a code means."""
 
@@ -72,6 +84,7 @@ class RequestChoices(Message):
     request: str
     choices: tuple[ChoiceRecord, ...] = ()
     fallbacks: tuple[FallbackRecord, ...] = ()
+    stays: tuple[StayRecord, ...] = ()
     refusals: tuple[RefusalRecord, ...] = ()
     remembered: int = 0
     """Requests whose choices or errors the gateways remember."""

@@ -187,8 +187,23 @@ class Canary(Object):
     """When the canary is halted. A halt ends when any field of `canary` changes."""
 
 
+class CostLimit(Object):
+    """An amount of money that one request may cost."""
+
+    amount: Annotated[
+        str,
+        StringConstraints(max_length=19, pattern=r"^([1-9][0-9]{0,5}(\.[0-9]{1,12})?|0\.[0-9]{0,11}[1-9][0-9]{0,11})$"),
+    ]
+    """A decimal number above zero and below a million, in quotes, such as "0.05", with at most 12 decimals: YAML makes
+    a float of a decimal without quotes, which the API server refuses."""
+    currency: Annotated[str, StringConstraints(min_length=3, max_length=3, pattern=r"^[A-Z]{3}$")]
+    """ISO 4217 code of the currency. It must be the currency of the price list; otherwise requests stay with their
+    target."""
+
+
 class Fallback(Object):
-    """Where requests go that no replica of their target takes. Never after the first byte of an answer."""
+    """Where requests go that no replica of their target takes, or that are cheaper there. Never after the first byte of
+    an answer."""
 
     targets: Annotated[tuple[SingleTarget, ...], Field(min_length=1, max_length=4), K8s(list_type="atomic")]
     """Targets in order. The first that the tenant may use and that can do the request gets it."""
@@ -196,6 +211,14 @@ class Fallback(Object):
     """Waiting time after which a request goes to a fallback that has a replica. It goes at once if the target has no
     replica, and the rest of its measured cold start is longer. Default: requests leave their target only when it
     refuses them: no replica will come, too many requests wait, or the longest wait is over."""
+    when_cost_above: CostLimit | None = None
+    """A request that may cost more at its target goes to the first fallback that is cheaper for it and has a replica.
+    What it may cost is what a budget reserves: its estimated prompt and its longest answer at the price list in force.
+    Decided once, before the request waits. Requests stay with their target if a price is not known. Default: no
+    limit."""
+    when_budget_percent: Annotated[int, Field(ge=1, le=100)] | None = None
+    """Share of its Tenant's monthly budget, in percent. Once so much is used, requests go to the first fallback that is
+    cheaper for them and has a replica. It has no effect on Tenants without a budget. Default: no limit."""
 
 
 class Mirror(Object):
@@ -224,7 +247,7 @@ class RouteRule(Object):
     canary: Canary | None = None
     """A new target on trial. Default: none."""
     fallback: Fallback | None = None
-    """Targets for requests that no replica of their target takes. Default: none."""
+    """Targets for requests that no replica of their target takes, or that are cheaper there. Default: none."""
     mirror: Mirror | None = None
     """A Model that gets copies of requests, while it has free capacity. Default: none."""
 

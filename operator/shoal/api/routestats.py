@@ -1,5 +1,6 @@
 """Answer of the gateway's `GET /v1/routestats` on OPS_PORT, read by other gateways, `kubectl shoal top routes` and
-`explain route`: what became of the requests to ModelRoutes in the last minute, and whether external targets answer."""
+`explain route`: what became of the requests to ModelRoutes in the last minute, whether external targets
+answer, and whether targets have prices."""
 
 from typing import Annotated, Final, Literal
 
@@ -9,6 +10,8 @@ from shoal.api.replica import Id, Message, Sentence, Tally
 
 MOST_ROWS: Final = 65_536
 MOST_BOUNDS: Final = 64
+MOST_TARGETS: Final = 512
+"""Of one route: 16 rules with 16 targets, a canary and 4 fallbacks have fewer."""
 Window = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 """Seconds."""
 
@@ -53,6 +56,18 @@ class ExternalStats(Message):
     """Requests there now."""
 
 
+class RoutePrices(Message):
+    """What one gateway knows of the prices of a route that has conditions on costs."""
+
+    route: Id
+    """namespace/name of the ModelRoute."""
+    gateway: Id
+    currency: Id | None = None
+    """Of the price list in force; None: the gateway knows no price list."""
+    unpriced: Annotated[tuple[Id, ...], Field(max_length=MOST_TARGETS)] = ()
+    """Targets in rules with such conditions that have no price for any plan."""
+
+
 class RouteStatsPage(Message):
     """The whole answer."""
 
@@ -60,5 +75,6 @@ class RouteStatsPage(Message):
     """Gateways that have answered."""
     targets: Annotated[tuple[TargetStats, ...], Field(max_length=MOST_ROWS)] = ()
     externals: Annotated[tuple[ExternalStats, ...], Field(max_length=MOST_ROWS)] = ()
+    prices: Annotated[tuple[RoutePrices, ...], Field(max_length=MOST_ROWS)] = ()
     missing: tuple[Sentence, ...] = ()
     """Gateways that did not answer, and why."""

@@ -238,6 +238,15 @@ def bound_native(fields: dict[str, Any], name: str, endpoint: str, cap: int | No
     return bound if type(bound) is int else None
 
 
+def lowered(bound: int | None, endpoint: str, cap: int | None) -> int | None:
+    """What a Model's cap leaves of a request's bound, as the two above have it."""
+    if cap is None or endpoint not in GENERATING:
+        return bound
+    if bound is None:
+        return min(cap, _SHORT_BY_DEFAULT) if endpoint == "/v1/completions" else cap
+    return min(bound, cap)
+
+
 def _lower(fields: dict[str, Any], endpoint: str, cap: int) -> None:
     chat, named = endpoint == "/v1/chat/completions", False
     for name in ("max_completion_tokens", "max_tokens"):

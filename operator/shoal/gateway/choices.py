@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from starlette.responses import Response
 
 from shoal.api import names
-from shoal.api.choices import ChoiceRecord, FallbackRecord, RefusalRecord, ReplicaCost, RequestChoices
+from shoal.api.choices import ChoiceRecord, FallbackRecord, RefusalRecord, ReplicaCost, RequestChoices, StayRecord
 from shoal.api.rights import ALL_REQUEST_LOGS
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.score import Pick, Terms
@@ -55,6 +55,13 @@ class _Left(NamedTuple):
     why: str
 
 
+class _Stayed(NamedTuple):
+    at: float
+    """Seconds since 1970."""
+    target: str
+    why: str
+
+
 class ChoiceMemory:
     """The choices, the fallbacks and the errors of the last requests, by request id. Errors have a place of their own:
     callers without a key cannot drive choices out."""
@@ -63,6 +70,7 @@ class ChoiceMemory:
         self._most = most
         self._known: OrderedDict[str, tuple[_Choice, ...]] = OrderedDict()
         self._left: OrderedDict[str, tuple[_Left, ...]] = OrderedDict()
+        self._stayed: OrderedDict[str, _Stayed] = OrderedDict()
         self._refused: OrderedDict[str, _Refusal] = OrderedDict()
 
     def add(self, request: str, replica: Replica, pick: Pick | None) -> None:
@@ -80,6 +88,20 @@ class ChoiceMemory:
             self._left.popitem(last=False)
         if len(before) < MOST_ATTEMPTS:
             self._left[request] = (*before, _Left(time.time(), left, target, why))
+
+    def stay(self, request: str, target: str, why: str) -> None:
+        """A request stays with its target, by its key, although its route has cheaper fallbacks."""
+        if request not in self._stayed and len(self._stayed) >= self._most:
+            self._stayed.popitem(last=False)
+        self._stayed[request] = _Stayed(time.time(), target, why)
+
+    def stays(self, request: str, gateway: str) -> tuple[StayRecord, ...]:
+        """Why one request stayed with its target; empty: it is not remembered, or there was no reason to leave it."""
+        found = self._stayed.get(request)
+        if found is None:
+            return ()
+        when = datetime.fromtimestamp(found.at, UTC)
+        return (StayRecord(time=when, gateway=gateway, target=found.target, message=f"stayed: {found.why}"),)
 
     def fallbacks(self, request: str, gateway: str) -> tuple[FallbackRecord, ...]:
         """The targets that one request left, the first one first."""
@@ -124,7 +146,7 @@ class ChoiceMemory:
         return tuple(_record(choice, gateway, attempt) for attempt, choice in found)
 
     def __len__(self) -> int:
-        return len(self._known.keys() | self._left.keys() | self._refused.keys())
+        return len(self._known.keys() | self._left.keys() | self._stayed.keys() | self._refused.keys())
 
 
 class ChoicesApi:
@@ -154,10 +176,11 @@ class ChoicesApi:
             request=wanted,
             choices=self._memory.records(wanted, self._gateway),
             fallbacks=self._memory.fallbacks(wanted, self._gateway),
+            stays=self._memory.stays(wanted, self._gateway),
             refusals=self._memory.refusals(wanted, self._gateway),
             remembered=len(self._memory),
         )
-        known = found.choices or found.fallbacks or found.refusals
+        known = found.choices or found.fallbacks or found.stays or found.refusals
         if not self.page.for_gateway(request) and not known:
             found = await self._everywhere(found)
         return Response(found.model_dump_json(by_alias=True), media_type="application/json")
@@ -166,6 +189,7 @@ class ChoicesApi:
         pods, missing = self.page.peers()
         parts = await self.page.gather(pods, {"request": own.request}, RequestChoices, seconds=PEER_SECONDS)
         choices, fallbacks, refusals = list(own.choices), list(own.fallbacks), list(own.refusals)
+        stays = list(own.stays)
         remembered = own.remembered
         for found in parts:
             if isinstance(found, MissingPart):
@@ -173,6 +197,7 @@ class ChoicesApi:
                 continue
             choices += found.choices
             fallbacks += found.fallbacks
+            stays += found.stays
             refusals += found.refusals
             remembered += found.remembered
         choices.sort(key=lambda choice: choice.time)
@@ -180,6 +205,7 @@ class ChoicesApi:
             update={
                 "choices": tuple(choices),
                 "fallbacks": tuple(fallbacks),
+                "stays": tuple(stays),
                 "refusals": tuple(refusals),
                 "remembered": remembered,
                 "missing": tuple(sorted(map(str, missing))),

@@ -257,7 +257,8 @@ class GatewayMetrics:
         )
         self.fallbacks_taken = Counter(
             "shoal_gateway_route_fallbacks",
-            "Requests that left a route's target for a fallback of the route.",
+            "Requests that left a route's target for a fallback of the route, by why: refused, wait, cost or budget.",
+            ["reason"],
             registry=registry,
         )
         self.external = Counter(

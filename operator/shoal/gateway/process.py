@@ -39,7 +39,7 @@ from shoal.gateway.peers import Peers
 from shoal.gateway.prefixes import PrefixShare
 from shoal.gateway.quota import Quotas
 from shoal.gateway.replicapool import ReplicaPool
-from shoal.gateway.routestats import RouteStatsApi
+from shoal.gateway.routestats import RouteStatsApi, route_prices
 from shoal.gateway.settings import GatewaySettings
 from shoal.gateway.shared import Gateway, engine_port
 from shoal.gateway.trafficapi import TrafficApi
@@ -259,6 +259,9 @@ class GatewayProcess:
             settings.pod_name,
             self.key_ring,
             self._peer_pods,
+            prices=lambda: route_prices(
+                self.directory.snapshot.model_index, self.gateway.quotas.ledger.rate_table, settings.pod_name
+            ),
             credentials=self.credentials,
             callers=callers,
         )

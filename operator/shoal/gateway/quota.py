@@ -41,6 +41,17 @@ _PEERS_SECONDS: Final = 0.05
 """How long the list of peers and their last reports is cached: an older list only makes decisions more careful."""
 
 
+def assumed_bound(cap: int | None) -> int:
+    """Tokens of an answer that the client does not bound, at a Model with this cap."""
+    return ASSUMED_ANSWER_TOKENS if cap is None else min(cap, ASSUMED_ANSWER_TOKENS)
+
+
+def reserved_tokens(size: int, answers: int, bound: int | None, cap: int | None) -> tuple[int, int]:
+    """Tokens of the prompt and of all answers that are reserved for a request: a prompt of `size` bytes, and `answers`
+    of at most `bound` tokens (None: not bounded) at a Model with this cap."""
+    return max(1, size // BYTES_PER_TOKEN), answers * (assumed_bound(cap) if bound is None else bound)
+
+
 class LedgerTotals(Protocol):
     """The ledger's totals and prices (`signals/totals.py`)."""
 
@@ -200,10 +211,8 @@ class Quota:
         """
         quotas = self._quotas
         if bound is None:
-            most = model.max_output_tokens
-            bound = ASSUMED_ANSWER_TOKENS if most is None else min(most, ASSUMED_ANSWER_TOKENS)
-        prompt = max(1, size // BYTES_PER_TOKEN)
-        answer = answers * bound
+            bound = assumed_bound(model.max_output_tokens)
+        prompt, answer = reserved_tokens(size, answers, bound, model.max_output_tokens)
         rate = self.rate(model, plan)
         spend = 0 if rate is None else cost(rate, prompt, 0, answer, **units._asdict())
         asked = Cost(prompt + answer, spend)
@@ -221,6 +230,12 @@ class Quota:
             raise refusal(over, self.limits)
         quotas.usage.note(self.tenant)
         return Reserved(self, asked, rate, answers, bound)
+
+    def budget_percent(self) -> int | None:
+        """How much of its budget the tenant has used this month, with what is reserved for running requests; None: it
+        has none, or one in another currency than the prices."""
+        quotas = self._quotas
+        return self.account.budget_percent(month=quotas.months.now(), ledger=quotas.ledger.live)
 
     def rate(self, model: ServedModel, plan: str | None) -> Rate | None:
         """The price of a Model's tokens; None: the tenant has no budget, or there is no price."""

@@ -23,6 +23,7 @@ from shoal.core.fields.pairs import pairs_of, repeated
 from shoal.core.fields.table import CHAT, FORMS, GENERATING, PAIRS, TABLE, TOKENIZING
 from shoal.core.nativeapi import NativeApi
 from shoal.core.routing.affinity import SHARED, conversation_of, prefix_space, prompt_of
+from shoal.core.routing.cost import CostConditions, PricedRequest, Trigger, decide_by_cost
 from shoal.core.routing.external import MOST_HOPS, hops_of
 from shoal.core.routing.prefixes import points_of
 from shoal.core.routing.resolve import ServedModel
@@ -51,6 +52,7 @@ from shoal.gateway.body import (
     check_size,
     checked,
     engine_body,
+    lowered,
     parse,
     prompts,
     read_body,
@@ -65,14 +67,14 @@ from shoal.gateway.externaldispatch import ExternalDispatch
 from shoal.gateway.externalwire import external_body, native_body
 from shoal.gateway.mirrors import Copy, start_copy
 from shoal.gateway.prepared import Prepared
-from shoal.gateway.quota import SHARE_WAIT_SECONDS, Quota, Reserved
+from shoal.gateway.quota import SHARE_WAIT_SECONDS, Quota, Reserved, reserved_tokens
 from shoal.gateway.quotamessages import ShareUsedUp
 from shoal.gateway.reply import Reply
 from shoal.gateway.shared import Gateway
 from shoal.gateway.target import BaseTarget
 from shoal.gateway.upstream import AbortHandle, PartedBody, RequestBody
 from shoal.gateway.waiter import ClientGone
-from shoal.metering.meter import Meter
+from shoal.metering.meter import Meter, Units
 from shoal.metering.spool import SpoolUnavailable
 from shoal.net import errors
 from shoal.net.asgi import DIRECT, DISCONNECT, GONE, DirectExchange, Receive, Scope, Send
@@ -138,6 +140,54 @@ class _Routed(NamedTuple):
     leave_seconds: int | None = None
     mirror: TargetRef | None = None
     role: RouteRole = "target"
+    cost: CostConditions | None = None
+
+    def moved_to(self, ref: TargetRef) -> "_Routed":
+        """The same for a request that goes to a cheaper fallback. If that refuses it, the request goes to its first
+        target, as if there had been no cheaper one, and then to the others."""
+        others = (each for each in self.fallback if each != ref)
+        mirror = None if self.mirror == ref else self.mirror
+        return self._replace(target=ref, fallback=(self.target, *others), mirror=mirror, role="fallback", cost=None)
+
+
+class _TooCostly(NamedTuple):
+    """A request that leaves its target for a cheaper fallback, if one can do it."""
+
+    left: ServedModel
+    cheaper: Sequence[tuple[ServedModel, _Routed]]
+    """In order; each has a replica now."""
+    trigger: Trigger
+    why: str
+
+
+class _CostNote(NamedTuple):
+    """What became of a request whose route has conditions on costs."""
+
+    left: str
+    """`namespace/name` of its target."""
+    trigger: Trigger | None
+    """The condition for which it went to a fallback; None: it stayed."""
+    why: str
+
+
+class _Size(NamedTuple):
+    """What a request may use, whatever target it goes to."""
+
+    path: str
+    """Of the engine."""
+    read: int
+    """Bytes of its prompt."""
+    answers: int
+    bound: int | None
+    """Longest answer that the client allows; None: not bounded."""
+    units: Units
+
+    def at(self, model: ServedModel) -> PricedRequest:
+        """What it may use at one target."""
+        bound = lowered(self.bound, self.path, model.max_output_tokens)
+        tokens = reserved_tokens(self.read, self.answers, bound, model.max_output_tokens)
+        adapter = None if model.adapter is None else model.adapter.key
+        return PricedRequest(model.key, adapter, *tokens, **self.units._asdict())
 
 
 class _Kept(NamedTuple):
@@ -158,6 +208,7 @@ class GatewayRequest:
         "_client_id",
         "_content_type",
         "_copy",
+        "_cost_note",
         "_dialect",
         "_direct",
         "_draw",
@@ -211,6 +262,8 @@ class GatewayRequest:
         self._kept: _Kept | None = None
         """The request for its fallbacks; None: it has none."""
         self._mirror_draw = 1.0
+        self._cost_note: _CostNote | None = None
+        """What its cost has decided."""
         self._copy: Copy | None = None
         """A copy for the mirror of the route's rule."""
         self._raw: RequestBody = b""
@@ -349,6 +402,7 @@ class GatewayRequest:
             app.spool.put(meter.final_row())
             self._drop_log_entry()
             raise errors.cannot_record() from None
+        self._tell_cost(prepared)
         if prepared.model.external is None:
             app.demand.arrived(prepared.model.uid)
         if self._copy is not None:
@@ -387,7 +441,7 @@ class GatewayRequest:
         self._id = ids.uuid7()
         try:
             prepared = self._prepare(identity, raw, fetched, (model, _Routed(route, ref)))
-            if isinstance(prepared, _Incomplete):
+            if not isinstance(prepared, Prepared):
                 return None
             meter = Meter(
                 self._id,
@@ -453,7 +507,7 @@ class GatewayRequest:
                 )
             except ApiError:
                 continue  # it cannot do what the first target could
-            if isinstance(prepared, _Incomplete):
+            if not isinstance(prepared, Prepared):
                 continue
             kept.targets[:0] = waiting
             return prepared
@@ -466,14 +520,14 @@ class GatewayRequest:
         if self._hops >= MOST_HOPS and self._kept is not None and any(r.kind == "External" for r in self._kept.targets):
             raise errors.route_loop() from None
 
-    def _left(self, prepared: Prepared) -> None:
-        """The request leaves its target for a fallback."""
+    def _left(self, prepared: Prepared, reason: str) -> None:
+        """The request leaves its target for a fallback. `reason`: label of the metric."""
         app, meter = self._app, self._meter
         if self._canary is not None:
             meter.outcome = "refused"
             app.canaries.ended(self._canary, meter)
             self._canary = None
-        app.metrics.fallbacks_taken.inc()
+        app.metrics.fallbacks_taken.labels(reason).inc()
         meter.reroute(prepared.model)
         if self._spans is not None:
             self._spans.accepted(meter, prepared, "fallback")
@@ -482,10 +536,82 @@ class GatewayRequest:
         if prepared.model.external is None:
             app.demand.arrived(prepared.model.uid)
 
+    def _admit(self, identity: KeyIdentity, raw: bytes, fetched: _Fetched | None) -> Prepared | _Incomplete:
+        """Prepares the request for its target, or for a fallback that is cheaper by the conditions of its route: the
+        first one that can do it. Limits and budget reserve for the one that it goes to. Raises ApiError."""
+        self._cost_note = None
+        found = self._prepare(identity, raw, fetched)
+        if not isinstance(found, _TooCostly):
+            return found
+        before = self._reserved
+        for instead in found.cheaper:
+            try:
+                prepared = self._prepare(identity, raw, fetched, instead, recorded=False)
+            except ApiError as error:
+                if error.status == 429 or self._reserved is not before:
+                    raise
+                continue  # it cannot do what the target could
+            if isinstance(prepared, Prepared):
+                self._canary = None
+                self._cost_note = _CostNote(found.left.address, found.trigger, found.why)
+                return prepared
+        self._cost_note = _CostNote(
+            found.left.address, None, f"{found.why}, but no cheaper fallback can do the request"
+        )
+        prepared = self._prepare(identity, raw, fetched, stays=True)
+        if isinstance(prepared, _TooCostly):
+            raise RuntimeError("a request that stays with its target leaves it")
+        return prepared
+
+    def _too_costly(self, identity: KeyIdentity, model: ServedModel, routed: _Routed, size: _Size) -> _TooCostly | None:
+        """The cheaper fallbacks of a request, by the conditions of its route, which have a replica now; None: it stays
+        with its target."""
+        app, conditions, index = self._app, routed.cost, self._app.directory.snapshot.model_index
+        route = index.routes.get(routed.route)
+        if conditions is None or route is None:
+            return None
+        targets = [(index.target(route, ref, identity), routed.moved_to(ref)) for ref in routed.fallback]
+        options = [(one, moved) for one, moved in targets if one is not None and self._reaches(one)]
+        percent = None if conditions.budget_percent is None or self._quota is None else self._quota.budget_percent()
+        decision = decide_by_cost(
+            conditions,
+            app.quotas.ledger.rate_table,
+            identity.plan,
+            size.at(model),
+            [size.at(one) for one, _ in options],
+            percent,
+        )
+        cheaper = [options[place] for place in decision.cheaper]
+        ready = [each for each in cheaper if self._has_replica(each[0])]
+        if ready and decision.trigger is not None:
+            return _TooCostly(model, ready, decision.trigger, decision.why)
+        why = f"{decision.why}, but no cheaper fallback has a replica now" if cheaper else decision.why
+        if why:
+            self._cost_note = _CostNote(model.address, None, why)
+        return None
+
+    def _has_replica(self, model: ServedModel) -> bool:
+        """Whether a fallback could take the request now."""
+        app = self._app
+        if model.external is not None:
+            return self._hops < MOST_HOPS and app.externals.usable(model)
+        return app.holds.wait_refusal(model) is None and bool(app.fleet.usable(app.directory.snapshot, model))
+
+    def _tell_cost(self, prepared: Prepared) -> None:
+        """Notes why the accepted request goes to a cheaper fallback, or stays with its target all the same."""
+        app, note = self._app, self._cost_note
+        if note is None:
+            return
+        if note.trigger is None:
+            app.choices.stay(self._id, note.left, note.why)
+        else:
+            app.metrics.fallbacks_taken.labels(note.trigger).inc()
+            app.choices.leave(self._id, note.left, prepared.model.address, note.why)
+
     async def _prepared_within_shares(
         self, identity: KeyIdentity, raw: bytes, fetched: _Fetched | None = None
     ) -> Prepared | _Incomplete:
-        """Calls `_prepare`. A request that fits its tenant's limits, but not this gateway's share of them, waits for
+        """Calls `_admit`. A request that fits its tenant's limits, but not this gateway's share of them, waits for
         the next share: a client that sends one request after the other gets all of its limit. A large body first waits
         for the decoding slot."""
         size = len(raw) if fetched is None else len(raw) + sum(map(len, fetched.media))
@@ -493,11 +619,11 @@ class GatewayRequest:
         while True:
             try:
                 if size < BIG:
-                    return self._prepare(identity, raw, fetched)
+                    return self._admit(identity, raw, fetched)
                 async with self._app.big_bodies.slot(identity.tenant, size):
                     if self._scope.get(DISCONNECT) is GONE:
                         raise Disconnected
-                    return self._prepare(identity, raw, fetched)
+                    return self._admit(identity, raw, fetched)
             except ShareUsedUp as refused:
                 quota = self._quota
                 if quota is None:
@@ -516,11 +642,16 @@ class GatewayRequest:
         raw: bytes,
         fetched: _Fetched | None,
         instead: "tuple[ServedModel, _Routed] | None" = None,
-    ) -> Prepared | _Incomplete:
-        """Checks the body and makes the engine's body from it, or returns the media that must be fetched first. The
-        decoded body is not kept. `instead`: a fallback, for a request that was prepared and recorded for another Model.
-        Raises ApiError."""
+        *,
+        recorded: bool = True,
+        stays: bool = False,
+    ) -> Prepared | _Incomplete | _TooCostly:
+        """Checks the body and makes the engine's body from it, or returns the media that must be fetched first, or the
+        cheaper fallbacks that the request may go to. The decoded body is not kept. `instead`: a fallback, for a request
+        that was prepared for another Model, and also recorded unless `recorded` is False. `stays`: cheaper fallbacks
+        are not looked for. Raises ApiError."""
         app = self._app
+        first = instead is None or not recorded
         form = None
         if self._engine_path in FORMS:
             form = audioform.read(self._content_type, raw)
@@ -556,7 +687,7 @@ class GatewayRequest:
             wanted = remote.wanted(fields, model.facts.media_hosts)
         else:
             checked(fields, self._engine_path, _without_hosts(model.facts), size)
-        if fetched is None and instead is None:
+        if fetched is None and first:
             self._meter = Meter(
                 self._id,
                 app.settings.installation,
@@ -576,14 +707,26 @@ class GatewayRequest:
                 self._meter.hears(form.recording.most_seconds, form.recording.milliseconds)
             elif self._engine_path == CHAT and "image" in model.facts.media and translatable:
                 self._meter.sees(images_of(fields))
+        elif first:
+            self._meter.reroute(model)
         if native is None:
+            wished = bound_answer(fields, self._engine_path, None)
             bound = bound_answer(fields, self._engine_path, model.max_output_tokens)
         else:
+            wished = bound_native(asked.fields, native.bound, self._engine_path, None)
             bound = bound_native(asked.fields, native.bound, self._engine_path, model.max_output_tokens)
         choices, prompt_count = fields.get("n"), prompts(fields)
         choices = choices if type(choices) is int else 1
-        if self._quota is not None and instead is None:
-            answers = max(1, choices) * prompt_count if self._engine_path in GENERATING else 0
+        answers = max(1, choices) * prompt_count if self._engine_path in GENERATING else 0
+        if instead is None and not stays and not wanted and routed is not None and routed.cost is not None:
+            costly = None
+            if not self._meter.free:
+                read = self._meter.read_bytes(size)
+                asks = _Size(self._engine_path, read, answers, wished, self._meter.units())
+                costly = self._too_costly(identity, model, routed, asks)
+            if costly is not None:
+                return costly
+        if self._quota is not None and first:
             read = 0 if self._meter.free else self._meter.read_bytes(size)
             self._reserved = self._quota.reserve(
                 model,
@@ -638,7 +781,7 @@ class GatewayRequest:
             marks=marks if app.traffic.most else None,
         )
         self._routed = routed
-        if identity.logging is not None and instead is None:
+        if identity.logging is not None and first:
             original = raw if fetched is None and self._dialect is None and form is None else None
             self._reply.log = app.logs.logger.begin(identity, self._key_hash, original, fields)
         return prepared
@@ -688,7 +831,7 @@ class GatewayRequest:
             raise errors.route_loop()
         self._canary = chosen.canary
         return model, _Routed(
-            found.key, chosen.target, chosen.fallback, chosen.leave_seconds, chosen.mirror, chosen.role
+            found.key, chosen.target, chosen.fallback, chosen.leave_seconds, chosen.mirror, chosen.role, chosen.cost
         )
 
     def _reaches(self, model: ServedModel) -> bool:
@@ -773,7 +916,7 @@ class GatewayRequest:
                         await self._dispatch(prepared, abort, deadline, leave)
                         break
                     except FellBack as left:
-                        former, prepared, why = prepared.model, left.prepared, left.why
+                        former, prepared, why, reason = prepared.model, left.prepared, left.why, "wait"
                     except ApiError as error:
                         if error.code not in _REFUSED_BY_TARGET or meter.first_byte is not None:
                             raise
@@ -783,12 +926,13 @@ class GatewayRequest:
                         if following is None:
                             self._refuse_loop()
                             raise
-                        former, prepared, why = prepared.model, following, f"it refused the request ({error.code})"
+                        former, prepared, reason = prepared.model, following, "refused"
+                        why = f"it refused the request ({error.code})"
                     # All targets together have the time of the first one.
                     if deadline.shorten(app.deadlines_of(prepared.model).seconds):
                         bounding = prepared.model
                     app.choices.leave(self._id, former.address, prepared.model.address, why)
-                    self._left(prepared)
+                    self._left(prepared, reason)
         except ClientGone:
             meter.outcome = "cancelled"
         except TimeoutError:

@@ -2,13 +2,17 @@
 all gateways, a gateway's call for this one."""
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 from starlette.responses import Response
 
 from shoal.api import names
 from shoal.api.rights import TRAFFIC
-from shoal.api.routestats import MOST_ROWS, ExternalStats, RouteStatsPage, TargetStats
+from shoal.api.routestats import MOST_ROWS, ExternalStats, RoutePrices, RouteStatsPage, TargetStats
+from shoal.core.rating.price import RateTable
+from shoal.core.routing.cost import without_price
+from shoal.core.routing.modelindex import ModelIndex
 from shoal.core.routing.routestats import RouteWindows
 from shoal.gateway.externals import Externals
 from shoal.kube.callers import Callers
@@ -20,6 +24,21 @@ from shoal.net.tls import TLSCredentials
 PEER_SECONDS: Final = 5.0
 _MOST_BYTES: Final = 16 * 1024 * 1024
 """Of a peer's answer."""
+
+
+def route_prices(index: ModelIndex, table: RateTable | None, gateway: str) -> tuple[RoutePrices, ...]:
+    """What is known of the prices of each route that has conditions on costs."""
+    found: list[RoutePrices] = []
+    for route in index.routes.values():
+        refs = dict.fromkeys(ref for rule in route.rules if rule.cost is not None for ref in rule.destinations())
+        if not refs:
+            continue
+        models = [model for ref in refs if (model := index.limited_target(route, ref)) is not None]
+        targets = [(model.key, None if model.adapter is None else model.adapter.key) for model in models]
+        unpriced = () if table is None else tuple(without_price(table, targets))
+        currency = None if table is None else table.currency
+        found.append(RoutePrices(route=route.key, gateway=gateway, currency=currency, unpriced=unpriced))
+    return tuple(found)
 
 
 class RouteStatsApi:
@@ -34,13 +53,16 @@ class RouteStatsApi:
         peers: GatewayPods = lambda: (),
         port: int = names.OPS_PORT,
         *,
+        prices: Callable[[], tuple[RoutePrices, ...]] = tuple,
         credentials: TLSCredentials | None = None,
         callers: Callers | None = None,
     ) -> None:
-        """`gateway`: name of this pod. `callers` knows people by their tokens; None: keys only."""
+        """`gateway`: name of this pod. `prices`: what is known of prices (`route_prices`). `callers` knows people by
+        their tokens; None: keys only."""
         self._windows = windows
         self._externals = externals
         self._gateway = gateway
+        self._prices = prices
         self.page = GatheredPage(names.ROUTE_STATS_PATH, TRAFFIC, keys, peers, port, credentials, callers)
 
     async def answer(self, request: ShellRequest) -> Response:
@@ -50,7 +72,13 @@ class RouteStatsApi:
             for each in self._externals.observe()
             if namespace is None or each.target.startswith(f"{namespace}/")
         )
-        found = RouteStatsPage(gateways=(self._gateway,), targets=self._own(namespace), externals=externals[:MOST_ROWS])
+        prices = (each for each in self._prices() if namespace is None or each.route.startswith(f"{namespace}/"))
+        found = RouteStatsPage(
+            gateways=(self._gateway,),
+            targets=self._own(namespace),
+            externals=externals[:MOST_ROWS],
+            prices=tuple(prices)[:MOST_ROWS],
+        )
         if not self.page.for_gateway(request):
             found = await self._everywhere(found, namespace)
         return Response(found.model_dump_json(by_alias=True), media_type="application/json")
@@ -78,6 +106,7 @@ class RouteStatsApi:
         query = {"namespace": namespace}
         parts = await self.page.gather(pods, query, RouteStatsPage, seconds=PEER_SECONDS, most_bytes=_MOST_BYTES)
         gateways, targets, externals = list(own.gateways), list(own.targets), list(own.externals)
+        prices = list(own.prices)
         for found in parts:
             if isinstance(found, MissingPart):
                 missing.append(found)
@@ -85,9 +114,11 @@ class RouteStatsApi:
             gateways += found.gateways
             targets += found.targets
             externals += found.externals
+            prices += found.prices
         return RouteStatsPage(
             gateways=tuple(gateways),
             targets=tuple(targets[:MOST_ROWS]),
             externals=tuple(externals[:MOST_ROWS]),
+            prices=tuple(prices[:MOST_ROWS]),
             missing=tuple(sorted(map(str, missing))),
         )

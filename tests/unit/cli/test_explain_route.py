@@ -229,3 +229,48 @@ def test_whose_limit_of_a_request_holds_at_each_target(kubeconfig: Path, api: Ca
     api.answers[f"{SHOAL}/namespaces/chat/modelroutes/front"] = ROUTE
     assert "LIMITS" in shown
     assert "LIMITS" not in explain(kubeconfig).output
+
+
+def test_a_rule_with_conditions_on_costs_says_where_they_have_no_effect(kubeconfig: Path, api: CannedApi) -> None:
+    fallback = {
+        "targets": [target("b")],
+        "whenCostAbove": {"amount": "0.050", "currency": "USD"},
+        "whenBudgetPercent": 80,
+    }
+    rule = {"name": "default", "targets": [target("a")], "fallback": fallback}
+    api.answers[f"{SHOAL}/namespaces/chat/modelroutes/front"] = ROUTE | {"spec": {"rules": [rule]}}
+    assert "Prices at gateways: unknown:" in explain(kubeconfig).output
+
+    system = "/api/v1/namespaces/shoal-system"
+    labels = {"app.kubernetes.io/component": "gateway", "app.kubernetes.io/part-of": "shoal"}
+    pod = {
+        "metadata": {"namespace": "shoal-system", "name": "shoal-gateway-0", "uid": "u", "labels": labels},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
+    }
+    key = base64.b64encode(b"key").decode()
+    api.answers[f"{system}/secrets/shoal-key-logs"] = {"metadata": {"name": "shoal-key-logs"}, "data": {"key": key}}
+    api.answers[f"{system}/pods"] = listed(pod)
+    known = [
+        {"gateway": "shoal-gateway-0", "currency": "USD"},
+        {"gateway": "shoal-gateway-1", "currency": "EUR", "unpriced": ["chat/b", "chat/elsewhere"]},
+        {"gateway": "shoal-gateway-2"},
+        {"gateway": "shoal-gateway-0", "route": "chat/other"},
+    ]
+    page = {"gateways": ["shoal-gateway-0"], "prices": [{"route": "chat/front"} | one for one in known]}
+    api.answers[f"{system}/pods/shoal-gateway-0:9090/proxy/v1/routestats"] = page
+    done = explain(kubeconfig)
+    told = "goes to the first fallback that is cheaper for it and has a replica."
+    assert done.output.splitlines()[-5:] == [
+        f"A request that may cost more than 0.05 USD {told}",
+        f"From 80 % of its Tenant's budget on, a request {told}",
+        "At shoal-gateway-0: all of these targets have a price in USD.",
+        "At shoal-gateway-1: whenCostAbove is in USD and the price list in EUR, so it has no effect; "
+        "chat/b has no price, so no request leaves it or goes there for its cost.",
+        "At shoal-gateway-2: it knows no price list, so requests stay with their target.",
+    ]
+    found = json.loads(explain(kubeconfig, "-o", "json").output)["byCost"]
+    assert (found["above"], found["currency"], found["budgetPercent"]) == ("0.05", "USD", 80)
+    assert [one["noEffect"] for one in found["gateways"]][::2] == [
+        None,
+        "it knows no price list, so requests stay with their target",
+    ]

@@ -187,6 +187,15 @@ async def test_a_refused_request_is_explained_by_the_id_of_its_answer_without_wh
         assert (len(found["choices"]), found["refusals"]) == (1, [])
 
 
+async def test_another_gateways_reason_to_stay_is_found(tmp_path: Path) -> None:
+    near, far = ChoiceMemory(), ChoiceMemory()
+    far.stay("id-1", "chat/llama", "chat/llama has no price")
+    async with gateway(tmp_path, ScriptedEngine()) as it, Served(it, [near, far]) as served:
+        (stays,) = (await served.ask(ADMIN, request="id-1"))["stays"]
+        assert (stays["gateway"], stays["target"]) == ("gateway-2", "chat/llama")
+        assert stays["message"] == "stayed: chat/llama has no price"
+
+
 async def test_another_gateways_refusal_is_found(tmp_path: Path) -> None:
     near, far = ChoiceMemory(), ChoiceMemory()
     far.refuse("id-1", ApiError(429, "used", "rate_limit_exceeded"))
@@ -313,3 +322,17 @@ def test_the_command_says_whose_limit_ended_a_request(api: CannedApi, tmp_path: 
     shown = " ".join(why(api, tmp_path, "request/id-3").output.split())
     assert "504 timeout: the limit is requestSeconds of ModelRoute chat/front, 60 s" in shown
     assert "raise requestSeconds: of the ModelRoute, the Model, or the gateways" in shown
+
+
+def test_the_command_shows_why_a_request_stayed_with_a_target_that_it_might_have_left(
+    api: CannedApi, tmp_path: Path
+) -> None:
+    memory = ChoiceMemory(2)
+    for number in range(3):
+        memory.stay(f"id-{number}", "chat/llama", "whenCostAbove has no effect: chat/llama has no price")
+    assert not memory.stays("id-0", "shoal-gateway-0"), "it is bounded"
+    found = RequestChoices(request="id-1", stays=memory.stays("id-1", "shoal-gateway-0"), remembered=2)
+    api.answers[PROXY] = found.model_dump(mode="json", by_alias=True)
+    lines = why(api, tmp_path, "request/id-1").output.splitlines()
+    assert lines[0].endswith("chat/llama by shoal-gateway-0")
+    assert lines[1] == "  stayed: whenCostAbove has no effect: chat/llama has no price"

@@ -12,13 +12,17 @@ from typing import Any
 import aiohttp
 import pytest
 
+from shoal.api.ledger import Prices, Rate
 from shoal.api.tenant import TenantLogging
+from shoal.core.quota.month import PICO
 from shoal.core.redaction.content import Content
 from shoal.core.redaction.rules import compile_rules
 from shoal.requestlog.capture import Capture, CaptureBudget
+from shoal.signals.totals import TotalsFollower
 from tests.support import pictures
-from tests.support.gateway import API_KEY, FACTS, GatewayUnderTest, gateway, tenant
+from tests.support.gateway import API_KEY, FACTS, GatewayUnderTest, gateway, replica, tenant
 from tests.support.mediahost import HOST, INSIDE, PNG, Answer, Dns, MediaHost, fetcher, telling
+from tests.support.routes import put, target
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 
 URL = f"https://{HOST}/a.png?signature=s3cret"
@@ -103,6 +107,45 @@ async def test_an_engine_gets_what_it_would_of_a_data_url(tmp_path: Path, stream
         assert w.it.metric("shoal_gateway_media_fetches_total", outcome="fetched") == 2
         assert len(await w.it.records(count=2)) == 2
         await w.idle()
+
+
+async def test_a_request_with_fetched_images_goes_to_a_cheaper_fallback_of_its_route(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        it, cent = w.it, PICO // 100
+        other = replace(it.models["chat/llama"], key="chat/other", uid="uid-other", claims=("other",), engine_name="o")
+        it.models["chat/other"] = other
+        it.pods["chat/llama-2"] = replica(2, model=other)
+        it.ports["pod-2"] = it.ports["pod-1"]
+        it.tenants["acme"] = tenant(models=["chat/llama", "chat/other"], budget={"amount": "99", "currency": "USD"})
+        fallback = {
+            "targets": [target("other")],
+            "whenCostAbove": {"amount": "0.5", "currency": "USD"},
+        }
+        put(it, {"targets": [target("llama")], "fallback": fallback})
+        it.hear(2)
+        ledger = TotalsFollower("http://ledger:8500", lambda: ())
+        rates = [Rate(model=key, input=at, cached=at, output=at, images=at) for key, at in
+                 (("chat/llama", cent), ("chat/other", cent // 10))]  # fmt: skip
+        ledger.priced(Prices(list="p", currency="USD", rates=tuple(rates)))
+        it.app.quotas.ledger = ledger
+        response = await it.post(chat(URL, model="front"))
+        assert response.status == 200, await response.text()
+        (sent,) = w.engine.requests
+        assert (sent.body["model"], sent.body["messages"][0]["content"][1]["image_url"]["url"]) == ("o", DATA)
+        (record,) = await it.records()
+        assert (record.data.model, record.data.images) == ("chat/other", 1)
+        await w.idle()
+        own = w.account()
+        assert (own.spent, own.reserved_spend, own.in_flight) == (11 * cent // 10, 0, 0), "ten tokens and the image"
+        # A fallback that cannot do it: the request stays, and counts once.
+        it.models["chat/other"] = replace(other, capabilities=frozenset({"embed"}))
+        it.changed()
+        response = await it.post(chat(URL, model="front"))
+        assert response.status == 200, await response.text()
+        *_, record = await it.records(count=2)
+        assert record.data.model == "chat/llama"
+        await w.idle()
+        assert (w.account().spent, w.account().reserved_spend) == (121 * cent // 10, 0)
 
 
 async def test_it_is_reserved_and_refused_as_the_same_with_a_data_url(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 from shoal.api import keys, names, rights
+from shoal.api.ledger import Prices, Rate
 from shoal.api.routestats import RouteStatsPage, TargetStats
 from shoal.cli.main import main
 from shoal.cli.scaling.toproutes import RouteTop, lines, render
@@ -23,16 +24,17 @@ from shoal.core import facts
 from shoal.core.routing.routestats import TTFT_BOUNDS
 from shoal.gateway.demand import DemandPublisher, DemandState
 from shoal.gateway.ops import gateway_ops
-from shoal.gateway.routestats import RouteStatsApi
+from shoal.gateway.routestats import RouteStatsApi, route_prices
 from shoal.kube.callers import Callers
 from shoal.kube.client import KubeClient
 from shoal.net.server import make_server
+from shoal.signals.totals import TotalsFollower
 from tests.support.cannedapi import CannedApi
 from tests.support.gateway import API_KEY, INSTALL_KEY, GatewayUnderTest, gateway
 from tests.support.gateway import lines as events
 from tests.support.provider import Provider, beside, whole
 from tests.support.rolereviews import RoleReviews
-from tests.support.routes import target, two_models
+from tests.support.routes import put, target, two_models
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine
 
 ADMIN = {"x-shoal-key": keys.derive(INSTALL_KEY, "logs", keys.DEMAND)}
@@ -60,7 +62,16 @@ async def served(
 ) -> AsyncGenerator[Served]:
     """The gateway's port for operations."""
     found = Served("")
-    api = RouteStatsApi(it.app.routes, it.app.externals, name, it.ring, lambda: found.pods, peer_port, callers=callers)
+    api = RouteStatsApi(
+        it.app.routes,
+        it.app.externals,
+        name,
+        it.ring,
+        lambda: found.pods,
+        peer_port,
+        prices=lambda: route_prices(it.directory.snapshot.model_index, it.app.quotas.ledger.rate_table, name),
+        callers=callers,
+    )
     hub = DemandPublisher(DemandState()).hub
     app = gateway_ops(CollectorRegistry(), dict[str, str], lambda: None, hub, it.ring, routes=api)
     server = make_server(app, host="127.0.0.1", port=0, keep_alive=5, stop_seconds=1)
@@ -93,6 +104,21 @@ async def test_requests_to_a_route_count_at_the_target_that_they_went_to_last(tm
         assert (told["requests"], told["failed"], told["outputTokens"]) == (2, 0, 6)
         assert sum(told["firstBytes"]) == 1, "only streams have a time to the first byte"
         assert told["windowSeconds"] > 0
+
+
+async def test_which_targets_have_prices_is_told_for_routes_with_conditions_on_costs(tmp_path: Path) -> None:
+    fallback = {"targets": [target("other")], "whenBudgetPercent": 80}
+    plain, priced = {"targets": [target("other")]}, {"targets": [target("llama")], "fallback": fallback}
+    async with two_models(tmp_path, ScriptedEngine(), ScriptedEngine(), plain) as it, served(it) as ops:
+        assert (await ops.ask(ADMIN))["prices"] == []
+        put(it, {"name": "long", "matches": [{"promptTokens": {"atLeast": 9}}], **priced}, plain)
+        found = {"route": "chat/front", "gateway": "gateway-1", "currency": None, "unpriced": []}
+        assert (await ops.ask(ADMIN))["prices"] == [found]
+        ledger = TotalsFollower("http://ledger:8500", lambda: ())
+        ledger.priced(Prices(list="p", currency="EUR", rates=(Rate(model="chat/other", input=1, cached=1, output=1),)))
+        it.app.quotas.ledger = ledger
+        assert (await ops.ask(ADMIN))["prices"] == [found | {"currency": "EUR", "unpriced": ["chat/llama"]}]
+        assert (await ops.ask(ADMIN, namespace="elsewhere"))["prices"] == []
 
 
 async def test_a_canary_and_a_fallback_are_told_apart_and_failures_count(tmp_path: Path) -> None:

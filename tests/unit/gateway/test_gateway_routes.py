@@ -386,7 +386,7 @@ async def test_a_request_that_its_target_refuses_goes_to_the_fallback(tmp_path: 
         data = record.data
         assert (data.model, data.route, data.outcome, data.status) == ("chat/other", "chat/front", "answered", 200)
         assert (data.input_tokens, data.count_source) == (7, "final")
-        assert it.metric("shoal_gateway_route_fallbacks_total") == 1
+        assert it.metric("shoal_gateway_route_fallbacks_total", reason="refused") == 1
         it.tenants["acme"] = tenant(models=["chat/llama"])
         it.changed()
         assert (await ask(it, 503))["error"]["code"] == "no_replica", "a fallback that it may not use is none"

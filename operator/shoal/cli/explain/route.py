@@ -15,13 +15,15 @@ from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import CustomResource
 from shoal.api.model import Model
 from shoal.api.modelroute import ExternalTargetStatus, ModelRoute
-from shoal.api.routestats import RouteStatsPage
+from shoal.api.routestats import RoutePrices, RouteStatsPage
 from shoal.api.tenant import Tenant
 from shoal.cli.client import ServiceError
 from shoal.cli.output import console, emit
 from shoal.cli.scaling.toproutes import RouteStatsClient
 from shoal.core.access import KeyIdentity
+from shoal.core.rating import money
 from shoal.core.routing.consent import consent_of, granted_models
+from shoal.core.routing.cost import no_effect
 from shoal.core.routing.modelindex import ModelIndex
 from shoal.core.routing.resolve import served_model
 from shoal.core.routing.resolveadapters import declared_adapter, declared_pool
@@ -73,7 +75,7 @@ class _Cluster:
     identity: KeyIdentity | None
     """None: no tenant was named, so every grant is taken as given."""
     gateways: RouteStatsPage | None = None
-    """What gateways know of external targets; None: the route has none."""
+    """What gateways know of external targets and prices; None: the route needs neither."""
 
 
 def run(question: RouteQuestion, output: str, *, kubeconfig: str | None, context: str | None) -> int:
@@ -107,6 +109,16 @@ def run(question: RouteQuestion, output: str, *, kubeconfig: str | None, context
             if one.target in cluster.route.externals
         ]
         shown["missing"] = list(cluster.gateways.missing)
+        if found.cost is not None:
+            shown["byCost"] = {
+                "above": None if found.cost.above is None else money.exact(found.cost.above),
+                "currency": found.cost.currency or None,
+                "budgetPercent": found.cost.budget_percent,
+                "gateways": [
+                    {"gateway": one.gateway, "currency": one.currency, "noEffect": _no_effect(found, one) or None}
+                    for one in _prices(cluster, cluster.gateways)
+                ],
+            }
     if not emit(output, shown, rows, COLUMNS):
         _print(cluster, question, found)
     return 0 if _served(found) else 1
@@ -132,7 +144,8 @@ async def _read(question: RouteQuestion, kubeconfig: str | None, context: str | 
             identity = KeyIdentity(
                 question.tenant, None, "", None, False, False, grants, consent, routes=route_consent_of(spec)
             )
-        gateways = await _asked(client, question) if route.externals else None
+        asks = route.externals or any(rule.cost is not None for rule in route.rules)
+        gateways = await _asked(client, question) if asks else None
         return _Cluster(declared, route, index, models, adapters, identity, gateways)
     finally:
         await client.close()
@@ -213,8 +226,35 @@ def _print_externals(route: DeclaredRoute, page: RouteStatsPage, out: Console) -
     if table.row_count:
         out.print()
         out.print(table)
+    about = "External targets" if route.externals else "Prices"
     for missing in page.missing:
-        out.print(f"External targets at gateways: {escape(missing)}")
+        out.print(f"{about} at gateways: {escape(missing)}")
+
+
+def _prices(cluster: _Cluster, page: RouteStatsPage) -> list[RoutePrices]:
+    return [one for one in page.prices if one.route == cluster.route.key]
+
+
+def _no_effect(found: RouteExplanation, known: RoutePrices) -> str:
+    if found.cost is None:
+        return ""
+    return no_effect(found.cost, known.currency, (each for each in known.unpriced if each in found.targets))
+
+
+def _print_costs(cluster: _Cluster, found: RouteExplanation, page: RouteStatsPage, out: Console) -> None:
+    if (conditions := found.cost) is None:
+        return
+    goes = "goes to the first fallback that is cheaper for it and has a replica."
+    out.print()
+    if conditions.above is not None:
+        out.print(f"A request that may cost more than {conditions.amount} {goes}")
+    if conditions.budget_percent is not None:
+        out.print(f"From {conditions.budget_percent} % of its Tenant's budget on, a request {goes}")
+    for one in _prices(cluster, page):
+        if problem := _no_effect(found, one):
+            out.print(f"At {escape(one.gateway)}: {escape(problem)}.")
+        else:
+            out.print(f"At {escape(one.gateway)}: all of these targets have a price in {one.currency}.")
 
 
 def _header(text: str) -> tuple[str, str]:
@@ -248,6 +288,7 @@ def _print(cluster: _Cluster, question: RouteQuestion, found: RouteExplanation) 
     out.print(f"Rule {found.rule} of {route.key}, for a request to {escape(question.endpoint)}:")
     out.print(table)
     if found.shares and cluster.gateways is not None:
+        _print_costs(cluster, found, cluster.gateways, out)
         _print_externals(cluster.route, cluster.gateways, out)
     if route.externals and _unused(cluster.declared) is None:
         out.print(

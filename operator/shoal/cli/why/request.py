@@ -6,7 +6,7 @@ from typing import Final
 import click
 from rich.console import Group
 
-from shoal.api.choices import FallbackRecord, RefusalRecord, RequestChoices
+from shoal.api.choices import FallbackRecord, RefusalRecord, RequestChoices, StayRecord
 from shoal.cli.client import run_command
 from shoal.cli.options import Installation
 from shoal.cli.output import console, emit
@@ -33,7 +33,7 @@ def show(installation: Installation, url: str | None, request: str, output: str)
     found = run_command(work())
     for missing in found.missing:
         click.echo(f"missing: gateway {missing}", err=True)
-    if not found.choices and not found.fallbacks and not found.refusals:
+    if not (found.choices or found.fallbacks or found.stays or found.refusals):
         raise click.ClickException(
             f"no gateway remembers request {request}: each remembers its last requests, {found.remembered:,} at the "
             "moment, until it restarts. Is it the id in the answer's header x-shoal-request-id?"
@@ -43,9 +43,11 @@ def show(installation: Installation, url: str | None, request: str, output: str)
     data = found.model_dump(mode="json", by_alias=True) | {"causes": [cause_document(each) for each in causes]}
     if emit(output, data, data["choices"], COLUMNS):
         return
-    for each in sorted((*found.choices, *found.fallbacks), key=lambda each: each.time):
+    for each in sorted((*found.choices, *found.fallbacks, *found.stays), key=lambda each: each.time):
         if isinstance(each, FallbackRecord):
             click.echo(f"{each.time:%H:%M:%S}Z  {each.left} by {each.gateway}")
+        elif isinstance(each, StayRecord):
+            click.echo(f"{each.time:%H:%M:%S}Z  {each.target} by {each.gateway}")
         else:
             again = f", attempt {each.attempt}" if each.attempt > 1 else ""
             click.echo(f"{each.time:%H:%M:%S}Z  {each.model} by {each.gateway}{again}")

@@ -123,6 +123,13 @@ class Account:
             return None
         return Over("budget", "over", budget.most, known, own, RETRY_AFTER_MAX_SECONDS)
 
+    def budget_percent(self, *, month: str, ledger: bool) -> int | None:
+        """Share of the month's budget that is used or reserved, in whole percent; None: there is no budget."""
+        if (budget := self.limits.budget) is None:
+            return None
+        self._enter_month(month, ledger=ledger)
+        return self._known(budget) * 100 // budget.most
+
     def limit_states(self, now: float, peers: Callable[[], GatewayPeers], *, ledger: bool = False) -> list[LimitState]:
         """What is left of the limits per minute."""
         found: list[LimitState] = []

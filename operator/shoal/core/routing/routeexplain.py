@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+from shoal.core.routing.cost import CostConditions
 from shoal.core.routing.resolve import ServedModel
 from shoal.core.routing.routes import DeclaredRoute, DeclaredRule, RequestFacts, TargetRef, matches
 
@@ -29,6 +30,10 @@ class RouteExplanation(NamedTuple):
     """The rule that is for it; None: none is."""
     shares: tuple[TargetShare, ...]
     """Of that rule."""
+    cost: CostConditions | None = None
+    """Of that rule: when a request goes to a cheaper fallback."""
+    targets: frozenset[str] = frozenset()
+    """Keys of what that rule's requests can go to."""
 
 
 class EffectiveLimits(NamedTuple):
@@ -64,7 +69,10 @@ def effective_limits(target: ServedModel | None) -> EffectiveLimits:
 def explain_route(route: DeclaredRoute, facts: RequestFacts, why_not: Callable[[TargetRef], str]) -> RouteExplanation:
     """`why_not`: why a target cannot be used by the tenant; "": it can."""
     rule = next((rule for rule in route.rules if matches(rule, facts)), None)
-    return RouteExplanation(None, ()) if rule is None else RouteExplanation(rule.name, _shares(rule, why_not))
+    if rule is None:
+        return RouteExplanation(None, ())
+    targets = frozenset(ref.key for ref in rule.destinations())
+    return RouteExplanation(rule.name, _shares(rule, why_not), rule.cost, targets)
 
 
 def _shares(rule: DeclaredRule, why_not: Callable[[TargetRef], str]) -> tuple[TargetShare, ...]:

@@ -21,10 +21,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final, Literal, NamedTuple
 
-from shoal.api.modelroute import Canary, ModelRoute, RefKind, RouteLimits, RouteMatch, RouteRule
+from shoal.api.modelroute import Canary, Fallback, ModelRoute, RefKind, RouteLimits, RouteMatch, RouteRule
 from shoal.api.tenant import TenantSpec
+from shoal.core import quantity
 from shoal.core.hold.capacity import BYTES_PER_TOKEN
+from shoal.core.quota.month import PICO
 from shoal.core.routing.canary import HaltLimits
+from shoal.core.routing.cost import CostConditions
 from shoal.core.routing.external import served_external
 from shoal.core.routing.resolve import ServedModel
 
@@ -87,8 +90,17 @@ class DeclaredRule:
     """In order."""
     leave_seconds: int | None = None
     """Waiting time after which a request goes to a fallback."""
+    cost: CostConditions | None = None
+    """When a request goes to a cheaper fallback; None: never."""
     mirror: TargetRef | None = None
     mirror_percent: int = 0
+
+    def destinations(self) -> Iterator[TargetRef]:
+        """Everything that a request can go to."""
+        yield from (target.ref for target in self.targets)
+        if self.canary is not None:
+            yield self.canary.ref
+        yield from self.fallback
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +128,7 @@ class DeclaredRoute:
 
     def references(self) -> Iterator[TargetRef]:
         """Every target, each once."""
-        found = [target.ref for rule in self.rules for target in rule.targets]
-        found += [rule.canary.ref for rule in self.rules if rule.canary is not None]
-        found += [ref for rule in self.rules for ref in rule.fallback]
+        found = [ref for rule in self.rules for ref in rule.destinations()]
         found += [rule.mirror for rule in self.rules if rule.mirror is not None]
         yield from dict.fromkeys(found)
 
@@ -192,9 +202,17 @@ def _declared_rule(route: ModelRoute, rule: RouteRule) -> DeclaredRule:
         None if rule.canary is None else _declared_canary(route, rule.name, rule.canary),
         tuple(TargetRef(*route.resolved(target)) for target in rule.fallback.targets) if rule.fallback else (),
         rule.fallback.when_wait_seconds if rule.fallback else None,
+        _cost_conditions(rule.fallback) if rule.fallback else None,
         TargetRef(*route.mirrored(rule.mirror)) if rule.mirror else None,
         rule.mirror.percent if rule.mirror else 0,
     )
+
+
+def _cost_conditions(fallback: Fallback) -> CostConditions | None:
+    limit, percent = fallback.when_cost_above, fallback.when_budget_percent
+    if limit is None:
+        return None if percent is None else CostConditions(budget_percent=percent)
+    return CostConditions(int(quantity.parse(limit.amount) * PICO), limit.currency, percent)
 
 
 def _declared_canary(route: ModelRoute, rule: str, canary: Canary) -> DeclaredCanary:
@@ -240,6 +258,8 @@ class RouteDecision(NamedTuple):
     """Where it goes, in order, if no replica of the target takes it."""
     leave_seconds: int | None = None
     """Waiting time after which it does so; None: only when the target refuses it."""
+    cost: CostConditions | None = None
+    """When it goes to a cheaper one of them at once; None: never."""
     mirror: TargetRef | None = None
     """It gets a copy; None: nothing does."""
 
@@ -285,19 +305,19 @@ def _chosen(
 ) -> RouteDecision | NoTarget:
     shares = tuple(target for target in rule.targets if target.weight > 0 and usable(target.ref))
     session, canary = session_of(route, rule, facts), rule.canary
-    has_session, fallback, leave = session is not None, rule.fallback, rule.leave_seconds
+    has_session, fallback, leave, by_cost = session is not None, rule.fallback, rule.leave_seconds, rule.cost
     if canary is not None and not is_halted(canary) and usable(canary.ref):
         # A share that grows keeps the sessions that it has.
         share, at = canary.percent / 100, draw if session is None else _fraction(session)
         if at < share or (not shares and canary.percent):
-            return RouteDecision(rule.name, canary.ref, shares, has_session, canary, fallback, leave)
+            return RouteDecision(rule.name, canary.ref, shares, has_session, canary, fallback, leave, by_cost)
         draw = (draw - share) / (1 - share) if session is None else draw
     if shares:
         target = by_weight(shares, draw) if session is None else by_session(shares, session)
-        return RouteDecision(rule.name, target, shares, has_session, None, fallback, leave)
+        return RouteDecision(rule.name, target, shares, has_session, None, fallback, leave, by_cost)
     for number, ref in enumerate(fallback, 1):
         if usable(ref):
-            return RouteDecision(rule.name, ref, (), False, None, fallback[number:], leave)
+            return RouteDecision(rule.name, ref, (), False, None, fallback[number:], leave, by_cost)
     return NoTarget("no-target", rule.name)
 
 
