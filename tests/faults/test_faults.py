@@ -762,12 +762,12 @@ FAULTS = [
     Fault(
         "a KV cache for which no memory is left",
         engine_world("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."),
-        "L3", "OutOfGPUMemory", "memory fraction",
+        "L3", "NoMemoryForCache", "a larger memory fraction",
     ),
     Fault(
         "a GPU whose memory another process has",
         engine_world("ValueError: Free memory on device (3.1/79.2 GiB) on startup is less than desired GPU memory"),
-        "L3", "OutOfGPUMemory", "more memory",
+        "L3", "GPUMemoryInUse", "what else uses the GPU",
     ),
     Fault(
         "ranks that do not find each other",

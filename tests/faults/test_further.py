@@ -6,12 +6,13 @@ from shoal.core.layers.causes import causes
 from tests.faults import test_faults
 from tests.faults.further import FURTHER, node_says
 from tests.faults.test_faults import READY, Fault, serves
+from tests.faults.unseen import UNSEEN
 from tests.faults.worlds import NOW, condition, event, model, node, seen
 
 PSU = condition("PowerSupplyProblem", "True", "PSULost", "PSU 2 of 4 failed")
 
 
-@pytest.mark.parametrize("fault", FURTHER, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", [*FURTHER, *UNSEEN], ids=lambda fault: fault.name)
 def test_a_further_fault_is_found_on_its_layer_with_what_to_do(fault: Fault) -> None:
     test_faults.test_a_fault_is_found_on_its_layer_with_what_to_do(fault)
 

@@ -85,6 +85,9 @@ def pod(raw: JsonObject) -> WhyPod:
         queue_managed=labels.get(names.LABEL_QUEUE_MANAGED) == "true",
         labels={name: _text(value) for name, value in labels.items()},
         address=_text(status.get("podIP")) or None,
+        owner=next((_text(o.get("name")) for o in _seq(metadata, "ownerReferences") if o.get("controller")), ""),
+        ends=time_of(metadata.get("deletionTimestamp")),
+        finalizers=tuple(_texts(metadata.get("finalizers"))),
         claims=tuple(
             name
             for volume in _seq(spec, "volumes")

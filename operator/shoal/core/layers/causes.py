@@ -49,6 +49,7 @@ _EXPLAINS: Final[Mapping[str, frozenset[str]]] = {
     faults.GPUS_PARTITIONED: frozenset(
         {reasons.NO_NODES, reasons.NO_CAPACITY, reasons.NO_FIT, reasons.UNSCHEDULABLE, faults.TOO_FEW_GPUS}
     ),
+    faults.PREEMPTED: frozenset({reasons.NO_CAPACITY, reasons.UNSCHEDULABLE, faults.TOO_FEW_GPUS}),
     faults.VOLUME_UNBOUND: frozenset({reasons.STAGE_FAILED, reasons.READING_ARTIFACT, reasons.UNSCHEDULABLE}),
     faults.DELETION_HELD: frozenset({reasons.PENDING, faults.OUT_OF_DATE}),
     **dict.fromkeys(
@@ -124,6 +125,7 @@ def _candidates(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
     short = any(c.reason in _WANTS_GPUS or c.reason in _TOO_FEW for c in (*of_objects, *of_pods))
     yield from of_objects
     yield from of_pods
+    yield from pods.taken(seen.pods, seen.events, now)
     if short or seen.kind == "class":
         broken = {view.key for view in seen.related if view.kind == "class" and _unusable(view)}
         none = len(broken) == sum(view.kind == "class" for view in seen.related)
@@ -148,7 +150,15 @@ def _candidates(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
 
 
 _CHECKED: Final = (reasons.ADMISSION_CHECK, reasons.ADMISSION_REJECTED)
-_TOO_FEW: Final = (faults.TOO_FEW_GPUS, faults.TAINT, faults.AFFINITY, faults.NODE_CORDONED, faults.TOO_FEW_RESOURCES)
+_TOO_FEW: Final = (
+    faults.NODE_LEAVES,
+    faults.NODE_NOT_SET_UP,
+    faults.TOO_FEW_GPUS,
+    faults.TAINT,
+    faults.AFFINITY,
+    faults.NODE_CORDONED,
+    faults.TOO_FEW_RESOURCES,
+)
 
 
 def _unusable(view: ObjectView) -> bool:
@@ -187,7 +197,7 @@ def _nodes(seen: WhySnapshot, now: datetime, *, all_of_them: bool) -> Iterator[C
             yield replace(found, pods=unplaced if everywhere else frozenset()) if found.reason in _CLOSED else found
 
 
-_CLOSED: Final = (faults.NODE_CORDONED, faults.TAINT)
+_CLOSED: Final = (faults.NODE_CORDONED, faults.TAINT, faults.NODE_LEAVES, faults.NODE_NOT_SET_UP)
 
 
 def _of_node(

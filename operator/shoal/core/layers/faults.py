@@ -47,6 +47,8 @@ DEVICE_PLUGIN_MISSING: Final = "DevicePluginMissing"
 """Nodes of the class offer no GPU: the device plugin does not run there, or finds no driver."""
 DEVICE_ALLOCATION: Final = "DeviceAllocationFailed"
 """The kubelet admitted a pod, and the device plugin or DRA driver gave it no GPU."""
+DEVICE_SPEC_MISSING: Final = "DeviceSpecMissing"
+"""The container runtime finds no CDI specification of the GPU that the pod was given."""
 GPUS_PARTITIONED: Final = "GPUsPartitioned"
 """Nodes of the class offer MIG slices in place of the GPUs that the class counts."""
 # --- L2 container -----------------------------------------------------------------------------------------------------
@@ -95,14 +97,27 @@ INJECTED_FAILED: Final = "InjectedContainerFailed"
 """A container of an engine's pod that Shoal has not put there ends with an error."""
 WEBHOOK_REFUSED: Final = "WebhookRefused"
 WEBHOOK_UNREACHABLE: Final = "WebhookUnreachable"
+WEBHOOK_CERTIFICATE: Final = "WebhookCertificateRefused"
 PATH_REFUSED: Final = "PathNotPermitted"
 """The container's user may not read or write a path."""
 PROCESS_LIMIT: Final = "ProcessLimitReached"
 """A limit of the container's processes: open files, threads, locked memory."""
+POD_STAYS: Final = "PodDoesNotEnd"
+"""A pod was deleted, and its kubelet has not ended it in time."""
 POD_REJECTED: Final = "PodRejectedByNode"
 """The kubelet refused or ended a pod for a reason that this program does not know."""
 START_FAILED: Final = "PodDoesNotStart"
 """No container of a scheduled pod has started, for a reason that this program does not know."""
+NODE_LEAVES: Final = "NodeLeaves"
+"""An autoscaler or the cloud takes a node away."""
+NODE_NOT_SET_UP: Final = "NodeNotSetUp"
+"""A new node has a taint until its cloud provider or an agent has set it up."""
+EVICTED_BY_REQUEST: Final = "EvictedByRequest"
+"""A drain, a descheduler or an autoscaler evicted the pod over the API."""
+GPUS_HELD: Final = "GPUsHeldByOthers"
+"""Pods that are not Shoal's hold GPUs of the class."""
+POD_RULES: Final = "PodRulesUnmatched"
+"""Topology spread or rules about other pods leave no node."""
 TAINT: Final = "TaintNotTolerated"
 AFFINITY: Final = "NodeSelectorUnmatched"
 TOO_FEW_GPUS: Final = "InsufficientGPUs"
@@ -123,11 +138,19 @@ SOURCE_ERRORS: Final = "SourceAnswersErrors"
 """The source is reached, and answers with errors of its own."""
 # --- L3 execution -----------------------------------------------------------------------------------------------------
 OUT_OF_GPU_MEMORY: Final = "OutOfGPUMemory"
+NO_CACHE_MEMORY: Final = "NoMemoryForCache"
+"""The weights fit on the GPUs, and leave no room for a KV cache."""
+GPU_IN_USE: Final = "GPUMemoryInUse"
+"""Another process has the GPU, or much of its memory."""
 CUDA_ERROR: Final = "CUDAError"
 NO_KERNEL: Final = "NoKernelForGPU"
 NCCL_ERROR: Final = "NCCLError"
 # --- L4 engine --------------------------------------------------------------------------------------------------------
 ENGINE_ARGUMENTS: Final = "EngineArguments"
+CHAT_TEMPLATE: Final = "ChatTemplateInvalid"
+PORT_TAKEN: Final = "PortTaken"
+ENGINE_CRASHED: Final = "EngineCrashed"
+"""A signal of a program's own fault ended the engine: SIGSEGV, SIGABRT, SIGFPE."""
 ARCHITECTURE_UNKNOWN: Final = "ArchitectureUnknown"
 CONTEXT_TOO_LONG: Final = "ContextTooLong"
 """The engine refuses to start: the configured context is longer than the model's, or than its KV cache."""
@@ -213,12 +236,19 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
         "Restart the GPU device plugin on the node (or its DRA driver), and read its log: it gave a pod no GPU; "
         "then delete the pod.",
     ),
+    DEVICE_SPEC_MISSING: _fault(
+        _DRIVER, "Generate the node's CDI specification again: restart its device plugin, DRA driver or toolkit."
+    ),
     GPUS_PARTITIONED: _fault(
-        _DRIVER, "Turn MIG off on these nodes, or name the MIG resource in resourceName of a GPUClass of its own."
+        _DRIVER,
+        "Turn MIG off or cut it as the class counts (nvidia.com/mig.config), or name the slices in a GPUClass's "
+        "resourceName.",
     ),
     NODE_NOT_READY: _fault(_CONTAINER, "Read the kubelet's log on the node: its condition says what is missing."),
     NODE_CORDONED: LayerAdvice(_CONTAINER, "note", "Uncordon the node when it may take pods again."),
-    DISK_PRESSURE: _fault(_CONTAINER, "Free disk on the node: unused images, logs, or the node cache's quota."),
+    DISK_PRESSURE: _fault(
+        _CONTAINER, "Free disk or inodes on the node: unused images, logs, many small files, the node cache's quota."
+    ),
     MEMORY_PRESSURE: _fault(_CONTAINER, "Find what uses the node's memory, and give its pods limits."),
     PID_PRESSURE: _fault(_CONTAINER, "Find what starts so many processes on the node."),
     NETWORK_UNAVAILABLE: _fault(_CONTAINER, "Look at the network plugin's pod on the node."),
@@ -264,7 +294,9 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     CONTAINER_CONFIG: _fault(
         _CONTAINER, "Create the Secret or ConfigMap that the message names, or what else it misses on the node."
     ),
-    MOUNT_FAILED: _fault(_CONTAINER, "Look at the volume and its driver: the kubelet cannot mount it."),
+    MOUNT_FAILED: _fault(
+        _CONTAINER, "Look at the volume and its driver (path, permissions, read-only): the kubelet cannot mount it."
+    ),
     SANDBOX_FAILED: _fault(_CONTAINER, "Look at the network plugin's pod on the node: it gives pods no network."),
     OBJECT_MISSING: _fault(
         _CONTAINER,
@@ -289,6 +321,9 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     ),
     WEBHOOK_REFUSED: _fault(_CONTAINER, "Change the policy behind the admission webhook, or what it objects to."),
     WEBHOOK_UNREACHABLE: _fault(_CONTAINER, "Start the admission webhook that the message names: it does not answer."),
+    WEBHOOK_CERTIFICATE: _fault(
+        _CONTAINER, "Renew the certificate of the admission webhook that the message names, or its caBundle."
+    ),
     PATH_REFUSED: _fault(
         _CONTAINER,
         "Let the container's user use the path that the message names: the image's or volume's permissions "
@@ -297,8 +332,27 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     PROCESS_LIMIT: _fault(
         _CONTAINER, "Raise the limit that the message names on the node or its container runtime: files, threads."
     ),
+    POD_STAYS: _fault(
+        _CONTAINER,
+        "Look at the node's kubelet and runtime; if the machine is off, taint it node.kubernetes.io/out-of-service.",
+    ),
     POD_REJECTED: _fault(_CONTAINER, "Change on the node, or in the pod, what the kubelet's message names."),
     START_FAILED: _fault(_CONTAINER, "Repair what the event names: until then no container of the pod starts."),
+    NODE_LEAVES: _fault(
+        _CONTAINER, "Wait for another node; if it was to stay, see why its autoscaler or the cloud takes it away."
+    ),
+    NODE_NOT_SET_UP: _fault(
+        _CONTAINER, "Look at what takes the taint off: cloud-controller-manager, or the agent that the taint names."
+    ),
+    EVICTED_BY_REQUEST: _fault(
+        _CONTAINER, "Wait for its successor on another node; if unwanted, see who drains the node or evicts its pods."
+    ),
+    GPUS_HELD: _fault(
+        _CONTAINER, "End or move the pods that the message names, or give them a resourceName or nodes of their own."
+    ),
+    POD_RULES: _fault(
+        _CONTAINER, "Relax the topology spread or (anti-)affinity that a webhook or policy wrote, or add nodes."
+    ),
     TAINT: _fault(_CONTAINER, "Add a toleration to the GPUClass, or remove the taint from the nodes."),
     AFFINITY: _fault(_CONTAINER, "Correct the nodeSelector of the GPUClass: no node has these labels."),
     TOO_FEW_GPUS: _fault(_CONTAINER, "Free or add GPUs on one node of the class: no node has enough left."),
@@ -333,6 +387,12 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     OUT_OF_GPU_MEMORY: _fault(
         _EXECUTION, "Use a class with more memory or more GPUs, a shorter context, or a smaller memory fraction."
     ),
+    NO_CACHE_MEMORY: _fault(
+        _EXECUTION, "Use more GPUs, a class with more memory, quantized weights, or a larger memory fraction."
+    ),
+    GPU_IN_USE: _fault(
+        _EXECUTION, "Find what else uses the GPU (nvidia-smi on the node): a process that was left, or a pod beside it."
+    ),
     CUDA_ERROR: _fault(
         _EXECUTION, "Try another engine version; if it happens on one node only, have its GPUs diagnosed."
     ),
@@ -341,7 +401,16 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
         _EXECUTION, "Read the first error of the replica's ranks with NCCL_DEBUG=INFO; check /dev/shm and the links."
     ),
     ENGINE_ARGUMENTS: _fault(
-        _ENGINE, "Correct or remove the arguments that the message names in spec.engine.extraArgs."
+        _ENGINE, "Correct or remove what the message names: in spec.engine.extraArgs, or the parsers of spec.engine."
+    ),
+    CHAT_TEMPLATE: _fault(
+        _ENGINE, "Correct the chat template in the model's files, or the one that `--chat-template` names."
+    ),
+    PORT_TAKEN: _fault(
+        _ENGINE, "Take `--port` out of extraArgs, or the container out of the pod that listens on the engine's port."
+    ),
+    ENGINE_CRASHED: _fault(
+        _ENGINE, "Try another engine version; report the crash to its makers with the log (`kubectl logs --previous`)."
     ),
     ARCHITECTURE_UNKNOWN: _fault(_ENGINE, "Use an engine version that knows the model's architecture."),
     CONTEXT_TOO_LONG: _fault(_ENGINE, "Lower the context length of the Model, or use a class with more memory."),

@@ -44,7 +44,8 @@ _ACCELERATOR: Final = re.compile(r"gpu|xid|ecc|nvlink|accelerat", re.IGNORECASE)
 _FABRIC: Final = re.compile(r"rdma|infiniband|iblink|roce", re.IGNORECASE)
 _GPU_RESOURCE: Final = re.compile(r"(^|[./-])(gpu|mig-)", re.IGNORECASE)
 _PROBLEM: Final = re.compile(
-    r"problem|fault|fail|error|unhealthy|deadlock|corrupt|^frequent|degraded|lost|missing|throttl|overheat",
+    r"problem|fault|fail|error|unhealthy|deadlock|corrupt|^frequent|degraded|lost|missing|throttl|overheat"
+    r"|not(running|ready)|down$|inactive|unavailable|mismatch|stuck|hung",
     re.IGNORECASE,
 )
 """In the type of a condition that a monitor writes and that this program does not know."""
@@ -131,8 +132,9 @@ def candidates(
         shown = f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"
         said = texts.gpu(f"{taint.key}: {taint.value}")
         sick = said.reason if said else faults.GPU_UNHEALTHY if _SICK.search(shown) else None
+        named = texts.taint(shown)
         yield Candidate(
-            sick or faults.TAINT,
+            sick or (named.reason if named else faults.TAINT),
             f"node {node.name} has the taint {shown}, which its GPU class does not tolerate",
             Level.NODE,
             (Evidence(f"taint {shown}", f"node {node.name}", None),),
@@ -155,7 +157,8 @@ def reason_of(condition: ConditionView) -> str | None:
         return said.reason if said is not None else reason
     accelerator, fabric = _ACCELERATOR.search(kind), _FABRIC.search(kind)
     if not accelerator and not fabric:
-        return faults.NODE_PROBLEM if status == "True" and _PROBLEM.search(kind) else None
+        bad = status == "True" and _PROBLEM.search(kind)
+        return (said.reason if said is not None else faults.NODE_PROBLEM) if bad else None
     good = kind.endswith(("Ready", "Healthy", "OK"))
     if status != ("False" if good else "True"):
         return None

@@ -20,6 +20,22 @@ _OURS: Final = frozenset({names.CONTAINER_ENGINE, names.CONTAINER_AGENT, names.C
 """Containers of an engine's pod. Others were injected."""
 _KILLED: Final = (137, 143)
 """Exit codes of SIGKILL and SIGTERM."""
+_CRASHED: Final = {132: faults.WRONG_ARCHITECTURE, 134: faults.ENGINE_CRASHED, 135: faults.NO_SPACE,
+                   136: faults.ENGINE_CRASHED, 139: faults.ENGINE_CRASHED}  # fmt: skip
+"""Exit codes of SIGILL (an instruction that the processor lacks), SIGABRT, SIGBUS (memory that is not there, such as a
+full /dev/shm), SIGFPE and SIGSEGV."""
+_DISRUPTED: Final = {
+    "PreemptionByScheduler": faults.PREEMPTED,
+    "DeletionByTaintManager": faults.TAINT,
+    "EvictionByEvictionAPI": faults.EVICTED_BY_REQUEST,
+    "DeletionByPodGC": faults.NODE_GONE,
+    "TerminationByKubelet": faults.EVICTED,
+}
+"""Reason of the condition DisruptionTarget -> what it means."""
+_TAKEN: Final = {"Preempted": faults.PREEMPTED, "TaintManagerEviction": faults.TAINT}
+"""Events of replicas that have gone -> why."""
+_ENDS_SECONDS: Final = 60
+"""A kubelet ends a pod within its grace period, and removes it soon after."""
 _NOT_FOUND: Final = 127
 """Exit code of a shell that does not find the program."""
 _MOUNTS: Final = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
@@ -52,7 +68,11 @@ def candidates(pod: WhyPod, events: Iterable[EventView], now: datetime) -> Itera
     mine = [e for e in events if e.kind == "Pod" and e.namespace == pod.namespace and e.name == pod.name]
     recent = [e for e in mine if (seconds := age(now, e.at)) is not None and seconds <= EVENT_SECONDS]
     where = f"pod {pod.key}"
-    if pod.phase == "Failed" and (removed := _removed(pod)) is not None:
+    if (held := _held(pod, now)) is not None:
+        yield held
+    if (disrupted := _disrupted(pod, now)) is not None:
+        yield disrupted
+    elif pod.phase == "Failed" and (removed := _removed(pod)) is not None:
         text = pod.message or pod.reason
         yield _of(pod, removed, f"{where} was removed from its node: {texts.shorten(text)}",
                   Evidence(f"{pod.reason}: {texts.shorten(text)}", where, age(now, _changed(pod))))  # fmt: skip
@@ -65,12 +85,58 @@ def candidates(pod: WhyPod, events: Iterable[EventView], now: datetime) -> Itera
     yield from _runs(pod, recent, now)
 
 
+def _disrupted(pod: WhyPod, now: datetime) -> Candidate | None:
+    """What takes a pod away, in the words of the one that does."""
+    target = next((c for c in pod.conditions if c.type == "DisruptionTarget" and c.status == "True"), None)
+    reason = _DISRUPTED.get(target.reason) if target is not None else None
+    if target is None or reason is None:
+        return None
+    if reason == faults.EVICTED:
+        reason = _removed(pod) or reason
+    text = texts.shorten(target.message or pod.message or target.reason)
+    proof = Evidence(f"{target.reason}: {text}", f"DisruptionTarget of pod {pod.key}", age(now, target.since))
+    return _of(pod, reason, f"pod {pod.key} was taken from its node: {text}", proof)
+
+
+def _held(pod: WhyPod, now: datetime) -> Candidate | None:
+    """A pod whose time to end has passed."""
+    late = age(now, pod.ends)
+    if late is None or late < _ENDS_SECONDS:
+        return None
+    if pod.finalizers:
+        reason, why = faults.DELETION_HELD, f"finalizers {', '.join(pod.finalizers)} hold it"
+    else:
+        reason, why = faults.POD_STAYS, f"the kubelet of node {pod.node} has not ended it" if pod.node else "it stays"
+    text = f"pod {pod.key} should have ended {late} s ago: {why}"
+    return _of(pod, reason, text, Evidence("deletionTimestamp", f"metadata of pod {pod.key}", late))
+
+
+def taken(pods: Iterable[WhyPod], events: Iterable[EventView], now: datetime) -> Iterator[Candidate]:
+    """Why former replicas have gone for which successors find no node now. Only events are left of them."""
+    waiting = {pod.owner: pod for pod in pods if pod.node is None and pod.owner}
+    for event in events:
+        seconds = age(now, event.at)
+        pod = waiting.get(event.name.rpartition("-")[0]) if event.kind == "Pod" else None
+        reason = _TAKEN.get(event.reason)
+        if pod is None or reason is None or event.namespace != pod.namespace:
+            continue
+        if seconds is None or seconds > EVENT_SECONDS:
+            continue
+        said = texts.shorten(event.message)
+        text = f"pod {event.namespace}/{event.name}, whose successor waits, was taken from its node: {said}"
+        proof = Evidence(said, f"event of pod {event.namespace}/{event.name}", seconds)
+        # Before what the scheduler says of the successor.
+        yield Candidate(reason, text, Level.NODE, (proof,), frozenset({pod.key}))
+
+
 def _removed(pod: WhyPod) -> str | None:
     """What ended a pod as a whole; None: nothing did."""
     if pod.reason.startswith("OutOf") and "/" in pod.reason:
         return faults.TOO_FEW_GPUS
     if pod.reason == "Evicted" and texts.own_limit(pod.message):
         return faults.NO_SPACE
+    if pod.reason == "Evicted" and (short := texts.evicted(pod.message)) is not None:
+        return short.reason
     # Only a kubelet gives a whole pod a reason with its phase Failed.
     return _REMOVED.get(pod.reason, faults.POD_REJECTED if pod.reason else None)
 
@@ -220,6 +286,8 @@ def _why_ended(container: ContainerView, killed: list[EventView]) -> tuple[str, 
         return faults.START_TIMEOUT, texts.shorten(started.message)
     if engine and liveness is not None:
         return faults.ENGINE_STALLED, texts.shorten(liveness.message)
+    if container.exit_code in _CRASHED:
+        return _CRASHED[container.exit_code], ""
     if container.exit_code == _NOT_FOUND:
         return faults.IMAGE_INCOMPLETE, ""
     # What a killed engine leaves is its log up to then (the kubelet falls back to it), and not a reason.
@@ -246,9 +314,8 @@ def _start(pod: WhyPod, events: Iterable[EventView], now: datetime) -> Iterator[
     for event in events:
         text = f"{event.reason}: {event.message}"
         if event.reason in _MOUNTS:
-            phrase = None
-            elsewhere = "multi-attach" in event.message.lower()
-            reason = faults.VOLUME_ELSEWHERE if elsewhere else faults.MOUNT_FAILED
+            phrase = texts.mount(event.message)
+            reason = phrase.reason if phrase is not None else faults.MOUNT_FAILED
         elif event.reason == "FailedCreatePodSandBox":
             phrase = texts.setup(event.message)
             reason = phrase.reason if phrase is not None else faults.SANDBOX_FAILED

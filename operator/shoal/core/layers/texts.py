@@ -50,11 +50,14 @@ _GPU: Final = _all(
      r"|(nccl|gloo|socketpollconnect).{0,400}(no route to host|network is unreachable|no socket interface found)",
      faults.FABRIC_FAILED),
     (r"cuda driver version is insufficient|forward compatibility was attempted|driver on your system is too old"
+     r"|ptx was compiled with an unsupported toolchain"
      r"|unsatisfied condition: (cuda|driver)", faults.DRIVER_TOO_OLD),
     (r"driver/library version mismatch|gsp (rpc )?timeout|timeout waiting for rpc from gsp", faults.DRIVER_FAULT),
+    (r"(unresolvable|inject).{0,80}\bcdi devices?", faults.DEVICE_SPEC_MISSING),
+    (r"nvidia-container-cli: device error: .{0,200}unknown device", faults.DEVICE_ALLOCATION),
     (r"no cuda-capable device|found no nvidia driver|nvml_error_|failed to initialize nvml"
      r"|nvidia-container-cli|libcuda\.so(\.1)?: cannot open|no cuda gpus are available"
-     r"|no nvidia gpu (device )?(is )?(present|found)|no hip gpus are available"
+     r"|no nvidia gpu (device )?(is )?(present|found)|no hip gpus are available|failed to infer device type"
      r"|no runtime for \"?(nvidia|amd)[\w-]{0,40}\"? is configured", faults.DRIVER_MISSING),
 )  # fmt: skip
 """L0 to L1, the most upstream first."""
@@ -63,24 +66,36 @@ NO_NAME_SERVER: Final = r"temporary failure in name resolution|no name server an
 _ENGINE: Final = _all(
     (r"safetensorerror|error while deserializing header|headertoo(large|small)|metadataincompletebuffer"
      r"|invalid load key|unexpected eof.{0,40}\.(bin|safetensors|gguf)|corrupt(ed)? (file|checkpoint|weights)"
-     r"|pytorchstreamreader failed|not a valid json file", faults.WEIGHTS_CORRUPT),
+     r"|pytorchstreamreader failed|not a valid json file|could not parse modelproto", faults.WEIGHTS_CORRUPT),
     (r"does not appear to have a file named|no such file or directory: .{0,200}\.(safetensors|bin|json)"
-     r"|cannot find any model weights|cannot find the (weights|tokenizer)|can't load tokenizer",
+     r"|cannot find any model weights|cannot find the (weights|tokenizer)|can't load tokenizer"
+     r"|couldn't instantiate the backend tokenizer",
      faults.WEIGHTS_INCOMPLETE),
     (NO_NAME_SERVER, faults.NAMES_UNRESOLVED),
     (r"access a gated repo|(401|403) client error.{0,200}(huggingface|/resolve/)", reasons.GATED),
+    (r"\b(repository|revision|entry)notfounderror|404 client error.{0,200}(huggingface|/resolve/)",
+     reasons.SOURCE_NOT_FOUND),
     (r"couldn't connect to .{0,60}huggingface|localentrynotfounderror|offlinemodeisenabled",
      reasons.SOURCE_UNREACHABLE),
     (r"size mismatch for|weights? .{0,80}not (found in|initialized from) (the )?checkpoint"
-     r"|keyerror: '(model|transformer|lm_head)\.|shape mismatch.{0,80}weight", faults.WEIGHTS_MISMATCH),
+     r"|keyerror: '(model|transformer|lm_head)\.|shape mismatch.{0,80}weight"
+     r"|there is no module or parameter named|keyerror: '[\w.]{0,200}(_proj|weight|_scale|layers\.\d+)[\w.]{0,80}'",
+     faults.WEIGHTS_MISMATCH),
+    (r"lora rank.{0,40}(greater|larger|exceeds)|\brank (of )?\d.{0,60}max[_-]lora[_-]rank", reasons.RANK_TOO_HIGH),
+    (r"target modules?.{0,200}(not supported|not in\b|but received)|expected target modules",
+     reasons.MODULES_NOT_IN_POOL),
     (r"no kernel image is available|sm_?\d{1,4} is not (supported|compatible)"
-     r"|compute capability.{0,80}(required|at least|>=)|hiperrornobinaryforgpu|invalid device function",
+     r"|compute capability.{0,80}(required|at least|>=)|hiperrornobinaryforgpu|invalid device function"
+     r"|device kernel image is invalid|out of resources?: shared memory",
      faults.NO_KERNEL),
+    (r"device\(?s?\)? (is/are|are|is) busy or unavailable|gpus? .{0,60}occupied by other processes"
+     r"|free memory on device.{0,200}less than desired", faults.GPU_IN_USE),
+    (r"no available memory for the cache blocks|not enough memory\b.{0,80}increase.{0,20}mem-fraction"
+     r"|loading the model weights.{0,80}not enough", faults.NO_CACHE_MEMORY),
     (r"cuda out of memory|outofmemoryerror|cuda_error_out_of_memory|hip out of memory|not enough memory\b"
-     r"|free memory on device.{0,160}less than|cudaerrormemoryallocation"
-     r"|no available memory for the cache blocks|cublas_status_alloc_failed", faults.OUT_OF_GPU_MEMORY),
+     r"|cudaerrormemoryallocation|cublas_status_alloc_failed", faults.OUT_OF_GPU_MEMORY),
     (r"invalid device ordinal|(parallel|world) size.{0,80}(number of |available |local )gpus"
-     r"|less than max local gpu count", faults.PARALLELISM),
+     r"|less than max local gpu count|duplicate gpu detected|required gpus exceeds", faults.PARALLELISM),
     (r"nccl (error|warn)|ncclsystemerror|ncclunhandledcudaerror|ncclinternalerror|watchdog caught collective"
      r"|processgroupnccl.{0,80}(timeout|abort)"
      r"|diststoreerror|distnetworkerror|\btcpstore\b", faults.NCCL_ERROR),
@@ -89,7 +104,8 @@ _ENGINE: Final = _all(
     (r"cannot allocate memory|\bmemoryerror\b|std::bad_alloc", faults.OUT_OF_MEMORY),
     (r"no space left on device|\bbus error\b|unable to (open|allocate) shared memory", faults.NO_SPACE),
     (r"modulenotfounderror|importerror: |error while loading shared libraries|undefined symbol"
-     r"|could not find nvcc|ninja is required|no such file or directory: '(nvcc|gcc|ninja|ptxas)'",
+     r"|could not find nvcc|ninja is required|not compiled with cuda enabled"
+     r"|no such file or directory: '(nvcc|gcc|ninja|ptxas)'",
      faults.IMAGE_INCOMPLETE),
     (r"\[errno 13\]|permissionerror|\[errno 30\]|read-only file system", faults.PATH_REFUSED),
     (r"too many open files|can't start new thread|pthread_create failed|inotify.{0,60}(limit|no space)"
@@ -97,9 +113,16 @@ _ENGINE: Final = _all(
     (r"trust[-_]remote[-_]code", faults.REMOTE_CODE),
     (r"(not|be) divisible by|cannot be divided (by|into)", faults.PARALLELISM),
     (r"quantiz\w{1,8}.{0,120}(not supported|unsupported|does not match|unknown)|unknown quantiz", faults.QUANTIZATION),
-    (r"unrecognized arguments|error: argument |invalid choice: |no such option"
+    (r"chat[_ -]?template.{0,160}(not a|not found|invalid|no such|does not|failed|error|syntax)"
+     r"|jinja2\.exceptions\.\w{1,40}|(invalid|unknown|failed to load).{0,40}chat[_ -]?template", faults.CHAT_TEMPLATE),
+    (r"address already in use|errno 98\b", faults.PORT_TAKEN),
+    (r"(unknown|invalid|unsupported|unrecognized) (tool[-_ ]?call(ing)?|reasoning)[-_ ]?parser"
+     r"|(tool[-_ ]?call|reasoning)[-_ ]?parser.{0,120}(not (found|supported|registered)|invalid|unknown)"
+     r"|unrecognized arguments|error: argument |invalid choice: |no such option"
      r"|max_num_batched_tokens .{0,80}is smaller than|draft model path must be", faults.ENGINE_ARGUMENTS),
     (r"model architectures? .{0,120}(not supported|are not supported)|unsupported architecture"
+     r"|unrecognized (model|configuration class|processing class)\b|untagged enum modelwrapper"
+     r"|'\w{1,64}config' object has no attribute|rope_scaling.{0,40}must (be|have)"
      r"|does not recognize this architecture|tokenizer class .{0,80}(does not exist|not currently imported)",
      faults.ARCHITECTURE_UNKNOWN),
     (r"max(imum)?[ _-](seq|model)[ _-]len.{0,160}(larger|greater|longer)|context.length.{0,80}(greater|longer|exceeds)",
@@ -133,6 +156,10 @@ _PULL: Final = _all(
 _SETUP: Final = _all(
     (r"exec format error", faults.WRONG_ARCHITECTURE),
     (
+        r"subpath|error mounting|mkdir(at)? .{1,300}: (read-only file system|permission denied|not a directory)",
+        faults.MOUNT_FAILED,
+    ),
+    (
         r"executable file not found|stat .{1,200}: no such file or directory|exec: .{1,200}: (no such|not found)",
         faults.IMAGE_INCOMPLETE,
     ),
@@ -147,9 +174,21 @@ _SETUP: Final = _all(
     (r"failed to (create|setup|set up) .{0,40}sandbox|network plugin|cni", faults.SANDBOX_FAILED),
     (r"mountvolume|unable to attach or mount", faults.MOUNT_FAILED),
 )
+_MOUNT: Final = _all(
+    (r"multi-attach", faults.VOLUME_ELSEWHERE),
+    (
+        r"(secret|configmap) \"?[\w./-]{1,400}\"? not found|references non-existent (secret|config) key"
+        r"|object \"[^\"]{1,400}\"/\"[^\"]{1,400}\" not registered",
+        faults.CONTAINER_CONFIG,
+    ),
+    (r"no space left on device", faults.DISK_PRESSURE),
+    (r"name or service not known|failed to resolve|no such host", faults.NAMES_UNRESOLVED),
+    (r"persistentvolumeclaim .{1,400} not found", faults.VOLUME_MISSING),
+)
 _ENDED: Final = _all(
     (r"ended with exit code \d{1,3} \(\d{1,6} restarts?\): oomkilled", faults.OUT_OF_MEMORY),
     (r"ended with exit code 127\b", faults.IMAGE_INCOMPLETE),
+    (r"ended with exit code (134|136|139)\b", faults.ENGINE_CRASHED),
     (r"ended with exit code (137|143)\b", faults.ENGINE_STOPPED),
 )
 """How a Model's condition tells of its engine's end (`core/status/diagnosis.py`)."""
@@ -161,11 +200,23 @@ _ADMISSION: Final = _all(
     (r"error looking up service ?account|no priorityclass with name|runtimeclass .{0,300}not found",
      faults.OBJECT_MISSING),
     (r"because it is being terminated", faults.NAMESPACE_ENDS),
+    (r"failed calling webhook.{0,600}(x509:|certificate)", faults.WEBHOOK_CERTIFICATE),
     (r"failed calling webhook", faults.WEBHOOK_UNREACHABLE),
     (r"admission webhook .{0,253} denied|denied by|validatingadmissionpolicy", faults.WEBHOOK_REFUSED),
     (r"is forbidden: user .{0,253} cannot|cannot (get|list|watch|create|update|patch|delete) resource",
      faults.PERMISSION_MISSING),
 )  # fmt: skip
+_NOT_SET_UP: Final = r"/uninitialized|agent-not-ready"
+_LEAVES: Final = (
+    r"(tobedeleted|deletioncandidate)\w{0,40}autoscaler|karpenter\.sh/disrupted|out-of-service|impending|termination"
+)
+_TAINTS: Final = _all((_NOT_SET_UP, faults.NODE_NOT_SET_UP), (_LEAVES, faults.NODE_LEAVES))
+"""Taints that autoscalers, clouds and agents set, by what they say."""
+_EVICTIONS: Final = _all(
+    (r"\bpids\b|pidpressure", faults.PID_PRESSURE),
+    (r"inodes|diskpressure|imagefs|nodefs", faults.DISK_PRESSURE),
+    (r"memorypressure", faults.MEMORY_PRESSURE),
+)
 _SCHEDULER: Final = _all(
     (r"volume node affinity|no available persistent volumes to bind", faults.VOLUME_ELSEWHERE),
     (r"unbound immediate", faults.VOLUME_UNBOUND),
@@ -178,8 +229,16 @@ _SCHEDULER: Final = _all(
     (r"untolerated taint\(?s?\)? \{node\.kubernetes\.io/disk-pressure", faults.DISK_PRESSURE),
     (r"untolerated taint\(?s?\)? \{node\.kubernetes\.io/memory-pressure", faults.MEMORY_PRESSURE),
     (r"untolerated taint\(?s?\)? \{node\.kubernetes\.io/network-unavailable", faults.NETWORK_UNAVAILABLE),
+    (r"untolerated taint\(?s?\)? \{node\.kubernetes\.io/pid-pressure", faults.PID_PRESSURE),
+    (r"untolerated taint\(?s?\)? \{node\.kubernetes\.io/unschedulable", faults.NODE_CORDONED),
+    (rf"untolerated taint\(?s?\)? \{{[^}}]{{0,200}}({_NOT_SET_UP})", faults.NODE_NOT_SET_UP),
+    (rf"untolerated taint\(?s?\)? \{{[^}}]{{0,200}}({_LEAVES})", faults.NODE_LEAVES),
     (r"untolerated taint\(?s?\)? \{[^}]{0,200}(unhealthy|xid|ecc-|degraded)", faults.GPU_UNHEALTHY),
     (r"untolerated taint", faults.TAINT),
+    (
+        r"topology spread constraints|pod (anti-)?affinity|existing pods? anti-affinity|free ports for the requested",
+        faults.POD_RULES,
+    ),
     (r"didn't match pod's node affinity|node selector", faults.AFFINITY),
     (r"were unschedulable", faults.NODE_CORDONED),
 )
@@ -222,6 +281,16 @@ def node(text: str) -> Phrase | None:
     return _first(text, _MACHINE)
 
 
+def taint(text: str) -> Phrase | None:
+    """What a taint says of its node."""
+    return _first(text, _TAINTS)
+
+
+def evicted(text: str) -> Phrase | None:
+    """Of what a node ran short, when its kubelet evicted a pod; None: of what the pod itself used."""
+    return _first(text, _EVICTIONS)
+
+
 def own_limit(text: str) -> bool:
     """Whether a pod was evicted for a limit of its own, and not because its node ran short."""
     return _OWN_LIMIT.search(text[-LONGEST:]) is not None
@@ -235,6 +304,11 @@ def pull(text: str) -> Phrase | None:
 def setup(text: str) -> Phrase | None:
     """Why a container cannot be set up."""
     return _first(text, (*_GPU, *_SETUP))
+
+
+def mount(text: str) -> Phrase | None:
+    """Why a volume cannot be mounted."""
+    return _first(text, _MOUNT)
 
 
 def ended(text: str) -> Phrase | None:

@@ -111,6 +111,11 @@ class WhyPod:
     address: str | None = None
     claims: tuple[str, ...] = ()
     """PersistentVolumeClaims that it mounts."""
+    owner: str = ""
+    """Name of its controller, such as a ReplicaSet."""
+    ends: datetime | None = None
+    """Its deletionTimestamp: when its grace period ends."""
+    finalizers: tuple[str, ...] = ()
     not_ready: tuple[str, ...] = ()
     """What it says itself that it misses, part by part (/readyz of a gateway)."""
 

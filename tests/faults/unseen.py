@@ -1,0 +1,180 @@
+"""Faults of a second round that was written down before the rules of `core/layers` were read again, as snapshots."""
+
+from dataclasses import replace
+from typing import Any
+
+from shoal.core.layers.types import WhySnapshot
+from tests.faults.further import STARTS, not_started, rejected
+from tests.faults.test_faults import (
+    CLASS,
+    Fault,
+    engine_world,
+    failed,
+    waits_for_gpus,
+)
+from tests.faults.worlds import (
+    CLASS_LABELS,
+    adapter,
+    condition,
+    crashed,
+    engine,
+    event,
+    node,
+    not_ready,
+    pending,
+    pod,
+    seen,
+)
+
+PREEMPTION = "preemption: 0/4 nodes are available: 4 Preemption is not helpful for scheduling."
+SET = "llama-h100-80gb-7c9"
+"""A ReplicaSet."""
+
+
+def disrupted(reason: str, text: str, **more: Any) -> WhySnapshot:
+    """A pod that something takes away."""
+    target = condition("DisruptionTarget", "True", reason, text)
+    gone = pod(engine(), phase="Failed", conditions=[target, condition("Ready", "False", "PodFailed")])
+    return seen(STARTS, pods=(gone,), nodes=(node(),), **more)
+
+
+def unset(reason: str, text: str) -> WhySnapshot:
+    """A container that the runtime cannot make."""
+    return seen(STARTS, pods=(pod(engine(waiting=(reason, text))),), nodes=(node(),))
+
+
+def taken(reason: str, text: str) -> WhySnapshot:
+    """A replica that went, and whose successor finds no GPU."""
+    short = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
+    waits = pending(short, f"{SET}-new")
+    waits["metadata"]["ownerReferences"] = [{"kind": "ReplicaSet", "name": SET, "controller": True}]
+    return seen(not_ready("Unschedulable", f"pod chat/{SET}-new: {short}"), pods=(waits,),
+                events=(event("Pod", f"{SET}-old", reason, text),))  # fmt: skip
+
+
+def stays(*finalizers: str) -> WhySnapshot:
+    """A pod that was to end ten minutes ago."""
+    there = pod(engine(running=True))
+    there["metadata"] |= {"deletionTimestamp": "2026-11-26T11:50:00Z", "finalizers": list(finalizers)}
+    return replace(seen(pods=(there,), nodes=(node(),)), kind="pod")
+
+
+def wrong_slices() -> WhySnapshot:
+    counted = replace(CLASS, spec={"nodeSelector": CLASS_LABELS, "resourceName": "nvidia.com/mig-3g.40gb"})
+    short = f"0/4 nodes are available: 4 Insufficient nvidia.com/mig-3g.40gb. {PREEMPTION}"
+    slices = node(gpus=0, devices={"nvidia.com/mig-1g.10gb": (7, 7)})
+    return waits_for_gpus(short, related=(counted,), nodes=(slices,))
+
+
+CAPTURE = "Not enough memory; Please try to increase --mem-fraction-static. loading the model weights left 0.4 GB"
+TEMPLATE = "Chat template /m/chat.jinja is not a built-in template name or a valid chat template file path."
+CDI = "failed to create containerd task: failed to inject CDI devices: unresolvable CDI devices nvidia.com/gpu=GPU-1"
+READ_ONLY = 'error mounting "/x" to rootfs at "/models": mkdirat /run/containerd/models: read-only file system'
+HOOK = 'failed calling webhook "v.corp.io": Post "https://v.hooks.svc:443/": x509: certificate has expired'
+SPREAD = f"0/4 nodes are available: 4 node(s) didn't match pod topology spread constraints. {PREEMPTION}"
+APART = "0/4 nodes are available: 1 node(s) didn't match pod anti-affinity rules, 3 node(s) didn't match Pod's node"
+LEAVING = "0/4 nodes are available: 4 node(s) had untolerated taint {ToBeDeletedByClusterAutoscaler: 1764230400}."
+NEW = "0/4 nodes are available: 4 node(s) had untolerated taint {node.cloudprovider.kubernetes.io/uninitialized: true}."
+PIDS = "0/4 nodes are available: 4 node(s) had untolerated taint {node.kubernetes.io/pid-pressure: }."
+FABRIC = condition("FabricManagerNotRunning", "True", "ServiceDown", "nvidia-fabricmanager.service is not active")
+OLD_TOKENIZER = "Exception: data did not match any variant of untagged enum ModelWrapper at line 757479 column 3"
+BUSY = "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable"
+TOOLCHAIN = "RuntimeError: the provided PTX was compiled with an unsupported toolchain."
+REPEATED = "ncclInvalidUsage: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 3b000"
+
+UNSEEN = [
+    # --- L0.5, L1
+    Fault("a fabric manager that a node's monitor reports",
+          seen(failed("x"), pods=(pod(crashed("RuntimeError: Error 802: system not yet initialized")),),
+               nodes=(node(FABRIC),)), "L0.5", "NVLinkFault", "fabric manager", ("EngineFailed",),
+          "FabricManagerNotRunning=True"),
+    Fault("a GPU of which the runtime has no CDI specification", unset("RunContainerError", CDI), "L1",
+          "DeviceSpecMissing", "CDI specification", ("Starting",)),
+    Fault("a GPU that the node does not have any more",
+          engine_world("nvidia-container-cli: device error: GPU-4bf: unknown device: unknown", 128), "L1",
+          "DeviceAllocationFailed", "device plugin"),
+    Fault("a class of MIG slices whose nodes are cut otherwise", wrong_slices(), "L1", "GPUsPartitioned",
+          "nvidia.com/mig.config", ("InsufficientGPUs",)),
+    Fault("kernels of a CUDA that the driver does not know", engine_world(TOOLCHAIN), "L1", "DriverTooOld",
+          "new enough"),
+    # --- L2
+    Fault("a spread that leaves no node", waits_for_gpus(SPREAD), "L2", "PodRulesUnmatched", "topology spread"),
+    Fault("an anti-affinity that leaves no node", waits_for_gpus(APART), "L2", "PodRulesUnmatched", "affinity"),
+    Fault("nodes that an autoscaler takes away", waits_for_gpus(LEAVING), "L2", "NodeLeaves", "autoscaler"),
+    Fault("nodes that the cloud has not set up", waits_for_gpus(NEW), "L2", "NodeNotSetUp",
+          "cloud-controller-manager"),
+    Fault("nodes without process numbers", waits_for_gpus(PIDS), "L2", "PIDPressure", "so many processes"),
+    Fault("an eviction for want of process numbers",
+          rejected("Evicted", "The node was low on resource: pids. Threshold quantity: 3276, available: 120."), "L2",
+          "PIDPressure", "so many processes"),
+    Fault("an eviction for want of inodes",
+          rejected("Evicted", "The node was low on resource: inodes. Threshold quantity: 5%, available: 1200."), "L2",
+          "DiskPressure", "inodes"),
+    Fault("a pod that the scheduler preempts",
+          disrupted("PreemptionByScheduler", "default-scheduler: preempting to accommodate a higher priority pod"),
+          "L2", "Preempted", "PriorityClass", ("Starting",)),
+    Fault("a replica that was preempted and whose successor finds no GPU",
+          taken("Preempted", "Preempted by pod 0c1f5c56 on node gpu-1"), "L2", "Preempted", "PriorityClass",
+          ("InsufficientGPUs",)),
+    Fault("a pod that a taint drives off",
+          disrupted("DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint"), "L2",
+          "TaintNotTolerated", "toleration"),
+    Fault("a pod that a drain evicts", disrupted("EvictionByEvictionAPI", "Eviction API: evicting"), "L2",
+          "EvictedByRequest", "drains"),
+    Fault("a pod that does not end", stays(), "L2", "PodDoesNotEnd", "out-of-service"),
+    Fault("a subPath that cannot be made",
+          unset("CreateContainerConfigError", 'failed to prepare subPath for volumeMount "models"'), "L2",
+          "MountFailed", "volume and its driver"),
+    Fault("a mount on a read-only root", unset("RunContainerError", READ_ONLY), "L2", "MountFailed", "read-only"),
+    Fault("a volume of a Secret that does not exist",
+          not_started("FailedMount", 'MountVolume.SetUp failed for volume "c" : secret "llama-c" not found'), "L2",
+          "ContainerConfigError", "Create the Secret"),
+    Fault("a volume whose server has no name",
+          not_started("FailedMount", "mount failed: mount.nfs: Failed to resolve nfs: Name or service not known"),
+          "L2", "NameResolutionFailed", "DNS pods"),
+    Fault("a webhook whose certificate has expired", seen(not_ready("PodsRefused", HOOK)), "L2",
+          "WebhookCertificateRefused", "Renew the certificate"),
+    Fault("an image for another GPU vendor", engine_world("AssertionError: Torch not compiled with CUDA enabled"), "L2",
+          "ImageIncomplete", "not in this one"),
+    Fault("an engine with an instruction that the processor lacks", engine_world("", 132), "L2", "WrongArchitecture",
+          "processor architecture"),
+    Fault("an engine whose shared memory is full", engine_world("", 135), "L2", "NoSpaceInContainer", "/dev/shm"),
+    # --- L2.5
+    Fault("a tokenizer that is damaged",
+          engine_world("RuntimeError: Internal: could not parse ModelProto from /m/tokenizer.model"), "L2.5",
+          "WeightsCorrupt", "fetch again"),
+    Fault("weights with scales that the config does not have",
+          engine_world("KeyError: 'layers.0.mlp.gate_proj.weight_scale'"), "L2.5", "WeightsMismatch", "quantization"),
+    Fault("a draft model that the hub does not have",
+          engine_world("huggingface_hub.errors.RepositoryNotFoundError: 404 Client Error. for url"), "L2.5",
+          "SourceNotFound", "no such repository"),
+    Fault("an adapter whose rank the engine refuses",
+          seen(adapter(condition("Ready", "False", "LoadFailed", "LoRA rank 64 is greater than max_lora_rank 16"))),
+          "L2.5", "RankTooHigh", "maximum rank"),
+    # --- L3
+    Fault("weights that leave no room for a cache", engine_world(CAPTURE), "L3", "NoMemoryForCache",
+          "larger memory fraction"),
+    Fault("a GPU that another process has for itself", engine_world(BUSY), "L3", "GPUMemoryInUse", "nvidia-smi"),
+    Fault("a kernel that needs more shared memory than the GPU has",
+          engine_world("triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 131072"), "L3",
+          "NoKernelForGPU", "another class"),
+    # --- L4
+    Fault("a chat template that is no template",
+          engine_world("jinja2.exceptions.TemplateSyntaxError: unexpected '}'\nScheduler hit an exception"), "L4",
+          "ChatTemplateInvalid", "chat template", (), "TemplateSyntaxError"),
+    Fault("a chat template that is not there", engine_world(f"RuntimeError: {TEMPLATE}"), "L4", "ChatTemplateInvalid",
+          "--chat-template"),
+    Fault("a parser that the engine does not have",
+          engine_world("KeyError: 'invalid tool call parser: deepseek_v31 (chose from { hermes,llama3_json })'"), "L4",
+          "EngineArguments", "parsers of spec.engine"),
+    Fault("a port that another process has",
+          engine_world("[Errno 98] error while attempting to bind on ('0.0.0.0', 30000): address already in use"),
+          "L4", "PortTaken", "--port"),
+    Fault("an engine that crashes", engine_world("", 139), "L4", "EngineCrashed", "another engine version"),
+    Fault("a tokenizer that is newer than the engine", engine_world(OLD_TOKENIZER), "L4", "ArchitectureUnknown",
+          "engine version"),
+    Fault("two ranks on one GPU", engine_world(REPEATED), "L4", "ParallelismImpossible", "parallelism"),
+    # --- control
+    Fault("a pod that a finalizer holds", stays("example.com/backup"), "control", "DeletionHeld", "finalizer", (),
+          "deletionTimestamp"),
+]  # fmt: skip
