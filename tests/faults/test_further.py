@@ -1,13 +1,16 @@
 """Faults that an examiner wrote down, told as those of the suite are."""
 
+from dataclasses import replace
+
 import pytest
 
 from shoal.core.layers.causes import causes
+from shoal.core.layers.types import GPUHolder
 from tests.faults import test_faults
 from tests.faults.further import FURTHER, node_says
-from tests.faults.test_faults import READY, Fault, serves
-from tests.faults.unseen import UNSEEN
-from tests.faults.worlds import NOW, condition, event, model, node, seen
+from tests.faults.test_faults import CLASS, FULL, READY, Fault, serves
+from tests.faults.unseen import UNSEEN, spent
+from tests.faults.worlds import GPU, NOW, condition, event, model, node, seen
 
 PSU = condition("PowerSupplyProblem", "True", "PSULost", "PSU 2 of 4 failed")
 
@@ -34,3 +37,20 @@ def test_a_kill_of_the_kernels_explains_no_engine_that_says_why_it_ended() -> No
     killed = event("Node", "gpu-1", "OOMKilling", "Killed process 8811 (python3)")
     (cause,) = causes(node_says(killed, text="error: unrecognized arguments: --x"), NOW).causes
     assert cause.reason == "EngineArguments"
+
+
+def test_a_pod_of_others_with_few_of_the_gpus_is_a_note_beside_what_is_short() -> None:
+    few = GPUHolder("ml-train/train-0", "gpu-1", {GPU: 1})
+    found = causes(replace(seen(FULL, nodes=(node(),), related=(CLASS,)), holders=(few,)), NOW).causes
+    assert [(cause.reason, cause.state) for cause in found] == [("NoCapacity", "fault"), ("GPUsHeldByOthers", "note")]
+    assert "1 of 8 nvidia.com/gpu" in found[1].message
+
+
+def test_a_budget_that_is_nearly_used_and_a_key_that_expired_are_notes() -> None:
+    keys = [{"name": "ci", "expires": "2026-11-25T00:00:00Z"}, {"name": "web"}, {"name": "x", "expires": "soon"}]
+    found = causes(spent("46", keys=keys), NOW)
+    assert [(cause.reason, cause.state) for cause in found.causes] == [
+        ("BudgetNearlyUsed", "note"), ("KeyExpired", "note")]  # fmt: skip
+    assert "ci on 2026-11-25" in found.causes[1].message
+    assert found.state == "ok"
+    assert not causes(spent("10"), NOW).causes

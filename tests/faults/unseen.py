@@ -1,12 +1,14 @@
 """Faults of a second round that was written down before the rules of `core/layers` were read again, as snapshots."""
 
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
-from shoal.core.layers.types import WhySnapshot
+from shoal.core.layers.types import BudgetView, GPUHolder, WhySnapshot
 from tests.faults.further import STARTS, not_started, rejected
 from tests.faults.test_faults import (
     CLASS,
+    FULL,
     Fault,
     engine_world,
     failed,
@@ -14,6 +16,7 @@ from tests.faults.test_faults import (
 )
 from tests.faults.worlds import (
     CLASS_LABELS,
+    GPU,
     adapter,
     condition,
     crashed,
@@ -24,9 +27,11 @@ from tests.faults.worlds import (
     pending,
     pod,
     seen,
+    tenant,
 )
 
 PREEMPTION = "preemption: 0/4 nodes are available: 4 Preemption is not helpful for scheduling."
+SHORT = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
 SET = "llama-h100-80gb-7c9"
 """A ReplicaSet."""
 
@@ -45,10 +50,9 @@ def unset(reason: str, text: str) -> WhySnapshot:
 
 def taken(reason: str, text: str) -> WhySnapshot:
     """A replica that went, and whose successor finds no GPU."""
-    short = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
-    waits = pending(short, f"{SET}-new")
+    waits = pending(SHORT, f"{SET}-new")
     waits["metadata"]["ownerReferences"] = [{"kind": "ReplicaSet", "name": SET, "controller": True}]
-    return seen(not_ready("Unschedulable", f"pod chat/{SET}-new: {short}"), pods=(waits,),
+    return seen(not_ready("Unschedulable", f"pod chat/{SET}-new: {SHORT}"), pods=(waits,),
                 events=(event("Pod", f"{SET}-old", reason, text),))  # fmt: skip
 
 
@@ -64,6 +68,16 @@ def wrong_slices() -> WhySnapshot:
     short = f"0/4 nodes are available: 4 Insufficient nvidia.com/mig-3g.40gb. {PREEMPTION}"
     slices = node(gpus=0, devices={"nvidia.com/mig-1g.10gb": (7, 7)})
     return waits_for_gpus(short, related=(counted,), nodes=(slices,))
+
+
+OTHERS = GPUHolder("ml-train/train-0", "gpu-1", {GPU: 6})
+
+
+def spent(used: str, **spec: Any) -> WhySnapshot:
+    """A Tenant that may use 50 EUR in the month."""
+    budget = BudgetView(Decimal(used), Decimal(50), "EUR", "2026-11")
+    granted = {"models": [{"namespace": "chat", "name": "llama"}]} | spec
+    return replace(seen(tenant(condition("Ready", "True", "Active"), spec=granted)), budget=budget)
 
 
 CAPTURE = "Not enough memory; Please try to increase --mem-fraction-static. loading the model weights left 0.4 GB"
@@ -139,6 +153,12 @@ UNSEEN = [
     Fault("an engine with an instruction that the processor lacks", engine_world("", 132), "L2", "WrongArchitecture",
           "processor architecture"),
     Fault("an engine whose shared memory is full", engine_world("", 135), "L2", "NoSpaceInContainer", "/dev/shm"),
+    Fault("GPUs that a pod of others holds",
+          replace(seen(FULL, nodes=(node(),), related=(CLASS,)), holders=(OTHERS,)), "L2", "GPUsHeldByOthers",
+          "pods that the message names", ("NoCapacity",), "6 nvidia.com/gpu"),
+    Fault("a replica that waits for GPUs that a pod of others holds",
+          replace(waits_for_gpus(SHORT, related=(CLASS,), nodes=(node(),)), holders=(OTHERS,)), "L2",
+          "GPUsHeldByOthers", "pods that the message names", ("InsufficientGPUs",)),
     # --- L2.5
     Fault("a tokenizer that is damaged",
           engine_world("RuntimeError: Internal: could not parse ModelProto from /m/tokenizer.model"), "L2.5",
@@ -174,6 +194,8 @@ UNSEEN = [
     Fault("a tokenizer that is newer than the engine", engine_world(OLD_TOKENIZER), "L4", "ArchitectureUnknown",
           "engine version"),
     Fault("two ranks on one GPU", engine_world(REPEATED), "L4", "ParallelismImpossible", "parallelism"),
+    # --- L6
+    Fault("a budget that is used up", spent("50.02"), "L6", "BudgetUsedUp", "spec.budget"),
     # --- control
     Fault("a pod that a finalizer holds", stays("example.com/backup"), "control", "DeletionHeld", "finalizer", (),
           "deletionTimestamp"),

@@ -27,6 +27,8 @@ from shoal.net.tls import TLSCredentials
 MOST_REQUESTS: Final = 4096
 """Requests that are remembered. One takes about 1 KiB."""
 MOST_ATTEMPTS: Final = 10
+CLIENT_LEFT: Final = 499
+"""Status of a request whose client left, as proxies write it into their logs. Nobody is answered with it."""
 PEER_SECONDS: Final = 5.0
 _ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -45,6 +47,7 @@ class _Refusal(NamedTuple):
     code: str | None
     param: str | None
     limit: str | None
+    seconds: float | None = None
 
 
 class _Left(NamedTuple):
@@ -123,6 +126,12 @@ class ChoiceMemory:
             self._refused.popitem(last=False)
         self._refused[request] = _Refusal(time.time(), error.status, error.code, error.param, error.limit)
 
+    def client_left(self, request: str, code: str, seconds: float) -> None:
+        """The client of a request left after so long, before its answer had ended."""
+        if request not in self._refused and len(self._refused) >= self._most:
+            self._refused.popitem(last=False)
+        self._refused[request] = _Refusal(time.time(), CLIENT_LEFT, code, None, None, seconds)
+
     def refusals(self, request: str, gateway: str) -> tuple[RefusalRecord, ...]:
         """The error of one request; empty: it is not remembered, or had none."""
         found = self._refused.get(request)
@@ -137,6 +146,7 @@ class ChoiceMemory:
                 code=found.code,
                 param=found.param,
                 limit=found.limit,
+                seconds=found.seconds,
             ),
         )
 

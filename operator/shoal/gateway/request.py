@@ -271,6 +271,7 @@ class GatewayRequest:
         self._content_type: bytes | None = None
 
     async def run(self) -> None:
+        began = time.monotonic()
         try:
             await self._route()
         except ApiError as error:
@@ -281,6 +282,7 @@ class GatewayRequest:
             await self._reply.error(error)
         except (Disconnected, ClientGone):
             self._app.metrics.rejected.labels("disconnected").inc()
+            self._app.choices.client_left(self._id, "client_left_early", time.monotonic() - began)
         except Exception as error:
             log.error("request failed", request=self._id, **redact.redact_error(error))
             if not self._reply.started:
@@ -935,6 +937,13 @@ class GatewayRequest:
                     self._left(prepared, reason)
         except ClientGone:
             meter.outcome = "cancelled"
+            app.choices.client_left(
+                self._id,
+                "client_left_answering"
+                if meter.first_byte is not None
+                else ("client_left_waiting" if meter.replica is None else "client_left_working"),
+                meter.seconds,
+            )
         except TimeoutError:
             meter.outcome = "failed"
             await self._send_error(_took_too_long(deadline, bounding))

@@ -2,25 +2,30 @@
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any, Final, Literal, cast
 
 from shoal.api import names
+from shoal.api.billing import BillStatement
 from shoal.api.meta import JsonObject
 from shoal.core import quantity
 from shoal.core.facts import Taint
 from shoal.core.layers.types import (
     AutoscalerView,
+    BudgetView,
     ClaimView,
     ConditionView,
     ContainerView,
     EventView,
     ExplainedKind,
+    GPUHolder,
     ObjectView,
     OperatorLease,
     PolicyView,
     WhyNode,
     WhyPod,
 )
+from shoal.kube import projections
 
 _LONGEST: Final = 8192
 """Characters of a text that are kept."""
@@ -164,6 +169,29 @@ def autoscaler(raw: JsonObject) -> AutoscalerView | None:
         _text(target.get("name")),
         time_of(metadata.get("creationTimestamp")),
     )
+
+
+def holder(raw: JsonObject) -> GPUHolder | None:
+    """A pod of others with extended resources; None: another pod, or one that holds nothing any more."""
+    found = projections.pod(raw)
+    if found is None or found.node is None or found.finished or found.model_uid is not None or not found.requests:
+        return None
+    return GPUHolder(f"{found.namespace}/{found.name}", found.node, found.requests)
+
+
+def budget(tenant: ObjectView, bill: BillStatement) -> BudgetView | None:
+    """A Tenant's budget with what a bill says of its month; None: it has none that can be compared with the bill."""
+    given = _map(tenant.spec, "budget")
+    try:
+        if tokens := given.get("tokens"):
+            lines = (*bill.lines, *bill.unpriced)
+            used = sum(each.input_tokens + each.output_tokens for each in lines)
+            return BudgetView(Decimal(used), quantity.parse(tokens), "tokens", bill.month)
+        if not given.get("amount") or bill.total is None or bill.currency != given.get("currency"):
+            return None
+        return BudgetView(Decimal(bill.total), quantity.parse(given["amount"]), bill.currency or "", bill.month)
+    except (ValueError, ArithmeticError):
+        return None
 
 
 def lease(raw: JsonObject) -> OperatorLease:

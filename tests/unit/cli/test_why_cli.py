@@ -1,5 +1,6 @@
 """`shoal why`: what a person and a program see of a cause, and what is said when something cannot be read."""
 
+import base64
 import csv
 import io
 import json
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from shoal.api.billing import BillStatement
 from shoal.api.decisions import DecisionRecord, Decisions, ModelScaling
 from shoal.cli.main import main
 from shoal.cli.why.subjects import SUBJECTS
@@ -264,6 +266,61 @@ def test_a_tenant_is_explained_with_its_models(kubeconfig: Path, api: CannedApi)
     found = json.loads(why(kubeconfig, "tenant/acme", "-o", "json").output)
     assert [cause["reason"] for cause in found["causes"]] == ["NoUsableKey", "TargetNotServing"]
     assert [each["what"] for each in found["unread"]] == ["Model chat/gone"]
+
+
+LEDGER = "/api/v1/namespaces/shoal-system/pods/shoal-ledger-0:8500/proxy/v1/bill"
+
+
+def _with_budget(api: CannedApi) -> None:
+    """A Tenant with a budget, and the key and the pod of a ledger."""
+    api.answers[f"{SHOAL}/tenants/acme"] = {
+        "metadata": {"name": "acme", "generation": 1},
+        "spec": {"models": [{"namespace": "chat", "name": "llama"}], "budget": {"amount": "50", "currency": "EUR"}},
+        "status": {"conditions": [condition("Ready", "True", "Active")]},
+    }
+    api.answers[MODEL] = model(condition("Ready", "True", "ReplicasReady"))
+    key = base64.b64encode(b"key").decode()
+    api.answers["/api/v1/namespaces/shoal-system/secrets/shoal-key-billing"] = {"data": {"key": key}}
+    labels = {"app.kubernetes.io/component": "ledger"}
+    ledger = {"name": "shoal-ledger-0", "namespace": "shoal-system", "labels": labels}
+    api.answers[GATEWAYS] = listed({"metadata": ledger, "status": {"conditions": [condition("Ready", "True", "x")]}})
+
+
+def test_a_budget_that_is_used_up_is_the_cause_of_a_tenant(kubeconfig: Path, api: CannedApi) -> None:
+    _with_budget(api)
+    bill = BillStatement(tenant="acme", month="2026-11", currency="EUR", total="50.25")
+    api.answers[LEDGER] = bill.model_dump(mode="json", by_alias=True)
+    found = json.loads(why(kubeconfig, "tenant/acme", "-o", "json").output)
+    assert (found["state"], found["causes"][0]["reason"]) == ("failing", "BudgetUsedUp")
+    assert "used 50.25 of 50 EUR of 2026-11" in found["causes"][0]["message"]
+
+
+def test_a_budget_whose_use_cannot_be_read_is_not_called_well(kubeconfig: Path, api: CannedApi) -> None:
+    _with_budget(api)
+    found = json.loads(why(kubeconfig, "tenant/acme", "-o", "json").output)
+    assert found["state"] == "unknown"
+    assert [each["what"] for each in found["unread"]] == ["use of the budget"]
+
+
+def test_a_pod_of_others_that_holds_the_gpus_is_the_cause(kubeconfig: Path, api: CannedApi) -> None:
+    api.answers[MODEL] = model(condition("Ready", "False", "NoCapacity", "class h100-80gb has 0 of 8 GPUs free"))
+    api.answers["/api/v1/namespaces/chat/pods"] = listed()
+    spec = {"nodeName": "gpu-1", "containers": [{"resources": {"limits": {"nvidia.com/gpu": "8"}}}]}
+    named = {"namespace": "ml-train", "name": "train-0", "uid": "u"}
+    train: dict[str, Any] = {"metadata": named, "spec": spec, "status": {"phase": "Running"}}
+    done = train | {"status": {"phase": "Succeeded"}}
+    api.answers["/api/v1/pods"] = listed(train, done)
+    found = json.loads(why(kubeconfig, "model/llama", "-o", "json").output)
+    first = found["causes"][0]
+    assert (first["layer"], first["reason"]) == ("L2", "GPUsHeldByOthers")
+    assert "8 of 8 nvidia.com/gpu of GPUClass h100-80gb are held by pods that are not Shoal's" in first["message"]
+    assert "ml-train/train-0 (8 on gpu-1)" in first["message"]
+    assert any("NoCapacity" in each for each in first["explains"])
+    assert "/api/v1/pods?limit=500&fieldSelector=spec.nodeName=gpu-1" in api.asked
+    api.answers["/api/v1/pods"] = (403, "pods is forbidden")
+    found = json.loads(why(kubeconfig, "model/llama", "-o", "json").output)
+    assert found["causes"][0]["reason"] == "NoCapacity"
+    assert "pods of others on node gpu-1" in [each["what"] for each in found["unread"]]
 
 
 def test_a_route_is_explained_with_its_targets(kubeconfig: Path, api: CannedApi) -> None:

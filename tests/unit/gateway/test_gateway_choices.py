@@ -27,9 +27,10 @@ from shoal.net import errors
 from shoal.net.errors import ApiError
 from shoal.net.server import make_server
 from tests.support.cannedapi import CannedApi
-from tests.support.gateway import API_KEY, INSTALL_KEY, GatewayUnderTest, gateway, replica
+from tests.support.gateway import API_KEY, INSTALL_KEY, MODEL, GatewayUnderTest, gateway, replica
 from tests.support.rolereviews import RoleReviews
-from tests.support.scripted_engine import ScriptedEngine
+from tests.support.scripted_engine import EngineRequest, ScriptedEngine
+from tests.support.waiting import until_async
 
 ADMIN = {"x-shoal-key": keys.derive(INSTALL_KEY, "logs", keys.DEMAND)}
 PEER = {"authorization": f"Bearer {keys.derive(INSTALL_KEY, 'gateway', keys.DEMAND)}"}
@@ -196,6 +197,37 @@ async def test_another_gateways_reason_to_stay_is_found(tmp_path: Path) -> None:
         assert stays["message"] == "stayed: chat/llama has no price"
 
 
+@pytest.mark.parametrize("code", ["client_left_waiting", "client_left_working", "client_left_answering"])
+async def test_a_client_that_left_is_told_with_what_its_request_was_at(tmp_path: Path, code: str) -> None:
+    async def hangs(request: EngineRequest) -> None:
+        if request.body.get("stream"):
+            await request.begin_stream()
+            await request.chunk(request.delta("a", 1))
+        await asyncio.Event().wait()
+
+    engine = ScriptedEngine(hangs)
+    async with gateway(tmp_path, engine) as it, Served(it, [it.app.choices]) as served:
+        if code == "client_left_waiting":
+            it.pods.clear()
+            it.fleet.update("pod-1", None)
+            it.changed()
+        post = asyncio.create_task(it.post({**CHAT, "stream": code == "client_left_answering"}))
+        if code == "client_left_waiting":
+            await until_async(lambda: it.app.demand.demand(MODEL.uid).held == 1)
+        elif code == "client_left_working":
+            await until_async(lambda: len(engine.requests) == 1)
+        else:
+            response = await post
+            await response.content.readany()
+            response.close()
+        post.cancel()
+        (record,) = await it.records()
+        found = await served.ask(ADMIN, request=record.id.partition(":")[0])
+        (refused,) = found["refusals"]
+        assert (refused["status"], refused["code"], record.data.outcome) == (499, code, "cancelled")
+        assert refused["seconds"] > 0
+
+
 async def test_another_gateways_refusal_is_found(tmp_path: Path) -> None:
     near, far = ChoiceMemory(), ChoiceMemory()
     far.refuse("id-1", ApiError(429, "used", "rate_limit_exceeded"))
@@ -243,6 +275,17 @@ def api() -> CannedApi:
 def why(api: CannedApi, tmp_path: Path, *arguments: str) -> Any:
     with api.kubeconfig(tmp_path) as kubeconfig:
         return CliRunner().invoke(main, ["why", *arguments, "--kubeconfig", str(kubeconfig)])
+
+
+def test_the_command_says_when_a_client_left_and_what_to_do(api: CannedApi, tmp_path: Path) -> None:
+    memory = ChoiceMemory()
+    memory.client_left("id-1", "client_left_waiting", 12.34)
+    found = RequestChoices(request="id-1", refusals=memory.refusals("id-1", "shoal-gateway-0"), remembered=1)
+    api.answers[PROXY] = found.model_dump(mode="json", by_alias=True)
+    shown = why(api, tmp_path, "request/id-1").output
+    assert "1. L6 client  client_left_waiting" in shown
+    assert "its client left after 12.3 s, while it waited for a replica" in shown
+    assert "Raise the client's timeout" in shown
 
 
 def test_the_command_shows_the_sentence(api: CannedApi, tmp_path: Path) -> None:

@@ -15,11 +15,13 @@ async def answer(question: WhyQuestion) -> WhyAnswer:
     """Explains a GPUClass. Raises KubeError where the class itself cannot be read."""
     view = layerviews.shoal_object("class", await question.client.get(GPUCLASSES, question.name))
     reader = WhyReader(question.client)
+    nodes = await reader.nodes((), (view,))
     seen = WhySnapshot(
         kind="class",
         key=view.key,
         subject=view,
-        nodes=await reader.nodes((), (view,)),
+        nodes=nodes,
+        holders=await reader.holders(nodes),
         events=await reader.events(None),
         lease=await reader.lease(question.installation.namespace),
         unread=tuple(reader.unread),

@@ -14,7 +14,7 @@ from shoal.cli.services import OperatorClient
 from shoal.cli.why import show
 from shoal.cli.why.reader import WhyReader
 from shoal.cli.why.subjects import WhyAnswer, WhyQuestion
-from shoal.core.layers.causes import causes
+from shoal.core.layers.causes import causes, wants_gpus
 from shoal.core.layers.types import DecisionView, ObjectView, WhySnapshot
 from shoal.kube import layerviews
 from shoal.kube.resources import MODELS
@@ -60,13 +60,15 @@ async def read_model(reader: WhyReader, question: WhyQuestion, model: ObjectView
     namespace = model.namespace or question.namespace
     pods = await reader.pods(namespace, model.name)
     classes = await reader.classes(set(_classes(model)) or None)
+    nodes = await reader.nodes(pods, classes)
     return WhySnapshot(
         kind="model",
         key=model.key,
         subject=model,
         related=classes,
         pods=pods,
-        nodes=await reader.nodes(pods, classes),
+        nodes=nodes,
+        holders=await reader.holders(nodes) if wants_gpus(model, pods) else (),
         events=await reader.events(namespace),
         gateways=await reader.gateways(question.installation.namespace),
         policies=await reader.policies(namespace, question.installation.namespace),

@@ -16,12 +16,14 @@ async def answer(question: WhyQuestion) -> WhyAnswer:
     pod = layerviews.pod(await question.client.get(PODS, question.name, question.namespace))
     reader = WhyReader(question.client)
     classes = await reader.classes([pod.gpu_class]) if pod.gpu_class is not None else ()
+    nodes = await reader.nodes((pod,), classes)
     seen = WhySnapshot(
         kind="pod",
         key=pod.key,
         related=classes,
         pods=(pod,),
-        nodes=await reader.nodes((pod,), classes),
+        nodes=nodes,
+        holders=await reader.holders(nodes) if pod.node is None else (),
         events=await reader.events(pod.namespace),
         unread=tuple(reader.unread),
     )

@@ -16,6 +16,7 @@ from shoal.core.layers.types import (
     ClaimView,
     EventView,
     ExplainedKind,
+    GPUHolder,
     ObjectView,
     OperatorLease,
     PolicyView,
@@ -87,10 +88,12 @@ class WhyReader:
         return await self.attempt(what, self._listed(what, resource, namespace, selector))
 
     async def _listed(
-        self, what: str, resource: Resource, namespace: str | None, selector: str | None
+        self, what: str, resource: Resource, namespace: str | None, selector: str | None, fields: str | None = None
     ) -> list[JsonObject]:
         found: list[JsonObject] = []
-        async for each in self.client.list(resource, namespace=namespace, label_selector=selector):
+        async for each in self.client.list(
+            resource, namespace=namespace, label_selector=selector, field_selector=fields
+        ):
             if len(found) >= MOST:
                 self.unread.append(Unread(what, f"only the first {MOST} were read"))
                 break
@@ -193,6 +196,20 @@ class WhyReader:
         """Of others, on Deployments of a namespace."""
         found = await self.listed(f"HorizontalPodAutoscalers of namespace {namespace}", HPAS, namespace)
         return tuple(view for raw in found or () if (view := layerviews.autoscaler(raw)) is not None)
+
+    async def holders(self, nodes: Iterable[WhyNode]) -> tuple[GPUHolder, ...]:
+        """Pods of others that hold extended resources of these nodes."""
+        names_ = [node.name for node in nodes if not node.gone]
+        if len(names_) > _MOST_NODES:
+            self.unread.append(Unread("pods of others", f"those of {_MOST_NODES} of {len(names_)} nodes were read"))
+        found: list[GPUHolder] = []
+        for name in names_[:_MOST_NODES]:
+            what = f"pods of others on node {name}"
+            listed = await self.attempt(what, self._listed(what, PODS, None, None, f"spec.nodeName={name}"))
+            if listed is None:
+                break  # the others would be refused too
+            found += [each for raw in listed if (each := layerviews.holder(raw)) is not None]
+        return tuple(found)
 
     async def lease(self, namespace: str) -> OperatorLease | None:
         """The Lease of the operators in Shoal's namespace."""

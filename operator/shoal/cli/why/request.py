@@ -19,6 +19,12 @@ from shoal.core.layers.refusals import REFUSALS
 from shoal.core.layers.types import Evidence, LayerCause
 
 COLUMNS: Final = ("time", "gateway", "model", "attempt", "replica", "message", "promptTokens", "cachedTokens")
+_WHILE: Final = {
+    "client_left_early": "its body was read, or it waited for its tenant's limits",
+    "client_left_waiting": "it waited for a replica",
+    "client_left_working": "a replica worked on it",
+    "client_left_answering": "it was answered",
+}
 _OF_ENGINE: Final = LayerAdvice(Layer.ENGINE, "fault", "Compare the request with what the engine supports.")
 """Of codes that the gateway has from an engine."""
 
@@ -63,6 +69,7 @@ def cause(refused: RefusalRecord, now: datetime) -> LayerCause:
     said = f"{refused.status} {refused.code or 'without a code'}{about}"
     proof = Evidence(said, f"gateway {refused.gateway}", age(now, refused.time))
     whose = f": the limit is {refused.limit}" if refused.limit else ""
-    return LayerCause(
-        refused.code or str(refused.status), row.layer, "fault", f"it was answered with {said}{whose}", row.do, (proof,)
-    )
+    text = f"it was answered with {said}{whose}"
+    if refused.seconds is not None:
+        text = f"its client left after {refused.seconds:.1f} s, while {_WHILE.get(refused.code or '', 'it ran')}"
+    return LayerCause(refused.code or str(refused.status), row.layer, "fault", text, row.do, (proof,))

@@ -3,11 +3,14 @@
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from shoal.api import names
+from shoal.api.billing import BillStatement
+from shoal.cli.services import LedgerClient
 from shoal.cli.why import show
 from shoal.cli.why.reader import WhyReader
 from shoal.cli.why.subjects import WhyAnswer, WhyQuestion
 from shoal.core.layers.causes import causes
-from shoal.core.layers.types import ObjectView, Unread, WhySnapshot
+from shoal.core.layers.types import BudgetView, ObjectView, Unread, WhySnapshot
 from shoal.kube import layerviews
 from shoal.kube.resources import MODELS, TENANTS
 
@@ -32,8 +35,19 @@ async def answer(question: WhyQuestion) -> WhyAnswer:
         key=tenant.key,
         subject=tenant,
         related=tuple(related),
+        budget=await _budget(question, reader, tenant),
         gateways=await reader.gateways(question.installation.namespace),
         lease=await reader.lease(question.installation.namespace),
         unread=tuple(reader.unread),
     )
     return show.answer(causes(seen, datetime.now(UTC)), seen)
+
+
+async def _budget(question: WhyQuestion, reader: WhyReader, tenant: ObjectView) -> BudgetView | None:
+    """What the ledger has of this month; requests that run are not in it."""
+    if not tenant.spec.get("budget"):
+        return None
+    ledger = LedgerClient(question.client, question.installation.namespace)
+    query = {"tenant": tenant.name, "month": datetime.now(UTC).strftime("%Y-%m")}
+    bill = await reader.attempt("use of the budget", ledger.get(names.BILL_PATH, query, BillStatement))
+    return layerviews.budget(tenant, bill) if bill is not None else None

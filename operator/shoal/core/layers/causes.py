@@ -12,11 +12,11 @@ from typing import Final, Literal
 
 from shoal.api import reasons
 from shoal.core import children
-from shoal.core.layers import faults, netpolicies, nodes, objects, pods, quarantines, texts
+from shoal.core.layers import faults, holders, netpolicies, nodes, objects, pods, quarantines, tenants, texts
 from shoal.core.layers.candidates import Candidate, Level, age, merged
 from shoal.core.layers.faults import advice
 from shoal.core.layers.layer import Layer
-from shoal.core.layers.types import Evidence, Explanation, LayerCause, ObjectView, WhyNode, WhySnapshot
+from shoal.core.layers.types import Evidence, Explanation, LayerCause, ObjectView, WhyNode, WhyPod, WhySnapshot
 
 _WANTS_GPUS: Final = (reasons.NO_CAPACITY, reasons.UNSCHEDULABLE, reasons.OUTRANKED, reasons.NO_NODES, reasons.NO_FIT)
 """With these, nodes without the Model's pods matter too."""
@@ -49,6 +49,7 @@ _EXPLAINS: Final[Mapping[str, frozenset[str]]] = {
     faults.GPUS_PARTITIONED: frozenset(
         {reasons.NO_NODES, reasons.NO_CAPACITY, reasons.NO_FIT, reasons.UNSCHEDULABLE, faults.TOO_FEW_GPUS}
     ),
+    faults.GPUS_HELD: frozenset({reasons.NO_CAPACITY, reasons.OUTRANKED, reasons.UNSCHEDULABLE, faults.TOO_FEW_GPUS}),
     faults.PREEMPTED: frozenset({reasons.NO_CAPACITY, reasons.UNSCHEDULABLE, faults.TOO_FEW_GPUS}),
     faults.VOLUME_UNBOUND: frozenset({reasons.STAGE_FAILED, reasons.READING_ARTIFACT, reasons.UNSCHEDULABLE}),
     faults.DELETION_HELD: frozenset({reasons.PENDING, faults.OUT_OF_DATE}),
@@ -83,6 +84,11 @@ def causes(seen: WhySnapshot, now: datetime) -> Explanation:
     roots.sort(key=lambda c: (_STATES[c.state], *c.rank, c.reason))
     answer = tuple(_cause(c, explained.get(id(c), [])) for c in roots)
     return Explanation(seen.kind, seen.key, _state(answer, seen), answer, seen.unread)
+
+
+def wants_gpus(model: ObjectView, pods: Iterable[WhyPod]) -> bool:
+    """Whether GPUs may be short for a Model: then who else holds them matters."""
+    return any(pod.node is None for pod in pods) or any(c.reason in _WANTS_GPUS for c in model.conditions)
 
 
 def explains(cause: Candidate, other: Candidate) -> bool:
@@ -137,6 +143,11 @@ def _candidates(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
             if each.reason == reasons.QUARANTINE_WITHHELD and here.intersection(_STAYS.findall(each.message)):
                 yield each
     yield from _nodes(seen, now, all_of_them=short or seen.kind in ("class", "node"))
+    if short or seen.kind == "class":
+        classes = [view for view in (seen.subject, *seen.related) if view is not None and view.kind == "class"]
+        yield from holders.candidates(classes, seen.nodes, seen.holders, short=short)
+    if seen.kind == "tenant" and seen.subject is not None:
+        yield from tenants.candidates(seen.subject, seen.budget, now)
     yield from _quarantines(seen, now)
     yield from _targets(seen, now)
     yield from _no_pods(seen, now)

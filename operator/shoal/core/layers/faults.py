@@ -175,6 +175,10 @@ SPOOL_FULL: Final = "UsageSpoolRefuses"
 """No gateway can write usage records to its disk: it is full, read-only or gone."""
 # --- L6 client --------------------------------------------------------------------------------------------------------
 NOTHING_GRANTED: Final = "NothingGranted"
+BUDGET_USED: Final = "BudgetUsedUp"
+BUDGET_LOW: Final = "BudgetNearlyUsed"
+KEY_EXPIRED: Final = "KeyExpired"
+"""A key of a Tenant has expired; others may be usable."""
 TARGET_NOT_SERVING: Final = "TargetNotServing"
 """A Model or adapter that a tenant may use, or that a route leads to, does not serve."""
 # --- control ----------------------------------------------------------------------------------------------------------
@@ -347,8 +351,10 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     EVICTED_BY_REQUEST: _fault(
         _CONTAINER, "Wait for its successor on another node; if unwanted, see who drains the node or evicts its pods."
     ),
-    GPUS_HELD: _fault(
-        _CONTAINER, "End or move the pods that the message names, or give them a resourceName or nodes of their own."
+    GPUS_HELD: LayerAdvice(
+        _CONTAINER,
+        "note",
+        "End or move the pods that the message names, or give them a resourceName or nodes of their own.",
     ),
     POD_RULES: _fault(
         _CONTAINER, "Relax the topology spread or (anti-)affinity that a webhook or policy wrote, or add nodes."
@@ -448,6 +454,11 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
         "Make the ledger take the records, or give gateway.persistence more room; see df in the gateway's pod.",
     ),
     NOTHING_GRANTED: _fault(Layer.CLIENT, "Grant Models in spec.models of the Tenant, or adapters in spec.adapters."),
+    BUDGET_USED: _fault(Layer.CLIENT, "Raise spec.budget of the Tenant, or wait for the next calendar month (UTC)."),
+    BUDGET_LOW: LayerAdvice(Layer.CLIENT, "note", "Raise spec.budget of the Tenant before it is used up."),
+    KEY_EXPIRED: LayerAdvice(
+        Layer.CLIENT, "note", "Create a key in its place: `shoal keys rotate`; remove the old one."
+    ),
     TARGET_NOT_SERVING: LayerAdvice(
         Layer.CLIENT, "note", "Run `shoal why` for the Model or adapter that does not serve."
     ),

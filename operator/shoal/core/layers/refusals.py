@@ -99,6 +99,15 @@ REFUSALS: Final[Mapping[str, LayerAdvice]] = {
     "timeout": _fault(
         Layer.GATEWAY, "Ask for less, or raise requestSeconds: of the ModelRoute, the Model, or the gateways."
     ),
+    # --- the client left, at its own timeout or on purpose
+    "client_left_early": _client("Look at the client's timeout and connection: it left before its request was taken."),
+    "client_left_waiting": _client(
+        "Raise the client's timeout, or keep a replica: `shoal why model/NAME` shows what the request waited for."
+    ),
+    "client_left_working": _client("Raise the client's timeout, or stream: the replica had not begun to answer."),
+    "client_left_answering": _client(
+        "Raise the timeout of the client, or of a proxy before the gateway, if it did not leave on purpose."
+    ),
     "request_timeout": _client("Send the whole body at once."),
     # --- the gateway itself
     "proxy_misconfigured": _fault(Layer.GATEWAY, "Set the proxy's filter up as docs/other-doors.md says."),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, Final, Literal
 
 from shoal.core.facts import Taint
@@ -193,6 +194,28 @@ class AutoscalerView:
 
 
 @dataclass(frozen=True, slots=True)
+class GPUHolder:
+    """A pod that is not Shoal's and holds extended resources of a node."""
+
+    pod: str
+    """`namespace/name`."""
+    node: str
+    amounts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetView:
+    """A Tenant's budget and what is used of it."""
+
+    used: Decimal
+    most: Decimal
+    unit: str
+    """`tokens`, or a currency."""
+    month: str
+    """Such as 2026-11 (UTC)."""
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorLease:
     """The Lease of the leading operator."""
 
@@ -244,6 +267,10 @@ class WhySnapshot:
     """That of a Model's source."""
     autoscalers: tuple[AutoscalerView, ...] = ()
     """Those of others, in the replicas' namespace."""
+    holders: tuple[GPUHolder, ...] = ()
+    """Pods of others with GPUs on the nodes; read where GPUs are short."""
+    budget: BudgetView | None = None
+    """That of a Tenant; None: it has none, or its use is unknown."""
     lease: OperatorLease | None = None
     decision: DecisionView | None = None
     unread: tuple[Unread, ...] = ()
