@@ -4,7 +4,7 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from shoal.core.layers.types import BudgetView, GPUHolder, WhySnapshot
+from shoal.core.layers.types import BudgetView, ExternalTargetView, GPUHolder, WhySnapshot
 from tests.faults.further import STARTS, not_started, rejected
 from tests.faults.test_faults import (
     CLASS,
@@ -71,6 +71,12 @@ def wrong_slices() -> WhySnapshot:
 
 
 OTHERS = GPUHolder("ml-train/train-0", "gpu-1", {GPU: 6})
+
+
+def fails(outcome: str) -> WhySnapshot:
+    """A route with an external target."""
+    failed = ExternalTargetView("chat/best/outside", "shoal-gateway-1", outcome, 3, rests=False)
+    return replace(seen(kind="route"), externals=(failed,))
 
 
 def spent(used: str, **spec: Any) -> WhySnapshot:
@@ -194,6 +200,15 @@ UNSEEN = [
     Fault("a tokenizer that is newer than the engine", engine_world(OLD_TOKENIZER), "L4", "ArchitectureUnknown",
           "engine version"),
     Fault("two ranks on one GPU", engine_world(REPEATED), "L4", "ParallelismImpossible", "parallelism"),
+    # --- L5
+    *(Fault(f"an external target whose last request came to {outcome}", fails(outcome), "L5", reason, do)
+      for outcome, reason, do in (
+          ("certificate", "ExternalCertificateRefused", "caBundle"),
+          ("connect", "ExternalTargetUnreachable", "egress NetworkPolicies"),
+          ("unauthorized", "ExternalKeyRefused", "a key that the provider accepts"),
+          ("busy", "ExternalTargetBusy", "larger limit"),
+          ("too_slow", "ExternalTargetSlow", "timeouts"),
+          ("failed", "ExternalTargetFails", "fallback"))),
     # --- L6
     Fault("a budget that is used up", spent("50.02"), "L6", "BudgetUsedUp", "spec.budget"),
     # --- control

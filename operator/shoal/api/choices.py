@@ -76,6 +76,8 @@ class RefusalRecord(Message):
     limit: str | None = None
     """Whose limit ended the request, for people: of a ModelRoute, a Model, or the gateways. None: another error, or a
     gateway of an earlier version."""
+    outcome: str | None = None
+    """What became of the request at an external target; None: another error."""
     seconds: float | None = None
     """After so long the client left, before the answer had ended; None: the gateway ended the request."""
 

@@ -47,6 +47,7 @@ class _Refusal(NamedTuple):
     code: str | None
     param: str | None
     limit: str | None
+    outcome: str | None = None
     seconds: float | None = None
 
 
@@ -124,13 +125,14 @@ class ChoiceMemory:
         not kept."""
         if request not in self._refused and len(self._refused) >= self._most:
             self._refused.popitem(last=False)
-        self._refused[request] = _Refusal(time.time(), error.status, error.code, error.param, error.limit)
+        refusal = _Refusal(time.time(), error.status, error.code, error.param, error.limit, error.outcome)
+        self._refused[request] = refusal
 
     def client_left(self, request: str, code: str, seconds: float) -> None:
         """The client of a request left after so long, before its answer had ended."""
         if request not in self._refused and len(self._refused) >= self._most:
             self._refused.popitem(last=False)
-        self._refused[request] = _Refusal(time.time(), CLIENT_LEFT, code, None, None, seconds)
+        self._refused[request] = _Refusal(time.time(), CLIENT_LEFT, code, None, None, seconds=seconds)
 
     def refusals(self, request: str, gateway: str) -> tuple[RefusalRecord, ...]:
         """The error of one request; empty: it is not remembered, or had none."""
@@ -146,6 +148,7 @@ class ChoiceMemory:
                 code=found.code,
                 param=found.param,
                 limit=found.limit,
+                outcome=found.outcome,
                 seconds=found.seconds,
             ),
         )

@@ -78,6 +78,7 @@ class ExternalDispatch:
                 f"The model `{request.prepared.model_name}` cannot serve right now: {unusable.text}. Try again.",
                 "external_unavailable",
                 after,
+                outcome=unusable.outcome,
             ) from None
 
     async def _attempt(self) -> None:
@@ -126,7 +127,9 @@ class ExternalDispatch:
         except Aborted:
             raise ClientGone from None
         except ConnectFailed as failed:
-            raise ExternalUnusable("connect", _describe(failed)) from None
+            if "TLS" in str(failed):
+                raise ExternalUnusable("certificate", "its external target does not prove its name by TLS") from None
+            raise ExternalUnusable("connect", "its external target is not there") from None
         except GivenUp:
             raise ExternalUnusable("too_slow", "its external target did not answer in time", sent=True) from None
         except UpstreamError:
@@ -325,8 +328,3 @@ async def _error_of(answer: _TimedAnswer) -> bytes:
         return await answer.read_all(_MOST_ERROR)
     except AnswerTooLarge:
         return b""
-
-
-def _describe(failed: ConnectFailed) -> str:
-    text = str(failed)
-    return "its external target does not prove its name by TLS" if "TLS" in text else "its external target is not there"

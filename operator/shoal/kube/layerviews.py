@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, cast
 from shoal.api import names
 from shoal.api.billing import BillStatement
 from shoal.api.meta import JsonObject
+from shoal.api.routestats import RouteStatsPage
 from shoal.core import quantity
 from shoal.core.facts import Taint
 from shoal.core.layers.types import (
@@ -18,6 +19,7 @@ from shoal.core.layers.types import (
     ContainerView,
     EventView,
     ExplainedKind,
+    ExternalTargetView,
     GPUHolder,
     ObjectView,
     OperatorLease,
@@ -192,6 +194,21 @@ def budget(tenant: ObjectView, bill: BillStatement) -> BudgetView | None:
         return BudgetView(Decimal(bill.total), quantity.parse(given["amount"]), bill.currency or "", bill.month)
     except (ValueError, ArithmeticError):
         return None
+
+
+def externals(route: ObjectView, page: RouteStatsPage) -> tuple[ExternalTargetView, ...]:
+    """A route's external targets whose last request failed, by gateway."""
+    return tuple(
+        ExternalTargetView(
+            each.target,
+            each.gateway,
+            each.reason or "",
+            None if each.seconds_ago is None else int(each.seconds_ago),
+            each.rests,
+        )
+        for each in page.externals
+        if each.state == "Fails" and each.target.startswith(f"{route.key}/")
+    )
 
 
 def lease(raw: JsonObject) -> OperatorLease:

@@ -61,6 +61,7 @@ class ApiError(Exception):
         retry_after: int | None = None,
         headers: tuple[tuple[bytes, bytes], ...] = (),
         limit: str | None = None,
+        outcome: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -68,6 +69,8 @@ class ApiError(Exception):
         self.code = code
         self.limit = limit
         """Whose limit it is, for the installation's own people: not a part of the answer."""
+        self.outcome = outcome
+        """What became of the request at an external target, for the installation's own people too."""
         self.param = param
         self.type = type or _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
         self.retry_after = None if retry_after is None else max(1, min(retry_after, RETRY_AFTER_MAX_SECONDS))
@@ -190,8 +193,8 @@ def adapter_unusable(name: str, reason: str) -> ApiError:
     )
 
 
-def unavailable(message: str, code: str, retry_after: int) -> ApiError:
-    return ApiError(503, message, code, type="server_error", retry_after=retry_after)
+def unavailable(message: str, code: str, retry_after: int, *, outcome: str | None = None) -> ApiError:
+    return ApiError(503, message, code, type="server_error", retry_after=retry_after, outcome=outcome)
 
 
 def timeout(message: str, limit: str) -> ApiError:

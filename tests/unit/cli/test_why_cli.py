@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from shoal.api.billing import BillStatement
 from shoal.api.decisions import DecisionRecord, Decisions, ModelScaling
+from shoal.api.routestats import ExternalStats, RouteStatsPage
 from shoal.cli.main import main
 from shoal.cli.why.subjects import SUBJECTS
 from tests.faults.worlds import NOW, condition, crashed, node, pending, pod
@@ -288,8 +288,7 @@ def _with_budget(api: CannedApi) -> None:
 
 def test_a_budget_that_is_used_up_is_the_cause_of_a_tenant(kubeconfig: Path, api: CannedApi) -> None:
     _with_budget(api)
-    bill = BillStatement(tenant="acme", month="2026-11", currency="EUR", total="50.25")
-    api.answers[LEDGER] = bill.model_dump(mode="json", by_alias=True)
+    api.answers[LEDGER] = {"tenant": "acme", "month": "2026-11", "currency": "EUR", "total": "50.25"}
     found = json.loads(why(kubeconfig, "tenant/acme", "-o", "json").output)
     assert (found["state"], found["causes"][0]["reason"]) == ("failing", "BudgetUsedUp")
     assert "used 50.25 of 50 EUR of 2026-11" in found["causes"][0]["message"]
@@ -339,6 +338,28 @@ def test_a_route_is_explained_with_its_targets(kubeconfig: Path, api: CannedApi)
     assert "Model chat/llama does not serve: EngineFailed" in found["causes"][1]["message"]
     unread = [each["what"] for each in found["unread"]]
     assert unread == ["LoRAAdapter code/gone", "Model chat/next", "Model chat/small"], "each target was looked at"
+
+
+def test_an_external_target_that_fails_is_a_cause_of_its_route(kubeconfig: Path, api: CannedApi) -> None:
+    api.answers[f"{SHOAL}/namespaces/chat/modelroutes/best"] = {
+        "metadata": {"name": "best", "namespace": "chat", "generation": 1},
+        "spec": {"externalTargets": [{"name": "outside", "url": "https://api.example.com"}]},
+        "status": {"conditions": [condition("Ready", "True", "TargetsReady")]},
+    }
+    there = gateway("True")
+    there["metadata"] |= {"uid": "u", "labels": {
+        "app.kubernetes.io/component": "gateway", "app.kubernetes.io/part-of": "shoal"}}  # fmt: skip
+    key = base64.b64encode(b"key").decode()
+    api.answers["/api/v1/namespaces/shoal-system/secrets/shoal-key-logs"] = {"data": {"key": key}}
+    api.answers[GATEWAYS] = listed(there)
+    fails = ExternalStats(target="chat/best/outside", gateway="shoal-gateway-1", state="Fails", reason="certificate")
+    other = ExternalStats(target="chat/best-2/outside", gateway="shoal-gateway-1", state="Fails", reason="connect")
+    page = RouteStatsPage(externals=(fails, other))
+    where = "/api/v1/namespaces/shoal-system/pods/shoal-gateway-1:9090/proxy/v1/routestats"
+    api.answers[where] = page.model_dump(mode="json", by_alias=True)
+    found = json.loads(why(kubeconfig, "route/best", "-o", "json").output)
+    assert [cause["reason"] for cause in found["causes"]] == ["ExternalCertificateRefused"]
+    assert "external target chat/best/outside: its certificate is not trusted" in found["causes"][0]["message"]
 
 
 def test_an_external_target_that_is_not_allowed_is_a_cause_of_the_route(kubeconfig: Path, api: CannedApi) -> None:

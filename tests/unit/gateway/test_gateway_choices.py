@@ -288,6 +288,16 @@ def test_the_command_says_when_a_client_left_and_what_to_do(api: CannedApi, tmp_
     assert "Raise the client's timeout" in shown
 
 
+def test_the_command_says_what_an_external_target_did(api: CannedApi, tmp_path: Path) -> None:
+    memory = ChoiceMemory()
+    memory.refuse("id-1", errors.unavailable("x", "external_unavailable", 2, outcome="certificate"))
+    found = RequestChoices(request="id-1", refusals=memory.refusals("id-1", "shoal-gateway-0"), remembered=1)
+    api.answers[PROXY] = found.model_dump(mode="json", by_alias=True)
+    shown = why(api, tmp_path, "request/id-1").output
+    assert "1. L5 gateway  ExternalCertificateRefused" in shown
+    assert "its certificate is not trusted, or has expired" in " ".join(shown.split())
+
+
 def test_the_command_shows_the_sentence(api: CannedApi, tmp_path: Path) -> None:
     result = why(api, tmp_path, "request/id-1")
     assert result.exit_code == 0, result.output

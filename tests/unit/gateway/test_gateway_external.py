@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import pytest
 from shoal.api.config import ExternalHost
 from shoal.core.hold.limits import Limits
 from shoal.core.hold.retries import RetryBudget
+from shoal.core.layers.externals import OUTCOMES
 from shoal.core.routing.external import FAILURES, Credential, connectable
+from shoal.gateway import externals
 from shoal.gateway.externals import Externals
 from tests.support.gateway import API_KEY, GatewayUnderTest, lines
 from tests.support.mediahost import Dns
@@ -478,7 +481,7 @@ async def test_a_name_that_changes_its_meaning_is_checked_where_it_is_connected_
 async def test_a_server_that_does_not_prove_its_name_gets_nothing(tmp_path: Path) -> None:
     provider = Provider(names=("impostor.example.com",))
     async with beside(tmp_path, provider, ScriptedEngine(), ONLY) as it:
-        await refused(it, "connect")
+        await refused(it, "certificate")
         assert not provider.heads
 
 
@@ -522,3 +525,11 @@ async def test_usage_of_a_client_that_left_is_estimated(tmp_path: Path) -> None:
             "estimated",
             1,
         )
+
+
+def test_every_outcome_of_an_external_target_has_a_reason_and_words() -> None:
+    sources = Path(externals.__file__).parent
+    written = "".join((sources / name).read_text() for name in ("externals.py", "externaldispatch.py"))
+    found = set(re.findall(r'ExternalUnusable\(\s*"(\w+)"', written)) | set(re.findall(r'"(broken)"', written))
+    assert {"connect", "certificate", "busy"} <= found
+    assert found == OUTCOMES.keys()

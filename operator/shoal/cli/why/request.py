@@ -14,6 +14,8 @@ from shoal.cli.services import GatewayClient
 from shoal.cli.why.show import cause_block, cause_document
 from shoal.core.layers.advice import LayerAdvice
 from shoal.core.layers.candidates import age
+from shoal.core.layers.externals import OUTCOMES
+from shoal.core.layers.faults import advice
 from shoal.core.layers.layer import Layer
 from shoal.core.layers.refusals import REFUSALS
 from shoal.core.layers.types import Evidence, LayerCause
@@ -69,7 +71,11 @@ def cause(refused: RefusalRecord, now: datetime) -> LayerCause:
     said = f"{refused.status} {refused.code or 'without a code'}{about}"
     proof = Evidence(said, f"gateway {refused.gateway}", age(now, refused.time))
     whose = f": the limit is {refused.limit}" if refused.limit else ""
+    reason = refused.code or str(refused.status)
+    if refused.outcome is not None and refused.outcome in OUTCOMES:
+        reason, words = OUTCOMES[refused.outcome]
+        row, whose = advice(reason), f": of its external target, {words}"
     text = f"it was answered with {said}{whose}"
     if refused.seconds is not None:
         text = f"its client left after {refused.seconds:.1f} s, while {_WHILE.get(refused.code or '', 'it ran')}"
-    return LayerCause(refused.code or str(refused.status), row.layer, "fault", text, row.do, (proof,))
+    return LayerCause(reason, row.layer, "fault", text, row.do, (proof,))

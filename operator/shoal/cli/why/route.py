@@ -4,11 +4,12 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from shoal.cli.scaling.toproutes import RouteStatsClient
 from shoal.cli.why import show
 from shoal.cli.why.reader import WhyReader
 from shoal.cli.why.subjects import WhyAnswer, WhyQuestion
 from shoal.core.layers.causes import causes
-from shoal.core.layers.types import ExplainedKind, ObjectView, WhySnapshot
+from shoal.core.layers.types import ExplainedKind, ExternalTargetView, ObjectView, WhySnapshot
 from shoal.kube import layerviews
 from shoal.kube.resources import LORA_ADAPTERS, MODEL_ROUTES, MODELS, Resource
 
@@ -31,10 +32,20 @@ async def answer(question: WhyQuestion) -> WhyAnswer:
         subject=route,
         related=tuple(related),
         gateways=await reader.gateways(question.installation.namespace),
+        externals=await _externals(question, reader, route),
         lease=await reader.lease(question.installation.namespace),
         unread=tuple(reader.unread),
     )
     return show.answer(causes(seen, datetime.now(UTC)), seen)
+
+
+async def _externals(question: WhyQuestion, reader: WhyReader, route: ObjectView) -> tuple[ExternalTargetView, ...]:
+    """External targets that fail, as the gateways tell it."""
+    if not route.spec.get("externalTargets"):
+        return ()
+    client = RouteStatsClient(question.client, question.installation.namespace)
+    page = await reader.attempt("what gateways know of external targets", client.page(route.namespace))
+    return layerviews.externals(route, page) if page is not None else ()
 
 
 def _targets(route: ObjectView) -> Iterable[tuple[ExplainedKind, Resource, str, str]]:

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from shoal.api import reasons
 from shoal.core import children
-from shoal.core.layers import faults, holders, netpolicies, nodes, objects, pods, quarantines, tenants, texts
+from shoal.core.layers import externals, faults, holders, netpolicies, nodes, objects, pods, quarantines, tenants, texts
 from shoal.core.layers.candidates import Candidate, Level, age, merged
 from shoal.core.layers.faults import advice
 from shoal.core.layers.layer import Layer
@@ -148,6 +148,7 @@ def _candidates(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
         yield from holders.candidates(classes, seen.nodes, seen.holders, short=short)
     if seen.kind == "tenant" and seen.subject is not None:
         yield from tenants.candidates(seen.subject, seen.budget, now)
+    yield from externals.candidates(seen.externals)
     yield from _quarantines(seen, now)
     yield from _targets(seen, now)
     yield from _no_pods(seen, now)

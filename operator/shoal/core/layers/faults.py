@@ -171,6 +171,12 @@ ENGINE_STOPPED: Final = "EngineStopped"
 # --- L5 gateway -------------------------------------------------------------------------------------------------------
 GATEWAYS_NOT_READY: Final = "GatewaysNotReady"
 GATEWAY_ALONE: Final = "GatewayWithoutPeers"
+EXTERNAL_UNREACHABLE: Final = "ExternalTargetUnreachable"
+EXTERNAL_CERTIFICATE: Final = "ExternalCertificateRefused"
+EXTERNAL_KEY: Final = "ExternalKeyRefused"
+EXTERNAL_BUSY: Final = "ExternalTargetBusy"
+EXTERNAL_SLOW: Final = "ExternalTargetSlow"
+EXTERNAL_ERRORS: Final = "ExternalTargetFails"
 SPOOL_FULL: Final = "UsageSpoolRefuses"
 """No gateway can write usage records to its disk: it is full, read-only or gone."""
 # --- L6 client --------------------------------------------------------------------------------------------------------
@@ -448,6 +454,25 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     GATEWAYS_NOT_READY: _fault(Layer.GATEWAY, "Look at the gateways' pods and logs: none is ready to take requests."),
     GATEWAY_ALONE: LayerAdvice(
         Layer.GATEWAY, "note", "Start the other gateways: alone, one does not know what others count towards quotas."
+    ),
+    EXTERNAL_UNREACHABLE: _fault(
+        Layer.GATEWAY,
+        "Check the target's url, and the gateways' way to it: DNS, firewall, egress NetworkPolicies.",
+    ),
+    EXTERNAL_CERTIFICATE: _fault(
+        Layer.GATEWAY, "Have the target's certificate renewed, or give the CA that signed it in the target's caBundle."
+    ),
+    EXTERNAL_KEY: _fault(
+        Layer.GATEWAY, "Put a key that the provider accepts into the Secret that the target's credentials name."
+    ),
+    EXTERNAL_BUSY: _fault(
+        Layer.GATEWAY, "Ask the provider for a larger limit, raise maxConcurrentRequests, or give the route a fallback."
+    ),
+    EXTERNAL_SLOW: _fault(
+        Layer.GATEWAY, "Raise the target's timeouts, ask its provider why it is slow, or give the route a fallback."
+    ),
+    EXTERNAL_ERRORS: _fault(
+        Layer.GATEWAY, "Compare url and model of the target with the provider's, see its status, or add a fallback."
     ),
     SPOOL_FULL: _fault(
         Layer.GATEWAY,

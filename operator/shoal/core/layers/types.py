@@ -204,6 +204,19 @@ class GPUHolder:
 
 
 @dataclass(frozen=True, slots=True)
+class ExternalTargetView:
+    """An external target whose last request at a gateway failed."""
+
+    target: str
+    """namespace/route/name."""
+    gateway: str
+    outcome: str
+    age_seconds: int | None
+    rests: bool
+    """It gets no requests now."""
+
+
+@dataclass(frozen=True, slots=True)
 class BudgetView:
     """A Tenant's budget and what is used of it."""
 
@@ -269,6 +282,8 @@ class WhySnapshot:
     """Those of others, in the replicas' namespace."""
     holders: tuple[GPUHolder, ...] = ()
     """Pods of others with GPUs on the nodes; read where GPUs are short."""
+    externals: tuple[ExternalTargetView, ...] = ()
+    """Of a route: its external targets that fail."""
     budget: BudgetView | None = None
     """That of a Tenant; None: it has none, or its use is unknown."""
     lease: OperatorLease | None = None
