@@ -328,7 +328,7 @@ FAULTS = [
         seen(
             failed("x"),
             pods=(pod(crashed("x")),),
-            nodes=(node(condition("Ready", "False", "KubeletNotReady", "container runtime is down")),),
+            nodes=(node(condition("Ready", "False", "KubeletNotReady", "failed to initialize CSINode")),),
         ),
         "L2", "NodeNotReady", "kubelet's log", ("EngineFailed",),
     ),

@@ -54,3 +54,19 @@ def test_a_budget_that_is_nearly_used_and_a_key_that_expired_are_notes() -> None
     assert "ci on 2026-11-25" in found.causes[1].message
     assert found.state == "ok"
     assert not causes(spent("10"), NOW).causes
+
+
+def test_a_kubelets_event_that_may_be_over_is_a_note_and_hides_nothing() -> None:
+    for reason, text, told in (
+        ("Rebooted", "Node gpu-1 has been rebooted, boot id: abc", "NodeRebooted"),
+        ("EvictionThresholdMet", "Attempting to reclaim ephemeral-storage", "DiskPressure"),
+        ("EvictionThresholdMet", "Attempting to reclaim pids", "PIDPressure"),
+    ):
+        found = causes(node_says(event("Node", "gpu-1", reason, text)), NOW).causes
+        assert [(cause.reason, cause.state) for cause in found] == [("CUDAError", "fault"), (told, "note")]
+
+
+def test_what_an_engine_says_of_the_gpu_comes_before_its_crash() -> None:
+    text = "CUDA error: an illegal memory access was encountered\nFatal Python error: Segmentation fault"
+    (cause,) = causes(node_says(text=text, code=139), NOW).causes
+    assert cause.reason == "CUDAError"

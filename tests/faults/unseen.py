@@ -5,7 +5,7 @@ from decimal import Decimal
 from typing import Any
 
 from shoal.core.layers.types import BudgetView, ExternalTargetView, GPUHolder, WhySnapshot
-from tests.faults.further import STARTS, not_started, rejected
+from tests.faults.further import STARTS, node_says, not_started, rejected
 from tests.faults.test_faults import (
     CLASS,
     FULL,
@@ -34,6 +34,11 @@ PREEMPTION = "preemption: 0/4 nodes are available: 4 Preemption is not helpful f
 SHORT = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
 SET = "llama-h100-80gb-7c9"
 """A ReplicaSet."""
+
+
+def on_node(text: str) -> WhySnapshot:
+    """An engine with a CUDA error, on a node of which a monitor reports an event."""
+    return node_says(event("Node", "gpu-1", "MonitorSays", text))
 
 
 def disrupted(reason: str, text: str, **more: Any) -> WhySnapshot:
@@ -103,7 +108,28 @@ TOOLCHAIN = "RuntimeError: the provided PTX was compiled with an unsupported too
 REPEATED = "ncclInvalidUsage: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 3b000"
 
 UNSEEN = [
+    # --- L0
+    Fault("a kernel that failed", on_node("BUG: unable to handle kernel NULL pointer dereference"), "L0",
+          "KernelFault", "restart the machine", ("CUDAError",)),
+    Fault("a file system with errors", on_node("EXT4-fs error (device nvme0n1p1): I/O error"), "L0", "NodeDiskFault",
+          "disk checked", ("CUDAError",)),
+    Fault("a PCIe error that was not corrected",
+          on_node("pcieport 0000:00:01.1: AER: Uncorrected (Fatal) error received"), "L0", "MachineFault",
+          "machine's memory", ("CUDAError",)),
+    Fault("weights on a disk that cannot be read",
+          engine_world("OSError: [Errno 5] Input/output error: '/m/a.bin'"), "L0", "NodeDiskFault", "disk checked"),
+    Fault("a GPU that the driver cannot initialize",
+          on_node("NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0x0)"), "L0", "GPUFellOffBus", "slot checked",
+          ("CUDAError",)),
     # --- L0.5, L1
+    Fault("a cable that was unplugged", on_node("mlx5_core 0000:ca:00.0: Port module event: Cable unplugged"), "L0.5",
+          "RDMADeviceLost", "cables", ("CUDAError",)),
+    Fault("a driver that cannot be initialized",
+          engine_world("RuntimeError: CUDA unknown error - this may be due to x"), "L1", "DriverFault",
+          "Restart the machine"),
+    Fault("claims of a driver that does not answer",
+          waits_for_gpus("0/4 nodes are available: waiting for resource driver to allocate resource."), "L1",
+          "NoDevices", "resourceslices"),
     Fault("a fabric manager that a node's monitor reports",
           seen(failed("x"), pods=(pod(crashed("RuntimeError: Error 802: system not yet initialized")),),
                nodes=(node(FABRIC),)), "L0.5", "NVLinkFault", "fabric manager", ("EngineFailed",),
@@ -118,6 +144,28 @@ UNSEEN = [
     Fault("kernels of a CUDA that the driver does not know", engine_world(TOOLCHAIN), "L1", "DriverTooOld",
           "new enough"),
     # --- L2
+    Fault("a node whose container runtime is down",
+          node_says(conditions=(condition("Ready", "False", "KubeletNotReady", "container runtime is down"),)), "L2",
+          "ContainerRuntimeFault", "container runtime", ("CUDAError",)),
+    Fault("an etcd without space", seen(not_ready("PodsRefused", "etcdserver: mvcc: database space exceeded")), "L2",
+          "ControlPlaneFault", "etcd"),
+    Fault("a shared memory that is full beside a collective",
+          engine_world("NCCL WARN Error: failed to extend /dev/shm/nccl-x to 33030528 bytes: No space left on device"),
+          "L2", "NoSpaceInContainer", "/dev/shm"),
+    Fault("a volume whose server went away", engine_world("OSError: [Errno 116] Stale file handle: '/m/config.json'"),
+          "L2", "MountFailed", "volume and its driver"),
+    Fault("a process of the engine that the kernel killed",
+          engine_world("RuntimeError: Rank 0 scheduler died during initialization (exit code: -9). If exit code is -9"),
+          "L2", "OutOfHostMemory", "Raise the memory"),
+    Fault("a library of another version than the engine needs",
+          engine_world("AttributeError: module 'torch' has no attribute 'float8_e8m0fnu'"), "L2", "ImageIncomplete",
+          "not in this one"),
+    Fault("a path of the node that is not there",
+          unset("CreateContainerError", 'failed to generate spec: failed to stat "/data/m": no such file or directory'),
+          "L2", "MountFailed", "path"),
+    Fault("a table of connections that is full",
+          on_node("nf_conntrack: table full, dropping packet"), "L2", "ProcessLimitReached",
+          "Raise the limit", ("CUDAError",)),
     Fault("a spread that leaves no node", waits_for_gpus(SPREAD), "L2", "PodRulesUnmatched", "topology spread"),
     Fault("an anti-affinity that leaves no node", waits_for_gpus(APART), "L2", "PodRulesUnmatched", "affinity"),
     Fault("nodes that an autoscaler takes away", waits_for_gpus(LEAVING), "L2", "NodeLeaves", "autoscaler"),
@@ -177,7 +225,18 @@ UNSEEN = [
     Fault("an adapter whose rank the engine refuses",
           seen(adapter(condition("Ready", "False", "LoadFailed", "LoRA rank 64 is greater than max_lora_rank 16"))),
           "L2.5", "RankTooHigh", "maximum rank"),
+    Fault("a hub that limits the engine's requests",
+          engine_world("HfHubHTTPError: 429 Client Error: Too Many Requests for url: https://hub/api"), "L2.5",
+          "SourceLimitsRequests", "token or a mirror"),
+    Fault("a hub whose certificate has expired", engine_world("ssl.SSLError: certificate verify failed: has expired"),
+          "L2.5", "SourceCertificateRefused", "renewed"),
     # --- L3
+    Fault("a collective without memory",
+          engine_world("ncclUnhandledCudaError: Call to CUDA function failed. Cuda failure 2 'out of memory'"), "L3",
+          "OutOfGPUMemory", "more memory"),
+    Fault("kernels for newer GPUs only",
+          engine_world("RuntimeError: FlashAttention only supports Ampere GPUs or newer."), "L3", "NoKernelForGPU",
+          "another class"),
     Fault("weights that leave no room for a cache", engine_world(CAPTURE), "L3", "NoMemoryForCache",
           "larger memory fraction"),
     Fault("a GPU that another process has for itself", engine_world(BUSY), "L3", "GPUMemoryInUse", "nvidia-smi"),
@@ -185,6 +244,15 @@ UNSEEN = [
           engine_world("triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 131072"), "L3",
           "NoKernelForGPU", "another class"),
     # --- L4
+    Fault("a message about arguments in words of its own",
+          engine_world("ValueError: Speculative decoding is not supported with pipeline parallelism"), "L4",
+          "EngineArguments", "extraArgs"),
+    Fault("an architecture that cannot be inspected",
+          engine_world("ValueError: Model architectures ['FooForCausalLM'] failed to be inspected."), "L4",
+          "ArchitectureUnknown", "engine version"),
+    Fault("a type of cache that the weights do not go with",
+          engine_world("ValueError: KV cache dtype fp8_e5m2 is not supported with fp8 checkpoints."), "L4",
+          "QuantizationUnsupported", "quantization"),
     Fault("a chat template that is no template",
           engine_world("jinja2.exceptions.TemplateSyntaxError: unexpected '}'\nScheduler hit an exception"), "L4",
           "ChatTemplateInvalid", "chat template", (), "TemplateSyntaxError"),

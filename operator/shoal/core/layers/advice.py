@@ -122,7 +122,10 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
     r.LOADING: _waits(_ENGINE, "Wait: the engine loads the weights; `kubectl logs -c engine` shows how far it is."),
     r.NO_REPLICA: _waits(_CONTROL, "Wait for the replica that is being started, or wake the Model by a request."),
     r.UNSCHEDULABLE: _fault(_CONTAINER, "Look at what the scheduler says of each node, and change nodes or Model."),
-    r.ENGINE_FAILED: _fault(_ENGINE, "Read the engine's last lines in the message; correct the spec or revert it."),
+    r.ENGINE_FAILED: _fault(
+        _ENGINE,
+        "Read the engine's last lines (`kubectl logs POD -c engine --previous`); correct the spec or revert it.",
+    ),
     r.PODS_REFUSED: _fault(_CONTAINER, "Change what refuses the pods: the message has the API server's own words."),
     r.RESOURCE_QUOTA: _fault(
         _CONTAINER, "Raise the ResourceQuota that the message names, free what uses it, or use fewer replicas."

@@ -25,6 +25,7 @@ REPLICA_GARBLED: Final = "ReplicaAnswersDiffer"
 """A replica answers greedy requests otherwise than other GPUs of its class do."""
 NODE_SILENT: Final = "NodeSilent"
 """The node's kubelet does not answer any more: the machine is off, hangs, or its network is cut."""
+NODE_REBOOTED: Final = "NodeRebooted"
 NODE_GONE: Final = "NodeGone"
 """A pod is bound to a node that does not exist any more."""
 NODE_DISK_FAULT: Final = "NodeDiskFault"
@@ -70,6 +71,8 @@ OUT_OF_MEMORY: Final = "OutOfHostMemory"
 """A container was killed at its memory limit."""
 SCHEDULER_AWAY: Final = "SchedulerAway"
 """No scheduler has looked at a pod."""
+CONTROL_PLANE: Final = "ControlPlaneFault"
+"""The API server or its etcd cannot do its work."""
 PODS_NOT_MADE: Final = "PodsNotCreated"
 """A Deployment wants pods, nothing refuses them, and there are none."""
 IMAGE_DENIED: Final = "ImageAccessDenied"
@@ -223,6 +226,9 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     REPLICA_SLOW: _fault(_HW, "Look at the GPU's clocks, power and temperature; compare it with its neighbours."),
     REPLICA_GARBLED: _fault(_HW, "Run the vendor's diagnosis of the GPU's memory: its results are wrong."),
     NODE_SILENT: _fault(_HW, "Check the machine: power, console, network; delete the Node object if it is gone."),
+    NODE_REBOOTED: LayerAdvice(
+        _HW, "note", "Find out what restarted the machine, if nobody meant to: all that ran there has started anew."
+    ),
     NODE_GONE: _fault(
         _HW, "Wait until Kubernetes has deleted the node's pods; if nobody removed it, check the machine."
     ),
@@ -281,6 +287,9 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     SCHEDULER_AWAY: _fault(
         _CONTAINER, "Look at kube-scheduler: it has not looked at the pod, and binds none to a node."
     ),
+    CONTROL_PLANE: _fault(
+        _CONTAINER, "Look at the cluster's API server and its etcd: space, leader, health; they refuse the work."
+    ),
     PODS_NOT_MADE: _fault(
         _CONTAINER, "Look at kube-controller-manager and the ReplicaSet: replicas are wanted, and no pod is created."
     ),
@@ -307,7 +316,9 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     MOUNT_FAILED: _fault(
         _CONTAINER, "Look at the volume and its driver (path, permissions, read-only): the kubelet cannot mount it."
     ),
-    SANDBOX_FAILED: _fault(_CONTAINER, "Look at the network plugin's pod on the node: it gives pods no network."),
+    SANDBOX_FAILED: _fault(
+        _CONTAINER, "Look at the network plugin's pod on the node, and its free addresses: it gives pods no network."
+    ),
     OBJECT_MISSING: _fault(
         _CONTAINER,
         "Create the ServiceAccount, PriorityClass or RuntimeClass that the message names, or correct its name.",

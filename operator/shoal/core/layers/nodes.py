@@ -49,6 +49,13 @@ _PROBLEM: Final = re.compile(
     re.IGNORECASE,
 )
 """In the type of a condition that a monitor writes and that this program does not know."""
+_NOTED: Final = {
+    "Rebooted": faults.NODE_REBOOTED,
+    "EvictionThresholdMet": faults.DISK_PRESSURE,
+    "FreeDiskSpaceFailed": faults.DISK_PRESSURE,
+    "ImageGCFailed": faults.DISK_PRESSURE,
+}
+"""Events of a kubelet about its node -> what they mean."""
 _KILLS: Final = ("SystemOOM", "OOMKilling")
 _KILL_SECONDS: Final = 600
 """A kill of the kernel's counts for an engine that ended so shortly before."""
@@ -106,6 +113,18 @@ def candidates(
                 Level.NODE,
                 (Evidence(said, f"event {event.reason} of node {node.name}", seconds),),
                 killed,
+            )
+        if (noted := _NOTED.get(event.reason)) is not None:
+            said = texts.shorten(event.message)
+            short = texts.evicted(event.message) if noted == faults.DISK_PRESSURE else None
+            yield Candidate(
+                short.reason if short is not None else noted,
+                f"node {node.name}: {said}",
+                Level.NODE,
+                (Evidence(said, f"event {event.reason} of node {node.name}", seconds),),
+                pods,
+                reached="note",  # it may be over; where it is not, a condition or the end of a pod says so
+                aside=True,
             )
         if (phrase := texts.gpu(text := f"{event.reason}: {event.message}") or texts.node(text)) is not None:
             yield Candidate(
@@ -169,8 +188,10 @@ def reason_of(condition: ConditionView) -> str | None:
 
 def _kubelet(condition: ConditionView) -> str:
     """Why a kubelet calls its node not ready."""
-    network = re.search(r"network ?plugin|cni plugin", condition.message, re.IGNORECASE)
-    return faults.NETWORK_UNAVAILABLE if network else faults.NODE_NOT_READY
+    if re.search(r"network ?plugin|cni plugin", condition.message, re.IGNORECASE):
+        return faults.NETWORK_UNAVAILABLE
+    runtime = re.search(r"container ?runtime|pleg is not healthy|containerd|cri-o", condition.message, re.IGNORECASE)
+    return faults.RUNTIME_FAULT if runtime else faults.NODE_NOT_READY
 
 
 def _gpu(kind: str) -> str:
