@@ -70,3 +70,17 @@ def test_what_an_engine_says_of_the_gpu_comes_before_its_crash() -> None:
     text = "CUDA error: an illegal memory access was encountered\nFatal Python error: Segmentation fault"
     (cause,) = causes(node_says(text=text, code=139), NOW).causes
     assert cause.reason == "CUDAError"
+
+
+def test_a_monitor_that_does_not_reach_the_gpus_and_a_planned_maintenance_are_notes() -> None:
+    lost = condition("AcceleratedHardwareReady", "False", "DCGMError", "failed to initialize DCGM: connection invalid")
+    planned = condition("VMEventScheduled", "True", "Redeploy", "starts at 12:10")
+    for seen_, told in ((lost, "GPUMonitorFails"), (planned, "NodeLeaves")):
+        found = causes(node_says(conditions=(seen_,)), NOW).causes
+        assert [(cause.reason, cause.state) for cause in found] == [("CUDAError", "fault"), (told, "note")]
+
+
+def test_what_a_traceback_names_says_nothing_of_its_error() -> None:
+    text = 'Traceback (most recent call last):\n  File "/m/tokenizer.py", line 3, in cuda_kernel_error:\nKeyError: 7'
+    (cause,) = causes(node_says(text=text), NOW).causes
+    assert cause.reason == "EngineFailed"

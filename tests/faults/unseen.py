@@ -91,6 +91,8 @@ def spent(used: str, **spec: Any) -> WhySnapshot:
     return replace(seen(tenant(condition("Ready", "True", "Active"), spec=granted)), budget=budget)
 
 
+DBE = "ErrorCode:DCGM_FR_VOLATILE_DBE_DETECTED GPU:4 Detected 2 volatile double-bit ECC error(s) in GPU 4."
+SICK = "0/6 nodes are available: 2 node(s) had untolerated taint {nvidia.com/gpu.unhealthy: true}, 4 Insufficient GPUs"
 CAPTURE = "Not enough memory; Please try to increase --mem-fraction-static. loading the model weights left 0.4 GB"
 TEMPLATE = "Chat template /m/chat.jinja is not a built-in template name or a valid chat template file path."
 CDI = "failed to create containerd task: failed to inject CDI devices: unresolvable CDI devices nvidia.com/gpu=GPU-1"
@@ -121,7 +123,19 @@ UNSEEN = [
     Fault("a GPU that the driver cannot initialize",
           on_node("NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0x0)"), "L0", "GPUFellOffBus", "slot checked",
           ("CUDAError",)),
+    Fault("GPUs that a health agent finds with double-bit errors",
+          node_says(conditions=(condition("GpuMemWatch", "True", "GpuMemWatchIsNotHealthy", DBE),)), "L0",
+          "GPUUncorrectableECC", "reset the GPU", ("CUDAError",)),
+    Fault("sick GPUs beside others that are in use", waits_for_gpus(SICK), "L0", "GPUUnhealthy", "Cordon the node"),
     # --- L0.5, L1
+    Fault("an error of an NVSwitch", on_node("nvidia-nvswitch0: SXid (PCI:0000:c5:00.0): 12028, Non-fatal, Link 32"),
+          "L0.5", "NVLinkFault", "NVLinks checked", ("CUDAError",)),
+    Fault("a failure of the fabric in words that nobody knows",
+          engine_world("RuntimeError: [SymmDeviceMemory] Device does not support multicasting."), "L0.5",
+          "FabricFailed", "NVLink"),
+    Fault("a fabric manager whose health a monitor reports",
+          node_says(conditions=(condition("GpuFabricManager", "True", "Unhealthy", "x"),)), "L0.5", "NVLinkFault",
+          "fabric manager", ("CUDAError",)),
     Fault("a cable that was unplugged", on_node("mlx5_core 0000:ca:00.0: Port module event: Cable unplugged"), "L0.5",
           "RDMADeviceLost", "cables", ("CUDAError",)),
     Fault("a driver that cannot be initialized",
@@ -213,7 +227,13 @@ UNSEEN = [
     Fault("a replica that waits for GPUs that a pod of others holds",
           replace(waits_for_gpus(SHORT, related=(CLASS,), nodes=(node(),)), holders=(OTHERS,)), "L2",
           "GPUsHeldByOthers", "pods that the message names", ("InsufficientGPUs",)),
+    Fault("a compiler that is missed in words that nobody knows",
+          engine_world("torch._inductor.exc.InductorError: RuntimeError: Failed to find C compiler. Set CC."), "L2",
+          "ImageIncomplete", "not in this one"),
     # --- L2.5
+    Fault("a tokenizer's error in words that nobody knows",
+          engine_world("ValueError: tokenizer has 128256 entries and none of them is the end of a turn"), "L2.5",
+          "WeightsIncomplete", "Add the files"),
     Fault("a tokenizer that is damaged",
           engine_world("RuntimeError: Internal: could not parse ModelProto from /m/tokenizer.model"), "L2.5",
           "WeightsCorrupt", "fetch again"),

@@ -247,7 +247,7 @@ def _unreachable(url: str, error: BaseException) -> ArtifactError:
             text = f"the certificate of {host} is not trusted: add its CA to the chart's caBundle"
             return ArtifactError(reasons.SOURCE_UNREACHABLE, text)
         case aiohttp.ClientConnectorDNSError() if error.os_error.errno == socket.EAI_AGAIN:
-            # `shoal why` knows these words (`core/layers/texts.py`): the name may be right.
+            # `shoal why` knows these words (`core/layers/phrases.py`): the name may be right.
             text = f"no name server answered for {host}: check the cluster's DNS, and the network on the way to it"
         case aiohttp.ClientConnectorDNSError():
             text = f"{host} cannot be resolved: check source.uri, the cluster's DNS and the chart's proxy settings"

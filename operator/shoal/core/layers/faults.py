@@ -44,6 +44,8 @@ FABRIC_FAILED: Final = "FabricFailed"
 DRIVER_MISSING: Final = "DriverMissing"
 DRIVER_TOO_OLD: Final = "DriverTooOld"
 DRIVER_FAULT: Final = "DriverFault"
+GPU_MONITOR: Final = "GPUMonitorFails"
+"""What watches the GPUs of a node does not get through to them."""
 DEVICE_PLUGIN_MISSING: Final = "DevicePluginMissing"
 """Nodes of the class offer no GPU: the device plugin does not run there, or finds no driver."""
 DEVICE_ALLOCATION: Final = "DeviceAllocationFailed"
@@ -246,6 +248,11 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     DRIVER_MISSING: _fault(_DRIVER, "Install the GPU driver and the container toolkit on the node."),
     DRIVER_TOO_OLD: _fault(_DRIVER, "Install a driver that is new enough for the CUDA version of the engine's image."),
     DRIVER_FAULT: _fault(_DRIVER, "Restart the machine; install another driver version if the error comes back."),
+    GPU_MONITOR: LayerAdvice(
+        _DRIVER,
+        "note",
+        "Look at DCGM and its monitor on the node; where nvidia-smi hangs there too, restart the machine.",
+    ),
     DEVICE_PLUGIN_MISSING: _fault(_DRIVER, "Start the GPU device plugin on these nodes, and read its log."),
     DEVICE_ALLOCATION: _fault(
         _DRIVER,
@@ -338,7 +345,8 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
         _CONTAINER, "Look at the cluster's DNS pods, and at network and NetworkPolicies on the pod's way to them."
     ),
     INJECTED_FAILED: _fault(
-        _CONTAINER, "Read this container's log; Shoal did not put it into the pod: a webhook, policy or mesh did."
+        _CONTAINER,
+        "Read this container's log; a webhook, policy or mesh put it into the pod, and sets its memory and arguments.",
     ),
     WEBHOOK_REFUSED: _fault(_CONTAINER, "Change the policy behind the admission webhook, or what it objects to."),
     WEBHOOK_UNREACHABLE: _fault(_CONTAINER, "Start the admission webhook that the message names: it does not answer."),

@@ -27,12 +27,19 @@ _BAD: Final = {
     "ContainerRuntimeProblem": ("True", faults.RUNTIME_FAULT),
     "GPUMissing": ("True", faults.GPU_LOST),
     "NVLinkStatusInactive": ("True", faults.NVLINK_FAULT),
+    "FrequentContainerdRestart": ("True", faults.RUNTIME_FAULT),
+    "FrequentDockerRestart": ("True", faults.RUNTIME_FAULT),
+    "FrequentKubeletRestart": ("True", faults.NODE_NOT_READY),
+    "FrequentUnregisterNetDevice": ("True", faults.KERNEL_FAULT),
+    "VMEventScheduled": ("True", faults.NODE_LEAVES),
+    "UnhealthyNvidiaDCGMServices": ("True", faults.GPU_MONITOR),
     "XIDErrors": ("True", faults.GPU_UNHEALTHY),
     "IBLinkFlapping": ("True", faults.RDMA_DEVICE_LOST),
     "UnhealthyNvidiaDevicePlugin": ("True", faults.DEVICE_PLUGIN_MISSING),
     # of monitoring agents that report health
     "AcceleratedHardwareReady": ("False", faults.GPU_UNHEALTHY),
     "ContainerRuntimeReady": ("False", faults.RUNTIME_FAULT),
+    "KernelReady": ("False", faults.KERNEL_FAULT),
     "NetworkingReady": ("False", faults.NETWORK_UNAVAILABLE),
     "StorageReady": ("False", faults.NODE_DISK_FAULT),
 }
@@ -56,10 +63,19 @@ _NOTED: Final = {
     "ImageGCFailed": faults.DISK_PRESSURE,
 }
 """Events of a kubelet about its node -> what they mean."""
+_AWAY: Final = re.compile(r"maintenance|terminat|preempt|retire|eventscheduled", re.IGNORECASE)
 _KILLS: Final = ("SystemOOM", "OOMKilling")
 _KILL_SECONDS: Final = 600
 """A kill of the kernel's counts for an engine that ended so shortly before."""
 _MIG_RESOURCE: Final = re.compile(r"/mig-")
+_KINDS: Final = (
+    ("ecc|rowremap", faults.GPU_ECC_ERROR),
+    ("fabric|nvlink|nvswitch|sxid", faults.NVLINK_FAULT),
+    ("missing|fall|lost|count|bus$", faults.GPU_LOST),
+    ("dcgm", faults.GPU_MONITOR),
+    ("driver|gsp", faults.DRIVER_FAULT),
+)
+"""In the type of a condition about GPUs."""
 _RDMA_RESOURCE: Final = re.compile(r"rdma|infiniband|/hca|/ib\b|roce", re.IGNORECASE)
 
 
@@ -97,8 +113,10 @@ def candidates(
                 pods,
                 everywhere=everywhere,
                 # What an unknown report means is unknown too: it is a fault beside what fails, and explains nothing.
-                aside=reason == faults.NODE_PROBLEM,
-                reached="note" if reason == faults.NODE_PROBLEM and not unready else None,
+                aside=reason in (faults.NODE_PROBLEM, faults.NODE_LEAVES),
+                reached="note"
+                if reason == faults.NODE_LEAVES or (reason == faults.NODE_PROBLEM and not unready)
+                else None,  # a maintenance is announced before it begins
             )  # fmt: skip
     yield from _devices(node, pods, resource, everywhere)
     for event in events:
@@ -176,6 +194,8 @@ def reason_of(condition: ConditionView) -> str | None:
         return said.reason if said is not None else reason
     accelerator, fabric = _ACCELERATOR.search(kind), _FABRIC.search(kind)
     if not accelerator and not fabric:
+        if status == "True" and _AWAY.search(kind):
+            return faults.NODE_LEAVES
         bad = status == "True" and _PROBLEM.search(kind)
         return (said.reason if said is not None else faults.NODE_PROBLEM) if bad else None
     good = kind.endswith(("Ready", "Healthy", "OK"))
@@ -183,7 +203,7 @@ def reason_of(condition: ConditionView) -> str | None:
         return None
     if said is not None:
         return said.reason
-    return faults.RDMA_DEVICE_LOST if fabric else faults.NVLINK_FAULT if "nvlink" in kind.lower() else _gpu(kind)
+    return faults.RDMA_DEVICE_LOST if fabric else _gpu(kind)
 
 
 def _kubelet(condition: ConditionView) -> str:
@@ -195,7 +215,7 @@ def _kubelet(condition: ConditionView) -> str:
 
 
 def _gpu(kind: str) -> str:
-    return faults.GPU_ECC_ERROR if "ecc" in kind.lower() else faults.GPU_UNHEALTHY
+    return next((reason for words, reason in _KINDS if re.search(words, kind, re.IGNORECASE)), faults.GPU_UNHEALTHY)
 
 
 def _devices(node: WhyNode, pods: frozenset[str], resource: str | None, everywhere: bool) -> Iterator[Candidate]:

@@ -129,7 +129,7 @@ def refine(reason: str, message: str) -> Phrase | None:
         case reasons.IMAGE_UNAVAILABLE:
             return texts.pull(message)
         case reasons.ENGINE_FAILED | reasons.ROLLOUT_STALLED | reasons.LOAD_FAILED:
-            return texts.engine(message) or texts.setup(message) or texts.ended(message)
+            return texts.engine(message) or texts.setup(message) or texts.ended(message) or texts.about(message)
         case reasons.READING_ARTIFACT:
             # Its Job's pod: an image that cannot be pulled, or no node for it.
             return (texts.pull(message) if "pull" in message.lower() else None) or texts.scheduler(message)

@@ -16,6 +16,7 @@ def _all(*pairs: tuple[str, str]) -> tuple[tuple[re.Pattern[str], str], ...]:
 
 
 GPU: Final = _all(
+    (r"\bsxid\b", faults.NVLINK_FAULT),
     (r"uncorrectable ecc|double[- ]bit (ecc )?error|uncorrectable memory error|cudaerroreccuncorrectable"
      r"|row[- ]remap.{0,40}fail", faults.GPU_ECC_ERROR),
     (r"fallen off the bus|gpu is lost|gpu has been lost|CUDA_ERROR_DEVICE_UNAVAILABLE"
@@ -33,6 +34,8 @@ GPU: Final = _all(
     (r"driver/library version mismatch|gsp (rpc )?timeout|timeout waiting for rpc from gsp"
      r"|cuda unknown error|\bcudaerrorunknown|cuda driver initialization failed|cuda error: initialization error"
      r"|\bcudaerrorinitializationerror", faults.DRIVER_FAULT),
+    (r"(dcgm|hostengine).{0,160}(connect|not running|unresponsive|hang|hung|timed? ?out|failed to initialize)"
+     r"|failed to initialize dcgm|dcgm_(connectivity_error|probe_hang)", faults.GPU_MONITOR),
     (r"(unresolvable|inject).{0,80}\bcdi devices?", faults.DEVICE_SPEC_MISSING),
     (r"nvidia-container-cli: device error: .{0,200}unknown device", faults.DEVICE_ALLOCATION),
     (r"no cuda-capable device|found no nvidia driver|nvml_error_|failed to initialize nvml"
@@ -127,6 +130,20 @@ ENGINE: Final = _all(
      r"|must be (greater|less|smaller|larger|between|positive|at least|at most))", faults.ENGINE_ARGUMENTS),
 )  # fmt: skip
 """L2.5 to L4. A driver's failure often shows as a CUDA error too, so these come after `GPU`."""
+VOCABULARY: Final = _all(
+    (r"multicast|symm(etric)?_?dev|symmetric memory|\bnvls\b|\bp2p\b|cuda_?ipc|nvshmem|\bucx\b|\bucp_|rdma|ibverbs"
+     r"|\bmlx\d|deep_?ep\b|mooncake.{0,80}transfer|gpudirect", faults.FABRIC_FAILED),
+    (r"\bnvml\b|nvidia driver|cuda driver|/dev/nvidia|nvidia-smi|nvidia-modprobe|libnvidia-", faults.DRIVER_FAULT),
+    (r"c(\+\+)? compiler|\bgcc\b|\bg\+\+|\bnvcc\b|\bptxas\b|\bcmake\b|\bninja\b|cuda_home|\bglibc|command not found"
+     r"|no module named|shared object|not installed|cannot import name", faults.IMAGE_INCOMPLETE),
+    (r"disk quota exceeded|errno 122\b", faults.NO_SPACE),
+    (r"operation not permitted|errno 1\b", faults.PATH_REFUSED),
+    (r"safetensors|checkpoint|state_dict|model weights|weight_loader|loading weights", faults.WEIGHTS_MISMATCH),
+    (r"tokenizer|vocab(ulary)?\b|preprocessor_config|generation_config|config\.json", faults.WEIGHTS_INCOMPLETE),
+    (r"\bcuda\b|cudnn|cublas|cutlass|cudagraph|\btriton\b|flashinfer|flash_attn|deep_?gemm|\bkernel\b",
+     faults.CUDA_ERROR),
+)  # fmt: skip
+"""What the line that tells of an engine's error is about, where no phrase of it is known."""
 MACHINE: Final = _all(
     (r"\[hardware error\].{0,200}(uncorrect|fatal|uncorrectable)|uncorrected .{0,40}(dram|memory)|edac .{0,80}\bUE\b",
      faults.MACHINE_FAULT),
@@ -227,6 +244,8 @@ EVICTIONS: Final = _all(
     (r"memorypressure", faults.MEMORY_PRESSURE),
 )
 SCHEDULER: Final = _all(
+    # A taint of a vendor's or health agent's is on nodes with GPUs, whose others may be in use.
+    (r"untolerated taint\(?s?\)? \{[^}]{0,200}(unhealthy|xid|ecc-|degraded)", faults.GPU_UNHEALTHY),
     (r"deviceclass .{0,200}not found", reasons.DEVICE_CLASS_NOT_FOUND),
     (r"resource ?claim|resource driver|dynamicresources", reasons.NO_DEVICES),
     (r"no nodes available to schedule pods", reasons.NO_NODES),
@@ -245,7 +264,6 @@ SCHEDULER: Final = _all(
     (r"untolerated taint\(?s?\)? \{node\.kubernetes\.io/unschedulable", faults.NODE_CORDONED),
     (rf"untolerated taint\(?s?\)? \{{[^}}]{{0,200}}({_NOT_SET_UP})", faults.NODE_NOT_SET_UP),
     (rf"untolerated taint\(?s?\)? \{{[^}}]{{0,200}}({_LEAVES})", faults.NODE_LEAVES),
-    (r"untolerated taint\(?s?\)? \{[^}]{0,200}(unhealthy|xid|ecc-|degraded)", faults.GPU_UNHEALTHY),
     (r"untolerated taint", faults.TAINT),
     (
         r"topology spread constraints|pod (anti-)?affinity|existing pods? anti-affinity|free ports for the requested",

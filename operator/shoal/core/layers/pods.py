@@ -293,6 +293,8 @@ def _why_ended(container: ContainerView, killed: list[EventView]) -> tuple[str, 
     # What a killed engine leaves is its log up to then (the kubelet falls back to it), and not a reason.
     if engine and container.exit_code in _KILLED:
         return faults.ENGINE_STOPPED, ""
+    if engine and (phrase := texts.about(text)) is not None:
+        return phrase.reason, phrase.explained
     return (reasons.ENGINE_FAILED if engine else faults.CONTAINER_FAILED), ""
 
 

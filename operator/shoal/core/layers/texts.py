@@ -33,6 +33,8 @@ class Phrase:
 
 
 _OWN_LIMIT: Final = re.compile(r"exceed(s|ed) (the|its) (total |local |ephemeral |storage ){0,4}limit", re.IGNORECASE)
+_RAISED: Final = re.compile(r".{0,200}?(\w{0,80}(Error|Exception)\b|\b(error|ERROR|fatal|FATAL):)")
+_TRACED: Final = re.compile(r"(\([^)]{0,80}\) |\S{0,80}\] )?\s*(File \"|Traceback|raise |\^)")
 _ESCAPE: Final = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _XID: Final = re.compile(r"\bxid(?: \([^)]{0,80}\))?[:= ]{1,3}(\d{1,3})\b|\bnvidiaxid(\d{1,3})", re.IGNORECASE)
@@ -43,6 +45,11 @@ def engine(text: str) -> Phrase | None:
     those that the text names."""
     found = _worst(xid(text), _first(text, (*phrases.GPU, *phrases.ENGINE)))
     return found if found is not None and _is_fault(found) else None  # what is only worth knowing ended nothing
+
+
+def about(text: str) -> Phrase | None:
+    """What the error of an engine is about that no phrase is known of."""
+    return _first(_raised(text), phrases.VOCABULARY)
 
 
 def gpu(text: str) -> Phrase | None:
@@ -145,6 +152,12 @@ def _first(text: str, known: Iterable[tuple[re.Pattern[str], str]]) -> Phrase | 
         if match := pattern.search(read):
             return Phrase(reason, _line(read, match))
     return None
+
+
+def _raised(text: str) -> str:
+    """The last line that tells of an error, without a traceback's own lines: those name files and code. "": none."""
+    lines = text[-LONGEST:].splitlines()
+    return next((line for line in reversed(lines) if _RAISED.match(line) and not _TRACED.match(line)), "")
 
 
 def _line(text: str, match: re.Match[str]) -> str:
