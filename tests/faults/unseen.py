@@ -230,6 +230,9 @@ UNSEEN = [
     Fault("a compiler that is missed in words that nobody knows",
           engine_world("torch._inductor.exc.InductorError: RuntimeError: Failed to find C compiler. Set CC."), "L2",
           "ImageIncomplete", "not in this one"),
+    Fault("a container runtime that does not listen",
+          not_started("FailedCreatePodSandBox", "dial unix /run/containerd/containerd.sock: connect: refused"), "L2",
+          "ContainerRuntimeFault", "container runtime"),
     # --- L2.5
     Fault("a tokenizer's error in words that nobody knows",
           engine_world("ValueError: tokenizer has 128256 entries and none of them is the end of a turn"), "L2.5",
@@ -250,6 +253,9 @@ UNSEEN = [
           "SourceLimitsRequests", "token or a mirror"),
     Fault("a hub whose certificate has expired", engine_world("ssl.SSLError: certificate verify failed: has expired"),
           "L2.5", "SourceCertificateRefused", "renewed"),
+    Fault("an adapter with the sizes of another base",
+          seen(adapter(condition("Ready", "False", "LoadFailed", "expected hidden size 4096, got 5120"))), "L2.5",
+          "BaseMismatch", "trained on"),
     # --- L3
     Fault("a collective without memory",
           engine_world("ncclUnhandledCudaError: Call to CUDA function failed. Cuda failure 2 'out of memory'"), "L3",
@@ -264,6 +270,9 @@ UNSEEN = [
           engine_world("triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 131072"), "L3",
           "NoKernelForGPU", "another class"),
     # --- L4
+    Fault("a parser's error in words that nobody knows",
+          engine_world("ValueError: think_end_token '</think>' must encode to exactly one token."), "L4",
+          "EngineArguments", "parsers of spec.engine"),
     Fault("a message about arguments in words of its own",
           engine_world("ValueError: Speculative decoding is not supported with pipeline parallelism"), "L4",
           "EngineArguments", "extraArgs"),

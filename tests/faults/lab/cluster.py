@@ -6,7 +6,7 @@ WELL: Final = "well"
 """The class of nodes on which nothing is broken."""
 BROKEN: Final = (
     "silent", "xid", "ecc", "link", "both", "unplugged", "shared", "pressure", "tainted", "cordoned", "small", "single",
-    "spare", "partial", "full", "nameless", "later",
+    "spare", "partial", "full", "nameless", "later", "held",
 )  # fmt: skip
 """Classes of one node each, named for what happens to the node."""
 REPORTED: Final = (

@@ -39,6 +39,13 @@ def pool(name: str, model: str, **spec: Any) -> Json:
     return named("LoRAPool", name, modelRef={"name": model}, **spec)
 
 
+def other_pod(name: str, node: str, gpus: int) -> Json:
+    """A pod that is not Shoal's, on a node's GPUs."""
+    made = {"name": "train", "image": "train:1", "resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}
+    spec = {"nodeName": node, "containers": [made], "tolerations": [{"operator": "Exists"}]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": SPACE, "name": name}, "spec": spec}
+
+
 def adapter(name: str, pool: str = "pool", uri: str = POET, space: str = SPACE, **spec: Any) -> Json:
     reference = {"name": pool} | ({"namespace": SPACE} if space != SPACE else {})
     usual = {"source": {"uri": uri}, "tenants": ["*"], "residency": "Warm"}

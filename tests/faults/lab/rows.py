@@ -203,6 +203,8 @@ CONTAINER: Final = on_layer(
             inject.kubectl(("taint", "node", "tainted-1", TAINT), ("taint", "node", "tainted-1", "maintenance-"))),
     serving("a cordoned node", "cordoned", "NodeCordoned", "Uncordon",
             inject.kubectl(("cordon", "cordoned-1"), ("uncordon", "cordoned-1"))),
+    of_model("a class whose GPUs a pod of others holds", "GPUsHeldByOthers", "pods that the message names",
+             model("held", on="held"), make.other_pod("train-0", "held-1", 2), explains="NoCapacity"),
 )  # fmt: skip
 
 ARTIFACT: Final = on_layer(

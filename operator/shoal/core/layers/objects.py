@@ -128,6 +128,8 @@ def refine(reason: str, message: str) -> Phrase | None:
             return texts.scheduler(message)
         case reasons.IMAGE_UNAVAILABLE:
             return texts.pull(message)
+        case reasons.LOAD_FAILED if (found := texts.engine(message) or texts.adapter(message)) is not None:
+            return found
         case reasons.ENGINE_FAILED | reasons.ROLLOUT_STALLED | reasons.LOAD_FAILED:
             return texts.engine(message) or texts.setup(message) or texts.ended(message) or texts.about(message)
         case reasons.READING_ARTIFACT:

@@ -142,6 +142,8 @@ VOCABULARY: Final = _all(
     (r"tokenizer|vocab(ulary)?\b|preprocessor_config|generation_config|config\.json", faults.WEIGHTS_INCOMPLETE),
     (r"\bcuda\b|cudnn|cublas|cutlass|cudagraph|\btriton\b|flashinfer|flash_attn|deep_?gemm|\bkernel\b",
      faults.CUDA_ERROR),
+    (r"\bparser\b|think_(start|end)_token|\bargument\b|errno 99\b|must (be|have|encode)|not allowed|invalid value",
+     faults.ENGINE_ARGUMENTS),
 )  # fmt: skip
 """What the line that tells of an engine's error is about, where no phrase of it is known."""
 MACHINE: Final = _all(
@@ -177,6 +179,10 @@ PULL: Final = _all(
      r"|proxy authentication|5\d\d (internal|bad gateway|service unavailable)", faults.REGISTRY_UNREACHABLE),
 )  # fmt: skip
 SETUP: Final = _all(
+    (
+        r"(containerd|crio|cri-dockerd|docker)\.sock\b|runtime service .{0,80}(refused|unavailable|no such)",
+        faults.RUNTIME_FAULT,
+    ),
     (r"exec format error", faults.WRONG_ARCHITECTURE),
     (
         r"failed to stat \"|subpath|error mounting"
@@ -198,6 +204,15 @@ SETUP: Final = _all(
     (r"failed to (create|setup|set up) .{0,40}sandbox|network plugin|cni", faults.SANDBOX_FAILED),
     (r"mountvolume|unable to attach or mount", faults.MOUNT_FAILED),
 )
+ADAPTER: Final = _all(
+    (
+        r"(hidden|intermediate|embedding|vocab)[_ ]?size|size of tensor"
+        r"|(shape|size|dimension)s?\b.{0,80}(mismatch|do(es)? not match)"
+        r"|expected .{0,80}\bgot \d",
+        reasons.BASE_MISMATCH,
+    ),
+)
+"""Why an engine does not load an adapter."""
 MOUNT: Final = _all(
     (r"multi-attach", faults.VOLUME_ELSEWHERE),
     (

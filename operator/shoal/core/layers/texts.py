@@ -102,6 +102,11 @@ def setup(text: str) -> Phrase | None:
     return _first(text, (*phrases.GPU, *phrases.SETUP))
 
 
+def adapter(text: str) -> Phrase | None:
+    """Why an engine does not load an adapter."""
+    return _first(text, phrases.ADAPTER)
+
+
 def mount(text: str) -> Phrase | None:
     """Why a volume cannot be mounted."""
     return _first(text, phrases.MOUNT)
