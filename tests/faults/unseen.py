@@ -91,6 +91,7 @@ def spent(used: str, **spec: Any) -> WhySnapshot:
     return replace(seen(tenant(condition("Ready", "True", "Active"), spec=granted)), budget=budget)
 
 
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 DBE = "ErrorCode:DCGM_FR_VOLATILE_DBE_DETECTED GPU:4 Detected 2 volatile double-bit ECC error(s) in GPU 4."
 SICK = "0/6 nodes are available: 2 node(s) had untolerated taint {nvidia.com/gpu.unhealthy: true}, 4 Insufficient GPUs"
 CAPTURE = "Not enough memory; Please try to increase --mem-fraction-static. loading the model weights left 0.4 GB"
@@ -257,6 +258,9 @@ UNSEEN = [
           seen(adapter(condition("Ready", "False", "LoadFailed", "expected hidden size 4096, got 5120"))), "L2.5",
           "BaseMismatch", "trained on"),
     # --- L3
+    Fault("a kernel's Xid 13 beside an engine that says that it has no memory",
+          node_says(event("Node", "gpu-1", "GPUXid", "NVRM: Xid (PCI:0000:3b:00): 13, Graphics Exception"), text=OOM),
+          "L3", "OutOfGPUMemory", "more memory", ("CUDAError",)),
     Fault("a collective without memory",
           engine_world("ncclUnhandledCudaError: Call to CUDA function failed. Cuda failure 2 'out of memory'"), "L3",
           "OutOfGPUMemory", "more memory"),
@@ -270,6 +274,9 @@ UNSEEN = [
           engine_world("triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 131072"), "L3",
           "NoKernelForGPU", "another class"),
     # --- L4
+    Fault("a backend that the engine does not have",
+          engine_world("ValueError: Unknown attention backend: 'FLASHINFER_X'. Valid options are: FLASHINFER"), "L4",
+          "EngineArguments", "extraArgs"),
     Fault("a parser's error in words that nobody knows",
           engine_world("ValueError: think_end_token '</think>' must encode to exactly one token."), "L4",
           "EngineArguments", "parsers of spec.engine"),

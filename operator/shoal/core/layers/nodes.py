@@ -148,7 +148,8 @@ def candidates(
             yield Candidate(
                 phrase.reason,
                 f"node {node.name}: {phrase.explained}",
-                Level.NODE,
+                # An engine's own fault shows on its GPU too: what the engine says of it is more precise.
+                Level.OBJECT if phrase.reason == faults.CUDA_ERROR else Level.NODE,
                 (Evidence(phrase.quote, f"event {event.reason} of node {node.name}", seconds),),
                 pods,
                 everywhere=everywhere,

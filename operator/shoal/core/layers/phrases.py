@@ -131,6 +131,8 @@ ENGINE: Final = _all(
 )  # fmt: skip
 """L2.5 to L4. A driver's failure often shows as a CUDA error too, so these come after `GPU`."""
 VOCABULARY: Final = _all(
+    (r"(unknown|invalid|unsupported|unrecognized) [\w -]{0,60}(backend|option|value|parser|choice|type|method|mode)\b"
+     r"|valid options|choose (one )?from|must be one of", faults.ENGINE_ARGUMENTS),
     (r"multicast|symm(etric)?_?dev|symmetric memory|\bnvls\b|\bp2p\b|cuda_?ipc|nvshmem|\bucx\b|\bucp_|rdma|ibverbs"
      r"|\bmlx\d|deep_?ep\b|mooncake.{0,80}transfer|gpudirect", faults.FABRIC_FAILED),
     (r"\bnvml\b|nvidia driver|cuda driver|/dev/nvidia|nvidia-smi|nvidia-modprobe|libnvidia-", faults.DRIVER_FAULT),
