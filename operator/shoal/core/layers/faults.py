@@ -432,7 +432,8 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
         _EXECUTION, "Read the first error of the replica's ranks with NCCL_DEBUG=INFO; check /dev/shm and the links."
     ),
     ENGINE_ARGUMENTS: _fault(
-        _ENGINE, "Correct or remove what the message names: in spec.engine.extraArgs, or the parsers of spec.engine."
+        _ENGINE,
+        "Correct or remove what the message names: in extraArgs, or what else spec.engine has (parsers, speculation).",
     ),
     CHAT_TEMPLATE: _fault(
         _ENGINE, "Correct the chat template in the model's files, or the one that `--chat-template` names."

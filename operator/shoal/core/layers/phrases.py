@@ -25,14 +25,14 @@ GPU: Final = _all(
     (r"nvlink (error|fault|down|status inactive)|uncorrectable nvlink|system not yet initialized"
      r"|CUDA_ERROR_SYSTEM_NOT_READY|nvswitch (fatal|error)|fabric ?manager|\bimex\b", faults.NVLINK_FAULT),
     (r"\bibv_[a-z_]{1,40}\b.{0,80}(failed|error)|net/ib\b.{0,120}(error|failed|async|timeout|vendor err)"
-     r"|infiniband.{0,80}(down|error)|\bIBV_WC_[A-Z_]{1,40}|peer access is not supported|nvidia_peermem"
+     r"|nccl.{0,40}\bnvls\b|cumulticast|infiniband.{0,80}(down|error)|\bIBV_WC_[A-Z_]{1,40}|peer access is not supported|nvidia_peermem"
      r"|(nccl|gloo|socketpollconnect).{0,400}(no route to host|network is unreachable|no socket interface found)",
      faults.FABRIC_FAILED),
     (r"cuda driver version is insufficient|forward compatibility was attempted|driver on your system is too old"
      r"|ptx was compiled with an unsupported toolchain"
      r"|unsatisfied condition: (cuda|driver)", faults.DRIVER_TOO_OLD),
     (r"driver/library version mismatch|gsp (rpc )?timeout|timeout waiting for rpc from gsp"
-     r"|cuda unknown error|\bcudaerrorunknown|cuda driver initialization failed|cuda error: initialization error"
+     r"|cuda unknown error|\bcudaerrorunknown|unsupported display driver|\berror (803|999)\b|cuda driver initialization failed|cuda error: initialization error"
      r"|\bcudaerrorinitializationerror", faults.DRIVER_FAULT),
     (r"(dcgm|hostengine).{0,160}(connect|not running|unresponsive|hang|hung|timed? ?out|failed to initialize)"
      r"|failed to initialize dcgm|dcgm_(connectivity_error|probe_hang)", faults.GPU_MONITOR),
@@ -66,6 +66,8 @@ ENGINE: Final = _all(
     (r"access a gated repo|(401|403) client error.{0,200}(huggingface|/resolve/)", reasons.GATED),
     (r"\b(repository|revision|entry)notfounderror|404 client error.{0,200}(huggingface|/resolve/)",
      reasons.SOURCE_NOT_FOUND),
+    (r"cas service error|max retries exceeded with url|hf_transfer.{0,80}(error|fail)|request failed after \d+ retries",
+     reasons.SOURCE_UNREACHABLE),
     (r"couldn't connect to .{0,60}huggingface|localentrynotfounderror|offlinemodeisenabled",
      reasons.SOURCE_UNREACHABLE),
     (r"size mismatch for|weights? .{0,80}not (found in|initialized from) (the )?checkpoint"
@@ -131,6 +133,7 @@ ENGINE: Final = _all(
 )  # fmt: skip
 """L2.5 to L4. A driver's failure often shows as a CUDA error too, so these come after `GPU`."""
 VOCABULARY: Final = _all(
+    (r"draft (model|worker|token)|speculati", faults.ENGINE_ARGUMENTS),
     (r"(unknown|invalid|unsupported|unrecognized) [\w -]{0,60}(backend|option|value|parser|choice|type|method|mode)\b"
      r"|valid options|choose (one )?from|must be one of", faults.ENGINE_ARGUMENTS),
     (r"multicast|symm(etric)?_?dev|symmetric memory|\bnvls\b|\bp2p\b|cuda_?ipc|nvshmem|\bucx\b|\bucp_|rdma|ibverbs"
@@ -142,7 +145,8 @@ VOCABULARY: Final = _all(
     (r"operation not permitted|errno 1\b", faults.PATH_REFUSED),
     (r"safetensors|checkpoint|state_dict|model weights|weight_loader|loading weights", faults.WEIGHTS_MISMATCH),
     (r"tokenizer|vocab(ulary)?\b|preprocessor_config|generation_config|config\.json", faults.WEIGHTS_INCOMPLETE),
-    (r"\bcuda\b|cudnn|cublas|cutlass|cudagraph|\btriton\b|flashinfer|flash_attn|deep_?gemm|\bkernel\b",
+    (r"\bcuda\b|cudnn|cublas|cutlass|cudagraph|\btriton\b|flashinfer|flash_attn|deep_?gemm|\bkernel\b"
+     r"|\bnan\b|\binf\b",
      faults.CUDA_ERROR),
     (r"\bparser\b|think_(start|end)_token|\bargument\b|errno 99\b|must (be|have|encode)|not allowed|invalid value",
      faults.ENGINE_ARGUMENTS),
@@ -169,6 +173,7 @@ SOURCE: Final = _all(
     (r"answer(s|ed) 5\d\d\b", faults.SOURCE_ERRORS),
 )
 PULL: Final = _all(
+    (r"proxy authentication|\b407\b", faults.REGISTRY_UNREACHABLE),
     (r"pull policy of never|failed size validation|unexpected commit (size|digest)", faults.IMAGE_NOT_FOUND),
     (_LIMITED, faults.IMAGE_LIMITED),
     (r"no match(ing manifest)? for (platform|linux/)", faults.WRONG_ARCHITECTURE),
@@ -178,7 +183,7 @@ PULL: Final = _all(
     (r"manifest unknown|name unknown|no such repository|not found|does not exist|invalidimagename"
      r"|couldn't parse image", faults.IMAGE_NOT_FOUND),
     (r"no such host|i/o timeout|connection refused|deadline exceeded|dial tcp|network is unreachable|tls handshake"
-     r"|proxy authentication|5\d\d (internal|bad gateway|service unavailable)", faults.REGISTRY_UNREACHABLE),
+     r"|5\d\d (internal|bad gateway|service unavailable)", faults.REGISTRY_UNREACHABLE),
 )  # fmt: skip
 SETUP: Final = _all(
     (
@@ -186,6 +191,7 @@ SETUP: Final = _all(
         faults.RUNTIME_FAULT,
     ),
     (r"exec format error", faults.WRONG_ARCHITECTURE),
+    (r"exec: .{1,200}: permission denied", faults.PATH_REFUSED),
     (
         r"failed to stat \"|subpath|error mounting"
         r"|mkdir(at)? .{1,300}: (read-only file system|permission denied|not a directory)",
@@ -203,7 +209,9 @@ SETUP: Final = _all(
     ),
     (r"no runtime for .{1,80} is configured", faults.OBJECT_MISSING),
     (r"dynamic resources|dra driver", faults.DEVICE_ALLOCATION),
-    (r"failed to (create|setup|set up) .{0,40}sandbox|network plugin|cni", faults.SANDBOX_FAILED),
+    (r"network|\bcni\b|plugin type=|\bipam\b", faults.SANDBOX_FAILED),
+    (r"oci runtime create failed|shim task|\brunc\b", faults.RUNTIME_FAULT),
+    (r"failed to (create|setup|set up) .{0,40}sandbox", faults.SANDBOX_FAILED),
     (r"mountvolume|unable to attach or mount", faults.MOUNT_FAILED),
 )
 ADAPTER: Final = _all(
@@ -249,7 +257,7 @@ ADMISSION: Final = _all(
     (r"is forbidden: user .{0,253} cannot|cannot (get|list|watch|create|update|patch|delete) resource",
      faults.PERMISSION_MISSING),
 )  # fmt: skip
-_NOT_SET_UP: Final = r"/uninitialized|agent-not-ready"
+_NOT_SET_UP: Final = r"/uninitialized|agent-not-ready|driver-upgrade|\.com/[\w.-]{0,40}(driver|not-ready)"
 _LEAVES: Final = (
     r"(tobedeleted|deletioncandidate)\w{0,40}autoscaler|karpenter\.sh/disrupted|out-of-service|impending|termination"
 )
