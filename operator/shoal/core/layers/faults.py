@@ -433,7 +433,8 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     ),
     ENGINE_ARGUMENTS: _fault(
         _ENGINE,
-        "Correct or remove what the message names: in extraArgs, or what else spec.engine has (parsers, speculation).",
+        "Correct or remove what the message names, in spec.engine.extraArgs or elsewhere in spec.engine (parsers, "
+        "speculation).",
     ),
     CHAT_TEMPLATE: _fault(
         _ENGINE, "Correct the chat template in the model's files, or the one that `--chat-template` names."

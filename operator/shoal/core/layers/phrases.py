@@ -25,14 +25,17 @@ GPU: Final = _all(
     (r"nvlink (error|fault|down|status inactive)|uncorrectable nvlink|system not yet initialized"
      r"|CUDA_ERROR_SYSTEM_NOT_READY|nvswitch (fatal|error)|fabric ?manager|\bimex\b", faults.NVLINK_FAULT),
     (r"\bibv_[a-z_]{1,40}\b.{0,80}(failed|error)|net/ib\b.{0,120}(error|failed|async|timeout|vendor err)"
-     r"|nccl.{0,40}\bnvls\b|cumulticast|infiniband.{0,80}(down|error)|\bIBV_WC_[A-Z_]{1,40}|peer access is not supported|nvidia_peermem"
+     r"|nccl warn.{0,40}\bnvls\b|cumulticast.{0,80}(fail|error)"
+     r"|infiniband.{0,80}(down|error)|\bIBV_WC_[A-Z_]{1,40}|peer access is not supported|nvidia_peermem"
      r"|(nccl|gloo|socketpollconnect).{0,400}(no route to host|network is unreachable|no socket interface found)",
      faults.FABRIC_FAILED),
     (r"cuda driver version is insufficient|forward compatibility was attempted|driver on your system is too old"
      r"|ptx was compiled with an unsupported toolchain"
      r"|unsatisfied condition: (cuda|driver)", faults.DRIVER_TOO_OLD),
     (r"driver/library version mismatch|gsp (rpc )?timeout|timeout waiting for rpc from gsp"
-     r"|cuda unknown error|\bcudaerrorunknown|unsupported display driver|\berror (803|999)\b|cuda driver initialization failed|cuda error: initialization error"
+     r"|cuda unknown error|\bcudaerrorunknown"
+     r"|unsupported display driver|\berror (803|999)\b|cuda driver initialization failed"
+     r"|cuda error: initialization error"
      r"|\bcudaerrorinitializationerror", faults.DRIVER_FAULT),
     (r"(dcgm|hostengine).{0,160}(connect|not running|unresponsive|hang|hung|timed? ?out|failed to initialize)"
      r"|failed to initialize dcgm|dcgm_(connectivity_error|probe_hang)", faults.GPU_MONITOR),

@@ -35,6 +35,8 @@ class Phrase:
 _OWN_LIMIT: Final = re.compile(r"exceed(s|ed) (the|its) (total |local |ephemeral |storage ){0,4}limit", re.IGNORECASE)
 _RAISED: Final = re.compile(r".{0,200}?(\w{0,80}(Error|Exception)\b|\b(error|ERROR|fatal|FATAL):)")
 _TRACED: Final = re.compile(r"(\([^)]{0,80}\) |\S{0,80}\] )?\s*(File \"|Traceback|raise |\^)")
+_ENDINGS: Final = tuple(row for row in (*phrases.GPU, *phrases.ENGINE) if faults.advice(row[1]).state == "fault")
+"""What may have ended an engine."""
 _ESCAPE: Final = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _XID: Final = re.compile(r"\bxid(?: \([^)]{0,80}\))?[:= ]{1,3}(\d{1,3})\b|\bnvidiaxid(\d{1,3})", re.IGNORECASE)
@@ -43,7 +45,7 @@ _XID: Final = re.compile(r"\bxid(?: \([^)]{0,80}\))?[:= ]{1,3}(\d{1,3})\b|\bnvid
 def engine(text: str) -> Phrase | None:
     """Why an engine or a container of a pod ended; also for kubelets' messages about GPUs. The most upstream cause of
     those that the text names."""
-    found = _worst(xid(text), _first(text, (*phrases.GPU, *phrases.ENGINE)))
+    found = _worst(xid(text), _first(text, _ENDINGS))
     return found if found is not None and _is_fault(found) else None  # what is only worth knowing ended nothing
 
 
