@@ -173,8 +173,9 @@ def no_share() -> None:
 
 def no_replacement() -> None:
     """A replica on a sick GPU goes at once, and another one comes later."""
-    from shoal.controllers.children.replicas import GOES_FIRST, ScaleWriter
+    from shoal.controllers.children.replicas import ScaleWriter
     from shoal.controllers.replicastates import is_sick
+    from shoal.core.goesfirst import GOES_FIRST
 
     real = ScaleWriter.scale
 
