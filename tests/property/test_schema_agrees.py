@@ -16,6 +16,7 @@ from shoal.api.schema import KINDS, root_schema
 
 _MATCHES = re.compile(r"^(?:string\(self\)|self)\.matches\('(.*)'\)$")
 GOOD: dict[str, Any] = {
+    "currency": "EUR",
     "method": "NGram",
     "max": 3,
     "gpusPerNode": 4,

@@ -106,7 +106,7 @@ async def test_only_one_leads_and_the_other_follows_when_it_ends_cleanly(api: Le
     await asyncio.gather(first, return_exceptions=True)
     assert not one.running
     assert api.lease is not None
-    assert api.lease["spec"]["holderIdentity"] == ""
+    assert api.lease["spec"]["holderIdentity"] != "one"  # given back; the other one may have it already
     await until(lambda: two.running)
     second.cancel()
     await asyncio.gather(second, return_exceptions=True)
