@@ -5,15 +5,16 @@ from typing import Any
 
 import pytest
 import structlog
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.support.apiserver import apiserver
 from tests.support.postgres import postgres_server
 
 __all__ = ["apiserver", "postgres_server"]
 
-# An example that took 0.2 s would fail its test: on a busy machine any of them may.
-settings.register_profile("patient", settings(), deadline=None)
+# An example that took 0.2 s would fail its test, and so would examples that take long to draw: on a busy machine any of
+# them may.
+settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 
