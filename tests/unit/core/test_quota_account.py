@@ -180,6 +180,15 @@ def test_the_month_is_the_ledgers_total_and_what_it_does_not_have_of_each_gatewa
     assert left(it) == 1000 - 560 - 7
 
 
+def test_the_share_of_a_budget_in_whole_percent():
+    used = account(budget=MonthlyQuota("tokens", 300))
+    booked(used, 0.0, 100)
+    assert used.budget_percent(month=NOVEMBER, ledger=False) == 33
+    none = account(budget=limits_of(TenantLimits(), TenantBudget(amount="0", currency="USD")).budget)
+    assert none.budget_percent(month=NOVEMBER, ledger=False) == 100, "of nothing, all is used"
+    assert account().budget_percent(month=NOVEMBER, ledger=False) is None
+
+
 def test_money_is_what_the_ledger_says_once_it_has_all_tokens():
     """A new price list, or cached tokens: what this gateway thought that they cost is forgotten."""
     it = account(budget=MonthlyQuota("money", 1000))

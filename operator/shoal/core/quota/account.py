@@ -124,11 +124,12 @@ class Account:
         return Over("budget", "over", budget.most, known, own, RETRY_AFTER_MAX_SECONDS)
 
     def budget_percent(self, *, month: str, ledger: bool) -> int | None:
-        """Share of the month's budget that is used or reserved, in whole percent; None: there is no budget."""
+        """Share of the month's budget that is used or reserved, in whole percent. Of a budget of 0 all is used. None:
+        there is no budget."""
         if (budget := self.limits.budget) is None:
             return None
         self._enter_month(month, ledger=ledger)
-        return self._known(budget) * 100 // budget.most
+        return self._known(budget) * 100 // budget.most if budget.most else 100
 
     def limit_states(self, now: float, peers: Callable[[], GatewayPeers], *, ledger: bool = False) -> list[LimitState]:
         """What is left of the limits per minute."""
