@@ -296,7 +296,7 @@ CONTROL: Final = on_layer(
     of_model("a Model that fits on no class", "NoFit", "more memory",
              model("too-wide", on="single", engine={"parallelism": {"tensor": 4}})),
     of_model("a class whose GPUs are all in use", "NoCapacity", "Add GPUs", model("second", on="single"),
-             model("first", on="single", scaling={"minReplicas": 2, "maxReplicas": 2})),
+             model("first", on="single", priority=100, scaling={"minReplicas": 2, "maxReplicas": 2})),
     of_model("KEDA that is not installed", "KEDANotInstalled", "Install KEDA",
              model("scaled", scaling={"driver": "KEDA", "minReplicas": 0, "maxReplicas": 1})),
     LabFault("a budget in another currency than the prices", "tenant/abroad", "OtherCurrency",
