@@ -73,6 +73,10 @@ the operator has it."""
 ANNOTATION_UNCORDON: Final = f"{GROUP}/uncordon"
 """On a GPUClass: those that a person put back into use."""
 
+ANNOTATION_MIN_AVAILABLE: Final = f"{GROUP}/min-available"
+"""On a PodDisruptionBudget of engine pods: `minAvailable` by the replicas that have become ready. The budget says more
+while the only replica that serves waits for another one."""
+
 ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 """Of Kubernetes: when a Deployment scales down, the pods with the lowest cost are deleted first."""
 

@@ -169,18 +169,16 @@ class Executor:
         await self._pools.write(model)
 
     async def _policies(self, model: Model, classes: Mapping[str, GPUClass], plans: tuple[VariantPlan, ...]) -> None:
-        uid, record = model.metadata.uid, self._state.record(model.metadata.uid)
+        uid = model.metadata.uid
         deployments = (child.deployment for child in self._world.deployments_of(uid))
         waits = waits_for_another(
             self._world.pods.by("model", uid),
             {plan.gpu_class: plan.replicas for plan in plans},
-            backoffs=record.backoffs.keys(),
+            backoffs=self._state.record(uid).backoffs.keys(),
             refused={found.gpu_class for found in deployments if found is not None and found.refused},
             interruptible={name for name, each in classes.items() if each.spec.interruptible},
         )
-        record.budget_raised_from = await self._workload.policies(
-            model, sum(plan.replicas for plan in plans), waits=waits, raised_from=record.budget_raised_from
-        )
+        await self._workload.policies(model, sum(plan.replicas for plan in plans), waits=waits)
 
     def _shape(
         self,

@@ -125,9 +125,6 @@ class ModelRecord:
     """Classes on which its replicas failed to start. Written by `ClassBackoffs`."""
     keda_ca: str | None = None
     """The CA that its ConfigMap for KEDA was seen to have. Written by the KEDA driver."""
-    budget_raised_from: int | None = None
-    """What `minAvailable` of its PodDisruptionBudget would be, while it is raised so that the only replica that serves
-    stays until another one is ready. Written by the Executor."""
     replica_states: Mapping[str, ReplicaState] | None = None
     """Class -> what runs there or is promised; None: not looked up since something changed."""
 

@@ -79,14 +79,30 @@ def keys_secret(model: Model, install_key: keys.InstallKey) -> JsonObject:
     }
 
 
-def disruption_budget(model: Model, min_available: int = 0) -> JsonObject:
-    """Voluntary disruptions evict one replica at a time (`core/disruption.py`)."""
+def disruption_budget(model: Model, min_available: int = 0, *, waits: bool = False) -> JsonObject:
+    """Voluntary disruptions evict one replica at a time (`core/disruption.py`). `waits`: the only one that serves is
+    not evicted before another one is ready."""
+    named = metadata(model, children.policy(model.metadata.name))
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": metadata(model, children.policy(model.metadata.name)),
-        "spec": {"minAvailable": min_available, "selector": {"matchLabels": selector(model)}},
+        "metadata": named | {"annotations": {names.ANNOTATION_MIN_AVAILABLE: str(min_available)}},
+        "spec": {
+            "minAvailable": max(min_available, 1) if waits else min_available,
+            "selector": {"matchLabels": selector(model)},
+        },
     }
+
+
+def ready_min_available(budget: JsonObject) -> int | None:
+    """`minAvailable` of a budget that stands in the cluster, by the replicas that have become ready. None: it says
+    nothing that can be read."""
+    annotations: dict[str, str] = budget["metadata"].get("annotations") or {}
+    told = annotations.get(names.ANNOTATION_MIN_AVAILABLE, "")
+    if told.isdecimal() and len(told) <= 9:
+        return int(told)
+    least = budget["spec"].get("minAvailable")
+    return least if isinstance(least, int) else None
 
 
 def network_policy(model: Model, config: OperatorConfig, shoal_namespace: str) -> JsonObject:

@@ -396,6 +396,24 @@ async def test_a_drain_does_not_wait_for_a_replica_that_has_no_gpus(fleet: Fleet
         await model_with(client, ns, "chat", "Ready", "False")
 
 
+async def test_a_budget_that_was_raised_before_a_restart_falls_again(fleet: Fleet) -> None:
+    """Else a drain waits for ever, where the replica that it waits for does not come."""
+    client, ns = fleet.client, fleet.namespace
+    scaling = {"minReplicas": 1, "maxReplicas": 2}
+    async with running_operator(client, fleet.kubeconfig):
+        await fleet.apply(model("chat", ns, variants=[{"class": "h100"}], scaling=scaling))
+        await model_with(client, ns, "chat", "Ready", "True")
+        fleet.kubelet.hold = True  # the next engine loads
+        await fleet.apply(model("chat", ns, variants=[{"class": "h100"}], scaling=scaling | {"minReplicas": 2}))
+        await eventually(lambda: least(fleet), lambda found: found == 1, what="a budget that keeps the only one")
+    async with running_operator(client, fleet.kubeconfig):
+        await until_model(fleet, "chat", lambda m: variant(m, "h100").get("desired") == 2)
+        interruptible = gpu_class("h100", "H100", cost="2.49")
+        interruptible["spec"]["interruptible"] = True  # its machine goes, ready or not: nothing is kept there
+        await fleet.apply(interruptible)
+        await eventually(lambda: least(fleet), lambda found: found == 0, what="a budget that lets it go")
+
+
 async def least(fleet: Fleet) -> int:
     """`minAvailable` of the only PodDisruptionBudget."""
     [budget] = await fleet.all(PDBS, namespace=fleet.namespace)

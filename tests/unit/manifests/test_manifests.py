@@ -520,6 +520,23 @@ def test_one_replica_at_a_time_may_be_disrupted() -> None:
     )
 
 
+def test_a_budget_says_what_it_would_be_without_the_wait_for_another_replica() -> None:
+    raised = manifests.disruption_budget(shape().model, 0, waits=True)
+    assert raised["spec"]["minAvailable"] == 1
+    assert manifests.ready_min_available(raised) == 0
+    assert manifests.ready_min_available(manifests.disruption_budget(shape().model, 2, waits=True)) == 2
+
+
+@pytest.mark.parametrize("told", ["", "-1", "one", "9" * 5000, None])
+def test_a_budget_that_says_nothing_readable_of_it_is_taken_as_it_stands(told: str | None) -> None:
+    """One of an earlier version, or one that was edited."""
+    budget = manifests.disruption_budget(shape().model, 2)
+    budget["metadata"]["annotations"] = None if told is None else {names.ANNOTATION_MIN_AVAILABLE: told}
+    assert manifests.ready_min_available(budget) == 2
+    budget["spec"]["minAvailable"] = "50%"
+    assert manifests.ready_min_available(budget) is None
+
+
 def test_long_names_stay_within_a_label_and_apart() -> None:
     one, two = children.deployment("m" * 60, "h100-80gb"), children.deployment("m" * 60, "l40s-48gb")
     assert one != two

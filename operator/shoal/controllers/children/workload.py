@@ -83,33 +83,21 @@ class WorkloadWriter:
                 await self._world.client.delete(SECRETS, name, model.metadata.namespace, uid=uid)
         self._secrets[gone] = None
 
-    async def policies(self, model: Model, replicas: int, *, waits: bool, raised_from: int | None) -> int | None:
+    async def policies(self, model: Model, replicas: int, *, waits: bool) -> None:
         """PodDisruptionBudget and NetworkPolicy of a Model with so many `replicas`. `waits`: the only one that serves
-        is not evicted before another one is ready. Raises NameTaken.
-
-        Returns from which number the budget was raised for that, and takes it at the next call: the number that then
-        stands counts a replica that has not become ready. None: it was not raised."""
-        world = self._world
-        least = self._min_available(model, replicas, raised_from)
-        budget = manifests.disruption_budget(model, max(least, 1) if waits else least)
+        is not evicted before another one is ready. Raises NameTaken."""
+        world, uid = self._world, model.metadata.uid
+        live = next((child.decode() for child in world.budgets.by("model", uid)), None)
+        former = None if live is None else manifests.ready_min_available(live)
+        ready = sum(pod.ready and not pod.deleting for pod in world.pods.by("model", uid))
+        budget = manifests.disruption_budget(model, min_available(former, ready, replicas), waits=waits)
         await self._children.ensure(PDBS, world.budgets, model, budget)
         if world.config.pods.network_policy:
             wanted = manifests.network_policy(model, world.config, world.namespace)
             await self._children.ensure(NETWORKPOLICIES, world.policies, model, wanted)
         else:
-            for child in world.policies.by("model", model.metadata.uid):
+            for child in world.policies.by("model", uid):
                 await self._children.delete(NETWORKPOLICIES, world.policies, child)
-        return least if waits and least < 1 else None
-
-    def _min_available(self, model: Model, replicas: int, raised_from: int | None) -> int:
-        uid = model.metadata.uid
-        former = next(
-            (child.decode()["spec"].get("minAvailable") for child in self._world.budgets.by("model", uid)), None
-        )
-        if raised_from is not None and former == 1:
-            former = raised_from
-        ready = sum(pod.ready and not pod.deleting for pod in self._world.pods.by("model", uid))
-        return min_available(former if isinstance(former, int) else None, ready, replicas)
 
     async def deployment(self, shape: VariantShape, *, reserve_surge: Callable[[], bool]) -> None:
         """The Deployment of one class, without its replicas. `reserve_surge`: reserves the GPUs of one more replica for
