@@ -50,7 +50,13 @@ demo-down: setup ## Remove everything that `make demo` made
 test: setup ## Lint, types, generated files, and all tests that fit on one machine
 	@# pyright keeps one core busy, and a build waits for its downloads. `-o setup`: it is done.
 	@$(MAKE) --no-print-directory -j2 -o setup lint typecheck verify binaries
-	@$(MAKE) --no-print-directory -o setup test-unit test-lab
+	@# The lab's tests wait for half of their time. Those without a lab run meanwhile, with less right to the CPU.
+	@$(MAKE) --no-print-directory -j2 -o setup beside-unit beside-lab
+
+.PHONY: beside-unit beside-lab
+beside-unit: LOWER := nice -n 5
+beside-unit beside-lab:
+	@$(LOWER) $(MAKE) --no-print-directory -o setup $(@:beside-%=test-%) 2>&1 | sed -u 's/^/$(@:beside-%=%) | /'
 
 .PHONY: binaries
 binaries: setup ## Build what the lab and the charts' tests run (Kubernetes and helm, once: about 10 minutes on 2 cores)
