@@ -140,7 +140,7 @@ class BrokenFleet(Fleet):
         self.kubectl("exec", "-n", HUB_NAMESPACE, "hub", "--", "python", "-c", code, json.dumps(values))
 
 
-_APPLIED_AT_ONCE = 40
+_APPLIED_AT_ONCE = 10
 """Objects of one command: as their pods start, the machine is busy."""
 
 
