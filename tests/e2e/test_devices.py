@@ -8,8 +8,10 @@ from typing import Any
 
 import openai
 import pytest
+from click.testing import CliRunner
 
 from shoal.api import names
+from shoal.cli.main import main
 from shoal.core.health import Unit
 from shoal.core.health.requests import CordonRequest, write
 from shoal_dev.demo import steps
@@ -197,10 +199,18 @@ def test_a_device_with_a_taint_and_a_claim_of_others_are_not_free(mixed: Fleet) 
         },
     )
     gpus(mixed, {"allocatable": 2, "allocated": 2, "free": 0})
+    (held,) = [each for each in why(mixed, "gpuclass/l4")["causes"] if each["reason"] == "GPUsHeldByOthers"]
+    assert "1 of 3 devices of GPUClass l4" in held["message"]
+    assert "default/theirs (1 on dra-1)" in held["message"]
     mixed.kubectl("delete", "pod", "theirs", "--wait=false")
     mixed.kubectl("delete", "resourceclaim", "theirs", "--wait=false")
     mixed.lab.gpu_health("dra-1", healthy=3)
     gpus(mixed, {"allocatable": 3, "allocated": 1, "free": 2})
+
+
+def why(fleet: Fleet, subject: str) -> dict[str, Any]:
+    done = CliRunner().invoke(main, ["why", subject, "-o", "json", "--kubeconfig", str(fleet.lab.kubeconfig)])
+    return json.loads(done.stdout)
 
 
 def test_another_selector_rolls_the_variant_and_the_old_template_goes(mixed: Fleet) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+from shoal.api.gpuclass import devices_of
 from shoal.core.layers.types import BudgetView, ExternalTargetView, GPUHolder, WhySnapshot
 from tests.faults.further import STARTS, node_says, not_started, rejected
 from tests.faults.test_faults import (
@@ -77,6 +78,8 @@ def wrong_slices() -> WhySnapshot:
 
 
 OTHERS = GPUHolder("ml-train/train-0", "gpu-1", {GPU: 6})
+OF_DEVICES = replace(CLASS, spec={"device": {"deviceClassName": "gpu.nvidia.com"}})
+CLAIMS = GPUHolder("ml-train/train-0", "gpu-1", {devices_of("h100-80gb"): 6})
 
 
 def fails(outcome: str) -> WhySnapshot:
@@ -235,6 +238,9 @@ UNSEEN = [
     Fault("a replica that waits for GPUs that a pod of others holds",
           replace(waits_for_gpus(SHORT, related=(CLASS,), nodes=(node(),)), holders=(OTHERS,)), "L2",
           "GPUsHeldByOthers", "pods that the message names", ("InsufficientGPUs",)),
+    Fault("devices that a pod of others claims",
+          replace(seen(FULL, nodes=(node(),), related=(OF_DEVICES,)), holders=(CLAIMS,), devices={"h100-80gb": 8}),
+          "L2", "GPUsHeldByOthers", "pods that the message names", ("NoCapacity",), "6 devices"),
     Fault("a compiler that is missed in words that nobody knows",
           engine_world("torch._inductor.exc.InductorError: RuntimeError: Failed to find C compiler. Set CC."), "L2",
           "ImageIncomplete", "not in this one"),

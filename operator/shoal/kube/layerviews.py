@@ -1,15 +1,17 @@
 """From raw objects to what `core/layers` reads. A field of another shape than the API's counts as absent."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Final, Literal, cast
 
 from shoal.api import names
 from shoal.api.billing import BillStatement
+from shoal.api.gpuclass import devices_of
 from shoal.api.meta import JsonObject
 from shoal.api.routestats import RouteStatsPage
 from shoal.core import quantity
+from shoal.core.devices import ClassDevices
 from shoal.core.facts import Taint
 from shoal.core.layers.types import (
     AutoscalerView,
@@ -27,7 +29,7 @@ from shoal.core.layers.types import (
     WhyNode,
     WhyPod,
 )
-from shoal.kube import projections
+from shoal.kube import deviceviews, projections
 
 _LONGEST: Final = 8192
 """Characters of a text that are kept."""
@@ -179,6 +181,20 @@ def holder(raw: JsonObject) -> GPUHolder | None:
     if found is None or found.node is None or found.finished or found.model_uid is not None or not found.requests:
         return None
     return GPUHolder(f"{found.namespace}/{found.name}", found.node, found.requests)
+
+
+def device_holders(raw: JsonObject, devices: Mapping[str, ClassDevices]) -> Iterator[GPUHolder]:
+    """Who has devices of these classes by a claim. Claims of engine pods are left out."""
+    claim = deviceviews.resource_claim(raw)
+    if claim is None or names.LABEL_MODEL_UID in _map(raw["metadata"], "labels"):
+        return
+    pods = [f"{claim.namespace}/{name}" for name, _ in claim.pods]
+    who = pods[0] if pods else f"{claim.namespace}/{claim.name} (a ResourceClaim that no pod uses)"
+    had = frozenset(claim.devices)
+    for gpu_class, of in devices.items():
+        for node, matched in of.by_node.items():
+            if count := sum(each.id in had for each in matched):
+                yield GPUHolder(who, node, {devices_of(gpu_class): count})
 
 
 def budget(tenant: ObjectView, bill: BillStatement) -> BudgetView | None:

@@ -8,7 +8,8 @@ from click.testing import CliRunner
 
 from shoal.api.gpuclass import GPUClass
 from shoal.cli.cordon.command import cordon
-from shoal.cli.cordon.units import CordonView, of_device, of_node, put_back
+from shoal.cli.cordon.units import of_device, of_node, put_back
+from shoal.cli.gpus import GPUsView
 from shoal.core.devices import DeviceClass
 from shoal.core.facts import Node
 from shoal.core.health import Unit
@@ -23,11 +24,11 @@ def node(name: str, product: str) -> Node:
     )
 
 
-def view(**status: Any) -> CordonView:
+def view(**status: Any) -> GPUsView:
     plugin = GPUClass.model_validate(gpu_class("h100", "H100") | {"status": status})
     devices = GPUClass.model_validate(class_of_devices("devices"))
     slices = (deviceviews.resource_slice(resource_slice("b", "gpu-0", "gpu-1")),)
-    return CordonView(
+    return GPUsView(
         (devices, plugin), (node("a", "H100"), node("b", "L4")), slices, {"gpu.test": DeviceClass("gpu.test", ())}
     )
 

@@ -9,6 +9,7 @@ import click
 
 from shoal.api.gpuclass import GPUClass
 from shoal.api.meta import JsonObject
+from shoal.cli import gpus
 from shoal.cli.client import run_command
 from shoal.cli.cordon import units
 from shoal.cli.cordon.units import ClassUnit
@@ -63,7 +64,7 @@ def cordon_node(
     """Take all GPUs of NODE out of use."""
 
     async def work(client: KubeClient) -> None:
-        for found in units.of_node(await units.read(client), node, gpu_class):
+        for found in units.of_node(await gpus.read(client), node, gpu_class):
             await _cordon(client, found, reason, duration)
 
     _run(work, kubeconfig, context)
@@ -83,7 +84,7 @@ def cordon_gpu(
     """Take one GPU of NODE out of use. DEVICE is its name in the ResourceSlice, such as gpu-3."""
 
     async def work(client: KubeClient) -> None:
-        found = units.of_device(await units.read(client), node, device, gpu_class)
+        found = units.of_device(await gpus.read(client), node, device, gpu_class)
         await _cordon(client, found, reason, duration)
 
     _run(work, kubeconfig, context)
@@ -102,7 +103,7 @@ def uncordon_node(node: str, gpu_class: str | None, kubeconfig: str | None, cont
     """Put all GPUs of NODE back into use."""
 
     async def work(client: KubeClient) -> None:
-        for found in units.put_back(await units.read(client), node, None, gpu_class):
+        for found in units.put_back(await gpus.read(client), node, None, gpu_class):
             await _uncordon(client, found)
 
     _run(work, kubeconfig, context)
@@ -119,7 +120,7 @@ def uncordon_gpu(
     """Put one GPU of NODE back into use."""
 
     async def work(client: KubeClient) -> None:
-        for found in units.put_back(await units.read(client), node, device, gpu_class):
+        for found in units.put_back(await gpus.read(client), node, device, gpu_class):
             await _uncordon(client, found)
 
     _run(work, kubeconfig, context)

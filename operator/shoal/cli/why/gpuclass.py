@@ -16,12 +16,14 @@ async def answer(question: WhyQuestion) -> WhyAnswer:
     view = layerviews.shoal_object("class", await question.client.get(GPUCLASSES, question.name))
     reader = WhyReader(question.client)
     nodes = await reader.nodes((), (view,))
+    use = await reader.gpus((view,), nodes)
     seen = WhySnapshot(
         kind="class",
         key=view.key,
         subject=view,
         nodes=nodes,
-        holders=await reader.holders(nodes),
+        holders=use.holders,
+        devices=use.devices,
         events=await reader.events(None),
         lease=await reader.lease(question.installation.namespace),
         unread=tuple(reader.unread),

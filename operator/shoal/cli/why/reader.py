@@ -3,13 +3,15 @@ on."""
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar, cast
 
 from shoal.api import names
 from shoal.api.meta import JsonObject
+from shoal.cli import gpus
 from shoal.cli.client import ServiceError
 from shoal.cli.why import readiness
+from shoal.core.layers import objects
 from shoal.core.layers.texts import shorten
 from shoal.core.layers.types import (
     AutoscalerView,
@@ -36,6 +38,7 @@ from shoal.kube.resources import (
     NODES,
     PERSISTENTVOLUMECLAIMS,
     PODS,
+    RESOURCECLAIMS,
     Resource,
 )
 
@@ -54,6 +57,14 @@ _KINDS: Final = ("Pod", "Node", "Job", "PersistentVolumeClaim")
 """Of objects whose events explain something."""
 _NODE_EVENTS: Final = "default"
 """Namespace of events about objects that have none."""
+
+
+@dataclass(frozen=True, slots=True)
+class GPUUse:
+    """What others hold of GPU classes, and how many devices the classes have (`WhySnapshot`)."""
+
+    holders: tuple[GPUHolder, ...] = ()
+    devices: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 class WhyReader:
@@ -197,7 +208,22 @@ class WhyReader:
         found = await self.listed(f"HorizontalPodAutoscalers of namespace {namespace}", HPAS, namespace)
         return tuple(view for raw in found or () if (view := layerviews.autoscaler(raw)) is not None)
 
-    async def holders(self, nodes: Iterable[WhyNode]) -> tuple[GPUHolder, ...]:
+    async def gpus(self, classes: Iterable[ObjectView], nodes: Iterable[WhyNode]) -> GPUUse:
+        """What others hold of these classes, whose nodes are `nodes`."""
+        found = await self._holders(nodes)
+        of_devices = [view.name for view in classes if objects.resource_of(view) is None]
+        if not of_devices:
+            return GPUUse(found)
+        cluster = await self.attempt("GPUs that are devices", gpus.read(self.client))
+        claims = await self.listed("ResourceClaims", RESOURCECLAIMS)
+        if cluster is None:
+            return GPUUse(found)
+        matched = gpus.matched(cluster)
+        devices = {name: matched[name] for name in of_devices if name in matched}
+        held = [each for raw in claims or () for each in layerviews.device_holders(raw, devices)]
+        return GPUUse((*found, *held), {name: len(of.devices) for name, of in devices.items()})
+
+    async def _holders(self, nodes: Iterable[WhyNode]) -> tuple[GPUHolder, ...]:
         """Pods of others that hold extended resources of these nodes."""
         names_ = [node.name for node in nodes if not node.gone]
         if len(names_) > _MOST_NODES:

@@ -145,7 +145,7 @@ def _candidates(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
     yield from _nodes(seen, now, all_of_them=short or seen.kind in ("class", "node"))
     if short or seen.kind == "class":
         classes = [view for view in (seen.subject, *seen.related) if view is not None and view.kind == "class"]
-        yield from holders.candidates(classes, seen.nodes, seen.holders, short=short)
+        yield from holders.candidates(classes, seen.nodes, seen.holders, seen.devices, short=short)
     if seen.kind == "tenant" and seen.subject is not None:
         yield from tenants.candidates(seen.subject, seen.budget, now)
     yield from externals.candidates(seen.externals)

@@ -195,12 +195,13 @@ class AutoscalerView:
 
 @dataclass(frozen=True, slots=True)
 class GPUHolder:
-    """A pod that is not Shoal's and holds extended resources of a node."""
+    """A pod that is not Shoal's and holds GPUs of a node."""
 
     pod: str
     """`namespace/name`."""
     node: str
     amounts: Mapping[str, int]
+    """By extended resource; of GPUs that are devices by `devices_of` their class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +282,9 @@ class WhySnapshot:
     autoscalers: tuple[AutoscalerView, ...] = ()
     """Those of others, in the replicas' namespace."""
     holders: tuple[GPUHolder, ...] = ()
-    """Pods of others with GPUs on the nodes; read where GPUs are short."""
+    """Pods of others with GPUs of the classes; read where GPUs are short."""
+    devices: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Class -> its GPUs that are devices; read with `holders`."""
     externals: tuple[ExternalTargetView, ...] = ()
     """Of a route: its external targets that fail."""
     budget: BudgetView | None = None
