@@ -238,6 +238,12 @@ UNSEEN = [
     Fault("a replica that waits for GPUs that a pod of others holds",
           replace(waits_for_gpus(SHORT, related=(CLASS,), nodes=(node(),)), holders=(OTHERS,)), "L2",
           "GPUsHeldByOthers", "pods that the message names", ("InsufficientGPUs",)),
+    Fault("a quota that has refused the Job that reads the source for so long that the Job is over",
+          seen(not_ready("StageFailed", "reading the source's metadata: Job chat/llama-facts-1 failed: "
+                         "DeadlineExceeded: Job was active longer than specified deadline; it is tried again"),
+               events=(event("Job", "llama-facts-1", "FailedCreate", 'Error creating: pods "llama-facts-1-x" is '
+                             "forbidden: exceeded quota: pods, requested: pods=1, used: pods=4, limited: pods=4"),)),
+          "L2", "ResourceQuotaExceeded", "Raise the ResourceQuota", ("StageFailed",), "exceeded quota"),
     Fault("devices that a pod of others claims",
           replace(seen(FULL, nodes=(node(),), related=(OF_DEVICES,)), holders=(CLAIMS,), devices={"h100-80gb": 8}),
           "L2", "GPUsHeldByOthers", "pods that the message names", ("NoCapacity",), "6 devices"),

@@ -18,7 +18,7 @@ from shoal_dev.demo.clusters import NAMESPACE
 from shoal_dev.lab.api import Lab
 from tests.e2e.conftest import HUB_NAMESPACE, VALUES, Fleet
 from tests.faults.lab import rows
-from tests.faults.lab.cluster import CLASSES, NODES, gpu_class
+from tests.faults.lab.cluster import CLASSES, NODES, WELL, gpu_class
 from tests.faults.lab.rows import LabFault
 from tests.support.helperpods import helper_pod
 from tests.support.lab import make_lab
@@ -160,7 +160,9 @@ def broken_fleet() -> Generator[BrokenFleet]:
     try:
         fleet = BrokenFleet(lab)
         steps.install(fleet, "simulator", steps.LAB_IMAGE, VALUES)
-        fleet.apply(*(gpu_class(name) for name in CLASSES))
+        # Classes with a cost are used first: a Model of several classes begins on the one where all is well.
+        priced = gpu_class(WELL, hourlyCost={"amount": "0.5", "currency": "USD"})
+        fleet.apply(priced, *(gpu_class(name) for name in CLASSES if name != WELL))
         fleet.apply(*(
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": rows.LABELS.get(name, {})}}
             for name in (*rows.SPACES, HUB_NAMESPACE)

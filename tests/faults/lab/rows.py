@@ -204,7 +204,7 @@ CONTAINER: Final = on_layer(
     serving("a cordoned node", "cordoned", "NodeCordoned", "Uncordon",
             inject.kubectl(("cordon", "cordoned-1"), ("uncordon", "cordoned-1"))),
     of_model("a class whose GPUs a pod of others holds", "GPUsHeldByOthers", "pods that the message names",
-             model("held", on="held"), make.other_pod("train-0", "held-1", 2), explains="NoCapacity"),
+             model("too-late", on="held"), make.other_pod("train-0", "held-1", 2), explains="NoCapacity"),
 )  # fmt: skip
 
 ARTIFACT: Final = on_layer(
@@ -241,7 +241,7 @@ ARTIFACT: Final = on_layer(
 EXECUTION: Final = on_layer(
     "L3",
     says("nccl", "Watchdog caught collective operation timeout", "NCCLError", "NCCL_DEBUG=INFO"),
-    of_model("a GPU with less memory than the weights take", "OutOfGPUMemory", "more memory",
+    of_model("weights that leave no room for a KV cache", "NoMemoryForCache", "more memory",
              model("small-gpu", env={"SHOAL_SIM_GPU_MEMORY_MIB": "3"})),
     LabFault("an adapter whose Model's engine ends", "adapter/behind", "CUDAError", "engine version",
              (model("ends", env={"SHOAL_SIM_GPU": "CUDA error: an illegal memory access"}), pool("ends", "ends"),

@@ -48,6 +48,8 @@ SECONDS: Final = 10.0
 """Timeout of one read."""
 MOST: Final = 2_000
 """Objects of one kind that are read."""
+_MOST_EVENTS: Final = 10_000
+"""Of one namespace. The API server sorts them by name: without all of them, those of some pods are missing."""
 _LONGEST: Final = 500
 """Characters of an error."""
 _MOST_CLASSES: Final = 16
@@ -93,20 +95,27 @@ class WhyReader:
         return layerviews.shoal_object(kind, raw) if raw is not None else None
 
     async def listed(
-        self, what: str, resource: Resource, namespace: str | None = None, selector: str | None = None
+        self,
+        what: str,
+        resource: Resource,
+        namespace: str | None = None,
+        selector: str | None = None,
+        *,
+        fields: str | None = None,
+        most: int = MOST,
     ) -> list[JsonObject] | None:
-        """At most MOST; None: they cannot be read."""
-        return await self.attempt(what, self._listed(what, resource, namespace, selector))
+        """At most `most`; None: they cannot be read."""
+        return await self.attempt(what, self._listed(what, resource, namespace, selector, fields, most))
 
     async def _listed(
-        self, what: str, resource: Resource, namespace: str | None, selector: str | None, fields: str | None = None
+        self, what: str, resource: Resource, namespace: str | None, selector: str | None, fields: str | None, most: int
     ) -> list[JsonObject]:
         found: list[JsonObject] = []
         async for each in self.client.list(
             resource, namespace=namespace, label_selector=selector, field_selector=fields
         ):
-            if len(found) >= MOST:
-                self.unread.append(Unread(what, f"only the first {MOST} were read"))
+            if len(found) >= most:
+                self.unread.append(Unread(what, f"only the first {most} were read"))
                 break
             found.append(each)
         return found
@@ -158,7 +167,7 @@ class WhyReader:
         spaces = [_NODE_EVENTS] if namespace in (None, _NODE_EVENTS) else [str(namespace), _NODE_EVENTS]
         found: list[EventView] = []
         for space in spaces:
-            listed = await self.listed(f"events of namespace {space}", EVENTS, space)
+            listed = await self.listed(f"events of namespace {space}", EVENTS, space, most=_MOST_EVENTS)
             found += [layerviews.event(raw) for raw in listed or ()]
         return tuple(event for event in found if event.kind in _KINDS)
 
@@ -231,7 +240,7 @@ class WhyReader:
         found: list[GPUHolder] = []
         for name in names_[:_MOST_NODES]:
             what = f"pods of others on node {name}"
-            listed = await self.attempt(what, self._listed(what, PODS, None, None, f"spec.nodeName={name}"))
+            listed = await self.listed(what, PODS, fields=f"spec.nodeName={name}")
             if listed is None:
                 break  # the others would be refused too
             found += [each for raw in listed if (each := layerviews.holder(raw)) is not None]

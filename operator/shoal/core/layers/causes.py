@@ -317,7 +317,12 @@ _NO_POD_SECONDS: Final = 120
 def _jobs(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
     """Why the Job that reads a source has no pod. The API server tells it the Job's events only."""
     said = seen.subject.conditions if seen.subject is not None else ()
-    waits = {name for c in said if c.reason == reasons.READING_ARTIFACT for name in _JOB.findall(c.message)}
+    waits = {
+        name
+        for c in said
+        if c.reason == reasons.READING_ARTIFACT or (c.reason == reasons.STAGE_FAILED and _TOO_LONG in c.message)
+        for name in _JOB.findall(c.message)
+    }
     for event in seen.events:
         if event.kind != "Job" or event.name not in waits or event.reason != "FailedCreate":
             continue
@@ -328,7 +333,8 @@ def _jobs(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
         proof = Evidence(
             texts.shorten(event.message), f"event of Job {event.namespace}/{event.name}", age(now, event.at)
         )
-        yield Candidate(phrase.reason if phrase is not None else reasons.PODS_REFUSED, text, Level.POD, (proof,))
+        reason = phrase.reason if phrase is not None else reasons.PODS_REFUSED
+        yield Candidate(reason, text, Level.POD, (proof,), everywhere=True)
 
 
 def _claims(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
@@ -376,7 +382,9 @@ def _autoscalers(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
 
 
 _STAYS: Final = re.compile(r"\bnode (\S{1,253}) stays in use\b")
-_JOB: Final = re.compile(r"\bJob ([a-z0-9][a-z0-9.-]{0,252})")
+_JOB: Final = re.compile(r"\bJob (?:[a-z0-9.-]{1,63}/)?([a-z0-9][a-z0-9.-]{0,252})")
+_TOO_LONG: Final = "DeadlineExceeded"
+"""Of Kubernetes: a Job that was not done in its time, which one without a pod never is."""
 
 
 def _gateways(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
