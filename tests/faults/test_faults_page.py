@@ -1,5 +1,6 @@
 """docs/faults.md has every fault of the suite. `SHOAL_GOLDEN=write` records them anew."""
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -57,3 +58,13 @@ def test_the_lab_has_forty_faults_on_every_layer() -> None:
     of_the_lab = [layer for layer, *_, where in listed() if where == "lab"]
     assert len(of_the_lab) >= 40
     assert set(of_the_lab) == set(Layer)
+
+
+def test_no_two_faults_of_the_lab_have_one_object_in_two_forms() -> None:
+    """It is applied once: one of the faults would not be there."""
+    forms: dict[tuple[str, str | None, str], str] = {}
+    for fault in rows.ROWS:
+        for each in fault.objects:
+            named = each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]
+            form = json.dumps(each, sort_keys=True)
+            assert forms.setdefault(named, form) == form, (fault.name, named)
