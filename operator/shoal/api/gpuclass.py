@@ -51,6 +51,14 @@ class Money(Object):
     """ISO 4217 code of the currency."""
 
 
+class Consolidation(Object):
+    """Shoal empties a node whose replicas fit on other nodes, so that the autoscaler removes it."""
+
+    after_seconds: Annotated[int, Field(ge=10, le=86400, alias="afterSeconds"), K8s(default_in_code=True)] = 300
+    """Seconds for which the node's replicas must have been without a request, and the class's use the same. Default:
+    300."""
+
+
 class AutoscaledNodes(Object):
     """Nodes that a node autoscaler adds for pending pods and removes when they are empty, such as Karpenter or Cluster
     Autoscaler."""
@@ -62,6 +70,9 @@ class AutoscaledNodes(Object):
     provision_seconds: Annotated[int, Field(ge=10, le=7200), K8s(default_in_code=True)] = 600
     """Seconds from a pending pod to a node that takes it. After twice this time without a node, replicas go to another
     class. Default: 600."""
+    consolidate: Consolidation | None = None
+    """Shoal moves the replicas of a nearly empty node to other nodes of the class, where that pays. `{}` turns it on.
+    Absent: it moves none; what the autoscaler does about such nodes is its own setting."""
 
 
 class NodeSource(Object):
@@ -267,6 +278,19 @@ class QuarantinedGPUs(Object):
     """Monitor whose metrics say that the GPU is not healthy. While it has none, the quarantine does not end."""
 
 
+class ConsolidatedNode(Object):
+    """A node that Shoal empties, so that the autoscaler removes it. No new replica goes there."""
+
+    node: ObservedName
+    """The node."""
+    since: datetime
+    """When it was chosen."""
+    empty_since: datetime | None = None
+    """When its last replica was gone. Absent: replicas are there yet."""
+    message: Annotated[str, StringConstraints(max_length=512)]
+    """Why it was chosen."""
+
+
 class GPUClassStatus(Object):
     """Observed state of the class."""
 
@@ -290,6 +314,8 @@ class GPUClassStatus(Object):
     """Of a class with `device`: what its devices say of themselves."""
     quarantined: Annotated[tuple[QuarantinedGPUs, ...], Field(max_length=64), K8s(list_type="atomic")] = ()
     """GPUs that Shoal does not use, because they are not healthy or because a person said so."""
+    consolidation: ConsolidatedNode | None = None
+    """The node that Shoal empties (`spec.nodes.autoscaled.consolidate`). Absent: none."""
 
 
 def devices_of(gpu_class: str) -> str:

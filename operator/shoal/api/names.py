@@ -79,6 +79,12 @@ while the only replica that serves waits for another one."""
 
 ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 """Of Kubernetes: when a Deployment scales down, the pods with the lowest cost are deleted first."""
+ANNOTATION_NOT_DISRUPTED: Final = "karpenter.sh/do-not-disrupt"
+"""On nodes and pods: Karpenter neither removes the node nor evicts the pod."""
+ANNOTATION_NOT_REMOVED: Final = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
+"""On nodes: Cluster Autoscaler does not remove the node."""
+ANNOTATION_SAFE_TO_EVICT: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+"""On pods: with "false" Cluster Autoscaler does not evict the pod."""
 
 KUEUE_PREFIX: Final = "kueue.x-k8s.io/"
 """Of Kueue: prefix of its labels and of the scheduling gates by which it holds pods back."""

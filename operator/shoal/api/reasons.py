@@ -64,6 +64,12 @@ GPU_METRICS: Final = "GPUMetricsMissing"
 """DCGM's metrics of GPUs are to be read, and Prometheus has none: whether these GPUs are healthy is unknown."""
 QUARANTINE_ENDED: Final = "QuarantineEnded"
 """Reason of an event: GPUs are in use again."""
+CONSOLIDATING: Final = "Consolidating"
+"""Reason of an event: a nearly empty node is being emptied, so that an autoscaler removes it."""
+CONSOLIDATED: Final = "Consolidated"
+"""Reason of an event: a node that was emptied is gone."""
+CONSOLIDATION_ENDED: Final = "ConsolidationEnded"
+"""Reason of an event: a node that was being emptied is in use again."""
 
 # --- Model: Accepted ------------------------------------------------------------------------------------------------
 VALID: Final = "Valid"

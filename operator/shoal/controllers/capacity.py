@@ -88,6 +88,10 @@ class FleetGPUs:
         classes = self._world.accepted_classes().values()
         return candidates.supplies(classes, self.members(), self._all_held(), self._releasing)
 
+    def held(self, node: str, resource: str) -> int:
+        """GPUs that bound pods of any owner hold on a node, terminating ones included."""
+        return self._held.get((node, resource), 0)
+
     def slots(self, name: str, gpus: int) -> int:
         """Replicas of so many GPUs, each on one node, that the free GPUs of a class hold; 0 for a class that is not."""
         now = (self._revision, self._world.classes.revision)

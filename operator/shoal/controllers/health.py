@@ -43,6 +43,8 @@ from shoal.kube.resources import GPUCLASSES, NODES
 log = structlog.get_logger()
 
 _NAMED: Final = 4
+_CONSOLIDATION: Final = "Consolidation"
+"""Value of the label on a node that is being emptied."""
 _HOSTNAME: Final = "kubernetes.io/hostname"
 _NO_RIGHT: Final = "the operator may not label nodes, so the scheduler may still choose {node}: allow it to patch nodes"
 
@@ -253,11 +255,18 @@ class FleetHealth:
         """Keeps what is remembered of the classes with these uids."""
         self._memory = {uid: memory for uid, memory in self._memory.items() if uid in live}
 
-    async def label(self, name: str, plan: HealthPlan | None) -> bool:
+    def is_labelled(self, name: str, node: str) -> bool:
+        """Whether engine pods of the class avoid the node."""
+        found = self._world.nodes.get(node)
+        return found is not None and f"{names.QUARANTINE_PREFIX}{name}" in found.labels
+
+    async def label(self, name: str, plan: HealthPlan | None, emptied: str | None = None) -> bool:
         """Labels the nodes whose GPUs are out of use as a whole, and takes the label from others; None: the class is
-        gone. Returns whether a node could not be labelled that could before."""
+        gone. `emptied`: a node that is being emptied. Returns whether a node could not be labelled that could
+        before."""
         key = f"{names.QUARANTINE_PREFIX}{name}"
-        wanted = {
+        wanted = {emptied: _CONSOLIDATION} if emptied is not None else dict[str, str]()
+        wanted |= {
             each.unit.node: each.reason
             for each in (plan.quarantined if plan is not None else ())
             if each.state == "Quarantined" and not each.unit.device

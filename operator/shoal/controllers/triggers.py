@@ -111,6 +111,7 @@ def connect(parts: Parts) -> None:
         models.artifacts.on_pod,  # the pod of a Job that reads a source
         models.on_pod,  # the Model's status
         models.on_gateway,  # where proxies ask
+        parts.classes.on_pod,  # it may need the node that is being emptied
         parts.engine_sizes.on_pod,  # an engine that has not said its KV cache yet
         *(streams.on_pod for streams in parts.streams),  # a stream to it begins or ends
         lora.desired.on_pod,  # adapters of a replica that is gone

@@ -86,6 +86,11 @@ def _process(pod: facts.Pod) -> Iterable[str]:
     return (pod.namespace,) if pod.process else ()
 
 
+def _on_class(pod: facts.Pod) -> Iterable[str]:
+    """The class of a replica, also of one that no node holds yet."""
+    return (pod.gpu_class,) if pod.model_uid and pod.gpu_class and not pod.finished else ()
+
+
 def _broken(pod: facts.Pod) -> Iterable[str]:
     """The class of a replica that holds a device which its kubelet calls unhealthy."""
     return (pod.gpu_class,) if pod.gpu_class and pod.broken_device else ()
@@ -225,6 +230,7 @@ class World:
                 "job": _job,
                 "gateway": _gateway,
                 "process": _process,
+                "class": _on_class,
                 "broken": _broken,
             },
         )

@@ -36,6 +36,8 @@ class Node:
     conditions: tuple[NodeCondition, ...] = ()
     """What problem detectors and monitors say."""
     created: datetime | None = None
+    keeps: str = ""
+    """The annotation that forbids autoscalers to remove the node; "": there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,8 @@ class Pod:
     """Of a ready one."""
     claims: str | None = None
     """Uid of the Model whose engine the pod says it is, while it has not proved it."""
+    keeps: str = ""
+    """The annotation that forbids autoscalers to evict the pod; "": there is none."""
 
     @property
     def key(self) -> str:

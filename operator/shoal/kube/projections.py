@@ -117,7 +117,15 @@ def node(raw: JsonObject) -> facts.Node:
         allocatable=_devices(status.get("allocatable")),
         conditions=tuple(_node_conditions(status)),
         created=_time(raw["metadata"].get("creationTimestamp")),
+        keeps=_kept(
+            _map(raw["metadata"], "annotations"), (names.ANNOTATION_NOT_DISRUPTED, names.ANNOTATION_NOT_REMOVED)
+        ),
     )
+
+
+def _kept(annotations: Mapping[str, Any], forbid: Iterable[str]) -> str:
+    """The first annotation of those that forbid a disruption unless they say "false"; "": there is none."""
+    return next((key for key in forbid if annotations.get(key, "false") not in ("false", "")), "")
 
 
 def _node_conditions(status: JsonObject) -> Iterator[facts.NodeCondition]:
@@ -193,7 +201,14 @@ def pod(raw: JsonObject) -> facts.Pod | None:
         knows_role_keys=gateway and names.ANNOTATION_KEYS in _map(metadata, "annotations"),
         was_ready=_was_ready(status),
         engine=_engine_build(spec) if model_uid is not None and base.ready else None,
+        keeps=_pod_kept(_map(metadata, "annotations")) if ours else "",
     )
+
+
+def _pod_kept(annotations: Mapping[str, Any]) -> str:
+    if annotations.get(names.ANNOTATION_SAFE_TO_EVICT) == "false":
+        return names.ANNOTATION_SAFE_TO_EVICT
+    return _kept(annotations, (names.ANNOTATION_NOT_DISRUPTED,))
 
 
 def pod_event(raw: JsonObject) -> PodEvent:

@@ -20,6 +20,7 @@ from shoal.controllers.cachevolumes import CacheVolumesController
 from shoal.controllers.children import inferencepools
 from shoal.controllers.classbackoffs import ClassBackoffs
 from shoal.controllers.coldstarts import ColdStarts
+from shoal.controllers.consolidation import FleetConsolidation
 from shoal.controllers.enginesizes import EngineSizes
 from shoal.controllers.executor import Executor
 from shoal.controllers.gpuclass import GPUClassController
@@ -186,6 +187,7 @@ class OperatorProcess:
         self.classes = GPUClassController(
             world, self.state.gpus, self.planner.calibration, self.dra, WorkQueue("gpuclass", workers=2, behind=wakes)
         )
+        self.classes.consolidation = FleetConsolidation(world, self.state, cold, signals)
         match = config.health.dcgm.match
         self.gpu_metrics = (
             DCGMMetrics(config.signals.prometheus, config.health.dcgm, self.classes.enqueue_all) if match else None
@@ -344,7 +346,7 @@ class OperatorProcess:
 
     async def _lead(self) -> None:
         self.driver.begin()
-        self.classes.health.begin_term()
+        self.classes.begin_term()
         self._compare_all()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.install.run())

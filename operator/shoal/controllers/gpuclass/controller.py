@@ -7,11 +7,13 @@ from shoal.api import names, reasons
 from shoal.api.gpuclass import GPUClass, GPUClassStatus
 from shoal.controllers.calibration import Calibration
 from shoal.controllers.capacity import FleetGPUs
+from shoal.controllers.consolidation import FleetConsolidation
 from shoal.controllers.devices import FIRST_LIST_SECONDS
 from shoal.controllers.health import ClassHealth, FleetHealth
 from shoal.controllers.isolation import isolated, stored
 from shoal.controllers.status import write_status
 from shoal.controllers.world import World
+from shoal.core import facts
 from shoal.core.status import devicestatus, gpuclassstatus, healthstatus
 from shoal.core.status.conditions import ConditionUpdate, merge
 from shoal.kube.optional import OptionalKinds
@@ -32,12 +34,23 @@ class GPUClassController:
         self._world, self._capacity, self._calibration, self.queue = world, capacity, calibration, queue
         self._dra = dra
         self.health = FleetHealth(world, capacity)
+        self.consolidation: FleetConsolidation | None = None
+        """None: no node is emptied."""
         self._waits_since: float | None = None
+
+    def begin_term(self) -> None:
+        """What was seen before, perhaps long ago, is no evidence."""
+        self.health.begin_term()
+        if self.consolidation is not None:
+            self.consolidation.begin_term()
 
     def on_class(self, key: str, before: Custom[GPUClass] | None, after: Custom[GPUClass] | None) -> None:
         if before is not None and after is None:
             self.queue.add(key)  # its labels on nodes go
-            self.health.forget({c.metadata.uid for c in self._world.classes.values()})
+            live = {c.metadata.uid for c in self._world.classes.values()}
+            self.health.forget(live)
+            if self.consolidation is not None:
+                self.consolidation.forget(live)
         if after is not None:
             self.queue.add(key)
             if after.object is not None and after.object.spec.device is not None:
@@ -50,6 +63,15 @@ class GPUClassController:
         ):
             self.on_counts()  # nodes or devices may count for another class now
 
+    def on_pod(self, _key: str, _before: facts.Pod | None, after: facts.Pod | None) -> None:
+        """A replica without a node may need the node that is being emptied, before an autoscaler adds one."""
+        if after is None or after.node is not None or after.gpu_class is None or after.model_uid is None:
+            return
+        custom = self._world.classes.get(after.gpu_class)
+        found = custom.object if custom is not None else None
+        if found is not None and found.status is not None and found.status.consolidation is not None:
+            self.queue.add(after.gpu_class)
+
     def on_counts(self) -> None:
         for key in self._world.classes.known_keys():
             self.queue.add_after(key, SETTLE_SECONDS)
@@ -60,7 +82,7 @@ class GPUClassController:
 
     async def reconcile(self, key: str) -> float | None:
         """Returns seconds after which it is looked at again without a reason: devices that are not listed yet, signals
-        that have not lasted yet, quarantines that end."""
+        that have not lasted yet, quarantines that end, nodes that may be emptied."""
         world = self._world
         return await isolated(world, GPUCLASSES, world.classes, key, self._reconcile, manager=names.MANAGER_GPUCLASS)
 
@@ -71,6 +93,7 @@ class GPUClassController:
             return None
         now = self._world.now()
         found: ClassHealth | None = None
+        emptied, recheck = None, None
         if custom.object is None:
             message = f"what is stored does not pass this version's validation: {custom.error}"
             finding = ConditionUpdate(reasons.READY, "False", reasons.INVALID, message)
@@ -86,6 +109,10 @@ class GPUClassController:
                 return RETRY_SECONDS
             devices = self._capacity.devices
             found = self.health.decide(gpu_class)
+            recheck = found.plan.recheck_seconds
+            if self.consolidation is not None:
+                emptied, again = await self.consolidation.reconcile(gpu_class, found.plan, self.health)
+                recheck = min((each for each in (recheck, again) if each is not None), default=None)
             status = gpuclassstatus.status(
                 gpu_class,
                 self._capacity.usage(gpu_class),
@@ -98,13 +125,15 @@ class GPUClassController:
                 unavailable=unavailable,
                 quarantined=healthstatus.shown(found.plan.quarantined, found.uuids),
                 health=healthstatus.condition(found.plan, found.problems, found.unmeasured),
+                consolidation=emptied,
             )
         await write_status(self._world, GPUCLASSES, self._world.classes, custom, status, manager=names.MANAGER_GPUCLASS)
         waits = custom.object is not None and self._unavailable(custom.object) is not None
-        refused = await self.health.label(key, found.plan) if found is not None else False
+        node = emptied.node if emptied is not None else None
+        refused = await self.health.label(key, found.plan, node) if found is not None else False
         if waits or refused:
             return RETRY_SECONDS
-        return found.plan.recheck_seconds if found is not None else None
+        return recheck
 
     def _unavailable(self, gpu_class: GPUClass) -> ConditionUpdate | None:
         """Why there are no devices in this cluster; None: there may be, or the class needs none."""

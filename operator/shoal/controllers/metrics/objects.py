@@ -62,6 +62,10 @@ _FAMILIES: Final[dict[str, tuple[str, list[str]]]] = {
         "GPUs, or nodes with all their GPUs, that are out of use or on probation, by reason.",
         ["gpu_class", "state", "reason", "by"],
     ),
+    "shoal_gpu_class_consolidating": (
+        "1 while a node of the class is being emptied, or is kept empty for the autoscaler to remove it.",
+        ["gpu_class"],
+    ),
     "shoal_gpu_class_hourly_cost": ("Price of one GPU per hour.", ["gpu_class", "currency"]),
     "shoal_lora_pool_adapters": (
         "Adapters of the pool: total, available (can serve requests), failed.",
@@ -172,6 +176,10 @@ class ObjectMetrics(Collector):
         stands = gpu_class.status.quarantined if gpu_class.status is not None else ()
         for (state, reason, by), units in Counter((each.state, each.reason, each.by) for each in stands).items():
             yield "shoal_gpu_class_quarantined", [name, state, reason, by], units
+        autoscaled = gpu_class.spec.nodes.autoscaled
+        if autoscaled is not None and autoscaled.consolidate is not None:
+            emptied = gpu_class.status.consolidation if gpu_class.status is not None else None
+            yield "shoal_gpu_class_consolidating", [name], float(emptied is not None)
         if (price := gpu_class.spec.hourly_cost) is not None:
             yield "shoal_gpu_class_hourly_cost", [name, price.currency], float(quantity.parse(price.amount))
 

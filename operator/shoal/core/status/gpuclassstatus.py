@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Final
 
 from shoal.api import reasons
-from shoal.api.gpuclass import GPUClass, GPUClassStatus, GPUMemory, QuarantinedGPUs
+from shoal.api.gpuclass import ConsolidatedNode, GPUClass, GPUClassStatus, GPUMemory, QuarantinedGPUs
 from shoal.core import quantity
 from shoal.core.devices import ClassDevices, DeviceFacts
 from shoal.core.facts import Node
@@ -36,13 +36,14 @@ def status(
     unavailable: ConditionUpdate | None = None,
     quarantined: Sequence[QuarantinedGPUs] = (),
     health: ConditionUpdate | None = None,
+    consolidation: ConsolidatedNode | None = None,
 ) -> GPUClassStatus:
     """Ready when nodes match; with their number and GPUs.
 
     `nodes`: those that count for the class; `overlapping`: nodes with its labels that count for another class -> that
     class. `overhead`: measured, in bytes of one GPU. Of a class with `device`: its `devices`, what they say of
     themselves (`facts`), and why there are none in this cluster (`unavailable`). `health`: what is to be said of GPUs
-    that are out of use, or should be.
+    that are out of use, or should be. `consolidation`: the node that is being emptied.
     """
     generation = gpu_class.metadata.generation
     memory, source = memory_of(gpu_class, nodes, facts)
@@ -80,6 +81,7 @@ def status(
         largest_node=largest,
         devices=said,
         quarantined=tuple(quarantined),
+        consolidation=consolidation,
     )
 
 

@@ -35,10 +35,12 @@ def stored(gpu_class: GPUClass) -> tuple[Quarantine, ...]:
 
 
 def out_of_use(gpu_class: GPUClass) -> frozenset[Unit]:
-    """Units of a class on which nothing is placed."""
-    if gpu_class.status is None or not gpu_class.status.quarantined:
+    """Units of a class on which nothing is placed: GPUs that are not healthy, and a node that is being emptied."""
+    status = gpu_class.status
+    if status is None or not (status.quarantined or status.consolidation):
         return frozenset()
-    return holding(stored(gpu_class))
+    emptied = {Unit(status.consolidation.node)} if status.consolidation is not None else frozenset[Unit]()
+    return holding(stored(gpu_class)) | emptied
 
 
 def shown(quarantined: Iterable[Quarantine], uuids: Mapping[str, str]) -> tuple[QuarantinedGPUs, ...]:
