@@ -55,14 +55,16 @@ async def pool(
     gpus: int = 2,
     limits: dict[str, str] | None = None,
     consolidation: str = "WhenEmpty",
+    by_shoal: bool = False,
 ) -> None:
-    """A node pool, and the class of its nodes."""
+    """A node pool, and the class of its nodes. `by_shoal`: Shoal empties nodes."""
     wanted = node_pool(name, {}, f"gpu-{gpus}", limits=limits, consolidation=consolidation)
     await fleet.client.apply(NODE_POOLS, wanted, manager="person")
     found = gpu_class(name, "", cost=cost)
+    consolidate = {"consolidate": {"afterSeconds": 10}} if by_shoal else {}
     found["spec"] |= {
         "nodeSelector": {"karpenter.sh/nodepool": name},
-        "nodes": {"autoscaled": {"max": 3, "gpusPerNode": gpus, "provisionSeconds": 30}},
+        "nodes": {"autoscaled": {"max": 3, "gpusPerNode": gpus, "provisionSeconds": 30} | consolidate},
     }
     await fleet.apply(found)
 
@@ -249,6 +251,33 @@ async def test_a_replica_that_karpenter_moves_ends_its_answers_while_the_next_on
             await client.delete(MODELS, name, ns)
 
 
+async def test_shoal_empties_a_node_without_a_gap_and_karpenter_removes_it(cloud: Fleet) -> None:
+    """Karpenter by itself would evict the only replica of a Model at once, and its requests would wait."""
+    client, ns, signals = cloud.client, cloud.namespace, FakeSignals()
+    async with running_operator(client, cloud.kubeconfig, signals=signals):
+        await pool(cloud, "spot", cost="0.10", by_shoal=True)
+        for name in ("first", "second", "third"):
+            floor = {"minReplicas": 1}
+            await cloud.apply(model(name, ns, variants=[{"class": "spot"}], scaling=floor))
+            await model_with(client, ns, name, "Ready", "True")
+        nodes = {n: (await replicas_of(cloud, n))[0]["spec"]["nodeName"] for n in ("first", "second", "third")}
+        shared = [name for name, node in nodes.items() if list(nodes.values()).count(node) == 2]
+        left = [name for name in nodes if name != shared[0]]
+        seen = Watched(cloud, {name: (await replicas_of(cloud, name))[0]["metadata"]["uid"] for name in left})
+        watching = asyncio.create_task(seen.run())
+        await client.delete(MODELS, shared[0], ns)
+        await eventually(lambda: nodes_of(cloud, "spot"), lambda found: len(found) == 1, seconds=240, what="one node")
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+        assert len(seen.went) == 1, "one of both was moved"
+        assert seen.gaps == [], "another replica was ready before it began to drain"
+        assert len(await cloud.all(NODE_CLAIMS)) == 1
+        for name in left:
+            await model_with(client, ns, name, "Ready", "True")
+            await client.delete(MODELS, name, ns)
+
+
 class Watched:
     """What becomes of some replicas, as a watch of their pods shows it."""
 
@@ -259,6 +288,8 @@ class Watched:
         self.went: set[str] = set()
         self.unserved: list[str] = []
         """Models that had no other ready replica when theirs was gone, after its last answer."""
+        self.gaps: list[str] = []
+        """The same when theirs began to drain."""
         self.graces: list[int] = []
         self._reflector = Reflector(fleet.client, PODS, on_event=self._heard)
 
@@ -275,6 +306,7 @@ class Watched:
         (self._ready[name].add if ready else self._ready[name].discard)(uid)
         if going and uid == self._pods[name] and name not in self.went:
             self.went.add(name)
+            self.gaps += [] if self._ready[name] else [name]
             self.graces.append(metadata.get("deletionGracePeriodSeconds") or 0)
         if kind != "upsert" and uid == self._pods[name] and not self._ready[name]:
             self.unserved.append(name)
