@@ -185,9 +185,13 @@ class OperatorProcess:
         self.dra = devices.kinds(world)
         self.models = ModelController(world, self.state, stale_signals, executor, self.driver, cold, models)
         self.classes = GPUClassController(
-            world, self.state.gpus, self.planner.calibration, self.dra, WorkQueue("gpuclass", workers=2, behind=wakes)
+            world,
+            self.state.gpus,
+            self.planner.calibration,
+            self.dra,
+            WorkQueue("gpuclass", workers=2, behind=wakes),
+            consolidation=FleetConsolidation(world, self.state, cold, signals),
         )
-        self.classes.consolidation = FleetConsolidation(world, self.state, cold, signals)
         match = config.health.dcgm.match
         self.gpu_metrics = (
             DCGMMetrics(config.signals.prometheus, config.health.dcgm, self.classes.enqueue_all) if match else None

@@ -28,29 +28,33 @@ SETTLE_SECONDS: Final = 0.5
 
 class GPUClassController:
     def __init__(
-        self, world: World, capacity: FleetGPUs, calibration: Calibration, dra: OptionalKinds, queue: WorkQueue
+        self,
+        world: World,
+        capacity: FleetGPUs,
+        calibration: Calibration,
+        dra: OptionalKinds,
+        queue: WorkQueue,
+        *,
+        consolidation: FleetConsolidation,
     ) -> None:
         """`dra`: the kinds of dynamic resource allocation, which are needed once a class has a `device`."""
         self._world, self._capacity, self._calibration, self.queue = world, capacity, calibration, queue
         self._dra = dra
         self.health = FleetHealth(world, capacity)
-        self.consolidation: FleetConsolidation | None = None
-        """None: no node is emptied."""
+        self._consolidation = consolidation
         self._waits_since: float | None = None
 
     def begin_term(self) -> None:
         """What was seen before, perhaps long ago, is no evidence."""
         self.health.begin_term()
-        if self.consolidation is not None:
-            self.consolidation.begin_term()
+        self._consolidation.begin_term()
 
     def on_class(self, key: str, before: Custom[GPUClass] | None, after: Custom[GPUClass] | None) -> None:
         if before is not None and after is None:
             self.queue.add(key)  # its labels on nodes go
             live = {c.metadata.uid for c in self._world.classes.values()}
             self.health.forget(live)
-            if self.consolidation is not None:
-                self.consolidation.forget(live)
+            self._consolidation.forget(live)
         if after is not None:
             self.queue.add(key)
             if after.object is not None and after.object.spec.device is not None:
@@ -110,9 +114,8 @@ class GPUClassController:
             devices = self._capacity.devices
             found = self.health.decide(gpu_class)
             recheck = found.plan.recheck_seconds
-            if self.consolidation is not None:
-                emptied, again = await self.consolidation.reconcile(gpu_class, found.plan, self.health)
-                recheck = min((each for each in (recheck, again) if each is not None), default=None)
+            emptied, again = await self._consolidation.reconcile(gpu_class, found.plan, self.health)
+            recheck = min((each for each in (recheck, again) if each is not None), default=None)
             status = gpuclassstatus.status(
                 gpu_class,
                 self._capacity.usage(gpu_class),
