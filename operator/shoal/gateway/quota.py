@@ -20,6 +20,7 @@ from shoal.core.quota.limits import Cost, Limits, Over, limits_of
 from shoal.core.quota.month import MonthTotal
 from shoal.core.quota.peerusage import GatewayPeers
 from shoal.core.rating.price import Rate, RateTable, cost
+from shoal.core.routing.cost import PricedRequest
 from shoal.core.routing.resolve import ServedModel
 from shoal.gateway.quotamessages import ShareUsedUp, header_lines_of, refusal
 from shoal.gateway.tenantdemand import TenantUsageState
@@ -230,6 +231,23 @@ class Quota:
             raise refusal(over, self.limits)
         quotas.usage.note(self.tenant)
         return Reserved(self, asked, rate, answers, bound)
+
+    def fits(self, request: PricedRequest, plan: str | None, *, begun: bool) -> bool:
+        """Whether the limits and the budget have room for a request now. `begun`: it is counted already."""
+        quotas, rates = self._quotas, self._quotas.ledger.rate_table
+        rate = None
+        if self.limits.budget is not None and rates is not None:
+            rate = rates.find(plan, request.model, request.adapter)
+        units = {"documents": request.documents, "images": request.images, "audio_ms": request.audio_ms}
+        spend = 0 if rate is None else cost(rate, request.prompt, 0, request.answer, **units)
+        return self.account.fits(
+            quotas.clock(),
+            Cost(request.prompt + request.answer, spend),
+            quotas.peers,
+            month=quotas.months.now(),
+            ledger=quotas.ledger.live,
+            begun=begun,
+        )
 
     def budget_percent(self) -> int | None:
         """How much of its budget the tenant has used this month, with what is reserved for running requests; None: it

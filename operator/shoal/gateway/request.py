@@ -155,7 +155,7 @@ class _TooCostly(NamedTuple):
 
     left: ServedModel
     cheaper: Sequence[tuple[ServedModel, _Routed]]
-    """In order; each has a replica now."""
+    """In order; each has a replica now, and fits the Tenant's limits if the target or any of them does."""
     trigger: Trigger
     why: str
 
@@ -566,8 +566,8 @@ class GatewayRequest:
         return prepared
 
     def _too_costly(self, identity: KeyIdentity, model: ServedModel, routed: _Routed, size: _Size) -> _TooCostly | None:
-        """The cheaper fallbacks of a request, by the conditions of its route, which have a replica now; None: it stays
-        with its target."""
+        """The cheaper fallbacks of a request, by the conditions of its route, which have a replica now and for which
+        its Tenant's limits have room; None: it stays with its target."""
         app, conditions, index = self._app, routed.cost, self._app.directory.snapshot.model_index
         route = index.routes.get(routed.route)
         if conditions is None or route is None:
@@ -585,9 +585,16 @@ class GatewayRequest:
         )
         cheaper = [options[place] for place in decision.cheaper]
         ready = [each for each in cheaper if self._has_replica(each[0])]
-        if ready and decision.trigger is not None:
-            return _TooCostly(model, ready, decision.trigger, decision.why)
-        why = f"{decision.why}, but no cheaper fallback has a replica now" if cheaper else decision.why
+        fitting = [each for each in ready if self._fits(identity, size.at(each[0]))]
+        # Where the limits have no room at the target either, a fallback refuses the request, or it waits for a share.
+        if ready and not fitting and not self._fits(identity, size.at(model)):
+            fitting = ready
+        if fitting and decision.trigger is not None:
+            return _TooCostly(model, fitting, decision.trigger, decision.why)
+        why = decision.why
+        if cheaper:
+            missing = "fits the limits of its Tenant" if ready else "has a replica now"
+            why += f", but no cheaper fallback {missing}"
         if why:
             self._cost_note = _CostNote(model.address, None, why)
         return None
@@ -598,6 +605,10 @@ class GatewayRequest:
         if model.external is not None:
             return self._hops < MOST_HOPS and app.externals.usable(model)
         return app.holds.wait_refusal(model) is None and bool(app.fleet.usable(app.directory.snapshot, model))
+
+    def _fits(self, identity: KeyIdentity, request: PricedRequest) -> bool:
+        """Whether the Tenant's limits and budget have room for the request now."""
+        return self._quota is None or self._quota.fits(request, identity.plan, begun=self._reserved is not None)
 
     def _tell_cost(self, prepared: Prepared) -> None:
         """Notes why the accepted request goes to a cheaper fallback, or stays with its target all the same."""

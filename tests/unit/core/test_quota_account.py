@@ -117,6 +117,24 @@ def test_a_request_larger_than_the_share_passes_if_it_fits_what_is_left():
     assert ask(it, 100.0, 30, others) == Over("tokens", "share", 100, 60, 30, 3)
 
 
+def test_whether_a_request_fits_is_answered_without_a_trace():
+    it, asked = account(tokens=100, concurrent=1), Cost(60)
+    assert it.fits(100.0, asked, tuple)
+    assert it.fits(100.0, asked, tuple), "nothing was reserved"
+    assert ask(it, 100.0, 60) is None
+    assert not it.fits(100.0, Cost(30), tuple), "one at a time"
+    assert it.fits(100.0, Cost(30), tuple, begun=True), "it is the one"
+    assert not it.fits(100.0, Cost(50), tuple, begun=True)
+
+    # Of a share that a question alone found used up, the next one comes as soon as the others have reported again.
+    for questions in (0, 1):
+        one = account(tokens=100)
+        assert ask(one, 200.0, 50, peers=(GatewayPeer("b", 199.9),)) is None
+        for _ in range(questions):
+            assert not one.fits(201.0, Cost(20), lambda: (GatewayPeer("b", 200.9),))
+        assert ask(one, 201.6, 20, peers=(GatewayPeer("b", 201.55),)) is None
+
+
 def test_a_silent_gateway_counts_as_its_equal_share():
     it = account(requests=40)
     silent = [GatewayPeer("g1", None), GatewayPeer(None, None), GatewayPeer("g3", 99.0)]

@@ -146,6 +146,16 @@ async def test_a_request_with_fetched_images_goes_to_a_cheaper_fallback_of_its_r
         assert record.data.model == "chat/llama"
         await w.idle()
         assert (w.account().spent, w.account().reserved_spend) == (121 * cent // 10, 0)
+        # A fallback whose answer may be too long for the limits: the same. It is the one request at a time already.
+        it.models["chat/other"] = other
+        it.model(max_output_tokens=10, facts=replace(FACTS, media_hosts=frozenset({HOST})))
+        limits = {"concurrentRequests": 1, "tokensPerMinute": 170}
+        it.tenants["acme"] = tenant(models=["chat/llama", "chat/other"], limits=limits)
+        it.changed()
+        response = await it.post(chat(URL, model="front"))
+        assert response.status == 200, await response.text()
+        *_, record = await it.records(count=3)
+        assert record.data.model == "chat/llama"
 
 
 async def test_it_is_reserved_and_refused_as_the_same_with_a_data_url(tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ import pytest
 from shoal.api.ledger import Prices, Rate
 from shoal.core.hold.limits import Limits
 from shoal.core.quota.month import PICO, MonthTotal
+from shoal.core.quota.peerusage import GatewayPeer
 from shoal.core.rating.price import RateTable
-from tests.support.gateway import GatewayUnderTest, tenant
+from tests.support.gateway import GatewayUnderTest, replica, tenant
 from tests.support.routes import put, target, two_models
 from tests.support.scripted_engine import ScriptedEngine
+from tests.support.streams import until
 
 CHAT: dict[str, Any] = {"model": "front", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 50}
 FALLBACKS = "shoal_gateway_route_fallbacks_total"
@@ -193,6 +195,66 @@ async def test_limits_and_budget_reserve_for_the_fallback_and_count_its_price(tm
         assert (len(llama.requests), len(other.requests)) == (0, 1), "no budget for the fallback: it is refused there"
         assert account.own_use().in_flight == 0
         assert it.metric(FALLBACKS, reason="cost") == 1
+
+
+async def test_a_cheaper_fallback_for_which_the_limits_have_no_room_is_passed_over(tmp_path: Path):
+    """A token of the fallback costs a tenth, but its answers may be longer: it reserves 71 tokens, the target 31."""
+    llama, other = ScriptedEngine(), ScriptedEngine()
+    both = ["chat/llama", "chat/other"]
+    async with two_models(tmp_path, llama, other, rule("0.20")) as it:
+        it.app.quotas.ledger = PriceList(DEAR, CHEAP)
+        it.model(max_output_tokens=10)
+        small: tuple[dict[str, Any], ...] = ({"limits": {"tokensPerMinute": 70}}, {"budget": {"tokens": 70}})
+        for spec in small:
+            it.tenants["acme"] = tenant(models=both, **spec)
+            it.changed()
+            request = await ask(it)
+            assert whys(it, request)[1] == [
+                "stayed: it may cost 0.31 USD at chat/llama, more than the 0.2 USD of whenCostAbove, but no cheaper "
+                "fallback fits the limits of its Tenant"
+            ]
+        assert (len(llama.requests), len(other.requests)) == (2, 0)
+        assert {one.data.model for one in await it.records(count=2)} == {"chat/llama"}
+
+        # Room for neither: the answer is the limit's, of all Models together.
+        it.tenants["acme"] = tenant(models=both, limits={"tokensPerMinute": 30})
+        it.changed()
+        response = await it.post(CHAT)
+        assert response.status == 429
+        error = (await response.json())["error"]
+        assert error["message"].startswith("The request is larger than your limit on tokens per minute: limit 30, ")
+        assert (len(llama.requests), len(other.requests)) == (2, 0)
+        assert it.app.demand.tenants.of("acme").own_use().in_flight == 0
+
+        # Another cheaper fallback that fits goes before the target.
+        short = dataclasses.replace(it.models["chat/other"], key="chat/short", uid="uid-short", claims=("short",))
+        it.models["chat/short"] = dataclasses.replace(short, max_output_tokens=10)
+        it.pods["chat/llama-3"], it.ports["pod-3"] = replica(3, model=short), it.ports["pod-2"]
+        it.app.quotas.ledger = PriceList(DEAR, CHEAP, CHEAP.model_copy(update={"model": "chat/short"}))
+        it.tenants["acme"] = tenant(models=[*both, "chat/short"], limits={"tokensPerMinute": 70})
+        put(it, rule("0.20", targets=[target("other"), target("short")]))
+        it.hear(3)
+        await ask(it)
+        *_, record = await it.records(count=3)
+        assert record.data.model == "chat/short"
+
+
+async def test_a_request_for_which_only_a_fallback_fits_the_budget_waits_for_a_share_of_it(tmp_path: Path):
+    llama, other = ScriptedEngine(), ScriptedEngine()
+    async with two_models(tmp_path, llama, other, rule()) as it:
+        it.app.quotas.ledger = PriceList(DEAR, CHEAP)
+        others = [GatewayPeer("g1", it.app.quotas.clock())]
+        it.app.quotas._read_peers = lambda: others  # pyright: ignore[reportPrivateUsage]
+        budget = {"amount": "0.15", "currency": "USD"}
+        it.tenants["acme"] = tenant(models=["chat/llama", "chat/other"], budget=budget)
+        it.changed()
+        await ask(it)
+        waiting = asyncio.create_task(ask(it))
+        await until(lambda: waiting.done() or it.metric("shoal_gateway_share_waits_total") == 1)
+        assert not waiting.done(), "half of the budget is another gateway's, and all of it is too little for the target"
+        others[:] = [GatewayPeer("g1", it.app.quotas.clock() + 60)]
+        await waiting
+        assert (len(llama.requests), len(other.requests)) == (0, 2)
 
 
 async def test_by_the_share_of_the_budget_that_its_tenant_has_used(tmp_path: Path):

@@ -76,6 +76,24 @@ class Account:
         self._reserved_spend += cost.spend
         return None
 
+    def fits(
+        self,
+        now: float,
+        cost: Cost,
+        peers: Callable[[], GatewayPeers],
+        *,
+        month: str = "",
+        ledger: bool = False,
+        begun: bool = False,
+    ) -> bool:
+        """Whether `reserve` would take the request now. Reserves nothing, and does not ask for another share."""
+        asked = self._amounts(cost)
+        if begun:
+            asked = [each for each in asked if each[0] not in BEGUN]
+        if self._unknown(month, ledger=ledger):
+            return False
+        return self._lacking(now, asked, peers, ledger=ledger) is None
+
     def begin(
         self, now: float, cost: Cost, peers: Callable[[], GatewayPeers], *, month: str = "", ledger: bool = False
     ) -> Over | None:
@@ -182,10 +200,25 @@ class Account:
         ledger: bool,
     ) -> Over | None:
         """Why the amounts do not fit; None: they do."""
-        if (budget := self.limits.budget) is not None:
-            self._enter_month(month, ledger=ledger)
-            if budget.refuse_unknown and not ledger:
-                return self._refuse("budget", "unknown", now, 0, (), RETRY_AFTER_MAX_SECONDS)
+        if self._unknown(month, ledger=ledger):
+            return self._refuse("budget", "unknown", now, 0, (), RETRY_AFTER_MAX_SECONDS)
+        if (lacking := self._lacking(now, amounts, peers, ledger=ledger)) is None:
+            return None
+        limit, amount = lacking
+        self._shares[limit].full(now)
+        return self._over(limit, now, amount, peers())
+
+    def _unknown(self, month: str, *, ledger: bool) -> bool:
+        """Whether nothing is served because the ledger's total of the month is not known."""
+        if (budget := self.limits.budget) is None:
+            return False
+        self._enter_month(month, ledger=ledger)
+        return budget.refuse_unknown and not ledger
+
+    def _lacking(
+        self, now: float, amounts: Iterable[tuple[Limit, int]], peers: Callable[[], GatewayPeers], *, ledger: bool
+    ) -> tuple[Limit, int] | None:
+        """The first of the amounts that does not fit this gateway's share of its limit; None: they all fit."""
         for limit, amount in amounts:
             share = self._shares.get(limit)
             if (
@@ -196,8 +229,7 @@ class Account:
                 continue  # almost all requests, each with four limits: there is nothing to renew or to refuse
             share, own = self._renewed(limit, now, amount, peers, ledger=ledger)
             if not share.fits(own, amount):
-                share.full(now)
-                return self._over(limit, now, amount, peers())
+                return limit, amount
         return None
 
     def _count(self, now: float) -> None:
