@@ -9,6 +9,7 @@ _TIDY_SECONDS = 60.0
 BENCHES = {
     "bench_gateway": "the gateway beside no proxy, Envoy and smg",
     "bench_endpoints": "what a request costs the gateway on each endpoint, beside chat completions",
+    "bench_routes": "what a route that goes by cost costs the gateway, beside the same route without",
     "bench_metrics": "what metrics and traces cost the gateway, side by side",
     "bench_prefix": "prompts that find their prefix in a cache, by rule of routing",
     "bench_routing": "time to first token, hits and throughput by rule of routing, over traces and generated traffic",

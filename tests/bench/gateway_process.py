@@ -6,6 +6,7 @@ With `asleep` its Model has no replica until `wake` is read from standard input;
 `held` does nothing. Each is answered by how many requests wait. With the URL of a ledger everything is on: the tenant
 has limits of each kind and a budget, none of which is met, and a log of each request's metadata; records are shipped.
 
+BENCH_ROUTES: there are a second Model, routes to both, their prices, and a second tenant (cost_routes.py).
 BENCH_METRICS=off: nothing is counted. BENCH_OPS_PORT: /metrics is served there, with BENCH_MODELS more Models' series.
 Traces are on by OpenTelemetry's own variables. BENCH_TLS_DIR: the engines are called over mutual TLS, with the
 certificate in that folder.
@@ -16,6 +17,7 @@ import hashlib
 import os
 import signal
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -54,6 +56,7 @@ from shoal.requestlog.api import LogsApi
 from shoal.requestlog.logger import RequestLogger
 from shoal.runtime import logs as structured
 from shoal.signals.totals import TotalsFollower
+from tests.bench import cost_routes
 from tests.support.rolekeys import give
 
 API_KEY = "sk-bench"
@@ -93,6 +96,13 @@ def fill(metrics: GatewayMetrics, models: int) -> None:
             tally.observe(1.0)
 
 
+def _tenant(name: str, key: str, **spec: object) -> Tenant:
+    """A tenant with this API key, which may use all Models."""
+    keys = [{"name": "key", "sha256": hashlib.sha256(key.encode()).hexdigest()}]
+    models = [{"namespace": "bench", "name": each} for each in ("model", cost_routes.SMALL)]
+    return Tenant.model_validate({"metadata": {"name": name}, "spec": {"keys": keys, "models": models, **spec}})
+
+
 async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool, ledger_url: str = "") -> None:
     (folder / "key").mkdir(parents=True, exist_ok=True)
     give(folder / "key", INSTALL_KEY)
@@ -111,9 +121,7 @@ async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool, led
         limits=limits,
         facts=Facts(vocabulary=151_936, media=frozenset({"image"})),
     )
-    key = {"name": "key", "sha256": hashlib.sha256(API_KEY.encode()).hexdigest()}
-    spec: dict[str, object] = {"keys": [key], "models": [{"namespace": "bench", "name": "model"}]}
-    tenant = Tenant.model_validate({"metadata": {"name": "t"}, "spec": spec | (EVERYTHING if ledger_url else {})})
+    models, tenants = {model.key: model}, {"t": _tenant("t", API_KEY, **(EVERYTHING if ledger_url else {}))}
     pods = {
         f"bench/pod-{n}": Replica(
             f"pod-{n}",
@@ -131,6 +139,13 @@ async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool, led
         )
         for n in range(4)
     }
+    routed = bool(os.environ.get("BENCH_ROUTES"))
+    if routed:
+        small = replace(model, key=f"bench/{cost_routes.SMALL}", uid="uid-small", claims=(cost_routes.SMALL,))
+        models[small.key] = small
+        tenants["limited"] = _tenant("limited", cost_routes.LIMITED_KEY, **cost_routes.LIMITS)
+        others = [replace(pod, uid=f"small-{pod.uid}", model=small.key, model_uid=small.uid) for pod in pods.values()]
+        pods |= {f"bench/{pod.uid}": pod for pod in others}
     credentials = TLSCredentials(Path(tls) if tls else None)
     credentials.refresh()
     ring = KeyRing(settings.keys_dir)
@@ -142,15 +157,15 @@ async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool, led
     for pod in pods.values():
         fleet.update(pod.uid, HEARD)
     seen = {} if asleep else dict(pods)
-    directory = Directory({model.key: model}, {"t": tenant}, seen)
-    for source in ("models", "tenants", "pods"):
+    directory = Directory(models, tenants, seen, routes=cost_routes.routes() if routed else None)
+    for source in ("models", "tenants", "pods", "routes"):
         directory.mark(source)
     spool = UsageSpool(settings.spool_dir)
     spool.start()
     pool = Pool(credentials=credentials, secured_keep_alive=50.0)
     logs = LogsApi(RequestLogger(settings, gateway=me.name), ring)
     background = [asyncio.create_task(logs.logger.run())]
-    quotas = Quotas(book.tenants)
+    quotas = Quotas(book.tenants, ledger=cost_routes.PriceList() if routed else None)
     if ledger_url:
         said = partial(ring.bearers_of, "gateway", keys.LEDGER)
         totals = TotalsFollower(ledger_url, said, me)

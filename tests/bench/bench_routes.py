@@ -1,0 +1,113 @@
+"""What a route with `fallback.whenCostAbove` costs the gateway, beside the same route without, in one run on one core.
+
+    python -m tests.bench.bench_routes [--seconds 3] [--rounds 5]
+
+One gateway with two Models and three routes, which are measured in turn, round by round, so that what else the machine
+does falls on all of them: without the condition, with one that no request meets, and with one that each meets, so that
+it goes to the cheaper Model. Once for a tenant without limits, and once for one with limits of each kind and a budget.
+The smallest of the rounds counts. Requests are small chat completions with answers that are no streams.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.bench.bench_gateway import LOAD_CORE, PROXY_CORE, Bench, cpu_seconds, free_port, started
+from tests.bench.cost_routes import LEAVES, LIMITED_KEY, PLAIN, STAYS
+from tests.bench.gateway_process import API_KEY
+
+_CONNECTIONS: Final = 64
+_FELL_BACK: Final = 'shoal_gateway_route_fallbacks_total{reason="cost"}'
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the table."""
+
+    name: str
+    route: str
+    """Also the Model itself."""
+    key: str
+    beside: str
+    """Name of the row that it is compared with."""
+
+    def request(self, port: int) -> bytes:
+        messages = [{"role": "user", "content": "x" * 700}]
+        body = json.dumps({"model": self.route, "max_tokens": 50, "messages": messages}, separators=(",", ":")).encode()
+        return (
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:%d\r\nauthorization: Bearer %b\r\n"
+            b"content-type: application/json\r\naccept: */*\r\nuser-agent: bench\r\ncontent-length: %d\r\n\r\n%b"
+            % (port, self.key.encode(), len(body), body)
+        )
+
+
+def _rows(key: str, tenant: str) -> tuple[Row, ...]:
+    plain = f"route{tenant}"
+    return (
+        Row(f"the Model by its name{tenant}", "bench/model", key, plain),
+        Row(plain, PLAIN, key, plain),
+        Row(f"route by cost, requests stay{tenant}", STAYS, key, plain),
+        Row(f"route by cost, requests go to the cheaper Model{tenant}", LEAVES, key, plain),
+    )
+
+
+ROWS: Final = (*_rows(API_KEY, ""), *_rows(LIMITED_KEY, "; limits and a budget"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    found: dict[str, list[float]] = {row.name: [] for row in ROWS}
+    upstream, port, ops = free_port(), free_port(), free_port()
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        bench = Bench(folder, arguments.seconds)
+        engine = [str(bench.load), "upstream", str(upstream)]
+        stack.enter_context(started(engine, upstream, folder / "engine.log", LOAD_CORE))
+        os.environ |= {"BENCH_ROUTES": "on", "BENCH_OPS_PORT": str(ops)}
+        command = [sys.executable, "-m", "tests.bench.gateway_process", str(upstream), str(port), str(folder / "gw")]
+        pid = stack.enter_context(started(command, port, folder / "gateway.log", PROXY_CORE))
+        for _ in range(arguments.rounds):
+            for row in ROWS:
+                found[row.name].append(_measure(bench, row, port, ops, pid))
+    show({name: min(rounds) for name, rounds in found.items()})
+
+
+def _measure(bench: Bench, row: Row, port: int, ops: int, pid: int) -> float:
+    """CPU microseconds of the gateway for one request."""
+    fell_back, before = _fallbacks(ops), cpu_seconds(pid)
+    result = bench.load_with(row.request(port), "closed", port, _CONNECTIONS)
+    after = cpu_seconds(pid)
+    if result["errors"]:
+        raise SystemExit(f"{row.name}: {result['errors']:.0f} answers without status 200")
+    if (_fallbacks(ops) > fell_back) != (row.route == LEAVES):
+        raise SystemExit(f"{row.name}: the wrong Model has answered")
+    # The generator's second of warm-up is in the CPU time too.
+    return (after - before) / (bench.seconds + 1) / result["requests_per_s"] * 1e6
+
+
+def _fallbacks(ops: int) -> float:
+    """Requests that went to a fallback for their cost."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{ops}/metrics", timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(_FELL_BACK))
+
+
+def show(found: Mapping[str, float]) -> None:
+    print("\n| a request to | CPU us/request | beside the same route without whenCostAbove |\n|---|---|---|")
+    for row in ROWS:
+        print(f"| {row.name} | {found[row.name]:.0f} | {found[row.name] / found[row.beside]:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
