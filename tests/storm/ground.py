@@ -198,7 +198,8 @@ class Ground(LabCluster):
         # Final records stay in the spools: the judge compares.
         kept = {"name": "SHOAL_GATEWAY_SPOOL_KEEP_SECONDS", "value": "864000"}
         external = {"external": {"allowedHosts": [routes.allowed(STORM)]}} if self._routed else {}
-        values |= {"gateway": {"extraEnv": [kept], **external}, "ledger": {"enabled": True}}
+        priced = {"prices": {"storm.yaml": routes.prices(STORM, STEADY)}} if self._routed else {}
+        values |= {"gateway": {"extraEnv": [kept], **external}, "ledger": {"enabled": True, **priced}}
         if earlier and self._earlier is not None:
             steps.install(self, "simulator", versions.IMAGE, values, self._earlier.root)
         else:

@@ -122,6 +122,18 @@ def keeps_model() -> None:
     Meter.reroute = reroute
 
 
+def keeps_dear() -> None:
+    """The record of a request that went to a cheaper fallback names the target that was too dear."""
+    from shoal.gateway.request import GatewayRequest
+
+    real = GatewayRequest._prepare
+
+    def prepare(self: GatewayRequest, *args: Any, **kwargs: Any) -> Any:
+        return real(self, *args, **{**kwargs, "recorded": True})
+
+    GatewayRequest._prepare = prepare
+
+
 def bills_copies() -> None:
     """The copy for a mirror is recorded as a request that its tenant pays for."""
     from shoal.metering.meter import Meter
@@ -242,6 +254,7 @@ MUTATIONS: Final[dict[str, Callable[[], None]]] = {
     "sends-again": sends_again,
     "no-halt": no_halt,
     "keeps-model": keeps_model,
+    "keeps-dear": keeps_dear,
     "bills-copies": bills_copies,
     "early-mark": early_mark,
     "no-close-open": no_close_open,

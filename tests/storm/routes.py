@@ -1,5 +1,5 @@
 """Routes in a storm: shares of the traffic, also for an adapter, a canary that is broken now and then, fallbacks for a
-Model at zero, a mirror, and an external target that is killed and comes back.
+Model at zero and for requests that may cost too much, a mirror, and an external target that is killed and comes back.
 
 All Models among their targets are of one base, as is the external one, so an answer has the same words whichever of
 them gives it; which one it was is told by the usage records (`routed.py`). An answer of the adapter has words of its
@@ -8,12 +8,15 @@ own.
 
 from typing import Any, Final
 
+import yaml
+
 from shoal.api.meta import GROUP
 from shoal_dev.lab import network
 from tests.storm.journals import Routed
 
 FRONT: Final = "storm-front"
-"""Shares its requests among the steady Model and the next one, and mirrors most of them to the shadow."""
+"""Shares its requests among the steady Model and the next one, and mirrors most of them to the shadow. Of those for the
+next one, about half may cost too much there and go to the steady one."""
 TRIAL: Final = "storm-trial"
 """Of the bursty Model, with the next one as its canary. While the bursty Model is at zero, the steady one answers."""
 NEXT: Final = "storm-next"
@@ -31,6 +34,8 @@ _MODEL_PATH: Final = "/opt/shoal/models/tiny-chat"
 PERCENT: Final = 30
 MIRROR_PERCENT: Final = 80
 _LEAVE_SECONDS: Final = 2
+_ABOVE: Final = "0.00045"
+"""45 tokens at the next Model. A prompt has some 35, and answers that are no streams have less than ten."""
 
 
 def front(namespace: str, steady: str, adapter: str | None = None) -> dict[str, Any]:
@@ -39,7 +44,15 @@ def front(namespace: str, steady: str, adapter: str | None = None) -> dict[str, 
     if adapter is not None:
         targets.append({"adapter": {"name": adapter}})
     mirror = {**_model(SHADOW), "percent": MIRROR_PERCENT}
-    return _route(namespace, FRONT, {"targets": targets, "fallback": _fallback(steady), "mirror": mirror})
+    fallback = {**_fallback(steady), "whenCostAbove": {"amount": _ABOVE, "currency": "USD"}}
+    return _route(namespace, FRONT, {"targets": targets, "fallback": fallback, "mirror": mirror})
+
+
+def prices(namespace: str, steady: str) -> str:
+    """A price list by which a request costs ten times as much at the next Model as at the steady one."""
+    entries = ({"model": f"{namespace}/{NEXT}", "input": "10"}, {"model": f"{namespace}/{steady}", "input": "1"})
+    listed = [{**each, "cached": each["input"], "output": each["input"]} for each in entries]
+    return yaml.safe_dump({"currency": "USD", "effectiveFrom": "2026-01-01", "prices": listed})
 
 
 def trial(namespace: str, steady: str, bursty: str, percent: int = PERCENT) -> dict[str, Any]:

@@ -108,6 +108,11 @@ def test_a_record_with_another_model_than_the_one_that_answered_is_found(tmp_pat
     assert any("has the Model storm/storm-next and the replica storm/storm-steady-" in v for v in findings.violations)
 
 
+def test_a_record_with_the_model_that_was_too_dear_for_a_request_is_found(tmp_path: Path) -> None:
+    findings = run(storm("keeps-dear", seconds=30, idle_seconds=STAYS, routes=True), tmp_path)
+    assert any("has the Model storm/storm-next and the replica storm/storm-steady-" in v for v in findings.violations)
+
+
 def test_a_copy_for_a_mirror_that_is_billed_is_found(tmp_path: Path) -> None:
     findings = run(storm("bills-copies", seconds=30, idle_seconds=STAYS, routes=True), tmp_path)
     assert any("the copy" in v and "has a final record" in v for v in findings.violations)
