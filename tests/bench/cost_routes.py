@@ -3,11 +3,10 @@ that never holds, or always."""
 
 from typing import Any, Final
 
-from shoal.api.ledger import Prices, Rate
 from shoal.api.modelroute import ModelRoute
-from shoal.core.quota.month import PICO, MonthTotal
-from shoal.core.rating.price import RateTable
+from shoal.core.quota.month import PICO
 from shoal.core.routing.routes import DeclaredRoute, declared_route
+from tests.support.pricelist import PriceList, flat
 
 SMALL: Final = "small"
 """The cheaper Model, of the namespace `bench`; its requests cost a tenth."""
@@ -23,21 +22,9 @@ _ABOVE: Final = {PLAIN: None, STAYS: "1", LEAVES: "0.0001"}
 """A token costs a millionth."""
 
 
-class PriceList:
+def prices() -> PriceList:
     """A ledger that has sent its price list."""
-
-    live = True
-    rate_table: RateTable | None
-
-    def __init__(self) -> None:
-        rates = [
-            Rate(model=f"bench/{model}", input=price, cached=price, output=price)
-            for model, price in (("model", PICO // 10**6), (SMALL, PICO // 10**7))
-        ]
-        self.rate_table = RateTable.of(Prices(list="bench", currency="USD", rates=tuple(rates)))
-
-    def total(self, tenant: str) -> MonthTotal | None:
-        return None
+    return PriceList(flat("bench/model", PICO // 10**6), flat(f"bench/{SMALL}", PICO // 10**7))
 
 
 def routes() -> dict[str, DeclaredRoute]:

@@ -165,7 +165,7 @@ async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool, led
     pool = Pool(credentials=credentials, secured_keep_alive=50.0)
     logs = LogsApi(RequestLogger(settings, gateway=me.name), ring)
     background = [asyncio.create_task(logs.logger.run())]
-    quotas = Quotas(book.tenants, ledger=cost_routes.PriceList() if routed else None)
+    quotas = Quotas(book.tenants, ledger=cost_routes.prices() if routed else None)
     if ledger_url:
         said = partial(ring.bearers_of, "gateway", keys.LEDGER)
         totals = TotalsFollower(ledger_url, said, me)

@@ -24,7 +24,7 @@ async def test_the_model_that_answers_a_request_of_a_row(tmp_path: Path, row: Ro
         limits = cost_routes.LIMITS if row.key == cost_routes.LIMITED_KEY else {}
         it.tenants["acme"] = tenant(models=[f"bench/{name}" for name in names], **limits)
         it.routes |= cost_routes.routes()
-        it.app.quotas.ledger = cost_routes.PriceList()
+        it.app.quotas.ledger = cost_routes.prices()
         it.changed()
         it.hear(2)
         body = row.request(1).partition(b"\r\n\r\n")[2]

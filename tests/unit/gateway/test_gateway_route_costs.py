@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from shoal.api.ledger import Prices, Rate
 from shoal.core.hold.limits import Limits
 from shoal.core.quota.month import PICO, MonthTotal
 from shoal.core.quota.peerusage import GatewayPeer
-from shoal.core.rating.price import RateTable
 from tests.support.gateway import GatewayUnderTest, replica, tenant
+from tests.support.pricelist import PriceList, flat
 from tests.support.routes import put, target, two_models
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.streams import until
@@ -20,25 +19,9 @@ from tests.support.streams import until
 CHAT: dict[str, Any] = {"model": "front", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 50}
 FALLBACKS = "shoal_gateway_route_fallbacks_total"
 CENT = PICO // 100
-DEAR = Rate(model="chat/llama", input=CENT, cached=CENT, output=CENT)
+DEAR = flat("chat/llama", CENT)
 """A cent for a token: CHAT may cost 0.71 USD."""
-CHEAP = Rate(model="chat/other", input=CENT // 10, cached=CENT // 10, output=CENT // 10)
-
-
-class PriceList:
-    """A ledger with these prices."""
-
-    def __init__(self, *rates: Rate, currency: str = "USD") -> None:
-        self.live = True
-        self.totals: dict[str, MonthTotal] = {}
-        self.rate_table: RateTable | None = None
-        self.put(*rates, currency=currency)
-
-    def put(self, *rates: Rate, currency: str = "USD") -> None:
-        self.rate_table = RateTable.of(Prices(list="p", currency=currency, rates=rates))
-
-    def total(self, tenant: str) -> MonthTotal | None:
-        return self.totals.get(tenant)
+CHEAP = flat("chat/other", CENT // 10)
 
 
 def rule(amount: str | None = "0.50", percent: int | None = None, currency: str = "USD", **more: Any) -> dict[str, Any]:
@@ -118,8 +101,7 @@ async def test_each_targets_own_limit_of_output_counts_for_its_cost(tmp_path: Pa
         assert len(llama.requests) == 1, "0.31 USD at most"
         it.model(max_output_tokens=None)
         # A token costs the same at both; the fallback allows fewer of them.
-        same = CHEAP.model_copy(update={"input": CENT, "cached": CENT, "output": CENT})
-        it.app.quotas.ledger = PriceList(DEAR, same)
+        it.app.quotas.ledger = PriceList(DEAR, flat("chat/other", CENT))
         await ask(it)
         assert (len(llama.requests), len(other.requests)) == (2, 0), "the same cost is not a lower one"
         it.models["chat/other"] = dataclasses.replace(it.models["chat/other"], max_output_tokens=20)
@@ -230,7 +212,7 @@ async def test_a_cheaper_fallback_for_which_the_limits_have_no_room_is_passed_ov
         short = dataclasses.replace(it.models["chat/other"], key="chat/short", uid="uid-short", claims=("short",))
         it.models["chat/short"] = dataclasses.replace(short, max_output_tokens=10)
         it.pods["chat/llama-3"], it.ports["pod-3"] = replica(3, model=short), it.ports["pod-2"]
-        it.app.quotas.ledger = PriceList(DEAR, CHEAP, CHEAP.model_copy(update={"model": "chat/short"}))
+        it.app.quotas.ledger = PriceList(DEAR, CHEAP, flat("chat/short", CENT // 10))
         it.tenants["acme"] = tenant(models=[*both, "chat/short"], limits={"tokensPerMinute": 70})
         put(it, rule("0.20", targets=[target("other"), target("short")]))
         it.hear(3)
@@ -301,7 +283,7 @@ async def test_a_fallback_that_refuses_it_sends_it_back_to_its_target(tmp_path: 
 async def test_prices_that_change_while_a_request_runs_change_nothing_for_it(tmp_path: Path):
     llama, other = ScriptedEngine(), ScriptedEngine()
     async with two_models(tmp_path, llama, other, rule()) as it:
-        it.app.quotas.ledger = ledger = PriceList(CHEAP, Rate(model="chat/llama", input=0, cached=0, output=0))
+        it.app.quotas.ledger = ledger = PriceList(CHEAP, flat("chat/llama", 0))
         it.hear(1, phase="stalled")
         asked = asyncio.create_task(it.post(CHAT))
         async with asyncio.timeout(10):
