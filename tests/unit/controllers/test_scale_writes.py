@@ -190,11 +190,23 @@ def test_a_new_term_trusts_no_earlier_plan() -> None:
 async def test_who_goes_first_is_said_where_some_stay_and_costs_no_write_where_all_go(
     monkeypatch: pytest.MonkeyPatch, replicas: int, marked: list[str]
 ) -> None:
-    plane = Plane(replicas=2)
-    for name in ("a", "b"):
+    plan = VariantPlan("l4", replicas, 1, "0", leaving=(("l4-0", 2 - replicas),))
+    assert await marks(monkeypatch, plan, {"a": "l4-0", "b": "l4-0"}) == marked
+
+
+async def test_the_replica_goes_first_whose_node_an_autoscaler_can_remove_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = VariantPlan("l4", 2, 1, "0", leaving=(("l4-0", 1),), others=(("l4-0", 0), ("l4-1", 0)))
+    assert await marks(monkeypatch, plan, {"a": "l4-0", "b": "l4-0", "c": "l4-1"}) == ["c"]
+
+
+async def marks(monkeypatch: pytest.MonkeyPatch, plan: VariantPlan, pods: dict[str, str]) -> list[str]:
+    """Which of the pods that serve (name -> node) get a deletion cost by the plan."""
+    plane = Plane(replicas=len(pods))
+    for name, node in pods.items():
         labels = {names.LABEL_MODEL_UID: UID, names.LABEL_GPU_CLASS: "l4", names.LABEL_COMPONENT: "engine"}
         metadata = {"name": name, "namespace": "ns", "uid": name, "resourceVersion": "1", "labels": labels}
-        plane.world.pods.upsert({"metadata": metadata, "spec": {"nodeName": "l4-0"}, "status": {"phase": "Running"}})
+        status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        plane.world.pods.upsert({"metadata": metadata, "spec": {"nodeName": node}, "status": status})
     patched: list[str] = []
 
     async def merge_patch(_resource: Any, name: str, *_: Any, **__: Any) -> JsonObject:
@@ -202,6 +214,5 @@ async def test_who_goes_first_is_said_where_some_stay_and_costs_no_write_where_a
         raise Conflict("it is gone")
 
     monkeypatch.setattr(plane.server, "merge_patch", merge_patch, raising=False)
-    plan = VariantPlan("l4", replicas, 1, "0", leaving=(("l4-0", 2 - replicas),))
     await plane.writer.mark(plane.model, plan)
-    assert patched == marked
+    return patched
