@@ -238,8 +238,17 @@ class Quota:
         rate = None
         if self.limits.budget is not None and rates is not None:
             rate = rates.find(plan, request.model, request.adapter)
-        units = {"documents": request.documents, "images": request.images, "audio_ms": request.audio_ms}
-        spend = 0 if rate is None else cost(rate, request.prompt, 0, request.answer, **units)
+        spend = 0
+        if rate is not None:
+            spend = cost(
+                rate,
+                request.prompt,
+                0,
+                request.answer,
+                documents=request.documents,
+                images=request.images,
+                audio_ms=request.audio_ms,
+            )
         return self.account.fits(
             quotas.clock(),
             Cost(request.prompt + request.answer, spend),
