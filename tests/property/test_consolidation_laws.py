@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from shoal.core.consolidation import (
 )
 from shoal.core.scaling import Load
 
+T = TypeVar("T")
 START = datetime(2026, 11, 27, tzinfo=UTC)
 AFTER = 30.0
 COUNT = st.one_of(st.none(), st.integers(0, 2))
@@ -25,15 +27,15 @@ LOAD = st.one_of(st.none(), st.builds(Load, running=COUNT, waiting=COUNT, prompt
 QUIET = Load(running=0, waiting=0, prompt_tokens_total=0)
 
 
-def mostly(usual: object, others: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
+def mostly(usual: T, others: st.SearchStrategy[T]) -> st.SearchStrategy[T]:
     return st.one_of(st.just(usual), st.just(usual), st.just(usual), others)
 
 
 MODEL = st.builds(
     ModelThere,
     key=st.just("ns/m"),
-    held=mostly(0, COUNT),  # type: ignore[arg-type]
-    cold_start_seconds=mostly(5.0, st.one_of(st.none(), st.floats(0, 500))),  # type: ignore[arg-type]
+    held=mostly(0, COUNT),
+    cold_start_seconds=mostly(5.0, st.one_of(st.none(), st.floats(0, 500))),
 )
 
 
@@ -50,10 +52,10 @@ def classes(draw: st.DrawFn, least_quiet: bool = False) -> tuple[NodeThere, ...]
             held += size
             load = QUIET if least_quiet else draw(mostly(QUIET, LOAD))
             model = ModelThere("ns/m", 0, 5.0) if least_quiet else draw(MODEL)
-            replicas.append(ReplicaThere(f"r{i}-{j}", f"ns/r{i}-{j}", model, size, True, load))  # type: ignore[arg-type]
+            replicas.append(ReplicaThere(f"r{i}-{j}", f"ns/r{i}-{j}", model, size, True, load))
         takes = least_quiet or draw(mostly(True, st.booleans()))
         others = 0 if least_quiet or held == gpus else draw(mostly(0, st.integers(0, gpus - held)))
-        found.append(NodeThere(f"n{i}", gpus, tuple(replicas), others, bool(takes)))  # type: ignore[arg-type]
+        found.append(NodeThere(f"n{i}", gpus, tuple(replicas), others, takes))
     return tuple(found)
 
 
