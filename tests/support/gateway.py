@@ -104,8 +104,8 @@ class GatewayUnderTest:
         )
         self.metrics = GatewayMetrics()
         self.spool = UsageSpool(self.settings.spool_dir, when_full=self.settings.when_spool_full)
-        self.pool = Pool(keep_alive=4.0, connect_timeout=1.0)
-        self.agents = Pool(keep_alive=30.0, connect_timeout=1.0)
+        self.pool = Pool(keep_alive=4.0, connect_timeout=10.0)  # patient: an engine and several gateways share the loop
+        self.agents = Pool(keep_alive=30.0, connect_timeout=10.0)
         self.pools: dict[str, DeclaredPool] = {}
         self.adapters: dict[str, DeclaredAdapter] = {}
         self.routes: dict[str, DeclaredRoute] = {}

@@ -6,11 +6,12 @@ body from memory, with back-pressure if it is large, read an answer with back-pr
 """
 
 import asyncio
+import contextlib
 import select
 import socket
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Final, Protocol, cast
 
 import httptools
@@ -528,7 +529,7 @@ class Pool:
                 if self._credentials is None:
                     raise NoCertificate("this gateway has no certificate, and the engine speaks mutual TLS only")
                 context = self._credentials.client()
-            async with asyncio.timeout(self._connect_timeout):
+            async with _patience(self._connect_timeout):
                 _, connection = await loop.create_connection(
                     lambda: kind(loop, self, target),
                     target.host,
@@ -547,6 +548,20 @@ class Pool:
             raise ConnectFailed(error.strerror or "no connection") from None
         _enable_keepalive_probes(connection)
         return connection
+
+
+@contextlib.asynccontextmanager
+async def _patience(seconds: float) -> AsyncGenerator[None]:
+    """Raises TimeoutError after `seconds` in which the loop ran. A loop that was busy, or a process that got no CPU,
+    finds the timer and the connection both due, and the timer wins: the engine would be blamed for the gateway's own
+    pause. So the second half of the time starts when the loop comes to the end of the first."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(None) as limit:
+        half = loop.call_later(seconds / 2, lambda: limit.reschedule(loop.time() + seconds / 2))
+        try:
+            yield
+        finally:
+            half.cancel()
 
 
 def sidecar_error(flags: bytes) -> UpstreamError:
