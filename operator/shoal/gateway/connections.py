@@ -529,7 +529,7 @@ class Pool:
                 if self._credentials is None:
                     raise NoCertificate("this gateway has no certificate, and the engine speaks mutual TLS only")
                 context = self._credentials.client()
-            async with _patience(self._connect_timeout):
+            async with _within(self._connect_timeout):
                 _, connection = await loop.create_connection(
                     lambda: kind(loop, self, target),
                     target.host,
@@ -551,7 +551,7 @@ class Pool:
 
 
 @contextlib.asynccontextmanager
-async def _patience(seconds: float) -> AsyncGenerator[None]:
+async def _within(seconds: float) -> AsyncGenerator[None]:
     """Raises TimeoutError after `seconds` in which the loop ran. A loop that was busy, or a process that got no CPU,
     finds the timer and the connection both due, and the timer wins: the engine would be blamed for the gateway's own
     pause. So the second half of the time starts when the loop comes to the end of the first."""

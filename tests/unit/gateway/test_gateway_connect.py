@@ -13,12 +13,12 @@ from shoal.gateway.connections import Pool
 from shoal.gateway.upstream import AbortHandle, ConnectFailed, UpstreamAddress
 from tests.support.scripted_engine import ScriptedEngine
 
-PATIENCE: Final = 0.4
+CONNECT_SECONDS: Final = 0.4
 """Seconds."""
 
 
 async def ask(port: int) -> None:
-    pool = Pool(connect_timeout=PATIENCE)
+    pool = Pool(connect_timeout=CONNECT_SECONDS)
     try:
         answer = await pool.start(
             UpstreamAddress("127.0.0.1", port), b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", b"", AbortHandle()
@@ -47,12 +47,12 @@ async def test_an_engine_that_takes_no_connection_is_given_up_after_the_time() -
         began = time.monotonic()
         with pytest.raises(ConnectFailed, match=r"no connection within 0\.4 s"):
             await ask(port)
-        assert time.monotonic() - began >= PATIENCE
+        assert time.monotonic() - began >= CONNECT_SECONDS
 
 
 async def test_a_pause_of_the_gateway_itself_is_not_held_against_the_engine() -> None:
     async with ScriptedEngine().running() as engine:
         asking = asyncio.create_task(ask(engine.port))
         await asyncio.sleep(0)  # it has begun to connect
-        time.sleep(2 * PATIENCE)  # noqa: ASYNC251  # as a collection of garbage, or a node without CPU to spare
+        time.sleep(2 * CONNECT_SECONDS)  # noqa: ASYNC251  # as a collection of garbage, or a node without CPU to spare
         await asking
