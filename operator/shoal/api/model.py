@@ -478,6 +478,8 @@ class ColdStartStatus(Object):
     """Of the last few starts, stage by stage."""
     starts: Annotated[int, Field(ge=1, le=5)]
     """How many starts the median is of."""
+    advice: Annotated[str, StringConstraints(max_length=256)] | None = None
+    """Which stage of the median takes most, and what would shorten it. Absent: all of it takes at most 10 seconds."""
 
 
 AnswerDigest = Annotated[str, StringConstraints(max_length=16, pattern=r"^([0-9a-f]{16}|-)$")]
@@ -556,8 +558,7 @@ class VariantStatus(Object):
     """On a class whose nodes an autoscaler adds: how much longer the next replica may take than the latest one, because
     it waits for a node. Absent: no longer."""
     cold_start: ColdStartStatus | None = None
-    """Stages of the last cold starts on this class. `kubectl shoal why model/NAME --scaling` says what would shorten
-    them."""
+    """Stages of the last cold starts on this class, and what would shorten them."""
     canary: CanaryAnswers | None = None
     """What replicas on this class answer to the canary. A replica that answers otherwise is on a GPU that computes
     wrong."""

@@ -10,7 +10,18 @@ from shoal.api.model import ColdStartStatus, Model, StartStages
 from shoal.controllers.state import FleetState
 from shoal.controllers.world import World
 from shoal.core import facts
-from shoal.core.coldstart import FIRST_TOKEN, GRAPH_CAPTURE, KEPT, ColdStart, FirstAnswer, median, node_wait, of_pod
+from shoal.core.coldstart import (
+    FIRST_TOKEN,
+    GRAPH_CAPTURE,
+    KEPT,
+    ColdStart,
+    FirstAnswer,
+    advise,
+    measured,
+    median,
+    node_wait,
+    of_pod,
+)
 from shoal.core.status.variants import cold_start
 from shoal.engine.port import STARTUP_SECONDS
 
@@ -46,11 +57,18 @@ class ColdStarts:
         return before | self._state.record(model.metadata.uid).cold_starts
 
     def stages(self, model: Model) -> dict[str, ColdStartStatus]:
-        """class -> stages of the last cold starts; those seen before this process began stand in the status."""
-        found = {v.gpu_class: v.cold_start for v in (model.status.variants if model.status else ()) if v.cold_start}
+        """class -> stages of the last cold starts; those seen before this process began stand in the status. The advice
+        is always this version's."""
+        found = {
+            v.gpu_class: v.cold_start.model_copy(update={"advice": advise(measured(v.cold_start.median))})
+            for v in (model.status.variants if model.status else ())
+            if v.cold_start
+        }
         for name, starts in self._state.record(model.metadata.uid).start_stages.items():
             if (usual := median(starts)) is not None:
-                found[name] = ColdStartStatus(last=_shown(starts[-1]), median=_shown(usual), starts=len(starts))
+                found[name] = ColdStartStatus(
+                    last=_shown(starts[-1]), median=_shown(usual), starts=len(starts), advice=advise(usual)
+                )
         return found
 
     def start_timeout(self, model: Model, gpu_class: str) -> float:

@@ -19,6 +19,7 @@ from datetime import datetime
 from typing import Final
 
 from shoal.api import names
+from shoal.api.model import StartStages
 from shoal.core.facts import Node, Pod
 
 KEPT: Final = 5
@@ -35,12 +36,11 @@ ADVICE: Final = {
     "pull": "have the images on the nodes before: a mirror of the registry, or images that are pulled in advance",
     "fetch": "put the weights on the nodes before: spec.prefetch, or a source that is nearer",
     "load": "load less: quantized weights, more GPUs per replica, a faster disk, fewer CUDA graphs in extraArgs",
-    "first_token": "have the engine warm up before it is Ready, by its arguments for that in extraArgs; a long first "
+    GRAPH_CAPTURE: "capture fewer CUDA graphs: a smaller largest batch for them in extraArgs, or none for prefill",
+    FIRST_TOKEN: "have the engine warm up before it is Ready, by its arguments for that in extraArgs; a long first "
     "prompt takes long in any case",
 }
 """Stage -> what makes it shorter."""
-_GRAPHS: Final = "capture fewer CUDA graphs: a smaller largest batch for them in extraArgs, or none for prefill"
-"""The same where they are most of `load`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,17 @@ class ColdStart:
     @property
     def longest(self) -> str:
         """The stage that takes most; of equals the earlier."""
-        return max(ADVICE, key=lambda stage: getattr(self, stage) or 0)
+        return max((*STAGES, FIRST_TOKEN), key=lambda stage: getattr(self, stage) or 0)
 
     @property
-    def advice(self) -> str:
-        """What would shorten the longest stage."""
-        mostly_graphs = self.longest == "load" and 2 * (self.graphs or 0) > self.load
-        return _GRAPHS if mostly_graphs else ADVICE[self.longest]
+    def bottleneck(self) -> tuple[str, int] | None:
+        """What to shorten first, with its seconds: the longest stage, or the capture of graphs where that is most of
+        it. None: the start is short."""
+        if self.total + (self.first_token or 0) <= _SHORT_SECONDS:
+            return None
+        if self.longest == "load" and self.graphs is not None and 2 * self.graphs > self.load:
+            return GRAPH_CAPTURE, self.graphs
+        return self.longest, getattr(self, self.longest)
 
     def with_graphs(self, seconds: float) -> "ColdStart":
         """With what the engine says. It cannot be more than all of `load`."""
@@ -115,6 +119,11 @@ def of_pod(pod: Pod) -> ColdStart | None:
     )
 
 
+def measured(stages: StartStages) -> ColdStart:
+    """A start as a Model's status has it."""
+    return ColdStart(stages.schedule, stages.pull, stages.fetch, stages.load, stages.graph_capture, stages.first_token)
+
+
 def node_wait(pod: Pod, node: Node) -> int | None:
     """Seconds for which a pod waited for its node to be added; None: the node was there before, or a time is missing.
     Of a pod of a queue it is unknown, since it also waited for quota."""
@@ -147,9 +156,16 @@ def describe(gpu_class: str, last: ColdStart, usual: ColdStart | None = None) ->
         text += f"; usually {usual.total} s"
         if usual.first_token is not None:
             text += f", then {usual.first_token} s"
-    if shown.total + (shown.first_token or 0) <= _SHORT_SECONDS:
-        return text
-    return f"{text}; most is {shown.longest.replace('_', ' ')}: {shown.advice}"
+    advice = advise(shown)
+    return text if advice is None else f"{text}; {advice}"
+
+
+def advise(usual: ColdStart) -> str | None:
+    """Which stage takes most, and what would shorten it; None: the start is short. The text has no seconds, so that it
+    changes only with the stage."""
+    if (found := usual.bottleneck) is None:
+        return None
+    return f"most is {usual.longest.replace('_', ' ')}: {ADVICE[found[0]]}"
 
 
 def _known(seconds: int | None) -> str:

@@ -9,10 +9,11 @@ from typing import Any, cast
 import pytest
 
 from shoal.api.demand import FirstToken
-from shoal.api.model import StartStages
+from shoal.api.model import ColdStartStatus, StartStages
 from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.state import FleetState
 from shoal.controllers.world import World
+from shoal.core.coldstart import ADVICE
 from shoal.core.facts import Pod
 from shoal.kube.client import KubeClient
 from shoal.kube.events import Recorder
@@ -74,6 +75,36 @@ def test_the_capture_of_graphs_belongs_to_the_start_of_its_pod(starts: Starts) -
     [both] = cold.stages(custom.object).values()
     assert (both.last.graph_capture, both.median.graph_capture) == (12, 16)
     assert starts.learned == [("u", "h100", "graph_capture", 12.4), ("u", "h100", "graph_capture", 20)]
+
+
+def test_the_status_says_what_would_shorten_the_starts_on_a_class(starts: Starts) -> None:
+    """Also of starts before this process began, and in the words of this version."""
+    raw = model("chat", "ns") | {"metadata": {"name": "chat", "namespace": "ns", "uid": "u", "resourceVersion": "7"}}
+    slow = {"schedule": 1, "pull": 2, "fetch": 300, "load": 4}
+    short = {"schedule": 1, "pull": 2, "fetch": 3, "load": 4}
+
+    def stages() -> dict[str, ColdStartStatus]:
+        custom = starts.world.models.get("ns/chat")
+        assert custom is not None
+        assert custom.object is not None
+        return starts.cold.stages(custom.object)
+
+    before = [
+        {"class": "a100", "coldStart": {"last": short, "median": slow, "starts": 2, "advice": "of another version"}},
+        {"class": "l4", "coldStart": {"last": short, "median": short, "starts": 1, "advice": "of another version"}},
+    ]
+    starts.world.models.upsert(raw | {"status": {"variants": before}})
+    assert {name: found.advice for name, found in stages().items()} == {
+        "a100": f"most is fetch: {ADVICE['fetch']}",
+        "l4": None,
+    }
+    starts.ready(pod())
+    found = stages()
+    assert found["h100"].advice == f"most is fetch: {ADVICE['fetch']}", "of equals the earlier"
+    assert starts.cold.on_graphs(pod(), 50)
+    assert starts.tell(p=(1.0, 61.0))
+    assert stages()["h100"].advice == f"most is first token: {ADVICE['first_token']}"
+    assert stages() == stages()
 
 
 def test_the_first_token_belongs_to_the_start_of_its_pod(starts: Starts) -> None:

@@ -48,6 +48,7 @@ class Fleet:
         self.leads = True
         self.now = 100.0
         self.wanted: int | None = 2
+        self.version = 1
         self.registry = CollectorRegistry()
         gpus = FleetGPUs(self.world)
         subscribe(self.world.nodes, gpus.on_node)
@@ -60,14 +61,15 @@ class Fleet:
         self.world.pods.upsert(pod)
 
     def pod(self, name: str, **changes: Any) -> None:
-        self.version = getattr(self, "version", 1) + 1
+        self.version += 1
         raw = engine_pod(name, **changes)
         raw["metadata"]["resourceVersion"] = str(self.version)
         self.world.pods.upsert(raw)
 
     def status(self, **status: Any) -> None:
         raw = self.plane.model.model_dump(mode="json", by_alias=True, exclude_none=True)
-        raw["metadata"]["resourceVersion"] = "2"
+        self.version += 1
+        raw["metadata"]["resourceVersion"] = str(self.version)
         self.world.models.upsert({**raw, "status": status})
 
     def decide(self, before: int, wanted: int, reason: str = reasons.SCALING_UP) -> None:
@@ -132,6 +134,26 @@ def test_conditions_have_their_reasons_and_no_words(fleet: Fleet) -> None:
     assert fleet.value("shoal_model_condition", **labels) == 1
     samples = [s for family in fleet.registry.collect() for s in family.samples]
     assert not [s for s in samples if "sk-1" in str(s)]
+
+
+def test_the_longest_stage_of_cold_starts_is_the_one_that_the_advice_names(fleet: Fleet) -> None:
+    def longest() -> dict[str, float]:
+        family = next(f for f in fleet.registry.collect() if f.name == "shoal_model_cold_start_longest_stage_seconds")
+        return {
+            sample.labels["stage"]: sample.value for sample in family.samples if ON_L4.items() <= sample.labels.items()
+        }
+
+    def measured(**median: int) -> None:
+        last = {"schedule": 1, "pull": 90, "fetch": 1, "load": 1}
+        start = {"last": last, "median": {"schedule": 1, "pull": 2, "fetch": 1, "load": 4} | median, "starts": 3}
+        fleet.status(variants=[{"class": "l4", "coldStart": start}])
+
+    measured(fetch=70)
+    assert longest() == {"fetch": 70}
+    measured(load=70, graphCapture=50)
+    assert longest() == {"graph_capture": 50}
+    measured()
+    assert longest() == {}, "a short start needs no advice"
 
 
 def test_an_operator_that_does_not_lead_shows_nothing_of_the_fleet(fleet: Fleet) -> None:

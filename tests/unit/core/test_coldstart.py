@@ -4,7 +4,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from shoal.core.coldstart import ColdStart, describe, median, node_wait, of_pod
+from shoal.api.model import ColdStartStatus, StartStages
+from shoal.core.coldstart import ADVICE, ColdStart, advise, describe, measured, median, node_wait, of_pod
 from shoal.core.facts import Container, Node, Pod
 from shoal.kube import projections
 
@@ -136,3 +137,39 @@ def test_the_first_token_comes_after_the_start_and_has_its_own_advice() -> None:
     assert usual is not None
     assert usual.first_token == 30, "of those of which it is known"
     assert "; usually 9 s, then 30 s; most is" in describe("h100", start, usual)
+
+
+def test_the_advice_of_a_start_stays_the_same_while_the_same_stage_is_the_longest() -> None:
+    assert advise(ColdStart(2, 10, 300, 40)) == advise(ColdStart(0, 3, 41, 40)) == f"most is fetch: {ADVICE['fetch']}"
+    assert advise(ColdStart(2, 10, 39, 40)) == f"most is load: {ADVICE['load']}"
+    assert advise(ColdStart(1, 1, 2, 3)) is None
+    assert advise(ColdStart(1, 1, 2, 3, first_token=4)) == f"most is first token: {ADVICE['first_token']}"
+
+
+def test_the_bottleneck_has_its_own_seconds() -> None:
+    assert ColdStart(2, 10, 300, 40).bottleneck == ("fetch", 300)
+    assert ColdStart(2, 10, 30, 40, graphs=25).bottleneck == ("graph_capture", 25)
+    assert ColdStart(2, 10, 30, 40, graphs=20).bottleneck == ("load", 40), "half of it is not most"
+    assert ColdStart(1, 1, 2, 3).bottleneck is None
+
+
+def test_every_advice_fits_in_the_status() -> None:
+    starts = {
+        "schedule": ColdStart(60, 1, 1, 1),
+        "pull": ColdStart(1, 60, 1, 1),
+        "fetch": ColdStart(1, 1, 60, 1),
+        "load": ColdStart(1, 1, 1, 60),
+        "graph_capture": ColdStart(1, 1, 1, 60, graphs=50),
+        "first_token": ColdStart(1, 1, 1, 1, first_token=60),
+    }
+    assert set(starts) == set(ADVICE)
+    for stage, start in starts.items():
+        text = advise(start)
+        assert text is not None
+        assert text.endswith(ADVICE[stage])
+        stages = StartStages(
+            schedule=start.schedule, pull=start.pull, fetch=start.fetch, load=start.load,
+            graph_capture=start.graphs, first_token=start.first_token,
+        )  # fmt: skip
+        assert measured(stages) == start
+        assert ColdStartStatus(last=stages, median=stages, starts=1, advice=text).advice == text

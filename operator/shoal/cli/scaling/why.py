@@ -12,10 +12,10 @@ from rich.text import Text
 
 from shoal.api.decisions import DecisionRecord, Decisions, DriverStats, ModelScaling, ReplicaStats, RuleResult
 from shoal.api.meta import JsonObject
-from shoal.api.model import Model, StartStages
+from shoal.api.model import Model
 from shoal.cli.options import Installation
 from shoal.cli.services import OperatorClient
-from shoal.core.coldstart import ColdStart, describe
+from shoal.core.coldstart import describe, measured
 from shoal.core.layers.layer import Layer
 from shoal.kube.client import KubeClient
 from shoal.kube.resources import MODELS
@@ -58,11 +58,7 @@ def _cold_starts(found: JsonObject) -> tuple[str, ...]:
     except ValidationError:
         return ()  # of another version
     known = [(v.gpu_class, v.cold_start) for v in (model.status.variants if model.status else ()) if v.cold_start]
-    return tuple(describe(name, _of(start.last), _of(start.median)) for name, start in known)
-
-
-def _of(stages: StartStages) -> ColdStart:
-    return ColdStart(stages.schedule, stages.pull, stages.fetch, stages.load, stages.graph_capture, stages.first_token)
+    return tuple(describe(name, measured(start.last), measured(start.median)) for name, start in known)
 
 
 def render(model: ModelScaling, now: datetime, *, rules: bool = True) -> RenderableType:

@@ -20,6 +20,7 @@ from shoal.controllers.capacity import FleetGPUs
 from shoal.controllers.scaling.signals import ScalingSignals
 from shoal.controllers.world import World
 from shoal.core import quantity
+from shoal.core.coldstart import measured
 from shoal.core.layers.faults import layer_of
 
 _MODEL: Final = ["model"]
@@ -44,6 +45,10 @@ _FAMILIES: Final[dict[str, tuple[str, list[str]]]] = {
     "shoal_model_cold_start_expected_seconds": (
         "Time from the creation of the pod to Ready, of the last replica that started on the class.",
         _VARIANT,
+    ),
+    "shoal_model_cold_start_longest_stage_seconds": (
+        "Stage that takes most of the median of the last cold starts on the class. No sample: they take at most 10 s.",
+        [*_VARIANT, "stage"],
     ),
     "shoal_model_signal_sources": (
         "Replicas and gateways that the decision on the Model's replicas depends on, by state: live, or stale.",
@@ -137,6 +142,9 @@ class ObjectMetrics(Collector):
             yield "shoal_model_replicas", [*here, "waiting"], variant.waiting or 0
             if variant.cold_start_seconds is not None:
                 yield "shoal_model_cold_start_expected_seconds", here, variant.cold_start_seconds
+            if variant.cold_start is not None and (longest := measured(variant.cold_start.median).bottleneck):
+                stage, seconds = longest
+                yield "shoal_model_cold_start_longest_stage_seconds", [*here, stage], seconds
         for condition in status.conditions if status is not None else ():
             yield "shoal_model_condition", [*of, *_condition(condition)], 1
         yield from self._pods(model, of, {v.gpu_class for v in status.variants} if status is not None else set())

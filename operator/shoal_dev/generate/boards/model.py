@@ -3,6 +3,7 @@
 from typing import Final
 
 from shoal.api import model as api
+from shoal.core.coldstart import ADVICE
 from shoal_dev.generate.boards.plan import DashboardPlan, Mark, Panel, PanelQuery, PanelRow
 from shoal_dev.generate.boards.promql import (
     BROKEN,
@@ -24,6 +25,7 @@ _REQUESTS: Final = "shoal_gateway_requests_total"
 _TARGETS: Final = api.Scaling()
 _KV: Final = _TARGETS.kv_utilization_percent / 100
 _QUEUE: Final = _TARGETS.queued_requests_per_replica
+_ADVICE: Final = ". ".join(f"{stage}: {text}" for stage, text in ADVICE.items())
 
 _ANSWERS: Final = PanelRow(
     "Answers",
@@ -197,8 +199,7 @@ _REPLICAS: Final = PanelRow(
             "Cold starts by stage",
             "Median of each part of a cold start, over the selected time range: schedule (until a node has the pod), "
             "pull (images and volumes), fetch (weights), load (from the engine's start to ready), graph_capture (part "
-            "of load, where the engine says it), first_token (from ready to the first token of the first answer). "
-            "`kubectl shoal why model/NAME --scaling` says what would shorten the longest.",
+            "of load, where the engine says it), first_token (from ready to the first token of the first answer).",
             (
                 PanelQuery(
                     quantile_of_range(0.5, "shoal_model_cold_start_stage_seconds", MODEL, "gpu_class, stage"),
@@ -207,6 +208,21 @@ _REPLICAS: Final = PanelRow(
                 ),
             ),
             unit="s",
+        ),
+        Panel(
+            "What to shorten in a cold start",
+            "The stage that takes most of a cold start, in seconds: of the median of the last few starts on the class. "
+            f"Empty where a start takes at most 10 s. {_ADVICE}. The status of the Model says it too "
+            "(`status.variants[].coldStart.advice`).",
+            (
+                PanelQuery(
+                    f"max by (gpu_class, stage) (shoal_model_cold_start_longest_stage_seconds{{{MODEL}}})",
+                    "seconds",
+                    empty="no start was measured, or they are short",
+                ),
+            ),
+            unit="s",
+            kind="table",
         ),
         Panel(
             "Wakes",
