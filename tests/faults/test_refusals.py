@@ -4,9 +4,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from shoal.core.layers.refusals import REFUSALS
+from shoal.core.layers.externals import OUTCOMES
+from shoal.core.layers.faults import advice
+from shoal.core.layers.refusals import REFUSALS, label, refusal
 from shoal.core.quota.limits import Limits, Over
-from shoal.gateway.quotamessages import refusal
+from shoal.gateway import quotamessages
 from shoal.net import errors
 from shoal.net.errors import ApiError
 
@@ -21,7 +23,7 @@ class RefusedRequest:
 
 def over(limit: str, why: str) -> ApiError:
     found = Over(limit, why, most=10, used=10, requested=1, retry_after=5)  # type: ignore[arg-type]
-    return refusal(found, Limits(requests=10, tokens=10, concurrent=10))
+    return quotamessages.refusal(found, Limits(requests=10, tokens=10, concurrent=10))
 
 
 REFUSED = [
@@ -47,5 +49,19 @@ REFUSED = [
 @pytest.mark.parametrize("refused", REFUSED, ids=lambda refused: refused.name)
 def test_a_refusal_has_its_layer_and_a_next_step(refused: RefusedRequest) -> None:
     assert refused.error.code is not None
-    row = REFUSALS[refused.error.code]
+    row = refusal(refused.error.code, refused.error.outcome)
+    assert row == REFUSALS[refused.error.code]
     assert (row.layer, refused.do in row.do) == (refused.layer, True), row
+
+
+def test_an_error_of_an_external_target_has_the_layer_of_what_became_of_it_there() -> None:
+    assert refusal("external_unavailable").layer == "L5"
+    for outcome, (reason, _) in OUTCOMES.items():
+        assert refusal("external_unavailable", outcome) == advice(reason)
+    assert refusal("external_unavailable", "of another version").layer == "L5"
+
+
+def test_a_code_that_an_engine_made_up_is_the_engines_and_no_label() -> None:
+    assert (refusal("made_up").layer, label("made_up", 422)) == ("L4", "422")
+    assert (refusal(None).layer, label(None, 400)) == ("L4", "400")
+    assert label("hold_full", 503) == "hold_full"

@@ -207,8 +207,14 @@ class GatewayMetrics:
         self.registry = registry = CollectorRegistry()
         self.rejected = Counter(
             "shoal_gateway_rejected",
-            "Requests that were not accepted and have no usage record, by reason.",
-            ["reason"],
+            "Requests that were not accepted and have no usage record, by reason and the layer of its cause.",
+            ["reason", "layer"],
+            registry=registry,
+        )
+        self.errors = Counter(
+            "shoal_gateway_errors",
+            "Accepted requests that were answered with an error, by reason and the layer of its cause.",
+            ["reason", "layer"],
             registry=registry,
         )
         self.share_waits = Counter(

@@ -21,6 +21,7 @@ from shoal.core.fields.kinds import Facts
 from shoal.core.fields.media import images_of
 from shoal.core.fields.pairs import pairs_of, repeated
 from shoal.core.fields.table import CHAT, FORMS, GENERATING, PAIRS, TABLE, TOKENIZING
+from shoal.core.layers import refusals
 from shoal.core.nativeapi import NativeApi
 from shoal.core.routing.affinity import SHARED, conversation_of, prefix_space, prompt_of
 from shoal.core.routing.cost import CostConditions, PricedRequest, Trigger, decide_by_cost
@@ -275,18 +276,19 @@ class GatewayRequest:
         try:
             await self._route()
         except ApiError as error:
-            self._app.metrics.rejected.labels(error.code or str(error.status)).inc()
+            self._app.metrics.rejected.labels(*_labels(error)).inc()
             if error.status == 429 and self._quota is not None:
                 self._app.metrics.tenants.refused(self._quota.tenant, error.code or "429")
             self._app.choices.refuse(self._id, error)
             await self._reply.error(error)
         except (Disconnected, ClientGone):
-            self._app.metrics.rejected.labels("disconnected").inc()
+            self._app.metrics.rejected.labels("disconnected", refusals.refusal("client_left_early").layer).inc()
             self._app.choices.client_left(self._id, "client_left_early", time.monotonic() - began)
         except Exception as error:
             log.error("request failed", request=self._id, **redact.redact_error(error))
             if not self._reply.started:
                 failed = ApiError(500, "The gateway failed.", "internal_error")
+                self._app.metrics.rejected.labels(*_labels(failed)).inc()
                 self._app.choices.refuse(self._id, failed)
                 await self._reply.error(failed)
         finally:
@@ -1083,6 +1085,7 @@ class GatewayRequest:
         return found
 
     async def _send_error(self, error: ApiError) -> None:
+        self._app.metrics.errors.labels(*_labels(error)).inc()
         self._app.choices.refuse(self._id, error)
         if not self._reply.started:
             self._meter.status = error.status
@@ -1090,6 +1093,11 @@ class GatewayRequest:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SEND_ERROR_SECONDS):
                 await self._reply.error(error)
+
+
+def _labels(error: ApiError) -> tuple[str, str]:
+    """Reason and layer of an error, for metrics."""
+    return refusals.label(error.code, error.status), refusals.refusal(error.code, error.outcome).layer
 
 
 def _identity_of(model: ServedModel) -> tuple[str, str]:

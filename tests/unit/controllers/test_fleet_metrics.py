@@ -11,6 +11,7 @@ from shoal.controllers.capacity import FleetGPUs
 from shoal.controllers.metrics import EventMetrics, ObjectMetrics
 from shoal.controllers.triggers import subscribe
 from shoal.core.scaling import ScalingDecision
+from shoal.kube.store import Table
 from tests.support.signals import FakeSignals, gateway_pod
 from tests.unit.controllers.test_scale_writes import UID, Plane
 
@@ -134,6 +135,71 @@ def test_conditions_have_their_reasons_and_no_words(fleet: Fleet) -> None:
     assert fleet.value("shoal_model_condition", **labels) == 1
     samples = [s for family in fleet.registry.collect() for s in family.samples]
     assert not [s for s in samples if "sk-1" in str(s)]
+
+
+def conditions(kind: str, status: str, reason: str) -> JsonObject:
+    return {"conditions": [
+        {"type": kind, "status": status, "reason": reason, "message": "secret sk-1", "lastTransitionTime": BORN}
+    ]}  # fmt: skip
+
+
+def test_conditions_of_every_kind_have_the_layer_of_their_reason(fleet: Fleet) -> None:
+    def add(table: Table[Any], name: str, status: JsonObject, **spec: Any) -> None:
+        metadata = {"name": name, "uid": name, "resourceVersion": "1", "creationTimestamp": BORN}
+        table.upsert({"metadata": metadata, "spec": spec, "status": status})
+
+    def add_in(table: Table[Any], namespace: str, name: str, status: JsonObject, **spec: Any) -> None:
+        metadata = {"name": name, "namespace": namespace, "uid": f"{namespace}/{name}", "resourceVersion": "1"}
+        table.upsert({"metadata": {**metadata, "creationTimestamp": BORN}, "spec": spec, "status": status})
+
+    world = fleet.world
+    selector = {"matchLabels": {"gpu": "h100"}}
+    add(
+        world.classes,
+        "h100",
+        conditions("Ready", "False", reasons.NO_NODES),
+        memoryPerGPU="80Gi",
+        nodeSelector=selector,
+    )
+    for name in ("acme", "umbrella"):
+        add(world.tenants, name, conditions("Ready", "False", reasons.NO_USABLE_KEY))
+    add(world.tenants, "initech", conditions("Ready", "True", reasons.ACTIVE))
+    add_in(world.pools, "ns", "lora", conditions("Ready", "False", reasons.PENDING), modelRef={"name": "chat"})
+    bad = conditions("Ready", "False", reasons.RANK_TOO_HIGH)
+    for name in ("a", "b"):
+        add_in(world.adapters, "ns", name, bad, poolRef={"name": "lora"}, tenants=["*"], source={"uri": "hf://acme/a"})
+    add_in(
+        world.adapters,
+        "ns",
+        "c",
+        bad,
+        poolRef={"name": "a-name-of-a-client"},
+        tenants=["*"],
+        source={"uri": "hf://acme/a"},
+    )
+    add_in(world.routes, "ns", "r", conditions("Ready", "False", "OfAnotherVersion"), unknown="Invalid here")
+    route = world.routes.get("ns/r")
+    assert route is not None
+    assert route.object is None, "this version refuses it, and its condition is shown"
+
+    ready = {"type": "Ready", "status": "False"}
+    found = {
+        (each.name, each.labels.get("gpu_class") or each.labels.get("pool") or each.labels.get("route") or ""): each
+        for family in fleet.registry.collect()
+        if family.name.endswith(("_condition", "_conditions"))
+        for each in family.samples
+        if each.labels["status"] == "False"
+    }
+    assert {key: (sample.value, sample.labels["reason"], sample.labels["layer"]) for key, sample in found.items()} == {
+        ("shoal_gpu_class_condition", "h100"): (1, "NoNodes", "L2"),
+        ("shoal_tenant_conditions", ""): (2, "NoUsableKey", "L6"),
+        ("shoal_lora_pool_condition", "ns/lora"): (1, "Pending", "control"),
+        ("shoal_lora_adapter_conditions", "ns/lora"): (2, "RankTooHigh", "L2.5"),
+        ("shoal_lora_adapter_conditions", ""): (1, "RankTooHigh", "L2.5"),
+        ("shoal_model_route_condition", "ns/r"): (1, "OfAnotherVersion", ""),
+    }
+    assert all(ready.items() <= sample.labels.items() for sample in found.values())
+    assert fleet.value("shoal_tenant_conditions", type="Ready", status="True", reason="Active", layer="L6") == 1
 
 
 def test_the_longest_stage_of_cold_starts_is_the_one_that_the_advice_names(fleet: Fleet) -> None:

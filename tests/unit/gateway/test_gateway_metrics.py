@@ -1,6 +1,7 @@
 """What Prometheus sees of requests: the pace of answers, what each tenant used, how full a hold is."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from shoal.gateway.metrics import GatewayMetrics
 from shoal.gateway.tenantmetrics import TenantMetrics
 from tests.support.gateway import API_KEY, MODEL, GatewayUnderTest, gateway, lines, tenant
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine
+from tests.unit.gateway.test_gateway_hold import asleep
 
 CHAT = {"model": "llama", "messages": [{"role": "user", "content": "hi"}]}
 STREAM = {**CHAT, "stream": True}
@@ -52,6 +54,30 @@ async def test_an_answer_that_came_whole_has_no_time_per_token(tmp_path: Path) -
         await it.records(count=1)
         assert it.metric("shoal_gateway_requests_total", **OF, outcome="answered") == 1
         assert it.metric(f"{PER_TOKEN}_count", **OF) == 0
+
+
+async def test_a_refusal_counts_on_the_layer_of_its_cause(tmp_path: Path) -> None:
+    """Before acceptance and after it; a code that an engine made up is no label."""
+    rejected, errors = "shoal_gateway_rejected_total", "shoal_gateway_errors_total"
+    answers = iter([(400, "made_up_by_an_engine"), (400, None), (500, None)])
+
+    async def refuse(request: EngineRequest) -> None:
+        status, code = next(answers)
+        await request.answer(status, json.dumps({"message": "no", "code": code}).encode())
+
+    async with gateway(tmp_path, ScriptedEngine(refuse)) as it:
+        assert await ask(it, {**CHAT, "model": "nobodys"}) == 404
+        assert it.metric(rejected, reason="model_not_found", layer="L6") == it.metric(rejected) == 1
+        assert it.metric(errors) == 0, "it was not accepted"
+        assert [await ask(it) for _ in range(3)] == [400, 400, 500]
+        assert it.metric(rejected) == 1
+        assert it.metric(errors, reason="400", layer="L4") == 2
+        assert it.metric(errors, reason="engine_error", layer="L4") == 1
+        assert it.metric(errors) == 3
+        asleep(it)
+        it.model(limits=Limits(max_requests=0))
+        assert await ask(it) == 503
+        assert it.metric(errors, reason="no_replica", layer="control") == 1
 
 
 async def test_what_a_tenant_used_and_what_its_limits_kept_out(tmp_path: Path) -> None:

@@ -12,12 +12,9 @@ from shoal.cli.options import Installation
 from shoal.cli.output import console, emit
 from shoal.cli.services import GatewayClient
 from shoal.cli.why.show import cause_block, cause_document
-from shoal.core.layers.advice import LayerAdvice
 from shoal.core.layers.candidates import age
 from shoal.core.layers.externals import OUTCOMES
-from shoal.core.layers.faults import advice
-from shoal.core.layers.layer import Layer
-from shoal.core.layers.refusals import REFUSALS
+from shoal.core.layers.refusals import refusal
 from shoal.core.layers.types import Evidence, LayerCause
 
 COLUMNS: Final = ("time", "gateway", "model", "attempt", "replica", "message", "promptTokens", "cachedTokens")
@@ -27,8 +24,6 @@ _WHILE: Final = {
     "client_left_working": "a replica worked on it",
     "client_left_answering": "it was answered",
 }
-_OF_ENGINE: Final = LayerAdvice(Layer.ENGINE, "fault", "Compare the request with what the engine supports.")
-"""Of codes that the gateway has from an engine."""
 
 
 def show(installation: Installation, url: str | None, request: str, output: str) -> None:
@@ -66,7 +61,7 @@ def show(installation: Installation, url: str | None, request: str, output: str)
 
 def cause(refused: RefusalRecord, now: datetime) -> LayerCause:
     """What the error means, and what to do."""
-    row = REFUSALS.get(refused.code or "", _OF_ENGINE)
+    row = refusal(refused.code, refused.outcome)
     about = f" (field {refused.param})" if refused.param else ""
     said = f"{refused.status} {refused.code or 'without a code'}{about}"
     proof = Evidence(said, f"gateway {refused.gateway}", age(now, refused.time))
@@ -74,7 +69,7 @@ def cause(refused: RefusalRecord, now: datetime) -> LayerCause:
     reason = refused.code or str(refused.status)
     if refused.outcome is not None and refused.outcome in OUTCOMES:
         reason, words = OUTCOMES[refused.outcome]
-        row, whose = advice(reason), f": of its external target, {words}"
+        whose = f": of its external target, {words}"
     text = f"it was answered with {said}{whose}"
     if refused.seconds is not None:
         text = f"its client left after {refused.seconds:.1f} s, while {_WHILE.get(refused.code or '', 'it ran')}"

@@ -1,8 +1,8 @@
 """Gauges of Shoal's own objects, read from the store when they are scraped. What is not known has no sample.
 
-One label, `model` or `pool`, names a Model or a pool as `namespace/name`: a scrape has a label `namespace` of its own,
+One label, `model`, `pool` or `route`, names an object as `namespace/name`: a scrape has a label `namespace` of its own,
 the scraped pod's. Labels are bounded by the number of objects; no message and nothing that a client made up is among
-them.
+them. Of Tenants and LoRAAdapters there may be thousands, so those with the same condition are counted.
 """
 
 from collections import Counter
@@ -13,8 +13,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from shoal.api.gpuclass import GPUClass
+from shoal.api.loraadapter import LoRAAdapter
 from shoal.api.lorapool import LoRAPool
-from shoal.api.meta import Condition
+from shoal.api.meta import JsonObject, ObjectMeta
 from shoal.api.model import Model
 from shoal.controllers.capacity import FleetGPUs
 from shoal.controllers.scaling.signals import ScalingSignals
@@ -22,9 +23,11 @@ from shoal.controllers.world import World
 from shoal.core import quantity
 from shoal.core.coldstart import measured
 from shoal.core.layers.faults import layer_of
+from shoal.kube.projections import Custom
 
 _MODEL: Final = ["model"]
 _VARIANT: Final = [*_MODEL, "gpu_class"]
+_CONDITION: Final = ["type", "status", "reason", "layer"]
 _FAMILIES: Final[dict[str, tuple[str, list[str]]]] = {
     "shoal_model_replicas_wanted": ("Decided number of replicas, whether or not there are GPUs for them.", _MODEL),
     "shoal_model_replicas_min": ("Lower limit of replicas of the Model.", _MODEL),
@@ -35,7 +38,7 @@ _FAMILIES: Final[dict[str, tuple[str, list[str]]]] = {
     ),
     "shoal_model_condition": (
         "1 for the current status and reason of each condition of a Model, with the layer of the reason.",
-        [*_MODEL, "type", "status", "reason", "layer"],
+        [*_MODEL, *_CONDITION],
     ),
     "shoal_model_gpus": ("GPUs that the Model's pods hold, including terminating pods.", _VARIANT),
     "shoal_model_hourly_cost": (
@@ -72,13 +75,29 @@ _FAMILIES: Final[dict[str, tuple[str, list[str]]]] = {
         ["gpu_class"],
     ),
     "shoal_gpu_class_hourly_cost": ("Price of one GPU per hour.", ["gpu_class", "currency"]),
+    "shoal_gpu_class_condition": (
+        "1 for the current status and reason of each condition of a GPUClass, with the layer of the reason.",
+        ["gpu_class", *_CONDITION],
+    ),
     "shoal_lora_pool_adapters": (
         "Adapters of the pool: total, available (can serve requests), failed.",
         ["pool", "state"],
     ),
     "shoal_lora_pool_condition": (
         "1 for the current status and reason of each condition of a LoRAPool, with the layer of the reason.",
-        ["pool", "type", "status", "reason", "layer"],
+        ["pool", *_CONDITION],
+    ),
+    "shoal_lora_adapter_conditions": (
+        "LoRAAdapters of a pool by status and reason of each condition, with the layer of the reason.",
+        ["pool", *_CONDITION],
+    ),
+    "shoal_model_route_condition": (
+        "1 for the current status and reason of each condition of a ModelRoute, with the layer of the reason.",
+        ["route", *_CONDITION],
+    ),
+    "shoal_tenant_conditions": (
+        "Tenants by status and reason of each condition, with the layer of the reason.",
+        _CONDITION,
     ),
 }
 
@@ -125,6 +144,8 @@ class ObjectMetrics(Collector):
             if pool.object is not None:
                 for name, labels, value in _pool(pool.object):
                     families[name].add_metric(labels, value)
+        for name, labels, value in self._conditions():
+            families[name].add_metric(labels, value)
         return families.values()
 
     def _model(self, model: Model, gateways: Counter[bool]) -> Iterator[tuple[str, list[str], float]]:
@@ -145,8 +166,6 @@ class ObjectMetrics(Collector):
             if variant.cold_start is not None and (longest := measured(variant.cold_start.median).bottleneck):
                 stage, seconds = longest
                 yield "shoal_model_cold_start_longest_stage_seconds", [*here, stage], seconds
-        for condition in status.conditions if status is not None else ():
-            yield "shoal_model_condition", [*of, *_condition(condition)], 1
         yield from self._pods(model, of, {v.gpu_class for v in status.variants} if status is not None else set())
         for live in (True, False):
             yield "shoal_model_signal_sources", [*of, "gateway", "live" if live else "stale"], gateways[live]
@@ -176,6 +195,34 @@ class ObjectMetrics(Collector):
         for live in (True, False):
             yield "shoal_model_signal_sources", [*of, "replica", "live" if live else "stale"], replicas[live]
 
+    def _conditions(self) -> Iterator[tuple[str, list[str], float]]:
+        """Of all objects, also of those that this version's validation refuses."""
+        of_each = (
+            ("shoal_model_condition", self._world.models),
+            ("shoal_gpu_class_condition", self._world.classes),
+            ("shoal_lora_pool_condition", self._world.pools),
+            ("shoal_model_route_condition", self._world.routes),
+        )
+        for name, table in of_each:
+            for custom in table.values():
+                for labels in _labels(custom.status):
+                    yield name, [_key(custom.metadata), *labels], 1
+        tenants = Counter(tuple(labels) for custom in self._world.tenants.values() for labels in _labels(custom.status))
+        for labels, count in tenants.items():
+            yield "shoal_tenant_conditions", list(labels), count
+        adapters = Counter(
+            (self._pool_of(custom), *labels)
+            for custom in self._world.adapters.values()
+            for labels in _labels(custom.status)
+        )
+        for labels, count in adapters.items():
+            yield "shoal_lora_adapter_conditions", list(labels), count
+
+    def _pool_of(self, custom: Custom[LoRAAdapter]) -> str:
+        """The adapter's pool; "": there is none of that name."""
+        key = "" if custom.object is None else custom.object.pool_key
+        return key if self._world.pools.get(key) is not None else ""
+
     def _class(self, gpu_class: GPUClass) -> Iterator[tuple[str, list[str], float]]:
         name, counts = gpu_class.metadata.name, self._capacity.usage(gpu_class).counts()
         states = {"capacity": counts.capacity, "allocatable": counts.allocatable}
@@ -200,14 +247,19 @@ def _pool(pool: LoRAPool) -> Iterator[tuple[str, list[str], float]]:
         states = {"total": counts.total, "available": counts.available, "failed": counts.failed}
         for state, count in states.items():
             yield "shoal_lora_pool_adapters", [*of, state], count
-    for condition in status.conditions:
-        yield "shoal_lora_pool_condition", [*of, *_condition(condition)], 1
 
 
-def _condition(condition: Condition) -> list[str]:
-    """Values of the labels type, status, reason and layer. A reason of another version has no layer."""
-    layer = layer_of(condition.reason)
-    return [condition.type, condition.status, condition.reason, "" if layer is None else layer.value]
+def _key(of: ObjectMeta) -> str:
+    return f"{of.namespace}/{of.name}" if of.namespace else of.name
+
+
+def _labels(status: JsonObject) -> Iterator[list[str]]:
+    """Values of the labels type, status, reason and layer of each condition. A reason of another version has no
+    layer."""
+    conditions: list[JsonObject] = status.get("conditions") or []
+    for each in conditions:
+        layer = layer_of(each["reason"])
+        yield [each["type"], each["status"], each["reason"], "" if layer is None else layer.value]
 
 
 def _families() -> dict[str, GaugeMetricFamily]:

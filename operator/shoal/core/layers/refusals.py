@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from shoal.core.layers.advice import LayerAdvice
+from shoal.core.layers.externals import OUTCOMES
+from shoal.core.layers.faults import advice
 from shoal.core.layers.layer import Layer
 
 
@@ -121,3 +123,17 @@ REFUSALS: Final[Mapping[str, LayerAdvice]] = {
     "mutual_tls_needed": _fault(Layer.CONTROL, "Call the port that speaks mutual TLS."),
 }
 """Code of an error -> its layer and what to do. A test compares the rows with the codes in the gateway's source."""
+_OF_ENGINE: Final = _fault(Layer.ENGINE, "Compare the request with what the engine supports.")
+"""Of codes that the gateway has from an engine."""
+
+
+def refusal(code: str | None, outcome: str | None = None) -> LayerAdvice:
+    """The row of an error. `outcome`: what became of the request at an external target."""
+    if outcome is not None and outcome in OUTCOMES:
+        return advice(OUTCOMES[outcome][0])
+    return REFUSALS.get(code or "", _OF_ENGINE)
+
+
+def label(code: str | None, status: int) -> str:
+    """The error as a metric's label: its code, or its HTTP status where an engine made the code up."""
+    return code if code in REFUSALS else str(status)

@@ -238,8 +238,23 @@ _REPLICAS: Final = PanelRow(
                 ),
             ),
             kind="stacked",
-            width=24,
+            width=12,
             runbook="model-not-serving.md",
+        ),
+        Panel(
+            "Refusals by layer",
+            "Requests per second that were answered with an error, by the layer of its cause: before acceptance "
+            "(no usage record), and after it. L6: the request, its key or its tenant's limits. `kubectl shoal why "
+            "request/ID` shows the cause of one, the board Gateway the reasons.",
+            (
+                PanelQuery(
+                    or_zero(rate("shoal_gateway_rejected_total", by="layer"), "layer"), "{{layer}} not accepted"
+                ),
+                PanelQuery(or_zero(rate("shoal_gateway_errors_total", by="layer"), "layer"), "{{layer}} accepted"),
+            ),
+            unit="reqps",
+            kind="stacked",
+            width=12,
         ),
     ),
 )

@@ -84,9 +84,13 @@ _REQUESTS: Final = PanelRow(
         ),
         Panel(
             "Not accepted",
-            "Requests per second that were refused before acceptance, by reason: unknown key or model, a limit, an "
-            "invalid body. They have no usage record.",
-            (PanelQuery(or_zero(rate("shoal_gateway_rejected_total", by="reason"), "reason"), "{{reason}}"),),
+            "Requests per second that were refused before acceptance, by reason and the layer of its cause: an unknown "
+            "key or model, a limit, an invalid body. They have no usage record.",
+            (
+                PanelQuery(
+                    or_zero(rate("shoal_gateway_rejected_total", by="reason, layer"), "reason"), "{{reason}} {{layer}}"
+                ),
+            ),
             unit="reqps",
             kind="stacked",
         ),
