@@ -175,6 +175,8 @@ async def test_when_all_slots_are_leased_the_next_adapter_waits_and_the_wait_is_
         status, refusal = await pod.ensure(stream, D, seconds=0.1)
         assert (status, refusal["reason"]) == (503, "SlotsFull")
         assert refusal["message"] == "all 2 slots are used by other adapters"
+        _, text = await pod.get("/metrics")
+        assert 'shoal_agent_adapter_refusals_total{layer="L4",reason="SlotsFull"} 1.0' in text
         assert not third.done()
         await acks(pod, stream, {B.name: 1})  # the last request of A has ended, and its lease ends soon
         status, lease = await third

@@ -242,7 +242,7 @@ def test_a_wake_lasts_from_the_decision_to_the_first_ready_replica(fleet: Fleet)
     assert fleet.value("shoal_model_wake_seconds_sum", **LLAMA) == 7
     assert fleet.value("shoal_model_cold_start_seconds_count", **ON_L4) == 2
     assert fleet.value("shoal_model_cold_start_seconds_sum", **ON_L4) == 84
-    assert fleet.value("shoal_model_decisions_total", **LLAMA, direction="up", reason="Waking") == 1
+    assert fleet.value("shoal_model_decisions_total", **LLAMA, direction="up", reason="Waking", layer="control") == 1
 
 
 def test_a_wake_and_a_cold_start_are_shown_before_they_end(fleet: Fleet) -> None:

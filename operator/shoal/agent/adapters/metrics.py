@@ -7,6 +7,7 @@ from prometheus_client import Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from shoal.core.layers.faults import layer_label
 from shoal.core.lora.lifecycle.registry import Registry, State
 
 _BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -40,9 +41,11 @@ class AdapterMetrics(Collector):
         resident = GaugeMetricFamily("shoal_agent_adapters", "Adapters of this replica by state.", labels=["state"])
         for state in get_args(State):
             resident.add_metric([state], registry.count(frozenset({state})))
-        refused = CounterMetricFamily("shoal_agent_adapter_refusals", "Refused leases by reason.", labels=["reason"])
+        refused = CounterMetricFamily(
+            "shoal_agent_adapter_refusals", "Refused leases by reason and its layer.", labels=["reason", "layer"]
+        )
         for reason, count in self._refusals().items():
-            refused.add_metric([reason], count)
+            refused.add_metric([reason, layer_label(reason)], count)
         gauges = {
             "places": ("Adapters that the engine may have in host memory.", registry.places),
             "failed": ("Adapters that could not be staged or loaded.", len(registry.failures)),

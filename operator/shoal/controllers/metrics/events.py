@@ -9,6 +9,7 @@ from shoal.api.model import Model
 from shoal.controllers.world import World
 from shoal.core import facts
 from shoal.core.coldstart import FIRST_TOKEN, GRAPH_CAPTURE, STAGES, of_pod
+from shoal.core.layers.faults import layer_label
 from shoal.core.scaling import ScalingDecision
 from shoal.core.status.variants import cold_start
 from shoal.kube.projections import Custom
@@ -32,8 +33,8 @@ class EventMetrics:
         self._world, self._leads, self._clock = world, leads, clock
         self._decisions = Counter(
             "shoal_model_decisions",
-            "Decisions that changed a Model's replicas.",
-            [*_MODEL, "direction", "reason"],
+            "Decisions that changed a Model's replicas, with the layer of the reason.",
+            [*_MODEL, "direction", "reason", "layer"],
             registry=registry,
         )
         self._wakes = Histogram(
@@ -69,7 +70,7 @@ class EventMetrics:
         if decision.wanted == before:
             return
         direction = "up" if decision.wanted > before else "down"
-        self._of(self._decisions, model, direction, decision.reason).inc()
+        self._of(self._decisions, model, direction, decision.reason, layer_label(decision.reason)).inc()
         if not decision.wanted:
             self._waking.pop(uid, None)
         elif not before and not any(p.ready and not p.deleting for p in self._world.pods.by("model", uid)):

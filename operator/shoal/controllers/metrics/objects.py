@@ -22,7 +22,7 @@ from shoal.controllers.scaling.signals import ScalingSignals
 from shoal.controllers.world import World
 from shoal.core import quantity
 from shoal.core.coldstart import measured
-from shoal.core.layers.faults import layer_of
+from shoal.core.layers.faults import layer_label
 from shoal.kube.projections import Custom
 
 _MODEL: Final = ["model"]
@@ -258,8 +258,7 @@ def _labels(status: JsonObject) -> Iterator[list[str]]:
     layer."""
     conditions: list[JsonObject] = status.get("conditions") or []
     for each in conditions:
-        layer = layer_of(each["reason"])
-        yield [each["type"], each["status"], each["reason"], "" if layer is None else layer.value]
+        yield [each["type"], each["status"], each["reason"], layer_label(each["reason"])]
 
 
 def _families() -> dict[str, GaugeMetricFamily]:

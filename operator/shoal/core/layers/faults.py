@@ -533,3 +533,9 @@ def layer_of(reason: str) -> Layer | None:
     """The layer of a reason; None: it is a reason of another version."""
     row = REASONS.get(reason) or FAULTS.get(reason)
     return row.layer if row is not None else None
+
+
+def layer_label(reason: str) -> str:
+    """The layer of a reason as a metric's label; "": it is a reason of another version."""
+    layer = layer_of(reason)
+    return "" if layer is None else layer.value

@@ -129,8 +129,13 @@ _MOVES: Final = PanelRow(
         ),
         Panel(
             "Refused leases",
-            "Lease requests per second that agents refused, by reason.",
-            (PanelQuery(or_zero(rate("shoal_agent_adapter_refusals_total", MODEL, "reason"), "reason"), "{{reason}}"),),
+            "Lease requests per second that agents refused, by reason and its layer.",
+            (
+                PanelQuery(
+                    or_zero(rate("shoal_agent_adapter_refusals_total", MODEL, "reason, layer"), "reason"),
+                    "{{reason}} {{layer}}",
+                ),
+            ),
             unit="ops",
         ),
         Panel(

@@ -165,11 +165,11 @@ _REPLICAS: Final = PanelRow(
         ),
         Panel(
             "Why the number changed",
-            "Decisions that changed the number of replicas in the time range, by direction and reason. `kubectl shoal "
-            "why` shows each with its inputs.",
+            "Decisions that changed the number of replicas in the time range, by direction, reason and layer. `kubectl "
+            "shoal why` shows each with its inputs.",
             (
                 PanelQuery(
-                    f"{events('shoal_model_decisions_total', MODEL, 'direction, reason')} > 0",
+                    f"{events('shoal_model_decisions_total', MODEL, 'direction, reason, layer')} > 0",
                     "decisions",
                     empty="the number did not change in the time range",
                 ),
