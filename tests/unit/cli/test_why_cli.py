@@ -102,9 +102,10 @@ def test_a_cause_is_told_in_the_order_of_the_questions_a_person_asks(kubeconfig:
     assert done.exit_code == 0, done.output
     lines = [line.rstrip() for line in done.output.splitlines()]
     assert lines[0] == "Model chat/llama: something is wrong"
-    assert lines[2] == "1. L3 execution  OutOfGPUMemory"
+    assert lines[2].startswith("1. wrong     container engine of pod chat/llama-1 ended with exit code 1")
     first = [line.split()[0] for line in lines[3:] if line.startswith("   ") and line[3:4] != " "]
-    assert first == ["wrong", "seen", "tried", "do", "explains"]
+    assert first == ["layer", "seen", "tried", "do", "explains"]
+    assert "   layer     L3 execution  OutOfGPUMemory" in lines
     assert "CUDA out of memory" in done.output
     assert "restarted container engine of pod chat/llama-1 3 times" in done.output
     assert "smaller memory fraction" in done.output
@@ -165,7 +166,7 @@ def test_what_cannot_be_read_is_listed_and_the_rest_is_explained(kubeconfig: Pat
     api.answers[LEASE] = (403, "leases is forbidden")
     done = why(kubeconfig, "llama")
     assert done.exit_code == 0
-    assert "1. L3 execution  OutOfGPUMemory" in done.output
+    assert "layer     L3 execution  OutOfGPUMemory" in done.output
     assert "not read, so not known:" in done.output
     assert f"nodes: {refused}" in done.output
     assert "decisions of the operator: leases is forbidden" in done.output

@@ -283,7 +283,7 @@ def test_the_command_says_when_a_client_left_and_what_to_do(api: CannedApi, tmp_
     found = RequestChoices(request="id-1", refusals=memory.refusals("id-1", "shoal-gateway-0"), remembered=1)
     api.answers[PROXY] = found.model_dump(mode="json", by_alias=True)
     shown = why(api, tmp_path, "request/id-1").output
-    assert "1. L6 client  client_left_waiting" in shown
+    assert "layer  L6 client  client_left_waiting" in shown
     assert "its client left after 12.3 s, while it waited for a replica" in shown
     assert "Raise the client's timeout" in shown
 
@@ -294,7 +294,7 @@ def test_the_command_says_what_an_external_target_did(api: CannedApi, tmp_path: 
     found = RequestChoices(request="id-1", refusals=memory.refusals("id-1", "shoal-gateway-0"), remembered=1)
     api.answers[PROXY] = found.model_dump(mode="json", by_alias=True)
     shown = why(api, tmp_path, "request/id-1").output
-    assert "1. L5 gateway  ExternalCertificateRefused" in shown
+    assert "layer  L5 gateway  ExternalCertificateRefused" in shown
     assert "its certificate is not trusted, or has expired" in " ".join(shown.split())
 
 
@@ -359,7 +359,7 @@ def test_the_command_says_which_layer_refused_a_request_and_what_to_do(
     found = RequestChoices(request="id-2", refusals=memory.refusals("id-2", "shoal-gateway-0"), remembered=1)
     api.answers[PROXY] = found.model_dump(mode="json", by_alias=True)
     shown = why(api, tmp_path, "request/id-2").output
-    assert f"1. {layer}  {code}" in shown
+    assert f"layer  {layer}  {code}" in shown
     assert do in shown
     assert f"400 {code} (field messages) (gateway shoal-gateway-0," in shown
     (cause,) = json.loads(why(api, tmp_path, "request/id-2", "-o", "json").output)["causes"]

@@ -84,23 +84,23 @@ def render(found: Explanation, seen: WhySnapshot) -> RenderableType:
 
 
 def cause_block(place: int, cause: LayerCause) -> Iterable[RenderableType]:
+    """What is wrong, which layer, evidence, what was tried, what to do, and what it explains."""
     mark = {"fault": "", "waits": " (ends by itself)", "note": " (a note)"}.get(cause.state, "")
-    yield Text.assemble(
-        f"{place}. ", (cause.layer.label, "bold"), "  ", (cause.reason, _STYLES.get(cause.state, "")), mark
-    )
+    layer = Text.assemble((cause.layer.label, "bold"), "  ", (cause.reason, _STYLES.get(cause.state, "")), mark)
     table = Table(show_edge=False, show_header=False, box=None, pad_edge=False, padding=(0, 1))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     lines = [
-        ("wrong", cause.message),
-        *(("seen", _evidence(each)) for each in cause.evidence),
-        *(("tried", each) for each in cause.tried),
-        ("do", cause.do),
-        *(("explains", each) for each in cause.consequences),
+        ("layer", layer),
+        *(("seen", Text(_evidence(each))) for each in cause.evidence),
+        *(("tried", Text(each)) for each in cause.tried),
+        ("do", Text(cause.do)),
+        *(("explains", Text(each)) for each in cause.consequences),
     ]
+    table.add_row(Text(f"{place}. wrong"), Text(cause.message))
     before = ""
     for name, text in lines:
-        table.add_row(Text(f"   {name if name != before else ''}"), Text(text))
+        table.add_row(Text(f"   {name if name != before else ''}"), text)
         before = name
     yield table
 
