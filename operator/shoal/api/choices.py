@@ -35,6 +35,9 @@ class ChoiceRecord(Message):
     """Estimated from bytes."""
     cached_tokens: float | None = None
     """Probably in the replica's prefix cache."""
+    failure: str | None = None
+    """Why another replica was tried, as `shoal_gateway_retries_total` counts it; `core/layers/attempts.py` has what it
+    means. None: the attempt did not fail so, or a gateway of an earlier version."""
 
 
 class FallbackRecord(Message):
@@ -73,6 +76,9 @@ class RefusalRecord(Message):
     code: str | None = None
     param: str | None = None
     """Field of the request that it is about."""
+    model: str | None = None
+    """`namespace/name` of the Model that the request was for at the end. None: none was chosen, an external target, or
+    a gateway of an earlier version."""
     limit: str | None = None
     """Whose limit ended the request, for people: of a ModelRoute, a Model, or the gateways. None: another error, or a
     gateway of an earlier version."""

@@ -38,6 +38,7 @@ class _Choice(NamedTuple):
     """Seconds since 1970."""
     replica: Replica
     pick: Pick | None
+    failure: str | None = None
 
 
 class _Refusal(NamedTuple):
@@ -47,6 +48,7 @@ class _Refusal(NamedTuple):
     code: str | None
     param: str | None
     limit: str | None
+    model: str | None
     outcome: str | None = None
     seconds: float | None = None
 
@@ -85,6 +87,13 @@ class ChoiceMemory:
         if len(before) < MOST_ATTEMPTS:
             self._known[request] = (*before, _Choice(time.time(), replica, pick))
 
+    def fail(self, request: str, replica: Replica, failure: str) -> None:
+        """The request's attempt at the replica failed, and another one may be tried."""
+        known = self._known.get(request)
+        # Only the first attempts are remembered: the last of these may be an earlier one.
+        if known and known[-1].replica is replica and known[-1].failure is None:
+            self._known[request] = (*known[:-1], known[-1]._replace(failure=failure))
+
     def leave(self, request: str, left: str, target: str, why: str) -> None:
         """A request leaves a target of its route for a fallback; both by their keys."""
         before = self._left.get(request, ())
@@ -120,19 +129,19 @@ class ChoiceMemory:
             for each in self._left.get(request, ())
         )
 
-    def refuse(self, request: str, error: ApiError) -> None:
-        """A request is answered with an error; the last one counts. The error's message may quote the request, and is
-        not kept."""
+    def refuse(self, request: str, error: ApiError, model: str | None = None) -> None:
+        """A request, for this Model, is answered with an error; the last one counts. The error's message may quote the
+        request, and is not kept."""
         if request not in self._refused and len(self._refused) >= self._most:
             self._refused.popitem(last=False)
-        refusal = _Refusal(time.time(), error.status, error.code, error.param, error.limit, error.outcome)
+        refusal = _Refusal(time.time(), error.status, error.code, error.param, error.limit, model, error.outcome)
         self._refused[request] = refusal
 
-    def client_left(self, request: str, code: str, seconds: float) -> None:
-        """The client of a request left after so long, before its answer had ended."""
+    def client_left(self, request: str, code: str, seconds: float, model: str | None = None) -> None:
+        """The client of a request, for this Model, left after so long, before its answer had ended."""
         if request not in self._refused and len(self._refused) >= self._most:
             self._refused.popitem(last=False)
-        self._refused[request] = _Refusal(time.time(), CLIENT_LEFT, code, None, None, seconds=seconds)
+        self._refused[request] = _Refusal(time.time(), CLIENT_LEFT, code, None, None, model, seconds=seconds)
 
     def refusals(self, request: str, gateway: str) -> tuple[RefusalRecord, ...]:
         """The error of one request; empty: it is not remembered, or had none."""
@@ -148,6 +157,7 @@ class ChoiceMemory:
                 code=found.code,
                 param=found.param,
                 limit=found.limit,
+                model=found.model,
                 outcome=found.outcome,
                 seconds=found.seconds,
             ),
@@ -227,7 +237,7 @@ class ChoicesApi:
 
 
 def _record(choice: _Choice, gateway: str, attempt: int) -> ChoiceRecord:
-    at, replica, pick = choice
+    at, replica, pick, failure = choice
     record = ChoiceRecord(
         time=datetime.fromtimestamp(at, UTC),
         gateway=gateway,
@@ -235,6 +245,7 @@ def _record(choice: _Choice, gateway: str, attempt: int) -> ChoiceRecord:
         attempt=attempt,
         replica=replica.key,
         message=f"{replica.name}: not chosen by predicted seconds (one replica could take it, or no load was known)",
+        failure=failure,
     )
     if pick is None:
         return record

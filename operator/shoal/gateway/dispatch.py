@@ -136,6 +136,7 @@ class Dispatch:
                     how = "unavailable"  # an engine that has died may go on to answer, with errors
                 if request.spans is not None:
                     request.spans.attempt_over(how)
+                app.choices.fail(self._id, replica, how)
                 app.metrics.retries.labels(how).inc()
                 log.debug("attempt failed", request=self._id, pod=replica.key, reason=how)
                 if meter.count_source != "none" and how in ("lost", "stalled"):

@@ -956,17 +956,18 @@ class GatewayRequest:
                 if meter.first_byte is not None
                 else ("client_left_waiting" if meter.replica is None else "client_left_working"),
                 meter.seconds,
+                _model_key(prepared.model),
             )
         except TimeoutError:
             meter.outcome = "failed"
-            await self._send_error(_took_too_long(deadline, bounding))
+            await self._send_error(_took_too_long(deadline, bounding), prepared.model)
         except ApiError as error:
             meter.outcome = meter.outcome or ("rejected" if error.status < 500 else "failed")
-            await self._send_error(error)
+            await self._send_error(error, prepared.model)
         except Exception as error:
             log.error("request failed", request=self._id, **redact.redact_error(error))
             meter.outcome = "failed"
-            await self._send_error(ApiError(500, "The gateway failed.", "internal_error"))
+            await self._send_error(ApiError(500, "The gateway failed.", "internal_error"), prepared.model)
         finally:
             abort.abort()
             if meter.outcome is None:
@@ -1084,9 +1085,9 @@ class GatewayRequest:
             self._reserved.recheck()
         return found
 
-    async def _send_error(self, error: ApiError) -> None:
+    async def _send_error(self, error: ApiError, model: ServedModel) -> None:
         self._app.metrics.errors.labels(*_labels(error)).inc()
-        self._app.choices.refuse(self._id, error)
+        self._app.choices.refuse(self._id, error, _model_key(model))
         if not self._reply.started:
             self._meter.status = error.status
         # A client that does not read must not keep the request alive; the server closes its connection.
@@ -1103,6 +1104,11 @@ def _labels(error: ApiError) -> tuple[str, str]:
 def _identity_of(model: ServedModel) -> tuple[str, str]:
     """What identifies a Model, or a Model with an adapter."""
     return model.uid, model.address
+
+
+def _model_key(model: ServedModel) -> str | None:
+    """`namespace/name` of the Model; None: it is an external target."""
+    return model.key if model.external is None else None
 
 
 def _took_too_long(deadline: Deadline, model: ServedModel) -> ApiError:

@@ -77,7 +77,8 @@ REQUESTS: Final = (
     )),
     RefusedInLab("embeddings of a model that chats", Layer.CLIENT, "wrong_endpoint", "endpoint", path="/v1/embeddings",
                  body={"model": f"{SPACE}/base", "input": "x"}),
-    RefusedInLab("a Model whose engine does not start", Layer.CONTROL, "model_unavailable", "shoal why model/NAME",
+    RefusedInLab("a Model whose engine does not start", Layer.CONTROL, "model_unavailable",
+                 f"Begin with what is wrong with Model {SPACE}/unknown",
                  body=chat(model=f"{SPACE}/unknown")),
 )  # fmt: skip
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from shoal.core.layers.refusals import OF_MODELS
 from tests.faults.lab import clients, installation, objects, rows
 from tests.faults.lab.clients import RefusedInLab
 from tests.faults.lab.conftest import WITHIN, BrokenFleet, apply
@@ -112,8 +113,9 @@ def test_a_refused_request_is_explained_by_the_id_of_its_answer(injected: Inject
     until(told, 120, lambda: seen[-3:])
     assert seen[-1] is not None
     found = injected.fleet.shoal("why", f"request/{seen[-1][1]}")
-    (cause,) = found["causes"]
+    *upstream, cause = found["causes"]
     assert (cause["layer"], cause["reason"]) == (refused.layer, refused.code)
+    assert [each["state"] for each in upstream[:1]] == (["fault"] if refused.code in OF_MODELS else [])
     assert refused.do in cause["do"]
     assert cause["evidence"]
 

@@ -15,6 +15,7 @@ from shoal.api.decisions import DecisionRecord, Decisions, ModelScaling
 from shoal.api.routestats import ExternalStats, RouteStatsPage
 from shoal.cli.main import main
 from shoal.cli.why.subjects import SUBJECTS
+from shoal.core.layers.refusals import REFUSALS
 from tests.faults.worlds import NOW, condition, crashed, node, pending, pod
 from tests.support.cannedapi import CannedApi
 
@@ -422,3 +423,148 @@ def test_a_model_that_serves_is_of_no_use_without_gateways(
     found = json.loads(why(kubeconfig, "llama", "-o", "json").output)
     assert found["state"] == "failing"
     assert [(cause["layer"], cause["reason"]) for cause in found["causes"]] == [("L5", "GatewaysNotReady")]
+
+
+# --- a request that its Model refused, or that more than one replica had
+
+CHOICES = f"{GATEWAYS}/shoal-gateway-1:9090/proxy/v1/choices"
+HELD = {"time": "2026-11-27T12:00:20Z", "gateway": "shoal-gateway-1", "status": 503, "code": "hold_expired"}
+
+
+def attempt(number: int, failure: str | None = None) -> dict[str, Any]:
+    return {
+        "time": f"2026-11-27T12:00:0{number}Z",
+        "gateway": "shoal-gateway-1",
+        "model": "chat/llama",
+        "attempt": number,
+        "replica": f"chat/llama-{number}",
+        "message": f"llama-{number}: the only one",
+        "failure": failure,
+    }
+
+
+def remember(api: CannedApi, **found: Any) -> None:
+    """What the gateways remember of request r1."""
+    there = gateway("True")
+    there["metadata"] |= {"uid": "u", "labels": {
+        "app.kubernetes.io/component": "gateway", "app.kubernetes.io/part-of": "shoal"}}  # fmt: skip
+    api.answers[GATEWAYS] = listed(there)
+    key = base64.b64encode(b"key").decode()
+    api.answers["/api/v1/namespaces/shoal-system/secrets/shoal-key-logs"] = {"data": {"key": key}}
+    api.answers[CHOICES] = {"request": "r1", "remembered": 1, **found}
+
+
+@pytest.mark.parametrize(
+    "code", ["hold_expired", "hold_full", "model_unavailable", "no_replica", "client_left_waiting", "replica_lost"]
+)
+def test_a_request_that_its_model_refuses_leads_to_what_is_wrong_with_the_model(
+    kubeconfig: Path, api: CannedApi, code: str
+) -> None:
+    remember(api, refusals=[HELD | {"code": code, "model": "chat/llama"}])
+    found = json.loads(why(kubeconfig, "request/r1", "-o", "json").output)
+    assert [(each["layer"], each["reason"]) for each in found["causes"]] == [
+        ("L3", "OutOfGPUMemory"),
+        (str(REFUSALS[code].layer), code),
+    ]
+    assert found["modelNow"] == {"name": "chat/llama", "state": "failing", "unread": []}
+    assert found["causes"][1]["do"].startswith("Begin with what is wrong with Model chat/llama: L3 execution OutOfGPU")
+    shown = why(kubeconfig, "request/r1").output
+    assert shown.startswith("Model chat/llama now: something is wrong")
+    assert shown.index("layer     L3 execution  OutOfGPUMemory") < shown.index("2. wrong")
+    assert "model/NAME" not in shown
+
+
+def test_a_model_that_cannot_be_read_leaves_the_words_of_the_refusal(kubeconfig: Path, api: CannedApi) -> None:
+    remember(api, refusals=[HELD | {"model": "chat/llama"}])
+    for answer, told in (
+        ((403, "models is forbidden"), "models is forbidden"),
+        ((404, {"reason": "NotFound", "message": 'models.shoal.dev "llama" not found'}), '"llama" not found'),
+    ):
+        api.answers[MODEL] = answer
+        (cause,) = json.loads(why(kubeconfig, "request/r1", "-o", "json").output)["causes"]
+        assert (cause["reason"], cause["do"]) == ("hold_expired", REFUSALS["hold_expired"].do)
+        done = why(kubeconfig, "request/r1")
+        assert (done.exit_code, "not read, so not known:" in done.output) == (0, True)
+        assert "Model chat/llama: " in done.output
+        assert told in done.output
+
+
+def test_a_model_with_which_nothing_is_wrong_now_explains_nothing(kubeconfig: Path, api: CannedApi) -> None:
+    remember(api, refusals=[HELD | {"model": "chat/llama"}])
+    api.answers[MODEL] = model(condition("Ready", "True", "ReplicasReady", "1 of 1 replicas ready"))
+    api.answers["/api/v1/namespaces/chat/pods"] = listed()
+    shown = why(kubeconfig, "request/r1").output
+    assert shown.startswith("Model chat/llama now: nothing is wrong")
+    assert "1. wrong  it was answered with 503 hold_expired" in shown
+    assert REFUSALS["hold_expired"].do in " ".join(shown.split())
+
+
+def test_a_model_that_starts_is_told_before_the_request_that_waited_for_it(kubeconfig: Path, api: CannedApi) -> None:
+    remember(api, refusals=[HELD | {"model": "chat/llama", "code": "client_left_waiting", "seconds": 12.0}])
+    api.answers[MODEL] = model(condition("Ready", "False", "Fetching", "40 % of the weights"))
+    api.answers["/api/v1/namespaces/chat/pods"] = listed()
+    waits, left = json.loads(why(kubeconfig, "request/r1", "-o", "json").output)["causes"]
+    assert (waits["reason"], waits["state"], left["reason"]) == ("Fetching", "waits", "client_left_waiting")
+    assert left["do"].startswith("Raise the client's timeout, or keep a replica"), "there is nothing to mend"
+
+
+def test_no_model_is_read_for_an_error_that_none_explains(kubeconfig: Path, api: CannedApi) -> None:
+    remember(api, refusals=[HELD | {"status": 429, "code": "rate_limit_exceeded", "model": "chat/llama"}])
+    found = json.loads(why(kubeconfig, "request/r1", "-o", "json").output)
+    assert [each["reason"] for each in found["causes"]] == ["rate_limit_exceeded"]
+    assert found["modelNow"] is None
+    assert MODEL not in api.asked
+
+
+def test_of_an_earlier_gateway_the_model_is_that_of_the_last_attempt(kubeconfig: Path, api: CannedApi) -> None:
+    remember(api, choices=[attempt(1)], refusals=[HELD])
+    assert json.loads(why(kubeconfig, "request/r1", "-o", "json").output)["causes"][0]["reason"] == "OutOfGPUMemory"
+    # It may have left the Model for an external target, which has none.
+    left = {"time": HELD["time"], "gateway": "g", "left": "chat/llama", "target": "chat/front/out", "message": "x"}
+    remember(api, choices=[attempt(1)], fallbacks=[left], refusals=[HELD])
+    assert json.loads(why(kubeconfig, "request/r1", "-o", "json").output)["causes"][0]["reason"] == "hold_expired"
+
+
+def test_what_was_tried_for_a_refused_request_is_told_in_its_order(kubeconfig: Path, api: CannedApi) -> None:
+    left = {
+        "time": "2026-11-27T12:00:00Z",
+        "gateway": "shoal-gateway-1",
+        "left": "chat/large",
+        "target": "chat/llama",
+        "message": "went on to chat/llama: the request waited 20 s",
+    }
+    refused = HELD | {"status": 500, "code": "internal_error", "model": "chat/llama"}
+    attempts = [attempt(1, "lost"), attempt(2, "no_key"), attempt(3, "of-a-newer-gateway"), attempt(4)]
+    remember(api, choices=attempts, fallbacks=[left], refusals=[refused])
+    (cause,) = json.loads(why(kubeconfig, "request/r1", "-o", "json").output)["causes"]
+    assert cause["tried"] == [
+        "it left chat/large and went on to chat/llama: the request waited 20 s",
+        "attempt 1 at chat/llama-1 failed on L4 engine: the connection to its engine broke",
+        "attempt 2 at chat/llama-2 failed on control: the gateway had no key for its engine",
+        "attempt 3 at chat/llama-3 failed on L4 engine: it failed in a way that this command does not know",
+        "attempt 4 at chat/llama-4, which had it last",
+    ]
+    shown = why(kubeconfig, "request/r1").output
+    assert "  tried  it left chat/large and went on to chat/llama" in shown
+    assert "  failed on L4 engine: the connection to its engine broke" in shown.splitlines()
+
+
+def test_failures_before_the_replica_that_took_a_request_are_a_note_with_their_layer(
+    kubeconfig: Path, api: CannedApi
+) -> None:
+    remember(api, choices=[attempt(1, "no_key"), attempt(2, "lost"), attempt(3, "lost"), attempt(4)])
+    found = json.loads(why(kubeconfig, "request/r1", "-o", "json").output)
+    assert [(each["layer"], each["reason"], each["state"]) for each in found["causes"]] == [
+        ("L4", "attempt_failed", "note"),
+        ("control", "attempt_failed", "note"),
+    ]
+    lost = found["causes"][0]
+    assert lost["message"] == (
+        "2 of its 4 attempts failed, at chat/llama-2, chat/llama-3: the connection to its engine broke"
+    )
+    assert [each["what"] for each in lost["evidence"]] == ["attempt 2: lost", "attempt 3: lost"]
+    assert lost["do"] == "Nothing, unless it repeats: then run `shoal why model/llama -n chat`."
+    assert lost["tried"][-1] == "attempt 4 at chat/llama-4, which had it last"
+    assert "L4 engine  attempt_failed (a note)" in why(kubeconfig, "request/r1").output
+    remember(api, choices=[attempt(1)])
+    assert json.loads(why(kubeconfig, "request/r1", "-o", "json").output)["causes"] == []

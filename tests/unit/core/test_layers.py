@@ -13,11 +13,14 @@ from shoal.core.health import dcgm
 from shoal.core.health.signals import OF_GPUS
 from shoal.core.layers import faults, texts, xids
 from shoal.core.layers.advice import REASONS
+from shoal.core.layers.attempts import FAILURES
 from shoal.core.layers.candidates import Candidate, Level
 from shoal.core.layers.causes import explains
 from shoal.core.layers.faults import FAULTS
 from shoal.core.layers.layer import Layer
-from shoal.core.layers.refusals import REFUSALS
+from shoal.core.layers.refusals import OF_MODELS, REFUSALS
+from shoal.engine.wire import NO_ENDPOINT
+from shoal.gateway import dispatch, relay
 
 SOURCES = Path(__file__).parents[3] / "operator" / "shoal"
 CONDITION_TYPES = {
@@ -83,6 +86,35 @@ def test_every_refusal_of_a_gateway_has_a_layer_and_a_next_step() -> None:
     found = {*codes(), media.NOT_READ, schemas.CIRCULAR, "forbidden", "invalid_token"}
     assert {"invalid_api_key", "expired_api_key", "rate_limit_exceeded", "hold_full", "unknown_field"} <= found
     assert set(REFUSALS) == found
+
+
+def failures() -> Iterator[str]:
+    """Reasons of retries in the source of gateways and engines."""
+    named = vars(dispatch) | vars(relay)
+    for folder in ("gateway", "engine"):
+        for path in (SOURCES / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                given: list[ast.expr] = []
+                if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Retry", "NotHere", "BrokenStream"):
+                    given = node.args
+                elif isinstance(node, ast.FunctionDef) and node.name == "elsewhere":
+                    given = [each.value for each in ast.walk(node) if isinstance(each, ast.Return) and each.value]
+                for found in (each for argument in given for each in results(argument)):
+                    value = found.value if isinstance(found, ast.Constant) else named.get(getattr(found, "id", ""))
+                    if isinstance(value, str) and value != NO_ENDPOINT:
+                        yield value
+
+
+def test_every_failure_of_an_attempt_has_a_layer_and_words() -> None:
+    found = set(failures())
+    assert {"lost", "connect", "wrong_model", "unknown_engine"} <= found
+    assert set(FAILURES) == found
+
+
+def test_codes_that_name_the_models_command_lead_to_the_model() -> None:
+    assert {"model_unavailable", "no_replica", "hold_expired", "hold_full", "client_left_waiting"} <= OF_MODELS
+    assert not OF_MODELS & {"rate_limit_exceeded", "external_unavailable", "no_route_target", "client_left_early"}
+    assert set(REFUSALS) > OF_MODELS
 
 
 def test_layers_are_in_the_order_of_the_stack() -> None:

@@ -16,6 +16,7 @@ from shoal.api import keys, names, rights
 from shoal.api.choices import RequestChoices
 from shoal.cli.main import main
 from shoal.core import facts
+from shoal.core.routing.resolve import DeadEnd
 from shoal.core.routing.reuse import NOTHING, Prompt
 from shoal.core.routing.score import Costs, Pick
 from shoal.gateway.choices import MOST_ATTEMPTS, ChoiceMemory, ChoicesApi
@@ -188,6 +189,46 @@ async def test_a_refused_request_is_explained_by_the_id_of_its_answer_without_wh
         assert (len(found["choices"]), found["refusals"]) == (1, [])
 
 
+async def test_a_replica_that_failed_is_told_with_why_and_the_one_that_answered_without(tmp_path: Path) -> None:
+    async def busy(request: EngineRequest) -> None:
+        await request.answer(503, b"{}")
+
+    async with gateway(tmp_path, ScriptedEngine(busy), ScriptedEngine(), routing="Seconds") as it:
+        it.hear(1, **IDLE)
+        it.hear(2, **{**IDLE, "waiting": 9, "waiting_tokens": 50_000})
+        response = await it.post(CHAT)
+        assert response.status == 200
+        async with Served(it, [it.app.choices]) as served:
+            found = await served.ask(ADMIN, request=response.headers["x-shoal-request-id"])
+        assert [(each["replica"], each.get("failure")) for each in found["choices"]] == [
+            ("chat/llama-1", "unavailable"),
+            ("chat/llama-2", None),
+        ]
+
+
+async def test_a_request_that_its_model_refuses_is_told_with_the_model(tmp_path: Path) -> None:
+    async with gateway(tmp_path, ScriptedEngine()) as it, Served(it, [it.app.choices]) as served:
+        it.pods.clear()
+        it.model(dead_end=DeadEnd("EngineFailed", unless_pods=False))
+        it.changed()
+        response = await it.post(CHAT)
+        found = await served.ask(ADMIN, request=response.headers["x-shoal-request-id"])
+        (refused,) = found["refusals"]
+        assert (refused["code"], refused["model"], found["choices"]) == ("model_unavailable", "chat/llama", [])
+
+
+def test_a_failure_is_noted_at_its_own_attempt_only() -> None:
+    memory, first, second = ChoiceMemory(), replica(1), replica(2)
+    memory.fail("id", first, "lost")  # of a request that is not remembered
+    for number in range(MOST_ATTEMPTS):
+        memory.add("id", (first, second)[number % 2], None)
+    memory.fail("id", first, "lost")  # the attempt after the last that is remembered
+    assert {each.failure for each in memory.records("id", "gateway-1")} == {None}
+    memory.fail("id", second, "connect")
+    memory.fail("id", second, "lost")
+    assert [each.failure for each in memory.records("id", "gateway-1")[-2:]] == [None, "connect"]
+
+
 async def test_another_gateways_reason_to_stay_is_found(tmp_path: Path) -> None:
     near, far = ChoiceMemory(), ChoiceMemory()
     far.stay("id-1", "chat/llama", "chat/llama has no price")
@@ -226,6 +267,7 @@ async def test_a_client_that_left_is_told_with_what_its_request_was_at(tmp_path:
         (refused,) = found["refusals"]
         assert (refused["status"], refused["code"], record.data.outcome) == (499, code, "cancelled")
         assert refused["seconds"] > 0
+        assert refused["model"] == "chat/llama"
 
 
 async def test_another_gateways_refusal_is_found(tmp_path: Path) -> None:

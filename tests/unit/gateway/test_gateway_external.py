@@ -197,6 +197,8 @@ async def test_retry_after_makes_it_rest_and_reaches_the_client(tmp_path: Path) 
     async with beside(tmp_path, provider, ScriptedEngine(), ONLY) as it:
         response = await it.post(CHAT)
         assert (response.status, response.headers["retry-after"]) == (503, "30")
+        (remembered,) = it.app.choices.refusals(response.headers["x-shoal-request-id"], "gateway-1")
+        assert (remembered.outcome, remembered.model) == ("busy", None), "no Model explains it"
         await refused_at_rest(it)
         assert len(provider.heads) == 1
 

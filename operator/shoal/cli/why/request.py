@@ -1,39 +1,53 @@
-"""Why a request went to its replica, or was refused, from the memories of the gateways."""
+"""Why a request went to its replica, or was refused, from the memories of the gateways; and what is wrong with the
+Model that refused it."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import click
-from rich.console import Group
+from rich.console import Group, RenderableType
+from rich.text import Text
 
-from shoal.api.choices import FallbackRecord, RefusalRecord, RequestChoices, StayRecord
+from shoal.api.choices import ChoiceRecord, FallbackRecord, RequestChoices, StayRecord
 from shoal.cli.client import run_command
 from shoal.cli.options import Installation
 from shoal.cli.output import console, emit
 from shoal.cli.services import GatewayClient
-from shoal.cli.why.show import cause_block, cause_document
-from shoal.core.layers.candidates import age
-from shoal.core.layers.externals import OUTCOMES
-from shoal.core.layers.refusals import refusal
-from shoal.core.layers.types import Evidence, LayerCause
+from shoal.cli.why import model
+from shoal.cli.why.reader import WhyReader
+from shoal.cli.why.show import SAID, cause_block, cause_document, unread_document, unread_lines
+from shoal.cli.why.subjects import WhyQuestion
+from shoal.core.layers import requests
+from shoal.core.layers.causes import causes
+from shoal.core.layers.types import Explanation
+from shoal.kube.client import KubeClient
+from shoal.kube.resources import MODELS
 
-COLUMNS: Final = ("time", "gateway", "model", "attempt", "replica", "message", "promptTokens", "cachedTokens")
-_WHILE: Final = {
-    "client_left_early": "its body was read, or it waited for its tenant's limits",
-    "client_left_waiting": "it waited for a replica",
-    "client_left_working": "a replica worked on it",
-    "client_left_answering": "it was answered",
-}
+COLUMNS: Final = (
+    "time",
+    "gateway",
+    "model",
+    "attempt",
+    "replica",
+    "message",
+    "promptTokens",
+    "cachedTokens",
+    "failure",
+)
 
 
 def show(installation: Installation, url: str | None, request: str, output: str) -> None:
-    """Prints the choices of one request and its error. Raises ClickException where none is remembered."""
+    """Prints the choices of one request, its error, and what is wrong with its Model where that explains the error.
+    Raises ClickException where none is remembered."""
 
-    async def work() -> RequestChoices:
+    async def work() -> tuple[RequestChoices, Explanation | None]:
         async with await installation.connect() as client:
-            return await GatewayClient(client, installation.namespace, url).choices(request)
+            found = await GatewayClient(client, installation.namespace, url).choices(request)
+            key = requests.model_of(found)
+            return found, None if key is None else await _explained(client, installation, key)
 
-    found = run_command(work())
+    found, below = run_command(work())
     for missing in found.missing:
         click.echo(f"missing: gateway {missing}", err=True)
     if not (found.choices or found.fallbacks or found.stays or found.refusals):
@@ -41,36 +55,54 @@ def show(installation: Installation, url: str | None, request: str, output: str)
             f"no gateway remembers request {request}: each remembers its last requests, {found.remembered:,} at the "
             "moment, until it restarts. Is it the id in the answer's header x-shoal-request-id?"
         )
-    now = datetime.now(UTC)
-    causes = [cause(each, now) for each in found.refusals]
-    data = found.model_dump(mode="json", by_alias=True) | {"causes": [cause_document(each) for each in causes]}
+    found_causes = requests.causes(found, below, datetime.now(UTC))
+    data = found.model_dump(mode="json", by_alias=True)
+    data |= {"causes": [cause_document(each) for each in found_causes], "modelNow": _document(below)}
     if emit(output, data, data["choices"], COLUMNS):
         return
+    parts: list[RenderableType] = list(_steps(found))
+    if below is not None and below.state != "unknown":
+        parts += ["", f"Model {below.key} now: {SAID[below.state]}"]
+    for place, each in enumerate(found_causes, 1):
+        parts += ["", *cause_block(place, each)]
+    if below is not None and below.unread:
+        parts += ["", *unread_lines(below.unread)]
+    console(markup=False).print(Group(*(parts[1:] if parts[:1] == [""] else parts)))
+
+
+async def _explained(client: KubeClient, installation: Installation, key: str) -> Explanation:
+    """What `shoal why model/NAME` finds of a Model; where that cannot be read, only why."""
+    namespace, _, name = key.partition("/")
+    reader = WhyReader(client)
+    view = await reader.get(f"Model {key}", "model", MODELS, name, namespace)
+    if view is None:
+        return Explanation("model", key, "unknown", (), tuple(reader.unread))
+    seen, _ = await model.read(WhyQuestion(client, installation, namespace, name, last=1), view)
+    return causes(seen, datetime.now(UTC))
+
+
+def _document(below: Explanation | None) -> dict[str, Any] | None:
+    if below is None:
+        return None
+    return {"name": below.key, "state": below.state, "unread": unread_document(below.unread)}
+
+
+def _steps(found: RequestChoices) -> Iterator[Text]:
+    """The attempts of a request, and the targets that it left or stayed with, in the order in which they came."""
     for each in sorted((*found.choices, *found.fallbacks, *found.stays), key=lambda each: each.time):
-        if isinstance(each, FallbackRecord):
-            click.echo(f"{each.time:%H:%M:%S}Z  {each.left} by {each.gateway}")
-        elif isinstance(each, StayRecord):
-            click.echo(f"{each.time:%H:%M:%S}Z  {each.target} by {each.gateway}")
-        else:
-            again = f", attempt {each.attempt}" if each.attempt > 1 else ""
-            click.echo(f"{each.time:%H:%M:%S}Z  {each.model} by {each.gateway}{again}")
-        click.echo(f"  {each.message}")
-    for place, each in enumerate(causes, 1):
-        console(markup=False).print(Group(*cause_block(place, each)))
+        who = f"{each.time:%H:%M:%S}Z  {_subject(each)} by {each.gateway}"
+        failure = None
+        if isinstance(each, ChoiceRecord):
+            who += f", attempt {each.attempt}" if each.attempt > 1 else ""
+            failure = requests.failure_of(each)
+        yield Text(who)
+        yield Text(f"  {each.message}")
+        if failure is not None:
+            layer, words = failure
+            yield Text(f"  failed on {layer.label}: {words}")
 
 
-def cause(refused: RefusalRecord, now: datetime) -> LayerCause:
-    """What the error means, and what to do."""
-    row = refusal(refused.code, refused.outcome)
-    about = f" (field {refused.param})" if refused.param else ""
-    said = f"{refused.status} {refused.code or 'without a code'}{about}"
-    proof = Evidence(said, f"gateway {refused.gateway}", age(now, refused.time))
-    whose = f": the limit is {refused.limit}" if refused.limit else ""
-    reason = refused.code or str(refused.status)
-    if refused.outcome is not None and refused.outcome in OUTCOMES:
-        reason, words = OUTCOMES[refused.outcome]
-        whose = f": of its external target, {words}"
-    text = f"it was answered with {said}{whose}"
-    if refused.seconds is not None:
-        text = f"its client left after {refused.seconds:.1f} s, while {_WHILE.get(refused.code or '', 'it ran')}"
-    return LayerCause(reason, row.layer, "fault", text, row.do, (proof,))
+def _subject(step: ChoiceRecord | FallbackRecord | StayRecord) -> str:
+    if isinstance(step, ChoiceRecord):
+        return step.model
+    return step.left if isinstance(step, FallbackRecord) else step.target

@@ -1,6 +1,6 @@
 """An explanation as text and as data."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
@@ -10,16 +10,17 @@ from rich.text import Text
 from shoal.api import reasons
 from shoal.cli.why.subjects import WhyAnswer
 from shoal.core.layers.texts import shorten
-from shoal.core.layers.types import KINDS, Evidence, Explanation, LayerCause, WhySnapshot
+from shoal.core.layers.types import KINDS, Evidence, Explanation, LayerCause, Unread, WhySnapshot
 
 COLUMNS: Final = ("kind", "name", "state", "layer", "reason", "message", "seen", "ageSeconds", "tried", "do")
 _STYLES: Final = {"fault": "red", "waits": "yellow", "note": "cyan"}
-_SAID: Final = {
+SAID: Final = {
     "ok": "nothing is wrong",
     "waiting": "on its way",
     "failing": "something is wrong",
     "unknown": "nothing wrong was found, and not everything could be read",
 }
+"""By the state of an explanation."""
 
 
 def answer(found: Explanation, seen: WhySnapshot) -> WhyAnswer:
@@ -35,8 +36,12 @@ def document(found: Explanation, seen: WhySnapshot) -> dict[str, Any]:
         "state": found.state,
         "ready": _ready(seen),
         "causes": [cause_document(cause) for cause in found.causes],
-        "unread": [{"what": each.what, "why": each.why} for each in found.unread],
+        "unread": unread_document(found.unread),
     }
+
+
+def unread_document(unread: Sequence[Unread]) -> list[dict[str, str]]:
+    return [{"what": each.what, "why": each.why} for each in unread]
 
 
 def rows(found: Explanation) -> list[dict[str, Any]]:
@@ -71,16 +76,21 @@ def cause_document(cause: LayerCause) -> dict[str, Any]:
 def render(found: Explanation, seen: WhySnapshot) -> RenderableType:
     """For people: the most upstream cause first; of each, what is wrong, its layer, evidence, what was tried, what to
     do."""
-    heading = Text.assemble((f"{KINDS[found.kind]} {found.key}", "bold"), f": {_SAID[found.state]}")
+    heading = Text.assemble((f"{KINDS[found.kind]} {found.key}", "bold"), f": {SAID[found.state]}")
     parts: list[RenderableType] = [heading]
     if not found.causes and (ready := _ready(seen)) is not None:
         parts.append(Text(ready))
     for place, cause in enumerate(found.causes, 1):
         parts += [Text(""), *cause_block(place, cause)]
     if found.unread:
-        parts += [Text(""), Text("not read, so not known:", style="yellow")]
-        parts += [Text(f"  {each.what}: {each.why}") for each in found.unread]
+        parts += [Text(""), *unread_lines(found.unread)]
     return Group(*parts)
+
+
+def unread_lines(unread: Sequence[Unread]) -> Iterable[RenderableType]:
+    """What could not be read."""
+    yield Text("not read, so not known:", style="yellow")
+    yield from (Text(f"  {each.what}: {each.why}") for each in unread)
 
 
 def cause_block(place: int, cause: LayerCause) -> Iterable[RenderableType]:

@@ -123,6 +123,12 @@ REFUSALS: Final[Mapping[str, LayerAdvice]] = {
     "mutual_tls_needed": _fault(Layer.CONTROL, "Call the port that speaks mutual TLS."),
 }
 """Code of an error -> its layer and what to do. A test compares the rows with the codes in the gateway's source."""
+POINTER: Final = "`shoal why model/NAME`"
+"""In what to do: where the cause is found."""
+OF_MODELS: Final = frozenset(
+    {"hold_full", "replica_lost_twice"} | {code for code, row in REFUSALS.items() if POINTER in row.do}
+)
+"""Codes whose cause is, or may be, something that is wrong with the Model."""
 _OF_ENGINE: Final = _fault(Layer.ENGINE, "Compare the request with what the engine supports.")
 """Of codes that the gateway has from an engine."""
 
