@@ -50,6 +50,11 @@ _MOST_KILLS = 100
     is_flag=True,
     help="Two more Models, on nodes that an autoscaler adds for pending replicas, and that go or are taken away.",
 )
+@click.option(
+    "--rests",
+    is_flag=True,
+    help="Two more Models on such nodes, one of which rests between bursts: Shoal empties its node.",
+)
 @click.option("--mutation", help="A protection that is switched off; the storm must find out.")
 @click.option("--folder", type=click.Path(path_type=Path), help="For the journals; default: a new one.")
 @click.option("--judge", "judged", type=click.Path(path_type=Path, exists=True), help="Only judge this folder again.")
@@ -68,6 +73,7 @@ def main(
     routes: bool,
     sick: bool | None,
     nodes: bool,
+    rests: bool,
     mutation: str | None,
     folder: Path | None,
     judged: Path | None,
@@ -84,8 +90,12 @@ def main(
         raise click.UsageError("nothing was released yet: name a commit")
     if routes and since is not None:
         raise click.UsageError("--routes and --from exclude each other: the earlier version may not have the kind")
-    if nodes and since is not None:
-        raise click.UsageError("--nodes and --from exclude each other: the earlier version may not know such nodes")
+    if nodes and rests:
+        raise click.UsageError("--nodes and --rests exclude each other: their Models would fill each other's nodes")
+    if (nodes or rests) and since is not None:
+        raise click.UsageError(
+            "--nodes, --rests and --from exclude each other: the earlier version may not know such nodes"
+        )
     sickening = since is None if sick is None else sick
     if sickening and since is not None:
         raise click.UsageError("--sick and --from exclude each other: the earlier version may not know devices")
@@ -94,6 +104,7 @@ def main(
         | (faults.SICK if sickening else {})
         | (faults.ROUTES if routes else {})
         | (faults.NODES if nodes else {})
+        | (faults.RESTS if rests else {})
         | (faults.KEDA if driver == "KEDA" else {})
         | (faults.VERSIONS if since else {})
     )
@@ -120,6 +131,7 @@ def main(
         routes=routes,
         sick=sickening,
         nodes=nodes,
+        rests=rests,
         kills=min(_MOST_KILLS, round(count / rate / _KILL_SECONDS)) if kills is None else kills,
     )
     sys.exit(0 if run(config, folder or Path(tempfile.mkdtemp(prefix="storm-"))).good else 1)

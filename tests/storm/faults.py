@@ -13,6 +13,7 @@ import time
 from base64 import b64decode
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +27,7 @@ from shoal_dev.demo import healthact
 from shoal_dev.demo.clusters import NAMESPACE
 from shoal_dev.lab.addons import keda
 from shoal_dev.lab.errors import LabError
-from tests.storm import nodes, routes, sick
+from tests.storm import nodes, rests, routes, sick
 from tests.storm.ground import BURSTY, STEADY, STORM, Ground
 from tests.storm.journals import Halt, Kill, Sickness, SilentPeriod
 from tests.storm.provider import REPORTER
@@ -639,6 +640,9 @@ def _device(storm: Storm, pod: dict[str, Any]) -> str | None:
 _NODE_SECONDS: Final = 75.0
 """Within which a node comes, and within which the status of a Model says why none does. Longer than the pause of the
 Model that has its nodes to itself."""
+_EMPTIED_SECONDS: Final = 240.0
+"""Within which one of two nodes that are half empty is emptied and goes, also when a request came between."""
+_HOLDER: Final = "storm-holder"
 _LOST_SECONDS: Final = 40.0
 """Until the cloud says of a machine without power that it is gone."""
 
@@ -706,7 +710,90 @@ def stock_out(storm: Storm) -> None:
     storm.say(f"stock_out: there are machines again; {nodes.EITHER} is on {', '.join(found) or 'no node'}")
 
 
+def node_thinned(storm: Storm) -> None:
+    """A Model that rests and one that works are set apart, each on a node of its own: the node of the one that rests is
+    emptied, and goes."""
+    provider = storm.ground.provider
+    apart = _set_apart(storm)
+    provider.note("fault", why="node_thinned", good=apart)
+    if not apart:
+        storm.say(f"node_thinned: {rests.WORKS} and {rests.RESTS} could not be set apart")
+        return
+    before = _on_their_nodes(storm)
+    storm.say(f"node_thinned: {rests.WORKS} and {rests.RESTS} are on {' and '.join(sorted(before))}")
+    last: tuple[str, datetime] | None = None
+
+    def one_went() -> bool:
+        nonlocal last
+        now = _emptied(storm)
+        if last is not None and now != last and last[0] in provider.nodes():
+            provider.note("kept", last[0])
+            storm.say(f"node_thinned: {last[0]} is in use again")
+        if now is not None and now != last:
+            node, since = now
+            there = _there(storm, node)
+            provider.note("emptying", node, there, at=since.timestamp())
+            storm.say(f"node_thinned: {node} is being emptied, with {', '.join(there)}")
+        last = now
+        return not before <= set(provider.nodes())
+
+    gone = _within(storm, _EMPTIED_SECONDS, one_went)
+    storm.say(f"node_thinned: {'a node went' if gone else 'both nodes are still there'}")
+
+
 NODES: Final[dict[str, Fault]] = {f.__name__: f for f in (nodes_wanted, spot_node_taken, spot_node_lost, stock_out)}
+RESTS: Final[dict[str, Fault]] = {node_thinned.__name__: node_thinned}
+
+
+def _set_apart(storm: Storm) -> bool:
+    """Whether the replica of the Model that rests came to a node of its own: it went to zero, and somebody else had its
+    GPU when it was to come again."""
+    ground = storm.ground
+    if not (there := ground.engines(rests.WORKS)):
+        return False
+    node = there[0]["spec"]["nodeName"]
+    _patch(storm, rests.RESTS, {"scaling": {"minReplicas": 0}})
+    try:
+        if not _within(storm, _NODE_SECONDS, lambda: not _of_model(storm, rests.RESTS)):
+            return False
+        ground.apply(_holder(node))
+        _patch(storm, rests.RESTS, {"scaling": {"minReplicas": 1}})
+        return (
+            _within(storm, _NODE_SECONDS, lambda: bool(ground.engines(rests.RESTS))) and len(_on_their_nodes(storm)) > 1
+        )
+    finally:
+        _patch(storm, rests.RESTS, {"scaling": {"minReplicas": 1}})
+        gone = ("--ignore-not-found", "--wait=false", "--force", "--grace-period=0")
+        ground.kubectl("delete", "pod", _HOLDER, "-n", STORM, *gone)
+
+
+def _on_their_nodes(storm: Storm) -> set[str]:
+    """Nodes of the two Models."""
+    return {p["spec"]["nodeName"] for name in (rests.WORKS, rests.RESTS) for p in storm.ground.engines(name)}
+
+
+def _of_model(storm: Storm, model: str) -> list[dict[str, Any]]:
+    """Engine pods that have not gone yet."""
+    return storm.ground.get("pods", "-n", STORM, "-l", f"{names.LABEL_MODEL}={model}")
+
+
+def _holder(node: str) -> dict[str, Any]:
+    """Somebody else's pod that has a GPU. Nobody has its image, which changes nothing about the GPU."""
+    container = {"name": "train", "image": "train:1", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    spec = {
+        "nodeName": node,
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+        "containers": [container],
+    }
+    metadata = {"name": _HOLDER, "namespace": STORM}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _emptied(storm: Storm) -> tuple[str, datetime] | None:
+    """The node that Shoal empties, and when it was chosen."""
+    shown = "{.status.consolidation.node} {.status.consolidation.since}"
+    node, _, since = storm.ground.kubectl("get", "gpuclasses", nodes.CLASS, "-o", f"jsonpath={shown}").partition(" ")
+    return (node, datetime.fromisoformat(since)) if node else None
 
 
 def _node_to_take(storm: Storm, fault: str) -> str | None:
@@ -853,7 +940,7 @@ BETWEEN_VERSIONS: Final = (
     "operator_killed",
 )
 """In this order, unless others are asked for: what meets two versions side by side."""
-EVERY: Final = ALL | ROUTES | SICK | NODES | KEDA | VERSIONS
+EVERY: Final = ALL | ROUTES | SICK | NODES | RESTS | KEDA | VERSIONS
 
 
 # --- inside -----------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from shoal_dev.lab.errors import LabError
 from shoal_dev.lab.fleet import FleetFile
 from shoal_dev.lab.node.config import Bind, ImageConfig
 from shoal_dev.lab.volumes import FOLDER
-from tests.storm import journals, nodes, routes, sick, swaps, versions
+from tests.storm import journals, nodes, rests, routes, sick, swaps, versions
 from tests.storm.listener import ListenerConfig
 from tests.storm.provider import NodeProvider
 from tests.storm.versions import Earlier
@@ -74,6 +74,7 @@ def models(
     routed: bool = False,
     sickening: bool = False,
     coming: bool = False,
+    resting: bool = False,
 ) -> list[dict[str, Any]]:
     spec: dict[str, Any] = {
         "source": {"uri": "file:///opt/shoal/models/tiny-chat"},
@@ -101,6 +102,11 @@ def models(
         scaling[nodes.EITHER] = {"minReplicas": 1, "maxReplicas": 2, "stabilizationSeconds": 20}
         spot, fixed = {"class": nodes.CLASS}, {"class": "l40s-48gb"}
         own |= {nodes.MODEL: {"variants": [spot]}, nodes.EITHER: {"variants": [spot, fixed]}}
+    if resting:
+        scaling |= {
+            name: {"minReplicas": 1, "maxReplicas": 1, "idleSeconds": 10} for name in (rests.WORKS, rests.RESTS)
+        }
+        own |= {name: {"variants": [{"class": nodes.CLASS}]} for name in (rests.WORKS, rests.RESTS)}
     return [
         {
             "apiVersion": "shoal.dev/v1alpha1",
@@ -154,13 +160,15 @@ class Ground(LabCluster):
         routed: bool = False,
         sickening: bool = False,
         coming: bool = False,
+        resting: bool = False,
     ) -> Generator["Ground"]:
         """A lab with Shoal and all Models ready; it is gone afterwards, `folder` stays.
 
         `mutation`: a protection that is switched off (`tests.storm.mutants`). `driver`: who writes replicas. `earlier`:
         the version that is installed first. `routed`: with routes, and two more Models for them. `sickening`: with
         nodes whose GPUs are devices, a Model on them, and an operator that takes less time to judge GPUs. `coming`:
-        with nodes that come and go, and two Models on them.
+        with nodes that come and go, and two Models on them. `resting`: with such nodes, two Models that rest on them,
+        and an operator that waits less from one node that it empties to the next.
         """
         engines = folder / "engines"
         engines.mkdir(parents=True, exist_ok=True)
@@ -169,10 +177,10 @@ class Ground(LabCluster):
             outside = engines / routes.OUTSIDE
             outside.mkdir(exist_ok=True)
             outside.chmod(0o777)
-        rows = {images.SHOAL: _image(engines, mutation, hurried=sickening)}
+        rows = {images.SHOAL: _image(engines, mutation, hurried=sickening or resting)}
         if earlier is not None:
             rows[versions.REPOSITORY] = _with_journal(earlier.row(), engines, earlier.root)
-        more = [*([sick.NODES] if sickening else []), *([nodes.GROUP_OF_NODES] if coming else [])]
+        more = [*([sick.NODES] if sickening else []), *([nodes.GROUP_OF_NODES] if coming or resting else [])]
         lab = Lab.up(
             f"storm-{os.getpid()}",
             fleet_data=FleetFile.model_validate(_fleet(5 if routed else 4, *more)),
@@ -182,10 +190,15 @@ class Ground(LabCluster):
         )
         try:
             ground = cls(lab, folder, earlier, routed=routed)
-            wanted = models(drain_seconds, idle_seconds, driver, routed=routed, sickening=sickening, coming=coming)
+            wanted = models(
+                drain_seconds, idle_seconds, driver,
+                routed=routed, sickening=sickening, coming=coming, resting=resting,
+            )  # fmt: skip
             tuned = swaps.objects(STORM, STEADY, STORM) if adapters else []
-            classes = [*([sick.gpu_class()] if sickening else []), *([nodes.gpu_class()] if coming else [])]
-            with ground.provider.running() if coming else contextlib.nullcontext():
+            classes = [sick.gpu_class()] if sickening else []
+            if coming or resting:
+                classes.append(nodes.gpu_class(rests.AFTER_SECONDS if resting else None))
+            with ground.provider.running() if coming or resting else contextlib.nullcontext():
                 ground._begin(wanted, tuned, classes, routed=routed)
                 yield ground
         finally:

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 ENVIRONMENT: Final = "SHOAL_STORM_MUTATION"
 HURRY: Final = "SHOAL_STORM_HURRY"
-"""Not empty: the operator takes less time to judge GPUs. No protection is off."""
+"""Not empty: the operator takes less time to judge GPUs, and waits less from one node that it empties to the next. No
+protection is off."""
 
 
 def no_drain() -> None:
@@ -214,11 +215,30 @@ def no_coming() -> None:
     candidates.supplies = supplies
 
 
+def moves_busy() -> None:
+    """For consolidation no replica has a request, whatever its engine says."""
+    from shoal.controllers import consolidation
+
+    real = consolidation.decide
+
+    def decide(seen: Any, memory: Any, now: Any) -> Any:
+        def resting(replica: Any) -> Any:
+            zero = {"running": 0, "waiting": 0, "prompt_tokens_total": 0, "generation_tokens_total": 0}
+            model = replace(replica.model, held=0)
+            return replace(replica, model=model, load=replica.load and replace(replica.load, **zero))
+
+        nodes = tuple(replace(n, replicas=tuple(map(resting, n.replicas))) for n in seen.nodes)
+        return real(replace(seen, nodes=nodes), memory, now)
+
+    consolidation.decide = decide
+
+
 def hurry() -> None:
-    """Windows and rounds that a storm can wait for; what counts as slow, garbled or healed stays as it is."""
+    """Windows and rounds that a storm can wait for; what counts as slow, garbled, healed or at rest stays as it is."""
     _set("shoal.core.health.decide", HOLD_SECONDS=15.0, OWN_WORD_SECONDS=15.0, LONGEST_HOLD_SECONDS=30.0, FADES=0.5)
     _set("shoal.core.health.slow", WINDOW_SECONDS=10.0, WINDOWS=3, LEAST_TOKENS=20)
     _set("shoal.controllers.healthprobes", ROUND_SECONDS=10.0, TEST_SECONDS=5.0)
+    _set("shoal.core.consolidation.decide", REST_SECONDS=10.0, GIVEN_BACK_REST_SECONDS=10.0)
 
 
 def _set(module: str, **values: float) -> None:
@@ -262,6 +282,7 @@ MUTATIONS: Final[dict[str, Callable[[], None]]] = {
     "no-share": no_share,
     "no-replacement": no_replacement,
     "no-coming": no_coming,
+    "moves-busy": moves_busy,
 }
 
 

@@ -47,16 +47,20 @@ GROUP_OF_NODES: Final[Mapping[str, Any]] = {
     "labels": _POOL,
 }
 
-Event = Literal["begins", "asked", "came", "noticed", "gone", "stock", "refused", "placed", "fault", "quoted"]
+Event = Literal[
+    "begins", "asked", "came", "noticed", "gone", "stock", "refused", "placed", "fault", "quoted", "emptying", "kept"
+]  # fmt: skip
 
 
-def gpu_class() -> dict[str, Any]:
-    """Cheaper than the class of the other Models."""
+def gpu_class(consolidate_after: int | None = None) -> dict[str, Any]:
+    """Cheaper than the class of the other Models. `consolidate_after`: seconds without a request after which Shoal may
+    empty a node."""
+    autoscaled: dict[str, Any] = {"max": MOST, "gpusPerNode": GPUS_PER_NODE, "provisionSeconds": PROVISION_SECONDS}
+    if consolidate_after is not None:
+        autoscaled["consolidate"] = {"afterSeconds": consolidate_after}
     spec = {
         "nodeSelector": _POOL,
-        "nodes": {
-            "autoscaled": {"max": MOST, "gpusPerNode": GPUS_PER_NODE, "provisionSeconds": PROVISION_SECONDS},
-        },
+        "nodes": {"autoscaled": autoscaled},
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
         "interruptible": True,
         "memoryPerGPU": "48Gi",

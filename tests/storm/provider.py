@@ -138,9 +138,25 @@ class NodeProvider:
             loop.call_soon_threadsafe(task.cancel)
             thread.join(60)
 
-    def note(self, event: Event, node: str = "", pods: Iterable[str] = (), why: str = "", *, good: bool = True) -> None:
-        """One line of the journal of nodes."""
-        line = {"at": time.time(), "event": event, "node": node, "pods": sorted(pods), "why": why, "good": good}
+    def note(
+        self,
+        event: Event,
+        node: str = "",
+        pods: Iterable[str] = (),
+        why: str = "",
+        *,
+        good: bool = True,
+        at: float | None = None,
+    ) -> None:
+        """One line of the journal of nodes. `at`: Unix seconds; None: now."""
+        line = {
+            "at": time.time() if at is None else at,
+            "event": event,
+            "node": node,
+            "pods": sorted(pods),
+            "why": why,
+            "good": good,
+        }
         with (self.folder / FILE).open("ab", buffering=0) as file:
             file.write(orjson.dumps(line) + b"\n")
 

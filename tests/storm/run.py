@@ -17,7 +17,7 @@ import orjson
 from shoal.api.model import Driver
 from shoal_dev.demo import steps
 from shoal_dev.lab.errors import LabError
-from tests.storm import faults, journals, ledgerrows, nodes, routed, routes, sick, story, swaps, versions
+from tests.storm import faults, journals, ledgerrows, nodes, rests, routed, routes, sick, story, swaps, versions
 from tests.storm.ground import BURSTY, KEY, LEDGER, MODEL_PATH, STEADY, STORM, Ground
 from tests.storm.kills import killing
 from tests.storm.load import LoadConfig
@@ -74,6 +74,8 @@ class StormConfig:
     """A quarter of the requests goes to a Model on devices of a DRA driver, and GPUs sicken."""
     nodes: bool = False
     """Two more Models, on a class whose nodes come because replicas are pending, and go."""
+    rests: bool = False
+    """Two more Models on such a class, whose nearly empty nodes Shoal empties; one of them rests between bursts."""
     kills: int = 0
     """SIGKILLs of gateways and the ledger in turn, beside the faults."""
 
@@ -124,6 +126,7 @@ def _ground(config: StormConfig, folder: Path) -> Generator[Ground]:
             routed=config.routes,
             sickening=config.sick,
             coming=config.nodes,
+            resting=config.rests,
         )
         yield stack.enter_context(ground)
 
@@ -180,6 +183,7 @@ def show(found: journals.Journals, findings: Findings, folder: Path) -> None:
         print(sick.line(found))
     if found.nodes:
         print(nodes.line(found))
+        print(rests.line(found))
     if findings.account is not None:
         print("\n".join(findings.account.lines()))
     print(findings.line(), flush=True)
@@ -252,6 +256,8 @@ def _models(config: StormConfig, bursts: Phase) -> Iterator[Target]:
     if config.nodes:
         # Longer bursts and pauses than the others': a node has to come, and to go.
         yield from (Target(nodes.MODEL, 0.12, Phase(100.0, 55.0)), Target(nodes.EITHER, 0.08))
+    if config.rests:
+        yield from (Target(rests.WORKS, 0.08), Target(rests.RESTS, 0.08, Phase(90.0, 25.0)))
     if not config.routes:
         yield from (Target(STEADY, rest), Target(BURSTY, 0.25, bursts))
     else:

@@ -35,6 +35,7 @@ def storm(
     routes: bool = False,
     sick: bool = False,
     nodes: bool = False,
+    rests: bool = False,
 ) -> StormConfig:
     """Both Models are asked all the time, and every engine always works on some long answer: what a fault shows must
     not depend on the moment at which it comes."""
@@ -57,6 +58,7 @@ def storm(
         routes=routes,
         sick=sick,
         nodes=nodes,
+        rests=rests,
     )
 
 
@@ -131,6 +133,11 @@ def test_a_replica_that_goes_before_another_one_serves_is_found(tmp_path: Path) 
 def test_nodes_that_never_come_are_found(tmp_path: Path) -> None:
     findings = run(storm("no-coming", "nodes_wanted", seconds=75, nodes=True), tmp_path)
     assert "nodes: no node came; 0 replicas asked for one" in findings.violations
+
+
+def test_a_node_that_is_emptied_under_a_stream_is_found(tmp_path: Path) -> None:
+    findings = run(storm("moves-busy", "node_thinned", seconds=200, rests=True), tmp_path)
+    assert any("was chosen to be emptied while storm-works-" in v for v in findings.violations)
 
 
 def test_with_unknown_read_as_zero_replicas_go_while_nobody_is_heard(tmp_path: Path) -> None:

@@ -129,6 +129,28 @@ def test_nodes_that_come_and_go_lose_no_request(tmp_path: Path) -> None:
     assert findings.totals["answered"] > 0.7 * findings.sent
 
 
+@pytest.mark.long
+def test_nodes_that_are_emptied_lose_no_request_and_none_is_emptied_under_a_stream(tmp_path: Path) -> None:
+    config = StormConfig(
+        requests=7000,
+        rate=17,
+        seed=5,
+        faults=("node_thinned", "operator_killed"),
+        gap=6,
+        pace=0.6,
+        burst_period=0,
+        shuffled=False,
+        rests=True,
+    )
+    findings = run(config, tmp_path)
+    assert findings.lost() == []
+    assert findings.violations == []
+    seen = collect(tmp_path).nodes
+    assert any(event.event == "emptying" for event in seen)
+    assert any((event.event, event.why) == ("gone", "empty") for event in seen)
+    assert findings.totals["answered"] > 0.7 * findings.sent
+
+
 def test_no_request_is_lost_in_a_short_storm(tmp_path: Path) -> None:
     # The second pause, from 120 to 160 seconds, comes after all faults: however slow the machine is, the bursty Model
     # goes to zero in it, and the burst that follows, 12 seconds until the last request, wakes it.

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from tests.storm import nodes, routed, routes, sick
+from tests.storm import nodes, rests, routed, routes, sick
 from tests.storm.journals import WRONG, Attempt, Journals, Kill, KillOf, Sequence, UsageRow, by_client
 from tests.storm.ledgerrows import LedgerContents
 from tests.storm.metered import Account, account
@@ -131,6 +131,7 @@ def judge(journals: Journals, contents: LedgerContents | None = None, cached: in
     findings.violations += routed.violations(journals, contents)
     findings.violations += sick.violations(journals)
     findings.violations += nodes.violations(journals)
+    findings.violations += rests.violations(journals)
     if contents is not None:
         findings.account = account(
             contents,
