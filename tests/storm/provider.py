@@ -200,6 +200,7 @@ class NodeProvider:
     def _until_cancelled(self, loop: asyncio.AbstractEventLoop, task: "asyncio.Task[None]") -> None:
         with contextlib.suppress(asyncio.CancelledError):
             loop.run_until_complete(task)
+        loop.run_until_complete(asyncio.sleep(0.1))  # a closed connection lets go of its socket in a later turn
         loop.close()
 
     async def _run(self) -> None:
