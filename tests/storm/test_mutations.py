@@ -136,7 +136,7 @@ def test_nodes_that_never_come_are_found(tmp_path: Path) -> None:
 
 
 def test_a_node_that_is_emptied_under_a_stream_is_found(tmp_path: Path) -> None:
-    findings = run(storm("moves-busy", "node_thinned", seconds=200, rests=True), tmp_path)
+    findings = run(storm("moves-busy", "node_thinned", seconds=300, rests=True), tmp_path)
     assert any("was chosen to be emptied while storm-works-" in v for v in findings.violations)
 
 
