@@ -294,6 +294,20 @@ FAULTS = [
         "L1", "SharedGPUs", "time-slicing", ("NoCapacity",),
     ),
     Fault(
+        "a class of devices that several claims may share",
+        seen(
+            not_ready("NoCapacity", "its 1 node(s) have none of the resource"),
+            nodes=(node(gpus=0),),
+            related=(
+                replace(
+                    gpu_class(condition("Ready", "False", "SharedGPUs", "8 of 8 devices do not count: several claims")),
+                    spec={"device": {"deviceClassName": "gpu.nvidia.com"}},
+                ),
+            ),
+        ),
+        "L1", "SharedGPUs", "allowMultipleAllocations", ("NoCapacity",),
+    ),
+    Fault(
         "a container toolkit that finds no driver",
         seen(
             not_ready("EngineFailed", "container engine of pod chat/llama-1: RunContainerError"),

@@ -132,7 +132,7 @@ class GPUClassSpec(Object):
     """Memory of one GPU according to its data sheet, such as 80Gi. With `device` it may be left out if the devices have
     a capacity `memory`."""
     memory_bandwidth_gbps: Annotated[int, Field(ge=1, le=100000)] | None = Field(None, alias="memoryBandwidthGBps")
-    """Memory bandwidth of one GPU in 10^9 bytes per second."""
+    """Memory bandwidth of one GPU in 10^9 bytes per second; of a MIG partition its own, not that of the whole GPU."""
     compute_capability: (
         Annotated[
             str,
@@ -297,9 +297,10 @@ class GPUClassStatus(Object):
     conditions: Conditions = ()
     """Conditions of the class. Ready says whether the class has nodes: NodesFound, NoNodes, LabelsDisagree, Overlaps,
     SharedGPUs, Invalid; of a class with `device` also DRAUnavailable, DeviceClassNotFound, SelectorInvalid, NoDevices,
-    MemoryUnknown. SharedGPUs is present while nodes of the class share GPUs (time-slicing, MPS), which do not count.
-    GPUsHealthy is there while GPUs are not: GPUsQuarantined, QuarantineWithheld, CordonInvalid; or, as Unknown, while
-    GPUs are not measured: GPUMetricsMissing."""
+    MemoryUnknown. SharedGPUs is present while GPUs of the class are shared, which do not count: by nodes (time-slicing,
+    MPS), or as devices of which several claims may have a part. GPUsHealthy is there while GPUs are not:
+    GPUsQuarantined, QuarantineWithheld, CordonInvalid; or, as Unknown, while GPUs are not measured:
+    GPUMetricsMissing."""
     observed_generation: Count | None = None
     """Generation of the spec that this status describes."""
     nodes: Count | None = None

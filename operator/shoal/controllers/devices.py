@@ -94,7 +94,7 @@ class FleetDevices:
         and resource. `held`: devices that engine pods have; `revision`: grows with it.
 
         A device that an engine pod has, and that no slice names any more, still counts: a driver that is replaced takes
-        its slices away and publishes them again.
+        its slices away and publishes them again. One that several claims may share does not count for being held.
         """
         world = self._world
         out = self._out_of_use()
@@ -105,16 +105,20 @@ class FleetDevices:
         allocated, own = self._allocated()
         found: dict[str, dict[str, tuple[int, int]]] = {name: {} for name in classes}
         others: dict[tuple[str, str], int] = {}
+        shared: dict[tuple[str, str], int] = {}
         for name, devices in classes.items():
             counts = offered(devices, pools, allocated, own.get(name, set()), out.get(name, frozenset()))
             for node, count in counts.items():
                 found[name][node] = (count.capacity, count.offered + count.taken)
                 if count.taken:
                     others[node, devices_of(name)] = count.taken
+                if count.shared:
+                    shared[node, devices_of(name)] = count.shared
         names_of = {devices_of(name): name for name in classes}
         for (node, resource), amount in held.items():
             if (name := names_of.get(resource)) is not None:
-                least = amount + others.get((node, resource), 0)
+                at = node, resource
+                least = max(0, amount - shared.get(at, 0)) + others.get(at, 0)
                 capacity, offer = found[name].get(node, (0, 0))
                 found[name][node] = (max(capacity, least), max(offer, least))
         self._offers = (now, (found, others))

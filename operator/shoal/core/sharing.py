@@ -1,7 +1,8 @@
 """GPUs that a device plugin advertises several times (time-slicing, MPS): what nodes say of it, in their labels.
 
 A part of a shared GPU has no memory of its own: an engine, which takes nearly all memory of its GPU, would end the
-others. So such a resource never counts as GPUs.
+others. So such a resource never counts as GPUs. Devices of a DRA driver that several claims may share do not either:
+see `core.devices.count`.
 """
 
 import re

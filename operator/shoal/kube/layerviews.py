@@ -184,7 +184,7 @@ def holder(raw: JsonObject) -> GPUHolder | None:
 
 
 def device_holders(raw: JsonObject, devices: Mapping[str, ClassDevices]) -> Iterator[GPUHolder]:
-    """Who has devices of these classes by a claim. Claims of engine pods are left out."""
+    """Who has devices that count, of these classes, by a claim. Claims of engine pods are left out."""
     claim = deviceviews.resource_claim(raw)
     if claim is None or names.LABEL_MODEL_UID in _map(raw["metadata"], "labels"):
         return
@@ -193,7 +193,7 @@ def device_holders(raw: JsonObject, devices: Mapping[str, ClassDevices]) -> Iter
     had = frozenset(claim.devices)
     for gpu_class, of in devices.items():
         for node, matched in of.by_node.items():
-            if count := sum(each.id in had for each in matched):
+            if count := sum(each.id in had and not each.device.shared for each in matched):
                 yield GPUHolder(who, node, {devices_of(gpu_class): count})
 
 

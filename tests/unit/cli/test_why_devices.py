@@ -17,7 +17,7 @@ NODE = Node("b", {}, True, False, (), {}, {})
 FLEET = GPUsView(
     (GPUClass.model_validate(class_of_devices("devices")),),
     (NODE,),
-    (deviceviews.resource_slice(resource_slice("b", "gpu-0", "gpu-1", "gpu-2")),),
+    (deviceviews.resource_slice(resource_slice("b", "gpu-0", "gpu-1", "gpu-2", "gpu-3*")),),
     {DRIVER: DeviceClass(DRIVER, ())},
 )
 
@@ -51,3 +51,8 @@ def test_claims_of_engines_of_other_devices_and_for_monitoring_hold_nothing_of_o
     assert not holders(claim("nic-0", pods=("train-0",)))
     assert not holders(claim("gpu-0", pods=("dcgm",), adminAccess=True))
     assert not holders({"metadata": {"name": "new", "namespace": "ml"}})
+
+
+def test_a_device_that_several_claims_may_share_is_not_held() -> None:
+    """It does not count among the devices of the class either."""
+    assert not holders(claim("gpu-3", pods=("notebook",)))

@@ -274,6 +274,33 @@ def test_devices_that_share_counters_are_counted_as_many_as_fit_together() -> No
     assert count(found["halves"], shared, parts, allocated="whole") == (2, 0, 0)
 
 
+def several_claims(name: str, **more: Any) -> JsonObject:
+    return raw_device(name, allowMultipleAllocations=True, **more)
+
+
+def test_a_device_that_several_claims_may_share_never_counts() -> None:
+    slice_ = of_node("a", raw_device("gpu-0"), several_claims("gpu-1"), several_claims("gpu-2"))
+    devices = matched([gpu_class()], slice_)["h100"]
+    assert count(devices, slice_) == (1, 1, 0)
+    assert count(devices, slice_, allocated="gpu-1") == (1, 1, 0), "who has a part takes no whole GPU away"
+    assert count(devices, slice_, own="gpu-1") == (1, 1, 0), "nor does a replica that was given one make it count"
+    pools, given = current([slice_])[0], {DeviceId(DRIVER, "a", "gpu-1")}
+    assert offered(devices, pools, given, given)["a"].shared == 1
+    left_out = matched([gpu_class("h100", "!device.allowMultipleAllocations")], slice_)["h100"]
+    assert [str(m.id) for m in left_out.devices] == [f"{DRIVER}/a/gpu-0"]
+    assert left_out.shared == ()
+
+
+def test_a_shared_device_takes_counters_of_its_pool_and_does_not_count_itself() -> None:
+    takes = [{"counterSet": "gpu-0", "counters": {"m": {"value": "4"}}}]
+    counters = of_node("a", of=2, sharedCounters=[{"name": "gpu-0", "counters": {"m": {"value": "8"}}}])
+    parts = [raw_device(f"half-{i}", consumesCounters=takes) for i in range(2)]
+    slice_ = of_node("a", several_claims("shared", consumesCounters=takes), *parts, of=2, part=1)
+    devices = matched([gpu_class()], counters, slice_)["h100"]
+    assert count(devices, counters, slice_) == (2, 2, 0)
+    assert count(devices, counters, slice_, allocated="shared") == (2, 1, 0)
+
+
 # --- sizing and status ------------------------------------------------------------------------------------------------
 
 
@@ -385,7 +412,7 @@ def told(given: GPUClass, *slices: Slice, held: int = 0) -> tuple[str, str, str]
     counts = usage(given.spec, own, {("a", devices_of(given.metadata.name)): held}, given.resource)
     facts = facts_of((m.id.driver, m.device) for m in devices.devices)
     found = status(given, counts, own, overlapping={}, overhead=None, now=NOW, devices=devices, facts=facts)
-    (condition,) = found.conditions
+    (condition,) = (c for c in found.conditions if c.type == "Ready")
     return condition.status, condition.reason, condition.message
 
 
@@ -397,6 +424,10 @@ def test_the_status_says_what_is_wrong_with_devices() -> None:
     assert (status_, reason) == ("True", "LabelsDisagree")
     assert "81920 MiB" in message
     assert told(gpu_class("h100", "device.x"), gpus("a", 2))[1] == "SelectorInvalid"
+    status_, reason, message = told(gpu_class(), of_node("a", several_claims("gpu-0"), several_claims("gpu-1")))
+    assert (status_, reason) == ("False", "SharedGPUs")
+    assert "2 of 2 devices do not count" in message
+    assert told(gpu_class(), of_node("a", several_claims("gpu-0"), raw_device("gpu-1")))[:2] == ("True", "NodesFound")
     incomplete = told(gpu_class(), of_node("a", raw_device("gpu-0"), of=2))
     assert incomplete[1] == "NoDevices"
     assert "gpu.nvidia.com/a are not all there" in incomplete[2]

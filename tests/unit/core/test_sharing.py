@@ -119,12 +119,28 @@ def test_devices_that_several_claims_may_share_are_named() -> None:
             "spec": {"device": {"deviceClassName": "gpu.nvidia.com"}, "memoryPerGPU": "80Gi"},
         }
     )  # fmt: skip
-    device = Device("gpu-0", {}, {}, shared=True)
-    devices = ClassDevices(by_node={"n": (Matched(DeviceId("gpu.nvidia.com", "n", "gpu-0"), device),)})
-    found = gpuclassstatus.status(
-        one, usage(one.spec, [], {}), [], overlapping={}, overhead=None, now=NOW, devices=devices
+    whole, shared = (
+        Matched(DeviceId("gpu.nvidia.com", "n", name), Device(name, {}, {}, shared=name == "gpu-0"))
+        for name in ("gpu-1", "gpu-0")
     )
-    assert "gpu.nvidia.com/n/gpu-0" in {c.type: c.message for c in found.conditions}["SharedGPUs"]
+
+    def said(*devices: Matched) -> dict[str, tuple[str, str]]:
+        found = gpuclassstatus.status(
+            one, usage(one.spec, [], {}), [], overlapping={}, overhead=None, now=NOW,
+            devices=ClassDevices(by_node={"n": devices}),
+        )  # fmt: skip
+        return {c.type: (c.reason, c.message) for c in found.conditions}
+
+    both = said(whole, shared)["SharedGPUs"][1]
+    assert "1 of 2 devices do not count" in both
+    assert "gpu.nvidia.com/n/gpu-0." in both
+    assert "leave them out with `!device.allowMultipleAllocations`" in both
+    assert "scheduler may give one to a replica" in both
+    alone = said(shared)
+    assert alone["Ready"] == alone["SharedGPUs"]
+    assert alone["Ready"][0] == "SharedGPUs"
+    assert "scheduler may" not in alone["Ready"][1], "no replica is placed there"
+    assert "SharedGPUs" not in said(whole)
 
 
 def test_a_node_of_the_lab_can_show_shared_gpus() -> None:

@@ -230,7 +230,7 @@ class WhyReader:
         matched = gpus.matched(cluster)
         devices = {name: matched[name] for name in of_devices if name in matched}
         held = [each for raw in claims or () for each in layerviews.device_holders(raw, devices)]
-        return GPUUse((*found, *held), {name: len(of.devices) for name, of in devices.items()})
+        return GPUUse((*found, *held), {name: len(of.devices) - len(of.shared) for name, of in devices.items()})
 
     async def _holders(self, nodes: Iterable[WhyNode]) -> tuple[GPUHolder, ...]:
         """Pods of others that hold extended resources of these nodes."""

@@ -6,7 +6,7 @@ pools.py      slices -> the devices that count: of each pool the newest complete
 say.py        what devices say of themselves: memory, compute capability, MIG profile
 match.py      devices + GPUClasses -> the devices of each class, and what is wrong with its selectors
 last.py       devices of each class, with those whose slices are gone for now
-count.py      devices of a class - allocated - tainted -> what each node offers
+count.py      devices of a class - shared - allocated - tainted -> what each node offers
 """
 
 from shoal.core.devices.count import NodeDevices, offered

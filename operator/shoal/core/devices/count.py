@@ -1,4 +1,7 @@
-"""What each node offers of a class's devices: those without a taint that no other pod has."""
+"""What each node offers of a class's devices: those without a taint that no other pod has.
+
+A device of which several claims may have a part is no whole GPU, and never counts.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -22,6 +25,9 @@ class NodeDevices:
     """Those that Shoal's pods have or could have: without a taint, and without those that claims of others have."""
     taken: int
     """Those that claims of others have."""
+    shared: int = 0
+    """Devices that engine pods of the class have and that do not count, since several claims may have parts of them.
+    The scheduler gives one out where the selectors of the class leave it in."""
 
 
 Counters = Mapping[tuple[str, str], Decimal]
@@ -37,13 +43,16 @@ def offered(
     """Node -> its devices of a class. `allocated`: devices that claims have; `own`: those among them that engine pods
     of this class have, which stay offered whatever taint they got; `out`: names of devices that are out of use.
 
-    Devices of one pool may share counters, as a GPU and its partitions do: those that fit together are counted.
+    Devices of one pool may share counters, as a GPU and its partitions do: those that fit together are counted. Devices
+    of which several claims may have a part are not.
     """
     shared = {(pool.driver, pool.name): pool for pool in pools if pool.counters}
     found: dict[str, NodeDevices] = {}
-    for node, of in devices.by_node.items():
+    for node, every in devices.by_node.items():
+        of = [m for m in every if not m.device.shared]
+        given = 0 if len(of) == len(every) else sum(m.device.shared and m.id in own for m in every)
         if not shared:  # nearly always: each device stands for itself
-            found[node] = _each(of, allocated, own, out)
+            found[node] = _each(of, allocated, own, out, given)
             continue
         used = _Counters(shared, {m.id for m in of})
         fresh = _Counters(shared, {m.id for m in of})
@@ -54,11 +63,14 @@ def offered(
             capacity=min(MOST_DEVICES, fresh.fit(of)),
             offered=min(MOST_DEVICES, len(have) + used.fit(free)),
             taken=min(MOST_DEVICES, sum(m.id in allocated and m.id not in own for m in of)),
+            shared=given,
         )
     return found
 
 
-def _each(of: Sequence[Matched], allocated: Set[DeviceId], own: Set[DeviceId], out: Set[str]) -> NodeDevices:
+def _each(
+    of: Sequence[Matched], allocated: Set[DeviceId], own: Set[DeviceId], out: Set[str], shared: int
+) -> NodeDevices:
     free = mine = taken = 0
     for matched in of:
         if matched.id not in allocated:
@@ -67,7 +79,7 @@ def _each(of: Sequence[Matched], allocated: Set[DeviceId], own: Set[DeviceId], o
             mine += 1
         else:
             taken += 1
-    return NodeDevices(min(MOST_DEVICES, len(of)), min(MOST_DEVICES, free + mine), min(MOST_DEVICES, taken))
+    return NodeDevices(min(MOST_DEVICES, len(of)), min(MOST_DEVICES, free + mine), min(MOST_DEVICES, taken), shared)
 
 
 class _Counters:

@@ -39,7 +39,7 @@ class Device:
     counters: Mapping[tuple[str, str], Decimal] = field(default_factory=dict[tuple[str, str], Decimal])
     """(counter set, counter) -> what the device takes of it, such as memory slices of a GPU that is partitioned."""
     shared: bool = False
-    """Several claims may have a part of it. Shoal takes whole devices, so any of them keeps it from being free."""
+    """Several claims may have a part of it. It never counts: Shoal takes whole devices."""
 
     @property
     def offered(self) -> bool:

@@ -50,6 +50,11 @@ class ClassDevices:
     def devices(self) -> tuple[Matched, ...]:
         return tuple(matched for of in self.by_node.values() for matched in of)
 
+    @property
+    def shared(self) -> tuple[DeviceId, ...]:
+        """Devices of which several claims may have a part. They do not count."""
+        return tuple(matched.id for matched in self.devices if matched.device.shared)
+
 
 @dataclass(frozen=True, slots=True)
 class _Selectors:

@@ -61,7 +61,9 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
     r.LABELS_DISAGREE: _note(_DRIVER, "Compare memoryPerGPU and resourceName of the class with the node's labels."),
     r.OVERLAPS: _note(_CONTROL, "Change the selectors so that no node and no device belongs to two classes."),
     r.SHARED_GPUS: _note(
-        _DRIVER, "Turn off time-slicing or MPS in the device plugin of these nodes, or use MIG for smaller GPUs."
+        _DRIVER,
+        "Turn off time-slicing or MPS there, use MIG, or leave shared devices out: "
+        "`!device.allowMultipleAllocations` in spec.device.selectors.",
     ),
     r.DRA_UNAVAILABLE: _fault(_CONTROL, "Upgrade Kubernetes to 1.34, or use resourceName with a device plugin."),
     r.DEVICE_CLASS_NOT_FOUND: _fault(_DRIVER, "Install the DRA driver, or name a DeviceClass that exists."),

@@ -49,12 +49,14 @@ def ready(
     """`memory`: bytes of one GPU as sizing uses it; 0: unknown."""
     spec = gpu_class.spec
     assert spec.device is not None  # noqa: S101 - the caller chose such a class
-    shared = _elsewhere(devices)
+    elsewhere = _elsewhere(devices)
     if devices.problem is not None:
         return ConditionUpdate(reasons.READY, "False", devices.problem.reason, devices.problem.message)
+    if not usage.capacity and (parts := shared(devices)):
+        return ConditionUpdate(reasons.READY, "False", reasons.SHARED_GPUS, "; ".join([parts, *_notes(devices)]))
     if not usage.capacity:
-        reason = reasons.OVERLAPS if shared else reasons.NO_DEVICES
-        why = shared or f"no device of DeviceClass {spec.device.device_class_name} is selected"
+        reason = reasons.OVERLAPS if elsewhere else reasons.NO_DEVICES
+        why = elsewhere or f"no device of DeviceClass {spec.device.device_class_name} is selected"
         return ConditionUpdate(reasons.READY, "False", reason, "; ".join([why, *_notes(devices)]))
     if not memory:
         text = f"{usage.capacity} devices without a capacity `memory`: set `memoryPerGPU`, or no Model is placed"
@@ -62,14 +64,33 @@ def ready(
     text = f"{usage.nodes} nodes with {usage.capacity} devices"
     if usage.unhealthy:
         text += f", {usage.unhealthy} of them with a taint or out of use"
+        if any(matched.device.counters for matched in devices.devices):
+            text += ", or used up by claims of other partitions of their GPU"
     text = "; ".join([text, *_notes(devices)])
     if spec.hourly_cost is None:
         text += "; no hourlyCost: it is used after all classes that have one"
-    if shared:
-        return ConditionUpdate(reasons.READY, "True", reasons.OVERLAPS, f"{shared}. {text}")
+    if elsewhere:
+        return ConditionUpdate(reasons.READY, "True", reasons.OVERLAPS, f"{elsewhere}. {text}")
     if wrong := _disagreement(gpu_class, facts):
         return ConditionUpdate(reasons.READY, "True", reasons.LABELS_DISAGREE, f"{wrong}. {text}")
     return ConditionUpdate(reasons.READY, "True", reasons.NODES_FOUND, text)
+
+
+def shared(devices: ClassDevices) -> str:
+    """Which devices do not count because several claims may have a part of them; empty: none."""
+    found, every = devices.shared, len(devices.devices)
+    if not found:
+        return ""
+    text = (
+        f"{len(found)} of {every} devices do not count, since several claims may share them and a part of a GPU has no "
+        f"memory of its own: {_some(str(i) for i in found)}. Let the driver publish them for one claim each"
+    )
+    if len(found) == every:
+        return text
+    return (
+        f"{text}, or leave them out with `!device.allowMultipleAllocations` in spec.device.selectors: until then the "
+        "scheduler may give one to a replica"
+    )
 
 
 def _elsewhere(devices: ClassDevices) -> str:

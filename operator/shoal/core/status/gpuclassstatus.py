@@ -90,12 +90,7 @@ def _shared(gpu_class: GPUClass, nodes: Sequence[Node], devices: ClassDevices | 
     if gpu_class.spec.device is None:
         text = describe_shared(nodes, gpu_class.resource)
     else:
-        several = sorted(str(d.id) for d in devices.devices if d.device.shared) if devices is not None else []
-        text = (
-            f"several claims may share {_names(several)}: each counts only while no claim has a part of it"
-            if several
-            else ""
-        )
+        text = devicestatus.shared(devices) if devices is not None else ""
     return [ConditionUpdate(reasons.SHARED_GPUS, "True", reasons.SHARED_GPUS, text)] if text else []
 
 
