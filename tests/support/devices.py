@@ -35,7 +35,7 @@ def class_of_devices(name: str, *expressions: str, **spec: Any) -> JsonObject:
 
 def resource_slice(node: str, *devices: str, generation: int = 1, part: int = 0, parts: int = 1) -> JsonObject:
     """A part of the pool of a node: devices by name. One that ends with `!` has a taint that keeps pods off, one with
-    `!!` a taint that also evicts them."""
+    `!!` a taint that also evicts them, and of one with `*` several claims may have a part."""
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceSlice",
@@ -49,15 +49,49 @@ def resource_slice(node: str, *devices: str, generation: int = 1, part: int = 0,
     }
 
 
+PARTITIONS: Final = {"3g.40gb": ("40448Mi", 60, 4, (0, 4)), "1g.10gb": ("9984Mi", 16, 1, range(7))}
+"""Of an H100: MIG profile -> memory, multiprocessors, memory slices, and the slices at which one may begin."""
+
+
+def partitioned(node: str) -> tuple[JsonObject, JsonObject]:
+    """The pool of a node with one H100 of which a driver makes partitions when they are claimed, as that of NVIDIA
+    does: what they share, and the GPU with everything that could be made of it."""
+    slices = {f"memory-slice-{i}": {"value": "1"} for i in range(8)}
+    every = {"memory": {"value": "81559Mi"}, "multiprocessors": {"value": "132"}, **slices}
+    found = [_partition("gpu-0", {"type": {"string": "gpu"}}, "81559Mi", every)]
+    for profile, (memory, processors, size, starts) in PARTITIONS.items():
+        for start in starts:
+            takes = {"memory": {"value": memory}, "multiprocessors": {"value": str(processors)}}
+            takes |= {f"memory-slice-{i}": {"value": "1"} for i in range(start, start + size)}
+            attributes = {"type": {"string": "mig"}, "profile": {"string": profile}}
+            found.append(_partition(f"gpu-0-mig-{profile.replace('.', '')}-{start}", attributes, memory, takes))
+    shared, devices = (resource_slice(node, part=part, parts=2) for part in (0, 1))
+    del shared["spec"]["devices"]
+    shared["spec"]["sharedCounters"] = [{"name": "gpu-0", "counters": every}]
+    devices["spec"]["devices"] = found
+    return shared, devices
+
+
+def _partition(name: str, attributes: JsonObject, memory: str, takes: JsonObject) -> JsonObject:
+    return {
+        "name": name,
+        "attributes": {"cudaComputeCapability": {"version": "9.0.0"}, **attributes},
+        "capacity": {"memory": {"value": memory}},
+        "consumesCounters": [{"counterSet": "gpu-0", "counters": takes}],
+    }
+
+
 def _device(node: str, name: str) -> JsonObject:
     device: JsonObject = {
-        "name": name.rstrip("!"),
+        "name": name.rstrip("!*"),
         "attributes": {
             "cudaComputeCapability": {"version": "9.0.0"},
-            "uuid": {"string": f"GPU-{node}-{name.rstrip('!')}"},
+            "uuid": {"string": f"GPU-{node}-{name.rstrip('!*')}"},
         },
         "capacity": {"memory": {"value": "81559Mi"}},
     }
+    if name.endswith("*"):
+        device["allowMultipleAllocations"] = True
     effect = "NoExecute" if name.endswith("!!") else "NoSchedule"
     taints = [{"key": "unhealthy", "value": "true", "effect": effect}]
     return device | ({"taints": taints} if name.endswith("!") else {})

@@ -17,7 +17,14 @@ from shoal.kube.resources import (
 )
 from shoal.runtime.operator import OperatorProcess
 from tests.support.controlplane import Fleet
-from tests.support.devices import class_of_devices, clear_devices, device_class, resource_slice
+from tests.support.devices import (
+    DRIVER,
+    class_of_devices,
+    clear_devices,
+    device_class,
+    partitioned,
+    resource_slice,
+)
 from tests.support.operators import (
     condition,
     eventually,
@@ -118,6 +125,99 @@ async def test_a_replica_is_evicted_from_a_device_that_gets_a_taint_and_comes_ba
         await eventually(lambda: engines(devices), lambda uids: len(uids) == 1 and before not in uids)
         await model_with(client, devices.namespace, "chat", "Ready", "True")
         await counted(devices, capacity=2, allocatable=1, allocated=1, free=0)
+
+
+async def claimed(fleet: Fleet) -> set[str]:
+    """Names of devices that claims of engine pods have."""
+    claims = await fleet.all(RESOURCECLAIMS, namespace=fleet.namespace, label_selector=names.LABEL_MODEL)
+    allocated = [c["status"]["allocation"] for c in claims if (c.get("status") or {}).get("allocation")]
+    return {result["device"] for each in allocated for result in each["devices"]["results"]}
+
+
+async def test_devices_that_several_claims_may_share_never_count(devices: Fleet) -> None:
+    client = devices.client
+    async with running_operator(client, str(devices.plane.kubeconfig)):
+        await devices.apply(class_of_devices("devices"))
+        await publish(devices, resource_slice(NODE, "gpu-0"))
+        await devices.apply(model("chat", devices.namespace, variants=[{"class": "devices"}]))
+        await model_with(client, devices.namespace, "chat", "Ready", "True")
+        before = await engines(devices)
+        # The driver shares the device of a replica: the replica stays, and the class has no GPUs.
+        await publish(devices, resource_slice(NODE, "gpu-0*"))
+        found = await with_condition(client, GPUCLASSES, "", "devices", "Ready", "False", "SharedGPUs")
+        assert "1 of 1 devices do not count" in message(found)
+        await counted(devices, capacity=0, allocatable=0, allocated=1, free=0)
+        # A whole one comes: it counts, and the other one does not. A selector leaves that one out.
+        await publish(devices, resource_slice(NODE, "gpu-0*", "gpu-1"))
+        await with_condition(client, GPUCLASSES, "", "devices", "Ready", "True", "NodesFound")
+        await counted(devices, capacity=1, allocatable=1, allocated=1, free=0)
+        found = await client.get(GPUCLASSES, "devices")
+        assert "gpu.test/h100-0/gpu-0. " in condition(found, "SharedGPUs")["message"]
+        assert await engines(devices) == before
+        await devices.apply(class_of_devices("devices", "!device.allowMultipleAllocations"))
+        await eventually(lambda: claimed(devices), lambda on: on == {"gpu-1"}, what="a replica on the whole device")
+        await model_with(client, devices.namespace, "chat", "Ready", "True")
+        await counted(devices, capacity=1, allocatable=1, allocated=1, free=0)
+        assert condition(await client.get(GPUCLASSES, "devices"), "SharedGPUs") == {}
+
+
+def of_profile(profile: str) -> str:
+    of = f'device.attributes["{DRIVER}"]'
+    return f'{of}.type == "mig" && {of}.profile == "{profile}"'
+
+
+async def test_partitions_of_one_gpu_count_as_many_as_their_shared_counters_allow(devices: Fleet) -> None:
+    """A driver publishes all that could be made of an H100: the GPU itself, 2 x 3g.40gb, 7 x 1g.10gb."""
+    client, ns = devices.client, devices.namespace
+    for each in partitioned(NODE):
+        await publish(devices, each)
+    async with running_operator(client, str(devices.plane.kubeconfig)):
+        await devices.apply(class_of_devices("part", of_profile("3g.40gb")))
+        await devices.apply(class_of_devices("whole", f'device.attributes["{DRIVER}"].type == "gpu"'))
+        await counted(devices, "part", capacity=2, allocatable=2, allocated=0, free=2)
+        await counted(devices, "whole", capacity=1, allocatable=1, allocated=0, free=1)
+        # Another pod's partition takes memory slices of one of the two, and the GPU is no whole one any more.
+        request = {
+            "name": "gpu",
+            "exactly": {
+                "deviceClassName": DRIVER,
+                "selectors": [{"cel": {"expression": of_profile("1g.10gb")}}],
+            },
+        }
+        theirs = {"name": "theirs", "namespace": ns}
+        claim = {"metadata": theirs, "spec": {"devices": {"requests": [request]}}}
+        await client.apply(
+            RESOURCECLAIMS, {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", **claim}, manager="person"
+        )
+        container = {"name": "main", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}
+        spec = {
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+            "terminationGracePeriodSeconds": 0,
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": "theirs"}],
+            "containers": [container],
+        }
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": theirs, "spec": spec}
+        await client.apply(PODS, pod, manager="person")
+        await counted(devices, "part", capacity=2, allocatable=1, allocated=0, free=1)
+        await counted(devices, "whole", capacity=1, allocatable=0, allocated=0, free=0)
+        found = await with_condition(client, GPUCLASSES, "", "whole", "Ready", "True")
+        assert "used up by claims of other partitions of their GPU" in message(found)
+        # Of two replicas one fits beside it.
+        await devices.apply(model("chat", ns, variants=[{"class": "part"}], scaling={"minReplicas": 2}))
+        await model_with(client, ns, "chat", "Available", "True")
+        await model_with(client, ns, "chat", "Ready", "False", "NoCapacity")
+        await counted(devices, "part", capacity=2, allocatable=1, allocated=1, free=0)
+        assert len(await engines(devices)) == 1
+        await client.delete(PODS, "theirs", ns)
+        await client.delete(RESOURCECLAIMS, "theirs", ns)
+        both = {"gpu-0-mig-3g40gb-0", "gpu-0-mig-3g40gb-4"}
+        await eventually(lambda: claimed(devices), lambda on: on == both, what="two replicas on the two partitions")
+        await model_with(client, ns, "chat", "Ready", "True")
+        await counted(devices, "part", capacity=2, allocatable=2, allocated=2, free=0)
+        await counted(devices, "whole", capacity=1, allocatable=0, allocated=0, free=0)
+        found = await client.get(GPUCLASSES, "part")
+        assert found["status"]["memory"] == {"perGPU": "40448Mi", "source": "Devices"}
+        assert (found["status"]["largestNode"], found["status"]["devices"]["profile"]) == (1, "3g.40gb")
 
 
 async def test_an_operator_that_starts_leads_once_devices_are_listed(
