@@ -210,11 +210,12 @@ class Executor:
         """The pods that go first are marked before the number falls. `floor`: the class's part of minReplicas. Raises
         Conflict, NameTaken."""
         uid, gpu_class = model.metadata.uid, plan.gpu_class
-        await self._scales.mark(model, plan)
+        marked = self._state.latest(uid, plan)
+        await self._scales.mark(model, marked)
 
         # A number that was decided while an earlier write was under way counts: the target is read before each write.
         def target() -> int:
-            return self._state.target(uid, gpu_class, plan.replicas)
+            return self._state.target_as_marked(uid, marked)
 
         if self._driver.is_out(model, gpu_class):
             await self._scales.scale(model, gpu_class, target)

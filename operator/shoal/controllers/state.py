@@ -26,7 +26,7 @@ from shoal.core.coldstart import ColdStart, FirstAnswer
 from shoal.core.devices import Claim
 from shoal.core.fleet import FleetModel, FleetPlan
 from shoal.core.lora.pool import same_engines
-from shoal.core.placement import ClassSupply, Placement, ReplicaState
+from shoal.core.placement import ClassSupply, Placement, ReplicaState, VariantPlan
 from shoal.core.placement.backoff import ClassBackoff
 from shoal.core.proven import still_said
 from shoal.core.scaling import ScalingDecision, ScalingMemory, Steady
@@ -309,10 +309,27 @@ class FleetState:
     def target(self, model_uid: str, gpu_class: str, planned: int) -> int:
         """Replicas that a Deployment shall have, asked right before they are written: what was `planned` may be old by
         then."""
+        latest = self._latest_variant(model_uid, gpu_class)
+        return max(planned if latest is None else latest.replicas, self.woken(model_uid, gpu_class))
+
+    def latest(self, model_uid: str, planned: VariantPlan) -> VariantPlan:
+        """What counts by now of a variant; `planned` where no later plan has it."""
+        return self._latest_variant(model_uid, planned.gpu_class) or planned
+
+    def target_as_marked(self, model_uid: str, marked: VariantPlan) -> int:
+        """As `target`, once those pods were marked that go first by `marked`. The number falls only by that plan: by a
+        later one, the Deployment would delete pods that are to stay. That plan's own run marks those that go."""
+        replicas, latest = self.target(model_uid, marked.gpu_class, marked.replicas), self.latest(model_uid, marked)
+        same = (latest.replicas, latest.leaving, latest.forced) == (marked.replicas, marked.leaving, marked.forced)
+        if same or not replicas:
+            return replicas
+        live = self._world.deployment_of(model_uid, marked.gpu_class)
+        return max(replicas, live.deployment.replicas if live is not None and live.deployment is not None else 0)
+
+    def _latest_variant(self, model_uid: str, gpu_class: str) -> VariantPlan | None:
         known = self.record(model_uid).placement
-        now = known.placement.variants if known is not None else ()
-        replicas = next((v.replicas for v in now if v.gpu_class == gpu_class), planned)
-        return max(replicas, self.woken(model_uid, gpu_class))
+        variants = known.placement.variants if known is not None else ()
+        return next((v for v in variants if v.gpu_class == gpu_class), None)
 
     # --- GPUs between two plans -------------------------------------------------------------------------------------
 

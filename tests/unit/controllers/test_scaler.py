@@ -1,11 +1,14 @@
 """When the scaler decides, what it does at once, and what it never does."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from shoal.api import names
 from shoal.api.artifact import ArtifactFacts
+from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.controllers.children import inferencepools
 from shoal.controllers.coldstarts import ColdStarts
@@ -24,11 +27,11 @@ from shoal.controllers.state import FleetState
 from shoal.controllers.transport import CertificateIssuer
 from shoal.controllers.triggers import remember, subscribe
 from shoal.core.candidates import Considered
-from shoal.core.placement import Moves
+from shoal.core.placement import Moves, VariantPlan
 from shoal.kube.queue import WorkQueue
 from tests.support.controlplane import FACTS
 from tests.support.signals import FakeSignals, gateway_pod
-from tests.unit.controllers.test_scale_writes import UID, Plane
+from tests.unit.controllers.test_scale_writes import UID, Plane, node
 
 SINCE = "2026-01-01T00:00:00Z"
 
@@ -60,10 +63,10 @@ class Stage:
         cold = ColdStarts(world, state)
         install = InstallKeySource(world.client, world.namespace, behind=lambda: False, in_use=set)
         driver = Driver(world, targets, NoEndpoint(), wake)
-        executor = Executor(
+        self.executor = Executor(
             world, state, driver, install, CertificateIssuer(world), cold, lambda _: None, inferencepools.kinds(world)
         )
-        self.waker = Waker(world, state, executor, WorkQueue("wake"))
+        self.waker = Waker(world, state, self.executor, WorkQueue("wake"))
 
         def clock() -> float:
             return self.now
@@ -196,3 +199,55 @@ def test_who_is_asked_how_many_knows_the_classes_from_the_first_plan_on() -> Non
     (known,) = seen
     assert known is not None
     assert [c.gpu_class for c in known.candidates] == ["l4"]
+
+
+async def test_a_deployment_does_not_shrink_by_a_plan_whose_pods_are_not_marked_yet() -> None:
+    stage = Stage(3)
+    plane = stage.plane
+    plane.world.nodes.upsert(node("l4-1", 2))
+    pods = {name: serving_pod(name, on) for name, on in {"a": "l4-0", "b": "l4-0", "c": "l4-1"}.items()}
+    for pod in pods.values():
+        plane.world.pods.upsert(pod)
+    marked: list[str] = []
+    while_marked: list[Callable[[], object]] = []
+
+    async def merge_patch(_resource: Any, name: str, _namespace: str, body: JsonObject, **_: Any) -> JsonObject:
+        marked.append(name)
+        while while_marked:
+            while_marked.pop()()
+        metadata = pods[name]["metadata"] | {"resourceVersion": "2", "annotations": body["metadata"]["annotations"]}
+        return pods[name] | {"metadata": metadata}
+
+    def planned(wanted: int) -> VariantPlan:
+        stage.planner = Planner(plane.world, plane.state, lambda _model: wanted, plane.wake, Moves())
+        stage.planner.plan()
+        placement = plane.state.record(UID).placement
+        assert placement is not None
+        (variant,) = placement.placement.variants
+        return variant
+
+    async def run(plan: VariantPlan) -> list[int]:
+        await stage.executor._replicas(plane.model, plan, 0)
+        return plane.server.written
+
+    plane.server.merge_patch = merge_patch  # pyright: ignore[reportAttributeAccessIssue]
+    two = planned(2)
+    while_marked.append(lambda: planned(1))
+    # While one pod is marked, it is decided that two shall go. The second one would be any.
+    assert await run(two) == []
+    assert len(marked) == 1
+    # The later plan's own run, whichever plan it began with.
+    assert await run(two) == [1]
+    assert len(set(marked)) == 2
+    # No pod is to be chosen where all go.
+    planned(0)
+    assert await run(two) == [1, 0]
+
+
+def serving_pod(name: str, on: str) -> JsonObject:
+    labels = {names.LABEL_MODEL_UID: UID, names.LABEL_GPU_CLASS: "l4", names.LABEL_COMPONENT: "engine"}
+    metadata = {"name": name, "namespace": "ns", "uid": name, "resourceVersion": "1", "labels": labels}
+    status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    resources = {"limits": {"nvidia.com/gpu": "1"}}
+    spec = {"nodeName": on, "containers": [{"name": "engine", "resources": resources}]}
+    return {"metadata": metadata, "spec": spec, "status": status}
