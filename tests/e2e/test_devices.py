@@ -162,6 +162,28 @@ def test_both_worlds_in_one_fleet(mixed: Fleet) -> None:
     gpus(mixed, {"allocated": 1, "free": 2})
 
 
+def test_a_driver_that_is_replaced_moves_no_replica(mixed: Fleet) -> None:
+    serving(mixed, 1)
+    (before,) = engines(mixed)
+    gpus(mixed, {"capacity": 3, "allocated": 1, "free": 2})
+    (old,) = mixed.get("resourceslices")
+    mixed.lab.dra_driver("dra-1", there=False)
+    try:
+        assert mixed.get("resourceslices") == []
+        # Only the device that the replica holds is known to be there.
+        gpus(mixed, {"capacity": 1, "allocated": 1, "free": 0})
+    finally:
+        mixed.lab.dra_driver("dra-1", there=True)
+    gpus(mixed, {"capacity": 3, "allocated": 1, "free": 2})
+    (new,) = mixed.get("resourceslices")
+    assert new["spec"]["pool"]["generation"] == old["spec"]["pool"]["generation"] + 1
+    assert new["spec"]["devices"] == old["spec"]["devices"]
+    (after,) = engines(mixed)
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert serves(after)
+    assert not status(mixed).get("quarantined")
+
+
 def test_a_device_with_a_taint_and_a_claim_of_others_are_not_free(mixed: Fleet) -> None:
     serving(mixed, 1)
     gpus(mixed, {"allocatable": 3, "allocated": 1, "free": 2})

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 from base64 import b64decode
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -29,7 +30,7 @@ from shoal_dev.lab.addons import keda
 from shoal_dev.lab.errors import LabError
 from tests.storm import nodes, rests, routes, sick
 from tests.storm.ground import BURSTY, STEADY, STORM, Ground
-from tests.storm.journals import Halt, Kill, Sickness, SilentPeriod
+from tests.storm.journals import DriverUpgrade, Halt, Kill, Sickness, SilentPeriod
 from tests.storm.provider import REPORTER
 
 SILENT_SECONDS: Final = 13.0
@@ -64,6 +65,7 @@ class Storm:
         silent_periods: Iterable[SilentPeriod] = (),
         halts: Iterable[Halt] = (),
         sicknesses: Iterable[Sickness] = (),
+        upgrades: Iterable[DriverUpgrade] = (),
     ) -> None:
         """One line of the faults' journal."""
         line = {
@@ -75,6 +77,7 @@ class Storm:
             ],
             "halts": [asdict(h) for h in halts],
             "sicknesses": [asdict(s) for s in sicknesses],
+            "upgrades": [asdict(u) for u in upgrades],
         }
         with self.journal.open("ab", buffering=0) as file:
             file.write(orjson.dumps(line) + b"\n")
@@ -486,6 +489,10 @@ _SICK_SECONDS: Final = 240.0
 """Within which a sick GPU must be out of use, and its replica replaced."""
 _THROTTLE: Final = 6.0
 """Times as long for a token; three times is far slower."""
+_UPGRADE_SECONDS: Final = 40.0
+"""From the end of a driver to the next one's slices: longer than a signal has to last."""
+_COUNTED_SECONDS: Final = 60.0
+"""Within which the GPUs of a node whose driver was replaced must be counted again."""
 
 
 def node_sickens(storm: Storm) -> None:
@@ -549,8 +556,65 @@ def replica_garbled(storm: Storm) -> None:
     _own_word(storm, "replica_garbled", {"kind": "garbled"})
 
 
+def driver_upgraded(storm: Storm) -> None:
+    """The DRA driver of a node is replaced: its slices vanish for a while, and come back with the next generation. The
+    replicas there go on serving, and none of them is replaced."""
+    node = _healthy_node(storm)
+    if node is None:
+        storm.say("driver_upgraded: there is no node with a replica and with healthy GPUs only")
+        return
+    serving = storm.ground.engines(sick.MODEL)
+    pods = tuple(sorted(p["metadata"]["name"] for p in serving if healthact.node_of(p) == node))
+    capacity = _status_of(storm, sick.CLASS)["gpus"]["capacity"]
+    least, gone, called = capacity, set[str](), set[str]()
+
+    def look() -> int:
+        """How many GPUs the class has now."""
+        nonlocal least
+        gone.update(set(pods) - _staying(storm, sick.MODEL))
+        status = _status_of(storm, sick.CLASS)
+        least = min(least, now := status["gpus"]["capacity"])
+        for each in status.get("quarantined", ()):
+            if (each["node"], each["by"]) == (node, "Shoal"):
+                called.add(f"{sick.unit_name(node, each.get('device') or '')}: {each['reason']}")
+        return now
+
+    since = time.time()
+    storm.say(f"driver_upgraded: {node} with {', '.join(pods)}; the class has {capacity} GPUs")
+    try:
+        storm.ground.lab.dra_driver(node, there=False)
+        _again_and_again(storm, _UPGRADE_SECONDS * storm.pace, look)
+    finally:
+        with contextlib.suppress(LabError):
+            storm.ground.lab.dra_driver(node, there=True)
+    back = time.time()
+    counted = _within(storm, _COUNTED_SECONDS, lambda: look() >= capacity)
+    # A replacement that began while they were away would end a replica here by then.
+    _again_and_again(storm, back + _COUNTED_SECONDS / 2 - time.time(), look)
+    found = DriverUpgrade(
+        node,
+        sick.MODEL,
+        since,
+        time.time(),
+        pods,
+        tuple(sorted(gone)),
+        tuple(sorted(called)),
+        counted or storm.over(),
+        len(serving),
+        _floor(sick.MODEL),
+    )
+    all_counted = (
+        "all GPUs are" if counted else "the load ended before all GPUs were" if found.counted else "not all are"
+    )
+    told = f"gone: {', '.join(found.gone) or 'none'}; {all_counted} counted again"
+    storm.say(
+        f"driver_upgraded: {node}, after {back - since:.1f} s; at least {least} GPUs were; {told}", upgrades=[found]
+    )
+
+
 SICK: Final[dict[str, Fault]] = {
-    f.__name__: f for f in (node_sickens, device_tainted, devices_sicken, replica_throttled, replica_garbled)
+    f.__name__: f
+    for f in (node_sickens, device_tainted, devices_sicken, replica_throttled, replica_garbled, driver_upgraded)
 }
 
 
@@ -582,7 +646,7 @@ def _sickened(
     model, name = pod["metadata"]["labels"][names.LABEL_MODEL], pod["metadata"]["name"]
     gpu_class = pod["metadata"]["labels"][names.LABEL_GPU_CLASS]
     before = len(storm.ground.engines(model))
-    told = unit[1] or f"node {unit[0]}"
+    told = sick.unit_name(*unit)
     since, taken, replaced, gone, others = time.time(), None, None, None, 0
     storm.say(f"{fault}: {told}, under {name}")
     sicken()
@@ -609,6 +673,38 @@ def _sickened(
     seconds = {"out of use": taken, "replaced": replaced, "gone": gone}
     text = ", ".join(f"{what} after {at - since:.1f} s" for what, at in seconds.items() if at is not None)
     storm.say(f"{fault}: {told}: {text or 'nothing happened'}; healed", sicknesses=[found])
+
+
+def _healthy_node(storm: Storm) -> str | None:
+    """One with replicas on devices, none of which was called sick lately: for those, a replica may still go. If
+    possible one with a free device: the class counts that one no more while its slice is gone."""
+    found: list[str] = []
+
+    def choose() -> bool:
+        called = {each["node"] for each in _status_of(storm, sick.CLASS).get("quarantined", ())}
+        serving = Counter(healthact.node_of(pod) for pod in storm.ground.engines(sick.MODEL))
+        candidates = sorted(serving.keys() - called)
+        if candidates:
+            free = [node for node in candidates if serving[node] < sick.GPUS_PER_NODE]
+            found.append(storm.random.choice(free or candidates))
+        return bool(found)
+
+    return found[0] if _within(storm, _NODE_SECONDS, choose) else None
+
+
+def _status_of(storm: Storm, gpu_class: str) -> dict[str, Any]:
+    found = storm.ground.get("gpuclasses")
+    return next(each for each in found if each["metadata"]["name"] == gpu_class)["status"]
+
+
+def _staying(storm: Storm, model: str) -> set[str]:
+    """Names of a Model's replicas that have not begun to go, ready or not."""
+    found = storm.ground.get("pods", "-n", STORM, "-l", f"{names.LABEL_MODEL}={model}")
+    return {
+        p["metadata"]["name"]
+        for p in found
+        if "deletionTimestamp" not in p["metadata"] and p["status"].get("phase") not in ("Failed", "Succeeded")
+    }
 
 
 def _floor(model: str) -> int:
@@ -846,6 +942,16 @@ def _within(storm: Storm, seconds: float, condition: Callable[[], bool]) -> bool
                 return True
         time.sleep(0.7)
     return False
+
+
+def _again_and_again(storm: Storm, seconds: float, look: Callable[[], object]) -> None:
+    """For so long, or until the load ends."""
+
+    def looked() -> bool:
+        look()
+        return False
+
+    _within(storm, seconds, looked)
 
 
 # --- with the driver KEDA ---------------------------------------------------------------------------------------------

@@ -214,6 +214,30 @@ class Sickness:
 
 
 @dataclass(frozen=True, slots=True)
+class DriverUpgrade:
+    """The DRA driver of a node was replaced under load, and what became of the replicas and GPUs there."""
+
+    node: str
+    model: str
+    since: float
+    """Its slices were withdrawn."""
+    until: float
+    """The last look, or the end of the load."""
+    pods: tuple[str, ...]
+    """Replicas that served there."""
+    gone: tuple[str, ...]
+    """Those of `pods` that began to go."""
+    sick: tuple[str, ...]
+    """What of the node was called sick meanwhile, and why."""
+    counted: bool
+    """The class had as many GPUs as before, or the load ended first."""
+    before: int
+    """Replicas of the Model that served at `since`."""
+    floor: int
+    """Replicas that the Model has at least."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeEvent:
     """What became of a node that an autoscaler adds; see `tests.storm.nodes`."""
 
@@ -248,6 +272,7 @@ class Journals:
     """What the external target was sent, by its own journal. It gives requests ids of its own."""
     out_of_use: list[OutOfUse] = field(default_factory=list[OutOfUse])
     sicknesses: list[Sickness] = field(default_factory=list[Sickness])
+    upgrades: list[DriverUpgrade] = field(default_factory=list[DriverUpgrade])
     nodes: list[NodeEvent] = field(default_factory=list[NodeEvent])
     """Empty: no nodes were to come."""
 

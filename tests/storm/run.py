@@ -158,6 +158,7 @@ def collect(folder: Path) -> journals.Journals:
         outside=journals.read_engines(folder / "engines" / routes.OUTSIDE)[0],
         out_of_use=sick.read_out_of_use(folder / "classes.jsonl"),
         sicknesses=sick.read_sicknesses(folder / "faults.jsonl"),
+        upgrades=sick.read_upgrades(folder / "faults.jsonl"),
         nodes=nodes.read_events(folder / nodes.FILE),
     )
 

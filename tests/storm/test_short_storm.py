@@ -67,13 +67,13 @@ def test_through_routes_no_request_is_lost_and_each_has_one_record_of_one_route_
     assert findings.totals["answered"] > 0.7 * findings.sent
 
 
-SICK = ("device_tainted", "node_sickens", "operator_killed", "devices_sicken", "replica_garbled")
+SICK = ("device_tainted", "driver_upgraded", "node_sickens", "operator_killed", "devices_sicken", "replica_garbled")
 
 
 @pytest.mark.long
 def test_gpus_that_sicken_lose_no_request_and_never_more_than_their_share_is_out_of_use(tmp_path: Path) -> None:
     config = StormConfig(
-        requests=6500,
+        requests=7500,
         rate=17,
         seed=5,
         faults=SICK,
@@ -93,6 +93,8 @@ def test_gpus_that_sicken_lose_no_request_and_never_more_than_their_share_is_out
     assert {"device_tainted", "node_sickens", "replica_garbled"} <= done.keys()
     assert all(each.replaced is not None for each in done.values()), done
     assert max(len(each.units) for each in found.out_of_use) > 0
+    (upgrade,) = found.upgrades
+    assert upgrade.pods, upgrade
     assert findings.totals["answered"] > 0.7 * findings.sent
 
 

@@ -335,6 +335,11 @@ class Lab:
         """So many of the node's GPUs work: it offers no more, and pods keep those that they have. Raises LabError."""
         nodes.set_gpu_health(self, name, healthy)
 
+    def dra_driver(self, name: str, *, there: bool) -> None:
+        """Takes the DRA driver of the node away, or brings a new one: its slices go, and come back with the next
+        generation. Pods keep their devices. Raises LabError."""
+        nodes.set_driver(self, name, there=there)
+
     def _ask(self, command: str, process: str = "") -> dict[str, Any]:
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:

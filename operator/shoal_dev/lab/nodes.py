@@ -1,4 +1,4 @@
-"""What can be done to a lab's node from outside: a failed GPU, a replaced machine."""
+"""What can be done to a lab's node from outside: a failed GPU, a driver that is away, a replaced machine."""
 
 import shutil
 import time
@@ -9,7 +9,7 @@ import orjson
 from shoal_dev.lab.errors import LabError
 from shoal_dev.lab.node.config import GPU_RESOURCE
 from shoal_dev.lab.node.devices import slice_name
-from shoal_dev.lab.node.ownnode import HEALTHY_GPUS
+from shoal_dev.lab.node.ownnode import AWAY, DRA_DRIVER, HEALTHY_GPUS
 
 if TYPE_CHECKING:
     from shoal_dev.lab.api import Lab
@@ -37,6 +37,17 @@ def set_gpu_health(lab: "Lab", node: str, healthy: int) -> None:
     while reported() != healthy:
         if time.monotonic() > deadline:
             raise LabError(f"node {node} does not report {healthy} healthy GPUs: is it switched off, or status-only?")
+        time.sleep(_POLL_S)
+
+
+def set_driver(lab: "Lab", node: str, *, there: bool) -> None:
+    """Returns when the node's devices are published, or are not any more. Raises LabError."""
+    lab.kubectl("annotate", "node", node, f"{DRA_DRIVER}-" if there else f"{DRA_DRIVER}={AWAY}", "--overwrite")
+    deadline = time.monotonic() + _REPORT_TIMEOUT_S
+    while bool(_devices(lab, node)) != there:
+        if time.monotonic() > deadline:
+            state = "does not publish its devices" if there else "still publishes its devices"
+            raise LabError(f"node {node} {state}: is it switched off, or has it none?")
         time.sleep(_POLL_S)
 
 

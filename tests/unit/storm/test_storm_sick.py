@@ -2,11 +2,15 @@
 
 import dataclasses
 import importlib
+import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.storm import sick
-from tests.storm.journals import Journals, Kill, OutOfUse, Sickness
+from tests.storm.faults import Storm
+from tests.storm.journals import DriverUpgrade, Journals, Kill, OutOfUse, Sickness
 from tests.storm.mutants import hurry
 from tests.storm.verdict import judge
 
@@ -52,6 +56,87 @@ def test_more_than_the_share_out_of_use_is_found(units: tuple[tuple[str, str], .
     # A node that was away before does not make the share smaller.
     seen = (OutOfUse(1.0, "c", 8, ()), OutOfUse(2.0, "c", 6, units))
     assert (violations(out=seen) == []) is good
+
+
+UNIT = ("dra-1", DEVICE)
+"""What `STAYS` says was out of use."""
+STAYS: dict[str, Any] = {"unit": sick.unit_name(*UNIT), "gone": None, "replaced": None, "others": 0, "until": 340.0}
+"""Changes of `SICK`: for four minutes nothing was done about the replica."""
+
+
+def seen(at: float, *units: tuple[str, str], gpu_class: str = sick.CLASS) -> OutOfUse:
+    return OutOfUse(at, gpu_class, 8, units)
+
+
+def test_a_replica_that_stays_on_a_gpu_out_of_use_is_found() -> None:
+    (found,) = violations(**STAYS, out=(seen(90.0), seen(115.0, UNIT)))
+    assert found == (
+        f"health: {sick.MODEL}-a was still there after {DEVICE} was out of use for 225 s (device_tainted), "
+        "and no other replica served in its place"
+    )
+    (found,) = violations(**STAYS | dict[str, Any](replaced=120.0), out=(seen(115.0, UNIT),))
+    assert found.endswith("another replica served in its place")
+
+
+@pytest.mark.parametrize(
+    ("changes", "out"),
+    [
+        # The load ended, or the GPU healed, before another replica had the time to get ready.
+        ({"until": 200.0}, (seen(115.0, UNIT),)),
+        # It was in use again by then, as one that was slow and is so no more.
+        ({}, (seen(115.0, UNIT), seen(150.0))),
+        ({}, (seen(90.0), seen(115.0, UNIT), seen(120.0, ("dra-2", "other"), UNIT), seen(150.0, ("dra-2", "other")))),
+    ],
+)
+def test_a_gpu_that_was_not_out_of_use_for_long_needs_no_replacement(
+    changes: dict[str, Any], out: tuple[OutOfUse, ...]
+) -> None:
+    assert violations(**STAYS | changes, out=out) == []
+
+
+def test_what_another_class_says_does_not_put_a_gpu_back_into_use() -> None:
+    assert violations(**STAYS, out=(seen(115.0, UNIT), seen(150.0, gpu_class="other")))
+
+
+UPGRADE = DriverUpgrade("dra-1", sick.MODEL, 100.0, 190.0, (f"{sick.MODEL}-a", f"{sick.MODEL}-b"), gone=(), sick=(),
+                        counted=True, before=4, floor=4)  # fmt: skip
+
+
+def after_upgrade(*kills: Kill, **changes: object) -> list[str]:
+    upgrade = dataclasses.replace(UPGRADE, **changes)  # pyright: ignore[reportArgumentType]
+    return judge(Journals({}, kills=list(kills), upgrades=[upgrade])).violations
+
+
+def test_a_driver_that_is_replaced_while_its_replicas_stay_is_good() -> None:
+    assert after_upgrade() == []
+
+
+def test_a_replica_that_goes_because_slices_vanish_is_found() -> None:
+    gone = f"{sick.MODEL}-a"
+    assert after_upgrade(gone=(gone,)) == [f"health: {gone} went while the driver of dra-1 was replaced"]
+    # One more replica than the Model has at least may go for want of load, but not two.
+    assert after_upgrade(gone=(gone,), before=5) == []
+    assert after_upgrade(gone=UPGRADE.pods, before=5)
+    # A node that lost its power takes its replicas with it.
+    assert after_upgrade(Kill("engine", gone, 90.0, 240.0, "node_killed"), gone=(gone,)) == []
+    assert after_upgrade(Kill("engine", gone, 30.0, 90.0, "node_killed"), gone=(gone,))
+    assert after_upgrade(Kill("engine", f"{sick.MODEL}-b", 90.0, 240.0, "node_killed"), gone=(gone,))
+
+
+def test_gpus_that_are_called_sick_or_not_counted_again_after_their_driver_was_replaced_are_found() -> None:
+    (found,) = after_upgrade(sick=(f"{DEVICE}: DeviceTainted",))
+    assert found == f"health: the driver of dra-1 was replaced, and its GPUs were called sick: {DEVICE}: DeviceTainted"
+    (found,) = after_upgrade(counted=False)
+    assert found == "health: the GPUs of dra-1 were not all counted again after its driver was replaced"
+
+
+def test_the_journal_keeps_what_became_of_an_upgrade(tmp_path: Path) -> None:
+    journal = tmp_path / "faults.jsonl"
+    ground: Any = None
+    Storm(ground, random.Random(1), journal).say(  # noqa: S311
+        "driver_upgraded", upgrades=[UPGRADE]
+    )
+    assert sick.read_upgrades(journal) == [UPGRADE]
 
 
 def test_the_journal_keeps_what_shoal_took_out_of_use() -> None:

@@ -1,7 +1,7 @@
 """GPUs of a node without a device plugin: what a DRA driver publishes of them, and which of them a pod was given.
 
 The driver and its attributes are as NVIDIA's. The scheduler allocates devices and writes that into the pod's claims;
-this reads which ones. A GPU that has failed gets a taint.
+this reads which ones. A GPU that has failed gets a taint. While its driver is replaced, a node publishes nothing.
 """
 
 from http import HTTPStatus
@@ -40,8 +40,8 @@ def device_class() -> Json:
     }
 
 
-def resource_slice(node: NodeSpec, uid: str, healthy: int) -> Json:
-    """The node's GPUs. `uid`: of its Node object, with which the slice goes."""
+def resource_slice(node: NodeSpec, uid: str, healthy: int, generation: int = 1) -> Json:
+    """The node's GPUs. `uid`: of its Node object, with which the slice goes. `generation`: of its pool."""
     assert node.dra is not None  # noqa: S101 - only such nodes have a slice
     product = node.dra.product
     architecture = next((found for name, found in _ARCHITECTURES.items() if name in product), None)
@@ -71,7 +71,7 @@ def resource_slice(node: NodeSpec, uid: str, healthy: int) -> Json:
         "spec": {
             "driver": DRIVER,
             "nodeName": node.name,
-            "pool": {"name": node.name, "generation": 1, "resourceSliceCount": 1},
+            "pool": {"name": node.name, "generation": generation, "resourceSliceCount": 1},
             "devices": [device(index) for index in range(node.dra.count)],
         },
     }
@@ -81,9 +81,10 @@ def slice_name(node: str) -> str:
     return f"{node}-{DRIVER}"
 
 
-async def publish(api: Api, node: NodeSpec, uid: str, healthy: int) -> None:
-    """Creates the slice, or replaces what it says. Raises KubeAPIError and connection errors."""
-    wanted = resource_slice(node, uid, healthy)
+async def publish(api: Api, node: NodeSpec, uid: str, healthy: int, generation: int = 1) -> None:
+    """Creates the slice, or replaces what it says of the devices: its pool's generation stays then. Raises KubeAPIError
+    and connection errors."""
+    wanted = resource_slice(node, uid, healthy, generation)
     path = f"{SLICES}/{wanted['metadata']['name']}"
     try:
         await api.request("POST", SLICES, wanted)
@@ -92,7 +93,17 @@ async def publish(api: Api, node: NodeSpec, uid: str, healthy: int) -> None:
             raise
         found = await api.request("GET", path)
         wanted["metadata"]["resourceVersion"] = found["metadata"]["resourceVersion"]
+        wanted["spec"]["pool"]["generation"] = found["spec"]["pool"]["generation"]
         await api.request("PUT", path, wanted)
+
+
+async def withdraw(api: Api, node: NodeSpec) -> None:
+    """Deletes the slice, if there is one. Raises KubeAPIError and connection errors."""
+    try:
+        await api.request("DELETE", f"{SLICES}/{slice_name(node.name)}")
+    except KubeAPIError as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
 
 
 async def allocated(api: Api, node: NodeSpec, pod: Json) -> dict[str, list[int]]:

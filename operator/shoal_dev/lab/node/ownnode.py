@@ -2,7 +2,8 @@
 control plane takes it for ready.
 
 A device plugin tells the kubelet of a GPU that has failed (an XID error, a lost link), and the kubelet lowers
-`status.allocatable`. Here an annotation of the Node takes the place of the plugin.
+`status.allocatable`. Here an annotation of the Node takes the place of the plugin. Another one takes the place of an
+upgrade of a DRA driver: while it says so, there is no driver that publishes the node's devices.
 
 A control plane that was away, or heard no Lease in time, takes the node for lost until the node itself says otherwise.
 """
@@ -25,6 +26,9 @@ Json = dict[str, Any]
 
 HEALTHY_GPUS: Final = "lab.shoal.dev/healthy-gpus"
 """Annotation of a Node: so many of its GPUs work. Absent or no number: all."""
+DRA_DRIVER: Final = "lab.shoal.dev/dra-driver"
+"""Annotation of a Node. With the value `away`, the driver of its devices is not there."""
+AWAY: Final = "away"
 _STRATEGIC: Final = "application/strategic-merge-patch+json"
 _RETRY_S: Final = 1.0
 _SYNC_S: Final = 10.0
@@ -34,6 +38,11 @@ def healthy_gpus(node: Json, capacity: int) -> int:
     """From the annotation, within what the node has."""
     text = str(fields.mapping(node["metadata"], "annotations").get(HEALTHY_GPUS, capacity))
     return min(int(text), capacity) if text.isdecimal() else capacity
+
+
+def driver_away(node: Json) -> bool:
+    """From the annotation."""
+    return fields.mapping(node["metadata"], "annotations").get(DRA_DRIVER) == AWAY
 
 
 def taken_for_lost(node: Json) -> bool:
@@ -54,6 +63,9 @@ class OwnNode:
         self._seen: Json | None = None
         self._changed = asyncio.Event()
         self._published = spec.dra.count if spec.dra is not None else 0
+        """Healthy devices in the slice; -1: there is no slice."""
+        self._drivers = 1
+        """Each driver publishes a new generation of the node's pool."""
         path = f"/api/v1/nodes?fieldSelector=metadata.name%3D{spec.name}"
         self._reflector = LabReflector(api, path, self._on_change)
 
@@ -94,9 +106,14 @@ class OwnNode:
             await self._api.request("PATCH", f"/api/v1/nodes/{self._spec.name}/status", body, content_type=_STRATEGIC)
             _log.info("node_ready_again", node=self._spec.name)
         if node is not None and self._spec.dra is not None:
-            healthy_now = healthy_gpus(node, self._spec.dra.count)
+            healthy_now = -1 if driver_away(node) else healthy_gpus(node, self._spec.dra.count)
             if healthy_now != self._published:
-                await devices.publish(self._api, self._spec, node["metadata"]["uid"], healthy_now)
+                if healthy_now < 0:
+                    await devices.withdraw(self._api, self._spec)
+                    self._drivers += 1
+                else:
+                    uid = node["metadata"]["uid"]
+                    await devices.publish(self._api, self._spec, uid, healthy_now, self._drivers)
                 self._published = healthy_now
                 _log.info("devices_published", node=self._spec.name, healthy=healthy_now)
         if node is None or not capacity:

@@ -9,7 +9,7 @@ from shoal_dev.lab.kubeapi import KubeAPIError
 from shoal_dev.lab.node import disk
 from shoal_dev.lab.node.affinity import admits
 from shoal_dev.lab.node.context import Gpus
-from shoal_dev.lab.node.ownnode import HEALTHY_GPUS, healthy_gpus, taken_for_lost
+from shoal_dev.lab.node.ownnode import DRA_DRIVER, HEALTHY_GPUS, driver_away, healthy_gpus, taken_for_lost
 from shoal_dev.lab.node.pod import is_of_another_pod
 
 
@@ -52,6 +52,13 @@ def test_terms_are_alternatives_and_their_expressions_are_not() -> None:
 @pytest.mark.parametrize(("text", "healthy"), [("3", 3), ("0", 0), ("99", 8), ("-1", 8), ("some", 8)])
 def test_healthy_gpus_are_read_from_the_annotation(text: str, healthy: int) -> None:
     assert healthy_gpus({"metadata": {"annotations": {HEALTHY_GPUS: text}}}, 8) == healthy
+
+
+@pytest.mark.parametrize(
+    ("annotations", "away"), [({}, False), ({DRA_DRIVER: "away"}, True), ({DRA_DRIVER: ""}, False)]
+)
+def test_a_driver_is_away_while_the_annotation_says_so(annotations: dict[str, str], away: bool) -> None:
+    assert driver_away({"metadata": {"annotations": annotations}}) is away
 
 
 def test_a_pod_keeps_its_failed_gpu_and_the_next_gets_a_healthy_one() -> None:
