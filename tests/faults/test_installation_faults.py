@@ -14,6 +14,7 @@ from shoal.core.doctor.checks import CHECKS, examine
 from shoal.core.doctor.types import (
     CertificateState,
     ClockState,
+    DeviceState,
     DoctorResult,
     DoctorSnapshot,
     NodeCacheSettings,
@@ -23,7 +24,7 @@ from shoal.core.doctor.types import (
     ServiceState,
     WorkloadState,
 )
-from shoal.core.layers.types import OperatorLease, Unread
+from shoal.core.layers.types import OperatorLease, Unread, WhyNode
 from shoal.kube import doctorviews, layerviews
 from tests.faults.worlds import NOW, condition, crashed, engine, gpu_class, model, node, pod, tenant
 
@@ -95,6 +96,24 @@ def with_workload(*changed: WorkloadState, **more: Any) -> DoctorSnapshot:
     assert not isinstance(WELL.workloads, Unread)
     return replace(WELL, workloads=(*(w for w in WELL.workloads if w.component not in names), *changed), **more)
 
+
+def of_devices(raw: dict[str, Any]) -> WhyNode:
+    """A node without a device plugin and without labels: a driver publishes its GPUs."""
+    raw["metadata"]["labels"] = {}
+    return replace(layerviews.node(raw), capacity={}, allocatable={})
+
+
+def with_devices(*nodes: dict[str, Any]) -> DoctorSnapshot:
+    """A class of devices on these nodes, without a nodeSelector."""
+    found = tuple(of_devices(raw) for raw in nodes)
+    chosen = replace(gpu_class(condition("Ready", "True", "NodesFound")), spec={"device": {"deviceClassName": "gpu"}})
+    on = {chosen.name: {each.name: 8 for each in found}}
+    return replace(WELL, classes=(chosen,), nodes=found, devices=DeviceState(on))
+
+
+assert not isinstance(WELL.nodes, Unread)
+WELL_NODES = WELL.nodes
+LOST = {"gpu-2": ("gpu.nvidia.com/gpu-2/gpu-0", "gpu.nvidia.com/gpu-2/gpu-1")}
 
 FAULTS = [
     # --- the clock, the name service
@@ -267,6 +286,26 @@ FAULTS = [
         "warning", "control", "GPUsWithoutClass", "odd", "nodeSelector",
     ),
     InstallationFault(
+        "a node of a class of devices whose kubelet is silent",
+        with_devices(node(condition("Ready", "Unknown", "NodeStatusUnknown", "no status")), node(name="gpu-2")),
+        "warning", "L0", "NodeSilent", "node gpu-1", "Check the machine",
+    ),
+    InstallationFault(
+        "a GPU that a problem detector reports on a node of a class of devices",
+        with_devices(node(condition("GPUUnhealthy", "True", "XidError", "Xid 79")), node(name="gpu-2")),
+        "warning", "L0", "GPUFellOffBus", "node gpu-1", "have the GPU",
+    ),
+    InstallationFault(
+        "a taint that a class of devices does not tolerate",
+        with_devices(node(taints=[{"key": "team", "value": "ml", "effect": "NoSchedule"}]), node(name="gpu-2")),
+        "warning", "L2", "TaintNotTolerated", "team=ml:NoSchedule", "Add a toleration",
+    ),
+    InstallationFault(
+        "devices that no class selects",
+        replace(WELL, nodes=(*WELL_NODES, of_devices(node(name="gpu-2"))), devices=DeviceState({}, LOST)),
+        "warning", "control", "GPUsWithoutClass", "on gpu-2 that no GPUClass selects: gpu.nvidia.com", "spec.device",
+    ),
+    InstallationFault(
         "a cache on a full disk",
         replace(WELL, nodes=(layerviews.node(node(condition("DiskPressure", "True", "x", "full"))),)),
         "error", "L2.5", "DiskFull", "gpu-1", "cache.size",
@@ -389,13 +428,31 @@ def test_a_fault_is_found_with_what_to_do(fault: InstallationFault) -> None:
 def test_what_cannot_be_read_is_unknown_and_no_more() -> None:
     parts = (
         "workloads", "lease", "kinds", "permissions", "certificates", "clock", "node_leases", "services",
-        "name_service", "proxies", "cache", "classes", "models", "tenants", "nodes",
+        "name_service", "proxies", "cache", "classes", "models", "tenants", "nodes", "devices",
     )  # fmt: skip
     for part in parts:
         found = bad(replace(WELL, **{part: Unread(part, "you may not")}))
         assert found, part
         assert {each.outcome for each in found} == {"unknown"}, part
         assert all("you may not" in each.message for each in found)
+
+
+def test_a_class_of_devices_whose_nodes_are_well_is_well() -> None:
+    assert bad(with_devices(node(), node(name="gpu-2"))) == []
+
+
+def test_a_gpu_that_a_device_plugin_advertises_too_is_told_once() -> None:
+    """A DRA driver may run beside the device plugin, whose GPUs a class counts, or none."""
+    published = DeviceState({}, {"gpu-1": ("gpu.nvidia.com/gpu-1/gpu-0",)})
+    assert bad(replace(WELL, devices=published)) == []
+    odd = layerviews.node(node() | {"metadata": {"name": "gpu-1", "labels": {}}})
+    (told,) = bad(replace(WELL, nodes=(odd,), devices=published))
+    assert (told.check, told.reason) == ("GPU nodes", "GPUsWithoutClass")
+
+
+def test_gpus_of_a_device_plugin_whose_node_has_devices_of_a_class_are_no_others() -> None:
+    plugin = replace(of_devices(node()), capacity={"nvidia.com/gpu": 8}, allocatable={"nvidia.com/gpu": 8})
+    assert bad(replace(with_devices(node()), nodes=(plugin,))) == []
 
 
 def test_proxies_that_carry_requests_with_proofs_are_well() -> None:

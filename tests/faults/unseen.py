@@ -79,6 +79,8 @@ def wrong_slices() -> WhySnapshot:
 
 OTHERS = GPUHolder("ml-train/train-0", "gpu-1", {GPU: 6})
 OF_DEVICES = replace(CLASS, spec={"device": {"deviceClassName": "gpu.nvidia.com"}})
+TEAM = {"key": "team", "value": "ml", "effect": "NoSchedule"}
+ON_NODE = {"h100-80gb": {"gpu-1": 8}}
 CLAIMS = GPUHolder("ml-train/train-0", "gpu-1", {devices_of("h100-80gb"): 6})
 
 
@@ -245,8 +247,14 @@ UNSEEN = [
                              "forbidden: exceeded quota: pods, requested: pods=1, used: pods=4, limited: pods=4"),)),
           "L2", "ResourceQuotaExceeded", "Raise the ResourceQuota", ("StageFailed",), "exceeded quota"),
     Fault("devices that a pod of others claims",
-          replace(seen(FULL, nodes=(node(),), related=(OF_DEVICES,)), holders=(CLAIMS,), devices={"h100-80gb": 8}),
+          replace(seen(FULL, nodes=(node(),), related=(OF_DEVICES,)), holders=(CLAIMS,), devices=ON_NODE),
           "L2", "GPUsHeldByOthers", "pods that the message names", ("NoCapacity",), "6 devices"),
+    Fault("a class of devices whose only node is cordoned",
+          replace(seen(FULL, nodes=(node(unschedulable=True),), related=(OF_DEVICES,)), devices=ON_NODE), "L2",
+          "NodeCordoned", "Uncordon", ("NoCapacity",), "spec.unschedulable"),
+    Fault("a class of devices that does not tolerate a taint of its only node",
+          replace(seen(FULL, nodes=(node(taints=[TEAM]),), related=(OF_DEVICES,)), devices=ON_NODE), "L2",
+          "TaintNotTolerated", "Add a toleration", ("NoCapacity",), "team=ml"),
     Fault("a compiler that is missed in words that nobody knows",
           engine_world("torch._inductor.exc.InductorError: RuntimeError: Failed to find C compiler. Set CC."), "L2",
           "ImageIncomplete", "not in this one"),

@@ -1,13 +1,14 @@
 """What of a cluster says which GPUClass has which GPU."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from pydantic import ValidationError
 
 from shoal.api.gpuclass import GPUClass
-from shoal.core.devices import ClassDevices, DeviceClass, Slice, current, match
+from shoal.api.meta import JsonObject
+from shoal.core.devices import ClassDevices, DeviceClass, Slice, current, match, without_class
 from shoal.core.facts import Node
 from shoal.kube import deviceviews, projections
 from shoal.kube.client import KubeClient
@@ -30,21 +31,36 @@ class GPUsView:
 
 async def read(client: KubeClient) -> GPUsView:
     """Raises KubeError; what only classes with devices need is read where there are such."""
-    classes: list[GPUClass] = []
-    async for raw in client.list(GPUCLASSES):
+    classes = [raw async for raw in client.list(GPUCLASSES)]
+    nodes = [raw async for raw in client.list(NODES)][:MOST]
+    found = view(classes, nodes)
+    if not any(each.spec.device for each in found.classes):
+        return found
+    return view(classes, nodes, await _listed(client, RESOURCESLICES), await _listed(client, DEVICECLASSES))
+
+
+def view(
+    classes: Iterable[JsonObject],
+    nodes: Iterable[JsonObject],
+    slices: Iterable[JsonObject] = (),
+    device_classes: Iterable[JsonObject] = (),
+) -> GPUsView:
+    """From raw objects. GPUClasses of another version are left out."""
+    known: list[GPUClass] = []
+    for raw in classes:
         try:
-            classes.append(GPUClass.model_validate(raw))
+            known.append(GPUClass.model_validate(raw))
         except ValidationError:
-            continue  # another version's
-    nodes = tuple([projections.node(raw) async for raw in client.list(NODES)][:MOST])
-    if not any(each.spec.device for each in classes):
-        return GPUsView(tuple(classes), nodes)
-    slices = [deviceviews.resource_slice(raw) for raw in await _listed(client, RESOURCESLICES)]
-    of_devices = [deviceviews.device_class(raw) for raw in await _listed(client, DEVICECLASSES)]
-    return GPUsView(tuple(classes), nodes, tuple(slices), {each.name: each for each in of_devices})
+            continue
+    return GPUsView(
+        tuple(known),
+        tuple(projections.node(raw) for raw in nodes),
+        tuple(deviceviews.resource_slice(raw) for raw in slices),
+        {each.name: each for each in map(deviceviews.device_class, device_classes)},
+    )
 
 
-async def _listed(client: KubeClient, resource: Resource) -> list[dict[str, object]]:
+async def _listed(client: KubeClient, resource: Resource) -> list[JsonObject]:
     try:
         return [raw async for raw in client.list(resource)][:MOST]
     except (Forbidden, NotFound):
@@ -56,3 +72,18 @@ def matched(view: GPUsView) -> Mapping[str, ClassDevices]:
     pools, incomplete = current(view.slices)
     labels = {node.name: node.labels for node in view.nodes}
     return match(view.classes, view.device_classes or {}, pools, incomplete, labels)
+
+
+def unmatched(view: GPUsView, of_classes: Mapping[str, ClassDevices]) -> Mapping[str, tuple[str, ...]]:
+    """Node -> GPUs that no class has, as driver/pool/device. `of_classes`: as `matched` returns it."""
+    pools, _ = current(view.slices)
+    found = without_class(pools, of_classes, {node.name for node in view.nodes})
+    return {node: tuple(map(str, ids)) for node, ids in found.items()}
+
+
+def counts(of_classes: Mapping[str, ClassDevices]) -> Mapping[str, Mapping[str, int]]:
+    """Class -> node that has devices of it -> how many of them count: those that several claims may share do not."""
+    return {
+        name: {node: sum(not matched.device.shared for matched in of) for node, of in each.by_node.items()}
+        for name, each in of_classes.items()
+    }

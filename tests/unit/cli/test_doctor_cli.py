@@ -13,6 +13,7 @@ from shoal.api.schema import KINDS, custom_resource_definition
 from shoal.cli.main import main
 from tests.faults.worlds import condition, node
 from tests.support.cannedapi import CannedApi
+from tests.support.devices import class_of_devices, device_class, resource_slice
 
 SYSTEM = "/api/v1/namespaces/shoal-system"
 SHOAL = "/apis/shoal.dev/v1alpha1"
@@ -20,6 +21,7 @@ REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 LOCAL = "/apis/authorization.k8s.io/v1/namespaces/shoal-system/localsubjectaccessreviews"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/shoal-system/leases/shoal-operator"
 SLICES = "/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices"
+DEVICES = "/apis/resource.k8s.io/v1"
 FUTURE = "2999-01-01T00:00:00.000000Z"
 
 
@@ -160,6 +162,36 @@ def test_a_part_that_may_not_be_read_is_unknown_and_stops_no_other(kubeconfig: P
     for check, (_, message) in refused.items():
         assert found[check]["outcome"] == "unknown"
         assert message in found[check]["message"]
+
+
+def publish(api: CannedApi, *gpuclasses: Any) -> None:
+    """A DRA driver publishes two GPUs of the node dra-1, whose kubelet is silent."""
+    silent = node(condition("Ready", "Unknown", "NodeStatusUnknown", "no status"), name="dra-1", gpus=0)
+    silent["metadata"]["labels"] = {}
+    api.answers["/api/v1/nodes"]["items"].append(silent)
+    api.answers[f"{SHOAL}/gpuclasses"]["items"] += gpuclasses
+    api.answers[f"{DEVICES}/resourceslices"] = listed(resource_slice("dra-1", "gpu-0", "gpu-1"))
+    api.answers[f"{DEVICES}/deviceclasses"] = listed(device_class())
+
+
+def test_the_nodes_of_a_class_of_devices_are_those_that_have_them(kubeconfig: Path, api: CannedApi) -> None:
+    ready = {"status": {"conditions": [condition("Ready", "True", "NodesFound")]}}
+    publish(api, class_of_devices("devices") | ready)
+    found = results(doctor(kubeconfig, "-o", "json"))
+    assert found.keys() == {"GPU classes"}
+    assert found["GPU classes"]["reason"] == "NodeSilent"
+    assert found["GPU classes"]["message"].startswith("devices: node dra-1")
+
+
+def test_devices_that_no_class_selects_are_named(kubeconfig: Path, api: CannedApi) -> None:
+    publish(api)
+    found = results(doctor(kubeconfig, "-o", "json"))
+    assert found.keys() == {"GPU devices"}
+    assert (found["GPU devices"]["outcome"], found["GPU devices"]["reason"]) == ("warning", "GPUsWithoutClass")
+    assert "devices on dra-1 that no GPUClass selects: gpu.test/dra-1/gpu-0, " in found["GPU devices"]["message"]
+    api.answers[f"{DEVICES}/resourceslices"] = (403, "resourceslices is forbidden")
+    found = results(doctor(kubeconfig, "-o", "json"))["GPU devices"]
+    assert (found["outcome"], "resourceslices is forbidden" in found["message"]) == ("unknown", True)
 
 
 def test_an_installation_elsewhere_is_not_found_here(kubeconfig: Path) -> None:

@@ -1,17 +1,26 @@
-"""Whose GPUs are taken, where they are devices that pods claim."""
+"""Nodes of classes whose GPUs are devices, and who else has these devices."""
 
+import json
+from collections.abc import Generator
+from pathlib import Path
 from typing import Any
+
+import pytest
+from click.testing import CliRunner
 
 from shoal.api import names
 from shoal.api.gpuclass import GPUClass, devices_of
 from shoal.cli import gpus
 from shoal.cli.gpus import GPUsView
+from shoal.cli.main import main
 from shoal.core.devices import DeviceClass
 from shoal.core.facts import Node
 from shoal.core.layers.types import GPUHolder
 from shoal.kube import deviceviews
 from shoal.kube.layerviews import device_holders
-from tests.support.devices import DRIVER, class_of_devices, resource_slice
+from tests.faults.worlds import condition, node
+from tests.support.cannedapi import CannedApi
+from tests.support.devices import DRIVER, class_of_devices, device_class, resource_slice
 
 NODE = Node("b", {}, True, False, (), {}, {})
 FLEET = GPUsView(
@@ -56,3 +65,113 @@ def test_claims_of_engines_of_other_devices_and_for_monitoring_hold_nothing_of_o
 def test_a_device_that_several_claims_may_share_is_not_held() -> None:
     """It does not count among the devices of the class either."""
     assert not holders(claim("gpu-3", pods=("notebook",)))
+    assert gpus.counts(gpus.matched(FLEET)) == {"devices": {"b": 3}}
+
+
+# --- nodes of a class that has no nodeSelector ------------------------------------------------------------------------
+
+SHOAL = "/apis/shoal.dev/v1alpha1"
+SLICES, DEVICECLASSES = (f"/apis/resource.k8s.io/v1/{plural}" for plural in ("resourceslices", "deviceclasses"))
+OF_DEVICES = class_of_devices("devices") | {"status": {"conditions": [condition("Ready", "True", "NodesFound")]}}
+TAINT = {"key": "team", "value": "ml", "effect": "NoSchedule"}
+
+
+def listed(*items: Any) -> dict[str, Any]:
+    return {"metadata": {"resourceVersion": "1"}, "items": list(items)}
+
+
+def bare(name: str, *conditions: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    """A node without the labels of any class, and without a device plugin."""
+    found = node(*conditions, name=name, gpus=0, **spec)
+    return found | {"metadata": {"name": name, "labels": {}}}
+
+
+@pytest.fixture
+def api() -> CannedApi:
+    """Nodes a and b have devices of the class; c has none."""
+    model = {
+        "metadata": {"name": "llama", "namespace": "chat", "generation": 1},
+        "spec": {"source": {"uri": "hf://owner/llama"}, "variants": [{"class": "devices"}]},
+        "status": {"conditions": [condition("Ready", "False", "NoCapacity", "class devices has no GPU free")]},
+    }
+    silent = condition("Ready", "Unknown", "NodeStatusUnknown", "Kubelet stopped posting node status.")
+    return CannedApi(
+        {
+            f"{SHOAL}/gpuclasses": listed(OF_DEVICES),
+            f"{SHOAL}/gpuclasses/devices": OF_DEVICES,
+            f"{SHOAL}/namespaces/chat/models/llama": model,
+            "/api/v1/nodes": listed(bare("a"), bare("b", silent), bare("c", silent)),
+            SLICES: listed(resource_slice("a", "gpu-0"), resource_slice("b", "gpu-0")),
+            DEVICECLASSES: listed(device_class()),
+            "/apis/resource.k8s.io/v1/resourceclaims": listed(),
+            "/apis/events.k8s.io/v1/namespaces/chat/events": listed(),
+            "/apis/events.k8s.io/v1/namespaces/default/events": listed(),
+        }
+    )
+
+
+@pytest.fixture
+def kubeconfig(api: CannedApi, tmp_path: Path) -> Generator[Path]:
+    with api.kubeconfig(tmp_path) as path:
+        yield path
+
+
+def why(kubeconfig: Path, target: str) -> Any:
+    runner = CliRunner(catch_exceptions=False)
+    done = runner.invoke(main, ["why", target, "-o", "json"], env={"KUBECONFIG": str(kubeconfig)})
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def told(kubeconfig: Path, target: str) -> dict[str, str]:
+    return {each["reason"]: each["message"] for each in why(kubeconfig, target)["causes"]}
+
+
+@pytest.mark.parametrize("target", ["gpuclass/devices", "model/llama"])
+def test_a_silent_node_that_has_devices_of_the_class_is_a_cause(kubeconfig: Path, target: str) -> None:
+    found = told(kubeconfig, target)
+    assert "node b" in found["NodeSilent"]
+    causes = why(kubeconfig, target)["causes"]
+    assert not any("node c" in each["message"] for each in causes), "it has none of the class's devices"
+
+
+def test_a_taint_that_the_class_does_not_tolerate_is_told_of_class_and_node(kubeconfig: Path, api: CannedApi) -> None:
+    tainted = bare("a", taints=[TAINT, {"key": "nvidia.com/gpu", "effect": "NoSchedule"}])
+    api.answers["/api/v1/nodes"] = listed(tainted, bare("b"))
+    api.answers["/api/v1/nodes/a"] = tainted
+    for target in ("gpuclass/devices", "node/a"):
+        found = told(kubeconfig, target)
+        assert found["TaintNotTolerated"] == "node a has the taint team=ml:NoSchedule, which its GPU class does not " \
+            "tolerate"  # fmt: skip
+        assert len(found) == 1, "the class tolerates the other taint"
+
+
+def test_pods_may_go_where_any_class_with_devices_there_tolerates_the_taint(kubeconfig: Path, api: CannedApi) -> None:
+    tolerant = class_of_devices("tolerant", 'device.attributes["gpu.test"].uuid == "GPU-a-gpu-1"')
+    tolerant["spec"]["tolerations"] = [{"key": "team", "operator": "Exists"}]
+    first = class_of_devices("devices", 'device.attributes["gpu.test"].uuid != "GPU-a-gpu-1"')
+    api.answers |= {
+        f"{SHOAL}/gpuclasses": listed(first | {"status": OF_DEVICES["status"]}, tolerant),
+        SLICES: listed(resource_slice("a", "gpu-0", "gpu-1")),
+        "/api/v1/nodes": listed(tainted := bare("a", taints=[TAINT])),
+        "/api/v1/nodes/a": tainted,
+    }
+    assert told(kubeconfig, "node/a") == {}
+
+
+def test_slices_that_may_not_be_read_are_told_and_a_cluster_without_them_is_not(
+    kubeconfig: Path, api: CannedApi
+) -> None:
+    api.answers[SLICES] = (403, "resourceslices.resource.k8s.io is forbidden")
+    unread = why(kubeconfig, "gpuclass/devices")["unread"]
+    assert {"what": "ResourceSlices", "why": "resourceslices.resource.k8s.io is forbidden"} in unread
+    del api.answers[SLICES]
+    unread = why(kubeconfig, "gpuclass/devices")["unread"]
+    assert not any("Slices" in each["what"] for each in unread)
+
+
+def test_slices_are_read_for_classes_of_devices_only(kubeconfig: Path, api: CannedApi) -> None:
+    spec = {"nodeSelector": {"pool": "h100"}, "resourceName": "nvidia.com/gpu"}
+    api.answers[f"{SHOAL}/gpuclasses/devices"] = OF_DEVICES | {"spec": spec}
+    why(kubeconfig, "gpuclass/devices")
+    assert not any("resource.k8s.io" in path for path in api.asked)

@@ -18,6 +18,7 @@ from shoal.core.devices import (
     last_known,
     match,
     offered,
+    without_class,
 )
 from shoal.core.devices.facts import Device, DeviceClass, Slice
 from shoal.core.devices.selectors import SelectorFailed, SelectorInvalid, compiled
@@ -431,6 +432,49 @@ def test_the_status_says_what_is_wrong_with_devices() -> None:
     incomplete = told(gpu_class(), of_node("a", raw_device("gpu-0"), of=2))
     assert incomplete[1] == "NoDevices"
     assert "gpu.nvidia.com/a are not all there" in incomplete[2]
+
+
+# --- GPUs of no class -------------------------------------------------------------------------------------------------
+
+
+def left(classes: list[GPUClass], *slices: Slice) -> dict[str, list[str]]:
+    found = without_class(current(slices)[0], matched(classes, *slices), {"a", "a2", "b"})
+    return {node: [each.device for each in of] for node, of in found.items()}
+
+
+def test_a_gpu_that_no_class_selects_is_named_with_its_node() -> None:
+    assert left([], gpus("a", 2), gpus("b", 1)) == {"a": ["gpu-0", "gpu-1"], "b": ["gpu-0"]}
+    assert left([gpu_class()], gpus("a", 2)) == {}
+    assert left([gpu_class(nodeSelector={"pool": "b"})], gpus("a", 1), gpus("b", 1)) == {"a": ["gpu-0"]}
+    only_one = f'device.attributes["{DRIVER}"].productName == "H100"'
+    other = of_node("a", raw_device("gpu-0"), raw_device("gpu-1", product="A2"))
+    assert left([gpu_class("h100", only_one)], other) == {"a": ["gpu-1"]}
+
+
+def test_a_gpu_of_a_node_that_is_not_there_and_what_is_no_gpu_are_not_named() -> None:
+    assert left([], gpus("gone", 2)) == {}
+    assert left([], of_node("a", raw_device("channel-0"), driver="compute-domain.nvidia.com")) == {}
+    passed_through = raw_device("gpu-vfio-0")
+    passed_through["attributes"]["type"] = {"string": "vfio"}
+    assert left([], of_node("a", passed_through, raw_device("gpu-1", allowMultipleAllocations=True))) == {}
+
+
+def test_a_part_of_a_gpu_that_a_class_has_otherwise_is_not_named() -> None:
+    def part(name: str, gpu: str) -> JsonObject:
+        return raw_device(name, consumesCounters=[{"counterSet": gpu, "counters": {"m": {"value": "4"}}}])
+
+    wholes = (part("gpu-0", "of-0"), part("gpu-1", "of-1"))
+    parts = (part("gpu-0-mig-0", "of-0"), part("gpu-1-mig-0", "of-1"))
+    for each in parts:
+        each["attributes"]["type"] = {"string": "mig"}
+    assert left([gpu_class()], of_node("a", *wholes, *parts)) == {}
+    assert left([gpu_class()], of_node("a", wholes[0], *parts)) == {"a": ["gpu-1-mig-0"]}
+
+
+def test_no_gpu_is_named_while_the_selectors_of_a_class_cannot_be_evaluated() -> None:
+    """They may be its GPUs, and the class says what is wrong."""
+    assert left([gpu_class(deviceclass="missing")], gpus("a", 2)) == {}
+    assert left([gpu_class("h100", "device.x")], gpus("a", 2)) == {}
 
 
 # --- claims -----------------------------------------------------------------------------------------------------------

@@ -14,11 +14,13 @@ from shoal.api import names, permissions
 from shoal.api.meta import CustomResource, JsonObject
 from shoal.api.permissions import Permission
 from shoal.api.schema import KINDS
+from shoal.cli import gpus
 from shoal.cli.why import readiness
 from shoal.core import quantity
 from shoal.core.doctor.types import (
     CertificateState,
     ClockState,
+    DeviceState,
     DoctorSnapshot,
     KindState,
     NodeCacheSettings,
@@ -35,6 +37,7 @@ from shoal.kube.errors import KubeError, NotFound
 from shoal.kube.resources import (
     CONFIGMAPS,
     DEPLOYMENTS,
+    DEVICECLASSES,
     ENDPOINTSLICES,
     EVENTS,
     GPUCLASSES,
@@ -43,6 +46,7 @@ from shoal.kube.resources import (
     MODELS,
     NODES,
     PODS,
+    RESOURCESLICES,
     SECRETS,
     SERVICES,
     TENANTS,
@@ -86,6 +90,7 @@ class DoctorReader:
         scope = tuple(str(each) for each in _list(settings, "scopeNamespaces"))
         workloads = await self._part("workloads", self._workloads())
         nodes = await self._part("nodes", self._list(NODES))
+        classes = await self._part("GPU classes", self._list(GPUCLASSES))
         click.echo("reading permissions", err=True)
         known = () if isinstance(workloads, Unread) else workloads
         return DoctorSnapshot(
@@ -110,8 +115,9 @@ class DoctorReader:
             if isinstance(config, Unread)
             else await self._part("InferencePools", self._proxies(settings)),
             disks=None if isinstance(nodes, Unread) else dict(d for raw in nodes if (d := doctorviews.disk(raw))),
-            classes=await self._objects("GPU classes", "class", GPUCLASSES),
+            classes=_objects("class", classes),
             nodes=nodes if isinstance(nodes, Unread) else tuple(layerviews.node(raw) for raw in nodes),
+            devices=await self._part("GPUs that are devices", self._devices(classes, nodes)),
             models=await self._models(scope),
             tenants=await self._objects("tenants", "tenant", TENANTS),
         )
@@ -144,8 +150,7 @@ class DoctorReader:
     async def _objects(
         self, what: str, kind: ExplainedKind, resource: Resource, namespace: str | None = None
     ) -> tuple[ObjectView, ...] | Unread:
-        found = await self._part(what, self._list(resource, namespace))
-        return found if isinstance(found, Unread) else tuple(layerviews.shoal_object(kind, raw) for raw in found)
+        return _objects(kind, await self._part(what, self._list(resource, namespace)))
 
     async def _models(self, scope: tuple[str, ...]) -> tuple[ObjectView, ...] | Unread:
         listed: list[ObjectView] = []
@@ -165,6 +170,18 @@ class DoctorReader:
                 raise ValueError(f"there are more than {MOST}")
             found.append(each)
         return found
+
+    async def _devices(self, classes: list[JsonObject] | Unread, nodes: list[JsonObject] | Unread) -> DeviceState:
+        """Nothing where the API server has no such devices, or what they are compared with cannot be read."""
+        if isinstance(classes, Unread) or isinstance(nodes, Unread):
+            return DeviceState()
+        try:
+            slices, of_drivers = await self._list(RESOURCESLICES), await self._list(DEVICECLASSES)
+        except NotFound:
+            return DeviceState()
+        view = gpus.view(classes, nodes, slices, of_drivers)
+        matched = gpus.matched(view)
+        return DeviceState(gpus.counts(matched), gpus.unmatched(view, matched))
 
     async def _config(self) -> JsonObject:
         found = await self._client.get(CONFIGMAPS, _CONFIG, self._namespace)
@@ -296,6 +313,10 @@ class DoctorReader:
         answer = await self._client.create(kind, body)
         status: JsonObject = answer.get("status") or {}
         return status.get("allowed") is True
+
+
+def _objects(kind: ExplainedKind, found: list[JsonObject] | Unread) -> tuple[ObjectView, ...] | Unread:
+    return found if isinstance(found, Unread) else tuple(layerviews.shoal_object(kind, raw) for raw in found)
 
 
 def _single(row: Permission) -> Iterable[tuple[str, str, str]]:

@@ -15,15 +15,15 @@ async def answer(question: WhyQuestion) -> WhyAnswer:
     """Explains a GPUClass. Raises KubeError where the class itself cannot be read."""
     view = layerviews.shoal_object("class", await question.client.get(GPUCLASSES, question.name))
     reader = WhyReader(question.client)
-    nodes = await reader.nodes((), (view,))
-    use = await reader.gpus((view,), nodes)
+    devices = await reader.devices((view,))
+    nodes = await reader.nodes((), (view,), devices)
     seen = WhySnapshot(
         kind="class",
         key=view.key,
         subject=view,
         nodes=nodes,
-        holders=use.holders,
-        devices=use.devices,
+        holders=await reader.holders((view,), nodes, devices),
+        devices=devices.counts,
         events=await reader.events(None),
         lease=await reader.lease(question.installation.namespace),
         unread=tuple(reader.unread),

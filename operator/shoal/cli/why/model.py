@@ -12,7 +12,7 @@ from shoal.api.decisions import Decisions
 from shoal.cli.scaling.why import render as render_scaling
 from shoal.cli.services import OperatorClient
 from shoal.cli.why import show
-from shoal.cli.why.reader import GPUUse, WhyReader
+from shoal.cli.why.reader import WhyReader
 from shoal.cli.why.subjects import WhyAnswer, WhyQuestion
 from shoal.core.layers.causes import causes, wants_gpus
 from shoal.core.layers.types import DecisionView, ObjectView, WhySnapshot
@@ -60,8 +60,8 @@ async def read_model(reader: WhyReader, question: WhyQuestion, model: ObjectView
     namespace = model.namespace or question.namespace
     pods = await reader.pods(namespace, model.name)
     classes = await reader.classes(set(_classes(model)) or None)
-    nodes = await reader.nodes(pods, classes)
-    use = await reader.gpus(classes, nodes) if wants_gpus(model, pods) else GPUUse()
+    devices = await reader.devices(classes)
+    nodes = await reader.nodes(pods, classes, devices)
     return WhySnapshot(
         kind="model",
         key=model.key,
@@ -69,8 +69,8 @@ async def read_model(reader: WhyReader, question: WhyQuestion, model: ObjectView
         related=classes,
         pods=pods,
         nodes=nodes,
-        holders=use.holders,
-        devices=use.devices,
+        holders=await reader.holders(classes, nodes, devices) if wants_gpus(model, pods) else (),
+        devices=devices.counts,
         events=await reader.events(namespace),
         gateways=await reader.gateways(question.installation.namespace),
         policies=await reader.policies(namespace, question.installation.namespace),

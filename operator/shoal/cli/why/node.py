@@ -15,11 +15,13 @@ async def answer(question: WhyQuestion) -> WhyAnswer:
     """Explains a node. Raises KubeError where the node itself cannot be read."""
     node = layerviews.node(await question.client.get(NODES, question.name))
     reader = WhyReader(question.client)
+    classes = await reader.classes(None)
     seen = WhySnapshot(
         kind="node",
         key=node.name,
-        related=await reader.classes(None),
+        related=classes,
         nodes=(node,),
+        devices=(await reader.devices(classes)).counts,
         events=await reader.events(None),
         unread=tuple(reader.unread),
     )

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from shoal.cli.why import show
-from shoal.cli.why.reader import GPUUse, WhyReader
+from shoal.cli.why.reader import WhyReader
 from shoal.cli.why.subjects import WhyAnswer, WhyQuestion
 from shoal.core.layers.causes import causes
 from shoal.core.layers.types import WhySnapshot
@@ -16,16 +16,16 @@ async def answer(question: WhyQuestion) -> WhyAnswer:
     pod = layerviews.pod(await question.client.get(PODS, question.name, question.namespace))
     reader = WhyReader(question.client)
     classes = await reader.classes([pod.gpu_class]) if pod.gpu_class is not None else ()
-    nodes = await reader.nodes((pod,), classes)
-    use = await reader.gpus(classes, nodes) if pod.node is None else GPUUse()
+    devices = await reader.devices(classes)
+    nodes = await reader.nodes((pod,), classes, devices)
     seen = WhySnapshot(
         kind="pod",
         key=pod.key,
         related=classes,
         pods=(pod,),
         nodes=nodes,
-        holders=use.holders,
-        devices=use.devices,
+        holders=await reader.holders(classes, nodes, devices) if pod.node is None else (),
+        devices=devices.counts,
         events=await reader.events(pod.namespace),
         unread=tuple(reader.unread),
     )

@@ -11,6 +11,7 @@ from shoal.api.meta import JsonObject
 from shoal.cli import gpus
 from shoal.cli.client import ServiceError
 from shoal.cli.why import readiness
+from shoal.core.devices import ClassDevices
 from shoal.core.layers import objects
 from shoal.core.layers.texts import shorten
 from shoal.core.layers.types import (
@@ -30,6 +31,7 @@ from shoal.kube import layerviews
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import KubeError, NotFound
 from shoal.kube.resources import (
+    DEVICECLASSES,
     EVENTS,
     GPUCLASSES,
     HPAS,
@@ -39,6 +41,7 @@ from shoal.kube.resources import (
     PERSISTENTVOLUMECLAIMS,
     PODS,
     RESOURCECLAIMS,
+    RESOURCESLICES,
     Resource,
 )
 
@@ -62,11 +65,18 @@ _NODE_EVENTS: Final = "default"
 
 
 @dataclass(frozen=True, slots=True)
-class GPUUse:
-    """What others hold of GPU classes, and how many devices the classes have (`WhySnapshot`)."""
+class ClassesDevices:
+    """The devices of GPU classes that have a `device`."""
 
-    holders: tuple[GPUHolder, ...] = ()
-    devices: Mapping[str, int] = field(default_factory=dict[str, int])
+    of: Mapping[str, ClassDevices] = field(default_factory=dict[str, ClassDevices])
+    """By class; empty: there is no such class, or they could not be read."""
+    nodes: Mapping[str, WhyNode] = field(default_factory=dict[str, WhyNode])
+    """Those that have them."""
+
+    @property
+    def counts(self) -> Mapping[str, Mapping[str, int]]:
+        """As in `WhySnapshot`."""
+        return gpus.counts(self.of)
 
 
 class WhyReader:
@@ -134,9 +144,37 @@ class WhyReader:
         views = [layerviews.shoal_object("class", raw) for raw in found or ()]
         return tuple(view for view in views if names_ is None or view.name in names_)
 
-    async def nodes(self, pods: Iterable[WhyPod], classes: Iterable[ObjectView]) -> tuple[WhyNode, ...]:
-        """Nodes of these pods, and those that these classes select."""
-        found: dict[str, WhyNode] = {}
+    async def devices(self, classes: Iterable[ObjectView]) -> ClassesDevices:
+        """Those of these classes. All GPU classes are read for it: a device that several select is of one of them."""
+        wanted = {view.name for view in classes if objects.resource_of(view) is None}
+        if not wanted:
+            return ClassesDevices()
+        slices = await self.attempt(what := "ResourceSlices", self._published(what, RESOURCESLICES))
+        if not slices:
+            return ClassesDevices()  # the condition of a class says that no driver publishes any
+        of_drivers = await self.attempt(what := "DeviceClasses", self._published(what, DEVICECLASSES))
+        every = await self.listed("GPU classes", GPUCLASSES)
+        nodes = await self.listed("nodes with devices", NODES, most=gpus.MOST)
+        if of_drivers is None or every is None or nodes is None:
+            return ClassesDevices()
+        matched = gpus.matched(gpus.view(every, nodes, slices, of_drivers))
+        found = {name: of for name, of in matched.items() if name in wanted}
+        there = {node for of in found.values() for node in of.by_node}
+        views = (layerviews.node(raw) for raw in nodes if raw["metadata"]["name"] in there)
+        return ClassesDevices(found, {view.name: view for view in views})
+
+    async def _published(self, what: str, resource: Resource) -> list[JsonObject]:
+        """None of a kind that the API server does not have."""
+        try:
+            return await self._listed(what, resource, None, None, None, gpus.MOST)
+        except NotFound:
+            return []
+
+    async def nodes(
+        self, pods: Iterable[WhyPod], classes: Iterable[ObjectView], devices: ClassesDevices
+    ) -> tuple[WhyNode, ...]:
+        """Nodes of these pods, those that these classes select, and those that have their devices."""
+        found: dict[str, WhyNode] = dict(devices.nodes)
         selectors: list[dict[str, str]] = [view.spec.get("nodeSelector") or {} for view in classes]
         for selector in selectors[:_MOST_CLASSES]:
             if selector:
@@ -217,20 +255,16 @@ class WhyReader:
         found = await self.listed(f"HorizontalPodAutoscalers of namespace {namespace}", HPAS, namespace)
         return tuple(view for raw in found or () if (view := layerviews.autoscaler(raw)) is not None)
 
-    async def gpus(self, classes: Iterable[ObjectView], nodes: Iterable[WhyNode]) -> GPUUse:
-        """What others hold of these classes, whose nodes are `nodes`."""
-        found = await self._holders(nodes)
-        of_devices = [view.name for view in classes if objects.resource_of(view) is None]
-        if not of_devices:
-            return GPUUse(found)
-        cluster = await self.attempt("GPUs that are devices", gpus.read(self.client))
+    async def holders(
+        self, classes: Iterable[ObjectView], nodes: Iterable[WhyNode], devices: ClassesDevices
+    ) -> tuple[GPUHolder, ...]:
+        """Who else has GPUs of these classes, whose nodes are `nodes`."""
+        plugins = [view for view in classes if objects.resource_of(view) is not None]
+        found = await self._holders(n for n in nodes if any(objects.selects(c, dict(n.labels)) for c in plugins))
+        if not devices.of:
+            return found
         claims = await self.listed("ResourceClaims", RESOURCECLAIMS)
-        if cluster is None:
-            return GPUUse(found)
-        matched = gpus.matched(cluster)
-        devices = {name: matched[name] for name in of_devices if name in matched}
-        held = [each for raw in claims or () for each in layerviews.device_holders(raw, devices)]
-        return GPUUse((*found, *held), {name: len(of.devices) - len(of.shared) for name, of in devices.items()})
+        return (*found, *(each for raw in claims or () for each in layerviews.device_holders(raw, devices.of)))
 
     async def _holders(self, nodes: Iterable[WhyNode]) -> tuple[GPUHolder, ...]:
         """Pods of others that hold extended resources of these nodes."""

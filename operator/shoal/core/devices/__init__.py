@@ -6,6 +6,7 @@ pools.py      slices -> the devices that count: of each pool the newest complete
 say.py        what devices say of themselves: memory, compute capability, MIG profile
 match.py      devices + GPUClasses -> the devices of each class, and what is wrong with its selectors
 last.py       devices of each class, with those whose slices are gone for now
+unmatched.py  devices of no class
 count.py      devices of a class - shared - allocated - tainted -> what each node offers
 """
 
@@ -15,6 +16,7 @@ from shoal.core.devices.last import KnownDevices, last_known
 from shoal.core.devices.match import ClassDevices, MatchCache, match
 from shoal.core.devices.pools import DevicePool, current
 from shoal.core.devices.say import DeviceFacts, facts_of
+from shoal.core.devices.unmatched import without_class
 
 __all__ = [
     "Claim",
@@ -34,4 +36,5 @@ __all__ = [
     "last_known",
     "match",
     "offered",
+    "without_class",
 ]

@@ -1,19 +1,19 @@
 """GPU classes, their nodes, node caches, signals, and KEDA."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 
 from shoal.api import names, reasons
 from shoal.core.doctor.results import ok, result, some, unread
-from shoal.core.doctor.types import DoctorResult, DoctorSnapshot
+from shoal.core.doctor.types import DeviceState, DoctorResult, DoctorSnapshot
 from shoal.core.layers import objects
 from shoal.core.layers.causes import causes
 from shoal.core.layers.faults import advice
 from shoal.core.layers.layer import Layer
 from shoal.core.layers.texts import shorten
-from shoal.core.layers.types import ConditionView, ObjectView, Unread, WhySnapshot
+from shoal.core.layers.types import ConditionView, ObjectView, Unread, WhyNode, WhySnapshot
 
 NO_CLASS_FOR_NODES: Final = "GPUsWithoutClass"
 CACHE_TOO_LARGE: Final = "CacheLargerThanDisk"
@@ -35,10 +35,11 @@ def classes(seen: DoctorSnapshot, now: datetime) -> Iterator[DoctorResult]:
         do = "Create a GPUClass for the GPU nodes of the cluster."
         yield result(check, "error", reasons.NO_CLASS, Layer.CONTROL, "there is no GPUClass", do)
     nodes = () if isinstance(seen.nodes, Unread) else seen.nodes
+    devices: Mapping[str, Mapping[str, int]] = {} if isinstance(seen.devices, Unread) else seen.devices.of_classes
     well = 0
     for each in seen.classes:
-        matching = tuple(node for node in nodes if objects.selects(each, dict(node.labels)))
-        found = causes(WhySnapshot("class", each.key, subject=each, nodes=matching), now).causes
+        matching = tuple(node for node in nodes if objects.has_node(each, node, devices))
+        found = causes(WhySnapshot("class", each.key, subject=each, nodes=matching, devices=devices), now).causes
         wrong = [cause for cause in found if cause.state in ("fault", "note") and cause.reason != reasons.PAUSED]
         for cause in wrong:
             outcome = "error" if cause.state == "fault" and not _usable(each) else "warning"
@@ -47,19 +48,41 @@ def classes(seen: DoctorSnapshot, now: datetime) -> Iterator[DoctorResult]:
         well += not wrong
     if isinstance(seen.nodes, Unread):
         yield unread("GPU nodes", Layer.CONTROL, seen.nodes)
-    else:
-        lost = [
-            node.name
-            for node in seen.nodes
-            if any(node.capacity.get(name) for name in _GPU)
-            and not any(objects.selects(each, dict(node.labels)) for each in seen.classes)
-        ]
-        if lost:
-            do = "Create a GPUClass whose nodeSelector matches them, if Shoal is to use them."
-            text = f"nodes with GPUs that no GPUClass counts: {some(sorted(lost))}"
-            yield result("GPU nodes", "warning", NO_CLASS_FOR_NODES, Layer.CONTROL, text, do)
+    lost = {
+        node.name
+        for node in nodes
+        if any(node.capacity.get(name) for name in _GPU)
+        and not any(objects.has_node(each, node, devices) for each in seen.classes)
+    }
+    if lost:
+        do = "Create a GPUClass whose nodeSelector matches them, if Shoal is to use them."
+        text = f"nodes with GPUs that no GPUClass counts: {some(sorted(lost))}"
+        yield result("GPU nodes", "warning", NO_CLASS_FOR_NODES, Layer.CONTROL, text, do)
+    yield from _devices(seen.devices, {node.name for node in nodes if _counted(node, seen.classes)} | lost)
     if well and well == len(seen.classes):
         yield ok(check, Layer.CONTROL, f"{well} classes have nodes")
+
+
+def _devices(devices: DeviceState | Unread, told: Collection[str]) -> Iterator[DoctorResult]:
+    """GPUs that are devices, and that no class selects. `told`: nodes whose GPUs a device plugin advertises too."""
+    check = "GPU devices"
+    if isinstance(devices, Unread):
+        yield unread(check, Layer.CONTROL, devices)
+        return
+    lost = {node: of for node, of in devices.unmatched.items() if node not in told}
+    if lost:
+        do = "Create a GPUClass whose spec.device selects them, if Shoal is to use them."
+        found = [device for of in lost.values() for device in of]
+        text = f"devices on {some(sorted(lost))} that no GPUClass selects: {some(found)}"
+        yield result(check, "warning", NO_CLASS_FOR_NODES, Layer.CONTROL, text, do)
+
+
+def _counted(node: WhyNode, classes: Iterable[ObjectView]) -> bool:
+    """Whether a class counts the GPUs of a node by its device plugin."""
+    return any(
+        objects.selects(each, dict(node.labels)) and node.capacity.get(objects.resource_of(each) or "")
+        for each in classes
+    )
 
 
 def _of_gpus(view: ObjectView, reason: str) -> str:

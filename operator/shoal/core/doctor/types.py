@@ -1,7 +1,7 @@
 """What `shoal doctor` reads, and the result of a check."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
@@ -137,6 +137,16 @@ class ProxySettings:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceState:
+    """GPUs that drivers publish as devices (DRA)."""
+
+    of_classes: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
+    """Class -> node -> how many it has there."""
+    unmatched: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Node -> those that no GPUClass selects, as driver/pool/device."""
+
+
+@dataclass(frozen=True, slots=True)
 class DoctorSnapshot:
     """What was read. `Unread`: this part could not be read."""
 
@@ -168,5 +178,6 @@ class DoctorSnapshot:
     """Node -> bytes of its disk for pods; None: unknown."""
     classes: tuple[ObjectView, ...] | Unread = ()
     nodes: tuple[WhyNode, ...] | Unread = ()
+    devices: DeviceState | Unread = DeviceState()
     models: tuple[ObjectView, ...] | Unread = ()
     tenants: tuple[ObjectView, ...] | Unread = ()

@@ -223,14 +223,16 @@ def _of_node(
     killed: frozenset[str] = frozenset(),
     unready: bool = True,
 ) -> Iterator[Candidate]:
-    chosen = next((c for c in classes if objects.selects(c, dict(node.labels))), None)
+    # Of devices of several classes, as partitions of its GPUs may be, pods of any of them can run there.
+    having = [c for c in classes if node.name in seen.devices.get(c.name, ())]
+    having = having or [c for c in classes if objects.selects(c, dict(node.labels))][:1]
     return nodes.candidates(
         node,
         seen.events,
         now,
         pods=pods,
         resource=_resource(node, classes),
-        tolerations=objects.tolerations(chosen) if chosen is not None else None,
+        tolerations=tuple(t for c in having for t in objects.tolerations(c)) if having else None,
         everywhere=everywhere,
         killed=killed,
         unready=unready,

@@ -15,18 +15,18 @@ def candidates(
     classes: Iterable[ObjectView],
     nodes: Iterable[WhyNode],
     holders: Iterable[GPUHolder],
-    devices: Mapping[str, int],
+    devices: Mapping[str, Mapping[str, int]],
     *,
     short: bool,
 ) -> Iterator[Candidate]:
     """Who else holds GPUs. It is a fault where GPUs are `short` and others hold half of a class's or more. `devices`:
-    class -> its GPUs that are devices."""
+    class -> node -> its GPUs there that are devices."""
     known, held = tuple(nodes), tuple(holders)
     for view in classes:
         resource = objects.resource_of(view)
         if resource is None:
             resource, text, mine = devices_of(view.name), "devices", held
-            usable = devices.get(view.name, 0)
+            usable = sum(devices.get(view.name, {}).values())
         else:
             its = {node.name: node for node in known if objects.selects(view, dict(node.labels))}
             text, mine = resource, tuple(each for each in held if each.node in its)

@@ -1,7 +1,7 @@
 """What conditions of Shoal's objects show."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final, cast
 
@@ -14,7 +14,7 @@ from shoal.core.layers.advice import State
 from shoal.core.layers.candidates import Candidate, Level, age
 from shoal.core.layers.faults import advice
 from shoal.core.layers.texts import Phrase
-from shoal.core.layers.types import ConditionView, Evidence, ObjectView
+from shoal.core.layers.types import ConditionView, Evidence, ObjectView, WhyNode
 from shoal.core.placement.messages import LAST_CHOICE
 from shoal.core.status.readiness import TRIED_AGAIN
 
@@ -183,6 +183,12 @@ def tolerations(gpu_class: ObjectView) -> tuple[Toleration, ...]:
 
 
 def selects(gpu_class: ObjectView, labels: dict[str, str]) -> bool:
-    """Whether a GPUClass counts a node with these labels."""
+    """Whether the nodeSelector of a GPUClass selects a node with these labels. One with `device` may have none."""
     selector = cast("dict[str, str]", gpu_class.spec.get("nodeSelector") or {})
     return bool(selector) and all(labels.get(name) == value for name, value in selector.items())
+
+
+def has_node(gpu_class: ObjectView, node: WhyNode, devices: Mapping[str, Mapping[str, int]]) -> bool:
+    """Whether a node is one of a GPUClass: by its labels, or by `devices` of the class that are there
+    (`WhySnapshot`)."""
+    return node.name in devices.get(gpu_class.name, ()) or selects(gpu_class, dict(node.labels))

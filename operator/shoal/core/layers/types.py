@@ -283,8 +283,8 @@ class WhySnapshot:
     """Those of others, in the replicas' namespace."""
     holders: tuple[GPUHolder, ...] = ()
     """Pods of others with GPUs of the classes; read where GPUs are short."""
-    devices: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Class -> its GPUs that are devices; read with `holders`."""
+    devices: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
+    """Class -> node -> its GPUs there that are devices."""
     externals: tuple[ExternalTargetView, ...] = ()
     """Of a route: its external targets that fail."""
     budget: BudgetView | None = None
