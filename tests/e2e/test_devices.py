@@ -231,8 +231,26 @@ def test_a_device_with_a_taint_and_a_claim_of_others_are_not_free(mixed: Fleet) 
 
 
 def why(fleet: Fleet, subject: str) -> dict[str, Any]:
-    done = CliRunner().invoke(main, ["why", subject, "-o", "json", "--kubeconfig", str(fleet.lab.kubeconfig)])
+    return told(fleet, "why", subject)
+
+
+def told(fleet: Fleet, *command: str) -> dict[str, Any]:
+    done = CliRunner().invoke(main, [*command, "-o", "json", "--kubeconfig", str(fleet.lab.kubeconfig)])
     return json.loads(done.stdout)
+
+
+def test_why_and_doctor_find_the_nodes_of_a_class_by_its_devices(mixed: Fleet) -> None:
+    gpus(mixed, {"allocatable": 3, "allocated": 1, "free": 2})
+    mixed.kubectl("cordon", "dra-1")
+    try:
+        causes = {each["reason"]: each["message"] for each in why(mixed, "gpuclass/l4")["causes"]}
+        assert "dra-1" in causes["NodeCordoned"]
+        found = {each["reason"]: each["message"] for each in told(mixed, "doctor")["results"]}
+        assert found["NodeCordoned"].startswith("l4: node dra-1")
+        assert "dra-1" not in found.get("GPUsWithoutClass", "")
+    finally:
+        mixed.kubectl("uncordon", "dra-1")
+    gpus(mixed, {"allocatable": 3, "allocated": 1, "free": 2})
 
 
 def test_another_selector_rolls_the_variant_and_the_old_template_goes(mixed: Fleet) -> None:
