@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import math
 from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from shoal.api import keys
 from shoal.core.quota.peerusage import GatewayPeer as Other
 from shoal.core.quota.peerusage import GatewayPeers
+from shoal.core.quota.share import PUBLISH_SECONDS, WIRE_SECONDS
 from shoal.gateway.demand import DemandPublisher
 from shoal.gateway.ops import gateway_ops
 from shoal.net.server import make_server
@@ -54,6 +56,8 @@ class Crew:
     running: int = 0
     release: asyncio.Event = field(default_factory=asyncio.Event)
     """Until then the engine keeps what it has."""
+    longest_pause: float = 0.0
+    """Seconds for which the loop of all of them did nothing else at a time: so late do messages come."""
 
     def limit(self, **spec: Any) -> None:
         for member in self.members:
@@ -73,6 +77,22 @@ class Crew:
 
             turn = itertools.cycle(self.members)
             return Counter(await asyncio.gather(*(ask(next(turn)) for _ in range(count))))
+
+    @property
+    def shares(self) -> int:
+        """How many shares a gateway may have had before it heard of the others' first: one where messages came in the
+        time that is allowed for them. On a machine without CPU to spare they do not."""
+        late = max(0.0, self.longest_pause - WIRE_SECONDS)
+        return 1 + math.ceil(late / (PUBLISH_SECONDS + WIRE_SECONDS))
+
+    async def watch_pauses(self) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            before = loop.time()
+            await asyncio.sleep(0)
+            self.longest_pause = max(self.longest_pause, loop.time() - before)
+            await asyncio.sleep(0.01)
 
     @property
     def refused(self) -> int:
@@ -119,10 +139,12 @@ async def crew(tmp_path: Path, count: int = 4) -> AsyncGenerator[Crew]:
             member.others = [other.uid for other in others]
             member.streams.start()
             member.streams.set_peers(StreamPeer(o.uid, o.uid, "127.0.0.1", said, o.ops.port) for o in others)
+        watching = asyncio.create_task(it.watch_pauses())
         try:
             await until(lambda: all(len(m.streams.live()) == count - 1 for m in it.members))
             yield it
         finally:
+            watching.cancel()
             it.release.set()
             for member in it.members:
                 await member.streams.close()

@@ -42,7 +42,7 @@ async def test_a_burst_at_all_gateways_stays_within_the_bound(
         statuses = await first + await again
         assert set(statuses) == {200, 429}
         assert it.used == statuses[200]
-        assert statuses[200] * cost - most <= overshoot(most, 4, cost)
+        assert statuses[200] * cost - most <= overshoot(most, 4, cost, it.shares)
         assert statuses[200] >= most // cost - 3
         assert it.most_running == statuses[200]
 
