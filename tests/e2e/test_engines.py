@@ -193,6 +193,7 @@ def until_on(fleet: Fleet, engine: str) -> None:
     until(lambda: all(resident(name) == "Resident" for name in ADAPTERS), 240, lambda: [resident(n) for n in ADAPTERS])
 
 
+@pytest.mark.long
 def test_a_model_rolls_from_one_engine_to_the_other_and_back_under_load(
     fleet: Fleet, tenants: TenantFixture, rolled: str
 ) -> None:

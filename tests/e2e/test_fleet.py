@@ -152,6 +152,7 @@ def test_the_higher_priority_gets_the_gpus_after_the_drain(fleet: Fleet) -> None
             fleet.delete_model(name)
 
 
+@pytest.mark.long
 def test_a_lost_nodes_replica_is_replaced(fleet: Fleet) -> None:
     fleet.make_model("lost", variants=[{"class": "l40s-48gb"}])
     node = wait_ready(fleet, "lost")

@@ -116,6 +116,7 @@ def test_load_scales_out_and_goes_in_again_without_a_failed_request(fleet: Fleet
     fleet.delete_model("crowded")
 
 
+@pytest.mark.long
 def test_a_rollout_under_load_has_no_gap_and_a_revision_that_fails_replaces_nothing(fleet: Fleet) -> None:
     two: dict[str, Any] = {"scaling": {"minReplicas": 2, "maxReplicas": 2}, "variants": [{"class": "l40s-48gb"}]}
     fleet.make_model("rolled", **two)

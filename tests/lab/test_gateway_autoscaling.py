@@ -23,7 +23,7 @@ from tests.support.lab import make_lab
 from tests.support.pages import token
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.lab, pytest.mark.long, pytest.mark.timeout(900)]
 
 KEY = "sk-hpa-tests"
 MODEL = "sleeper"

@@ -185,10 +185,12 @@ def killed(
     ended: float,
     kills: Mapping[str, Iterable[Kill]],
 ) -> Kill | None:
-    """The kill of one of these pods that fell into the request's life and before its end."""
+    """The kill of one of these pods that fell into the request's life and before its end. No connection outlives its
+    gateway, however late a busy client hears of it; a request whose engine was killed may go on at another one."""
+    least = sent if what == "gateway" else max(sent, ended - 1)
     for pod in pods:
         for kill in kills.get(pod, ()):
-            if kill.what == what and kill.since <= ended + SLACK_SECONDS and kill.until >= max(sent, ended - 1):
+            if kill.what == what and kill.since <= ended + SLACK_SECONDS and kill.until >= least:
                 return kill
     return None
 

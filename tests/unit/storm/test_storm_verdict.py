@@ -102,6 +102,10 @@ def test_a_cut_answer_needs_the_kill_of_its_own_gateway() -> None:
         assert judged(one, kills=(killed("gateway"),)).totals == {"cut": 1}
         other = Kill("gateway", "shoal-gateway-1", 11.5, 13.0, "gateway_killed")
         assert judged(one, kills=(other,)).totals == {"lost": 1}
+        # A client that gets no CPU hears late of it. One that asked later had another process, of the same name.
+        late = replace(one, ended=30.0)
+        assert judged(late, kills=(killed("gateway", 11.5, 13.0),)).totals == {"cut": 1}
+        assert judged(replace(late, sent=14.0), kills=(killed("gateway", 11.5, 13.0),)).totals == {"lost": 1}
 
 
 def test_a_broken_body_after_the_first_byte_is_failed_when_its_engine_was_killed() -> None:
