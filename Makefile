@@ -75,7 +75,7 @@ test-lab: setup models binaries ## Tests on real API servers and on the lab (the
 	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "(lab or apiserver) and not long and not engine and not mutation and not keda and not karpenter and not kueue and not faults" $(PYTEST_ARGS)
 
 .PHONY: test-lab-long
-test-lab-long: setup models binaries ## The lab's long tests: the operator killed at every write, boards, traces, node cache, lost nodes (20 minutes)
+test-lab-long: setup models binaries ## The lab's long tests: the operator killed at every write, rollouts under load, boards, traces, node cache, lost nodes (20 minutes)
 	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "lab and long and not engine and not mutation and not keda and not karpenter and not kueue and not faults" $(PYTEST_ARGS)
 
 .PHONY: test-engine

@@ -142,6 +142,7 @@ async def crew(tmp_path: Path, count: int = 4) -> AsyncGenerator[Crew]:
         watching = asyncio.create_task(it.watch_pauses())
         try:
             await until(lambda: all(len(m.streams.live()) == count - 1 for m in it.members))
+            it.longest_pause = 0.0  # nobody has used anything yet
             yield it
         finally:
             watching.cancel()
