@@ -82,6 +82,9 @@ class RefusalRecord(Message):
     limit: str | None = None
     """Whose limit ended the request, for people: of a ModelRoute, a Model, or the gateways. None: another error, or a
     gateway of an earlier version."""
+    subject: str | None = None
+    """`adapter/NAMESPACE/NAME` or `route/NAMESPACE/NAME`: whose state explains the error. None: that of `model`, or
+    none."""
     outcome: str | None = None
     """What became of the request at an external target; None: another error."""
     seconds: float | None = None

@@ -230,10 +230,10 @@ class AdapterTarget:
         word, refusals = self._request.prepared.model_name, self._refusals
         if refusals and all(r.never for r in refusals):
             self._request.meter.outcome = "rejected"
-            raise errors.adapter_unusable(word, refusals[0].reason)
+            raise errors.adapter_unusable(word, refusals[0].reason, self._adapter.key)
         if refusals and all(r.never or r.reason in _HOPELESS for r in refusals):
             self._request.meter.outcome = "refused"
-            raise errors.adapter_waits(word, next(r.reason for r in refusals if not r.never))
+            raise errors.adapter_waits(word, next(r.reason for r in refusals if not r.never), self._adapter.key)
         again = min((r.until for r in refusals), default=0.0) - time.monotonic()
         await self._wait_for_adapter(NoReplica("refused"), at="", seconds=max(0.05, again))
 
@@ -299,8 +299,8 @@ class AdapterTarget:
         if current is not None and current.uid == self._model.uid and current.adapter is not None:
             if current.adapter.uid == self._adapter.uid:
                 return current.adapter
-        elif current is None and (reason := index.why_not(prepared.meaning, identity)) is not None:
-            raise errors.adapter_waits(prepared.model_name, reason)
+        elif current is None and (unserved := index.why_not(prepared.meaning, identity)) is not None:
+            raise errors.adapter_waits(prepared.model_name, unserved.reason, unserved.adapter)
         raise errors.model_not_found(prepared.model_name)
 
     def _recheck(self) -> None:

@@ -51,6 +51,7 @@ class _Refusal(NamedTuple):
     model: str | None
     outcome: str | None = None
     seconds: float | None = None
+    subject: str | None = None
 
 
 class _Left(NamedTuple):
@@ -134,8 +135,16 @@ class ChoiceMemory:
         request, and is not kept."""
         if request not in self._refused and len(self._refused) >= self._most:
             self._refused.popitem(last=False)
-        refusal = _Refusal(time.time(), error.status, error.code, error.param, error.limit, model, error.outcome)
-        self._refused[request] = refusal
+        self._refused[request] = _Refusal(
+            time.time(),
+            error.status,
+            error.code,
+            error.param,
+            error.limit,
+            model,
+            error.outcome,
+            subject=error.subject,
+        )
 
     def client_left(self, request: str, code: str, seconds: float, model: str | None = None) -> None:
         """The client of a request, for this Model, left after so long, before its answer had ended."""
@@ -158,6 +167,7 @@ class ChoiceMemory:
                 param=found.param,
                 limit=found.limit,
                 model=found.model,
+                subject=found.subject,
                 outcome=found.outcome,
                 seconds=found.seconds,
             ),

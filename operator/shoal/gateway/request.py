@@ -339,8 +339,10 @@ class GatewayRequest:
 
     def _unknown(self, identity: KeyIdentity, model_name: str) -> ApiError:
         """The error for a name that belongs to no model."""
-        reason = self._app.directory.snapshot.model_index.why_not(model_name, identity)
-        return errors.model_not_found(model_name) if reason is None else errors.adapter_waits(model_name, reason)
+        unserved = self._app.directory.snapshot.model_index.why_not(model_name, identity)
+        if unserved is None:
+            return errors.model_not_found(model_name)
+        return errors.adapter_waits(model_name, unserved.reason, unserved.adapter)
 
     # --- completions --------------------------------------------------------------------------------------------------
 
@@ -838,10 +840,10 @@ class GatewayRequest:
             # The error then says what an external target lacks.
             chosen = decide(found, facts, usable, self._draw, halted, self._mirror_draw)
         if isinstance(chosen, NoTarget):
-            raise errors.no_rule(name) if chosen.reason == "no-rule" else errors.no_target(name)
+            raise errors.no_rule(name) if chosen.reason == "no-rule" else errors.no_target(name, found.key)
         model = index.target(found, chosen.target, identity)
         if model is None:
-            raise errors.no_target(name)
+            raise errors.no_target(name, found.key)
         if model.external is not None and self._hops >= MOST_HOPS:
             raise errors.route_loop()
         self._canary = chosen.canary

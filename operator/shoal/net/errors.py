@@ -62,6 +62,7 @@ class ApiError(Exception):
         headers: tuple[tuple[bytes, bytes], ...] = (),
         limit: str | None = None,
         outcome: str | None = None,
+        subject: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -71,6 +72,9 @@ class ApiError(Exception):
         """Whose limit it is, for the installation's own people: not a part of the answer."""
         self.outcome = outcome
         """What became of the request at an external target, for the installation's own people too."""
+        self.subject = subject
+        """`adapter/NAMESPACE/NAME` or `route/NAMESPACE/NAME`: whose state explains the error, for them too. None: that
+        of the request's Model, or none."""
         self.param = param
         self.type = type or _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
         self.retry_after = None if retry_after is None else max(1, min(retry_after, RETRY_AFTER_MAX_SECONDS))
@@ -165,36 +169,41 @@ def no_rule(name: str) -> ApiError:
     return ApiError(404, f"No rule of the route `{name}` is for this request.", "no_route_rule", param="model")
 
 
-def no_target(name: str) -> ApiError:
-    """For a route that has no target for the request. It does not tell which targets there are."""
+def no_target(name: str, route: str | None = None) -> ApiError:
+    """For a route that has no target for the request. It does not tell which targets there are. `route`: its key."""
     return unavailable(
         f"The route `{name}` has no target that can serve this request for you. Try again later.",
         "no_route_target",
         RETRY_AFTER_MAX_SECONDS,
+        subject=None if route is None else f"route/{route}",
     )
 
 
-def adapter_waits(name: str, reason: str) -> ApiError:
-    """For an adapter that the tenant may use and that does not answer now."""
+def adapter_waits(name: str, reason: str, adapter: str | None = None) -> ApiError:
+    """For an adapter that the tenant may use and that does not answer now. `adapter`: its key."""
     return unavailable(
         f"The adapter `{name}` does not answer now ({reason}); its status says more. Try again later.",
         "adapter_unavailable",
         RETRY_AFTER_MAX_SECONDS,
+        subject=None if adapter is None else f"adapter/{adapter}",
     )
 
 
-def adapter_unusable(name: str, reason: str) -> ApiError:
-    """For an adapter that no replica can load as it is."""
+def adapter_unusable(name: str, reason: str, adapter: str | None = None) -> ApiError:
+    """For an adapter that no replica can load as it is. `adapter`: its key."""
     return ApiError(
         422,
         f"The adapter `{name}` cannot be loaded as it is ({reason}); its owner has to mend it.",
         "adapter_unusable",
         param="model",
+        subject=None if adapter is None else f"adapter/{adapter}",
     )
 
 
-def unavailable(message: str, code: str, retry_after: int, *, outcome: str | None = None) -> ApiError:
-    return ApiError(503, message, code, type="server_error", retry_after=retry_after, outcome=outcome)
+def unavailable(
+    message: str, code: str, retry_after: int, *, outcome: str | None = None, subject: str | None = None
+) -> ApiError:
+    return ApiError(503, message, code, type="server_error", retry_after=retry_after, outcome=outcome, subject=subject)
 
 
 def timeout(message: str, limit: str) -> ApiError:

@@ -230,7 +230,7 @@ def test_an_operator_that_is_away_is_told(kubeconfig: Path, api: CannedApi) -> N
     assert any("Pending" in line for line in cause["explains"])
 
 
-def test_an_adapter_is_explained_by_the_engine_of_its_pool(kubeconfig: Path, api: CannedApi) -> None:
+def adapter_of_a_pool(api: CannedApi) -> None:
     api.answers[f"{SHOAL}/namespaces/chat/loraadapters/poet"] = {
         "metadata": {"name": "poet", "namespace": "chat", "generation": 1},
         "spec": {"poolRef": {"name": "pool"}},
@@ -241,6 +241,10 @@ def test_an_adapter_is_explained_by_the_engine_of_its_pool(kubeconfig: Path, api
         "spec": {"modelRef": {"name": "llama"}},
         "status": {"conditions": [condition("Ready", "True", "PoolReady")]},
     }
+
+
+def test_an_adapter_is_explained_by_the_engine_of_its_pool(kubeconfig: Path, api: CannedApi) -> None:
+    adapter_of_a_pool(api)
     (cause,) = json.loads(why(kubeconfig, "adapter/poet", "-o", "json").output)["causes"]
     assert cause["reason"] == "OutOfGPUMemory"
     assert any("LoadingAdapter" in line for line in cause["explains"])
@@ -324,7 +328,7 @@ def test_a_pod_of_others_that_holds_the_gpus_is_the_cause(kubeconfig: Path, api:
     assert "pods of others on node gpu-1" in [each["what"] for each in found["unread"]]
 
 
-def test_a_route_is_explained_with_its_targets(kubeconfig: Path, api: CannedApi) -> None:
+def route_of_four_targets(api: CannedApi) -> None:
     rule = {
         "targets": [{"model": {"name": "llama"}}, {"adapter": {"name": "gone", "namespace": "code"}}],
         "canary": {"target": {"model": {"name": "next"}}},
@@ -335,6 +339,10 @@ def test_a_route_is_explained_with_its_targets(kubeconfig: Path, api: CannedApi)
         "spec": {"rules": [rule]},
         "status": {"conditions": [condition("Ready", "False", "TargetsNotReady", "rule default: no target serves")]},
     }
+
+
+def test_a_route_is_explained_with_its_targets(kubeconfig: Path, api: CannedApi) -> None:
+    route_of_four_targets(api)
     found = json.loads(why(kubeconfig, "route/best", "-o", "json").output)
     assert [cause["reason"] for cause in found["causes"]] == ["TargetsNotReady", "TargetNotServing"]
     assert "Model chat/llama does not serve: EngineFailed" in found["causes"][1]["message"]
@@ -466,12 +474,51 @@ def test_a_request_that_its_model_refuses_leads_to_what_is_wrong_with_the_model(
         ("L3", "OutOfGPUMemory"),
         (str(REFUSALS[code].layer), code),
     ]
-    assert found["modelNow"] == {"name": "chat/llama", "state": "failing", "unread": []}
+    assert found["subjectNow"] == {"kind": "Model", "name": "chat/llama", "state": "failing", "unread": []}
     assert found["causes"][1]["do"].startswith("Begin with what is wrong with Model chat/llama: L3 execution OutOfGPU")
     shown = why(kubeconfig, "request/r1").output
     assert shown.startswith("Model chat/llama now: something is wrong")
     assert shown.index("layer     L3 execution  OutOfGPUMemory") < shown.index("2. wrong")
     assert "model/NAME" not in shown
+
+
+@pytest.mark.parametrize("code", ["adapter_unavailable", "adapter_unusable"])
+def test_a_request_whose_adapter_is_not_served_leads_to_the_engine_of_its_pool(
+    kubeconfig: Path, api: CannedApi, code: str
+) -> None:
+    adapter_of_a_pool(api)
+    remember(api, refusals=[HELD | {"code": code, "subject": "adapter/chat/poet"}])
+    found = json.loads(why(kubeconfig, "request/r1", "-o", "json").output)
+    assert [each["reason"] for each in found["causes"]] == ["OutOfGPUMemory", code]
+    begin = "Begin with what is wrong with LoRAAdapter chat/poet: L3 execution OutOfGPUMemory. "
+    assert found["causes"][1]["do"].startswith(begin)
+    assert "adapter/NAME" not in found["causes"][1]["do"]
+    assert (found["subjectNow"]["kind"], found["subjectNow"]["name"]) == ("LoRAAdapter", "chat/poet")
+    assert why(kubeconfig, "request/r1").output.startswith("LoRAAdapter chat/poet now: something is wrong")
+
+
+def test_a_request_whose_route_has_no_target_leads_to_what_is_wrong_with_the_targets(
+    kubeconfig: Path, api: CannedApi
+) -> None:
+    route_of_four_targets(api)
+    remember(api, refusals=[HELD | {"code": "no_route_target", "subject": "route/chat/best"}])
+    found = json.loads(why(kubeconfig, "request/r1", "-o", "json").output)
+    assert [each["reason"] for each in found["causes"]] == ["TargetsNotReady", "no_route_target"]
+    assert found["causes"][1]["do"].startswith("Begin with what is wrong with ModelRoute chat/best: control Targets")
+    # Of a route whose targets serve, the tenant may lack a grant.
+    route = api.answers[f"{SHOAL}/namespaces/chat/modelroutes/best"]
+    route["spec"] = {"rules": []}
+    route["status"] = {"conditions": [condition("Ready", "True", "TargetsReady")]}
+    (cause,) = json.loads(why(kubeconfig, "request/r1", "-o", "json").output)["causes"]
+    assert (cause["reason"], cause["do"]) == ("no_route_target", REFUSALS["no_route_target"].do)
+
+
+@pytest.mark.parametrize("subject", ["pod/chat/x", "adapter/poet", "route/chat/best", "", "///"])
+def test_a_subject_that_does_not_fit_the_error_is_not_read(kubeconfig: Path, api: CannedApi, subject: str) -> None:
+    remember(api, refusals=[HELD | {"code": "adapter_unavailable", "subject": subject}])
+    found = json.loads(why(kubeconfig, "request/r1", "-o", "json").output)
+    assert [each["reason"] for each in found["causes"]] == ["adapter_unavailable"]
+    assert found["subjectNow"] is None
 
 
 def test_a_model_that_cannot_be_read_leaves_the_words_of_the_refusal(kubeconfig: Path, api: CannedApi) -> None:
@@ -512,7 +559,7 @@ def test_no_model_is_read_for_an_error_that_none_explains(kubeconfig: Path, api:
     remember(api, refusals=[HELD | {"status": 429, "code": "rate_limit_exceeded", "model": "chat/llama"}])
     found = json.loads(why(kubeconfig, "request/r1", "-o", "json").output)
     assert [each["reason"] for each in found["causes"]] == ["rate_limit_exceeded"]
-    assert found["modelNow"] is None
+    assert found["subjectNow"] is None
     assert MODEL not in api.asked
 
 

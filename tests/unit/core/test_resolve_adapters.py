@@ -47,7 +47,7 @@ def words(
     claimants = [*models.values(), *adapters]
     claimed = {word for one in claimants for word in (one.key, *one.claims)}
     served = {word: found for word in claimed if (found := index.find(word, identity)) is not None}
-    waiting = {word: reason for word in claimed if (reason := index.why_not(word, identity)) is not None}
+    waiting = {word: found.reason for word in claimed if (found := index.why_not(word, identity)) is not None}
     assert not served.keys() & waiting.keys()
     return Meant(
         served,

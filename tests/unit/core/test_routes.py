@@ -252,7 +252,7 @@ def test_a_model_and_an_adapter_come_before_every_route_and_the_older_route_befo
     found.set_pools({"chat/pool": pool()})
     all_of_chat = AdapterConsent(namespaces=frozenset({"chat"}))
     assert found.meaning("mine", identity("chat/a", consent=all_of_chat)) is None, "its Model is not there"
-    assert found.why_not("mine", identity("chat/a", consent=all_of_chat)) == "ModelNotFound"
+    assert found.why_not("mine", identity("chat/a", consent=all_of_chat)) == ("chat/tuned", "ModelNotFound")
 
 
 def test_a_route_outside_the_grants_takes_no_name_however_old():

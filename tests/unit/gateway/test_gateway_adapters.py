@@ -271,6 +271,8 @@ async def test_one_that_no_replica_can_load_is_told_to_the_client_without_the_ag
             "The adapter `support` cannot be loaded as it is (RankTooHigh); its owner has to mend it."
         )
         assert it.asked() == []
+        (known,) = it.it.app.choices.refusals(response.headers["x-shoal-request-id"], "gateway-1")
+        assert known.subject == "adapter/chat/support", "`shoal why request/ID` goes on there"
 
 
 async def test_where_loading_fails_everywhere_nobody_waits(tmp_path: Path):
@@ -279,6 +281,8 @@ async def test_where_loading_fails_everywhere_nobody_waits(tmp_path: Path):
         response = await it.ask()
         assert (response.status, response.headers["retry-after"]) == (503, "60")
         assert (await response.json())["error"]["code"] == "adapter_unavailable"
+        (known,) = it.it.app.choices.refusals(response.headers["x-shoal-request-id"], "gateway-1")
+        assert known.subject == "adapter/chat/support"
         assert [len(a.ensured) for a in agents] == [1, 1]  # each was asked, once
 
 

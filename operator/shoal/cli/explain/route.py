@@ -190,8 +190,12 @@ def _why_not(cluster: _Cluster, ref: TargetRef) -> str:
         return ""
     if cluster.index.target(cluster.route, ref, cluster.identity) is not None:
         return ""
-    reason = cluster.index.why_not(ref, cluster.identity)
-    return f"it cannot be served now: {reason}" if reason else f"Tenant {cluster.identity.tenant} may not use it"
+    unserved = cluster.index.why_not(ref, cluster.identity)
+    return (
+        f"it cannot be served now: {unserved.reason}"
+        if unserved
+        else f"Tenant {cluster.identity.tenant} may not use it"
+    )
 
 
 def _limits(cluster: _Cluster, ref: TargetRef) -> EffectiveLimits:

@@ -17,11 +17,15 @@ from shoal.kube.resources import LORA_ADAPTERS, LORA_POOLS, MODELS
 async def answer(question: WhyQuestion) -> WhyAnswer:
     """Explains a LoRAAdapter. Raises KubeError where the adapter itself cannot be read."""
     raw = await question.client.get(LORA_ADAPTERS, question.name, question.namespace)
-    adapter = layerviews.shoal_object("adapter", raw)
+    seen = await read(question, layerviews.shoal_object("adapter", raw))
+    return show.answer(causes(seen, datetime.now(UTC)), seen)
+
+
+async def read(question: WhyQuestion, adapter: ObjectView) -> WhySnapshot:
+    """What explains a LoRAAdapter."""
     reader = WhyReader(question.client)
     seen = await _read(reader, question, adapter)
-    found = causes(dataclasses.replace(seen, unread=tuple(reader.unread)), datetime.now(UTC))
-    return show.answer(found, seen)
+    return dataclasses.replace(seen, unread=tuple(reader.unread))
 
 
 async def _read(reader: WhyReader, question: WhyQuestion, adapter: ObjectView) -> WhySnapshot:

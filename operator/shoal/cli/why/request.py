@@ -1,7 +1,7 @@
 """Why a request went to its replica, or was refused, from the memories of the gateways; and what is wrong with the
-Model that refused it."""
+Model, adapter or route that refused it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -14,15 +14,15 @@ from shoal.cli.client import run_command
 from shoal.cli.options import Installation
 from shoal.cli.output import console, emit
 from shoal.cli.services import GatewayClient
-from shoal.cli.why import model
+from shoal.cli.why import adapter, model, route
 from shoal.cli.why.reader import WhyReader
 from shoal.cli.why.show import SAID, cause_block, cause_document, unread_document, unread_lines
 from shoal.cli.why.subjects import WhyQuestion
 from shoal.core.layers import requests
 from shoal.core.layers.causes import causes
-from shoal.core.layers.types import Explanation
+from shoal.core.layers.types import KINDS, ExplainedKind, Explanation
 from shoal.kube.client import KubeClient
-from shoal.kube.resources import MODELS
+from shoal.kube.resources import LORA_ADAPTERS, MODEL_ROUTES, MODELS, Resource
 
 COLUMNS: Final = (
     "time",
@@ -35,17 +35,23 @@ COLUMNS: Final = (
     "cachedTokens",
     "failure",
 )
+_RESOURCES: Final[Mapping[ExplainedKind, Resource]] = {
+    "model": MODELS,
+    "adapter": LORA_ADAPTERS,
+    "route": MODEL_ROUTES,
+}
+"""Of the kinds of `requests.Subject`."""
 
 
 def show(installation: Installation, url: str | None, request: str, output: str) -> None:
-    """Prints the choices of one request, its error, and what is wrong with its Model where that explains the error.
-    Raises ClickException where none is remembered."""
+    """Prints the choices of one request, its error, and what is wrong with the object that explains the error. Raises
+    ClickException where none is remembered."""
 
     async def work() -> tuple[RequestChoices, Explanation | None]:
         async with await installation.connect() as client:
             found = await GatewayClient(client, installation.namespace, url).choices(request)
-            key = requests.model_of(found)
-            return found, None if key is None else await _explained(client, installation, key)
+            subject = requests.subject_of(found)
+            return found, None if subject is None else await _explained(client, installation, subject)
 
     found, below = run_command(work())
     for missing in found.missing:
@@ -57,12 +63,12 @@ def show(installation: Installation, url: str | None, request: str, output: str)
         )
     found_causes = requests.causes(found, below, datetime.now(UTC))
     data = found.model_dump(mode="json", by_alias=True)
-    data |= {"causes": [cause_document(each) for each in found_causes], "modelNow": _document(below)}
+    data |= {"causes": [cause_document(each) for each in found_causes], "subjectNow": _document(below)}
     if emit(output, data, data["choices"], COLUMNS):
         return
     parts: list[RenderableType] = list(_steps(found))
     if below is not None and below.state != "unknown":
-        parts += ["", f"Model {below.key} now: {SAID[below.state]}"]
+        parts += ["", f"{KINDS[below.kind]} {below.key} now: {SAID[below.state]}"]
     for place, each in enumerate(found_causes, 1):
         parts += ["", *cause_block(place, each)]
     if below is not None and below.unread:
@@ -70,21 +76,27 @@ def show(installation: Installation, url: str | None, request: str, output: str)
     console(markup=False).print(Group(*(parts[1:] if parts[:1] == [""] else parts)))
 
 
-async def _explained(client: KubeClient, installation: Installation, key: str) -> Explanation:
-    """What `shoal why model/NAME` finds of a Model; where that cannot be read, only why."""
-    namespace, _, name = key.partition("/")
-    reader = WhyReader(client)
-    view = await reader.get(f"Model {key}", "model", MODELS, name, namespace)
+async def _explained(client: KubeClient, installation: Installation, subject: requests.Subject) -> Explanation:
+    """What `shoal why KIND/NAME` finds of the object; where that cannot be read, only why."""
+    kind, namespace, name = subject
+    reader, key = WhyReader(client), f"{namespace}/{name}"
+    view = await reader.get(f"{KINDS[kind]} {key}", kind, _RESOURCES[kind], name, namespace)
     if view is None:
-        return Explanation("model", key, "unknown", (), tuple(reader.unread))
-    seen, _ = await model.read(WhyQuestion(client, installation, namespace, name, last=1), view)
+        return Explanation(kind, key, "unknown", (), tuple(reader.unread))
+    question = WhyQuestion(client, installation, namespace, name, last=1)
+    if kind == "adapter":
+        seen = await adapter.read(question, view)
+    elif kind == "route":
+        seen = await route.read(question, view)
+    else:
+        seen, _ = await model.read(question, view)
     return causes(seen, datetime.now(UTC))
 
 
 def _document(below: Explanation | None) -> dict[str, Any] | None:
     if below is None:
         return None
-    return {"name": below.key, "state": below.state, "unread": unread_document(below.unread)}
+    return {"kind": KINDS[below.kind], "name": below.key, "state": below.state, "unread": unread_document(below.unread)}
 
 
 def _steps(found: RequestChoices) -> Iterator[Text]:

@@ -20,13 +20,18 @@ MOST_TARGETS: Final = 50
 async def answer(question: WhyQuestion) -> WhyAnswer:
     """Explains a ModelRoute. Raises KubeError where the route itself cannot be read."""
     raw = await question.client.get(MODEL_ROUTES, question.name, question.namespace)
-    route = layerviews.shoal_object("route", raw)
+    seen = await read(question, layerviews.shoal_object("route", raw))
+    return show.answer(causes(seen, datetime.now(UTC)), seen)
+
+
+async def read(question: WhyQuestion, route: ObjectView) -> WhySnapshot:
+    """What explains a ModelRoute."""
     reader = WhyReader(question.client)
     related: list[ObjectView] = []
     for kind, resource, namespace, name in list(dict.fromkeys(_targets(route)))[:MOST_TARGETS]:
         found = await reader.get(f"{resource.kind} {namespace}/{name}", kind, resource, name, namespace)
         related += [found] if found is not None else []
-    seen = WhySnapshot(
+    return WhySnapshot(
         kind="route",
         key=route.key,
         subject=route,
@@ -36,7 +41,6 @@ async def answer(question: WhyQuestion) -> WhyAnswer:
         lease=await reader.lease(question.installation.namespace),
         unread=tuple(reader.unread),
     )
-    return show.answer(causes(seen, datetime.now(UTC)), seen)
 
 
 async def _externals(question: WhyQuestion, reader: WhyReader, route: ObjectView) -> tuple[ExternalTargetView, ...]:

@@ -123,10 +123,17 @@ REFUSALS: Final[Mapping[str, LayerAdvice]] = {
     "mutual_tls_needed": _fault(Layer.CONTROL, "Call the port that speaks mutual TLS."),
 }
 """Code of an error -> its layer and what to do. A test compares the rows with the codes in the gateway's source."""
-POINTER: Final = "`shoal why model/NAME`"
+_POINTER: Final = "`shoal why {kind}/NAME`"
 """In what to do: where the cause is found."""
+
+
+def points_at(kind: str, row: LayerAdvice) -> bool:
+    """Whether what to do is to ask `shoal why` about an object of the kind."""
+    return _POINTER.format(kind=kind) in row.do
+
+
 OF_MODELS: Final = frozenset(
-    {"hold_full", "replica_lost_twice"} | {code for code, row in REFUSALS.items() if POINTER in row.do}
+    {"hold_full", "replica_lost_twice"} | {code for code, row in REFUSALS.items() if points_at("model", row)}
 )
 """Codes whose cause is, or may be, something that is wrong with the Model."""
 _OF_ENGINE: Final = _fault(Layer.ENGINE, "Compare the request with what the engine supports.")

@@ -2,18 +2,20 @@
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from shoal.api.choices import ChoiceRecord, FallbackRecord, RefusalRecord, RequestChoices
 from shoal.core.layers import attempts
 from shoal.core.layers.candidates import age
 from shoal.core.layers.externals import OUTCOMES
 from shoal.core.layers.layer import Layer
-from shoal.core.layers.refusals import OF_MODELS, POINTER, refusal
-from shoal.core.layers.types import Evidence, Explanation, LayerCause
+from shoal.core.layers.refusals import OF_MODELS, points_at, refusal
+from shoal.core.layers.types import KINDS, Evidence, ExplainedKind, Explanation, LayerCause
 
 ATTEMPT_FAILED: Final = "attempt_failed"
 """Reason of the failed attempts of a request that another replica took."""
+_SUBJECTS: Final[tuple[ExplainedKind, ...]] = ("adapter", "route")
+"""Kinds of objects that a gateway names in an error, beside the Model."""
 _WHILE: Final = {
     "client_left_early": "its body was read, or it waited for its tenant's limits",
     "client_left_waiting": "it waited for a replica",
@@ -22,24 +24,41 @@ _WHILE: Final = {
 }
 
 
-def model_of(found: RequestChoices) -> str | None:
-    """The Model (`namespace/name`) whose state explains the request's error; None: no Model's does."""
+class Subject(NamedTuple):
+    """An object whose state explains a request's error."""
+
+    kind: ExplainedKind
+    namespace: str
+    name: str
+
+
+def subject_of(found: RequestChoices) -> Subject | None:
+    """Whose state explains the request's error; None: no object's does."""
     for each in found.refusals:
+        kind, _, key = (each.subject or "").partition("/")
+        for known in _SUBJECTS:
+            if kind == known and points_at(kind, refusal(each.code)):
+                return _subject(known, key)
         if each.code in OF_MODELS:
             if each.model is None and found.choices and not found.fallbacks:
-                return found.choices[-1].model  # of a gateway of an earlier version
-            return each.model
+                return _subject("model", found.choices[-1].model)  # of a gateway of an earlier version
+            return None if each.model is None else _subject("model", each.model)
     return None
 
 
-def causes(found: RequestChoices, model: Explanation | None, now: datetime) -> tuple[LayerCause, ...]:
-    """What is wrong, the most upstream cause first. `model`: what is wrong now with the Model of `model_of`; None: that
-    is not known."""
-    of_model = () if model is None else tuple(each for each in model.causes if each.state in ("fault", "waits"))
-    upstream = of_model[0] if of_model and of_model[0].state == "fault" else None
+def _subject(kind: ExplainedKind, key: str) -> Subject | None:
+    namespace, _, name = key.partition("/")
+    return Subject(kind, namespace, name) if name else None
+
+
+def causes(found: RequestChoices, below: Explanation | None, now: datetime) -> tuple[LayerCause, ...]:
+    """What is wrong, the most upstream cause first. `below`: what is wrong now with the object of `subject_of`; None:
+    that is not known."""
+    of_subject = () if below is None else tuple(each for each in below.causes if each.state in ("fault", "waits"))
+    upstream = of_subject[0] if of_subject and of_subject[0].state == "fault" else None
     tried = tuple(_tried(found))
-    refused = tuple(_refused(each, tried, upstream, model, now) for each in found.refusals)
-    return (*of_model, *refused) if refused else tuple(_failed_attempts(found, now))
+    refused = tuple(_refused(each, tried, upstream, below, now) for each in found.refusals)
+    return (*of_subject, *refused) if refused else tuple(_failed_attempts(found, now))
 
 
 def failure_of(choice: ChoiceRecord) -> tuple[Layer, str] | None:
@@ -51,7 +70,7 @@ def _refused(
     refused: RefusalRecord,
     tried: tuple[str, ...],
     upstream: LayerCause | None,
-    model: Explanation | None,
+    below: Explanation | None,
     now: datetime,
 ) -> LayerCause:
     row = refusal(refused.code, refused.outcome)
@@ -67,9 +86,10 @@ def _refused(
     if refused.seconds is not None:
         text = f"its client left after {refused.seconds:.1f} s, while {_WHILE.get(refused.code or '', 'it ran')}"
     do = row.do
-    if upstream is not None and model is not None:
-        after = "Then send it again." if POINTER in do else do
-        do = f"Begin with what is wrong with Model {model.key}: {upstream.layer.label} {upstream.reason}. {after}"
+    if upstream is not None and below is not None:
+        after = "Then send it again." if points_at(below.kind, row) else do
+        begin = f"Begin with what is wrong with {KINDS[below.kind]} {below.key}"
+        do = f"{begin}: {upstream.layer.label} {upstream.reason}. {after}"
     return LayerCause(reason, row.layer, "fault", text, do, (proof,), tried)
 
 

@@ -37,6 +37,14 @@ class RouteTargets(NamedTuple):
     targets: tuple[ServedModel, ...]
 
 
+class Unserved(NamedTuple):
+    """An adapter that cannot be served now."""
+
+    adapter: str
+    """Its key."""
+    reason: str
+
+
 class _Claim(NamedTuple):
     """Sorts by precedence: Models first, then adapters, then routes; then the oldest."""
 
@@ -160,18 +168,20 @@ class ModelIndex:
             return self._routes[claim.key]
         return self._answering(self._adapters[claim.key]) if claim.kind == _ADAPTER else self.models[claim.key]
 
-    def why_not(self, name: str | TargetRef, identity: KeyIdentity) -> str | None:
+    def why_not(self, name: str | TargetRef, identity: KeyIdentity) -> Unserved | None:
         """Why the adapter that a name, or a reference, means for the tenant cannot be served now; None: it can, or it
         is no adapter."""
         if isinstance(name, TargetRef):
-            if name.kind == "External":
-                return None
             adapter = self._adapters.get(name.key) if name.kind == "LoRAAdapter" else None
-            return None if adapter is None or not self._may_use(adapter, identity) else self._problem(adapter)
-        claim = self._first_claim(name, identity)
-        if claim is None or claim.kind != _ADAPTER:
-            return None
-        return self._problem(self._adapters[claim.key])
+            if adapter is None or not self._may_use(adapter, identity):
+                return None
+        else:
+            claim = self._first_claim(name, identity)
+            if claim is None or claim.kind != _ADAPTER:
+                return None
+            adapter = self._adapters[claim.key]
+        reason = self._problem(adapter)
+        return None if reason is None else Unserved(adapter.key, reason)
 
     def target(self, route: DeclaredRoute, ref: TargetRef, identity: KeyIdentity) -> ServedModel | None:
         """A target of a route as the tenant may use it, with the route's limits of a request; None: it does not exist
