@@ -184,13 +184,48 @@ def test_a_driver_that_is_replaced_moves_no_replica(mixed: Fleet) -> None:
     assert not status(mixed).get("quarantined")
 
 
+def keep_in_use(fleet: Fleet) -> None:
+    """What is counted next are taints alone: a person says that nothing of the node is to be out of use for longer."""
+    at = datetime.now(UTC)
+    overruled = write([CordonRequest(Unit("dra-1", f"gpu.nvidia.com/dra-1/gpu-{i}"), at) for i in range(3)])
+    fleet.kubectl("annotate", "gpuclasses", "l4", f"{names.ANNOTATION_UNCORDON}={overruled}", "--overwrite")
+
+
+def test_devices_with_the_taint_of_a_persons_rule_are_not_free(mixed: Fleet) -> None:
+    serving(mixed, 1)
+    gpus(mixed, {"allocatable": 3, "allocated": 1, "free": 2})
+    keep_in_use(mixed)
+    (claim,) = mixed.get("resourceclaims", "-n", steps.DEMO_NAMESPACE)
+    (held,) = claim["status"]["allocation"]["devices"]["results"]
+    other = next(f"gpu-{i}" for i in range(3) if f"gpu-{i}" != held["device"])
+
+    def rule(effect: str, device: str) -> None:
+        selector = {"driver": held["driver"], "pool": held["pool"], "device": device}
+        mixed.apply(
+            {
+                "apiVersion": "resource.k8s.io/v1beta2",
+                "kind": "DeviceTaintRule",
+                "metadata": {"name": "repair"},
+                "spec": {"deviceSelector": selector, "taint": {"key": "example.com/repair", "effect": effect}},
+            }
+        )
+
+    try:
+        rule("NoSchedule", other)
+        gpus(mixed, {"capacity": 3, "allocatable": 2, "allocated": 1, "free": 1})
+        rule("None", other)  # a rehearsal
+        gpus(mixed, {"allocatable": 3, "allocated": 1, "free": 2})
+        rule("NoSchedule", held["device"])
+        gpus(mixed, {"allocatable": 3, "allocated": 1, "free": 2})  # an engine's own counts until its pod is gone
+    finally:
+        mixed.kubectl("delete", "devicetaintrules", "repair", "--ignore-not-found")
+    gpus(mixed, {"allocatable": 3, "allocated": 1, "free": 2})
+
+
 def test_a_device_with_a_taint_and_a_claim_of_others_are_not_free(mixed: Fleet) -> None:
     serving(mixed, 1)
     gpus(mixed, {"allocatable": 3, "allocated": 1, "free": 2})
-    # What is counted here is the taint alone: a person said that nothing of the node is to be out of use for longer.
-    at = datetime.now(UTC)
-    overruled = write([CordonRequest(Unit("dra-1", f"gpu.nvidia.com/dra-1/gpu-{i}"), at) for i in range(3)])
-    mixed.kubectl("annotate", "gpuclasses", "l4", f"{names.ANNOTATION_UNCORDON}={overruled}", "--overwrite")
+    keep_in_use(mixed)
     mixed.lab.gpu_health("dra-1", healthy=2)
     gpus(mixed, {"capacity": 3, "allocatable": 2, "free": 1})
     claim = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}]}}

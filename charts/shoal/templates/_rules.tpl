@@ -53,6 +53,7 @@
   - resource.k8s.io
   resources:
   - resourceslices
+  - devicetaintrules
   - deviceclasses
   - resourceclaims
   verbs:
@@ -986,6 +987,7 @@
   - resource.k8s.io
   resources:
   - resourceslices
+  - devicetaintrules
   - deviceclasses
   verbs:
   - list

@@ -60,7 +60,7 @@ OPERATOR: Final = (
     Permission(
         "count devices of GPU classes that have a `device` (DRA)",
         "resource.k8s.io",
-        ("resourceslices", "deviceclasses", "resourceclaims"),
+        ("resourceslices", "devicetaintrules", "deviceclasses", "resourceclaims"),
         FOLLOW,
     ),
     Permission(
@@ -296,6 +296,7 @@ REACH: Final = (
 CLUSTER_SCOPED: Final = frozenset(
     {
         "deviceclasses",
+        "devicetaintrules",
         "gpuclasses",
         "namespaces",
         "nodes",

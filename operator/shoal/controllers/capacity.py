@@ -121,7 +121,7 @@ class FleetGPUs:
         self._notify()
 
     def on_devices(self, _key: str, before: object, after: object) -> None:
-        """A slice, a claim or a DeviceClass is another one."""
+        """A slice, a claim, a DeviceClass or a DeviceTaintRule is another one."""
         self._notify()
 
     def on_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:

@@ -1,7 +1,8 @@
-"""Devices of GPUClasses, kept up to date: what ResourceSlices publish, less what ResourceClaims have."""
+"""Devices of GPUClasses, kept up to date: what ResourceSlices publish, less what ResourceClaims have and what
+DeviceTaintRules keep pods off."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -16,6 +17,7 @@ from shoal.core.devices import (
     DevicePool,
     KnownDevices,
     MatchCache,
+    RuleTaints,
     current,
     facts_of,
     last_known,
@@ -24,7 +26,14 @@ from shoal.core.devices import (
 )
 from shoal.core.status.healthstatus import out_of_use
 from shoal.kube.optional import OptionalKind, OptionalKinds
-from shoal.kube.resources import DEVICECLASSES, RESOURCECLAIMS, RESOURCECLAIMTEMPLATES, RESOURCESLICES
+from shoal.kube.resources import (
+    DEVICECLASSES,
+    DEVICETAINTRULES,
+    DEVICETAINTRULES_BETA,
+    RESOURCECLAIMS,
+    RESOURCECLAIMTEMPLATES,
+    RESOURCESLICES,
+)
 
 log = structlog.get_logger()
 
@@ -49,13 +58,23 @@ def kinds(world: World) -> OptionalKinds:
     )
 
 
-async def until_listed(kinds: OptionalKinds, seconds: float = FIRST_LIST_SECONDS) -> None:
-    """Waits until devices are listed, or it is known that the API server has none, for at most `seconds`: without them
-    nothing is known of the GPUs, and a plan would be made for other ones. An API server that does not let them be
-    listed ends no operator."""
+def taint_rules(world: World) -> tuple[OptionalKinds, ...]:
+    """DeviceTaintRules: a cluster may lack either version of their API, and both."""
+    tables = (DEVICETAINTRULES, world.taint_rules), (DEVICETAINTRULES_BETA, world.taint_rules_beta)
+    return tuple(OptionalKinds(world.client, kind, [OptionalKind(kind, table)]) for kind, table in tables)
+
+
+async def until_listed(
+    kinds: OptionalKinds, rules: Sequence[OptionalKinds] = (), seconds: float = FIRST_LIST_SECONDS
+) -> None:
+    """Waits until devices and the rules that taint them are listed, or it is known that the API server has none, for at
+    most `seconds`: without them nothing is known of the GPUs, and a plan would be made for other ones. An API server
+    that does not let them be listed ends no operator."""
     try:
         async with asyncio.timeout(seconds):
             await kinds.listed()
+            for each in rules:
+                await each.known.wait()
     except TimeoutError:
         log.warning("devices are not listed yet", waited_seconds=seconds)
 
@@ -71,6 +90,7 @@ class FleetDevices:
     def __init__(self, world: World) -> None:
         self._world = world
         self._cache = MatchCache()
+        self._taints = RuleTaints()
         self._known: dict[str, KnownDevices] = {}
         self._view: tuple[_Revisions, _View] | None = None
         self._offers: tuple[_Revisions, _Offers] | None = None
@@ -143,7 +163,8 @@ class FleetDevices:
     def _revisions(self) -> _Revisions:
         """Of what decides which devices a class has. Of classes not the table's, which grows with each status."""
         world = self._world
-        tables = (world.resource_slices, world.device_classes, world.nodes)
+        rules = (world.taint_rules, world.taint_rules_beta)
+        tables = (world.resource_slices, *rules, world.device_classes, world.nodes)
         classes = sorted(
             (c.metadata.name, c.metadata.uid, c.metadata.generation)
             for c in world.accepted_classes().values()
@@ -154,7 +175,8 @@ class FleetDevices:
     def _matched(self) -> _View:
         world, now = self._world, self._revisions()
         if self._view is None or self._view[0] != now:
-            pools, incomplete = current(world.resource_slices.values())
+            rules = (*world.taint_rules.values(), *world.taint_rules_beta.values())
+            pools, incomplete = current(self._taints.add(world.resource_slices.values(), rules))
             labels = {node.name: node.labels for node in world.nodes.values()}
             device_classes = {each.name: each for each in world.device_classes.values()}
             accepted = world.accepted_classes()

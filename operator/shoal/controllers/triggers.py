@@ -89,6 +89,8 @@ def remember(world: World, state: FleetState) -> None:
     subscribe(world.nodes, state.gpus.on_node)
     subscribe(world.pods, state.gpus.on_pod, state.on_pod)
     subscribe(world.resource_slices, state.gpus.on_devices)
+    subscribe(world.taint_rules, state.gpus.on_devices)
+    subscribe(world.taint_rules_beta, state.gpus.on_devices)
     subscribe(world.resource_claims, state.gpus.on_devices, state.on_claim)
     subscribe(world.device_classes, state.gpus.on_devices)
     subscribe(world.deployments, state.on_deployment)

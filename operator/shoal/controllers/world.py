@@ -15,7 +15,7 @@ from shoal.api.modelroute import ModelRoute
 from shoal.api.tenant import Tenant
 from shoal.core import facts, ownership
 from shoal.core.artifacts import source_key
-from shoal.core.devices import Claim, DeviceClass, Slice
+from shoal.core.devices import Claim, DeviceClass, DeviceTaintRule, Slice
 from shoal.core.keda import Autoscaler
 from shoal.core.lora.owner import oldest
 from shoal.core.ownership import Link
@@ -218,8 +218,12 @@ class World:
         default_factory=lambda: Table(deviceviews.resource_claim, indexes={"pod": _claiming_pods})
     )
     device_classes: Table[DeviceClass] = field(default_factory=lambda: Table(deviceviews.device_class))
+    """The three: only once a GPUClass has a `device`."""
+    taint_rules: Table[DeviceTaintRule] = field(default_factory=lambda: Table(deviceviews.device_taint_rule))
+    taint_rules_beta: Table[DeviceTaintRule] = field(default_factory=lambda: Table(deviceviews.device_taint_rule))
+    """DeviceTaintRules, of either version of their API that the cluster has. Of both, a rule is in both tables."""
     claim_templates: Table[Child] = field(default_factory=lambda: _children(projections.child))
-    """ResourceClaimTemplates of Models. The three before: only once a GPUClass has a `device`."""
+    """ResourceClaimTemplates of Models."""
 
     def __post_init__(self) -> None:
         self.pods = Table(

@@ -1,4 +1,4 @@
-"""ResourceSlices, ResourceClaims and DeviceClasses as decisions read them (`core/devices/facts.py`)."""
+"""Objects of dynamic resource allocation as decisions read them (`core/devices/facts.py`)."""
 
 from collections.abc import Mapping
 from decimal import Decimal
@@ -6,7 +6,7 @@ from typing import Any, Final, cast
 
 from shoal.api.meta import JsonObject
 from shoal.core import quantity
-from shoal.core.devices.facts import Claim, Device, DeviceClass, DeviceId, Slice, Version
+from shoal.core.devices.facts import Claim, Device, DeviceClass, DeviceId, DeviceTaintRule, Slice, Version
 from shoal.core.facts import Taint
 
 _MOST_DEVICES: Final = 1024
@@ -29,6 +29,16 @@ def resource_slice(raw: JsonObject) -> Slice:
         counters=_counters(_seq(spec, "sharedCounters"), "name"),
         nodes=frozenset(device.node for device in devices),
     )
+
+
+def device_taint_rule(raw: JsonObject) -> DeviceTaintRule | None:
+    """None: without a selector it selects nothing."""
+    spec = _map(raw, "spec")
+    selector: Any = spec.get("deviceSelector")
+    if not isinstance(selector, dict):
+        return None
+    driver, pool, device = (_text(cast("JsonObject", selector), field) for field in ("driver", "pool", "device"))
+    return DeviceTaintRule(raw["metadata"]["name"], _taint(_map(spec, "taint")), driver, pool, device)
 
 
 def resource_claim(raw: JsonObject) -> Claim | None:
@@ -65,13 +75,15 @@ def _device(raw: JsonObject, driver: str, node: str | None) -> Device:
             _qualified(name, driver): quantity.parse(_map({"of": of}, "of").get("value", 0))
             for name, of in _map(raw, "capacity").items()
         },
-        taints=tuple(
-            Taint(str(t.get("key", "")), str(t.get("value", "")), str(t.get("effect", ""))) for t in _seq(raw, "taints")
-        ),
+        taints=tuple(map(_taint, _seq(raw, "taints"))),
         node=node or _node(raw),
         counters=_counters(_seq(raw, "consumesCounters"), "counterSet"),
         shared=bool(raw.get("allowMultipleAllocations")),
     )
+
+
+def _taint(raw: JsonObject) -> Taint:
+    return Taint(str(raw.get("key", "")), str(raw.get("value", "")), str(raw.get("effect", "")))
 
 
 def _attribute(of: JsonObject) -> bool | int | str | Version:
@@ -111,6 +123,11 @@ def _node(of: JsonObject) -> str | None:
 def _map(obj: Mapping[str, Any], field: str) -> JsonObject:
     value: Any = obj.get(field)
     return cast("JsonObject", value) if isinstance(value, dict) else {}
+
+
+def _text(obj: JsonObject, field: str) -> str | None:
+    value: Any = obj.get(field)
+    return None if value is None else str(value)
 
 
 def _seq(obj: Mapping[str, Any], field: str) -> list[JsonObject]:

@@ -183,6 +183,7 @@ class OperatorProcess:
 
         # A controller for each kind.
         self.dra = devices.kinds(world)
+        self.taint_rules = devices.taint_rules(world)
         self.models = ModelController(world, self.state, stale_signals, executor, self.driver, cold, models)
         self.classes = GPUClassController(
             world,
@@ -328,6 +329,8 @@ class OperatorProcess:
             group.create_task(self.replica_sets.run())
             group.create_task(self.driver.watch())
             group.create_task(self.dra.run())
+            for rules in self.taint_rules:
+                group.create_task(rules.run())
             if self.world.config.ext_proc.enabled:
                 group.create_task(self.proxies.run())
             # Only who knows the cluster may lead; who does not lead keeps knowing it.
@@ -335,7 +338,7 @@ class OperatorProcess:
             await self.replica_sets.synced.wait()
             await self.driver.kinds.known.wait()
             if self.state.gpus.devices.used:
-                await devices.until_listed(self.dra)
+                await devices.until_listed(self.dra, self.taint_rules)
             log.info("synced", models=len(self.world.models), pods=len(self.world.pods), nodes=len(self.world.nodes))
             group.create_task(self.install.run(make=False))
             group.create_task(self.transport.run(leads=False))

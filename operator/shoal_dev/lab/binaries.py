@@ -118,6 +118,11 @@ def _from_folder(folder: Path) -> Binaries:
     return Binaries(folder, helm)
 
 
+def minor(binaries: Binaries) -> int:
+    """36 of Kubernetes 1.36. Raises LabError."""
+    return _kubernetes_version(binaries.path("kube-apiserver"))[1]
+
+
 def _kubernetes_version(program: Path) -> tuple[int, int]:
     try:
         out = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, check=False).stdout

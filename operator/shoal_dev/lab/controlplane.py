@@ -22,12 +22,18 @@ _ETCD: Final = "http://127.0.0.1:2379"
 _ETCD_PEER: Final = "http://127.0.0.1:2380"
 
 
+_TAINT_RULES_MINOR: Final = 36
+"""From here on DeviceTaintRules can be switched on, or are."""
+
+
 def commands(
-    binaries: Binaries, paths: Paths, *, faults: bool, hpa_sync: float | None = None
+    binaries: Binaries, paths: Paths, *, minor: int, faults: bool, hpa_sync: float | None = None
 ) -> dict[str, Sequence[str]]:
-    """Process name -> argv. With `faults`, a dead node is noticed after 10 s and its pods are evicted after 3 s more
-    (a real cluster: 40 s and 5 minutes). HorizontalPodAutoscalers are synced every `hpa_sync` seconds (else 15)."""
+    """Process name -> argv, for Kubernetes 1.`minor`. With `faults`, a dead node is noticed after 10 s and its pods are
+    evicted after 3 s more (a real cluster: 40 s and 5 minutes). HorizontalPodAutoscalers are synced every `hpa_sync`
+    seconds (else 15)."""
     pki = paths.pki
+    gates = ["--feature-gates=DRADeviceTaintRules=true"] if minor >= _TAINT_RULES_MINOR else []
 
     def controller(name: str) -> list[str]:
         config = f"{pki}/{name}.kubeconfig"
@@ -41,6 +47,7 @@ def commands(
             "--kube-api-qps=300",
             "--kube-api-burst=600",
             "--profiling=false",
+            *gates,
         ]
 
     etcd = [
@@ -84,7 +91,10 @@ def commands(
         f"--proxy-client-cert-file={pki}/front-proxy-client.crt",
         f"--proxy-client-key-file={pki}/front-proxy-client.key",
         "--profiling=false",
+        *gates,
     ]
+    if gates:
+        apiserver.append("--runtime-config=resource.k8s.io/v1beta2/devicetaintrules=true")
     manager = [
         *controller("kube-controller-manager"),
         "--use-service-account-credentials=true",

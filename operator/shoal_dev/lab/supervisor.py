@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict
 
 from shoal_dev.lab import bootstrap, controlplane, dns, network, nodefork, pki
 from shoal_dev.lab.addons import prometheus
-from shoal_dev.lab.binaries import Binaries
+from shoal_dev.lab.binaries import Binaries, minor
 from shoal_dev.lab.errors import LabError
 from shoal_dev.lab.fleet import FleetFile
 from shoal_dev.lab.kubeapi import Api
@@ -350,7 +350,11 @@ class Supervisor:
 
     async def _start_all(self) -> None:
         commands = controlplane.commands(
-            self._binaries, self._paths, faults=self._config.faults, hpa_sync=self._config.hpa_sync_seconds
+            self._binaries,
+            self._paths,
+            minor=await asyncio.to_thread(minor, self._binaries),
+            faults=self._config.faults,
+            hpa_sync=self._config.hpa_sync_seconds,
         )
         # The controllers end 10 s after their start if the API server has not authorised them by then; a busy machine
         # takes longer than that to start it.

@@ -200,6 +200,24 @@ def test_a_cordoned_node_offers_nothing(shell: Shell) -> None:
     assert "NoCapacity" in done.output
 
 
+def test_a_device_that_a_persons_rule_taints_is_not_free(shell: Shell) -> None:
+    where = (
+        class_of_devices("h100-dra", hourlyCost={"amount": "2.49"}),
+        device_class(),
+        node("n1", LARGE, 0),
+        resource_slice("n1", "gpu-0", "gpu-1"),
+    )
+    rule = {
+        "apiVersion": "resource.k8s.io/v1beta2",
+        "kind": "DeviceTaintRule",
+        "metadata": {"name": "repair"},
+        "spec": {"deviceSelector": {"pool": "n1"}, "taint": {"key": "example.com/repair", "effect": "NoSchedule"}},
+    }
+    assert shell.report("--fleet", shell.fleet(*where))["models"][0]["placed"]
+    tainted = shell.report("--fleet", shell.fleet(*where, rule))["models"][0]
+    assert (tainted["placed"], tainted["reason"]) == (False, "NoCapacity")
+
+
 def test_many_models_share_one_fleet_and_the_more_important_gets_the_gpus(shell: Shell) -> None:
     both = (model("batch", priority=-10), model("chat", priority=10))
     fleet = shell.fleet(gpu_class(LARGE), node("n1", LARGE, 1))

@@ -34,7 +34,7 @@ FILE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
     "--fleet",
     type=FILE,
     help="GPUClasses, and optionally Nodes and Pods: `kubectl get gpuclasses,nodes,pods -A -o yaml`. "
-    "Of classes with `device` also resourceslices,deviceclasses,resourceclaims. "
+    "Of classes with `device` also resourceslices,deviceclasses,resourceclaims, and any devicetaintrules. "
     "Default: a catalogue of well-known GPUs, without prices.",
 )
 @click.option(

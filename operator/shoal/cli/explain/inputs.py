@@ -21,7 +21,7 @@ from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import API_VERSION, GROUP, CustomResource, JsonObject, Object
 from shoal.api.model import Model
 from shoal.core import facts
-from shoal.core.devices import Claim, DeviceClass, Slice
+from shoal.core.devices import Claim, DeviceClass, DeviceTaintRule, RuleTaints, Slice
 from shoal.core.lora.owner import oldest
 from shoal.kube import deviceviews, projections
 
@@ -191,6 +191,7 @@ def read_fleet(path: Path) -> ExplainedFleet:
     pods: dict[str, facts.Pod] = {}
     owners: dict[str, str] = {}
     slices: list[Slice] = []
+    taint_rules: list[DeviceTaintRule] = []
     claims: list[Claim] = []
     device_classes: list[DeviceClass] = []
     for raw in objects(path):
@@ -203,6 +204,8 @@ def read_fleet(path: Path) -> ExplainedFleet:
                 nodes[node.name] = node
             elif raw["kind"] == "ResourceSlice":
                 slices.append(deviceviews.resource_slice(raw))
+            elif raw["kind"] == "DeviceTaintRule":
+                taint_rules += [rule] if (rule := deviceviews.device_taint_rule(raw)) is not None else []
             elif raw["kind"] == "DeviceClass":
                 device_classes.append(deviceviews.device_class(raw))
             elif raw["kind"] == "ResourceClaim":
@@ -223,7 +226,7 @@ def read_fleet(path: Path) -> ExplainedFleet:
         tuple(nodes.values()) if nodes else None,
         tuple(pods.values()),
         owners,
-        slices=tuple(slices),
+        slices=tuple(RuleTaints().add(slices, taint_rules)),
         claims=tuple(claims),
         device_classes=tuple(device_classes),
     )

@@ -1,4 +1,4 @@
-"""What decisions know of ResourceSlices, ResourceClaims and DeviceClasses."""
+"""What decisions know of ResourceSlices, DeviceTaintRules, ResourceClaims and DeviceClasses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -62,6 +62,20 @@ class Slice:
     """(counter set, counter) -> what devices of the pool share."""
     nodes: frozenset[str | None]
     """Those that can use a device of it; None among them: several can use one."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTaintRule:
+    """A DeviceTaintRule: a taint on every device that it selects. A field that is None selects all."""
+
+    name: str
+    taint: Taint
+    driver: str | None = None
+    pool: str | None = None
+    device: str | None = None
+
+    def selects(self, of: Slice, device: Device) -> bool:
+        return self.driver in (None, of.driver) and self.pool in (None, of.pool) and self.device in (None, device.name)
 
 
 @dataclass(frozen=True, slots=True)
