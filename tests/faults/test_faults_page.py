@@ -13,6 +13,7 @@ from tests.faults.lab import clients, installation, rows
 from tests.faults.test_faults import FAULTS
 from tests.faults.test_installation_faults import FAULTS as OF_INSTALLATIONS
 from tests.faults.test_installation_faults import bad
+from tests.faults.third import THIRD
 from tests.faults.unseen import UNSEEN
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
@@ -28,7 +29,7 @@ def listed() -> Iterator[Row]:
         yield request.layer, request.name, request.code, request.advice.do, "lab"
     for change in installation.INSTALLATION:
         yield change.layer, change.name, change.reason, f"{change.do} …", "lab"
-    for fault in (*FAULTS, *FURTHER, *UNSEEN):
+    for fault in (*FAULTS, *FURTHER, *UNSEEN, *THIRD):
         yield fault.layer, fault.name, fault.reason, advice(fault.reason).do, "snapshot"
     for fault in OF_INSTALLATIONS:
         (first, *_) = [each for each in bad(fault.seen) if each.reason == fault.reason]

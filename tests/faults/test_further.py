@@ -9,13 +9,14 @@ from shoal.core.layers.types import GPUHolder
 from tests.faults import test_faults
 from tests.faults.further import FURTHER, node_says
 from tests.faults.test_faults import CLASS, FULL, READY, Fault, serves
+from tests.faults.third import THIRD
 from tests.faults.unseen import UNSEEN, spent
 from tests.faults.worlds import GPU, NOW, condition, event, model, node, seen
 
 PSU = condition("PowerSupplyProblem", "True", "PSULost", "PSU 2 of 4 failed")
 
 
-@pytest.mark.parametrize("fault", [*FURTHER, *UNSEEN], ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", [*FURTHER, *UNSEEN, *THIRD], ids=lambda fault: fault.name)
 def test_a_further_fault_is_found_on_its_layer_with_what_to_do(fault: Fault) -> None:
     test_faults.test_a_fault_is_found_on_its_layer_with_what_to_do(fault)
 
@@ -78,6 +79,12 @@ def test_a_monitor_that_does_not_reach_the_gpus_and_a_planned_maintenance_are_no
     for seen_, told in ((lost, "GPUMonitorFails"), (planned, "NodeLeaves")):
         found = causes(node_says(conditions=(seen_,)), NOW).causes
         assert [(cause.reason, cause.state) for cause in found] == [("CUDAError", "fault"), (told, "note")]
+
+
+def test_an_application_error_that_a_monitor_calls_an_xid_is_not_the_gpus() -> None:
+    said = condition("SysLogsXIDError", "True", "SysLogsXIDErrorIsNotHealthy", "ErrorCode:31 PCI:0000:3b:00")
+    (cause,) = causes(node_says(conditions=(said,)), NOW).causes
+    assert (cause.layer, cause.reason) == ("L3", "CUDAError")
 
 
 def test_what_a_traceback_names_says_nothing_of_its_error() -> None:

@@ -69,13 +69,14 @@ _KILL_SECONDS: Final = 600
 """A kill of the kernel's counts for an engine that ended so shortly before."""
 _MIG_RESOURCE: Final = re.compile(r"/mig-")
 _KINDS: Final = (
-    ("ecc|rowremap", faults.GPU_ECC_ERROR),
-    ("fabric|nvlink|nvswitch|sxid", faults.NVLINK_FAULT),
+    ("ecc|rowremap|doublebit", faults.GPU_ECC_ERROR),
+    # In SysLogsXIDError, an s is before the name of another message.
+    ("fabric|nvlink|nvswitch|(?-i:S)xid", faults.NVLINK_FAULT),
     ("missing|fall|lost|count|bus$", faults.GPU_LOST),
     ("dcgm", faults.GPU_MONITOR),
     ("driver|gsp", faults.DRIVER_FAULT),
 )
-"""In the type of a condition about GPUs."""
+"""In the type of a condition about GPUs, or in its reason."""
 _RDMA_RESOURCE: Final = re.compile(r"rdma|infiniband|/hca|/ib\b|roce", re.IGNORECASE)
 
 
@@ -192,7 +193,9 @@ def reason_of(condition: ConditionView) -> str | None:
         bad, reason = _BAD[kind]
         if status != bad:
             return None
-        return said.reason if said is not None else reason
+        if said is not None:
+            return said.reason
+        return _gpu(condition.reason) if reason == faults.GPU_UNHEALTHY else reason
     accelerator, fabric = _ACCELERATOR.search(kind), _FABRIC.search(kind)
     if not accelerator and not fabric:
         if status == "True" and _AWAY.search(kind):
@@ -204,7 +207,7 @@ def reason_of(condition: ConditionView) -> str | None:
         return None
     if said is not None:
         return said.reason
-    return faults.RDMA_DEVICE_LOST if fabric else _gpu(kind)
+    return faults.RDMA_DEVICE_LOST if fabric else _gpu(f"{kind} {condition.reason}")
 
 
 def _kubelet(condition: ConditionView) -> str:
@@ -215,8 +218,8 @@ def _kubelet(condition: ConditionView) -> str:
     return faults.RUNTIME_FAULT if runtime else faults.NODE_NOT_READY
 
 
-def _gpu(kind: str) -> str:
-    return next((reason for words, reason in _KINDS if re.search(words, kind, re.IGNORECASE)), faults.GPU_UNHEALTHY)
+def _gpu(said: str) -> str:
+    return next((reason for words, reason in _KINDS if re.search(words, said, re.IGNORECASE)), faults.GPU_UNHEALTHY)
 
 
 def _devices(node: WhyNode, pods: frozenset[str], resource: str | None, everywhere: bool) -> Iterator[Candidate]:

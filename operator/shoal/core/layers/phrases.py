@@ -32,7 +32,8 @@ GPU: Final = _all(
     (r"cuda driver version is insufficient|forward compatibility was attempted|driver on your system is too old"
      r"|ptx was compiled with an unsupported toolchain"
      r"|unsatisfied condition: (cuda|driver)", faults.DRIVER_TOO_OLD),
-    (r"driver/library version mismatch|gsp (rpc )?timeout|timeout waiting for rpc from gsp"
+    (r"driver/library version mismatch|api mismatch: the client|disagrees about version of symbol"
+     r"|cuda_error_not_initialized|gsp (rpc )?timeout|timeout waiting for rpc from gsp"
      r"|cuda unknown error|\bcudaerrorunknown"
      r"|unsupported display driver|\berror (803|999)\b|cuda driver initialization failed"
      r"|cuda error: initialization error"
@@ -41,7 +42,8 @@ GPU: Final = _all(
      r"|failed to initialize dcgm|dcgm_(connectivity_error|probe_hang)", faults.GPU_MONITOR),
     (r"(unresolvable|inject).{0,80}\bcdi devices?", faults.DEVICE_SPEC_MISSING),
     (r"nvidia-container-cli: device error: .{0,200}unknown device", faults.DEVICE_ALLOCATION),
-    (r"no cuda-capable device|found no nvidia driver|nvml_error_|failed to initialize nvml"
+    (r"no cuda-capable device|cuda_error_no_device|could not select device driver|/dev/kfd\b"
+     r"|found no nvidia driver|nvml_error_|failed to initialize nvml"
      r"|nvidia-container-cli|libcuda\.so(\.1)?: cannot open|no cuda gpus are available"
      r"|no nvidia gpu (device )?(is )?(present|found)|no hip gpus are available|failed to infer device type"
      r"|couldn't communicate with the nvidia driver"
@@ -56,7 +58,8 @@ ENGINE: Final = _all(
     (r"shm.{0,160}no space left|no space left.{0,160}/dev/shm|\(exit code: -7\)", faults.NO_SPACE),
     (r"safetensorerror|error while deserializing header|headertoo(large|small)|metadataincompletebuffer"
      r"|invalid load key|unexpected eof.{0,40}\.(bin|safetensors|gguf)|corrupt(ed)? (file|checkpoint|weights)"
-     r"|pytorchstreamreader failed|not a valid json file|could not parse modelproto"
+     r"|pytorchstreamreader failed|not a valid json file|could not parse modelproto|eoferror: ran out of input"
+     r"|gguf.{0,40}magic|git-lfs\.github\.com/spec"
      r"|invalid magic", faults.WEIGHTS_CORRUPT),
     (r"does not appear to have a file named|no such file or directory: .{0,200}\.(safetensors|bin|json)"
      r"|cannot find any model weights|cannot find the (weights|tokenizer)|can't load tokenizer"
@@ -66,8 +69,12 @@ ENGINE: Final = _all(
     (NO_NAME_SERVER, faults.NAMES_UNRESOLVED),
     (r"429 client error|too many requests for url", faults.SOURCE_LIMITED),
     (r"certificate_verify_failed|certificate verify failed", faults.SOURCE_CERTIFICATE),
-    (r"access a gated repo|(401|403) client error.{0,200}(huggingface|/resolve/)", reasons.GATED),
-    (r"\b(repository|revision|entry)notfounderror|404 client error.{0,200}(huggingface|/resolve/)",
+    (r"access a gated repo|gatedrepoerror|access to model .{1,200} is restricted"
+     r"|(401|403) client error.{0,200}(huggingface|/resolve/)", reasons.GATED),
+    (r"nocredentialserror|unable to locate credentials|clienterror\b.{0,40}\(40[13]\)|accessdenied\b"
+     r"|default credentials were not found", reasons.GATED),
+    (r"is not a valid model identifier"
+     r"|\b(repository|revision|entry)notfounderror|404 client error.{0,200}(huggingface|/resolve/)",
      reasons.SOURCE_NOT_FOUND),
     (r"cas service error|max retries exceeded with url|hf_transfer.{0,80}(error|fail)|request failed after \d+ retries",
      reasons.SOURCE_UNREACHABLE),
@@ -82,6 +89,7 @@ ENGINE: Final = _all(
      reasons.MODULES_NOT_IN_POOL),
     (r"no kernel image is available|sm_?\d{1,4} is not (supported|compatible)"
      r"|compute capability.{0,80}(required|at least|>=)|hiperrornobinaryforgpu|invalid device function"
+     r"|is not defined for option 'gpu-name'|unsupported gpu architecture"
      r"|device kernel image is invalid|out of resources?: shared memory|only supports? .{0,60}\bgpus?\b",
      faults.NO_KERNEL),
     (r"device\(?s?\)? (is/are|are|is) busy or unavailable|gpus? .{0,60}occupied by other processes"
@@ -95,9 +103,10 @@ ENGINE: Final = _all(
      r"|less than max local gpu count|duplicate gpu detected|required gpus exceeds", faults.PARALLELISM),
     (r"nccl (error|warn)|ncclsystemerror|ncclunhandledcudaerror|ncclinternalerror|watchdog caught collective"
      r"|processgroupnccl.{0,80}(timeout|abort)"
-     r"|diststoreerror|distnetworkerror|\btcpstore\b", faults.NCCL_ERROR),
+     r"|diststoreerror|distnetworkerror|\btcpstore\b|gloo/transport.{0,200}(reset|closed|refused|timed out)",
+     faults.NCCL_ERROR),
     (r"cuda error|illegal memory access|device-side assert|unspecified launch failure|\bcudaerror[a-z]|\bcublas_status_"
-     r"|hip error", faults.CUDA_ERROR),
+     r"|hip error|memory access fault by gpu", faults.CUDA_ERROR),
     # SGLang names the exit code of a process of its own beside what each may mean.
     (r"\(exit code: -9\)|cannot allocate memory|\bmemoryerror\b|std::bad_alloc", faults.OUT_OF_MEMORY),
     (r"no space left on device|\bbus error\b|unable to (open|allocate) shared memory", faults.NO_SPACE),
@@ -108,7 +117,7 @@ ENGINE: Final = _all(
      faults.IMAGE_INCOMPLETE),
     (r"\[errno 13\]|permissionerror|\[errno 30\]|read-only file system", faults.PATH_REFUSED),
     (r"too many open files|can't start new thread|pthread_create failed|inotify.{0,60}(limit|no space)"
-     r"|memlock.{0,60}limit", faults.PROCESS_LIMIT),
+     r"|blockingioerror.{0,40}temporarily unavailable|memlock.{0,60}limit", faults.PROCESS_LIMIT),
     (r"trust[-_]remote[-_]code", faults.REMOTE_CODE),
     (r"\(exit code: -(4|6|8|11)\)|segmentation fault|fatal python error", faults.ENGINE_CRASHED),
     (r"(not|be) divisible by|cannot be divided (by|into)", faults.PARALLELISM),
@@ -147,7 +156,7 @@ VOCABULARY: Final = _all(
     (r"disk quota exceeded|errno 122\b", faults.NO_SPACE),
     (r"operation not permitted|errno 1\b", faults.PATH_REFUSED),
     (r"safetensors|checkpoint|state_dict|model weights|weight_loader|loading weights", faults.WEIGHTS_MISMATCH),
-    (r"tokenizer|vocab(ulary)?\b|preprocessor_config|generation_config|config\.json", faults.WEIGHTS_INCOMPLETE),
+    (r"(?<!de)tokenizer|vocab(ulary)?\b|preprocessor_config|generation_config|config\.json", faults.WEIGHTS_INCOMPLETE),
     (r"\bcuda\b|cudnn|cublas|cutlass|cudagraph|\btriton\b|flashinfer|flash_attn|deep_?gemm|\bkernel\b"
      r"|\bnan\b|\binf\b",
      faults.CUDA_ERROR),
@@ -158,12 +167,12 @@ VOCABULARY: Final = _all(
 MACHINE: Final = _all(
     (r"\[hardware error\].{0,200}(uncorrect|fatal|uncorrectable)|uncorrected .{0,40}(dram|memory)|edac .{0,80}\bUE\b",
      faults.MACHINE_FAULT),
-    (r"\baer: .{0,40}uncorrect|severity=uncorrect", faults.MACHINE_FAULT),
+    (r"\baer: .{0,40}uncorrect|severity=uncorrect|critical temperature reached", faults.MACHINE_FAULT),
     (r"(ext4|xfs|btrfs)\S{0,20}.{0,40}(error|corrupt)|\bi/o error|blk_update_request|nvme.{0,60}(timeout|abort|reset)"
      r"|remount\w{0,3} .{0,40}read-only", faults.NODE_DISK_FAULT),
     (r"unable to handle kernel|kernel panic|soft lockup|hard lockup|self-detected stall|\bkernel ?oops"
      r"|blocked for more than \d{1,5} seconds", faults.KERNEL_FAULT),
-    (r"mlx\d_.{0,120}(unplugged|link down|error)|(infiniband|roce|\bib\d).{0,60}link.{0,20}down",
+    (r"mlx\d_.{0,120}(unplugged|link down|error)|\bnic link is down|(infiniband|roce|\bib\d).{0,60}link.{0,20}down",
      faults.RDMA_DEVICE_LOST),
     (r"conntrack.{0,20}table full", faults.PROCESS_LIMIT),
 )  # fmt: skip
@@ -211,7 +220,7 @@ SETUP: Final = _all(
         faults.CONTAINER_CONFIG,
     ),
     (r"no runtime for .{1,80} is configured", faults.OBJECT_MISSING),
-    (r"dynamic resources|dra driver", faults.DEVICE_ALLOCATION),
+    (r"dynamic resources|dra driver|nodeprepareresources", faults.DEVICE_ALLOCATION),
     (r"network|\bcni\b|plugin type=|\bipam\b", faults.SANDBOX_FAILED),
     (r"oci runtime create failed|shim task|\brunc\b", faults.RUNTIME_FAULT),
     (r"failed to (create|setup|set up) .{0,40}sandbox", faults.SANDBOX_FAILED),

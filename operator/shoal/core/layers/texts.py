@@ -39,7 +39,11 @@ _ENDINGS: Final = tuple(row for row in (*phrases.GPU, *phrases.ENGINE) if faults
 """What may have ended an engine."""
 _ESCAPE: Final = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-_XID: Final = re.compile(r"\bxid(?: \([^)]{0,80}\))?[:= ]{1,3}(\d{1,3})\b|\bnvidiaxid(\d{1,3})", re.IGNORECASE)
+_XID: Final = re.compile(
+    r"\bxid(?: \([^)]{0,80}\))?[:= ]{1,3}(\d{1,3})\b|\bnvidiaxid(\d{1,3})|xid\w{0,40}: errorcode:(\d{1,3})\b",
+    re.IGNORECASE,
+)
+"""As drivers log it, and as monitors name their conditions."""
 
 
 def engine(text: str) -> Phrase | None:
@@ -63,7 +67,7 @@ def xid(text: str) -> Phrase | None:
     """The worst of the Xid messages in a text: of faults the most upstream, and notes after them."""
     found: list[Phrase] = []
     for match in _XID.finditer(text[-LONGEST:]):
-        number, line = int(match[1] or match[2]), _line(text[-LONGEST:], match)
+        number, line = int(match[1] or match[2] or match[3]), _line(text[-LONGEST:], match)
         if (known := xids.of(number, line)) is not None:
             found.append(Phrase(known.reason, line, f"Xid {number}: {known.meaning}"))
     return min(found, key=_severity, default=None)
