@@ -20,7 +20,7 @@ from typing import Any, Final
 from shoal.api.meta import JsonObject
 from shoal.kube.client import KubeClient
 from shoal.kube.reflector import Reflector
-from shoal.kube.resources import DEVICECLASSES, GPUCLASSES, MODELS, NAMESPACES, RESOURCESLICES, Resource
+from shoal.kube.resources import DEVICECLASSES, GPUCLASSES, MODELS, NAMESPACES, PODS, RESOURCESLICES, Resource
 from tests.bench.bench_operator import _cpu, _memory, _percentile, _start
 from tests.support.controlplane import ControlPlane, StatusKubelet, add_node, control_plane, install_crds
 from tests.support.devices import class_of_devices, device_class, resource_slice
@@ -115,8 +115,9 @@ async def bench(plane: ControlPlane, folder: Path, args: argparse.Namespace) -> 
             print(f"operator: {nodes} nodes with {len(DEVICES)} devices each, in {nodes} ResourceSlices")
             print(f"  start -> all {total} counted             {counted:8.1f} s, {_cpu(operator.pid):.1f} s of CPU")
             await _models(client, status, operator, args.models)
-            await _changes(client, status, operator, args.changes, total)
-            await _quarantines(client, status, operator, args.taints, total)
+            free = await _free(client, nodes)
+            await _changes(client, status, operator, free[: args.changes], total)
+            await _quarantines(client, status, operator, free[: args.taints], total)
             before, at = _cpu(operator.pid), time.monotonic()
             await asyncio.sleep(args.quiet)
             quiet = (_cpu(operator.pid) - before) / (time.monotonic() - at)
@@ -141,16 +142,22 @@ async def _models(client: KubeClient, status: Status, operator: "subprocess.Pope
     print(f"  {count} Models of one replica each Ready    {took:8.1f} s, {spent:.1f} s of CPU")
 
 
+async def _free(client: KubeClient, nodes: int) -> list[str]:
+    """Nodes without a replica: a device that one has counts whatever taint it gets, until its pod is gone."""
+    used = {str(pod["spec"].get("nodeName")) async for pod in client.list(PODS, namespace=NAMESPACE)}
+    return [name for name in (f"node-{index}" for index in range(nodes)) if name not in used]
+
+
 async def _changes(
-    client: KubeClient, status: Status, operator: "subprocess.Popen[bytes]", count: int, total: int
+    client: KubeClient, status: Status, operator: "subprocess.Popen[bytes]", nodes: list[str], total: int
 ) -> None:
     """A free device gets a taint, and loses it: what the class offers must say so. Too short for a quarantine."""
     seen: list[float] = []
     before = _cpu(operator.pid)
-    for index in range(count):
+    for node in nodes:
         for tainted, expected in (((7,), total - 1), ((), total)):
             began = time.monotonic()
-            await publish(client, f"node-{index}", *tainted)
+            await publish(client, node, *tainted)
             seen.append(await status.until(lambda e=expected: status.gpus.get("allocatable") == e) - began)
     each = (_cpu(operator.pid) - before) / len(seen)
     p50, p99 = _percentile(seen, 50), _percentile(seen, 99)
@@ -159,15 +166,15 @@ async def _changes(
 
 
 async def _quarantines(
-    client: KubeClient, status: Status, operator: "subprocess.Popen[bytes]", count: int, total: int
+    client: KubeClient, status: Status, operator: "subprocess.Popen[bytes]", nodes: list[str], total: int
 ) -> None:
-    """Devices of that many nodes get a taint at once, and keep it."""
+    """A device of each of these nodes gets a taint at once, and keeps it."""
     began, before = time.monotonic(), _cpu(operator.pid)
-    await asyncio.gather(*(publish(client, f"node-{index}", 7) for index in range(count)))
-    out = await status.until(lambda: len(status.quarantined) >= count) - began
+    await asyncio.gather(*(publish(client, node, 7) for node in nodes))
+    out = await status.until(lambda: len(status.quarantined) >= len(nodes)) - began
     spent = _cpu(operator.pid) - before
     print(
-        f"  {count} devices get a taint -> out of use   {out:8.1f} s, of which 15 s make sure; {spent:.1f} s of CPU, "
+        f"  {len(nodes)} devices get a taint -> out of use   {out:8.1f} s, of which 15 s make sure; {spent:.1f} s of CPU, "
         f"{total - status.gpus.get('allocatable', 0)} not offered"
     )
 
