@@ -174,8 +174,8 @@ async def _quarantines(
     out = await status.until(lambda: len(status.quarantined) >= len(nodes)) - began
     spent = _cpu(operator.pid) - before
     print(
-        f"  {len(nodes)} devices get a taint -> out of use   {out:8.1f} s, of which 15 s make sure; {spent:.1f} s of CPU, "
-        f"{total - status.gpus.get('allocatable', 0)} not offered"
+        f"  {len(nodes)} devices get a taint -> out of use   {out:8.1f} s, of which 15 s make sure; "
+        f"{spent:.1f} s of CPU, {total - status.gpus.get('allocatable', 0)} not offered"
     )
 
 
