@@ -22,6 +22,7 @@ _OF_MONITORS = {
     (_XID, "SysLogsXIDErrorIsNotHealthy"): ("L1", "DriverFault", "Restart the machine"),
     (_SXID, "SysLogsSXIDErrorIsNotHealthy"): ("L0.5", "NVLinkFault", "NVLinks checked"),
     (_EKS, "NvidiaDoubleBitError"): ("L0", "GPUUncorrectableECC", "reset the GPU"),
+    (_EKS, "DCGMHealthCode"): ("L0", "GPUUnhealthy", "vendor's diagnosis"),
     (_EKS, "NvidiaNVLinkError"): ("L0.5", "NVLinkFault", "NVLinks checked"),
     (_EKS, "NvidiaDeviceCountMismatch"): ("L0", "GPUFellOffBus", "slot checked"),
     ("GpuNvlinkWatch", "GpuNvlinkWatchIsNotHealthy"): ("L0.5", "NVLinkFault", "NVLinks checked"),
@@ -41,6 +42,7 @@ THIRD: Final = [
     # --- L0, L0.5
     monitor(_EKS, "NvidiaDoubleBitError", "GPU 3", "False"),
     monitor(_EKS, "NvidiaDeviceCountMismatch", "7 of 8 GPUs", "False"),
+    monitor(_EKS, "DCGMHealthCode", "clocks", "False"),
     Fault("a processor that is too hot", on_node("thermal thermal_zone0: critical temperature reached (105 C)"), "L0",
           "MachineFault", "machine's memory and processors", ("CUDAError",)),
     monitor(_EKS, "NvidiaNVLinkError", "Link 3 is inactive", "False"),

@@ -195,7 +195,7 @@ def reason_of(condition: ConditionView) -> str | None:
             return None
         if said is not None:
             return said.reason
-        return _gpu(condition.reason) if reason == faults.GPU_UNHEALTHY else reason
+        return _said(condition) if reason == faults.GPU_UNHEALTHY else reason
     accelerator, fabric = _ACCELERATOR.search(kind), _FABRIC.search(kind)
     if not accelerator and not fabric:
         if status == "True" and _AWAY.search(kind):
@@ -207,7 +207,7 @@ def reason_of(condition: ConditionView) -> str | None:
         return None
     if said is not None:
         return said.reason
-    return faults.RDMA_DEVICE_LOST if fabric else _gpu(f"{kind} {condition.reason}")
+    return faults.RDMA_DEVICE_LOST if fabric else _gpu(kind) or _said(condition)
 
 
 def _kubelet(condition: ConditionView) -> str:
@@ -218,8 +218,14 @@ def _kubelet(condition: ConditionView) -> str:
     return faults.RUNTIME_FAULT if runtime else faults.NODE_NOT_READY
 
 
-def _gpu(said: str) -> str:
-    return next((reason for words, reason in _KINDS if re.search(words, said, re.IGNORECASE)), faults.GPU_UNHEALTHY)
+def _gpu(kind: str) -> str | None:
+    return next((reason for words, reason in _KINDS if re.search(words, kind, re.IGNORECASE)), None)
+
+
+def _said(condition: ConditionView) -> str:
+    """What the reason of a condition about GPUs says. DCGM in it tells who found the fault, not that DCGM has one."""
+    found = _gpu(condition.reason)
+    return faults.GPU_UNHEALTHY if found in (None, faults.GPU_MONITOR) else found
 
 
 def _devices(node: WhyNode, pods: frozenset[str], resource: str | None, everywhere: bool) -> Iterator[Candidate]:
