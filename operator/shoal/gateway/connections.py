@@ -49,6 +49,8 @@ _REFUSED: Final = (b"UF", b"UH", b"UO", b"URX", b"UAEX")
 engine."""
 _MOST_AROUND: Final = 32
 """Bytes of lengths of chunks for each byte in them, at most."""
+_PARTS: Final = 8
+"""Of the time for a connection, each of which the loop has to come to the end of."""
 _PROBE_SECONDS: Final = 4
 _PROBES: Final = 3
 """Seconds between keepalive probes. A machine that answers nothing for four intervals counts as lost."""
@@ -554,14 +556,23 @@ class Pool:
 async def _within(seconds: float) -> AsyncGenerator[None]:
     """Raises TimeoutError after `seconds` in which the loop ran. A loop that was busy, or a process that got no CPU,
     finds the timer and the connection both due, and the timer wins: the engine would be blamed for the gateway's own
-    pause. So the second half of the time starts when the loop comes to the end of the first."""
-    loop = asyncio.get_running_loop()
+    pause. So each part of the time starts when the loop comes to the end of the one before, and a pause costs one."""
+    loop, left = asyncio.get_running_loop(), _PARTS
     async with asyncio.timeout(None) as limit:
-        half = loop.call_later(seconds / 2, lambda: limit.reschedule(loop.time() + seconds / 2))
+
+        def part_over() -> None:
+            nonlocal left, timer
+            left -= 1
+            if left:
+                timer = loop.call_later(seconds / _PARTS, part_over)
+            else:
+                limit.reschedule(loop.time())
+
+        timer = loop.call_later(seconds / _PARTS, part_over)
         try:
             yield
         finally:
-            half.cancel()
+            timer.cancel()
 
 
 def sidecar_error(flags: bytes) -> UpstreamError:

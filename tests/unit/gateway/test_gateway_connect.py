@@ -50,9 +50,10 @@ async def test_an_engine_that_takes_no_connection_is_given_up_after_the_time() -
         assert time.monotonic() - began >= CONNECT_SECONDS
 
 
-async def test_a_pause_of_the_gateway_itself_is_not_held_against_the_engine() -> None:
+async def test_pauses_of_the_gateway_itself_are_not_held_against_the_engine() -> None:
     async with ScriptedEngine().running() as engine:
         asking = asyncio.create_task(ask(engine.port))
-        await asyncio.sleep(0)  # it has begun to connect
-        time.sleep(2 * CONNECT_SECONDS)  # noqa: ASYNC251  # as a collection of garbage, or a node without CPU to spare
+        for _ in range(3):
+            await asyncio.sleep(0)  # it has begun to connect
+            time.sleep(CONNECT_SECONDS)  # noqa: ASYNC251  # as a collection of garbage, or a node without CPU to spare
         await asking
