@@ -37,6 +37,7 @@ from shoal.kube.resources import (
     Resource,
 )
 from shoal_dev.lab import binaries as lab_binaries
+from shoal_dev.lab import controlplane as lab_controlplane
 from shoal_dev.lab import pki
 
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False)
@@ -151,6 +152,7 @@ class ControlPlane:
 
     def start_api_server(self) -> None:
         d = self.directory / "pki"
+        gates, served = lab_controlplane.taint_rules(lab_binaries.minor(self._binaries))
         self._spawn(
             "kube-apiserver",
             f"--etcd-servers=http://127.0.0.1:{self._etcd}",
@@ -169,6 +171,8 @@ class ControlPlane:
             f"--audit-policy-file={self.directory}/audit.yaml",
             f"--audit-log-path={self.audit}",
             "--audit-log-mode=blocking",
+            *gates,
+            *served,
         )
         self._wait("/readyz")
 

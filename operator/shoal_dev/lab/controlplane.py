@@ -26,6 +26,15 @@ _TAINT_RULES_MINOR: Final = 36
 """From here on DeviceTaintRules can be switched on, or are."""
 
 
+def taint_rules(minor: int) -> tuple[list[str], list[str]]:
+    """Arguments that switch DeviceTaintRules on: of every part of the control plane, and further ones of the API server."""
+    if minor < _TAINT_RULES_MINOR:
+        return [], []
+    return ["--feature-gates=DRADeviceTaintRules=true"], [
+        "--runtime-config=resource.k8s.io/v1beta2/devicetaintrules=true"
+    ]
+
+
 def commands(
     binaries: Binaries, paths: Paths, *, minor: int, faults: bool, hpa_sync: float | None = None
 ) -> dict[str, Sequence[str]]:
@@ -33,7 +42,7 @@ def commands(
     evicted after 3 s more (a real cluster: 40 s and 5 minutes). HorizontalPodAutoscalers are synced every `hpa_sync`
     seconds (else 15)."""
     pki = paths.pki
-    gates = ["--feature-gates=DRADeviceTaintRules=true"] if minor >= _TAINT_RULES_MINOR else []
+    gates, served = taint_rules(minor)
 
     def controller(name: str) -> list[str]:
         config = f"{pki}/{name}.kubeconfig"
@@ -92,9 +101,8 @@ def commands(
         f"--proxy-client-key-file={pki}/front-proxy-client.key",
         "--profiling=false",
         *gates,
+        *served,
     ]
-    if gates:
-        apiserver.append("--runtime-config=resource.k8s.io/v1beta2/devicetaintrules=true")
     manager = [
         *controller("kube-controller-manager"),
         "--use-service-account-credentials=true",
