@@ -27,7 +27,7 @@ _TAINT_RULES_MINOR: Final = 36
 
 
 def taint_rules(minor: int) -> tuple[list[str], list[str]]:
-    """Arguments that switch DeviceTaintRules on: of every part of the control plane, and further ones of the API server."""
+    """Arguments that switch DeviceTaintRules on: of every part of the control plane, and more of the API server."""
     if minor < _TAINT_RULES_MINOR:
         return [], []
     return ["--feature-gates=DRADeviceTaintRules=true"], [
