@@ -87,6 +87,12 @@ def test_an_application_error_that_a_monitor_calls_an_xid_is_not_the_gpus() -> N
     assert (cause.layer, cause.reason) == ("L3", "CUDAError")
 
 
+def test_words_beside_an_engines_error_are_no_cause() -> None:
+    for beside in ("found /dev/kfd with 8 agents", "psutil.AccessDenied: (pid=1)"):
+        (cause,) = causes(node_says(text=f"{beside}\nlaunch_server.py: error: unrecognized arguments: --x"), NOW).causes
+        assert cause.reason == "EngineArguments", beside
+
+
 def test_what_a_traceback_names_says_nothing_of_its_error() -> None:
     text = 'Traceback (most recent call last):\n  File "/m/tokenizer.py", line 3, in cuda_kernel_error:\nKeyError: 7'
     (cause,) = causes(node_says(text=text), NOW).causes

@@ -114,9 +114,12 @@ async def test_a_target_that_the_tenant_may_not_use_does_not_exist_for_it(tmp_pa
             await ask(it)
         assert (len(llama.requests), len(other.requests)) == (0, 8)
         put(it, {"targets": [target("llama"), target("other", 0)]})
-        answer = await ask(it, 503)
-        assert answer["error"]["code"] == "no_route_target"
+        response = await it.post(CHAT)
+        answer = await response.json()
+        assert (response.status, answer["error"]["code"]) == (503, "no_route_target")
         assert "llama" not in answer["error"]["message"]
+        (known,) = it.app.choices.refusals(response.headers["x-shoal-request-id"], "gateway-1")
+        assert known.subject == "route/chat/front", "`shoal why request/ID` goes on there"
         it.tenants["acme"] = tenant(models=[])
         it.changed()
         assert (await ask(it, 404))["error"]["code"] == "model_not_found"

@@ -42,7 +42,8 @@ GPU: Final = _all(
      r"|failed to initialize dcgm|dcgm_(connectivity_error|probe_hang)", faults.GPU_MONITOR),
     (r"(unresolvable|inject).{0,80}\bcdi devices?", faults.DEVICE_SPEC_MISSING),
     (r"nvidia-container-cli: device error: .{0,200}unknown device", faults.DEVICE_ALLOCATION),
-    (r"no cuda-capable device|cuda_error_no_device|could not select device driver|/dev/kfd\b"
+    (r"no cuda-capable device|cuda_error_no_device|could not select device driver"
+     r"|(unable to open|failed to open|no such file).{0,60}/dev/kfd\b"
      r"|found no nvidia driver|nvml_error_|failed to initialize nvml"
      r"|nvidia-container-cli|libcuda\.so(\.1)?: cannot open|no cuda gpus are available"
      r"|no nvidia gpu (device )?(is )?(present|found)|no hip gpus are available|failed to infer device type"
@@ -71,7 +72,7 @@ ENGINE: Final = _all(
     (r"certificate_verify_failed|certificate verify failed", faults.SOURCE_CERTIFICATE),
     (r"access a gated repo|gatedrepoerror|access to model .{1,200} is restricted"
      r"|(401|403) client error.{0,200}(huggingface|/resolve/)", reasons.GATED),
-    (r"nocredentialserror|unable to locate credentials|clienterror\b.{0,40}\(40[13]\)|accessdenied\b"
+    (r"nocredentialserror|unable to locate credentials|clienterror\b.{0,40}\(40[13]\)|(?<!psutil\.)accessdenied\b"
      r"|default credentials were not found", reasons.GATED),
     (r"is not a valid model identifier"
      r"|\b(repository|revision|entry)notfounderror|404 client error.{0,200}(huggingface|/resolve/)",
