@@ -105,6 +105,7 @@ def test_what_is_rendered_is_what_the_operator_made(act: Fleet, files: dict[str,
         assert covers(made, one), f"{one['kind']} {one['metadata']['name']}"
 
 
+@pytest.mark.long
 def test_the_one_that_waits_says_for_whom_and_gets_its_gpus(act: Fleet) -> None:
     message = act.condition(fleetact.WAITS, "Placed", fleetact.NAMESPACE)["message"]
     assert f"{fleetact.NAMESPACE}/{fleetact.IN_ITS_WAY}" in message

@@ -162,6 +162,7 @@ def asking(fleet: Fleet, *models: str) -> Generator[Clients]:
         assert not thread.is_alive()
 
 
+@pytest.mark.long
 def test_a_pool_is_resized_under_load_and_every_answer_is_of_the_right_weights(fleet: Fleet) -> None:
     before = engines(fleet)
     with asking(fleet, "demo/tuned", *ADAPTERS, *ADAPTERS) as clients:

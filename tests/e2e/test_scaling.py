@@ -159,6 +159,7 @@ def test_a_rollout_under_load_has_no_gap_and_a_revision_that_fails_replaces_noth
     fleet.delete_model("rolled")
 
 
+@pytest.mark.long
 def test_without_a_free_gpu_a_request_is_refused_at_once_and_a_rollout_replaces_in_place(
     fleet: Fleet, client: openai.OpenAI
 ) -> None:
@@ -196,6 +197,7 @@ def test_without_a_free_gpu_a_request_is_refused_at_once_and_a_rollout_replaces_
         fleet.delete_model(name)
 
 
+@pytest.mark.long
 def test_operators_that_start_anew_lower_nothing(fleet: Fleet) -> None:
     fleet.make_model(
         "crowded", engine=SMALL, scaling={"stabilizationSeconds": 600, "maxReplicas": 2, "idleSeconds": 600}

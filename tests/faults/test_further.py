@@ -89,7 +89,8 @@ def test_an_application_error_that_a_monitor_calls_an_xid_is_not_the_gpus() -> N
 
 def test_words_beside_an_engines_error_are_no_cause() -> None:
     for beside in ("found /dev/kfd with 8 agents", "psutil.AccessDenied: (pid=1)"):
-        (cause,) = causes(node_says(text=f"{beside}\nlaunch_server.py: error: unrecognized arguments: --x"), NOW).causes
+        text = f"{beside}\nlaunch: error: unrecognized arguments: --x"
+        (cause,) = causes(node_says(text=text), NOW).causes
         assert cause.reason == "EngineArguments", beside
 
 

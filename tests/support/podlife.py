@@ -20,6 +20,10 @@ from typing import Any
 APP = (Path(__file__).parent / "podlife_app.py").read_text()
 Json = dict[str, Any]
 
+MISSED_SECONDS = 20.0
+"""Between two looks for pods that went while no watch was there. An API server ends the watch of a client that reads
+too slowly, as on a busy machine, and the next one begins with what is there then."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -130,6 +134,7 @@ class Cluster:
         self.collector = await self.kubectl("get", "pod", "collector", "-o", "jsonpath={.status.podIP}")
         for kind, hear in (("pods", self._on_pod), ("endpointslices", self._on_slice), ("events", self._on_event)):
             self._watches.append(asyncio.create_task(self._watch(kind, hear)))
+        self._watches.append(asyncio.create_task(self._hear_of_missed_ends()))
 
     async def stop(self) -> None:
         """Fills in what the containers told, and removes the namespace."""
@@ -174,6 +179,17 @@ class Cluster:
                     process.kill()
                 await process.wait()
             await asyncio.sleep(1)
+
+    async def _hear_of_missed_ends(self) -> None:
+        while True:
+            await asyncio.sleep(MISSED_SECONDS)
+            heard = set(self.pods)
+            try:
+                there = await self.kubectl("get", "pods", "-o", "jsonpath={.items[*].metadata.name}")
+            except (AssertionError, TimeoutError):
+                continue
+            for name in heard - set(there.split()):
+                self._on_pod("DELETED", {"metadata": {"name": name}})
 
     def _changed(self, key: str, name: str, who: str, new: Json) -> None:
         old, self._seen[key] = self._seen.get(key, {}), new

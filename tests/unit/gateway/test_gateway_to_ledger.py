@@ -7,6 +7,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
 from sqlalchemy import select
 
 from shoal.api import keys
@@ -81,7 +82,7 @@ async def test_every_kind_of_row_is_understood(tmp_path: Path):
 
 
 CHILD = """
-import asyncio, sys
+import asyncio, faulthandler, sys
 from pathlib import Path
 from shoal.gateway.ids import uuid7
 from shoal.metering.shipper import Shipper
@@ -112,10 +113,12 @@ async def main():
             await asyncio.sleep(0.05)
             spool.check()
 
+faulthandler.dump_traceback_later(240)  # before the test's own timeout: where it stands
 asyncio.run(main())
 """
 
 
+@pytest.mark.timeout(300)  # each of its rows waits for the disk, and so does whatever else writes there
 async def test_a_gateway_that_is_killed_again_and_again_is_billed_for_each_request_once(tmp_path: Path):
     """The ledger itself, not a fake: final rows that the gateway acknowledged are there, once, and the sums agree."""
     async with served(f"sqlite:///{tmp_path}/ledger.sqlite", tmp_path) as ledger:
