@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shoal.core.layers.faults import advice
 from shoal.core.layers.layer import Layer
+from tests.faults.fourth import FOURTH
 from tests.faults.further import FURTHER
 from tests.faults.lab import clients, installation, rows
 from tests.faults.test_faults import FAULTS
@@ -29,7 +30,7 @@ def listed() -> Iterator[Row]:
         yield request.layer, request.name, request.code, request.advice.do, "lab"
     for change in installation.INSTALLATION:
         yield change.layer, change.name, change.reason, f"{change.do} …", "lab"
-    for fault in (*FAULTS, *FURTHER, *UNSEEN, *THIRD):
+    for fault in (*FAULTS, *FURTHER, *UNSEEN, *THIRD, *FOURTH):
         yield fault.layer, fault.name, fault.reason, advice(fault.reason).do, "snapshot"
     for fault in OF_INSTALLATIONS:
         (first, *_) = [each for each in bad(fault.seen) if each.reason == fault.reason]

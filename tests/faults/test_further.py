@@ -7,29 +7,31 @@ import pytest
 from shoal.core.layers.causes import causes
 from shoal.core.layers.types import GPUHolder
 from tests.faults import test_faults
+from tests.faults.fourth import FOURTH
 from tests.faults.further import FURTHER, node_says
 from tests.faults.test_faults import CLASS, FULL, READY, Fault, serves
 from tests.faults.third import THIRD
 from tests.faults.unseen import UNSEEN, spent
 from tests.faults.worlds import GPU, NOW, condition, event, model, node, seen
 
-PSU = condition("PowerSupplyProblem", "True", "PSULost", "PSU 2 of 4 failed")
+STARTING = condition("Ready", "False", "Starting", "1 replica is being created")
+LID = condition("ChassisProblem", "True", "LidOpen", "the lid of bay 2 is open")
 
 
-@pytest.mark.parametrize("fault", [*FURTHER, *UNSEEN, *THIRD], ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", [*FURTHER, *UNSEEN, *THIRD, *FOURTH], ids=lambda fault: fault.name)
 def test_a_further_fault_is_found_on_its_layer_with_what_to_do(fault: Fault) -> None:
     test_faults.test_a_fault_is_found_on_its_layer_with_what_to_do(fault)
 
 
 def test_an_unknown_report_of_a_node_is_quoted_beside_what_fails_and_hides_nothing() -> None:
-    first, second = causes(node_says(conditions=(PSU,), text="x"), NOW).causes
+    first, second = causes(node_says(conditions=(LID,), text="x"), NOW).causes
     assert (first.layer, first.reason, first.state) == ("L0", "NodeProblem", "fault")
-    assert "PSU 2 of 4 failed" in first.message
+    assert "bay 2 is open" in first.message
     assert second.reason == "EngineFailed"
 
 
 def test_an_unknown_report_of_a_node_whose_replicas_serve_is_a_note() -> None:
-    found = causes(seen(model(READY), pods=(serves(),), nodes=(node(PSU),)), NOW)
+    found = causes(seen(model(READY), pods=(serves(),), nodes=(node(LID),)), NOW)
     assert [(cause.reason, cause.state) for cause in found.causes] == [("NodeProblem", "note")]
     assert found.state == "ok"
 
@@ -98,3 +100,23 @@ def test_what_a_traceback_names_says_nothing_of_its_error() -> None:
     text = 'Traceback (most recent call last):\n  File "/m/tokenizer.py", line 3, in cuda_kernel_error:\nKeyError: 7'
     (cause,) = causes(node_says(text=text), NOW).causes
     assert cause.reason == "EngineFailed"
+
+
+def test_a_refusal_of_another_models_pods_or_of_yesterday_says_nothing() -> None:
+    text = 'Error creating: pods "x" is forbidden: exceeded quota: team'
+    of_another = model(STARTING, name="llama-2", variants=[{"class": "h100-80gb"}])
+    for each, name, ago in (
+        (model(STARTING, variants=[{"class": "h100-80gb"}]), "llama-2-h100-80gb-7c9", 20.0),
+        (of_another, "llama-h100-80gb-7c9", 20.0),
+        (model(STARTING), "llama-h100-80gb-7c9", 80000.0),
+        (model(READY), "llama-h100-80gb-7c9", 20.0),
+    ):
+        said = event("ReplicaSet", name, "FailedCreate", text, ago)
+        assert "ResourceQuotaExceeded" not in {c.reason for c in causes(seen(each, events=(said,)), NOW).causes}
+
+
+def test_a_node_that_a_cloud_takes_back_is_a_note_while_its_replicas_serve() -> None:
+    said = event("Node", "gpu-1", "SpotInterrupted", "Spot interruption warning was triggered for the node")
+    found = causes(seen(model(READY), pods=(serves(),), nodes=(node(),), events=(said,)), NOW)
+    assert [(cause.reason, cause.state) for cause in found.causes] == [("NodeLeaves", "note")]
+    assert found.state == "ok"

@@ -44,7 +44,7 @@ THIRD: Final = [
     monitor(_EKS, "NvidiaDeviceCountMismatch", "7 of 8 GPUs", "False"),
     monitor(_EKS, "DCGMHealthCode", "clocks", "False"),
     Fault("a processor that is too hot", on_node("thermal thermal_zone0: critical temperature reached (105 C)"), "L0",
-          "MachineFault", "machine's memory and processors", ("CUDAError",)),
+          "MachinePowerOrCooling", "fans and cooling", ("CUDAError",)),
     monitor(_EKS, "NvidiaNVLinkError", "Link 3 is inactive", "False"),
     monitor(_SXID, "SysLogsSXIDErrorIsNotHealthy", "ErrorCode:20034 NVSWITCH:0 PCI:0000:c5:00 NVLINK:30"),
     monitor("GpuNvlinkWatch", "GpuNvlinkWatchIsNotHealthy", "ErrorCode:DCGM_FR_NVLINK_DOWN GPU:0 NVLink 4 is down"),

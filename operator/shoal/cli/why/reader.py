@@ -58,7 +58,7 @@ _LONGEST: Final = 500
 _MOST_CLASSES: Final = 16
 _MOST_NODES: Final = 32
 """Nodes that no class selects, read one by one."""
-_KINDS: Final = ("Pod", "Node", "Job", "PersistentVolumeClaim")
+_KINDS: Final = ("Pod", "Node", "Job", "ReplicaSet", "PersistentVolumeClaim")
 """Of objects whose events explain something."""
 _NODE_EVENTS: Final = "default"
 """Namespace of events about objects that have none."""

@@ -153,6 +153,7 @@ def _candidates(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
     yield from _targets(seen, now)
     yield from _no_pods(seen, now)
     yield from _jobs(seen, now)
+    yield from _replica_sets(seen, now)
     yield from _claims(seen, now)
     yield from _autoscalers(seen, now)
     yield from _gateways(seen, now)
@@ -201,12 +202,14 @@ def _nodes(seen: WhySnapshot, now: datetime, *, all_of_them: bool) -> Iterator[C
         if node.name not in used and not all_of_them:
             continue
         affected = frozenset(used.get(node.name, ())) | (unplaced if everywhere else frozenset[str]())
+        killed = _killed(seen, node.name, now)
         for found in _of_node(
-            node, seen, classes, now, pods=affected, everywhere=everywhere, killed=_killed(seen, node.name, now),
+            node, seen, classes, now, pods=affected, everywhere=everywhere, killed=killed,
             unready=seen.kind in ("class", "node") or any(p.key in affected and not p.ready for p in seen.pods),
         ):  # fmt: skip
-            # A node that takes no pods does nothing to those that run there.
-            yield replace(found, pods=unplaced if everywhere else frozenset()) if found.reason in _CLOSED else found
+            # A node that takes no pods does nothing to those that run there; one that is taken away ends them.
+            closed = found.reason in _CLOSED and not (found.reason == faults.NODE_LEAVES and killed)
+            yield replace(found, pods=unplaced if everywhere else frozenset()) if closed else found
 
 
 _CLOSED: Final = (faults.NODE_CORDONED, faults.TAINT, faults.NODE_LEAVES, faults.NODE_NOT_SET_UP)
@@ -339,6 +342,39 @@ def _jobs(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
         yield Candidate(reason, text, Level.POD, (proof,), everywhere=True)
 
 
+def _replica_sets(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
+    """Why a Model that starts has no pod: the API server tells it its ReplicaSets' events before the operator knows."""
+    model = seen.subject
+    if seen.kind != "model" or model is None or seen.pods:
+        return
+    ready = next((c for c in model.conditions if c.type == reasons.READY), None)
+    if ready is None or ready.reason != reasons.STARTING:
+        return
+    mine = _deployments(model)
+    for event in seen.events:
+        if event.kind != "ReplicaSet" or event.reason != "FailedCreate" or event.namespace != model.namespace:
+            continue
+        if event.name.rpartition("-")[0] not in mine if mine else not event.name.startswith(f"{model.name}-"):
+            continue
+        seconds = age(now, event.at)
+        if seconds is None or seconds > nodes.EVENT_SECONDS:
+            continue
+        said, phrase = texts.shorten(event.message), texts.admission(event.message)
+        yield Candidate(
+            phrase.reason if phrase is not None else reasons.PODS_REFUSED,
+            f"pods of {model.text} are not created: {said}",
+            Level.POD,
+            (Evidence(said, f"event of ReplicaSet {event.namespace}/{event.name}", seconds),),
+            everywhere=True,
+        )
+
+
+def _deployments(model: ObjectView) -> set[str]:
+    """Names of a Model's Deployments."""
+    variants: list[dict[str, object]] = [*(model.status.get("variants") or []), *(model.spec.get("variants") or [])]
+    return {children.deployment(model.name, str(v["class"])) for v in variants if v.get("class")}
+
+
 def _claims(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
     """Claims without a volume that pods wait for, or a Model's source. Their events say why, if a provisioner tries."""
     waiting: dict[str, set[str]] = {}
@@ -369,8 +405,7 @@ def _autoscalers(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
     model = seen.subject if seen.kind == "model" else None
     if model is None:
         return
-    variants: list[dict[str, object]] = [*(model.status.get("variants") or []), *(model.spec.get("variants") or [])]
-    mine = {children.deployment(model.name, str(v["class"])) for v in variants if v.get("class")}
+    mine = _deployments(model)
     for each in seen.autoscalers:
         if each.namespace == model.namespace and each.deployment in mine:
             where = f"HorizontalPodAutoscaler {each.namespace}/{each.name}"

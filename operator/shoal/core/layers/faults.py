@@ -31,6 +31,8 @@ NODE_GONE: Final = "NodeGone"
 NODE_DISK_FAULT: Final = "NodeDiskFault"
 MACHINE_FAULT: Final = "MachineFault"
 """The machine's own memory or processor reports an error that was not corrected."""
+MACHINE_SUPPLY: Final = "MachinePowerOrCooling"
+"""A power supply or fan of the machine fails, or it is too hot."""
 KERNEL_FAULT: Final = "KernelFault"
 """The node's kernel hangs or is damaged."""
 NODE_PROBLEM: Final = "NodeProblem"
@@ -44,6 +46,13 @@ FABRIC_FAILED: Final = "FabricFailed"
 DRIVER_MISSING: Final = "DriverMissing"
 DRIVER_TOO_OLD: Final = "DriverTooOld"
 DRIVER_FAULT: Final = "DriverFault"
+DRIVER_NOT_LOADED: Final = "DriverNotLoaded"
+"""The node's kernel does not take the driver's module: there is none for this kernel, or it is not signed."""
+VGPU_UNLICENSED: Final = "VGPUUnlicensed"
+MIG_FAILED: Final = "MIGConfigFailed"
+"""The node's MIG manager could not cut the GPUs."""
+MPS_FAILED: Final = "MPSDaemonFails"
+"""A process cannot reach the MPS daemon that shares the GPU."""
 GPU_MONITOR: Final = "GPUMonitorFails"
 """What watches the GPUs of a node does not get through to them."""
 DEVICE_PLUGIN_MISSING: Final = "DevicePluginMissing"
@@ -88,6 +97,8 @@ IMAGE_INCOMPLETE: Final = "ImageIncomplete"
 """The image lacks the program that is to be run, or a library."""
 RUNS_AS_ROOT: Final = "ImageRunsAsRoot"
 CONTAINER_CONFIG: Final = "ContainerConfigError"
+HOOK_FAILED: Final = "LifecycleHookFailed"
+"""A hook that runs after the start of a container failed, and the kubelet ended the container."""
 MOUNT_FAILED: Final = "MountFailed"
 SANDBOX_FAILED: Final = "PodNetworkFailed"
 OBJECT_MISSING: Final = "RequiredObjectMissing"
@@ -236,6 +247,7 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     ),
     NODE_DISK_FAULT: _fault(_HW, "Cordon the node and have its disk checked: its filesystem is read-only or damaged."),
     MACHINE_FAULT: _fault(_HW, "Cordon the node, and have the machine's memory and processors checked."),
+    MACHINE_SUPPLY: _fault(_HW, "Cordon the node, and have the machine's power supplies, fans and cooling checked."),
     KERNEL_FAULT: _fault(_HW, "Cordon the node and restart the machine; its kernel's log says what hangs."),
     NODE_PROBLEM: _fault(
         _HW, "Ask whoever runs the node what its monitor means; cordon the node until the report has gone."
@@ -248,6 +260,21 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     DRIVER_MISSING: _fault(_DRIVER, "Install the GPU driver and the container toolkit on the node."),
     DRIVER_TOO_OLD: _fault(_DRIVER, "Install a driver that is new enough for the CUDA version of the engine's image."),
     DRIVER_FAULT: _fault(_DRIVER, "Restart the machine; install another driver version if the error comes back."),
+    DRIVER_NOT_LOADED: _fault(
+        _DRIVER,
+        "Build the driver's module for the kernel that the node runs (driver pod, DKMS, headers), and sign it where "
+        "Secure Boot asks for that.",
+    ),
+    VGPU_UNLICENSED: _fault(
+        _DRIVER, "Give the node's vGPU a licence: its token, and the way to the licence server; see nvidia-gridd's log."
+    ),
+    MIG_FAILED: _fault(
+        _DRIVER,
+        "Drain the node so that no process uses its GPUs; then let the MIG manager try again, or restart the machine.",
+    ),
+    MPS_FAILED: _fault(
+        _DRIVER, "Restart the MPS daemon on the node (with its device plugin or DRA driver), or turn MPS off there."
+    ),
     GPU_MONITOR: LayerAdvice(
         _DRIVER,
         "note",
@@ -318,13 +345,22 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     ),
     RUNS_AS_ROOT: _fault(_CONTAINER, "Use an image with a numeric user other than 0: the pods may not run as root."),
     CONTAINER_CONFIG: _fault(
-        _CONTAINER, "Create the Secret or ConfigMap that the message names, or what else it misses on the node."
+        _CONTAINER,
+        "Create the Secret or ConfigMap that the message names, or what else it misses on the node, such as a seccomp "
+        "or AppArmor profile.",
+    ),
+    HOOK_FAILED: _fault(
+        _CONTAINER, "Correct the container's postStart hook: who put it there, or the image that lacks its program."
     ),
     MOUNT_FAILED: _fault(
-        _CONTAINER, "Look at the volume and its driver (path, permissions, read-only): the kubelet cannot mount it."
+        _CONTAINER,
+        "Look at the volume and its driver (server, path, permissions, read-only, file system): the kubelet cannot "
+        "mount it.",
     ),
     SANDBOX_FAILED: _fault(
-        _CONTAINER, "Look at the network plugin's pod on the node, and its free addresses: it gives pods no network."
+        _CONTAINER,
+        "Look at the network plugin's pod on the node (CNI agent), its free addresses, and networks that "
+        "annotations name.",
     ),
     OBJECT_MISSING: _fault(
         _CONTAINER,
@@ -382,11 +418,16 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
         "End or move the pods that the message names, or give them a resourceName or nodes of their own.",
     ),
     POD_RULES: _fault(
-        _CONTAINER, "Relax the topology spread or (anti-)affinity that a webhook or policy wrote, or add nodes."
+        _CONTAINER,
+        "Relax the topology spread, (anti-)affinity or host port that a webhook or policy wrote, or add nodes.",
     ),
     TAINT: _fault(_CONTAINER, "Add a toleration to the GPUClass, or remove the taint from the nodes."),
     AFFINITY: _fault(_CONTAINER, "Correct the nodeSelector of the GPUClass: no node has these labels."),
-    TOO_FEW_GPUS: _fault(_CONTAINER, "Free or add GPUs on one node of the class: no node has enough left."),
+    TOO_FEW_GPUS: _fault(
+        _CONTAINER,
+        "Free or add GPUs, or the other devices that the message names (RDMA), on one node of the class: no node has "
+        "enough left.",
+    ),
     TOO_FEW_RESOURCES: _fault(
         _CONTAINER,
         "Add CPU or memory to the nodes, or lower requests: engines.cpuPerGPU, engines.memoryPerGPU, of Shoal's "
@@ -429,7 +470,9 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     ),
     NO_KERNEL: _fault(_EXECUTION, "Use an engine image that was built for this GPU, or another class."),
     NCCL_ERROR: _fault(
-        _EXECUTION, "Read the first error of the replica's ranks with NCCL_DEBUG=INFO; check /dev/shm and the links."
+        _EXECUTION,
+        "Read the first error of the replica's ranks with NCCL_DEBUG=INFO; check /dev/shm, links, and the network of "
+        "its pods (GLOO_SOCKET_IFNAME).",
     ),
     ENGINE_ARGUMENTS: _fault(
         _ENGINE,
@@ -463,7 +506,9 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
         _ENGINE, "Read the engine's log (`kubectl logs POD -c engine`): it hangs while loading; then delete the pod."
     ),
     START_TIMEOUT: _fault(
-        _ENGINE, "Read the log before the restart (`kubectl logs POD -c engine --previous`): loading took too long."
+        _ENGINE,
+        "Read the log before the restart (`kubectl logs POD -c engine --previous`): loading took too long; a cache "
+        "near the node makes it shorter.",
     ),
     UNRESPONSIVE: _fault(
         _ENGINE, "Read the engine's log: it runs and does not answer its readiness probe; delete the pod if it hangs."

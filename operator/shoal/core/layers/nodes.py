@@ -63,7 +63,9 @@ _NOTED: Final = {
     "ImageGCFailed": faults.DISK_PRESSURE,
 }
 """Events of a kubelet about its node -> what they mean."""
-_AWAY: Final = re.compile(r"maintenance|terminat|preempt|retire|eventscheduled", re.IGNORECASE)
+_AWAY: Final = re.compile(
+    r"maintenance|terminat|preempt|retire|eventscheduled|interrupt|rebalance|^scaledown$", re.IGNORECASE
+)
 _KILLS: Final = ("SystemOOM", "OOMKilling")
 _KILL_SECONDS: Final = 600
 """A kill of the kernel's counts for an engine that ended so shortly before."""
@@ -133,6 +135,17 @@ def candidates(
                 (Evidence(said, f"event {event.reason} of node {node.name}", seconds),),
                 killed,
             )
+        if _AWAY.search(event.reason):
+            said = texts.shorten(event.message)
+            yield Candidate(
+                faults.NODE_LEAVES,
+                f"node {node.name} is being taken away: {said}",
+                Level.NODE,
+                (Evidence(said, f"event {event.reason} of node {node.name}", seconds),),
+                killed,
+                reached=None if killed else "note",  # it is announced before it happens
+                aside=not killed,
+            )
         if (noted := _NOTED.get(event.reason)) is not None:
             said = texts.shorten(event.message)
             short = texts.evicted(event.message) if noted == faults.DISK_PRESSURE else None
@@ -200,8 +213,10 @@ def reason_of(condition: ConditionView) -> str | None:
     if not accelerator and not fabric:
         if status == "True" and _AWAY.search(kind):
             return faults.NODE_LEAVES
-        bad = status == "True" and _PROBLEM.search(kind)
-        return (said.reason if said is not None else faults.NODE_PROBLEM) if bad else None
+        if status != "True" or not _PROBLEM.search(kind):
+            return None
+        said = said or texts.node(f"{condition.reason}: {condition.message}")
+        return said.reason if said is not None else faults.NODE_PROBLEM
     good = kind.endswith(("Ready", "Healthy", "OK"))
     if status != ("False" if good else "True"):
         return None

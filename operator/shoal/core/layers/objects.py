@@ -141,6 +141,8 @@ def refine(reason: str, message: str) -> Phrase | None:
             return texts.source(message)
         case reasons.STAGE_FAILED if "OOMKilled" in message:
             return Phrase(faults.OUT_OF_MEMORY, texts.shorten(message))
+        case reasons.STAGE_FAILED if "DeadlineExceeded" not in message:
+            return texts.fetch(message)
         case reasons.NO_NODES if "device plugin" in message:
             return Phrase(faults.DEVICE_PLUGIN_MISSING, texts.shorten(message))
         case _:

@@ -18,17 +18,29 @@ def _all(*pairs: tuple[str, str]) -> tuple[tuple[re.Pattern[str], str], ...]:
 GPU: Final = _all(
     (r"\bsxid\b", faults.NVLINK_FAULT),
     (r"uncorrectable ecc|double[- ]bit (ecc )?error|uncorrectable memory error|cudaerroreccuncorrectable"
-     r"|row[- ]remap.{0,40}fail", faults.GPU_ECC_ERROR),
+     r"|row[- ]remap.{0,40}fail|(amdgpu|\bras\b).{0,160}uncorrectable (hardware )?error", faults.GPU_ECC_ERROR),
     (r"fallen off the bus|gpu is lost|gpu has been lost|CUDA_ERROR_DEVICE_UNAVAILABLE"
      r"|unable to determine the device handle|rminitadapter failed", faults.GPU_LOST),
-    (r"gpu requires reset|thermal (violation|slowdown)|hw (thermal )?slowdown|power brake", faults.GPU_UNHEALTHY),
+    (r"gpu requires reset|thermal (violation|slowdown)|hw (thermal )?slowdown|power brake|pcie? replay",
+     faults.GPU_UNHEALTHY),
     (r"nvlink (error|fault|down|status inactive)|uncorrectable nvlink|system not yet initialized"
      r"|CUDA_ERROR_SYSTEM_NOT_READY|nvswitch (fatal|error)|fabric ?manager|\bimex\b", faults.NVLINK_FAULT),
     (r"\bibv_[a-z_]{1,40}\b.{0,80}(failed|error)|net/ib\b.{0,120}(error|failed|async|timeout|vendor err)"
      r"|nccl warn.{0,40}\bnvls\b|cumulticast.{0,80}(fail|error)"
      r"|infiniband.{0,80}(down|error)|\bIBV_WC_[A-Z_]{1,40}|peer access is not supported|nvidia_peermem"
+     r"|\bxgmi\b.{0,80}(error|fail|down)"
      r"|(nccl|gloo|socketpollconnect).{0,400}(no route to host|network is unreachable|no socket interface found)",
      faults.FABRIC_FAILED),
+    (r"(nvidia-gridd|vgpu).{0,160}(unlicensed|licen[cs]e)|unlicensed (gpu|vgpu)|failed to acquire license",
+     faults.VGPU_UNLICENSED),
+    (r"(mig[- ]?manager|mig\.config|mig mode).{0,160}(fail|error|in use by)|error setting mig|migconfigfailed",
+     faults.MIG_FAILED),
+    (r"\bmps (client|server|control)\b.{0,80}(fail|connect|not|error|exceed)|\bcudaerrormps|\bCUDA_ERROR_MPS_"
+     r"|\berror 80[5-9]\b", faults.MPS_FAILED),
+    (r"key was rejected by service|(nvidia|amdgpu|module)\b.{0,80}(required key not available|unavailable key)"
+     r"|module (nvidia|amdgpu)[\w-]{0,20} not found in directory|could not insert '?(nvidia|amdgpu)"
+     r"|(nvidia|amdgpu).{0,60}module verification failed.{0,60}reject|dkms.{0,80}(nvidia|amdgpu).{0,80}(fail|error)"
+     r"|kernel module (nvidia|amdgpu).{0,40}(fail|not loaded)", faults.DRIVER_NOT_LOADED),
     (r"cuda driver version is insufficient|forward compatibility was attempted|driver on your system is too old"
      r"|ptx was compiled with an unsupported toolchain"
      r"|unsatisfied condition: (cuda|driver)", faults.DRIVER_TOO_OLD),
@@ -95,7 +107,8 @@ ENGINE: Final = _all(
      faults.NO_KERNEL),
     (r"device\(?s?\)? (is/are|are|is) busy or unavailable|gpus? .{0,60}occupied by other processes"
      r"|free memory on device.{0,200}less than desired", faults.GPU_IN_USE),
-    (r"no available memory for the cache blocks|not enough memory\b.{0,80}increase.{0,20}mem-fraction"
+    (r"(prefill|decode) out of memory|no available memory for the cache blocks"
+     r"|not enough memory\b.{0,80}increase.{0,20}mem-fraction"
      r"|loading the model weights.{0,80}not enough", faults.NO_CACHE_MEMORY),
     (r"cuda out of memory|outofmemoryerror|cuda_error_out_of_memory|hip out of memory|not enough memory\b"
      r"|insufficient (gpu|device|cuda) memory|cuda failure 2\b|cuda failure .{0,20}out of memory"
@@ -103,11 +116,12 @@ ENGINE: Final = _all(
     (r"invalid device ordinal|(parallel|world) size.{0,80}(number of |available |local )gpus"
      r"|less than max local gpu count|duplicate gpu detected|required gpus exceeds", faults.PARALLELISM),
     (r"nccl (error|warn)|ncclsystemerror|ncclunhandledcudaerror|ncclinternalerror|watchdog caught collective"
-     r"|processgroupnccl.{0,80}(timeout|abort)"
+     r"|processgroupnccl.{0,80}(timeout|abort)|gloo connectfullmesh failed"
      r"|diststoreerror|distnetworkerror|\btcpstore\b|gloo/transport.{0,200}(reset|closed|refused|timed out)",
      faults.NCCL_ERROR),
-    (r"cuda error|illegal memory access|device-side assert|unspecified launch failure|\bcudaerror[a-z]|\bcublas_status_"
-     r"|hip error|memory access fault by gpu", faults.CUDA_ERROR),
+    # In the plural it is a warning of what may come.
+    (r"cuda error\b|illegal memory access|device-side assert|unspecified launch failure|\bcudaerror[a-z]"
+     r"|\bcublas_status_|hip error|memory access fault by gpu", faults.CUDA_ERROR),
     # SGLang names the exit code of a process of its own beside what each may mean.
     (r"\(exit code: -9\)|cannot allocate memory|\bmemoryerror\b|std::bad_alloc", faults.OUT_OF_MEMORY),
     (r"no space left on device|\bbus error\b|unable to (open|allocate) shared memory", faults.NO_SPACE),
@@ -121,6 +135,7 @@ ENGINE: Final = _all(
      r"|blockingioerror.{0,40}temporarily unavailable|memlock.{0,60}limit", faults.PROCESS_LIMIT),
     (r"trust[-_]remote[-_]code", faults.REMOTE_CODE),
     (r"\(exit code: -(4|6|8|11)\)|segmentation fault|fatal python error", faults.ENGINE_CRASHED),
+    (r"watchdog timeout", faults.ENGINE_STALLED),
     (r"(not|be) divisible by|cannot be divided (by|into)", faults.PARALLELISM),
     (r"dtype.{0,80}(not|only) supported"
      r"|quantiz\w{1,8}.{0,120}(not supported|unsupported|does not match|unknown)|unknown quantiz", faults.QUANTIZATION),
@@ -168,7 +183,11 @@ VOCABULARY: Final = _all(
 MACHINE: Final = _all(
     (r"\[hardware error\].{0,200}(uncorrect|fatal|uncorrectable)|uncorrected .{0,40}(dram|memory)|edac .{0,80}\bUE\b",
      faults.MACHINE_FAULT),
-    (r"\baer: .{0,40}uncorrect|severity=uncorrect|critical temperature reached", faults.MACHINE_FAULT),
+    (r"\baer: .{0,40}uncorrect|severity=uncorrect", faults.MACHINE_FAULT),
+    (r"critical temperature reached|shutdown temperature|thermal ?trip|over-?temperature|overheat"
+     r"|(power supply|power unit|\bpsu\b|\bpsu ?\d).{0,80}(lost|fail|fault|removed|absent|error|degraded)"
+     r"|power.{0,20}redundancy.{0,20}(lost|degraded)|\bac lost\b"
+     r"|\bfans?\b.{0,80}(fail|\b0 rpm|stopped|lower (critical|non-recoverable))", faults.MACHINE_SUPPLY),
     (r"(ext4|xfs|btrfs)\S{0,20}.{0,40}(error|corrupt)|\bi/o error|blk_update_request|nvme.{0,60}(timeout|abort|reset)"
      r"|remount\w{0,3} .{0,40}read-only", faults.NODE_DISK_FAULT),
     (r"unable to handle kernel|kernel panic|soft lockup|hard lockup|self-detected stall|\bkernel ?oops"
@@ -185,6 +204,27 @@ SOURCE: Final = _all(
     (rf"{_CERTIFICATE}|the certificate of .{{1,300}} is not trusted", faults.SOURCE_CERTIFICATE),
     (r"answer(s|ed) 5\d\d\b", faults.SOURCE_ERRORS),
 )
+FETCH: Final = _all(
+    (r"\[errno 5\]|input/output error", faults.NODE_DISK_FAULT),
+    (r"stale (nfs )?file handle|transport endpoint is not connected", faults.MOUNT_FAILED),
+    (r"no space left on device|disk quota exceeded", reasons.DISK_FULL),
+    (r"read-only file system|\[errno 13\]|permissionerror", reasons.CACHE_UNAVAILABLE),
+    (NO_NAME_SERVER, faults.NAMES_UNRESOLVED),
+    (rf"{_LIMITED}|rate limit|(code |\[)429\b|\b429 client", faults.SOURCE_LIMITED),
+    (rf"{_CERTIFICATE}|certificate_verify_failed", faults.SOURCE_CERTIFICATE),
+    (r"(checksum|sha-?256|digest|md5|etag|hash).{0,40}(mismatch|differ|does not match)|consistency check failed",
+     reasons.DIGEST_MISMATCH),
+    (r"(repository|revision|entry)notfounderror|\bnosuch(key|bucket)\b|(code |\[)404\b|\b404 (client|not found)"
+     r"|notexisterror|does not exist|no such (repository|revision|bucket|key)", reasons.SOURCE_NOT_FOUND),
+    (r"\bgated|is restricted|\b40[13]\b (client error|forbidden|unauthorized)|status code 40[13]|accessdenied"
+     r"|\(40[13]\)|not authorized|nocredentials|(unable to locate|default) credentials|invalidaccesskeyid"
+     r"|signaturedoesnotmatch|\bunauthorized\b", reasons.GATED),
+    (r"answer(s|ed) 5\d\d\b|\b50[0234]\b (server error|bad gateway|service unavailable)", faults.SOURCE_ERRORS),
+    (r"timed? ?out|connection (refused|reset|aborted)|network is unreachable|no route to host|max retries exceeded"
+     r"|cas service error|couldn't connect|localentrynotfounderror|offlinemode|407 proxy|unable to connect to proxy"
+     r"|request failed after", reasons.SOURCE_UNREACHABLE),
+)  # fmt: skip
+"""Why a fetch of weights failed that gives no reason of its own, in the words of clients of hubs and stores."""
 PULL: Final = _all(
     (r"proxy authentication|\b407\b", faults.REGISTRY_UNREACHABLE),
     (r"pull policy of never|failed size validation|unexpected commit (size|digest)", faults.IMAGE_NOT_FOUND),
@@ -203,6 +243,7 @@ SETUP: Final = _all(
         r"(containerd|crio|cri-dockerd|docker)\.sock\b|runtime service .{0,80}(refused|unavailable|no such)",
         faults.RUNTIME_FAULT,
     ),
+    (r"plugin type=|failed to set ?up network|network ?plugin is not ready", faults.SANDBOX_FAILED),
     (r"exec format error", faults.WRONG_ARCHITECTURE),
     (r"exec: .{1,200}: permission denied", faults.PATH_REFUSED),
     (

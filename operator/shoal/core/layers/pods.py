@@ -16,6 +16,8 @@ _PULLS: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 )
 _SETUPS: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"})
+_HOOK: Final = "PostStartHook"
+"""In the reasons of a container whose hook failed, and of the event."""
 _OURS: Final = frozenset({names.CONTAINER_ENGINE, names.CONTAINER_AGENT, names.CONTAINER_STAGE, names.CONTAINER_TLS})
 """Containers of an engine's pod. Others were injected."""
 _KILLED: Final = (137, 143)
@@ -137,6 +139,8 @@ def _removed(pod: WhyPod) -> str | None:
         return faults.NO_SPACE
     if pod.reason == "Evicted" and (short := texts.evicted(pod.message)) is not None:
         return short.reason
+    if pod.reason == "UnexpectedAdmissionError" and (sick := texts.gpu(pod.message)) is not None:
+        return sick.reason
     # Only a kubelet gives a whole pod a reason with its phase Failed.
     return _REMOVED.get(pod.reason, faults.POD_REJECTED if pod.reason else None)
 
@@ -229,6 +233,10 @@ def _container(
         yield _of(pod, reason, f"{where}: {container.reason}: {text}", *proofs,
                   tried=("the kubelet goes on trying to pull the image",))  # fmt: skip
         return
+    if container.state == "waiting" and _HOOK in container.reason:
+        yield _of(pod, faults.HOOK_FAILED, f"{where}: {container.reason}: {texts.shorten(message)}",
+                  Evidence(f"{container.reason}: {texts.shorten(message)}", where, since))  # fmt: skip
+        return
     if container.state == "waiting" and container.reason in _SETUPS:
         phrase = texts.setup(message)
         unknown = faults.CONTAINER_CONFIG if container.reason == "CreateContainerConfigError" else faults.RUNTIME_FAULT
@@ -308,7 +316,8 @@ def _stage(text: str) -> tuple[str, str]:
             phrase = texts.source(message) if reason == reasons.SOURCE_UNREACHABLE else None
             return phrase.reason if phrase is not None else reason, texts.shorten(message)
         case _:
-            return reasons.STAGE_FAILED, ""
+            phrase = texts.fetch(text)
+            return (phrase.reason, phrase.quote) if phrase is not None else (reasons.STAGE_FAILED, "")
 
 
 def _start(pod: WhyPod, events: Iterable[EventView], now: datetime) -> Iterator[Candidate]:
@@ -323,7 +332,8 @@ def _start(pod: WhyPod, events: Iterable[EventView], now: datetime) -> Iterator[
             reason = phrase.reason if phrase is not None else faults.SANDBOX_FAILED
         elif pod.node is not None and event.type == "Warning" and _STOPS.match(event.reason):
             phrase = texts.setup(f"{event.reason}: {event.message}")
-            reason = phrase.reason if phrase is not None else faults.START_FAILED
+            unknown = faults.HOOK_FAILED if _HOOK in event.reason else faults.START_FAILED
+            reason = phrase.reason if phrase is not None else unknown
         else:
             continue
         yield _of(pod, reason, f"pod {pod.key} does not start: {texts.shorten(event.message)}",

@@ -34,6 +34,10 @@ class Phrase:
 
 _OWN_LIMIT: Final = re.compile(r"exceed(s|ed) (the|its) (total |local |ephemeral |storage ){0,4}limit", re.IGNORECASE)
 _RAISED: Final = re.compile(r".{0,200}?(\w{0,80}(Error|Exception)\b|\b(error|ERROR|fatal|FATAL):)")
+_POINTS: Final = re.compile(
+    r"see root cause above|failed core proc|from a child process|child process(es)? failed", re.I
+)
+"""In a line that says only that another one says why."""
 _TRACED: Final = re.compile(r"(\([^)]{0,80}\) |\S{0,80}\] )?\s*(File \"|Traceback|raise |\^)")
 _ENDINGS: Final = tuple(row for row in (*phrases.GPU, *phrases.ENGINE) if faults.advice(row[1]).state == "fault")
 """What may have ended an engine."""
@@ -76,6 +80,11 @@ def xid(text: str) -> Phrase | None:
 def source(text: str) -> Phrase | None:
     """Why a source of weights gives nothing, though its address is right."""
     return _first(text, phrases.SOURCE)
+
+
+def fetch(text: str) -> Phrase | None:
+    """Why a fetch of weights failed that gives no reason of its own."""
+    return _first(text, phrases.FETCH)
 
 
 def node(text: str) -> Phrase | None:
@@ -168,7 +177,8 @@ def _first(text: str, known: Iterable[tuple[re.Pattern[str], str]]) -> Phrase | 
 def _raised(text: str) -> str:
     """The last line that tells of an error, without a traceback's own lines: those name files and code. "": none."""
     lines = text[-LONGEST:].splitlines()
-    return next((line for line in reversed(lines) if _RAISED.match(line) and not _TRACED.match(line)), "")
+    raised = (line for line in reversed(lines) if _RAISED.match(line) and not _TRACED.match(line))
+    return next((line for line in raised if not _POINTS.search(line)), "")
 
 
 def _line(text: str, match: re.Match[str]) -> str:
