@@ -1,4 +1,4 @@
-"""Of a fourth round of 210 faults, which three examiners wrote down without a sight of the rules of `core/layers`:
+"""Of a fourth round of 390 faults, which examiners wrote down without a sight of the rules of `core/layers`:
 those that the rules told wrongly, or with a next step that does not help."""
 
 from typing import Any, Final
@@ -6,7 +6,7 @@ from typing import Any, Final
 from shoal.core.layers.types import WhySnapshot
 from tests.faults.further import STARTS, node_says, not_started, rejected
 from tests.faults.test_faults import Fault, engine_world, stage_world
-from tests.faults.unseen import SET, on_node, unset
+from tests.faults.unseen import SET, disrupted, on_node, unset
 from tests.faults.worlds import condition, event, seen
 
 
@@ -43,6 +43,22 @@ SHORT_FILE = "OSError: Consistency check failed: file should be of size 98604649
 UNSIGNED = "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service"
 NO_MODULE = "modprobe: FATAL: Module nvidia not found in directory /lib/modules/6.8.0-1029-aws"
 FULL_DISK = "OSError: [Errno 28] No space left on device: '/cache/x'"
+DEVICE_TAINT = "Device Taint manager: deleting due to NoExecute taint gpu.nvidia.com/xid=79:NoExecute on device gpu-3"
+FIRMWARE = (
+    "nvidia 0000:17:00.0: Direct firmware load for nvidia/570.133.20/gsp_ga10x.bin failed with error -2\n"
+    "NVRM: GPU 0000:17:00.0: RmInitAdapter failed! (0x61:0x56:1697)"
+)
+NO_RUNTIME = (
+    "Failed to create pod sandbox: OCI runtime create failed: fork/exec "
+    "/usr/local/nvidia/toolkit/nvidia-container-runtime: no such file or directory"
+)
+NO_LEADER = (
+    "[c10d] The IPv6 network addresses of (llama-0.llama, 20000) cannot be retrieved (gai error: -2 - Name or service "
+    "not known).\ntorch.distributed.DistNetworkError: The client socket has timed out after 60000ms"
+)
+BROKEN = (
+    "requests.exceptions.ChunkedEncodingError: ('Connection broken: IncompleteRead(32 bytes read, 17 more expected)')"
+)
 MIG = "nvidia-mig-manager: error setting MIG mode: In use by another client"
 RAS = "amdgpu 0000:c3:00.0: amdgpu: socket: 2, die: 0, 1 new uncorrectable hardware errors detected in umc block"
 MPS = "RuntimeError: Error 805: MPS client failed to connect to the MPS control daemon or the MPS server"
@@ -63,7 +79,25 @@ FOURTH: Final = [
           "reset the GPU", ("CUDAError",)),
     Fault("a lost GPU because of which a kubelet admits no pod", rejected("UnexpectedAdmissionError", LOST), "L0",
           "GPUFellOffBus", "restart the machine"),
+    Fault("a leak of coolant, in words that no rule knows",
+          told("BMCSystemEvent", "Redfish LeakDetector Chassis_0_ColdPlate: state Critical"), "L0",
+          "MachinePowerOrCooling", "cooling", ("CUDAError",)),
+    Fault("a taint of a DRA driver that ends the replica", disrupted("DeletionByDeviceTaintManager", DEVICE_TAINT),
+          "L0", "GPUUnhealthy", "vendor's diagnosis"),
+    Fault("a network card whose driver does not get through, in words that no rule knows",
+          on_node("mlx5_core 0000:5e:00.0: wait_func:1195: ACCESS_REG(0x805) timeout"), "L0.5", "RDMADeviceLost",
+          "RDMA adapters", ("CUDAError",)),
     # --- L1
+    Fault("a card that an open driver holds", on_node("NVRM: GPU 0000:65:00.0 is already bound to nouveau."), "L1",
+          "DriverNotLoaded", "driver's module", ("CUDAError",)),
+    Fault("a driver without its firmware", on_node(FIRMWARE), "L1", "DriverNotLoaded", "driver's module",
+          ("CUDAError",)),
+    Fault("a driver's own trouble, in words that no rule knows", on_node("NVRM: BAR1 is 0M @ 0x0 (PCI:0000:41:00.0)"),
+          "L1", "DriverFault", "another driver version", ("CUDAError",)),
+    Fault("a toolkit whose runtime is gone", not_started("FailedCreatePodSandBox", NO_RUNTIME), "L1", "DriverMissing",
+          "container toolkit"),
+    Fault("a library of the driver that does not fit", engine_world("pynvml.NVMLError_LibRmVersionMismatch: RM"), "L1",
+          "DriverFault", "Restart the machine"),
     Fault("a driver's module that is not signed", on_node(UNSIGNED), "L1", "DriverNotLoaded", "Secure Boot",
           ("CUDAError",)),
     Fault("a driver without a module for the kernel",
@@ -75,6 +109,7 @@ FOURTH: Final = [
     Fault("a vGPU without a licence", on_node("nvidia-gridd[1422]: Failed to acquire license from 10.2.0.15"), "L1",
           "VGPUUnlicensed", "licence server", ("CUDAError",)),
     # --- L2
+    Fault("a rank that does not find the leader's name", engine_world(NO_LEADER), "L2", "NameResolutionFailed", "DNS"),
     Fault("a node that a cloud takes back, which ends its engine",
           told("SpotInterrupted", SPOT, text="Received SIGTERM, shutting down gracefully", code=143), "L2",
           "NodeLeaves", "another node", ("EngineStopped",)),
@@ -96,6 +131,8 @@ FOURTH: Final = [
           "SourceLimitsRequests", "token"),
     Fault("a fetched file that is too short", stage_world("StageFailed", SHORT_FILE), "L2.5", "DigestMismatch", ""),
     Fault("a cache without room, in a client's words", stage_world("StageFailed", FULL_DISK), "L2.5", "DiskFull", ""),
+    Fault("a download that breaks off, in a client's words", stage_world("StageFailed", BROKEN), "L2.5",
+          "SourceUnreachable", ""),
     # --- L3, L4
     Fault("a KV cache that has no room for a prompt",
           engine_world(f"RuntimeError: Prefill out of memory. Try to lower your batch size.\n{SIGQUIT}"), "L3",

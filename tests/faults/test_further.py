@@ -120,3 +120,15 @@ def test_a_node_that_a_cloud_takes_back_is_a_note_while_its_replicas_serve() -> 
     found = causes(seen(model(READY), pods=(serves(),), nodes=(node(),), events=(said,)), NOW)
     assert [(cause.reason, cause.state) for cause in found.causes] == [("NodeLeaves", "note")]
     assert found.state == "ok"
+
+
+def test_a_warning_about_a_node_that_nobody_knows_is_a_note_while_its_replicas_serve() -> None:
+    said = event("Node", "gpu-1", "MonitorSays", "NVRM: BAR1 is 0M @ 0x0 (PCI:0000:41:00.0)")
+    found = causes(seen(model(READY), pods=(serves(),), nodes=(node(),), events=(said,)), NOW)
+    assert [(cause.reason, cause.state) for cause in found.causes] == [("DriverFault", "note")]
+
+
+def test_a_corrected_error_that_an_xid_tells_is_nothing_that_is_wrong() -> None:
+    said = event("Node", "gpu-1", "XidError", "NVRM: Xid (PCI:0009:01:00): 121, C2C Link corrected error")
+    (cause,) = causes(node_says(said), NOW).causes
+    assert cause.reason == "CUDAError"

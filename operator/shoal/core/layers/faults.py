@@ -334,7 +334,9 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
         _CONTAINER, "Pull with an account of the registry (a pull secret), or through a mirror: it limits pulls."
     ),
     REGISTRY_CERTIFICATE: _fault(
-        _CONTAINER, "Let the nodes' container runtime trust the registry's CA, or have its certificate renewed."
+        _CONTAINER,
+        "Let the nodes' container runtime trust the registry's CA (or its plain HTTP), or have its certificate "
+        "renewed.",
     ),
     PULL_SECRET_MISSING: _fault(
         _CONTAINER, "Create the pull secret that the message names in the pod's namespace, or correct its name."

@@ -48,7 +48,7 @@ _KUBERNETES: Final = "node.kubernetes.io/"
 _SICK: Final = re.compile(r"unhealthy|sick|\bxid|\becc|degraded", re.IGNORECASE)
 """In a taint that a health agent sets."""
 _ACCELERATOR: Final = re.compile(r"gpu|xid|ecc|nvlink|accelerat", re.IGNORECASE)
-_FABRIC: Final = re.compile(r"rdma|infiniband|iblink|roce", re.IGNORECASE)
+_FABRIC: Final = re.compile(r"rdma|infiniband|iblink|roce|(?-i:NIC(?![a-z]))", re.IGNORECASE)
 _GPU_RESOURCE: Final = re.compile(r"(^|[./-])(gpu|mig-)", re.IGNORECASE)
 _PROBLEM: Final = re.compile(
     r"problem|fault|fail|error|unhealthy|deadlock|corrupt|^frequent|degraded|lost|missing|throttl|overheat"
@@ -158,7 +158,10 @@ def candidates(
                 reached="note",  # it may be over; where it is not, a condition or the end of a pod says so
                 aside=True,
             )
-        if (phrase := texts.gpu(text := f"{event.reason}: {event.message}") or texts.node(text)) is not None:
+        text = f"{event.reason}: {event.message}"
+        known = texts.gpu(text) or texts.node(text)
+        told = known is not None or event.type != "Warning" or event.reason in _NOTED or _AWAY.search(event.reason)
+        if (phrase := known if told else texts.of_machine(text)) is not None:
             yield Candidate(
                 phrase.reason,
                 f"node {node.name}: {phrase.explained}",
@@ -167,6 +170,7 @@ def candidates(
                 (Evidence(phrase.quote, f"event {event.reason} of node {node.name}", seconds),),
                 pods,
                 everywhere=everywhere,
+                reached=None if told or unready else "note",
             )
     if node.cordoned:
         yield Candidate(

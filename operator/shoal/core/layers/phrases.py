@@ -17,18 +17,27 @@ def _all(*pairs: tuple[str, str]) -> tuple[tuple[re.Pattern[str], str], ...]:
 
 GPU: Final = _all(
     (r"\bsxid\b", faults.NVLINK_FAULT),
+    # A card that the driver does not start, and why: the driver's next line says only that the card did not start.
+    (r"(nvidia|\bgsp|amdgpu)\S{0,80}.{0,80}firmware.{0,80}(failed|not found|missing)|no firmware image found"
+     r"|firmware load for (nvidia|amdgpu)|bound to nouveau|requires use of the nvidia open kernel modules",
+     faults.DRIVER_NOT_LOADED),
+    (r"guest driver version .{0,80}not compatible|installed in this system is not supported by the",
+     faults.DRIVER_FAULT),
     (r"uncorrectable ecc|double[- ]bit (ecc )?error|uncorrectable memory error|cudaerroreccuncorrectable"
      r"|row[- ]remap.{0,40}fail|(amdgpu|\bras\b).{0,160}uncorrectable (hardware )?error", faults.GPU_ECC_ERROR),
     (r"fallen off the bus|gpu is lost|gpu has been lost|CUDA_ERROR_DEVICE_UNAVAILABLE"
      r"|unable to determine the device handle|rminitadapter failed", faults.GPU_LOST),
-    (r"gpu requires reset|thermal (violation|slowdown)|hw (thermal )?slowdown|power brake|pcie? replay",
-     faults.GPU_UNHEALTHY),
+    (r"gpu requires reset|thermal (violation|slowdown)|hw (thermal )?slowdown|power brake|pcie? replay"
+     r"|inforom.{0,40}(corrupt|invalid)|declared device \S{1,40} as wedged|asic reset failed"
+     r"|UR_RESULT_ERROR_DEVICE_LOST", faults.GPU_UNHEALTHY),
+    (r"ibv_reg_mr.{0,120}cannot allocate memory", faults.PROCESS_LIMIT),
+    (r"stat /dev/infiniband/|no such file.{0,40}/dev/infiniband/", faults.RDMA_DEVICE_LOST),
     (r"nvlink (error|fault|down|status inactive)|uncorrectable nvlink|system not yet initialized"
      r"|CUDA_ERROR_SYSTEM_NOT_READY|nvswitch (fatal|error)|fabric ?manager|\bimex\b", faults.NVLINK_FAULT),
     (r"\bibv_[a-z_]{1,40}\b.{0,80}(failed|error)|net/ib\b.{0,120}(error|failed|async|timeout|vendor err)"
      r"|nccl warn.{0,40}\bnvls\b|cumulticast.{0,80}(fail|error)"
      r"|infiniband.{0,80}(down|error)|\bIBV_WC_[A-Z_]{1,40}|peer access is not supported|nvidia_peermem"
-     r"|\bxgmi\b.{0,80}(error|fail|down)"
+     r"|\bxgmi\b.{0,80}(error|fail|down)|nvshmem initialization failed"
      r"|(nccl|gloo|socketpollconnect).{0,400}(no route to host|network is unreachable|no socket interface found)",
      faults.FABRIC_FAILED),
     (r"(nvidia-gridd|vgpu).{0,160}(unlicensed|licen[cs]e)|unlicensed (gpu|vgpu)|failed to acquire license",
@@ -48,22 +57,24 @@ GPU: Final = _all(
      r"|cuda_error_not_initialized|gsp (rpc )?timeout|timeout waiting for rpc from gsp"
      r"|cuda unknown error|\bcudaerrorunknown"
      r"|unsupported display driver|\berror (803|999)\b|cuda driver initialization failed"
-     r"|cuda error: initialization error"
+     r"|cuda error: initialization error|librmversionmismatch|nvml/rm version mismatch"
      r"|\bcudaerrorinitializationerror", faults.DRIVER_FAULT),
     (r"(dcgm|hostengine).{0,160}(connect|not running|unresponsive|hang|hung|timed? ?out|failed to initialize)"
      r"|failed to initialize dcgm|dcgm_(connectivity_error|probe_hang)", faults.GPU_MONITOR),
-    (r"(unresolvable|inject).{0,80}\bcdi devices?", faults.DEVICE_SPEC_MISSING),
+    (r"(unresolvable|inject).{0,80}\bcdi devices?|error mounting \"(/\S{0,80})?/(dev/nvidia|\S{0,80}libnvidia-)",
+     faults.DEVICE_SPEC_MISSING),
     (r"nvidia-container-cli: device error: .{0,200}unknown device", faults.DEVICE_ALLOCATION),
     (r"no cuda-capable device|cuda_error_no_device|could not select device driver"
      r"|(unable to open|failed to open|no such file).{0,60}/dev/kfd\b"
      r"|found no nvidia driver|nvml_error_|failed to initialize nvml"
      r"|nvidia-container-cli|libcuda\.so(\.1)?: cannot open|no cuda gpus are available"
+     r"|nvidia-container-runtime\S{0,20}: no such file|failed to locate driver root|\b0 active drivers"
      r"|no nvidia gpu (device )?(is )?(present|found)|no hip gpus are available|failed to infer device type"
      r"|couldn't communicate with the nvidia driver"
      r"|no runtime for \"?(nvidia|amd)[\w-]{0,40}\"? is configured", faults.DRIVER_MISSING),
 )  # fmt: skip
 """L0 to L1, the most upstream first."""
-NO_NAME_SERVER: Final = r"temporary failure in name resolution|no name server answer"
+NO_NAME_SERVER: Final = r"temporary failure in name resolution|no name server answer|\bgai error: -[23]\b"
 """A name server that answers says that there is no such name, in other words."""
 ENGINE: Final = _all(
     (r"\[errno 5\]|input/output error", faults.NODE_DISK_FAULT),
@@ -100,7 +111,7 @@ ENGINE: Final = _all(
     (r"lora rank.{0,40}(greater|larger|exceeds)|\brank (of )?\d.{0,60}max[_-]lora[_-]rank", reasons.RANK_TOO_HIGH),
     (r"target modules?.{0,200}(not supported|not in\b|but received)|expected target modules",
      reasons.MODULES_NOT_IN_POOL),
-    (r"no kernel image is available|sm_?\d{1,4} is not (supported|compatible)"
+    (r"no kernel image is available|requires sm ?[><=]|sm_?\d{1,4} is not (supported|compatible)"
      r"|compute capability.{0,80}(required|at least|>=)|hiperrornobinaryforgpu|invalid device function"
      r"|is not defined for option 'gpu-name'|unsupported gpu architecture"
      r"|device kernel image is invalid|out of resources?: shared memory|only supports? .{0,60}\bgpus?\b",
@@ -145,7 +156,8 @@ ENGINE: Final = _all(
     (r"(unknown|invalid|unsupported|unrecognized) (tool[-_ ]?call(ing)?|reasoning)[-_ ]?parser"
      r"|(tool[-_ ]?call|reasoning)[-_ ]?parser.{0,120}(not (found|supported|registered)|invalid|unknown)"
      r"|unrecognized arguments|error: argument |invalid choice: |no such option"
-     r"|max_num_batched_tokens .{0,80}is smaller than|draft model path must be", faults.ENGINE_ARGUMENTS),
+     r"|max_num_batched_tokens .{0,80}is smaller than|(larger|greater) than max_num_batched_tokens"
+     r"|draft model path must be", faults.ENGINE_ARGUMENTS),
     (r"model architectures? .{0,120}(not supported|failed to be inspected)|unsupported architecture"
      r"|__init__\(\) got an unexpected keyword argument|head[_ ]size.{0,40}not supported"
      r"|unrecognized (model|configuration class|processing class)\b|untagged enum modelwrapper"
@@ -164,7 +176,8 @@ VOCABULARY: Final = _all(
     (r"draft (model|worker|token)|speculati", faults.ENGINE_ARGUMENTS),
     (r"(unknown|invalid|unsupported|unrecognized) [\w -]{0,60}(backend|option|value|parser|choice|type|method|mode)\b"
      r"|valid options|choose (one )?from|must be one of", faults.ENGINE_ARGUMENTS),
-    (r"multicast|symm(etric)?_?dev|symmetric memory|\bnvls\b|\bp2p\b|cuda_?ipc|nvshmem|\bucx\b|\bucp_|rdma|ibverbs"
+    (r"multicast|symm(etric)?_?dev|symmetric memory|\bnvls\b|\bp2p\b|cuda_?ipc|nvshmem|net/ofi|\befa\b"
+     r"|\bucx\b|\bucp_|rdma|ibverbs"
      r"|\bmlx\d|deep_?ep\b|mooncake.{0,80}transfer|gpudirect", faults.FABRIC_FAILED),
     (r"\bnvml\b|nvidia driver|cuda driver|/dev/nvidia|nvidia-smi|nvidia-modprobe|libnvidia-", faults.DRIVER_FAULT),
     (r"c(\+\+)? compiler|\bgcc\b|\bg\+\+|\bnvcc\b|\bptxas\b|\bcmake\b|\bninja\b|cuda_home|\bglibc|command not found"
@@ -196,6 +209,12 @@ MACHINE: Final = _all(
      faults.RDMA_DEVICE_LOST),
     (r"conntrack.{0,20}table full", faults.PROCESS_LIMIT),
 )  # fmt: skip
+OF_MACHINES: Final = _all(
+    (r"\bmlx[45]|\bbnxt|\befa\b|\brdma|infiniband|\broce\b", faults.RDMA_DEVICE_LOST),
+    (r"\bNVRM\b|nvidia|nouveau|amdgpu|\bi915\b|habanalabs", faults.DRIVER_FAULT),
+    (r"leak(age)? detect|\bcoolant|cold ?plate|voltage|redfish|\bipmi\b|\bbmc\b", faults.MACHINE_SUPPLY),
+)
+"""What a warning about a node is about, where no phrase of it is known."""
 _LIMITED: Final = r"toomanyrequests|too many requests|pull rate limit"
 _CERTIFICATE: Final = r"x509:|certificate (is not trusted|has expired|signed by unknown|verify failed)"
 SOURCE: Final = _all(
@@ -214,13 +233,17 @@ FETCH: Final = _all(
     (rf"{_CERTIFICATE}|certificate_verify_failed", faults.SOURCE_CERTIFICATE),
     (r"(checksum|sha-?256|digest|md5|etag|hash).{0,40}(mismatch|differ|does not match)|consistency check failed",
      reasons.DIGEST_MISMATCH),
-    (r"(repository|revision|entry)notfounderror|\bnosuch(key|bucket)\b|(code |\[)404\b|\b404 (client|not found)"
-     r"|notexisterror|does not exist|no such (repository|revision|bucket|key)", reasons.SOURCE_NOT_FOUND),
-    (r"\bgated|is restricted|\b40[13]\b (client error|forbidden|unauthorized)|status code 40[13]|accessdenied"
+    (r"(repository|revision|(?<!local)entry)notfounderror|\bnosuch(key|bucket)\b|(code |\[)404\b"
+     r"|\b404 (client|not found)|notexisterror|does not exist"
+     r"|no such (repository|revision|bucket|key)", reasons.SOURCE_NOT_FOUND),
+    (r"\bgated|is restricted|expired ?token|authenticationfailed"
+     r"|\b40[13]\b (client error|forbidden|unauthorized)|status code 40[13]|accessdenied"
      r"|\(40[13]\)|not authorized|nocredentials|(unable to locate|default) credentials|invalidaccesskeyid"
      r"|signaturedoesnotmatch|\bunauthorized\b", reasons.GATED),
     (r"answer(s|ed) 5\d\d\b|\b50[0234]\b (server error|bad gateway|service unavailable)", faults.SOURCE_ERRORS),
-    (r"timed? ?out|connection (refused|reset|aborted)|network is unreachable|no route to host|max retries exceeded"
+    (r"permanentredirect|must be addressed using the specified endpoint", reasons.SOURCE_INVALID),
+    (r"timed? ?out|could not connect|connection broken|incompleteread|connection (refused|reset|aborted)"
+     r"|network is unreachable|no route to host|max retries exceeded"
      r"|cas service error|couldn't connect|localentrynotfounderror|offlinemode|407 proxy|unable to connect to proxy"
      r"|request failed after", reasons.SOURCE_UNREACHABLE),
 )  # fmt: skip
@@ -232,7 +255,7 @@ PULL: Final = _all(
     (r"no match(ing manifest)? for (platform|linux/)", faults.WRONG_ARCHITECTURE),
     (r"no space left on device", faults.DISK_PRESSURE),
     (r"unauthorized|denied|authentication required|no basic auth|403 forbidden", faults.IMAGE_DENIED),
-    (_CERTIFICATE, faults.REGISTRY_CERTIFICATE),
+    (rf"{_CERTIFICATE}|server gave http response to https client", faults.REGISTRY_CERTIFICATE),
     (r"manifest unknown|name unknown|no such repository|not found|does not exist|invalidimagename"
      r"|couldn't parse image", faults.IMAGE_NOT_FOUND),
     (r"no such host|i/o timeout|connection refused|deadline exceeded|dial tcp|network is unreachable|tls handshake"

@@ -29,6 +29,7 @@ full /dev/shm), SIGFPE and SIGSEGV."""
 _DISRUPTED: Final = {
     "PreemptionByScheduler": faults.PREEMPTED,
     "DeletionByTaintManager": faults.TAINT,
+    "DeletionByDeviceTaintManager": faults.GPU_UNHEALTHY,
     "EvictionByEvictionAPI": faults.EVICTED_BY_REQUEST,
     "DeletionByPodGC": faults.NODE_GONE,
     "TerminationByKubelet": faults.EVICTED,
@@ -272,7 +273,7 @@ def _ended(pod: WhyPod, container: ContainerView, events: Iterable[EventView], n
     if container.reason == "CrashLoopBackOff":
         tried.append(f"the kubelet waits before it restarts {where} again (CrashLoopBackOff)")
     seen = f"exit code {container.exit_code}" + (f" ({container.exit_reason})" if container.exit_reason else "")
-    said = quote or texts.shorten(text[-texts.LONGEST :].strip().rpartition("\n")[2])
+    said = quote or texts.shorten(texts.raised(text) or text[-texts.LONGEST :].strip().rpartition("\n")[2])
     ended = age(now, container.ended)
     return _of(pod, reason, f"{where} ended with {seen}: {said or 'it wrote nothing'}",
                Evidence(f"{seen}: {said}" if said else seen, where, ended), tried=tuple(tried))  # fmt: skip

@@ -35,7 +35,9 @@ class Phrase:
 _OWN_LIMIT: Final = re.compile(r"exceed(s|ed) (the|its) (total |local |ephemeral |storage ){0,4}limit", re.IGNORECASE)
 _RAISED: Final = re.compile(r".{0,200}?(\w{0,80}(Error|Exception)\b|\b(error|ERROR|fatal|FATAL):)")
 _POINTS: Final = re.compile(
-    r"see root cause above|failed core proc|from a child process|child process(es)? failed", re.I
+    r"see root cause above|failed core proc|(scheduler|detokenizer) is dead"
+    r"|from a child process|child process(es)? failed",
+    re.I,
 )
 """In a line that says only that another one says why."""
 _TRACED: Final = re.compile(r"(\([^)]{0,80}\) |\S{0,80}\] )?\s*(File \"|Traceback|raise |\^)")
@@ -59,7 +61,7 @@ def engine(text: str) -> Phrase | None:
 
 def about(text: str) -> Phrase | None:
     """What the error of an engine is about that no phrase is known of."""
-    return _first(_raised(text), phrases.VOCABULARY)
+    return _first(raised(text), phrases.VOCABULARY)
 
 
 def gpu(text: str) -> Phrase | None:
@@ -90,6 +92,12 @@ def fetch(text: str) -> Phrase | None:
 def node(text: str) -> Phrase | None:
     """What a node's event says of the machine itself."""
     return _first(text, phrases.MACHINE)
+
+
+def of_machine(text: str) -> Phrase | None:
+    """What a warning about a node is about that no phrase is known of. What an Xid says is known, also where it is that
+    nothing is wrong."""
+    return None if _XID.search(text[-LONGEST:]) else _first(text, phrases.OF_MACHINES)
 
 
 def taint(text: str) -> Phrase | None:
@@ -174,11 +182,11 @@ def _first(text: str, known: Iterable[tuple[re.Pattern[str], str]]) -> Phrase | 
     return None
 
 
-def _raised(text: str) -> str:
+def raised(text: str) -> str:
     """The last line that tells of an error, without a traceback's own lines: those name files and code. "": none."""
     lines = text[-LONGEST:].splitlines()
-    raised = (line for line in reversed(lines) if _RAISED.match(line) and not _TRACED.match(line))
-    return next((line for line in raised if not _POINTS.search(line)), "")
+    found = (line for line in reversed(lines) if _RAISED.match(line) and not _TRACED.match(line))
+    return next((line for line in found if not _POINTS.search(line)), "")
 
 
 def _line(text: str, match: re.Match[str]) -> str:
