@@ -132,3 +132,21 @@ def test_a_corrected_error_that_an_xid_tells_is_nothing_that_is_wrong() -> None:
     said = event("Node", "gpu-1", "XidError", "NVRM: Xid (PCI:0009:01:00): 121, C2C Link corrected error")
     (cause,) = causes(node_says(said), NOW).causes
     assert cause.reason == "CUDAError"
+
+
+def test_a_condition_of_a_network_card_is_a_fault_only_where_its_type_tells_of_a_problem() -> None:
+    for kind, told in (("SysLogsNICDriverError", "RDMADeviceLost"), ("NICConfigured", "CUDAError")):
+        found = causes(node_says(conditions=(condition(kind, "True", "Said", "wait_func: ACCESS_REG timeout"),)), NOW)
+        assert found.causes[0].reason == told, kind
+
+
+def test_a_condition_of_gpus_that_is_true_where_all_is_well_is_no_fault() -> None:
+    for kind, status, told in (
+        ("GPUDriverInstalled", "True", "CUDAError"),
+        ("GPUDriverInstalled", "False", "DriverFault"),
+        ("GPUValidated", "True", "CUDAError"),
+        ("NVLinkInactive", "True", "NVLinkFault"),
+        ("GPUNotReady", "True", "GPUUnhealthy"),
+    ):
+        found = causes(node_says(conditions=(condition(kind, status, "Said", "said"),)), NOW)
+        assert found.causes[0].reason == told, (kind, status)

@@ -48,7 +48,14 @@ _KUBERNETES: Final = "node.kubernetes.io/"
 _SICK: Final = re.compile(r"unhealthy|sick|\bxid|\becc|degraded", re.IGNORECASE)
 """In a taint that a health agent sets."""
 _ACCELERATOR: Final = re.compile(r"gpu|xid|ecc|nvlink|accelerat", re.IGNORECASE)
-_FABRIC: Final = re.compile(r"rdma|infiniband|iblink|roce|(?-i:NIC(?![a-z]))", re.IGNORECASE)
+_FABRIC: Final = re.compile(r"rdma|infiniband|iblink|roce", re.IGNORECASE)
+_GOOD: Final = re.compile(
+    r"(?<!Not)(Ready|Healthy|OK|Passed|Present|Available|Installed|Configured|Validated|Enabled|Supported|Initialized"
+    r"|Succeeded|Complete|Active)$"
+)
+"""Ends the type of a condition that is true where all is well."""
+_CARD: Final = re.compile(r"NIC(?![a-z])")
+"""A network card, in the type of a condition that tells of a problem."""
 _GPU_RESOURCE: Final = re.compile(r"(^|[./-])(gpu|mig-)", re.IGNORECASE)
 _PROBLEM: Final = re.compile(
     r"problem|fault|fail|error|unhealthy|deadlock|corrupt|^frequent|degraded|lost|missing|throttl|overheat"
@@ -220,9 +227,10 @@ def reason_of(condition: ConditionView) -> str | None:
         if status != "True" or not _PROBLEM.search(kind):
             return None
         said = said or texts.node(f"{condition.reason}: {condition.message}")
-        return said.reason if said is not None else faults.NODE_PROBLEM
-    good = kind.endswith(("Ready", "Healthy", "OK"))
-    if status != ("False" if good else "True"):
+        if said is not None:
+            return said.reason
+        return faults.RDMA_DEVICE_LOST if _CARD.search(kind) else faults.NODE_PROBLEM
+    if status != ("False" if _GOOD.search(kind) else "True"):
         return None
     if said is not None:
         return said.reason
