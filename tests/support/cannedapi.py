@@ -24,6 +24,8 @@ class CannedApi:
         self.patches: list[tuple[str, dict[str, Any]]] = []
         """Path with its query, and body, of each PATCH. They are answered like a GET, or with `on_patch`."""
         self.on_patch: tuple[int, str] | None = None
+        self.changes: list[tuple[str, Any]] = []
+        """Path and new answer: changes that others make, one before each PATCH, which is then a conflict."""
 
     @contextmanager
     def kubeconfig(self, folder: Path) -> Generator[Path]:
@@ -46,6 +48,11 @@ class CannedApi:
             def do_PATCH(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 api.patches.append((unquote(self.path), json.loads(body)))
+                if api.changes:
+                    path, changed = api.changes.pop(0)
+                    api.answers[path] = changed
+                    self._answer((409, "the object has been modified"))
+                    return
                 self._answer(api.on_patch)
 
             def _answer(self, given: tuple[int, str] | None = None, *, asked: bool = True) -> None:

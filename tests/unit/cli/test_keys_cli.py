@@ -259,6 +259,25 @@ def test_a_conflict_writes_nothing_and_shows_no_key(tmp_path: Path) -> None:
     assert not KEY.search(done.output)
 
 
+@pytest.mark.parametrize("spec", [None, {"keys": [], "budget": {"amount": "5"}}], ids=["status", "spec"])
+def test_a_status_that_the_operator_writes_meanwhile_is_no_conflict(
+    tmp_path: Path, spec: dict[str, Any] | None
+) -> None:
+    api = CannedApi({PATH: stored()})
+    later = stored(resourceVersion="42") | {"status": {"observedGeneration": 1}} | ({"spec": spec} if spec else {})
+    api.changes = [(PATH, later)]
+    with api.kubeconfig(tmp_path) as kubeconfig:
+        done = keys("create", "--tenant", "acme", "--name", "ci", "--apply", "--kubeconfig", kubeconfig)
+    if spec is not None:
+        assert "changed concurrently: nothing was written" in done.output
+        assert len(api.patches) == 1
+        return
+    assert done.exit_code == 0, done.output
+    first, second = (body for _, body in api.patches)
+    assert second == first | {"metadata": {"resourceVersion": "42"}}
+    assert [key["name"] for key in second["spec"]["keys"]] == ["prod", "ci"]
+
+
 def test_a_tenant_that_is_not_there(tmp_path: Path) -> None:
     missing = {"kind": "Status", "code": 404, "reason": "NotFound", "message": "not found"}
     with CannedApi({PATH: (404, missing)}).kubeconfig(tmp_path) as kubeconfig:

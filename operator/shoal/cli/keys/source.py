@@ -20,6 +20,8 @@ from shoal.kube.errors import Conflict, NotFound, ObjectInvalid
 from shoal.kube.resources import TENANTS
 
 MANAGER: Final = "kubectl-shoal"
+_TRIES: Final = 5
+_CONCURRENT: Final = "Tenant {} was changed concurrently: nothing was written, try again"
 _GITOPS: Final = {
     "argocd.argoproj.io/tracking-id": "Argo CD",
     "argocd.argoproj.io/instance": "Argo CD",
@@ -112,20 +114,29 @@ async def in_cluster(client: KubeClient, name: str) -> JsonObject:
 
 
 async def write_cluster(client: KubeClient, tenant: JsonObject, operations: Sequence[JsonObject]) -> str | None:
-    """Applies the operations, unless the object has changed since it was read.
+    """Applies the operations, unless the Tenant's spec has changed since it was read. The operator writes the status of
+    a new Tenant at any time: after that the same change is written on what is there now.
 
     Returns the GitOps tool that also writes the object, if labels or annotations name one. Raises KeysError.
     """
     metadata = tenant["metadata"]
     name, version = metadata["name"], metadata["resourceVersion"]
+    read = copy.deepcopy(tenant["spec"])
     edit.perform(tenant, operations)
-    patch: JsonObject = {"metadata": {"resourceVersion": version}, "spec": {"keys": tenant["spec"]["keys"]}}
-    try:
-        await client.merge_patch(TENANTS, name, None, patch, manager=MANAGER)
-    except Conflict:
-        raise edit.KeysError(f"Tenant {name} was changed concurrently: nothing was written, try again") from None
-    except ObjectInvalid as error:
-        raise edit.KeysError(f"Tenant {name}: {error.message}") from None
+    for _ in range(_TRIES):
+        patch: JsonObject = {"metadata": {"resourceVersion": version}, "spec": {"keys": tenant["spec"]["keys"]}}
+        try:
+            await client.merge_patch(TENANTS, name, None, patch, manager=MANAGER)
+            break
+        except Conflict:
+            now = await in_cluster(client, name)
+            if now["spec"] != read or now["metadata"]["uid"] != metadata["uid"]:
+                raise edit.KeysError(_CONCURRENT.format(name)) from None
+            version = now["metadata"]["resourceVersion"]
+        except ObjectInvalid as error:
+            raise edit.KeysError(f"Tenant {name}: {error.message}") from None
+    else:
+        raise edit.KeysError(_CONCURRENT.format(name))
     marks: set[str] = {*(metadata.get("labels") or ()), *(metadata.get("annotations") or ())}
     return next((tool for mark, tool in _GITOPS.items() if mark in marks), None)
 
