@@ -79,6 +79,11 @@ class FleetGPUs:
             if selector <= node.labels.items()
         }
 
+    def counted_twice(self, gpu_class: GPUClass) -> dict[str, str]:
+        """Nodes whose GPUs a device plugin hands out for this class, and which have devices of another class -> that
+        class."""
+        return candidates.counted_twice(gpu_class, self._world.accepted_classes().values(), self.members())
+
     def gpus(self) -> dict[str, GPU]:
         """class -> one of its GPUs."""
         return candidates.gpus_of(self._world.accepted_classes().values(), self.members(), self.devices.facts())

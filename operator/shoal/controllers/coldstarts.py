@@ -102,8 +102,10 @@ class ColdStarts:
         return found
 
     def on_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
-        if after is None or before is None or before.ready or not after.model_uid or not after.gpu_class:
+        if after is None or before is None or not after.model_uid or not after.gpu_class:
             return
+        if before.ready or before.was_ready:
+            return  # a replica that is Ready again, after its node was silent for a while, has not started
         seconds = cold_start(after)
         if seconds is not None:
             record = self._state.record(after.model_uid)

@@ -154,6 +154,15 @@ class FleetDevices:
         counts = offered(devices, pools, allocated, own.get(name, set()))
         return {node: count.offered + count.taken for node, count in counts.items()}
 
+    def kept_off(self, name: str) -> frozenset[str]:
+        """Names of a class's devices that have a taint and that no claim has."""
+        devices = self._matched()[1].get(name)
+        if devices is None:
+            return frozenset()
+        tainted = [matched for matched in devices.devices if not matched.device.offered]
+        allocated = self._allocated()[0] if tainted else set[DeviceId]()
+        return frozenset(str(matched.id) for matched in tainted if matched.id not in allocated)
+
     def _out_of_use(self) -> dict[str, frozenset[str]]:
         """Class -> names of its devices on which nothing is placed."""
         accepted = self._world.accepted_classes()

@@ -181,6 +181,8 @@ class FleetHealth:
             cordons=cordons,
             uncordons=uncordons,
             tested=self.found.results(name, before),
+            hosts=frozenset(each.unit.node for each in before if self._world.nodes.get(each.unit.node) is not None),
+            tainted=self._gpus.devices.kept_off(name) if devices is not None else frozenset(),
         )
         uid = gpu_class.metadata.uid
         plan, self._memory[uid] = decide(seen, memory, self._world.now())

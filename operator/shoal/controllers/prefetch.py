@@ -28,6 +28,8 @@ ALL: Final = "prefetch"
 """The one key of the queue: all Models are decided together."""
 RECHECK_SECONDS: Final = 60.0
 """Nodes come and go, and replicas become ready: looked at again while a Model asks for prefetched weights."""
+MOST_CLASSES: Final = 8
+"""Of a Model that names no class."""
 _LONGEST: Final = 512
 
 
@@ -97,8 +99,7 @@ class PrefetchController:
         if asked is None or self._without(model, True):
             return None
         known = artifacts.known(model)
-        own = tuple(v.gpu_class for v in model.spec.variants)
-        classes = asked.classes or own or tuple(sorted(world.accepted_classes()))[:8]
+        classes = self._classes(model)
         manifest = known.digest if known else None
         jobs: dict[str, JobState] = {}
         for job in mine:
@@ -116,6 +117,13 @@ class PrefetchController:
             replicas_on={p.node for p in world.pods.by("model", model.metadata.uid) if p.node and p.ready},
             jobs=jobs,
         )
+
+    def _classes(self, model: Model) -> tuple[str, ...]:
+        """Those that the Model names for its weights, else its own, else all, of which the first ones by name."""
+        asked = model.spec.prefetch
+        own = tuple(v.gpu_class for v in model.spec.variants)
+        named = tuple(asked.classes) if asked is not None else ()
+        return named or own or tuple(sorted(self._world.accepted_classes()))[:MOST_CLASSES]
 
     def _without(self, model: Model, asked: bool) -> str:
         """Why weights of the Model are not prefetched; empty: they are."""
@@ -141,10 +149,8 @@ class PrefetchController:
 
     def _note(self, model: Model, decided: tuple[ClassPrefetch, ...], without: str) -> None:
         record = self._state.record(model.metadata.uid)
-        asked = model.spec.prefetch
-        listed = (asked.classes if asked else ()) or tuple(v.gpu_class for v in model.spec.variants)
         found = tuple(self._status(model, each) for each in decided) or tuple(
-            PrefetchStatus(gpu_class=name, nodes=0, message=without) for name in listed
+            PrefetchStatus(gpu_class=name, nodes=0, message=without) for name in self._classes(model)
         )
         if found != record.prefetch:
             record.prefetch = found

@@ -71,6 +71,27 @@ def members(
     return {name: tuple(of) for name, of in found.items()}
 
 
+def counted_twice(
+    gpu_class: GPUClass, classes: Iterable[GPUClass], members: Mapping[str, tuple[Node, ...]]
+) -> dict[str, str]:
+    """Nodes whose GPUs a device plugin hands out for `gpu_class`, and which have devices of another class -> that
+    class. Where both are the same GPUs, each counts twice: nothing that a node says tells whether they are."""
+    if gpu_class.spec.device is not None:
+        return {}
+    having = {
+        node.name: each.metadata.name
+        for each in classes
+        if each.spec.device is not None
+        for node in members.get(each.metadata.name, ())
+        if node.capacity.get(each.resource, 0)
+    }
+    return {
+        node.name: having[node.name]
+        for node in members.get(gpu_class.metadata.name, ())
+        if node.name in having and node.capacity.get(gpu_class.resource, 0)
+    }
+
+
 def _with_devices(node: Node, resource: str, capacity: int, offered: int) -> Node:
     return replace(
         node,

@@ -35,7 +35,7 @@ class Starts:
 
     def ready(self, *pods: Pod) -> None:
         for each in pods:
-            self.cold.on_pod(each.key, replace(each, ready=False), each)
+            self.cold.on_pod(each.key, replace(each, ready=False, was_ready=False), each)
 
     def tell(self, **of: tuple[float, float | None]) -> bool:
         told: Mapping[str, FirstToken] = {
@@ -154,6 +154,21 @@ def test_few_first_tokens_are_remembered(starts: Starts) -> None:
     assert len(starts.state.record("u").first_tokens) == 256
 
 
+def test_a_replica_that_is_ready_again_has_not_started(starts: Starts) -> None:
+    first = pod()
+    starts.ready(first)
+    known = starts.last
+    assert first.ready_since is not None
+    # Its node was silent for a minute, three days later.
+    again = replace(first, ready_since=first.ready_since + timedelta(days=3))
+    starts.cold.on_pod(first.key, replace(again, ready=False, was_ready=True), again)
+    custom = starts.world.models.get("ns/chat")
+    assert custom is not None
+    assert custom.object is not None
+    assert starts.last == known
+    assert set(starts.cold.of(custom.object).values()) == {150}
+
+
 def begins(cold: ColdStarts, uid: str, schedule: int) -> None:
     """A replica is bound after so many seconds, and Ready 145 s later."""
     before = pod()
@@ -162,7 +177,7 @@ def begins(cold: ColdStarts, uid: str, schedule: int) -> None:
     late = timedelta(seconds=schedule - 5)
     after = replace(before, uid=uid, scheduled=before.created + timedelta(seconds=schedule))
     after = replace(after, ready_since=before.ready_since + late)
-    cold.on_pod(after.key, replace(after, ready=False), after)
+    cold.on_pod(after.key, replace(after, ready=False, was_ready=False), after)
 
 
 def waits(world: World, cold: ColdStarts) -> dict[str, int]:

@@ -105,6 +105,26 @@ def test_a_node_of_two_classes_counts_for_the_first_by_name_and_the_other_names_
     assert ready(told(second, shared, others=(first,)))[:2] == ("False", "Overlaps")
 
 
+def test_gpus_of_a_device_plugin_on_a_node_that_has_devices_too_are_told_to_count_twice() -> None:
+    plugin = gpu_class("l4")
+    devices = GPUClass.model_validate(
+        {
+            "metadata": {"name": "l4-dra", "uid": "d"},
+            "spec": {"device": {"deviceClassName": "gpu.example.com"}, "memoryPerGPU": "24Gi"},
+        }
+    )
+    nodes = [node("moved", gpus=0), node("both"), node("plugin")]
+    members = candidates.members((plugin, devices), nodes, {"l4-dra": {"moved": (4, 4), "both": (4, 4)}})
+    twice = candidates.counted_twice(plugin, (plugin, devices), members)
+    assert twice == {"both": "l4-dra"}
+    assert candidates.counted_twice(devices, (plugin, devices), members) == {}, "said once, at the plugin's class"
+    own = members["l4"]
+    found = status(plugin, usage(plugin.spec, own, {}), own, overlapping={}, overhead=None, now=NOW, twice=twice)
+    _, reason, message = ready(found)
+    assert reason == "Overlaps"
+    assert "both offers both nvidia.com/gpu and devices of GPUClass l4-dra" in message
+
+
 def test_unhealthy_gpus_are_told_and_not_free() -> None:
     found = told(gpu_class(), node("a", healthy=3))
     assert found.gpus is not None

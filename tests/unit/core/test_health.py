@@ -35,6 +35,8 @@ class Clock:
 
     usable: Mapping[str, int]
     devices: Mapping[str, frozenset[str]] | None = None
+    hosts: frozenset[str] = frozenset()
+    tainted: frozenset[str] = frozenset()
     capacity: Mapping[str, int] | None = None
     """Where it is more than what nodes offer."""
     at: datetime = START
@@ -57,6 +59,8 @@ class Clock:
             cordons=self.cordons,
             uncordons=self.uncordons,
             tested=tested or {},
+            hosts=self.hosts,
+            tainted=self.tainted,
         )
         self.plan, self.memory = decide(seen, self.memory, self.at)
         self.writes += self.plan.quarantined != self.quarantined
@@ -368,6 +372,73 @@ def test_a_cordon_with_a_time_ends_by_itself() -> None:
     plan = clock.step(3600)
     assert not plan.quarantined
     assert plan.released[0][1] == "the time for which a person took it out of use is over"
+
+
+def test_what_a_person_asks_for_last_counts() -> None:
+    clock = four()
+    clock.cordons = (CordonRequest(Unit("a"), START, "burn-in"),)
+    clock.step(1)
+    later = START + timedelta(minutes=1)
+    clock.cordons = (CordonRequest(Unit("a"), later, "new fan", until=later + timedelta(hours=1)),)
+    [found] = clock.step(60).quarantined
+    assert (found.message, found.until) == ("new fan", later + timedelta(hours=1))
+    # For longer, before that is over.
+    longer = later + timedelta(hours=3)
+    clock.cordons = (CordonRequest(Unit("a"), later + timedelta(minutes=30), "new fan", until=longer),)
+    clock.step(1800)
+    plan = clock.step(3600)
+    assert plan.quarantined
+    assert not plan.released, "nothing is said to be in use again meanwhile"
+    assert not clock.step(2 * 3600).quarantined
+
+
+def test_of_two_requests_by_hand_about_one_unit_the_newer_counts() -> None:
+    clock = four()
+    newer = CordonRequest(Unit("a"), START + timedelta(seconds=2), "newer")
+    clock.cordons = (newer, CordonRequest(Unit("a"), START, "older"))
+    clock.step(5)
+    [found] = clock.step(5).quarantined
+    assert found.message == "newer"
+
+
+def test_a_device_that_its_driver_drops_is_tested_when_it_comes_back() -> None:
+    names = [f"gpu.test/a/gpu-{i}" for i in range(8)]
+    clock = Clock({"a": 8}, {"a": frozenset(names)}, hosts=frozenset({"a"}))
+    clock.last(60, says("a", names[0]))
+    clock.usable, clock.devices = {"a": 7}, {"a": frozenset(names[1:])}
+    clock.last(340 + HOLD_SECONDS)
+    assert clock.out() == {Unit("a", names[0])}, "it may come back"
+    clock.last(60, says("a", names[1]), says("a", names[2]))
+    assert clock.out() == {Unit("a", names[0]), Unit("a", names[1])}, "what is gone takes no place in the class's share"
+    clock.usable, clock.devices = {"a": 8}, {"a": frozenset(names)}
+    clock.step(60)
+    assert {each.unit.device: each.state for each in clock.quarantined}[names[0]] == "Probation"
+
+
+def test_a_device_that_does_not_come_back_within_a_day_or_whose_node_is_gone_is_forgotten() -> None:
+    names = [f"gpu.test/a/gpu-{i}" for i in range(8)]
+    for node, hours in (("stays", 25), ("goes", 0)):
+        clock = Clock({"a": 8}, {"a": frozenset(names)}, hosts=frozenset({"a"}))
+        clock.last(60, says("a", names[0]))
+        clock.usable, clock.devices = {"a": 7}, {"a": frozenset(names[1:])}
+        clock.last(340 + HOLD_SECONDS)
+        assert clock.quarantined
+        clock.hosts = frozenset({"a"} if node == "stays" else ())
+        plan = clock.step(hours * 3600 + 60)
+        assert not plan.quarantined, node
+        assert plan.released[0][1] == "it is not in the cluster any more"
+
+
+def test_a_device_with_a_taint_is_out_of_use_though_only_one_other_is_left() -> None:
+    names = [f"gpu.test/a/gpu-{i}" for i in (0, 1)]
+    # Its driver offers the first one no more, and the other serves: nothing is lost when it is out of use.
+    clock = Clock({"a": 1}, {"a": frozenset(names)}, capacity={"a": 2}, tainted=frozenset({names[0]}))
+    clock.last(60, says("a", names[0]))
+    assert clock.out() == {Unit("a", names[0])}
+    assert not clock.plan.withheld
+    plan = clock.last(60, says("a", names[0]), says("a", names[1]))
+    assert clock.out() == {Unit("a", names[0])}
+    assert plan.withheld[0].why == "no GPU of the class would be left"
 
 
 def test_units_that_are_gone_are_forgotten_after_their_time() -> None:

@@ -121,6 +121,7 @@ class GPUClassController:
                 self._capacity.usage(gpu_class),
                 self._capacity.members().get(name, ()),
                 overlapping=self._capacity.overlapping(gpu_class),
+                twice=self._capacity.counted_twice(gpu_class),
                 overhead=self._calibration.overhead(name),
                 now=now,
                 devices=devices.classes().get(name) if gpu_class.spec.device is not None else None,

@@ -11,7 +11,9 @@
   quarantine; one that it failed begins it anew. A replica that no other can be compared with has passed when it
   answered, and no signal came, for the time of a probation. A unit on which no replica runs stays on probation, and
   holds no other up for longer than that.
-- People take units out of use and put them back, whatever the signals say.
+- People take units out of use and put them back, whatever the signals say. What they asked for last counts.
+- A unit that left the cluster while its node stayed, as a GPU that its driver does not publish any more, may come back:
+  for a day after its time it is waited for, and is tested then.
 - A monitor that is silent about a unit says neither that it is healthy nor that it is not: what it said last neither
   grows nor fades, and a quarantine that rests on it does not begin to end.
 """
@@ -38,6 +40,8 @@ RECHECK_SECONDS: Final = 5.0
 HOLD_SECONDS: Final = 600.0
 """A quarantine's time after its signal is gone, the first time."""
 LONGEST_HOLD_SECONDS: Final = 86_400.0
+GONE_SECONDS: Final = 86_400.0
+"""For so long after its time, a unit that is gone is waited for, while the cluster has its node."""
 PROBATION_SECONDS: Final = 3600.0
 """After which a replica that answers its tests has passed, though no other can be compared with it."""
 OWN_WORD_SECONDS: Final = 3600.0
@@ -79,6 +83,10 @@ class HealthSnapshot:
     uncordons: tuple[CordonRequest, ...] = ()
     tested: Mapping[Unit, Tested] = field(default_factory=dict[Unit, Tested])
     """Units on probation whose replica was tested since the probation began."""
+    hosts: frozenset[str] = frozenset()
+    """Nodes of units that are out of use, of those that the cluster has, whether or not the class has them."""
+    tainted: frozenset[str] = frozenset()
+    """Devices that are no part of `usable` whatever is decided, since a taint keeps pods off them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +206,7 @@ def _kept(
     kept: dict[Unit, Quarantine] = {}
     released: list[tuple[Quarantine, str]] = []
     put_back = {each.unit: each.at for each in seen.uncordons}
-    asked = {each.unit for each in seen.cordons}
+    asked = _last(seen.cordons)
     present = {unit for unit, _ in signals}
     # One at a time, unless nothing becomes of it: where no replica runs, there is no test. One that failed waits for a
     # place among those out of use, which another one's probation gives it.
@@ -214,8 +222,9 @@ def _kept(
         if unit in put_back and put_back[unit] >= each.since:
             released.append((each, "a person put it back into use"))
         elif each.by == "Person":
-            if unit in asked and (each.until is None or now < each.until):
-                kept[unit] = each
+            request = asked.get(unit)
+            if request is not None and (request.until is None or now < request.until):
+                kept[unit] = replace(each, message=_words(request), until=request.until)
             else:
                 released.append((each, "the time for which a person took it out of use is over"))
         elif each.state == "Probation":
@@ -235,7 +244,7 @@ def _kept(
             kept[unit] = each
         elif each.until is None:
             kept[unit] = replace(each, until=_end(each, now))
-        elif now < each.until:
+        elif now < each.until or _may_come_back(seen, unit, each.until, now):
             kept[unit] = each
         elif not _is_of(seen, unit):
             released.append((each, "it is not in the cluster any more"))
@@ -245,6 +254,11 @@ def _kept(
             on_probation += 1
             kept[unit] = replace(each, state="Probation", until=_after(now, PROBATION_SECONDS))
     return kept, released
+
+
+def _may_come_back(seen: HealthSnapshot, unit: Unit, until: datetime, now: datetime) -> bool:
+    """It is gone, its node is not, and its time is not over for long."""
+    return not _is_of(seen, unit) and unit.node in seen.hosts and now < _after(until, GONE_SECONDS)
 
 
 def _failed_test(each: Quarantine) -> HealthSignal:
@@ -276,16 +290,28 @@ def _asked_for(seen: HealthSnapshot, kept: Mapping[Unit, Quarantine], now: datet
     """With what people ask for. No bound holds them up."""
     found = dict(kept)
     put_back = {each.unit: each.at for each in seen.uncordons}
-    for each in seen.cordons:
-        unit = each.unit
+    for unit, each in _last(seen.cordons).items():
         over = each.until is not None and now >= each.until
         if over or put_back.get(unit, each.at) > each.at or unit.node not in seen.nodes:
             continue
         full = len(found) >= MOST and unit not in found  # the status has no room for more
         if not full and (unit not in found or found[unit].by != "Person"):
-            text = each.reason or "a person took it out of use"
-            found[unit] = Quarantine(unit, CORDONED, text, now.replace(microsecond=0), until=each.until, by="Person")
+            since = now.replace(microsecond=0)
+            found[unit] = Quarantine(unit, CORDONED, _words(each), since, until=each.until, by="Person")
     return found
+
+
+def _last(requests: Iterable[CordonRequest]) -> dict[Unit, CordonRequest]:
+    """The newest request about each unit, in the order of the requests: an annotation by hand may have several."""
+    found: dict[Unit, CordonRequest] = {}
+    for each in requests:
+        if each.unit not in found or found[each.unit].at <= each.at:
+            found[each.unit] = each
+    return found
+
+
+def _words(request: CordonRequest) -> str:
+    return request.reason or "a person took it out of use"
 
 
 def _taken(
@@ -335,7 +361,8 @@ class _Bounds:
     """What may be out of use at once, while more is taken."""
 
     def __init__(self, seen: HealthSnapshot, kept: Mapping[Unit, Quarantine]) -> None:
-        self.out = set(holding(kept.values()))
+        # What is gone is no part of the class's GPUs, and leaves no less of them.
+        self.out = {unit for unit in holding(kept.values()) if _is_of(seen, unit)}
         self._seen = seen
         self._own_word = sum(each.model is not None and each.state == "Quarantined" for each in kept.values())
 
@@ -343,7 +370,9 @@ class _Bounds:
         """Why the unit has to stay in use; `model`: the Model on whose replicas' own word it would go."""
         total, offered = sum(self._seen.capacity.values()), sum(self._seen.usable.values())
         before, after = _gpus(self._seen.capacity, self.out), _gpus(self._seen.capacity, self.out | {unit})
-        lost, losing = _gpus(self._seen.usable, self.out), _gpus(self._seen.usable, self.out | {unit})
+        offering = {each for each in self.out if each.device not in self._seen.tainted}
+        lost = _gpus(self._seen.usable, offering)
+        losing = lost if unit.device in self._seen.tainted else _gpus(self._seen.usable, offering | {unit})
         if losing >= offered and losing > lost:
             return "no GPU of the class would be left"
         if before and after > before and after * 100 > total * SHARE_PERCENT:

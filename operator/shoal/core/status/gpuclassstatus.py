@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Final
 
 from shoal.api import reasons
@@ -31,6 +32,7 @@ def status(
     overlapping: Mapping[str, str],
     overhead: int | None,
     now: datetime,
+    twice: Mapping[str, str] = MappingProxyType({}),
     devices: ClassDevices | None = None,
     facts: DeviceFacts | None = None,
     unavailable: ConditionUpdate | None = None,
@@ -41,16 +43,17 @@ def status(
     """Ready when nodes match; with their number and GPUs.
 
     `nodes`: those that count for the class; `overlapping`: nodes with its labels that count for another class -> that
-    class. `overhead`: measured, in bytes of one GPU. Of a class with `device`: its `devices`, what they say of
-    themselves (`facts`), and why there are none in this cluster (`unavailable`). `health`: what is to be said of GPUs
-    that are out of use, or should be. `consolidation`: the node that is being emptied.
+    class; `twice`: nodes that have devices of another class too -> that class. `overhead`: measured, in bytes of one
+    GPU. Of a class with `device`: its `devices`, what they say of themselves (`facts`), and why there are none in this
+    cluster (`unavailable`). `health`: what is to be said of GPUs that are out of use, or should be. `consolidation`:
+    the node that is being emptied.
     """
     generation = gpu_class.metadata.generation
     memory, source = memory_of(gpu_class, nodes, facts)
     autoscaled = gpu_class.spec.nodes.autoscaled
     coming = autoscaled.gpus_per_node if autoscaled is not None else 0
     if gpu_class.spec.device is None:
-        found = _ready(gpu_class, usage, nodes, overlapping)
+        found = _ready(gpu_class, usage, nodes, overlapping, twice)
     else:
         found = devicestatus.ready(gpu_class, usage, devices or ClassDevices(), facts, memory)
     largest = max(*(n.capacity.get(gpu_class.resource, 0) for n in nodes), coming, 0)
@@ -94,7 +97,13 @@ def _shared(gpu_class: GPUClass, nodes: Sequence[Node], devices: ClassDevices | 
     return [ConditionUpdate(reasons.SHARED_GPUS, "True", reasons.SHARED_GPUS, text)] if text else []
 
 
-def _ready(gpu_class: GPUClass, usage: Usage, nodes: Sequence[Node], overlapping: Mapping[str, str]) -> ConditionUpdate:
+def _ready(
+    gpu_class: GPUClass,
+    usage: Usage,
+    nodes: Sequence[Node],
+    overlapping: Mapping[str, str],
+    twice: Mapping[str, str],
+) -> ConditionUpdate:
     spec, resource = gpu_class.spec, gpu_class.resource
     shared = _overlap(overlapping)
     if not usage.capacity and not shared and (autoscaled := spec.nodes.autoscaled) is not None:
@@ -121,8 +130,8 @@ def _ready(gpu_class: GPUClass, usage: Usage, nodes: Sequence[Node], overlapping
         text += "; no hourlyCost: it is used after all classes that have one"
     if wrong := disagreements(gpu_class, nodes):
         return ConditionUpdate(reasons.READY, "True", reasons.LABELS_DISAGREE, f"{'; '.join(wrong)}. {text}")
-    if shared:
-        return ConditionUpdate(reasons.READY, "True", reasons.OVERLAPS, f"{shared}. {text}")
+    if said := "; ".join(each for each in (shared, _twice(twice, resource)) if each):
+        return ConditionUpdate(reasons.READY, "True", reasons.OVERLAPS, f"{said}. {text}")
     return ConditionUpdate(reasons.READY, "True", reasons.NODES_FOUND, text)
 
 
@@ -133,6 +142,16 @@ def _overlap(overlapping: Mapping[str, str]) -> str:
     return (
         f"{_names(overlapping)} also ha{'s' if len(overlapping) == 1 else 've'} the labels of {others} and "
         f"count{'s' if len(overlapping) == 1 else ''} there: make the selectors exclude each other"
+    )
+
+
+def _twice(twice: Mapping[str, str], resource: str) -> str:
+    if not twice:
+        return ""
+    return (
+        f"{_names(twice)} offer{'s' if len(twice) == 1 else ''} both {resource} and devices of GPUClass "
+        f"{', '.join(sorted(set(twice.values())))}: where these are the same GPUs, each counts twice, so let either "
+        "the device plugin or the DRA driver hand them out on a node"
     )
 
 
