@@ -144,6 +144,8 @@ def test_a_condition_of_gpus_that_is_true_where_all_is_well_is_no_fault() -> Non
     for kind, status, told in (
         ("GPUDriverInstalled", "True", "CUDAError"),
         ("GPUDriverInstalled", "False", "DriverFault"),
+        ("GPUDriverLoaded", "True", "CUDAError"),
+        ("GPUDriverLoaded", "False", "DriverFault"),
         ("GPUValidated", "True", "CUDAError"),
         ("NVLinkInactive", "True", "NVLinkFault"),
         ("GPUNotReady", "True", "GPUUnhealthy"),

@@ -490,6 +490,8 @@ def node(*conditions: NodeCondition) -> Node:
         (NodeCondition("DiskPressure", "True", "", ""), None),
         (NodeCondition("ReadonlyFilesystem", "True", "", ""), None),
         (NodeCondition("UnhealthyNvidiaDevicePlugin", "True", "", "restarting"), None),
+        (NodeCondition("GPUDriverLoaded", "True", "DriverLoaded", "driver 580 runs"), None),
+        (NodeCondition("GPUsOnline", "True", "AllOnline", "8 of 8"), None),
     ],
 )
 def test_conditions_that_problem_detectors_and_monitors_write(condition: NodeCondition, reason: str | None) -> None:

@@ -51,7 +51,8 @@ _ACCELERATOR: Final = re.compile(r"gpu|xid|ecc|nvlink|accelerat", re.IGNORECASE)
 _FABRIC: Final = re.compile(r"rdma|infiniband|iblink|roce", re.IGNORECASE)
 _GOOD: Final = re.compile(
     r"(?<!Not)(Ready|Healthy|OK|Passed|Present|Available|Installed|Configured|Validated|Enabled|Supported|Initialized"
-    r"|Succeeded|Complete|Active)$"
+    r"|Succeeded|Complete|Active|Loaded|Running|Online|Operational|Functional|Connected|Registered|Reachable|Good|Normal"
+    r"|Valid|Verified|Licensed|LinkUp|PortUp)$"
 )
 """Ends the type of a condition that is true where all is well."""
 _CARD: Final = re.compile(r"NIC(?![a-z])")
