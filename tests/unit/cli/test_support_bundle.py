@@ -2,6 +2,7 @@
 
 import stat
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -119,11 +120,134 @@ def test_only_its_owner_may_read_it_and_no_file_is_overwritten(api: CannedApi, t
         ("Authorization: Bearer abc.def", "Authorization: Bearer (removed)"),
         ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl", "(removed)"),
         ("hf_abcdefghijklmnop and AKIAABCDEFGHIJKLMNOP", "hf_(removed) and AKIA(removed)"),
-        ("secretRef: hub", "secretRef: hub"),
+        ("ghp_0123456789abcdef, github_pat_11AAAAAAA0_b", "ghp_(removed), github_pat_(removed)"),
+        ("glpat-abcdefghijk xoxb-123456789-a ASIAABCDEFGHIJKL", "glpat-(removed) xoxb-(removed) ASIA(removed)"),
+        ("a\n-----BEGIN EC PRIVATE KEY-----\nMHc\n-----END EC PRIVATE KEY-----\nb", "a\n(removed)\nb"),
+        ("a\n-----BEGIN PRIVATE KEY-----\nMHc", "a\n(removed)"),
+        # Names that end like a secret's, whatever precedes.
+        ("HF_TOKEN=hunter2 DB_PASSWORD=hunter2", "HF_TOKEN=(removed) DB_PASSWORD=(removed)"),
+        ("access_token=hunter2&x=1", "access_token=(removed)&x=1"),
+        ("clientSecret: hunter2", "clientSecret: (removed)"),
+        ("AWS_SECRET_ACCESS_KEY=hun/ter+2", "AWS_SECRET_ACCESS_KEY=(removed)"),
+        ("x-api-key: hunter2", "x-api-key: (removed)"),
+        ("AccountKey=hunter2==", "AccountKey=(removed)"),
+        ("invalid token: password: hunter2", "invalid token: (removed)"),
+        ("password=\nready", "password=\nready"),
+        # Addresses that are signed.
+        (
+            "b/x?X-Amz-Credential=A%2FB&X-Amz-Date=5&X-Amz-Security-Token=c&X-Amz-Signature=d 200",
+            "b/x?X-Amz-Credential=(removed)&X-Amz-Date=5&X-Amz-Security-Token=(removed)&X-Amz-Signature=(removed) 200",
+        ),
+        ("b/x?sv=1&sig=abc%3D&se=2", "b/x?sv=1&sig=(removed)&se=2"),
+        # Strings, also in a string of JSON, and cut off.
+        ("password='hunter2 and more' ok", "password='(removed)' ok"),
+        ("password=b'hunter2' ok", "password=b'(removed)' ok"),
+        ('"password": "hun\\"ter2, more", "n": 1', '"password": "(removed)", "n": 1'),
+        (r'"msg": "{\"password\": \"hunter 2\", \"n\": 1}"', r'"msg": "{\"password\": \"(removed)\", \"n\": 1}"'),
+        (r'"msg": "{\"password\": \"a\\\"b c\"}"', r'"msg": "{\"password\": \"(removed)\"}"'),
+        (r'"msg": "password=hunter2\" was"', r'"msg": "password=(removed)\" was"'),
+        ('password="hunter2 and mo', 'password="(removed)'),
+        # Headers, the whole of them.
+        ("Authorization: Basic aHVudGVy Mg==", "Authorization: Basic (removed)"),
+        ("Proxy-Authorization: Negotiate abc", "Proxy-Authorization: (removed)"),
+        ("Authorization: AWS4 Credential=a/b, Signature=c", "Authorization: (removed)"),
+        ('Authorization: Digest username="me", response="abc"', "Authorization: (removed)"),
+        ("Cookie: a=hunter2; b=hunter3\nready", "Cookie: (removed)\nready"),
+        ("curl -H 'Authorization: Basic abc' http://x", "curl -H 'Authorization: Basic (removed)' http://x"),
+        ("(b'authorization', b'Basic abc')", "(b'authorization', b'Basic (removed)')"),
+        ("[b'x-api-key', b'hunter2']", "[b'x-api-key', b'(removed)']"),
+        # Command lines.
+        ("run --password hunter2 --port 5", "run --password (removed) --port 5"),
+        ("run --hf-token 'hunter 2' x", "run --hf-token '(removed)' x"),
+        ('["--password", "hunter2", "--port", "5"]', '["--password", "(removed)", "--port", "5"]'),
+        ("['--api-key','hunter2']", "['--api-key','(removed)']"),
     ],
 )
 def test_credentials_in_texts_are_removed(text: str, clear: str) -> None:
     assert clean_text(text) == clear
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "secretRef: hub, secretName: hub",
+        'Secret "hub" has no key token',
+        "firstToken=0.3 per_token: 12, secondsPerToken=4e-05, token=0.3s",
+        '{"kvBytesPerToken": 131072, "tokens": 5, "max_tokens": 7, "tokenizer": "a/b"}',
+        "automountServiceAccountToken: false",
+        '"token": null, "password": "", "credentials": []',
+        '"credentials": [{"uriPrefix": "s3://a/", "secretRef": {"name": "hub"}}]',
+        "credentials: {name: provider}",
+        "--use-token --port 5 --api-key=$(KEY)",
+        "HF_TOKEN is not set",
+    ],
+)
+def test_measurements_and_names_of_secrets_stay_readable(text: str) -> None:
+    assert clean_text(text) == text
+
+
+def test_fields_and_arguments_of_objects_are_cleaned_by_their_names() -> None:
+    found = clean(
+        {
+            "hfToken": SECRET,
+            "clientSecret": SECRET,
+            "secretAccessKey": SECRET,
+            "POSTGRES_PASSWORD": SECRET,
+            "args": [
+                "serve",
+                "--api-key",
+                SECRET,
+                "--max-token",
+                "5",
+                "--hf-token",
+                "--port",
+                "80",
+                f"--api-key={SECRET}",
+            ],
+            "command": ["sh", "-c", f"serve --password {SECRET}"],
+            "httpGet": {"httpHeaders": [{"name": "Authorization", "value": f"Basic {SECRET}"}]},
+        }
+    )
+    assert SECRET not in str(found)
+    assert found["args"][3:8] == ["--max-token", "5", "--hf-token", "--port", "80"]
+
+
+def test_references_to_secrets_and_settings_of_objects_stay_readable() -> None:
+    whole = {
+        "source": {"secretRef": {"name": "hub"}},
+        "external": {"credentials": {"name": "provider", "auth": "XApiKey"}},
+        "volumes": [{"secret": {"secretName": "shoal-key"}}, {"csi": {"tlsSecret": "tls"}}],
+        "projected": {"serviceAccountToken": {"path": "token", "audience": "shoal"}},
+        "automountServiceAccountToken": False,
+        "kvBytesPerToken": 131072,
+        "imagePullSecrets": [{"name": "registry"}],
+    }
+    assert clean(whole) == whole
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "eyJ-",
+        "-----BEGIN PRIVATE KEY-----",
+        "token",
+        "token ",
+        "token: : ",
+        'token="',
+        "token=\\'\"",
+        'token=\\\\"',
+        'authorization="=',
+        "--a-",
+        '--token","',
+        "sk-hf_://?sig=bearer ",
+    ],
+)
+def test_the_work_is_linear_in_the_text(part: str) -> None:
+    text = part * (2**20 // len(part))
+    began = time.process_time()
+    clean_text(text)
+    # About half a second; it would be hours if each place of the text were tried to its end.
+    assert time.process_time() - began < 10
 
 
 def test_an_object_of_any_depth_is_cleaned_in_bounded_time() -> None:
