@@ -13,7 +13,8 @@ import yaml
 
 
 class CannedApi:
-    """What is answered, by path: a JSON object, a text, or a status with a message or a body."""
+    """What is answered, by path, with its query or without: a JSON object, a text, or a status with a message or a
+    body."""
 
     def __init__(self, answers: dict[str, Any] | None = None) -> None:
         self.answers: dict[str, Any] = answers or {}
@@ -56,10 +57,12 @@ class CannedApi:
                 self._answer(api.on_patch)
 
             def _answer(self, given: tuple[int, str] | None = None, *, asked: bool = True) -> None:
-                path = unquote(self.path).partition("?")[0]
+                whole = unquote(self.path)
+                path = whole.partition("?")[0]
                 if asked:
-                    api.asked.append(unquote(self.path))
-                answer = given or api.answers.get(path, (404, "the server could not find the requested resource"))
+                    api.asked.append(whole)
+                unknown = (404, "the server could not find the requested resource")
+                answer = given or api.answers.get(whole, api.answers.get(path, unknown))
                 status, body = (200, answer) if not isinstance(answer, tuple) else answer
                 if status >= 400 and isinstance(body, str):
                     reason = "Forbidden" if status == 403 else ""

@@ -170,11 +170,12 @@ class KubeClient:
             return None
         return found.astimezone(UTC) if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
-    async def log(self, pod: str, namespace: str, *, container: str, lines: int) -> str:
-        """The last lines of a container's log. Raises NotFound, Forbidden, Invalid (not started yet), Unavailable."""
+    async def log(self, pod: str, namespace: str, *, container: str, lines: int, previous: bool = False) -> str:
+        """The last lines of a container's log; with `previous`, of the container that ran before its last restart.
+        Raises NotFound, Forbidden, Invalid (not started yet; there is none before), Unavailable."""
         path = PODS.path(namespace=namespace, name=pod, subresource="log")
         timeout = aiohttp.ClientTimeout(total=ATTEMPT_TIMEOUT, sock_connect=5)
-        params = {"container": container, "tailLines": str(lines)}
+        params = {"container": container, "tailLines": str(lines)} | ({"previous": "true"} if previous else {})
         try:
             response = await self._open("GET", path, params=params, timeout=timeout, headers={"Accept": "*/*"})
             async with response:

@@ -94,6 +94,112 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_there(api: CannedApi, tmp_
     assert "parts could not be read" in done.stderr
 
 
+def event(name: str, /, **regarding: str) -> dict[str, Any]:
+    return {"metadata": {"name": name, "namespace": regarding.get("namespace", "default")}, "regarding": regarding}
+
+
+def test_events_of_nodes_and_of_models_without_pods_are_in_it(api: CannedApi, tmp_path: Path) -> None:
+    route = {"metadata": {"name": "front", "namespace": "doors"}, "spec": {}}
+    api.answers[f"{SHOAL}/modelroutes"] = listed(route)
+    api.answers["/api/v1/pods"] = listed()
+    events = "/apis/events.k8s.io/v1/namespaces"
+    api.answers[f"{events}/default/events"] = listed(
+        event("bad-gpu", kind="Node", name="n1"), event("of-others", kind="Pod", name="p", namespace="default")
+    )
+    api.answers[f"{events}/chat/events"] = listed(event("unplaced", kind="Model", name="llama", namespace="chat"))
+    api.answers[f"{events}/doors/events"] = listed(
+        event("no-target", kind="ModelRoute", name="front", namespace="doors")
+    )
+    run(api, tmp_path)
+    found = files(tmp_path)
+    assert names_of(found["cluster/events.yaml"]) == ["bad-gpu"]
+    assert names_of(found["models/events/chat.yaml"]) == ["unplaced"]
+    assert names_of(found["models/events/doors.yaml"]) == ["no-target"]
+
+
+def names_of(file: str) -> list[str]:
+    return [each["metadata"]["name"] for each in yaml.safe_load(file)["items"]]
+
+
+def test_the_log_of_a_container_before_its_restart_is_in_it(api: CannedApi, tmp_path: Path) -> None:
+    restarted = pod("shoal-operator-1")
+    restarted["status"]["containerStatuses"] = [{"name": "operator", "restartCount": 2}]
+    api.answers[f"{SYSTEM}/pods"] = listed(restarted, pod("shoal-gateway-0"))
+    api.answers[f"{SYSTEM}/pods/shoal-gateway-0/log"] = "fine\n"
+    before = f"{SYSTEM}/pods/shoal-operator-1/log?container=operator&tailLines=2000&previous=true"
+    api.answers[before] = f"panic: password={SECRET}\n"
+    run(api, tmp_path)
+    found = files(tmp_path)
+    assert found["logs/shoal-system/shoal-operator-1/operator.previous.log"] == "panic: password=(removed)\n"
+    assert found["logs/shoal-system/shoal-operator-1/operator.log"].endswith("ready\n")
+    assert "logs/shoal-system/shoal-gateway-0/operator.previous.log" not in found
+    api.answers[before] = (400, "previous terminated container not found")
+    (tmp_path / "b.tar.gz").unlink()
+    run(api, tmp_path)
+    assert (
+        "previous log of operator in pod shoal-system/shoal-operator-1: previous terminated container not found"
+        in files(tmp_path)["missing.txt"]
+    )
+
+
+def named(name: str, namespace: str, **more: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name, "namespace": namespace}, **more}
+
+
+def test_autoscalers_and_disruption_budgets_are_in_it(api: CannedApi, tmp_path: Path) -> None:
+    target = {"kind": "Deployment", "name": "llama-l4"}
+    managed = named("kept", "chat")
+    managed["metadata"]["labels"] = {"app.kubernetes.io/managed-by": "shoal"}
+    other = {"scaleTargetRef": {"kind": "Deployment", "name": "web"}}
+    api.answers |= {
+        "/apis/apps/v1/deployments": listed(named("llama-l4", "chat")),
+        "/apis/autoscaling/v2/horizontalpodautoscalers": listed(
+            named("by-hand", "chat", spec={"scaleTargetRef": target}), managed, named("of-others", "web", spec=other)
+        ),
+        "/apis/autoscaling/v2/namespaces/shoal-system/horizontalpodautoscalers": listed(
+            named("gateway", "shoal-system")
+        ),
+        "/apis/policy/v1/poddisruptionbudgets": listed(named("llama", "chat")),
+        "/apis/policy/v1/namespaces/shoal-system/poddisruptionbudgets": listed(named("shoal-gateway", "shoal-system")),
+    }
+    run(api, tmp_path)
+    found = files(tmp_path)
+    assert names_of(found["models/horizontalpodautoscalers.yaml"]) == ["by-hand", "kept"]
+    assert names_of(found["installation/horizontalpodautoscalers.yaml"]) == ["gateway"]
+    assert names_of(found["models/poddisruptionbudgets.yaml"]) == ["llama"]
+    assert names_of(found["installation/poddisruptionbudgets.yaml"]) == ["shoal-gateway"]
+    assert "labelSelector=app.kubernetes.io/managed-by=shoal" in next(
+        path for path in api.asked if path.startswith("/apis/policy/v1/poddisruptionbudgets")
+    )
+
+
+KEDA = "/apis/keda.sh/v1alpha1"
+KUEUE = "/apis/kueue.x-k8s.io/v1beta1"
+
+
+def test_objects_of_keda_and_kueue_are_in_it_where_the_cluster_has_them(api: CannedApi, tmp_path: Path) -> None:
+    run(api, tmp_path)
+    found = files(tmp_path)
+    assert "scaledobjects" not in found["missing.txt"] + " ".join(found)
+    assert "workloads" not in found["missing.txt"] + " ".join(found)
+    (tmp_path / "b.tar.gz").unlink()
+
+    waiting = named("pod-llama-1", "chat")
+    waiting["metadata"]["ownerReferences"] = [{"kind": "Pod", "uid": "llama-1"}]
+    api.answers |= {
+        KEDA: {"resources": [{"name": "scaledobjects"}]},
+        f"{KEDA}/scaledobjects": listed(named("llama", "chat")),
+        f"{KEDA}/namespaces/shoal-system/scaledobjects": (403, "scaledobjects is forbidden"),
+        KUEUE: {"resources": [{"name": "workloads"}]},
+        f"{KUEUE}/workloads": listed(named("job-of-others", "chat"), waiting),
+    }
+    run(api, tmp_path)
+    found = files(tmp_path)
+    assert names_of(found["models/scaledobjects.yaml"]) == ["llama"]
+    assert names_of(found["models/workloads.yaml"]) == ["pod-llama-1"]
+    assert "scaledobjects in namespace shoal-system: scaledobjects is forbidden" in found["missing.txt"]
+
+
 def test_engines_logs_are_in_it_only_where_they_are_wanted(api: CannedApi, tmp_path: Path) -> None:
     api.answers["/api/v1/namespaces/chat/pods/llama-1/log"] = "a prompt\n"
     run(api, tmp_path)

@@ -5,7 +5,7 @@ import json
 import os
 import tarfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -28,6 +28,7 @@ from shoal.kube.resources import (
     DEVICECLASSES,
     EVENTS,
     GPUCLASSES,
+    HPAS,
     JOBS,
     LEASES,
     LORA_ADAPTERS,
@@ -35,11 +36,14 @@ from shoal.kube.resources import (
     MODEL_ROUTES,
     MODELS,
     NODES,
+    PDBS,
     PERSISTENTVOLUMECLAIMS,
     PODS,
     RESOURCECLAIMS,
     RESOURCESLICES,
+    SCALEDOBJECTS,
     TENANTS,
+    WORKLOADS,
     Resource,
 )
 
@@ -54,10 +58,14 @@ _DAEMONSETS: Final = Resource("apps", "v1", "daemonsets", "DaemonSet")
 _CRDS: Final = Resource(
     "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False
 )
+_CLUSTER_EVENTS: Final = "default"
+"""Namespace of the events of objects without a namespace."""
 _README: Final = """A support bundle of Shoal, made by `shoal support bundle`.
 
-In it: Shoal's objects (Models, LoRAPools, LoRAAdapters, ModelRoutes, GPUClasses, Tenants) and the Deployments, Jobs
-and pods made for them; nodes; in Shoal's namespace its workloads, events, the operator's configuration and logs.
+In it: Shoal's objects (Models, LoRAPools, LoRAAdapters, ModelRoutes, GPUClasses, Tenants) and the Deployments, Jobs,
+pods and disruption budgets made for them, with their autoscalers, Workloads of Kueue and events; nodes and their
+events; in Shoal's namespace its workloads, events, the operator's configuration and logs. NAME.previous.log is the log
+of a container before its last restart.
 
 Not in it: Secrets, values of environment variables, hashes of tenants' keys, request logs, usage records, prompts and
 answers. Credentials in texts were replaced by (removed). Names of Models, tenants, namespaces and nodes are in it:
@@ -163,26 +171,30 @@ async def collect(
         ("models", JOBS, only, _OWN),
         ("models", PODS, only, _ENGINES),
         ("models", RESOURCECLAIMS, only, _OWN),
+        ("models", PDBS, only, _OWN),
         ("installation", DEPLOYMENTS, namespace, None),
         ("installation", _STATEFULSETS, namespace, None),
         ("installation", _DAEMONSETS, namespace, None),
         ("installation", PODS, namespace, None),
         ("installation", PERSISTENTVOLUMECLAIMS, namespace, None),
+        ("installation", HPAS, namespace, None),
+        ("installation", PDBS, namespace, None),
         ("installation", LEASES, namespace, None),
         ("installation", EVENTS, namespace, None),
     )
-    pods: dict[str, list[JsonObject]] = {}
+    read: dict[tuple[str, Resource], list[JsonObject]] = {}
     for folder, kind, where, selector in parts:
-        click.echo(f"reading {kind.plural} ({folder})", err=True)
-        listed = await _listed(client, found, kind, where, selector)
+        listed = read[folder, kind] = await _listed(client, found, kind, where, selector, told=folder)
         found.add(f"{folder}/{kind.plural}.yaml", _dump(listed))
-        if kind is PODS:
-            pods[folder] = listed
-    await _events_of_models(client, found, only, {str(m["metadata"]["namespace"]) for m in pods["models"]})
+    engines = read["models", PODS]
+    await _autoscalers(client, found, only, read["models", DEPLOYMENTS])
+    await _optional(client, found, namespace, only, engines)
+    ours = (MODELS, LORA_POOLS, LORA_ADAPTERS, MODEL_ROUTES, PODS)
+    spaces = {str(each["metadata"]["namespace"]) for kind in ours for each in read["models", kind]}
+    await _events(client, found, only, spaces)
     await _one(client, found, CONFIGMAPS, "shoal-operator", namespace)
     await _definitions(client, found)
-    logged = [*pods["installation"], *(pods["models"] if engine_logs else [])]
-    for pod in logged:
+    for pod in [*read["installation", PODS], *(engines if engine_logs else [])]:
         await _logs(client, found, pod, lines)
     if found.missing:
         found.add("missing.txt", "\n".join(found.missing) + "\n")
@@ -190,11 +202,22 @@ async def collect(
 
 
 async def _listed(
-    client: KubeClient, found: Collected, kind: Resource, namespace: str | None, selector: str | None
+    client: KubeClient,
+    found: Collected,
+    kind: Resource,
+    namespace: str | None,
+    selector: str | None = None,
+    keep: Callable[[JsonObject], bool] = lambda _: True,
+    *,
+    told: str,
 ) -> list[JsonObject]:
+    """Objects that `keep` wants. `told`: the folder that they are for."""
+    click.echo(f"reading {kind.plural} ({told})", err=True)
     listed: list[JsonObject] = []
     try:
         async for each in client.list(kind, namespace=namespace, label_selector=selector):
+            if not keep(each):
+                continue
             if len(listed) == MOST_OBJECTS:
                 found.missing.append(f"{kind.plural}: only the first {MOST_OBJECTS}")
                 break
@@ -204,11 +227,64 @@ async def _listed(
     return listed
 
 
-async def _events_of_models(client: KubeClient, found: Collected, only: str | None, spaces: set[str]) -> None:
-    """Events of the namespaces that have engine pods."""
+async def _autoscalers(client: KubeClient, found: Collected, only: str | None, deployments: list[JsonObject]) -> None:
+    """HorizontalPodAutoscalers of Models' Deployments. KEDA makes them, and sometimes a person does by mistake."""
+    ours = {(each["metadata"]["namespace"], each["metadata"]["name"]) for each in deployments}
+
+    def scales(hpa: JsonObject) -> bool:
+        metadata: JsonObject = hpa["metadata"]
+        labels: JsonObject = metadata.get("labels") or {}
+        spec: JsonObject = hpa.get("spec") or {}
+        target: JsonObject = spec.get("scaleTargetRef") or {}
+        return labels.get(names.LABEL_MANAGED_BY) == names.MANAGED_BY or (
+            target.get("kind") == DEPLOYMENTS.kind and (metadata.get("namespace"), target.get("name")) in ours
+        )
+
+    listed = await _listed(client, found, HPAS, only, keep=scales, told="models")
+    found.add(f"models/{HPAS.plural}.yaml", _dump(listed))
+
+
+async def _optional(
+    client: KubeClient, found: Collected, namespace: str, only: str | None, engines: list[JsonObject]
+) -> None:
+    """Objects of KEDA and Kueue, where the cluster has these kinds."""
+    if await _served(client, SCALEDOBJECTS):
+        for folder, where, selector in (("models", only, _OWN), ("installation", namespace, None)):
+            listed = await _listed(client, found, SCALEDOBJECTS, where, selector, told=folder)
+            found.add(f"{folder}/{SCALEDOBJECTS.plural}.yaml", _dump(listed))
+    if await _served(client, WORKLOADS):
+        uids = {each["metadata"].get("uid") for each in engines}
+
+        def of_an_engine(workload: JsonObject) -> bool:
+            # Kueue gives a pod's Workload none of the pod's labels.
+            owners: list[JsonObject] = workload["metadata"].get("ownerReferences") or []
+            return any(owner.get("uid") in uids for owner in owners)
+
+        listed = await _listed(client, found, WORKLOADS, only, keep=of_an_engine, told="models")
+        found.add(f"models/{WORKLOADS.plural}.yaml", _dump(listed))
+
+
+async def _served(client: KubeClient, kind: Resource) -> bool:
+    """Whether the cluster has a kind. Asked first: a list of an unknown kind is forbidden to most people."""
+    try:
+        return kind.plural in await client.discover(kind.group, kind.version)
+    except (KubeError, OSError, TimeoutError):
+        return True  # the list will say why it cannot be read
+
+
+async def _events(client: KubeClient, found: Collected, only: str | None, spaces: set[str]) -> None:
+    """Events of objects without a namespace, such as nodes and GPUClasses, and of the namespaces that have Models,
+    routes, pools, adapters or engine pods."""
+    listed = await _listed(client, found, EVENTS, _CLUSTER_EVENTS, keep=_of_the_cluster, told="cluster")
+    found.add("cluster/events.yaml", _dump(listed))
     for space in sorted({only} if only is not None else spaces):
-        listed = await _listed(client, found, EVENTS, space, None)
+        listed = await _listed(client, found, EVENTS, space, told="models")
         found.add(f"models/events/{space}.yaml", _dump(listed))
+
+
+def _of_the_cluster(event: JsonObject) -> bool:
+    about: JsonObject = event.get("regarding") or {}
+    return not about.get("namespace")
 
 
 async def _one(client: KubeClient, found: Collected, kind: Resource, name: str, namespace: str) -> None:
@@ -237,15 +313,24 @@ async def _logs(client: KubeClient, found: Collected, pod: JsonObject, lines: in
     metadata: JsonObject = pod["metadata"]
     spec: JsonObject = pod.get("spec") or {}
     name, namespace = str(metadata["name"]), str(metadata["namespace"])
+    status: JsonObject = pod.get("status") or {}
     containers: list[JsonObject] = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
+    states: list[JsonObject] = [
+        *(status.get("initContainerStatuses") or []),
+        *(status.get("containerStatuses") or []),
+    ]
+    restarted = {str(each.get("name")) for each in states if each.get("restartCount")}
     for container in containers:
         which = str(container.get("name"))
-        try:
-            text = await client.log(name, namespace, container=which, lines=lines)
-        except (KubeError, OSError, TimeoutError) as error:
-            found.lacks(f"log of {which} in pod {namespace}/{name}", error)
-        else:
-            found.add(f"logs/{namespace}/{name}/{which}.log", clean_text(text))
+        for previous in (True, False) if which in restarted else (False,):
+            kind = "previous log" if previous else "log"
+            try:
+                text = await client.log(name, namespace, container=which, lines=lines, previous=previous)
+            except (KubeError, OSError, TimeoutError) as error:
+                found.lacks(f"{kind} of {which} in pod {namespace}/{name}", error)
+            else:
+                ending = "previous.log" if previous else "log"
+                found.add(f"logs/{namespace}/{name}/{which}.{ending}", clean_text(text))
 
 
 def _dump(listed: list[JsonObject]) -> str:
