@@ -173,11 +173,11 @@ def command(
     async def work() -> None:
         async with await installation.connect() as client:
             gateways = GatewayClient(client, installation.namespace, installation.url)
-            entries = await _newest(gateways, wanted, limit)
+            entries, logging = await _newest(gateways, wanted, limit)
             for warning in await left_behind(client, installation.namespace):
                 click.echo(f"missing: {warning}", err=True)
             if not entries:
-                await _explain_empty(client, tenant)
+                await _explain_empty(client, tenant, logging)
             if output == "table":
                 click.echo(HEADER)
             elif output == "csv":
@@ -228,23 +228,33 @@ def delete(
         )
 
 
-async def _explain_empty(client: KubeClient, tenant: str) -> None:
-    """Says why a request log may be empty. Raises ClickException for a Tenant that does not exist."""
+async def _explain_empty(client: KubeClient, tenant: str, logging: str | None) -> None:
+    """Says why a request log may be empty. `logging` is what the gateway knows: a person with the ClusterRole
+    shoal-logs may not have the right to read Tenants. Raises ClickException for a Tenant that does not exist."""
     try:
         found = await client.get(TENANTS, tenant)
     except NotFound:
+        logging = "NoTenant"
+    except KubeError as error:
+        if logging is None:
+            click.echo(f"whether there is a Tenant {tenant} and its request log is on is unknown: {error}", err=True)
+    else:
+        spec: JsonObject = found.get("spec") or {}
+        settings: JsonObject = spec.get("logging") or {}
+        logging = "Off" if settings.get("mode", "Off") == "Off" else "On"
+    if logging == "NoTenant":
         raise click.ClickException(
             f"there is no Tenant {tenant} and no request log of it: is it spelt right? `kubectl get tenants` lists them"
-        ) from None
-    except KubeError:
-        return  # without the right to read Tenants nothing more is known
-    spec: JsonObject = found.get("spec") or {}
-    if not spec.get("logging"):
+        )
+    if logging == "Off":
         click.echo(f"the request log of Tenant {tenant} is off: set its spec.logging (docs/requestlog.md)", err=True)
 
 
-async def _newest(gateways: GatewayClient, wanted: Mapping[str, str | None], limit: int) -> list[dict[str, Any]]:
-    """The newest entries, latest first. Missing parts are reported on standard error."""
+async def _newest(
+    gateways: GatewayClient, wanted: Mapping[str, str | None], limit: int
+) -> tuple[list[dict[str, Any]], str | None]:
+    """The newest entries, latest first, and what the gateway knows of the tenant's logging. Missing parts are reported
+    on standard error."""
     entries: list[dict[str, Any]] = []
     cursor: str | None = None
     reported: set[str] = set()
@@ -258,7 +268,7 @@ async def _newest(gateways: GatewayClient, wanted: Mapping[str, str | None], lim
                 click.echo(f"missing: {warning}", err=True)
         cursor = page.get("next_cursor")
         if cursor is None or len(entries) >= limit:
-            return entries
+            return entries, page.get("logging")
 
 
 async def _follow(

@@ -59,7 +59,7 @@ from shoal.net.server import make_server
 from shoal.net.serving import listening, run_server
 from shoal.net.stream import ListenerIdentity
 from shoal.net.tls import TLSCredentials
-from shoal.requestlog.api import LogsApi
+from shoal.requestlog.api import Logging, LogsApi
 from shoal.requestlog.logger import RequestLogger
 from shoal.requestlog.logmetrics import RequestLogMetrics
 from shoal.signals.totals import TotalsFollower
@@ -199,6 +199,7 @@ class GatewayProcess:
             self._peer_pods,
             credentials=self.credentials,
             callers=callers,
+            logging=self._logging,
         )
         self.metrics.registry.register(RequestLogMetrics(self.logs.logger))
         self.gateway = Gateway(
@@ -538,6 +539,16 @@ class GatewayProcess:
         if not tenants.synced.is_set():
             return None
         return {name: tenant.spec.logging.retention_days for name, tenant in tenants.objects.items()}
+
+    def _logging(self, name: str) -> Logging | None:
+        """Whether a tenant's requests are logged; None while the Tenants are unknown."""
+        tenants = self._reflectors["tenants"]
+        if not tenants.synced.is_set():
+            return None
+        tenant = tenants.objects.get(name)
+        if tenant is None:
+            return "NoTenant"
+        return "Off" if tenant.spec.logging.mode == "Off" else "On"
 
     def _peer_pods(self) -> list[facts.Pod] | None:
         found = self.peers.reflector

@@ -3,7 +3,7 @@ to peers and to `kubectl shoal logs`; on that port, DELETE removes entries."""
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, cast
 
 import orjson
@@ -33,6 +33,8 @@ _TENANT: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _ROLES: Final[tuple[Role, ...]] = ("gateway", "logs")
 _PLACES: Final = ("authorization", names.HEADER_KEY)
 """Headers that may contain a key. Calls through the API server's proxy have it in the second header."""
+Logging = Literal["On", "Off", "NoTenant"]
+"""Whether a tenant's requests are logged, or that there is no such Tenant."""
 
 
 class LogsApi:
@@ -46,13 +48,16 @@ class LogsApi:
         port: int = names.OPS_PORT,
         credentials: TLSCredentials | None = None,
         callers: Callers | None = None,
+        logging: Callable[[str], Logging | None] = lambda _: None,
     ) -> None:
-        """`callers` knows people by their tokens; None: keys only."""
+        """`callers` knows people by their tokens; None: keys only. `logging` knows Tenants; it returns None while they
+        are unknown."""
         self.logger = logger
         self._keys = keys
         self._calls = GatewayCalls(keys, peers, port, credentials)
         self._credentials = credentials
         self._callers = callers
+        self._logging = logging
         self._reads = asyncio.Semaphore(_MOST_READS)
         self._waiting = 0
 
@@ -61,7 +66,7 @@ class LogsApi:
 
     async def page(self, tenant: str, query_string: bytes) -> bytes:
         """A page of a tenant's entries as JSON. Raises ApiError."""
-        return await self._page(query_of(tenant, parameters(query_string, FILTERS)))
+        return await self._page(query_of(tenant, parameters(query_string, FILTERS)), None)
 
     async def ops(self, request: ShellRequest) -> Response:
         """Serves the operations port."""
@@ -97,12 +102,13 @@ class LogsApi:
         if method == "DELETE":
             return await self._erase(tenant, given.get("user"), everywhere=role != "gateway")
         if role != "gateway":
-            return await self._page(query_of(tenant, given))
+            # The person may not have the right to read Tenants: a Role of one namespace cannot grant it.
+            return await self._page(query_of(tenant, given), self._logging(tenant))
         return _body(await self._read(query_of(tenant, given), everywhere=False), [])
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    async def _page(self, query: LogQuery) -> bytes:
+    async def _page(self, query: LogQuery, logging: Logging | None) -> bytes:
         peers, missing = self._calls.reachable()
         asked = asyncio.gather(*(self._ask(pod, query) for pod in peers))
         try:
@@ -115,7 +121,7 @@ class LogsApi:
                 parts.append(answer)
             else:
                 missing.append({"gateway": pod.name, "reason": answer})
-        return _body(merged(parts, query.limit), missing)
+        return _body(merged(parts, query.limit), missing, logging)
 
     async def _read(self, query: LogQuery, *, everywhere: bool) -> Found:
         if self._waiting >= _MOST_WAITING:
@@ -204,8 +210,10 @@ def _add(total: dict[str, Any], part: Mapping[str, Any]) -> None:
     total["unreadable"] += list(part.get("unreadable") or ())
 
 
-def _body(found: Found, missing: MissingGateways) -> bytes:
+def _body(found: Found, missing: MissingGateways, logging: Logging | None = None) -> bytes:
     page: dict[str, Any] = {"object": "list", "has_more": found.more, "missing": missing}
+    if logging is not None:
+        page["logging"] = logging
     if found.more and found.lines:
         page["next_cursor"] = cursor_of(found.lines[-1][0])
     if found.unreadable:

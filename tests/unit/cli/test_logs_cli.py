@@ -126,10 +126,41 @@ def test_an_empty_log_says_that_logging_is_off(api: CannedApi, tmp_path: Path):
     result = run(api, tmp_path, "--tenant", "acmee")
     assert result.exit_code == 0
     assert "the request log of Tenant acmee is off: set its spec.logging" in result.stderr
-    api.answers[TENANT] = {"metadata": {"name": "acmee"}, "spec": {"logging": {"retentionDays": 7}}}
-    assert "is off" not in run(api, tmp_path, "--tenant", "acmee").stderr
+    api.answers[TENANT]["spec"] = {"logging": {"mode": "Off", "retentionDays": 7}}
+    assert "is off" in run(api, tmp_path, "--tenant", "acmee").stderr
+    api.answers[TENANT]["spec"] = {"logging": {"mode": "Metadata"}}
+    assert run(api, tmp_path, "--tenant", "acmee").stderr == ""
+
+
+def test_who_may_not_read_tenants_is_told_what_the_gateway_knows(api: CannedApi, tmp_path: Path):
+    """The ClusterRole shoal-logs is bound in one namespace, and Tenants are in none."""
     api.answers[TENANT] = (403, "tenants is forbidden")
-    assert run(api, tmp_path, "--tenant", "acmee").exit_code == 0
+    api.answers[proxy("shoal-gateway-0")] = page(logging="NoTenant")
+    wrong = run(api, tmp_path, "--tenant", "acmee")
+    assert wrong.exit_code == 1
+    del api.answers[TENANT]
+    assert wrong.output == run(api, tmp_path, "--tenant", "acmee").output, "as to who may read Tenants"
+    api.answers[TENANT] = (403, "tenants is forbidden")
+    api.answers[proxy("shoal-gateway-0")] = page(logging="Off")
+    off = run(api, tmp_path, "--tenant", "acmee")
+    assert off.exit_code == 0
+    assert "the request log of Tenant acmee is off: set its spec.logging" in off.stderr
+    api.answers[proxy("shoal-gateway-0")] = page(logging="On")
+    assert run(api, tmp_path, "--tenant", "acmee").stderr == ""
+
+
+def test_a_gateway_that_does_not_know_tenants_yet_leaves_it_open(api: CannedApi, tmp_path: Path):
+    api.answers[TENANT] = (403, "tenants is forbidden")
+    api.answers[proxy("shoal-gateway-0")] = page()
+    result = run(api, tmp_path, "--tenant", "acmee")
+    assert result.exit_code == 0
+    assert "its request log is on is unknown: tenants is forbidden" in result.stderr
+
+
+def test_the_log_of_a_deleted_tenant_is_shown(api: CannedApi, tmp_path: Path):
+    api.answers[proxy("shoal-gateway-0")] = page(entry(1), logging="NoTenant")
+    result = run(api, tmp_path, "--tenant", "acmee")
+    assert (result.exit_code, result.stderr) == (0, "")
 
 
 def test_a_span_of_time_is_asked_for_in_utc(api: CannedApi, tmp_path: Path):

@@ -14,7 +14,7 @@ from shoal.gateway.ops import gateway_ops
 from shoal.kube.callers import Callers
 from shoal.kube.client import KubeClient
 from shoal.net.server import make_server
-from shoal.requestlog.api import LogsApi
+from shoal.requestlog.api import Logging, LogsApi
 from shoal.requestlog.logger import RequestLogger
 from tests.support.requestlog import ADMIN, PEER, LoggedGateway, echo, logged
 from tests.support.rolereviews import RoleReviews
@@ -34,6 +34,10 @@ async def serve_ops(it: LoggedGateway, api: LogsApi) -> tuple[asyncio.Task[None]
     while not server.started:
         await asyncio.sleep(0.005)
     return task, server
+
+
+def logging_of(tenant: str) -> Logging:
+    return "On" if tenant == "acme" else "NoTenant"
 
 
 class Two:
@@ -57,7 +61,7 @@ async def two(tmp_path: Path):
         other = RequestLogger(settings, gateway="gateway-2")
         far, far_server = await serve_ops(it, LogsApi(other, it.it.ring))
         found = Two(it, other, far_server.port, "")
-        near_api = LogsApi(it.book, it.it.ring, lambda: found.pods, far_server.port)
+        near_api = LogsApi(it.book, it.it.ring, lambda: found.pods, far_server.port, logging=logging_of)
         near, near_server = await serve_ops(it, near_api)
         found.url = f"http://127.0.0.1:{near_server.port}"
         await it.it.app.logs.close()
@@ -151,7 +155,9 @@ def shown(
 
 async def test_who_has_the_role_for_logs_reads_and_deletes_on_all_gateways(two: Two, reviews: RoleReviews):
     reader = shown(reviews, rights.LOGS)
-    assert texts(await two.call("GET", reader, tenant="acme")) == ["there", "here"]
+    page = await two.call("GET", reader, tenant="acme")
+    assert (texts(page), page["logging"]) == (["there", "here"], "On")
+    assert (await two.call("GET", reader, tenant="acmee"))["logging"] == "NoTenant"
     answer = await two.call("DELETE", reader, tenant="acme", user="u-2")
     assert (answer["entries"], answer["missing"]) == (1, [])
     assert texts(await two.call("GET", reader, tenant="acme")) == ["here"]
@@ -161,8 +167,10 @@ async def test_who_may_read_one_tenants_log_reads_no_others(two: Two, reviews: R
     reviews.bind("auditor", "acme-team", rights.LOGS, tenant="acme")
     reader = shown(reviews, "auditor", "acme-team")
     assert texts(await two.call("GET", reader, tenant="acme")) == ["there", "here"]
-    refused = await two.call("GET", reader, 403, tenant="globex")
-    assert "may not get requestlogs.shoal.dev of tenant globex" in refused["message"]
+    for other in ("globex", "no-such-tenant"):
+        refused = await two.call("GET", reader, 403, tenant=other)
+        assert f"may not get requestlogs.shoal.dev of tenant {other}" in refused["message"]
+        assert "logging" not in refused, "who may not read a tenant's log is not told whether there is such a tenant"
     await two.call("GET", reader, 400, tenant="")
     await two.call("GET", reader, 400)
 

@@ -11,7 +11,7 @@ import aiohttp
 from shoal.requestlog.store import Folder, LogFile
 from tests.support.gateway import tenant
 from tests.support.gateway_process import FakeApiServer, ask, readyz, serving
-from tests.support.requestlog import ADMIN, echo, entries
+from tests.support.requestlog import ADMIN, PEER, echo, entries
 from tests.support.scripted_engine import ScriptedEngine
 
 MESSAGES = [{"role": "user", "content": "the canary sings"}]
@@ -32,6 +32,8 @@ async def test_a_gateway_logs_shows_sweeps_and_keeps_what_ended_when_it_stops(tm
     part.write_bytes(b"half")
     engine = ScriptedEngine(echo)
     async with serving(tmp_path, engine, server, log_dir=folder.root, pod_name="gw-0") as process:
+        quiet = tenant("quiet", "sk-test-quiet")
+        await server.change("tenants", quiet.model_dump(mode="json", by_alias=True, exclude_none=True))
         await log_in_full(server, retentionDays=7)
         async with aiohttp.ClientSession() as session:
             async with asyncio.timeout(30):
@@ -45,6 +47,13 @@ async def test_a_gateway_logs_shows_sweeps_and_keeps_what_ended_when_it_stops(tm
             assert page["data"][0]["request"]["messages"] == MESSAGES
             async with session.get(f"{url}/v1/logs", params={"tenant": "acme"}) as response:
                 assert response.status == 401
+                assert "logging" not in await response.json()
+            assert page["logging"] == "On"
+            for name, logging in (("quiet", "Off"), ("gone", "NoTenant")):
+                async with session.get(f"{url}/v1/logs", params={"tenant": name}, headers=ADMIN) as response:
+                    assert (await response.json())["logging"] == logging
+            async with session.get(f"{url}/v1/logs", params={"tenant": "gone"}, headers=PEER) as response:
+                assert "logging" not in await response.json(), "gateways do not ask each other for it"
             async with asyncio.timeout(60):  # retention is that of the Tenant; without one, thirty days
                 while len(folder.dates("acme")) != 2 or "gone" in folder.tenants():
                     await asyncio.sleep(0.05)
