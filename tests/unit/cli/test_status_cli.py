@@ -1,5 +1,6 @@
 """`shoal status`: what a person sees of Models, and what is said when something cannot be read."""
 
+import csv
 import io
 import json
 from collections.abc import Generator
@@ -266,6 +267,22 @@ def test_as_csv_there_is_a_line_per_model_and_class(kubeconfig: Path) -> None:
     found = dict(zip(head.split(","), line.split(","), strict=True))
     assert (found["namespace"], found["name"], found["ready"]) == ("chat", "llama", "False")
     assert (found["gpuClass"], found["desired"], found["readyReplicas"], found["gpus"]) == ("l40s-48gb", "1", "0", "2")
+
+
+def test_as_csv_a_route_has_its_own_columns(kubeconfig: Path, api: CannedApi) -> None:
+    api.answers[f"{ROUTES}/front"] = route(
+        "front", "True", "CanaryHalted", HALTED, servedNames=["front", "door"], canaries=[canary("r", "Halted")]
+    )
+    head, line = csv.reader(status(kubeconfig, "route/front", "-o", "csv").output.splitlines())
+    assert dict(zip(head, line, strict=True)) == {
+        "namespace": "chat",
+        "name": "front",
+        "ready": "True",
+        "servedNames": "front door",
+        "canaries": "r:Halted",
+        "reason": "CanaryHalted",
+        "message": HALTED,
+    }
 
 
 def test_without_the_right_to_read_logs_the_rest_is_shown_and_the_reason_told(kubeconfig: Path, api: CannedApi) -> None:

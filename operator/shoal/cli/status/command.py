@@ -27,6 +27,7 @@ _COLUMNS: Final = (
     "namespace", "name", "ready", "gpuClass", "desired", "readyReplicas", "waiting", "gpus", "step",
     "coldStartSeconds", "kvTokens", "hourlyCost", "reason", "message", "capabilities",
 )  # fmt: skip
+_ROUTE_COLUMNS: Final = ("namespace", "name", "ready", "servedNames", "canaries", "reason", "message")
 BESIDE: Final = 130
 """Width from which messages are a column; below it, they follow the table."""
 LISTED: Final = 160
@@ -133,6 +134,12 @@ def _print(console: Console, found: StatusSnapshot, output: str, namespace: str 
         camel(dataclasses.asdict(row)) | {"canaries": [camel(dataclasses.asdict(one)) for one in row.canaries]}
         for row in found.routes
     ]
+    if output == "csv" and routes and not models:
+        # CSV has the columns of one kind: routes are printed where there is nothing but routes.
+        states = ([f"{one.rule}:{one.state}" for one in row.canaries] for row in found.routes)
+        lines = (route | {"canaries": each} for route, each in zip(routes, states, strict=True))
+        emit(output, {}, lines, _ROUTE_COLUMNS)
+        return
     emit(output, {"models": models, "routes": routes, "notes": list(found.notes)}, lines, _COLUMNS)
 
 
