@@ -18,10 +18,14 @@ from shoal.cli.scaling.why import ago
 from shoal.cli.services import OperatorClient
 
 SORTS: Final = ("name", "used", "requests", "misses")
+MOST_SHOWN: Final = 50
+"""Adapters of a pool in a table, unless a person names another limit. Programs get all."""
 _UNREMARKABLE: Final = ("Resident", "OnDemand")
 
 
-def render(answer: AdapterStatsAnswer, *, sort: str = "name", limit: int = 50, wide: bool = False) -> RenderableType:
+def render(
+    answer: AdapterStatsAnswer, *, sort: str = "name", limit: int = MOST_SHOWN, wide: bool = False
+) -> RenderableType:
     """Renders all pools of an answer; `wide`: with the replicas of each adapter."""
     if not answer.pools:
         return Text("there is no LoRAPool")
@@ -149,7 +153,11 @@ _COLUMNS: Final = (
 @click.option("-n", "--namespace", help="Namespace of the pools. Default: the kubeconfig context's.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="Pools of all namespaces.")
 @click.option("--sort", type=click.Choice(SORTS), default="name", show_default=True, help="Sort order.")
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Adapters to show per pool.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    help=f"Adapters to show per pool. Default: {MOST_SHOWN} in tables, all in json, yaml and csv.",
+)
 @output_option("wide", help="wide: a table with the replicas of each adapter.")
 @operator_options
 def command(
@@ -157,7 +165,7 @@ def command(
     namespace: str | None,
     all_namespaces: bool,
     sort: str,
-    limit: int,
+    limit: int | None,
     output: str,
     installation: Installation,
 ) -> None:
@@ -175,7 +183,10 @@ def command(
             return await OperatorClient(client, installation.namespace, installation.url).adapters(where, pool)
 
     answer = run_command(work())
-    data = answer.model_dump(mode="json", by_alias=True)
+    pools = tuple(
+        each.model_copy(update={"adapters": tuple(ordered(each.adapters, sort)[:limit])}) for each in answer.pools
+    )
+    data = answer.model_copy(update={"pools": pools}).model_dump(mode="json", by_alias=True)
     rows = ({"pool": pool["pool"], **each} for pool in data["pools"] for each in pool["adapters"])
     if not emit(output, data, rows, _COLUMNS):
-        console().print(render(answer, sort=sort, limit=limit, wide=output == "wide"))
+        console().print(render(answer, sort=sort, limit=limit or MOST_SHOWN, wide=output == "wide"))

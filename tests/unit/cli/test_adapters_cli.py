@@ -1,5 +1,6 @@
 """`shoal adapters`: what a person sees of pools and adapters, and what is said when they cannot be had."""
 
+import csv
 import io
 import json
 from collections.abc import Generator, Iterator
@@ -7,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 from rich.console import Console
 
@@ -134,9 +136,29 @@ def test_it_asks_the_leader_for_one_pool_and_prints_json(cluster: tuple[CannedAp
     api, kubeconfig = cluster
     done = run(kubeconfig, "--pool", "pool", "-o", "json")
     assert done.exit_code == 0, done.output
-    assert json.loads(done.output)["pools"][0]["adapters"][0]["adapter"] == "chat/poet"
+    assert [each["adapter"] for each in json.loads(done.output)["pools"][0]["adapters"]] == ["chat/pinned", "chat/poet"]
     assert any(asked.endswith("/v1/adapters?namespace=chat&pool=pool") for asked in api.asked)
     assert "base-2 (to load)" in run(kubeconfig, "--pool", "pool", "-o", "wide").output
+
+
+@pytest.mark.parametrize("output", ["json", "yaml", "csv"])
+def test_programs_get_the_order_and_the_number_that_were_asked_for(
+    cluster: tuple[CannedApi, Path], output: str
+) -> None:
+    api, kubeconfig = cluster
+    many = tuple(PINNED.model_copy(update={"adapter": f"chat/a{n:02d}"}) for n in reversed(range(60)))
+    api.answers[POD] = answer(POOL.model_copy(update={"adapters": (*many, POET)})).model_dump(mode="json")
+
+    def printed(*args: str) -> list[str]:
+        done = run(kubeconfig, "-o", output, *args)
+        assert done.exit_code == 0, done.output
+        if output == "csv":
+            return [row["adapter"] for row in csv.DictReader(done.stdout.splitlines())]
+        return [each["adapter"] for each in yaml.safe_load(done.stdout)["pools"][0]["adapters"]]
+
+    assert printed() == [*(f"chat/a{n:02d}" for n in range(60)), "chat/poet"], "by name, and all"
+    assert printed("--sort", "requests", "--limit", "2") == ["chat/poet", "chat/a00"]
+    assert "and 11 more; --limit shows them" in run(kubeconfig).output
 
 
 def test_a_pool_that_is_not_there_is_told_in_one_line(cluster: tuple[CannedApi, Path]) -> None:
