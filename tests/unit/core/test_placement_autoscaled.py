@@ -230,3 +230,10 @@ def test_the_newest_event_of_an_autoscaler_is_shown_as_one_line() -> None:
     assert last_event([new, scheduler, old]) == "cluster-autoscaler: no stock"
     long = last_event([PodEvent("karpenter", "x" * 5000, None)])
     assert len(long or "") < 400, "an event is written by whoever may write in the namespace"
+
+
+@pytest.mark.parametrize(
+    "controller", ["karpenter", "eks-auto-mode/compute", "cluster-autoscaler", "gke.io/cluster-autoscaler"]
+)
+def test_events_of_every_known_autoscaler_are_shown_with_its_name(controller: str) -> None:
+    assert last_event([PodEvent(controller, "no instance type fits", NOW)]) == f"{controller}: no instance type fits"

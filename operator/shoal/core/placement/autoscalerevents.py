@@ -8,8 +8,9 @@ from typing import Final
 
 _MOST_CHARACTERS: Final = 300
 _BLANKS: Final = re.compile(r"[\x00-\x20\x7f]+")
-_CONTROLLERS: Final = ("karpenter", "cluster-autoscaler", "gke.io/cluster-autoscaler")
-"""Reporting controllers of Karpenter and of Cluster Autoscaler, GKE's among them."""
+_CONTROLLERS: Final = ("karpenter", "eks-auto-mode/compute", "cluster-autoscaler", "gke.io/cluster-autoscaler")
+"""Reporting controllers of Karpenter, of EKS Auto Mode (AWS runs Karpenter there), and of Cluster Autoscaler, GKE's
+among them."""
 
 
 @dataclass(frozen=True, slots=True)
