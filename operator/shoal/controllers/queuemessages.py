@@ -15,7 +15,7 @@ from shoal.core.facts import QueueWait
 from shoal.core.podquota import NO_KUEUE, ProvisioningRequest, Workload, queue_wait, waits_for_queue
 from shoal.kube import projections
 from shoal.kube.errors import Forbidden, KubeError, NotFound
-from shoal.kube.resources import PROVISIONINGREQUESTS, WORKLOADS
+from shoal.kube.resources import PROVISIONINGREQUESTS, WORKLOADS, WORKLOADS_BETA2, Resource
 
 log = structlog.get_logger()
 
@@ -28,6 +28,7 @@ MOST_AT_ONCE: Final = 20
 _TIMEOUT_SECONDS: Final = 10.0
 _PAGE_SIZE: Final = 500
 _MOST_PAGES: Final = 4
+_VERSIONS: Final = (WORKLOADS, WORKLOADS_BETA2)
 
 
 class QueueMessages:
@@ -38,6 +39,8 @@ class QueueMessages:
         self._world, self._state = world, state
         self._read_at: dict[str, float] = {}
         """Namespace -> time of the event loop."""
+        self._served = WORKLOADS
+        """The version that the API server was last seen to serve: it is asked for first."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -73,17 +76,14 @@ class QueueMessages:
         return found
 
     async def _read(self, namespace: str, pods: list[facts.Pod]) -> None:
-        wanted, found = {pod.uid for pod in pods}, list[Workload]()
-        pages = 0
-        try:
-            async for page in self._world.client.list_pages(WORKLOADS, namespace=namespace, page_size=_PAGE_SIZE):
-                # Of thousands of jobs only those of the waiting pods are kept, and not every page is read: users who
-                # may create Workloads must not keep the operator busy.
-                found += [each for item in page.items if wanted & set((each := projections.workload(item)).owners)]
-                pages += 1
-                if pages == _MOST_PAGES or len(found) >= len(pods):
-                    break
-        except NotFound:
+        for version in (self._served, *(each for each in _VERSIONS if each is not self._served)):
+            try:
+                found, pages = await self._workloads(version, namespace, pods)
+            except NotFound:
+                continue
+            self._served = version
+            break
+        else:
             for pod in pods:
                 self._note(pod, QueueWait(reasons.QUOTA_WAIT, NO_KUEUE))
             return
@@ -91,6 +91,20 @@ class QueueMessages:
         for pod in pods:
             if pages < _MOST_PAGES or any(pod.uid in each.owners for each in found):
                 self._note(pod, queue_wait(pod.uid, found, requests))
+
+    async def _workloads(self, version: Resource, namespace: str, pods: list[facts.Pod]) -> tuple[list[Workload], int]:
+        """(those of the pods, pages that were read). Raises NotFound where the API server does not serve the
+        version."""
+        wanted, found = {pod.uid for pod in pods}, list[Workload]()
+        pages = 0
+        async for page in self._world.client.list_pages(version, namespace=namespace, page_size=_PAGE_SIZE):
+            # Of thousands of jobs only those of the waiting pods are kept, and not every page is read: users who
+            # may create Workloads must not keep the operator busy.
+            found += [each for item in page.items if wanted & set((each := projections.workload(item)).owners)]
+            pages += 1
+            if pages == _MOST_PAGES or len(found) >= len(pods):
+                break
+        return found, pages
 
     async def _requests(self, namespace: str, workloads: set[str]) -> list[ProvisioningRequest]:
         """Those of some Workloads; empty where the cluster has none, or the operator may not list them."""

@@ -85,6 +85,9 @@ ENDPOINTSLICES = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointS
 HPAS = Resource("autoscaling", "v2", "horizontalpodautoscalers", "HorizontalPodAutoscaler")
 PROVISIONINGREQUESTS = Resource("autoscaling.x-k8s.io", "v1", "provisioningrequests", "ProvisioningRequest")
 WORKLOADS = Resource("kueue.x-k8s.io", "v1beta1", "workloads", "Workload")
+"""Of Kueue up to the release that stops serving it."""
+WORKLOADS_BETA2 = Resource("kueue.x-k8s.io", "v1beta2", "workloads", "Workload")
+"""From Kueue 0.15 on. What Shoal reads of a Workload is the same in both."""
 INFERENCEPOOLS = Resource("inference.networking.k8s.io", "v1", "inferencepools", "InferencePool")
 SCALEDOBJECTS = Resource("keda.sh", "v1alpha1", "scaledobjects", "ScaledObject")
 TRIGGERAUTHENTICATIONS = Resource("keda.sh", "v1alpha1", "triggerauthentications", "TriggerAuthentication")

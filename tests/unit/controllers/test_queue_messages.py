@@ -5,13 +5,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
+import pytest
+
+from shoal.controllers import queuemessages
 from shoal.controllers.queuemessages import AGAIN_SECONDS, QueueMessages
 from shoal.controllers.state import FleetState
 from shoal.controllers.world import World
 from shoal.core.facts import Pod
 from shoal.core.podquota import NO_KUEUE, NO_WORKLOAD
 from shoal.kube.errors import Forbidden, KubeError, NotFound
-from shoal.kube.resources import PROVISIONINGREQUESTS, Resource
+from shoal.kube.resources import PROVISIONINGREQUESTS, WORKLOADS, WORKLOADS_BETA2, Resource
 from shoal.kube.store import Table
 from tests.support.operators import CONFIG
 
@@ -40,6 +43,8 @@ class Api:
     requests: list[dict[str, Any]] | KubeError = field(default_factory=list[dict[str, Any]])
     """ProvisioningRequests."""
     asked_for_requests: int = 0
+    serves: tuple[Resource, ...] = (WORKLOADS, WORKLOADS_BETA2)
+    """Versions of Workloads."""
 
     async def list_pages(self, resource: Resource, **_: Any) -> AsyncGenerator[Page]:
         if resource is PROVISIONINGREQUESTS:
@@ -48,6 +53,9 @@ class Api:
                 raise self.requests
             yield Page(self.requests)
             return
+        if resource not in self.serves:
+            self.asked += 1
+            raise NotFound("the server could not find the requested resource")
         for page in self.pages or [[]]:
             self.asked += 1
             if self.fails is not None:
@@ -96,6 +104,26 @@ async def test_a_cluster_without_kueue_is_said() -> None:
     cluster = Cluster(Api(fails=NotFound("the server could not find the requested resource")), "a")
     await cluster.reader.check()
     assert cluster.said() == {"a": NO_KUEUE}
+
+
+async def test_a_kueue_that_serves_only_its_newer_version_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queuemessages, "AGAIN_SECONDS", 0.0)
+    api = Api([[workload("a", "no GPUs left")]], serves=(WORKLOADS_BETA2,))
+    cluster = Cluster(api, "a")
+    await cluster.reader.check()
+    assert cluster.said() == {"a": "no GPUs left"}
+    await cluster.reader.check()
+    assert api.asked == 3, "the version that is not served is asked for once"
+
+
+async def test_a_kueue_whose_older_version_goes_is_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queuemessages, "AGAIN_SECONDS", 0.0)
+    api = Api([[workload("a", "no GPUs left")]], serves=(WORKLOADS,))
+    cluster = Cluster(api, "a")
+    await cluster.reader.check()
+    api.serves, api.pages = (WORKLOADS_BETA2,), [[workload("a", "no GPUs yet")]]
+    await cluster.reader.check()
+    assert cluster.said() == {"a": "no GPUs yet"}
 
 
 async def test_of_a_namespace_full_of_workloads_a_few_pages_are_read_and_nothing_is_claimed() -> None:
