@@ -31,6 +31,7 @@ from tests.faults.worlds import (
     seen,
     stage,
     tenant,
+    unclaimed,
 )
 
 
@@ -89,6 +90,13 @@ CUDA = "RuntimeError: CUDA error: unspecified launch failure"
 READY = condition("Ready", "True", "ReplicasReady", "1 of 1 replicas ready")
 CLASS = gpu_class(condition("Ready", "True", "NodesFound"))
 FULL = not_ready("NoCapacity", "class h100-80gb has 0 of 8 GPUs free")
+STARTS = not_ready("Starting", "1 replica is being created")
+CLAIMS_FULL = (
+    'resourceclaims.resource.k8s.io "llama-1-gpus-7x2kd" is forbidden: exceeded quota: devices, requested: '
+    "gpu.nvidia.com.deviceclass.resource.k8s.io/devices=8, used: gpu.nvidia.com.deviceclass.resource.k8s.io/devices=8, "
+    "limited: gpu.nvidia.com.deviceclass.resource.k8s.io/devices=8"
+)
+NO_CLAIM = '0/4 nodes are available: waiting for resource claim: cannot find ResourceClaim of pod "llama-1".'
 INSUFFICIENT = "0/4 nodes are available: 1 Insufficient nvidia.com/gpu, 3 node(s) didn't match Pod's node affinity"
 
 FAULTS = [
@@ -465,6 +473,38 @@ FAULTS = [
         seen(not_ready("PodsRefused", 'pods "llama-1" is forbidden: exceeded quota: team, requested: '
                        "requests.nvidia.com/gpu=1, used: 8, limited: 8")),
         "L2", "ResourceQuotaExceeded", "ResourceQuota", ("PodsRefused",), "exceeded quota",
+    ),
+    Fault(
+        "a ResourceQuota on devices that refuses the ResourceClaim of a pod",
+        seen(not_ready("ResourceQuotaExceeded", "pod chat/llama-1 gets no ResourceClaim: ResourceQuota devices has no "
+                       "room for a replica"), **unclaimed(CLAIMS_FULL)),
+        "L2", "ResourceQuotaExceeded", "Raise the ResourceQuota", (), "exceeded quota: devices",
+    ),
+    Fault(
+        "a ResourceQuota on devices, before the operator tells it",
+        seen(STARTS, **unclaimed(CLAIMS_FULL)),
+        "L2", "ResourceQuotaExceeded", "Raise the ResourceQuota", ("Starting",), "exceeded quota: devices",
+    ),
+    Fault(
+        "a ResourceQuota on devices, where the scheduler says that it waits for the claim",
+        seen(STARTS, **unclaimed(CLAIMS_FULL, waits=NO_CLAIM)),
+        "L2", "ResourceQuotaExceeded", "Raise the ResourceQuota", ("Starting",), "exceeded quota: devices",
+    ),
+    Fault(
+        "a policy that refuses the ResourceClaims of pods",
+        seen(STARTS, **unclaimed('resourceclaims.resource.k8s.io "llama-1-gpus-7x2kd" is forbidden: '
+                                 "ValidatingAdmissionPolicy 'no-devices' with binding 'all' denied request: not here")),
+        "L2", "WebhookRefused", "policy", ("Starting",), "no-devices",
+    ),
+    Fault(
+        "a ResourceClaim that cannot be made, in words that no rule knows",
+        seen(STARTS, **unclaimed('ResourceClaim "llama-1-gpus-7x2kd" is invalid: spec.devices.requests: Too many: 33')),
+        "L2", "ResourceClaimNotCreated", "API server's own words", ("Starting",), "Too many: 33",
+    ),
+    Fault(
+        "a ResourceClaim that nobody makes",
+        seen(STARTS, **unclaimed()),
+        "L2", "ResourceClaimNotCreated", "kube-controller-manager", ("Starting",), "no ResourceClaim",
     ),
     Fault(
         "two quotas: a ResourceQuota refuses what a queue would admit",
@@ -1320,3 +1360,24 @@ def test_a_replica_whose_nodes_are_asked_for_does_not_wait_for_quota(
     assert (cause.layer.label, cause.reason) == ("control", reason)
     assert "ProvisioningRequest chat/r-1" in cause.message
     assert do in cause.do
+
+
+def test_a_claim_that_was_refused_and_is_made_now_is_no_cause() -> None:
+    world = seen(STARTS, **unclaimed(CLAIMS_FULL, made=True, waits=INSUFFICIENT))
+    assert {cause.reason for cause in causes(world, NOW).causes} == {"InsufficientGPUs"}
+    starts = unclaimed(CLAIMS_FULL, made=True)
+    starts["pods"][0]["spec"]["nodeName"] = "gpu-1"
+    found = causes(seen(STARTS, nodes=(node(),), **starts), NOW)
+    assert [(cause.reason, cause.state) for cause in found.causes] == [("Starting", "waits")]
+
+
+def test_a_claim_that_is_being_made_is_no_cause_yet() -> None:
+    new = unclaimed()
+    new["pods"][0]["metadata"]["creationTimestamp"] = (NOW - timedelta(seconds=5)).isoformat()
+    assert [cause.reason for cause in causes(seen(STARTS, **new), NOW).causes] == ["Starting"]
+
+
+def test_of_a_pod_the_quota_that_refuses_its_claim_is_told_too() -> None:
+    (cause,) = causes(seen(kind="pod", **unclaimed(CLAIMS_FULL)), NOW).causes
+    assert (cause.layer, cause.reason) == ("L2", "ResourceQuotaExceeded")
+    assert "pod chat/llama-1 gets no ResourceClaim" in cause.message

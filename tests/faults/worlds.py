@@ -148,6 +148,18 @@ def gated(queue: str = "serving") -> Json:
     return found
 
 
+def unclaimed(message: str | None = None, *, made: bool = False, waits: str | None = None, ago: float = 20) -> Json:
+    """What is told of a pod whose ResourceClaim is to be made from a template: arguments of `seen`. `message`: of the
+    event that says why it is not made; `made`: it was, later; `waits`: words of the scheduler."""
+    found = pending(waits) if waits is not None else pod(node=None, conditions=[])
+    found["spec"]["resourceClaims"] = [{"name": "gpus", "resourceClaimTemplateName": "llama-h100-80gb-7c9"}]
+    if made:
+        found["status"]["resourceClaimStatuses"] = [{"name": "gpus", "resourceClaimName": "llama-1-gpus-x"}]
+    said = f"PodResourceClaim gpus: create ResourceClaim : {message}"
+    events = (event("Pod", "llama-1", "FailedResourceClaimCreation", said, ago),) if message is not None else ()
+    return {"pods": (found,), "events": events}
+
+
 def node(*conditions: Json, name: str = "gpu-1", gpus: int = 8, usable: int | None = None, **more: Any) -> Json:
     usable = gpus if usable is None else usable
     extra: dict[str, tuple[int, int]] = more.pop("devices", {})

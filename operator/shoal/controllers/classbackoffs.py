@@ -24,7 +24,7 @@ class ClassBackoffs:
     def __init__(self, world: World, state: FleetState, cold: ColdStarts) -> None:
         self._world, self._state, self._cold = world, state, cold
         self._admitted: dict[str, datetime] = {}
-        """Uid of a pod of a queue -> when it was last seen to wait for quota, or first seen."""
+        """Uid of a pod of a queue, or whose claim was refused -> when it last waited for quota, or was first seen."""
 
     async def run(self) -> None:
         """Looks every few seconds, until cancelled."""
@@ -54,7 +54,7 @@ class ClassBackoffs:
         """The API does not say when a gate was taken off, so it is noted while it is on."""
         now = self._world.now()
         starting = [pod for uid in self._state.starting for pod in self._world.pods.by("model", uid) if _starts(pod)]
-        queued = [pod for pod in starting if pod.queue_managed or pod.gates]
+        queued = [pod for pod in starting if pod.waited_for_quota or pod.gates]
         self._admitted = {p.uid: now if p.gated else self._admitted.get(p.uid, now) for p in queued}
 
     def _check(self, uid: str, before: Mapping[str, ClassBackoff]) -> dict[str, ClassBackoff]:

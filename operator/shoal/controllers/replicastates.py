@@ -9,7 +9,7 @@ from shoal.core import facts
 from shoal.core.health import Unit, signals
 from shoal.core.placement import Held, ReplicaState
 from shoal.core.placement.types import BROKEN
-from shoal.core.podquota import refusal
+from shoal.core.podquota import CLAIM_SECONDS, refusal
 from shoal.core.status.healthstatus import out_of_use
 
 
@@ -94,10 +94,18 @@ def _replica_state(world: World, deployment: facts.Deployment, pods: list[facts.
         by_node=_on(world, pods),
         pods=alive,
         # Refused pods do not exist: they are what the Deployment lacks.
-        gated=sum(p.gated and not p.deleting for p in pods)
+        gated=sum((p.gated or _lacks_claim(world, p)) and not p.deleting for p in pods)
         + (max(0, deployment.replicas - alive) if deployment.refused and refusal(deployment.refused) else 0),
         settled=deployment.rolled_out,
     )
+
+
+def _lacks_claim(world: World, pod: facts.Pod) -> bool:
+    """Whether a pod without its ResourceClaim waits for longer than it takes to make one, and why is not read yet. An
+    operator that has just started must not take GPUs from others for a pod that a quota may hold back."""
+    if not pod.lacks_claim or pod.claim_refusal is not None or pod.node is not None or pod.created is None:
+        return False
+    return (world.now() - pod.created).total_seconds() >= CLAIM_SECONDS
 
 
 def _on(world: World, pods: Iterable[facts.Pod]) -> dict[str, Held]:

@@ -192,7 +192,9 @@ class World:
     """Which engine pods have proved that they are: the table of pods says of no other that it is a Model's."""
     pods: Table[facts.Pod] = field(init=False)
     autoscaler_events: dict[str, str] = field(default_factory=dict[str, str])
-    """Uid of a pending pod -> the last event in which an autoscaler speaks of it. Written by `AutoscalerEvents`."""
+    """Uid of a pending pod -> the last event in which an autoscaler speaks of it. Written by `PendingPodEvents`."""
+    claim_refusals: dict[str, facts.ClaimRefusal] = field(default_factory=dict[str, facts.ClaimRefusal])
+    """Uid of a pod -> why its ResourceClaim is not made, or was not for a while. Written by `PendingPodEvents`."""
     queue_waits: dict[str, facts.QueueWait] = field(default_factory=dict[str, facts.QueueWait])
     """Uid of a pod that waits for quota -> what Kueue says of it. Written by `QueueMessages`."""
     cache_volumes: Table[CacheVolume] = field(default_factory=lambda: Table(cacheshares.volume))
@@ -313,6 +315,8 @@ class World:
             found = replace(found, autoscaler_event=self.autoscaler_events[found.uid])
         if found is not None and found.uid in self.queue_waits:
             found = replace(found, queue_wait=self.queue_waits[found.uid])
+        if found is not None and (refusal := self.claim_refusals.get(found.uid)) is not None:
+            found = replace(found, claim_refusal=refusal if found.lacks_claim else None, claim_was_refused=True)
         if found is None or found.model_uid is None or self.ownership.pod(ownership.link(raw)):
             return found
         return replace(found, model_uid=None, claims=found.model_uid)
@@ -325,6 +329,7 @@ class World:
             self.ownership.forget(before.uid)
             self.autoscaler_events.pop(before.uid, None)
             self.queue_waits.pop(before.uid, None)
+            self.claim_refusals.pop(before.uid, None)
 
     def _deployment(self, _key: str, before: Child | None, after: Child | None) -> None:
         if before is not None and before.link is not None and (after is None or after.uid != before.uid):

@@ -2,7 +2,7 @@
 
 | stage | from | to |
 |---|---|---|
-| schedule | the pod is created, or its queue admits it | it is bound to a node |
+| schedule | the pod is created, or a quota has room for it | it is bound to a node |
 | pull | it is bound, and again when the weights are there | a container starts: images and volumes are there |
 | fetch | the stage container starts | it ends: the weights are there, complete and checked |
 | load | the engine starts | the pod is Ready: weights are on the GPU, graphs are captured |
@@ -109,7 +109,7 @@ def of_pod(pod: Pod) -> ColdStart | None:
         return None
     if stage.started is None or stage.ended is None or engine.started is None:
         return None
-    begun = bound if pod.queue_managed else created
+    begun = bound if pod.waited_for_quota else created
     return ColdStart(
         schedule=_seconds(begun, bound),
         pull=_seconds(bound, stage.started) + _seconds(stage.ended, engine.started),
@@ -126,8 +126,8 @@ def measured(stages: StartStages) -> ColdStart:
 
 def node_wait(pod: Pod, node: Node) -> int | None:
     """Seconds for which a pod waited for its node to be added; None: the node was there before, or a time is missing.
-    Of a pod of a queue it is unknown, since it also waited for quota."""
-    if pod.created is None or pod.scheduled is None or node.created is None or pod.queue_managed:
+    Of a pod of a queue, or whose claim was refused, it is unknown, since it also waited for quota."""
+    if pod.created is None or pod.scheduled is None or node.created is None or pod.waited_for_quota:
         return None
     return _seconds(pod.created, pod.scheduled) if node.created > pod.created else None
 

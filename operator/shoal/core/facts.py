@@ -82,6 +82,17 @@ class QueueWait:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimRefusal:
+    """Why the ResourceClaim of a pod is not made."""
+
+    reason: str
+    message: str
+    """One line, without the pod."""
+    quota: bool
+    """A quota of the namespace refuses it: neither another class nor GPUs of others would help."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineBuild:
     """What a pod's engine computes with, as the pod's spec has it."""
 
@@ -122,6 +133,12 @@ class Pod:
     """Kueue has taken charge of the pod."""
     queue_wait: QueueWait | None = None
     """What Kueue says of a pod that it holds back."""
+    lacks_claim: bool = False
+    """A ResourceClaim that is to be made for it from a template is not there: until then no scheduler looks at it."""
+    claim_refusal: ClaimRefusal | None = None
+    """Why it lacks the claim; None: it does not lack one, or why is unknown."""
+    claim_was_refused: bool = False
+    """Its claim is, or once was, refused."""
     scheduled: datetime | None = None
     """When it was bound to its node."""
     autoscaler_event: str | None = None
@@ -162,8 +179,14 @@ class Pod:
 
     @property
     def gated(self) -> bool:
-        """A controller holds it back before the scheduler sees it."""
-        return bool(self.gates) and self.node is None
+        """A controller, or a quota on its ResourceClaim, holds it back before the scheduler sees it."""
+        refused = self.claim_refusal is not None and self.claim_refusal.quota
+        return self.node is None and (bool(self.gates) or refused)
+
+    @property
+    def waited_for_quota(self) -> bool:
+        """How long it took to be bound says nothing of the next replica."""
+        return self.queue_managed or self.claim_was_refused
 
     @property
     def broken_device(self) -> bool:

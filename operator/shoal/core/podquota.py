@@ -1,8 +1,9 @@
 """Quotas that decide whether a replica's pod may exist or may be scheduled: Kueue's queues, ResourceQuota, LimitRange.
 
 Kueue holds a pod back by a scheduling gate until its queue has room. The API server refuses a pod that a ResourceQuota
-or a LimitRange does not allow. Neither is a fault of a GPU class: another class, or GPUs taken from another Model,
-would not help.
+or a LimitRange does not allow. A ResourceQuota on devices refuses the ResourceClaim that is to be made for a pod: the
+pod exists, and no scheduler looks at it. None of these is a fault of a GPU class: another class, or GPUs taken from
+another Model, would not help.
 """
 
 import re
@@ -12,8 +13,14 @@ from typing import Final
 
 from shoal.api import names, reasons
 from shoal.api.model import Model
-from shoal.core.facts import Pod, QueueWait
+from shoal.core.facts import ClaimRefusal, Pod, QueueWait
+from shoal.core.placement.autoscalerevents import PodEvent, newest
 
+CLAIM_EVENT: Final = "FailedResourceClaimCreation"
+"""Reason of a pod's event: kube-controller-manager could not make a ResourceClaim from the pod's template. A quota on
+claims or devices refuses the claim and not the pod."""
+CLAIM_SECONDS: Final = 3.0
+"""Age of a pod from which on the lack of its ResourceClaim counts: it is made within a second, or refused."""
 _LONGEST: Final = 2048
 """Characters of a message that are read."""
 _LONGEST_NOTE: Final = 300
@@ -55,6 +62,16 @@ def refusal(text: str) -> QuotaRefusal | None:
     return None
 
 
+def claim_refusal(events: Iterable[PodEvent]) -> ClaimRefusal | None:
+    """Why the ResourceClaim of a pod is not made, from the pod's events; None: they do not say."""
+    last = newest(event for event in events if event.reason == CLAIM_EVENT and event.message)
+    if last is None:
+        return None
+    if (quota := refusal(last.message)) is not None:
+        return ClaimRefusal(quota.reason, quota.message, quota=True)
+    return ClaimRefusal(reasons.CLAIM_NOT_CREATED, _line(last.message[:_LONGEST]), quota=False)
+
+
 def queue_labels(model: Model) -> dict[str, str]:
     """Labels by which Kueue knows the queue and the priority of a Model's pods. A label on the Model wins over the same
     label in `spec.pod.labels`."""
@@ -66,12 +83,17 @@ def waits_for_queue(pod: Pod) -> bool:
     return any(gate.startswith(names.KUEUE_PREFIX) for gate in pod.gates)
 
 
+def held_by_quota(pod: Pod) -> bool:
+    """Whether a queue of Kueue holds the pod back, or a quota that refuses its ResourceClaim."""
+    return pod.gated and (waits_for_queue(pod) or (pod.claim_refusal is not None and pod.claim_refusal.quota))
+
+
 def blocks_surge(pods: Iterable[Pod], refused: str | None) -> bool:
     """Whether a quota has no room for the replica that a rollout starts beside the old ones. `pods`: of the Deployment;
     `refused`: why the API server refuses others."""
     if refused and refusal(refused) is not None:
         return True
-    return any(pod.gated and waits_for_queue(pod) and not pod.deleting for pod in pods)
+    return any(held_by_quota(pod) and not pod.deleting for pod in pods)
 
 
 @dataclass(frozen=True, slots=True)

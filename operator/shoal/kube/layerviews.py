@@ -94,6 +94,7 @@ def pod(raw: JsonObject) -> WhyPod:
         queue_managed=labels.get(names.LABEL_QUEUE_MANAGED) == "true",
         labels={name: _text(value) for name, value in labels.items()},
         address=_text(status.get("podIP")) or None,
+        lacks_claim=projections.lacks_claim(spec, status),
         owner=next((_text(o.get("name")) for o in _seq(metadata, "ownerReferences") if o.get("controller")), ""),
         ends=time_of(metadata.get("deletionTimestamp")),
         finalizers=tuple(_texts(metadata.get("finalizers"))),

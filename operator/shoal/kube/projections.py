@@ -38,6 +38,8 @@ _OF_KUBELETS: Final = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure",
 _MOST_CONDITIONS: Final = 64
 _MOST_HELD: Final = 64
 """Devices of one pod that are read."""
+_MOST_CLAIMS: Final = 64
+"""ResourceClaims of one pod that are read."""
 _LONGEST_NAME: Final = 253
 _LONGEST_DEVICE: Final = 512
 _LONGEST_SAYING: Final = 512
@@ -185,6 +187,7 @@ def pod(raw: JsonObject) -> facts.Pod | None:
         gates=tuple(str(gate.get("name", "")) for gate in _seq(spec, "schedulingGates")[:_MOST_GATES]),
         queue=labels.get(names.LABEL_QUEUE),
         queue_managed=labels.get(names.LABEL_QUEUE_MANAGED) == "true",
+        lacks_claim=lacks_claim(spec, status),
         scheduled=_time(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None,
         containers=tuple(
             _container(c) for c in [*_seq(status, "initContainerStatuses"), *_seq(status, "containerStatuses")]
@@ -205,6 +208,15 @@ def pod(raw: JsonObject) -> facts.Pod | None:
     )
 
 
+def lacks_claim(spec: JsonObject, status: JsonObject) -> bool:
+    """Whether a ResourceClaim that a pod wants from a template is not made yet: its status names those that are."""
+    made = {each.get("name") for each in _seq(status, "resourceClaimStatuses")[:_MOST_CLAIMS]}
+    return any(
+        each.get("resourceClaimTemplateName") and each.get("name") not in made
+        for each in _seq(spec, "resourceClaims")[:_MOST_CLAIMS]
+    )
+
+
 def _pod_kept(annotations: Mapping[str, Any]) -> str:
     if annotations.get(names.ANNOTATION_SAFE_TO_EVICT) == "false":
         return names.ANNOTATION_SAFE_TO_EVICT
@@ -219,7 +231,12 @@ def pod_event(raw: JsonObject) -> PodEvent:
         seen = _time(at)
     except ValueError:
         seen = None  # users write events too, and the API server takes the year 0
-    return PodEvent(str(controller or ""), str(raw.get("note") or ""), seen)
+    return PodEvent(
+        str(controller or ""),
+        str(raw.get("note") or "")[:LONGEST_MESSAGE],
+        seen,
+        str(raw.get("reason") or "")[:_LONGEST_NAME],
+    )
 
 
 def workload(raw: JsonObject) -> Workload:

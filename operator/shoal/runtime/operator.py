@@ -15,7 +15,6 @@ from shoal.api.config import OperatorConfig
 from shoal.api.demand import FirstToken
 from shoal.api.model import CanaryAnswers
 from shoal.controllers import devices, triggers
-from shoal.controllers.autoscalerevents import AutoscalerEvents
 from shoal.controllers.cachevolumes import CacheVolumesController
 from shoal.controllers.children import inferencepools
 from shoal.controllers.classbackoffs import ClassBackoffs
@@ -34,6 +33,7 @@ from shoal.controllers.lora.signals import NoAdapterSignals
 from shoal.controllers.metrics import EventMetrics, ObjectMetrics
 from shoal.controllers.model import ModelController
 from shoal.controllers.modelqueue import ModelQueue
+from shoal.controllers.pendingpodevents import PendingPodEvents
 from shoal.controllers.planner import Planner
 from shoal.controllers.prefetch import PrefetchController
 from shoal.controllers.queuemessages import QueueMessages
@@ -153,7 +153,7 @@ class OperatorProcess:
         wakes = WorkQueue("wake", workers=16)
         self.model_queue = models = ModelQueue(world, WorkQueue("model", workers=24, behind=wakes))
         self.backoffs = ClassBackoffs(world, self.state, cold)
-        self.autoscaler_events = AutoscalerEvents(world, self.state, cold)
+        self.pending_events = PendingPodEvents(world, self.state, cold)
         self.queue_messages = QueueMessages(world, self.state)
         targets = ScalerTargets(world, self.state.reservations, models.add_uid)
         self.keda_certificate = ScalerCertificate(world.client, world.namespace, world.config.scaling.keda, world.now)
@@ -368,7 +368,7 @@ class OperatorProcess:
             group.create_task(self.scaler.run())
             group.create_task(self.waker.run())
             group.create_task(self.backoffs.run())
-            group.create_task(self.autoscaler_events.run())
+            group.create_task(self.pending_events.run())
             group.create_task(self.queue_messages.run())
             group.create_task(self.planner.run())
             group.create_task(self.models.queue.run(self.models.reconcile))

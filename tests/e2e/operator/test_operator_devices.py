@@ -1,19 +1,26 @@
 """GPUs as devices (DRA) with a real scheduler: slices that come, change and vanish, and clusters without DRA."""
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from shoal.api import names
 from shoal.api.meta import JsonObject
+from shoal.cli.main import main
 from shoal.kube.resources import (
+    DEPLOYMENTS,
     DEVICECLASSES,
     GPUCLASSES,
+    MODELS,
     PODS,
     RESOURCECLAIMS,
     RESOURCECLAIMTEMPLATES,
     RESOURCESLICES,
+    Resource,
 )
 from shoal.runtime.operator import OperatorProcess
 from tests.support.controlplane import Fleet
@@ -36,6 +43,7 @@ from tests.support.operators import (
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 NODE = "h100-0"
+QUOTAS = Resource("", "v1", "resourcequotas", "ResourceQuota")
 
 
 @pytest.fixture
@@ -125,6 +133,55 @@ async def test_a_replica_is_evicted_from_a_device_that_gets_a_taint_and_comes_ba
         await eventually(lambda: engines(devices), lambda uids: len(uids) == 1 and before not in uids)
         await model_with(client, devices.namespace, "chat", "Ready", "True")
         await counted(devices, capacity=2, allocatable=1, allocated=1, free=0)
+
+
+def quota(namespace: str, devices: int) -> JsonObject:
+    hard = {f"{DRIVER}.deviceclass.resource.k8s.io/devices": str(devices)}
+    metadata = {"name": "devices", "namespace": namespace}
+    return {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": {"hard": hard}}
+
+
+async def test_a_quota_on_devices_is_named_and_a_rollout_goes_in_place(devices: Fleet) -> None:
+    """It refuses the ResourceClaim and not the pod, which stays without a word of the scheduler."""
+    client, ns = devices.client, devices.namespace
+    await client.apply(QUOTAS, quota(ns, 1), manager="person")
+    await eventually(lambda: client.get(QUOTAS, "devices", ns), lambda q: bool((q.get("status") or {}).get("hard")))
+    async with running_operator(client, str(devices.plane.kubeconfig)):
+        await devices.apply(class_of_devices("devices"))
+        await publish(devices, resource_slice(NODE, "gpu-0", "gpu-1", "gpu-2"))
+        await devices.apply(model("first", ns, variants=[{"class": "devices"}]))
+        await model_with(client, ns, "first", "Ready", "True")
+        await devices.apply(model("second", ns, variants=[{"class": "devices"}], priority=100))
+        waits = await model_with(client, ns, "second", "Ready", "False", "ResourceQuotaExceeded")
+        resource = f"{DRIVER}.deviceclass.resource.k8s.io/devices"
+        said = f"ResourceQuota devices has no room for a replica: requested {resource}=1, used {resource}=1, limited"
+        assert said in condition(waits, "Ready")["message"]
+        assert said in condition(waits, "QuotaWait")["message"]
+        assert condition(waits, "QuotaWait")["reason"] == "ResourceQuotaExceeded"
+        assert not condition(waits, "Stalled"), "more quota ends it, nobody has to change the Model"
+        await eventually(
+            lambda: client.get(MODELS, "second", ns),
+            lambda m: "takes no GPU until then" in condition(m, "Placed").get("message", ""),
+            what="the next plan counts no device for it",
+        )
+        why = ["why", "model/second", "-n", ns, "-o", "json", "--kubeconfig", str(devices.plane.kubeconfig)]
+        told = json.loads((await asyncio.to_thread(CliRunner().invoke, main, why)).stdout)
+        [cause] = [each for each in told["causes"] if each["reason"] == "ResourceQuotaExceeded"]
+        assert cause["layer"] == "L2"
+        assert any("event of pod" in each["where"] and "exceeded quota" in each["what"] for each in cause["evidence"])
+        assert {"SchedulerAway", "NoDevices"}.isdisjoint(each["reason"] for each in told["causes"])
+        await client.delete(MODELS, "second", ns)
+        [before] = await eventually(lambda: engines(devices), lambda uids: len(uids) == 1)
+        changed = model("first", ns, variants=[{"class": "devices"}], pod={"env": [{"name": "SOME", "value": "thing"}]})
+        await devices.apply(changed)
+        await eventually(
+            lambda: client.get(DEPLOYMENTS, "first-devices", ns),
+            lambda d: d["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == 0,
+            what="the old replica has the device that the quota counts",
+        )
+        await eventually(lambda: engines(devices), lambda uids: len(uids) == 1 and before not in uids, seconds=120)
+        await model_with(client, ns, "first", "Ready", "True", seconds=120)
+    await client.delete(QUOTAS, "devices", ns)
 
 
 async def claimed(fleet: Fleet) -> set[str]:

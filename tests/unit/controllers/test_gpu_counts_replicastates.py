@@ -1,5 +1,7 @@
 """What the planner is told of a Model's Deployments and pods, and which pods go first."""
 
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
@@ -8,7 +10,7 @@ from shoal.api.meta import GROUP, JsonObject
 from shoal.controllers.reservations import Reservation
 from shoal.controllers.state import FleetState
 from shoal.controllers.world import World
-from shoal.core.facts import Deployment, HeldDevice, Pod
+from shoal.core.facts import ClaimRefusal, Deployment, HeldDevice, Pod
 from shoal.core.goesfirst import GOES_FIRST, deletion_costs
 from shoal.core.keda import ScaledObject
 from shoal.core.ownership import Link, Owner
@@ -88,6 +90,23 @@ def fleet_state(
     for claim in claims:
         world.resource_claims.upsert(claim)
     return FleetState(world)
+
+
+def test_a_pod_that_a_quota_keeps_without_its_claim_needs_no_gpu() -> None:
+    refused = ClaimRefusal("ResourceQuotaExceeded", "full", quota=True)
+    denied = replace(refused, quota=False)
+    old, new = datetime.now(UTC) - timedelta(minutes=1), datetime.now(UTC)
+
+    def held_back(**state: Any) -> int:
+        fields: dict[str, Any] = {"lacks_claim": True, "created": old} | state
+        waits = pod("a", None, ready=False, **fields)
+        return fleet_state(waits, deployments=(deployment(1),)).replica_states("u")["l4"].gated
+
+    assert held_back(claim_refusal=refused) == 1
+    assert held_back() == 1, "after a restart of the operator, until its events are read"
+    assert held_back(created=new) == 0, "its claim is being made"
+    assert held_back(claim_refusal=denied) == 0
+    assert held_back(lacks_claim=False) == 0
 
 
 def test_pods_stand_where_they_are_bound_and_terminating_ones_hold_their_gpus() -> None:

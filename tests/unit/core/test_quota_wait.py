@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from shoal.api.model import Model
-from shoal.core.facts import Deployment, Pod, QueueWait
+from shoal.core.facts import ClaimRefusal, Deployment, Pod, QueueWait
 from shoal.core.placement import Held, ReplicaState, plan
+from shoal.core.placement.autoscalerevents import PodEvent
 from shoal.core.placement.backoff import observe
 from shoal.core.podquota import (
     NO_WORKLOAD,
@@ -16,6 +17,7 @@ from shoal.core.podquota import (
     ProvisioningRequest,
     Workload,
     blocks_surge,
+    claim_refusal,
     queue_labels,
     queue_wait,
     refusal,
@@ -140,6 +142,64 @@ def test_the_message_is_kueues_own() -> None:
     assert "integration `pod`" in NO_WORKLOAD
     evicted = Workload(("p",), {"QuotaReserved": ("True", "ok"), "Evicted": ("True", "preempted by a job")})
     assert queue_wait("p", [evicted]) == QueueWait("QuotaWait", "preempted by a job")
+
+
+# --- quotas on devices: the ResourceClaim is refused, not the pod ---------------------------------------------------
+
+NO_DEVICES = 'PodResourceClaim gpus: create ResourceClaim : resourceclaims.resource.k8s.io "p-gpus-x" is forbidden: exceeded quota: devices, requested: gpu.test.deviceclass.resource.k8s.io/devices=1, used: gpu.test.deviceclass.resource.k8s.io/devices=2, limited: gpu.test.deviceclass.resource.k8s.io/devices=2'  # noqa: E501
+DENIED = "PodResourceClaim gpus: create ResourceClaim : admission webhook denied it"
+
+
+def claim_event(message: str, seconds: int = 0, reason: str = "FailedResourceClaimCreation") -> PodEvent:
+    return PodEvent("resource_claim", message, NOW + timedelta(seconds=seconds), reason)
+
+
+def unclaimed(name: str = "p", message: str = NO_DEVICES, **state: Any) -> Pod:
+    found = claim_refusal([claim_event(message)])
+    return pod(name, lacks_claim=True, claim_refusal=found, claim_was_refused=True, **state)
+
+
+def test_a_quota_on_devices_is_read_from_the_last_event_of_the_pod() -> None:
+    scheduler = claim_event("0/3 nodes are available", 9, "FailedScheduling")
+    found = claim_refusal([claim_event(NO_DEVICES, 2), claim_event(DENIED, 1), scheduler])
+    assert found == ClaimRefusal(
+        "ResourceQuotaExceeded",
+        "ResourceQuota devices has no room for a replica: requested gpu.test.deviceclass.resource.k8s.io/devices=1, "
+        "used gpu.test.deviceclass.resource.k8s.io/devices=2, limited gpu.test.deviceclass.resource.k8s.io/devices=2",
+        quota=True,
+    )
+    assert claim_refusal([scheduler]) is None
+    other = claim_refusal([claim_event(DENIED), claim_event("x" * 100_000, -5)])
+    assert other == ClaimRefusal("ResourceClaimNotCreated", DENIED, quota=False)
+    long = claim_refusal([claim_event("a\n" * 50_000)])
+    assert long is not None
+    assert len(long.message) < 400, "an event is written by whoever may write in the namespace"
+
+
+def test_a_replica_without_quota_for_its_devices_waits_and_says_so() -> None:
+    cause = diagnose([unclaimed()])
+    assert cause is not None
+    assert cause.reason == "ResourceQuotaExceeded"
+    assert cause.message.startswith("pod ns/p gets no ResourceClaim: ResourceQuota devices has no room for a replica: ")
+    assert not cause.waits_for_a_person
+    assert progress([unclaimed(), unclaimed("q")]) == "2 waiting for quota"
+    waits = quota_wait([unclaimed(), unclaimed("q")], [deployment()])
+    assert waits is not None
+    assert (waits.status, waits.reason) == ("True", "ResourceQuotaExceeded")
+    assert waits.message.startswith("h100: ResourceQuota devices has no room for a replica: ")
+    assert waits.message.endswith("/devices=2 (2 replicas wait)")
+    assert quota_wait([pod(claim_was_refused=True)], [deployment()]) is None, "the claim is there now"
+
+
+def test_a_claim_that_is_refused_for_another_reason_is_no_quota() -> None:
+    cause = diagnose([unclaimed(message=DENIED)])
+    assert cause is not None
+    assert (cause.reason, cause.message) == (
+        "ResourceClaimNotCreated",
+        f"pod ns/p gets no ResourceClaim: {DENIED}",
+    )
+    assert quota_wait([unclaimed(message=DENIED)], [deployment()]) is None
+    assert not unclaimed(message=DENIED).gated
 
 
 # --- admission checks: nodes that an autoscaler is asked for --------------------------------------------------------
@@ -267,6 +327,8 @@ def test_a_surge_pod_that_waits_for_quota_takes_no_gpu() -> None:
     assert blocks_surge([gated()], None)
     assert blocks_surge([], FULL)
     assert not blocks_surge([pod()], "admission webhook denied it")
+    assert blocks_surge([unclaimed()], None), "the old replicas have the devices that the quota counts"
+    assert not blocks_surge([unclaimed(message=DENIED), unclaimed(deleting=True)], None)
 
 
 def test_a_class_is_not_given_up_for_a_pod_that_waits_for_quota() -> None:
@@ -278,6 +340,7 @@ def test_a_class_is_not_given_up_for_a_pod_that_waits_for_quota() -> None:
         )
 
     assert not backoffs(gated())
+    assert not backoffs(unclaimed())
     pending = gated(gates=(), unschedulable="0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
     assert not backoffs(pending, {"p": later - timedelta(seconds=20)}), "its time begins when it is admitted"
     assert backoffs(pending, {"p": later - timedelta(seconds=200)})
@@ -290,3 +353,5 @@ def test_the_wait_for_quota_is_no_part_of_a_cold_start() -> None:
     assert cold_start(gated(gates=(), node="n", ready=True, scheduled=bound, ready_since=ready)) == 90
     plain = pod(node="n", ready=True, scheduled=NOW + timedelta(seconds=40), ready_since=NOW + timedelta(seconds=90))
     assert cold_start(plain) == 90
+    late = pod(node="n", ready=True, scheduled=bound, ready_since=ready, claim_was_refused=True)
+    assert cold_start(late) == 90

@@ -138,6 +138,11 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
     r.LIMIT_RANGE: _fault(
         _CONTAINER, "Raise the LimitRange of the namespace, or lower what the engine asks for in spec.pod.resources."
     ),
+    r.CLAIM_NOT_CREATED: _fault(
+        _CONTAINER,
+        "Change what keeps the ResourceClaim from being made: the message has the API server's own words; "
+        "kube-controller-manager makes it.",
+    ),
     r.QUOTA_WAIT: _waits(
         _CONTROL, "Wait until the queue has quota; `kubectl get workloads` shows its order; more quota ends the wait."
     ),

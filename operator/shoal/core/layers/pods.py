@@ -11,6 +11,7 @@ from shoal.core.layers import faults, texts
 from shoal.core.layers.candidates import Candidate, Level, age
 from shoal.core.layers.nodes import EVENT_SECONDS
 from shoal.core.layers.types import ConditionView, ContainerView, EventView, Evidence, WhyPod
+from shoal.core.podquota import CLAIM_EVENT
 
 _PULLS: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
@@ -42,9 +43,11 @@ _ENDS_SECONDS: Final = 60
 _NOT_FOUND: Final = 127
 """Exit code of a shell that does not find the program."""
 _MOUNTS: Final = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
-_STOPS: Final = re.compile(r"(?!FailedScheduling|FailedToRetrieveImagePullSecret|FailedScaleUp|Failed$)"
+_STOPS: Final = re.compile(r"(?!FailedScheduling|FailedToRetrieveImagePullSecret|FailedScaleUp|Failed$"
+                           rf"|{CLAIM_EVENT})"
                            r"(Failed|[A-Z]\w*(Error|Refused|Denied|Rejected)$)")  # fmt: skip
-"""Reasons of warnings that may keep a pod from starting. Those of the scheduler and of pulls are read elsewhere."""
+"""Reasons of warnings that may keep a pod from starting. Those of the scheduler, of pulls and of claims are read
+elsewhere."""
 _AUTOSCALERS: Final = ("TriggeredScaleUp", "NotTriggerScaleUp", "Nominated", "FailedScaleUp")
 _REMOVED: Final = {
     "Evicted": faults.EVICTED,
@@ -178,6 +181,10 @@ def _unscheduled(pod: WhyPod, events: Iterable[EventView], now: datetime) -> Ite
     waits: ConditionView | None = next(
         (c for c in pod.conditions if c.type == "PodScheduled" and c.status == "False"), None
     )
+    if pod.lacks_claim and (unclaimed := _unclaimed(pod, waits, events, now)) is not None:
+        yield unclaimed
+        if waits is None or waits.reason != reasons.SCHEDULING_GATED:
+            return
     if waits is None:
         waited = age(now, pod.created)
         unseen = not any(c.type == "PodScheduled" for c in pod.conditions)
@@ -208,6 +215,26 @@ def _unscheduled(pod: WhyPod, events: Iterable[EventView], now: datetime) -> Ite
         Evidence(texts.shorten(waits.message or waits.reason), f"PodScheduled of pod {pod.key}", age(now, waits.since)),
         tried=tried,
     )
+
+
+def _unclaimed(
+    pod: WhyPod, waits: ConditionView | None, events: Iterable[EventView], now: datetime
+) -> Candidate | None:
+    """Why a pod lacks its ResourceClaim. Its events say it; until then the scheduler says nothing, or that it waits."""
+    said = [e for e in events if e.reason == CLAIM_EVENT]
+    if said:
+        last = min(said, key=lambda e: age(now, e.at) or 0)
+        text, phrase = texts.shorten(last.message), texts.admission(last.message)
+        reason = phrase.reason if phrase is not None else reasons.CLAIM_NOT_CREATED
+        return _of(pod, reason, f"pod {pod.key} gets no ResourceClaim: {text}",
+                   Evidence(text, f"event of pod {pod.key}", age(now, last.at)),
+                   tried=("kube-controller-manager goes on trying, at growing intervals",))  # fmt: skip
+    waited = age(now, pod.created)
+    if waited is None or waited <= _UNSEEN_SECONDS or (waits is not None and waits.reason == reasons.SCHEDULING_GATED):
+        return None
+    proof = Evidence("no ResourceClaim", f"status of pod {pod.key}", waited)
+    text = f"pod {pod.key} was created {waited} s ago, and has no ResourceClaim: no event says why"
+    return _of(pod, reasons.CLAIM_NOT_CREATED, text, proof)
 
 
 def _container(

@@ -112,6 +112,8 @@ class WhyPod:
     address: str | None = None
     claims: tuple[str, ...] = ()
     """PersistentVolumeClaims that it mounts."""
+    lacks_claim: bool = False
+    """A ResourceClaim that is to be made for it from a template is not there."""
     owner: str = ""
     """Name of its controller, such as a ReplicaSet."""
     ends: datetime | None = None

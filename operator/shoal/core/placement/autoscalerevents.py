@@ -22,15 +22,20 @@ class PodEvent:
     message: str
     at: datetime | None
     """When it was seen last."""
+    reason: str = ""
+
+
+def newest(events: Iterable[PodEvent]) -> PodEvent | None:
+    """The one that was seen last; None: there is none."""
+    return max(events, key=lambda event: event.at.timestamp() if event.at is not None else 0.0, default=None)
 
 
 def last_event(events: Iterable[PodEvent]) -> str | None:
     """The newest event of an autoscaler as one line, with the autoscaler's name; None: there is none."""
-    found = [event for event in events if event.controller in _CONTROLLERS and event.message]
-    if not found:
+    last = newest(event for event in events if event.controller in _CONTROLLERS and event.message)
+    if last is None:
         return None
-    newest = max(found, key=lambda event: event.at.timestamp() if event.at is not None else 0.0)
-    message = _BLANKS.sub(" ", newest.message).strip()
+    message = _BLANKS.sub(" ", last.message).strip()
     if len(message) > _MOST_CHARACTERS:
         message = f"{message[:_MOST_CHARACTERS]}..."
-    return f"{newest.controller}: {message}"
+    return f"{last.controller}: {message}"

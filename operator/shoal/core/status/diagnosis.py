@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from shoal.api import names, reasons
 from shoal.core.facts import Container, Pod
-from shoal.core.podquota import waits_for_queue
+from shoal.core.podquota import held_by_quota, waits_for_queue
 
 _IMAGE_REASONS: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
@@ -57,11 +57,11 @@ class Cause:
 def diagnose(pods: Iterable[Pod]) -> Cause | None:
     """The cause to show for these engine pods; None: nothing is known to be wrong.
 
-    Order: staging, images and container set-up, the engine, scheduling gates, the scheduler; of equals the first pod
-    by name.
+    Order: staging, images and container set-up, the engine, claims that are not made, scheduling gates, the scheduler;
+    of equals the first pod by name.
     """
     sick = sorted((p for p in pods if not p.ready and not p.deleting and not p.finished), key=lambda p: p.name)
-    for find in (_staging, container_cause, _engine, _gate, _scheduling):
+    for find in (_staging, container_cause, _engine, _claim, _gate, _scheduling):
         for pod in sick:
             if cause := find(pod):
                 return cause
@@ -126,8 +126,15 @@ def missing_claim(pod: Pod) -> str | None:
     return None if found is None or found[1].startswith(names.CACHE_CLAIM) else found[1]
 
 
+def _claim(pod: Pod) -> Cause | None:
+    found = pod.claim_refusal
+    if found is None or pod.node is not None:
+        return None
+    return Cause(found.reason, f"pod {pod.key} gets no ResourceClaim: {found.message}")
+
+
 def _gate(pod: Pod) -> Cause | None:
-    if not pod.gated:
+    if not pod.gated or not pod.gates:
         return None
     if not waits_for_queue(pod):
         what = f"pod {pod.key} is held back by the scheduling gate {pod.gates[0]}"
@@ -161,7 +168,7 @@ def progress(pods: Sequence[Pod]) -> str:
         if pod.ready or pod.deleting or pod.finished:
             continue
         engine, stage = pod.container(names.CONTAINER_ENGINE), pod.container(names.CONTAINER_STAGE)
-        if pod.gated and waits_for_queue(pod):
+        if held_by_quota(pod):
             phases["waiting for quota"] += 1
         elif engine is not None and all(c.ready for c in pod.containers):
             # The kubelet's last report; the node controller reports the pod as not Ready once the node is silent.

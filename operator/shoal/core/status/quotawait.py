@@ -1,5 +1,6 @@
 """The condition QuotaWait of a Model: whether a quota holds its replicas back."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from shoal.api import reasons
@@ -10,8 +11,8 @@ from shoal.core.status.diagnosis import diagnose
 
 
 def quota_wait(pods: Sequence[Pod], deployments: Sequence[Deployment]) -> ConditionUpdate | None:
-    """True while Kueue, a ResourceQuota or a LimitRange holds replicas back. False while pods name a queue: they were
-    admitted, or no Kueue looks at them. None: no quota is known of."""
+    """True while Kueue, a ResourceQuota or a LimitRange holds replicas back, or the ResourceClaims of their pods. False
+    while pods name a queue: they were admitted, or no Kueue looks at them. None: no quota is known of."""
     alive = [pod for pod in pods if not pod.deleting and not pod.finished]
     gated = [pod for pod in alive if pod.gated and waits_for_queue(pod)]
     said: list[tuple[str, str]] = []
@@ -23,6 +24,12 @@ def quota_wait(pods: Sequence[Pod], deployments: Sequence[Deployment]) -> Condit
         for deployment in deployments
         if deployment.refused and _lacks(deployment, alive) and (found := refusal(deployment.refused)) is not None
     ]
+    claims = Counter(
+        (found.reason, f"{pod.gpu_class}: {found.message}")
+        for pod in alive
+        if pod.gated and (found := pod.claim_refusal) is not None and found.quota
+    )
+    said += [(reason, f"{text} ({n} replicas wait)" if n > 1 else text) for (reason, text), n in claims.items()]
     if said:
         # A pod that may not exist comes before one that waits for its turn: Kueue sees only the second.
         refuses = (reasons.RESOURCE_QUOTA, reasons.LIMIT_RANGE)

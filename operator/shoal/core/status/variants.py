@@ -104,13 +104,13 @@ def _step(pod: Pod) -> Step:
 
 
 def cold_start(pod: Pod) -> int | None:
-    """Seconds to Ready from the pod's creation, or from its binding where a queue held it back before; None: it is not
+    """Seconds to Ready from the pod's creation, or from its binding where a quota held it back before; None: it is not
     Ready, or its engine restarted."""
     engine = pod.container(names.CONTAINER_ENGINE)
     if pod.ready_since is None or pod.created is None or (engine is not None and engine.restarts):
         return None
-    # The next replica may not have to wait for quota: of a pod of a queue, what it waited before it was bound is out.
-    begun = pod.scheduled or pod.created if pod.queue_managed else pod.created
+    # The next replica may not have to wait for quota: what such a pod waited before it was bound is out.
+    begun = pod.scheduled or pod.created if pod.waited_for_quota else pod.created
     return max(0, round((pod.ready_since - begun).total_seconds()))
 
 

@@ -1,4 +1,5 @@
-"""Reads what an autoscaler says of replicas that wait for its nodes, for the status of their Models."""
+"""Reads the events of replicas that no scheduler has bound, for the status of their Models: what an autoscaler says of
+those that wait for its nodes, and why the ResourceClaim of others is not made."""
 
 import asyncio
 from dataclasses import replace
@@ -10,7 +11,8 @@ from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.state import FleetState
 from shoal.controllers.world import World
 from shoal.core import facts
-from shoal.core.placement.autoscalerevents import last_event
+from shoal.core.placement.autoscalerevents import PodEvent, last_event
+from shoal.core.podquota import CLAIM_SECONDS, claim_refusal
 from shoal.kube import projections
 from shoal.kube.errors import KubeError
 from shoal.kube.resources import EVENTS
@@ -27,8 +29,9 @@ _TIMEOUT_SECONDS: Final = 10.0
 _MOST_EVENTS: Final = 500
 
 
-class AutoscalerEvents:
-    """One request to the API server for each pod that waits for a node, every half minute."""
+class PendingPodEvents:
+    """One request to the API server for each pod that waits for a node of an autoscaler, or for its ResourceClaim,
+    every half minute."""
 
     def __init__(self, world: World, state: FleetState, cold: ColdStarts) -> None:
         self._world, self._state, self._cold = world, state, cold
@@ -62,21 +65,34 @@ class AutoscalerEvents:
         found: list[facts.Pod] = []
         for uid in self._state.starting:
             for pod in self._world.pods.by("model", uid):
-                if pod.node is not None or pod.finished or pod.deleting or not pod.unschedulable or not pod.created:
+                if pod.node is not None or pod.finished or pod.deleting or not pod.created:
                     continue
                 age = (self._world.now() - pod.created).total_seconds()
-                if age >= WAITS_SECONDS and self._cold.provision_seconds(pod.gpu_class or "") is not None:
+                if (pod.lacks_claim and age >= CLAIM_SECONDS) or (self._autoscaled(pod) and age >= WAITS_SECONDS):
                     found.append(pod)
         return found
 
+    def _autoscaled(self, pod: facts.Pod) -> bool:
+        return bool(pod.unschedulable) and self._cold.provision_seconds(pod.gpu_class or "") is not None
+
     async def _read(self, pod: facts.Pod) -> None:
         # One page only: users who may write events in the namespace must not keep the operator busy.
-        event = None
+        events: list[PodEvent] = []
         async for page in self._world.client.list_pages(
             EVENTS, namespace=pod.namespace, field_selector=f"regarding.uid={pod.uid}", page_size=_MOST_EVENTS
         ):
-            event = last_event(map(projections.pod_event, page.items))
+            events = [projections.pod_event(each) for each in page.items]
             break
+        event = last_event(events)
         if event is not None and event != pod.autoscaler_event:
             self._world.autoscaler_events[pod.uid] = event
             self._world.pods.amend(pod.key, pod.uid, lambda found: replace(found, autoscaler_event=event))
+        refusal = claim_refusal(events) if pod.lacks_claim else None
+        if refusal is not None and refusal != pod.claim_refusal:
+            self._world.claim_refusals[pod.uid] = refusal
+            self._world.pods.amend(pod.key, pod.uid, lambda found: _refused(found, refusal))
+
+
+def _refused(pod: facts.Pod, refusal: facts.ClaimRefusal) -> facts.Pod:
+    """Its claim may have been made while its events were read."""
+    return replace(pod, claim_refusal=refusal if pod.lacks_claim else None, claim_was_refused=True)
