@@ -18,7 +18,7 @@ from shoal.core.facts import Node
 from shoal.core.layers.types import GPUHolder
 from shoal.kube import deviceviews
 from shoal.kube.layerviews import device_holders
-from tests.faults.worlds import condition, node
+from tests.faults.worlds import condition, engine, node, pod
 from tests.support.cannedapi import CannedApi
 from tests.support.devices import DRIVER, class_of_devices, device_class, resource_slice
 
@@ -116,15 +116,15 @@ def kubeconfig(api: CannedApi, tmp_path: Path) -> Generator[Path]:
         yield path
 
 
-def why(kubeconfig: Path, target: str) -> Any:
+def why(kubeconfig: Path, target: str, *more: str) -> Any:
     runner = CliRunner(catch_exceptions=False)
-    done = runner.invoke(main, ["why", target, "-o", "json"], env={"KUBECONFIG": str(kubeconfig)})
+    done = runner.invoke(main, ["why", target, "-o", "json", *more], env={"KUBECONFIG": str(kubeconfig)})
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
 
-def told(kubeconfig: Path, target: str) -> dict[str, str]:
-    return {each["reason"]: each["message"] for each in why(kubeconfig, target)["causes"]}
+def told(kubeconfig: Path, target: str, *more: str) -> dict[str, str]:
+    return {each["reason"]: each["message"] for each in why(kubeconfig, target, *more)["causes"]}
 
 
 @pytest.mark.parametrize("target", ["gpuclass/devices", "model/llama"])
@@ -175,3 +175,41 @@ def test_slices_are_read_for_classes_of_devices_only(kubeconfig: Path, api: Cann
     api.answers[f"{SHOAL}/gpuclasses/devices"] = OF_DEVICES | {"spec": spec}
     why(kubeconfig, "gpuclass/devices")
     assert not any("resource.k8s.io" in path for path in api.asked)
+
+
+def test_of_two_replicas_on_a_node_only_the_one_with_the_sick_device_is_told_of_it(
+    kubeconfig: Path, api: CannedApi
+) -> None:
+    sick = {
+        "node": "a", "device": f"{DRIVER}/a/gpu-0", "state": "Quarantined", "reason": "GPUFellOffBus",
+        "message": "Xid 79", "by": "Shoal", "since": "2026-11-26T00:00:00Z", "times": 1,
+    }  # fmt: skip
+    conditions = [condition("Ready", "True", "NodesFound")]
+    gpu_class = class_of_devices("devices") | {"status": {"conditions": conditions, "quarantined": [sick]}}
+    pods = {
+        name: pod(engine(ready=True), name=name, node="a")
+        | {"metadata": {"namespace": "chat", "name": name, "labels": {names.LABEL_GPU_CLASS: "devices"}}}
+        for name in ("llama-1", "llama-2")
+    }
+    own = [
+        {"metadata": {"name": f"{name}-gpu", "namespace": "chat"}, "status": {
+            "allocation": {"devices": {"results": [{"driver": DRIVER, "pool": "a", "device": device}]}},
+            "reservedFor": [{"resource": "pods", "name": name, "uid": name}],
+        }}
+        for name, device in (("llama-1", "gpu-0"), ("llama-2", "gpu-1"))
+    ]  # fmt: skip
+    claims = "/apis/resource.k8s.io/v1/namespaces/chat/resourceclaims"
+    api.answers |= {
+        f"{SHOAL}/gpuclasses": listed(gpu_class),
+        f"{SHOAL}/gpuclasses/devices": gpu_class,
+        "/api/v1/nodes/a": bare("a"),
+        claims: listed(*own),
+        **{f"/api/v1/namespaces/chat/pods/{name}": each for name, each in pods.items()},
+    }
+    ask = ("-n", "chat")
+    assert "GPUFellOffBus" in told(kubeconfig, "pod/llama-1", *ask)
+    assert not told(kubeconfig, "pod/llama-2", *ask)
+    api.answers[claims] = (403, "resourceclaims is forbidden")
+    found = why(kubeconfig, "pod/llama-2", *ask)
+    assert [(each["reason"], each["state"]) for each in found["causes"]] == [("GPUsQuarantined", "note")]
+    assert "ResourceClaims of namespace chat" in str(found), "and what could not be read"

@@ -62,6 +62,7 @@ async def read_model(reader: WhyReader, question: WhyQuestion, model: ObjectView
     classes = await reader.classes(set(_classes(model)) or None)
     devices = await reader.devices(classes)
     nodes = await reader.nodes(pods, classes, devices)
+    pods = await reader.with_devices(pods, classes)
     return WhySnapshot(
         kind="model",
         key=model.key,

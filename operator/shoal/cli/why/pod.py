@@ -22,7 +22,7 @@ async def answer(question: WhyQuestion) -> WhyAnswer:
         kind="pod",
         key=pod.key,
         related=classes,
-        pods=(pod,),
+        pods=await reader.with_devices((pod,), classes),
         nodes=nodes,
         holders=await reader.holders(classes, nodes, devices) if pod.node is None else (),
         devices=devices.counts,

@@ -12,7 +12,7 @@ from shoal.cli import gpus
 from shoal.cli.client import ServiceError
 from shoal.cli.why import readiness
 from shoal.core.devices import ClassDevices
-from shoal.core.layers import objects
+from shoal.core.layers import objects, quarantines
 from shoal.core.layers.texts import shorten
 from shoal.core.layers.types import (
     AutoscalerView,
@@ -27,7 +27,7 @@ from shoal.core.layers.types import (
     WhyNode,
     WhyPod,
 )
-from shoal.kube import layerviews
+from shoal.kube import deviceviews, layerviews
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import KubeError, NotFound
 from shoal.kube.resources import (
@@ -265,6 +265,32 @@ class WhyReader:
             return found
         claims = await self.listed("ResourceClaims", RESOURCECLAIMS)
         return (*found, *(each for raw in claims or () for each in layerviews.device_holders(raw, devices.of)))
+
+    async def with_devices(self, pods: Iterable[WhyPod], classes: Iterable[ObjectView]) -> tuple[WhyPod, ...]:
+        """The pods with the devices that they have by ResourceClaims, where single devices of the classes are not
+        healthy."""
+        listed = tuple(pods)
+        if not quarantines.has_devices(tuple(classes)):
+            return listed
+        held: dict[tuple[str, str], set[str]] = {}
+        whole: set[str] = set()
+        """Namespaces whose claims were all read."""
+        for space in sorted({pod.namespace for pod in listed if pod.node is not None}):
+            found = await self.listed(f"ResourceClaims of namespace {space}", RESOURCECLAIMS, space)
+            if found is not None and len(found) < MOST:
+                whole.add(space)
+            for raw in found or ():
+                if (claim := deviceviews.resource_claim(raw)) is not None:
+                    for name, _ in claim.pods:
+                        held.setdefault((space, name), set()).update(map(str, claim.devices))
+        return tuple(
+            replace(pod, devices=frozenset(of))
+            if (of := held.get((pod.namespace, pod.name))) is not None
+            else replace(pod, devices=frozenset[str]())
+            if pod.namespace in whole
+            else pod
+            for pod in listed
+        )
 
     async def _holders(self, nodes: Iterable[WhyNode]) -> tuple[GPUHolder, ...]:
         """Pods of others that hold extended resources of these nodes."""

@@ -13,6 +13,7 @@ from typing import Final, Literal
 from shoal.api import reasons
 from shoal.core import children
 from shoal.core.layers import externals, faults, holders, netpolicies, nodes, objects, pods, quarantines, tenants, texts
+from shoal.core.layers.advice import State
 from shoal.core.layers.candidates import Candidate, Level, age, merged
 from shoal.core.layers.faults import advice
 from shoal.core.layers.layer import Layer
@@ -138,10 +139,9 @@ def _candidates(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
         yield from (replace(c, everywhere=none) if c.reason in _NO_GPUS else c for c in of_classes)
     elif seen.kind in ("model", "pod"):
         # Replicas run on GPUs that would be out of use, if enough of the class were left.
-        here = {pod.node for pod in seen.pods if pod.node is not None}
         for each in of_classes:
-            if each.reason == reasons.QUARANTINE_WITHHELD and here.intersection(_STAYS.findall(each.message)):
-                yield each
+            if each.reason == reasons.QUARANTINE_WITHHELD and (state := _stays(each.message, seen.pods)):
+                yield each if state == "fault" else replace(each, reached="note")
     yield from _nodes(seen, now, all_of_them=short or seen.kind in ("class", "node"))
     if short or seen.kind == "class":
         classes = [view for view in (seen.subject, *seen.related) if view is not None and view.kind == "class"]
@@ -265,9 +265,9 @@ def _resource(node: WhyNode, classes: Iterable[ObjectView]) -> str | None:
 
 def _quarantines(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
     """GPUs of the classes that are out of use. A replica that is still on one is being replaced."""
-    used: dict[str, set[str]] = {}
+    used: dict[str, list[WhyPod]] = {}
     for pod in seen.pods:
-        used.setdefault(pod.node or "", set()).add(pod.key)
+        used.setdefault(pod.node or "", []).append(pod)
     shown = {node.name for node in seen.nodes} if seen.kind == "node" else None
     for view in (seen.subject, *seen.related):
         if view is None or view.kind != "class":
@@ -275,10 +275,21 @@ def _quarantines(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
         for each in quarantines.of_class(view):
             if shown is not None and each.node not in shown:
                 continue
-            here = frozenset(used.get(each.node, ())) if seen.kind in ("pod", "model") else frozenset[str]()
-            if seen.kind == "pod" and not here:
+            there = used.get(each.node, ()) if seen.kind in ("pod", "model") else ()
+            here, perhaps = quarantines.having(each.device, there)
+            if seen.kind == "pod" and not here and not perhaps:
                 continue
-            yield quarantines.candidate(view, each, here, now)
+            yield quarantines.candidate(view, each, here, now, perhaps=perhaps)
+
+
+def _stays(message: str, there: Iterable[WhyPod]) -> State | None:
+    """What it is to these pods that GPUs stay in use which should not: a fault to one that has them, a note where
+    nobody knows; None: nothing."""
+    known = perhaps = False
+    for device, node in _STAYS.findall(message):
+        having = quarantines.having(device, (pod for pod in there if pod.node == node))
+        known, perhaps = known or bool(having[0]), perhaps or bool(having[1])
+    return "fault" if known else "note" if perhaps else None
 
 
 def _targets(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
@@ -418,7 +429,7 @@ def _autoscalers(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
             )
 
 
-_STAYS: Final = re.compile(r"\bnode (\S{1,253}) stays in use\b")
+_STAYS: Final = re.compile(r"(?:\bdevice (\S{1,512}) of )?\bnode (\S{1,253}) stays in use\b")
 _JOB: Final = re.compile(r"\bJob (?:[a-z0-9.-]{1,63}/)?([a-z0-9][a-z0-9.-]{0,252})")
 _TOO_LONG: Final = "DeadlineExceeded"
 """Of Kubernetes: a Job that was not done in its time, which one without a pod never is."""

@@ -112,6 +112,8 @@ class WhyPod:
     address: str | None = None
     claims: tuple[str, ...] = ()
     """PersistentVolumeClaims that it mounts."""
+    devices: frozenset[str] | None = None
+    """The devices in its ResourceClaims, as driver/pool/device; None: not read."""
     lacks_claim: bool = False
     """A ResourceClaim that is to be made for it from a template is not there."""
     owner: str = ""
