@@ -14,7 +14,7 @@ from shoal.core.quota.account import Account
 from shoal.core.quota.gatewayusage import GatewayUsage
 from shoal.core.quota.limits import Limit
 from shoal.core.quota.share import Share, overshoot
-from tests.support.quota_world import Gate, World
+from tests.support.quota_world import TENANT, Gate, World
 
 LIMITS = st.sampled_from(["requests", "tokens", "concurrent"])
 STEPS = st.lists(
@@ -67,10 +67,12 @@ def test_all_together_pass_a_limit_by_no_more_than_what_was_not_heard(
     play(limit, most, gates, steps)
 
 
-def everywhere_at_once(most: int, gates: int, costs: list[int], phases: list[int], delays: list[int]) -> World:
+def everywhere_at_once(
+    most: int, gates: int, costs: list[int], phases: list[int], delays: list[int], limit: Limit = "tokens"
+) -> World:
     """A burst at all gateways within 50 ms, and whoever was refused comes again four times a second. Gateways tell
     every second, each in its own phase, and messages take at most half a second."""
-    world = World("tokens", most, gates)
+    world = World(limit, most, gates)
     world.pass_time(2.0)
     for _ in range(3):
         _tell_all(world, [0] * gates, 0)
@@ -115,6 +117,52 @@ def test_a_burst_everywhere_at_once_goes_over_by_one_request_of_each_other_gatew
     world = everywhere_at_once(most, gates, costs, phases, delays)
     assert world.used() - most <= overshoot(most, gates, max(costs))
     assert world.used() > most - max(costs)  # and the limit can be used, to the last request that fits
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(1, 120), st.integers(2, 6), *BURSTS[3:])
+@example(most=1, gates=4, phases=[0, 7, 13], delays=[0])
+def test_so_does_a_burst_of_requests_at_a_time_also_where_no_gateway_has_a_whole_share(
+    most: int, gates: int, phases: list[int], delays: list[int]
+) -> None:
+    world = everywhere_at_once(most, gates, [1], phases, delays, "concurrent")
+    assert most <= world.used() <= most + overshoot(most, gates, 1)
+
+
+def one_after_the_other(most: int, gates: int, at: int, ticks: int) -> list[int]:
+    """A client with one request at a time, at `at` of the gateways in turn: for how many ticks of 50 ms each had to
+    ask. A gateway that frees a place says so in the next tick, as it does in 50 ms."""
+    world = World("concurrent", most, gates)
+    world.pass_time(2.0)
+    _tell_all(world, [0] * gates, 0.0)
+    world.pass_time(2.0)
+    asked: list[int] = []
+    runs: Gate | None = None
+    tried = 0
+    for tick in range(ticks):
+        world.pass_time(0.05)
+        for number, gate in enumerate(world.gates):
+            if (tick + 7 * number) % 20 == 0 or gate.book.of(TENANT).frees_place:
+                world.tell(gate, [0.02] * gates)
+        world.pass_time(0.001)
+        if runs is not None and tick % 3 == 0:
+            world.end(runs, 1)
+            runs = None
+        if runs is None:
+            tried += 1
+            gate = world.gates[len(asked) % at]
+            if world.ask(gate, 1):
+                runs = gate
+                asked.append(tried)
+                tried = 0
+    return asked
+
+
+@pytest.mark.parametrize(("most", "gates", "at"), [(1, 4, 1), (1, 2, 2), (1, 4, 4), (2, 4, 4), (3, 4, 4)])
+def test_a_client_with_one_request_at_a_time_hardly_waits_at_whichever_gateway(most: int, gates: int, at: int) -> None:
+    asked = one_after_the_other(most, gates, at, 1200)
+    assert max(asked) <= (1 if at == 1 else 4)
+    assert len(asked) >= (400 if at == 1 else 200)
 
 
 def steadily(most: int, gates: int, at: int, a_second: int, seconds: int) -> tuple[World, int]:
@@ -238,10 +286,46 @@ def test_what_a_gateway_used_before_its_restart_still_counts(monkeypatch: pytest
         _a_restart()
 
 
-def test_without_waiting_for_the_others_a_burst_goes_further_over(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("limit", "cost"), [("tokens", 10), ("concurrent", 1)])
+def test_without_waiting_for_the_others_a_burst_goes_further_over(
+    limit: Limit, cost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Account, "_may_renew", _at_once)
-    world = everywhere_at_once(1000, 4, [10], [0], [0])
-    assert world.used() - 1000 > overshoot(1000, 4, 10)
+    world = everywhere_at_once(1000, 4, [cost], [0], [0], limit)
+    assert world.used() - 1000 > overshoot(1000, 4, cost)
+
+
+def _all_end_at_once(gates: int = 4, most: int = 40) -> int:
+    """One gateway has all the requests that may run at a time, and the others refuse. Then all of them end, it says so,
+    and everybody asks for as many as it gets. How many run then."""
+    world = World("concurrent", most, gates)
+    first = world.gates[0]
+    world.pass_time(2.0)
+    for _ in range(60):
+        _tell_all(world, [0] * gates, 0.0)
+        world.pass_time(2.0)
+        while world.ask(first, 1):
+            pass
+    assert world.used() == most
+    _tell_all(world, [0] * gates, 0.0)
+    world.pass_time(0.1)
+    assert not any(world.ask(gate, 1) for gate in world.gates)
+    for _ in range(most):
+        world.end(first, 1)
+    assert first.book.of(TENANT).frees_place
+    world.tell(first, [0.0] * gates)
+    assert not first.book.of(TENANT).frees_place
+    world.pass_time(0.01)
+    for gate in world.gates:
+        while world.ask(gate, 1):
+            pass
+    return world.used()
+
+
+def test_what_a_gateway_reports_as_free_is_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 40 <= _all_end_at_once() <= 40 + overshoot(40, 4, 1)
+    monkeypatch.setattr(Share, "release", lambda *_: None)
+    assert _all_end_at_once() > 40 + overshoot(40, 4, 1)
 
 
 def _over_by_one() -> None:

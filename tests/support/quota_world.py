@@ -157,7 +157,7 @@ class World:
         process = gate.process
         running = [cost.tokens for cost in process.running.values()]
         report = UsageReport(len(process.admitted), len(process.ended), len(running), sum(running))
-        use = gate.book.of(TENANT).own_use()
+        use = gate.book.of(TENANT).report(self.now)
         for other, delay in zip((each for each in self.gates if each is not gate), delays, strict=False):
             if delay is not None:
                 self.wire.append((self.now + delay, gate.pod, other.pod, process.boot, use, report))
@@ -200,7 +200,8 @@ class World:
         others = [p for p in self.processes if p is not gate.process]
         unreported = sum(max(0, p.used(self.limit, self.now) - gate.heard.get(p.boot, 0)) for p in others)
         left = max(0, self.most - gate.own - sum(gate.heard.values()))
-        spared = 0 if whole else left - left // gate.sharers
+        least = min(left, 1 if self.limit == "concurrent" else 0)
+        spared = 0 if whole else left - max(least, left // gate.sharers)
         assert self.used() <= self.most + unreported - spared
 
     def _knows(self, gate: Gate) -> dict[str, int]:

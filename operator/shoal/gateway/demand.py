@@ -4,6 +4,7 @@ The request path only updates counters; nothing is encoded or sent until a messa
 
 - the first held request appears or the last one is gone: at once;
 - the first request of a quiet Model arrives, or its last one ends: at once;
+- a tenant's requests end, for which other gateways may be refusing its further ones: within 50 ms;
 - everything else: at most once per second.
 """
 
@@ -11,7 +12,7 @@ import asyncio
 import heapq
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Final
+from typing import Final, Literal
 
 import orjson
 
@@ -26,6 +27,13 @@ QUIET_SECONDS: Final = 1.0
 """Between two regular messages."""
 GAP_SECONDS: Final = 0.01
 """Between two urgent messages: bounds what a burst of small Models costs the readers."""
+FREED_SECONDS: Final = 0.05
+"""Until what a tenant no longer uses of its concurrent requests is published, and so between two such messages. A
+client that sends its next request to the same gateway keeps its place: else the gateways would only ever tell each
+other of the moments between the requests of a busy client."""
+
+Due = Literal["urgent", "freed", "regular"]
+"""Which message there is something for: each has its own timer."""
 
 _NOTHING: Final = ModelDemand()
 
@@ -77,18 +85,18 @@ class _Count:
 class DemandState:
     """Counts per uid of a Model, for the event loop only.
 
-    Times are those of `clock`. `due` is called when there is something to publish: True for "at once".
+    Times are those of `clock`. `due` is called when there is something to publish.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.due: Callable[[bool], None] = lambda _urgent: None
-        self.adapters = AdapterDemandState(lambda: self.due(False))
-        self.tenants = TenantUsageState(lambda: self.due(False))
+        self.due: Callable[[Due], None] = lambda _due: None
+        self.adapters = AdapterDemandState(lambda: self.due("regular"))
+        self.tenants = TenantUsageState(lambda: self.due("regular"), freed=lambda: self.due("freed"))
         self.currency: str | None = None
         """Currency of the current price list; None: unknown."""
         self.canaries: Mapping[str, CanaryHalt] = {}
         """Halted canaries, by revision."""
-        self.canary_counts = CanaryCountState(lambda: self.due(False))
+        self.canary_counts = CanaryCountState(lambda: self.due("regular"))
         self._clock = clock
         self._counts: dict[str, _Count] = {}
         self._first_tokens: dict[str, dict[str, Mapping[str, float | None]]] = {}
@@ -188,6 +196,12 @@ class DemandState:
         self._changed -= urgent
         return self._encode(urgent) if urgent else None
 
+    def take_freed(self) -> bytes | None:
+        """Content of a message about tenants that use less than the other gateways believe; None when there are none.
+        Counts as published."""
+        freed = self.tenants.take_freed()
+        return None if freed is None else _with(b"{}", b"tenants", freed)
+
     def take(self) -> bytes | None:
         """Content of a message about everything that changed; None when nothing did. Counts as published."""
         changed, self._changed = self._changed, set()
@@ -223,10 +237,10 @@ class DemandState:
         if urgent and uid not in self._urgent:
             self._urgent.add(uid)
             self._changed.add(uid)
-            self.due(True)
+            self.due("urgent")
         elif uid not in self._changed:
             self._changed.add(uid)
-            self.due(False)
+            self.due("regular")
 
     def _quiet(self, count: _Count) -> bool:
         return self._clock() - count.published_at >= QUIET_SECONDS
@@ -262,7 +276,8 @@ def _with(content: bytes, field: bytes, more: bytes) -> bytes:
 
 
 class DemandPublisher:
-    """Publishes the demand through a hub, with an urgent and a regular timer. `boot` is the boot id of this gateway's
+    """Publishes the demand through a hub, with an urgent and a regular timer, and one for tenants' ended
+    requests. `boot` is the boot id of this gateway's
     process, by default a random one."""
 
     def __init__(self, demand: DemandState, boot: str | None = None) -> None:
@@ -271,6 +286,7 @@ class DemandPublisher:
         self._demand = demand
         self._urgent: asyncio.TimerHandle | None = None
         self._regular: asyncio.TimerHandle | None = None
+        self._freed: asyncio.TimerHandle | None = None
         self._urgent_at = self._regular_at = float("-inf")
         self._closed = False
         demand.due = self._due
@@ -278,7 +294,7 @@ class DemandPublisher:
     def close(self) -> None:
         """Ends every stream. Later changes are not published."""
         self._closed = True
-        for timer in (self._urgent, self._regular):
+        for timer in (self._urgent, self._regular, self._freed):
             if timer is not None:
                 timer.cancel()
         self.hub.close()
@@ -297,15 +313,24 @@ class DemandPublisher:
             if not self._closed:
                 self.hub.restate()
 
-    def _due(self, urgent: bool) -> None:
+    def _due(self, due: Due) -> None:
         if self._closed:
             return
         loop = asyncio.get_running_loop()
-        if urgent:
+        if due == "urgent":
             if self._urgent is None:
                 self._urgent = loop.call_at(max(loop.time(), self._urgent_at + GAP_SECONDS), self._publish_urgent)
+        elif due == "freed":
+            if self._freed is None:
+                self._freed = loop.call_later(FREED_SECONDS, self._publish_freed)
         elif self._regular is None:
             self._regular = loop.call_at(max(loop.time(), self._regular_at + QUIET_SECONDS), self._publish)
+
+    def _publish_freed(self) -> None:
+        self._freed = None
+        content = self._demand.take_freed()
+        if content is not None:
+            self.hub.publish(content)
 
     def _publish_urgent(self) -> None:
         self._urgent = None

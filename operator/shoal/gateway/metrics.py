@@ -219,7 +219,8 @@ class GatewayMetrics:
         )
         self.share_waits = Counter(
             "shoal_gateway_share_waits",
-            "Requests within their tenant's limits that waited for this gateway's next share of a limit.",
+            "Requests that waited for reports of the other gateways: for this gateway's next share of their tenant's "
+            "limit, or to learn whether its requests there have ended.",
             registry=registry,
         )
         self.retries = Counter(

@@ -15,14 +15,15 @@ import structlog
 from shoal.core.access import KeyIdentity
 from shoal.core.hold.capacity import BYTES_PER_TOKEN
 from shoal.core.quota.abandoned import abandoned_tokens
-from shoal.core.quota.account import Account
+from shoal.core.quota.account import Account, reports_cover
 from shoal.core.quota.limits import Cost, Limits, Over, limits_of
 from shoal.core.quota.month import MonthTotal
 from shoal.core.quota.peerusage import GatewayPeers
+from shoal.core.quota.share import ROUND_SECONDS
 from shoal.core.rating.price import Rate, RateTable, cost
 from shoal.core.routing.cost import PricedRequest
 from shoal.core.routing.resolve import ServedModel
-from shoal.gateway.quotamessages import ShareUsedUp, header_lines_of, refusal
+from shoal.gateway.quotamessages import MayFitSoon, header_lines_of, refusal
 from shoal.gateway.tenantdemand import TenantUsageState
 from shoal.metering.meter import NO_UNITS, Meter, Units
 from shoal.net.asgi import HeaderLines
@@ -35,9 +36,9 @@ SHARE_WAIT_SECONDS: Final = 10.0
 """How long a request waits for this gateway's next shares of a limit that has room for it. A gateway that shares with
 others gets one every 2 to 3 s."""
 MOST_SHARE_WAITERS: Final = 16
-"""Requests of one tenant that wait for a share at the same time: they keep their bodies in memory. A client that sends
-one request after the other needs one."""
-_SHARE_POLL_SECONDS: Final = 0.1
+"""Requests of one tenant that wait for reports of other gateways at the same time: they keep their bodies in memory. A
+client that sends one request after the other needs one."""
+_SHARE_POLL_SECONDS: Final = 0.05
 _PEERS_SECONDS: Final = 0.05
 """How long the list of peers and their last reports is cached: an older list only makes decisions more careful."""
 
@@ -170,7 +171,7 @@ class Quota:
         self._budget: object = None
         self._priced = True
         self._share_turn = asyncio.Lock()
-        """Held by the first of the requests that wait for a share, so that they are served in order."""
+        """Held by the first of the requests that wait for reports, so that they are served in order."""
         self._share_waiters = 0
 
     def follow(self, identity: KeyIdentity) -> None:
@@ -270,23 +271,32 @@ class Quota:
             return None
         return rates.find(plan, model.key, None if model.adapter is None else model.adapter.key)
 
-    async def wait_for_share(self, refused: ShareUsedUp, until: float, left: Callable[[], bool]) -> None:
-        """Waits until a request that found the share used up may fit, or its limit is used up. `until` is in seconds of
-        the loop; `left`: whether the client disconnected, which ends the wait.
+    async def wait_for_reports(self, refused: MayFitSoon, since: float, until: float, left: Callable[[], bool]) -> None:
+        """Waits until a refused request may fit, or is refused for good. `since`: when it was refused first, by the
+        clock of the quotas; `until` is in seconds of the loop; `left`: whether the client disconnected, which ends the
+        wait.
 
         Raises:
-            ShareUsedUp: `refused`, if that takes too long or too many requests wait.
+            MayFitSoon: `refused`, if that takes too long, or too many requests wait, or the limit was used up by
+                requests at other gateways at `since` indeed.
         """
         if self._share_waiters >= MOST_SHARE_WAITERS:
             raise refused
         quotas, limit, amount = self._quotas, refused.over.limit, refused.over.requested
+        if refused.over.why == "elsewhere":
+            until = min(until, asyncio.get_running_loop().time() + since + ROUND_SECONDS - quotas.clock())
         self._share_waiters += 1
         try:
             async with asyncio.timeout_at(until), self._share_turn:
                 while True:
                     now, live = quotas.clock(), quotas.ledger.live
-                    if left() or not self.account.lacks_share(now, limit, amount, quotas.peers, ledger=live):
+                    if left():
                         return
+                    over = self.account.lacks(now, limit, amount, quotas.peers, ledger=live)
+                    if over is None or over.why not in ("share", "elsewhere"):
+                        return
+                    if over.why == "elsewhere" and reports_cover(since, quotas.peers()):
+                        raise refused
                     await asyncio.sleep(_SHARE_POLL_SECONDS)
         except TimeoutError:
             raise refused from None
@@ -320,7 +330,7 @@ class Quota:
             spent = cost(rate, prompt, cached or 0, answer, unknown, **units, unknown_cached=rates.unknown_cached)
         heard = meter.heard_tokens if counted else 0
         self.account.settle(self._quotas.clock(), asked, prompt + answer + heard, booked, spent)
-        self._quotas.usage.note(self.tenant)
+        self._quotas.usage.ended(self.tenant)
 
     def header_lines(self) -> HeaderLines:
         """OpenAI's rate limit headers."""

@@ -25,8 +25,9 @@ _DO_NOT_RETRY: Final = ((b"x-should-retry", b"false"),)
 """OpenAI's SDKs retry a 429 by themselves; this header stops them."""
 
 
-class ShareUsedUp(ApiError):
-    """The limit has room for the request, but this gateway's share of it does not. The next share may have."""
+class MayFitSoon(ApiError):
+    """The request may fit when the other gateways have reported again: the limit has room for it, but not this
+    gateway's share; or the limit is used up, but by requests at other gateways that may have ended."""
 
     def __init__(self, over: Over, text: str) -> None:
         kind = _TYPES.get(over.limit, "tokens")
@@ -48,8 +49,9 @@ def refusal(over: Over, limits: Limits) -> ApiError:
     asked = f", asked for {over.requested}" if over.limit == "tokens" else ""
     if over.why == "share":
         text = f"Your limit on {name} is shared out: limit {over.most}, used {over.used}{asked}. {when}"
-        return ShareUsedUp(over, text)
-    return _limited(over, f"You have reached your limit on {name}: limit {over.most}, used {over.used}{asked}. {when}")
+        return MayFitSoon(over, text)
+    text = f"You have reached your limit on {name}: limit {over.most}, used {over.used}{asked}. {when}"
+    return MayFitSoon(over, text) if over.why == "elsewhere" else _limited(over, text)
 
 
 def _limited(over: Over, text: str, headers: Headers = ()) -> ApiError:
@@ -62,7 +64,7 @@ def _budget_refusal(over: Over, limits: Limits) -> ApiError:
     budget = limits.budget
     if over.why == "share":
         text = f"What is left of your monthly budget is shared out. Try again in {over.retry_after} s."
-        return ShareUsedUp(over, text)
+        return MayFitSoon(over, text)
     if over.why == "unknown":
         text = "What you have used of your monthly budget is not known right now, so nothing is served. Try again."
         return ApiError(429, text, "insufficient_quota", type="insufficient_quota", retry_after=over.retry_after)

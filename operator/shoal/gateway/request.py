@@ -69,7 +69,7 @@ from shoal.gateway.externalwire import external_body, native_body
 from shoal.gateway.mirrors import Copy, start_copy
 from shoal.gateway.prepared import Prepared
 from shoal.gateway.quota import SHARE_WAIT_SECONDS, Quota, Reserved, reserved_tokens
-from shoal.gateway.quotamessages import ShareUsedUp
+from shoal.gateway.quotamessages import MayFitSoon
 from shoal.gateway.reply import Reply
 from shoal.gateway.shared import Gateway
 from shoal.gateway.target import BaseTarget
@@ -629,10 +629,11 @@ class GatewayRequest:
         self, identity: KeyIdentity, raw: bytes, fetched: _Fetched | None = None
     ) -> Prepared | _Incomplete:
         """Calls `_admit`. A request that fits its tenant's limits, but not this gateway's share of them, waits for
-        the next share: a client that sends one request after the other gets all of its limit. A large body first waits
-        for the decoding slot."""
+        the next share, and one that other gateways' requests leave no room for, until it is known whether they have
+        ended: a client that sends one request after the other gets all of its limit. A large body first waits for the
+        decoding slot."""
         size = len(raw) if fetched is None else len(raw) + sum(map(len, fetched.media))
-        until = None
+        since, until = 0.0, None
         while True:
             try:
                 if size < BIG:
@@ -641,14 +642,15 @@ class GatewayRequest:
                     if self._scope.get(DISCONNECT) is GONE:
                         raise Disconnected
                     return self._admit(identity, raw, fetched)
-            except ShareUsedUp as refused:
+            except MayFitSoon as refused:
                 quota = self._quota
                 if quota is None:
                     raise
                 if until is None:
+                    since = self._app.quotas.clock()
                     until = asyncio.get_running_loop().time() + SHARE_WAIT_SECONDS
                     self._app.metrics.share_waits.inc()
-                await quota.wait_for_share(refused, until, lambda: self._scope.get(DISCONNECT) is GONE)
+                await quota.wait_for_reports(refused, since, until, lambda: self._scope.get(DISCONNECT) is GONE)
                 if self._scope.get(DISCONNECT) is GONE:
                     raise Disconnected from None
                 identity = self._same_tenant(identity)

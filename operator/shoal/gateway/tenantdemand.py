@@ -2,7 +2,7 @@
 (`api/demand.py`, TenantUse)."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 import orjson
@@ -14,11 +14,16 @@ MAX_COUNT: Final = (1 << 63) - 1
 
 
 class TenantUsageState:
-    """Accounts by name of the Tenant. `due` is called when there is something for the next message. An account lives as
-    long as the process: its counters must never decrease."""
+    """Accounts by name of the Tenant. `due` is called when there is something for the next message, `freed` when there
+    is something for `take_freed`. An account lives as long as the process: its counters must never decrease."""
 
     def __init__(
-        self, due: Callable[[], None] = lambda: None, boot: str = "", clock: Callable[[], float] = time.monotonic
+        self,
+        due: Callable[[], None] = lambda: None,
+        boot: str = "",
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        freed: Callable[[], None] = lambda: None,
     ) -> None:
         self.boot = boot
         """This gateway's boot id."""
@@ -26,9 +31,12 @@ class TenantUsageState:
         self.opened: Callable[[str, Account], None] = lambda _tenant, _account: None
         """Called with each new account."""
         self._due = due
+        self._due_freed = freed
         self._clock = clock
         self._published: set[str] = set()
         self._changed: set[str] = set()
+        self._freed: set[str] = set()
+        """Tenants with fewer requests here than was reported, where that matters."""
         self._boots: dict[str, str] = {}
         """Boot id of each peer by uid of its pod, as last reported."""
 
@@ -44,6 +52,13 @@ class TenantUsageState:
         if tenant not in self._changed:
             self._changed.add(tenant)
             self._due()
+
+    def ended(self, tenant: str) -> None:
+        """A request of the tenant has ended here."""
+        self.note(tenant)
+        if tenant not in self._freed and self.accounts[tenant].frees_place:
+            self._freed.add(tenant)
+            self._due_freed()
 
     # --- peers --------------------------------------------------------------------------------------------------------
 
@@ -80,15 +95,25 @@ class TenantUsageState:
         if not self._changed:
             return None
         changed, self._changed = self._changed, set()
-        self._published |= changed
-        return self._encode(changed)
+        return self._report(changed)
+
+    def take_freed(self) -> bytes | None:
+        """What tenants have whose limit on concurrent requests the others take for used up, when it no longer is, as
+        JSON; None when there are none. Counts as published."""
+        freed, self._freed = self._freed, set()
+        # A client that asked again meanwhile has its place again.
+        freed = {tenant for tenant in freed if self.accounts[tenant].frees_place}
+        self._changed -= freed
+        return self._report(freed) if freed else None
 
     def full(self) -> bytes:
         """Everything, as JSON."""
-        return self._encode(self._published | self._changed)
+        return orjson.dumps({t: _row(self.accounts[t].own_use()) for t in self._published | self._changed})
 
-    def _encode(self, tenants: Iterable[str]) -> bytes:
-        return orjson.dumps({tenant: _row(self.accounts[tenant].own_use()) for tenant in tenants})
+    def _report(self, tenants: Collection[str]) -> bytes:
+        self._published.update(tenants)
+        now = self._clock()
+        return orjson.dumps({tenant: _row(self.accounts[tenant].report(now)) for tenant in tenants})
 
 
 def _row(use: TenantUse) -> Mapping[str, object]:

@@ -4,7 +4,7 @@ import pytest
 
 from shoal.api.demand import TenantUse
 from shoal.api.tenant import TenantBudget, TenantLimits
-from shoal.core.quota.account import Account
+from shoal.core.quota.account import Account, reports_cover
 from shoal.core.quota.limits import Cost, Limits, Over, limits_of
 from shoal.core.quota.month import PICO, MonthlyQuota, MonthTotal
 from shoal.core.quota.peerusage import FORGET_SECONDS, UNKNOWN_PEERS, GatewayPeer, GatewayPeers
@@ -108,6 +108,79 @@ def test_a_share_is_an_equal_part_until_the_others_were_heard():
     late = [GatewayPeer(p.boot, 101.6) for p in others]
     assert sum(ask(it, 101.7, peers=late) is None for _ in range(20)) == 6  # (40 - 10 - 6) / 4
     assert ask(it, 101.9, peers=[*late[:2], GatewayPeer("g2", 101.7)]) is not None
+
+
+def at(moment: float, gateways: int = 3) -> list[GatewayPeer]:
+    """Other gateways that reported then."""
+    return [GatewayPeer(f"g{n}", moment) for n in range(gateways)]
+
+
+def test_one_request_after_the_other_uses_the_same_place_again():
+    it = account(concurrent=1)
+    for now in (100.0, 100.1, 100.9, 101.0, 101.4, 130.0):
+        assert ask(it, now, peers=at(99.9)) is None, "one of four gateways has one place, however little is left"
+        assert ask(it, now, peers=at(99.9)) == Over("concurrent", "over", 1, 1, 1, 1)
+        it.settle(now, Cost(1), 0)
+
+
+def test_what_other_gateways_reported_may_have_ended():
+    it = account(concurrent=2)
+    it.peer_usage.update("g0", TenantUse(in_flight=1), 99.0)
+    it.peer_usage.update("g1", TenantUse(in_flight=1), 99.0)
+    assert ask(it, 100.0, peers=at(99.5)) == Over("concurrent", "elsewhere", 2, 2, 1, 1)
+    it.peer_usage.update("g1", TenantUse(), 100.1)
+    assert ask(it, 100.1, peers=at(100.1)) is None, "it got nothing before, so it waits for no further reports"
+    assert ask(it, 100.1, peers=at(100.1)) == Over("concurrent", "elsewhere", 2, 2, 1, 1)
+    it.peer_usage.update("g0", TenantUse(), 100.2)
+    assert ask(it, 100.2, peers=at(100.2)) == Over("concurrent", "share", 2, 1, 1, 3), "but now it does"
+    assert ask(it, 101.8, peers=at(101.7)) is None
+    assert ask(it, 101.8, peers=at(101.7)) == Over("concurrent", "over", 2, 2, 1, 1), "they are all here"
+
+
+def test_what_is_taken_for_used_at_a_silent_gateway_does_not_end():
+    it = account(concurrent=3)
+    it.peer_usage.update("g0", TenantUse(in_flight=3), 99.0)
+    assert ask(it, 100.0, peers=[GatewayPeer("g0", None)]) == Over("concurrent", "over", 3, 3, 1, 1)
+
+
+def test_reports_cover_what_was_published_and_sent_before_them():
+    assert reports_cover(100.0, at(101.5))
+    assert not reports_cover(100.0, [*at(101.5), GatewayPeer("late", 101.4)])
+    assert reports_cover(100.0, [GatewayPeer("silent", None)])
+
+
+def test_places_are_free_for_others_only_where_they_were_told_that_none_are():
+    it = account(concurrent=4)
+    for _ in range(3):
+        assert ask(it, 100.0) is None
+    assert it.report(100.1).in_flight == 3
+    it.settle(100.2, Cost(1), 0)
+    assert not it.frees_place, "there was one left"
+    assert ask(it, 100.3) is None
+    assert ask(it, 100.3) is None
+    assert it.report(100.4).in_flight == 4
+    assert not it.frees_place
+    it.settle(100.5, Cost(1), 0)
+    assert it.frees_place
+    assert it.report(100.5).in_flight == 3
+    assert not it.frees_place, "they know"
+    it.change(Limits(requests=5))
+    it.settle(100.6, Cost(1), 0)
+    assert not it.frees_place
+
+
+def test_a_gateway_keeps_a_share_of_what_it_reports_as_free():
+    it = account(concurrent=8)
+    for now in (100.0, 103.0, 106.0, 109.0, 112.0, 115.0, 118.0):
+        while ask(it, now, peers=at(now - 1, 1)) is None:
+            pass
+    assert it.report(118.0).in_flight == 8
+    for _ in range(8):
+        it.settle(118.1, Cost(1), 0)
+    assert it.report(118.2).in_flight == 0
+    assert sum(ask(it, 118.3, peers=at(118.25, 1)) is None for _ in range(8)) == 4
+    assert ask(it, 119.6, peers=at(119.6, 1)) == Over("concurrent", "share", 8, 4, 1, 3)
+    assert ask(it, 121.2, peers=at(121.2, 1)) is None
 
 
 def test_a_request_larger_than_the_share_passes_if_it_fits_what_is_left():

@@ -47,6 +47,45 @@ async def test_a_burst_at_all_gateways_stays_within_the_bound(
         assert it.most_running == statuses[200]
 
 
+@pytest.mark.parametrize(
+    ("gateways", "at", "most"), [(4, 1, 1), (2, 2, 1), (4, 4, 1), (4, 4, 2)], ids=["one", "two", "four", "limit of two"]
+)
+async def test_a_client_with_one_request_at_a_time_is_not_refused_and_hardly_waits(
+    tmp_path: Path, gateways: int, at: int, most: int
+):
+    """Whichever gateway its connection leads to. Each request once waited 2 s for a share, or got a 429 for the one
+    before, which had ended at another gateway."""
+    async with crew(tmp_path, gateways) as it:
+        it.release.set()
+        it.limit(limits={"concurrentRequests": most})
+        loop = asyncio.get_running_loop()
+        began, turn = loop.time(), 0
+        while loop.time() - began < 5:
+            asked = loop.time()
+            response = await it.members[turn % at].it.post(BODY)
+            assert response.status == 200, await response.text()
+            await response.read()
+            assert loop.time() - asked < ROUND_SECONDS / 2 + it.longest_pause
+            turn += 1
+            await asyncio.sleep(0.03)
+        assert it.most_running == 1
+        waits = sum(member.it.metric("shoal_gateway_share_waits_total") for member in it.members)
+        assert waits <= (0 if at == 1 else turn / 4)
+
+
+async def test_more_at_a_time_than_the_limit_are_refused_at_whichever_gateways(tmp_path: Path):
+    async with crew(tmp_path, 2) as it:
+        it.limit(limits={"concurrentRequests": 1})
+        first = asyncio.create_task(it.members[0].it.post(BODY))
+        await until(lambda: it.running == 1)
+        await until(lambda: known(it.members[1]) == 1)
+        async with asyncio.timeout(10):
+            statuses = [(await member.it.post(BODY)).status for member in it.members]
+        assert statuses == [429, 429]
+        it.release.set()
+        assert (await first).status == 200
+
+
 def known(member: Member) -> int:
     """Requests that a gateway knows of."""
     account = member.it.app.demand.tenants.of("acme")

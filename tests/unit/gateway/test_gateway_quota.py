@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from shoal.api.demand import TenantUse
 from shoal.api.ledger import Prices, Rate
 from shoal.core.quota.abandoned import abandoned_tokens
 from shoal.core.quota.limits import Cost
@@ -299,6 +300,51 @@ async def test_a_client_that_sends_one_request_after_the_other_gets_all_of_its_l
             await served(it)
         error, _ = await refused(it)
         assert error["message"].startswith("You have reached your limit on requests per minute: limit 8, used 8.")
+
+
+def elsewhere(it: GatewayUnderTest, reported_at: float) -> list[GatewayPeer]:
+    """Another gateway that has one request of the tenant, whose limit that is."""
+    others = [GatewayPeer("g1", reported_at)]
+    it.app.quotas._read_peers = lambda: others  # pyright: ignore[reportPrivateUsage]
+    limit(it, limits={"concurrentRequests": 1})
+    it.app.demand.tenants.peer_reported("g1", "g1", {})
+    it.app.demand.tenants.peer_reported("g1", "g1", {"acme": TenantUse(in_flight=1)})
+    return others
+
+
+async def test_a_request_waits_until_it_is_known_that_those_at_other_gateways_have_ended(tmp_path: Path):
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        elsewhere(it, it.app.quotas.clock())
+        waiting = asyncio.create_task(served(it))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        it.app.demand.tenants.peer_reported("g1", "g1", {"acme": TenantUse()})
+        async with asyncio.timeout(2):
+            await waiting
+        assert it.metric("shoal_gateway_share_waits_total") == 1
+
+
+async def test_a_limit_that_is_used_up_elsewhere_indeed_is_said_to_be_used_up(tmp_path: Path):
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        others = elsewhere(it, it.app.quotas.clock())
+        waiting = asyncio.create_task(refused(it))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        others[:] = [GatewayPeer("g1", it.app.quotas.clock() + 1.5)]  # it still has it
+        async with asyncio.timeout(2):
+            error, headers = await waiting
+        said = "You have reached your limit on requests at a time: limit 1, used 1. Try again in 1 s."
+        assert error["message"] == said
+        assert headers["retry-after"] == "1"
+
+
+async def test_where_no_further_report_comes_the_wait_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(quota, "ROUND_SECONDS", 0.3)
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        elsewhere(it, it.app.quotas.clock())
+        began = it.app.quotas.clock()
+        await refused(it)
+        assert 0.25 <= it.app.quotas.clock() - began < 2
 
 
 # --- budgets ----------------------------------------------------------------------------------------------------------

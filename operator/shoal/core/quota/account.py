@@ -21,6 +21,12 @@ BEGUN: Final[tuple[Limit, ...]] = ("requests", "concurrent")
 """Limits that apply to a request as soon as it arrives, whatever its size."""
 
 
+def reports_cover(moment: float, peers: GatewayPeers) -> bool:
+    """Whether the last report of each live gateway includes what it had used at a moment."""
+    after = moment + PUBLISH_SECONDS + WIRE_SECONDS
+    return all(peer.reported_at is None or peer.reported_at >= after for peer in peers)
+
+
 class Account:
     """Times are monotonic seconds; months such as 2026-11; `boot` is this gateway's boot id."""
 
@@ -29,6 +35,7 @@ class Account:
         "_in_flight",
         "_n_requests",
         "_n_tokens",
+        "_reported",
         "_requests",
         "_reserved_spend",
         "_reserved_tokens",
@@ -41,6 +48,8 @@ class Account:
     def __init__(self, boot: str = "") -> None:
         self.limits = Limits()
         self._n_requests = self._n_tokens = self._in_flight = self._reserved_tokens = self._reserved_spend = 0
+        self._reported = 0
+        """Concurrent requests, as last reported to the other gateways."""
         self._requests, self._tokens = Window(), Window()
         self._booked = Booked()
         self._shares: dict[Limit, Share] = {}
@@ -123,12 +132,12 @@ class Account:
         self._booked.tokens += booked
         self._booked.spent += spent
 
-    def lacks_share(
+    def lacks(
         self, now: float, limit: Limit, amount: int, peers: Callable[[], GatewayPeers], *, ledger: bool
-    ) -> bool:
-        """Whether `amount` fits the limit but not this gateway's share of it. Then it may fit the next share."""
+    ) -> Over | None:
+        """Why `amount` does not fit one of the limits now; None: it does."""
         share, own = self._renewed(limit, now, amount, peers, ledger=ledger)
-        return not share.fits(own, amount) and self._over(limit, now, amount, peers()).why == "share"
+        return None if share.fits(own, amount) else self._over(limit, now, amount, peers())
 
     def exhausted(self, cost: Cost, *, month: str, ledger: bool) -> Over | None:
         """For a request that has waited: why it is refused now, if other requests used up the month's budget meanwhile.
@@ -169,6 +178,25 @@ class Account:
         """Takes the ledger's total of the month."""
         if self.peer_usage.apply_total(total):
             self._shares.pop("budget", None)
+
+    @property
+    def frees_place(self) -> bool:
+        """Whether fewer requests run here than was last reported, when by that report the limit on concurrent ones was
+        used up. Then the other gateways may be refusing requests for which there is room."""
+        share, most = self._shares.get("concurrent"), self.limits.concurrent
+        return (
+            share is not None
+            and most is not None
+            and self._in_flight < self._reported
+            and self._reported + share.peer_use >= most
+        )
+
+    def report(self, now: float) -> TenantUse:
+        """This gateway's use, for a message to all other gateways. What they learn to be free is theirs as well."""
+        if self.frees_place:
+            self._shares["concurrent"].release(now, self._in_flight, self._most("concurrent"))
+        self._reported = self._in_flight
+        return self.own_use()
 
     def own_use(self) -> TenantUse:
         """This gateway's use, as published to the other gateways."""
@@ -279,7 +307,7 @@ class Account:
         use."""
         share = self._shares.get(limit)
         if share is None:
-            share = self._shares[limit] = Share()
+            share = self._shares[limit] = Share(least=1 if limit == "concurrent" else 0)
         own = self._own(limit, now)
         if now - share.since < PUBLISH_SECONDS and share.fits(own, amount):
             return share, own
@@ -291,15 +319,17 @@ class Account:
         return share, own
 
     def _may_renew(self, share: Share, limit: Limit, peers: GatewayPeers, *, ledger: bool) -> bool:
-        after = share.reports_after + PUBLISH_SECONDS + WIRE_SECONDS
-        for peer in peers:
-            if peer.reported_at is not None:
-                if peer.reported_at < after:
-                    return False
-            elif limit == "budget" and not ledger and share.since > float("-inf"):
-                # A month does not end soon, and neither the gateway nor the ledger reports what was used.
-                return False
-        return True
+        if limit == "concurrent" and not share.remaining:
+            return True  # it got nothing, so the reports cover its last share already
+        if (
+            limit == "budget"
+            and not ledger
+            and share.since > float("-inf")
+            and any(p.reported_at is None for p in peers)
+        ):
+            # A month does not end soon, and neither the gateway nor the ledger reports what was used.
+            return False
+        return reports_cover(share.reports_after, peers)
 
     def _peer_use(self, limit: Limit, now: float, peers: GatewayPeers) -> tuple[int, int]:
         """The known use of the other gateways, and the number of gateways that share the rest."""
@@ -343,7 +373,8 @@ class Account:
         if limit == "budget":
             after = RETRY_AFTER_MAX_SECONDS
         elif limit == "concurrent":
-            after = RUNNING_RETRY_SECONDS
+            why: Why = "elsewhere" if missing <= self.peer_usage.reported_in_flight(peers) else "over"
+            return self._refuse(limit, why, now, amount, peers, RUNNING_RETRY_SECONDS)
         else:
             after = self._frees(limit, now, missing)
         return self._refuse(limit, "over", now, amount, peers, after)

@@ -8,10 +8,11 @@ from shoal.core import quantity
 from shoal.core.quota.month import PICO, MonthlyQuota
 
 Limit = Literal["requests", "tokens", "concurrent", "budget"]
-Why = Literal["over", "share", "never", "unknown", "currency"]
-"""over: the limit. share: this gateway's share of it, until the other gateways have reported. never: the request is
-larger than the limit. unknown: the ledger's total, while the budget says Refuse. currency: the price list has another
-one."""
+Why = Literal["over", "elsewhere", "share", "never", "unknown", "currency"]
+"""over: the limit. elsewhere: the limit on concurrent requests, but the request would fit without those that other
+gateways reported, which may have ended. share: this gateway's share of it, until the other gateways have reported.
+never: the request is larger than the limit. unknown: the ledger's total, while the budget says Refuse. currency: the
+price list has another one."""
 
 RETRY_AFTER_MAX_SECONDS: Final = 60
 """Clients ignore a longer Retry-After."""

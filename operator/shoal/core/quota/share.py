@@ -9,6 +9,18 @@ and uses no more than its cap until the next renewal. If more than the limit is 
 W_g + R_g: use that leaves the window is not replaced before the sum is within the limit. A request larger than the
 share, if it is the first since the renewal, may take up to all that remains: otherwise it would never fit.
 
+**Concurrent requests** end at any time, and what has ended here may be used here again, up to the cap. Three rules are
+theirs alone:
+
+- While anything remains, the share is at least 1. As the exception above, but a client that sends one request after the
+  other uses the same place again, instead of waiting for the next share.
+- A gateway that got nothing at its last renewal (R_g <= 0) may renew at any time. It must only wait for reports that
+  cover its last share, and that renewal had them already: it gets no second share before it knows what the others
+  used up to the first.
+- A gateway that reports fewer requests than before, when by its last report the limit was used up, keeps no more than a
+  share of the rest (`release`). Others may take what it reports as free at once, so it must not take all of that again;
+  and what it keeps is a share like any other, after which it waits for reports.
+
 **When a gateway may renew.** Gateways publish changes within T = 1 s, and a heartbeat every second; half a second more
 is allowed for the network. A gateway renews when every live gateway has reported so long after its last renewal that
 the report covers that moment; if its share was used up, then *that* moment. A burst that arrives everywhere at once is
@@ -21,6 +33,8 @@ not waited for. A silent gateway never adds to what the others may use.
 total use is at most
 
     limit + sum over j of u_gj - (R_g - R_g // n)            without the last term for a request larger than the share
+
+(of concurrent requests, with max(1, R_g // n) for a share of less than 1)
 
 because W_g + sum of H_gj is at most limit - (R_g - R_g // n) under g's cap, and each j has used H_gj + u_gj. With c the
 largest reservation of one request, and k the number of shares that a gateway gets before the others learn of the first,
@@ -57,10 +71,13 @@ def overshoot(remaining: int, gateways: int, largest: int, shares: int = 1) -> i
 class Share:
     """What this gateway may use of one limit until the other gateways have reported again. `own`: its own use."""
 
-    __slots__ = ("cap", "full_at", "peer_use", "remaining", "since", "taken")
+    __slots__ = ("cap", "full_at", "gateways", "least", "peer_use", "remaining", "since", "taken")
 
-    def __init__(self) -> None:
+    def __init__(self, least: int = 0) -> None:
+        self.least = least
+        """The smallest share while anything remains: 1 for concurrent requests."""
         self.cap = self.remaining = self.peer_use = 0
+        self.gateways = 1
         self.since = float("-inf")
         """Time of the last renewal."""
         self.full_at: float | None = None
@@ -71,7 +88,8 @@ class Share:
     def renew(self, now: float, own: int, peer_use: int, remaining: int, gateways: int) -> None:
         """`remaining` of the limit is left for `gateways` gateways; `peer_use`: the known use of the others."""
         self.remaining = max(0, remaining)
-        self.cap = own + (remaining // gateways if remaining > 0 else remaining)
+        self.cap = own + (max(self.least, remaining // gateways) if remaining > 0 else remaining)
+        self.gateways = gateways
         self.peer_use = peer_use
         self.since = now
         self.full_at = None
@@ -81,6 +99,13 @@ class Share:
     def reports_after(self) -> float:
         """Time that the others' reports must cover before the next renewal."""
         return self.since if self.full_at is None else self.full_at
+
+    def release(self, now: float, own: int, most: int) -> None:
+        """The others learn that only `own` of `most` is used here, and may take the rest. As a renewal, but it never
+        raises the cap, since it has not waited for reports."""
+        cap = self.cap
+        self.renew(now, own, self.peer_use, most - own - self.peer_use, self.gateways)
+        self.cap = min(self.cap, cap)
 
     def fits(self, own: int, amount: int) -> bool:
         return own + amount <= self.cap or (not self.taken and amount <= self.remaining)
