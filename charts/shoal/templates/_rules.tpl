@@ -734,6 +734,13 @@
   - events
   verbs:
   - list
+# see which replica has which device
+- apiGroups:
+  - resource.k8s.io
+  resources:
+  - resourceclaims
+  verbs:
+  - list
 # find out whether shoal-operator speaks TLS
 - apiGroups:
   - ''

@@ -266,6 +266,7 @@ ROLES: Final[dict[str, tuple[Permission, ...]]] = {
         *VIEWERS,
         Permission("see what `why` and `status` read of replicas", "", ("pods",), ("get", "list")),
         Permission("see what `why` reads of their events", "events.k8s.io", ("events",), ("list",)),
+        Permission("see which replica has which device", "resource.k8s.io", ("resourceclaims",), ("list",)),
         *_reach(*_OPERATOR, ("get",)),
         *_reach(*_LEDGER, ("get",)),
         *_reach(*_GATEWAYS, ("get",)),
