@@ -27,6 +27,8 @@ from tests.support.devices import class_of_devices, device_class, resource_slice
 from tests.support.operators import NAMESPACE, condition, model
 
 DEVICES: Final = tuple(f"gpu-{index}" for index in range(8))
+_OF_MODELS: Final = "bench"
+"""Namespace of the Models."""
 _AT_ONCE: Final = 16
 _MODELS_AT_ONCE: Final = 4
 CLASS: Final = "devices"
@@ -83,7 +85,7 @@ async def add_all(client: KubeClient, resource: Resource, bodies: Iterable[JsonO
 
 async def make_fleet(client: KubeClient, nodes: int) -> None:
     await install_crds(client)
-    for name in ("bench", NAMESPACE):
+    for name in (_OF_MODELS, NAMESPACE):
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         await client.apply(NAMESPACES, body, manager="bench")
     await client.apply(DEVICECLASSES, device_class(), manager="bench")
@@ -136,7 +138,7 @@ async def bench(plane: ControlPlane, folder: Path, args: argparse.Namespace) -> 
 async def _models(client: KubeClient, status: Status, operator: "subprocess.Popen[bytes]", count: int) -> None:
     before, began = _cpu(operator.pid), time.monotonic()
     one: dict[str, Any] = {"variants": [{"class": CLASS}], "scaling": {"minReplicas": 1}}
-    await add_all(client, MODELS, [model(f"m{index}", "bench", **one) for index in range(count)])
+    await add_all(client, MODELS, [model(f"m{index}", _OF_MODELS, **one) for index in range(count)])
     took = await status.until(lambda: len(status.ready) == count, 1800) - began
     spent = _cpu(operator.pid) - before
     print(f"  {count} Models of one replica each Ready    {took:8.1f} s, {spent:.1f} s of CPU")
@@ -144,7 +146,7 @@ async def _models(client: KubeClient, status: Status, operator: "subprocess.Pope
 
 async def _free(client: KubeClient, nodes: int) -> list[str]:
     """Nodes without a replica: a device that one has counts whatever taint it gets, until its pod is gone."""
-    used = {str(pod["spec"].get("nodeName")) async for pod in client.list(PODS, namespace=NAMESPACE)}
+    used = {str(pod["spec"].get("nodeName")) async for pod in client.list(PODS, namespace=_OF_MODELS)}
     return [name for name in (f"node-{index}" for index in range(nodes)) if name not in used]
 
 
