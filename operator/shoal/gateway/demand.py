@@ -276,9 +276,8 @@ def _with(content: bytes, field: bytes, more: bytes) -> bytes:
 
 
 class DemandPublisher:
-    """Publishes the demand through a hub, with an urgent and a regular timer, and one for tenants' ended
-    requests. `boot` is the boot id of this gateway's
-    process, by default a random one."""
+    """Publishes the demand through a hub, with an urgent and a regular timer, and one for tenants' ended requests.
+    `boot` is the boot id of this gateway's process, by default a random one."""
 
     def __init__(self, demand: DemandState, boot: str | None = None) -> None:
         self.hub = StreamHub("models", demand.full, boot)
