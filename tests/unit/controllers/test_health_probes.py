@@ -385,3 +385,34 @@ async def test_each_replica_of_many_is_asked_in_turn(monkeypatch: pytest.MonkeyP
     fleet = Fleet(8, monkeypatch)
     await fleet.busy(60)
     assert {fleet.asked.count(f"chat-{i}") for i in range(8)} <= {1, 2}
+
+
+def publish(fleet: Fleet, *devices: str) -> None:
+    fleet.version += 1
+    raw = stored(resource_slice("n", *devices))
+    raw["metadata"] |= {"resourceVersion": str(fleet.version)}
+    fleet.world.resource_slices.upsert(raw)
+
+
+def test_a_device_that_its_driver_drops_stays_out_of_use_while_the_cluster_has_its_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = Fleet(0, monkeypatch)
+    fleet.quarantined(0, "Quarantined")
+    publish(fleet, *DEVICES[1:])
+    for _ in range(4):  # its signal is gone, and its time of ten minutes passes
+        fleet.now += timedelta(minutes=6)
+        fleet.write_plan()
+    assert [each.unit.device for each in fleet.decide().quarantined] == [f"gpu.test/n/{DEVICES[0]}"]
+    publish(fleet, *DEVICES)
+    assert [each.state for each in fleet.decide().quarantined] == ["Probation"], "it is tested before it is free"
+
+
+def test_an_idle_device_with_a_taint_is_not_the_last_one_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet(0, monkeypatch)
+    publish(fleet, "gpu-0!", "gpu-1")
+    for _ in range(5):
+        plan = fleet.decide()
+        fleet.now += timedelta(seconds=5)
+    assert [each.unit.device for each in plan.quarantined] == ["gpu.test/n/gpu-0"]
+    assert not plan.withheld

@@ -16,9 +16,13 @@ from shoal.core.facts import Pod
 from shoal.kube.errors import KubeError
 from shoal.kube.resources import Resource
 from tests.support.operators import CONFIG
+from tests.support.owners import LabelsSuffice
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-FULL = 'PodResourceClaim gpus: create ResourceClaim : resourceclaims.resource.k8s.io "x" is forbidden: exceeded quota: devices, requested: a/devices=1, used: a/devices=1, limited: a/devices=1'  # noqa: E501
+FULL = (
+    'PodResourceClaim gpus: create ResourceClaim : resourceclaims.resource.k8s.io "x" is forbidden: '
+    "exceeded quota: devices, requested: a/devices=1, used: a/devices=1, limited: a/devices=1"
+)
 ROOM = "ResourceQuota devices has no room for a replica: requested a/devices=1, used a/devices=1, limited a/devices=1"
 
 
@@ -61,8 +65,8 @@ class Cluster:
 
     def __init__(self, api: Api, *uids: str, age: int = 60) -> None:
         now = START + timedelta(seconds=age)
-        self.world = World(cast("Any", api), CONFIG, "s", cast("Any", None), now=lambda: now)
-        self.world.ownership.pod = lambda _: True  # type: ignore[method-assign]
+        none = cast("Any", None)
+        self.world = World(cast("Any", api), CONFIG, "s", none, now=lambda: now, ownership=LabelsSuffice())
         for uid in uids:
             self.see(uid)
         state = FleetState(self.world)

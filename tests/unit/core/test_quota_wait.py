@@ -146,7 +146,11 @@ def test_the_message_is_kueues_own() -> None:
 
 # --- quotas on devices: the ResourceClaim is refused, not the pod ---------------------------------------------------
 
-NO_DEVICES = 'PodResourceClaim gpus: create ResourceClaim : resourceclaims.resource.k8s.io "p-gpus-x" is forbidden: exceeded quota: devices, requested: gpu.test.deviceclass.resource.k8s.io/devices=1, used: gpu.test.deviceclass.resource.k8s.io/devices=2, limited: gpu.test.deviceclass.resource.k8s.io/devices=2'  # noqa: E501
+NO_DEVICES = (
+    'PodResourceClaim gpus: create ResourceClaim : resourceclaims.resource.k8s.io "p-gpus-x" is forbidden: '
+    "exceeded quota: devices, requested: gpu.test.deviceclass.resource.k8s.io/devices=1, "
+    "used: gpu.test.deviceclass.resource.k8s.io/devices=2, limited: gpu.test.deviceclass.resource.k8s.io/devices=2"
+)
 DENIED = "PodResourceClaim gpus: create ResourceClaim : admission webhook denied it"
 
 
