@@ -412,7 +412,8 @@ def test_an_idle_device_with_a_taint_is_not_the_last_one_that_serves(monkeypatch
     fleet = Fleet(0, monkeypatch)
     publish(fleet, "gpu-0!", "gpu-1")
     for _ in range(5):
-        plan = fleet.decide()
+        fleet.decide()
         fleet.now += timedelta(seconds=5)
+    plan = fleet.decide()
     assert [each.unit.device for each in plan.quarantined] == ["gpu.test/n/gpu-0"]
     assert not plan.withheld
