@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from shoal.api.meta import (
     NAME_IS_LABEL,
@@ -37,10 +37,17 @@ class Toleration(Object):
     """Effect of the taint. Default: all effects match."""
 
 
+def _quoted(amount: object) -> object:
+    """As the API server refuses it, with what to do. In a file the number that a person wrote is a float already."""
+    if isinstance(amount, float):
+        raise ValueError(f'must be in quotes, as in "{amount}": without them YAML makes a float of a decimal')
+    return amount
+
+
 class Money(Object):
     """An amount in a named currency."""
 
-    amount: Quantity
+    amount: Annotated[Quantity, BeforeValidator(_quoted)]
     """A decimal number in quotes, such as "2.49": YAML makes a float of a decimal without quotes, which the API server
     refuses."""
     currency: Annotated[

@@ -15,9 +15,9 @@ from shoal.api.modelroute import ModelRoute
 from shoal.api.tenant import Tenant
 from shoal.core import facts, ownership
 from shoal.core.artifacts import source_key
+from shoal.core.claimants import oldest
 from shoal.core.devices import Claim, DeviceClass, DeviceTaintRule, Slice
 from shoal.core.keda import Autoscaler
-from shoal.core.lora.owner import oldest
 from shoal.core.ownership import Link
 from shoal.kube import cacheshares, deviceviews, kedaviews, projections
 from shoal.kube.cacheshares import CacheClaim, CacheVolume

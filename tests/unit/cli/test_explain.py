@@ -402,6 +402,13 @@ def test_devices_of_a_fleet_are_counted_and_their_memory_is_used(shell: Shell) -
     assert done.exit_code == 1, "one device has a taint, and a claim of others has the other"
 
 
+def test_a_price_without_quotes_is_refused_as_the_api_server_refuses_it(shell: Shell) -> None:
+    fleet = shell.fleet(gpu_class(LARGE) | {"spec": gpu_class(LARGE)["spec"] | {"hourlyCost": {"amount": 5.5}}})
+    done = shell.run("--fleet", fleet, models=(model(),))
+    assert done.exit_code == 2
+    assert 'spec.hourlyCost.amount: must be in quotes, as in "5.5"' in done.output
+
+
 def test_a_fleet_without_classes_says_how_to_print_one(shell: Shell) -> None:
     done = shell.run("--fleet", shell.fleet(node("n1", LARGE, 8)))
     assert done.exit_code == 2

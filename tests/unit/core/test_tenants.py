@@ -156,6 +156,11 @@ def test_a_hash_on_two_tenants_belongs_to_the_older() -> None:
     young = tenant("young", keys=[key("mine", sha="b"), key("theirs")])
     assert ready(young, old) == ("KeyClaimed", "key 'theirs' belongs to the older Tenant 'old'")
     assert ready(old, young)[0] == "Active"
+    twin = tenant("twin", age=2)
+    (first, second) = sorted((old, twin), key=lambda one: one.metadata.uid)
+    assert ready(first, second)[0] == "Active"
+    told = f"Tenant '{first.metadata.name}', which was created in the same second and is first by its uid"
+    assert ready(second, first)[1].endswith(f"belongs to {told}")
     # All of them: a further key of the same value would not help.
     assert ready(tenant("young", keys=[key("theirs")]), old)[0] == "KeyClaimed"
 

@@ -21,8 +21,8 @@ from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import API_VERSION, GROUP, CustomResource, JsonObject, Object
 from shoal.api.model import Model
 from shoal.core import facts
+from shoal.core.claimants import oldest
 from shoal.core.devices import Claim, DeviceClass, DeviceTaintRule, RuleTaints, Slice
-from shoal.core.lora.owner import oldest
 from shoal.kube import deviceviews, projections
 
 if TYPE_CHECKING:
@@ -246,7 +246,10 @@ def parse(kind: type[K], raw: JsonObject, path: Path) -> K:
     try:
         return kind.model_validate(raw)
     except pydantic.ValidationError as error:
-        problems = [f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()]
+        problems = [
+            f"{'.'.join(str(part) for part in e['loc'])}: {e['msg'].removeprefix('Value error, ')}"
+            for e in error.errors()
+        ]
         raise click.UsageError(f"{where}: {'; '.join(problems[:_SHOWN])}") from None
 
 

@@ -20,7 +20,7 @@ from shoal.cli.keys import edit, source, when
 from shoal.cli.options import Installation, ledger_options
 from shoal.cli.output import console, emit, output_option
 from shoal.cli.services import open_ledger
-from shoal.core.status.tenantstatus import age
+from shoal.core.claimants import age
 from shoal.kube.resources import TENANTS
 
 USED_DAYS = 31
@@ -112,7 +112,7 @@ def _row(tenant: str, suspended: bool, entry: edit.KeyEntry, owner: str, now: da
         past = when.span((now - entry.expires).total_seconds())
         return KeyRow(tenant, entry.name, "expired", expires, f"{past} ago: remove it")
     if owner != tenant:
-        return KeyRow(tenant, entry.name, "claimed", expires, f"the older Tenant {owner} lists the same key")
+        return KeyRow(tenant, entry.name, "claimed", expires, f"it is a key of Tenant {owner}, which comes first")
     note = f"in {when.span((entry.expires - now).total_seconds())}" if entry.expires else ""
     return KeyRow(tenant, entry.name, "active", expires, note)
 

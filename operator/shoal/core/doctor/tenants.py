@@ -37,7 +37,7 @@ def check(seen: DoctorSnapshot, _now: datetime) -> Iterator[DoctorResult]:
 _TEXTS: Final = {
     faults.NOTHING_GRANTED: "tenants that may use nothing",
     reasons.NO_USABLE_KEY: "tenants without a usable key",
-    reasons.KEY_CLAIMED: "tenants with keys of an older Tenant",
+    reasons.KEY_CLAIMED: "tenants with keys of another Tenant",
     reasons.MODEL_NOT_FOUND: "tenants whose grants name only Models that do not exist",
 }
 

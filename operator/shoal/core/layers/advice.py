@@ -210,7 +210,7 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
     r.SUSPENDED: _fault(_CLIENT, "Set spec.suspended to false when the tenant may send requests again."),
     r.NO_USABLE_KEY: _fault(_CLIENT, "Create a key: `shoal keys create TENANT`; all others are disabled or expired."),
     r.MODEL_NOT_FOUND: _fault(_CLIENT, "Correct the names in spec.models of the Tenant, or create the Model."),
-    r.KEY_CLAIMED: _fault(_CLIENT, "Remove the key from one of the two Tenants; the older one has it."),
+    r.KEY_CLAIMED: _fault(_CLIENT, "Remove the key from one of the two Tenants; the one that came first has it."),
     r.RULE_REFUSED: _fault(_CONTROL, "Correct the named rule in spec.logging.redact; until then no text is logged."),
     r.OTHER_CURRENCY: _fault(_CONTROL, "Write the budget in the currency of the price list."),
     r.ADAPTER_NOT_FOUND: _fault(_CLIENT, "Correct spec.adapters of the Tenant, or list the tenant in the adapter."),
@@ -218,7 +218,7 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
     # --- LoRAPool
     r.POOL_READY: _fine(_ENGINE),
     r.ENGINE_REFUSES: _fault(_ENGINE, "Remove the argument of the Model that cannot be combined with adapters."),
-    r.POOL_CLAIMED: _fault(_CONTROL, "Delete one of the two pools: a Model has one, the older."),
+    r.POOL_CLAIMED: _fault(_CONTROL, "Delete one of the two pools: a Model has one, the first."),
     r.ROLLING: _waits(_CONTROL, "Wait: the Model's replicas are replaced to get the pool's arguments."),
     # --- LoRAAdapter
     r.POOL_NOT_FOUND: _fault(_CONTROL, "Create the pool that spec.poolRef names, or correct the name."),

@@ -9,7 +9,7 @@ from typing import Final
 from shoal.api.loraadapter import LoRAAdapter
 from shoal.api.model import Model
 from shoal.api.modelroute import ModelRoute
-from shoal.core.lora.owner import age
+from shoal.core.claimants import age, why_first
 from shoal.core.status.observed import ServedNames
 
 Claimant = Model | LoRAAdapter | ModelRoute
@@ -49,9 +49,7 @@ def _described(first: Claimant, own: Claimant) -> str:
     who = f"{first.kind_name} {first.key}"
     if first.kind_name != own.kind_name:
         return who
-    if first.metadata.creation_timestamp == own.metadata.creation_timestamp:
-        return f"{who}, which was created in the same second and is first by its uid"
-    return f"the older {who}"
+    return why_first(first, own, who)
 
 
 def _precedence(one: Claimant) -> tuple[int, datetime, str]:

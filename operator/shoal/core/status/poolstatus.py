@@ -5,6 +5,7 @@ from datetime import datetime
 
 from shoal.api import reasons
 from shoal.api.lorapool import AdapterCounts, LoRAPool, LoRAPoolStatus
+from shoal.core.claimants import why_first
 from shoal.core.status.conditions import ConditionUpdate, merge
 from shoal.core.status.observed import ModelProblem
 
@@ -30,9 +31,10 @@ def claimed(pool: LoRAPool, holder: LoRAPool | None) -> ModelProblem | None:
     """The problem if another pool has the Model: a Model has one pool, the oldest."""
     if holder is None or holder.metadata.uid == pool.metadata.uid:
         return None
+    first = why_first(holder, pool, f"LoRAPool {holder.key}")
     return ModelProblem(
         reasons.POOL_CLAIMED,
-        f"spec.modelRef: Model {pool.model_key} has a pool already, the older LoRAPool {holder.key}; a Model has one. "
+        f"spec.modelRef: Model {pool.model_key} has a pool already, {first}; a Model has one. "
         "Let its adapters name that one, or delete it",
     )
 

@@ -2,16 +2,14 @@
 
 from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Final
+from datetime import datetime
 
 from shoal.api import reasons
 from shoal.api.tenant import Tenant, TenantKey, TenantStatus
+from shoal.core.claimants import age, why_first
 from shoal.core.redaction.rules import refusals
 from shoal.core.routing.consent import some, unmatched
 from shoal.core.status.conditions import ConditionUpdate, find, merge
-
-_FAR: Final = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +21,6 @@ class TenantDecision:
 
 def usable(key: TenantKey, now: datetime) -> bool:
     return not key.disabled and (key.expires is None or key.expires > now)
-
-
-def age(tenant: Tenant) -> tuple[datetime, str]:
-    return (tenant.metadata.creation_timestamp or _FAR, tenant.metadata.uid)
 
 
 def decide(
@@ -45,8 +39,12 @@ def decide(
 
     A hash belongs to the oldest Tenant that lists it (creation time, then uid), which is how gateways resolve it.
     """
-    older = [t for t in contenders if t.metadata.uid != tenant.metadata.uid and age(t) < age(tenant)]
-    taken = {k.sha256: t.metadata.name for t in sorted(older, key=age, reverse=True) for k in t.spec.keys}
+    before = [t for t in contenders if t.metadata.uid != tenant.metadata.uid and age(t) < age(tenant)]
+    taken = {
+        k.sha256: why_first(t, tenant, f"Tenant '{t.metadata.name}'")
+        for t in sorted(before, key=age, reverse=True)
+        for k in t.spec.keys
+    }
     claimed = [(k.name, taken[k.sha256]) for k in tenant.spec.keys if k.sha256 in taken]
     active = [k for k in tenant.spec.keys if usable(k, now) and k.sha256 not in taken]
     missing = [f"{m.namespace}/{m.name}" for m in tenant.spec.models if f"{m.namespace}/{m.name}" not in models]
@@ -79,12 +77,12 @@ def _ready(
         expired = sum(not k.disabled and not usable(k, now) for k in tenant.spec.keys)
         text = f"none of {len(tenant.spec.keys)} keys can be used: {disabled} disabled, {expired} expired"
         if claimed:
-            text += f", {len(claimed)} listed by an older Tenant"
+            text += f", {len(claimed)} listed by another Tenant"
         return ConditionUpdate(
             reasons.READY, "False", reasons.NO_USABLE_KEY, text if tenant.spec.keys else "no key is listed"
         )
     if claimed:
-        text = "; ".join(f"key '{name}' belongs to the older Tenant '{owner}'" for name, owner in claimed)
+        text = "; ".join(f"key '{name}' belongs to {owner}" for name, owner in claimed)
         return ConditionUpdate(reasons.READY, "False", reasons.KEY_CLAIMED, text)
     if missing:
         text = f"there is no Model {', '.join(missing)}; the others can be used"

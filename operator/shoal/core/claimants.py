@@ -1,4 +1,4 @@
-"""The owner of something that several objects claim: the oldest, by creation time and then by uid."""
+"""Which object owns what several claim: the oldest, by creation time and then by uid."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -19,3 +19,10 @@ def age(one: CustomResource) -> tuple[datetime, str]:
 def oldest(claimants: Iterable[K]) -> K | None:
     """The owner; None: there are no claimants."""
     return min(claimants, key=age, default=None)
+
+
+def why_first(first: CustomResource, own: CustomResource, named: str) -> str:
+    """The owner `first`, as `named`, and why it comes before `own`: a creation time has whole seconds."""
+    if first.metadata.creation_timestamp == own.metadata.creation_timestamp:
+        return f"{named}, which was created in the same second and is first by its uid"
+    return f"the older {named}"
