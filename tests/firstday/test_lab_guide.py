@@ -1,8 +1,9 @@
-"""docs/lab.md, step by step, as it is written there: from nothing to an answer and a bill."""
+"""docs/lab.md and README.md, step by step, as they are written there: from nothing to an answer and a bill."""
 
 import os
 import subprocess
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -34,12 +35,36 @@ def bash(script: str, state: Path, seconds: float) -> "subprocess.CompletedProce
     )
 
 
+def of_the_readme(folder: Path) -> str:
+    """The commands of README.md that need Shoal in a cluster. Replaced is what a lab lacks: weights from the internet,
+    and a person who ends a command that runs on."""
+    _, ask, look, customers = commands("README.md", "## On your GPU cluster")
+    (plan,) = commands("README.md", "## Before you apply")
+    replaced = {
+        "hf://Qwen/Qwen2.5-0.5B-Instruct": "file:///opt/shoal/models/tiny-chat",
+        "patch.yaml": str(folder / "patch.yaml"),
+        "fleet.yaml": str(folder / "fleet.yaml"),
+        "model.yaml": str(folder / "model.yaml"),
+        "--month 2026-11": f"--month {datetime.now(UTC):%Y-%m}",
+        "--timeout=30m": "--timeout=5m",
+        "uv tool install": ": uv tool install",
+        "status -A -w": "status -A",
+    }
+    written = f"kubectl -n chat get model qwen-0-5b -o yaml > {folder / 'model.yaml'}\n"
+    script = "\n".join((ask, look, customers))
+    for text, instead in replaced.items():
+        assert text in script + plan, f"README.md has no {text!r} any more"
+        script, plan = script.replace(text, instead), plan.replace(text, instead)
+    return script + written + plan
+
+
 def test_the_guide_leads_from_nothing_to_a_bill(tmp_path: Path) -> None:
     api.require_root()
     install, ask, end = commands("docs/lab.md", "## Shoal in the lab, step by step")
     # What `make` makes is there already: it made the environment of these tests.
     steps = marked(ask, ("answered", AFTER_THE_ANSWER), ("billed", AFTER_THE_BILL))
-    script = "\n".join((BEGIN, install.replace("make setup models", "true"), "echo == installed", steps))
+    install_here = install.replace("make setup models", "true")
+    script = "\n".join((BEGIN, install_here, "echo == installed", steps, "echo == readme", of_the_readme(tmp_path)))
     for name in ("lab.env", "forward.log"):
         script = script.replace(name, str(tmp_path / name))
     began = time.time()
@@ -52,11 +77,18 @@ def test_the_guide_leads_from_nothing_to_a_bill(tmp_path: Path) -> None:
     for mark, what, after in (("answered", "the first answer", AFTER_THE_ANSWER), ("billed", "a bill", AFTER_THE_BILL)):
         count = next(i for i, line in enumerate(entered) if line.startswith(after))
         print(f"from nothing to {what}: {count} commands, {times(done.stdout)[mark] - began:.0f} s")
-    _, _, answered = done.stdout.partition("== installed\n")
+    _, _, after = done.stdout.partition("== installed\n")
+    answered, _, readme = after.partition("== readme\n")
     assert answered.startswith("ok\n")
     assert '"choices"' in answered
     assert "acme" in answered
     assert "Total: 0." in answered
     assert "demo/tiny-chat: 1 wanted, 1 ready" in answered
+    assert '"choices"' in readme
+    assert "chat/qwen-0-5b: 1 wanted, 1 ready" in readme
+    assert "op: add" in (tmp_path / "patch.yaml").read_text()
+    assert "tiny-chat" in readme, "what the customer used"
+    assert "Total: 0." in readme
+    assert "kind: Deployment" in readme
     assert down.returncode == 0, down.stderr
     assert not list((tmp_path / "state").glob("shoal/lab/default/state.json"))

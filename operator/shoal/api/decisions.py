@@ -83,7 +83,8 @@ class ModelScaling(Message):
     model: str
     """namespace/name."""
     wanted: int
-    ready: int
+    """Replicas that scaling decided on. The Model's status has those that are placed on a class, as `desired`."""
+    ready_replicas: int
     reason: str
     layer: str | None = None
     """Layer of the reason; None: of an operator that does not say."""

@@ -13,7 +13,7 @@ from rich.text import Text
 from shoal.api.adapterstats import AdapterStats, AdapterStatsAnswer, PoolStats, ReplicaAdapters
 from shoal.cli.client import run_command
 from shoal.cli.options import Installation, operator_options
-from shoal.cli.output import console, emit, output_option
+from shoal.cli.output import console, emit, none_of, output_option
 from shoal.cli.scaling.why import ago
 from shoal.cli.services import OperatorClient
 
@@ -27,8 +27,6 @@ def render(
     answer: AdapterStatsAnswer, *, sort: str = "name", limit: int = MOST_SHOWN, wide: bool = False
 ) -> RenderableType:
     """Renders all pools of an answer; `wide`: with the replicas of each adapter."""
-    if not answer.pools:
-        return Text("there is no LoRAPool")
     parts: list[RenderableType] = []
     for pool in answer.pools:
         parts += [*([Text("")] if parts else []), *_pool(pool, answer.time, sort, limit, wide)]
@@ -177,16 +175,21 @@ def command(
     if all_namespaces and namespace:
         raise click.UsageError("--all-namespaces and --namespace exclude each other")
 
-    async def work() -> AdapterStatsAnswer:
+    async def work() -> tuple[str | None, AdapterStatsAnswer]:
         async with await installation.connect() as client:
             where = None if all_namespaces else namespace or client.namespace or "default"
-            return await OperatorClient(client, installation.namespace, installation.url).adapters(where, pool)
+            operator = OperatorClient(client, installation.namespace, installation.url)
+            return where, await operator.adapters(where, pool)
 
-    answer = run_command(work())
+    where, answer = run_command(work())
     pools = tuple(
         each.model_copy(update={"adapters": tuple(ordered(each.adapters, sort)[:limit])}) for each in answer.pools
     )
     data = answer.model_copy(update={"pools": pools}).model_dump(mode="json", by_alias=True)
     rows = ({"pool": pool["pool"], **each} for pool in data["pools"] for each in pool["adapters"])
-    if not emit(output, data, rows, _COLUMNS):
+    if emit(output, data, rows, _COLUMNS):
+        return
+    if not pools:
+        console().print(none_of("LoRAPool", where))
+    else:
         console().print(render(answer, sort=sort, limit=limit or MOST_SHOWN, wide=output == "wide"))

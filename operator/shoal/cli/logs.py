@@ -13,7 +13,7 @@ from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.cli.client import run_command
 from shoal.cli.options import Installation, gateway_options
-from shoal.cli.output import dump, output_option, write_csv
+from shoal.cli.output import dump, emit, output_option, write_csv
 from shoal.cli.services import GATEWAY_PODS, GatewayClient
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import Forbidden, KubeError, NotFound
@@ -56,6 +56,7 @@ _COLUMNS: Final = (
     "durationMs", "error",
 )  # fmt: skip
 """Columns of the CSV: without the bodies of requests and answers."""
+_DELETED_COLUMNS: Final = ("tenant", "user", "entries", "files", "left")
 
 
 def line(entry: dict[str, Any]) -> str:
@@ -145,7 +146,7 @@ def command(
     The Tenant's `spec.logging` decides what is logged. Needs the ClusterRole shoal-logs in Shoal's namespace.
     """
     if ctx.invoked_subcommand is not None:
-        if tenant or user:
+        if tenant or user or output != "table":
             raise click.UsageError("put the options of `logs delete` after `delete`")
         return
     if not tenant:
@@ -196,11 +197,13 @@ def command(
 @click.option("--tenant", required=True, help="Tenant of the request log.")
 @click.option("--user", help="Only entries with this `user`. Default: all entries of the tenant.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@output_option()
 @gateway_options
 def delete(
     tenant: str,
     user: str | None,
     yes: bool,
+    output: str,
     installation: Installation,
 ) -> None:
     """Delete a tenant's request log, or one user's entries, on all gateways and in the bucket.
@@ -211,7 +214,7 @@ def delete(
     """
     target = f"the request log of tenant {tenant}" if user is None else f"the entries of user {user} of tenant {tenant}"
     if not yes:
-        click.confirm(f"Delete {target}? This cannot be undone", abort=True)
+        click.confirm(f"Delete {target}? This cannot be undone", abort=True, err=True)
 
     async def work() -> tuple[JsonObject, list[str]]:
         async with await installation.connect() as client:
@@ -221,7 +224,9 @@ def delete(
 
     answer, left = run_command(work())
     entries, files = answer.get("entries"), answer.get("files")
-    click.echo(f"Deleted: {files} files." if entries is None else f"Deleted: {entries} entries in {files} files.")
+    row = {"tenant": tenant, "user": user, "entries": entries, "files": files, "left": left}
+    if not emit(output, row, [row | {"left": "; ".join(left)}], _DELETED_COLUMNS):
+        click.echo(f"Deleted: {files} files." if entries is None else f"Deleted: {entries} entries in {files} files.")
     if left:
         raise click.ClickException(
             "not everything was deleted:\n  " + "\n  ".join(left) + "\nFix this and repeat the command."
@@ -231,10 +236,13 @@ def delete(
 async def _explain_empty(client: KubeClient, tenant: str, logging: str | None) -> None:
     """Says why a request log may be empty. `logging` is what the gateway knows: a person with the ClusterRole
     shoal-logs may not have the right to read Tenants. Raises ClickException for a Tenant that does not exist."""
+    # A gateway knows only Tenants that are valid.
+    unknown = f"gateways know no valid Tenant {tenant}, and there is no request log of it"
     try:
         found = await client.get(TENANTS, tenant)
     except NotFound:
         logging = "NoTenant"
+        unknown = f"there is no Tenant {tenant} and no request log of it"
     except KubeError as error:
         if logging is None:
             click.echo(f"whether there is a Tenant {tenant} and its request log is on is unknown: {error}", err=True)
@@ -243,9 +251,7 @@ async def _explain_empty(client: KubeClient, tenant: str, logging: str | None) -
         settings: JsonObject = spec.get("logging") or {}
         logging = "Off" if settings.get("mode", "Off") == "Off" else "On"
     if logging == "NoTenant":
-        raise click.ClickException(
-            f"there is no Tenant {tenant} and no request log of it: is it spelt right? `kubectl get tenants` lists them"
-        )
+        raise click.ClickException(f"{unknown}: is it spelt right? `kubectl get tenants` lists them")
     if logging == "Off":
         click.echo(f"the request log of Tenant {tenant} is off: set its spec.logging (docs/requestlog.md)", err=True)
 

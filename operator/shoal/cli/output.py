@@ -66,6 +66,11 @@ def write_csv(names: Sequence[str], rows: Iterable[Sequence[object]], *, header:
     click.echo(text.getvalue(), nl=False)
 
 
+def none_of(kind: str, namespace: str | None) -> str:
+    """What is printed instead of an empty table. `namespace` None: all were looked at."""
+    return f"there is no {kind}" if namespace is None else f"there is no {kind} in namespace {namespace}; -A shows all"
+
+
 def camel(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a dataclass under their names in the API: `gpu_class` -> `gpuClass`. Values are not changed."""
     return {to_camel(name): value for name, value in fields.items()}

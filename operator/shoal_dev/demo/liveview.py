@@ -110,7 +110,7 @@ class LiveView:
             return self._problem or "the operator has told nothing of it yet"
         last = self.frames[-1].metrics
         stale = f"; stale signals: {', '.join(last.stale)}" if last.stale else ""
-        return f"It has {last.ready} of {last.wanted} replicas; {last.reason}: {last.message}{stale}" + (
+        return f"It has {last.ready_replicas} of {last.wanted} replicas; {last.reason}: {last.message}{stale}" + (
             f"; {self._problem}" if self._problem else ""
         )
 
@@ -120,7 +120,7 @@ class LiveView:
         elif self.frames:
             # A line only when something changed: a log, not a live view.
             last = self.frames[-1].metrics
-            now = f"{last.ready}/{last.wanted} replicas, {last.reason}"
+            now = f"{last.ready_replicas}/{last.wanted} replicas, {last.reason}"
             if now != self._printed:
                 self._printed = now
                 self._console.print(f"  {self.seconds:5.1f} s  {now}", markup=False)
@@ -151,8 +151,8 @@ def picture(frames: Sequence[Frame], doing: str, problem: str = "") -> Group:
 
 def strip(frames: Sequence[Frame]) -> str:
     """Replicas that serve, a character per frame, the last ones."""
-    shown = [frame.metrics.ready for frame in frames[-STRIP:]]
-    most = max([*(frame.metrics.ready for frame in frames), 1])
+    shown = [frame.metrics.ready_replicas for frame in frames[-STRIP:]]
+    most = max([*(frame.metrics.ready_replicas for frame in frames), 1])
     return "".join(BARS[-(-ready * (len(BARS) - 1) // most)] for ready in shown)
 
 
@@ -161,7 +161,7 @@ def history(frames: Sequence[Frame]) -> str:
     parts: list[str] = []
     before: int | None = None
     for frame in frames:
-        if (ready := frame.metrics.ready) != before:
+        if (ready := frame.metrics.ready_replicas) != before:
             parts.append(f"{ready}" if before is None else f"{frame.at:.0f} s: {ready}")
             before = ready
     return ", ".join(parts)

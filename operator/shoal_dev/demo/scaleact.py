@@ -80,14 +80,18 @@ async def _play(cluster: DemoCluster, clients: DemoClients, stages: Stages, time
         view = LiveView(operator, NAMESPACE, MODEL, console)
         async with view:
             with stages.stage("A new Model starts one replica, and goes to zero when nobody asks", spin=False):
-                await view.until(lambda m: m.ready >= 1, timeout, "the first replica starts, so that a fault shows")
+                await view.until(
+                    lambda m: m.ready_replicas >= 1, timeout, "the first replica starts, so that a fault shows"
+                )
                 await view.until(at_zero, timeout, "nobody asks: it goes to zero")
             with stages.stage("A request at zero was held, woke the Model and was answered", spin=False):
                 began = time.monotonic()
                 async with _beside(clients.one(TOKENS)) as asked:
                     await view.until(lambda m: m.wanted >= 1, timeout, "one request waits; the Model wakes", asked)
                     woken = time.monotonic() - began
-                    await view.until(lambda m: m.ready >= 1, timeout, "one request waits; a replica starts", asked)
+                    await view.until(
+                        lambda m: m.ready_replicas >= 1, timeout, "one request waits; a replica starts", asked
+                    )
             first = asked.result().first_seconds
             with stages.stage(f"{CLIENTS} clients at once: out to as many replicas as they need", spin=False):
                 async with _beside(clients.many(CLIENTS, TOKENS)) as asking:
@@ -112,12 +116,12 @@ async def _play(cluster: DemoCluster, clients: DemoClients, stages: Stages, time
 
 def scaled_out(model: ModelScaling) -> bool:
     """As many replicas serve as may, or as the cluster has GPUs for."""
-    return model.ready >= MOST or (model.ready > 1 and model.reason == NO_CAPACITY)
+    return model.ready_replicas >= MOST or (model.ready_replicas > 1 and model.reason == NO_CAPACITY)
 
 
 def at_zero(model: ModelScaling) -> bool:
     """No replica is wanted, none serves any more, and it says so."""
-    return model.wanted == 0 and model.ready == 0 and model.reason == SCALED_TO_ZERO
+    return model.wanted == 0 and model.ready_replicas == 0 and model.reason == SCALED_TO_ZERO
 
 
 @contextlib.asynccontextmanager

@@ -1,19 +1,24 @@
 """What people name when they take GPUs out of use."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from shoal.api.gpuclass import GPUClass
 from shoal.cli.cordon.command import cordon
 from shoal.cli.cordon.units import of_device, of_node, put_back
 from shoal.cli.gpus import GPUsView
+from shoal.cli.main import main
 from shoal.core.devices import DeviceClass
 from shoal.core.facts import Node
 from shoal.core.health import Unit
 from shoal.kube import deviceviews
+from tests.support.cannedapi import CannedApi
 from tests.support.devices import class_of_devices, resource_slice
 from tests.support.operators import gpu_class
 
@@ -68,6 +73,34 @@ def test_only_what_is_out_of_use_can_be_put_back() -> None:
     for which in (("b", None), ("a", "GPU-8")):
         with pytest.raises(click.ClickException, match="is not out of use"):
             put_back(seen, *which, None)
+
+
+def test_programs_read_what_was_taken_out_of_use(tmp_path: Path) -> None:
+    classes = "/apis/shoal.dev/v1alpha1/gpuclasses"
+    raw = gpu_class("h100", "H100")
+    gpus = {"nvidia.com/gpu": "8"}
+    labels = {"nvidia.com/gpu.product": "H100"}
+    host = {"metadata": {"name": "a", "labels": labels}, "status": {"capacity": gpus, "allocatable": gpus}}
+    api = CannedApi(
+        {
+            classes: {"metadata": {"resourceVersion": "1"}, "items": [raw]},
+            f"{classes}/h100": raw,
+            "/api/v1/nodes": {"metadata": {"resourceVersion": "1"}, "items": [host]},
+        }
+    )
+    row = {"gpuClass": "h100", "node": "a", "device": None}
+    with api.kubeconfig(tmp_path) as kubeconfig:
+        where = ("--kubeconfig", str(kubeconfig))
+        told = CliRunner().invoke(main, ["cordon", "node", "a", "--reason", "loud fan", "-o", "json", *where])
+        assert told.exit_code == 0, told.output
+        assert json.loads(told.stdout) == {"cordoned": [{**row, "reason": "loud fan", "until": None}]}
+        ((_, patch),) = api.patches
+        raw["metadata"]["annotations"] = {k: v for k, v in patch["metadata"]["annotations"].items() if v is not None}
+        told = CliRunner().invoke(main, ["uncordon", "node", "a", "-o", "yaml", *where])
+        assert told.exit_code == 0, told.output
+        assert yaml.safe_load(told.stdout) == {"uncordoned": [{**row, "reason": None, "until": None}]}
+        told = CliRunner().invoke(main, ["cordon", "node", "a", "--for", "12h", *where])
+        assert told.stdout.startswith("gpuclass/h100: node a is taken out of use until 20")
 
 
 @pytest.mark.parametrize("duration", ["", "12", "0h", "1w", "999999h", "-1h"])

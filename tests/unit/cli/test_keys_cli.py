@@ -1,5 +1,7 @@
 """`shoal keys`: what is printed for Git, what is written where, and that a key is only shown to the person."""
 
+import csv
+import io
 import json
 import re
 from pathlib import Path
@@ -91,6 +93,14 @@ def test_create_can_be_read_by_a_program(file: Path) -> None:
 
     assert said["patch"][0]["value"] == {"name": "ci", "sha256": hash_api_key(said["key"])}
     assert (said["tenant"], said["name"], said["expires"]) == ("acme", "ci", None)
+    made = keys("create", "-f", file, "--name", "ci", "-o", "csv")
+    assert "do not commit it" in made.stderr
+    (row,) = csv.DictReader(io.StringIO(made.stdout))
+    assert (row["name"], bool(KEY.fullmatch(row["key"]))) == ("ci", True)
+    disabled = yaml.safe_load(keys("disable", "prod", "-f", file, "-o", "yaml").stdout)
+    assert (disabled["name"], disabled["patch"][-1]["value"]) == ("prod", True)
+    (row,) = csv.DictReader(io.StringIO(keys("expire", "prod", "2999-01-01", "-f", file, "-o", "csv").stdout))
+    assert row == {"tenant": "acme", "name": "prod", "expires": "2999-01-01T00:00:00Z", "key": ""}
 
 
 def test_a_key_can_go_into_a_file_that_only_its_owner_reads(file: Path, tmp_path: Path) -> None:
@@ -294,7 +304,7 @@ def test_a_key_that_an_older_tenant_lists_is_not_this_ones(tmp_path: Path) -> No
         rows = json.loads(keys("list", "-o", "json", "--kubeconfig", kubeconfig).stdout)
 
     assert [(r["tenant"], r["state"]) for r in rows] == [("newer", "claimed"), ("older", "active")]
-    assert rows[0]["note"] == "the older Tenant older lists the same key"
+    assert rows[0]["note"] == "it is a key of Tenant older, which comes first"
 
 
 def test_the_list_says_which_keys_nobody_uses_any_more(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`shoal why --scaling`, `top`, `wake`: what a person sees of decisions, and what is said when they cannot be had."""
 
+import csv
 import io
 import json
 from collections.abc import Generator
@@ -49,7 +50,7 @@ DECISIONS = (
 LLAMA = ModelScaling(
     model="chat/llama",
     wanted=4,
-    ready=2,
+    ready_replicas=2,
     reason="ScalingUp",
     message="14 queued on 2 replicas, target 4",
     held=0,
@@ -71,7 +72,14 @@ LLAMA = ModelScaling(
     ),
 )
 IDLE = ModelScaling(
-    model="chat/idle", wanted=0, ready=0, reason="ScaledToZero", message="", held=0, in_flight=0, hourly_cost="0"
+    model="chat/idle",
+    wanted=0,
+    ready_replicas=0,
+    reason="ScaledToZero",
+    message="",
+    held=0,
+    in_flight=0,
+    hourly_cost="0",
 )
 
 ACCOUNT = "/api/v1/namespaces/shoal-system/serviceaccounts/shoal-decisions/token"
@@ -402,6 +410,13 @@ def test_sorted_by_a_figure_what_is_unknown_comes_first() -> None:
     assert [m.model for m in ordered([LLAMA, waiting, unknown], "held")] == ["chat/z", "chat/b", "chat/llama"]
 
 
+def test_where_nothing_is_the_namespace_is_named(kubeconfig: Path, api: CannedApi) -> None:
+    api.answers[POD] = answer()
+    assert shoal(kubeconfig, "top").output == "there is no Model in namespace chat; -A shows all\n"
+    assert shoal(kubeconfig, "top", "-A").output == "there is no Model\n"
+    assert json.loads(shoal(kubeconfig, "top", "-o", "json").output) == []
+
+
 # --- wake -----------------------------------------------------------------------------------------------------------
 
 
@@ -436,6 +451,23 @@ def test_wake_can_wait_until_a_replica_serves(kubeconfig: Path, api: CannedApi) 
     assert "a replica serves after" in shoal(kubeconfig, "wake", "llama", "--wait").output
 
 
+def test_what_wake_did_can_be_read_by_a_program(kubeconfig: Path, api: CannedApi) -> None:
+    done = shoal(kubeconfig, "wake", "llama", "-o", "json")
+    assert json.loads(done.stdout) == {
+        "namespace": "chat",
+        "name": "llama",
+        "readySeconds": None,
+        "message": (
+            "wakes on the cheapest class that fits and is free, and goes back to zero 600 s after the last request"
+        ),
+    }
+    api.answers[MODEL] |= {"status": {"replicas": {"desired": 1, "ready": 1}}}
+    waited = shoal(kubeconfig, "wake", "llama", "--wait", "-o", "csv")
+    (row,) = csv.DictReader(io.StringIO(waited.stdout))
+    assert (row["name"], float(row["readySeconds"]) < 60) == ("llama", True)
+    assert "a replica serves after" in waited.stderr, "people see the progress meanwhile"
+
+
 def test_wake_that_waits_in_vain_says_what_the_model_says(kubeconfig: Path, api: CannedApi) -> None:
     condition = {
         "type": "Ready",
@@ -448,6 +480,8 @@ def test_wake_that_waits_in_vain_says_what_the_model_says(kubeconfig: Path, api:
     done = shoal(kubeconfig, "wake", "llama", "--wait", "--timeout", "1")
     assert done.exit_code == 1
     assert "no replica serves after 1 s: NoCapacity: class h100-80gb has 0 free" in done.output
+    told = shoal(kubeconfig, "wake", "llama", "--wait", "--timeout", "1", "-o", "json")
+    assert (told.exit_code, json.loads(told.stdout)["readySeconds"]) == (1, None), "it is woken all the same"
 
 
 def test_wake_of_a_model_that_does_not_exist_is_told_in_the_servers_words(kubeconfig: Path, api: CannedApi) -> None:

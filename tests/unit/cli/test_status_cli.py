@@ -333,7 +333,7 @@ def test_a_cluster_without_the_kind_says_what_to_install(kubeconfig: Path, api: 
 
 def test_an_empty_namespace_says_so(kubeconfig: Path, api: CannedApi) -> None:
     api.answers["/apis/shoal.dev/v1alpha1/namespaces/chat/models"] = {"items": []}
-    assert status(kubeconfig).output == "there is no Model in namespace chat\n"
+    assert status(kubeconfig).output == "there is no Model in namespace chat; -A shows all\n"
 
 
 def test_a_model_that_nobody_looked_at_asks_for_the_operator(kubeconfig: Path, api: CannedApi) -> None:

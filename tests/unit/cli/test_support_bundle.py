@@ -1,5 +1,6 @@
 """`shoal support bundle`: what is in it, what is not, and what happens where something cannot be read."""
 
+import json
 import stat
 import tarfile
 import time
@@ -209,6 +210,15 @@ def test_engines_logs_are_in_it_only_where_they_are_wanted(api: CannedApi, tmp_p
     assert files(tmp_path)["logs/chat/llama-1/operator.log"] == "a prompt\n"
 
 
+def test_programs_are_told_what_was_written(api: CannedApi, tmp_path: Path) -> None:
+    done = run(api, tmp_path, "-o", "json")
+    told = json.loads(done.stdout)
+    assert told["file"] == str(tmp_path / "b.tar.gz")
+    assert told["files"] == len(files(tmp_path))
+    assert told["bytes"] == (tmp_path / "b.tar.gz").stat().st_size
+    assert any("nodes is forbidden" in each for each in told["missing"])
+
+
 def test_only_its_owner_may_read_it_and_no_file_is_overwritten(api: CannedApi, tmp_path: Path) -> None:
     assert run(api, tmp_path).exit_code == 0
     assert stat.S_IMODE((tmp_path / "b.tar.gz").stat().st_mode) == 0o600
@@ -239,6 +249,8 @@ def test_only_its_owner_may_read_it_and_no_file_is_overwritten(api: CannedApi, t
         ("AccountKey=hunter2==", "AccountKey=(removed)"),
         ("invalid token: password: hunter2", "invalid token: (removed)"),
         ("password=\nready", "password=\nready"),
+        ("DB_PASSWORD=hun,ter,2 ok", "DB_PASSWORD=(removed) ok"),
+        ("password=hun,ter2,port=5, x", "password=(removed),port=5, x"),
         # Addresses that are signed.
         (
             "b/x?X-Amz-Credential=A%2FB&X-Amz-Date=5&X-Amz-Security-Token=c&X-Amz-Signature=d 200",
@@ -286,6 +298,8 @@ def test_credentials_in_texts_are_removed(text: str, clear: str) -> None:
         "credentials: {name: provider}",
         "--use-token --port 5 --api-key=$(KEY)",
         "HF_TOKEN is not set",
+        "firstToken=0.3,0.4 token=1,024",
+        "password=none,",
     ],
 )
 def test_measurements_and_names_of_secrets_stay_readable(text: str) -> None:
@@ -340,6 +354,8 @@ def test_references_to_secrets_and_settings_of_objects_stay_readable() -> None:
         "token ",
         "token: : ",
         'token="',
+        "token=a,a,",
+        "token=a,aaaaaaaa",
         "token=\\'\"",
         'token=\\\\"',
         'authorization="=',

@@ -146,6 +146,8 @@ async def test_credits_are_made_and_listed(world: World) -> None:
     add = ("credits", "add", "--tenant", "acme", "--month", "2026-11", "--amount", "2", "--id", "c1")
     assert text(await world.shoal(*add)) == ["Credit c1: 2.00 EUR for acme in 2026-11"]
     assert text(await world.shoal(*add)) == ["Credit c1: 2.00 EUR for acme in 2026-11"], "repeating it makes no second"
+    told = json.loads((await world.shoal(*add, "-o", "json")).stdout)
+    assert (told["id"], told["amount"], told["month"]) == ("c1", "2.00", "2026-11")
     listed = text(await world.shoal("credits", "list"))
     assert len(listed) == 2
     assert listed[1].startswith("c1 acme 2026-11 2026-11-22T12:00:00Z")

@@ -60,7 +60,7 @@ GPU_CLASS = {
 SCALING = ModelScaling(
     model="chat/llama",
     wanted=1,
-    ready=0,
+    ready_replicas=0,
     reason="Waking",
     message="a request waits",
     decisions=(DecisionRecord(time=NOW, before=0, wanted=1, reason="Waking", message="a request waits"),),

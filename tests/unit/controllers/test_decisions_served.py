@@ -12,7 +12,7 @@ class FakeHistory:
     """Two Models, one with a decision."""
 
     def __init__(self) -> None:
-        told = {"wanted": 1, "ready": 1, "reason": "ReplicasReady", "message": ""}
+        told = {"wanted": 1, "ready_replicas": 1, "reason": "ReplicasReady", "message": ""}
         decision = DecisionRecord(
             time=datetime(2026, 1, 1, tzinfo=UTC), before=0, wanted=1, reason="Waking", message="1 held"
         )

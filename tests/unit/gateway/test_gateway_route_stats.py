@@ -331,7 +331,7 @@ def test_a_screen_that_is_too_low_shows_the_first_routes() -> None:
     one = counted("chat/m", "target", 1)
     page = RouteStatsPage(targets=tuple(one.model_copy(update={"route": f"chat/r{n}"}) for n in range(9)))
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(render(RouteTop(tuple(lines(page, ())), ()), wide=False, sort="name", height=6))
+    console.print(render(RouteTop(tuple(lines(page, ())), ()), "chat", sort="name", height=6))
     shown = console.export_text()
     assert "r0" in shown
     assert "r8" not in shown

@@ -1,9 +1,10 @@
 """`shoal cordon` and `shoal uncordon`."""
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -14,6 +15,7 @@ from shoal.cli.client import run_command
 from shoal.cli.cordon import units
 from shoal.cli.cordon.units import ClassUnit
 from shoal.cli.options import kubeconfig_options
+from shoal.cli.output import emit, output_option
 from shoal.core.health.requests import CordonRequest, cordoned, uncordoned
 from shoal.core.layers.texts import shorten
 from shoal.core.status.healthstatus import stored
@@ -25,7 +27,29 @@ MANAGER: Final = "kubectl-shoal"
 _TRIES: Final = 5
 _SECONDS: Final = {"m": 60, "h": 3600, "d": 86_400}
 _LONGEST_REASON: Final = 200
+_COLUMNS: Final = ("gpuClass", "node", "device", "reason", "until")
 Change = Callable[[GPUClass], dict[str, str | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    """A unit that was taken out of use, or put back."""
+
+    found: ClassUnit
+    text: str
+    """What was done, for people."""
+    reason: str | None = None
+    until: str | None = None
+
+    def row(self) -> dict[str, Any]:
+        unit = self.found.unit
+        return {
+            "gpuClass": self.found.gpu_class.metadata.name,
+            "node": unit.node,
+            "device": unit.device or None,
+            "reason": self.reason,
+            "until": self.until,
+        }
 
 
 def _duration(_ctx: click.Context, _param: click.Parameter, value: str | None) -> timedelta | None:
@@ -56,18 +80,19 @@ def cordon() -> None:
 @_of_class
 @_reason
 @_for
+@output_option()
 @kubeconfig_options
 def cordon_node(
-    node: str, gpu_class: str | None, reason: str, duration: timedelta | None, kubeconfig: str | None,
+    node: str, gpu_class: str | None, reason: str, duration: timedelta | None, output: str, kubeconfig: str | None,
     context: str | None,
 ) -> None:  # fmt: skip
     """Take all GPUs of NODE out of use."""
 
-    async def work(client: KubeClient) -> None:
+    async def work(client: KubeClient) -> AsyncIterator[_Changed]:
         for found in units.of_node(await gpus.read(client), node, gpu_class):
-            await _cordon(client, found, reason, duration)
+            yield await _cordon(client, found, reason, duration)
 
-    _run(work, kubeconfig, context)
+    _run(work, output, "cordoned", kubeconfig, context)
 
 
 @cordon.command("gpu")
@@ -76,18 +101,19 @@ def cordon_node(
 @_of_class
 @_reason
 @_for
+@output_option()
 @kubeconfig_options
 def cordon_gpu(
-    node: str, device: str, gpu_class: str | None, reason: str, duration: timedelta | None, kubeconfig: str | None,
-    context: str | None,
+    node: str, device: str, gpu_class: str | None, reason: str, duration: timedelta | None, output: str,
+    kubeconfig: str | None, context: str | None,
 ) -> None:  # fmt: skip
     """Take one GPU of NODE out of use. DEVICE is its name in the ResourceSlice, such as gpu-3."""
 
-    async def work(client: KubeClient) -> None:
+    async def work(client: KubeClient) -> AsyncIterator[_Changed]:
         found = units.of_device(await gpus.read(client), node, device, gpu_class)
-        await _cordon(client, found, reason, duration)
+        yield await _cordon(client, found, reason, duration)
 
-    _run(work, kubeconfig, context)
+    _run(work, output, "cordoned", kubeconfig, context)
 
 
 @click.group()
@@ -98,48 +124,53 @@ def uncordon() -> None:
 @uncordon.command("node")
 @click.argument("node")
 @_of_class
+@output_option()
 @kubeconfig_options
-def uncordon_node(node: str, gpu_class: str | None, kubeconfig: str | None, context: str | None) -> None:
+def uncordon_node(
+    node: str, gpu_class: str | None, output: str, kubeconfig: str | None, context: str | None
+) -> None:  # fmt: skip
     """Put all GPUs of NODE back into use."""
-
-    async def work(client: KubeClient) -> None:
-        for found in units.put_back(await gpus.read(client), node, None, gpu_class):
-            await _uncordon(client, found)
-
-    _run(work, kubeconfig, context)
+    _put_back(node, None, gpu_class, output, kubeconfig, context)
 
 
 @uncordon.command("gpu")
 @click.argument("node")
 @click.argument("device")
 @_of_class
+@output_option()
 @kubeconfig_options
 def uncordon_gpu(
-    node: str, device: str, gpu_class: str | None, kubeconfig: str | None, context: str | None
-) -> None:  # fmt: skip
+    node: str, device: str, gpu_class: str | None, output: str, kubeconfig: str | None, context: str | None
+) -> None:
     """Put one GPU of NODE back into use."""
+    _put_back(node, device, gpu_class, output, kubeconfig, context)
 
-    async def work(client: KubeClient) -> None:
+
+def _put_back(
+    node: str, device: str | None, gpu_class: str | None, output: str, kubeconfig: str | None, context: str | None
+) -> None:
+    async def work(client: KubeClient) -> AsyncIterator[_Changed]:
         for found in units.put_back(await gpus.read(client), node, device, gpu_class):
-            await _uncordon(client, found)
+            yield await _uncordon(client, found)
 
-    _run(work, kubeconfig, context)
+    _run(work, output, "uncordoned", kubeconfig, context)
 
 
-async def _cordon(client: KubeClient, found: ClassUnit, reason: str, duration: timedelta | None) -> None:
+async def _cordon(client: KubeClient, found: ClassUnit, reason: str, duration: timedelta | None) -> _Changed:
     now = datetime.now(UTC).replace(microsecond=0)
-    until = now + duration if duration is not None else None
-    request = CordonRequest(found.unit, now, shorten(reason, _LONGEST_REASON), until)
+    ends = now + duration if duration is not None else None
+    request = CordonRequest(found.unit, now, shorten(reason, _LONGEST_REASON), ends)
     await _change(client, found.gpu_class, lambda live: cordoned(live.metadata.annotations, request))
-    end = f" until {until:%Y-%m-%dT%H:%M:%SZ}" if until is not None else ""
-    click.echo(f"gpuclass/{found.gpu_class.metadata.name}: {found.unit} is taken out of use{end}")
+    until = None if ends is None else f"{ends:%Y-%m-%dT%H:%M:%SZ}"
+    text = "is taken out of use" + ("" if until is None else f" until {until}")
+    return _Changed(found, text, request.reason or None, until)
 
 
-async def _uncordon(client: KubeClient, found: ClassUnit) -> None:
+async def _uncordon(client: KubeClient, found: ClassUnit) -> _Changed:
     stands = [q.since for q in stored(found.gpu_class) if q.unit == found.unit]
     at = max([datetime.now(UTC).replace(microsecond=0), *stands])  # the operator's clock may be ahead
     await _change(client, found.gpu_class, lambda live: uncordoned(live.metadata.annotations, [found.unit], at))
-    click.echo(f"gpuclass/{found.gpu_class.metadata.name}: {found.unit} is put back into use")
+    return _Changed(found, "is put back into use")
 
 
 async def _change(client: KubeClient, gpu_class: GPUClass, change: Change) -> None:
@@ -158,9 +189,25 @@ async def _change(client: KubeClient, gpu_class: GPUClass, change: Change) -> No
             return
 
 
-def _run(work: Callable[[KubeClient], Awaitable[None]], kubeconfig: str | None, context: str | None) -> None:
+def _run(
+    work: Callable[[KubeClient], AsyncIterator[_Changed]],
+    output: str,
+    list_name: str,
+    kubeconfig: str | None,
+    context: str | None,
+) -> None:
+    """Prints what was changed, also where a later change fails. `list_name`: its name in JSON and YAML."""
+    rows: list[dict[str, Any]] = []
+
     async def connected() -> None:
         async with await KubeClient.from_environment(kubeconfig=kubeconfig, context=context) as client:
-            await work(client)
+            async for each in work(client):
+                rows.append(each.row())
+                if output == "table":
+                    click.echo(f"gpuclass/{each.found.gpu_class.metadata.name}: {each.found.unit} {each.text}")
 
-    run_command(connected())
+    try:
+        run_command(connected())
+    finally:
+        if rows:
+            emit(output, {list_name: rows}, rows, _COLUMNS)

@@ -1,16 +1,15 @@
 """Applies a change of a Tenant's keys to a file or the cluster, and prints the result.
 
 The patch for Git is on standard output; everything else, including a new key, is on standard error. `> patch.yaml`
-therefore never contains a key.
+therefore never contains a key, unless a program's format is asked for.
 """
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import click
 import yaml
@@ -18,9 +17,11 @@ import yaml
 from shoal.api.meta import JsonObject
 from shoal.cli.client import run_command
 from shoal.cli.keys import edit, source
+from shoal.cli.output import emit
 from shoal.kube.client import KubeClient
 
 Decide = Callable[[JsonObject, datetime], "Change"]
+_COLUMNS: Final = ("tenant", "name", "expires", "key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +31,12 @@ class Change:
     operations: Sequence[JsonObject]
     messages: tuple[str, ...]
     """Messages for the user, printed after the change."""
-    name: str = ""
-    """Name of the new key."""
+    name: str
+    """Name of the new key, or of the one that changes."""
     key: str | None = None
     """The new key itself; None: none was created."""
     expires: datetime | None = None
+    """When that key expires; None: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class ChangeTarget:
     file: Path | None
     write: bool
     apply: bool
-    output: Literal["patch", "json"]
+    output: Literal["patch", "json", "yaml", "csv"]
     kubeconfig: str | None
     context: str | None
 
@@ -108,13 +110,17 @@ def _report(target: ChangeTarget, tenant: JsonObject, change: Change, key_file: 
         click.echo(f"The key, shown this once and stored nowhere:\n\n  {change.key}\n", err=True)
     for line in (*change.messages, *((done,) if done else ())):
         click.echo(line, err=True)
-    if target.output == "json":
-        result: JsonObject = {"tenant": name, "patch": list(change.operations)}
-        if change.name:
-            result |= {"name": change.name, "expires": edit.stamp(change.expires) if change.expires else None}
+    if target.output != "patch":
+        result: JsonObject = {
+            "tenant": name,
+            "name": change.name,
+            "expires": edit.stamp(change.expires) if change.expires else None,
+            "patch": list(change.operations),
+        }
         if change.key is not None and key_file is None:
+            click.echo("The output has the key: do not commit it.", err=True)
             result["key"] = change.key
-        click.echo(json.dumps(result, indent=2))
+        emit(target.output, result, [result], _COLUMNS)
     elif done is None or target.apply:
         if not done:
             click.echo("", err=True)

@@ -40,7 +40,7 @@ def command() -> None:
     """Create, rotate, disable and list the API keys of Tenants.
 
     Nothing is written without --apply (the cluster) or --write (the file of -f): the output is a patch for Git, which
-    contains only hashes.
+    contains only hashes. With -o json, yaml or csv it has a new key too, unless --key-file takes it.
     """
 
 
@@ -50,10 +50,10 @@ def _options(function: Callable[P, R]) -> Callable[P, R]:
         click.option(
             "-o",
             "--output",
-            type=click.Choice(["patch", "json"]),
+            type=click.Choice(["patch", "json", "yaml", "csv"]),
             default="patch",
             show_default=True,
-            help="json: for programs; includes a new key.",
+            help="json, yaml, csv: for programs; they have a new key in them. csv has no patch.",
         ),
         click.option("--apply", is_flag=True, help="Change the Tenant in the cluster too."),
         click.option("--write", is_flag=True, help="Change the file of -f; comments are kept."),
@@ -149,7 +149,7 @@ def disable(name: str, **target: Any) -> None:
             f"key '{name}' is refused as soon as gateways see the change",
             *_last_key_warning(tenant, entry, now),
         )
-        return Change(edit.change(entry, "disabled", True), messages)
+        return Change(edit.change(entry, "disabled", True), messages, name, expires=entry.expires)
 
     run(ChangeTarget(**target), decide)
 
@@ -165,7 +165,7 @@ def expire(name: str, at: str, **target: Any) -> None:
         entry = edit.find(tenant, name)
         ends = now if at == "now" else when.future(at, now)
         messages = (f"key '{name}' is valid until {edit.stamp(ends)}", *_last_key_warning(tenant, entry, now))
-        return Change(edit.change(entry, "expires", edit.stamp(ends)), messages)
+        return Change(edit.change(entry, "expires", edit.stamp(ends)), messages, name, expires=ends)
 
     run(ChangeTarget(**target), decide)
 
@@ -182,7 +182,7 @@ def remove(name: str, **target: Any) -> None:
             f"key '{name}' is removed; usage records still contain its name",
             *_last_key_warning(tenant, entry, now),
         )
-        return Change(edit.remove(entry), messages)
+        return Change(edit.remove(entry), messages, name, expires=entry.expires)
 
     run(ChangeTarget(**target), decide)
 

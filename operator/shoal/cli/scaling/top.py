@@ -14,7 +14,7 @@ from shoal.api.decisions import Decisions, ModelScaling
 from shoal.cli.client import Unreachable, run_command
 from shoal.cli.options import Installation, operator_options
 from shoal.cli.output import console as make_console
-from shoal.cli.output import emit, output_option
+from shoal.cli.output import emit, none_of, output_option
 from shoal.cli.scaling import toproutes
 from shoal.cli.scaling.toproutes import RouteStatsClient, RouteTop
 from shoal.cli.scaling.totals import TopLine, line
@@ -25,8 +25,8 @@ from shoal.kube.errors import KubeError
 T = TypeVar("T")
 INTERVAL_SECONDS: Final = 1.0
 _COLUMNS: Final = (
-    "model", "ready", "wanted", "held", "inFlight", "arrivalsPerSecond", "hourlyCost", "currency", "reason", "layer",
-    "message", "stale",
+    "model", "readyReplicas", "wanted", "held", "inFlight", "arrivalsPerSecond", "hourlyCost", "currency", "reason",
+    "layer", "message", "stale",
 )  # fmt: skip
 HEADINGS: Final = ("REPLICAS", "KV %", "QUEUE", "HELD", "IN FLIGHT", "REQ/S", "TOK/S", "COST/H")
 BESIDE: Final = 130
@@ -65,8 +65,8 @@ def command(
         raise click.UsageError(f"routes are sorted by {' or '.join(toproutes.SORTS)}")
     if all_namespaces and namespace:
         raise click.UsageError("--all-namespaces and --namespace exclude each other")
-    live = Console().is_terminal and not once and output == "table"
     console = make_console()
+    live = console.is_terminal and not once and output == "table"
 
     async def work() -> None:
         async with await installation.connect() as client:
@@ -81,6 +81,9 @@ def command(
             if emit(output, models, models, _COLUMNS):
                 return
             wide = where is None
+            if not live and not models:
+                console.print(none_of("Model", where))
+                return
             if not live:
                 console.print(render(found, wide=wide, sort=sort, width=console.width))
                 return
@@ -103,13 +106,12 @@ async def _routes(
     documents, rows = toproutes.documents(found, sort)
     if emit(output, documents, rows, toproutes.COLUMNS):
         return
-    wide = where is None
     if live is None:
-        make_console().print(toproutes.render(found, wide=wide, sort=sort))
+        make_console().print(toproutes.render(found, where, sort=sort))
         return
 
     def shown(found: RouteTop, _width: int, height: int, note: str) -> RenderableType:
-        return toproutes.render(found, wide=wide, sort=sort, height=height, note=note)
+        return toproutes.render(found, where, sort=sort, height=height, note=note)
 
     await _watch(live, found, lambda: toproutes.read_routes(client, gateways, where), shown)
 
@@ -145,8 +147,6 @@ def render(
     live: bool = False,
 ) -> RenderableType:
     """The table of the first Models in sort order that fit `height` lines, and the totals of all Models."""
-    if not found.models and not live:
-        return Text("there is no Model")
     beside = width >= BESIDE
     table = Table(show_edge=False, box=None, pad_edge=False)
     for heading in (*(["NAMESPACE"] if wide else []), "MODEL"):

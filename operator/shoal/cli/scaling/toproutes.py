@@ -11,6 +11,7 @@ from rich.text import Text
 from shoal.api import names
 from shoal.api.routestats import RouteStatsPage, TargetStats
 from shoal.cli.client import MissingRight
+from shoal.cli.output import none_of
 from shoal.cli.scaling.totals import Sum
 from shoal.cli.services import GatewayClient
 from shoal.cli.status.view import RouteRow, route_rows
@@ -204,13 +205,16 @@ def _stats(of: RequestStats) -> dict[str, Any]:
     }
 
 
-def render(found: RouteTop, *, wide: bool, sort: str, height: int | None = None, note: str = "") -> RenderableType:
-    """A line for each route, and below it one for each target if it has several. With a `height`, the first routes
-    that fit."""
+def render(
+    found: RouteTop, namespace: str | None, *, sort: str, height: int | None = None, note: str = ""
+) -> RenderableType:
+    """A line for each route of a namespace (None: all), and below it one for each target if it has several. With a
+    `height`, the first routes that fit."""
+    wide = namespace is None
     notes = [note, *(f"gateway {each}" for each in found.missing), *found.notes]
     said = [Text(text, style="yellow") for text in notes if text]
     if not found.routes:
-        return Group(*said, Text("there is no ModelRoute"))
+        return Group(*said, Text(none_of("ModelRoute", namespace)))
     table = Table(show_edge=False, box=None, pad_edge=False)
     for heading in (*(["NAMESPACE"] if wide else []), "ROUTE", "ROLE"):
         table.add_column(heading, no_wrap=True)

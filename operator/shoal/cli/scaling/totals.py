@@ -84,7 +84,7 @@ def line(models: Iterable[ModelScaling]) -> TopLine:
     currencies = {model.currency for model in chosen if model.currency}
     return TopLine(
         wanted=sum(model.wanted for model in chosen),
-        ready=sum(model.ready for model in chosen),
+        ready=sum(model.ready_replicas for model in chosen),
         kv_percent=kv_percent(chosen),
         queue=add(replica.waiting for replica in replicas),
         held=add(part for model in chosen for part in _of_gateways(model, model.held)),

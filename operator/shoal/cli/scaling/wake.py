@@ -2,7 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import click
 from pydantic import ValidationError
@@ -12,12 +12,14 @@ from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.cli.client import run_command
 from shoal.cli.options import kubeconfig_options
+from shoal.cli.output import emit, output_option
 from shoal.core.status.conditions import find
 from shoal.kube.client import KubeClient
 from shoal.kube.resources import MODELS
 
 MANAGER: Final = "kubectl-shoal"
 POLL_SECONDS: Final = 0.5
+_COLUMNS: Final = ("namespace", "name", "readySeconds", "message")
 
 
 @click.command()
@@ -27,15 +29,23 @@ POLL_SECONDS: Final = 0.5
 @click.option(
     "--timeout", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Timeout of --wait in seconds."
 )
+@output_option()
 @kubeconfig_options
 def command(
-    model: str, namespace: str | None, wait: bool, timeout: float, kubeconfig: str | None, context: str | None
+    model: str,
+    namespace: str | None,
+    wait: bool,
+    timeout: float,
+    output: str,
+    kubeconfig: str | None,
+    context: str | None,
 ) -> None:
     """Wake a Model as a request would, ahead of expected load or to test that it starts.
 
     MODEL is a name, or model/name as kubectl writes it. The command sets the annotation shoal.dev/wake on the Model and
     needs the right to patch it.
     """
+    programs = output != "table"  # read one document, and people see the progress meanwhile
 
     async def work() -> None:
         async with await KubeClient.from_environment(kubeconfig=kubeconfig, context=context) as client:
@@ -45,9 +55,14 @@ def command(
             now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
             patch: JsonObject = {"metadata": {"annotations": {names.ANNOTATION_WAKE: now}}}
             await client.merge_patch(MODELS, name, where, patch, manager=MANAGER)
-            click.echo(f"{where}/{name}: {effect(model_read)}")
-            if wait:
-                await _wait(client, name, where, timeout)
+            message = effect(model_read)
+            click.echo(f"{where}/{name}: {message}", err=programs)
+            row: dict[str, Any] = {"namespace": where, "name": name, "readySeconds": None, "message": message}
+            try:
+                if wait:
+                    row["readySeconds"] = await _wait(client, name, where, timeout, err=programs)
+            finally:
+                emit(output, row, [row], _COLUMNS)
 
     try:
         run_command(work())
@@ -78,8 +93,9 @@ def effect(raw: JsonObject) -> str:
     return f"wakes on the cheapest class that fits and is free, {then}"
 
 
-async def _wait(client: KubeClient, name: str, namespace: str, timeout: float) -> None:
-    """Raises ClickException with the Model's condition when no replica becomes ready in time."""
+async def _wait(client: KubeClient, name: str, namespace: str, timeout: float, *, err: bool) -> float:
+    """The seconds until a replica was ready. Prints progress; `err`: to standard error. Raises ClickException with the
+    Model's condition when no replica becomes ready in time."""
     loop = asyncio.get_running_loop()
     began, printed = loop.time(), ""
     while True:
@@ -91,11 +107,12 @@ async def _wait(client: KubeClient, name: str, namespace: str, timeout: float) -
         ready = find(model.status.conditions if model.status else (), reasons.READY)
         line = f"{ready.reason}: {ready.message}" if ready else "the operator has not reconciled it yet: is it running?"
         if model.status and model.status.replicas and model.status.replicas.ready:
-            click.echo(f"  a replica serves after {loop.time() - began:.1f} s")
-            return
+            waited = loop.time() - began
+            click.echo(f"  a replica serves after {waited:.1f} s", err=err)
+            return waited
         if line != printed:
             printed = line
-            click.echo(f"  {line}")
+            click.echo(f"  {line}", err=err)
         if loop.time() - began > timeout:
             raise click.ClickException(f"no replica serves after {timeout:.0f} s: {line}")
         await asyncio.sleep(POLL_SECONDS)

@@ -65,7 +65,7 @@ def render(model: ModelScaling, now: datetime, *, rules: bool = True) -> Rendera
     """Renders the current state, then a block per decision, or without `rules` a line. `now` is the operator's time of
     the answer."""
     parts: list[RenderableType] = [
-        Text.assemble((model.model, "bold"), f": {model.wanted} wanted, {model.ready} ready"),
+        Text.assemble((model.model, "bold"), f": {model.wanted} wanted, {model.ready_replicas} ready"),
         Text(_because(model.layer, model.reason, model.message)),
     ]
     if model.driven is not None:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.cli.options import kubeconfig_options
-from shoal.cli.output import camel, emit, output_option
+from shoal.cli.output import camel, emit, none_of, output_option
 from shoal.cli.output import console as make_console
 from shoal.cli.status.read import StatusSnapshot, read, read_route
 from shoal.cli.status.view import ModelRow, RouteRow, VariantRow
@@ -117,7 +117,7 @@ async def _run(
 def _print(console: Console, found: StatusSnapshot, output: str, namespace: str | None) -> None:
     if output == "table":
         if not found.rows and not found.routes:
-            console.print("there is no Model" + (f" in namespace {namespace}" if namespace else ""))
+            console.print(none_of("Model", namespace))
         else:
             console.print(render(found, wide=namespace is None, width=console.width))
         return
@@ -126,7 +126,7 @@ def _print(console: Console, found: StatusSnapshot, output: str, namespace: str 
         for row in found.rows
     ]
     lines = (
-        {**variant, "readyReplicas": variant.get("ready"), **model, "capabilities": " ".join(row.capabilities)}
+        {**variant, **model, "capabilities": " ".join(row.capabilities)}
         for row, model in zip(found.rows, models, strict=True)
         for variant in model["variants"] or [{}]
     )
@@ -225,7 +225,7 @@ def _cells(variant: VariantRow) -> tuple[str, ...]:
     waiting = f" ({variant.waiting} waiting)" if variant.waiting else ""
     return (
         escape(variant.gpu_class),
-        f"{variant.ready}/{variant.desired}{waiting}",
+        f"{variant.ready_replicas}/{variant.desired}{waiting}",
         "-" if variant.gpus is None else str(variant.gpus),
         variant.step,
         "-" if variant.kv_tokens is None else f"{variant.kv_tokens:,}",

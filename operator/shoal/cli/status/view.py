@@ -24,7 +24,7 @@ class VariantRow:
 
     gpu_class: str
     desired: int
-    ready: int
+    ready_replicas: int
     waiting: int
     gpus: int | None
     """GPUs of all its replicas; None: unknown."""
@@ -160,7 +160,7 @@ def _variant(
     return VariantRow(
         gpu_class=variant.gpu_class,
         desired=variant.desired,
-        ready=variant.ready,
+        ready_replicas=variant.ready,
         waiting=variant.waiting or 0,
         gpus=None if variant.gpus_per_replica is None else variant.gpus_per_replica * variant.desired,
         step=_step(variant, pods, progress),

@@ -19,6 +19,7 @@ from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.cli.client import run_command
 from shoal.cli.options import NAMESPACE, kubeconfig_options
+from shoal.cli.output import emit, output_option
 from shoal.cli.support.clean import clean, clean_text
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import KubeError, NotFound
@@ -60,6 +61,7 @@ _CRDS: Final = Resource(
 )
 _CLUSTER_EVENTS: Final = "default"
 """Namespace of the events of objects without a namespace."""
+_COLUMNS: Final = ("file", "files", "bytes", "missing")
 _README: Final = """A support bundle of Shoal, made by `shoal support bundle`.
 
 In it: Shoal's objects (Models, LoRAPools, LoRAAdapters, ModelRoutes, GPUClasses, Tenants) and the Deployments, Jobs,
@@ -115,6 +117,7 @@ def support() -> None:
     show_default=True,
     help="Namespace of Shoal.",
 )
+@output_option(help="How what was written is told. The bundle itself is always an archive of YAML and logs.")
 @kubeconfig_options
 def bundle(
     namespace: str | None,
@@ -122,6 +125,7 @@ def bundle(
     lines: int,
     engine_logs: bool,
     operator_namespace: str,
+    output: str,
     kubeconfig: str | None,
     context: str | None,
 ) -> None:
@@ -143,7 +147,10 @@ def bundle(
         write(target, found)
     except OSError as error:
         raise click.ClickException(f"{target} cannot be written: {error.strerror or error}") from None
-    click.echo(f"{target}: {len(found.files)} files, {target.stat().st_size / 2**20:.1f} MiB")
+    size = target.stat().st_size
+    row = {"file": str(target), "files": len(found.files), "bytes": size, "missing": found.missing}
+    if not emit(output, row, [row | {"missing": "; ".join(found.missing)}], _COLUMNS):
+        click.echo(f"{target}: {len(found.files)} files, {size / 2**20:.1f} MiB")
     if found.missing:
         click.echo(f"{len(found.missing)} parts could not be read; missing.txt in the bundle says why", err=True)
     click.echo("Look through it before you publish it: names of Models, tenants and nodes are in it.", err=True)

@@ -35,7 +35,8 @@ _FIELD: Final = r"\{\w{1,64}:[ \t]"
 """The beginning of an object in YAML: `credentials: {name: provider}`. Its fields are read one by one."""
 _NO_SECRET: Final = re.compile(r"(?i)(?:null|none|true|false|\$\(\w+\)|\$\{\w+|[\[{(]+[)\]}]*)[;)\].]{0,3}")
 """Values without a secret: nothing, a switch, the name of a variable, the beginning of an object."""
-_NUMBER: Final = re.compile(r"(?i)-?\d{1,18}(?:\.\d{1,18})?(?:e[+-]?\d{1,3})?(?:[mun]?s|%)?[;)\].]{0,3}")
+_ONE_NUMBER: Final = r"-?\d{1,18}(?:\.\d{1,18})?(?:e[+-]?\d{1,3})?(?:[mun]?s|%)?"
+_NUMBER: Final = re.compile(rf"(?i){_ONE_NUMBER}(?:,{_ONE_NUMBER})*+[;)\].]{{0,3}}")
 
 
 def _quoted(n: int) -> str:
@@ -48,7 +49,8 @@ def _quoted(n: int) -> str:
     return rf"[bru]{{0,2}}(?:{plain}|{escaped})"
 
 
-_RUN: Final = r"""(?:[^\s"',}&\\]++|\\(?!["']))++"""
+_RUN: Final = r"""(?:[^\s"',}&\\]++|,(?![\s"',}\\]|\Z|[\w.-]{1,64}+[=:])|\\(?!["']))++"""
+"""A value without quotes. A comma is part of it, unless another name or a blank follows."""
 _VALUE: Final = rf"(?:{_quoted(1)}|{_RUN})(?:(?<=[:=])[ \t]*+(?:{_quoted(2)}|{_RUN}))*+"
 """A string, or a run of characters. Where a run ends like a name (`token: password: x`), what follows is part of it."""
 _LINE: Final = rf"""(?:{_quoted(1)}|(?:[^"'=\n\\]++|=(?:{_quoted(2)})?+|\\(?!["']))++)"""

@@ -205,6 +205,7 @@ def credits() -> None:
 @click.option("--note", default="", help="Note on the bill.")
 @click.option("--currency", help="ISO 4217 code. Default: currency of the price lists.")
 @click.option("--id", "name", help="Idempotency key: the same id creates one credit. Default: random.")
+@output_option()
 @ledger_options
 def add(
     tenant: str,
@@ -213,6 +214,7 @@ def add(
     note: str,
     currency: str | None,
     name: str | None,
+    output: str,
     installation: Installation,
 ) -> None:
     """Create a credit. A credit cannot be changed or deleted: create another one with a negative amount."""
@@ -231,7 +233,9 @@ def add(
         return await ledger.post(names.CREDITS_PATH, new.model_copy(update={"made_by": who}), CreditEntry)
 
     kept = call_ledger(installation, work)
-    click.echo(f"Credit {kept.id}: {kept.amount} {kept.currency} for {kept.tenant} in {kept.month}")
+    row = kept.model_dump(mode="json", by_alias=True)
+    if not emit(output, row, [row], _CREDIT_COLUMNS):
+        click.echo(f"Credit {kept.id}: {kept.amount} {kept.currency} for {kept.tenant} in {kept.month}")
 
 
 def _local_user() -> str:

@@ -1,17 +1,20 @@
 """`shoal prices check`: validates price lists before they are committed."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
+from shoal.cli.output import emit, output_option
 from shoal.core.rating.files import PriceList, parse
 from shoal.core.rating.problems import PriceProblem, PricesRefused
 from shoal.core.rating.schedule import dropped, schedule
 
 _SUFFIXES: Final = (".yaml", ".yml")
+_COLUMNS: Final = ("kind", "file", "line", "message", "name", "currency", "prices", "from", "until")
 
 
 @click.group()
@@ -21,7 +24,8 @@ def prices() -> None:
 
 @prices.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-def check(paths: tuple[Path, ...]) -> None:
+@output_option()
+def check(paths: tuple[Path, ...], output: str) -> None:
     """Check whether these price lists (files or folders) are valid together, as the ledger does.
 
     Each error is printed with file and line, and the exit code is 1: for CI. Prices that a later list drops cause a
@@ -39,18 +43,47 @@ def check(paths: tuple[Path, ...]) -> None:
             raise PricesRefused(problems)
         schedule(found)
     except PricesRefused as refused:
+        _emit(output, (), refused.problems, ())
         for problem in refused.problems:
             click.echo(str(problem), err=True)
         number = len(refused.problems)
         raise click.ClickException(f"{number} error{'s' if number > 1 else ''}") from None
-    for warning in dropped(found):
+    found.sort(key=lambda one: one.starts)
+    warnings = dropped(found)
+    for warning in warnings:
         click.echo(f"{warning.file}:{warning.line}: warning: {warning.message}", err=True)
-    for one in sorted(found, key=lambda one: one.starts):
+    if _emit(output, found, (), warnings):
+        return
+    for one in found:
         rates = one.prices.rates
         click.echo(
             f"{one.file}: {len(rates)} price{'s' if len(rates) > 1 else ''} in {one.prices.currency}, "
             f"from {_text(one.starts)}{f' until {_text(one.ends)}' if one.ends is not None else ''}"
         )
+
+
+def _emit(
+    output: str, found: Iterable[PriceList], errors: Iterable[PriceProblem], warnings: Iterable[PriceProblem]
+) -> bool:
+    lists: list[dict[str, Any]] = [
+        {
+            "file": one.file,
+            "name": one.name,
+            "currency": one.prices.currency,
+            "prices": len(one.prices.rates),
+            "from": _text(one.starts),
+            "until": None if one.ends is None else _text(one.ends),
+        }
+        for one in found
+    ]
+    document = {
+        "priceLists": lists,
+        "errors": [asdict(each) for each in errors],
+        "warnings": [asdict(each) for each in warnings],
+    }
+    kinds = {"priceLists": "priceList", "errors": "error", "warnings": "warning"}
+    rows = ({"kind": kinds[name]} | each for name, listed in document.items() for each in listed)
+    return emit(output, document, rows, _COLUMNS)
 
 
 def gathered(paths: Iterable[Path]) -> Iterator[tuple[Path, str]]:

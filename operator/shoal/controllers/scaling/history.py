@@ -90,7 +90,7 @@ class DecisionHistory:
         return ModelScaling(
             model=model.key,
             wanted=last.wanted,
-            ready=ready,
+            ready_replicas=ready,
             reason=reason,
             layer=layer_of(reason),
             message=message,

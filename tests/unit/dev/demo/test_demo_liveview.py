@@ -16,7 +16,11 @@ from shoal_dev.demo.liveview import Frame, LiveView, history, picture, strip
 
 def model(ready: int, wanted: int | None = None, reason: str = "ReplicasReady") -> ModelScaling:
     return ModelScaling(
-        model="elastic/bursty", wanted=ready if wanted is None else wanted, ready=ready, reason=reason, message="so"
+        model="elastic/bursty",
+        wanted=ready if wanted is None else wanted,
+        ready_replicas=ready,
+        reason=reason,
+        message="so",
     )
 
 
@@ -52,8 +56,8 @@ def test_the_history_names_each_change_once() -> None:
 async def test_it_waits_for_what_is_to_come_and_tells_changes_without_a_terminal() -> None:
     view, console = live_view(model(0, 1, "Waking"), model(0, 1, "Waking"), model(1))
     async with view:
-        frame = await view.until(lambda m: m.ready == 1, 10, "it wakes")
-    assert frame.metrics.ready == 1
+        frame = await view.until(lambda m: m.ready_replicas == 1, 10, "it wakes")
+    assert frame.metrics.ready_replicas == 1
     told = console.export_text()
     assert told.count("0/1 replicas, Waking") == 1
     assert "1/1 replicas, ReplicasReady" in told
@@ -65,17 +69,17 @@ async def test_what_does_not_come_is_told_with_what_the_model_says() -> None:
         with pytest.raises(
             click.ClickException, match=r"it wakes.*0 of 1 replicas; NoCapacity: so; stale signals: shoal"
         ):
-            await view.until(lambda m: m.ready == 1, 0.05, "it wakes")
+            await view.until(lambda m: m.ready_replicas == 1, 0.05, "it wakes")
 
 
 async def test_an_operator_that_does_not_answer_is_waited_for_and_named() -> None:
     view, _ = live_view(Unreachable("no operator leads"), Unreachable("no operator leads"), model(1))
     async with view:
-        assert (await view.until(lambda m: m.ready == 1, 10, "it wakes")).metrics.ready == 1
+        assert (await view.until(lambda m: m.ready_replicas == 1, 10, "it wakes")).metrics.ready_replicas == 1
     view, _ = live_view(Unreachable("no operator leads"))
     async with view:
         with pytest.raises(click.ClickException, match="no operator leads"):
-            await view.until(lambda m: m.ready == 1, 0.05, "it wakes")
+            await view.until(lambda m: m.ready_replicas == 1, 0.05, "it wakes")
 
 
 async def test_a_view_that_breaks_ends_the_wait_with_what_broke_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +87,7 @@ async def test_a_view_that_breaks_ends_the_wait_with_what_broke_it(monkeypatch: 
     monkeypatch.setattr(view, "_show", lambda: 1 / 0)
     async with view:
         with pytest.raises(ZeroDivisionError):
-            await view.until(lambda m: m.ready == 1, 60, "it wakes")
+            await view.until(lambda m: m.ready_replicas == 1, 60, "it wakes")
 
 
 async def test_a_request_that_fails_meanwhile_ends_the_wait_at_once() -> None:
@@ -93,7 +97,7 @@ async def test_a_request_that_fails_meanwhile_ends_the_wait_at_once() -> None:
         raise click.ClickException("the gateway answered: 503")
 
     with pytest.raises(click.ClickException, match="503"):
-        await view.until(lambda m: m.ready == 1, 60, "it wakes", asyncio.create_task(refused()))
+        await view.until(lambda m: m.ready_replicas == 1, 60, "it wakes", asyncio.create_task(refused()))
 
 
 def test_the_live_view_shows_unknown_as_such() -> None:
