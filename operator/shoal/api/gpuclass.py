@@ -324,6 +324,9 @@ class GPUClassStatus(Object):
     """GPUs that Shoal does not use, because they are not healthy or because a person said so."""
     consolidation: ConsolidatedNode | None = None
     """The node that Shoal empties (`spec.nodes.autoscaled.consolidate`). Absent: none."""
+    provision_seconds: Count | None = None
+    """Seconds in which an autoscaler added a node of the class: the longest of the last five times that a replica
+    waited for one. Absent: none was measured, and `spec.nodes.autoscaled.provisionSeconds` counts."""
 
 
 def devices_of(gpu_class: str) -> str:

@@ -45,7 +45,7 @@ class ColdStarts:
     ) -> None:
         self._world, self._state, self._learned = world, state, learned
         self._nodes: dict[str, deque[int]] = {}
-        """class -> seconds in which an autoscaler added a node, the last few times."""
+        """uid of a class -> seconds in which an autoscaler added a node, the last few times."""
 
     def of(self, model: Model) -> Mapping[str, int]:
         """class -> seconds of the last cold start; those seen before this process began stand in the status."""
@@ -96,10 +96,28 @@ class ColdStarts:
             if (said := self.provision_seconds(name)) is None:
                 continue
             waited = stages[name].last.schedule if name in stages else 0
-            longer = max(self._nodes.get(name, ()), default=round(said)) - waited
+            known = self.node_wait(name)
+            longer = (round(said) if known is None else known) - waited
             if longer > 0:
                 found[name] = longer
         return found
+
+    def node_wait(self, gpu_class: str) -> int | None:
+        """Seconds in which an autoscaler added a node of the class, the longest of the last few times. Of those before
+        this process began, the status has the longest. None: nothing was measured."""
+        waits = self._waits(gpu_class)
+        return None if waits is None else max(waits, default=None)
+
+    def _waits(self, gpu_class: str) -> deque[int] | None:
+        """The last few waits for a node of the class; None: nobody adds nodes, or the class cannot be read."""
+        custom = self._world.classes.get(gpu_class)
+        if custom is None or custom.object is None or custom.object.spec.nodes.autoscaled is None:
+            return None
+        if (known := self._nodes.get(custom.metadata.uid)) is None:
+            status = custom.object.status
+            before = status.provision_seconds if status is not None else None
+            known = self._nodes[custom.metadata.uid] = deque(() if before is None else (before,), maxlen=KEPT)
+        return known
 
     def on_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
         if after is None or before is None or not after.model_uid or not after.gpu_class:
@@ -111,8 +129,9 @@ class ColdStarts:
             record = self._state.record(after.model_uid)
             record.cold_starts[after.gpu_class] = seconds
             node = self._world.nodes.get(after.node) if after.node is not None else None
-            if node is not None and (waited := node_wait(after, node)) is not None:
-                self._nodes.setdefault(after.gpu_class, deque(maxlen=KEPT)).append(waited)
+            waited = node_wait(after, node) if node is not None else None
+            if waited is not None and (waits := self._waits(after.gpu_class)) is not None:
+                waits.append(waited)
             if (found := of_pod(after)) is not None:
                 record.start_stages.setdefault(after.gpu_class, deque(maxlen=KEPT)).append(found)
                 self._put_first_token(after.model_uid, after.uid)

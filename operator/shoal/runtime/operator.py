@@ -189,6 +189,7 @@ class OperatorProcess:
             world,
             self.state.gpus,
             self.planner.calibration,
+            cold,
             self.dra,
             WorkQueue("gpuclass", workers=2, behind=wakes),
             consolidation=FleetConsolidation(world, self.state, cold, signals),

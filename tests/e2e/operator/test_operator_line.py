@@ -198,8 +198,14 @@ async def test_a_replica_of_an_autoscaled_class_is_a_pending_pod_that_brings_its
             lambda pods: [condition(p, "PodScheduled").get("reason") for p in pods] == ["Unschedulable"],
         )
         assert pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+        await asyncio.sleep(1.1)  # creation times have seconds
         await add_node(client, "cloud-1", {"nvidia.com/gpu.product": "CLOUD"}, 2)
         await model_with(client, ns, "chat", "Ready", "True")
+        await eventually(
+            lambda: client.get(GPUCLASSES, "cloud"),
+            lambda c: c["status"].get("provisionSeconds", 0) >= 1,
+            what="the class says how long its node took",
+        )
         # The node has room for another one, and there is no further node.
         await fleet.apply(model("second", ns, variants=on_cloud))
         await model_with(client, ns, "second", "Ready", "True")

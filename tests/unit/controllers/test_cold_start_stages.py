@@ -211,3 +211,22 @@ def test_the_next_replica_may_wait_for_a_node_although_the_last_one_found_it(sta
     node("2", "2026-11-24T00:00:00Z")
     begins(cold, "c", 5)
     assert waits(world, cold) == {"h100": 75}, "as measured, and no longer what the class says"
+    assert cold.node_wait("h100") == 80
+
+    # An operator that starts anew reads what the one before it measured in the class's status.
+    status = {"provisionSeconds": 80}
+    metadata = {"name": "h100", "uid": "c", "resourceVersion": "3"}
+    world.classes.upsert(
+        gpu_class("h100", "") | {"metadata": metadata, "spec": {**fixed, "nodes": autoscaled}, "status": status}
+    )
+    anew = ColdStarts(world, starts.state)
+    assert waits(world, anew) == {"h100": 75}
+    node("3", "2026-11-25T00:01:00Z")
+    begins(anew, "d", 60)
+    assert anew.node_wait("h100") == 80, "the longest of the last, also of those before the start"
+    begins(anew, "e", 90)
+    assert anew.node_wait("h100") == 90
+    # A class that was deleted and made anew is another one.
+    metadata = {"name": "h100", "uid": "other", "resourceVersion": "4"}
+    world.classes.upsert(gpu_class("h100", "") | {"metadata": metadata, "spec": {**fixed, "nodes": autoscaled}})
+    assert anew.node_wait("h100") is None

@@ -174,6 +174,14 @@ def test_a_class_without_nodes_is_ready_and_says_what_may_come() -> None:
         "no node with GPUs now; an autoscaler adds up to 3 with 4 x nvidia.com/gpu each, in about 600 s"
     )
     assert status.largest_node == 4
+    assert status.provision_seconds is None
+
+
+def test_how_long_a_node_took_is_told_of_a_class_whose_nodes_come() -> None:
+    usage = Usage(0, 0, 0, 0, 0, ())
+    for one, told in ((gpu_class(max=3, gpusPerNode=4), 95), (gpu_class(), None)):
+        status = gpuclassstatus.status(one, usage, (), overlapping={}, overhead=None, now=NOW, node_wait=95)
+        assert status.provision_seconds == told
 
 
 # --- no node comes --------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from shoal.api import names, reasons
 from shoal.api.gpuclass import GPUClass, GPUClassStatus
 from shoal.controllers.calibration import Calibration
 from shoal.controllers.capacity import FleetGPUs
+from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.consolidation import FleetConsolidation
 from shoal.controllers.devices import FIRST_LIST_SECONDS
 from shoal.controllers.health import ClassHealth, FleetHealth
@@ -32,6 +33,7 @@ class GPUClassController:
         world: World,
         capacity: FleetGPUs,
         calibration: Calibration,
+        cold: ColdStarts,
         dra: OptionalKinds,
         queue: WorkQueue,
         *,
@@ -39,7 +41,7 @@ class GPUClassController:
     ) -> None:
         """`dra`: the kinds of dynamic resource allocation, which are needed once a class has a `device`."""
         self._world, self._capacity, self._calibration, self.queue = world, capacity, calibration, queue
-        self._dra = dra
+        self._cold, self._dra = cold, dra
         self.health = FleetHealth(world, capacity)
         self._consolidation = consolidation
         self._waits_since: float | None = None
@@ -67,13 +69,18 @@ class GPUClassController:
         ):
             self.on_counts()  # nodes or devices may count for another class now
 
-    def on_pod(self, _key: str, _before: facts.Pod | None, after: facts.Pod | None) -> None:
-        """A replica without a node may need the node that is being emptied, before an autoscaler adds one."""
-        if after is None or after.node is not None or after.gpu_class is None or after.model_uid is None:
+    def on_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
+        """A replica without a node may need the node that is being emptied, before an autoscaler adds one. One that
+        turned ready may have waited for a new node."""
+        if after is None or after.gpu_class is None or after.model_uid is None:
             return
         custom = self._world.classes.get(after.gpu_class)
         found = custom.object if custom is not None else None
-        if found is not None and found.status is not None and found.status.consolidation is not None:
+        if found is None or found.spec.nodes.autoscaled is None:
+            return
+        turned_ready = after.ready and before is not None and not before.ready
+        emptying = found.status is not None and found.status.consolidation is not None
+        if turned_ready or (emptying and after.node is None):
             self.queue.add(after.gpu_class)
 
     def on_counts(self) -> None:
@@ -102,9 +109,11 @@ class GPUClassController:
             message = f"what is stored does not pass this version's validation: {custom.error}"
             finding = ConditionUpdate(reasons.READY, "False", reasons.INVALID, message)
             generation = custom.metadata.generation
-            old = stored(GPUClassStatus, custom).conditions
+            old = stored(GPUClassStatus, custom)
             status = GPUClassStatus(
-                conditions=merge(old, [finding], generation=generation, now=now), observed_generation=generation
+                conditions=merge(old.conditions, [finding], generation=generation, now=now),
+                observed_generation=generation,
+                provision_seconds=old.provision_seconds,
             )
         else:
             gpu_class, name = custom.object, custom.metadata.name
@@ -130,6 +139,7 @@ class GPUClassController:
                 quarantined=healthstatus.shown(found.plan.quarantined, found.uuids),
                 health=healthstatus.condition(found.plan, found.problems, found.unmeasured),
                 consolidation=emptied,
+                node_wait=self._cold.node_wait(name),
             )
         await write_status(self._world, GPUCLASSES, self._world.classes, custom, status, manager=names.MANAGER_GPUCLASS)
         waits = custom.object is not None and self._unavailable(custom.object) is not None

@@ -39,6 +39,7 @@ def status(
     quarantined: Sequence[QuarantinedGPUs] = (),
     health: ConditionUpdate | None = None,
     consolidation: ConsolidatedNode | None = None,
+    node_wait: int | None = None,
 ) -> GPUClassStatus:
     """Ready when nodes match; with their number and GPUs.
 
@@ -46,7 +47,7 @@ def status(
     class; `twice`: nodes that have devices of another class too -> that class. `overhead`: measured, in bytes of one
     GPU. Of a class with `device`: its `devices`, what they say of themselves (`facts`), and why there are none in this
     cluster (`unavailable`). `health`: what is to be said of GPUs that are out of use, or should be. `consolidation`:
-    the node that is being emptied.
+    the node that is being emptied. `node_wait`: seconds in which an autoscaler added a node.
     """
     generation = gpu_class.metadata.generation
     memory, source = memory_of(gpu_class, nodes, facts)
@@ -85,6 +86,7 @@ def status(
         devices=said,
         quarantined=tuple(quarantined),
         consolidation=consolidation,
+        provision_seconds=node_wait if autoscaled is not None else None,
     )
 
 
