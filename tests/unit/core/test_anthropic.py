@@ -6,6 +6,7 @@ import orjson
 import pytest
 
 from shoal.core.anthropic.answer import error, message
+from shoal.core.anthropic.native import native_request
 from shoal.core.anthropic.request import chat_request
 from shoal.core.anthropic.stream import MessageEvents
 from shoal.core.fields.check import check
@@ -82,8 +83,8 @@ def test_what_a_coding_agent_sends_is_a_valid_chat_completion() -> None:
                 "role": "assistant",
                 "content": "I read them.",
                 "tool_calls": [
-                    {"id": "t1", "type": "function", "function": {"name": "read", "arguments": {"path": "notes.txt"}}},
-                    {"id": "t2", "type": "function", "function": {"name": "read", "arguments": {"path": "list.txt"}}},
+                    {"id": "t1", "type": "function", "function": {"name": "read", "arguments": '{"path":"notes.txt"}'}},
+                    {"id": "t2", "type": "function", "function": {"name": "read", "arguments": '{"path":"list.txt"}'}},
                 ],
             },
             {"role": "tool", "tool_call_id": "t1", "content": "print(1)"},
@@ -250,6 +251,35 @@ def test_a_stream_opens_and_closes_its_blocks() -> None:
     assert seen[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
     assert seen[-2]["usage"]["input_tokens"] == 40
     assert seen[-2]["usage"]["cache_read_input_tokens"] == 60
+
+
+def test_a_forced_call_of_which_the_engine_says_that_it_stopped_is_a_call() -> None:
+    """vLLM, where `tool_choice` names a tool."""
+    call = {"id": "t0", "index": 0, "function": {"name": "read", "arguments": "{}"}}
+    whole = message({"choices": [{"message": {"tool_calls": [call]}, "finish_reason": "stop"}]}, "r1")
+    assert whole["stop_reason"] == "tool_use"
+    stream = MessageEvents("r1", "llama")
+    got = stream.chunk({"choices": [{"delta": {"tool_calls": [call]}}]})
+    got += stream.chunk({"choices": [{"delta": {}, "finish_reason": "stop"}]})
+    assert events(got + stream.end())[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+def test_the_start_of_a_stream_has_the_length_of_the_prompt() -> None:
+    """SGLang's first chunk has a role and no counts."""
+    stream = MessageEvents("r1", "llama")
+    assert stream.chunk({"choices": [{"delta": {"role": "assistant", "content": ""}}]}) == b""
+    got = stream.chunk({"choices": [{"delta": {"content": "Hi"}}], "usage": {"prompt_tokens": 100}})
+    start, *_ = events(got)
+    assert (start["type"], start["message"]["usage"]["input_tokens"]) == ("message_start", 100)
+    silent = MessageEvents("r2", "llama")
+    assert [each["type"] for each in events(silent.end())] == ["message_start", "message_delta", "message_stop"]
+
+
+def test_fields_that_say_nothing_here_are_taken() -> None:
+    body = {"model": "llama", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
+    more = {"cache_control": {"type": "ephemeral"}, "a_field_of_tomorrow": None}
+    assert chat_request(body | more) == chat_request(body)
+    assert native_request(body | more)["cache_control"] == {"type": "ephemeral"}
 
 
 def test_errors_have_the_shape_of_that_api() -> None:

@@ -41,7 +41,7 @@ def message(completion: Mapping[str, Any], id: str) -> Json:
         content.append(
             {"type": "tool_use", "id": call.get("id"), "name": function.get("name"), "input": _arguments(function)}
         )
-    reason, sequence = stop_reason(choice)
+    reason, sequence = stop_reason(choice, calls=bool(said.get("tool_calls")))
     return {
         "id": id,
         "type": "message",
@@ -59,15 +59,18 @@ def token_count(tokenized: Mapping[str, Any], _id: str) -> Json:
     return {"input_tokens": tokenized.get("count")}
 
 
-def stop_reason(choice: Mapping[str, Any]) -> tuple[str | None, str | None]:
+def stop_reason(choice: Mapping[str, Any], *, calls: bool) -> tuple[str | None, str | None]:
     """(stop_reason, stop_sequence) of a choice; (None, None) while it goes on. The engine names the stop sequence that
-    it met in `matched_stop`, and the end of the text by the id of a token."""
+    it met in `matched_stop`, and the end of the text by the id of a token. `calls`: the answer has calls of tools; of
+    one that had to be made vLLM says `stop`."""
     reason: object = choice.get("finish_reason")
     if not isinstance(reason, str):
         return None, None
     met: object = choice.get("matched_stop")
     if reason == "stop" and isinstance(met, str):
         return "stop_sequence", met
+    if reason == "stop" and calls:
+        return "tool_use", None
     return _STOPS.get(reason, "end_turn"), None
 
 

@@ -19,8 +19,8 @@ from shoal.core.nativeapi import (
 from shoal.core.translation import Json, NotTranslatable, StreamFailure, as_list, as_object
 
 _SENT: Final = (
-    "max_tokens", "messages", "output_config", "output_format", "stop_sequences", "stream", "system", "temperature",
-    "thinking", "tool_choice", "tools", "top_k", "top_p",
+    "cache_control", "max_tokens", "messages", "output_config", "output_format", "stop_sequences", "stream", "system",
+    "temperature", "thinking", "tool_choice", "tools", "top_k", "top_p",
 )  # fmt: skip
 _DROPPED: Final = frozenset(
     {"model", "metadata", "service_tier", "context_management", "container", "inference_geo", "speed"}
@@ -38,7 +38,7 @@ _RUN_BY_CLIENTS: Final = ("bash_", "text_editor_", "computer_", "memory_")
 
 def native_request(body: Mapping[str, Any]) -> Json:
     """What goes out of a body. Raises NotTranslatable."""
-    if unknown := sorted(body.keys() - _DROPPED - set(_SENT)):
+    if unknown := sorted(name for name in body.keys() - _DROPPED - set(_SENT) if body[name] is not None):
         raise NotTranslatable(unknown[0], f"`{unknown[0][:100]}` is not forwarded.")
     for number, message in enumerate(as_list(body.get("messages"), "messages")):
         at = f"messages[{number}].content"

@@ -7,13 +7,17 @@ What comes out is checked like any chat completion (`core/fields`): bounds stand
 from collections.abc import Mapping
 from typing import Any, Final
 
+import orjson
+
 from shoal.core.translation import Json, NotTranslatable, as_list, as_object, quoted
 
 _SAME: Final = ("model", "stream", "temperature", "top_p", "top_k")
 _ATTRIBUTION: Final = "x-anthropic-billing-header:"
 _OF_THE_PROMPT: Final = ("model", "messages", "tools", "chat_template_kwargs")
-_DROPPED: Final = frozenset({"service_tier", "context_management", "container", "inference_geo", "speed"})
-"""Fields without a meaning here: one tier, no memory between requests, no container."""
+_DROPPED: Final = frozenset(
+    {"service_tier", "context_management", "container", "inference_geo", "speed", "cache_control"}
+)
+"""Fields without a meaning here: one tier, no memory between requests, no container. Prefixes are cached anyway."""
 _KNOWN: Final = _DROPPED | {
     *_SAME, "max_tokens", "messages", "metadata", "output_config", "output_format", "stop_sequences", "system",
     "thinking", "tool_choice", "tools",
@@ -22,7 +26,7 @@ _KNOWN: Final = _DROPPED | {
 
 def chat_request(body: Mapping[str, Any]) -> Json:
     """The body of the chat completion. Raises NotTranslatable."""
-    if unknown := sorted(body.keys() - _KNOWN):
+    if unknown := sorted(name for name in body.keys() - _KNOWN if body[name] is not None):
         raise NotTranslatable(unknown[0], f"`{unknown[0][:100]}` is not supported.")
     if body.get("max_tokens") is None:
         raise NotTranslatable("max_tokens", "You must provide `max_tokens`.")
@@ -125,18 +129,20 @@ def _assistant(blocks: list[object], at: str) -> Json:
         block = as_object(value, here)
         kind = block.get("type")
         if kind == "tool_use":
-            arguments = block.get("input")
-            calls.append(
-                {
-                    "id": block.get("id"),
-                    "type": "function",
-                    "function": {"name": block.get("name"), "arguments": {} if arguments is None else arguments},
-                }
-            )
+            function = {"name": block.get("name"), "arguments": _arguments(block.get("input"), f"{here}.input")}
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind not in ("thinking", "redacted_thinking"):
             texts.append(_text(block, here))
     message: Json = {"role": "assistant", "content": "\n".join(texts) if texts else None}
     return message | {"tool_calls": calls} if calls else message | {"content": message["content"] or ""}
+
+
+def _arguments(value: object, at: str) -> str:
+    """JSON in a text, as in OpenAI's API: not all engines and providers take an object."""
+    try:
+        return orjson.dumps(as_object(value, at)).decode()
+    except (TypeError, RecursionError):
+        raise NotTranslatable(at, f"`{at[:200]}` cannot be written as JSON: it is nested too deeply.") from None
 
 
 def _part(block: Json, at: str) -> Json:

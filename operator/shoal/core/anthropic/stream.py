@@ -14,12 +14,12 @@ Block = Literal["text", "thinking", "tool_use"]
 class MessageEvents:
     """The events of one message. Feed it every chunk, then call `end`.
 
-    The message is open from the first chunk on; the block that is open closes when another begins. Tokens found in the
-    cache are known in the last chunk only, so `message_start` counts them as input, and `message_delta` has the exact
-    numbers.
+    The message is open from the first chunk on that has content or counts; the block that is open closes when another
+    begins. Tokens found in the cache are known in the last chunk only, so `message_start` counts them as input, and
+    `message_delta` has the exact numbers.
     """
 
-    __slots__ = ("_block", "_call", "_id", "_index", "_model", "_reason", "_sequence", "_started", "_usage")
+    __slots__ = ("_block", "_call", "_called", "_id", "_index", "_model", "_reason", "_sequence", "_started", "_usage")
 
     def __init__(self, id: str, model: str) -> None:
         self._id, self._model = id, model
@@ -28,6 +28,7 @@ class MessageEvents:
         self._block: Block | None = None
         self._call: object = None
         """Index of the tool call whose block is open."""
+        self._called = False
         self._reason: str | None = None
         self._sequence: str | None = None
         self._usage: Json = usage(None)
@@ -41,10 +42,13 @@ class MessageEvents:
         out: list[bytes] = []
         if isinstance(chunk.get("usage"), dict):
             self._usage = usage(chunk["usage"])
-        if not self._started:
-            out.append(self._start())
         choice = first_choice(cast(Json, chunk))
         delta = cast(Json, choice.get("delta") or {})
+        if not self._started:
+            said = any(delta.get(name) for name in ("reasoning_content", "content", "tool_calls"))
+            if not said and not isinstance(chunk.get("usage"), dict):
+                return b""  # the first chunk of SGLang has a role only, and the next one says how long the prompt is
+            out.append(self._start())
         if thought := delta.get("reasoning_content"):
             self._open(out, "thinking", {"type": "thinking", "thinking": ""})
             out.append(self._delta({"type": "thinking_delta", "thinking": thought}))
@@ -53,7 +57,7 @@ class MessageEvents:
             out.append(self._delta({"type": "text_delta", "text": text}))
         for call in cast(list[Json], delta.get("tool_calls") or []):
             self._tool(out, call)
-        reason, sequence = stop_reason(choice)
+        reason, sequence = stop_reason(choice, calls=self._called)
         if reason is not None:
             self._reason, self._sequence = reason, sequence
         return b"".join(out)
@@ -85,6 +89,7 @@ class MessageEvents:
         return _event("message_start", message=message)
 
     def _tool(self, out: list[bytes], call: Json) -> None:
+        self._called = True
         function = cast(Json, call.get("function") or {})
         if self._block != "tool_use" or call.get("index") != self._call:
             self._close(out)

@@ -36,7 +36,7 @@ _KNOWN: Final = (
 
 def chat_request(body: Mapping[str, Any]) -> Json:
     """The body of the chat completion. Raises NotTranslatable."""
-    if unknown := sorted(body.keys() - _KNOWN):
+    if unknown := sorted(name for name in body.keys() - _KNOWN if body[name] is not None):
         raise NotTranslatable(unknown[0], f"`{unknown[0][:100]}` is not supported.")
     for name, why in STATEFUL.items():
         if body.get(name) is not None:
