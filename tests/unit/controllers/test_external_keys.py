@@ -11,8 +11,9 @@ from shoal.api import names
 from shoal.api.config import ExternalConfig, ExternalHost
 from shoal.api.meta import JsonObject
 from shoal.controllers.route import RouteController
+from shoal.controllers.route.externalkeys import MOST_READ
 from shoal.controllers.world import World
-from shoal.core.routing.external import SECRET_TYPE, credential_id
+from shoal.core.routing.external import MOST_CREDENTIALS, SECRET_TYPE, credential_id
 from shoal.kube.errors import KubeError, NotFound
 from shoal.kube.queue import WorkQueue
 from tests.support import operators
@@ -127,6 +128,35 @@ def test_nothing_is_written_while_nothing_changes_and_a_rotation_is_followed(rig
     rig.refresh()
     assert rig.delivered() == {}
     assert rig.told()["Accepted"][:2] == ("False", "SecretNotFound")
+
+
+def test_a_namespace_with_many_keys_takes_none_from_the_others(rig: Rig) -> None:
+    many = {f"key-{n}": f"sk-{n}" for n in range(2 * MOST_CREDENTIALS)}
+    rig.cluster.secrets["aaa", "provider"] = secret(**many)
+    for n in range(16):
+        entries = [
+            {**ENTRY, "name": f"e{i}", "credentials": {"name": "provider", "key": f"key-{16 * n + i}"}}
+            for i in range(16)
+        ]
+        rig.put(f"greedy-{n}", *entries, namespace="aaa")
+    rig.cluster.secrets["chat", "provider"] = secret()
+    rig.put()
+    rig.refresh()
+    delivered = rig.delivered()
+    assert len(delivered) == MOST_CREDENTIALS
+    assert ID in delivered
+    assert rig.cluster.read.count("aaa/provider") == 1
+
+
+def test_secrets_are_not_read_without_end(rig: Rig) -> None:
+    for n in range(MOST_READ // 16 + 2):
+        entries = [{**ENTRY, "name": f"e{i}", "credentials": {"name": f"gone-{n}-{i}"}} for i in range(16)]
+        rig.put(f"greedy-{n}", *entries, namespace="aaa")
+    rig.cluster.secrets["chat", "provider"] = secret()
+    rig.put()
+    rig.refresh()
+    assert len(rig.cluster.read) == MOST_READ
+    assert set(rig.delivered()) == {ID}
 
 
 def test_an_installation_without_external_targets_writes_nothing() -> None:

@@ -8,7 +8,7 @@ half minute, because Secrets are not watched. Nothing of them is logged.
 import asyncio
 import base64
 import binascii
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import structlog
@@ -17,6 +17,7 @@ from shoal.api import names, reasons
 from shoal.api.meta import JsonObject
 from shoal.api.modelroute import ExternalTarget, ModelRoute
 from shoal.controllers.world import World
+from shoal.core.claimants import age
 from shoal.core.routing.external import (
     MOST_CREDENTIALS,
     Credential,
@@ -33,6 +34,8 @@ from shoal.manifests.secrets import own_secret
 log = structlog.get_logger()
 
 READ_SECONDS: Final = 30.0
+MOST_READ: Final = 4 * MOST_CREDENTIALS
+"""Secrets of one reading: one after the other, so that others' keys are not read late."""
 _SETTLE_SECONDS: Final = 0.5
 """After a change of a route: several that come together are one reading."""
 
@@ -87,24 +90,26 @@ class ExternalKeys:
         known: set[str] = set()
         waiting: set[str] = set()
         """Routes whose status says that their Secrets are not read yet, if this is the first time."""
-        for key in sorted(self._world.routes.known_keys()):
+        routes: list[ModelRoute] = []
+        for key in self._world.routes.known_keys():
             custom = self._world.routes.get(key)
             if custom is None or custom.object is None:
                 continue
+            routes.append(custom.object)
             known.add(key)
             if any(target.credentials is not None for target in custom.object.spec.external_targets):
                 waiting.add(key)
-            for target in custom.object.spec.external_targets:
-                got = await self._read(custom.object, target, read)
-                if isinstance(got, ExternalProblem):
-                    problems.setdefault(key, {})[target.name] = got
-                elif got is not None:
-                    id, credential = got
-                    if id not in found and len(found) >= MOST_CREDENTIALS:
-                        text = f"external target {target.name}: gateways get at most {MOST_CREDENTIALS} keys"
-                        problems.setdefault(key, {})[target.name] = ExternalProblem(reasons.SECRET_REFUSED, text)
-                    else:
-                        found[id] = credential
+        for route, target in _in_turn(routes):
+            got = await self._read(route, target, read)
+            if isinstance(got, ExternalProblem):
+                problems.setdefault(route.key, {})[target.name] = got
+            elif got is not None:
+                id, credential = got
+                if id not in found and len(found) >= MOST_CREDENTIALS:
+                    text = f"external target {target.name}: gateways get at most {MOST_CREDENTIALS} keys"
+                    problems.setdefault(route.key, {})[target.name] = ExternalProblem(reasons.SECRET_REFUSED, text)
+                else:
+                    found[id] = credential
         await self._publish(found)
         self._found = found
         before, self._problems = self._problems, problems
@@ -126,6 +131,9 @@ class ExternalKeys:
             return None
         id = credential_id(namespace, asked.name, asked.key)
         at = namespace, asked.name
+        if at not in read and len(read) >= MOST_READ:
+            text = f"external target {target.name}: the operator reads at most {MOST_READ} Secrets of external targets"
+            return ExternalProblem(reasons.SECRET_REFUSED, text)
         if at not in read:
             try:
                 read[at] = _content(await self._world.client.get(SECRETS, asked.name, namespace))
@@ -158,6 +166,21 @@ class ExternalKeys:
         except NotFound:
             return False
         return True
+
+
+def _in_turn(routes: Iterable[ModelRoute]) -> list[tuple[ModelRoute, ExternalTarget]]:
+    """External targets: the first key of each namespace, then each one's second, and so on, those of older routes
+    first. So a namespace with many keys takes none from the others."""
+    turns: dict[str, dict[tuple[str, str], int]] = {}
+    found: list[tuple[int, ModelRoute, ExternalTarget]] = []
+    for route in sorted(routes, key=age):
+        keys = turns.setdefault(route.metadata.namespace or "", {})
+        for target in route.spec.external_targets:
+            if (asked := target.credentials) is not None:
+                turn = keys.setdefault((asked.name, asked.key), len(keys))
+                found.append((turn, route, target))
+    found.sort(key=lambda each: each[0])
+    return [(route, target) for _, route, target in found]
 
 
 def _targets(custom: Custom[ModelRoute] | None) -> object:
