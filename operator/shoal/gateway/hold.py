@@ -161,6 +161,7 @@ class HoldQueue:
             among = replicas
             if ticket.tried:
                 among = [replica for replica in replicas if replica.uid not in ticket.tried] or replicas
+            fleet.next_turn()
             pick = None if ticket.prompt is None else fleet.cheapest(among, ticket.prompt)
             replica = fleet.least_busy(among) if pick is None else pick.replica
             fleet.enter(replica, ticket.tokens, pick)

@@ -145,7 +145,7 @@ class ReplicaPool:
     ) -> Choice | NoReplica:
         """Chooses the replica for one request: the one that it costs least, or, where no load is known, by the
         prompt's head. Call `enter` right after it, without an await between."""
-        self._sequence += 1
+        self.next_turn()
         found = self._usable_of(snapshot, model)
         if isinstance(found, NoReplica):
             return found
@@ -155,6 +155,10 @@ class ReplicaPool:
                 return Choice(best.replica, False, best)
         head = None if prompt is None else prompt.head
         return pick(found, self._in_flight, tried=tried, rotation=self._sequence, head=head)
+
+    def next_turn(self) -> None:
+        """The next choice looks at other replicas, of many, and begins elsewhere among equal ones."""
+        self._sequence += 1
 
     def cheapest(
         self,

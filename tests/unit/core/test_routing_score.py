@@ -266,6 +266,19 @@ def test_of_many_replicas_a_sample_and_those_with_knowledge_are_scored() -> None
     assert len(spread) > 4 * MOST_CANDIDATES
 
 
+@pytest.mark.parametrize("count", [9, 10, 12, 15])
+def test_a_sample_has_as_many_replicas_as_it_should(count: int) -> None:
+    """So the busy ones alone can never be one."""
+    pods = [replica(n) for n in range(count)]
+    waiting = busy(waiting=9, waiting_tokens=90_000)
+    scores = known(10_000.0, pods=pods, reports=dict.fromkeys(range(MOST_CANDIDATES - 1), waiting))
+    idle = {pod.uid for pod in pods[MOST_CANDIDATES - 1 :]}
+    for rotation in range(300):
+        one = scores.pick(pods, {}, Prompt(1000), NOW, rotation=rotation)
+        assert one is not None
+        assert one.replica.uid in idle
+
+
 def test_pods_that_are_gone_are_forgotten() -> None:
     scores = known(10_000.0)
     pick = picked(scores, Prompt(4000, head=7))

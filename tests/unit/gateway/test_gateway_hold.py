@@ -69,6 +69,26 @@ async def test_a_request_waits_until_a_replica_comes(tmp_path: Path):
         assert not it.app.holds.queues
 
 
+async def test_requests_that_waited_are_spread_over_all_of_many_replicas(tmp_path: Path):
+    """Of many replicas some are looked at, for each request others."""
+    engines = [ScriptedEngine() for _ in range(12)]
+    async with gateway(tmp_path, *engines) as it:
+        asleep(it)
+        for number in range(2, 13):
+            it.fleet.update(f"pod-{number}", None)
+        bodies = [{**CHAT, "messages": [{"role": "user", "content": f"{n} hi"}]} for n in range(48)]
+        posts = [asyncio.create_task(it.post(body)) for body in bodies]
+        await until_held(it, 48)
+        idle = {"running": 0, "waiting": 0, "waiting_tokens": 0, "kv_tokens_used": 0, "kv_tokens_total": 200_000}
+        it.pods.update({f"chat/llama-{number}": replica(number) for number in range(1, 13)})
+        it.changed()
+        for number in range(1, 13):
+            it.hear(number, max_running=64, **idle)
+        assert {(await post).status for post in posts} == {200}
+        assert max(len(engine.requests) for engine in engines) <= 8
+        assert all(engine.requests for engine in engines)
+
+
 async def test_a_request_that_does_not_wait_has_no_hold_time(tmp_path: Path):
     async with gateway(tmp_path, ScriptedEngine()) as it:
         assert (await it.post(CHAT)).status == 200

@@ -653,6 +653,8 @@ def _sample(count: int, rotation: int, known: Collection[int]) -> Sequence[int]:
     and gateways do not all send to the same one between two reports."""
     found = dict.fromkeys(known)
     step = 1 + (rotation * 0x9E3779B1) % (count - 1)
+    while math.gcd(step, count) != 1:  # else it would come to the same few again
+        step = step % (count - 1) + 1
     at = (rotation * 0x85EBCA6B) % count
     for _ in range(MOST_CANDIDATES):
         found[at] = None
