@@ -94,7 +94,7 @@ class Dispatch:
         """
         app, meter, request, target = self._app, self._meter, self._request, self._target
         tried = request.out_of_reach()
-        in_a_row = lost = deaths = 0
+        in_a_row = lost = 0
         while True:
             place = target.choose(tried, in_a_row)
             waited = isinstance(place, NoReplica)
@@ -149,8 +149,8 @@ class Dispatch:
                 meter.forget_counts()
                 lost += how in ("lost", "stalled", LACKS_ADAPTER, WRONG_MODEL)
                 blamed = how in ("lost", "stalled") and retries.died(await self._classify_loss(replica, boot, how))
-                deaths += blamed
-                following = retries.after(deaths, lost, app.settings.attempts)
+                meter.deaths += blamed
+                following = retries.after(meter.deaths, lost, app.settings.attempts)
                 if blamed:
                     app.fleet.note_death(replica.uid, boot)
                     app.metrics.suspects.labels("ended" if following == "suspect" else "sent_again").inc()

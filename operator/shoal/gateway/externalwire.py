@@ -19,8 +19,9 @@ _NOTHING: Final[Mapping[str, frozenset[str]]] = MappingProxyType({})
 _TEXTS: Final = ("content", "reasoning_content", "reasoning", "refusal", "text")
 
 
-def external_body(parsed: Parsed, endpoint: str, model: str) -> bytes:
+def external_body(parsed: Parsed, endpoint: str, model: str, *, translated: bool) -> bytes:
     """The body for an external target: the client's own fields that the table knows, and nothing of the gateway's.
+    `translated`: it is that of another API, as a chat completion.
 
     Raises:
         ApiError: 400, it is nested too deeply to be encoded again.
@@ -29,6 +30,8 @@ def external_body(parsed: Parsed, endpoint: str, model: str) -> bytes:
     body: dict[str, Any] = {"model": model}
     body |= {name: value for name, value in parsed.fields.items() if name in forwarded and value is not None}
     body["model"] = model
+    if translated:
+        body.pop("chat_template_kwargs", None)  # the translation's, for engines; OpenAI's API refuses it
     if parsed.stream:
         body["stream_options"] = {"include_usage": True}
     else:

@@ -356,8 +356,7 @@ class Reserved:
 
     def reprice(self, model: ServedModel, plan: str | None) -> None:
         """The request goes to another Model, at whose price it is settled. What was reserved stays."""
-        if self._rate is not None:
-            self._rate = self._quota.rate(model, plan)
+        self._rate = self._quota.rate(model, plan)
 
     def settle(self, meter: Meter) -> None:
         self._quota.settle(self._asked, self._rate, meter, self._answers, self._bound)

@@ -471,9 +471,10 @@ class GatewayRequest:
     async def _fall_back(self, *, needs_replica: bool) -> Prepared | None:
         """The request as one for the next fallback that the tenant may use and that can do it; None: there is none.
         `needs_replica`: only for one that has a replica now. A large body first waits for the decoding slot: where a
-        Model loses its replicas, all that wait for it leave at once."""
+        Model loses its replicas, all that wait for it leave at once. A request under which a replica died goes to no
+        other target: what ends the replicas of one Model would end those of the next."""
         app, kept = self._app, self._kept
-        if kept is None:
+        if kept is None or self._meter.deaths:
             return None
         size = len(kept.raw) + (0 if kept.fetched is None else sum(map(len, kept.fetched.media)))
         if size < BIG:
@@ -492,7 +493,11 @@ class GatewayRequest:
         while route is not None and kept.targets:
             ref = kept.targets.pop(0)
             model = snapshot.model_index.target(route, ref, identity)
-            if model is None or not self._reaches(model):
+            if model is None:
+                if needs_replica:
+                    waiting.append(ref)  # its adapter, or its pool, may be back in a moment
+                continue
+            if not self._reaches(model):
                 continue
             if model.external is not None:
                 if self._hops >= MOST_HOPS:
@@ -503,6 +508,8 @@ class GatewayRequest:
                         waiting.append(ref)
                     continue
             elif app.holds.wait_refusal(model) is not None:
+                if needs_replica:
+                    waiting.append(ref)  # a node may come for it
                 continue
             elif needs_replica and not app.fleet.usable(snapshot, model):
                 waiting.append(ref)
@@ -768,7 +775,8 @@ class GatewayRequest:
         if native is not None:
             self._raw, dialect = native_body(asked.fields, model.engine_name), None
         elif model.external is not None:
-            self._raw = external_body(parsed, self._engine_path, model.engine_name)
+            translated_body = self._dialect is not None
+            self._raw = external_body(parsed, self._engine_path, model.engine_name, translated=translated_body)
         elif form is None:
             self._raw = engine_body(parsed, self._engine_path, model.engine_name, self._id, salt)
         else:

@@ -64,6 +64,7 @@ class Meter:
         "adapter_missed",
         "attempts",
         "count_source",
+        "deaths",
         "engine_boot",
         "first_byte",
         "free",
@@ -106,6 +107,8 @@ class Meter:
         self._estimate: int | None = 0
         self._estimated_answer: int | None = None
         self._heard_ms: int | None = None
+        self.deaths = 0
+        """Replicas that died while they had the request, of all its targets."""
         self.free = False
         """No model computes anything for the request."""
         self.repeated_bytes = 0

@@ -170,6 +170,19 @@ async def test_an_error_within_a_stream_is_told_without_the_providers_words(tmp_
         assert it.metric("shoal_gateway_external_requests_total", outcome="broken") == 1
 
 
+async def test_a_message_that_is_translated_has_nothing_that_only_engines_know(tmp_path: Path) -> None:
+    """OpenAI's API refuses a field that it does not know. Coding agents always send `thinking`."""
+    provider = Provider()
+    call = {"type": "tool_use", "id": "t1", "name": "read", "input": {"path": "a"}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "b"}
+    turns = [*HI, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY) as it:
+        await ask(it, {**MESSAGE, "messages": turns, "thinking": {"type": "adaptive"}}, "/v1/messages")
+    (body,) = provider.bodies
+    assert "chat_template_kwargs" not in body
+    assert body["messages"][1]["tool_calls"][0]["function"] == {"name": "read", "arguments": '{"path":"a"}'}
+
+
 async def test_an_error_before_the_first_event_goes_to_a_fallback_that_translates(tmp_path: Path) -> None:
     error = named("error", error={"type": "overloaded_error", "message": "Overloaded"})
     engine = ScriptedEngine()

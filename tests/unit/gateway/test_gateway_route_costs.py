@@ -179,6 +179,20 @@ async def test_limits_and_budget_reserve_for_the_fallback_and_count_its_price(tm
         assert it.metric(FALLBACKS, reason="cost") == 1
 
 
+async def test_a_fallback_with_a_price_counts_also_where_its_target_has_none(tmp_path: Path):
+    llama, other = ScriptedEngine(), ScriptedEngine()
+    async with two_models(tmp_path, llama, other, rule(amount=None)) as it:
+        it.app.quotas.ledger = PriceList(CHEAP)
+        both = ["chat/llama", "chat/other"]
+        it.tenants["acme"] = tenant(models=both, budget={"amount": "0.10", "currency": "USD"})
+        del it.pods["chat/llama-1"]
+        it.model(limits=Limits(max_requests=0))
+        await ask(it)
+        await it.records()
+        account = it.app.demand.tenants.of("acme")
+        assert (account.own_use().spent, account.own_use().reserved_spend) == (10 * CENT // 10, 0)
+
+
 async def test_a_cheaper_fallback_for_which_the_limits_have_no_room_is_passed_over(tmp_path: Path):
     """A token of the fallback costs a tenth, but its answers may be longer: it reserves 71 tokens, the target 31."""
     llama, other = ScriptedEngine(), ScriptedEngine()

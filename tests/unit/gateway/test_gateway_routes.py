@@ -12,6 +12,7 @@ import pytest
 
 from shoal.core.hold.limits import Limits
 from shoal.core.routing.canary import CanaryHalt
+from shoal.core.routing.resolve import DeadEnd
 from shoal.gateway.bigbodies import BIG
 from shoal.gateway.request import GatewayRequest
 from shoal.gateway.waiter import Waiter
@@ -612,6 +613,37 @@ async def test_what_ends_the_replicas_of_one_model_does_not_go_on_to_another(tmp
     async with two_models(tmp_path, ScriptedEngine(breaks), other, with_fallback("other")) as it:
         assert (await ask(it, 500))["error"]["code"] == "engine_error"
         assert not other.requests
+
+
+@pytest.mark.parametrize("more", [{}, {"whenWaitSeconds": 1}])
+async def test_a_request_under_which_a_replica_died_goes_to_no_fallback(tmp_path: Path, more: dict[str, Any]):
+    async def dies(_request: EngineRequest) -> None:
+        llama.die()
+
+    llama, other = ScriptedEngine(dies), ScriptedEngine()
+    async with two_models(tmp_path, llama, other, with_fallback("other", **more)) as it:
+        it.model(limits=Limits(max_requests=9, timeout_seconds=2.5))
+        assert (await ask(it, 503))["error"]["code"] in ("hold_expired", "no_replica")
+        assert not other.requests
+
+
+async def test_a_fallback_that_has_no_room_now_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("shoal.gateway.accepted._LOOK_AGAIN_SECONDS", 0.1)
+    llama, other = ScriptedEngine(), ScriptedEngine()
+    async with two_models(tmp_path, llama, other, with_fallback("other", whenWaitSeconds=1)) as it:
+        del it.pods["chat/llama-2"]
+        full = it.models["chat/other"]
+        it.models["chat/other"] = dataclasses.replace(full, dead_end=DeadEnd("NoCapacity", unless_pods=True))
+        await gone(it, limits=Limits(max_requests=9, timeout_seconds=60.0))
+        asking = asyncio.create_task(ask(it))
+        await until(lambda: it.app.holds.waiting == 1)
+        await asyncio.sleep(1.3)
+        it.models["chat/other"] = full
+        it.pods["chat/llama-2"] = replica(2, model=full)
+        it.changed()
+        it.hear(2)
+        assert (await asking)["model"] == "front"
+        assert (len(llama.requests), len(other.requests)) == (0, 1)
 
 
 async def test_nothing_falls_back_after_the_first_byte(tmp_path: Path):
