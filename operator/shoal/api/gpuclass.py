@@ -307,7 +307,8 @@ class GPUClassStatus(Object):
     MemoryUnknown. SharedGPUs is present while GPUs of the class are shared, which do not count: by nodes (time-slicing,
     MPS), or as devices of which several claims may have a part. GPUsHealthy is there while GPUs are not:
     GPUsQuarantined, QuarantineWithheld, CordonInvalid; or, as Unknown, while GPUs are not measured:
-    GPUMetricsMissing."""
+    GPUMetricsMissing. Consolidating is there where `nodes.autoscaled.consolidate` is set: Consolidating, or
+    NothingEmptied, whose message says why."""
     observed_generation: Count | None = None
     """Generation of the spec that this status describes."""
     nodes: Count | None = None

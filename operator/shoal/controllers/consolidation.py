@@ -5,7 +5,8 @@ operator that starts goes on with it. It has the label by which engine pods avoi
 """
 
 from collections.abc import Iterator
-from typing import Final
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -32,12 +33,24 @@ from shoal.core.consolidation import (
 from shoal.core.gpus import takes_pods
 from shoal.core.health import HealthPlan
 from shoal.core.layers.texts import shorten
+from shoal.core.status import consolidationstatus
+from shoal.core.status.conditions import ConditionUpdate
 from shoal.kube.events import Event
 from shoal.kube.resources import GPUCLASSES
 
 log = structlog.get_logger()
 
 _LONGEST: Final = 512
+
+
+class ClassConsolidation(NamedTuple):
+    """What the status of a class says, and when to look again."""
+
+    emptied: ConsolidatedNode | None = None
+    """The node that is being emptied from now on."""
+    condition: ConditionUpdate | None = None
+    """None: the class does not ask for consolidation."""
+    recheck_seconds: float | None = None
 
 
 class FleetConsolidation:
@@ -56,17 +69,14 @@ class FleetConsolidation:
         """Keeps what is remembered of the classes with these uids."""
         self._memory = {uid: memory for uid, memory in self._memory.items() if uid in live}
 
-    async def reconcile(
-        self, gpu_class: GPUClass, health: HealthPlan, labels: FleetHealth
-    ) -> tuple[ConsolidatedNode | None, float | None]:
-        """The node that is being emptied from now on, for the status, and when to look again. A node that begins to be
-        emptied is labelled here."""
+    async def reconcile(self, gpu_class: GPUClass, health: HealthPlan, labels: FleetHealth) -> ClassConsolidation:
+        """A node that begins to be emptied is labelled here."""
         name, uid = gpu_class.metadata.name, gpu_class.metadata.uid
         autoscaled = gpu_class.spec.nodes.autoscaled
         stands = gpu_class.status.consolidation if gpu_class.status is not None else None
         if stands is None and (autoscaled is None or autoscaled.consolidate is None):
             self._memory.pop(uid, None)
-            return None, None
+            return ClassConsolidation()
         now = self._world.now()
         plan, self._memory[uid] = decide(self.snapshot(gpu_class, health), self._memory.get(uid), now)
         if plan.began and plan.emptied is not None:
@@ -76,18 +86,10 @@ class FleetConsolidation:
                 # The replacement could be bound to the very node.
                 log.warning("node not emptied: it could not be labelled", gpu_class=name, node=node)
                 self._memory[uid] = rested(self._memory[uid], now)
-                return None, plan.recheck_seconds
+                plan = replace(plan, emptied=None, began=False, stays={node: "Shoal could not label it"})
         self._tell(gpu_class, plan)
-        emptied = plan.emptied
-        if emptied is None:
-            return None, plan.recheck_seconds
-        shown = ConsolidatedNode(
-            node=emptied.node,
-            since=emptied.since,
-            empty_since=emptied.empty_since,
-            message=shorten(emptied.message, _LONGEST),
-        )
-        return shown, plan.recheck_seconds
+        shown = _shown(plan.emptied) if plan.emptied is not None else None
+        return ClassConsolidation(shown, consolidationstatus.condition(plan), plan.recheck_seconds)
 
     def snapshot(self, gpu_class: GPUClass, health: HealthPlan) -> ConsolidationSnapshot:
         """The class as of now."""
@@ -211,3 +213,12 @@ class FleetConsolidation:
 
     def _emit(self, gpu_class: GPUClass, reason: str, text: str) -> None:
         self._world.recorder.emit(Event(GPUCLASSES, gpu_class.metadata, "Normal", reason, text, "Consolidate"))
+
+
+def _shown(emptied: EmptiedNode) -> ConsolidatedNode:
+    return ConsolidatedNode(
+        node=emptied.node,
+        since=emptied.since,
+        empty_since=emptied.empty_since,
+        message=shorten(emptied.message, _LONGEST),
+    )

@@ -234,15 +234,31 @@ async def test_a_node_is_emptied_only_once_pods_avoid_it(fleet: Fleet) -> None:
 
     async def later(seconds: float) -> ConsolidatedNode | None:
         fleet.now += timedelta(seconds=seconds)
-        shown, _ = await fleet.consolidation.reconcile(fleet.gpu_class, HEALTHY, health)
-        return shown
+        found = await fleet.consolidation.reconcile(fleet.gpu_class, HEALTHY, health)
+        assert found.condition is not None
+        said.append((found.condition.status, found.condition.message))
+        return found.emptied
 
+    said: list[tuple[str, str]] = []
     assert await later(0) is None
+    assert said.pop() == ("False", "the use of the class has not been the same for 60 s yet")
     assert await later(600) is None, "the label is refused"
+    assert said.pop() == ("False", "n1: Shoal could not label it")
     client.refuses = False
     assert await later(600) is None, "the class is left alone for a while"
+    assert "the class is left alone until" in said.pop()[1]
     shown = await later(1200)
+    assert said.pop()[0] == "True"
     assert shown is not None
     assert (shown.node, shown.since) == ("n1", fleet.now)
     assert shown.message == "3 of its 4 GPUs are free, and ns/a fit on other nodes, which saves 1.72 USD per hour"
     assert health.is_labelled("spot", "n1")
+
+
+async def test_a_class_that_does_not_ask_for_it_has_no_condition(fleet: Fleet) -> None:
+    raw = gpu_class("spot", "L4", cost="0.43", memory="24Gi")
+    raw["spec"]["nodes"] = {"autoscaled": {"max": 3, "gpusPerNode": 4}}
+    fleet.world.classes.upsert(stored(raw, "class"))
+    health = FleetHealth(fleet.world, fleet.state.gpus)
+    found = await fleet.consolidation.reconcile(fleet.gpu_class, HEALTHY, health)
+    assert (found.emptied, found.condition, found.recheck_seconds) == (None, None, None)

@@ -123,7 +123,8 @@ class GPUClassController:
             devices = self._capacity.devices
             found = self.health.decide(gpu_class)
             recheck = found.plan.recheck_seconds
-            emptied, again = await self._consolidation.reconcile(gpu_class, found.plan, self.health)
+            consolidation = await self._consolidation.reconcile(gpu_class, found.plan, self.health)
+            emptied, again = consolidation.emptied, consolidation.recheck_seconds
             recheck = min((each for each in (recheck, again) if each is not None), default=None)
             status = gpuclassstatus.status(
                 gpu_class,
@@ -139,6 +140,7 @@ class GPUClassController:
                 quarantined=healthstatus.shown(found.plan.quarantined, found.uuids),
                 health=healthstatus.condition(found.plan, found.problems, found.unmeasured),
                 consolidation=emptied,
+                consolidating=consolidation.condition,
                 node_wait=self._cold.node_wait(name),
             )
         await write_status(self._world, GPUCLASSES, self._world.classes, custom, status, manager=names.MANAGER_GPUCLASS)

@@ -123,9 +123,9 @@ def _activity(replica: ReplicaThere) -> str:
     if model.held is None:
         return f"a gateway does not say what it holds for {model.key}"
     if load.running or load.waiting:
-        return f"{replica.pod} has requests: {load.running + load.waiting}"
+        return f"{replica.pod} has requests"
     if model.held:
-        return f"requests are held for {model.key}: {model.held}"
+        return f"requests are held for {model.key}"
     return ""
 
 
@@ -151,8 +151,8 @@ def _unsettled(
             return f"{replica.model.key} {why}"
     if empty := [n.name for n in seen.nodes if n.takes_pods and n.allocatable and not n.held]:
         return f"{empty[0]} is empty already"
-    if (steady := _seconds(memory.steady_since, now)) < after_seconds:
-        return f"the use of the class has been the same for {steady:.0f} s only, of {after_seconds:.0f} s"
+    if _seconds(memory.steady_since, now) < after_seconds:
+        return f"the use of the class has not been the same for {after_seconds:.0f} s yet"
     return None
 
 
@@ -177,8 +177,8 @@ def _why_not(
             return f"{each.pod}: its annotation {each.keeps} forbids it"
         if activity := _activity(each):
             return activity
-        if (quiet := _seconds(memory.quiet[each.uid].since, now)) < after_seconds:
-            return f"{each.pod} had a request {quiet:.0f} s ago, less than {after_seconds:.0f} s"
+        if _seconds(memory.quiet[each.uid].since, now) < after_seconds:
+            return f"{each.pod} had a request within the last {after_seconds:.0f} s"
     if not _fit(node.replicas, [n.free for n in seen.nodes if n.name != node.name]):  # none of them is empty
         return "its replicas do not fit into the free GPUs of the other nodes in use"
     return _does_not_pay(node, memory, now)
@@ -203,7 +203,7 @@ def _fit_in_order(replicas: Sequence[ReplicaThere], free: Sequence[int], fullest
 
 
 def _does_not_pay(node: NodeThere, memory: ConsolidationMemory, now: datetime) -> str | None:
-    """The sum of the module's docstring that fails; None: it pays."""
+    """The sum of the module's docstring that fails, solved for H; None: it pays."""
     cost = longest = 0.0
     for each in node.replicas:
         cold = each.model.cold_start_seconds
@@ -211,15 +211,15 @@ def _does_not_pay(node: NodeThere, memory: ConsolidationMemory, now: datetime) -
             return f"no cold start of {each.model.key} was measured on the class"
         cost += each.gpus * cold
         longest = max(longest, cold)
-    horizon = min(HORIZON_SECONDS, _seconds(memory.steady_since, now))
-    going = [_goes_in(each, memory.quiet[each.uid], now) for each in node.replicas]
-    horizon = min(horizon, max(going))
-    saved = node.allocatable * (horizon - longest)
-    if saved > cost:
+    needed = longest + cost / node.allocatable
+    if (going := max(_goes_in(each, memory.quiet[each.uid], now) for each in node.replicas)) <= needed:
+        return f"it does not pay: scale-down takes its replicas by itself within {needed:.0f} s"
+    if min(HORIZON_SECONDS, _seconds(memory.steady_since, now), going) > needed:
         return None
+    when = f"until the use of the class has been the same for {needed:.0f} s"
     return (
-        f"it does not pay: {node.allocatable} GPUs for {horizon:.0f} s less a cold start of {longest:.0f} s, against "
-        f"{cost:.0f} GPU-seconds of replicas that run twice"
+        f"it does not pay{'' if needed >= HORIZON_SECONDS else f' {when}'}: a cold start of {longest:.0f} s, and "
+        f"{cost:.0f} GPU-seconds of replicas that run twice, for {node.allocatable} GPUs"
     )
 
 

@@ -154,6 +154,7 @@ class ConsolidationPlan:
     """`emptied` was chosen now."""
     ended: ConsolidationEnd | None = None
     stays: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Node -> why it is not emptied. "" as the node: why none is."""
+    """Node -> why it is not emptied, the one with the fewest GPUs held first. "" as the node: why none is. The
+    sentences stand in a condition, so none has a number that time alone changes."""
     recheck_seconds: float | None = None
     """After which the same snapshot may give another decision; None: never."""

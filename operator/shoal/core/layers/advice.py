@@ -84,6 +84,7 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
     ),
     r.QUARANTINE_ENDED: _fine(Layer.HARDWARE),
     r.CONSOLIDATING: _waits(_CONTROL, "Wait: replacements start on other nodes before the replicas there drain."),
+    r.NOTHING_EMPTIED: _fine(_CONTROL),
     r.CONSOLIDATED: _fine(_CONTROL),
     r.CONSOLIDATION_ENDED: _note(_CONTROL, "Nothing, unless it repeats: then remove what the message names."),
     r.MEMORY_UNKNOWN: _fault(_CONTROL, "Set memoryPerGPU of the class: its devices do not say it."),

@@ -39,6 +39,7 @@ def status(
     quarantined: Sequence[QuarantinedGPUs] = (),
     health: ConditionUpdate | None = None,
     consolidation: ConsolidatedNode | None = None,
+    consolidating: ConditionUpdate | None = None,
     node_wait: int | None = None,
 ) -> GPUClassStatus:
     """Ready when nodes match; with their number and GPUs.
@@ -47,7 +48,8 @@ def status(
     class; `twice`: nodes that have devices of another class too -> that class. `overhead`: measured, in bytes of one
     GPU. Of a class with `device`: its `devices`, what they say of themselves (`facts`), and why there are none in this
     cluster (`unavailable`). `health`: what is to be said of GPUs that are out of use, or should be. `consolidation`:
-    the node that is being emptied. `node_wait`: seconds in which an autoscaler added a node.
+    the node that is being emptied; `consolidating`: the same as a condition, or why none is. `node_wait`: seconds in
+    which an autoscaler added a node.
     """
     generation = gpu_class.metadata.generation
     memory, source = memory_of(gpu_class, nodes, facts)
@@ -68,7 +70,7 @@ def status(
             gpu_class.status.conditions if gpu_class.status else (),
             [
                 unavailable or found,
-                *([health] if health is not None else []),
+                *(each for each in (health, consolidating) if each is not None),
                 *_shared(gpu_class, nodes, devices),
             ],
             generation=generation,
