@@ -261,7 +261,7 @@ class AdapterTarget:
             ApiError: no replica will come, or the hold limits are reached.
         """
         app, prepared, meter = self._app, self._request.prepared, self._request.meter
-        refusal = app.holds.wait_refusal(self._model)
+        refusal = app.holds.wait_refusal(self._model, prepared.model_name)
         if refusal is None:
             size, tokens = self._request.weight()
             wait = app.holds.adapter_waits.enter(
@@ -283,7 +283,7 @@ class AdapterTarget:
     def _may_continue(self) -> bool:
         """Whether the wait may continue: the adapter is unchanged, and a replica may come."""
         try:
-            return self._current_adapter() == self._adapter and self._app.holds.wait_refusal(self._model) is None
+            return self._current_adapter() == self._adapter and self._app.holds.dead_end(self._model) is None
         except errors.ApiError:
             return False
 

@@ -160,7 +160,7 @@ class ExternalDispatch:
             error, token = await _error_of(answer), app.externals.token(self._external)
             if token is not None and token.encode() in error:
                 error = b""  # some repeat what they were sent
-            raise errors.from_engine(status, error)
+            raise self._relay.error_of(status, error)
         try:
             await self._relay.run(answer, (), lambda: self._began(timer))
         except ApiError as error:

@@ -29,6 +29,7 @@ from shoal.net.errors import ApiError
 
 ROUND_SECONDS: Final = 0.1
 _DEAD_END_RETRY_SECONDS: Final = 60
+_DELETED: Final = "Deleted"
 _FULL: Final[dict[Bound, str]] = {
     "requests": "as many requests as allowed already wait for it",
     "bytes": "the requests that wait for it already take all the bytes allowed",
@@ -127,11 +128,11 @@ class HoldQueue:
         if not self.held.requests:
             return
         holds = self._holds
-        refusal = holds.wait_refusal(self.model)
-        if refusal is not None:
+        dead_end = holds.dead_end(self.model)
+        if dead_end is not None:
             for ticket in [*self._queue.items(), *self._retries.items()]:
                 self.leave(ticket)
-                ticket.refuse(refusal)
+                ticket.refuse(_no_use(dead_end, ticket.model_name))
             return
         usable = holds.fleet.usable(holds.directory.snapshot, self.model)
         if not usable:
@@ -254,8 +255,7 @@ class Holds:
             ApiError: the request may not wait: 404, the Model was deleted; 503, no replica will come, or the hold
             limits are reached.
         """
-        refusal = self.wait_refusal(model)
-        if refusal is not None:
+        if (refusal := self.wait_refusal(model, model_name)) is not None:
             raise refusal
         queue = self.queues.get(model.uid) or HoldQueue(self, model)
         ticket = Ticket(queue, reason, tenant, model_name, size, tokens, tried, priority, is_retry, prompt)
@@ -270,11 +270,17 @@ class Holds:
             f"The model `{model_name}` has no free replica, and {_FULL[bound]}. Try again.", "hold_full", after
         )
 
-    def wait_refusal(self, model: ServedModel) -> ApiError | None:
-        """Why no request should wait for a replica of this Model; None: a replica may come."""
+    def wait_refusal(self, model: ServedModel, model_name: str) -> ApiError | None:
+        """The error for a request that should not wait for a replica of this Model; None: a replica may come.
+        `model_name`: what the client calls the Model, or the route that chose it."""
+        dead_end = self.dead_end(model)
+        return None if dead_end is None else _no_use(dead_end, model_name)
+
+    def dead_end(self, model: ServedModel) -> str | None:
+        """Why no replica of this Model will come: a reason, or `_DELETED`; None: one may come."""
         current = self.directory.snapshot.models.get(model.key)
         if current is None or current.uid != model.uid:
-            return ApiError(404, f"The model `{model.key}` was deleted.", "model_not_found", param="model")
+            return _DELETED
         end = current.dead_end
         if end is None:
             return None
@@ -283,11 +289,7 @@ class Holds:
             return None
         if end.unless_pods and any(not pod.deleting for pod in pods):
             return None
-        return errors.unavailable(
-            f"The model `{model.key}` cannot serve right now ({end.reason}). Try again later.",
-            "model_unavailable",
-            _DEAD_END_RETRY_SECONDS,
-        )
+        return end.reason
 
     def budget(self, uid: str) -> RetryBudget:
         """The retry budget of a Model's requests."""
@@ -332,3 +334,15 @@ class Holds:
             uid = self.directory.snapshot.owners.get(pod, "")
             self.schedule_round(uid)
             self.adapter_waits.agent_reported(uid, pod)
+
+
+def _no_use(dead_end: str, model_name: str) -> ApiError:
+    """The error where waiting is of no use. It has the client's name, and not that of the Model: which Models a route
+    leads to is not for its clients."""
+    if dead_end == _DELETED:
+        return ApiError(404, f"What `{model_name}` leads to was deleted.", "model_not_found", param="model")
+    return errors.unavailable(
+        f"The model `{model_name}` cannot serve right now ({dead_end}). Try again later.",
+        "model_unavailable",
+        _DEAD_END_RETRY_SECONDS,
+    )

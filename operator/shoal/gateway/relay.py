@@ -154,7 +154,7 @@ class AnswerRelay:
             self._elsewhere(answer.status, body)
             if answer.status < 500:
                 meter.not_taken()
-            raise errors.from_engine(answer.status, self._wire.plain_error(body))
+            raise self.error_of(answer.status, body)
         if self._reply.started:
             raise ApiError(502, "The engine did not answer with a stream.", "no_stream")
         out, usage, content_type, logged, estimate = wholeanswer.read(
@@ -236,6 +236,10 @@ class AnswerRelay:
         meter.outcome = "failed" if events.failed else "answered"
         await reply.end()
 
+    def error_of(self, status: int, raw: bytes) -> ApiError:
+        """The error for the client, of the engine's or an external target's."""
+        return errors.from_engine(status, self._wire.plain_error(raw), self._call.model, self._prepared.model_name)
+
     def own_id(self, data: bytes) -> bytes:
         """Restores the request's own id in the answer of a retry."""
         rid = self.rid or b""
@@ -246,7 +250,7 @@ class AnswerRelay:
         byte. `out` are events that go to the client before it."""
         decoded = sse.payload(event) or {}
         status = errors.engine_status(decoded)
-        error = errors.from_engine(status, self._wire.plain_error(orjson.dumps(decoded)))
+        error = self.error_of(status, orjson.dumps(decoded))
         if not self.answering and not out:
             if status == 503:
                 raise Retry("unavailable")

@@ -507,7 +507,7 @@ class GatewayRequest:
                     if needs_replica:
                         waiting.append(ref)
                     continue
-            elif app.holds.wait_refusal(model) is not None:
+            elif app.holds.dead_end(model) is not None:
                 if needs_replica:
                     waiting.append(ref)  # a node may come for it
                 continue
@@ -615,7 +615,7 @@ class GatewayRequest:
         app = self._app
         if model.external is not None:
             return self._hops < MOST_HOPS and app.externals.usable(model)
-        return app.holds.wait_refusal(model) is None and bool(app.fleet.usable(app.directory.snapshot, model))
+        return app.holds.dead_end(model) is None and bool(app.fleet.usable(app.directory.snapshot, model))
 
     def _fits(self, identity: KeyIdentity, request: PricedRequest) -> bool:
         """Whether the Tenant's limits and budget have room for the request now."""

@@ -100,9 +100,10 @@ class ApiError(Exception):
         return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
 
 
-def from_engine(status: int, raw: bytes) -> ApiError:
+def from_engine(status: int, raw: bytes, model: str = "", name: str = "") -> ApiError:
     """The engine's error (flat, nested, or no JSON) in OpenAI's shape. Its message is passed to the client only
-    where it is about the request and shows nothing of the engine's insides."""
+    where it is about the request and shows nothing of the engine's insides. `model`: what the engine, or the provider,
+    calls the model; the message then has `name`, as the client calls it."""
     if status >= 500:
         return ApiError(status, "The engine failed on this request.", "engine_error")
     try:
@@ -126,6 +127,8 @@ def from_engine(status: int, raw: bytes) -> ApiError:
     ):
         # Such texts list what is loaded: other tenants' adapters, and paths.
         return ApiError(status, "The engine refused the request.", "refused_by_engine")
+    if isinstance(message, str) and model:
+        message = re.sub(rf"(?<![\w/-]){re.escape(model)}(?![\w/-]|\.\w)", lambda _: name, message)
     kind = fields.get("type")
     param = fields.get("param")
     code = fields.get("code")

@@ -80,7 +80,7 @@ def test_other_fields_are_words_or_nothing():
 
 
 async def test_without_the_filter_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def as_it_is(status: int, raw: bytes) -> errors.ApiError:
+    def as_it_is(status: int, raw: bytes, *_names: str) -> errors.ApiError:
         return errors.ApiError(status, json.loads(raw)["message"], None)
 
     monkeypatch.setattr(errors, "from_engine", as_it_is)

@@ -151,11 +151,12 @@ async def test_an_endpoint_that_it_does_not_declare_is_refused_in_that_apis_shap
 
 
 async def test_what_the_provider_refuses_of_the_request_is_the_clients(tmp_path: Path) -> None:
-    error = {"error": {"message": "temperature is too high", "type": "invalid_request_error", "param": "temperature"}}
+    message = "temperature is too high for gpt-x"
+    error = {"error": {"message": message, "type": "invalid_request_error", "param": "temperature"}}
     engine = ScriptedEngine()
     async with beside(tmp_path, Provider(whole(error, "400 Bad Request")), engine, WITH_FALLBACK) as it:
         answer = (await ask(it, 400))["error"]
-        assert (answer["message"], answer["param"]) == ("temperature is too high", "temperature")
+        assert (answer["message"], answer["param"]) == ("temperature is too high for front", "temperature")
         assert not engine.requests
         (record,) = await it.records()
         assert (record.data.outcome, record.data.count_source) == ("rejected", "none")

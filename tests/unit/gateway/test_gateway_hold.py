@@ -318,7 +318,7 @@ async def test_nobody_waits_for_a_replica_that_will_not_come(tmp_path: Path, end
         for refused in (await waiting, await it.post(CHAT)):
             error = (await refused.json())["error"]
             assert (refused.status, error["code"], refused.headers["retry-after"]) == (503, "model_unavailable", "60")
-            assert error["message"] == f"The model `chat/llama` cannot serve right now ({end.reason}). Try again later."
+            assert error["message"] == f"The model `llama` cannot serve right now ({end.reason}). Try again later."
         assert it.app.demand.demand(MODEL.uid).arrivals == 2  # it is wanted all the same
         assert {r.data.outcome for r in await it.records(count=2)} == {"refused"}
 

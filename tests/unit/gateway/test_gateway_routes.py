@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import itertools
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
@@ -700,6 +701,41 @@ async def test_a_target_that_is_gone_leaves_its_requests_to_the_fallback(tmp_pat
         it.changed()
         await ask(it)
         assert len(other.requests) == 1
+
+
+@pytest.mark.parametrize("gone_for", ["no place", "deleted"])
+async def test_errors_have_the_name_that_the_client_asked_for(tmp_path: Path, gone_for: str):
+    """A client of a route is not told which Models the route leads to, nor one client the name that another used."""
+    async with two_models(tmp_path, ScriptedEngine(), ScriptedEngine(), {"targets": [target("llama")]}) as it:
+        await gone(it)
+        names = ("front", "llama")
+        waiting = [asyncio.create_task(it.post({**CHAT, "model": name})) for name in names]
+        await until(lambda: it.app.holds.waiting == 2)
+        if gone_for == "deleted":
+            del it.models["chat/llama"]
+            it.changed()
+        else:
+            it.model(dead_end=DeadEnd("NoFit", unless_pods=True))
+            waiting += [asyncio.create_task(it.post({**CHAT, "model": name})) for name in names]
+        for name, post in zip(names * 2, waiting, strict=False):
+            response = await post
+            message = (await response.json())["error"]["message"]
+            assert response.status == (404 if gone_for == "deleted" else 503)
+            assert f"`{name}`" in message
+            assert "chat/llama" not in message
+            assert name == "llama" or "llama" not in message
+            (known,) = it.app.choices.refusals(response.headers["x-shoal-request-id"], "gateway-1")
+            assert known.model == "chat/llama", "`shoal why request/ID` goes on there"
+
+
+async def test_an_engines_words_about_a_request_have_the_name_that_the_client_asked_for(tmp_path: Path):
+    refusal = {"message": "chat/llama does not do that; see chat/llama-2.", "type": "BadRequestError", "code": 400}
+
+    async def refuse(request: EngineRequest) -> None:
+        await request.answer(400, json.dumps(refusal).encode())
+
+    async with two_models(tmp_path, ScriptedEngine(refuse), ScriptedEngine(), {"targets": [target("llama")]}) as it:
+        assert (await ask(it, 400))["error"]["message"] == "front does not do that; see chat/llama-2."
 
 
 # --- mirrors ----------------------------------------------------------------------------------------------------------
