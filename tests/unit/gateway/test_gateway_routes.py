@@ -218,6 +218,40 @@ async def test_the_list_of_models_has_the_names_of_a_route(tmp_path: Path):
             assert (await response.json())["root"] == "chat/front"
 
 
+@pytest.mark.parametrize(
+    ("rule", "listed"),
+    [
+        ({"targets": [target("llama")], "mirror": {**target("other"), "percent": 100}}, False),
+        ({"targets": [target("llama"), target("other", 0)]}, False),
+        ({"targets": [target("llama")], "canary": {"target": target("other"), "percent": 0}}, False),
+        ({"targets": [target("llama")], "canary": {"target": target("other"), "percent": 5}}, True),
+        ({"targets": [target("llama"), target("other", 0)], "fallback": {"targets": [target("other")]}}, True),
+    ],
+    ids=["mirror", "weight 0", "canary of 0 %", "canary", "fallback"],
+)
+async def test_a_route_is_listed_where_a_request_can_be_answered(tmp_path: Path, rule: dict[str, Any], listed: bool):
+    """The tenant may use `other` only."""
+    async with two_models(tmp_path, ScriptedEngine(), ScriptedEngine(), rule) as it:
+        it.models["chat/llama"] = dataclasses.replace(it.models["chat/llama"], capabilities=frozenset({"embed"}))
+        it.tenants["acme"] = tenant(models=["chat/other"])
+        it.changed()
+        headers = {"authorization": "Bearer sk-test-acme"}
+        async with it.session.get(f"{it.url}/v1/models", headers=headers) as response:
+            assert ("front" in {card["id"] for card in (await response.json())["data"]}) is listed
+        async with it.session.get(f"{it.url}/v1/models/front", headers=headers) as response:
+            assert response.status == (200 if listed else 404)
+        await ask(it, 200 if listed else 503)
+
+
+async def test_a_mirror_takes_no_capability_from_its_route(tmp_path: Path):
+    async with two_models(tmp_path, ScriptedEngine(), ScriptedEngine(), MIRRORED) as it:
+        it.models["chat/other"] = dataclasses.replace(it.models["chat/other"], capabilities=frozenset({"embed"}))
+        it.changed()
+        async with it.session.get(f"{it.url}/v1/models", headers={"authorization": "Bearer sk-test-acme"}) as response:
+            cards = {card["id"]: card for card in (await response.json())["data"]}
+        assert "generate" in cards["front"]["capabilities"]
+
+
 async def test_limits_and_price_are_those_of_the_target(tmp_path: Path):
     other = ScriptedEngine()
     async with two_models(tmp_path, ScriptedEngine(), other, {"targets": [target("other")]}) as it:

@@ -31,7 +31,7 @@ _ROUTE: Final = 2
 
 
 class RouteTargets(NamedTuple):
-    """A route and those of its targets that a tenant may use and that can answer."""
+    """A route and those of its targets that a tenant may use and that can answer: requests go to each of them."""
 
     route: DeclaredRoute
     targets: tuple[ServedModel, ...]
@@ -224,7 +224,7 @@ class ModelIndex:
         found = self.meaning(name, identity)
         if not isinstance(found, DeclaredRoute):
             return found
-        targets = (self.target(found, ref, identity) for ref in found.references())
+        targets = (self.target(found, ref, identity) for ref in found.destinations())
         usable = tuple(target for target in targets if target is not None)
         return RouteTargets(found, usable) if usable else None
 
@@ -294,8 +294,9 @@ class ModelIndex:
         return claim.key in identity.grants
 
     def _may_use_route(self, route: DeclaredRoute, identity: KeyIdentity) -> bool:
-        """Whether the tenant may use a route (routes.py). An adapter that cannot be served now counts: a name must not
-        change its meaning with that."""
+        """Whether the tenant may use a route (routes.py). An adapter that cannot be served now counts, and so does a
+        target of weight 0: a name must not change its meaning with that. The right says whom the tenant trusts, and
+        not that there is an answer."""
         if identity.routes.covers(route.key):
             return True
         return any(

@@ -96,11 +96,20 @@ class DeclaredRule:
     mirror_percent: int = 0
 
     def destinations(self) -> Iterator[TargetRef]:
-        """Everything that a request can go to."""
+        """Everything that can answer a request: no target of weight 0, no halted canary, and no mirror."""
+        yield from (target.ref for target in self.targets if target.weight)
+        if self.canary is not None and self.canary.percent and not self.canary.halted:
+            yield self.canary.ref
+        yield from self.fallback
+
+    def references(self) -> Iterator[TargetRef]:
+        """Everything that the rule names."""
         yield from (target.ref for target in self.targets)
         if self.canary is not None:
             yield self.canary.ref
         yield from self.fallback
+        if self.mirror is not None:
+            yield self.mirror
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +136,12 @@ class DeclaredRoute:
         return self.key.partition("/")[0]
 
     def references(self) -> Iterator[TargetRef]:
-        """Every target, each once."""
-        found = [ref for rule in self.rules for ref in rule.destinations()]
-        found += [rule.mirror for rule in self.rules if rule.mirror is not None]
-        yield from dict.fromkeys(found)
+        """Everything that the route names, each once."""
+        yield from dict.fromkeys(ref for rule in self.rules for ref in rule.references())
+
+    def destinations(self) -> Iterator[TargetRef]:
+        """Everything that can answer a request, each once."""
+        yield from dict.fromkeys(ref for rule in self.rules for ref in rule.destinations())
 
 
 @dataclass(frozen=True, slots=True)
