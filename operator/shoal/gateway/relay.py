@@ -268,6 +268,7 @@ class _Events:
 
     __slots__ = (
         "_accepted_drafts",
+        "_closes",
         "_ended",
         "_failure",
         "_meter",
@@ -278,6 +279,7 @@ class _Events:
         "_relay",
         "_reply",
         "_splitter",
+        "_usage",
         "done",
         "events",
         "failed",
@@ -295,8 +297,14 @@ class _Events:
         dialect = prepared.dialect
         self.events = None if dialect is None else dialect.events(meter.id, prepared.model_name)
         """Of a stream in another API."""
+        self._closes = self._outside and prepared.wants_usage and not prepared.wants_continuous and not self._multiple
+        """The client gets a closing chunk with the usage, also where the external target puts it into its last
+        chunk with choices."""
+        self._usage: bytes | None = None
+        """The last event with a usage, for that chunk."""
         self._plain = (
             not self._multiple
+            and not self._closes
             and not prepared.wants_continuous
             and relay.rid is None
             and reply.spans is None
@@ -341,6 +349,8 @@ class _Events:
                 self.done = True
                 if not relay.answering and not out:
                     continue
+                if self._usage is not None:
+                    out.append(sse.closing_usage(self._usage, prepared.model_name))
             elif sse.is_error(event):
                 self.failed = True
                 self._failure = relay.engine_error(event, out)
@@ -351,6 +361,8 @@ class _Events:
                     meter.count_choice(event[span[0] : span[1]], _choice(event), prepared.choices)
                 else:
                     meter.count(event[span[0] : span[1]], "final" if closing else "continuous")
+                if self._closes:
+                    self._usage = None if closing else event
                 if closing:
                     if not prepared.wants_usage:
                         continue

@@ -161,6 +161,11 @@ def is_closing_usage(event: bytes) -> bool:
     return event.find(_NO_CHOICES) >= 0 or event.find(b'"choices": []') >= 0
 
 
+def closing_usage(event: bytes, model_name: str) -> bytes:
+    """The chunk that carries only the usage, made from one that has choices too."""
+    return b"data: " + orjson.dumps((payload(event) or {}) | {"choices": [], "model": model_name})
+
+
 def is_error(event: bytes) -> bool:
     """Whether an event is an error of the engine: `data: {"error": ...}`."""
     return event.startswith((b'data: {"error"', b'data:{"error"'))

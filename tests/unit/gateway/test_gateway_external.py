@@ -21,10 +21,12 @@ from shoal.gateway.externals import Externals
 from tests.support.gateway import API_KEY, GatewayUnderTest, lines
 from tests.support.mediahost import Dns
 from tests.support.provider import (
+    CHUNK,
     CLOSING,
     DONE,
     HOST,
     TOKEN,
+    USAGE,
     Provider,
     address,
     beside,
@@ -101,6 +103,41 @@ async def test_a_stream_has_the_clients_name_of_the_model_and_its_usage_is_count
         assert provider.bodies[0]["stream_options"] == {"include_usage": True}
         (record,) = await it.records()
         assert (record.data.output_tokens, record.data.count_source) == (3, "final")
+
+
+def with_usage(text: str, tokens: int) -> bytes:
+    """A chunk that has choices and the usage so far."""
+    choices = [{"index": 0, "delta": {"content": text}, "finish_reason": None}]
+    usage = {**USAGE, "completion_tokens": tokens, "prompt_tokens_details": {"cached_tokens": 2}}
+    return b"data: %b\n\n" % json.dumps({**CHUNK, "choices": choices, "usage": usage}, separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (event("Hel"), event("lo"), CLOSING),
+        (event("Hel"), with_usage("lo", 3)),
+        (with_usage("Hel", 1), with_usage("lo", 3)),
+        (with_usage("Hel", 1), with_usage("lo", 3), CLOSING),
+    ],
+    ids=["closing chunk", "last chunk", "every chunk", "every and a closing chunk"],
+)
+async def test_who_asks_for_usage_gets_it_once_wherever_the_provider_says_it(
+    tmp_path: Path, parts: tuple[bytes, ...], asked: bool
+) -> None:
+    async with beside(tmp_path, Provider(stream(*parts, DONE)), ScriptedEngine(), ONLY) as it:
+        options = {"stream_options": {"include_usage": True}} if asked else {}
+        response = await it.post({**CHAT, "stream": True, **options})
+        found = [line async for line in lines(response)]
+        assert found[-1] == b"[DONE]"
+        chunks = [json.loads(line) for line in found[:-1]]
+        told = [chunk for chunk in chunks if chunk.get("usage")]
+        assert [(chunk["choices"], chunk["usage"]["completion_tokens"]) for chunk in told] == [([], 3)] * asked
+        assert {chunk["model"] for chunk in chunks} == {"front"}
+        assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks if chunk["choices"]) == "Hello"
+        (record,) = await it.records()
+        assert (record.data.input_tokens, record.data.output_tokens, record.data.count_source) == (7, 3, "final")
 
 
 @pytest.mark.parametrize("streamed", [False, True])
