@@ -696,7 +696,7 @@ class GatewayRequest:
         native = self._native(model)
         if native is None and not translatable and self._dialect is not None:
             translated(asked, self._dialect)  # raises again
-        if instead is None and fetched is not None and _identity_of(model) != _identity_of(fetched.model):
+        if instead is None and fetched is not None and not self._means_the_same(fetched.model, model, routed):
             raise self._unknown(identity, parsed.model_name)
         if native is None:
             refuse_incapable(model, self._engine_path, parsed.model_name)
@@ -860,6 +860,13 @@ class GatewayRequest:
         return model, _Routed(
             found.key, chosen.target, chosen.fallback, chosen.leave_seconds, chosen.mirror, chosen.role, chosen.cost
         )
+
+    def _means_the_same(self, before: ServedModel, model: ServedModel, routed: _Routed | None) -> bool:
+        """Whether the name that meant a Model before media were fetched still does. A route may choose another one, by
+        the same draw: meanwhile a canary may have halted, or a weight may have changed."""
+        if routed is not None and routed.route == self._meter.fields.get("route"):
+            return True
+        return _identity_of(model) == _identity_of(before)
 
     def _reaches(self, model: ServedModel) -> bool:
         """Whether the request can go there: a proxy that carries it takes it to replicas only."""

@@ -17,6 +17,7 @@ from shoal.api.tenant import TenantLogging
 from shoal.core.quota.month import PICO
 from shoal.core.redaction.content import Content
 from shoal.core.redaction.rules import compile_rules
+from shoal.core.routing.canary import CanaryHalt
 from shoal.requestlog.capture import Capture, CaptureBudget
 from shoal.signals.totals import TotalsFollower
 from tests.support import pictures
@@ -321,6 +322,57 @@ async def test_a_client_that_leaves_ends_its_fetch(tmp_path: Path) -> None:
         assert w.it.metric("shoal_gateway_media_fetches_total", outcome="given_up") == 1
         assert w.it.metric("shoal_gateway_rejected_total", reason="disconnected") == 1
         assert (await w.it.post(chat(DATA))).status == 200
+
+
+@pytest.mark.parametrize("becomes", ["weight 0", "gone", "halted", "deleted route"])
+async def test_a_route_whose_choice_changes_meanwhile_chooses_again(tmp_path: Path, becomes: str) -> None:
+    go = asyncio.Event()
+
+    async def waits(writer: asyncio.StreamWriter) -> None:
+        await go.wait()
+        await telling()(writer)
+
+    async with world(tmp_path, waits) as w:
+        it = w.it
+        llama = it.models["chat/llama"]
+        other = replace(llama, key="chat/other", uid="uid-other", claims=("other",), engine_name="o", facts=FACTS)
+        it.models["chat/other"] = other
+        it.pods["chat/llama-2"] = replica(2, model=other)
+        it.ports["pod-2"] = it.ports["pod-1"]
+        it.tenants["acme"] = tenant(models=["chat/llama", "chat/other"], limits={"concurrentRequests": 1})
+        canary = {"canary": {"target": target("llama"), "percent": 100}} if becomes == "halted" else {}
+        put(it, {"targets": [target("other")], **canary} if canary else {"targets": [target("llama")]})
+        it.hear(2)
+        post = asyncio.create_task(it.post(chat(URL, model="front")))
+        async with asyncio.timeout(30):
+            while not w.host.asked:
+                await asyncio.sleep(0.01)
+        if becomes == "halted":
+            (rule,) = it.routes["chat/front"].rules
+            assert rule.canary is not None
+            it.app.canaries.heard({rule.canary.revision: CanaryHalt("Errors", 3, 20)})
+        elif becomes == "deleted route":
+            it.routes.clear()
+        elif becomes == "gone":
+            put(it, {"targets": [target("llama"), target("other")]})
+            del it.models["chat/llama"]
+        else:
+            put(it, {"targets": [target("llama", 0), target("other")]})
+        it.changed()
+        go.set()
+        response = await post
+        if becomes == "deleted route":
+            assert response.status == 404
+            assert not w.engine.requests
+        else:
+            assert response.status == 200, await response.text()
+            (sent,) = w.engine.requests
+            assert (sent.body["model"], sent.body["messages"][0]["content"][1]["image_url"]["url"]) == ("o", DATA)
+            (record,) = await it.records()
+            assert (record.data.model, record.data.route) == ("chat/other", "chat/front")
+            assert record.data.images == 1
+        await w.idle()
+        assert w.account().in_flight == 0
 
 
 async def test_a_key_that_was_taken_back_meanwhile_sends_nothing(tmp_path: Path) -> None:
