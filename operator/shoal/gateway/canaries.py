@@ -41,13 +41,14 @@ class Canaries:
         """Whether no request may go to the canary."""
         return canary.halted or canary.revision in self._halts
 
-    def ended(self, canary: DeclaredCanary, meter: Meter) -> None:
-        """A request to the canary has ended, or went on to another target."""
+    def ended(self, canary: DeclaredCanary, meter: Meter, *, doubtful: bool = False) -> None:
+        """A request to the canary has ended, or went on to another target. `doubtful`: if it failed, it may be the
+        reason itself."""
         if self.is_halted(canary) or canary.revision not in self._canaries:
             return
         window = self._window(canary)
         ttft = meter.seconds_to_first_byte if meter.fields["stream"] else None
-        halt = window.note(meter.outcome, ttft)
+        halt = window.note(meter.outcome, ttft, doubtful=doubtful)
         self._counts.put(canary.revision, window.counts)
         self._judged(canary, halt)
 

@@ -11,12 +11,12 @@ import structlog
 
 from shoal.api.names import HEADER_HOPS
 from shoal.core.fields.table import EMBEDDINGS
-from shoal.core.routing.external import retry_after_of
+from shoal.core.routing.external import cause_of, retry_after_of
 from shoal.core.routing.resolve import ServedExternal
 from shoal.engine.wire import EngineCall
 from shoal.gateway.accepted import AcceptedRequest
 from shoal.gateway.externals import ExternalUnusable
-from shoal.gateway.externalwire import ExternalRewriter, ExternalWire, retried
+from shoal.gateway.externalwire import DECLINED, ExternalRewriter, ExternalWire
 from shoal.gateway.relay import AnswerRelay, Retry
 from shoal.gateway.upstream import (
     Aborted,
@@ -62,7 +62,7 @@ class ExternalDispatch:
         app, request, meter = self._app, self._request, self._meter
         key = request.prepared.model.key
         try:
-            async with app.externals.place(key, self._external):
+            async with app.externals.place(key, self._external, meter.tenant):
                 await self._attempt()
         except ExternalUnusable as unusable:
             app.metrics.external.labels(unusable.outcome).inc()
@@ -138,24 +138,29 @@ class ExternalDispatch:
             if retry.reason == "stalled":
                 text = "its external target did not answer in time"
                 raise ExternalUnusable("too_slow", text, sent=True) from None
+            if retry.reason == DECLINED:
+                raise ExternalUnusable("declined", "its external target declined this request") from None
             text = "its external target broke off, or failed"
             raise ExternalUnusable("lost", text, sent=retry.reason == "lost") from None
 
     async def _answered(self, answer: "_TimedAnswer", timer: "_Timer") -> None:
         app, request = self._app, self._request
-        key, status = request.prepared.model.key, answer.status
+        key, status, tenant = request.prepared.model.key, answer.status, self._meter.tenant
         if 300 <= status < 400:
             raise ExternalUnusable("redirect", "its external target redirects, and redirects are not followed")
         if status == 429 or status == 503:
             after = retry_after_of(answer.retry_after, datetime.now(UTC))
             raise ExternalUnusable("busy", "its external target takes no more requests now", retry_after=after)
-        if status in (401, 403):
+        if status == 401:
             raise ExternalUnusable("unauthorized", "its external target refuses the installation's key")
-        if retried(status) or (status != 200 and status < 400) or answer.encoding.lower() not in _IDENTITY:
+        cause = None if status == 200 else "target" if status < 400 else cause_of(status)
+        if cause == "either":
+            raise ExternalUnusable("declined", f"its external target declined this request with status {status}")
+        if cause == "target" or answer.encoding.lower() not in _IDENTITY:
             raise ExternalUnusable("failed", f"its external target answered with status {status}")
         if status != 200:
             self._meter.not_taken()
-            app.externals.answered(key, self._external)
+            app.externals.answered(key, self._external, tenant)
             app.metrics.external.labels("rejected").inc()
             error, token = await _error_of(answer), app.externals.token(self._external)
             if token is not None and token.encode() in error:
@@ -174,7 +179,7 @@ class ExternalDispatch:
             app.externals.failed(key, self._external)
             app.metrics.external.labels("broken").inc()
             return
-        app.externals.answered(key, self._external)
+        app.externals.answered(key, self._external, tenant)
         app.metrics.external.labels("answered").inc()
 
     def _began(self, timer: "_Timer") -> None:

@@ -9,7 +9,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -17,6 +17,7 @@ import structlog
 
 from shoal.api.config import ExternalHost
 from shoal.core.routing.external import (
+    DOUBTFUL,
     MOST_CREDENTIALS,
     Credential,
     TargetHealth,
@@ -59,6 +60,8 @@ class ExternalUnusable(Exception):
 @dataclass(slots=True)
 class _State:
     health: TargetHealth
+    declined: dict[str, TargetHealth] = field(default_factory=dict[str, TargetHealth])
+    """By tenant whose last requests it has declined."""
     running: int = 0
     failure: str | None = None
     """Outcome of the last request; None: it was answered, or there was none."""
@@ -176,17 +179,21 @@ class Externals:
         external = model.external
         return external is None or (self._rule(external) is not None and not self._token_problem(external))
 
-    def usable(self, model: ServedModel) -> bool:
-        """Whether a request would be sent there now."""
+    def usable(self, model: ServedModel, tenant: str) -> bool:
+        """Whether a request of the tenant would be sent there now."""
         external = model.external
         if external is None or not self.permitted(model):
             return False
         state = self._states.get((model.key, external))
-        return state is None or (not state.health.rests(self._loop.time()) and state.running < external.most)
+        if state is None:
+            return True
+        now, own = self._loop.time(), state.declined.get(tenant)
+        rests = state.health.rests(now) or (own is not None and own.rests(now))
+        return not rests and state.running < external.most
 
     @asynccontextmanager
-    async def place(self, key: str, external: ServedExternal) -> AsyncGenerator[None]:
-        """Counts a request to a target, and notes how it went: the body raises ExternalUnusable if it failed.
+    async def place(self, key: str, external: ServedExternal, tenant: str) -> AsyncGenerator[None]:
+        """Counts a tenant's request to a target, and notes how it went: the body raises ExternalUnusable if it failed.
 
         Raises:
             ExternalUnusable: nothing may be sent there now.
@@ -199,6 +206,10 @@ class Externals:
         if state.running >= external.most:
             text = "its external target has as many requests as it may get"
             raise ExternalUnusable("full", text, retry_after=2.0, failure=False)
+        own = state.declined.get(tenant)
+        if own is not None and (rest := own.take(self._loop.time())):
+            text = "its external target declined your last requests"
+            raise ExternalUnusable("resting_for_tenant", text, retry_after=rest, failure=False)
         if rest := state.health.take(self._loop.time()):
             text = "its external target failed repeatedly, or asked for a pause"
             raise ExternalUnusable("resting", text, retry_after=rest, failure=False)
@@ -208,16 +219,20 @@ class Externals:
         except ExternalUnusable as unusable:
             if unusable.failure:
                 state.note(self._loop.time(), unusable.outcome)
-            if unusable.failure and state.health.failed(self._loop.time(), unusable.retry_after):
+            if unusable.outcome in DOUBTFUL and unusable.failure:
+                if state.declined.setdefault(tenant, TargetHealth()).failed(self._loop.time()):
+                    log.warning("an external target declines a tenant's requests", target=key, tenant=tenant)
+            elif unusable.failure and state.health.failed(self._loop.time(), unusable.retry_after):
                 log.warning("an external target fails repeatedly", target=key, reason=unusable.outcome)
             raise
         finally:
             state.running -= 1
 
-    def answered(self, key: str, external: ServedExternal) -> None:
-        """The target has answered a request."""
+    def answered(self, key: str, external: ServedExternal, tenant: str) -> None:
+        """The target has answered a request of the tenant."""
         if (state := self._states.get((key, external))) is None:
             return
+        state.declined.pop(tenant, None)
         state.note(self._loop.time(), None)
         if state.health.answered():
             log.info("an external target answers again", target=key)

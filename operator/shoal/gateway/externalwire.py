@@ -9,10 +9,13 @@ import orjson
 
 from shoal.core.enginedifferences import NONE, EngineDifferences
 from shoal.core.fields.check import FORWARDED
+from shoal.core.routing.external import cause_of
 from shoal.engine.wire import AnswerGarbled, EngineCall, NotHere, Ranking, ReadAcceptedDrafts, Rewriter
 from shoal.gateway.body import Parsed
 from shoal.net.errors import ApiError
 
+DECLINED: Final = "declined"
+"""Reason of a retry: the target declines the request, for a reason that may be in the request."""
 _MODEL_FIELD: Final = re.compile(rb'"model":\s*"(?:[^"\\]|\\.)*"')
 _BYTES_PER_TOKEN: Final = 4
 _NOTHING: Final[Mapping[str, frozenset[str]]] = MappingProxyType({})
@@ -150,16 +153,11 @@ class ExternalWire:
         return None
 
     def elsewhere(self, status: int, error: bytes, adapter: bool) -> str | None:
-        return "unavailable" if retried(status) else None
+        cause = cause_of(status)
+        return None if cause == "request" else "unavailable" if cause == "target" else DECLINED
 
     def plain_error(self, error: bytes) -> bytes:
         return error
 
     def reshape(self, call: EngineCall, answer: object, ranking: Ranking) -> tuple[dict[str, Any], int | None]:
         raise AnswerGarbled("an external target's answer is passed on as it is")
-
-
-def retried(status: int) -> bool:
-    """Whether an error says nothing of the request itself, but of the target: its key, its name of the model, its
-    load."""
-    return status >= 500 or status in (401, 402, 403, 404, 405, 407, 408, 409, 425, 429)

@@ -25,7 +25,7 @@ from shoal.core.layers import refusals
 from shoal.core.nativeapi import NativeApi
 from shoal.core.routing.affinity import SHARED, conversation_of, prefix_space, prompt_of
 from shoal.core.routing.cost import CostConditions, PricedRequest, Trigger, decide_by_cost
-from shoal.core.routing.external import MOST_HOPS, hops_of
+from shoal.core.routing.external import DOUBTFUL, MOST_HOPS, hops_of
 from shoal.core.routing.prefixes import points_of
 from shoal.core.routing.resolve import ServedModel
 from shoal.core.routing.reuse import Prompt
@@ -212,6 +212,7 @@ class GatewayRequest:
         "_cost_note",
         "_dialect",
         "_direct",
+        "_doubtful",
         "_draw",
         "_engine_path",
         "_headers",
@@ -256,6 +257,8 @@ class GatewayRequest:
         self._body_bytes = 0
         self._canary: DeclaredCanary | None = None
         """The request goes to this canary."""
+        self._doubtful = False
+        """If it fails there, it may be the reason itself."""
         self._draw: float | None = None
         """The random number by which a route chooses: one for the whole request, however often it is prepared."""
         self._routed: _Routed | None = None
@@ -503,7 +506,7 @@ class GatewayRequest:
                 if self._hops >= MOST_HOPS:
                     waiting.append(ref)
                     continue
-                if not app.externals.usable(model):
+                if not app.externals.usable(model, identity.tenant):
                     if needs_replica:
                         waiting.append(ref)
                     continue
@@ -538,7 +541,7 @@ class GatewayRequest:
         app, meter = self._app, self._meter
         if self._canary is not None:
             meter.outcome = "refused"
-            app.canaries.ended(self._canary, meter)
+            app.canaries.ended(self._canary, meter, doubtful=self._doubtful)
             self._canary = None
         app.metrics.fallbacks_taken.labels(reason).inc()
         meter.reroute(prepared.model)
@@ -614,7 +617,7 @@ class GatewayRequest:
         """Whether a fallback could take the request now."""
         app = self._app
         if model.external is not None:
-            return self._hops < MOST_HOPS and app.externals.usable(model)
+            return self._hops < MOST_HOPS and app.externals.usable(model, self._meter.tenant)
         return app.holds.dead_end(model) is None and bool(app.fleet.usable(app.directory.snapshot, model))
 
     def _fits(self, identity: KeyIdentity, request: PricedRequest) -> bool:
@@ -952,6 +955,7 @@ class GatewayRequest:
                     except FellBack as left:
                         former, prepared, why, reason = prepared.model, left.prepared, left.why, "wait"
                     except ApiError as error:
+                        self._doubtful = error.outcome in DOUBTFUL
                         if error.code not in _REFUSED_BY_TARGET or meter.first_byte is not None:
                             raise
                         following = await self._fall_back(needs_replica=False)
@@ -979,6 +983,7 @@ class GatewayRequest:
             )
         except TimeoutError:
             meter.outcome = "failed"
+            self._doubtful = True  # a long prompt, or a long answer
             await self._send_error(_took_too_long(deadline, bounding), prepared.model)
         except ApiError as error:
             meter.outcome = meter.outcome or ("rejected" if error.status < 500 else "failed")
@@ -993,7 +998,7 @@ class GatewayRequest:
                 meter.outcome = "failed"
             app.spool.put(meter.final_row())
             if self._canary is not None:
-                app.canaries.ended(self._canary, meter)
+                app.canaries.ended(self._canary, meter, doubtful=self._doubtful)
             if (logged := self._reply.log) is not None:
                 self._reply.log = None
                 app.logs.logger.end(logged, meter, app.directory.snapshot.keys.get(self._key_hash))

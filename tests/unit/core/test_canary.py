@@ -48,6 +48,32 @@ def test_late_answers_halt_it_when_they_are_more_than_half():
         assert window.note("answered", 9.0 if number % 2 else 0.1) is None
 
 
+def test_failures_that_the_requests_may_have_caused_count_only_where_none_is_answered():
+    window = CanaryWindow(LIMITS)
+    for _ in range(5):
+        assert all(window.note("refused", None, doubtful=True) is None for _ in range(19))
+        assert window.note("answered", None) is None
+    assert window.counts == CanaryCounts(5), "one tenant's prompts halt it for nobody"
+    halts = [window.note("refused", None, doubtful=True) for _ in range(20)]
+    assert halts == [None] * 19 + [CanaryHalt("Errors", 20, 20)]
+
+
+def test_an_answer_at_another_gateway_says_that_the_canary_works():
+    window = CanaryWindow(LIMITS)
+    for _ in range(19):
+        window.note("refused", None, doubtful=True)
+    assert window.heard("peer", CanaryCounts(1, 1)) is None
+    assert window.heard("peer", CanaryCounts(2, 1)) is None
+    assert window.note("refused", None, doubtful=True) is None
+    assert window.note("refused", None, doubtful=True) is None
+
+
+def test_doubtful_requests_that_are_answered_or_rejected_count_as_others_do():
+    window = CanaryWindow(LIMITS)
+    assert [window.note(one, None, doubtful=True) for one in ("answered", "rejected", "cancelled")] == [None] * 3
+    assert window.counts == CanaryCounts(1)
+
+
 # --- several gateways -------------------------------------------------------------------------------------------------
 
 

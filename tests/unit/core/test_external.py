@@ -16,6 +16,7 @@ from shoal.core.routing.external import (
     Credential,
     ExternalProblem,
     TargetHealth,
+    cause_of,
     connectable,
     credential_id,
     credential_of,
@@ -215,3 +216,15 @@ def test_retry_after(value: bytes, seconds: float | None) -> None:
 )
 def test_hops_are_bounded_whatever_a_client_writes(header: bytes | None, hops: int) -> None:
     assert hops_of(header) == hops
+
+
+@pytest.mark.parametrize(
+    ("cause", "statuses"),
+    [
+        ("request", (400, 406, 411, 413, 415, 422, 431, 451)),
+        ("either", (402, 403, 404, 408, 409, 425)),
+        ("target", (401, 405, 407, 429, 500, 502, 503, 504, 529)),
+    ],
+)
+def test_what_an_error_is_about(cause: str, statuses: tuple[int, ...]) -> None:
+    assert {cause_of(status) for status in statuses} == {cause}

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from shoal.core.layers.externals import OUTCOMES
 from shoal.core.routing.external import FAILURES, Credential, connectable
 from shoal.gateway import externals
 from shoal.gateway.externals import Externals
-from tests.support.gateway import API_KEY, GatewayUnderTest, lines
+from tests.support.gateway import API_KEY, GatewayUnderTest, lines, tenant
 from tests.support.mediahost import Dns
 from tests.support.provider import (
     CHUNK,
@@ -199,13 +200,20 @@ async def test_what_the_provider_refuses_of_the_request_is_the_clients(tmp_path:
         assert (record.data.outcome, record.data.count_source) == ("rejected", "none")
 
 
+DECLINES = b'data: {"error":{"message":"flagged","code":403}}\n\n'
+
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 FAILING: list[tuple[str, Any, str]] = [
     ("500", whole(b"boom", "500 Internal Server Error"), "failed"),
     ("429", whole(b"{}", "429 Too Many Requests", retry_after="30"), "busy"),
     ("401", whole({"error": {"message": f"Incorrect API key {TOKEN}"}}, "401 Unauthorized"), "unauthorized"),
-    ("404", whole(b"{}", "404 Not Found"), "failed"),
+    ("402", whole(b"{}", "402 Payment Required"), "declined"),
+    ("403", whole(b"{}", "403 Forbidden"), "declined"),
+    ("404", whole(b"{}", "404 Not Found"), "declined"),
+    ("408", whole(b"{}", "408 Request Timeout"), "declined"),
+    ("409", whole(b"{}", "409 Conflict"), "declined"),
+    ("a stream whose first event declines", stream(DECLINES, DONE), "declined"),
     ("redirect", whole(b"", "302 Found", location="http://169.254.169.254/latest/meta-data"), "redirect"),
     ("compressed", whole(b"\x1f\x8b", content_encoding="gzip"), "failed"),
     ("no HTTP", whole(b"", "nonsense"), "lost"),
@@ -253,6 +261,34 @@ async def test_a_target_that_fails_repeatedly_is_not_asked_for_a_while(tmp_path:
             await ask(it, 503)
         await refused_at_rest(it)
         assert len(provider.heads) == 3
+
+
+async def flags(provider: Provider, writer: asyncio.StreamWriter) -> None:
+    """A provider that answers 403 to some prompts, and else as usual."""
+    flagged = "bad" in json.dumps(provider.bodies[-1])
+    await (whole(b"{}", "403 Forbidden") if flagged else whole())(writer)
+
+
+async def test_a_target_that_declines_one_tenants_prompts_rests_for_that_tenant_only(tmp_path: Path) -> None:
+    """A provider objects to what the tenant acme asks for."""
+    provider, engine = Provider(), ScriptedEngine()
+    provider.answer = functools.partial(flags, provider)
+    bad = {**CHAT, "messages": [{"role": "user", "content": "bad"}]}
+    async with beside(tmp_path, provider, engine, WITH_FALLBACK) as it:
+        it.tenants["globex"] = tenant("globex", "sk-test-globex", routes=[{"namespace": "chat"}])
+        it.changed()
+        for _ in range(5):
+            assert (await it.post(bad)).status == 200
+        assert (len(provider.heads), len(engine.requests)) == (3, 5), "after three it is not asked, and the fallback is"
+        assert it.metric("shoal_gateway_external_requests_total", outcome="declined") == 3
+        assert it.metric("shoal_gateway_external_requests_total", outcome="resting_for_tenant") == 2
+        for _ in range(2):
+            assert (await it.post(CHAT, key="sk-test-globex")).status == 200
+        assert (len(provider.heads), len(engine.requests)) == (5, 5)
+        (state,) = it.app.externals._states.values()  # pyright: ignore[reportPrivateUsage]
+        state.declined["acme"]._until = 0.0  # pyright: ignore[reportPrivateUsage] - its rest is over
+        assert (await it.post(CHAT)).status == 200
+        assert not state.declined, "an answer ends it"
 
 
 async def test_the_log_says_once_that_a_target_fails_and_that_it_answers_again(
@@ -333,6 +369,26 @@ async def test_a_canary_outside_halts_itself(tmp_path: Path) -> None:
         assert len(it.app.canaries.halts) == 1
         assert len(provider.heads) == 2, "more than a tenth of ten failed"
         assert len(engine.requests) == 4
+
+
+@pytest.mark.parametrize("others", [True, False])
+async def test_prompts_that_a_provider_declines_halt_its_canary_only_where_nobody_is_answered(
+    tmp_path: Path, others: bool
+) -> None:
+    provider, engine = Provider(), ScriptedEngine()
+    provider.answer = functools.partial(flags, provider)
+    canary = {"target": {"external": {"name": "outside"}}, "percent": 100, "haltOn": {"minRequests": 10}}
+    rule = {"targets": [target("llama")], "canary": canary, "fallback": {"targets": [target("llama")]}}
+    bad = {**CHAT, "messages": [{"role": "user", "content": "bad"}]}
+    async with beside(tmp_path, provider, engine, rule) as it:
+        it.tenants["globex"] = tenant("globex", "sk-test-globex", routes=[{"namespace": "chat"}])
+        it.changed()
+        for number in range(30):
+            if others and number % 9 == 8:
+                assert (await it.post(CHAT, key="sk-test-globex")).status == 200
+            assert len(it.app.canaries.halts) == (0 if others or number < 10 else 1)
+            assert (await it.post(bad)).status == 200
+        assert len(it.app.canaries.halts) == (0 if others else 1)
 
 
 # --- sent once --------------------------------------------------------------------------------------------------------

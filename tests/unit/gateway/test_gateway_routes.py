@@ -400,6 +400,34 @@ async def test_clients_that_send_nonsense_do_not_halt_a_canary(tmp_path: Path):
         assert not it.app.canaries.halts
 
 
+async def test_answers_that_take_longer_than_the_limit_halt_a_canary_only_where_none_is_in_time(tmp_path: Path):
+    """A tenant asks for very long answers. The limit of the route ends them."""
+
+    async def slow(request: EngineRequest) -> None:
+        if "long" in json.dumps(request.body):
+            await request.gone.wait()
+            return
+        await serve_normally(request)
+
+    long = [{"role": "user", "content": "long"}]
+    async with two_models(tmp_path, ScriptedEngine(), ScriptedEngine(slow), CANARY) as it:
+        it.models["chat/other"] = dataclasses.replace(it.models["chat/other"], request_seconds=0.05)
+        it.changed()
+        for number in range(14):
+            if number % 7 == 6:
+                it.models["chat/other"] = dataclasses.replace(it.models["chat/other"], request_seconds=60.0)
+                it.changed()
+                await ask(it)
+                it.models["chat/other"] = dataclasses.replace(it.models["chat/other"], request_seconds=0.05)
+                it.changed()
+            await ask(it, 504, messages=long)
+        for _ in range(8):
+            await ask(it, 504, messages=long)
+        assert not it.app.canaries.halts
+        await ask(it, 504, messages=long)
+        assert len(it.app.canaries.halts) == 1, "ten in a row: it answers nobody"
+
+
 # --- fallbacks --------------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from typing import Final, Literal, NamedTuple
 
 FAILED: Final = frozenset({"failed", "refused", "expired"})
 """Outcomes that count against a canary. What the engine rejects (4xx) does not: the client's mistake would halt the
-canary for all. Neither does a request whose client left."""
+canary for all. Neither does a request whose client left, and a doubtful one only where none is answered."""
 
 MOST_PEERS: Final = 256
 """Processes of other gateways whose counts are remembered: several restarts of as many gateways as can listen to each
@@ -104,23 +104,34 @@ class _Last:
 class CanaryWindow:
     """The last requests of one canary, as one gateway knows of them."""
 
-    __slots__ = ("_limits", "_peers", "_requests", "_streams", "counts")
+    __slots__ = ("_doubtful", "_limits", "_peers", "_requests", "_streams", "counts")
 
     def __init__(self, limits: HaltLimits) -> None:
         self.counts = CanaryCounts()
         """This gateway's own."""
         self._limits = limits
         self._requests, self._streams = _Last(limits.min_requests), _Last(limits.min_requests)
+        self._doubtful = 0
+        """Doubtful requests since the last one that was answered."""
         self._peers: dict[str, CanaryCounts] = {}
         """The last counts of other gateways, by boot id of the process: the latest ones are at the end."""
 
-    def note(self, outcome: str | None, ttft_seconds: float | None) -> CanaryHalt | None:
+    def note(self, outcome: str | None, ttft_seconds: float | None, *, doubtful: bool = False) -> CanaryHalt | None:
         """Notes an ended request, and returns why the canary is halted now; None: it is not. `outcome`: as in usage
         records (metering/record.py); `ttft_seconds`: of a stream, from acceptance to the first byte; None: the answer
-        is no stream, or never began."""
-        if outcome in FAILED:
+        is no stream, or never began.
+
+        `doubtful`: the request may be the reason that it failed. So one tenant's prompts could halt the canary for all.
+        Such failures count only when there are `min_requests` of them and none was answered meanwhile."""
+        if outcome in FAILED and doubtful:
+            self._doubtful += 1
+            if self._doubtful < (most := self._limits.min_requests):
+                return None
+            one, self._doubtful = CanaryCounts(most, most), 0
+        elif outcome in FAILED:
             one = CanaryCounts(1, 1)
         elif outcome == "answered":
+            self._doubtful = 0
             limit = self._limits.ttft_seconds
             if ttft_seconds is None or limit is None:
                 one = CanaryCounts(1)
@@ -141,7 +152,10 @@ class CanaryWindow:
         self._peers[boot] = counts
         if len(self._peers) > MOST_PEERS:
             del self._peers[next(iter(self._peers))]
-        return self._add(counts.since(before))
+        more = counts.since(before)
+        if more.requests > more.failed:
+            self._doubtful = 0
+        return self._add(more)
 
     def _add(self, more: CanaryCounts) -> CanaryHalt | None:
         failed, slow = self._requests, self._streams

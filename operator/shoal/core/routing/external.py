@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from shoal.api import reasons
@@ -39,6 +39,10 @@ LONGEST_REST_SECONDS: Final = 60.0
 MOST_HOPS: Final = 2
 """Gateways of Shoal that may send one request on to external targets: one before a gateway that asks a provider. A
 third would do so only where routes of several clusters form a circle."""
+DOUBTFUL: Final = frozenset({"declined", "resting_for_tenant"})
+"""Outcomes of requests that may themselves be the reason, and not the target."""
+_OF_TARGET: Final = frozenset({401, 405, 407, 429})
+_OF_EITHER: Final = frozenset({402, 403, 404, 408, 409, 425})
 _KEY_PREFIXES: Final = {"Bearer": "authorization: Bearer ", "ApiKey": "api-key: ", "XApiKey": "x-api-key: "}
 _ABLE: Final[Mapping[str, Capability]] = {
     "/v1/chat/completions": "generate",
@@ -236,9 +240,19 @@ def _is_token(text: str) -> bool:
 # --- when not -------------------------------------------------------------------------------------------------------
 
 
+def cause_of(status: int) -> Literal["target", "request", "either"]:
+    """What an error of an external target is about. `target`: its key, its limits, its state. `request`: what the
+    client sent. `either`: providers answer so where the key has no rights, no credit or no such model, and also where
+    they object to a prompt, or where no model of theirs does what the request asks for."""
+    if status in _OF_EITHER:
+        return "either"
+    return "target" if status >= 500 or status in _OF_TARGET else "request"
+
+
 class TargetHealth:
     """The last failures of one external target at one gateway. After a few in a row it rests, so that requests go to a
-    fallback at once and not after a timeout each; then one request at a time tries it."""
+    fallback at once and not after a timeout each; then one request at a time tries it. Answers of which the cause may
+    be the request are kept apart, for each tenant: they let the target rest for that tenant only."""
 
     __slots__ = ("_failures", "_until")
 
