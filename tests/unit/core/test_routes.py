@@ -188,6 +188,33 @@ def test_all_turns_of_a_conversation_have_one_beginning():
     assert conversation_of({"messages": ["no object"]}) is None
 
 
+def in_parts(*texts: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"system": "x" * 5000 + "a"}, {"system": "x" * 5000 + "b"}),
+        ({"user": "document " * 10_000 + "Who?"}, {"user": "document " * 10_000 + "When?"}),
+        ({"user": in_parts("the document", "Who?")}, {"user": in_parts("the document", "When?")}),
+        ({"system": in_parts("be brief", "a")}, {"system": in_parts("be brief", "b")}),
+    ],
+    ids=["end of the system prompt", "end of the message", "second part", "second part of the system prompt"],
+)
+def test_conversations_that_differ_late_in_their_beginning_are_two(one: dict[str, Any], other: dict[str, Any]):
+    def made(changed: dict[str, Any]) -> str | None:
+        said: dict[str, Any] = {"system": "be brief", "user": "hi", **changed}
+        return conversation_of({"messages": [{"role": role, "content": content} for role, content in said.items()]})
+
+    assert made(one) == made(dict(one)) != made(other)
+
+
+def test_a_conversation_of_odd_content_has_a_beginning():
+    for content in (None, 7, [None, 3, {"text": 4}, {"type": "image_url"}], "\ud800", {"text": "x"}):
+        assert conversation_of({"messages": [{"role": "user", "content": content}]}) is not None
+
+
 # --- who may use it, and whose its names are --------------------------------------------------------------------------
 
 
