@@ -2,6 +2,9 @@
 
 A request is one `bytes` object (`HEAD`, and its marks) of 100 to 250 bytes, which the garbage collector need not
 follow. The sample has a bound in requests; Models share it, and a busy Model does not displace the requests of others.
+
+Times are kept by `time.monotonic`, and become times of day when they are read: a clock that is set must not make
+requests look older or newer than they are.
 """
 
 import struct
@@ -18,6 +21,8 @@ from shoal.metering.meter import Meter
 
 _MOST_CLASSES: Final = 255
 _ADMITTED: Final = struct.Struct("<d")
+_SET_SECONDS: Final = 1.0
+"""By so much the clock has to differ from before to count as one that was set."""
 _LONGEST: Final = UNKNOWN - 1
 """Milliseconds, and tokens."""
 
@@ -25,7 +30,7 @@ _LONGEST: Final = UNKNOWN - 1
 @dataclass(slots=True)
 class _ModelSample:
     since: float
-    """Seconds since 1970: from then on all requests are here."""
+    """From then on all requests are here (`time.monotonic`)."""
     requests: deque[bytes] = field(default_factory=deque[bytes])
 
 
@@ -35,11 +40,17 @@ class TrafficSample:
     def __init__(self, most: int, now: float | None = None) -> None:
         self.most = most
         self.classes: list[str] = []
-        self.began = time.time() if now is None else now
-        """Seconds since 1970: from then on requests were kept, also of Models of which there are none."""
+        self._ahead = time.time() - time.monotonic()
+        """The clock less `time.monotonic`."""
+        self._began = time.monotonic() if now is None else now - self._ahead
         self._models: dict[str, _ModelSample] = {}
         self._count = 0
         self._largest = ""
+
+    @property
+    def began(self) -> float:
+        """Seconds since 1970: from then on requests were kept, also of Models of which there are none."""
+        return self._began + self._clock_ahead()
 
     def __len__(self) -> int:
         return self._count
@@ -59,7 +70,7 @@ class TrafficSample:
             flags |= ADAPTER_KNOWN if missed else ADAPTER_KNOWN | ADAPTER_RESIDENT
         marks = prepared.marks
         head = HEAD.pack(
-            meter.admitted_at,
+            time.monotonic() - seconds,
             _milliseconds(seconds - meter.seconds_at_replica),
             UNKNOWN if first is None else _milliseconds(first),
             _milliseconds(seconds),
@@ -77,7 +88,7 @@ class TrafficSample:
     def _put(self, model: str, kept: bytes) -> None:
         sample = self._models.get(model)
         if sample is None:
-            sample = self._models[model] = _ModelSample(self.began)
+            sample = self._models[model] = _ModelSample(self._began)
         sample.requests.append(kept)
         self._count += 1
         if self._count > self.most:
@@ -98,7 +109,7 @@ class TrafficSample:
         sample.since = max(sample.since, admitted(dropped))
         if not sample.requests:
             # What comes later would look complete from the beginning.
-            self.began = max(self.began, sample.since)
+            self._began = max(self._began, sample.since)
             del self._models[victim]
 
     def _class(self, name: str | None) -> int:
@@ -116,10 +127,10 @@ class TrafficSample:
         yield from list(self._models)
 
     def newest(self, model: str, since: float, most: int) -> tuple[float, list[bytes]]:
-        """From when on the requests are complete, and the newest of them, oldest first."""
-        sample = self._models.get(model)
+        """From when on the requests are complete, and the newest of them, oldest first. Times in seconds since 1970."""
+        sample, ahead = self._models.get(model), self._clock_ahead()
         if sample is None:
-            return self.began, []
+            return self._began + ahead, []
         found: list[bytes] = []
         complete = sample.since
         for kept in reversed(sample.requests):
@@ -127,14 +138,21 @@ class TrafficSample:
             if len(found) >= most:
                 complete = max(complete, at)
                 break
-            if at >= since:
-                found.append(kept)
+            if at + ahead >= since:
+                found.append(_ADMITTED.pack(at + ahead) + kept[_ADMITTED.size :])
         found.reverse()
-        return complete, found
+        return complete + ahead, found
+
+    def _clock_ahead(self) -> float:
+        """The clock less `time.monotonic`; the same number until the clock is set."""
+        ahead = time.time() - time.monotonic()
+        if abs(ahead - self._ahead) > _SET_SECONDS:
+            self._ahead = ahead
+        return self._ahead
 
 
 def admitted(kept: bytes) -> float:
-    """When a request was admitted, in seconds since 1970."""
+    """When a request was admitted (`time.monotonic`)."""
     at: float = _ADMITTED.unpack_from(kept)[0]
     return at
 

@@ -160,11 +160,6 @@ class Meter:
         return self._base
 
     @property
-    def admitted_at(self) -> float:
-        """Seconds since 1970."""
-        return self._admitted.timestamp()
-
-    @property
     def seconds(self) -> float:
         return time.monotonic() - self._started
 

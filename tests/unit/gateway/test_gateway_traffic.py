@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, cast
@@ -291,6 +292,32 @@ def test_what_was_dropped_is_not_taken_for_complete() -> None:
     assert len(found) == 3
     assert list(sample.models()) == [MODEL.key]
     assert sample.newest("chat/none", 0.0, 3) == (0.0, [])
+
+
+@pytest.mark.parametrize("jump", [86_400.0, -86_400.0, 10.0**9], ids=["a day ahead", "a day back", "far ahead"])
+@pytest.mark.parametrize("lasts", [False, True], ids=["for a while", "for good"])
+def test_a_clock_that_is_set_loses_nothing_of_what_is_kept(
+    monkeypatch: pytest.MonkeyPatch, jump: float, lasts: bool
+) -> None:
+    clock, off = time.time, [0.0]
+    monkeypatch.setattr("shoal.gateway.traffic.time.time", lambda: clock() + off[0])
+    sample = TrafficSample(100)
+    for number in range(100):
+        kept(sample, MODEL.key, number)
+    off[0] = jump
+    for number in range(100, 140):
+        kept(sample, MODEL.key, number)
+    if not lasts:
+        off[0] = 0.0
+    for number in range(140, 160):
+        kept(sample, MODEL.key, number)
+    now = clock() + off[0]
+    since, found = sample.newest(MODEL.key, now - 3600, 1000)
+    times = [TrafficRow(*HEAD.unpack_from(each)).admitted for each in found]
+    assert len(found) == 100
+    assert now - 60 < since <= times[0] <= times[-1] <= now + 1
+    assert now - 60 < sample.began <= now + 1
+    assert times == sorted(times)
 
 
 def test_rows_that_are_not_in_the_layout_are_refused() -> None:
