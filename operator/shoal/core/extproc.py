@@ -185,6 +185,8 @@ class Conversation:
         ProtocolBroken."""
         if self.state is State.ENDED:
             return
+        if self.state is State.FORWARDED:
+            raise ProtocolBroken("the body of an answer came without its head: response_header_mode has to be SEND")
         if self.state not in (State.ANSWERED, State.ANSWERING) or self._answer_done:
             raise ProtocolBroken("a part of an answer where none is due")
         self._answer_done = last

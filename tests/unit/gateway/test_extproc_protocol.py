@@ -284,6 +284,32 @@ async def test_a_message_out_of_order_ends_the_request_and_leaves_one_record(tmp
         assert len(await it.it.records()) == 1
 
 
+@pytest.mark.parametrize("shown", ["nothing", "the head", "the body"])
+async def test_a_proxy_that_does_not_say_its_modes_passes_on_no_answer_that_it_does_not_show(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], shown: str
+) -> None:
+    """Envoy says in its first message how it sends bodies (`protocol_config`). Others do not have to."""
+    async with picker(tmp_path, engines=1) as it:
+        caller = Caller(it.channel)
+        await caller.ask()
+        await caller.picked()
+        said = pb.ProcessingRequest()
+        if shown == "the head":
+            said.response_headers.headers.headers.add(key=":status", raw_value=b"200")
+            said.response_headers.headers.headers.add(key="content-type", raw_value=b"application/json")
+        elif shown == "the body":
+            said.response_body.CopyFrom(pb.HttpBody(body=b'{"choices":[]}', end_of_stream=True))
+        if shown != "nothing":
+            await caller.call.write(said)
+        await caller.call.done_writing()
+        async with asyncio.timeout(20):
+            while (heard := await caller.call.read()) is not _END:
+                assert heard.WhichOneof("response") not in ("response_headers", "response_body")
+        (record,) = await it.it.records()
+        assert record.data.outcome == "cancelled"
+    assert ("response_header_mode has to be SEND" in capsys.readouterr().out) is (shown == "the body")
+
+
 async def test_a_body_that_does_not_come_is_refused_in_time(tmp_path: Path) -> None:
     async with picker(tmp_path, engines=1, body_seconds=0.2) as it:
         caller = Caller(it.channel)
