@@ -983,7 +983,8 @@ class GatewayRequest:
             )
         except TimeoutError:
             meter.outcome = "failed"
-            self._doubtful = True  # a long prompt, or a long answer
+            # A long answer. A stream that has not begun says that nothing answers.
+            self._doubtful = not prepared.stream or meter.first_byte is not None
             await self._send_error(_took_too_long(deadline, bounding), prepared.model)
         except ApiError as error:
             meter.outcome = meter.outcome or ("rejected" if error.status < 500 else "failed")

@@ -428,6 +428,20 @@ async def test_answers_that_take_longer_than_the_limit_halt_a_canary_only_where_
         assert len(it.app.canaries.halts) == 1, "ten in a row: it answers nobody"
 
 
+async def test_streams_that_do_not_begin_halt_a_canary_at_once(tmp_path: Path):
+    async def hangs(request: EngineRequest) -> None:
+        await request.gone.wait()
+
+    async with two_models(tmp_path, ScriptedEngine(), ScriptedEngine(hangs), CANARY) as it:
+        it.models["chat/other"] = dataclasses.replace(it.models["chat/other"], request_seconds=0.05)
+        it.changed()
+        for _ in range(2):
+            await ask(it, 504, stream=True)
+        assert not it.app.canaries.halts
+        await ask(it, 504, stream=True)
+        assert len(it.app.canaries.halts) == 1
+
+
 # --- fallbacks --------------------------------------------------------------------------------------------------------
 
 
