@@ -1,5 +1,6 @@
 """Text to tokens and back on every engine: its HTTP process answers, and no scheduler hears of it."""
 
+import json
 from typing import Any
 
 import pytest
@@ -37,6 +38,19 @@ async def test_messages_become_the_tokens_that_a_chat_has(any_client: Client):
     assert counted.json["count"] == chat.json["usage"]["prompt_tokens"]
     plain = await tokens_of(any_client, messages=[USER], add_generation_prompt=False)
     assert plain.json["count"] == counted.json["count"] - 1
+
+
+async def test_an_answer_that_is_begun_is_continued(any_client: Client):
+    """A gateway relies on it for Anthropic's API. Without the field SGLang takes the text for the user's."""
+    begun = {"role": "assistant", "content": "hello there"}
+    turns = [USER, begun]
+    opened = (await tokens_of(any_client, messages=[USER])).json["tokens"]
+    text = (await tokens_of(any_client, prompt="hello there", add_special_tokens=False)).json["tokens"]
+    more: dict[str, Any] = {"continue_final_message": True}
+    more |= json.loads(b'{"model":"%b"%b}' % (SERVED.encode(), any_client.words.wire.added(TOKENIZE, more) or b""))
+    assert (await tokens_of(any_client, messages=turns, **more)).json["tokens"] == [*opened, *text]
+    chat = await any_client.post("/v1/chat/completions", {"messages": turns, "max_tokens": 1, **more})
+    assert chat.json["usage"]["prompt_tokens"] == len(opened) + len(text)
 
 
 async def test_nothing_of_it_is_counted(any_client: Client):

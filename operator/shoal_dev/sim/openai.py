@@ -77,13 +77,16 @@ class OpenAI:
             what = "required" if request.tool_choice == "required" else "a specific tool"
             raise RefusedError(400, p.error_body(f"Tools cannot be empty if tool choice is set to {what}."))
         tools = [tool.model_dump(exclude_none=True) for tool in request.tools or []]
-        messages = [{"role": m.role, "content": m.text()} for m in request.messages]
+        messages, begun = p.without_begun(
+            [{"role": m.role, "content": m.text()} for m in request.messages], continues=request.continue_final_message
+        )
         try:
             prompt = self._engine.model.chat_prompt(messages, tools or None)
         except ValueError as error:
             raise RefusedError(400, p.error_body(str(error), kind="BadRequest")) from None
+        tokens = tuple(self._encode(prompt) + self._encode(begun))
         limit = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
-        job = self._job(request, [tuple(self._encode(prompt))], limit, request.temperature, request.top_p)
+        job = self._job(request, [tokens], limit, request.temperature, request.top_p)
         await self._run(exchange, job, _ChatWriter)
 
     async def completions(self, exchange: Exchange) -> None:

@@ -107,6 +107,16 @@ class ChatRequest(_Generation):
     top_p: float | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["auto", "required", "none"] | dict[str, Any] = "auto"
+    continue_final_message: bool = False
+
+
+def without_begun(messages: list[dict[str, Any]], *, continues: bool) -> tuple[list[dict[str, Any]], str]:
+    """The messages of a chat, and the text with which the answer begins. SGLang ends no chat with what the assistant
+    said: the last message is that text, or else the user's."""
+    if not messages or messages[-1]["role"] != "assistant":
+        return messages, ""
+    *before, last = messages
+    return (before, last["content"]) if continues else ([*before, {**last, "role": "user"}], "")
 
 
 class EmbeddingRequest(BaseModel):
@@ -158,6 +168,7 @@ class TokenizeRequest(BaseModel):
     tools: list[Tool] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
 
     @model_validator(mode="after")
     def _one(self) -> "TokenizeRequest":

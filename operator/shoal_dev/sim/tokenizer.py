@@ -15,6 +15,7 @@ _PLAIN_TEMPLATE: Final = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+_CONTINUED: Final = "CONTINUE_FINAL_MESSAGE_TAG"
 _WORD = re.compile(r"<\|\w+\|>|\s?\w+|\s?[^\w\s]|\s+")
 
 
@@ -153,6 +154,13 @@ class ModelFolder:
             )
         except TemplateError as error:
             raise ValueError(str(error)) from None
+
+    def continued_prompt(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+        """Renders the chat template up to the end of the last message's text, as transformers does. Raises ValueError
+        if the template leaves the text out."""
+        *before, last = messages
+        text = self.chat_prompt([*before, {**last, "content": last["content"] + _CONTINUED}], tools, opens=False)
+        return text[: text.rindex(_CONTINUED)]
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -26,7 +26,8 @@ class Tokenizing:
             tokens = encode(request.prompt, special=special)
             count = len(tokens)
         else:
-            tokens = encode(self._prompt(request))
+            prompt, begun = self._prompt(request)
+            tokens = encode(prompt) + encode(begun)
             count = len(tokens)
         await exchange.json({"tokens": tokens, "count": count, "max_model_len": self._model.longest_text})
 
@@ -45,12 +46,19 @@ class Tokenizing:
             raise RefusedError(500, p.error_body(message, kind="InternalServerError", code=500)) from None
         await exchange.json({"text": text})
 
-    def _prompt(self, request: p.TokenizeRequest) -> str:
+    def _prompt(self, request: p.TokenizeRequest) -> tuple[str, str]:
+        """The prompt, and the beginning of the answer."""
         if not request.messages:
             raise RefusedError(400, p.error_body("Messages cannot be empty."))
         tools = [tool.model_dump(exclude_none=True) for tool in request.tools or []]
-        messages = [{"role": m.role, "content": m.text()} for m in request.messages]
+        messages, begun = [{"role": m.role, "content": m.text()} for m in request.messages], ""
+        opens, continues = request.add_generation_prompt, request.continue_final_message
+        if continues and opens is False:
+            message = "continue_final_message needs add_generation_prompt to open the assistant turn."
+            raise RefusedError(400, p.error_body(message))
+        if opens is None or continues:
+            messages, begun = p.without_begun(messages, continues=continues)
         try:
-            return self._model.chat_prompt(messages, tools or None, opens=request.add_generation_prompt is not False)
+            return self._model.chat_prompt(messages, tools or None, opens=opens is not False), begun
         except ValueError as error:
             raise RefusedError(400, p.error_body(str(error))) from None

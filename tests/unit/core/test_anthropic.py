@@ -7,11 +7,11 @@ import pytest
 
 from shoal.core.anthropic.answer import error, message
 from shoal.core.anthropic.native import native_request
-from shoal.core.anthropic.request import chat_request
+from shoal.core.anthropic.request import chat_request, count_request
 from shoal.core.anthropic.stream import MessageEvents
 from shoal.core.fields.check import check
 from shoal.core.fields.kinds import Facts
-from shoal.core.fields.table import CHAT
+from shoal.core.fields.table import CHAT, TOKENIZE
 from shoal.core.translation import NotTranslatable
 
 ASKED = {"model": "llama", "max_tokens": 64}
@@ -273,6 +273,36 @@ def test_the_start_of_a_stream_has_the_length_of_the_prompt() -> None:
     assert (start["type"], start["message"]["usage"]["input_tokens"]) == ("message_start", 100)
     silent = MessageEvents("r2", "llama")
     assert [each["type"] for each in events(silent.end())] == ["message_start", "message_delta", "message_stop"]
+
+
+BEGUN = {"role": "assistant", "content": [{"type": "text", "text": '{"name":'}]}
+
+
+def test_a_last_message_of_the_assistants_is_continued() -> None:
+    """Engines end the message otherwise, or take it for the user's (SGLang)."""
+    question = {"role": "user", "content": "x"}
+    chat = chat_request(ASKED | {"messages": [question, BEGUN]})
+    assert check(chat, CHAT, Facts(), 1000) is None
+    assert chat["messages"] == [question, {"role": "assistant", "content": '{"name":'}]
+    assert (chat["continue_final_message"], chat["chat_template_kwargs"]) == (True, {"enable_thinking": False})
+    counted = count_request({"model": "llama", "messages": [question, BEGUN]})
+    assert check(counted, TOKENIZE, Facts(), 1000) is None
+    assert counted["continue_final_message"] is True
+    # One engine wants it to be true beside the field, the other false: each has its own default.
+    assert "add_generation_prompt" not in counted
+
+
+@pytest.mark.parametrize("content", ["", []])
+def test_an_empty_last_message_begins_nothing(content: object) -> None:
+    question = {"role": "user", "content": "x"}
+    body = ASKED | {"messages": [question, {"role": "assistant", "content": content}]}
+    assert chat_request(body) == chat_request(ASKED | {"messages": [question]})
+
+
+def test_what_the_assistant_said_before_is_not_continued() -> None:
+    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "read", "input": {}}]}
+    for messages in ([BEGUN, {"role": "user", "content": "x"}], [call]):
+        assert "continue_final_message" not in chat_request(ASKED | {"messages": messages})
 
 
 def test_fields_that_say_nothing_here_are_taken() -> None:

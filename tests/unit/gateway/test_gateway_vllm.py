@@ -186,6 +186,7 @@ async def test_translated_apis_show_a_models_thoughts(tmp_path: Path):
         ("/v1/chat/completions", "no_stop_trim", True, {"include_stop_str_in_output": True}),
         ("/v1/chat/completions", "reasoning", {"effort": "low"}, {"reasoning_effort": "low"}),
         ("/v1/chat/completions", "continue_final_message", True, {"add_generation_prompt": False}),
+        ("/v1/tokenize", "continue_final_message", True, {"add_generation_prompt": False}),
         ("/v1/chat/completions", "separate_reasoning", True, {}),
         ("/v1/chat/completions", "stop", [f"{n}." for n in range(32)], {"stop": [f"{n}." for n in range(32)]}),
     ],

@@ -13,7 +13,7 @@ from shoal.core.translation import Json, NotTranslatable, as_list, as_object, qu
 
 _SAME: Final = ("model", "stream", "temperature", "top_p", "top_k")
 _ATTRIBUTION: Final = "x-anthropic-billing-header:"
-_OF_THE_PROMPT: Final = ("model", "messages", "tools", "chat_template_kwargs")
+_OF_THE_PROMPT: Final = ("model", "messages", "tools", "chat_template_kwargs", "continue_final_message")
 _DROPPED: Final = frozenset(
     {"service_tier", "context_management", "container", "inference_geo", "speed", "cache_control"}
 )
@@ -47,16 +47,31 @@ def chat_request(body: Mapping[str, Any]) -> Json:
     if (schema := _output_schema(body)) is not None:
         out["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     thinking = as_object(body.get("thinking"), "thinking").get("type")
-    if thinking is not None:
-        # What templates of models that can think or not read; others ignore the variable.
-        out["chat_template_kwargs"] = {"enable_thinking": thinking != "disabled"}
+    continued = _continues(out["messages"])
+    if continued:
+        out["continue_final_message"] = True
+    if thinking is not None or continued:
+        # What templates of models that can think or not read; others ignore the variable. A begun answer comes after
+        # all thoughts.
+        out["chat_template_kwargs"] = {"enable_thinking": thinking not in (None, "disabled")}
     return out
 
 
 def count_request(body: Mapping[str, Any]) -> Json:
     """The body of the question how many tokens the prompt of a message has. Raises NotTranslatable."""
     chat = chat_request({**body, "max_tokens": 1})
-    return {name: chat[name] for name in _OF_THE_PROMPT if name in chat} | {"add_generation_prompt": True}
+    out = {name: chat[name] for name in _OF_THE_PROMPT if name in chat}
+    return out if "continue_final_message" in out else out | {"add_generation_prompt": True}
+
+
+def _continues(messages: list[Json]) -> bool:
+    """Whether the last message is the beginning of the answer. An empty one begins nothing, and is removed."""
+    if not messages or messages[-1]["role"] != "assistant" or "tool_calls" in messages[-1]:
+        return False
+    if messages[-1]["content"]:
+        return True
+    messages.pop()
+    return False
 
 
 def _system(value: object) -> list[Json]:

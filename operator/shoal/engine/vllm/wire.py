@@ -130,13 +130,13 @@ _SAMPLING: Final[Mapping[str, _Addition]] = {
     "regex": lambda value: {"structured_outputs": {"regex": value}},
     "no_stop_trim": lambda value: {"include_stop_str_in_output": value},
 }
+# Its templates end the last message and begin an answer, unless `add_generation_prompt` is false.
+_CONTINUED: Final[Mapping[str, _Addition]] = {
+    "continue_final_message": lambda value: {"add_generation_prompt": False} if value else {}
+}
 _ADDITIONS: Final[Mapping[str, Mapping[str, _Addition]]] = {
-    CHAT: {
-        **_SAMPLING,
-        "reasoning": _effort_of,
-        # Its templates end the last message and begin an answer, unless `add_generation_prompt` is false.
-        "continue_final_message": lambda value: {"add_generation_prompt": False} if value else {},
-    },
+    CHAT: {**_SAMPLING, **_CONTINUED, "reasoning": _effort_of},
+    TOKENIZE: _CONTINUED,
     COMPLETIONS: {**_SAMPLING, "json_schema": lambda value: {"structured_outputs": {"json": value}}},
     SCORE: {"query": lambda value: {"queries": value}},
 }

@@ -15,6 +15,7 @@ from shoal_dev.sim.engine import RequestBatch, Sampling
 from shoal_dev.sim.http import Exchange, until_gone
 from shoal_dev.sim.protocol import stops
 from shoal_dev.sim.scheduler import QueueFullError
+from shoal_dev.sim.tokenizer import ModelFolder
 from shoal_dev.sim.vllm import protocol as p
 from shoal_dev.sim.vllm.engine import DEAD, STOPPING, VLLMEngine
 from shoal_dev.sim.vllm.lora import VLLMAdapter
@@ -69,7 +70,7 @@ class Generating:
             raise p.RefusedError(400, p.NO_MESSAGES)
         if any(message.media for message in request.messages):
             raise p.RefusedError(400, f"{self._engine.args.served_model_name} is not a multimodal model")
-        prompt = self._rendered(request.messages, request.tools)
+        prompt = rendered(self._engine.model, request, request.tools)
         limit = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
         self._check_sampled(request, request.top_logprobs if request.logprobs else None)
         job = self._job(exchange, request, [tuple(self._encode(prompt))], limit, adapter)
@@ -151,13 +152,6 @@ class Generating:
 
     def _encode(self, text: str) -> list[int]:
         return self._engine.model.tokenizer.encode(text)
-
-    def _rendered(self, messages: list[p.ChatMessage], tools: list[dict[str, Any]] | None) -> str:
-        plain = [{"role": message.role, "content": message.text()} for message in messages]
-        try:
-            return self._engine.model.chat_prompt(plain, tools or None)
-        except ValueError as error:
-            raise p.RefusedError(400, str(error)) from None
 
     def _check_tools(self, request: p.ChatRequest) -> None:
         if request.chat_template is not None:
@@ -367,6 +361,21 @@ def _allows_nothing(schema: Any) -> bool:
     return isinstance(schema, dict) and (
         (found := reference_problem(cast(dict[str, Any], schema), "")) is not None and found.code == CIRCULAR
     )
+
+
+def rendered(
+    model: ModelFolder, chat: p.ChatRequest | p.TokenizeMessages, tools: list[dict[str, Any]] | None = None
+) -> str:
+    """The prompt of a chat. Raises RefusedError."""
+    plain = [{"role": message.role, "content": message.text()} for message in chat.messages]
+    if chat.continue_final_message and chat.add_generation_prompt:
+        raise p.RefusedError(400, "Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
+    try:
+        if chat.continue_final_message:
+            return model.continued_prompt(plain, tools or None)
+        return model.chat_prompt(plain, tools or None, opens=chat.add_generation_prompt)
+    except ValueError as error:
+        raise p.RefusedError(400, str(error)) from None
 
 
 def parse(kind: type[_M], exchange: Exchange, body: bytes) -> _M:

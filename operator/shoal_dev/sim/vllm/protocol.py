@@ -89,6 +89,8 @@ class ChatRequest(Generation):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     chat_template: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
 
 class TokenizePrompt(BaseModel):
@@ -101,6 +103,7 @@ class TokenizeMessages(BaseModel):
     model: str | None = None
     messages: list[ChatMessage]
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
 
 class DetokenizeRequest(BaseModel):

@@ -13,7 +13,7 @@ from shoal_dev.sim.vllm import protocol as p
 from shoal_dev.sim.vllm.args import VERSION
 from shoal_dev.sim.vllm.engine import VLLMEngine
 from shoal_dev.sim.vllm.lora import VLLMRegistry
-from shoal_dev.sim.vllm.openai import loaded_from, parse
+from shoal_dev.sim.vllm.openai import loaded_from, parse, rendered
 
 
 class VLLMRoutes:
@@ -54,12 +54,7 @@ class VLLMRoutes:
             self._engine.named(chat.model)
             if not chat.messages:
                 raise p.RefusedError(400, p.NO_MESSAGES)
-            plain = [{"role": message.role, "content": message.text()} for message in chat.messages]
-            try:
-                text = self._engine.model.chat_prompt(plain, None, opens=chat.add_generation_prompt)
-            except ValueError as error:
-                raise p.RefusedError(400, str(error)) from None
-            tokens = tokenizer.encode(text)
+            tokens = tokenizer.encode(rendered(self._engine.model, chat))
         else:
             try:
                 wanted = p.TokenizePrompt.model_validate(loaded)
