@@ -362,6 +362,36 @@ def test_a_deterministic_engine_gets_no_min_p(argument: str | None):
     assert check(chat(min_p=0)[1], path, facts) is None
 
 
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+FORCED = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize("engine", [{}, {"toolCallParser": "hermes"}])
+@pytest.mark.parametrize(
+    ("fields", "fine"),
+    [
+        ({"tools": TOOLS}, False),
+        ({"tools": TOOLS, "tool_choice": "auto"}, False),
+        ({"tools": TOOLS, "tool_choice": "none"}, True),
+        ({"tools": []}, True),
+        # The grammar of a forced call says where it is.
+        ({"tools": TOOLS, "tool_choice": "required"}, True),
+        ({"tools": TOOLS, "tool_choice": FORCED}, True),
+    ],
+)
+def test_without_a_parser_a_model_does_not_decide_whether_it_calls(
+    engine: dict[str, Any], fields: dict[str, Any], fine: bool
+):
+    facts = served_model(Model.model_validate(operators.model("chat", "team-a", engine=engine)), WIRE.differences).facts
+    problem = check(chat(**fields)[1], CHAT, facts)
+    if engine or fine:
+        assert problem is None
+    else:
+        assert problem is not None
+        assert (problem.param, problem.code) == ("tools", "unsupported_field")
+        assert "`spec.engine.toolCallParser`" in problem.message
+
+
 ODD = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=20)
     | st.sampled_from(["auto", "(a", "data:image/png;base64,", "user", "json_schema", "text"]),

@@ -28,6 +28,8 @@ class Facts:
     """What its list of models says of it, for messages."""
     deterministic: bool = False
     """The engine was started to give the same answer each time."""
+    parses_calls: bool = True
+    """The engine finds the calls of tools in what the model writes."""
     differences: EngineDifferences = NONE
     """Where its engine does less than the field table says."""
 

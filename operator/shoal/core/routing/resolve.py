@@ -195,6 +195,7 @@ def _facts(model: Model, differences: EngineDifferences, able: tuple[str, ...]) 
         media_hosts=frozenset(model.spec.media.allowed_hosts),
         differences=differences,
         capabilities=able,
+        parses_calls=model.spec.engine.tool_call_parser is not None,
         deterministic=any(arg.startswith(differences.deterministic_args) for arg in model.spec.engine.extra_args),
     )
 
