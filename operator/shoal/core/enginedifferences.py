@@ -31,6 +31,11 @@ class EngineDifferences:
     """Argument of a Model that switches the prefix cache off."""
     deterministic_args: tuple[str, ...] = ()
     """Beginnings of arguments that make it give the same answer each time."""
+    free_parsers: frozenset[str] = frozenset()
+    """Parsers of tool calls with which it makes no grammar of the schemas of tools, unless a call is forced or a tool
+    is `strict`."""
+    strict_settings: tuple[str, ...] = ()
+    """Beginnings of arguments and names of environment variables that can make each tool `strict`."""
 
     @property
     def salts_scores(self) -> bool:

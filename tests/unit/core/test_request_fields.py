@@ -1,5 +1,6 @@
 """Values that end or stall an engine are refused at the gateway, by name; and what people send passes."""
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from shoal.api.model import Model
 from shoal.core.fields.check import FORWARDED, check
 from shoal.core.fields.kinds import Facts
 from shoal.core.fields.patterns import pattern_problem
-from shoal.core.fields.table import CHAT, COMPLETIONS, EMBEDDINGS, REFUSED, TABLE
+from shoal.core.fields.table import CHAT, COMPLETIONS, EMBEDDINGS, REFUSED, TABLE, TOKENIZE
 from shoal.core.routing.resolve import served_model
 from shoal.engine.sglang.wire import WIRE
+from shoal.engine.wires import differences_of
 from tests.support import operators
 from tests.support.gateway import gateway
 from tests.support.pictures import data_url, png
@@ -390,6 +392,64 @@ def test_without_a_parser_a_model_does_not_decide_whether_it_calls(
         assert problem is not None
         assert (problem.param, problem.code) == ("tools", "unsupported_field")
         assert "`spec.engine.toolCallParser`" in problem.message
+
+
+LOOKS_AROUND = {"properties": {"path": {"type": "string", "pattern": r"^(?!\.\.).*$"}}}
+
+
+def tool(**more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": LOOKS_AROUND, **more}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "engine", "fine"),
+    [
+        ({"tools": [tool()]}, {"toolCallParser": "hermes"}, True),
+        ({"tools": [tool(strict=False)], "tool_choice": "auto"}, {"toolCallParser": "hermes"}, True),
+        ({"tools": [tool()], "tool_choice": "none"}, {}, True),
+        ({"tools": [tool()]}, {"type": "vLLM", "toolCallParser": "hermes"}, True),
+        # The engine makes a grammar of them, in its loop for all requests.
+        ({"tools": [tool(), tool(strict=True, name="g")]}, {"toolCallParser": "hermes"}, False),
+        ({"tools": [tool()], "tool_choice": "required"}, {"toolCallParser": "hermes"}, False),
+        ({"tools": [tool()], "tool_choice": FORCED}, {}, False),
+        ({"tools": [tool()], "regex": "a"}, {"toolCallParser": "hermes"}, False),
+        ({"tools": [tool()]}, {"toolCallParser": "glm47"}, False),
+        ({"tools": [tool()]}, {"toolCallParser": "auto"}, False),
+        ({"tools": [tool()]}, {"type": "vLLM", "toolCallParser": "mistral"}, False),
+        (
+            {"tools": [tool()]},
+            {"toolCallParser": "hermes", "strict": "2"},
+            False,
+        ),
+        (
+            {"tools": [tool()]},
+            {"type": "vLLM", "toolCallParser": "hermes", "extraArgs": ["--tool-strict-level=parameter"]},
+            False,
+        ),
+    ],
+)
+def test_patterns_of_tools_are_checked_where_an_engine_compiles_them(
+    fields: dict[str, Any], engine: dict[str, Any], fine: bool
+):
+    differences = differences_of(engine.get("type", "SGLang"))
+    env = [{"name": "SGLANG_TOOL_STRICT_LEVEL", "value": level} for level in [engine.get("strict")] if level]
+    declared = operators.model("chat", "team-a", engine={k: v for k, v in engine.items() if k != "strict"})
+    declared["spec"]["pod"] = {"env": env}
+    problem = check(chat(**fields)[1], CHAT, served_model(Model.model_validate(declared), differences).facts)
+    assert (problem and problem.param) == (None if fine else "tools...pattern")
+
+
+def test_patterns_of_tools_do_not_matter_for_a_count_of_tokens():
+    assert check({"model": "llama", "messages": [USER], "tools": [tool()]}, TOKENIZE, FACTS) is None
+
+
+@pytest.mark.parametrize("engine", ["SGLang", "vLLM"])
+def test_parsers_that_leave_arguments_free_are_the_engines(engine: str):
+    folder = Path(inspect.getfile(served_model)).parents[2] / "engine" / engine.lower()
+    table = json.loads((folder / f"{engine.lower()}_args.json").read_text())
+    free = differences_of(engine).free_parsers
+    assert free
+    assert free <= set(table["arguments"]["tool-call-parser"]["choices"])
 
 
 ODD = st.recursive(

@@ -8,6 +8,7 @@ from shoal.core.fields.media import not_read, placeholder_problem
 from shoal.core.fields.pairs import mixed, not_scored
 from shoal.core.fields.table import CHAT, DETOKENIZE, SCORE, TABLE, TOKENIZE, TRANSCRIBE, not_in_table
 from shoal.core.fields.tokens import not_one_text
+from shoal.core.fields.tools import tools_problem
 from shoal.core.fields.work import MULTIPLIERS, SPARE_CHARACTERS, too_much
 
 _NEEDED: Final = {path: [name for name, f in fields.items() if f.needed] for path, fields in TABLE.items()}
@@ -15,10 +16,6 @@ _CHECKS: Final = {path: {name: f.kind.check for name, f in fields.items()} for p
 _MEDIA: Final = frozenset(name for fields in TABLE.values() for name, f in fields.items() if f.media)
 FORWARDED: Final = {path: frozenset(n for n, f in fields.items() if f.forwarded) for path, fields in TABLE.items()}
 """By endpoint: fields that are sent to the engine."""
-_NO_PARSER: Final = (
-    "`tools` cannot be used: this model's engine has no parser of tool calls, so they would come as text. Set "
-    "`spec.engine.toolCallParser` of the Model. A call that `tool_choice` forces needs no parser."
-)
 
 
 def check(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int | None = None) -> FieldProblem | None:
@@ -49,8 +46,8 @@ def check(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int | No
         return FieldProblem(
             "min_p", "`min_p` cannot be used: this model's engine is deterministic.", "unsupported_field"
         )
-    if endpoint == CHAT and not facts.parses_calls and _may_call(fields):
-        return FieldProblem("tools", _NO_PARSER, "unsupported_field")
+    if endpoint == CHAT and (found := tools_problem(fields, facts)) is not None:
+        return found
     if endpoint == TOKENIZE and (found := not_one_text(fields)) is not None:
         return found
     if endpoint == SCORE:
@@ -77,11 +74,6 @@ def _not_done(fields: Mapping[str, Any], lesser: Mapping[str, Callable[[Any], bo
             text = f"`{name}` is not accepted with this value: the engine of this model does not do it."
             return FieldProblem(name, text, "unsupported_field")
     return None
-
-
-def _may_call(fields: Mapping[str, Any]) -> bool:
-    """Whether the model decides if it calls a tool. Of a call that is forced, the grammar says where it is."""
-    return bool(fields.get("tools")) and fields.get("tool_choice") in (None, "auto")
 
 
 def _constrained(fields: Mapping[str, Any]) -> bool:

@@ -30,6 +30,8 @@ class Facts:
     """The engine was started to give the same answer each time."""
     parses_calls: bool = True
     """The engine finds the calls of tools in what the model writes."""
+    compiles_tools: bool = True
+    """The engine may make a grammar of the schemas of tools where no call is forced and no tool is `strict`."""
     differences: EngineDifferences = NONE
     """Where its engine does less than the field table says."""
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from shoal.core.fields.chat import Messages, TemplateVariables, ToolChoice, ToolsField
+from shoal.core.fields.chat import Messages, TemplateVariables
 from shoal.core.fields.kinds import (
     Bias,
     Choice,
@@ -33,6 +33,7 @@ from shoal.core.fields.prompts import Prompts
 from shoal.core.fields.recordings import RecordingField
 from shoal.core.fields.schemas import Schema, SchemaText
 from shoal.core.fields.tokens import PlainTexts, TextMessages, TokenLists
+from shoal.core.fields.tools import ToolChoice, ToolsField
 from shoal.core.fields.transcription import Granularities, Language
 
 CHAT: Final = "/v1/chat/completions"
@@ -183,7 +184,9 @@ _CHAT: Final[Mapping[str, Field]] = {
     "logprobs": Field(_FLAG, "of this answer only"),
     "top_logprobs": Field(_LOGPROBS, "OpenAI's range; more than the vocabulary has ends the engine"),
     "max_completion_tokens": Field(OutputBound(), "as `max_tokens`"),
-    "tools": Field(ToolsField(), "goes into the prompt; compiled into a grammar where a call is required"),
+    "tools": Field(
+        ToolsField(), "goes into the prompt; compiled into a grammar where a call is required or a tool is `strict`"
+    ),
     "tool_choice": Field(ToolChoice(), "one of the tools"),
     "parallel_tool_calls": Field(_FLAG, "of this answer only"),
     "reasoning": Field(

@@ -88,7 +88,7 @@ def served_external(route: ModelRoute, target: ExternalTarget) -> ServedModel:
         claims=(),
         created=route.metadata.creation_timestamp,
         capabilities=frozenset(_ABLE[endpoint] for endpoint in target.endpoints),
-        facts=Facts(media=frozenset({"image", "audio"})),
+        facts=Facts(media=frozenset({"image", "audio"}), compiles_tools=False),
         limits=Limits(max_requests=0),
         external=external,
     )

@@ -21,10 +21,19 @@ _NO_CHOICES: Final = re.compile(rb'"choices": ?\[\]')
 _DECODER: Final = json.JSONDecoder()
 EMBEDS_ARG: Final = "--is-embedding"
 NO_PREFIX_CACHE: Final = "--disable-radix-cache"
+# Not those that bound every call (glm47, kimi_k3), or every answer (beam, response_template).
+_FREE_PARSERS: Final = frozenset({
+    "apertus2509", "cohere_command4", "deepseekv3", "deepseekv31", "deepseekv32", "deepseekv4", "deepseekv41", "dots",
+    "gemma4", "gigachat3", "gigachat35", "glm", "glm45", "gpt-oss", "hermes", "hunyuan", "interns1", "k2_horizon",
+    "kimi_k2", "lfm2", "ling3", "llama3", "mimo", "minicpm5", "minimax-m2", "minimax-m3", "mistral", "muse", "nanbeige",
+    "poolside_v1", "pythonic", "qwen", "qwen25", "qwen3_coder", "spark25", "step3", "step3p5", "trinity",
+})  # fmt: skip
 _DIFFERENCES: Final = EngineDifferences(
     embeds_arg=EMBEDS_ARG,
     no_prefix_cache_arg=NO_PREFIX_CACHE,
     deterministic_args=("--enable-deterministic-inference", "--rl-on-policy-target"),
+    free_parsers=_FREE_PARSERS,
+    strict_settings=("SGLANG_TOOL_STRICT_LEVEL",),
 )
 _PATHS: Final[Mapping[str, str]] = MappingProxyType({path: path for path in TABLE})
 

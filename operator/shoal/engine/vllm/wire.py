@@ -224,10 +224,22 @@ _PATHS: Final[Mapping[str, str]] = MappingProxyType(
 )
 _NOT_TRANSCRIBED: Final = frozenset({"Qwen2AudioForConditionalGeneration"})
 NO_PREFIX_CACHE: Final = "--no-enable-prefix-caching"
+# Not those that may bound every call (glm45, glm47, ling3), or have grammars of their own (cohere_command, mistral).
+_FREE_PARSERS: Final = frozenset({
+    "apertus", "deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "deepseek_v41", "dots", "ernie45",
+    "functiongemma", "gemma4", "gigachat3", "granite", "granite-20b-fc", "granite4", "hermes", "hunyuan_a13b", "hy_v3",
+    "hy_v4", "internlm", "jamba", "k2_horizon", "kimi_k2", "lfm2", "llama3_json", "llama4_json",
+    "llama4_pythonic", "longcat", "mimo", "minicpm5", "minimax_m2", "minimax_m3", "olmo3", "openai", "phi4_mini_json",
+    "plamo3", "poolside_v1", "pythonic", "qwen3_coder", "qwen3_json", "qwen3_xml", "seed_oss", "step3", "step3p5",
+    "xlam",
+})  # fmt: skip
+_STRICT_SETTINGS: Final = ("--tool-strict-level",)
 _GENERATING: Final = EngineDifferences(
     {**_FIELDS, SCORE: {"label_token_ids": tokenscores.few_labels}},
     not_transcribed=_NOT_TRANSCRIBED,
     no_prefix_cache_arg=NO_PREFIX_CACHE,
+    free_parsers=_FREE_PARSERS,
+    strict_settings=_STRICT_SETTINGS,
     most_scored_bytes=tokenscores.MOST_BYTES,
 )
 _DIFFERENCES: Final = EngineDifferences(
@@ -236,6 +248,8 @@ _DIFFERENCES: Final = EngineDifferences(
     generating=_GENERATING,
     not_transcribed=_NOT_TRANSCRIBED,
     no_prefix_cache_arg=NO_PREFIX_CACHE,
+    free_parsers=_FREE_PARSERS,
+    strict_settings=_STRICT_SETTINGS,
 )
 _SPECIAL: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {path: frozenset({*_FIELDS.get(path, ()), *_ADDITIONS.get(path, ())}) for path in {*_FIELDS, *_ADDITIONS}}
