@@ -112,6 +112,18 @@ async def test_what_means_nothing_to_an_engine_does_not_reach_it(tmp_path: Path)
         assert sent["model"] == "chat/llama"
 
 
+@pytest.mark.parametrize(
+    ("given", "sent"), [({"path": "a"}, '{"path":"a"}'), ({}, "{}"), ("", "{}"), ('{"path": 1}', '{"path": 1}')]
+)
+async def test_arguments_of_earlier_calls_reach_each_engine_as_text(tmp_path: Path, given: object, sent: str):
+    engine = ScriptedEngine()
+    call = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": given}}
+    turns = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "x"}]
+    async with gateway(tmp_path, engine) as it:
+        assert (await it.post({**CHAT, "messages": [*CHAT["messages"], *turns]})).status == 200
+        assert engine.requests[0].body["messages"][1]["tool_calls"][0]["function"]["arguments"] == sent
+
+
 async def test_completions_and_embeddings(tmp_path: Path):
     engine = ScriptedEngine()
     async with gateway(tmp_path, engine) as it:

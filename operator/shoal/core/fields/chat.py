@@ -4,6 +4,8 @@
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+import orjson
+
 from shoal.core.fields.kinds import (
     Choice,
     Facts,
@@ -31,7 +33,7 @@ _ARGUMENTS_DEPTH: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """Arguments of a tool call: JSON in a string, or an object."""
+    """Arguments of a tool call: JSON in a string, or an object, which is forwarded as such a string."""
 
     describe: str = "a string, or an object"
 
@@ -153,6 +155,16 @@ def _content(content: Any, whole: str, at: str, facts: Facts, load: Load) -> Fie
         if found is not None:
             return found
     return load
+
+
+def write_arguments(messages: list[dict[str, Any]]) -> None:
+    """Makes JSON in a text of the arguments of earlier calls, in place: vLLM and OpenAI take no object, and SGLang
+    no empty text. The messages have been checked."""
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            arguments = call["function"].get("arguments")
+            if isinstance(arguments, dict) or arguments == "":
+                call["function"]["arguments"] = orjson.dumps(arguments or {}).decode()
 
 
 def _deep_text(text: str) -> bool:
