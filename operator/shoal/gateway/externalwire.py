@@ -34,7 +34,10 @@ def external_body(parsed: Parsed, endpoint: str, model: str, *, translated: bool
     body |= {name: value for name, value in parsed.fields.items() if name in forwarded and value is not None}
     body["model"] = model
     if translated:
-        body.pop("chat_template_kwargs", None)  # the translation's, for engines; OpenAI's API refuses it
+        # The translation's, for engines; OpenAI's API refuses both.
+        body.pop("chat_template_kwargs", None)
+        for message in body.get("messages") or ():
+            message.pop("reasoning_content", None)
     if parsed.stream:
         body["stream_options"] = {"include_usage": True}
     else:

@@ -17,7 +17,7 @@ from shoal.api.names import HEADER_HOPS, LOGS_PATH, USAGE_PATH
 from shoal.core.access import Denied, KeyIdentity, authenticate
 from shoal.core.advice.marks import Marks, prompt_marks
 from shoal.core.fields import remote
-from shoal.core.fields.chat import write_arguments
+from shoal.core.fields.chat import write_turns
 from shoal.core.fields.kinds import Facts
 from shoal.core.fields.media import images_of
 from shoal.core.fields.pairs import pairs_of, repeated
@@ -718,7 +718,7 @@ class GatewayRequest:
         else:
             checked(fields, self._engine_path, _without_hosts(model.facts), size)
         if native is None and (turns := fields.get("messages")) is not None:
-            write_arguments(turns)
+            write_turns(turns, engine=model.external is None)
         if fetched is None and first:
             self._meter = Meter(
                 self._id,

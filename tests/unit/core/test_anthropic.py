@@ -82,6 +82,7 @@ def test_what_a_coding_agent_sends_is_a_valid_chat_completion() -> None:
             {
                 "role": "assistant",
                 "content": "I read them.",
+                "reasoning_content": "Two calls.",
                 "tool_calls": [
                     {"id": "t1", "type": "function", "function": {"name": "read", "arguments": '{"path":"notes.txt"}'}},
                     {"id": "t2", "type": "function", "function": {"name": "read", "arguments": '{"path":"list.txt"}'}},
@@ -175,7 +176,7 @@ def test_a_whole_answer() -> None:
         "role": "assistant",
         "model": "llama",
         "content": [
-            {"type": "thinking", "thinking": "A file."},
+            {"type": "thinking", "thinking": "A file.", "signature": ""},
             {"type": "text", "text": "I read it."},
             {"type": "tool_use", "id": "t1", "name": "read", "input": {"path": "notes.txt"}},
         ],

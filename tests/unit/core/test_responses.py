@@ -20,6 +20,23 @@ TOOL = {
 }
 
 
+def test_what_a_model_thought_stands_beside_what_it_said_next() -> None:
+    """Templates show it between the calls of one turn."""
+
+    def thought(text: str) -> dict[str, Any]:
+        return {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+    call = {"type": "function_call", "call_id": "t1", "name": "read", "arguments": "{}"}
+    done = {"type": "function_call_output", "call_id": "t1", "output": "x"}
+    said = {"type": "message", "role": "assistant", "content": "Done."}
+    chat = chat_request({
+        "model": "llama",
+        "input": [{"role": "user", "content": "hi"}, thought("One."), call, done, thought("Two."), said, thought("3")],
+    })  # fmt: skip
+    assert check(chat, CHAT, Facts(), 1000) is None
+    assert [turn.get("reasoning_content") for turn in chat["messages"]] == [None, "One.", None, "Two."]
+
+
 def test_a_text_is_a_message_of_the_user() -> None:
     assert chat_request({"model": "llama", "input": "hi"}) == {
         "model": "llama",

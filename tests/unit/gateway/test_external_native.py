@@ -175,11 +175,13 @@ async def test_a_message_that_is_translated_has_nothing_that_only_engines_know(t
     provider = Provider()
     call = {"type": "tool_use", "id": "t1", "name": "read", "input": {"path": "a"}}
     result = {"type": "tool_result", "tool_use_id": "t1", "content": "b"}
-    turns = [*HI, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": ""}
+    turns = [*HI, {"role": "assistant", "content": [thought, call]}, {"role": "user", "content": [result]}]
     async with beside(tmp_path, provider, ScriptedEngine(), ONLY) as it:
         await ask(it, {**MESSAGE, "messages": turns, "thinking": {"type": "adaptive"}}, "/v1/messages")
     (body,) = provider.bodies
     assert "chat_template_kwargs" not in body
+    assert body["messages"][1].keys() == {"role", "content", "tool_calls"}
     assert body["messages"][1]["tool_calls"][0]["function"] == {"name": "read", "arguments": '{"path":"a"}'}
 
 

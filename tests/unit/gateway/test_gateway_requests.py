@@ -124,6 +124,16 @@ async def test_arguments_of_earlier_calls_reach_each_engine_as_text(tmp_path: Pa
         assert engine.requests[0].body["messages"][1]["tool_calls"][0]["function"]["arguments"] == sent
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+async def test_what_a_model_thought_has_the_name_that_each_engine_reads(tmp_path: Path, name: str):
+    engine = ScriptedEngine()
+    turns = [*CHAT["messages"], {"role": "assistant", "content": "x", name: "Hm."}, *CHAT["messages"]]
+    async with gateway(tmp_path, engine) as it:
+        assert (await it.post({**CHAT, "messages": turns})).status == 200
+        sent = engine.requests[0].body["messages"][1]
+        assert (sent["reasoning_content"], sent["reasoning"]) == ("Hm.", "Hm.")
+
+
 async def test_completions_and_embeddings(tmp_path: Path):
     engine = ScriptedEngine()
     async with gateway(tmp_path, engine) as it:

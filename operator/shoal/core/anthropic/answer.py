@@ -33,7 +33,8 @@ def message(completion: Mapping[str, Any], id: str) -> Json:
     said = cast(Json, choice.get("message") or {})
     content: list[Json] = []
     if thought := said.get("reasoning_content"):
-        content.append({"type": "thinking", "thinking": thought})
+        # The SDKs' types need a signature, and only Anthropic's own thoughts have one.
+        content.append({"type": "thinking", "thinking": thought, "signature": ""})
     if text := said.get("content"):
         content.append({"type": "text", "text": text})
     for call in cast(list[Json], said.get("tool_calls") or []):

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import orjson
 
-from shoal.core.translation import Json, NotTranslatable, as_list, as_object, quoted
+from shoal.core.translation import Json, NotTranslatable, as_list, as_object, as_text, quoted
 
 _SAME: Final = ("model", "stream", "temperature", "top_p", "top_k")
 _ATTRIBUTION: Final = "x-anthropic-billing-header:"
@@ -136,8 +136,9 @@ def _tool_result(content: object, at: str) -> tuple[str, list[Json]]:
 
 
 def _assistant(blocks: list[object], at: str) -> Json:
-    """What a model thought before is left out: templates drop it, and it has no place in a chat."""
+    """One message. Templates leave out what a model thought before, except between calls of one turn."""
     texts: list[str] = []
+    thoughts: list[str] = []
     calls: list[Json] = []
     for number, value in enumerate(blocks):
         here = f"{at}[{number}]"
@@ -146,9 +147,13 @@ def _assistant(blocks: list[object], at: str) -> Json:
         if kind == "tool_use":
             function = {"name": block.get("name"), "arguments": _arguments(block.get("input"), f"{here}.input")}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
-        elif kind not in ("thinking", "redacted_thinking"):
+        elif kind == "thinking":
+            thoughts.append(as_text(block.get("thinking"), f"{here}.thinking"))
+        elif kind != "redacted_thinking":  # Anthropic's own models alone can read it
             texts.append(_text(block, here))
     message: Json = {"role": "assistant", "content": "\n".join(texts) if texts else None}
+    if thought := "\n".join(thoughts):
+        message["reasoning_content"] = thought
     return message | {"tool_calls": calls} if calls else message | {"content": message["content"] or ""}
 
 

@@ -50,7 +50,7 @@ class MessageEvents:
                 return b""  # the first chunk of SGLang has a role only, and the next one says how long the prompt is
             out.append(self._start())
         if thought := delta.get("reasoning_content"):
-            self._open(out, "thinking", {"type": "thinking", "thinking": ""})
+            self._open(out, "thinking", {"type": "thinking", "thinking": "", "signature": ""})
             out.append(self._delta({"type": "thinking_delta", "thinking": thought}))
         if text := delta.get("content"):
             self._open(out, "text", {"type": "text", "text": ""})

@@ -157,10 +157,15 @@ def _content(content: Any, whole: str, at: str, facts: Facts, load: Load) -> Fie
     return load
 
 
-def write_arguments(messages: list[dict[str, Any]]) -> None:
-    """Makes JSON in a text of the arguments of earlier calls, in place: vLLM and OpenAI take no object, and SGLang
-    no empty text. The messages have been checked."""
+def write_turns(messages: list[dict[str, Any]], *, engine: bool) -> None:
+    """Writes earlier turns so that each API reads them, in place. The messages have been checked.
+
+    Arguments of calls become JSON in a text: vLLM and OpenAI take no object, and SGLang no empty text. For an `engine`,
+    what a model thought gets both of its names: SGLang reads one, vLLM the other.
+    """
     for message in messages:
+        if engine and (thought := message.get("reasoning_content") or message.get("reasoning")):
+            message |= {"reasoning_content": thought, "reasoning": thought}
         for call in message.get("tool_calls") or ():
             arguments = call["function"].get("arguments")
             if isinstance(arguments, dict) or arguments == "":

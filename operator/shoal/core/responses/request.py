@@ -4,7 +4,7 @@ What comes out is checked like any chat completion (`core/fields`): bounds stand
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from shoal.core.translation import Json, NotTranslatable, as_list, as_object, as_text, quoted
 
@@ -70,10 +70,27 @@ def _messages(body: Mapping[str, Any]) -> list[Json]:
         raise NotTranslatable("input", "You must provide `input`.")
     if isinstance(given, str):
         return [*out, {"role": "user", "content": given}]
+    thoughts: list[str] = []
     for number, value in enumerate(as_list(given, "input")):
         at = f"input[{number}]"
-        _add(out, as_object(value, at), at)
+        item = as_object(value, at)
+        if item.get("type") == "reasoning":
+            thoughts += _thoughts(item)
+            continue
+        _add(out, item, at)
+        if thoughts and out[-1]["role"] == "assistant":
+            before = out[-1].get("reasoning_content")
+            out[-1]["reasoning_content"] = "\n".join([before, *thoughts] if before else thoughts)
+        thoughts = []
     return _one_system(out)
+
+
+def _thoughts(item: Json) -> list[str]:
+    """What a model thought before what it said next. Thoughts that are encrypted can only be read by who did that."""
+    parts: object = item.get("content") or item.get("summary")
+    found = [part for part in cast("list[object]", parts) if isinstance(part, dict)] if isinstance(parts, list) else []
+    texts = [cast(Json, part).get("text") for part in found]
+    return [text for text in texts if isinstance(text, str) and text]
 
 
 def _one_system(messages: list[Json]) -> list[Json]:
@@ -109,8 +126,6 @@ def _add(out: list[Json], item: Json, at: str) -> None:
         case "function_call_output":
             content = _content(item.get("output"), f"{at}.output")
             out.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
-        case "reasoning":
-            pass  # templates drop what a model thought before
         case "item_reference":
             raise NotTranslatable(f"{at}.type", f"`{at}.type`: items are not stored, so none can be referred to.")
         case other:
