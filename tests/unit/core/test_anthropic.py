@@ -57,6 +57,7 @@ def test_what_a_coding_agent_sends_is_a_valid_chat_completion() -> None:
         "top_k": 40,
         "stream": True,
         "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "output_config": {"effort": "xhigh"},
     }  # fmt: skip
     chat = chat_request(body)
     assert check(chat, CHAT, Facts(), 1000) is None
@@ -70,6 +71,7 @@ def test_what_a_coding_agent_sends_is_a_valid_chat_completion() -> None:
         "user": "u1",
         "parallel_tool_calls": False,
         "chat_template_kwargs": {"enable_thinking": True},
+        "reasoning_effort": "xhigh",
         "tools": [
             {
                 "type": "function",
@@ -89,7 +91,7 @@ def test_what_a_coding_agent_sends_is_a_valid_chat_completion() -> None:
                 ],
             },
             {"role": "tool", "tool_call_id": "t1", "content": "print(1)"},
-            {"role": "tool", "tool_call_id": "t2", "content": "no file"},
+            {"role": "tool", "tool_call_id": "t2", "content": "Error: no file"},
             {"role": "user", "content": "Go on."},
         ],
     }
@@ -274,6 +276,16 @@ def test_the_start_of_a_stream_has_the_length_of_the_prompt() -> None:
     assert (start["type"], start["message"]["usage"]["input_tokens"]) == ("message_start", 100)
     silent = MessageEvents("r2", "llama")
     assert [each["type"] for each in events(silent.end())] == ["message_start", "message_delta", "message_stop"]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"), [(None, "Error"), ("no file", "Error: no file"), ("Error: no file", "Error: no file")]
+)
+def test_a_tool_that_failed_says_so(content: str | None, told: str) -> None:
+    """The result of a call is a text in a chat."""
+    block = {"type": "tool_result", "tool_use_id": "t", "content": content, "is_error": True}
+    chat = chat_request(ASKED | {"messages": [{"role": "user", "content": [block]}]})
+    assert chat["messages"] == [{"role": "tool", "tool_call_id": "t", "content": told}]
 
 
 BEGUN = {"role": "assistant", "content": [{"type": "text", "text": '{"name":'}]}

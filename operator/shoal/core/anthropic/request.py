@@ -46,6 +46,8 @@ def chat_request(body: Mapping[str, Any]) -> Json:
         out["user"] = user
     if (schema := _output_schema(body)) is not None:
         out["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    if (effort := as_object(body.get("output_config"), "output_config").get("effort")) is not None:
+        out["reasoning_effort"] = effort
     thinking = as_object(body.get("thinking"), "thinking").get("type")
     continued = _continues(out["messages"])
     if continued:
@@ -118,6 +120,8 @@ def _user(blocks: list[object], at: str) -> list[Json]:
         if block.get("type") == "tool_result":
             text, images = _tool_result(block.get("content"), f"{here}.content")
             parts += images
+            if block.get("is_error") is True and not text.lower().startswith("error"):
+                text = f"Error: {text}" if text else "Error"
             results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
         else:
             parts.append(_part(block, here))
