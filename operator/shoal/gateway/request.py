@@ -20,8 +20,8 @@ from shoal.core.fields import remote
 from shoal.core.fields.chat import write_turns
 from shoal.core.fields.kinds import Facts
 from shoal.core.fields.media import images_of
-from shoal.core.fields.pairs import pairs_of, repeated
-from shoal.core.fields.table import CHAT, FORMS, GENERATING, PAIRS, TABLE, TOKENIZING
+from shoal.core.fields.pairs import pairs_of, repeated, write_documents
+from shoal.core.fields.table import ALIASES, CHAT, FORMS, GENERATING, PAIRS, RERANK, TABLE, TOKENIZING
 from shoal.core.layers import refusals
 from shoal.core.nativeapi import NativeApi
 from shoal.core.routing.affinity import SHARED, conversation_of, prefix_space, prompt_of
@@ -239,7 +239,7 @@ class GatewayRequest:
         self._app = app
         self._scope = scope
         self._receive = receive
-        self._path: str = scope["path"]
+        self._path: str = ALIASES.get(scope["path"], scope["path"])
         self._dialect = DIALECTS.get(self._path)
         self._engine_path = self._path if self._dialect is None else self._dialect.engine_path
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -689,6 +689,8 @@ class GatewayRequest:
         else:
             check_size(raw, app.json_bounds)
             parsed = parse(raw, self._engine_path)
+            if self._engine_path == RERANK:
+                write_documents(parsed.fields)
         asked, translatable = parsed, True
         if self._dialect is not None:
             try:

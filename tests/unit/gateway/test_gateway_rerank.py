@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import cohere
 import pytest
 
 from shoal.core.capabilities import Capability
@@ -125,6 +126,26 @@ async def test_the_engines_own_refusal_shows_nothing_of_it(tmp_path: Path):
         assert (data.outcome, data.count_source, data.input_tokens) == ("rejected", "none", None)
 
 
+async def test_documents_may_be_objects_with_a_text(tmp_path: Path):
+    engine = Ranker(ranked((0, 0.5, 6)))
+    async with gateway(tmp_path, engine) as it:
+        rerankers(it)
+        response = await it.post({**ASKED, "documents": [{"text": "one"}, "two"], "max_chunks_per_doc": None}, RERANK)
+        assert response.status == 200
+        assert engine.requests[0].body["documents"] == ["one", "two"]
+
+
+async def test_the_path_of_coheres_second_api_is_the_same_endpoint(tmp_path: Path):
+    engine = Ranker(ranked((2, 0.9, 8), (0, 0.5, 6), (1, 0.1, 7)))
+    async with gateway(tmp_path, engine) as it:
+        rerankers(it)
+        async with cohere.AsyncClientV2(API_KEY, base_url=it.url) as client:
+            found = await client.rerank(model="llama", query="a fox", documents=["one", "two", "three"], top_n=2)
+        assert [(one.index, one.relevance_score) for one in found.results] == [(2, 0.9), (0, 0.5)]
+        assert engine.requests[0].path == RERANK
+        assert (await it.records())[0].data.endpoint == RERANK
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -136,7 +157,9 @@ async def test_the_engines_own_refusal_shows_nothing_of_it(tmp_path: Path):
         ({**ASKED, "documents": "x"}, "documents"),
         ({**ASKED, "documents": ["x", ""]}, "documents[1]"),
         ({**ASKED, "documents": ["x", ["y"]]}, "documents[1]"),
-        ({**ASKED, "documents": ["x", {"text": "y"}]}, "documents[1]"),
+        ({**ASKED, "documents": ["x", {"text": "y", "title": "z"}]}, "documents[1]"),
+        ({**ASKED, "documents": ["x", {"text": ["y"]}]}, "documents[1]"),
+        ({**ASKED, "max_tokens_per_doc": 512}, "max_tokens_per_doc"),
         ({**ASKED, "documents": ["x"] * 1025}, "documents"),
         ({**ASKED, "documents": ["x" * 400_000]}, "documents"),
         ({**ASKED, "query": "x" * 400_000}, "query"),

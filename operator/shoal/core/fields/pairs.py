@@ -104,6 +104,21 @@ class Labels:
         return wrong(at, self.describe) if len(set(ids)) < len(ids) else None
 
 
+def write_documents(fields: dict[str, Any]) -> None:
+    """Makes texts of documents that are objects with a text alone, as some clients send them, in place. All other
+    documents are left to the check."""
+    documents: object = fields.get("documents")
+    if isinstance(documents, list):
+        fields["documents"] = [_plain(document) for document in cast(list[object], documents)]
+
+
+def _plain(document: object) -> object:
+    if not isinstance(document, dict):
+        return document
+    given = cast(dict[str, object], document)
+    return given["text"] if given.keys() == {"text"} else given
+
+
 def pairs_of(fields: Mapping[str, Any]) -> tuple[Any, list[Any]]:
     """The query and the texts of a checked body."""
     texts: Any = fields.get("documents", fields.get("items"))

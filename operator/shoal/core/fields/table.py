@@ -45,6 +45,8 @@ CLASSIFY: Final = "/v1/classify"
 TOKENIZE: Final = "/v1/tokenize"
 DETOKENIZE: Final = "/v1/detokenize"
 TRANSCRIBE: Final = "/v1/audio/transcriptions"
+ALIASES: Final[Mapping[str, str]] = {"/v2/rerank": RERANK}
+"""Other paths of the same endpoints: Cohere's clients of their second API use the first."""
 FORMS: Final = frozenset({TRANSCRIBE})
 """Their bodies are forms (`multipart/form-data`); all others are JSON."""
 TOKENIZING: Final = frozenset({TOKENIZE, DETOKENIZE})
@@ -235,7 +237,7 @@ TABLE: Final[Mapping[str, Mapping[str, Field]]] = {
     },
     RERANK: {
         "query": Field(Query(), "read again with each document; text only", needed=True),
-        "documents": Field(Texts(), "each is a sequence of its own; text only", needed=True),
+        "documents": Field(Texts(), 'each is a sequence of its own; text only, also as `{"text": "..."}`', needed=True),
         "model": _SAMPLING["model"],
         "top_n": Field(
             Whole(1, 1_000_000),
@@ -337,6 +339,7 @@ REFUSED: Final[Mapping[str, str]] = {
         ),
         "goes past the check of the prompt",
     ),
+    **dict.fromkeys(("max_tokens_per_doc", "max_chunks_per_doc"), "documents are read whole"),
     "score_extraction_token": "makes any number of scores per item",
     **dict.fromkeys(
         ("images_config", "video_config", "mm_processor_kwargs", "media_io_kwargs"),
