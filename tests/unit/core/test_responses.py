@@ -161,6 +161,29 @@ def test_a_whole_answer() -> None:
     assert (cut["status"], cut["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
 
 
+@pytest.mark.parametrize(
+    ("said", "items"),
+    [
+        ({"content": "x"}, [("message", "incomplete")]),
+        ({"content": "x", "reasoning_content": "Hm."}, [("reasoning", "completed"), ("message", "incomplete")]),
+        ({"content": None, "reasoning_content": "Hm"}, [("reasoning", "incomplete")]),
+        (
+            {"content": "x", "tool_calls": [{"index": 0, "id": "t", "function": {"name": "f", "arguments": "{"}}]},
+            [("message", "completed"), ("function_call", "incomplete")],
+        ),
+    ],
+)
+def test_the_item_that_was_cut_says_so(said: dict[str, Any], items: list[tuple[str, str]]) -> None:
+    found = whole({"choices": [{"message": said, "finish_reason": "length"}]}, "r1")
+    assert [(item["type"], item["status"]) for item in found["output"]] == items
+    stream = ResponseEvents("r1", "llama")
+    stream.chunk({"choices": [{"delta": said}]})
+    stream.chunk({"choices": [{"delta": {}, "finish_reason": "length"}]})
+    last = events(stream.end())[-1]
+    assert last["type"] == "response.incomplete"
+    assert [(item["type"], item["status"]) for item in last["response"]["output"]] == items
+
+
 def test_a_stream_opens_and_closes_its_items() -> None:
     stream = ResponseEvents("r1", "llama")
 

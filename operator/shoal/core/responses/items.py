@@ -63,15 +63,16 @@ def after_of(failure: StreamFailure) -> Json:
 def whole(completion: Mapping[str, Any], id: str) -> Json:
     """The response of a chat completion."""
     choice = first_choice(cast(Json, completion))
-    said = cast(Json, choice.get("message") or {})
+    said, status = cast(Json, choice.get("message") or {}), status_of(choice.get("finish_reason"))
     output: list[Json] = []
     if thought := said.get("reasoning_content"):
         output.append(reasoning(f"rs_{id}", str(thought)))
     calls = cast(list[Json], said.get("tool_calls") or [])
-    if (text := said.get("content")) or not calls:
+    cut_thought = bool(output) and status == "incomplete"
+    if (text := said.get("content")) or not (calls or cut_thought):
         output.append(message(f"msg_{id}", str(text or "")))
     output += [call_of(call) for call in calls]
-    status = status_of(choice.get("finish_reason"))
+    output[-1]["status"] = status  # a bound on the tokens cuts the last item
     created, model = int(completion.get("created") or 0), str(completion.get("model"))
     return response(id, model, created, output, status=status, usage=usage(completion.get("usage")))
 

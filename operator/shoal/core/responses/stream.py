@@ -85,7 +85,7 @@ class ResponseEvents:
             self._start(out)
         if self._open is None and not self._output:
             self._begin(out, self._message())
-        self._close(out)
+        self._close(out, self._status)
         out.append(self._event(f"response.{self._status}", response=self._response(self._status)))
         return b"".join(out)
 
@@ -159,12 +159,13 @@ class ResponseEvents:
             more["logprobs"] = []
         out.append(self._event(kind, **self._at(item), **more, delta=delta))
 
-    def _close(self, out: list[bytes]) -> None:
+    def _close(self, out: list[bytes], status: str = "completed") -> None:
+        """`status`: of the item; the last one is `incomplete` where the response is."""
         item = self._open
         if item is None:
             return
         at, text = self._at(item), item.text
-        done = item.shown("completed")
+        done = item.shown(status)
         match item.kind:
             case "message":
                 out.append(self._event("response.output_text.done", **at, content_index=0, text=text, logprobs=[]))
