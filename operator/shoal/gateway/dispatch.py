@@ -17,7 +17,7 @@ from shoal.engine.wires import wire_of
 from shoal.gateway.accepted import AcceptedRequest
 from shoal.gateway.firsttokens import FirstRequest
 from shoal.gateway.prepared import COMPLETIONS
-from shoal.gateway.relay import LACKS_ADAPTER, WRONG_MODEL, AnswerRelay, Retry
+from shoal.gateway.relay import ABORTED, LACKS_ADAPTER, WRONG_MODEL, AnswerRelay, Retry
 from shoal.gateway.replicapool import SHORT_ANSWER
 from shoal.gateway.target import DispatchTarget
 from shoal.gateway.upstream import (
@@ -147,7 +147,7 @@ class Dispatch:
                     if waited:
                         raise request.refusal(NoReplica("tried")) from None
                 meter.forget_counts()
-                lost += how in ("lost", "stalled", LACKS_ADAPTER, WRONG_MODEL)
+                lost += how in ("lost", "stalled", ABORTED, LACKS_ADAPTER, WRONG_MODEL)
                 blamed = how in ("lost", "stalled") and retries.died(await self._classify_loss(replica, boot, how))
                 meter.deaths += blamed
                 following = retries.after(meter.deaths, lost, app.settings.attempts)

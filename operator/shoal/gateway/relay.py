@@ -5,6 +5,7 @@ from typing import Any, Final, cast
 
 import orjson
 
+from shoal.core.fields.table import GENERATING
 from shoal.engine.wire import NO_ENDPOINT, EngineCall, NotHere, ReadAcceptedDrafts, Rewriter, Wire
 from shoal.gateway import sse, wholeanswer
 from shoal.gateway.body import BodyBudget
@@ -25,6 +26,9 @@ LACKS_ADAPTER: Final = "adapter"
 """Reason of a retry: the engine does not have the adapter."""
 WRONG_MODEL: Final = "wrong_model"
 """Reason of a retry: the engine serves or answered with another model than the one asked for."""
+
+ABORTED: Final = "aborted"
+"""Reason of a retry: the engine gave the request up."""
 
 
 class Retry(Exception):
@@ -155,6 +159,8 @@ class AnswerRelay:
             if answer.status < 500:
                 meter.not_taken()
             raise self.error_of(answer.status, body)
+        if prepared.path in GENERATING and sse.is_aborted(body):
+            raise Retry(ABORTED)
         if self._reply.started:
             raise ApiError(502, "The engine did not answer with a stream.", "no_stream")
         out, usage, content_type, logged, estimate = wholeanswer.read(
@@ -262,6 +268,13 @@ class AnswerRelay:
             error = _engine_lost()
         return error
 
+    def given_up(self, out: list[bytes]) -> ApiError:
+        """The error with which the stream ends whose request the engine ended, as one that is paused does. Raises Retry
+        before the first byte."""
+        if not self.answering and not out:
+            raise Retry(ABORTED)
+        return ApiError(502, "The engine gave the request up; the answer is incomplete.", "replica_lost")
+
 
 class _Events:
     """The events of one stream on their way from the engine to the client."""
@@ -354,6 +367,10 @@ class _Events:
             elif sse.is_error(event):
                 self.failed = True
                 self._failure = relay.engine_error(event, out)
+                event = self._failure.event().rstrip(b"\n")
+            elif sse.is_aborted(event):
+                self.failed = True
+                self._failure = relay.given_up(out)
                 event = self._failure.event().rstrip(b"\n")
             elif (span := sse.find_usage(event)) is not None:
                 closing = sse.is_closing_usage(event)

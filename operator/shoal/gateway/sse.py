@@ -21,6 +21,9 @@ _NO_CHOICES: Final = b'"choices":[]'
 _A_CHOICE: Final = b'"choices":[{'
 _BEGINNING: Final = b'data: {"id":'
 _RETURN: Final = ord("\r")
+_ABORT: Final = b'"abort"'
+_TAIL: Final = 128
+"""Bytes before a chunk's usage in which engines say why an answer ended."""
 
 
 class EventTooLarge(Exception):
@@ -94,6 +97,7 @@ def plain_chunks(data: bytes, rewrite: Callable[[bytes], bytes] | None = None) -
         or not data.startswith(_BEGINNING)
         or _RETURN in data
         or data.find(_A_CHOICE) < 0
+        or data.find(_ABORT, at - _TAIL, at) >= 0
     ):
         return None
     out = data[: at - 9] + b"}\n\n"
@@ -115,6 +119,7 @@ def _several(data: bytes, rewrite: Callable[[bytes], bytes] | None) -> tuple[byt
             or not event.startswith(_BEGINNING)
             or event.find(b"\n") >= 0
             or event.find(_A_CHOICE) < 0
+            or event.find(_ABORT, at - _TAIL, at) >= 0
         ):
             return None
         out.append(event[: at - 9] + b"}\n\n")
@@ -169,6 +174,12 @@ def closing_usage(event: bytes, model_name: str) -> bytes:
 def is_error(event: bytes) -> bool:
     """Whether an event is an error of the engine: `data: {"error": ...}`."""
     return event.startswith((b'data: {"error"', b'data:{"error"'))
+
+
+def is_aborted(data: bytes) -> bool:
+    """Whether a chunk or a whole answer says that the engine gave the request up: it is no whole answer."""
+    at = data.find(_ABORT)
+    return at >= 0 and (data.find(b'"finish_reason":"abort"') >= 0 or data.find(b'"finish_reason": "abort"') >= 0)
 
 
 def payload(event: bytes) -> dict[str, Any] | None:

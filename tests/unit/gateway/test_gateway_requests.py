@@ -22,7 +22,7 @@ from shoal.gateway import request
 from shoal.gateway.app import GatewayApp
 from shoal.gateway.upstream import UpstreamAddress
 from tests.support.gateway import API_KEY, INSTALL_KEY, MODEL, gateway, lines, replica, tenant
-from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
+from tests.support.scripted_engine import USAGE, EngineRequest, ScriptedEngine, serve_normally
 
 NOBODY_WAITS = Limits(max_requests=0)
 CHAT = {"model": "llama", "messages": [{"role": "user", "content": "hi"}]}
@@ -570,6 +570,53 @@ async def test_a_stream_that_ends_without_done_is_incomplete(tmp_path: Path):
     async with gateway(tmp_path, ScriptedEngine(stop_early)) as it:
         response = await it.post({**CHAT, "stream": True})
         assert b"replica_lost" in await response.read()
+        assert (await it.records())[0].data.outcome == "failed"
+
+
+async def gives_up(request: EngineRequest) -> None:
+    """As an engine that is paused: what it ended looks like an answer."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": 'a "abort"'}, "finish_reason": "abort"}
+    if request.body.get("stream"):
+        choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": "abort", "matched_stop": None}
+        await request.begin_stream()
+        if request.body.get("seed", 1):
+            await request.chunk(request.delta("a", 1))
+            await asyncio.sleep(0.02)
+    body = json.dumps(
+        {"id": request.body["rid"], "model": request.model, "choices": [choice], "usage": USAGE}, separators=(",", ":")
+    )
+    if not request.body.get("stream"):
+        await request.answer(200, body.encode())
+        return
+    await request.chunk(b"data: %b\n\n" % body.encode())
+    await request.chunk(request.closing())
+    await request.chunk(b"data: [DONE]\n\n")
+    await request.end_stream()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_an_engine_gives_up_is_answered_by_another_replica(tmp_path: Path, stream: bool):
+    behaviours = [serve_normally, gives_up]
+
+    async def once(request: EngineRequest) -> None:
+        await behaviours.pop()(request)
+
+    async with gateway(tmp_path, ScriptedEngine(once), ScriptedEngine(once)) as it:
+        response = await it.post({**CHAT, "stream": stream, "seed": 0})
+        assert response.status == 200
+        assert b'"finish_reason":"abort"' not in await response.read()
+        assert it.metric("shoal_gateway_retries_total", reason="aborted") == 1
+        (record,) = await it.records()
+        assert (record.data.outcome, record.data.attempts) == ("answered", 2)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_a_stream_that_the_engine_gives_up_ends_with_an_error(tmp_path: Path, path: str):
+    async with gateway(tmp_path, ScriptedEngine(gives_up)) as it:
+        body = {**CHAT, "stream": True}
+        raw = await (await it.post(body | ({"max_tokens": 9} if "messages" in path else {"seed": 1}), path)).read()
+        assert b"The engine gave the request up; the answer is incomplete." in raw
+        assert b"abort" not in raw
         assert (await it.records())[0].data.outcome == "failed"
 
 

@@ -10,6 +10,7 @@ FAILURES: Final[Mapping[str, tuple[Layer, str]]] = {
     "lost": (Layer.ENGINE, "the connection to its engine broke"),
     "stalled": (Layer.ENGINE, "its engine had stalled"),
     "unavailable": (Layer.ENGINE, "its engine took no requests, or had died before"),
+    "aborted": (Layer.ENGINE, "its engine gave the request up"),
     "adapter": (Layer.ENGINE, "its engine did not have the adapter"),
     "wrong_model": (Layer.ENGINE, "its engine served another model"),
     "unsupported": (Layer.ENGINE, "its engine does not do what the request asks for"),
