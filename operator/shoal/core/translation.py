@@ -1,5 +1,6 @@
 """What the translations of other APIs into chat completions share (`anthropic/`, `responses/`)."""
 
+import re
 from typing import Any, NamedTuple, cast
 
 Json = dict[str, Any]
@@ -25,6 +26,19 @@ class NotTranslatable(Exception):
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)
         self.param = param
+
+
+Names = tuple[tuple[re.Pattern[str], str], ...]
+"""Fields of a chat completion, and what each is called in a client's API; the first that matches counts."""
+
+
+def renamed(param: str, message: str, names: Names) -> tuple[str, str]:
+    """The field at fault and the message of an error, in the words of the client's API."""
+    for pattern, name in names:
+        if pattern.match(param):
+            own = pattern.sub(name, param, count=1)
+            return own, message.replace(f"`{param}`", f"`{own}`")
+    return param, message
 
 
 def as_object(value: object, at: str) -> Json:

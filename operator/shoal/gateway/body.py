@@ -11,7 +11,7 @@ from shoal.core.fields.kinds import Facts
 from shoal.core.fields.table import GENERATING
 from shoal.core.jsonbounds import JsonBounds, beyond
 from shoal.core.nativeapi import NativeApi
-from shoal.core.translation import NotTranslatable
+from shoal.core.translation import NotTranslatable, renamed
 from shoal.gateway.dialects import Dialect
 from shoal.net.errors import ApiError, unavailable
 
@@ -187,15 +187,19 @@ def untranslated(parsed: Parsed, api: NativeApi) -> Parsed:
         raise ApiError(400, str(error), "unsupported_field", param=error.param) from None
 
 
-def checked(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int) -> None:
-    """Rejects fields that are not in `core/fields/table.py`, or that exceed its bounds.
+def checked(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int, dialect: Dialect | None = None) -> None:
+    """Rejects fields that are not in `core/fields/table.py`, or that exceed its bounds. `dialect`: of the client, whose
+    names for them the error has.
 
     Raises:
         ApiError: 400, with the field at fault in `param`.
     """
     problem = check(fields, endpoint, facts, size)
     if problem is not None:
-        raise ApiError(400, problem.message, problem.code, param=problem.param)
+        param, message = problem.param, problem.message
+        if dialect is not None:
+            param, message = renamed(param, message, dialect.names)
+        raise ApiError(400, message, problem.code, param=param)
 
 
 def prompts(fields: Mapping[str, Any]) -> int:

@@ -12,7 +12,7 @@ from shoal.core.anthropic import native as anthropic_native
 from shoal.core.fields.table import CHAT, TOKENIZE
 from shoal.core.nativeapi import NativeApi
 from shoal.core.responses import native as responses_native
-from shoal.core.translation import Json, StreamFailure
+from shoal.core.translation import Json, Names, StreamFailure
 from shoal.net.errors import ApiError
 
 MESSAGES: Final = "/v1/messages"
@@ -55,6 +55,8 @@ class Dialect:
     """The body of an error; with the request's id."""
     native: NativeApi | None = None
     """How external targets are asked that serve it themselves; None: it is none that they may serve."""
+    names: Names = ()
+    """What the client calls the fields of the engine's request."""
 
 
 def _anthropic_error(error: ApiError, id: str) -> bytes:
@@ -80,6 +82,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
             anthropic_native.native_answer,
             anthropic_native.NativeMessageEvents,
         ),
+        anthropic.NAMES,
     ),
     COUNT_TOKENS: Dialect(
         TOKENIZE,
@@ -95,6 +98,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
             anthropic_native.native_count,
             anthropic_native.NativeMessageEvents,
         ),
+        anthropic.NAMES,
     ),
     RESPONSES: Dialect(
         CHAT,
@@ -110,6 +114,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
             responses_native.native_answer,
             responses_native.NativeResponseEvents,
         ),
+        responses.NAMES,
     ),
 }
 """By the client's path."""

@@ -713,12 +713,12 @@ class GatewayRequest:
             # The body now contains the media and is checked as if it had arrived so. No host is allowed any more: only
             # `data:` URLs pass.
             size += remote.put(fields, fetched.media)
-            checked(fields, self._engine_path, _without_hosts(model.facts), size)
+            checked(fields, self._engine_path, _without_hosts(model.facts), size, self._dialect)
         elif model.facts.media_hosts and app.settings.media_egress and self._engine_path == CHAT:
-            checked(fields, self._engine_path, model.facts, size)
+            checked(fields, self._engine_path, model.facts, size, self._dialect)
             wanted = remote.wanted(fields, model.facts.media_hosts)
         else:
-            checked(fields, self._engine_path, _without_hosts(model.facts), size)
+            checked(fields, self._engine_path, _without_hosts(model.facts), size, self._dialect)
         if native is None and (turns := fields.get("messages")) is not None:
             write_turns(turns, engine=model.external is None)
         if fetched is None and first:

@@ -56,6 +56,36 @@ async def test_a_response_is_answered_and_metered(tmp_path: Path) -> None:
         assert (record.data.input_tokens, record.data.cached_tokens, record.data.output_tokens) == (7, 4, 3)
 
 
+@pytest.mark.parametrize(
+    ("path", "more", "param"),
+    [
+        (PATH, {"max_output_tokens": 0}, "max_output_tokens"),
+        (PATH, {"reasoning": {"effort": "much"}}, "reasoning.effort"),
+        (PATH, {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://x/"}]}]}, "input"),
+        (PATH, {"tools": [{"type": "function", "name": "a b"}]}, "tools...name"),
+        (
+            PATH,
+            {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"pattern": "(a+)+"}}}},
+            "text.format.schema...pattern",
+        ),
+        ("/v1/messages", {"output_config": {"effort": "much"}}, "output_config.effort"),
+        ("/v1/messages", {"stop_sequences": [""]}, "stop_sequences"),
+        ("/v1/messages", {"tools": [{"name": "f", "input_schema": []}]}, "tools[0].input_schema"),
+        ("/v1/messages", {"max_tokens": 0}, "max_tokens"),
+    ],
+)
+async def test_errors_name_the_fields_of_the_clients_api(
+    tmp_path: Path, path: str, more: dict[str, Any], param: str
+) -> None:
+    body = {"input": "hi"} if path == PATH else {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        response = await it.post({"model": "llama", **body, **more}, path)
+        error = (await response.json())["error"]
+        assert response.status == 400
+        assert f"`{param}`" in error["message"]
+        assert path != PATH or error["param"] == param
+
+
 async def test_a_response_is_streamed_and_metered(tmp_path: Path) -> None:
     async with asked(tmp_path, ScriptedEngine()) as (it, client):
         async with client.responses.stream(model="llama", input="hi") as stream:

@@ -4,6 +4,7 @@ that of `/v1/tokenize`.
 What comes out is checked like any chat completion (`core/fields`): bounds stand there, and not here.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -22,6 +23,18 @@ _KNOWN: Final = _DROPPED | {
     *_SAME, "max_tokens", "messages", "metadata", "output_config", "output_format", "stop_sequences", "system",
     "thinking", "tool_choice", "tools",
 }  # fmt: skip
+
+NAMES: Final = (
+    # One message may be several of a chat.
+    (re.compile("messages.*"), "messages"),
+    (re.compile("stop$"), "stop_sequences"),
+    (re.compile("user$"), "metadata.user_id"),
+    (re.compile("reasoning_effort$"), "output_config.effort"),
+    (re.compile(r"response_format(\.json_schema)?"), "output_config.format"),
+    (re.compile(r"tools\[(\d+)\]\.function\.parameters"), r"tools[\1].input_schema"),
+    (re.compile(r"tools\[(\d+)\]\.function"), r"tools[\1]"),
+)
+"""See `translation.Names`."""
 
 
 def chat_request(body: Mapping[str, Any]) -> Json:

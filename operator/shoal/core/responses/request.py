@@ -3,6 +3,7 @@
 What comes out is checked like any chat completion (`core/fields`): bounds stand there, and not here.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
@@ -32,6 +33,16 @@ _KNOWN: Final = (
     | STATEFUL.keys()
     | {*_SAME, "background", "input", "instructions", "max_output_tokens", "reasoning", "text", "tool_choice", "tools"}
 )
+
+NAMES: Final = (
+    (re.compile("max_(completion_)?tokens$"), "max_output_tokens"),
+    # One item may be several messages, and several items one.
+    (re.compile("messages.*"), "input"),
+    (re.compile("reasoning_effort$"), "reasoning.effort"),
+    (re.compile(r"response_format(\.json_schema)?"), "text.format"),
+    (re.compile(r"tools\[\d+\]\.function"), "tools.."),
+)
+"""See `translation.Names`."""
 
 
 def chat_request(body: Mapping[str, Any]) -> Json:
@@ -88,8 +99,8 @@ def _messages(body: Mapping[str, Any]) -> list[Json]:
 def _thoughts(item: Json) -> list[str]:
     """What a model thought before what it said next. Thoughts that are encrypted can only be read by who did that."""
     parts: object = item.get("content") or item.get("summary")
-    found = [part for part in cast("list[object]", parts) if isinstance(part, dict)] if isinstance(parts, list) else []
-    texts = [cast(Json, part).get("text") for part in found]
+    found = cast("list[object]", parts) if isinstance(parts, list) else []
+    texts = [cast(Json, part).get("text") for part in found if isinstance(part, dict)]
     return [text for text in texts if isinstance(text, str) and text]
 
 
