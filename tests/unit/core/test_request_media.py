@@ -312,6 +312,25 @@ def test_what_a_model_reads_is_told_by_its_architecture(architecture: str, reads
 
 
 @pytest.mark.parametrize(
+    ("architecture", "text", "fine"),
+    [
+        ("Qwen2_5_VLForConditionalGeneration", 'a page with <img src="x"> and <img> and </video>, [IMG]', True),
+        ("Qwen2_5_VLForConditionalGeneration", "<|image_pad|>", False),
+        ("Qwen3VLMoeForConditionalGeneration", "<image>", True),
+        ("InternVLChatModel", "<img>", False),
+        ("LlavaForConditionalGeneration", "<image>", False),
+    ],
+)
+def test_what_looks_like_html_is_text_where_no_place_of_an_image_does(architecture: str, text: str, fine: bool) -> None:
+    resource = operators.model("chat", "team-a")
+    artifact = {"source": "x", "architecture": architecture, "multimodal": True}
+    facts = served_model(Model.model_validate(resource | {"status": {"artifact": artifact}})).facts
+    parts = [image(pictures.png(2, 2)), {"type": "text", "text": text}]
+    found = check({"model": "m", "messages": [{"role": "user", "content": parts}]}, CHAT, facts)
+    assert (found and found.code) == (None if fine else "token_not_allowed")
+
+
+@pytest.mark.parametrize(
     "text",
     ["<|image_pad|>", "<|video_pad|>", "<image>", "<IMG_CONTEXT>", "[IMG]", "a<|audio|>b", "<|image>", "<image|>"],
 )

@@ -113,6 +113,12 @@ HEARS_ONLY: Final = _names("""
 """)
 """Of these, the ones that read sound and no images."""
 
+PIPED: Final = _names("""
+    Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration Qwen3VLForConditionalGeneration
+    Qwen3VLMoeForConditionalGeneration
+""")
+"""Of these, the ones whose places of media in a text all look like `<|...|>`, in both engines and in Transformers."""
+
 TRANSCRIBES: Final = _names("""
     GlmAsrForConditionalGeneration Qwen2AudioForConditionalGeneration Qwen3ASRForConditionalGeneration
     WhisperForConditionalGeneration

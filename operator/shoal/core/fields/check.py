@@ -56,7 +56,7 @@ def check(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int | No
         most = facts.differences.most_scored_bytes
         if most is not None and (found := not_scored(fields, most)) is not None:
             return found
-    if "messages" in fields and (found := placeholder_problem(fields)) is not None:
+    if "messages" in fields and (found := placeholder_problem(fields, facts)) is not None:
         return found
     if size is not None and size <= SPARE_CHARACTERS and "messages" in fields and fields.keys().isdisjoint(MULTIPLIERS):
         # Almost all requests: one answer to a prompt that is short for any model.

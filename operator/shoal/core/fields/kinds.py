@@ -21,6 +21,8 @@ class Facts:
     """Cap of one answer, from the Model's limits."""
     media: frozenset[Medium] = frozenset()
     """Media that the Model reads besides text."""
+    piped: bool = False
+    """Places of media in its texts all look like `<|...|>`."""
     media_hosts: frozenset[str] = frozenset()
     """Hosts from which a gateway fetches media for the Model. Empty when a request is checked in the form that an
     engine gets: then only `data:` URLs pass."""

@@ -72,7 +72,8 @@ WORDS: Final = (
     f"side and {MOST_RATIO} times longer than wide. Images times `max_dynamic_patch` is at most {MOST_PIECES}.",
     f"Sounds are WAV (plain samples, {LEAST_RATE} to {MOST_RATE} a second) or MP3, of at most {MOST_SECONDS} seconds "
     "in all. FLAC and Ogg are not taken: a few KiB of them unpack to hours.",
-    "Beside images and sound, texts hold none of the models' own tokens: nothing like `<|...|>`, `<image>` or `[IMG]`.",
+    "Beside images and sound, texts hold none of the models' own tokens: nothing like `<|...|>`, `<image>` or `[IMG]`; "
+    "with Qwen-VL, whose tokens all look like the first, the others are text.",
     "Video is not taken: nothing outside of a decoder bounds what it unpacks to. Send frames as images.",
 )
 
@@ -97,15 +98,17 @@ class Load:
 
 
 NOTHING: Final = Load()
+_PIPED: Final = r"<\|[^|<>\s]{1,64}\|?>|<[^|<>\s]{1,64}\|>|<<<__"
 _PLACEHOLDER: Final = re.compile(
-    r"<\|[^|<>\s]{1,64}\|?>|<[^|<>\s]{1,64}\|>|<<<__"
-    r"|(?i:</?(?:image|img|video|audio|im|patch|so|slice|start_of|end_of)(?:[_-][\w-]{0,32})?>)"
+    _PIPED + r"|(?i:</?(?:image|img|video|audio|im|patch|so|slice|start_of|end_of)(?:[_-][\w-]{0,32})?>)"
     r"|\[(?:IMG|AUDIO|BEGIN_AUDIO)[A-Z_]{0,16}\]"
 )
 """Placeholders that processors replace by a medium, of all models that SGLang 0.5.23 supports."""
+_PIPED_PLACEHOLDER: Final = re.compile(_PIPED)
+"""The same, of models with `Facts.piped`: to them `<img>` is text, as in a page that a client asks about."""
 
 
-def placeholder_problem(fields: Mapping[str, Any]) -> FieldProblem | None:
+def placeholder_problem(fields: Mapping[str, Any], facts: Facts) -> FieldProblem | None:
     """Whether a checked chat with media contains placeholders of media in its texts.
 
     Transformers takes the next medium for each placeholder, and raises StopIteration when there are no more. A future
@@ -121,7 +124,7 @@ def placeholder_problem(fields: Mapping[str, Any]) -> FieldProblem | None:
         "chat_template_kwargs": _texts(fields.get("chat_template_kwargs")),
     }
     for name, found in texts.items():
-        if _PLACEHOLDER.search("".join(found)) is not None:
+        if (_PIPED_PLACEHOLDER if facts.piped else _PLACEHOLDER).search("".join(found)) is not None:
             text = (
                 f"`{name}` must not hold a model's own tokens, like <|image_pad|> or <image>, beside images or sound."
             )

@@ -192,6 +192,7 @@ def _facts(model: Model, differences: EngineDifferences, able: tuple[str, ...]) 
         context_length=model.spec.engine.context_length or (None if artifact is None else artifact.context_length),
         max_output_tokens=model.spec.limits.max_output_tokens,
         media=_media(artifact) if artifact is not None and artifact.multimodal else frozenset(),
+        piped=artifact is not None and artifact.architecture in names.PIPED,
         media_hosts=frozenset(model.spec.media.allowed_hosts),
         differences=differences,
         capabilities=able,
