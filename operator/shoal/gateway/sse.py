@@ -97,7 +97,7 @@ def plain_chunks(data: bytes, rewrite: Callable[[bytes], bytes] | None = None) -
         or not data.startswith(_BEGINNING)
         or _RETURN in data
         or data.find(_A_CHOICE) < 0
-        or data.find(_ABORT, at - _TAIL, at) >= 0
+        or data.find(_ABORT, max(0, at - _TAIL), at) >= 0
     ):
         return None
     out = data[: at - 9] + b"}\n\n"
@@ -119,7 +119,7 @@ def _several(data: bytes, rewrite: Callable[[bytes], bytes] | None) -> tuple[byt
             or not event.startswith(_BEGINNING)
             or event.find(b"\n") >= 0
             or event.find(_A_CHOICE) < 0
-            or event.find(_ABORT, at - _TAIL, at) >= 0
+            or event.find(_ABORT, max(0, at - _TAIL), at) >= 0
         ):
             return None
         out.append(event[: at - 9] + b"}\n\n")

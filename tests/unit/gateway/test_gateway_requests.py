@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 from shoal.api import keys
 from shoal.core.hold.limits import Limits
 from shoal.core.routing.resolve import ServedModel
-from shoal.gateway import request
+from shoal.gateway import request, sse
 from shoal.gateway.app import GatewayApp
 from shoal.gateway.upstream import UpstreamAddress
 from tests.support.gateway import API_KEY, INSTALL_KEY, MODEL, gateway, lines, replica, tenant
@@ -592,6 +592,13 @@ async def gives_up(request: EngineRequest) -> None:
     await request.chunk(request.closing())
     await request.chunk(b"data: [DONE]\n\n")
     await request.end_stream()
+
+
+def test_a_short_chunk_that_says_so_is_looked_at_whole():
+    chunk = b'data: {"id":"1","choices":[{"index":0,"finish_reason":"abort"}],"usage":{"prompt_tokens":1}}\n\n'
+    assert sse.plain_chunks(chunk.replace(b'"abort"', b"null")) is not None
+    assert sse.plain_chunks(chunk) is None
+    assert sse.plain_chunks(2 * chunk) is None
 
 
 @pytest.mark.parametrize("stream", [True, False])
