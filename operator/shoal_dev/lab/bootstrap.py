@@ -36,7 +36,8 @@ async def wait_for_api(api: Api, timeout: float) -> None:
 
 
 async def apply_basics(api: Api) -> None:
-    """The default StorageClass, and the Service that keeps the cluster DNS's address from being given to another."""
+    """The default StorageClass, and the Service that keeps the cluster DNS's address from being given to another. Its
+    EndpointSlice is for who asks whether there is a DNS (`shoal doctor`): the server itself listens on that address."""
     await api.apply(f"/apis/storage.k8s.io/v1/storageclasses/{volumes.STORAGE_CLASS}", volumes.storage_class())
     ports = [{"name": f"dns-{p.lower()}", "port": 53, "protocol": p} for p in ("UDP", "TCP")]
     service = {
@@ -45,7 +46,16 @@ async def apply_basics(api: Api) -> None:
         "metadata": {"name": "kube-dns", "labels": {"k8s-app": "kube-dns"}},
         "spec": {"clusterIP": network.DNS, "ports": ports},
     }
+    slice_ = {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": "kube-dns", "labels": {"kubernetes.io/service-name": "kube-dns"}},
+        "addressType": "IPv4",
+        "ports": ports,
+        "endpoints": [{"addresses": [network.HOST], "conditions": {"ready": True}}],
+    }
     await _until(lambda: api.apply("/api/v1/namespaces/kube-system/services/kube-dns", service), 20)
+    await api.apply("/apis/discovery.k8s.io/v1/namespaces/kube-system/endpointslices/kube-dns", slice_)
 
 
 async def apply_device_class(api: Api) -> None:

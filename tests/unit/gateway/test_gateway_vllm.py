@@ -166,7 +166,7 @@ async def test_translated_apis_show_a_models_thoughts(tmp_path: Path):
         runs_vllm(it, 1)
         message = {"model": "llama", "max_tokens": 5, "messages": CHAT["messages"]}
         answer = await (await it.post(message, "/v1/messages")).json()
-        assert answer["content"][0] == {"type": "thinking", "thinking": "hm"}
+        assert answer["content"][0] == {"type": "thinking", "thinking": "hm", "signature": ""}
         assert answer["usage"] == {
             "input_tokens": 8, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 32, "output_tokens": 3,
         }  # fmt: skip
