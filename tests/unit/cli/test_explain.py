@@ -316,6 +316,20 @@ def test_numbers_of_the_spec_stand_in_for_weights_that_cannot_be_read(shell: She
     assert done.exit_code == 0, done.output
     assert "sized without the facts of the weights: pvc://claim cannot be read" in done.output
     assert "as spec.sizing says: weightBytes 15Gi, kvBytesPerToken 131072" in done.output
+    assert "contextLength" not in done.output
+
+
+def test_a_context_that_cannot_be_compared_with_the_models_own_is_not_said_to_fit(shell: Shell) -> None:
+    stated = model(uri="pvc://claim", sizing={"weightBytes": "15Gi", "kvBytesPerToken": 131072})
+    stated["spec"]["engine"] = {"contextLength": 8192}
+    done = shell.run("--fleet", shell.fleet(gpu_class(LARGE)), models=(stated,), facts=False)
+    assert "contextLength is not checked: what the model was made for is not known here" in done.output
+
+
+def test_what_could_not_be_read_does_not_count_as_what_fits_nowhere(shell: Shell) -> None:
+    unread, large = model("unread", uri="pvc://claim"), model("large", sizing={"weightBytes": "900Gi"})
+    done = shell.run("--fleet", shell.fleet(gpu_class(SMALL)), models=(unread, large), facts=False)
+    assert "Not looked at: chat/unread" in done.output
 
 
 def test_an_unknown_architecture_asks_for_numbers(shell: Shell) -> None:

@@ -1,6 +1,6 @@
 """Prints the report as tables."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 
 from rich.console import Console
@@ -117,6 +117,8 @@ def _facts(report: ModelReport) -> Iterator[str]:
     ]
     if given:
         yield f"as spec.sizing says: {', '.join(given)}"
+    if report.model.spec.engine.context_length and (facts is None or facts.context_length is None):
+        yield "contextLength is not checked: what the model was made for is not known here"
 
 
 def _numbers(row: ClassReport, context: int | None) -> tuple[str, str, str, str]:
@@ -171,10 +173,15 @@ def _totals(report: Report, fleet: ExplainedFleet) -> Iterator[str]:
         used = ", ".join(f"{name} {u.allocated}/{u.gpus}" for name, u in report.use.items() if u.gpus)
         percent = allocated_percent(report)
         yield f"GPUs allocated: {'none there' if percent is None else f'{percent:.1f} % ({used})'}"
-    lost = [m.model.key for m in report.models if not m.placed]
-    if lost and len(report.models) > 1:
-        more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
-        yield f"[red]Not placed:[/] {escape(', '.join(lost[:_NAMED]))}{more}"
+    if len(report.models) > 1:
+        yield from _named("Not placed", [m.model.key for m in report.models if not m.placed and not m.problem])
+        yield from _named("Not looked at", [m.model.key for m in report.models if m.problem])
+
+
+def _named(what: str, models: Sequence[str]) -> Iterator[str]:
+    if models:
+        more = f" and {len(models) - _NAMED} more" if len(models) > _NAMED else ""
+        yield f"[red]{what}:[/] {escape(', '.join(models[:_NAMED]))}{more}"
 
 
 def quantity_of(count: int) -> str:
