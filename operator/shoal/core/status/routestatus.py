@@ -115,9 +115,10 @@ def _problem(seen: SeenRoute, declared: DeclaredRoute) -> ModelProblem | None:
         text = f"a target is a ModelRoute: {_named(circular)}. Only Models and LoRAAdapters can be targets"
         return ModelProblem(reasons.CIRCULAR_ROUTE, text)
     if foreign := [ref for ref in refs if not seen.targets[ref].permitted]:
+        # Whether it exists is not for those of another namespace to learn.
         text = (
-            f"there is none in its namespace that lets this route name it: {_named(foreign)}. The target has to list "
-            f"the namespace {declared.namespace} in spec.routeNamespaces"
+            f"{_named(foreign)} has to list the namespace {declared.namespace} in spec.routeNamespaces before this "
+            "route may name it, or there is no such object"
         )
         return ModelProblem(reasons.NOT_PERMITTED, text)
     if missing := [ref for ref in refs if not seen.targets[ref].exists]:
