@@ -106,6 +106,7 @@ class LedgerProcess:
             self.metrics.registry.register(CoverageMetrics(self.reconciler))
         Routes(self.store, self._coverage, _now_ms).add(self.service)
         self.service.route("GET", names.TOTALS_PATH, self._totals, ("gateway", "billing"))
+        self.store.restore = self.prices.restore
         self.store.opened = self.totals.reload
         self.store.committed = self._committed
         self.store.cost = Rated(self.prices).cost
@@ -206,7 +207,7 @@ class LedgerProcess:
         settings = self.settings
         parts: dict[str, Callable[[], Coroutine[None, None, None]]] = {
             "housekeeping": self._housekeeping,
-            "prices": lambda: self.prices.follow(self.totals.reload),
+            "prices": lambda: self.prices.follow(self.totals.reload, self._keep_prices),
             "totals": self.totals.run,
             "closing": self._closing,
             "retention": lambda: maintenance.retain(self.store, settings.retention_days, settings.hours_retention_days),
@@ -219,6 +220,11 @@ class LedgerProcess:
     def _committed(self, changes: Changes) -> None:
         self.liveness.at(changes.gateways_seen)
         self.totals.add(changes)
+
+    async def _keep_prices(self) -> None:
+        # Tried again at the next poll of the folder.
+        with contextlib.suppress(DatabaseUnavailable):
+            await self.store.write(self.prices.keep, self.prices.kept)
 
     def _coverage(self) -> EngineCoverage:
         return NO_ENGINES if self.reconciler is None else self.reconciler.coverage

@@ -192,3 +192,11 @@ aside: Final = Table(
     Column("body", LargeBinary, nullable=False),
 )
 """Quarantined records: they do not validate, or arrived after the retention."""
+
+price_lists: Final = Table(
+    "price_lists",
+    metadata,
+    Column("file", String, primary_key=True),
+    Column("text", Text, nullable=False, comment="the file's content, YAML"),
+)
+"""The price lists that were accepted last, all together. A ledger that starts while its files are refused uses them."""

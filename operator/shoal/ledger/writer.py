@@ -73,13 +73,15 @@ class LedgerWriter:
     """Owns the writer thread; create it in the event loop that gets the results. The thread opens the database,
     retrying until it succeeds, and executes submitted jobs.
 
-    `opened` is called in the event loop after each (re)connection, `committed` after each commit that changed sums, in
-    commit order.
+    `restore` is called in the thread after each (re)connection, before anything is taken or answered; if it fails, the
+    database counts as unavailable. `opened` is called in the event loop after each (re)connection, `committed` after
+    each commit that changed sums, in commit order.
     """
 
     def __init__(self, database: Database, *, keep_days: int | None = None) -> None:
         self.database: Final = database
         self.stats = WriterStats()
+        self.restore: Callable[[Connection], None] = lambda _: None
         self.opened: Callable[[], None] = lambda: None
         self.committed: Callable[[Changes], None] = lambda _: None
         self.cost: Cost = free
@@ -136,6 +138,8 @@ class LedgerWriter:
             with contextlib.ExitStack() as stack:
                 try:
                     connection = self.database.open(stack)
+                    with connection.begin():
+                        self.restore(connection)
                 except Exception as error:
                     self._failed(error)
                     if self._pause():

@@ -94,9 +94,15 @@ def test_requests_of_before_have_no_documents(url: str) -> None:
     assert dict(tuple(row) for row in found) == {"old": None, "new": 3}
 
 
-def without_units(connection: Connection) -> None:
-    """Takes away the columns of migrations 0004 and 0005."""
+def without_route(connection: Connection) -> None:
+    """Takes away the column and the table of migrations 0005 and 0006."""
+    connection.exec_driver_sql("DROP TABLE price_lists")
     connection.exec_driver_sql("ALTER TABLE usage DROP COLUMN route")
+
+
+def without_units(connection: Connection) -> None:
+    """Takes away the columns and tables of migrations 0004 to 0006."""
+    without_route(connection)
     parts = ("image_tokens", "audio_tokens", "accepted_tokens")
     for table, names in (
         ("usage", ("images", "audio_ms", "audio_source", *parts)),
@@ -142,7 +148,7 @@ def test_requests_of_before_have_no_route(url: str) -> None:
         connection = opened(url, stack)
         with connection.begin():
             ingest.store(connection, [usage_row(record("old"))], Changes(), NOW_MS)
-            connection.exec_driver_sql("ALTER TABLE usage DROP COLUMN route")
+            without_route(connection)
             connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0004_from_0001'")
     with contextlib.ExitStack() as stack:
         connection = opened(url, stack)
