@@ -167,6 +167,9 @@ class BillStatement(Message):
     """Requests of this month that have not ended. They are not billed yet."""
     known: bool = True
     """False: the ledger has never had usage or a credit of this tenant."""
+    refused: tuple[str, ...] = ()
+    """Mistakes in the price lists of the ledger's folder, as file:line: sentence. The lists are refused, and those
+    accepted before them stay in force. Empty: the lists in the folder are in force."""
 
 
 class PriceText(Message):
@@ -236,3 +239,17 @@ class Margin(Message):
     currency: str | None = None
     """Currency of the revenue."""
     rows: tuple[MarginRow, ...] = ()
+    refused: tuple[str, ...] = ()
+    """As `refused` of a bill."""
+
+
+class PricesInForce(Message):
+    """Answer to `GET /v1/prices`."""
+
+    lists: tuple[str, ...] = ()
+    """Names of the price lists that were accepted, the earliest first."""
+    current: str | None = None
+    """The one in force now; None: nothing has a price now."""
+    currency: str | None = None
+    refused: tuple[str, ...] = ()
+    """As `refused` of a bill."""

@@ -71,6 +71,7 @@ LEDGER: Final[dict[tuple[str, str], Right]] = {
     ("GET", names.CREDITS_PATH): CREDITS,
     ("POST", names.CREDITS_PATH): NEW_CREDITS,
     ("GET", names.MARGIN_PATH): MARGINS,
+    ("GET", names.PRICES_PATH): MARGINS,
     ("GET", names.UNATTRIBUTED_PATH): UNATTRIBUTED,
 }
 """The right that each of the ledger's calls needs. A call that is not here is for Shoal's processes only."""

@@ -26,6 +26,10 @@ READ_SECONDS: Final = 30.0
 SUFFIXES: Final = (".yaml", ".yml")
 MOST_KEPT: Final = 4 * 1024 * 1024
 """Characters of all lists that the database keeps. A ConfigMap has a quarter of it at most."""
+_MOST_TOLD: Final = 20
+"""Mistakes that answers contain."""
+_LONGEST: Final = 500
+"""Characters of each."""
 _MOST_FILES: Final = 1_000
 
 Seen = tuple[tuple[str, int, int, int], ...]
@@ -73,6 +77,15 @@ class PriceFolder:
         """The last valid lists."""
         self.error: str | None = None
         """Why the lists in the folder are not in force; one line per error."""
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """The first mistakes for which the lists in the folder are refused; empty: they are in force."""
+        if self.error is None:
+            return ()
+        lines = self.error.splitlines()
+        more = (f"and {len(lines) - _MOST_TOLD} more",) if len(lines) > _MOST_TOLD else ()
+        return (*(line[:_LONGEST] for line in lines[:_MOST_TOLD]), *more)
 
     def current(self) -> Prices | None:
         """The price list in force now."""

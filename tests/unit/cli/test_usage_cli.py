@@ -111,6 +111,25 @@ async def test_a_bill_as_a_table(world: World) -> None:
     ]
 
 
+async def test_refused_price_lists_are_told_beside_a_bill(world: World, tmp_path: Path) -> None:
+    mistake = "october.yaml:2: begins when mine.yaml does, 2026-10-01T00:00Z"
+    (tmp_path / "prices" / "mine.yaml").write_text(OCTOBER)
+    await world.books.prices.refresh()
+    for query in (("bill", "--tenant", "acme", "--month", "2026-11"), ("margin",)):
+        told = await world.shoal(*query)
+        assert "the ledger refuses its price lists" in told.stderr
+        assert mistake in told.stderr
+        assert mistake not in told.stdout
+    told = await world.shoal("bill", "--tenant", "acme", "--month", "2026-11")
+    assert "Not priced: 42 tokens of chat/new: no accepted price list has a price for it" in told.stdout
+    told = await world.shoal("bill", "--tenant", "acme", "--month", "2026-11", "-o", "json")
+    assert json.loads(told.stdout)["refused"] == [mistake]
+    again = await world.shoal(
+        "bill", "--tenant", "acme", "--month", "2026-11", "--prices", str(tmp_path / "prices" / "mine.yaml")
+    )
+    assert again.stderr.count(mistake) == 1
+
+
 @pytest.mark.parametrize("note", ["[ticket 7] of the 3rd", "see [/docs] :smile:"])
 async def test_a_note_is_shown_as_it_was_written(world: World, note: str) -> None:
     about = ("--tenant", "acme", "--month", "2026-11")

@@ -45,6 +45,17 @@ async def test_what_has_no_price_is_shown_as_such(books: Ledger) -> None:
     assert (unpriced["model"], unpriced["inputTokens"], unpriced["outputTokens"]) == ("chat/new", 42, 8)
 
 
+async def test_the_lists_in_force_and_why_others_are_not(books: Ledger, tmp_path: Path) -> None:
+    found = (await books.get("/v1/prices")).json
+    assert (found["current"], found["currency"], found["refused"]) == (found["lists"][-1], "EUR", [])
+    (tmp_path / "prices" / "x.yaml").write_text("currency: EUR\n" + "\n".join(f"k{n}: 1" for n in range(30)))
+    await books.prices.refresh()
+    again = (await books.get("/v1/prices")).json
+    assert (again["lists"], again["current"]) == (found["lists"], found["current"])
+    assert again["refused"][0].startswith("x.yaml:1: ")
+    assert (len(again["refused"]), again["refused"][-1]) == (21, "and 12 more")
+
+
 async def test_a_month_before_all_price_lists_is_unpriced(books: Ledger) -> None:
     await books.fill(hour("2026-09-01T00:00", input_tokens=5))
     found = await bill(books, month="2026-09")

@@ -51,6 +51,7 @@ PAGES: tuple[tuple[str, dict[str, Any]], ...] = (
     (names.BILL_PATH, {"tenant": "acme", "month": "2026-11"}),
     (names.CREDITS_PATH, {}),
     (names.MARGIN_PATH, {}),
+    (names.PRICES_PATH, {}),
     (names.FOCUS_PATH, {}),
     (names.UNATTRIBUTED_PATH, {}),
 )

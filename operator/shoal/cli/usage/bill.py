@@ -27,7 +27,7 @@ from shoal.cli.options import Installation, ledger_options
 from shoal.cli.output import emit, output_option
 from shoal.cli.services import LedgerClient, call_ledger
 from shoal.cli.usage.prices import gathered
-from shoal.cli.usage.show import NONE, console, count, seconds, table
+from shoal.cli.usage.show import NONE, console, count, seconds, table, warn_of_refused
 
 _COLUMNS: Final = (
     "tenant", "month", "kind", "model", "adapter", "plan", "requests", "inputTokens", "cachedTokens", "outputTokens",
@@ -67,6 +67,7 @@ def bill(tenant: str, month: str | None, prices: tuple[Path, ...], output: str, 
         query = {"tenant": tenant, "month": month}
         found = call_ledger(installation, lambda ledger: ledger.get(names.BILL_PATH, query, BillStatement))
         _known(found)
+        warn_of_refused(found.refused)
         if not emit(output, found.model_dump(mode="json", by_alias=True), _lines(found), _COLUMNS):
             _print(found)
         return
@@ -74,6 +75,7 @@ def bill(tenant: str, month: str | None, prices: tuple[Path, ...], output: str, 
     reprice = RepriceRequest(tenant=tenant, month=month, prices=sent)
     both = call_ledger(installation, lambda ledger: ledger.post(names.BILL_PATH, reprice, RepriceAnswer))
     _known(both.bill)
+    warn_of_refused(both.bill.refused)
     rows = [*(_lines(both.bill, "inForce")), *_lines(both.other, "given")]
     if emit(output, both.model_dump(mode="json", by_alias=True), rows, ["priceLists", *_COLUMNS]):
         return
@@ -120,7 +122,8 @@ def _print(found: BillStatement) -> None:
     out.print(f"{found.tenant}{external}, {found.month}" + ("" if found.month_ended else ", so far"))
     currency = found.currency
     if currency is None:
-        out.print("No price list is in force: nothing has a price.")
+        none = "was accepted" if found.refused else "is in force"
+        out.print(f"No price list {none}: nothing has a price.")
     elif found.lines:
         total = ["lines", "", "", *[""] * 5, f"{found.usage} {currency}"]
         out.print(table(_WORDS, _NUMBERS, (_line(line, currency) for line in found.lines), total))
@@ -139,9 +142,8 @@ def _print(found: BillStatement) -> None:
         out.print(f"Total: {found.total} {currency}", style="bold")
     for one in found.unpriced:
         used = [f"{count(one.input_tokens + one.output_tokens)} tokens", *(text for _, text in _used(one))]
-        out.print(
-            f"Not priced: {', '.join(used)} of {_what(one)}: no price list has a price for it; it is in no total."
-        )
+        lists = "accepted price list" if found.refused else "price list"
+        out.print(f"Not priced: {', '.join(used)} of {_what(one)}: no {lists} has a price for it; it is in no total.")
     if unknown := sum(one.unknown_cached_input_tokens for one in found.lines):
         out.print(f"Of {count(unknown)} input tokens it is not known how many were cached: rated as the list says.")
     if unknown := sum(one.unknown_requests for one in (*found.lines, *found.unpriced)):

@@ -10,7 +10,7 @@ from shoal.api.billing import Margin, MarginRow
 from shoal.cli.options import Installation, ledger_options
 from shoal.cli.output import emit, output_option
 from shoal.cli.services import call_ledger
-from shoal.cli.usage.show import NONE, console, count, seconds, table
+from shoal.cli.usage.show import NONE, console, count, seconds, table, warn_of_refused
 
 _UNKNOWN: Final = "?"
 _FIELDS: Final = (
@@ -33,6 +33,7 @@ def margin(by: str, start: str | None, end: str | None, output: str, installatio
     """
     query = {"by": by, "from": start, "to": end}
     found = call_ledger(installation, lambda ledger: ledger.get(names.MARGIN_PATH, query, Margin))
+    warn_of_refused(found.refused)
     rows = [row.model_dump(mode="json", by_alias=True) for row in found.rows]
     if emit(output, found.model_dump(mode="json", by_alias=True), rows, [*found.by, *_FIELDS]):
         return

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+import click
 from rich.console import Console
 from rich.table import Table
 
@@ -14,6 +15,17 @@ NONE: Final = "-"
 def console() -> Console:
     """Console for tables. It prints texts literally: a note such as "[ticket 7]" is not markup."""
     return output.console(markup=False)
+
+
+def warn_of_refused(mistakes: Sequence[str]) -> None:
+    """Tells on stderr that the ledger refuses the price lists in its folder."""
+    if mistakes:
+        click.echo(
+            "Warning: the ledger refuses its price lists, all together; those that it accepted before stay in force:",
+            err=True,
+        )
+        for mistake in mistakes:
+            click.echo(f"  {mistake}", err=True)
 
 
 def table(

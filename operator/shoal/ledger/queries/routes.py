@@ -5,11 +5,10 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from pydantic import ValidationError
-from sqlalchemy import Connection
 from starlette.responses import Response
 
 from shoal.api import names
-from shoal.api.billing import Credits, NewCredit, RepriceRequest
+from shoal.api.billing import Credits, NewCredit, PricesInForce, RepriceRequest
 from shoal.api.replica import Message
 from shoal.core.rating.focus import VERSION, Account
 from shoal.ledger.prices import PriceFolder
@@ -56,6 +55,7 @@ class QueryAPI:
         service.route("GET", names.CREDITS_PATH, self.credits, ("billing",))
         service.route("POST", names.CREDITS_PATH, self.new_credit, ("billing",))
         service.route("GET", names.MARGIN_PATH, self.margin, ("billing",))
+        service.route("GET", names.PRICES_PATH, self.prices, ("billing",))
         service.route("GET", names.FOCUS_PATH, self.focus, ("billing",))
 
     async def usage(self, request: ShellRequest) -> Response:
@@ -76,7 +76,8 @@ class QueryAPI:
         dimensions.only_these(request, ("tenant", "month"))
         tenant, month = _tenant(request.one("tenant")), self._kept(request.one("month"))
         prices, now = self._prices.schedule, self._now()
-        return _json(await self._store.read(lambda c: bills.statement(c, tenant, month, prices, now)))
+        found = await self._store.read(lambda c: bills.statement(c, tenant, month, prices, now))
+        return _json(found.model_copy(update={"refused": self._prices.refused}))
 
     async def bill_again(self, request: ShellRequest) -> Response:
         """A tenant's bill of a month, and the same bill at other prices; nothing is stored."""
@@ -85,10 +86,11 @@ class QueryAPI:
         other = bills.parse_lists(asked.prices)
         prices, now = self._prices.schedule, self._now()
 
-        def work(connection: Connection) -> Message:
-            return bills.reprice(connection, asked.tenant, asked.month, prices, other, now)
-
-        return _json(await self._store.read(work))
+        found = await self._store.read(
+            lambda connection: bills.reprice(connection, asked.tenant, asked.month, prices, other, now)
+        )
+        current = found.bill.model_copy(update={"refused": self._prices.refused})
+        return _json(found.model_copy(update={"bill": current}))
 
     async def credits(self, request: ShellRequest) -> Response:
         """Lists credits."""
@@ -116,10 +118,23 @@ class QueryAPI:
         prices, form = self._prices.schedule, _form(request)
         found = await self._store.read(lambda connection: margins.answer(connection, span, by, prices))
         if form == "json":
-            return _json(found)
+            return _json(found.model_copy(update={"refused": self._prices.refused}))
         fixed = ["tokens", "unpricedTokens", "revenue", "gpuHours", "cost", "costCurrency", "margin", "marginPercent"]
         rows = [row.model_dump(mode="json", by_alias=True) for row in found.rows]
         return answer_csv([*by, *fixed], [[row[name] for name in (*by, *fixed)] for row in rows], name="margin.csv")
+
+    async def prices(self, request: ShellRequest) -> Response:
+        """Which price lists are in force, and why those in the folder are not."""
+        dimensions.only_these(request, ())
+        found, current = self._prices.schedule, self._prices.current()
+        return _json(
+            PricesInForce(
+                lists=tuple(one.prices.list for one in found.lists),
+                current=None if current is None else current.list,
+                currency=found.currency,
+                refused=self._prices.refused,
+            )
+        )
 
     async def focus(self, request: ShellRequest) -> Response:
         """Exports FOCUS rows as CSV."""
