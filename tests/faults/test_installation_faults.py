@@ -20,6 +20,7 @@ from shoal.core.doctor.types import (
     NodeCacheSettings,
     NodeLease,
     PermissionState,
+    PriceState,
     ProxySettings,
     ServiceState,
     WorkloadState,
@@ -386,6 +387,12 @@ FAULTS = [
         replace(WELL, proxies=ProxySettings(True, True, (), pools=True)),
         "error", "L5", "NoProxyNamespace", "names no namespace", "gateway.extProc.proxyNamespaces",
     ),
+    # --- price lists
+    InstallationFault(
+        "price lists that the ledger refuses",
+        replace(WELL, prices=PriceState(("demo",), ("mine.yaml:2: begins when demo.yaml does, 2026-11-01T00:00Z",))),
+        "error", "control", "PriceListsRefused", "mine.yaml:2: begins when demo.yaml does", "at the named lines",
+    ),
     # --- tenants
     InstallationFault(
         "a tenant that may use nothing",
@@ -458,6 +465,13 @@ def test_gpus_of_a_device_plugin_whose_node_has_devices_of_a_class_are_no_others
 def test_proxies_that_carry_requests_with_proofs_are_well() -> None:
     assert bad(replace(WELL, proxies=ProxySettings(True, True, ("ingress",), pools=True))) == []
     assert bad(replace(WELL, proxies=ProxySettings(False, False, (), pools=False))) == []
+
+
+def test_price_lists_that_are_in_force_are_well_and_refused_ones_say_what_is() -> None:
+    assert bad(replace(WELL, prices=PriceState(("demo",)))) == []
+    assert bad(replace(WELL, prices=PriceState())) == []
+    (found,) = bad(replace(WELL, prices=PriceState((), ("a.yaml:1: not UTF-8",))))
+    assert "and nothing has a price: a.yaml:1: not UTF-8" in found.message
 
 
 def test_the_scalers_service_needs_an_address_where_keda_drives_a_model() -> None:

@@ -164,6 +164,26 @@ def test_a_part_that_may_not_be_read_is_unknown_and_stops_no_other(kubeconfig: P
         assert message in found[check]["message"]
 
 
+def test_price_lists_that_the_ledger_refuses_are_told(kubeconfig: Path, api: CannedApi) -> None:
+    api.answers["/apis/apps/v1/namespaces/shoal-system/statefulsets"]["items"].append(workload("ledger", "StatefulSet"))
+    found = results(doctor(kubeconfig, "-o", "json"))
+    assert {name: each["outcome"] for name, each in found.items()} == {"price lists": "unknown"}, "no way to it"
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    labels = {"app.kubernetes.io/component": "ledger"}
+    pod = {"metadata": {"name": "shoal-ledger-0", "labels": labels}, "spec": {}, "status": ready}
+    api.answers[f"{SYSTEM}/pods"] = listed(pod)
+    api.answers[f"{SYSTEM}/secrets/shoal-key-billing"] = {"data": {"key": "a2V5"}}
+    mistake = "mine.yaml:2: begins when demo.yaml does, 2026-11-01T00:00Z"
+    answer: dict[str, Any] = {"lists": ["demo"], "current": "demo", "currency": "USD", "refused": [mistake]}
+    api.answers[f"{SYSTEM}/pods/shoal-ledger-0:8500/proxy/v1/prices"] = answer
+    done = doctor(kubeconfig, "-o", "json")
+    found = results(done)["price lists"]
+    assert (done.exit_code, found["outcome"], found["reason"]) == (1, "error", "PriceListsRefused")
+    assert f"accepted before stay in force (demo): {mistake}" in found["message"]
+    answer["refused"] = []
+    assert results(doctor(kubeconfig, "-o", "json")) == {}
+
+
 def publish(api: CannedApi, *gpuclasses: Any) -> None:
     """A DRA driver publishes two GPUs of the node dra-1, whose kubelet is silent."""
     silent = node(condition("Ready", "Unknown", "NodeStatusUnknown", "no status"), name="dra-1", gpus=0)

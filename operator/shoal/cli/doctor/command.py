@@ -39,8 +39,8 @@ def command(
     """Check a whole installation: what is wrong, on which layer, and what to do.
 
     Checks clocks, name service, kinds, the operator's permissions, certificates, the leader, processes and their
-    versions, Services, GPU classes, node caches, signals, KEDA, Models and tenants. It reads, and changes nothing. What
-    cannot be read is `unknown`. Exit code 1: something is wrong.
+    versions, Services, price lists, GPU classes, node caches, signals, KEDA, Models and tenants. It reads, and changes
+    nothing. What cannot be read is `unknown`. Exit code 1: something is wrong.
     """
 
     async def work() -> tuple[DoctorResult, ...]:

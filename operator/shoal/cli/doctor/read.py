@@ -11,10 +11,13 @@ import click
 import yaml
 
 from shoal.api import names, permissions
+from shoal.api.billing import PricesInForce
 from shoal.api.meta import CustomResource, JsonObject
 from shoal.api.permissions import Permission
 from shoal.api.schema import KINDS
 from shoal.cli import gpus
+from shoal.cli.client import ServiceError
+from shoal.cli.services import LedgerClient
 from shoal.cli.why import readiness
 from shoal.core import quantity
 from shoal.core.doctor.types import (
@@ -25,6 +28,7 @@ from shoal.core.doctor.types import (
     KindState,
     NodeCacheSettings,
     PermissionState,
+    PriceState,
     ProxySettings,
     ServiceState,
     WorkloadState,
@@ -114,6 +118,9 @@ class DoctorReader:
             proxies=config
             if isinstance(config, Unread)
             else await self._part("InferencePools", self._proxies(settings)),
+            prices=await self._part("the ledger's price lists", self._prices())
+            if any(each.component == names.COMPONENT_LEDGER and each.ready for each in known)
+            else None,
             disks=None if isinstance(nodes, Unread) else dict(d for raw in nodes if (d := doctorviews.disk(raw))),
             classes=_objects("class", classes),
             nodes=nodes if isinstance(nodes, Unread) else tuple(layerviews.node(raw) for raw in nodes),
@@ -130,7 +137,7 @@ class DoctorReader:
             return Unread(what, f"no answer within {SECONDS:.0f} s")
         except KubeError as error:
             return Unread(what, error.message)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ServiceError) as error:
             return Unread(what, str(error) or type(error).__name__)
 
     async def _views(self, what: str, resource: Resource, view: Any, namespace: str | None = None) -> Any:
@@ -256,6 +263,11 @@ class DoctorReader:
             namespaces=tuple(str(each) for each in _list(proxies, "proxyNamespaces")),
             pools=served,
         )
+
+    async def _prices(self) -> PriceState:
+        ledger = LedgerClient(self._client, self._namespace)
+        found = await ledger.get(names.PRICES_PATH, {}, PricesInForce)
+        return PriceState(found.lists, found.refused)
 
     async def _permissions(
         self, workloads: Iterable[WorkloadState], scope: tuple[str, ...], proxies: JsonObject

@@ -9,5 +9,6 @@ permissions.py     what the operator may do
 certificates.py    when certificates expire
 clocks.py          clocks of the API server, of the reader, and of nodes
 fleet.py           GPU classes, nodes, node caches, signals, KEDA
+prices.py          price lists of the ledger
 tenants.py         tenants that can use nothing
 """

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Final
 
 from shoal.api import reasons
-from shoal.core.doctor import certificates, clocks, fleet, installation, kinds, permissions, proxies, tenants
+from shoal.core.doctor import certificates, clocks, fleet, installation, kinds, permissions, prices, proxies, tenants
 from shoal.core.doctor.types import DoctorResult, DoctorSnapshot
 from shoal.core.layers.layer import Layer
 from shoal.core.layers.texts import shorten
@@ -22,6 +22,7 @@ CHECKS: Final[Sequence[tuple[str, Callable[[DoctorSnapshot, datetime], Iterator[
     ("versions", installation.versions),
     ("services", installation.addresses),
     ("proxies", proxies.check),
+    ("price lists", prices.check),
     ("GPU classes", fleet.classes),
     ("node cache", fleet.cache),
     ("signals", fleet.signals),

@@ -147,6 +147,16 @@ class DeviceState:
 
 
 @dataclass(frozen=True, slots=True)
+class PriceState:
+    """The ledger's price lists."""
+
+    lists: tuple[str, ...] = ()
+    """Names of those that were accepted."""
+    refused: tuple[str, ...] = ()
+    """Mistakes of those in its folder, as file:line: sentence; empty: they were accepted."""
+
+
+@dataclass(frozen=True, slots=True)
 class DoctorSnapshot:
     """What was read. `Unread`: this part could not be read."""
 
@@ -174,6 +184,8 @@ class DoctorSnapshot:
     """None: the operator's configuration has no such settings."""
     proxies: ProxySettings | Unread | None = None
     """None: not asked."""
+    prices: PriceState | Unread | None = None
+    """None: no ledger runs."""
     disks: Mapping[str, int] | None = None
     """Node -> bytes of its disk for pods; None: unknown."""
     classes: tuple[ObjectView, ...] | Unread = ()

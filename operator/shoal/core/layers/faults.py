@@ -210,6 +210,8 @@ DELETION_HELD: Final = "DeletionHeld"
 OUT_OF_DATE: Final = "StatusOutOfDate"
 """The status describes an earlier generation of the spec."""
 PERMISSION_MISSING: Final = "PermissionMissing"
+PRICES_REFUSED: Final = "PriceListsRefused"
+"""The ledger refuses the price lists in its folder, all together."""
 CONTAINER_FAILED: Final = "ContainerFailed"
 """Another container than the engine's keeps ending."""
 UNKNOWN_REASON: Final = "UnknownReason"
@@ -554,6 +556,10 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     ),
     TARGET_NOT_SERVING: LayerAdvice(
         Layer.CLIENT, "note", "Run `shoal why` for the Model or adapter that does not serve."
+    ),
+    PRICES_REFUSED: _fault(
+        _CONTROL,
+        "Correct the files at the named lines (`kubectl shoal prices check` tells the same), or take them out.",
     ),
     OPERATOR_AWAY: _fault(
         _CONTROL, "Look at the operator's pods: no operator leads, so nothing is decided or repaired."
