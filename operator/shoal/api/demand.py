@@ -131,6 +131,9 @@ class DemandMessage(Message):
     currency: str | None = None
     """Currency of the price list in force, in full messages; None: the gateway has no price list. A change of currency
     causes a full message."""
+    prices_refused: str | None = None
+    """Why the ledger refuses the price lists in its folder, in the same way; None: it does not, as far as the gateway
+    knows."""
     canaries: dict[str, HaltedCanary] | None = None
     """By revision of the canary, in full messages: canaries that this gateway does not send requests to any more. A
     change causes a full message."""

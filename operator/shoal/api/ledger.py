@@ -93,3 +93,6 @@ class TotalsMessage(Message):
     """By name of the Tenant; None in a heartbeat."""
     prices: Prices | None = None
     """Prices, in a full message and when they change. None in a full message: no price list is in force."""
+    prices_refused: str | None = None
+    """Why the ledger refuses the price lists in its folder, in full messages; None: it does not. A change causes a full
+    message."""

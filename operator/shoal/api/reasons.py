@@ -234,7 +234,8 @@ OTHER_CURRENCY: Final = "OtherCurrency"
 ADAPTER_NOT_FOUND: Final = "AdapterNotFound"
 """A grant of adapters matches no adapter that lists the Tenant."""
 PRICES_UNKNOWN: Final = "PricesUnknown"
-"""No gateway has reported the currency of the price list: there is no price list, or no ledger."""
+"""No gateway has reported the currency of the price list: there is no price list, it is refused, or there is
+no ledger."""
 
 # --- LoRAPool -------------------------------------------------------------------------------------------------------
 POOL_READY: Final = "PoolReady"

@@ -94,6 +94,8 @@ class DemandState:
         self.tenants = TenantUsageState(lambda: self.due("regular"), freed=lambda: self.due("freed"))
         self.currency: str | None = None
         """Currency of the current price list; None: unknown."""
+        self.prices_refused: str | None = None
+        """Why the ledger refuses price lists; None: it does not, as far as is known."""
         self.canaries: Mapping[str, CanaryHalt] = {}
         """Halted canaries, by revision."""
         self.canary_counts = CanaryCountState(lambda: self.due("regular"))
@@ -225,6 +227,8 @@ class DemandState:
         if self.canaries:
             halted = {at: halt._asdict() for at, halt in self.canaries.items()}
             content = _with(content, b"canaries", orjson.dumps(halted))
+        if self.prices_refused is not None:
+            content = _with(content, b"pricesRefused", orjson.dumps(self.prices_refused))
         return content if self.currency is None else _with(content, b"currency", orjson.dumps(self.currency))
 
     def _of(self, uid: str) -> _Count:
@@ -302,6 +306,13 @@ class DemandPublisher:
         """Publishes the price list's currency, if it changed."""
         if currency != self._demand.currency:
             self._demand.currency = currency
+            if not self._closed:
+                self.hub.restate()
+
+    def set_prices_refused(self, why: str | None) -> None:
+        """Publishes why the ledger refuses price lists, if it changed."""
+        if why != self._demand.prices_refused:
+            self._demand.prices_refused = why
             if not self._closed:
                 self.hub.restate()
 

@@ -137,6 +137,7 @@ class GatewayProcess:
         if self.totals is not None:
             self.totals.changed = self.quotas.totals_changed
             self.totals.repriced = self.demand_publisher.set_currency
+            self.totals.prices_refused = self.demand_publisher.set_prices_refused
         self.spool = UsageSpool(
             settings.spool_dir,
             max_bytes=settings.spool_max_bytes,

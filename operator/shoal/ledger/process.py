@@ -77,7 +77,7 @@ class LedgerProcess:
             keep_days=settings.retention_days,
         )
         self.prices = PriceFolder(settings.prices_dir)
-        self.totals = TenantTotals(self.store, self.prices)
+        self.totals = TenantTotals(self.store, self.prices, refused=lambda: self.prices.refused)
         self.liveness = maintenance.GatewayLiveness(settings.close_open_seconds)
         self.service = LedgerService(
             self.key_ring,

@@ -28,14 +28,24 @@ RETAIN_SECONDS: Final = 86_400.0
 """How long a gateway without a stream stays in the totals after its last message: other gateways may still have a
 stream from it."""
 
+_LONGEST: Final = 300
+"""Characters of `pricesRefused`."""
+
 
 class TenantTotals:
     """Totals of all tenants; create it in the event loop. `clock` (seconds since 1970) determines the month, in UTC."""
 
     def __init__(
-        self, store: LedgerStore, prices: PriceSource | None = None, clock: Callable[[], float] = time.time
+        self,
+        store: LedgerStore,
+        prices: PriceSource | None = None,
+        clock: Callable[[], float] = time.time,
+        refused: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
+        """`refused`: why price lists are refused, one text per mistake."""
         self._store = store
+        self._refused = refused
+        self._published_refused: tuple[str, ...] = ()
         self.prices: PriceSource = prices or NoPrices()
         self._clock = clock
         self.hub: Final = StreamHub("", self._full)
@@ -117,6 +127,9 @@ class TenantTotals:
         """Publishes changes since the last call; everything when a new month has begun."""
         if self._known is None:
             return
+        if (refused := self._refused()) != self._published_refused:
+            self._published_refused = refused
+            self.hub.restate()
         month = month_of(self._clock())
         if month != self._month:
             log.info("a new month begins", month=month)
@@ -149,12 +162,14 @@ class TenantTotals:
         if known is None:
             return b"{}"
         prices = self.prices.current()
+        refused = "; ".join(self._refused())[:_LONGEST]
         tenants = {*known.months[self._month], *known.gateways}
         return orjson.dumps(
             {
                 "month": self._month,
                 "tenants": {tenant: self._total(tenant) for tenant in tenants},
                 "prices": None if prices is None else prices.model_dump(mode="json", by_alias=True),
+                "pricesRefused": refused or None,
             }
         )
 

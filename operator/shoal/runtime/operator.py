@@ -238,7 +238,8 @@ class OperatorProcess:
         hears = streams.listener if streams is not None else NoAdapterSignals()
         self.lora = LoRAControllers(world, self.install, hears, me, credentials)
         currency = None if isinstance(hears, NoAdapterSignals) else hears.currency
-        self.tenants = TenantController(world, WorkQueue("tenant", workers=2), currency)
+        refused = None if isinstance(hears, NoAdapterSignals) else hears.prices_refused
+        self.tenants = TenantController(world, WorkQueue("tenant", workers=2), currency, refused)
         halts = None if isinstance(hears, NoAdapterSignals) else hears.canaries
         self.routes = RouteController(world, WorkQueue("modelroute", workers=2), halts)
         self.cache_volumes = CacheVolumesController(world, WorkQueue("cache-volumes", workers=1))
@@ -388,7 +389,7 @@ class OperatorProcess:
         self.lora.reported(model_uid, urgent)
 
     def _repriced(self) -> None:
-        """The ledger's currency is another one."""
+        """The ledger's currency is another one, or why it refuses price lists."""
         self.tenants.repriced()
 
     def _first_tokens(self, model_uid: str, told: Mapping[str, FirstToken]) -> None:

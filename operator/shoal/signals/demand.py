@@ -61,6 +61,7 @@ class DemandStream(Follower):
         self.reports_tenants = False
         """The gateway is of a version that tells what it has of tenants."""
         self.currency: str | None = None
+        self.prices_refused: str | None = None
         """Of the price list in force; None: the gateway knows none."""
         self.canaries: Mapping[str, CanaryHalt] = {}
         """Canaries that the gateway has halted, by revision."""
@@ -106,6 +107,8 @@ class DemandStream(Follower):
             self.reports_tenants = tenants is not None
             currency: object = message.get("currency")
             self.currency = currency if isinstance(currency, str) else None
+            refused: object = message.get("pricesRefused")
+            self.prices_refused = refused if isinstance(refused, str) else None
             halted: JsonObject = message.get("canaries") or {}
             _require_few(halted)
             found = {at: api.HaltedCanary.model_validate(row) for at, row in halted.items()}
@@ -160,6 +163,7 @@ class DemandStream(Follower):
         self.models = {}
         self.reports_tenants = False
         self.currency = None
+        self.prices_refused = None
         self.canaries = {}
         self.canary_counts = {}
         self.adapters = None

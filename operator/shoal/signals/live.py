@@ -36,11 +36,12 @@ class LiveSignals:
         canaries_halted: Callable[[], None] = lambda: None,
         first_tokens: FirstTokensReported = lambda _model, _told: None,
     ) -> None:
-        """`repriced` is called when `currency` changes, `canaries_halted` when `canaries` does."""
+        """`repriced` is called when `currency` or `prices_refused` changes, `canaries_halted` when `canaries` does."""
         self._changed, self._repriced, self._canaries_halted = changed, repriced, canaries_halted
         self._first_tokens = first_tokens
         self._canaries: Mapping[str, CanaryHalt] = {}
-        self._currency: str | None = None
+        self._prices: tuple[str | None, str | None] = (None, None)
+        """`currency` and `prices_refused`."""
         self._model: dict[str, str] = {}
         """Pod's uid -> Model's."""
         self._marks: dict[str, tuple[str | None, str | None, bool]] = {}
@@ -122,6 +123,10 @@ class LiveSignals:
         found = {stream.currency for stream in self.gateways.live() if stream.currency is not None}
         return found.pop() if len(found) == 1 else None
 
+    def prices_refused(self) -> str | None:
+        """Why the ledger refuses price lists, as gateways report it; None: it does not, or none reports it."""
+        return max((stream.prices_refused for stream in self.gateways.live() if stream.prices_refused), default=None)
+
     def canaries(self) -> Mapping[str, CanaryHalt]:
         """Canaries that a gateway with a live stream has halted, by revision."""
         found: dict[str, CanaryHalt] = {}
@@ -170,8 +175,8 @@ class LiveSignals:
         self._changed(model, mark != before)
 
     def _gateway(self, uid: str, models: Collection[str] | None) -> None:
-        if models is None and (currency := self.currency()) != self._currency:
-            self._currency = currency
+        if models is None and (prices := (self.currency(), self.prices_refused())) != self._prices:
+            self._prices = prices
             self._repriced()
         if models is None and (canaries := self.canaries()) != self._canaries:
             self._canaries = canaries

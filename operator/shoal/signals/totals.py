@@ -45,6 +45,9 @@ class TotalsStream(Follower):
             self._kept.month = month or ""
         if full or "prices" in message:
             prices = message.get("prices")
+            if full:
+                refused = message.get("pricesRefused")
+                self._kept.prices_refused(refused if isinstance(refused, str) else None)
             self._kept.priced(None if prices is None else api.Prices.model_validate(prices))
 
     def _notify(self, content: JsonObject | None) -> None:
@@ -76,6 +79,8 @@ class TotalsFollower:
         self.changed: Changed = lambda _tenant: None
         self.repriced: Callable[[str | None], None] = lambda _currency: None
         """Called with the currency of the price list in force, whenever the ledger names it; None: there is no list."""
+        self.prices_refused: Callable[[str | None], None] = lambda _why: None
+        """Called with every full message: why the ledger refuses price lists, None: it does not."""
         self.month = ""
         self.rate_table: RateTable | None = None
         self._host, self._port = parts.hostname, parts.port or LEDGER_PORT

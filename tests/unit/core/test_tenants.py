@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from shoal.api import reasons
+from shoal.api.meta import Condition
 from shoal.api.tenant import Tenant
 from shoal.core.status.conditions import find
 from shoal.core.status.tenantstatus import decide
@@ -108,6 +109,25 @@ def test_a_budget_without_a_price_list_is_unknown_and_what_was_known_of_it_stays
     assert (
         decide(known, contenders=(), models=(), now=NOW, currency=None).status == found
     )  # an operator that just began
+
+
+def test_a_budget_says_why_price_lists_are_refused() -> None:
+    why = "mine.yaml:2: begins when demo.yaml does, 2026-11-01T00:00Z"
+    euros = tenant(budget={"amount": "500", "currency": "EUR"})
+
+    def told(one: Tenant, currency: str | None) -> Condition:
+        found = decide(one, contenders=(), models=(), now=NOW, currency=currency, prices_refused=why).status
+        return next(each for each in found.conditions if each.type == "BudgetReady")
+
+    none = told(euros, None)
+    assert (none.status, none.reason) == ("Unknown", "PricesUnknown")
+    assert why in none.message
+    assert "requests are served, and nothing is cut off. Correct the named lines" in none.message
+    before = told(euros, "EUR")
+    assert (before.status, before.reason) == ("True", "Active")
+    assert before.message.endswith(f"in force. The ledger refuses other price lists: {why}")
+    known = decide(euros, contenders=(), models=(), now=NOW, currency="EUR").status
+    assert why in told(euros.model_copy(update={"status": known}), None).message, "more than what was known before"
 
 
 def test_who_hears_no_gateway_says_nothing_of_budgets() -> None:

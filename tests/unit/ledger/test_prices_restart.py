@@ -54,9 +54,14 @@ async def test_the_lists_before_a_refused_one_stay_in_force_after_a_restart(url:
         assert "mine.yaml:2: begins when demo.yaml does" in str(it.process.prices.error)
         assert names(it) == ["demo"]
         async with it.totals() as message:
-            assert (await message())["prices"]["list"] == "demo"
-        write(tmp_path, demo=OCTOBER, mine=MID_NOVEMBER)
-        await until(lambda: it.process.prices.error is None)
+            first = await message()
+            assert first["prices"]["list"] == "demo"
+            assert first["pricesRefused"].startswith("mine.yaml:2: begins when demo.yaml does")
+            write(tmp_path, demo=OCTOBER, mine=MID_NOVEMBER)
+            await until(lambda: it.process.prices.error is None)
+            while (said := await message()).get("pricesRefused", "") is not None:
+                pass
+            assert said["full"]
         assert await kept(it) == {"demo.yaml": OCTOBER, "mine.yaml": MID_NOVEMBER}
         assert names(it) == ["demo", "mine"]
 

@@ -202,6 +202,19 @@ async def test_the_currency_of_the_price_list_is_heard_and_another_one_is_news()
         assert signals.currency() == "EUR"
 
 
+async def test_why_price_lists_are_refused_is_heard_and_news():
+    news: list[str | None] = []
+    async with (
+        told_gateway() as one,
+        listener(lambda signals: news.append(signals.prices_refused())) as (signals, _),
+    ):
+        one.publisher.set_prices_refused("mine.yaml:2: wrong")
+        signals.listen_to_gateway(one.peer("g1"))
+        await until(lambda: news == ["mine.yaml:2: wrong"])
+        one.publisher.set_prices_refused(None)
+        await until(lambda: news == ["mine.yaml:2: wrong", None])
+
+
 async def test_a_halted_canary_is_heard_of_each_gateway():
     news: list[dict[str, CanaryHalt]] = []
     errors, slow = CanaryHalt("Errors", 3, 5), CanaryHalt("Slow", 11, 20)

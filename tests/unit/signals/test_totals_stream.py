@@ -133,6 +133,17 @@ def test_the_price_list_is_that_of_the_last_message_that_speaks_of_it():
     assert heard == ["EUR", None, "EUR", None]  # as it is told on
 
 
+def test_why_price_lists_are_refused_is_told_on():
+    kept = TotalsFollower("http://ledger", lambda: ())
+    heard: list[str | None] = []
+    kept.prices_refused = heard.append
+    stream = listening(kept)
+    say(stream, 0, full=True, month="2026-11", tenants={}, pricesRefused="mine.yaml:2: wrong")
+    say(stream, 1, tenants={})
+    say(stream, 2, full=True, month="2026-11", tenants={}, pricesRefused=None)
+    assert heard == ["mine.yaml:2: wrong", None]
+
+
 def test_a_message_that_is_missing_ends_the_stream():
     stream = listening(TotalsFollower("http://ledger", lambda: ()))
     say(stream, 0, full=True, month="2026-11", tenants={})

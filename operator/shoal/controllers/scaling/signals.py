@@ -64,7 +64,8 @@ class SignalStreams:
         canaries_halted: Callable[[], None] = lambda: None,
         first_tokens: FirstTokensReported = lambda _model, _told: None,
     ) -> None:
-        """`repriced` is called when the ledger's currency changes, `canaries_halted` when gateways halt a canary."""
+        """`repriced` is called when the ledger's currency changes, or why it refuses price lists; `canaries_halted`
+        when gateways halt a canary."""
         self._world, self._install, self._pooled = world, install, pooled
         self._credentials = credentials
         self.listener = LiveSignals(changed, identity, repriced, canaries_halted, first_tokens)

@@ -21,10 +21,17 @@ _LONGEST_WAIT = 24 * 3600.0
 
 
 class TenantController:
-    def __init__(self, world: World, queue: WorkQueue, currency: Callable[[], str | None] | None = None):
+    def __init__(
+        self,
+        world: World,
+        queue: WorkQueue,
+        currency: Callable[[], str | None] | None = None,
+        refused: Callable[[], str | None] | None = None,
+    ):
         """`currency`: of the price list in force, as gateways say; it gives None where it is not known, and is None
-        where no gateway reports. Call `repriced` when it changes."""
-        self._world, self.queue, self._currency = world, queue, currency
+        where no gateway reports. `refused`: why the ledger refuses price lists, in the same way. Call `repriced` when
+        one of the two changes."""
+        self._world, self.queue, self._currency, self._refused = world, queue, currency, refused
 
     def on_tenant(self, key: str, before: Custom[Tenant] | None, after: Custom[Tenant] | None) -> None:
         if after is not None:
@@ -105,6 +112,7 @@ class TenantController:
                 adapters=self._listing(tenant),
                 now=now,
                 currency=self._currency() if self._currency is not None else None,
+                prices_refused=self._refused() if self._refused is not None else None,
                 gateways_live=self._currency is not None,
             )
             status = decision.status

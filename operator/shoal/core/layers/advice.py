@@ -215,7 +215,11 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
     r.RULE_REFUSED: _fault(_CONTROL, "Correct the named rule in spec.logging.redact; until then no text is logged."),
     r.OTHER_CURRENCY: _fault(_CONTROL, "Write the budget in the currency of the price list."),
     r.ADAPTER_NOT_FOUND: _fault(_CLIENT, "Correct spec.adapters of the Tenant, or list the tenant in the adapter."),
-    r.PRICES_UNKNOWN: _note(_CONTROL, "Give the ledger a price list, or write the budget in tokens."),
+    r.PRICES_UNKNOWN: _note(
+        _CONTROL,
+        "Correct the price list that the message names; if it names none, give the ledger one, or write the budget in "
+        "tokens.",
+    ),
     # --- LoRAPool
     r.POOL_READY: _fine(_ENGINE),
     r.ENGINE_REFUSES: _fault(_ENGINE, "Remove the argument of the Model that cannot be combined with adapters."),

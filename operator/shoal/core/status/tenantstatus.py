@@ -31,11 +31,13 @@ def decide(
     adapters: Set[str] = frozenset(),
     now: datetime,
     currency: str | None = None,
+    prices_refused: str | None = None,
     gateways_live: bool = True,
 ) -> TenantDecision:
     """The status of a Tenant. `contenders`: Tenants that list one of the same hashes; `models`: keys of all Models;
     `adapters`: keys of adapters that list the tenant, or everyone, in namespaces that it grants; `currency`: that of
-    the price list in force, None: unknown. With `gateways_live` False the condition of the budget is left out.
+    the price list in force, None: unknown; `prices_refused`: why the ledger refuses price lists. With `gateways_live`
+    False the condition of the budget is left out.
 
     A hash belongs to the oldest Tenant that lists it (creation time, then uid), which is how gateways resolve it.
     """
@@ -50,7 +52,7 @@ def decide(
     missing = [f"{m.namespace}/{m.name}" for m in tenant.spec.models if f"{m.namespace}/{m.name}" not in models]
     findings = [
         _ready(tenant, active, claimed, missing, now),
-        *(_budget(tenant, currency) if gateways_live else ()),
+        *(_budget(tenant, currency, prices_refused) if gateways_live else ()),
         *_logging(tenant),
         *_adapters(tenant, adapters),
     ]
@@ -94,13 +96,15 @@ def _ready(
     return ConditionUpdate(reasons.READY, "True", reasons.ACTIVE, text)
 
 
-def _budget(tenant: Tenant, currency: str | None) -> list[ConditionUpdate]:
+def _budget(tenant: Tenant, currency: str | None, refused: str | None) -> list[ConditionUpdate]:
     """Nothing for a Tenant without a budget in money."""
     budget = tenant.spec.budget
     if budget is None or budget.amount is None:
         return []
     if currency == budget.currency:
         text = f"{budget.amount} {currency} per calendar month, at the price list in force"
+        if refused is not None:
+            text += f". The ledger refuses other price lists: {refused}"
         return [ConditionUpdate(reasons.BUDGET_READY, "True", reasons.ACTIVE, text)]
     then = (
         "whenUnknown is Refuse: every request is refused"
@@ -113,6 +117,12 @@ def _budget(tenant: Tenant, currency: str | None) -> list[ConditionUpdate]:
             f"{then}. Write the budget in {currency}"
         )
         return [ConditionUpdate(reasons.BUDGET_READY, "False", reasons.OTHER_CURRENCY, text)]
+    if refused is not None:
+        text = (
+            f"no price list is in force, so no money is counted: the ledger refuses those that it has: {refused}. "
+            f"{then[0].upper()}{then[1:]}. Correct the named lines"
+        )
+        return [ConditionUpdate(reasons.BUDGET_READY, "Unknown", reasons.PRICES_UNKNOWN, text)]
     known = find(tenant.status.conditions, reasons.BUDGET_READY) if tenant.status else None
     if known is not None and known.observed_generation == tenant.metadata.generation:
         # A new leader has no gateway's report yet: the former finding stays, and nothing is written.
