@@ -1279,6 +1279,28 @@ def test_a_note_comes_after_the_faults() -> None:
     ]
 
 
+def test_a_pause_that_holds_a_decision_back_is_the_cause_and_not_a_wait() -> None:
+    said = "annotation shoal.dev/paused is set: decided, nothing applied. keeps what it has: 1 on h100-80gb"
+    held = model(
+        condition("Placed", "False", "Pending", "keeps what it has: 1 on h100-80gb"),
+        condition("Ready", "False", "Paused", said),
+        condition("Stalled", "True", "Paused", said),
+    )
+    found = causes(seen(held), NOW)
+    assert found.state == "failing"
+    (cause,) = found.causes
+    assert (cause.reason, cause.state, cause.layer.value) == ("Paused", "fault", "control")
+    assert "Remove the annotation shoal.dev/paused" in cause.do
+    assert any("Pending" in each for each in cause.consequences)
+
+
+def test_a_pause_that_holds_nothing_back_is_a_note() -> None:
+    driven = condition("Ready", "False", "Paused", "decided, replicas are those of KEDA. 0 of 1 replicas ready")
+    for ready in (condition("Ready", "True", "Paused", "decided, nothing applied. 1 of 1 replicas ready"), driven):
+        found = causes(seen(model(ready)), NOW)
+        assert [(cause.reason, cause.state) for cause in found.causes] == [("Paused", "note")]
+
+
 def test_without_a_sight_of_everything_nothing_is_called_well() -> None:
     missing = Unread("nodes", 'nodes is forbidden: User "me" cannot list resource "nodes"')
     found = causes(seen(model(READY), unread=(missing,)), NOW)

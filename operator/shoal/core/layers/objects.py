@@ -100,6 +100,8 @@ def _condition(seen: ObjectView, condition: ConditionView, now: datetime) -> Can
         state = "fault"
     elif bad and seen.kind == "class" and condition.type == reasons.READY and row.state == "note":
         state = "fault"  # a note where others remain; here the class has no GPU
+    elif condition.reason == reasons.PAUSED and _held_by_pause(seen):
+        state = "fault"
     elif bad and row.state == "fine":
         state = "waits"
     said = f"{condition.type} is {condition.status}: {condition.reason}"
@@ -116,6 +118,14 @@ def _condition(seen: ObjectView, condition: ConditionView, now: datetime) -> Can
         (f"{row.layer.label} {condition.reason}",) if found != condition.reason and known else (),
         state,
         aside=condition.type in ASIDE,
+    )
+
+
+def _held_by_pause(seen: ObjectView) -> bool:
+    """Whether something decided waits for the end of the pause: it would wait for ever."""
+    return any(
+        (c.type, c.reason) == (reasons.STALLED, reasons.PAUSED) or (c.reason == reasons.PENDING and c.status != "True")
+        for c in seen.conditions
     )
 
 
