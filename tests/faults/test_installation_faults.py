@@ -493,6 +493,37 @@ def test_a_certificate_whose_date_nobody_says_is_unknown() -> None:
     assert (found.outcome, "shoal-scaler-tls" in found.message) == ("unknown", True)
 
 
+def test_a_missing_chart_of_kinds_is_one_result_before_what_follows_from_it() -> None:
+    absent = tuple(doctorviews.kind_state(kind, None) for kind in KINDS)
+    unread = {part: Unread(part, "404 page not found") for part in ("classes", "models", "tenants")}
+    found = bad(replace(with_workload(workload("gateway", 2, 0)), kinds=absent, **unread))
+    assert [(each.check, each.reason) for each in found] == [
+        ("kinds", "KindMissing"),
+        ("process gateway", "GatewaysNotReady"),
+    ]
+    assert all(kind.name in found[0].message for kind in absent)
+    assert (
+        "are not installed; not checked because of this: GPU classes, signals, KEDA, Models, tenants"
+        in found[0].message
+    )
+
+
+def test_what_cannot_be_read_for_another_reason_is_told_beside_a_missing_kind() -> None:
+    kinds = tuple(each for each in KINDS_OK if not each.name.startswith("models."))
+    absent = next(kind for kind in KINDS if kind.crd_name().startswith("models."))
+    seen = replace(WELL, kinds=(*kinds, doctorviews.kind_state(absent, None)), tenants=Unread("tenants", "you may not"))
+    assert [each.reason for each in bad(seen)] == ["KindMissing", "NotRead"]
+
+
+def test_where_nothing_is_installed_only_that_is_told() -> None:
+    gone = Unread("ConfigMap shoal-operator", 'configmaps "shoal-operator" not found')
+    denied = tuple(replace(each, allowed=False) for each in WELL.permissions)  # type: ignore[union-attr]
+    seen = replace(WELL, workloads=(), pods=(), services=(), lease=None, cache=gone, proxies=gone, permissions=denied)
+    (found,) = bad(seen)
+    assert found.reason == "NotInstalled"
+    assert found.message.startswith("there is no operator and no gateway in namespace shoal-system; not checked")
+
+
 def test_errors_come_first_and_then_the_most_upstream() -> None:
     seen = replace(
         WELL,

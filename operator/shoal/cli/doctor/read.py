@@ -106,7 +106,9 @@ class DoctorReader:
             events=await self._views("events of Shoal", EVENTS, layerviews.event),
             lease=await self._part("Lease shoal-operator", self._lease()),
             kinds=await self._part("CustomResourceDefinitions", self._kinds()),
-            permissions=await self._part(
+            permissions=()
+            if workloads == ()
+            else await self._part(
                 "permissions of Shoal's processes", self._permissions(known, scope, _section(settings, "extProc"))
             ),
             certificates=await self._part("metadata of Secrets", self._certificates()),

@@ -6,7 +6,18 @@ from datetime import datetime
 from typing import Final
 
 from shoal.api import reasons
-from shoal.core.doctor import certificates, clocks, fleet, installation, kinds, permissions, prices, proxies, tenants
+from shoal.core.doctor import (
+    certificates,
+    clocks,
+    consequences,
+    fleet,
+    installation,
+    kinds,
+    permissions,
+    prices,
+    proxies,
+    tenants,
+)
 from shoal.core.doctor.types import DoctorResult, DoctorSnapshot
 from shoal.core.layers.layer import Layer
 from shoal.core.layers.texts import shorten
@@ -36,8 +47,8 @@ _ORDER: Final = {"error": 0, "warning": 1, "unknown": 2, "ok": 3}
 
 
 def examine(seen: DoctorSnapshot, now: datetime) -> tuple[DoctorResult, ...]:
-    """All results: errors first, then warnings, of equals the most upstream layer. A check that fails is a result of
-    its own; the others are not affected."""
+    """All results: errors first, then warnings, of equals the most upstream layer; what is not installed before all,
+    and what follows from it is folded. A check that fails is a result of its own; the others are not affected."""
     found: list[DoctorResult] = []
     for name, check in CHECKS:
         try:
@@ -46,5 +57,9 @@ def examine(seen: DoctorSnapshot, now: datetime) -> tuple[DoctorResult, ...]:
             text = f"the check {name} failed: {type(error).__name__}: {error}"
             do = "Report it: it is an error of this command."
             found.append(DoctorResult(name, "unknown", reasons.INTERNAL_ERROR, Layer.CONTROL, text, do))
-    found = [replace(each, message=shorten(each.message, _LONGEST)) for each in found]
-    return tuple(sorted(found, key=lambda each: (_ORDER[each.outcome], each.layer.order)))
+    found = [replace(each, message=shorten(each.message, _LONGEST)) for each in consequences.folded(found, seen)]
+    return tuple(sorted(found, key=_place))
+
+
+def _place(each: DoctorResult) -> tuple[int, bool, int]:
+    return _ORDER[each.outcome], each.reason not in consequences.CAUSES, each.layer.order

@@ -20,6 +20,12 @@ VERSIONS_DIFFER: Final = "VersionsDiffer"
 NOT_INSTALLED: Final = "NotInstalled"
 NOT_READY: Final = "NotReady"
 NO_NAME_SERVICE: Final = "NameServiceDown"
+NO_VERSION: Final = "NoVersion"
+
+
+def nothing(seen: DoctorSnapshot) -> bool:
+    """Whether it is known that neither operator nor gateway is installed."""
+    return not isinstance(seen.workloads, Unread) and not any(w.component in _NEEDED for w in seen.workloads)
 
 
 def processes(seen: DoctorSnapshot, _now: datetime) -> Iterator[DoctorResult]:
@@ -29,13 +35,12 @@ def processes(seen: DoctorSnapshot, _now: datetime) -> Iterator[DoctorResult]:
         yield unread(check, Layer.CONTROL, seen.workloads)
         return
     there = {workload.component for workload in seen.workloads}
-    for component in _NEEDED:
-        if component not in there:
-            yield result(
-                check, "error", NOT_INSTALLED, Layer.CONTROL,
-                f"there is no {component} in namespace {seen.namespace}",
-                "Install the chart shoal, or name Shoal's namespace with --operator-namespace.",
-            )  # fmt: skip
+    if lacking := [component for component in _NEEDED if component not in there]:
+        yield result(
+            check, "error", NOT_INSTALLED, Layer.CONTROL,
+            f"there is no {' and no '.join(lacking)} in namespace {seen.namespace}",
+            "Install the chart shoal, or name Shoal's namespace with --operator-namespace.",
+        )  # fmt: skip
     for workload in seen.workloads:
         yield _process(seen, workload, _now)
 
@@ -129,7 +134,7 @@ def versions(seen: DoctorSnapshot, _now: datetime) -> Iterator[DoctorResult]:
         yield ok(check, Layer.CONTROL, f"everything is {seen.version}")
     else:
         do = "Install Shoal with its chart, which sets the label app.kubernetes.io/version."
-        yield result(check, "unknown", "NoVersion", Layer.CONTROL, "no workload names its version", do)
+        yield result(check, "unknown", NO_VERSION, Layer.CONTROL, "no workload names its version", do)
 
 
 def addresses(seen: DoctorSnapshot, _now: datetime) -> Iterator[DoctorResult]:

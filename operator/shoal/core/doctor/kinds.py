@@ -22,16 +22,15 @@ def check(seen: DoctorSnapshot, _now: datetime) -> Iterator[DoctorResult]:
     if isinstance(seen.kinds, Unread):
         yield unread(name, Layer.CONTROL, seen.kinds)
         return
-    well = True
+    absent = missing(seen)
+    if absent:
+        text = f"{some(absent, len(absent))} {'is' if len(absent) == 1 else 'are'} not installed"
+        yield result(name, "error", MISSING, Layer.CONTROL, text, "Install the chart shoal-crds.")
+    well = not absent
     for kind in seen.kinds:
         if not kind.there:
-            outcome, reason, text, do = (
-                "error",
-                MISSING,
-                f"{kind.name} is not installed",
-                "Install the chart shoal-crds.",
-            )
-        elif not kind.established or not kind.served:
+            continue
+        if not kind.established or not kind.served:
             outcome, reason, do = "error", NOT_ESTABLISHED, upgrade
             text = f"{kind.name} is not served in this version: kubectl get crd {kind.name} -o yaml says why"
         elif kind.missing:
@@ -47,6 +46,11 @@ def check(seen: DoctorSnapshot, _now: datetime) -> Iterator[DoctorResult]:
         yield result(name, "error" if outcome == "error" else "warning", reason, Layer.CONTROL, text, do)
     if well:
         yield ok(name, Layer.CONTROL, f"{len(seen.kinds)} kinds are installed, with all fields of {seen.version}")
+
+
+def missing(seen: DoctorSnapshot) -> list[str]:
+    """Kinds that are known not to be installed."""
+    return [] if isinstance(seen.kinds, Unread) else [kind.name for kind in seen.kinds if not kind.there]
 
 
 def fields(schema: Mapping[str, Any]) -> frozenset[str]:
