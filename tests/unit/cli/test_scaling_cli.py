@@ -446,6 +446,23 @@ def test_wake_of_a_paused_model_says_when_it_wakes(kubeconfig: Path, api: Canned
     )
 
 
+@pytest.mark.parametrize(
+    ("reason", "message", "expected"),
+    [
+        ("NoFit", "no class is large enough", "cannot start now: NoFit: no class is large enough; the wake counts"),
+        ("SourceNotFound", "hf://o/x: there is none", "cannot start now: SourceNotFound: hf://o/x: there is none"),
+        ("Fetching", "0 of 1 replicas ready; 40 %", "is starting already"),
+    ],
+)
+def test_wake_of_a_model_that_cannot_start_says_what_stands_in_the_way(
+    kubeconfig: Path, api: CannedApi, reason: str, message: str, expected: str
+) -> None:
+    ready = {"type": "Ready", "status": "False", "reason": reason, "message": message}
+    ready["lastTransitionTime"] = "2026-01-01T00:00:00Z"
+    api.answers[MODEL]["status"] = {"replicas": {"desired": 1, "ready": 0}, "conditions": [ready]}
+    assert expected in shoal(kubeconfig, "wake", "llama").output
+
+
 def test_wake_can_wait_until_a_replica_serves(kubeconfig: Path, api: CannedApi) -> None:
     api.answers[MODEL] |= {"status": {"replicas": {"desired": 1, "ready": 1}}}
     assert "a replica serves after" in shoal(kubeconfig, "wake", "llama", "--wait").output

@@ -2,9 +2,13 @@
 
 from datetime import UTC, datetime
 
-from shoal.controllers.scaling.history import current_message, enter, records
+from shoal.controllers.scaling.history import DecisionHistory, current_message, enter, records
 from shoal.controllers.state import DECISIONS_KEPT, ModelRecord
 from shoal.core.scaling import ScalingDecision
+from tests.faults.worlds import condition
+from tests.support.operators import model
+from tests.support.signals import FakeSignals
+from tests.unit.controllers.test_scale_writes import UID, Plane
 
 
 def kept(*decisions: ScalingDecision) -> list[tuple[int, int, str, str, int]]:
@@ -56,3 +60,20 @@ def test_until_the_replicas_are_there_it_is_told_why_they_are_wanted() -> None:
     assert current_message([up, enough], 3) == ("ReplicasReady", "3 replicas are enough")
     assert current_message([up, none_free], 1) == ("NoCapacity", "class l4-24gb has 0 free")
     assert current_message([enough], 2) == ("ReplicasReady", "3 replicas are enough")
+
+
+def test_of_a_model_without_a_replica_top_says_what_stands_in_the_way() -> None:
+    plane = Plane()
+    said = condition("Ready", "False", "NoFit", "no class is large enough")
+    raw = model("chat", "ns") | {"status": {"conditions": [said]}}
+    raw["metadata"] |= {"uid": UID, "resourceVersion": "2", "generation": 1}
+    plane.world.models.upsert(raw)
+    waits = ScalingDecision(1, 1, "ScalingUp", "1 replica wanted, and no class is known to fit")
+    enter(plane.state.record(UID).history, waits, datetime(2026, 1, 1, tzinfo=UTC))
+    history = DecisionHistory(plane.world, plane.state, FakeSignals(), lambda _: None)
+
+    (shown,) = history.stats()
+    assert (shown.reason, shown.layer, shown.message) == ("NoFit", "control", "no class is large enough")
+    alone = history.model("ns/chat")
+    assert alone is not None
+    assert alone.reason == "ScalingUp", "why reads the condition itself"

@@ -135,6 +135,14 @@ def test_a_new_model_starts_with_one_replica_whatever_the_minimum() -> None:
     assert (decision.wanted, decision.message) == (1, "the Model is new")
 
 
+def test_a_number_of_which_nothing_can_be_placed_is_not_called_enough() -> None:
+    seen = snapshot(wanted=1, variants=(), policy=Policy(minimum=1))
+    decision, _ = decide(seen, None, 10.0)
+
+    assert (decision.before, decision.wanted, decision.reason) == (1, 1, reasons.SCALING_UP)
+    assert decision.message == "1 replica wanted, and no class is known to fit"
+
+
 def test_a_model_at_zero_that_nobody_asks_for_stays_there_over_a_restart_of_the_operator() -> None:
     term, seen = Term(), snapshot(sources=[source(arrivals=7)])
 

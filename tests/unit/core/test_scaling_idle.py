@@ -88,4 +88,4 @@ def test_a_new_model_that_is_not_sized_yet_is_not_said_to_lack_room() -> None:
     assert (decision.wanted, decision.reason, decision.message) == (1, reasons.SCALING_UP, "the Model is new")
     still, _ = decide(replace(snapshot(new=True), variants=(), wanted=1), None, 11.0)
 
-    assert (still.wanted, still.reason) == (1, reasons.REPLICAS_READY)
+    assert (still.wanted, still.reason) == (1, reasons.SCALING_UP)

@@ -13,6 +13,7 @@ from shoal.api.model import Model
 from shoal.cli.client import run_command
 from shoal.cli.options import kubeconfig_options
 from shoal.cli.output import emit, output_option
+from shoal.core.layers.obstacle import obstacle
 from shoal.core.status.conditions import find
 from shoal.kube.client import KubeClient
 from shoal.kube.resources import MODELS
@@ -88,6 +89,8 @@ def effect(raw: JsonObject) -> str:
     )
     if counts is not None and counts.ready:
         return f"has {counts.ready} replica{'s' if counts.ready > 1 else ''}: counts as a request now, {then}"
+    if (fault := obstacle(model)) is not None:
+        return f"cannot start now: {fault.reason}: {fault.message}; the wake counts as a request now, {then}"
     if counts is not None and counts.desired:
         return f"is starting already: counts as a request now, {then}"
     return f"wakes on the cheapest class that fits and is free, {then}"

@@ -12,6 +12,7 @@ from shoal.controllers.state import DecisionEntry, FleetState
 from shoal.controllers.world import World
 from shoal.core import facts
 from shoal.core.layers.faults import layer_of
+from shoal.core.layers.obstacle import obstacle
 from shoal.core.scaling import Demand, ScalingDecision
 
 
@@ -60,7 +61,8 @@ class DecisionHistory:
         self._world, self._state, self._signals, self._driven = world, state, signals, driven
 
     def stats(self, namespace: str | None = None) -> Iterator[ModelScaling]:
-        """Every Model of which something was decided, or those of a namespace; without their decisions."""
+        """Every Model of which something was decided, or those of a namespace; without their decisions, and of one
+        that no replica serves with what stands in the way."""
         for custom in list(self._world.models.values()):
             if custom.object is not None and namespace in (None, custom.metadata.namespace):
                 found = self._describe(custom.object, decisions=False)
@@ -87,6 +89,9 @@ class DecisionHistory:
         cost = record.placement.placement.hourly_cost if record.placement is not None else None
         ready = sum(p.ready and not p.deleting for p in pods)
         reason, message = current_message([e.decision for e in entries], ready)
+        # `why` reads the conditions itself, and tells the decision beside them.
+        if not decisions and last.wanted and not ready and (fault := obstacle(model)) is not None:
+            reason, message = fault.reason, fault.message
         return ModelScaling(
             model=model.key,
             wanted=last.wanted,

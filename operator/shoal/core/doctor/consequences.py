@@ -1,4 +1,4 @@
-"""What follows from something that is not installed: the cause is told first, and names the checks that need it."""
+"""What follows from something that is not installed: the cause comes first, and names the checks that need it."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace

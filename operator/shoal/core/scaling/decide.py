@@ -150,6 +150,10 @@ def _unchanged(view: View, outputs: list[RuleOutput], keep: int) -> ScalingDecis
         return ScalingDecision(0, 0, reasons.SCALED_TO_ZERO, f"no request; {then}")
     if view.snapshot.variants and view.fleet.headroom == 0 and view.placed < before:
         return ScalingDecision(before, before, reasons.NO_CAPACITY, _no_capacity(view))
+    if not view.snapshot.variants and not view.snapshot.replicas:
+        # Its source is not read, or its sizes fit nowhere: the condition Ready says which.
+        said = f"{count(before, 'replica')} wanted, and no class is known to fit"
+        return ScalingDecision(before, before, reasons.SCALING_UP, said)
     alternative = ""
     if keep < before:
         left = _down_at(view) - view.now
