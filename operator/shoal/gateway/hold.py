@@ -16,7 +16,7 @@ from shoal.core.hold.fair import FairQueue
 from shoal.core.hold.limits import Bound, Held, expected_wait, over, retry_after
 from shoal.core.hold.retries import RetryBudget
 from shoal.core.routing.replica import Replica
-from shoal.core.routing.resolve import ServedModel
+from shoal.core.routing.resolve import DeadEnd, ServedModel
 from shoal.core.routing.reuse import Prompt
 from shoal.gateway.adapterwaits import AdapterWaits, sum_of
 from shoal.gateway.demand import DemandState
@@ -29,7 +29,7 @@ from shoal.net.errors import ApiError
 
 ROUND_SECONDS: Final = 0.1
 _DEAD_END_RETRY_SECONDS: Final = 60
-_DELETED: Final = "Deleted"
+_DELETED: Final = DeadEnd("Deleted", unless_pods=False)
 _FULL: Final[dict[Bound, str]] = {
     "requests": "as many requests as allowed already wait for it",
     "bytes": "the requests that wait for it already take all the bytes allowed",
@@ -276,8 +276,8 @@ class Holds:
         dead_end = self.dead_end(model)
         return None if dead_end is None else _no_use(dead_end, model_name)
 
-    def dead_end(self, model: ServedModel) -> str | None:
-        """Why no replica of this Model will come: a reason, or `_DELETED`; None: one may come."""
+    def dead_end(self, model: ServedModel) -> DeadEnd | None:
+        """Why no replica of this Model will come; None: one may come."""
         current = self.directory.snapshot.models.get(model.key)
         if current is None or current.uid != model.uid:
             return _DELETED
@@ -289,7 +289,7 @@ class Holds:
             return None
         if end.unless_pods and any(not pod.deleting for pod in pods):
             return None
-        return end.reason
+        return end
 
     def budget(self, uid: str) -> RetryBudget:
         """The retry budget of a Model's requests."""
@@ -336,13 +336,17 @@ class Holds:
             self.adapter_waits.agent_reported(uid, pod)
 
 
-def _no_use(dead_end: str, model_name: str) -> ApiError:
+def _no_use(dead_end: DeadEnd, model_name: str) -> ApiError:
     """The error where waiting is of no use. It has the client's name, and not that of the Model: which Models a route
     leads to is not for its clients."""
-    if dead_end == _DELETED:
+    if dead_end is _DELETED:
         return ApiError(404, f"What `{model_name}` leads to was deleted.", "model_not_found", param="model")
+    text = f"The model `{model_name}` cannot serve right now ({dead_end.reason}). Try again later."
+    if dead_end.for_a_person:
+        text = f"The model `{model_name}` cannot serve ({dead_end.reason}); its owner has to mend it."
     return errors.unavailable(
-        f"The model `{model_name}` cannot serve right now ({dead_end}). Try again later.",
+        text,
         "model_unavailable",
         _DEAD_END_RETRY_SECONDS,
+        headers=errors.DO_NOT_RETRY if dead_end.for_a_person else (),
     )

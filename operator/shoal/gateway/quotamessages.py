@@ -6,7 +6,7 @@ from typing import Final
 from shoal.core.quota.limits import Limit, Limits, LimitState, Over
 from shoal.core.quota.month import PICO
 from shoal.net.asgi import HeaderLines, Headers
-from shoal.net.errors import ApiError
+from shoal.net.errors import DO_NOT_RETRY, ApiError
 
 _NAMES: Final[dict[Limit, str]] = {
     "requests": "requests per minute",
@@ -21,8 +21,6 @@ _HEADER_LINES: Final[dict[Limit, bytes]] = {
     )
     for name in _NAMES
 }
-_DO_NOT_RETRY: Final = ((b"x-should-retry", b"false"),)
-"""OpenAI's SDKs retry a 429 by themselves; this header stops them."""
 
 
 class MayFitSoon(ApiError):
@@ -45,7 +43,7 @@ def refusal(over: Over, limits: Limits) -> ApiError:
             f"The request is larger than your limit on {name}: limit {over.most}, asked for {over.requested} "
             "(its prompt, estimated, and the longest answer that it allows). Send less, or lower `max_tokens`."
         )
-        return _limited(over, text, _DO_NOT_RETRY)
+        return _limited(over, text, DO_NOT_RETRY)
     asked = f", asked for {over.requested}" if over.limit == "tokens" else ""
     if over.why == "share":
         text = f"Your limit on {name} is shared out: limit {over.most}, used {over.used}{asked}. {when}"
@@ -85,7 +83,7 @@ def _budget_refusal(over: Over, limits: Limits) -> ApiError:
         "insufficient_quota",
         type="insufficient_quota",
         retry_after=over.retry_after,
-        headers=_DO_NOT_RETRY,
+        headers=DO_NOT_RETRY,
     )
 
 

@@ -11,6 +11,8 @@ from shoal.core.translation import StreamFailure
 
 RETRY_AFTER_MAX_SECONDS: Final = 60
 """Clients ignore a longer Retry-After."""
+DO_NOT_RETRY: Final = ((b"x-should-retry", b"false"),)
+"""OpenAI's SDKs retry a 429 and a 5xx by themselves; this header stops them."""
 
 _TYPES: Final = {
     400: "invalid_request_error",
@@ -204,9 +206,18 @@ def adapter_unusable(name: str, reason: str, adapter: str | None = None) -> ApiE
 
 
 def unavailable(
-    message: str, code: str, retry_after: int, *, outcome: str | None = None, subject: str | None = None
+    message: str,
+    code: str,
+    retry_after: int,
+    *,
+    outcome: str | None = None,
+    subject: str | None = None,
+    headers: tuple[tuple[bytes, bytes], ...] = (),
 ) -> ApiError:
-    return ApiError(503, message, code, type="server_error", retry_after=retry_after, outcome=outcome, subject=subject)
+    kind = "server_error"
+    return ApiError(
+        503, message, code, type=kind, retry_after=retry_after, outcome=outcome, subject=subject, headers=headers
+    )
 
 
 def timeout(message: str, limit: str) -> ApiError:
@@ -258,7 +269,7 @@ def lost_twice() -> ApiError:
         "Two replicas were lost while they had this request, so no third one gets it. It may be the reason: do not send"
         " it again unchanged.",
         "replica_lost_twice",
-        headers=((b"x-should-retry", b"false"),),
+        headers=DO_NOT_RETRY,
     )
 
 

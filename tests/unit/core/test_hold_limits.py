@@ -113,12 +113,14 @@ def test_the_cold_start_is_that_of_the_class_that_wakes(variants: list[dict[str,
 @pytest.mark.parametrize(
     ("told", "end"),
     [
-        (condition("Placed", "False", "NoFit"), DeadEnd("NoFit", unless_pods=True)),
+        (condition("Placed", "False", "NoFit"), DeadEnd("NoFit", unless_pods=True, for_a_person=True)),
         (condition("Placed", "False", "NoCapacity"), DeadEnd("NoCapacity", unless_pods=True)),
         (condition("Placed", "False", "Outranked"), DeadEnd("Outranked", unless_pods=True)),
         (condition("Placed", "False", "DrainingOthers"), None),  # GPUs are on their way
         (condition("Placed", "Unknown", "Pending"), None),
-        (condition("Accepted", "False", "ArgumentsRefused"), DeadEnd("ArgumentsRefused", unless_pods=False)),
+        (condition("Accepted", "False", "ArgumentsRefused"), DeadEnd("ArgumentsRefused", False, for_a_person=True)),
+        (condition("Stalled", "True", "SourceNotFound"), DeadEnd("SourceNotFound", False, for_a_person=True)),
+        (condition("Stalled", "True", "SourceUnreachable"), DeadEnd("SourceUnreachable", unless_pods=False)),
         (condition("Stalled", "True", "EngineFailed"), DeadEnd("EngineFailed", unless_pods=False)),
         (condition("ScalingActive", "False", "KEDANotInstalled"), DeadEnd("KEDANotInstalled", unless_pods=True)),
         (condition("ScalingActive", "False", "KEDANotPolling"), None),  # it may come back while requests wait

@@ -307,7 +307,9 @@ async def test_after_comments_another_replica_is_still_tried_and_the_engines_ref
 
 
 @pytest.mark.parametrize(
-    "end", [DeadEnd("NoFit", unless_pods=True), DeadEnd("EngineFailed", unless_pods=False)], ids=lambda end: end.reason
+    "end",
+    [DeadEnd("NoCapacity", unless_pods=True), DeadEnd("EngineFailed", unless_pods=False)],
+    ids=lambda end: end.reason,
 )
 async def test_nobody_waits_for_a_replica_that_will_not_come(tmp_path: Path, end: DeadEnd):
     async with gateway(tmp_path, ScriptedEngine()) as it:
@@ -321,6 +323,19 @@ async def test_nobody_waits_for_a_replica_that_will_not_come(tmp_path: Path, end
             assert error["message"] == f"The model `llama` cannot serve right now ({end.reason}). Try again later."
         assert it.app.demand.demand(MODEL.uid).arrivals == 2  # it is wanted all the same
         assert {r.data.outcome for r in await it.records(count=2)} == {"refused"}
+
+
+async def test_a_dead_end_that_only_a_person_ends_tells_sdks_not_to_retry(tmp_path: Path):
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        asleep(it)
+        for end, retried in ((DeadEnd("NoFit", True, for_a_person=True), "false"), (DeadEnd("NoCapacity", True), None)):
+            it.model(dead_end=end)
+            refused = await it.post(CHAT)
+            error = (await refused.json())["error"]
+            assert (refused.status, error["code"], refused.headers["retry-after"]) == (503, "model_unavailable", "60")
+            assert refused.headers.get("x-should-retry") == retried
+            if retried is not None:
+                assert error["message"] == "The model `llama` cannot serve (NoFit); its owner has to mend it."
 
 
 async def test_a_further_replica_without_a_place_takes_nothing_from_those_that_start(tmp_path: Path):

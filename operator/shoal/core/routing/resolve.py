@@ -20,6 +20,10 @@ Trait = Literal["vision", "audio", "tools", "reasoning"]
 """What a Model that generates does with a chat: it reads images, or sound; the engine takes its calls of tools, or its
 thoughts, out of its text."""
 _NO_PLACE: Final = frozenset({reasons.NO_FIT, reasons.NO_CAPACITY, reasons.OUTRANKED, reasons.NO_CLASS})
+_FOR_A_PERSON: Final = {reasons.NO_FIT, reasons.NO_CLASS, reasons.SIZE_UNKNOWN, reasons.INVALID} | (
+    reasons.STAGE_REASONS - {reasons.SOURCE_UNREACHABLE, reasons.DISK_FULL, reasons.CACHE_UNAVAILABLE}
+)
+"""Reasons that end when a person changes the Model, its source or the classes. An engine that failed may start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,8 @@ class DeadEnd:
     """One of `reasons.py`. The condition's message is not for clients: it tells of nodes and engines."""
     unless_pods: bool
     """It does not apply while there are pods that may become ready: only further replicas have no place."""
+    for_a_person: bool = False
+    """It ends when a person changes something, and by nothing else: a client that tries again gets the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,11 +246,13 @@ def _cold_start(status: ModelStatus) -> float | None:
 
 def _dead_end(conditions: Iterable[Condition]) -> DeadEnd | None:
     for condition in conditions:
-        state = (condition.type, condition.status)
-        if state in ((reasons.ACCEPTED, "False"), (reasons.STALLED, "True")):
-            return DeadEnd(condition.reason, unless_pods=False)
+        state, person = (condition.type, condition.status), condition.reason in _FOR_A_PERSON
+        if state == (reasons.ACCEPTED, "False"):
+            return DeadEnd(condition.reason, unless_pods=False, for_a_person=True)
+        if state == (reasons.STALLED, "True"):
+            return DeadEnd(condition.reason, unless_pods=False, for_a_person=person)
         if state == (reasons.PLACED, "False") and condition.reason in _NO_PLACE:
-            return DeadEnd(condition.reason, unless_pods=True)
+            return DeadEnd(condition.reason, unless_pods=True, for_a_person=person)
         if state == (reasons.SCALING_ACTIVE, "False") and condition.reason == reasons.KEDA_NOT_INSTALLED:
             return DeadEnd(condition.reason, unless_pods=True)
     return None
