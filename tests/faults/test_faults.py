@@ -1329,6 +1329,15 @@ def test_a_tenant_hears_of_its_models_that_do_not_serve() -> None:
     assert "NoCapacity" in cause.message
 
 
+def test_a_model_that_still_serves_as_before_is_not_said_not_to_serve() -> None:
+    broken = condition("Ready", "False", "SourceNotFound", "hf://owner/x: there is none")
+    found = causes(
+        seen(tenant(condition("Ready", "True", "Active")), related=(model(broken, replicas={"ready": 1}),)), NOW
+    )
+    (cause,) = found.causes
+    assert cause.message.startswith("Model chat/llama serves with 1 replica, but not as specified: SourceNotFound")
+
+
 def test_a_pod_is_explained_by_its_node() -> None:
     world = seen(
         kind="pod",

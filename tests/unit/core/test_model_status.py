@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from shoal.api.model import Model
+from shoal.core.artifacts import SourceReading
 from shoal.core.facts import Container, Deployment, Pod
 from shoal.core.placement import Placement, VariantPlan
 from shoal.core.routing.servednames import served_names
 from shoal.core.status.conditions import ConditionUpdate, merge, shorten
+from shoal.core.status.diagnosis import Cause
 from shoal.core.status.modelstatus import ModelProblem, Observed, ServedNames, first_status, status
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -103,6 +105,23 @@ def test_a_refused_model_that_still_serves_is_available_and_stalled() -> None:
     assert found["Placed"] == ("Unknown", "Pending")
     assert found["Available"] == ("True", "ReplicasReady")
     assert found["Stalled"] == ("True", "ClassNotFound")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"problems": (ModelProblem("SourceNotFound", "there is no team/m"),)},
+        {"reading": SourceReading(failure=Cause("SourceNotFound", "there is no team/m"))},
+    ],
+)
+def test_a_change_that_is_not_applied_says_that_what_ran_before_still_serves(changed: dict[str, Any]) -> None:
+    def message(**more: Any) -> str:
+        return next(c.message for c in status(observed(placement=None, **changed, **more), NOW).conditions
+                    if c.type == "Ready")  # fmt: skip
+
+    said = "there is no team/m; while this lasts no change is applied, and what ran before still serves"
+    assert message() == f"{said} (1 replica ready)"
+    assert message(deployments=(), pods=()) == "there is no team/m"
 
 
 @pytest.mark.parametrize(

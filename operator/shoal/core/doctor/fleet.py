@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from shoal.api import names, reasons
 from shoal.core.doctor.results import ok, result, some, unread
@@ -154,7 +154,7 @@ def signals(seen: DoctorSnapshot, _now: datetime) -> Iterator[DoctorResult]:
         for view in seen.models
         if any(c.type == reasons.SIGNALS_UNKNOWN and c.status == "True" for c in view.conditions)
     )
-    running = [view for view in seen.models if _ready_replicas(view)]
+    running = [view for view in seen.models if objects.ready_replicas(view)]
     if not stale:
         yield ok(check, Layer.CONTROL, f"fresh for {len(seen.models)} Models")
     elif len(stale) >= max(2, len(running)):
@@ -165,11 +165,6 @@ def signals(seen: DoctorSnapshot, _now: datetime) -> Iterator[DoctorResult]:
         text = f"signals are stale for {some(stale)}: nothing scales down there"
         do = "Run `shoal why model/NAME`: it names the pods that send none."
         yield result(check, "warning", reasons.SIGNALS_STALE, Layer.CONTROL, text, do)
-
-
-def _ready_replicas(view: ObjectView) -> int:
-    counts: dict[str, Any] = view.status.get("replicas") or {}
-    return counts.get("ready") or 0
 
 
 def keda(seen: DoctorSnapshot, _now: datetime) -> Iterator[DoctorResult]:

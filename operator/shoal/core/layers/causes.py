@@ -18,6 +18,7 @@ from shoal.core.layers.candidates import Candidate, Level, age, merged
 from shoal.core.layers.faults import advice
 from shoal.core.layers.layer import Layer
 from shoal.core.layers.types import Evidence, Explanation, LayerCause, ObjectView, WhyNode, WhyPod, WhySnapshot
+from shoal.core.scaling.messages import count
 
 _WANTS_GPUS: Final = (reasons.NO_CAPACITY, reasons.UNSCHEDULABLE, reasons.OUTRANKED, reasons.NO_NODES, reasons.NO_FIT)
 """With these, nodes without the Model's pods matter too."""
@@ -300,9 +301,11 @@ def _targets(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
         ready = next((c for c in view.conditions if c.type == reasons.READY), None)
         if view.kind in ("model", "adapter") and ready is not None and ready.status != "True":
             text = f"{ready.reason}: {texts.shorten(ready.message)}"
+            serving = objects.ready_replicas(view)
+            does = f"serves with {count(serving, 'replica')}, but not as specified" if serving else "does not serve"
             yield Candidate(
                 faults.TARGET_NOT_SERVING,
-                f"{view.text} does not serve: {text}",
+                f"{view.text} {does}: {text}",
                 Level.OBJECT,
                 (Evidence(text, f"Ready of {view.text}", age(now, ready.since)),),
             )

@@ -175,6 +175,12 @@ def _tried(seen: ObjectView, condition: ConditionView) -> tuple[str, ...]:
     return tuple(found)
 
 
+def ready_replicas(model: ObjectView) -> int:
+    """Replicas of a Model that serve, by its status."""
+    counts = cast("dict[str, int]", model.status.get("replicas") or {})
+    return counts.get("ready") or 0
+
+
 def resource_of(gpu_class: ObjectView) -> str | None:
     """The extended resource of a GPUClass; None: its GPUs are devices of a DRA driver, which nodes do not list."""
     if gpu_class.spec.get("device"):

@@ -6,6 +6,7 @@ from typing import Final
 from shoal.api import reasons
 from shoal.api.model import Model, VariantStatus
 from shoal.core.podquota import refusal
+from shoal.core.scaling.messages import count
 from shoal.core.status.conditions import LONGEST_MESSAGE, ConditionUpdate, find, holds, shorten
 from shoal.core.status.diagnosis import FAILURES, Cause, diagnose, progress
 from shoal.core.status.observed import Observed
@@ -53,11 +54,12 @@ def _not_ready(
         return ConditionUpdate(reasons.READY, "False", reason, message)
 
     if seen.problems:
-        return no(seen.problems[0].reason, "; ".join(p.message for p in seen.problems))
+        return no(seen.problems[0].reason, _unapplied("; ".join(p.message for p in seen.problems), ready))
     if seen.failure:
         return no(seen.failure.reason, seen.failure.message)
     if (waits := unread(seen)) is not None and not (_serves(seen, desired, ready) and _never_read(seen.model)):
-        return no(*waits)
+        failed = seen.reading is not None and seen.reading.failure is not None
+        return no(waits[0], _unapplied(waits[1], ready) if failed else waits[1])
     if seen.placement is not None and not seen.placement.placed and not (desired and ready >= desired):
         return no(seen.placement.reason, seen.placement.message)
     if not desired and seen.placement is not None:
@@ -85,6 +87,16 @@ def _not_ready(
     steps = {v.step for v in shown if v.desired}
     known = next((reason for reason in (reasons.FETCHING, reasons.LOADING) if reason in steps), reasons.STARTING)
     return no(reasons.STARTING if "Waiting" in steps else known, state)
+
+
+def _unapplied(message: str, ready: int) -> str:
+    """Why the specification is not applied, and whether replicas of the one before it serve meanwhile."""
+    if not ready:
+        return message
+    text = (
+        f"; while this lasts no change is applied, and what ran before still serves ({count(ready, 'replica')} ready)"
+    )
+    return shorten(message, LONGEST_MESSAGE - len(text)) + text
 
 
 def _serves(seen: Observed, desired: int, ready: int) -> bool:
