@@ -1329,6 +1329,20 @@ def test_a_tenant_hears_of_its_models_that_do_not_serve() -> None:
     assert "NoCapacity" in cause.message
 
 
+def test_each_model_of_a_tenant_that_does_not_serve_is_a_cause_with_its_name_in_the_advice() -> None:
+    broken = [model(condition("Ready", "False", "NoFit", "none"), name=f"m{n:02}") for n in range(12)]
+    found = causes(seen(tenant(condition("Ready", "True", "Active")), related=tuple(broken)), NOW)
+    first, second, *_ = listed = found.causes
+    assert (first.message, first.do) == (
+        "Model chat/m00 does not serve: NoFit: none",
+        "Run `shoal why model/m00 -n chat`.",
+    )
+    assert second.message.startswith("Model chat/m01 does not serve")
+    assert len(listed) == 11
+    assert listed[-1].message == "2 more do not serve, or not as specified"
+    assert listed[-1].evidence[0].what == "Model chat/m10, Model chat/m11"
+
+
 def test_a_model_that_still_serves_as_before_is_not_said_not_to_serve() -> None:
     broken = condition("Ready", "False", "SourceNotFound", "hf://owner/x: there is none")
     found = causes(

@@ -40,6 +40,10 @@ class Candidate:
     """Of something beside serving, such as the request log: it explains nothing else."""
     everywhere: bool = field(default=False)
     """It affects every place where a replica could run."""
+    about: str = ""
+    """Name of the Model or adapter that it is about, where each has a cause of its own."""
+    do: str = ""
+    """What to do, where it is more exact than that of the reason."""
 
     @property
     def state(self) -> State:
@@ -56,10 +60,11 @@ def age(now: datetime, at: datetime | None) -> int | None:
 
 
 def merged(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """One candidate per reason: the most upstream sight of it, with the evidence of all."""
-    found: dict[tuple[str, bool], list[Candidate]] = {}
+    """One candidate per reason, and per thing that it is about: the most upstream sight of it, with the evidence of
+    all."""
+    found: dict[tuple[str, bool, str], list[Candidate]] = {}
     for each in candidates:
-        found.setdefault((each.reason, each.aside), []).append(each)
+        found.setdefault((each.reason, each.aside, each.about), []).append(each)
     return [_merge(same) for same in found.values()]
 
 

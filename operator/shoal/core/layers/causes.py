@@ -297,18 +297,32 @@ def _targets(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
     """Models and adapters that a Tenant may use, or that a route leads to, and that do not serve."""
     if seen.kind not in _SEVERAL:
         return
-    for view in seen.related:
-        ready = next((c for c in view.conditions if c.type == reasons.READY), None)
-        if view.kind in ("model", "adapter") and ready is not None and ready.status != "True":
-            text = f"{ready.reason}: {texts.shorten(ready.message)}"
-            serving = objects.ready_replicas(view)
-            does = f"serves with {count(serving, 'replica')}, but not as specified" if serving else "does not serve"
-            yield Candidate(
-                faults.TARGET_NOT_SERVING,
-                f"{view.text} {does}: {text}",
-                Level.OBJECT,
-                (Evidence(text, f"Ready of {view.text}", age(now, ready.since)),),
-            )
+    broken = [
+        (view, ready)
+        for view in seen.related
+        for ready in view.conditions
+        if view.kind in ("model", "adapter") and ready.type == reasons.READY and ready.status != "True"
+    ]
+    for view, ready in broken[:_MOST_TARGETS]:
+        text = f"{ready.reason}: {texts.shorten(ready.message)}"
+        serving = objects.ready_replicas(view)
+        does = f"serves with {count(serving, 'replica')}, but not as specified" if serving else "does not serve"
+        yield Candidate(
+            faults.TARGET_NOT_SERVING,
+            f"{view.text} {does}: {text}",
+            Level.OBJECT,
+            (Evidence(text, f"Ready of {view.text}", age(now, ready.since)),),
+            about=view.text,
+            do=f"Run `shoal why {view.kind}/{view.name} -n {view.namespace}`.",
+        )
+    if further := [view.text for view, _ in broken[_MOST_TARGETS:]]:
+        text = f"{len(further)} more do not serve, or not as specified"
+        proof = Evidence(texts.shorten(", ".join(further)), "their conditions Ready", None)
+        yield Candidate(faults.TARGET_NOT_SERVING, text, Level.OBJECT, (proof,))
+
+
+_MOST_TARGETS: Final = 10
+"""Models and adapters of a Tenant or route with a cause of their own."""
 
 
 def _no_pods(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
@@ -514,7 +528,7 @@ def _cause(candidate: Candidate, explained: Iterable[Candidate]) -> LayerCause:
         row.layer,
         candidate.state,
         texts.shorten(candidate.message, _LONGEST),
-        row.do,
+        candidate.do or row.do,
         tuple(
             replace(e, what=texts.shorten(e.what, _LONGEST), where=texts.shorten(e.where, _LONGEST))
             for e in candidate.evidence
