@@ -270,8 +270,9 @@ def test_a_tenant_is_explained_with_its_models(kubeconfig: Path, api: CannedApi)
         "status": {"conditions": [condition("Ready", "False", "NoUsableKey", "none of 1 keys can be used")]},
     }
     found = json.loads(why(kubeconfig, "tenant/acme", "-o", "json").output)
-    assert [cause["reason"] for cause in found["causes"]] == ["NoUsableKey", "TargetNotServing"]
-    assert [each["what"] for each in found["unread"]] == ["Model chat/gone"]
+    assert [cause["reason"] for cause in found["causes"]] == ["ModelNotFound", "NoUsableKey", "TargetNotServing"]
+    assert found["causes"][0]["message"] == "Tenant acme grants Models that do not exist: chat/gone"
+    assert found["unread"] == []
 
 
 LEDGER = "/api/v1/namespaces/shoal-system/pods/shoal-ledger-0:8500/proxy/v1/bill"

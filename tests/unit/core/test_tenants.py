@@ -190,6 +190,14 @@ def test_a_missing_model_is_named() -> None:
     assert ready(one, models=("ns/a",)) == ("ModelNotFound", "there is no Model ns/b; the others can be used")
 
 
+def test_a_missing_model_is_named_beside_a_key_that_is_missing() -> None:
+    grants = [{"namespace": "chat", "name": "smal"}]
+    assert ready(tenant(keys=[], models=grants)) == (
+        "NoUsableKey",
+        "no key is listed; ModelNotFound: there is no Model chat/smal",
+    )
+
+
 def test_suspension_comes_first() -> None:
     assert ready(tenant(suspended=True, keys=[]))[0] == "Suspended"
 

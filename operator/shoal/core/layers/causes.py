@@ -148,7 +148,7 @@ def _candidates(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
         classes = [view for view in (seen.subject, *seen.related) if view is not None and view.kind == "class"]
         yield from holders.candidates(classes, seen.nodes, seen.holders, seen.devices, short=short)
     if seen.kind == "tenant" and seen.subject is not None:
-        yield from tenants.candidates(seen.subject, seen.budget, now)
+        yield from tenants.candidates(seen.subject, seen.budget, seen.absent, now)
     yield from externals.candidates(seen.externals)
     yield from _quarantines(seen, now)
     yield from _targets(seen, now)

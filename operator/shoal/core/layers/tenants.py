@@ -1,10 +1,11 @@
 """What a Tenant's own spec and its use of the month show, beside its conditions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Final, cast
 
+from shoal.api import reasons
 from shoal.core import quantity
 from shoal.core.layers import faults
 from shoal.core.layers.candidates import Candidate, Level, age
@@ -14,8 +15,15 @@ _NEARLY: Final = Decimal("0.9")
 """Requests reserve what they may use at most, so a budget refuses some before all of it is used."""
 
 
-def candidates(tenant: ObjectView, budget: BudgetView | None, now: datetime) -> Iterator[Candidate]:
-    """A budget that is used up, and keys that have expired."""
+def candidates(
+    tenant: ObjectView, budget: BudgetView | None, absent: Sequence[str], now: datetime
+) -> Iterator[Candidate]:
+    """A budget that is used up, keys that have expired, and grants of Models that do not exist (`absent`)."""
+    if absent:
+        more = f" and {len(absent) - 4} more" if len(absent) > 4 else ""
+        text = f"{tenant.text} grants Models that do not exist: {', '.join(absent[:4])}{more}"
+        proof = Evidence("the API server has no such Model", f"spec.models of {tenant.text}", None)
+        yield Candidate(reasons.MODEL_NOT_FOUND, text, Level.OBJECT, (proof,))
     if budget is not None and budget.used >= _NEARLY * budget.most:
         yield _budget(tenant, budget)
     expired = [(name, at) for name, at in _expiries(tenant) if at <= now]

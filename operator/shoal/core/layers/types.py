@@ -293,6 +293,8 @@ class WhySnapshot:
     """Of a route: its external targets that fail."""
     budget: BudgetView | None = None
     """That of a Tenant; None: it has none, or its use is unknown."""
+    absent: tuple[str, ...] = ()
+    """Of a Tenant: keys of the Models that it grants and that do not exist."""
     lease: OperatorLease | None = None
     decision: DecisionView | None = None
     unread: tuple[Unread, ...] = ()

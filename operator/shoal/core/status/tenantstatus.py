@@ -74,18 +74,18 @@ def _ready(
 ) -> ConditionUpdate:
     if tenant.spec.suspended:
         return ConditionUpdate(reasons.READY, "False", reasons.SUSPENDED, "suspended: every request is refused")
+    besides = f"; {reasons.MODEL_NOT_FOUND}: there is no Model {', '.join(missing)}" if missing else ""
     if not active and not (claimed and len(claimed) == len(tenant.spec.keys)):
         disabled = sum(k.disabled for k in tenant.spec.keys)
         expired = sum(not k.disabled and not usable(k, now) for k in tenant.spec.keys)
         text = f"none of {len(tenant.spec.keys)} keys can be used: {disabled} disabled, {expired} expired"
         if claimed:
             text += f", {len(claimed)} listed by another Tenant"
-        return ConditionUpdate(
-            reasons.READY, "False", reasons.NO_USABLE_KEY, text if tenant.spec.keys else "no key is listed"
-        )
+        text = text if tenant.spec.keys else "no key is listed"
+        return ConditionUpdate(reasons.READY, "False", reasons.NO_USABLE_KEY, text + besides)
     if claimed:
         text = "; ".join(f"key '{name}' belongs to {owner}" for name, owner in claimed)
-        return ConditionUpdate(reasons.READY, "False", reasons.KEY_CLAIMED, text)
+        return ConditionUpdate(reasons.READY, "False", reasons.KEY_CLAIMED, text + besides)
     if missing:
         text = f"there is no Model {', '.join(missing)}; the others can be used"
         return ConditionUpdate(reasons.READY, "False", reasons.MODEL_NOT_FOUND, text)
