@@ -324,6 +324,16 @@ def test_no_right_to_see_models_is_said_in_the_servers_words(kubeconfig: Path, a
     assert "models.shoal.dev is forbidden: no" in done.output
 
 
+def test_without_the_right_to_see_models_the_command_that_grants_it_is_shown(kubeconfig: Path, api: CannedApi) -> None:
+    review = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+    api.answers[review] = {"status": {"userInfo": {"username": "ada"}}}
+    api.answers["/apis/shoal.dev/v1alpha1/namespaces/chat/models"] = (403, "models.shoal.dev is forbidden: no")
+    role = "--clusterrole=shoal-viewer --user=ada"
+    assert f"kubectl -n chat create rolebinding shoal-viewer-ada {role}" in status(kubeconfig).output
+    api.answers["/apis/shoal.dev/v1alpha1/models"] = (403, "models.shoal.dev is forbidden at the cluster scope")
+    assert f"kubectl create clusterrolebinding shoal-viewer-ada {role}" in status(kubeconfig, "-A").output
+
+
 def test_a_cluster_without_the_kind_says_what_to_install(kubeconfig: Path, api: CannedApi) -> None:
     del api.answers["/apis/shoal.dev/v1alpha1/namespaces/chat/models"]
     done = status(kubeconfig)

@@ -263,6 +263,23 @@ def test_a_pool_is_explained_by_itself_where_its_model_is_gone(kubeconfig: Path,
     assert "Model chat/gone" in [each["what"] for each in found["unread"]]
 
 
+@pytest.mark.parametrize(
+    ("subject", "path", "expected"),
+    [
+        ("model/llama", MODEL, "kubectl -n chat create rolebinding shoal-viewer-user --clusterrole=shoal-viewer"),
+        ("tenant/acme", f"{SHOAL}/tenants/acme", "kubectl create clusterrolebinding shoal-viewer-user --clusterrole="),
+    ],
+)
+def test_without_the_right_to_read_a_subject_the_command_that_grants_it_is_shown(
+    kubeconfig: Path, api: CannedApi, subject: str, path: str, expected: str
+) -> None:
+    api.answers[path] = (403, "it is forbidden: no")
+    done = why(kubeconfig, subject)
+    assert done.exit_code == 1
+    assert "it is forbidden: no" in done.output
+    assert expected in done.output
+
+
 def test_a_tenant_is_explained_with_its_models(kubeconfig: Path, api: CannedApi) -> None:
     api.answers[f"{SHOAL}/tenants/acme"] = {
         "metadata": {"name": "acme", "generation": 1},

@@ -19,6 +19,7 @@ from shoal.cli.output import camel, emit, none_of, output_option
 from shoal.cli.output import console as make_console
 from shoal.cli.status.read import StatusSnapshot, read, read_route
 from shoal.cli.status.view import ModelRow, RouteRow, VariantRow
+from shoal.cli.viewing import explaining_refusals
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import APIServerUnavailable, KubeError, NotFound
 
@@ -91,7 +92,8 @@ async def _run(
         async def look() -> StatusSnapshot:
             return await (read_route(client, where, bare) if kind == "route" else read(client, where, bare or None))
 
-        found = await look()
+        async with explaining_refusals(client, where):
+            found = await look()
         if not watch:
             _print(console, found, output, where)
             return

@@ -7,6 +7,7 @@ from shoal.cli.client import run_command
 from shoal.cli.options import Installation, operator_options
 from shoal.cli.output import console, emit, output_option
 from shoal.cli.scaling import why as scaling
+from shoal.cli.viewing import explaining_refusals
 from shoal.cli.why import request, subjects
 from shoal.cli.why.subjects import WhyAnswer, WhyQuestion
 
@@ -54,7 +55,11 @@ def command(
     async def work() -> WhyAnswer:
         async with await installation.connect() as client:
             where = namespace or client.namespace or "default"
-            return await subjects.answer(kind, WhyQuestion(client, installation, where, name, last))
+            question = WhyQuestion(client, installation, where, name, last)
+            if kind == "node":  # the role is for Shoal's kinds
+                return await subjects.answer(kind, question)
+            async with explaining_refusals(client, None if kind in subjects.OF_THE_CLUSTER else where):
+                return await subjects.answer(kind, question)
 
     found = run_command(work())
     if not emit(output, found.document, found.rows, found.columns):

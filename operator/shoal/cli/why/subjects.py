@@ -23,6 +23,9 @@ SUBJECTS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "node": ("shoal.cli.why.node", ("nodes", "no")),
 }
 
+OF_THE_CLUSTER: Final = ("tenant", "gpuclass", "node")
+"""Kinds that are in no namespace."""
+
 
 @dataclass(frozen=True, slots=True)
 class WhyQuestion:
