@@ -237,6 +237,31 @@ def test_without_apply_the_cluster_is_only_read(tmp_path: Path) -> None:
     assert api.patches == []
 
 
+@pytest.mark.parametrize("command", ["disable prod", "rotate prod", "create --name k1 --expires 90d", "remove prod"])
+def test_without_apply_it_says_first_that_nothing_is_changed(tmp_path: Path, command: str) -> None:
+    with CannedApi({PATH: stored()}).kubeconfig(tmp_path) as kubeconfig:
+        done = keys(*command.split(), "--tenant", "acme", "--kubeconfig", kubeconfig)
+
+    first, *rest = done.stderr.splitlines()
+    patch = "kubectl patch tenant acme --type=json --patch-file FILE"
+    assert first.startswith(f"Nothing is changed yet: apply the patch ({patch}), or run this command with --apply")
+    assert first.endswith(", which makes another key." if KEY.search(done.stderr) else "--apply.")
+    said = [line for line in rest if line.startswith(("key ", "it is ", "after that ", "once applied: "))]
+    assert said
+    assert all(line.startswith("once applied: ") for line in said)
+
+
+def test_of_a_file_it_says_what_is_changed(file: Path) -> None:
+    printed = keys("disable", "prod", "-f", file)
+    assert printed.stderr.splitlines()[0].endswith("or run this command with --write.")
+    written = keys("disable", "prod", "-f", file, "--write")
+    assert "Nothing is changed" not in written.stderr
+    assert f"{file} is changed, the cluster is not yet" in written.stderr
+    assert "once applied: key 'prod' is refused" in written.stderr
+    csv_output = keys("disable", "old", "-f", file, "-o", "csv")
+    assert csv_output.stderr.splitlines()[0] == "Nothing is changed yet: run this command with --write."
+
+
 def test_apply_writes_on_what_was_read_and_says_who_may_undo_it(tmp_path: Path) -> None:
     api = CannedApi({PATH: stored(annotations={"argocd.argoproj.io/tracking-id": "x"})})
     with api.kubeconfig(tmp_path) as kubeconfig:
@@ -253,6 +278,10 @@ def test_apply_writes_on_what_was_read_and_says_who_may_undo_it(tmp_path: Path) 
         {"name": "ci", "sha256": hash_api_key(the_key(done))},
     ]
     assert "Argo CD writes it too and may undo that: commit the patch as well" in done.stderr
+    assert "key 'ci' is valid until it is disabled or removed\n" in done.stderr
+    assert "once applied" not in done.stderr
+    assert "Nothing is changed" not in done.stderr
+    assert "kubectl patch" not in done.output
 
 
 def test_a_conflict_writes_nothing_and_shows_no_key(tmp_path: Path) -> None:

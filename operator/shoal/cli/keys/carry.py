@@ -22,6 +22,7 @@ from shoal.kube.client import KubeClient
 
 Decide = Callable[[JsonObject, datetime], "Change"]
 _COLUMNS: Final = ("tenant", "name", "expires", "key")
+_PATCH_COMMAND: Final = "kubectl patch tenant {} --type=json --patch-file FILE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ async def _change(target: ChangeTarget, decide: Decide, key_file: Path | None) -
         change = _decide_checked(decide, tenant, now)
         if target.write:
             source.write_file(target.file, tenant, change.operations)
-        _report(target, tenant, change, key_file, f"{target.file} is changed: commit it" if target.write else None)
+        done = f"{target.file} is changed, the cluster is not yet: commit and apply it" if target.write else None
+        _report(target, tenant, change, key_file, done)
         return
     async with await KubeClient.from_environment(kubeconfig=target.kubeconfig, context=target.context) as client:
         tenant = await source.in_cluster(client, target.tenant or "")
@@ -101,6 +103,8 @@ def _decide_checked(decide: Decide, tenant: JsonObject, now: datetime) -> Change
 
 def _report(target: ChangeTarget, tenant: JsonObject, change: Change, key_file: Path | None, done: str | None) -> None:
     name = tenant["metadata"]["name"]
+    if done is None:
+        click.echo(_nothing_changed(target, change, name), err=True)
     if change.key is not None and key_file is not None:
         descriptor = os.open(key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "w") as file:
@@ -108,8 +112,10 @@ def _report(target: ChangeTarget, tenant: JsonObject, change: Change, key_file: 
         click.echo(f"the key is in {key_file}, and stored nowhere else", err=True)
     elif change.key is not None and target.output == "patch":
         click.echo(f"The key, shown this once and stored nowhere:\n\n  {change.key}\n", err=True)
-    for line in (*change.messages, *((done,) if done else ())):
-        click.echo(line, err=True)
+    for line in change.messages:
+        click.echo(line if target.apply else f"once applied: {line}", err=True)
+    if done is not None:
+        click.echo(done, err=True)
     if target.output != "patch":
         result: JsonObject = {
             "tenant": name,
@@ -124,5 +130,13 @@ def _report(target: ChangeTarget, tenant: JsonObject, change: Change, key_file: 
     elif done is None or target.apply:
         if not done:
             click.echo("", err=True)
-        click.echo(f"# kubectl patch tenant {name} --type=json --patch-file FILE; or a patch of a kustomization")
+            click.echo(f"# {_PATCH_COMMAND.format(name)}; or a patch of a kustomization")
         click.echo(yaml.safe_dump(list(change.operations), sort_keys=False).rstrip())
+
+
+def _nothing_changed(target: ChangeTarget, change: Change, name: str) -> str:
+    """What is said first where only a patch is printed, and how the change is made."""
+    option = "--apply" if target.file is None else "--write"
+    another = "" if change.key is None else ", which makes another key"
+    patch = "" if target.output == "csv" else f"apply the patch ({_PATCH_COMMAND.format(name)}), or "
+    return f"Nothing is changed yet: {patch}run this command with {option}{another}."
