@@ -24,6 +24,7 @@ if os.getpid() == 1:
 
 import click  # noqa: E402
 
+from shoal.cli import closedpipe  # noqa: E402
 from shoal.runtime import logs  # noqa: E402
 
 _COMMANDS: Final[dict[str, tuple[str, str]]] = {
@@ -82,6 +83,10 @@ _DEVELOPER_COMMANDS: Final = ("sim", "lab", "demo", "generate")
 
 
 class _Lazy(click.Group):
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        closedpipe.end_quietly()
+        return super().main(*args, **kwargs)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*_present(), *_plugins()]
 
