@@ -209,7 +209,10 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
     # --- Tenant
     r.ACTIVE: _fine(_CLIENT),
     r.SUSPENDED: _fault(_CLIENT, "Set spec.suspended to false when the tenant may send requests again."),
-    r.NO_USABLE_KEY: _fault(_CLIENT, "Create a key: `shoal keys create TENANT`; all others are disabled or expired."),
+    r.NO_USABLE_KEY: _fault(
+        _CLIENT,
+        "Create a key: `shoal keys create --tenant TENANT`; `shoal keys list --tenant TENANT` shows those it has.",
+    ),
     r.MODEL_NOT_FOUND: _fault(_CLIENT, "Correct the names in spec.models of the Tenant, or create the Model."),
     r.KEY_CLAIMED: _fault(_CLIENT, "Remove the key from one of the two Tenants; the one that came first has it."),
     r.RULE_REFUSED: _fault(_CONTROL, "Correct the named rule in spec.logging.redact; until then no text is logged."),

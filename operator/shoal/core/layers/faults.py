@@ -552,7 +552,9 @@ FAULTS: Final[Mapping[str, LayerAdvice]] = {
     BUDGET_USED: _fault(Layer.CLIENT, "Raise spec.budget of the Tenant, or wait for the next calendar month (UTC)."),
     BUDGET_LOW: LayerAdvice(Layer.CLIENT, "note", "Raise spec.budget of the Tenant before it is used up."),
     KEY_EXPIRED: LayerAdvice(
-        Layer.CLIENT, "note", "Create a key in its place: `shoal keys rotate`; remove the old one."
+        Layer.CLIENT,
+        "note",
+        "Create a key in its place: `shoal keys create --tenant TENANT`; `shoal keys remove` removes the old one.",
     ),
     TARGET_NOT_SERVING: LayerAdvice(
         Layer.CLIENT, "note", "Run `shoal why` for the Model or adapter that does not serve."
