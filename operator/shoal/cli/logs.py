@@ -72,7 +72,7 @@ def line(entry: dict[str, Any]) -> str:
         f"{_cell(entry.get('keyName')):<12} {_cell(entry.get('adapter') or entry.get('model')):<28} "
         f"{_cell(entry.get('outcome')):<9} {number('status', 6)} {number('inputTokens', 7)} "
         f"{number('outputTokens', 7)} {number('durationMs', 9)} {_text(entry)}"
-    )
+    ).rstrip()
 
 
 def _text(entry: dict[str, Any]) -> str:

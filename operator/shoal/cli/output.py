@@ -6,6 +6,7 @@ is as wide as its content: a wrapped cell would break `grep` and `awk`.
 
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
@@ -19,6 +20,7 @@ from shoal.core import cells
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_TRAILING: Final = re.compile(r" +$", re.MULTILINE)
 UNBOUNDED: Final = 10_000
 """Width of the output without a terminal."""
 _DECIMALS: Final = 6
@@ -31,10 +33,21 @@ def output_option(*more: str, help: str | None = None) -> Callable[[Callable[P, 
     return click.option("-o", "--output", type=choices, default="table", show_default=True, help=help)
 
 
+class _Unpadded(Console):
+    """For a pipe or a file. A table pads each line to the longest one, which may have thousands of characters."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        with self.capture() as printed:
+            super().print(*objects, **options)
+        self.file.write(_TRAILING.sub("", printed.get()))
+        self.file.flush()
+
+
 def console(*, markup: bool = True) -> Console:
     """The console for tables. Without `markup`, texts are printed literally: a note such as "[ticket 7]" is none."""
-    width = None if Console().is_terminal else UNBOUNDED
-    return Console(highlight=False, markup=markup, emoji=False, width=width)
+    if Console().is_terminal:
+        return Console(highlight=False, markup=markup, emoji=False)
+    return _Unpadded(highlight=False, markup=markup, emoji=False, width=UNBOUNDED)
 
 
 def emit(output: str, document: object, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> bool:

@@ -12,6 +12,7 @@ import click
 import pytest
 import yaml
 from click.testing import CliRunner
+from rich.table import Table
 
 from shoal.cli import output
 from shoal.cli.main import main
@@ -41,6 +42,14 @@ def commands(group: click.Group, *path: str) -> Iterator[tuple[str, click.Comman
 def formats(command: click.Command) -> set[str]:
     found = [each.type for each in command.params if each.name == "output"]
     return {str(choice) for kind in found if isinstance(kind, click.Choice) for choice in kind.choices}
+
+
+def test_no_line_of_a_table_ends_with_spaces(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("NAME", "MESSAGE", box=None)
+    table.add_row("a", "x" * 300)
+    table.add_row("b", "short")
+    output.console().print(table, "last  ")
+    assert capsys.readouterr().out.split("\n") == [" NAME  MESSAGE", f" a     {'x' * 300}", " b     short", "last", ""]
 
 
 def test_every_command_has_the_same_formats() -> None:
