@@ -184,6 +184,23 @@ def test_nothing_wrong_is_not_said_where_something_could_not_be_read(kubeconfig:
     assert json.loads(why(kubeconfig, "llama", "-o", "json").output)["state"] == "unknown"
 
 
+def test_a_note_and_a_step_are_not_called_wrong(kubeconfig: Path, api: CannedApi) -> None:
+    api.answers[f"{SHOAL}/tenants/acme"] = {
+        "metadata": {"name": "acme", "generation": 1},
+        "spec": {"models": [{"namespace": "chat", "name": "llama"}]},
+        "status": {"observedGeneration": 1, "conditions": [condition("Ready", "True", "Active", "1 key")]},
+    }
+    shown = why(kubeconfig, "tenant/acme").output
+    assert shown.startswith("Tenant acme: nothing is wrong\n\n1. note   Model chat/llama does not serve: ")
+    assert "layer  L6 client  TargetNotServing\n" in shown
+    api.answers[MODEL] = model(condition("Ready", "False", "Fetching", "3 of 9 GB of the weights are there"))
+    api.answers["/api/v1/namespaces/chat/pods"] = listed()
+    shown = why(kubeconfig, "llama").output
+    assert shown.startswith("Model chat/llama: on its way\n\n1. pending  Model chat/llama: 3 of 9 GB of the weights")
+    assert "Fetching (ends by itself)\n" in shown
+    assert not any(line.endswith(" ") for line in shown.splitlines())
+
+
 def test_kind_and_name_may_be_two_words(kubeconfig: Path) -> None:
     assert why(kubeconfig, "model", "llama").output.splitlines()[0] == "Model chat/llama: something is wrong"
     assert why(kubeconfig, "model/llama", "other").exit_code == 2
@@ -630,6 +647,8 @@ def test_failures_before_the_replica_that_took_a_request_are_a_note_with_their_l
     assert [each["what"] for each in lost["evidence"]] == ["attempt 2: lost", "attempt 3: lost"]
     assert lost["do"] == "Nothing, unless it repeats: then run `shoal why model/llama -n chat`."
     assert lost["tried"][-1] == "attempt 4 at chat/llama-4, which had it last"
-    assert "L4 engine  attempt_failed (a note)" in why(kubeconfig, "request/r1").output
+    shown = why(kubeconfig, "request/r1").output
+    assert "L4 engine  attempt_failed" in shown
+    assert "1. note " in shown
     remember(api, choices=[attempt(1)])
     assert json.loads(why(kubeconfig, "request/r1", "-o", "json").output)["causes"] == []

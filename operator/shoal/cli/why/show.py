@@ -13,6 +13,7 @@ from shoal.core.layers.texts import shorten
 from shoal.core.layers.types import KINDS, Evidence, Explanation, LayerCause, Unread, WhySnapshot
 
 COLUMNS: Final = ("kind", "name", "state", "layer", "reason", "message", "seen", "ageSeconds", "tried", "do")
+_LABELS: Final = {"fault": "wrong", "waits": "pending", "note": "note"}
 _STYLES: Final = {"fault": "red", "waits": "yellow", "note": "cyan"}
 SAID: Final = {
     "ok": "nothing is wrong",
@@ -74,7 +75,7 @@ def cause_document(cause: LayerCause) -> dict[str, Any]:
 
 
 def render(found: Explanation, seen: WhySnapshot) -> RenderableType:
-    """For people: the most upstream cause first; of each, what is wrong, its layer, evidence, what was tried, what to
+    """For people: the most upstream cause first; of each, what it is, its layer, evidence, what was tried, what to
     do."""
     heading = Text.assemble((f"{KINDS[found.kind]} {found.key}", "bold"), f": {SAID[found.state]}")
     parts: list[RenderableType] = [heading]
@@ -95,7 +96,7 @@ def unread_lines(unread: Sequence[Unread]) -> Iterable[RenderableType]:
 
 def cause_block(place: int, cause: LayerCause) -> Iterable[RenderableType]:
     """What is wrong, which layer, evidence, what was tried, what to do, and what it explains."""
-    mark = {"fault": "", "waits": " (ends by itself)", "note": " (a note)"}.get(cause.state, "")
+    mark = " (ends by itself)" if cause.state == "waits" else ""
     layer = Text.assemble((cause.layer.label, "bold"), "  ", (cause.reason, _STYLES.get(cause.state, "")), mark)
     table = Table(show_edge=False, show_header=False, box=None, pad_edge=False, padding=(0, 1))
     table.add_column(no_wrap=True)
@@ -107,7 +108,7 @@ def cause_block(place: int, cause: LayerCause) -> Iterable[RenderableType]:
         ("do", Text(cause.do)),
         *(("explains", Text(each)) for each in cause.consequences),
     ]
-    table.add_row(Text(f"{place}. wrong"), Text(cause.message))
+    table.add_row(Text(f"{place}. {_LABELS.get(cause.state, 'wrong')}"), Text(cause.message))
     before = ""
     for name, text in lines:
         table.add_row(Text(f"   {name if name != before else ''}"), text)
