@@ -214,6 +214,21 @@ def test_devices_that_no_class_selects_are_named(kubeconfig: Path, api: CannedAp
     assert (found["outcome"], "resourceslices is forbidden" in found["message"]) == ("unknown", True)
 
 
+def test_a_long_message_is_cut_after_a_whole_sum_and_why_has_all(kubeconfig: Path, api: CannedApi) -> None:
+    sums = "; ".join(f"class-{n}: on 4 GPUs with 44.99 GiB each, weights need {n}03.19 GiB" for n in range(14))
+    broken = {
+        "metadata": {"name": "huge", "namespace": "chat", "generation": 1},
+        "status": {"observedGeneration": 1, "conditions": [condition("Ready", "False", "NoFit", sums)]},
+    }
+    api.answers[f"{SHOAL}/models"] = listed(broken)
+    found = results(doctor(kubeconfig, "-o", "json"))["Models"]
+    assert found["message"].startswith("chat/huge: NoFit: class-0: on 4 GPUs with 44.99 GiB each, weights need")
+    assert found["message"].endswith("GiB; ...")
+    assert len(found["message"]) < 330
+    assert found["do"] == "Run `shoal why model/huge -n chat`, which shows the whole message."
+    assert not any(line.endswith(" ") for line in doctor(kubeconfig).output.splitlines())
+
+
 def test_an_installation_elsewhere_is_not_found_here(kubeconfig: Path) -> None:
     done = doctor(kubeconfig, "--operator-namespace", "elsewhere", "-o", "json")
     assert json.loads(done.stdout)["counts"]["ok"] > 0

@@ -201,6 +201,17 @@ def test_a_note_and_a_step_are_not_called_wrong(kubeconfig: Path, api: CannedApi
     assert not any(line.endswith(" ") for line in shown.splitlines())
 
 
+def test_the_message_of_a_condition_is_shown_whole(kubeconfig: Path, api: CannedApi) -> None:
+    sums = "; ".join(f"class-{n}: on 4 GPUs with 44.99 GiB each, weights need {n}03.19 GiB" for n in range(14))
+    assert 900 < len(sums) < 1000
+    api.answers[MODEL] = model(condition("Placed", "False", "NoFit", f"fits on no GPU class: {sums}"))
+    api.answers["/api/v1/namespaces/chat/pods"] = listed()
+    (cause,) = json.loads(why(kubeconfig, "llama", "-o", "json").output)["causes"]
+    assert cause["message"].endswith(sums)
+    # It is evidence too: there its beginning is enough.
+    assert cause["evidence"][0]["what"].endswith("weights need 303.19 GiB; ...")
+
+
 def test_kind_and_name_may_be_two_words(kubeconfig: Path) -> None:
     assert why(kubeconfig, "model", "llama").output.splitlines()[0] == "Model chat/llama: something is wrong"
     assert why(kubeconfig, "model/llama", "other").exit_code == 2

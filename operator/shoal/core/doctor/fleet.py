@@ -12,7 +12,7 @@ from shoal.core.layers import objects
 from shoal.core.layers.causes import causes
 from shoal.core.layers.faults import advice
 from shoal.core.layers.layer import Layer
-from shoal.core.layers.texts import shorten
+from shoal.core.layers.texts import brief, shorten
 from shoal.core.layers.types import ConditionView, ObjectView, Unread, WhyNode, WhySnapshot
 
 NO_CLASS_FOR_NODES: Final = "GPUsWithoutClass"
@@ -179,7 +179,7 @@ def keda(seen: DoctorSnapshot, _now: datetime) -> Iterator[DoctorResult]:
         hit = sorted(view.key for view, c in driven if c.reason == reason and c.status == "False")
         message = next(c.message for _, c in driven if c.reason == reason)
         row = advice(reason)
-        text = f"{count} Models, {some(hit)}: {reason}: {message[:300]}"
+        text = f"{count} Models, {some(hit)}: {reason}: {brief(message)}"
         yield result(check, "error", reason, Layer.CONTROL, text, row.do)
     if not broken:
         yield ok(check, Layer.CONTROL, f"it drives {len(driven)} Models" if driven else "it drives no Model")
@@ -199,8 +199,11 @@ def models(seen: DoctorSnapshot, _now: datetime) -> Iterator[DoctorResult]:
                 reason = phrase.reason if phrase is not None else c.reason
                 broken += [(view, c, reason)] if advice(reason).state == "fault" else []
     for view, condition, reason in broken[:_MOST_MODELS]:
-        do = f"Run `shoal why model/{view.name} -n {view.namespace}`."
-        text = f"{view.key}: {condition.reason}: {condition.message[:300]}"
+        said = brief(condition.message)
+        do = f"Run `shoal why model/{view.name} -n {view.namespace}`" + (
+            ", which shows the whole message." if said.endswith(" ...") else "."
+        )
+        text = f"{view.key}: {condition.reason}: {said}"
         yield result(check, "warning", reason, advice(reason).layer, text, do)
     if len(broken) > _MOST_MODELS:
         text = f"{len(broken) - _MOST_MODELS} further Models do not serve"

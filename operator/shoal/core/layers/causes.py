@@ -26,6 +26,8 @@ _SEVERAL: Final = ("tenant", "route")
 """Kinds that lead to several Models."""
 _LONGEST: Final = 700
 """Characters of one text of a cause."""
+_LONGEST_MESSAGE: Final = texts.LONGEST_CONDITION + 400
+"""Characters of what is wrong: a condition's message as a whole, and the object that has it."""
 _STATES: Final = {"fault": 0, "waits": 1, "note": 2, "fine": 3}
 _NO_GPUS: Final = (
     reasons.NO_NODES,
@@ -304,7 +306,7 @@ def _targets(seen: WhySnapshot, now: datetime) -> Iterator[Candidate]:
         if view.kind in ("model", "adapter") and ready.type == reasons.READY and ready.status != "True"
     ]
     for view, ready in broken[:_MOST_TARGETS]:
-        text = f"{ready.reason}: {texts.shorten(ready.message)}"
+        text = f"{ready.reason}: {texts.brief(ready.message)}"
         serving = objects.ready_replicas(view)
         does = f"serves with {count(serving, 'replica')}, but not as specified" if serving else "does not serve"
         yield Candidate(
@@ -527,7 +529,7 @@ def _cause(candidate: Candidate, explained: Iterable[Candidate]) -> LayerCause:
         candidate.reason,
         row.layer,
         candidate.state,
-        texts.shorten(candidate.message, _LONGEST),
+        texts.shorten(candidate.message, _LONGEST_MESSAGE),
         candidate.do or row.do,
         tuple(
             replace(e, what=texts.shorten(e.what, _LONGEST), where=texts.shorten(e.where, _LONGEST))

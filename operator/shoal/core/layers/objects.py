@@ -105,8 +105,8 @@ def _condition(seen: ObjectView, condition: ConditionView, now: datetime) -> Can
     elif bad and row.state == "fine":
         state = "waits"
     said = f"{condition.type} is {condition.status}: {condition.reason}"
-    message = f"{seen.text}: {texts.shorten(condition.message or condition.reason)}"
-    proof = Evidence(f"{said}: {texts.shorten(condition.message)}" if condition.message else said,
+    message = f"{seen.text}: {texts.shorten(condition.message or condition.reason, texts.LONGEST_CONDITION)}"
+    proof = Evidence(f"{said}: {texts.brief(condition.message)}" if condition.message else said,
                      f"condition of {seen.text}", age(now, condition.since))  # fmt: skip
     return Candidate(
         found,

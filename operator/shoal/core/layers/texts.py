@@ -14,6 +14,8 @@ from shoal.core.layers import faults, phrases, xids
 LONGEST: Final = 8192
 """Characters of a message that are read, from its end: an engine's last lines say why."""
 _LONGEST_QUOTE: Final = 300
+LONGEST_CONDITION: Final = 1024
+"""Characters that a condition's message has at most; sums for each GPU class fill it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,18 @@ def shorten(text: str, longest: int = _LONGEST_QUOTE) -> str:
     write a status could otherwise write to the reader's terminal."""
     line = " ".join(_CONTROL.sub(" ", _ESCAPE.sub("", text)).split())
     return line if len(line) <= longest else f"{line[: longest - 4]} ..."
+
+
+def brief(text: str, longest: int = _LONGEST_QUOTE) -> str:
+    """`shorten`, cut after a whole part of a sentence: half a sum would be read as another sum."""
+    line = shorten(text, LONGEST_CONDITION)
+    if len(line) <= longest:
+        return line
+    ends = [each.end() - 1 for each in _PART.finditer(line[: longest - 4])]
+    return f"{line[: ends[-1]]} ..." if ends else shorten(line, longest)
+
+
+_PART: Final = re.compile(r"[;.] ")
 
 
 def _is_fault(phrase: Phrase) -> bool:
