@@ -40,7 +40,12 @@ _NO_POD: Final = (404, 503)
 
 
 class ServiceError(Exception):
-    """A call of a service failed. The message says why and what to do."""
+    """A call of a service failed. The message says why and what to do: first what the user lacks, and last what the API
+    server said, which may be of one way of several."""
+
+    def __init__(self, message: str, said: str = "") -> None:
+        super().__init__(f"{message}\nThe API server said: {said}" if said else message)
+        self.said = said
 
 
 class Unreachable(ServiceError):
@@ -50,9 +55,9 @@ class Unreachable(ServiceError):
 class MissingRight(Unreachable):
     """The API server refused something on the way with a role's key. `needed` says what that way needs."""
 
-    def __init__(self, message: str, needed: str) -> None:
-        super().__init__(f"{message}\n{needed}")
-        self.message, self.needed = message, needed
+    def __init__(self, said: str, needed: str) -> None:
+        super().__init__(needed, said)
+        self.needed = needed
 
 
 class ServiceNotReached(Unreachable):
@@ -157,7 +162,7 @@ class ServiceClient(ABC):
             return await self._by_key(method, path, body)
         except MissingRight as error:
             advice = await self._tokens.advice(right, viewed)
-            raise Unreachable(f"{error.message}\n{advice}\nOr, without such a role: {error.needed}") from None
+            raise Unreachable(f"{advice}\nOr, without such a role: {error.needed}", error.said) from None
 
     async def _by_key(self, method: str, path: str, body: bytes | None) -> bytes:
         failed: tuple[KubeError, Target] | None = None
@@ -255,9 +260,10 @@ class ServiceClient(ABC):
         """The user may have a token, and may not reach the Service through the API server."""
         who = await user_name(self._api())
         return ServiceNotReached(
-            f"{error.message}\nThis needs the Role {names.REACH_ROLE} in namespace {self._namespace}. An administrator "
-            f"runs:\n  kubectl -n {self._namespace} create rolebinding {binding_name(names.REACH_ROLE, who)} "
-            f"--role={names.REACH_ROLE} {subject(who)}"
+            f"This needs the Role {names.REACH_ROLE} in namespace {self._namespace}. An administrator runs:\n"
+            f"  kubectl -n {self._namespace} create rolebinding {binding_name(names.REACH_ROLE, who)} "
+            f"--role={names.REACH_ROLE} {subject(who)}",
+            error.message,
         )
 
     def _try_next(self, error: KubeError) -> bool:

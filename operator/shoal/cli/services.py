@@ -284,8 +284,9 @@ class LedgerClient(ServiceClient):
         namespace = self._namespace
         if isinstance(error, Forbidden):
             return Unreachable(
-                f"{error.message}\nThis needs the right to list pods and to use pods/proxy (get; create for credits "
-                f"and for bills at other prices) in namespace {namespace}"
+                "This needs the right to list pods and to use pods/proxy (get; create for credits and for bills "
+                f"at other prices) in namespace {namespace}",
+                error.message,
             )
         return Unreachable(
             f"{what}: {error.message}. Where a NetworkPolicy or a firewall is between them, try: kubectl -n "

@@ -320,5 +320,5 @@ def test_without_the_role_the_command_is_told(reader: CannedApi, tmp_path: Path)
     reader.answers[TOKEN] = (403, "cannot create serviceaccounts/token")
     result = run(reader, tmp_path, "--tenant", "acme")
     assert result.exit_code == 1
-    assert "This needs the ClusterRole shoal-logs. An administrator runs:" in result.output
+    assert result.output.startswith("Error: This needs the ClusterRole shoal-logs. An administrator runs:")
     assert "kubectl -n shoal-system create rolebinding shoal-logs-user --clusterrole=shoal-logs" in result.output

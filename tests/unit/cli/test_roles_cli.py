@@ -124,7 +124,11 @@ async def test_an_account_without_the_right_hides_no_role_that_has_it(office: Wo
 async def test_without_any_role_the_role_and_the_command_are_told(office: World) -> None:
     told = await shoal(office, "bill", "--tenant", "acme")
     assert told.exit_code == 1
-    assert "This needs one of the ClusterRoles shoal-billing, shoal-tenant-admin. An administrator runs:" in told.stderr
+    # First what the user lacks; the Secret, which nobody is to be given, last.
+    first = "Error: This needs one of the ClusterRoles shoal-billing, shoal-tenant-admin. An administrator runs:"
+    assert told.stderr.splitlines()[0] == first
+    assert told.stderr.index("create rolebinding") < told.stderr.index("secrets")
+    assert told.stderr.splitlines()[-1].startswith("The API server said: secrets")
     command = "kubectl -n shoal-system create rolebinding shoal-billing-finance-example-com"
     assert f"{command} --clusterrole=shoal-billing --user=finance@example.com" in told.stderr
 
@@ -142,7 +146,7 @@ async def test_who_may_not_reach_the_service_is_told_what_lets_them(office: Worl
     office.pod.refuse[path] = 403, "services/proxy is forbidden"
     told = await shoal(office, "usage")
     assert told.exit_code == 1
-    assert "This needs the Role shoal-reach in namespace shoal-system" in told.stderr
+    assert told.stderr.startswith("Error: This needs the Role shoal-reach in namespace shoal-system")
     assert (
         "create rolebinding shoal-reach-finance-example-com --role=shoal-reach --user=finance@example.com"
         in told.stderr

@@ -96,7 +96,9 @@ class WhyReader:
         except KubeError as error:
             self.unread.append(Unread(what, shorten(error.message, _LONGEST)))
         except (ServiceError, OSError) as error:
-            self.unread.append(Unread(what, shorten(str(error).partition("\n")[0] or type(error).__name__, _LONGEST)))
+            said = error.said if isinstance(error, ServiceError) else ""
+            first = said or str(error).partition("\n")[0] or type(error).__name__
+            self.unread.append(Unread(what, shorten(first, _LONGEST)))
         return None
 
     async def get(self, what: str, kind: ExplainedKind, resource: Resource, name: str, namespace: str | None) \
