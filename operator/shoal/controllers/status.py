@@ -49,6 +49,7 @@ _QUIET_REASONS = (
     reasons.NOT_GRANTED,
     reasons.LOADING_ADAPTER,
     reasons.ON_DEMAND,
+    reasons.WAITS_FOR_REPLICA,
     reasons.RESIDENT,
     reasons.SWITCHING,
     reasons.ROLLING,

@@ -191,7 +191,7 @@ def test_one_that_is_kept_says_whether_it_is_where_it_should_be() -> None:
     def ready(**held: Any) -> tuple[str, str]:
         return said(told(warm, held=Held(**held)))[reasons.READY]
 
-    assert ready() == ("True", reasons.ON_DEMAND), "without a replica it waits for nobody"
+    assert ready() == ("True", reasons.WAITS_FOR_REPLICA), "without a replica it waits for nobody"
     assert ready(replicas=3, loaded=1) == ("False", reasons.LOADING_ADAPTER)
     assert ready(replicas=3, loaded=2) == ("True", reasons.RESIDENT)
     assert ready(replicas=1, loaded=1) == ("True", reasons.RESIDENT)

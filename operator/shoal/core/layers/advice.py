@@ -242,6 +242,7 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
     r.NO_ROOM: _fault(_ENGINE, "Give the pool more slots, or make fewer adapters Pinned."),
     r.RESIDENT: _fine(_ENGINE),
     r.ON_DEMAND: _fine(_ENGINE),
+    r.WAITS_FOR_REPLICA: _fine(_ENGINE),
     r.LOADING_ADAPTER: _waits(_ENGINE, "Wait: replicas are loading the adapter."),
     r.SWITCHING: _note(_ENGINE, "Wait: the newer revision is loaded beside the one in service."),
     r.SWITCHED: _fine(_ENGINE),

@@ -194,7 +194,8 @@ def _residence(seen: Seen) -> ConditionUpdate:
     if not wanted and held.stale and (last := _last_published(seen.adapter)) is not None:
         return last
     if not wanted:
-        return ConditionUpdate(kind, "True", reasons.ON_DEMAND, "the pool has no replica now; the first one loads it")
+        text = f"{spec.residency}: the pool has no replica now; the first one loads it"
+        return ConditionUpdate(kind, "True", reasons.WAITS_FOR_REPLICA, text)
     if held.loaded >= wanted:
         return ConditionUpdate(kind, "True", reasons.RESIDENT, f"loaded on {_replicas(wanted)}, as it should be")
     if held.stale and (last := _last_published(seen.adapter)) is not None:
