@@ -1,6 +1,6 @@
 """What an administrator runs for a user who may not read Shoal's kinds."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from shoal.api.rights import VIEWER
@@ -10,7 +10,7 @@ from shoal.kube.errors import Forbidden
 
 
 @asynccontextmanager
-async def explaining_refusals(client: KubeClient, namespace: str | None) -> AsyncIterator[None]:
+async def explaining_refusals(client: KubeClient, namespace: str | None) -> AsyncGenerator[None]:
     """Adds to a refusal of the API server what grants the right. `namespace`: where is read; None: in the cluster."""
     try:
         yield
