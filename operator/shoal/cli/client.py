@@ -385,13 +385,22 @@ def viewed_namespace(right: Right, path: str, query: Query) -> str | None:
     return found if isinstance(found, str) else None
 
 
+def not_found(error: NotFound) -> str:
+    """What is said of an object that is not there: also where it was looked for, and where to look."""
+    if not error.namespace or error.kind_missing:
+        return error.message
+    return (
+        f"{error.message} in namespace {error.namespace}: `kubectl get {error.plural} -A` lists all; -n names another"
+    )
+
+
 def run_command(work: Coroutine[Any, Any, R]) -> R:
     """Runs the coroutine of a command. Expected failures become ClickException."""
     try:
         return asyncio.run(work)
     except NotFound as error:
         missing = "this cluster has no Model kind: is Shoal's chart `shoal-crds` installed?"
-        raise click.ClickException(missing if error.kind_missing else error.message) from None
+        raise click.ClickException(missing if error.kind_missing else not_found(error)) from None
     except KubeError as error:
         raise click.ClickException(error.message) from None
     except ServiceError as error:

@@ -21,7 +21,7 @@ import prometheus_client
 
 from shoal.api.meta import JsonObject
 from shoal.kube import auth
-from shoal.kube.errors import APIServerUnavailable, Gone, KubeError, ObjectInvalid, from_status
+from shoal.kube.errors import APIServerUnavailable, Gone, KubeError, NotFound, ObjectInvalid, from_status
 from shoal.kube.resources import PODS, SERVICEACCOUNTS, Resource
 
 REQUESTS = prometheus_client.Counter("shoal_kube_requests", "Calls to the API server.", ["verb", "resource", "code"])
@@ -136,7 +136,11 @@ class KubeClient:
     ) -> JsonObject:
         """Reads one object. Raises NotFound, Forbidden, Unavailable."""
         path = resource.path(namespace=namespace, name=name, subresource=subresource)
-        return await self._call("get", resource, "GET", path, idempotent=True)
+        try:
+            return await self._call("get", resource, "GET", path, idempotent=True)
+        except NotFound as error:
+            error.plural, error.namespace = resource.plural, namespace or ""
+            raise
 
     async def get_metadata(self, resource: Resource, name: str, namespace: str | None = None) -> JsonObject:
         """Reads one object's metadata only: that a Secret exists can be known without its content."""

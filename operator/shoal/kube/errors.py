@@ -22,6 +22,11 @@ class KubeError(Exception):
 class NotFound(KubeError):
     """404: no such object, or no such kind (its CRD is not installed; see `kind_missing`)."""
 
+    plural: str = ""
+    """The kind of the object that was read by its name."""
+    namespace: str = ""
+    """Where it was looked for, which the server's sentence leaves out. Empty: the object is of none."""
+
     @property
     def kind_missing(self) -> bool:
         """The server does not know the kind at all. It then answers in plain text, without naming an object."""

@@ -274,3 +274,12 @@ def test_a_rule_with_conditions_on_costs_says_where_they_have_no_effect(kubeconf
         None,
         "it knows no price list, so requests stay with their target",
     ]
+
+
+def test_a_route_that_is_not_there_is_told_with_the_namespace(kubeconfig: Path, api: CannedApi) -> None:
+    message = 'modelroutes.shoal.dev "front" not found'
+    api.answers[f"{SHOAL}/namespaces/chat/modelroutes/front"] = (404, {"reason": "NotFound", "message": message})
+    done = explain(kubeconfig)
+    assert done.exit_code == 1
+    where = "in namespace chat: `kubectl get modelroutes -A` lists all; -n names another"
+    assert done.output.strip() == f"Error: {message} {where}"

@@ -231,7 +231,8 @@ def test_a_model_that_does_not_exist_is_told_in_the_servers_words(kubeconfig: Pa
     api.answers[MODEL] = (404, {"reason": "NotFound", "message": 'models.shoal.dev "llama" not found'})
     done = shoal(kubeconfig, "why", "--scaling", "llama")
     assert done.exit_code == 1
-    assert 'models.shoal.dev "llama" not found' in done.output
+    where = "in namespace chat: `kubectl get models -A` lists all; -n names another"
+    assert done.output.strip() == f'Error: models.shoal.dev "llama" not found {where}'
 
 
 def test_a_model_on_which_nothing_is_decided_yet_is_told(kubeconfig: Path, api: CannedApi) -> None:

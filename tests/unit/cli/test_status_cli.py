@@ -411,3 +411,12 @@ async def test_what_the_stage_container_logs_is_what_is_read(tmp_path: Path, mon
     found = last_progress("\n".join(json.dumps(line) for line in lines))
     assert found is not None
     assert fetched([found]) == "25 % of 4.0 GiB"
+
+
+def test_a_model_that_is_not_there_is_told_with_the_namespace(kubeconfig: Path, api: CannedApi) -> None:
+    message = 'models.shoal.dev "nosuch" not found'
+    path = "/apis/shoal.dev/v1alpha1/namespaces/chat/models/nosuch"
+    api.answers[path] = (404, {"reason": "NotFound", "message": message})
+    done = status(kubeconfig, "nosuch", "-n", "chat")
+    assert done.exit_code == 1
+    assert f"{message} in namespace chat: `kubectl get models -A` lists all" in done.output

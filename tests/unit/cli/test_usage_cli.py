@@ -44,6 +44,9 @@ async def test_usage_without_words_is_this_month_by_tenant_model_and_adapter(wor
     told = text(await world.shoal("usage"))
     assert told[1].startswith("TENANT MODEL ADAPTER REQUESTS")
     assert "globex chat/llama - 2 30 0 0 0" in told
+    assert text(await world.shoal("usage", "-A")) == told
+    both = await world.shoal("usage", "-A", "-n", "chat")
+    assert (both.exit_code, "exclude each other" in both.stderr) == (2, True)
 
 
 async def test_usage_for_programs(world: World) -> None:

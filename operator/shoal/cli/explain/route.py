@@ -17,7 +17,7 @@ from shoal.api.model import Model
 from shoal.api.modelroute import ExternalTargetStatus, ModelRoute
 from shoal.api.routestats import RoutePrices, RouteStatsPage
 from shoal.api.tenant import Tenant
-from shoal.cli.client import ServiceError
+from shoal.cli.client import ServiceError, not_found
 from shoal.cli.output import console, emit
 from shoal.cli.scaling.toproutes import RouteStatsClient
 from shoal.core.access import KeyIdentity
@@ -83,7 +83,7 @@ def run(question: RouteQuestion, output: str, *, kubeconfig: str | None, context
     try:
         cluster = asyncio.run(_read(question, kubeconfig, context))
     except NotFound as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(not_found(error)) from None
     except (KubeError, OSError, ValueError) as error:
         raise click.ClickException(f"the cluster cannot be read: {error}") from None
     headers = dict(_header(text) for text in question.headers)

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from shoal.cli.client import not_found
 from shoal.cli.options import kubeconfig_options
 from shoal.cli.output import camel, emit, none_of, output_option
 from shoal.cli.output import console as make_console
@@ -66,7 +67,7 @@ def command(
         return
     except NotFound as error:
         missing = "this cluster does not have the kind: is Shoal's chart `shoal-crds` installed?"
-        raise click.ClickException(missing if error.kind_missing else error.message) from None
+        raise click.ClickException(missing if error.kind_missing else not_found(error)) from None
     except KubeError as error:
         raise click.ClickException(error.message) from None
     except (ValueError, OSError, TimeoutError) as error:

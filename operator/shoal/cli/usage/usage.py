@@ -34,6 +34,7 @@ _PAGE: Final = "5000"
 
 @click.command()
 @click.option("-n", "--namespace", help="Only Models of this namespace. Default: all namespaces.")
+@click.option("-A", "--all-namespaces", is_flag=True, help="Models of all namespaces, as without -n.")
 @click.option("--tenant", multiple=True, help="Only this tenant. Can be repeated, as all filters.")
 @click.option("--by", help=f"Dimensions of a row, from {', '.join(BY)}. Default: tenant, model and adapter.")
 @click.option("--from", "start", help="2026-11, 2026-11-01 or 2026-11-01T06:00:00Z (UTC). Default: this month.")
@@ -50,6 +51,7 @@ _PAGE: Final = "5000"
 @ledger_options
 def usage(
     namespace: str | None,
+    all_namespaces: bool,
     tenant: tuple[str, ...],
     by: str | None,
     start: str | None,
@@ -75,6 +77,8 @@ def usage(
     kubectl shoal usage --by tenant --from 2026-10 --to 2026-11 -o csv
     kubectl shoal usage -n team-a --by model,day
     """
+    if all_namespaces and namespace:
+        raise click.UsageError("--all-namespaces and --namespace exclude each other")
     query: dict[str, Any] = {
         "namespace": namespace,
         "tenant": tenant,
