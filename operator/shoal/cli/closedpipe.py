@@ -32,6 +32,5 @@ def end_quietly() -> None:
         io.BufferedWriter(_Output(before.fileno(), "w", closefd=False)),
         encoding=before.encoding,
         errors=before.errors,
-        line_buffering=before.line_buffering,
-        write_through=before.write_through,
+        line_buffering=before.line_buffering or before.write_through,  # PYTHONUNBUFFERED: no line waits for the next
     )
