@@ -29,7 +29,7 @@ def over(limit: str, why: str) -> ApiError:
 REFUSED = [
     RefusedRequest("a model that is not granted", errors.model_not_found("x"), "L6", "GET /v1/models"),
     RefusedRequest("a wrong key", errors.unauthorized(401, "no", "invalid_api_key"), "L6", "listed in a Tenant"),
-    RefusedRequest("an expired key", errors.unauthorized(401, "no", "expired_api_key"), "L6", "shoal keys rotate"),
+    RefusedRequest("an expired key", errors.unauthorized(401, "no", "expired_api_key"), "L6", "shoal keys create"),
     RefusedRequest("a suspended tenant", errors.unauthorized(403, "no", "tenant_suspended"), "L6", "suspended"),
     RefusedRequest("too many requests", over("requests", "used"), "L6", "higher limit"),
     RefusedRequest("a budget that is used up", over("budget", "used"), "L6", "larger budget"),

@@ -63,7 +63,7 @@ REQUESTS: Final = (
     RefusedInLab("a request without a key", Layer.CLIENT, "missing_api_key", "header Authorization", None),
     RefusedInLab("a wrong key", Layer.CLIENT, "invalid_api_key", "listed in a Tenant", "nobody"),
     RefusedInLab("a disabled key", Layer.CLIENT, "disabled_api_key", "enable this one", "off"),
-    RefusedInLab("an expired key", Layer.CLIENT, "expired_api_key", "shoal keys rotate", "late"),
+    RefusedInLab("an expired key", Layer.CLIENT, "expired_api_key", "shoal keys create", "late"),
     RefusedInLab("a suspended tenant's request", Layer.CLIENT, "tenant_suspended", "suspended", "locked"),
     RefusedInLab("a model that nobody serves", Layer.CLIENT, "model_not_found", "GET /v1/models", body=chat(model="x")),
     RefusedInLab("more requests than a minute may have", Layer.CLIENT, "rate_limit_exceeded", "higher limit", "busy"),

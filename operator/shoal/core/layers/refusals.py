@@ -24,7 +24,7 @@ REFUSALS: Final[Mapping[str, LayerAdvice]] = {
     # --- the key and what it may use
     "missing_api_key": _client("Send the API key in the header Authorization or x-api-key."),
     "invalid_api_key": _client("Use a key that is listed in a Tenant, not disabled, and not expired."),
-    "disabled_api_key": _client("Use another key, or set `disabled` of this one to false in spec.keys of the Tenant."),
+    "disabled_api_key": _client("Use another key, or enable this one: `disabled: false` in spec.keys of the Tenant."),
     "expired_api_key": _client("Create a new key: `shoal keys create --tenant TENANT`."),
     "invalid_token": _client("Use a token that is still valid."),
     "forbidden": _client("Ask for the role that the message names."),
