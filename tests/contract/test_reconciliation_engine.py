@@ -371,33 +371,28 @@ async def test_requests_that_are_aborted(fleet: Fleet, any_client: Client):
     """vLLM has no endpoint that aborts."""
     front, client = fleet.front, any_client
 
-    async def running() -> None:
-        task = asyncio.create_task(front.post({**CHAT, "max_tokens": 3000}))
-        async with asyncio.timeout(30):
-            while not (await fleet.asking.loads()).running:
-                await asyncio.sleep(0.01)
-        await client.admin("/abort_request", {"abort_all": True})
-        response = await task
-        assert response.status == 200
-        assert (await response.json())["choices"][0]["finish_reason"] == "abort"
+    async def aborted(requests: int) -> None:
+        """Each is sent again, and given up by the engine again."""
+        tasks = [asyncio.create_task(front.post({**CHAT, "max_tokens": 3000})) for _ in range(requests)]
+        async with asyncio.timeout(60):
+            while not all(task.done() for task in tasks):
+                loads = await fleet.asking.loads()
+                if loads.running and (loads.waiting or requests <= MAX_RUNNING):
+                    await client.admin("/abort_request", {"abort_all": True})
+                    requests = 0  # from now on at once
+                await asyncio.sleep(0.02)
+        assert [(await task).status for task in tasks] == [503] * len(tasks)
 
-    grown = await fleet.difference("aborted while it ran", running)
-    assert grown["billedInput"] == grown["engineInput"] > 0
-    assert grown["billedOutput"] == grown["engineOutput"]
+    grown = await fleet.difference("aborted while it ran", lambda: aborted(1))
+    assert grown["billedInput"] == grown["billedOutput"] == 0
+    assert grown["notBilledInput"] == grown["engineInput"] > 0
+    assert grown["notBilledOutput"] == grown["engineOutput"]
 
-    async def in_the_queue() -> None:
-        tasks = [asyncio.create_task(front.post({**CHAT, "max_tokens": 3000})) for _ in range(MAX_RUNNING + 1)]
-        async with asyncio.timeout(30):
-            while (await fleet.asking.loads()).waiting != 1:
-                await asyncio.sleep(0.01)
-        await client.admin("/abort_request", {"abort_all": True})
-        for task in tasks:
-            await (await task).read()
-
-    grown = await fleet.difference("one aborted in the queue", in_the_queue)
+    grown = await fleet.difference("one aborted in the queue", lambda: aborted(MAX_RUNNING + 1))
     # Of the one that waited the engine says a prompt in its answer, and counts none.
-    assert grown["billedOutput"] == grown["engineOutput"]
-    assert grown["billedInput"] >= grown["engineInput"] > 0
+    assert grown["billedInput"] == grown["billedOutput"] == 0
+    assert grown["notBilledOutput"] == grown["engineOutput"]
+    assert grown["notBilledInput"] >= grown["engineInput"] > 0
 
 
 @pytest.mark.parametrize("agent", ["asked", "away"])

@@ -139,7 +139,7 @@ class Dispatch:
                 app.choices.fail(self._id, replica, how)
                 app.metrics.retries.labels(how).inc()
                 log.debug("attempt failed", request=self._id, pod=replica.key, reason=how)
-                if meter.count_source != "none" and how in ("lost", "stalled"):
+                if meter.count_source != "none" and how in ("lost", "stalled", ABORTED):
                     app.spool.put(meter.attempt_row())
                 if how in _OTHER_ENGINE:
                     # The next replica may run the other engine. One that comes after all were tried does not.

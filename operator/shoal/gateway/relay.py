@@ -160,6 +160,8 @@ class AnswerRelay:
                 meter.not_taken()
             raise self.error_of(answer.status, body)
         if prepared.path in GENERATING and sse.is_aborted(body):
+            if (span := sse.find_usage(body)) is not None:
+                meter.count(body[span[0] : span[1]], "final")
             raise Retry(ABORTED)
         if self._reply.started:
             raise ApiError(502, "The engine did not answer with a stream.", "no_stream")
@@ -369,6 +371,8 @@ class _Events:
                 self._failure = relay.engine_error(event, out)
                 event = self._failure.event().rstrip(b"\n")
             elif sse.is_aborted(event):
+                if not self._multiple and (span := sse.find_usage(event)) is not None:
+                    meter.count(event[span[0] : span[1]], "continuous")
                 self.failed = True
                 self._failure = relay.given_up(out)
                 event = self._failure.event().rstrip(b"\n")
