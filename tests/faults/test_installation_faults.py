@@ -517,7 +517,8 @@ def test_what_cannot_be_read_for_another_reason_is_told_beside_a_missing_kind() 
 
 def test_where_nothing_is_installed_only_that_is_told() -> None:
     gone = Unread("ConfigMap shoal-operator", 'configmaps "shoal-operator" not found')
-    denied = tuple(replace(each, allowed=False) for each in WELL.permissions)  # type: ignore[union-attr]
+    assert not isinstance(WELL.permissions, Unread)
+    denied = tuple(replace(each, allowed=False) for each in WELL.permissions)
     seen = replace(WELL, workloads=(), pods=(), services=(), lease=None, cache=gone, proxies=gone, permissions=denied)
     (found,) = bad(seen)
     assert found.reason == "NotInstalled"

@@ -83,9 +83,11 @@ _DEVELOPER_COMMANDS: Final = ("sim", "lab", "demo", "generate")
 
 
 class _Lazy(click.Group):
-    def main(self, *args: Any, **kwargs: Any) -> Any:
-        closedpipe.end_quietly()
-        return super().main(*args, **kwargs)
+    def main(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:
+        # A process of Shoal, and a command that starts others, end in an order of their own.
+        if not {*_PROCESSES, *_DEVELOPER_COMMANDS} & {*(sys.argv[1:] if args is None else args)}:
+            closedpipe.end_quietly()
+        return super().main(args, *more, **options)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*_present(), *_plugins()]

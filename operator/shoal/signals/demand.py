@@ -61,8 +61,9 @@ class DemandStream(Follower):
         self.reports_tenants = False
         """The gateway is of a version that tells what it has of tenants."""
         self.currency: str | None = None
-        self.prices_refused: str | None = None
         """Of the price list in force; None: the gateway knows none."""
+        self.prices_refused: str | None = None
+        """Why the ledger refuses price lists; None: it does not, or the gateway does not know."""
         self.canaries: Mapping[str, CanaryHalt] = {}
         """Canaries that the gateway has halted, by revision."""
         self.canary_counts: dict[str, CanaryCounts] = {}

@@ -6,6 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from shoal.cli import closedpipe
+from shoal.cli.main import main
 
 TENANT = """\
 apiVersion: shoal.dev/v1alpha1
@@ -37,3 +41,16 @@ def test_a_closed_output_is_no_error(args: list[str], tmp_path: Path) -> None:
     assert done.returncode == 141, done.stderr
     errors = [line for line in done.stderr.splitlines() if not line.startswith(("Nothing is changed", "once applied"))]
     assert not any(errors)
+
+
+@pytest.mark.parametrize(
+    ("command", "quietly"), [("explain", True), ("usage", True), ("gateway", False), ("agent", False), ("lab", False)]
+)
+def test_what_starts_processes_or_is_one_ends_in_its_own_order(
+    command: str, quietly: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lab that is cut off leaves its processes, and a gateway its requests."""
+    calls: list[bool] = []
+    monkeypatch.setattr(closedpipe, "end_quietly", lambda: calls.append(True))
+    assert CliRunner().invoke(main, [command, "--help"]).exit_code == 0
+    assert bool(calls) is quietly

@@ -330,6 +330,7 @@ def test_what_could_not_be_read_does_not_count_as_what_fits_nowhere(shell: Shell
     unread, large = model("unread", uri="pvc://claim"), model("large", sizing={"weightBytes": "900Gi"})
     done = shell.run("--fleet", shell.fleet(gpu_class(SMALL)), models=(unread, large), facts=False)
     assert "Not looked at: chat/unread" in done.output
+    assert not any("unread" in line for line in done.output.splitlines() if line.startswith("Not placed"))
 
 
 def test_an_unknown_architecture_asks_for_numbers(shell: Shell) -> None:
