@@ -48,7 +48,7 @@ LOOK_SECONDS: Final = 0.5
 """Between two looks of an agent at a busy engine."""
 START_SECONDS: Final = 900.0
 MORE = ("--max-running-requests", "16", "--max-queued-requests", "256", "--context-length", "4096")
-BLOCK_WORDS: Final = 4
+BLOCK_WORDS: Final = 3
 """What a block of the trace becomes: its longest prompt, of 240 blocks, still fits into the context."""
 WORDS: Final = (
     "river",

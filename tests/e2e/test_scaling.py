@@ -15,7 +15,7 @@ from shoal.api import names
 from shoal.api.keys import hash_api_key
 from shoal_dev.demo.clients import DemoClients
 from shoal_dev.demo.clusters import NAMESPACE
-from tests.e2e.conftest import NEXT_ENGINE, Fleet
+from tests.e2e.conftest import NEXT_ENGINE, Fleet, serves
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
@@ -77,6 +77,12 @@ def ready(fleet: Fleet, name: str) -> dict[str, Any]:
 def pods(fleet: Fleet, name: str) -> list[dict[str, Any]]:
     found = fleet.get("pods", "-n", "demo", "-l", f"shoal.dev/model={name},app.kubernetes.io/component=engine")
     return [p for p in found if "deletionTimestamp" not in p["metadata"]]
+
+
+def in_place(fleet: Fleet) -> int:
+    """Events that tell of a replica that goes before its successor comes."""
+    events = [e for e in fleet.get("events", "-n", "demo") if e["reason"] == "ReplacingInPlace"]
+    return sum((e.get("series") or {}).get("count") or 1 for e in events)
 
 
 def ask(client: openai.OpenAI, model: str) -> str:
@@ -187,12 +193,26 @@ def test_without_a_free_gpu_a_request_is_refused_at_once_and_a_rollout_replaces_
     changed = {"env": [{"name": "SHOAL_SIM_SEED", "value": "7"}]}
     fleet.delete_model("cramped")
     fleet.make_model("roomy", **wide, scaling={"minReplicas": 1}, pod=changed)
-    until(
-        lambda: any(e["reason"] == "ReplacingInPlace" for e in fleet.get("events", "-n", "demo")),
-        120,
-        lambda: fleet.get("events", "-n", "demo"),
-    )
+    until(lambda: in_place(fleet), 120, lambda: fleet.get("events", "-n", "demo"))
     assert ask(client, "roomy")  # held meanwhile
+    until_counts(fleet, "roomy", 1, 1)
+
+    # With another class that has room, the successor starts there, and the replica serves until it is ready.
+    before = in_place(fleet)
+    either = wide | {"variants": [{"class": "h100-80gb"}, {"class": "l40s-48gb"}]}
+    with asking(fleet, "roomy", 2) as load:
+        changed = {"env": [{"name": "SHOAL_SIM_SEED", "value": "8"}]}
+        fleet.make_model("roomy", **either, scaling={"minReplicas": 1}, pod=changed)
+
+        def moved() -> bool:
+            found = pods(fleet, "roomy")
+            assert any(serves(pod) for pod in found), "no replica serves"
+            return {pod["metadata"]["labels"][names.LABEL_GPU_CLASS] for pod in found} == {"l40s-48gb"}
+
+        until(moved, 240, lambda: fleet.model("roomy").get("status"))
+    assert not load.problems
+    assert load.answers
+    assert in_place(fleet) == before
     for name in ("roomy", "broken"):
         fleet.delete_model(name)
 

@@ -48,7 +48,7 @@ from shoal.controllers.placementrequest import PlacementDecision, PlacementReque
 from shoal.controllers.state import FleetState
 from shoal.controllers.transport import CertificateIssuer
 from shoal.controllers.world import World
-from shoal.core import keda
+from shoal.core import facts, keda, rollout
 from shoal.core.disruption import waits_for_another
 from shoal.core.placement import VariantPlan
 from shoal.core.status.observed import ModelProblem
@@ -104,7 +104,7 @@ class Executor:
         try:
             if (problem := await self._unprotected(model)) is not None:
                 return problem
-            await self._apply(model, classes, request, plans)
+            await self._apply(model, classes, request, decided)
         except (InstallKeyError, CertificateUnusable) as error:
             return ModelProblem(reasons.REFUSED, str(error))
         except NameTaken as error:
@@ -148,8 +148,9 @@ class Executor:
     # --- one Model, in the order of the table -----------------------------------------------------------------------
 
     async def _apply(
-        self, model: Model, classes: Mapping[str, GPUClass], request: PlacementRequest, plans: tuple[VariantPlan, ...]
+        self, model: Model, classes: Mapping[str, GPUClass], request: PlacementRequest, decided: PlacementDecision
     ) -> None:
+        uid, plans = model.metadata.uid, decided.placement.variants
         install = self._install.keys or await self._install.ensure()
         await self._workload.keys(model, install)
         if mtls := await self._transport.wanted():
@@ -162,7 +163,10 @@ class Executor:
             if gpu_class is not None and not plan.retired:
                 shape = self._shape(model, gpu_class, request, plan, install, mtls=mtls)
                 await self._workload.claims(shape)
-                await self._workload.deployment(shape, reserve_surge=lambda p=plan: self._reserve_surge(model, p))
+                waits = await self._workload.deployment(
+                    shape, lambda d, p=plan: self._begin_rollout(uid, p, decided, d)
+                )
+                self._state.lack_surge(uid, plan.gpu_class, lacks=waits)
             await self._replicas(model, plan, floors[plan.gpu_class])
         await self._drop(model, plans, install)
         # Last: a name that another object has must not keep the Model from its replicas.
@@ -203,8 +207,18 @@ class Executor:
             mtls=mtls,
         )
 
-    def _reserve_surge(self, model: Model, plan: VariantPlan) -> bool:
-        return self._state.reserve_surge(model.metadata.uid, plan.gpu_class, plan.gpus)
+    def _begin_rollout(
+        self, uid: str, plan: VariantPlan, decided: PlacementDecision, standing: facts.Deployment
+    ) -> rollout.Beginning:
+        deployments = (child.deployment for child in self._world.deployments_of(uid))
+        return rollout.begin(
+            standing,
+            plan,
+            serving=sum(each.ready for each in deployments if each is not None),
+            others=len(decided.considered.candidates) > 1,
+            known=plan.gpu_class in decided.lacks_surge,
+            reserve_surge=lambda: self._state.reserve_surge(uid, plan.gpu_class, plan.gpus),
+        )
 
     async def _replicas(self, model: Model, plan: VariantPlan, floor: int) -> None:
         """The pods that go first are marked before the number falls. `floor`: the class's part of minReplicas. Raises

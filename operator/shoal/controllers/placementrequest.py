@@ -45,3 +45,5 @@ class PlacementDecision:
     """Replicas, as the scaler said."""
     untried: frozenset[str] = frozenset()
     """Classes that fit and on which the Model was not in backoff when this was decided."""
+    lacks_surge: frozenset[str] = frozenset()
+    """Classes of which this decision knew that a rollout waits there for a GPU."""

@@ -215,6 +215,7 @@ class Planner:
             and known.considered is considered
             and known.replica_states is states
             and (known.replicas, known.backoffs, known.frozen) == (wanted, backoffs, request.role == "frozen")
+            and known.lacks_surge == record.lacks_surge
             and known.preview == (request.facts is not None)
         ):
             return known
@@ -224,6 +225,7 @@ class Planner:
             wanted,
             replica_states=states,
             backoffs=backoffs,
+            lacks_surge=record.lacks_surge,
             frozen=request.role == "frozen",
             preview=request.facts is not None,
         )
@@ -243,7 +245,13 @@ class Planner:
         self, record: ModelRecord, model: FleetModel, decision: ModelDecision, request: PlacementRequest
     ) -> None:
         placement = decision.placement
-        part = PlacementDecision(placement, model.considered, decision.demand.wanted, _untried(decision.demand))
+        part = PlacementDecision(
+            placement,
+            model.considered,
+            decision.demand.wanted,
+            _untried(decision.demand),
+            decision.demand.lacks_surge,
+        )
         known = record.decided
         if known is not None and known[0].same(request) and known[1] == part:
             # What is equal stays the same objects: thousands of new ones would be the garbage collector's to look at.
@@ -251,5 +259,10 @@ class Planner:
                 record.decided = (request, known[1])
             return
         record.decided = (request, part)
-        urgent = known is None or not known[0].same(request) or known[1].placement.variants != placement.variants
+        urgent = (
+            known is None
+            or not known[0].same(request)
+            or known[1].placement.variants != placement.variants
+            or known[1].lacks_surge != part.lacks_surge
+        )
         self._decided(request.model.key, 0.0 if urgent else MESSAGE_DELAY_SECONDS)

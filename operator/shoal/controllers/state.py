@@ -123,6 +123,8 @@ class ModelRecord:
     """Weights in node caches, per class. Written by `PrefetchController`."""
     backoffs: Mapping[str, ClassBackoff] = field(default_factory=dict[str, ClassBackoff])
     """Classes on which its replicas failed to start. Written by `ClassBackoffs`."""
+    lacks_surge: frozenset[str] = frozenset()
+    """Classes where a rollout waits until the plan has looked for room on another class. Written by the Executor."""
     keda_ca: str | None = None
     """The CA that its ConfigMap for KEDA was seen to have. Written by the KEDA driver."""
     replica_states: Mapping[str, ReplicaState] | None = None
@@ -171,6 +173,7 @@ class ModelRecord:
         """It asks nothing of the plan any more."""
         self.request, self.sized, self.considered, self.planned = None, None, None, None
         self.decided, self.plan_failure, self.replica_states = None, None, None
+        self.lacks_surge = frozenset()
         self.kv_tokens = {}
 
 
@@ -366,18 +369,26 @@ class FleetState:
         return tuple(each for each in self.reservations.all("wake") if each.written)
 
     def reserve_surge(self, model_uid: str, gpu_class: str, gpus: int) -> bool:
-        """Promises the GPUs of one further replica to a rollout, if there are any that nobody waits for."""
+        """Promises the GPUs of one further replica to a rollout, if there are any that nobody waits for: free ones, or
+        those of a node that an autoscaler would add."""
         if gpu_class in self.reservations.of(model_uid, "surge"):
             return True
         supply = self._supplies.get(gpu_class)
         if supply is None:
             return False
         taken = self._unbound_gpus().get(gpu_class, 0) + self.reservations.gpus(gpu_class, "surge")
-        free = [max(0, node.free) for node in supply.nodes]
+        free = [*(max(0, node.free) for node in supply.nodes), *[supply.coming_gpus] * supply.coming]
         if max(free, default=0) < gpus or sum(amount // gpus * gpus for amount in free) - taken < gpus:
             return False
         self.reservations.put(Reservation(model_uid, gpu_class, 1, gpus, "surge"))
         return True
+
+    def lack_surge(self, model_uid: str, gpu_class: str, *, lacks: bool) -> None:
+        """Whether a rollout waits on a class for GPUs of one replica more. The next plan looks for them elsewhere."""
+        record = self.record(model_uid)
+        if lacks != (gpu_class in record.lacks_surge):
+            record.lacks_surge = record.lacks_surge ^ {gpu_class}
+            self.replan(hurry=lacks)
 
     def free_slots(self, gpu_class: str, gpus: int) -> int:
         """Further replicas of so many GPUs that a class has free GPUs for now, beside what was promised already."""

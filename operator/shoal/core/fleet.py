@@ -42,6 +42,8 @@ class FleetModel:
     """GPU class -> what runs there, is about to be applied, or is reserved."""
     backoffs: Mapping[str, str] = field(default_factory=dict[str, str])
     """GPU class -> why it is the last choice for now."""
+    lacks_surge: frozenset[str] = frozenset()
+    """GPU classes where a rollout waits for a GPU."""
     frozen: bool = False
     """The Model keeps exactly what it has: it is paused, not accepted, or the facts of its weights are unknown."""
     preview: bool = False
@@ -64,6 +66,7 @@ class FleetModel:
             created=self.created,
             replica_states=self.replica_states,
             backoffs=self.backoffs,
+            lacks_surge=self.lacks_surge,
             frozen=self.frozen,
         )
 

@@ -16,6 +16,7 @@ from shoal.controllers.world import World
 from shoal.core import children, facts
 from shoal.core.disruption import min_available
 from shoal.core.podquota import blocks_surge
+from shoal.core.rollout import Beginning, no_node_came
 from shoal.engine.kinds import KINDS, kind_of
 from shoal.kube.drift import covers
 from shoal.kube.errors import Conflict, NotFound
@@ -28,6 +29,7 @@ from shoal.manifests.shape import VariantShape
 
 log = structlog.get_logger()
 
+BeginRollout = Callable[[facts.Deployment], Beginning]
 _REMEMBERED: Final = 20_000
 
 
@@ -99,11 +101,11 @@ class WorkloadWriter:
             for child in world.policies.by("model", uid):
                 await self._children.delete(NETWORKPOLICIES, world.policies, child)
 
-    async def deployment(self, shape: VariantShape, *, reserve_surge: Callable[[], bool]) -> None:
-        """The Deployment of one class, without its replicas. `reserve_surge`: reserves the GPUs of one more replica for
-        a rollout; False: there are none. Raises NameTaken, Conflict."""
+    async def deployment(self, shape: VariantShape, begin: BeginRollout) -> bool:
+        """The Deployment of one class, without its replicas. `begin`: how a rollout of it begins. Returns whether one
+        waits. Raises NameTaken, Conflict."""
         live = self._world.deployment_of(shape.model.metadata.uid, shape.gpu_class.metadata.name)
-        await self._update(shape, live or await self._create(shape), reserve_surge=reserve_surge)
+        return await self._update(shape, live or await self._create(shape), begin)
 
     async def claims(self, shape: VariantShape) -> None:
         """The ResourceClaimTemplate of a class whose GPUs are devices. Raises NameTaken."""
@@ -159,7 +161,7 @@ class WorkloadWriter:
             raise Conflict(f"Deployment {metadata['namespace']}/{metadata['name']} is being deleted")
         return live
 
-    async def _update(self, shape: VariantShape, live: Child, *, reserve_surge: Callable[[], bool]) -> None:
+    async def _update(self, shape: VariantShape, live: Child, begin: BeginRollout) -> bool:
         found = live.deployment
         assert found is not None  # noqa: S101 - `deployment_of` returns no other
         spec = live.decode()["spec"]
@@ -169,25 +171,33 @@ class WorkloadWriter:
         if not covers(spec["template"], wanted["spec"]["template"]):
             # A rollout begins: only now does it matter whether there is room for one more replica, and how long one
             # takes to start.
-            surge, deadline = reserve_surge(), round(self._cold.start_timeout(shape.model, found.gpu_class))
+            if (beginning := begin(found)) == "wait":
+                return True
+            surge, deadline = beginning == "surge", round(self._cold.start_timeout(shape.model, found.gpu_class))
             wanted = manifests.deployment(shape, surge=surge, progress_seconds=deadline)
             wanted["metadata"]["name"] = live.name
             if found.replicas and not surge:
                 self._emit_in_place(shape.model, found)
-        elif found.surges and found.replacing and self._no_quota_to_surge(shape.model, found):
-            # The old replicas have the quota that the new one waits for.
+        elif found.surges and found.replacing and (why := self._cannot_surge(shape.model, found)):
+            # The old replicas have the quota, or the GPUs, that the new one waits for.
             wanted = manifests.deployment(shape, surge=False, progress_seconds=deadline)
             wanted["metadata"]["name"] = live.name
-            self._emit_in_place(shape.model, found, "the quota has no room")
+            self._emit_in_place(shape.model, found, why)
         if found.replicas_managers == frozenset({names.MANAGER_MODEL}):
             # Nobody else owns the number yet, so leaving it out would drop it: it stays as it was read.
             wanted["spec"]["replicas"] = found.replicas
             wanted["metadata"]["resourceVersion"] = found.resource_version
         await self._children.ensure(DEPLOYMENTS, self._world.deployments, shape.model, wanted)
+        return False
 
-    def _no_quota_to_surge(self, model: Model, found: facts.Deployment) -> bool:
-        pods = self._world.pods.by("model", model.metadata.uid)
-        return blocks_surge([pod for pod in pods if pod.gpu_class == found.gpu_class], found.refused)
+    def _cannot_surge(self, model: Model, found: facts.Deployment) -> str | None:
+        """Why the replica more of a rollout does not come; None: it has come, or may come yet."""
+        pods = [pod for pod in self._world.pods.by("model", model.metadata.uid) if pod.gpu_class == found.gpu_class]
+        if blocks_surge(pods, found.refused):
+            return "the quota has no room"
+        if no_node_came(pods, self._cold.provision_seconds(found.gpu_class), self._world.now()):
+            return f"no autoscaler added a node of {found.gpu_class}"
+        return None
 
     def _emit_in_place(self, model: Model, found: facts.Deployment, why: str = "") -> None:
         note = (

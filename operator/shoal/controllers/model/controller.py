@@ -39,7 +39,7 @@ from shoal.manifests.shape import engine_problems, engine_table, engine_version
 
 RECHECK_SECONDS: Final = 30.0
 """For what no watch tells: a Secret that is missing, a Job that gets no pod, a name that is taken, an admission policy
-that refuses."""
+that refuses, a node that does not come for a rollout."""
 
 
 class ModelController:
@@ -189,9 +189,18 @@ class ModelController:
         await self._write(latest, status)
         emit_placement(world.recorder, latest, status)
         unsettled = (
-            missing or failure or self._driver.conditions.refused(model) or (reading is not None and reading.silent)
+            missing
+            or failure
+            or self._driver.conditions.refused(model)
+            or (reading is not None and reading.silent)
+            or self._surges(model)
         )
         return RECHECK_SECONDS if unsettled else None
+
+    def _surges(self, model: Model) -> bool:
+        """Whether a rollout has one replica more, for which an autoscaler may add a node, or not."""
+        found = (child.deployment for child in self._world.deployments_of(model.metadata.uid))
+        return any(each is not None and each.replacing and each.surges for each in found)
 
     def _now(self, custom: Custom[Model]) -> Custom[Model] | None:
         """It, as it is now; None: deleted since, or something that this version does not understand."""

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from shoal.core.placement.classcapacity import ClassCapacity
 from shoal.core.placement.modelplan import ModelPlan, Stock
 from shoal.core.placement.preemption import Preemptor
+from shoal.core.placement.relocation import relocate
 from shoal.core.placement.types import Candidate
 
 
 def fill(plan: ModelPlan, capacities: dict[str, ClassCapacity], preemptor: Preemptor) -> None:
     """Keeps what runs, requests what is missing where there is capacity, and releases what is not needed any more."""
+    relocate(plan, capacities)
     if not plan.demand.frozen and _is_unchanged(plan, capacities):
         plan.unchanged = True
         return

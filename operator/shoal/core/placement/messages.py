@@ -73,6 +73,7 @@ class PlacementMessages:
                     leaving=gone,
                     forced=forced(plan, name, capacity) if gone else (),
                     others=others(plan, name, capacity) if gone else (),
+                    relocated=name == plan.relocated and replicas > 0,
                 )
             )
         if not plan.unchanged:
@@ -159,6 +160,8 @@ class PlacementMessages:
         text += phrases.backed_off(plan)
         if plan.yielding:
             return reasons.MOVING, f"{text}; {self._yields(plan)}"
+        if plan.relocated in plan.held:
+            return reasons.MOVING, f"{text}; {phrases.relocation(plan)}"
         if plan.moving_from is not None:
             return reasons.MOVING, (
                 f"{text}; moving to {plan.moving_to}, which is cheaper: a replica on {plan.moving_from} goes "

@@ -48,7 +48,8 @@ class ModelPlan:
 
     __slots__ = (
         "_order", "adding", "demand", "evicted", "evicted_by", "evicts", "gated", "held", "kept", "missing",
-        "moving_from", "moving_to", "replacing", "requested", "stock", "unchanged", "unhealthy", "waiting", "yielding",
+        "moving_from", "moving_to", "relocated", "replacing", "requested", "stock", "unchanged", "unhealthy", "waiting",
+        "yielding",
     )  # fmt: skip
 
     def __init__(self, demand: Demand) -> None:
@@ -62,7 +63,9 @@ class ModelPlan:
         self.evicts: tuple[tuple[Demand, str], ...] = ()
         """(Model that loses a replica, class)."""
         self.unhealthy: dict[tuple[str, str], int] = _EMPTY_NODES
-        """(class, node) -> replicas that count as stranded, because GPUs there are unhealthy."""
+        """(class, node) -> replicas that count as stranded: GPUs there are unhealthy, or the replica is relocated."""
+        self.relocated: str | None = None
+        """The class whose only replica is replaced on another one (`relocation.py`)."""
         self.stock: dict[str, Stock] = _EMPTY_STOCK
         self.kept: dict[str, int] = _EMPTY
         """Class -> replicas that run and count as wanted."""
@@ -143,6 +146,8 @@ class ModelPlan:
     def may_have_more(self, candidate: Candidate, *, instead_of: Candidate | None = None) -> int:
         """How many more replicas the spec allows on a class; `instead_of`: a replica of that class goes in exchange."""
         demand = self.demand
+        if candidate.gpu_class == self.relocated:
+            return 0
         more = demand.wanted
         if candidate.max_replicas is not None:
             more = candidate.max_replicas - self.wanted_on(candidate.gpu_class)

@@ -120,14 +120,25 @@ def staying(plan: ModelPlan) -> str:
     """Replicas that are to go and still serve; empty where there is none."""
     known = {c.gpu_class for c in plan.order}
     retired = {name: n for name, n in plan.held.items() if name not in known}
-    stranded = plan.replacing - sum(retired.values())
+    relocated = plan.relocated in plan.held
+    stranded = plan.replacing - sum(retired.values()) - relocated
     over = sum(plan.held.values()) - plan.replacing - sum(plan.yielding.values())
     parts = [f"{n} on {name}, not usable any more, stays" for name, n in sorted(retired.items())]
+    if relocated:
+        parts.append(f"1 on {plan.relocated}, of the former revision, stays")
     if stranded:
         parts.append(f"{stranded} on a node that takes no pods stays")
     if over:
         parts.append(f"{over} more than the spec allows there stays")
     return " and ".join(parts)
+
+
+def relocation(plan: ModelPlan) -> str:
+    """Why the only replica is replaced on another class, of a plan that does so."""
+    return (
+        f"a rollout has no GPU on {plan.relocated} for one replica more: the replica there goes when its successor is "
+        "ready"
+    )
 
 
 def listing(shown: Sequence[str], *, of: int) -> str:

@@ -121,6 +121,9 @@ class Demand:
     """Seconds for which a replica that is to go may hold its GPUs; only for messages."""
     backoffs: Mapping[str, str] = field(default_factory=dict[str, str])
     """Class -> why it is the last choice for now (`backoff.py`). Replicas that are ready there stay."""
+    lacks_surge: frozenset[str] = frozenset()
+    """Classes where a rollout waits: they have no GPUs for one replica more, so that the replica there would go before
+    its successor comes (`relocation.py`)."""
     frozen: bool = False
     """The Model is paused, or its facts are unknown for now: it keeps its replicas as they are."""
 
@@ -201,6 +204,9 @@ class VariantPlan:
     """No longer a candidate: it serves until its replacement is ready. Its pod template must not change."""
     why: str = ""
     """Why it is no longer a candidate."""
+    relocated: bool = False
+    """Its replica serves until its successor on another class is ready, for a rollout. Its pod template must not change
+    before."""
 
 
 @dataclass(frozen=True, slots=True)
