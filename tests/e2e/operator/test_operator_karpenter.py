@@ -278,6 +278,45 @@ async def test_shoal_empties_a_node_without_a_gap_and_karpenter_removes_it(cloud
             await client.delete(MODELS, name, ns)
 
 
+async def test_a_rollout_on_full_nodes_has_a_node_more_and_where_none_comes_goes_in_place(cloud: Fleet) -> None:
+    client, ns = cloud.client, cloud.namespace
+
+    async def rolled(name: str, seed: str) -> Watched:
+        """The replica of the Model is of another revision, and its former one is gone."""
+        seen = Watched(cloud, {name: (await replicas_of(cloud, name))[0]["metadata"]["uid"]})
+        watching = asyncio.create_task(seen.run())
+        changed = {"env": [{"name": "SHOAL_SIM_SEED", "value": seed}]}
+
+        async def went() -> set[str]:
+            return seen.went
+
+        await cloud.apply(model(name, ns, variants=[{"class": "spot"}], pod=changed))
+        await eventually(went, bool, seconds=180, what="the former replica that goes")
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+        await model_with(client, ns, name, "Ready", "True")
+        return seen
+
+    async with running_operator(client, cloud.kubeconfig, signals=FakeSignals()):
+        await pool(cloud, "spot", cost="0.10", limits={"nvidia.com/gpu": "4"})
+        for name in ("first", "second"):
+            await cloud.apply(model(name, ns, variants=[{"class": "spot"}]))
+            await model_with(client, ns, name, "Ready", "True")
+        assert len(await nodes_of(cloud, "spot")) == 1, "both GPUs of it are in use"
+        assert (await rolled("first", "1")).gaps == [], "its successor was ready on another node"
+        assert len(await nodes_of(cloud, "spot")) == 2
+
+        await cloud.apply(model("third", ns, variants=[{"class": "spot"}]))
+        await cloud.apply(model("fourth", ns, variants=[{"class": "spot"}]))
+        for name in ("third", "fourth"):
+            await model_with(client, ns, name, "Ready", "True")
+        # The class says that a third node may come; the pool's limit forbids it.
+        assert (await rolled("second", "1")).gaps == ["second"]
+        for name in ("first", "second", "third", "fourth"):
+            await client.delete(MODELS, name, ns)
+
+
 class Watched:
     """What becomes of some replicas, as a watch of their pods shows it."""
 
