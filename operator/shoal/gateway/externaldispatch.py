@@ -3,15 +3,15 @@ an error with which the request goes to a fallback of its route."""
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, Literal
 
 import structlog
 
 from shoal.api.names import HEADER_HOPS
 from shoal.core.fields.table import EMBEDDINGS
-from shoal.core.routing.external import cause_of, retry_after_of
+from shoal.core.routing.external import Cause, cause_of, retry_after_of
 from shoal.core.routing.resolve import ServedExternal
 from shoal.engine.wire import EngineCall
 from shoal.gateway.accepted import AcceptedRequest
@@ -33,12 +33,20 @@ from shoal.net.errors import ApiError
 
 log = structlog.get_logger()
 
+Outcome = Literal["answered", "rejected", "declined", "broken"]
 _MOST_ERROR: Final = 64 * 1024
 MOST_TOKENS: Final = 10_000_000
 """Of one request. A usage object that says more is not believed: a tenant pays by it."""
 _DEFAULT_RETRY: Final = 10
 _ANTHROPIC_VERSION: Final = "anthropic-version: 2023-06-01\r\n"
 """Of Anthropic's API, which answers no request without it."""
+_ENDED_WITH: Final[Mapping[Cause | None, Outcome]] = {
+    "request": "rejected",
+    "either": "declined",
+    "target": "broken",
+    None: "broken",
+}
+"""How a request ended, by what the error is about that is the last event of its stream."""
 _IDENTITY: Final = (b"", b"identity")
 
 
@@ -52,6 +60,11 @@ class ExternalDispatch:
         self._app, self._request, self._meter = app, request, request.meter
         self._external = external
         self._relay = AnswerRelay(request.prepared, request.meter, request.reply, app.memory.answer, app.answer_budget)
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the target ended its stream with an error of which the request may be the reason."""
+        return self._relay.cause in ("request", "either")
 
     async def run(self) -> None:
         """
@@ -89,9 +102,8 @@ class ExternalDispatch:
         meter.attempts += 1
         meter.sent(len(request.raw))
         abort.given_up = abort.sent = False
-        self._relay.attempt(
-            ExternalWire(stream=prepared.stream), EngineCall(prepared.path, external.model, None, meter.id, 1)
-        )
+        wire = ExternalWire(stream=prepared.stream, token=request.app.externals.token(external))
+        self._relay.attempt(wire, EngineCall(prepared.path, external.model, None, meter.id, 1))
         timer = _Timer(abort, external)
         spans = request.spans
         if spans is not None:
@@ -144,8 +156,7 @@ class ExternalDispatch:
             raise ExternalUnusable("lost", text, sent=retry.reason == "lost") from None
 
     async def _answered(self, answer: "_TimedAnswer", timer: "_Timer") -> None:
-        app, request = self._app, self._request
-        key, status, tenant = request.prepared.model.key, answer.status, self._meter.tenant
+        status = answer.status
         if 300 <= status < 400:
             raise ExternalUnusable("redirect", "its external target redirects, and redirects are not followed")
         if status == 429 or status == 503:
@@ -160,27 +171,31 @@ class ExternalDispatch:
             raise ExternalUnusable("failed", f"its external target answered with status {status}")
         if status != 200:
             self._meter.not_taken()
-            app.externals.answered(key, self._external, tenant)
-            app.metrics.external.labels("rejected").inc()
-            error, token = await _error_of(answer), app.externals.token(self._external)
-            if token is not None and token.encode() in error:
-                error = b""  # some repeat what they were sent
-            raise self._relay.error_of(status, error)
+            self._ended("rejected")
+            raise self._relay.error_of(status, await _error_of(answer))
         try:
             await self._relay.run(answer, (), lambda: self._began(timer))
         except ApiError as error:
             if self._relay.answering:
-                app.externals.failed(key, self._external)
-                app.metrics.external.labels("broken").inc()
+                self._ended("broken")
                 raise errors.external_broken() from None
+            if self._relay.cause == "request":
+                self._ended("rejected")
             raise error
-        if self._meter.outcome == "failed":
+        if self._meter.outcome != "failed":
+            self._ended("answered")
+        else:
             # It ended its stream with an error.
-            app.externals.failed(key, self._external)
-            app.metrics.external.labels("broken").inc()
-            return
-        app.externals.answered(key, self._external, tenant)
-        app.metrics.external.labels("answered").inc()
+            self._ended(_ENDED_WITH[self._relay.cause])
+
+    def _ended(self, outcome: Outcome) -> None:
+        """Notes how a request ended that the target has answered, at least in part."""
+        app, key = self._app, self._request.prepared.model.key
+        if outcome in ("answered", "rejected"):
+            app.externals.answered(key, self._external, self._meter.tenant)
+        else:
+            app.externals.failed(key, self._external, self._meter.tenant, outcome)
+        app.metrics.external.labels(outcome).inc()
 
     def _began(self, timer: "_Timer") -> None:
         timer.began()

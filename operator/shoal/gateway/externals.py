@@ -218,12 +218,7 @@ class Externals:
             yield
         except ExternalUnusable as unusable:
             if unusable.failure:
-                state.note(self._loop.time(), unusable.outcome)
-            if unusable.outcome in DOUBTFUL and unusable.failure:
-                if state.declined.setdefault(tenant, TargetHealth()).failed(self._loop.time()):
-                    log.warning("an external target declines a tenant's requests", target=key, tenant=tenant)
-            elif unusable.failure and state.health.failed(self._loop.time(), unusable.retry_after):
-                log.warning("an external target fails repeatedly", target=key, reason=unusable.outcome)
+                self.failed(key, external, tenant, unusable.outcome, unusable.retry_after)
             raise
         finally:
             state.running -= 1
@@ -237,13 +232,19 @@ class Externals:
         if state.health.answered():
             log.info("an external target answers again", target=key)
 
-    def failed(self, key: str, external: ServedExternal) -> None:
-        """An answer of the target broke off after it had begun."""
+    def failed(
+        self, key: str, external: ServedExternal, tenant: str, outcome: str, retry_after: float | None = None
+    ) -> None:
+        """A request of the tenant failed at the target, or its answer did after it had begun."""
         if (state := self._states.get((key, external))) is None:
             return
-        state.note(self._loop.time(), "broken")
-        if state.health.failed(self._loop.time()):
-            log.warning("an external target fails repeatedly", target=key, reason="broken")
+        now = self._loop.time()
+        state.note(now, outcome)
+        if outcome in DOUBTFUL:
+            if state.declined.setdefault(tenant, TargetHealth()).failed(now):
+                log.warning("an external target declines a tenant's requests", target=key, tenant=tenant)
+        elif state.health.failed(now, retry_after):
+            log.warning("an external target fails repeatedly", target=key, reason=outcome)
 
     def token(self, external: ServedExternal) -> str | None:
         """The key to send; None: none is sent."""

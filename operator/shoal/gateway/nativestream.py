@@ -6,7 +6,9 @@ from typing import Final, Protocol
 import orjson
 
 from shoal.core.nativeapi import NativeApi, NativeEvents
+from shoal.core.routing.external import Cause, cause_of, status_of_event
 from shoal.gateway import sse
+from shoal.gateway.externalwire import DECLINED
 from shoal.gateway.reply import Reply
 from shoal.metering.meter import Meter
 from shoal.net import errors
@@ -18,6 +20,7 @@ class Relay(Protocol):
     """What an answer's relay knows."""
 
     answering: bool
+    cause: Cause | None
 
     def holds(self, size: int) -> None:
         """Counts bytes of the answer in memory. Raises ApiError."""
@@ -94,8 +97,10 @@ class NativeStream:
         except orjson.JSONEncodeError:
             raise BrokenStream("lost") from None
         self.done, self.failed = events.complete, events.failed or _is_error(decoded)
-        if self.failed and first:
-            raise BrokenStream("unavailable")
+        if self.failed:
+            self._relay.cause = cause = cause_of(status_of_event(decoded))
+            if first:
+                raise BrokenStream("unavailable" if cause == "target" else DECLINED)
         self._count(text)
         if reply.log is not None and (text or events.complete):
             reply.log.wrote(text, events.finish)

@@ -6,6 +6,7 @@ from typing import Any, Final, cast
 import orjson
 
 from shoal.core.fields.table import GENERATING
+from shoal.core.routing.external import Cause, cause_of, status_of_event
 from shoal.engine.wire import NO_ENDPOINT, EngineCall, NotHere, ReadAcceptedDrafts, Rewriter, Wire
 from shoal.gateway import sse, wholeanswer
 from shoal.gateway.body import BodyBudget
@@ -55,6 +56,7 @@ class AnswerRelay:
         "_wire",
         "accepted_drafts",
         "answering",
+        "cause",
         "client_gone",
         "rewriter",
         "rid",
@@ -88,6 +90,8 @@ class AnswerRelay:
         """The engine was asked to end the request; its answer is only read for the token counts."""
         self.answering = False
         """Part of an engine's answer was sent: from then on no other replica may be tried."""
+        self.cause: Cause | None = None
+        """What the error is about with which an external target ended its stream. None: there was none."""
 
     def attempt(self, wire: Wire, call: EngineCall) -> None:
         """Called before each attempt is sent."""
@@ -257,7 +261,9 @@ class AnswerRelay:
         """The error with which the stream ends, by an error event of the engine. Raises it, or Retry, before the first
         byte. `out` are events that go to the client before it."""
         decoded = sse.payload(event) or {}
-        status = errors.engine_status(decoded)
+        outside = self._prepared.model.external is not None
+        status = status_of_event(decoded) if outside else errors.engine_status(decoded)
+        self.cause = cause_of(status) if outside else None
         error = self.error_of(status, orjson.dumps(decoded))
         if not self.answering and not out:
             if status == 503:
@@ -266,6 +272,9 @@ class AnswerRelay:
             if status < 500:
                 self._meter.not_taken()
             raise error
+        if outside:
+            # The provider's own words about its failure are not for clients.
+            return error if self.cause == "request" else errors.external_broken()
         if self._wire.elsewhere(status, event, self._call.adapter is not None) == "lost":
             error = _engine_lost()
         return error

@@ -1066,7 +1066,8 @@ class GatewayRequest:
         """The same for an external target."""
         self._app.checkpoints.add(self._meter)
         try:
-            await ExternalDispatch(request).run()
+            await (outside := ExternalDispatch(request)).run()
+            self._doubtful = outside.doubtful
         finally:
             self._app.checkpoints.discard(self._meter)
 

@@ -25,6 +25,7 @@ from shoal.core.routing.external import (
     read_credential,
     retry_after_of,
     served_external,
+    status_of_event,
 )
 from tests.support.routes import a_route, target
 
@@ -228,3 +229,48 @@ def test_hops_are_bounded_whatever_a_client_writes(header: bytes | None, hops: i
 )
 def test_what_an_error_is_about(cause: str, statuses: tuple[int, ...]) -> None:
     assert {cause_of(status) for status in statuses} == {cause}
+
+
+@pytest.mark.parametrize(
+    ("cause", "events"),
+    [
+        (
+            "request",
+            [
+                {"error": {"message": "too long", "type": "invalid_request_error", "code": "context_length_exceeded"}},
+                {"error": {"message": "filtered", "type": None, "code": "content_filter"}},
+                {"error": {"object": "error", "type": "BadRequestError", "code": 400}},
+                {"type": "error", "error": {"type": "request_too_large"}},
+                {"type": "response.failed", "response": {"error": {"code": "invalid_prompt"}}},
+            ],
+        ),
+        (
+            "either",
+            [
+                {"error": {"message": "flagged", "code": "403"}},
+                {"error": {"message": "no"}},
+                {"error": "no"},
+                {"error": {"type": ["a"], "code": True}},
+                {"type": "error", "error": {"type": "permission_error"}},
+                {"type": "error", "code": None, "message": "no"},
+                {"type": "response.failed", "response": {"error": {"code": "vector_store_timeout"}}},
+                {},
+            ],
+        ),
+        (
+            "target",
+            [
+                {"error": {"message": "The server had an error", "type": "server_error", "code": None}},
+                {"error": {"type": "server_error", "code": "external_broken"}},
+                {"error": {"type": "requests", "code": "rate_limit_exceeded"}},
+                {"error": {"code": 503, "status": "UNAVAILABLE"}},
+                {"error": {"code": None, "status": "RESOURCE_EXHAUSTED"}},
+                {"type": "error", "error": {"type": "overloaded_error"}},
+                {"type": "error", "code": "server_error", "message": "no"},
+                {"type": "response.failed", "response": {"error": {"code": "server_error"}}},
+            ],
+        ),
+    ],
+)
+def test_what_an_error_event_is_about(cause: str, events: list[dict[str, object]]) -> None:
+    assert {cause_of(status_of_event(event)) for event in events} == {cause}

@@ -11,6 +11,7 @@ import pytest
 
 from shoal.api.config import ExternalHost
 from shoal.core.hold.limits import Limits
+from shoal.core.routing.external import FAILURES
 from shoal.gateway import accepted
 from tests.support.gateway import GatewayUnderTest, gateway, tenant
 from tests.support.provider import HOST, TOKEN, Provider, beside, stream, whole
@@ -168,6 +169,25 @@ async def test_an_error_within_a_stream_is_told_without_the_providers_words(tmp_
         assert parsed(raw)[-1]["type"] == "error"
         assert (await it.records())[0].data.outcome == "failed"
         assert it.metric("shoal_gateway_external_requests_total", outcome="broken") == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome"),
+    [("overloaded_error", "broken"), ("permission_error", "declined"), ("invalid_request_error", "rejected")],
+)
+@pytest.mark.parametrize("path", BOTH["endpoints"])
+async def test_an_error_within_a_stream_lets_the_target_rest_for_whom_it_concerns(
+    tmp_path: Path, path: str, kind: str, outcome: str
+) -> None:
+    body = MESSAGE if path == "/v1/messages" else RESPONSE
+    begin = (START, DELTA) if path == "/v1/messages" else (CREATED, TEXT)
+    error = named("error", error={"type": kind, "message": "no"})
+    async with beside(tmp_path, Provider(stream(*begin, error, ends=True)), ScriptedEngine(), ONLY, changed=BOTH) as it:
+        for _ in range(FAILURES):
+            assert parsed(await (await it.post({**body, "stream": True}, path)).read())[-1]["type"] == "error"
+        assert it.metric("shoal_gateway_external_requests_total", outcome=outcome) == FAILURES
+        (state,) = it.app.externals.observe()
+        assert state.rests == (outcome == "broken")
 
 
 async def test_a_message_that_is_translated_has_nothing_that_only_engines_know(tmp_path: Path) -> None:

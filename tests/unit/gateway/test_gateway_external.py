@@ -291,6 +291,67 @@ async def test_a_target_that_declines_one_tenants_prompts_rests_for_that_tenant_
         assert not state.declined, "an answer ends it"
 
 
+def failing(**error: Any) -> bytes:
+    return b"data: %b\n\n" % json.dumps({"error": {"message": "org-secret", **error}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "rests", "rests_for_tenant"),
+    [
+        ({"type": "server_error"}, "broken", True, False),
+        ({"code": "rate_limit_exceeded"}, "broken", True, False),
+        ({"code": 502}, "broken", True, False),
+        ({"type": "invalid_request_error", "code": "content_filter"}, "rejected", False, False),
+        ({"code": 403}, "declined", False, True),
+        ({"type": "who_knows"}, "declined", False, True),
+    ],
+)
+async def test_an_error_within_a_stream_lets_the_target_rest_for_whom_it_concerns(
+    tmp_path: Path, error: dict[str, Any], outcome: str, rests: bool, rests_for_tenant: bool
+) -> None:
+    provider = Provider(stream(event("Hel"), failing(**error), ends=True))
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY) as it:
+        for _ in range(FAILURES):
+            last = [line async for line in lines(await it.post({**CHAT, "stream": True}))][-1]
+            # What is wrong with the request is told to its client, as before the first byte.
+            code = error["code"] if outcome == "rejected" else "external_broken"
+            assert json.loads(last)["error"]["code"] == code
+            assert (b"org-secret" in last) == (outcome == "rejected")
+        assert it.metric("shoal_gateway_external_requests_total", outcome=outcome) == FAILURES
+        (state,) = it.app.externals._states.values()  # pyright: ignore[reportPrivateUsage]
+        assert state.health.rests(asyncio.get_running_loop().time()) == rests
+        assert ("acme" in state.declined) == rests_for_tenant
+
+
+async def test_a_stream_that_begins_with_an_error_about_the_request_is_the_clients(tmp_path: Path) -> None:
+    error = failing(type="invalid_request_error", code="context_length_exceeded")
+    engine = ScriptedEngine()
+    async with beside(tmp_path, Provider(stream(error, ends=True)), engine, WITH_FALLBACK) as it:
+        assert (await ask(it, 400, stream=True))["error"]["code"] == "context_length_exceeded"
+        assert it.metric("shoal_gateway_external_requests_total", outcome="rejected") == 1
+        assert not engine.requests
+
+
+async def test_an_error_within_a_stream_that_repeats_the_key_is_not_passed_on(tmp_path: Path) -> None:
+    error = failing(type="invalid_request_error", param=TOKEN)
+    async with beside(tmp_path, Provider(stream(event("Hel"), error, ends=True)), ScriptedEngine(), ONLY) as it:
+        raw = await (await it.post({**CHAT, "stream": True})).read()
+        assert b"the engine answered with status 400" in raw
+        assert TOKEN.encode() not in raw
+
+
+@pytest.mark.parametrize(("error", "halted"), [({"code": "content_filter"}, False), ({"type": "server_error"}, True)])
+async def test_an_error_within_a_stream_that_the_request_may_cause_is_doubtful_for_a_canary(
+    tmp_path: Path, error: dict[str, Any], halted: bool
+) -> None:
+    provider = Provider(stream(event("Hel"), failing(**error), ends=True))
+    canary = {"target": {"external": {"name": "outside"}}, "percent": 100, "haltOn": {"minRequests": 10}}
+    async with beside(tmp_path, provider, ScriptedEngine(), {"targets": [target("llama")], "canary": canary}) as it:
+        for _ in range(2):
+            await (await it.post({**CHAT, "stream": True})).read()
+        assert len(it.app.canaries.halts) == int(halted)
+
+
 async def test_the_log_says_once_that_a_target_fails_and_that_it_answers_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,10 @@ OUTCOMES: Final[Mapping[str, tuple[str, str]]] = {
     "busy": (faults.EXTERNAL_BUSY, "it takes no more requests now (429 or 503)"),
     "full": (faults.EXTERNAL_BUSY, "it has as many requests as it may get (maxConcurrentRequests)"),
     "too_slow": (faults.EXTERNAL_SLOW, "it did not answer in time"),
-    "declined": (faults.EXTERNAL_ERRORS, "it declined the request (402, 403, 404, 408, 409 or 425)"),
+    "declined": (
+        faults.EXTERNAL_ERRORS,
+        "it declined the request (402, 403, 404, 408, 409 or 425, or an error in its stream)",
+    ),
     "resting_for_tenant": (faults.EXTERNAL_ERRORS, "it declined this tenant's last requests"),
     "failed": (faults.EXTERNAL_ERRORS, "it answers with errors"),
     "broken": (faults.EXTERNAL_ERRORS, "its answer broke off"),

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from shoal.api import reasons
@@ -43,6 +43,29 @@ DOUBTFUL: Final = frozenset({"declined", "resting_for_tenant"})
 """Outcomes of requests that may themselves be the reason, and not the target."""
 _OF_TARGET: Final = frozenset({401, 405, 407, 429})
 _OF_EITHER: Final = frozenset({402, 403, 404, 408, 409, 425})
+_UNKNOWN_STATUS: Final = 403
+"""Of an error event that says nothing that is known: it may be about either."""
+_WORDS: Final[Mapping[int, tuple[str, ...]]] = {
+    400: (
+        "invalid_request_error", "badrequesterror", "invalid_argument", "invalid_prompt", "context_length_exceeded",
+        "content_filter", "content_policy_violation",
+    ),
+    401: ("authentication_error", "invalid_api_key", "unauthenticated"),
+    402: ("billing_error",),
+    403: ("permission_error", "permission_denied"),
+    404: ("not_found_error", "notfounderror", "not_found", "model_not_found"),
+    413: ("request_too_large",),
+    429: ("rate_limit_error", "rate_limit_exceeded", "insufficient_quota", "resource_exhausted"),
+    500: (
+        "server_error", "api_error", "internal_error", "internal_server_error", "internalservererror", "internal",
+        "engine_error",
+    ),
+    503: ("overloaded_error", "overloaded", "service_unavailable", "serviceunavailableerror", "unavailable"),
+    504: ("timeout_error", "deadline_exceeded"),
+}  # fmt: skip
+"""The statuses for which error events of OpenAI's, Anthropic's and Google's APIs and of engines have words."""
+_STATUS_OF: Final = {word: status for status, words in _WORDS.items() for word in words}
+Cause = Literal["target", "request", "either"]
 _KEY_PREFIXES: Final = {"Bearer": "authorization: Bearer ", "ApiKey": "api-key: ", "XApiKey": "x-api-key: "}
 _ABLE: Final[Mapping[str, Capability]] = {
     "/v1/chat/completions": "generate",
@@ -240,13 +263,31 @@ def _is_token(text: str) -> bool:
 # --- when not -------------------------------------------------------------------------------------------------------
 
 
-def cause_of(status: int) -> Literal["target", "request", "either"]:
+def cause_of(status: int) -> Cause:
     """What an error of an external target is about. `target`: its key, its limits, its state. `request`: what the
     client sent. `either`: providers answer so where the key has no rights, no credit or no such model, and also where
     they object to a prompt, or where no model of theirs does what the request asks for."""
     if status in _OF_EITHER:
         return "either"
     return "target" if status >= 500 or status in _OF_TARGET else "request"
+
+
+def status_of_event(event: Mapping[str, object]) -> int:
+    """The status for which an error event in a stream stands, by its code, else by its type. The answer's own status
+    was 200 by then. An error that is not known gets one that may be about either."""
+    error = event.get("error") or event.get("response")
+    if isinstance(error, dict) and isinstance(inner := cast(Mapping[str, object], error).get("error"), dict):
+        error = cast(Mapping[str, object], inner)  # of a response that failed
+    fields = cast(Mapping[str, object], error) if isinstance(error, dict) else event
+    for name in ("code", "status", "type"):
+        value = fields.get(name)
+        if isinstance(value, str):
+            value = (
+                int(value) if value.isascii() and value.isdigit() and len(value) == 3 else _STATUS_OF.get(value.lower())
+            )
+        if isinstance(value, int) and 400 <= value <= 599:
+            return value
+    return _UNKNOWN_STATUS
 
 
 class TargetHealth:
