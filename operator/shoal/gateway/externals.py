@@ -206,13 +206,15 @@ class Externals:
         if state.running >= external.most:
             text = "its external target has as many requests as it may get"
             raise ExternalUnusable("full", text, retry_after=2.0, failure=False)
-        own = state.declined.get(tenant)
-        if own is not None and (rest := own.take(self._loop.time())):
-            text = "its external target declined your last requests"
-            raise ExternalUnusable("resting_for_tenant", text, retry_after=rest, failure=False)
-        if rest := state.health.take(self._loop.time()):
+        now, own = self._loop.time(), state.declined.get(tenant)
+        # Who tries it for the tenant is chosen only where the request is then sent.
+        if rest := state.health.seconds_left(now):
             text = "its external target failed repeatedly, or asked for a pause"
             raise ExternalUnusable("resting", text, retry_after=rest, failure=False)
+        if own is not None and (rest := own.take(now)):
+            text = "its external target declined your last requests"
+            raise ExternalUnusable("resting_for_tenant", text, retry_after=rest, failure=False)
+        state.health.take(now)
         state.running += 1
         try:
             yield

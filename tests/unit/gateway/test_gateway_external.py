@@ -291,6 +291,23 @@ async def test_a_target_that_declines_one_tenants_prompts_rests_for_that_tenant_
         assert not state.declined, "an answer ends it"
 
 
+async def test_a_target_that_rests_for_all_keeps_a_tenants_turn_to_try_it(tmp_path: Path) -> None:
+    """The tenant's own rest is over while the target rests for all. The tenant's next request after that is sent."""
+    provider = Provider(whole(b"{}", "403 Forbidden"))
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY) as it:
+        for _ in range(FAILURES):
+            await ask(it, 503)
+        (state,) = it.app.externals._states.values()  # pyright: ignore[reportPrivateUsage]
+        provider.answer = whole()
+        now = asyncio.get_running_loop().time()
+        state.declined["acme"]._until = 0.0  # pyright: ignore[reportPrivateUsage] - its rest is over
+        state.health.failed(now, 30.0)
+        await refused_at_rest(it)
+        state.health._until = 0.0  # pyright: ignore[reportPrivateUsage] - that one is over too
+        await ask(it)
+        assert len(provider.heads) == FAILURES + 1
+
+
 def failing(**error: Any) -> bytes:
     return b"data: %b\n\n" % json.dumps({"error": {"message": "org-secret", **error}}).encode()
 

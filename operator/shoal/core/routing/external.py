@@ -303,11 +303,14 @@ class TargetHealth:
 
     def take(self, now: float) -> float:
         """Seconds until the target may be tried; 0: this request may try it. `now` in seconds of any clock."""
-        if now < self._until:
-            return self._until - now
-        if self._failures >= FAILURES:
+        rest = self.seconds_left(now)
+        if not rest and self._failures >= FAILURES:
             self._until = now + FIRST_REST_SECONDS  # the others wait for what this one finds
-        return 0.0
+        return rest
+
+    def seconds_left(self, now: float) -> float:
+        """The same, for a request that does not try it."""
+        return max(0.0, self._until - now)
 
     def rests(self, now: float) -> bool:
         """Whether a request would be refused now."""
