@@ -1,7 +1,7 @@
 """Where an engine does less than the field table (`fields/`) and the capabilities say, both of which follow SGLang; and
 which of its arguments decide what a Model can do."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
@@ -36,6 +36,12 @@ class EngineDifferences:
     is `strict`."""
     strict_settings: tuple[str, ...] = ()
     """Beginnings of arguments and names of environment variables that can make each tool `strict`."""
+
+    def compiles_tools(self, parser: str | None, settings: Iterable[str]) -> bool:
+        """Whether it may make a grammar of the schemas of tools where no call is forced and no tool is `strict`.
+        `settings`: its arguments, and the names of its environment variables."""
+        strict = any(setting.startswith(self.strict_settings) for setting in settings)
+        return strict or parser not in self.free_parsers
 
     @property
     def salts_scores(self) -> bool:

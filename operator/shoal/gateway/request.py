@@ -706,19 +706,21 @@ class GatewayRequest:
             raise self._unknown(identity, parsed.model_name)
         if native is None:
             refuse_incapable(model, self._engine_path, parsed.model_name)
-        size, wanted = len(raw), ()
+        size, wanted, facts = len(raw), (), model.facts
+        if fields.get("tools") and not facts.compiles_tools and self._has_compiling_replica(model):
+            facts = replace(facts, compiles_tools=True)
         if native is not None:
             asked = untranslated(asked, native)
         elif fetched is not None:
             # The body now contains the media and is checked as if it had arrived so. No host is allowed any more: only
             # `data:` URLs pass.
             size += remote.put(fields, fetched.media)
-            checked(fields, self._engine_path, _without_hosts(model.facts), size, self._dialect)
+            checked(fields, self._engine_path, _without_hosts(facts), size, self._dialect)
         elif model.facts.media_hosts and app.settings.media_egress and self._engine_path == CHAT:
-            checked(fields, self._engine_path, model.facts, size, self._dialect)
+            checked(fields, self._engine_path, facts, size, self._dialect)
             wanted = remote.wanted(fields, model.facts.media_hosts)
         else:
-            checked(fields, self._engine_path, _without_hosts(model.facts), size, self._dialect)
+            checked(fields, self._engine_path, _without_hosts(facts), size, self._dialect)
         if native is None and (turns := fields.get("messages")) is not None:
             write_turns(turns, engine=model.external is None)
         if fetched is None and first:
@@ -820,6 +822,11 @@ class GatewayRequest:
             original = raw if fetched is None and self._dialect is None and form is None else None
             self._reply.log = app.logs.logger.begin(identity, self._key_hash, original, fields)
         return prepared
+
+    def _has_compiling_replica(self, model: ServedModel) -> bool:
+        """Whether a replica makes grammars of tools, although the Model's engine does not: by the chart's settings, or
+        while it is replaced."""
+        return any(replica.compiles_tools for replica in self._app.directory.snapshot.replicas_of(model))
 
     def _native(self, model: ServedModel) -> NativeApi | None:
         """The API of the client, where the external target serves it itself; None: it is chat completions, or is

@@ -15,6 +15,7 @@ from shoal.core.podquota import queue_labels
 from shoal.core.sharing import STRATEGIES, strategy_label
 from shoal.engine.kinds import DEFAULT, kind_of
 from shoal.engine.port import STARTUP_SECONDS, EngineLaunch
+from shoal.engine.wires import differences_of
 from shoal.manifests import cache, devices, pool, sidecar, source
 from shoal.manifests.parts import (
     LOCKED_DOWN,
@@ -125,6 +126,7 @@ def template(shape: VariantShape) -> JsonObject:
                 names.ANNOTATION_ENGINE: model.spec.engine.type,
                 names.ANNOTATION_ENGINE_VERSION: shape.version,
                 "kubectl.kubernetes.io/default-container": names.CONTAINER_ENGINE,
+                **({names.ANNOTATION_TOOLS: names.TOOLS_COMPILED} if _compiles_tools(shape) else {}),
                 **({names.ANNOTATION_TRANSPORT: names.TRANSPORT_MTLS} if shape.mtls else {}),
                 **devices.annotations(shape),
             },
@@ -349,6 +351,16 @@ def _engine(shape: VariantShape) -> JsonObject:
             *pool.engine_mounts(shape),
         ],
     }
+
+
+def _compiles_tools(shape: VariantShape) -> bool:
+    """Whether the engine may make a grammar of any tools. Gateways cannot know it of an engine that has settings of the
+    chart, or that of an earlier specification of the Model."""
+    spec, row = shape.model.spec, engine_row(shape.model, shape.config)
+    parser = spec.engine.tool_call_parser
+    variables = (variable.name for variable in (*row.env, *spec.pod.env))
+    settings = [*row.args, *spec.engine.extra_args, *variables]
+    return parser is not None and differences_of(spec.engine.type).compiles_tools(parser, settings)
 
 
 def _engine_args(shape: VariantShape) -> tuple[str, ...]:

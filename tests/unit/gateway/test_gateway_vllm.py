@@ -739,6 +739,22 @@ async def test_during_a_rollout_each_replica_is_asked_in_its_own_words(tmp_path:
         assert {"rid" in request.body for request in new.requests} == {False}
 
 
+async def test_patterns_of_tools_are_checked_while_any_replica_makes_grammars_of_them(tmp_path: Path):
+    """A rollout from a parser that bounds every call to one that does not, or settings of the chart."""
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=a)b"}}}
+    asked = {**CHAT, "tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}]}
+    async with gateway(tmp_path, ScriptedEngine(serve_normally), vllm_engine()) as it:
+        it.model(facts=dataclasses.replace(FACTS, compiles_tools=False))
+        assert (await it.post(asked)).status == 200
+        it.pods["chat/llama-2"] = replica(2, engine="vLLM", compiles_tools=True)
+        it.changed()
+        response = await it.post(asked)
+        assert (response.status, (await response.json())["error"]["param"]) == (400, "tools...pattern")
+        del it.pods["chat/llama-2"]
+        it.changed()
+        assert (await it.post(asked)).status == 200
+
+
 async def test_what_only_one_engine_can_do_goes_to_that_one(tmp_path: Path):
     old, new = ScriptedEngine(serve_normally), vllm_engine()
     async with gateway(tmp_path, old, new) as it:
@@ -800,15 +816,16 @@ async def test_an_engine_that_this_gateway_does_not_know_gets_nothing(tmp_path: 
 def test_a_pod_says_which_engine_runs_in_it():
     labels = {names.LABEL_MODEL: "llama", names.LABEL_MODEL_UID: "uid-llama"}
 
-    def engine(**annotations: str) -> str:
+    def engine(**annotations: str) -> tuple[str, bool]:
         pod = project_pod(
             {"metadata": {"name": "a", "namespace": "chat", "labels": labels, "annotations": annotations}}
         )
         assert pod is not None
-        return pod.engine
+        return pod.engine, pod.compiles_tools
 
-    assert engine() == "SGLang"
-    assert engine(**{names.ANNOTATION_ENGINE: "vLLM"}) == "vLLM"
+    assert engine() == ("SGLang", False)
+    compiled = {names.ANNOTATION_TOOLS: names.TOOLS_COMPILED}
+    assert engine(**{names.ANNOTATION_ENGINE: "vLLM", **compiled}) == ("vLLM", True)
 
 
 async def test_tenants_do_not_share_a_prefix(tmp_path: Path):

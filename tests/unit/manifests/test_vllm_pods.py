@@ -15,7 +15,7 @@ from shoal.core.architectures import facts_of
 from shoal.engine.kinds import kind_of
 from shoal.engine.vllm.wire import WIRE
 from shoal.manifests import model as manifests
-from shoal.manifests import sidecar
+from shoal.manifests import pod, sidecar
 from shoal.manifests.pod import hand_on
 from shoal.manifests.shape import VariantShape, engine_problems, engine_version
 from tests.support.operators import CONFIG as SGLANG_ONLY
@@ -55,6 +55,30 @@ def shape(config: OperatorConfig = CONFIG, pool: LoRAPool | None = None, **engin
 
 def environment(container: dict[str, Any]) -> dict[str, str]:
     return {e["name"]: e.get("value", "") for e in container["env"]}
+
+
+@pytest.mark.parametrize(
+    ("engine", "row", "compiled"),
+    [
+        ({}, {}, False),
+        ({"toolCallParser": "hermes"}, {}, False),
+        ({"toolCallParser": "mistral"}, {}, True),
+        ({"toolCallParser": "hermes", "extraArgs": ["--tool-strict-level=function"]}, {}, True),
+        ({"toolCallParser": "hermes"}, {"args": ("--tool-strict-level", "function")}, True),
+        ({"type": "SGLang", "toolCallParser": "mistral"}, {}, False),
+        ({"type": "SGLang", "toolCallParser": "hermes"}, {"env": (NamedValue(name="SGLANG_TOOL_STRICT_LEVEL"),)}, True),
+    ],
+)
+def test_a_pod_says_whether_its_engine_makes_grammars_of_tools(
+    engine: dict[str, Any], row: dict[str, Any], compiled: bool
+) -> None:
+    engines = CONFIG.engines
+    sglang = {version: known.model_copy(update=row) for version, known in engines.versions.items()}
+    vllm = {version: known.model_copy(update=row) for version, known in engines.vllm.versions.items()}
+    tables = {"versions": sglang, "vllm": engines.vllm.model_copy(update={"versions": vllm})}
+    config = CONFIG.model_copy(update={"engines": engines.model_copy(update=tables)})
+    annotations = pod.template(shape(config, **engine))["metadata"]["annotations"]
+    assert (annotations.get("shoal.dev/tools") == "compiled") == compiled
 
 
 def test_the_engine_container_is_vllms() -> None:

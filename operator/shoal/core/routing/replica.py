@@ -25,6 +25,8 @@ class Replica:
     """Engine and agent use mutual TLS."""
     engine: str = "SGLang"
     """Type of its engine, which during a rollout may differ from the Model's."""
+    compiles_tools: bool = False
+    """Its engine may make a grammar of the schemas of all tools, whatever the Model says now."""
     created: datetime | None = None
 
     @property

@@ -203,16 +203,12 @@ def _facts(model: Model, differences: EngineDifferences, able: tuple[str, ...]) 
         differences=differences,
         capabilities=able,
         parses_calls=model.spec.engine.tool_call_parser is not None,
-        compiles_tools=_compiles_tools(model, differences),
+        compiles_tools=differences.compiles_tools(
+            model.spec.engine.tool_call_parser,
+            [*model.spec.engine.extra_args, *(variable.name for variable in model.spec.pod.env)],
+        ),
         deterministic=any(arg.startswith(differences.deterministic_args) for arg in model.spec.engine.extra_args),
     )
-
-
-def _compiles_tools(model: Model, differences: EngineDifferences) -> bool:
-    engine = model.spec.engine
-    settings = [*engine.extra_args, *(variable.name for variable in model.spec.pod.env)]
-    strict = any(setting.startswith(differences.strict_settings) for setting in settings)
-    return strict or engine.tool_call_parser not in differences.free_parsers
 
 
 def _traits(model: Model) -> frozenset[Trait]:
