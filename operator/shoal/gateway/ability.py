@@ -1,7 +1,7 @@
 """Whether a Model can do what an endpoint is for."""
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from shoal.core.capabilities import Capability, generates_only
 from shoal.core.fields.table import CHAT, CLASSIFY, COMPLETIONS, EMBEDDINGS, GENERATING, RERANK, SCORE, TRANSCRIBE
@@ -48,3 +48,16 @@ def refuse_incapable(model: ServedModel, path: str, name: str) -> None:
     what = f"it can {' and '.join(able)}: use {paths}" if paths else "no endpoint here is for it"
     kind = "model" if model.adapter is None else "adapter"
     raise ApiError(400, f"The {kind} `{name}` does not serve {path}; {what}.", "wrong_endpoint", param="model")
+
+
+def refuse_begun_answer(model: ServedModel, fields: Mapping[str, Any]) -> None:
+    """Of a chat that was translated from another API.
+
+    Raises:
+        ApiError: 400, it begins the answer, and goes to an external target. OpenAI's API has no words for that:
+            providers refuse the field of engines, or ignore it and begin anew, and the client joins the two texts.
+    """
+    if model.external is None or not fields.get("continue_final_message"):
+        return
+    text = "`messages`: an answer that has begun cannot be continued where this request goes."
+    raise ApiError(400, f"{text} The last message must not be the assistant's.", "unsupported_field", param="messages")

@@ -42,7 +42,7 @@ from shoal.core.routing.routes import (
 from shoal.core.routing.routestats import TargetKey
 from shoal.engine.wires import added_of
 from shoal.gateway import audioform, ids, modellist, redact
-from shoal.gateway.ability import needs_salt, refuse_incapable, takes_salt
+from shoal.gateway.ability import needs_salt, refuse_begun_answer, refuse_incapable, takes_salt
 from shoal.gateway.accepted import AcceptedRequest, FellBack
 from shoal.gateway.adaptertarget import AdapterTarget
 from shoal.gateway.bigbodies import BIG
@@ -706,6 +706,8 @@ class GatewayRequest:
             raise self._unknown(identity, parsed.model_name)
         if native is None:
             refuse_incapable(model, self._engine_path, parsed.model_name)
+            if self._dialect is not None:
+                refuse_begun_answer(model, fields)
         size, wanted, facts = len(raw), (), model.facts
         if fields.get("tools") and not facts.compiles_tools and self._has_compiling_replica(model):
             facts = replace(facts, compiles_tools=True)

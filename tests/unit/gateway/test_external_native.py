@@ -15,13 +15,14 @@ from shoal.core.routing.external import FAILURES
 from shoal.gateway import accepted
 from tests.support.gateway import GatewayUnderTest, gateway, tenant
 from tests.support.provider import HOST, TOKEN, Provider, beside, stream, whole
-from tests.support.routes import target
+from tests.support.routes import put, target
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine
 from tests.support.traces import collecting, traced
 
 ONLY = {"targets": [{"external": {"name": "outside"}}]}
 WITH_FALLBACK = {**ONLY, "fallback": {"targets": [target("llama")]}}
-BOTH = {"endpoints": ["/v1/messages", "/v1/responses"]}
+BOTH: dict[str, Any] = {"endpoints": ["/v1/messages", "/v1/responses"]}
+CHATS = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
 MESSAGE = {"model": "front", "max_tokens": 50, "messages": HI}
 RESPONSE = {"model": "front", "input": "hi"}
@@ -203,6 +204,38 @@ async def test_a_message_that_is_translated_has_nothing_that_only_engines_know(t
     assert "chat_template_kwargs" not in body
     assert body["messages"][1].keys() == {"role", "content", "tool_calls"}
     assert body["messages"][1]["tool_calls"][0]["function"] == {"name": "read", "arguments": '{"path":"a"}'}
+
+
+BEGUN = {**MESSAGE, "messages": [*HI, {"role": "assistant", "content": "{"}]}
+
+
+async def test_a_begun_answer_is_not_sent_to_who_would_begin_anew(tmp_path: Path) -> None:
+    provider = Provider()
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY) as it:
+        answer = await ask(it, BEGUN, "/v1/messages", 400)
+        assert (answer["type"], answer["error"]["type"]) == ("error", "invalid_request_error")
+        assert "must not be the assistant's" in answer["error"]["message"]
+        assert not provider.heads
+        # A client that asks for it in the words of chats knows where its request goes.
+        await ask(it, {"model": "front", "messages": BEGUN["messages"], "continue_final_message": True}, CHATS)
+        assert provider.bodies[0]["continue_final_message"] is True
+        provider.answer = whole(A_MESSAGE)
+        put(it, ONLY, externalTargets=[provider.target(**BOTH)])
+        await ask(it, BEGUN, "/v1/messages")
+        assert provider.bodies[1]["messages"] == BEGUN["messages"]
+
+
+async def test_a_begun_answer_goes_to_no_fallback_that_would_begin_anew(tmp_path: Path) -> None:
+    provider, engine = Provider(), ScriptedEngine()
+    rule = {"targets": [target("llama")], "fallback": ONLY}
+    async with beside(tmp_path, provider, engine, rule) as it:
+        it.model(limits=Limits(max_requests=0))
+        it.pods.clear()
+        it.changed()
+        assert (await it.post(BEGUN, "/v1/messages")).status == 503
+        assert not provider.heads
+        await ask(it, MESSAGE, "/v1/messages")
+        assert len(provider.heads) == 1
 
 
 async def test_an_error_before_the_first_event_goes_to_a_fallback_that_translates(tmp_path: Path) -> None:
