@@ -163,6 +163,7 @@ def complete() -> None:
     candidate per line, and in the last line what the shell does with them."""
     from click.shell_completion import ShellComplete
 
+    closedpipe.end_quietly()
     *args, beginning = sys.argv[1:] or [""]
     found = ShellComplete(main, {}, "kubectl shoal", "").get_completions(args, beginning)
     for each in found:

@@ -20,6 +20,16 @@ spec:
 """
 
 
+def test_a_shell_that_reads_no_candidates_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", "from shoal.cli.main import complete; complete()", ""]
+    done = subprocess.run(command, check=False, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 @pytest.mark.parametrize(
     "args",
     [
