@@ -508,6 +508,25 @@ def test_a_missing_chart_of_kinds_is_one_result_before_what_follows_from_it() ->
     )
 
 
+@pytest.mark.parametrize(
+    ("lacks", "told"),
+    [(("models", "tenants"), []), (("models", "spool"), ["UsageSpoolRefuses", "NoReadyAddress"])],
+    ids=["kinds only", "the spool too"],
+)
+def test_gateways_that_wait_for_kinds_are_no_results_of_their_own(lacks: tuple[str, ...], told: list[str]) -> None:
+    absent = tuple(doctorviews.kind_state(kind, None) for kind in KINDS)
+    raw = {"metadata": {"namespace": "shoal-system", "name": "shoal-gateway-0", "labels": {
+        "app.kubernetes.io/component": "gateway"}}}  # fmt: skip
+    waits = replace(layerviews.pod(raw), not_ready=lacks)
+    seen = with_workload(
+        workload("gateway", 2, 0), kinds=absent, pods=(waits,), services=(ServiceState("shoal-gateway", 0, 2),)
+    )
+    first, *others = bad(seen)
+    assert first.reason == "KindMissing"
+    assert sorted(each.reason for each in others) == sorted(told)
+    assert ("; not ready because of this: process gateway, services" in first.message) == (not told)
+
+
 def test_what_cannot_be_read_for_another_reason_is_told_beside_a_missing_kind() -> None:
     kinds = tuple(each for each in KINDS_OK if not each.name.startswith("models."))
     absent = next(kind for kind in KINDS if kind.crd_name().startswith("models."))
