@@ -7,13 +7,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, cast
 
 import click
-import orjson
 
 from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.cli.client import run_command
 from shoal.cli.options import Installation, gateway_options
-from shoal.cli.output import dump, emit, output_option, write_csv
+from shoal.cli.output import emit, emit_each, output_option, write_csv
 from shoal.cli.services import GATEWAY_PODS, GatewayClient
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import Forbidden, KubeError, NotFound
@@ -162,14 +161,9 @@ def command(
     }
 
     def show(entries: list[dict[str, Any]]) -> None:
-        if output == "csv":
-            write_csv(_COLUMNS, ([entry.get(name) for name in _COLUMNS] for entry in entries), header=False)
-            return
-        for entry in entries:
-            if output == "yaml":
-                click.echo(dump([entry], "yaml"))
-            else:
-                click.echo(orjson.dumps(entry).decode() if output == "json" else line(entry))
+        if not emit_each(output, entries, _COLUMNS):
+            for entry in entries:
+                click.echo(line(entry))
 
     async def work() -> None:
         async with await installation.connect() as client:

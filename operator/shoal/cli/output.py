@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import click
+import orjson
 import yaml
 from pydantic.alias_generators import to_camel
 from rich.console import Console
@@ -56,6 +57,19 @@ def emit(output: str, document: object, rows: Iterable[Mapping[str, Any]], colum
         write_csv(columns, ([row.get(name) for name in columns] for row in rows))
     elif output in ("json", "yaml"):
         click.echo(dump(document, output))
+    else:
+        return False
+    return True
+
+
+def emit_each(output: str, documents: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> bool:
+    """Prints documents to which others may follow: JSON with one per line, YAML as items of one list, CSV without the
+    header. Returns False for a table, which the caller prints."""
+    if output == "csv":
+        write_csv(columns, ([each.get(name) for name in columns] for each in documents), header=False)
+    elif output in ("json", "yaml"):
+        for each in documents:
+            click.echo(orjson.dumps(each).decode() if output == "json" else dump([each], output))
     else:
         return False
     return True

@@ -1,10 +1,9 @@
 """`shoal gateway`: the entry points."""
 
 import contextlib
-import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,7 +11,7 @@ from shoal.api import names
 
 if TYPE_CHECKING:
     from shoal.metering.record import UsageRecord
-    from shoal.metering.spoolreader import SpooledRecord
+    from shoal.metering.spoolreader import SpooledRecord, SpoolReader
 
 
 @click.group(name="gateway")
@@ -62,15 +61,15 @@ def run(kubeconfig: str | None) -> None:
 @click.option(
     "--limit", type=click.IntRange(1, 100_000), default=20, show_default=True, help="Number of newest rows to show."
 )
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("-o", "--output", type=click.Choice(["table", "json", "yaml", "csv"]), default="table", show_default=True)
 @click.option("--follow", is_flag=True, help="Keep printing new rows.")
 @click.option("--damaged", is_flag=True, help="Show quarantined damaged rows, and damaged files.")
 @click.option("--all-rows", is_flag=True, help="Also show open and checkpoint rows.")
 def records(
     path: Path, request: str | None, limit: int, output: str, follow: bool, damaged: bool, all_rows: bool
 ) -> None:
-    """Print usage records from the spool, also while the gateway runs."""
-    from shoal.metering.spoolfile import DAMAGED_FOLDER
+    """Print usage records from the spool, also while the gateway runs. `-o json` prints one per line."""
+    from shoal.cli.output import emit_each, write_csv
     from shoal.metering.spoolreader import SpooledRecord, SpoolReader
 
     try:
@@ -80,23 +79,23 @@ def records(
 
     if damaged:
         with contextlib.closing(reader):
-            for seq, at, reason, body in reader.damaged():
-                click.echo(f"row {seq}  {at:%Y-%m-%dT%H:%M:%SZ}  {reason}: {body[:2000]!r}")
-        for file in sorted((path if path.is_dir() else path.parent).glob(f"{DAMAGED_FOLDER}/*.sqlite")):
-            click.echo(f"file {file}")
+            _show_damaged(reader, path if path.is_dir() else path.parent, output)
         return
 
+    columns = _columns()
+
     def show(rows: list[SpooledRecord]) -> None:
-        for row in rows:
-            if output == "json":
-                click.echo(json.dumps({"seq": row.seq, "shipped": row.shipped, **row.record.model_dump(mode="json")}))
-            else:
+        documents = (_document(row) if output != "csv" else _flat(row) for row in rows)
+        if not emit_each(output, documents, columns):
+            for row in rows:
                 click.echo(_line(row.record))
 
     kinds = None if all_rows else ("final",)
     with contextlib.closing(reader):
         if output == "table":
             click.echo(_HEADER)
+        elif output == "csv":
+            write_csv(columns, ())
         last = reader.last_seq()
         show(reader.newest(limit, request, kinds=kinds))
         with contextlib.suppress(KeyboardInterrupt):
@@ -112,6 +111,43 @@ _HEADER = (
     f"{'TIME':<20} {'REQUEST':<36} {'TENANT':<12} {'MODEL':<24} {'KIND':<10} {'OUTCOME':<9} {'STATUS':>6} "
     f"{'INPUT':>7} {'CACHED':>7} {'OUTPUT':>7} {'TTFT-MS':>9} {'MS':>10} REPLICA"
 )
+
+
+def _show_damaged(reader: "SpoolReader", folder: Path, output: str) -> None:
+    from shoal.cli.output import emit_each, write_csv
+    from shoal.metering.spoolfile import DAMAGED_FOLDER
+
+    rows = [
+        {"seq": seq, "time": f"{at:%Y-%m-%dT%H:%M:%SZ}", "reason": reason, "body": repr(body[:2000])}
+        for seq, at, reason, body in reader.damaged()
+    ]
+    files = [{"file": str(file)} for file in sorted(folder.glob(f"{DAMAGED_FOLDER}/*.sqlite"))]
+    columns = ("seq", "time", "reason", "body", "file")
+    if output == "csv":
+        write_csv(columns, ())
+    if emit_each(output, [*rows, *files], columns):
+        return
+    for row in rows:
+        click.echo("row {seq}  {time}  {reason}: {body}".format_map(row))
+    for file in files:
+        click.echo("file {file}".format_map(file))
+
+
+def _document(row: "SpooledRecord") -> dict[str, Any]:
+    return {"seq": row.seq, "shipped": row.shipped, **row.record.model_dump(mode="json")}
+
+
+def _flat(row: "SpooledRecord") -> dict[str, Any]:
+    """The same for CSV, without the event around the record's data."""
+    whole = _document(row)
+    return {"seq": row.seq, "shipped": row.shipped, "time": whole["time"], **whole["data"]}
+
+
+def _columns() -> tuple[str, ...]:
+    """Of the CSV."""
+    from shoal.metering.record import UsageData
+
+    return ("seq", "shipped", "time", *(str(field.alias) for field in UsageData.model_fields.values()))
 
 
 def _line(record: "UsageRecord") -> str:

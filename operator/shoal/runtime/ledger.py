@@ -89,16 +89,20 @@ def restore(source: Path, force: bool) -> None:
 @click.option(
     "--limit", type=click.IntRange(1, 100_000), default=20, show_default=True, help="Number of newest records to show."
 )
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("-o", "--output", type=click.Choice(["table", "json", "yaml", "csv"]), default="table", show_default=True)
 def records(request: str | None, tenant: str | None, aside: bool, limit: int, output: str) -> None:
-    """Print the ledger's records of single requests, also while it runs."""
+    """Print the ledger's records of single requests, also while it runs. `-o json` prints one per line."""
+    from shoal.cli.output import emit_each, write_csv
     from shoal.ledger import listing
     from shoal.ledger.database import Database, DatabaseUnavailable
 
     database = Database(_settings().database_url)
     try:
-        for line in listing.lines(database, request=request, tenant=tenant, aside=aside, limit=limit, output=output):
-            click.echo(line)
+        found = listing.newest(database, request=request, tenant=tenant, aside=aside, limit=limit)
+        if output == "csv":
+            write_csv(found.columns, ())
+        if not emit_each(output, found.documents, found.columns):
+            click.echo("\n".join(found.lines))
     except DatabaseUnavailable as error:
         raise click.ClickException(str(error)) from None
     finally:

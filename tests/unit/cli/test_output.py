@@ -67,6 +67,18 @@ def test_every_command_has_the_same_formats() -> None:
     assert set(found) >= {"status", "top", "logs", "logs delete", "wake", "cordon gpu", "credits add", "support bundle"}
 
 
+def test_what_a_process_prints_for_people_has_the_same_formats() -> None:
+    groups = {name: main.get_command(click.Context(main), name) for name in ("operator", "gateway", "ledger", "agent")}
+    found = {
+        name: formats(command)
+        for process, group in groups.items()
+        if isinstance(group, click.Group)
+        for name, command in commands(group, process)
+        if formats(command)
+    }
+    assert found == {f"{name} records": {"table", "json", "yaml", "csv"} for name in ("gateway", "ledger")}
+
+
 def test_no_command_prints_tables_in_a_way_of_its_own() -> None:
     """`output.console` is the one that does not wrap."""
     folder = Path(output.__file__).parent

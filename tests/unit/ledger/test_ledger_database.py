@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import csv
+import io
 import json
 import time
 from datetime import timedelta
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from click.testing import CliRunner
@@ -381,6 +384,11 @@ async def test_records_are_printed_while_the_ledger_runs(url: str) -> None:
         assert (line["request"], line["ended"], line["input_tokens"]) == ("r2", False, None)
         result = await asyncio.to_thread(_run, url, "records", "--aside")
         assert "source: Field required" in result.output
+        for flag, name, found in ((), "request", ["r1", "r2"]), (("--aside",), "reason", ["id"]):
+            result = await asyncio.to_thread(_run, url, "records", *flag, "-o", "yaml")
+            assert sorted(row[name][:2] for row in yaml.safe_load(result.output)) == found
+            result = await asyncio.to_thread(_run, url, "records", *flag, "-o", "csv")
+            assert sorted(row[name][:2] for row in csv.DictReader(io.StringIO(result.output))) == found
 
 
 def test_commands_that_cannot_be_done_say_why(tmp_path: Path) -> None:

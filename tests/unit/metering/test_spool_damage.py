@@ -223,6 +223,8 @@ async def test_a_damaged_row_is_put_aside_and_those_behind_it_are_shipped(tmp_pa
     said = CliRunner().invoke(command, ["records", "--path", str(tmp_path), "--damaged"])
     assert said.exit_code == 0
     assert "its record is not whole" in said.output
+    said = CliRunner().invoke(command, ["records", "--path", str(tmp_path), "--damaged", "-o", "csv"])
+    assert said.output.startswith("seq,time,reason,body,file\n")
     assert CliRunner().invoke(command, ["records", "--path", str(tmp_path), "--all-rows"]).exit_code == 0
 
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import csv
+import io
 import json
 import os
 import signal
@@ -13,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from shoal.metering import spoolfile
@@ -319,6 +322,12 @@ async def test_records_command(tmp_path: Path):
     assert one["data"]["outputTokens"] == 2
     assert len(run("--limit", "1", "-o", "json").splitlines()) == 1
     assert len(run("--all-rows", "-o", "json").splitlines()) == 6
+    assert [row["data"]["requestId"] for row in yaml.safe_load(run("-o", "yaml"))] == ["id-0", "id-1", "id-2"]
+    rows = list(csv.DictReader(io.StringIO(run("-o", "csv"))))
+    assert [(row["requestId"], row["outputTokens"], row["replica"]) for row in rows] == [
+        ("id-0", "0", ""), ("id-1", "1", ""), ("id-2", "2", ""),
+    ]  # fmt: skip
+    assert rows[0]["time"]
     await spool.stop()
 
 
