@@ -118,7 +118,7 @@ async def test_refused_price_lists_are_told_beside_a_bill(world: World, tmp_path
     mistake = "october.yaml:2: begins when mine.yaml does, 2026-10-01T00:00Z"
     (tmp_path / "prices" / "mine.yaml").write_text(OCTOBER)
     await world.books.prices.refresh()
-    for query in (("bill", "--tenant", "acme", "--month", "2026-11"), ("margin",)):
+    for query in (("bill", "--tenant", "acme", "--month", "2026-11"), ("margin",), ("export", "focus")):
         told = await world.shoal(*query)
         assert "the ledger refuses its price lists" in told.stderr
         assert mistake in told.stderr

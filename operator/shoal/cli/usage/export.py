@@ -1,5 +1,6 @@
 """`shoal export`: exports usage and cost to other systems."""
 
+import contextlib
 import sys
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -7,8 +8,11 @@ from typing import Final
 import click
 
 from shoal.api import names
+from shoal.api.billing import PricesInForce
+from shoal.cli.client import ServiceError
 from shoal.cli.options import Installation, ledger_options
 from shoal.cli.services import LedgerClient, call_ledger
+from shoal.cli.usage.show import warn_of_refused
 
 _STEPS: Final = {"hour": timedelta(days=1), "day": timedelta(days=10)}
 """Period per query: a response through the API server's proxy should not be large."""
@@ -59,6 +63,9 @@ def focus(
             sys.stdout.buffer.write(await ledger.raw("GET", names.FOCUS_PATH, query))
             at = until
         sys.stdout.buffer.flush()
+        # Whoever may read only some tenants' bills may not ask for this.
+        with contextlib.suppress(ServiceError):
+            warn_of_refused((await ledger.get(names.PRICES_PATH, {}, PricesInForce)).refused)
 
     call_ledger(installation, work)
 
