@@ -197,6 +197,30 @@ def test_a_loser_serves_until_it_serves_elsewhere(fleet: Fleet) -> None:
     _check_rest(fleet)
 
 
+@given(fleets(priorities=False))
+@settings(max_examples=60, deadline=None)
+def test_a_rollout_that_lacks_room_moves_a_replica_only_when_its_successor_serves(fleet: Fleet) -> None:
+    _run(fleet)
+    standing = fleet.wanted_replicas()
+    for uid, model in fleet.models.items():
+        fleet.models[uid] = replace(model, lacks_surge=frozenset(name for of, name in standing if of == uid))
+    for _ in range(2 * _STEPS):
+        before = {uid: fleet.ready(uid) for uid in fleet.models}
+        for uid, placement in fleet.step().items():
+            model = fleet.models[uid]
+            assert fleet.ready(uid) >= min(before[uid], model.wanted), uid
+            # Another one is replaced in place, and what is gone from a class is made there with the new template.
+            relocated = frozenset(v.gpu_class for v in placement.variants if v.relocated)
+            event(f"relocated: {len(relocated)}")
+            fleet.models[uid] = replace(model, lacks_surge=model.lacks_surge & relocated)
+        if not any(model.lacks_surge for model in fleet.models.values()):
+            break
+    else:
+        raise AssertionError("a rollout waits without end")
+    _run(fleet)
+    _check_rest(fleet)
+
+
 def _change(fleet: Fleet, data: st.DataObject) -> None:
     """Something that takes no replica away by itself."""
     what = data.draw(st.sampled_from(["cordon", "add node", "scale", "unlist", "price", "leave"]), label="what")
