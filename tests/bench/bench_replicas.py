@@ -351,7 +351,7 @@ def simple(engines: Sequence[EngineProcess]) -> list[Rule]:
     return [
         Rule("round robin", lambda number, _c, _s: urls[number % len(urls)]),
         Rule("least in flight", least, ended=ended),
-        Rule("by conversation", lambda _n, conversation, system: urls[(system + conversation % 2) % len(urls)]),
+        Rule("by conversation", lambda _n, conversation, system: urls[(system + 2 * (conversation % 2)) % len(urls)]),
     ]
 
 
