@@ -1,6 +1,6 @@
 """Routing on four real engines: SGLang on the CPU with the tiny model, behind Shoal's gateway, smg and simple rules.
 
-    python -m tests.bench.bench_replicas [--traffic chat|prompts|unique|mooncake ...] [--kind sglang]
+    python -m tests.bench.bench_replicas [--traffic chat|prompts|unique|mooncake|adapters ...]
 
 - `chat`: conversations of several turns, which begin with one of a few system prompts, and do not fit into all caches
   together.
@@ -8,6 +8,8 @@
 - `unique`: single questions that share nothing.
 - `mooncake`: the public trace of Moonshot, in which a block of 512 tokens has become one of a few words: what
   prompts share is the trace's own.
+- `adapters`, `adapters-zipf`: conversations with 2,000 LoRA adapters, each with a system prompt of its own, of which
+  some come much more often than others (`replica_adapters.py`).
 
 Each rule has two routers, which take turns, and begins with empty caches. "By conversation" sends all turns of one to
 one replica and knows the system prompts: about the best that a rule can do with equal replicas. The tiny model reads a
@@ -26,8 +28,9 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, Literal, cast, get_args
 
 import aiohttp
 
@@ -37,6 +40,9 @@ from shoal.core.routing.resolve import ServedModel
 from shoal.engine.sglang.client import SGLangClient
 from shoal.gateway.prefixes import TELL_SECONDS
 from shoal.net.installkey import KeyRing
+from shoal.runtime import logs
+from tests.bench import replica_adapters
+from tests.bench.replica_adapters import Adapters
 from tests.support.controlplane import free_ports
 from tests.support.engines import ADMIN_KEY, SERVED, EngineProcess, Kind, running_engine, sglang_launcher
 from tests.support.engines import API_KEY as ENGINE_KEY
@@ -82,6 +88,8 @@ class Rule:
     url: Callable[[int, int, int], str]
     key: str = ENGINE_KEY
     model: str = SERVED
+    names_adapter: Literal["lora_path", "model"] = "lora_path"
+    """The field that does."""
     ended: Callable[[str], None] = lambda _url: None
     answers: list[Answer] = field(default_factory=list[Answer])
     failed: int = 0
@@ -101,6 +109,7 @@ class Talk:
     """Of those that begin in the same way."""
     system: str | None
     turns: tuple[str, ...]
+    adapter: str | None = None
 
 
 def chat(asked: argparse.Namespace, dice: random.Random) -> list[Talk]:
@@ -136,11 +145,23 @@ def mooncake(asked: argparse.Namespace, dice: random.Random) -> list[Talk]:
     return talks
 
 
+def with_adapters(asked: argparse.Namespace, dice: random.Random, *, zipf: bool = False) -> list[Talk]:
+    systems: dict[int, str] = {}
+    talks: list[Talk] = []
+    for number, one in enumerate(replica_adapters.conversations(asked.requests, asked.seed, zipf=zipf)):
+        system = systems.setdefault(one.adapter, text(dice, one.system))
+        said = tuple(text(dice, words) for words in one.questions)
+        talks.append(Talk(number, number, one.adapter, system, said, replica_adapters.short_name(one.adapter)))
+    return talks
+
+
 TRAFFIC: Final[dict[str, Callable[[argparse.Namespace, random.Random], list[Talk]]]] = {
     "chat": chat,
     "prompts": prompts,
     "unique": unique,
     "mooncake": mooncake,
+    "adapters": with_adapters,
+    "adapters-zipf": partial(with_adapters, zipf=True),
 }
 
 
@@ -150,7 +171,7 @@ async def converse(session: aiohttp.ClientSession, rule: Rule, talk: Talk, dice:
         messages.append({"role": "user", "content": said})
         url = rule.url(talk.number * len(talk.turns) + turn, talk.conversation, talk.group)
         try:
-            answer = await ask(session, url, rule, messages)
+            answer = await ask(session, url, rule, messages, talk.adapter)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             if not rule.failed:
                 print(f"{rule.name}: {type(error).__name__} {error}", file=sys.stderr)
@@ -164,8 +185,10 @@ async def converse(session: aiohttp.ClientSession, rule: Rule, talk: Talk, dice:
             await asyncio.sleep(dice.random() * 2.0)
 
 
-async def ask(session: aiohttp.ClientSession, url: str, rule: Rule, messages: Sequence[dict[str, str]]) -> Answer:
-    body = {
+async def ask(
+    session: aiohttp.ClientSession, url: str, rule: Rule, messages: Sequence[dict[str, str]], adapter: str | None
+) -> Answer:
+    body: dict[str, Any] = {
         "model": rule.model,
         "messages": messages,
         "max_tokens": 12,
@@ -174,6 +197,8 @@ async def ask(session: aiohttp.ClientSession, url: str, rule: Rule, messages: Se
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    if adapter is not None:
+        body[rule.names_adapter] = adapter
     began, first, said, usage = time.monotonic(), 0.0, "", dict[str, Any]()
     headers = {"authorization": f"Bearer {rule.key}"}
     async with session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as response:
@@ -196,6 +221,7 @@ async def ask(session: aiohttp.ClientSession, url: str, rule: Rule, messages: Se
 async def run(
     session: aiohttp.ClientSession, rule: Rule, engines: Sequence[EngineProcess], talks: Sequence[Talk], at_once: int
 ) -> str:
+    loads = replica_adapters.Loads(engines)
     for engine in engines:
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}
         async with session.post(f"{engine.url}/flush_cache", headers=headers) as response:
@@ -216,7 +242,7 @@ async def run(
     hits = sum(a.cached for a in rule.answers) / sum(a.prompt for a in rule.answers)
     return (
         f"| {rule.name} | {100 * hits:.1f} % | {waits[len(waits) // 2]:.3f} | {waits[int(len(waits) * 0.99)]:.3f} "
-        f"| {time.monotonic() - began:.0f} | {len(waits)} | {rule.failed} |"
+        f"| {time.monotonic() - began:.0f} | {len(waits)} | {rule.failed} |{f' {loads} |' if talks[0].adapter else ''}"
     )
 
 
@@ -232,15 +258,21 @@ MODEL = ServedModel(SERVED, "uid-tiny", SERVED, ("tiny",), None, frozenset(get_a
 
 @contextlib.asynccontextmanager
 async def gateways(
-    folder: Path, engines: Sequence[EngineProcess], *, routing: str, shared: bool
+    folder: Path,
+    engines: Sequence[EngineProcess],
+    adapters: Adapters | None,
+    *,
+    routing: str,
+    shared: bool,
 ) -> AsyncGenerator[list[GatewayUnderTest]]:
-    """Two gateways that see the load of the engines, and with `shared` each other's prompts."""
+    """Two gateways that see the load of the engines, and with `shared` each other's prompts; with adapters they hear it
+    from agents."""
     async with contextlib.AsyncExitStack() as stack:
         found: list[GatewayUnderTest] = []
         for number in range(ROUTERS):
             own = folder / f"gateway-{routing}-{shared}-{number}"
             own.mkdir()
-            it = await stack.enter_async_context(gateway(own, routing=routing))
+            it = await stack.enter_async_context(gateway(own, name=f"gateway-{number}", routing=routing))
             it.models[SERVED] = MODEL
             it.tenants["acme"] = tenant(models=[SERVED])
             for at, engine in enumerate(engines, 1):
@@ -264,7 +296,13 @@ async def gateways(
                 asyncio.get_running_loop().call_later(TELL_SECONDS, hear)
 
             it.prompt_sent = told
-        looking = [asyncio.create_task(look(found, at, engine)) for at, engine in enumerate(engines, 1)]
+        looking: list[asyncio.Task[None]] = []
+        if adapters is not None:
+            pods = await stack.enter_async_context(replica_adapters.agents(folder, engines, adapters))
+            for it in found:
+                await stack.enter_async_context(replica_adapters.listening(it, pods, adapters))
+        else:
+            looking = [asyncio.create_task(look(found, at, engine)) for at, engine in enumerate(engines, 1)]
         try:
             await asyncio.sleep(2 * LOOK_SECONDS)
             yield found
@@ -362,17 +400,30 @@ async def main(options: argparse.Namespace) -> None:
         except FileNotFoundError as error:
             print(f"not measured: {error}")
             return
+    logs.configure("error")
+    for tuned in (False, True):
+        if chosen := [each for each in options.traffic if each.startswith("adapters") == tuned]:
+            await measure(options, chosen, tuned=tuned)
+
+
+async def measure(options: argparse.Namespace, traffics: Sequence[str], *, tuned: bool) -> None:
+    """All rules with these kinds of traffic; `tuned`: on engines with adapters."""
+    arguments = (*MORE, *(replica_adapters.arguments(options.slots) if tuned else ()))
     with tempfile.TemporaryDirectory() as at, contextlib.ExitStack() as stack:
         folder = Path(at)
+        logged = replica_adapters.logging_of(folder)
         engines = [
-            stack.enter_context(running_engine(options.kind, folder / f"engine-{n}", *MORE, wait=False))
+            stack.enter_context(
+                running_engine(options.kind, folder / f"engine-{n}", *arguments, wait=False, environment=logged)
+            )
             for n in range(ENGINES)
         ]
         for engine in engines:
             engine.wait_ready(START_SECONDS)
         timeout = aiohttp.ClientTimeout(total=300)
         async with aiohttp.ClientSession(timeout=timeout) as session:
-            for traffic in options.traffic:
+            found = await replica_adapters.published(folder / "adapters", options.slots) if tuned else None
+            for traffic in traffics:
                 dice = random.Random(options.seed)  # noqa: S311 - every rule gets the same
                 talks = TRAFFIC[traffic](options, dice)
                 print(
@@ -380,9 +431,15 @@ async def main(options: argparse.Namespace) -> None:
                     end="",
                 )
                 print(f"{ENGINES} engines, {ROUTERS} routers\n")
-                print("| rule | prompt tokens from the cache | TTFT p50 s | p99 s | whole run s | answers | failed |")
-                print("|---|---|---|---|---|---|---|", flush=True)
-                await all_rules(folder, session, engines, talks, options.at_once)
+                columns = "rule | prompt tokens from the cache | TTFT p50 s | p99 s | whole run s | answers | failed"
+                if found is not None:
+                    asked = {talk.adapter for talk in talks if talk.adapter is not None}
+                    seconds = await replica_adapters.introduce(session, engines, found, asked)
+                    print(f"{len(found.declared):,} adapters, {len(asked)} of them asked for; ", end="")
+                    print(f"an engine loads one in {1000 * seconds:.0f} ms\n")
+                    columns += " | loads | evictions from slots"
+                print(f"| {columns} |\n|{'---|' * len(columns.split('|'))}", flush=True)
+                await all_rules(folder, session, engines, talks, options.at_once, found)
 
 
 async def all_rules(
@@ -391,14 +448,19 @@ async def all_rules(
     engines: Sequence[EngineProcess],
     talks: Sequence[Talk],
     at_once: int,
+    adapters: Adapters | None,
 ) -> None:
-    for rule in simple(engines):
+    async def row(rule: Rule) -> None:
         print(await run(session, rule, engines, talks, at_once), flush=True)
+        if adapters is not None:
+            await replica_adapters.unload_all(session, engines)
+
+    for rule in simple(engines):
+        await row(rule)
     for policy in ("cache_aware", "least_load"):
         try:
             async with smg(folder, engines, policy) as urls:
-                rule = Rule(f"smg {policy}", lambda n, _c, _s, urls=urls: urls[n % len(urls)])
-                print(await run(session, rule, engines, talks, at_once), flush=True)
+                await row(Rule(f"smg {policy}", lambda n, _c, _s, urls=urls: urls[n % len(urls)]))
         except (OSError, TimeoutError) as error:
             print(f"| smg {policy} | not measured: {type(error).__name__} |", flush=True)
     for name, routing, shared in (
@@ -407,10 +469,9 @@ async def all_rules(
         ("Shoal Seconds", "Seconds", True),
     ):
         with tempfile.TemporaryDirectory(dir=folder) as own:
-            async with gateways(Path(own), engines, routing=routing, shared=shared) as found:
+            async with gateways(Path(own), engines, adapters, routing=routing, shared=shared) as found:
                 urls = [it.url for it in found]
-                rule = Rule(name, lambda n, _c, _s, urls=urls: urls[n % len(urls)], API_KEY, "tiny")
-                print(await run(session, rule, engines, talks, at_once), flush=True)
+                await row(Rule(name, lambda n, _c, _s, urls=urls: urls[n % len(urls)], API_KEY, "tiny", "model"))
 
 
 if __name__ == "__main__":
@@ -423,6 +484,7 @@ if __name__ == "__main__":
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--systems", type=int, default=6)
     parser.add_argument("--system-words", type=int, default=300)
+    parser.add_argument("--slots", type=int, default=8, help="of an engine, for adapters")
     parser.add_argument("--at-once", type=int, default=12)
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args()

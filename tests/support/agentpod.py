@@ -115,7 +115,7 @@ class Pod:
             )
         self._stall_seconds = stall_seconds
         self._engine_url = engine_url
-        self._port = 0
+        self.port = 0
 
     def stage(self, text: str) -> None:
         (self.folder / "stage.json").write_text(text)
@@ -139,7 +139,7 @@ class Pod:
     def up(self) -> bool:
         """Whether the agent listens."""
         with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self._port)) == 0
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     @asynccontextmanager
     async def running(
@@ -160,11 +160,11 @@ class Pod:
             kind=self._kind,
             max_running=self._max_running,
         )
-        (self._port,) = free_ports(1)
-        self.url = f"http://127.0.0.1:{self._port}"
+        (self.port,) = free_ports(1)
+        self.url = f"http://127.0.0.1:{self.port}"
         beside = [Hook(self.drain, self.folder).run]
         serving = serve.serve(
-            agent, self.hub, host="127.0.0.1", port=self._port, tls_port=tls_port, stop=self.stop, beside=beside
+            agent, self.hub, host="127.0.0.1", port=self.port, tls_port=tls_port, stop=self.stop, beside=beside
         )
         task = asyncio.create_task(serving)
         try:

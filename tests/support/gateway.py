@@ -82,7 +82,9 @@ def replica(number: int = 1, model: ServedModel = MODEL, **changes: Any) -> Repl
 
 
 class GatewayUnderTest:
-    def __init__(self, tmp_path: Path, engines: Sequence[ScriptedEngine], **settings: Any) -> None:
+    def __init__(
+        self, tmp_path: Path, engines: Sequence[ScriptedEngine], *, name: str = "gateway-1", **settings: Any
+    ) -> None:
         key_dir = tmp_path / "install-key"
         key_dir.mkdir(exist_ok=True)
         give(key_dir, INSTALL_KEY)
@@ -93,7 +95,7 @@ class GatewayUnderTest:
         self.ports = {f"pod-{n}": engine.port for n, engine in enumerate(engines, 1)}
         self.ring = KeyRing(key_dir)
         self.ring.refresh()
-        self.me = ListenerIdentity("gateway-1", "boot-of-the-gateway")
+        self.me = ListenerIdentity(name, "boot-of-the-gateway")
         self.prompt_sent: Callable[[str, bytes], None] = lambda _uid, _marks: None
         """Called with a pod's uid and the marks of a prompt that goes there, if it was chosen by score."""
         self.fleet = ReplicaPool(
