@@ -221,7 +221,7 @@ async def listening(it: GatewayUnderTest, pods: Sequence[Pod], adapters: Adapter
         it.directory.mark(source)
     it.directory.rebuild()
     it.fleet.streams.start()
-    acks = Acks(it.fleet, it.me, it.agents, it.app.leases.acknowledged)
+    acks = Acks(it.fleet, it.me, it.agents, it.app.leases)
     try:
         it.fleet.streams.set_peers(
             StreamPeer(f"pod-{at}", f"{SERVED}-{at}", "127.0.0.1", _GATEWAY_KEY, pod.port)

@@ -105,6 +105,8 @@ class AdapterAgent:
     """What it says is on its way, and not received yet."""
     cancels: bool = False
     """Whose caller hangs up is not answered any more."""
+    numbers_grants: bool = True
+    """Agents of older versions do not."""
     port: int = 0
     seq: int = 0
     ensured: list[api.Ensure] = field(default_factory=list)
@@ -188,7 +190,7 @@ class AdapterAgent:
         await self.set(**{wanted.name: "loaded"})
         return web.json_response(
             {"name": wanted.name, "engineBoot": self.engine_boot, "loaded": fresh, "seconds": self.lease_seconds}
-            | {"seq": self.seq}
+            | {"seq": self.seq, "grant": len(self.ensured) if self.numbers_grants else 0}
         )
 
     async def _write(self, stream: web.StreamResponse, **message: Any) -> None:
@@ -252,7 +254,7 @@ async def tuned(
         engines = [tuned_engine(agent) for agent in agents]
         it = await stack.enter_async_context(gateway(tmp_path, *engines, live=False, **settings))
         it.fleet.streams.start()
-        acks = Acks(it.fleet, it.me, it.agents, it.app.leases.acknowledged)
+        acks = Acks(it.fleet, it.me, it.agents, it.app.leases)
         stack.push_async_callback(acks.close)
         stack.push_async_callback(it.fleet.streams.close)
         found = TunedGateway(it, list(agents), engines, it.pools, it.adapters)

@@ -42,6 +42,10 @@ class Gate:
     leases: dict[str, float] = field(default_factory=dict[str, float])
     """Until when, by adapter."""
     running: dict[str, int] = field(default_factory=dict[str, int])
+    grants: dict[str, int] = field(default_factory=dict[str, int])
+    """Number of the last grant, by adapter."""
+    given_back: dict[str, int] = field(default_factory=dict[str, int])
+    """Leases that it ended, and of which the agent has not heard that."""
 
 
 class AdapterWorld(RuleBasedStateMachine):
@@ -92,6 +96,7 @@ class AdapterWorld(RuleBasedStateMachine):
             if ask.key is not None:
                 gate = next(g for g in self.gates if g.key == ask.key)
                 gate.leases[ask.wanted.name] = self.now + 10.0
+                gate.grants[ask.wanted.name] = ask.grant
                 self.seen["lease"] += 1
         for name in decided.discard:
             self.files.discard(name)
@@ -150,6 +155,18 @@ class AdapterWorld(RuleBasedStateMachine):
         one.running.clear()
         self.acknowledge(one)
         self.step()
+
+    @rule(gate=st.integers(0, 1), late=st.booleans())
+    def gives_back(self, gate: int, late: bool) -> None:
+        """The leases that it does not use. `late`: it may have some of them anew before the agent hears of it."""
+        one = self.gates[gate % len(self.gates)]
+        for name in [name for name in one.leases if not one.running.get(name)]:
+            del one.leases[name]
+            one.given_back[name] = one.grants[name]
+            self.seen["given back"] += 1
+        if not late:
+            self.acknowledge(one)
+            self.step()
 
     @rule(numbers=st.lists(st.integers(0, 3), unique=True, max_size=3), pinned=st.integers(0, 2))
     def floor(self, numbers: list[int], pinned: int) -> None:
@@ -283,7 +300,8 @@ class AdapterWorld(RuleBasedStateMachine):
         running = frozenset(name for name, count in gate.running.items() if count)
         count = sum(gate.running.values())
         gate.record = drain.acked(gate.record, gate.key[0], self.seq, count, self.now, running)
-        self.registry.acked(gate.key, running, self.now)
+        self.registry.acked(gate.key, running, self.now, gate.given_back)
+        gate.given_back = {}
         for name in running:
             gate.leases[name] = self.now + 10.0
 

@@ -21,7 +21,7 @@ from shoal.api.replica import Message
 
 LEASE_SECONDS: Final = 10.0
 """Duration of a lease. It runs from the grant, or from the gateway's last acknowledgement that counts the adapter as
-running."""
+running. A gateway gives it back before, if others wait for a slot and nothing of it runs there."""
 ENSURE_SECONDS: Final = 60.0
 """Longest `waitSeconds`."""
 
@@ -90,6 +90,9 @@ class Lease(Message):
     `loaded`. Otherwise a lease that arrives late would outlive a retirement that the gateway has already
     acknowledged."""
     seconds: float = LEASE_SECONDS
+    grant: int = 0
+    """Number of this grant, by which the gateway gives the lease back (`Ack.given_back`). 0: it cannot be given
+    back."""
     loaded: bool = False
     """This call loaded the adapter; it was not resident before."""
     staged_seconds: float = 0.0

@@ -135,6 +135,9 @@ class Ack(Message):
     """Requests of this gateway that were sent to this replica and have not ended."""
     running_by_adapter: Annotated[dict[Id, Tally], Field(max_length=MOST_ADAPTERS)] = {}
     """The same per adapter, by engine name."""
+    given_back: Annotated[dict[Id, Tally], Field(max_length=MOST_ADAPTERS)] = {}
+    """Leases that the gateway does not use and ends, since callers wait for a slot: engine name of the adapter ->
+    `Lease.grant`."""
 
 
 class Abort(Message):

@@ -3,16 +3,16 @@ in flight there.
 
 An agent that drains stops its engine once every gateway has acknowledged the draining phase with nothing in flight. One
 sender runs per replica with a live stream. It sends every 5 s, and at once when the phase changes, when an adapter
-begins to retire, and when the last request leaves a draining replica or a retiring adapter. Pods that are being deleted
-are followed until they are gone.
+begins to retire, when the last request leaves a draining replica or a retiring adapter, and when an unused lease is
+given back for a caller that waits for a slot. Pods that are being deleted are followed until they are gone.
 """
 
 import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable, Collection
-from typing import Final
+from collections.abc import Collection, Mapping
+from typing import Final, Protocol
 
 import orjson
 import structlog
@@ -33,14 +33,38 @@ _NO_SUCH_PATH: Final = (404, 405)
 """From an agent of an older version, which does not wait for acknowledgements."""
 
 
-Acknowledged = Callable[[str, Collection[str], float], None]
-"""Called with a pod's uid, the adapters that its agent acknowledged as running there, and the time before the
-acknowledgement was sent."""
+class Leases(Protocol):
+    """What acknowledgements do to this gateway's leases. By uid of the pod."""
+
+    def acknowledged(self, uid: str, names: Collection[str], at: float) -> None:
+        """The agent knows that these adapters run; `at` is a time before the acknowledgement was sent."""
+        ...
+
+    def may_give_back(self, uid: str) -> bool:
+        """Whether callers wait for a slot that an unused lease takes."""
+        ...
+
+    def give_back(self, uid: str) -> dict[str, int]:
+        """Ends such leases: adapter -> grant."""
+        ...
+
+
+class NoLeases:
+    """Of a gateway without adapters."""
+
+    def acknowledged(self, uid: str, names: Collection[str], at: float) -> None:
+        pass
+
+    def may_give_back(self, uid: str) -> bool:
+        return False
+
+    def give_back(self, uid: str) -> dict[str, int]:
+        return {}
 
 
 class _Sender:
     def __init__(
-        self, uid: str, fleet: ReplicaPool, identity: ListenerIdentity, client: Upstream, acknowledged: Acknowledged
+        self, uid: str, fleet: ReplicaPool, identity: ListenerIdentity, client: Upstream, leases: Leases
     ) -> None:
         self.phase: Phase | None = None
         self.retiring: frozenset[str] = frozenset()
@@ -49,7 +73,9 @@ class _Sender:
         self._fleet = fleet
         self._identity = identity
         self._client = client
-        self._acknowledged = acknowledged
+        self._leases = leases
+        self._given_back: dict[str, int] = {}
+        """Leases of which the agent is not known to have heard that they ended."""
 
     async def run(self) -> None:
         """Raises nothing but cancellation."""
@@ -67,7 +93,9 @@ class _Sender:
         if stream is None:
             return True  # the stream is down: there is no state to acknowledge
         began, running = time.monotonic(), tuple(self._fleet.residency.running(self._uid))
-        request = _request(stream, self._identity, self._fleet, self._uid)
+        self._given_back |= self._leases.give_back(self._uid)
+        given_back = dict(self._given_back)
+        request = _request(stream, self._identity, self._fleet, self._uid, given_back)
         error = ""
         try:
             async with asyncio.timeout(SEND_SECONDS):
@@ -78,7 +106,9 @@ class _Sender:
                 finally:
                     answer.release()
             if status < 300 and running:
-                self._acknowledged(self._uid, running, began)
+                self._leases.acknowledged(self._uid, running, began)
+            if status < 500:
+                self._given_back = {n: grant for n, grant in self._given_back.items() if given_back.get(n) != grant}
             if status < 300 or status in _NO_SUCH_PATH:
                 return True
             error = f"status {status}"
@@ -98,12 +128,12 @@ class Acks:
         fleet: ReplicaPool,
         identity: ListenerIdentity,
         client: Upstream,
-        acknowledged: Acknowledged = lambda _uid, _names, _at: None,
+        leases: Leases | None = None,
     ) -> None:
         self._fleet = fleet
         self._identity = identity
         self._client = client
-        self._acknowledged = acknowledged
+        self._leases = leases or NoLeases()
         self._senders: dict[str, tuple[_Sender, asyncio.Task[None]]] = {}
         self._ended: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -119,11 +149,11 @@ class Acks:
                 self._end(uid)
         elif known is not None:
             retiring = self._fleet.residency.retiring(uid)
-            if known[0].phase != signal.phase or not retiring <= known[0].retiring:
+            if known[0].phase != signal.phase or not retiring <= known[0].retiring or self._leases.may_give_back(uid):
                 known[0].due.set()
             known[0].phase, known[0].retiring = signal.phase, retiring
         elif not self._closed:
-            sender = _Sender(uid, self._fleet, self._identity, self._client, self._acknowledged)
+            sender = _Sender(uid, self._fleet, self._identity, self._client, self._leases)
             sender.phase, sender.retiring = signal.phase, self._fleet.residency.retiring(uid)
             self._senders[uid] = (sender, asyncio.create_task(sender.run(), name=f"acks to {uid}"))
 
@@ -134,7 +164,7 @@ class Acks:
 
     def _on_adapter_ended(self, uid: str, name: str) -> None:
         known = self._senders.get(uid)
-        if known is not None and name in known[0].retiring:
+        if known is not None and (name in known[0].retiring or self._leases.may_give_back(uid)):
             known[0].due.set()
 
     def _end(self, uid: str) -> None:
@@ -152,7 +182,7 @@ class Acks:
 
 
 def _request(
-    stream: ReplicaStream, identity: ListenerIdentity, fleet: ReplicaPool, uid: str
+    stream: ReplicaStream, identity: ListenerIdentity, fleet: ReplicaPool, uid: str, given_back: Mapping[str, int]
 ) -> tuple[UpstreamAddress, bytes, bytes]:
     """The agent's boot id, the number of the state acted on and the requests in flight, read without an await
     between."""
@@ -165,5 +195,7 @@ def _request(
     }
     if adapters := fleet.residency.running(uid):
         message["runningByAdapter"] = dict(adapters)
+    if given_back:
+        message["givenBack"] = given_back
     body = orjson.dumps(message)
     return agent_request(stream.peer, ACK_PATH, body)

@@ -158,6 +158,7 @@ class AdapterTarget:
         if report is not None:
             known = report.adapter_slots is not None and report.adapter_slots_leased is not None
             slot = leased or not known or (report.adapter_slots_leased or 0) < (report.adapter_slots or 0)
+            slot = slot or self._app.leases.spare(uid) > 0
             at = (report.adapters or {}).get(name)
             state = at.state if at is not None else None
         has_capacity = fleet.allowance(replica, kv_percent=self._model.kv_percent, share=1.0).requests > 0

@@ -2,7 +2,8 @@
 
 A lease is requested once, extended by acknowledgements that show the adapter running, and renewed in the background
 while it is used, so that a request finds the adapter in memory. It ends when the agent reports another state than
-`loaded`, when the engine has another boot id, and when the stream is down.
+`loaded`, when the engine has another boot id, and when the stream is down. While callers wait for a slot at the
+replica, the gateway gives back leases that none of its requests uses there, the longest unused first.
 """
 
 import asyncio
@@ -46,6 +47,9 @@ _LOAD_SECONDS: Final = 1.0
 """Of an adapter, until one was loaded."""
 _LOAD_SHARE: Final = 0.2
 """Of the last load in the mean."""
+UNUSED_SECONDS: Final = 0.1
+"""A lease is given back at the earliest so long after its grant or its last use: the request for which it was requested
+may not have been sent yet."""
 _MOST_REFUSALS: Final = 1000
 """Beyond this number, expired refusals are dropped."""
 _MOST_BYTES: Final = 256 * 1024
@@ -65,11 +69,14 @@ class LeaseRefused:
 
 
 class _Lease:
-    __slots__ = ("boot", "until")
+    __slots__ = ("boot", "grant", "until", "used")
 
-    def __init__(self, boot: str, until: float) -> None:
+    def __init__(self, boot: str, until: float, grant: int, used: float) -> None:
         self.boot = boot
         self.until = until
+        self.grant = grant
+        self.used = used
+        """When it was granted, or a request was sent under it, or seen to run."""
 
 
 class Flight:
@@ -109,8 +116,9 @@ class LeaseClient:
 
     def used(self, uid: str, adapter: ServedAdapter) -> None:
         """A request uses the lease: renews it if it is about to end."""
-        lease = self._leases[uid][adapter.engine_name]
-        if lease.until - time.monotonic() < RENEW_SECONDS:
+        lease, now = self._leases[uid][adapter.engine_name], time.monotonic()
+        lease.used = now
+        if lease.until - now < RENEW_SECONDS:
             self.ask(uid, adapter)
 
     def adapter_missing(self, uid: str, name: str) -> None:
@@ -167,6 +175,42 @@ class LeaseClient:
                 lease = leases.get(name)
                 if lease is not None:
                     lease.until = max(lease.until, at + api.LEASE_SECONDS)
+                    lease.used = max(lease.used, at)
+
+    # --- slots that this gateway does not use -------------------------------------------------------------------------
+
+    def spare(self, uid: str) -> int:
+        """Slots at a pod that this gateway's unused leases take, beyond those that its running calls there need."""
+        unused = len(self._unused(uid))
+        return max(0, unused - sum(of == uid for of, _ in self._flights)) if unused else 0
+
+    def may_give_back(self, uid: str) -> bool:
+        """Whether callers wait for a slot at a pod, and this gateway has leases there that it does not use."""
+        return bool(self._wanted(uid) and self._unused(uid))
+
+    def give_back(self, uid: str) -> dict[str, int]:
+        """Ends unused leases, as many as callers wait for a slot: adapter -> grant. The agent is to be told."""
+        leases = self._leases.get(uid, _NO_LEASES)
+        found = {name: leases[name].grant for name in self._unused(uid)[: self._wanted(uid)]}
+        for name in found:
+            self.drop(uid, name)
+        return found
+
+    def _wanted(self, uid: str) -> int:
+        report = self._fleet.report(uid)
+        return (report.adapters_waiting or 0) if report is not None else 0
+
+    def _unused(self, uid: str) -> list[str]:
+        """The longest unused first."""
+        if (leases := self._leases.get(uid)) is None:
+            return []
+        running, before = self._fleet.residency.running(uid), time.monotonic() - UNUSED_SECONDS
+        found = [
+            name
+            for name, lease in leases.items()
+            if lease.grant and lease.used <= before and name not in running and (uid, name) not in self._flights
+        ]
+        return sorted(found, key=lambda name: leases[name].used)
 
     async def close(self) -> None:
         """Ends all calls."""
@@ -243,7 +287,7 @@ class LeaseClient:
         until = now + lease.seconds - _ANSWER_SECONDS
         if until - now <= MARGIN_SECONDS:
             return self._failed("LeaseTooShort")
-        self._leases.setdefault(uid, {})[adapter.engine_name] = _Lease(lease.engine_boot, until)
+        self._leases.setdefault(uid, {})[adapter.engine_name] = _Lease(lease.engine_boot, until, lease.grant, now)
         self._counted.labels("loaded" if lease.loaded else "granted").inc()
         return None
 

@@ -221,7 +221,7 @@ class GatewayProcess:
             credentials=self.credentials,
             canaries=Canaries(self._canaries_changed, self.demand.canary_counts),
         )
-        self.acks = Acks(self.fleet, self.identity, self.agents, self.gateway.leases.acknowledged)
+        self.acks = Acks(self.fleet, self.identity, self.agents, self.gateway.leases)
         self.traffic = TrafficApi(
             self.gateway.traffic,
             self.key_ring,

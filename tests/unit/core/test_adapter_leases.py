@@ -78,3 +78,25 @@ def test_with_every_slot_leased_another_adapter_waits_until_a_lease_ends() -> No
     registry.acked(A, frozenset(), 112.0)
     assert granted(118.5) == []
     assert granted(119.0) == [second]
+    third = asks(names[0], A, 120.0)
+    assert granted(120.0) == []
+    registry.acked(B, frozenset(), 121.0, {names[1]: second.grant})
+    assert granted(121.0) == [third], "it was given back"
+
+
+def test_a_lease_that_is_given_back_frees_its_slot_at_once_and_one_that_was_granted_anew_stays() -> None:
+    leases = EngineLeases()
+    first = leases.grant("poet", A, 100.0)
+    leases.grant("poet", B, 100.0)
+    leases.given_back(A, {"poet": first, "never granted": 7})
+    assert left(leases, 101.0) == {"poet"}  # the other gateway has one too
+    again = leases.grant("poet", A, 102.0)
+    leases.given_back(B, {"poet": 2})
+    leases.given_back(A, {"poet": first})  # said before the second grant, heard after it
+    assert left(leases, 103.0) == {"poet"}
+    leases.acked(A, {"poet"}, 104.0)
+    leases.given_back(A, {"poet": again})
+    assert left(leases, 105.0) == {"poet"}, "it runs"
+    leases.acked(A, set(), 106.0)
+    leases.given_back(A, {"poet": again})
+    assert not left(leases, 106.0)

@@ -11,6 +11,7 @@ import pytest
 
 from shoal.api.adapters import Ensure
 from shoal.api.demand import AdapterDemand, DemandMessage
+from shoal.api.replica import ReplicaKeys
 from shoal.core.hold.limits import Limits
 from shoal.gateway import accepted, leases
 from shoal.gateway.adaptertarget import AdapterTarget
@@ -421,6 +422,101 @@ async def test_a_lease_counts_when_the_stream_has_said_as_much_as_it(tmp_path: P
         agent.held_back = False
         await agent.tell()
         assert (await asked).status == 200
+
+
+# --- leases that are given back -------------------------------------------------------------------------------------
+
+
+def reported(it: TunedGateway, uid: str) -> ReplicaKeys:
+    found = it.it.fleet.report(uid)
+    assert found is not None
+    return found
+
+
+def given_back(agent: AdapterAgent) -> list[dict[str, int]]:
+    return [ack.given_back for ack in agent.acks if ack.given_back]
+
+
+async def test_an_unused_lease_is_given_back_for_a_caller_that_waits_for_a_slot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(leases, "UNUSED_SECONDS", 0.0)
+    agent = AdapterAgent(1, slots=1)
+
+    async def when_free(wanted: Ensure):
+        await agent.say(adapterSlotsLeased=1, adaptersWaiting=1)
+        await until(lambda: bool(given_back(agent)))
+        await agent.say(adaptersWaiting=0)
+        return 200, {}
+
+    async with tuned(tmp_path, agent) as it:
+        it.declare(adapter("other"))
+        assert (await it.ask()).status == 200
+        agent.answer = when_free
+        assert (await it.ask("chat/other")).status == 200
+        assert given_back(agent) == [{V1_NAME: 1}]
+        agent.answer = None
+        assert (await it.ask()).status == 200
+        assert [wanted.name for wanted in agent.ensured][::2] == [V1_NAME, V1_NAME]  # a new one, since it ended
+
+
+async def test_a_lease_that_is_used_is_kept_until_its_last_request_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(leases, "UNUSED_SECONDS", 0.0)
+    agent, end = AdapterAgent(1, slots=1), asyncio.Event()
+
+    async def long(request: EngineRequest) -> None:
+        await request.begin_stream()
+        await request.chunk(request.delta("a", 1))
+        await end.wait()
+        await request.chunk(request.closing())
+        await request.chunk(b"data: [DONE]\n\n")
+        await request.end_stream()
+
+    async with tuned(tmp_path, agent) as it:
+        it.engines[0].behave = long
+        response = await it.ask(stream=True)
+        await until(lambda: bool(it.it.fleet.residency.running("pod-1")))
+        before = len(agent.acks)
+        await agent.set(**{V1_NAME: "loaded"})
+        await agent.say(adapterSlotsLeased=1, adaptersWaiting=1)
+        await until(lambda: reported(it, "pod-1").adapters_waiting == 1)
+        assert not given_back(agent)
+        assert len(agent.acks) == before, "nothing to say"
+        end.set()
+        await response.read()
+        await until(lambda: given_back(agent) == [{V1_NAME: 1}])
+
+
+@pytest.mark.parametrize("old", [True, False], ids=["an agent that numbers no grants", "right after the grant"])
+async def test_a_lease_that_cannot_or_may_not_be_given_back_is_kept(tmp_path: Path, old: bool):
+    agent = AdapterAgent(1, slots=1, numbers_grants=not old)
+    async with tuned(tmp_path, agent) as it:
+        assert (await it.ask()).status == 200
+        if old:
+            it.it.app.leases._leases["pod-1"][V1_NAME].used -= 60.0
+        await agent.say(adapterSlotsLeased=1, adaptersWaiting=1)
+        await until(lambda: reported(it, "pod-1").adapters_waiting == 1)
+        await asyncio.sleep(0.05)
+        assert not given_back(agent)
+        assert it.it.app.leases.is_valid("pod-1", V1_NAME)
+
+
+async def test_a_slot_that_an_unused_lease_takes_is_no_reason_to_load_the_adapter_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(leases, "UNUSED_SECONDS", 0.0)
+    one, other = (AdapterAgent(n, slots=1) for n in (1, 2))
+    async with tuned(tmp_path, one, other) as it:
+        it.declare(adapter("other"))
+        assert (await it.ask()).status == 200
+        home, away = (one, other) if one.ensured else (other, one)
+        await home.set(**{name_of("chat/other"): "loaded"})
+        await home.say(adapterSlotsLeased=1)
+        await until(lambda: reported(it, f"pod-{home.number}").adapter_slots_leased == 1)
+        assert (await it.ask("chat/other")).status == 200
+        assert not away.ensured
 
 
 # --- acknowledgements -----------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ class AdapterService:
     def acked(self, ack: Ack) -> None:
         """A gateway has acknowledged the stream, and the drain has recorded it."""
         running = frozenset(name for name, count in ack.running_by_adapter.items() if count)
-        self.registry.acked((ack.gateway, ack.boot), running, self._clock())
+        self.registry.acked((ack.gateway, ack.boot), running, self._clock(), ack.given_back)
         self.step()
 
     def set_desired(self, desired: DesiredAdapters) -> None:
@@ -174,6 +174,7 @@ class AdapterService:
                 engine_boot=self.registry.boot or "",
                 seq=seq,
                 seconds=LEASE_SECONDS if waiter.key is not None else 0.0,
+                grant=waiter.grant,
                 loaded=waiter.missed,
                 staged_seconds=staged,
                 load_seconds=loading,

@@ -119,7 +119,9 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
     ),
     r.OUTRANKED: _fault(_CONTROL, "Add GPUs, or raise spec.priority above that of the Model that took them."),
     r.DRAINING_OTHERS: _waits(_CONTROL, "Wait until the replicas that are leaving have finished their requests."),
-    r.MOVING: _note(_CONTROL, "Wait: replicas move a few at a time, to a cheaper class or away from one without room for a rollout."),
+    r.MOVING: _note(
+        _CONTROL, "Wait: replicas move a few at a time, to a cheaper class or away from one without room for a rollout."
+    ),
     r.NO_CLASS: _fault(_CONTROL, "Create a GPUClass for the GPU nodes of the cluster."),
     # --- Model: Available, Ready
     r.REPLICAS_READY: _fine(_ENGINE),

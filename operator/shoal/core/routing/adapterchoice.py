@@ -50,7 +50,8 @@ class AdapterCandidate:
     leased: bool
     """This gateway holds a lease."""
     slot: bool
-    """This gateway holds a lease, or the replica has a slot that no known lease covers."""
+    """This gateway holds a lease, or the replica has a slot that no known lease covers, or that this gateway gives
+    back."""
     has_capacity: bool
     in_flight: int
     """All requests of this gateway at the replica."""

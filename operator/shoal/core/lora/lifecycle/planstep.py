@@ -147,7 +147,7 @@ def _answer_one(
     # A retirement that the engine does not know of is taken back.
     entry.state, entry.retirement, entry.used = "loaded", None, now
     if waiter.key is not None:
-        registry.leases.grant(name, waiter.key, now)
+        waiter.grant = registry.leases.grant(name, waiter.key, now)
     return entry
 
 

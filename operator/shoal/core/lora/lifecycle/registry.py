@@ -18,6 +18,7 @@ States of an adapter. In the engine it takes one of the places in host memory:
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final, Literal
 
 from shoal.api import reasons
@@ -100,6 +101,8 @@ class AdapterWaiter:
     """The fetch of its adapter is slow: it gave its slot back, and gets one again when the files are known."""
     missed: bool = False
     """The adapter was not in the engine."""
+    grant: int = 0
+    """Number of the grant that answers it."""
 
 
 @dataclass(slots=True)
@@ -151,13 +154,16 @@ class Registry:
             self.failures.pop(name, None)
         self.desired = desired
 
-    def acked(self, key: Key, running: frozenset[str], now: float) -> None:
-        """Takes a gateway's list of running adapters."""
+    def acked(
+        self, key: Key, running: frozenset[str], now: float, given_back: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        """Takes a gateway's list of running adapters, and the leases that it gives back (adapter -> grant)."""
         # The names are a client's input: only adapters in the engine can run.
         known = frozenset(name for name in running if name in self.entries and self.entries[name].state in IN_ENGINE)
         for name in known:
             self.entries[name].used = now
         self.leases.acked(key, known, now)
+        self.leases.given_back(key, given_back)
 
     # --- the engine ---------------------------------------------------------------------------------------------------
 
