@@ -193,13 +193,13 @@ def test_without_a_free_gpu_a_request_is_refused_at_once_and_a_rollout_replaces_
     changed = {"env": [{"name": "SHOAL_SIM_SEED", "value": "7"}]}
     fleet.delete_model("cramped")
     fleet.make_model("roomy", **wide, scaling={"minReplicas": 1}, pod=changed)
-    until(lambda: in_place(fleet), 120, lambda: fleet.get("events", "-n", "demo"))
+    until(lambda: in_place(fleet) > 0, 120, lambda: fleet.get("events", "-n", "demo"))
     assert ask(client, "roomy")  # held meanwhile
     until_counts(fleet, "roomy", 1, 1)
 
     # With another class that has room, the successor starts there, and the replica serves until it is ready.
     before = in_place(fleet)
-    either = wide | {"variants": [{"class": "h100-80gb"}, {"class": "l40s-48gb"}]}
+    either: dict[str, Any] = wide | {"variants": [{"class": "h100-80gb"}, {"class": "l40s-48gb"}]}
     with asking(fleet, "roomy", 2) as load:
         changed = {"env": [{"name": "SHOAL_SIM_SEED", "value": "8"}]}
         fleet.make_model("roomy", **either, scaling={"minReplicas": 1}, pod=changed)

@@ -75,7 +75,7 @@ class _Sender:
         self._client = client
         self._leases = leases
         self._given_back: dict[str, int] = {}
-        """Leases of which the agent is not known to have heard that they ended."""
+        """Leases that ended here. No answer of the agent has confirmed that yet."""
 
     async def run(self) -> None:
         """Raises nothing but cancellation."""

@@ -189,7 +189,8 @@ class LeaseClient:
         return bool(self._wanted(uid) and self._unused(uid))
 
     def give_back(self, uid: str) -> dict[str, int]:
-        """Ends unused leases, as many as callers wait for a slot: adapter -> grant. The agent is to be told."""
+        """Ends unused leases, as many as callers wait for a slot: adapter -> grant. The next acknowledgement has to
+        contain them."""
         leases = self._leases.get(uid, _NO_LEASES)
         found = {name: leases[name].grant for name in self._unused(uid)[: self._wanted(uid)]}
         for name in found:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ SERVES = standing(1, 1, name="l4-24gb")
 FULL, ROOM = supply("l4-24gb", 0, of=1), supply("h100-80gb", 1, of=8)
 
 
-def rolling(*candidates, on: Mapping[str, ReplicaState] | None = None, **more: object) -> Demand:
+def rolling(*candidates, on: Mapping[str, ReplicaState] | None = None, **more: Any) -> Demand:
     return demand("chat/a", *candidates, standing={"l4-24gb": SERVES, **(on or {})}, lacks_surge=WAITS, **more)
 
 

@@ -63,7 +63,7 @@ def focus(
             sys.stdout.buffer.write(await ledger.raw("GET", names.FOCUS_PATH, query))
             at = until
         sys.stdout.buffer.flush()
-        # Whoever may read only some tenants' bills may not ask for this.
+        # A caller who may read only some tenants' bills may not ask for this.
         with contextlib.suppress(ServiceError):
             warn_of_refused((await ledger.get(names.PRICES_PATH, {}, PricesInForce)).refused)
 
