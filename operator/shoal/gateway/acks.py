@@ -84,6 +84,8 @@ class _Sender:
             sent = await self._send()
             # Between 4 and 5 s, so that thousands of senders that began together spread out.
             pause = HEARTBEAT_SECONDS * random.uniform(0.8, 1.0) if sent else RETRY_SECONDS  # noqa: S311
+            if self._leases.may_give_back(self._uid):
+                pause = RETRY_SECONDS  # what was given back freed no slot: other gateways have leases of that adapter
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self.due.wait()

@@ -13,7 +13,7 @@ from shoal.api.adapters import Ensure
 from shoal.api.demand import AdapterDemand, DemandMessage
 from shoal.api.replica import ReplicaKeys
 from shoal.core.hold.limits import Limits
-from shoal.gateway import accepted, leases
+from shoal.gateway import accepted, acks, leases
 from shoal.gateway.adaptertarget import AdapterTarget
 from shoal.gateway.target import BaseTarget
 from tests.support.adapter_agents import V2, AdapterAgent, TunedGateway, adapter, name_of, pool, tuned
@@ -458,6 +458,21 @@ async def test_an_unused_lease_is_given_back_for_a_caller_that_waits_for_a_slot(
         agent.answer = None
         assert (await it.ask()).status == 200
         assert [wanted.name for wanted in agent.ensured][::2] == [V1_NAME, V1_NAME]  # a new one, since it ended
+
+
+async def test_while_callers_wait_one_unused_lease_after_the_other_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Another gateway may have a lease of the same adapter, so the first one frees no slot."""
+    monkeypatch.setattr(leases, "UNUSED_SECONDS", 0.0)
+    monkeypatch.setattr(acks, "RETRY_SECONDS", 0.01)
+    agent = AdapterAgent(1, slots=2)
+    async with tuned(tmp_path, agent) as it:
+        it.declare(adapter("other"))
+        assert (await it.ask()).status == 200
+        assert (await it.ask("chat/other")).status == 200
+        await agent.say(adapterSlotsLeased=2, adaptersWaiting=1)
+        await until(lambda: given_back(agent) == [{V1_NAME: 1}, {name_of("chat/other"): 2}])
 
 
 async def test_a_lease_that_is_used_is_kept_until_its_last_request_ends(
