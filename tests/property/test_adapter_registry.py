@@ -28,7 +28,7 @@ that other tests have imported (with 40 steps it took up to 650)."""
 def test_whatever_happens_no_adapter_is_unloaded_under_a_request_and_the_bounds_hold() -> None:
     AdapterWorld.seen.clear()
     run_state_machine_as_test(AdapterWorld, settings=QUICK)
-    assert min(AdapterWorld.seen[what] for what in ("lease", "request", "unload")) > 50, AdapterWorld.seen
+    assert min(AdapterWorld.seen[what] for what in ("lease", "request", "unload", "given back")) > 50, AdapterWorld.seen
 
 
 def no_claims(patch: pytest.MonkeyPatch) -> None:

@@ -168,6 +168,18 @@ class AdapterWorld(RuleBasedStateMachine):
             self.acknowledge(one)
             self.step()
 
+    @rule(gate=st.integers(0, 1), data=st.data())
+    def has_one_anew(self, gate: int, data: st.DataObject) -> None:
+        """It gives a lease back and gets it again; the agent hears only then that it gave it back."""
+        one = self.gates[gate % len(self.gates)]
+        if idle := sorted(name for name in one.leases if not one.running.get(name)):
+            name = data.draw(st.sampled_from(idle))
+            self.gives_back(gate, late=True)
+            self.asks(gate, int(name.partition("@")[0].removeprefix("chat.a")))
+            self.goes_well()
+            self.acknowledge(one)
+            self.step()
+
     @rule(numbers=st.lists(st.integers(0, 3), unique=True, max_size=3), pinned=st.integers(0, 2))
     def floor(self, numbers: list[int], pinned: int) -> None:
         self.registry.set_desired([wanted(n, pinned=place < pinned) for place, n in enumerate(numbers)])

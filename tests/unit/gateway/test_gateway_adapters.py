@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -427,6 +428,20 @@ async def test_a_lease_counts_when_the_stream_has_said_as_much_as_it(tmp_path: P
 # --- leases that are given back -------------------------------------------------------------------------------------
 
 
+def streams_until(end: asyncio.Event) -> Callable[[EngineRequest], Awaitable[None]]:
+    """An engine whose streams have one token, and end with the event."""
+
+    async def behave(request: EngineRequest) -> None:
+        await request.begin_stream()
+        await request.chunk(request.delta("a", 1))
+        await end.wait()
+        await request.chunk(request.closing())
+        await request.chunk(b"data: [DONE]\n\n")
+        await request.end_stream()
+
+    return behave
+
+
 def reported(it: TunedGateway, uid: str) -> ReplicaKeys:
     found = it.it.fleet.report(uid)
     assert found is not None
@@ -480,17 +495,8 @@ async def test_a_lease_that_is_used_is_kept_until_its_last_request_ends(
 ):
     monkeypatch.setattr(leases, "UNUSED_SECONDS", 0.0)
     agent, end = AdapterAgent(1, slots=1), asyncio.Event()
-
-    async def long(request: EngineRequest) -> None:
-        await request.begin_stream()
-        await request.chunk(request.delta("a", 1))
-        await end.wait()
-        await request.chunk(request.closing())
-        await request.chunk(b"data: [DONE]\n\n")
-        await request.end_stream()
-
     async with tuned(tmp_path, agent) as it:
-        it.engines[0].behave = long
+        it.engines[0].behave = streams_until(end)
         response = await it.ask(stream=True)
         await until(lambda: bool(it.it.fleet.residency.running("pod-1")))
         before = len(agent.acks)
@@ -541,16 +547,7 @@ async def test_the_agent_hears_of_each_adapter_how_many_run_and_at_once_when_a_r
     agent = AdapterAgent(1)
     async with tuned(tmp_path, agent) as it:
         end = asyncio.Event()
-
-        async def long(request: EngineRequest) -> None:
-            await request.begin_stream()
-            await request.chunk(request.delta("a", 1))
-            await end.wait()
-            await request.chunk(request.closing())
-            await request.chunk(b"data: [DONE]\n\n")
-            await request.end_stream()
-
-        it.engines[0].behave = long
+        it.engines[0].behave = streams_until(end)
         response = await it.ask(stream=True)
         base = await it.ask("chat/llama", stream=True)
         await agent.set(**{V1_NAME: "retiring"})
