@@ -19,7 +19,7 @@ from shoal.core.advice.marks import Marks, prompt_marks
 from shoal.core.fields import remote
 from shoal.core.fields.chat import write_turns
 from shoal.core.fields.kinds import Facts
-from shoal.core.fields.media import images_of
+from shoal.core.fields.mediasize import media_size
 from shoal.core.fields.pairs import pairs_of, repeated, write_documents
 from shoal.core.fields.table import ALIASES, CHAT, FORMS, GENERATING, PAIRS, RERANK, TABLE, TOKENIZING
 from shoal.core.layers import refusals
@@ -743,10 +743,10 @@ class GatewayRequest:
                 self._meter.reads(len(pairs_of(fields)[1]), repeated(fields))
             elif form is not None:
                 self._meter.hears(form.recording.most_seconds, form.recording.milliseconds)
-            elif self._engine_path == CHAT and "image" in model.facts.media and translatable:
-                self._meter.sees(images_of(fields))
         elif first:
             self._meter.reroute(model)
+        if first and self._engine_path == CHAT and model.facts.media and translatable:
+            self._meter.sees(media_size(fields))
         if native is None:
             wished = bound_answer(fields, self._engine_path, None)
             bound = bound_answer(fields, self._engine_path, model.max_output_tokens)
@@ -851,7 +851,14 @@ class GatewayRequest:
         if self._draw is None:
             self._draw, self._mirror_draw = random.random(), random.random()  # noqa: S311 - shares, no secrets
         headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in self._headers.items()}
-        facts = RequestFacts(identity.tenant, self._path, headers, size, lambda: conversation_of(fields))
+        facts = RequestFacts(
+            identity.tenant,
+            self._path,
+            headers,
+            size,
+            lambda: conversation_of(fields),
+            lambda: media_size(fields).text_bytes(size) if self._engine_path == CHAT else size,
+        )
 
         def usable(ref: TargetRef) -> bool:
             target = index.target(found, ref, identity)
@@ -898,7 +905,8 @@ class GatewayRequest:
         if model.external is not None or self._meter.free or len(app.directory.snapshot.replicas_of(model)) == 1:
             return None
         points = () if app.fleet.scores is None else points_of(marks)
-        prompt = prompt_of(f"{model.uid} {space}", fields, None if self._meter.units().images else size, points)
+        meter = self._meter
+        prompt = prompt_of(f"{model.uid} {space}", fields, meter.read_bytes(size), points, medium=meter.media.each)
         return prompt if model.keeps_prefixes else Prompt(prompt.tokens)
 
     def _marks(self, space: str, fields: dict[str, Any], model: ServedModel) -> Marks | None:

@@ -13,15 +13,14 @@ from typing import Any, Final, NamedTuple, cast
 import orjson
 
 from shoal.core.access import KeyIdentity
+from shoal.core.fields.mediasize import AUDIO_TOKENS_PER_SECOND, NO_MEDIA, MediaSize
+from shoal.core.hold.capacity import BYTES_PER_TOKEN
 from shoal.core.quota.abandoned import is_exact
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.resolve import ServedAdapter, ServedModel
 from shoal.metering.record import EVENT_TYPE, CountSource, Outcome, RecordKind
 from shoal.metering.spoolfile import Row
 
-AUDIO_TOKENS_PER_SECOND: Final = 50
-"""What a second of audio counts for in limits of tokens: Whisper reads 1,500 positions for 30 seconds."""
-_BYTES_PER_TOKEN: Final = 4
 _MOST_SECONDS: Final = 10**6
 KEEP_ALIVE_SECONDS: Final = 300.0
 """A request without new counts for this long writes a checkpoint nevertheless: the ledger closes the open requests of a
@@ -70,6 +69,7 @@ class Meter:
         "free",
         "held_seconds",
         "id",
+        "media",
         "model",
         "outcome",
         "repeated_bytes",
@@ -107,6 +107,7 @@ class Meter:
         self._estimate: int | None = 0
         self._estimated_answer: int | None = None
         self._heard_ms: int | None = None
+        self.media = NO_MEDIA
         self.deaths = 0
         """Replicas that died while they had the request, of all its targets."""
         self.free = False
@@ -192,10 +193,11 @@ class Meter:
             self.use(model.adapter)
         self.outcome = self.status = self.adapter_missed = None
 
-    def sees(self, images: int) -> None:
-        """Sets the number of images in the request."""
-        if images:
-            self._base["images"] = images
+    def sees(self, media: MediaSize) -> None:
+        """Sets the images and sounds in the request's messages."""
+        self.media = media
+        if media.images:
+            self._base["images"] = media.images
 
     def hears(self, most_seconds: float, milliseconds: int | None) -> None:
         """The request is audio. `most_seconds`: what a decoder makes of it at most; `milliseconds`: its length as
@@ -212,8 +214,8 @@ class Meter:
     def read_bytes(self, body_bytes: int) -> int:
         """Bytes of text of which an engine would read about as much as of the request."""
         if self._heard_ms is not None:
-            return self._tokens_of(self._heard_ms) * _BYTES_PER_TOKEN
-        return body_bytes + self.repeated_bytes
+            return self._tokens_of(self._heard_ms) * BYTES_PER_TOKEN
+        return self.media.text_bytes(body_bytes) + self.repeated_bytes
 
     @staticmethod
     def _tokens_of(milliseconds: int) -> int:
@@ -227,7 +229,7 @@ class Meter:
 
     def sent(self, body_bytes: int) -> None:
         """Notes that a replica gets the request. Usage is estimated from its size until the engine reports counts."""
-        self._estimate = None if self._heard_ms is not None else max(1, (body_bytes + self.repeated_bytes) // 4)
+        self._estimate = None if self._heard_ms is not None else max(1, self.read_bytes(body_bytes) // BYTES_PER_TOKEN)
         self._sent_at = time.monotonic()
         self._tokens = self._estimated_answer = None
         self.count_source = "none" if self.free else "estimated"

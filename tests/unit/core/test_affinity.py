@@ -1,14 +1,17 @@
 """Where prompts go whose beginnings a replica may have in its cache."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from shoal.core.fields.mediasize import media_size
 from shoal.core.routing.adapterchoice import AdapterCandidate, AdapterChoice, choose_for_adapter
-from shoal.core.routing.affinity import HEAD_CHARACTERS, LEAST_CHARACTERS, SLACK, favourite, head_of
+from shoal.core.routing.affinity import HEAD_CHARACTERS, LEAST_CHARACTERS, SLACK, favourite, head_of, prompt_of
 from shoal.core.routing.choice import Choice, NoReplica, ReplicaSignal
 from tests.support.gateway import replica
+from tests.support.pictures import data_url, made
 from tests.support.routing import choose
 
 LONG = "You are a helpful assistant. " * 20
@@ -54,7 +57,7 @@ def test_questions_on_one_long_document_go_together() -> None:
         {"messages": "no list"},
         {"messages": ["no object" * 100]},
         {"messages": [{"role": "user", "content": None}]},
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": LONG}}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}, None, {"type": "text"}]}]},
         {"input": LONG},
         {"prompt": {"no": "text"}},
     ],
@@ -68,6 +71,44 @@ def test_text_parts_token_ids_and_lone_surrogates_have_one() -> None:
     assert head_of("acme", {"messages": [{"role": "user", "content": parts}]}) is not None
     assert head_of("acme", {"prompt": list(range(500))}) != head_of("acme", {"prompt": list(range(1, 501))})
     assert head_of("acme", {"prompt": "\ud800" * LEAST_CHARACTERS}) is not None
+
+
+def seen(*parts: Any, later: Sequence[str] = ()) -> dict[str, Any]:
+    turns = [{"role": ("assistant", "user")[n % 2], "content": text} for n, text in enumerate(later)]
+    return {"messages": [{"role": "user", "content": list(parts)}, *turns]}
+
+
+def picture(seed: int) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": data_url("image/png", made("PNG", 80, 60, seed=seed))}}
+
+
+def test_all_turns_about_a_picture_go_together_and_those_about_another_one_do_not() -> None:
+    what = {"type": "text", "text": "What is this?"}
+    first = head("acme", seen(picture(1), what))
+    assert head("acme", seen(picture(1), what, later=["A fox.", "What does it do?"])) == first
+    assert head("acme", seen(picture(2), what)) != first
+    assert head("acme", seen(what, picture(1))) != first  # it begins with other tokens
+    assert head("acme", seen(picture(1), {"type": "text", "text": "Which colour?"})) != first
+    spoken = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+    assert head("acme", seen(spoken)) != head("acme", seen({**spoken, "input_audio": {"data": "AAAB"}}))
+
+
+def test_all_texts_of_a_message_belong_to_its_head() -> None:
+    parts = [{"type": "text", "text": "Look at this:"}, {"type": "text", "text": LONG}]
+    assert head("acme", seen(*parts)) == head("acme", seen({"type": "text", "text": "Look at this:" + LONG}))
+
+
+def test_a_picture_is_as_long_as_an_engine_reads_it() -> None:
+    """Not as its base64: a replica with one photo would look full."""
+    fields = seen(picture(1), {"type": "text", "text": "x" * 400}, later=["A fox.", "y" * 40])
+    size = media_size(fields)
+    assert size.characters > 10_000
+    prompt = prompt_of("acme", fields, 500 + 4 * size.tokens, medium=size.each)
+    assert prompt.tokens == 125 + size.tokens
+    assert prompt.repeated == prompt.tokens - 10  # all but what was asked last
+    asked = seen({"type": "text", "text": "x" * 400}, later=["Which?", "y" * 40])
+    asked["messages"][-1]["content"] = [picture(1), {"type": "text", "text": "y" * 40}]
+    assert prompt_of("acme", asked, 500 + 4 * size.tokens, medium=size.each).repeated == 125 - 10
 
 
 def test_heads_spread_evenly_and_a_replica_that_goes_moves_only_its_own() -> None:

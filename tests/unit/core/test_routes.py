@@ -350,3 +350,22 @@ def test_a_target_follows_its_route_and_its_model():
     found.put_route(lower.key, lower)
     assert most(lower) == 5
     assert found.find("chat/a", me) == served("chat/a", max_output_tokens=7), "the Model itself has its own limit"
+
+
+@pytest.mark.parametrize(
+    ("match", "text_bytes", "found"),
+    [
+        ({"promptTokens": {"atLeast": 1000}}, 3_999, False),
+        ({"promptTokens": {"atLeast": 1000}}, 4_000, True),
+        ({"promptTokens": {"atLeast": 1000}}, None, True),
+        ({"promptBytes": {"atLeast": 4000}}, 3, True),
+    ],
+)
+def test_a_rule_by_tokens_asks_what_a_body_would_be_as_text_and_one_by_bytes_does_not(
+    match: dict[str, Any], text_bytes: int | None, found: bool
+) -> None:
+    """A photo of 2 MB is no long prompt."""
+    asked = None if text_bytes is None else lambda: text_bytes
+    photo = dataclasses.replace(facts(size=2_000_000), text_bytes=asked)
+    made = decide(route({"matches": [match], "targets": [target("a")]}), photo, everything, 0.5)
+    assert isinstance(made, RouteDecision) is found

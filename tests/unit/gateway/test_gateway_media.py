@@ -150,7 +150,7 @@ async def test_a_request_with_fetched_images_goes_to_a_cheaper_fallback_of_its_r
         # A fallback whose answer may be too long for the limits: the same. It is the one request at a time already.
         it.models["chat/other"] = other
         it.model(max_output_tokens=10, facts=replace(FACTS, media_hosts=frozenset({HOST})))
-        limits = {"concurrentRequests": 1, "tokensPerMinute": 170}
+        limits = {"concurrentRequests": 1, "tokensPerMinute": 370}
         it.tenants["acme"] = tenant(models=["chat/llama", "chat/other"], limits=limits)
         it.changed()
         response = await it.post(chat(URL, model="front"))

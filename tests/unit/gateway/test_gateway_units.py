@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 from shoal.api.ledger import Prices, Rate
 from shoal.core.rating.price import RateTable
 from tests.support.gateway import GatewayUnderTest, gateway, tenant
-from tests.support.pictures import data_url, png
+from tests.support.pictures import data_url, made, png
 from tests.support.recordings import TYPE, asked, wav
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine
+from tests.support.waiting import until_async
 
 CENT = 10**10
 """In 10^-12 of the currency."""
@@ -129,3 +131,45 @@ async def test_metrics_have_what_bills_count(
         # A Model that has none has no series.
         assert seen("shoal_gateway_units_total", **of_model) == (units if any(units) else (None, None, None))
         assert seen("shoal_tenant_units_total", tenant="acme") == units
+
+
+PHOTO: dict[str, Any] = {
+    "type": "image_url",
+    "image_url": {"url": data_url("image/jpeg", made("JPEG", 800, 700, quality=30))},
+}
+PHOTO_TOKENS = 714
+
+
+async def test_a_photo_fits_limits_by_its_pixels_and_not_by_its_base64(tmp_path: Path) -> None:
+    """It was 429 for good: a quarter of the base64 is more tokens than any limit has."""
+    assert len(PHOTO["image_url"]["url"]) > 10 * 4 * 4_000
+    async with gateway(tmp_path, ScriptedEngine(answer)) as it:
+        it.tenants["acme"] = tenant(limits={"tokensPerMinute": 4_000})
+        it.changed()
+        reply = await it.post(chat(PHOTO))
+        assert reply.status == 200
+        await it.records()
+        reply = await it.post({**chat(*[PHOTO] * 4), "max_tokens": 1_500})
+        assert reply.status == 429
+        asked_for = PHOTO_TOKENS * 4 + 1_500
+        found = re.search(r"asked for (\d+)", (await reply.json())["error"]["message"])
+        assert found is not None
+        assert asked_for <= int(found[1]) < asked_for + 200  # the text of the body
+
+
+async def test_what_a_client_that_leaves_is_counted_for_is_what_the_photo_shows(tmp_path: Path) -> None:
+    async def wait(request: EngineRequest) -> None:
+        await request.gone.wait()
+
+    engine = ScriptedEngine(wait)
+    async with gateway(tmp_path, engine) as it:
+        it.tenants["acme"] = tenant(budget={"tokens": 10**9})
+        it.changed()
+        post = asyncio.create_task(it.post({**chat(PHOTO), "stream": True}))
+        await until_async(lambda: bool(engine.requests))
+        post.cancel()
+        (record,) = await it.records()
+        assert record.data.count_source == "estimated"
+        assert record.data.input_tokens is not None
+        assert PHOTO_TOKENS <= record.data.input_tokens < PHOTO_TOKENS + 100
+        assert it.app.demand.tenants.of("acme").own_use().booked < PHOTO_TOKENS + 100

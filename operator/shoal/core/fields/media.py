@@ -138,17 +138,6 @@ def _has_media(content: Any) -> bool:
     )
 
 
-def images_of(fields: Mapping[str, Any]) -> int:
-    """Number of images in a checked chat."""
-    return sum(
-        1
-        for message in cast("list[dict[str, Any]]", fields["messages"])
-        if isinstance(message.get("content"), list)
-        for part in message["content"]
-        if part.get("type") == "image_url"
-    )
-
-
 def _of_messages(messages: list[dict[str, Any]]) -> Iterator[str]:
     for message in messages:
         for key, value in message.items():

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar, cast
 
 from shoal.core.access import KeyIdentity
+from shoal.core.fields.mediasize import media_part_of
 from shoal.core.hold.capacity import BYTES_PER_TOKEN
 from shoal.core.lora.placement.rendezvous import digest, score
 from shoal.core.routing.prefixes import Points
@@ -34,6 +35,8 @@ SLACK: Final = 4
 """Requests that a replica may always have, however few the others have: so few hardly slow each other down."""
 _MOST_MESSAGES: Final = 8
 """Messages considered before the first user message."""
+_CHECKED_CHARACTERS: Final = 1 << 16
+"""Of an image or a sound, at its end."""
 _MOST_NEW: Final = 64
 """Messages considered at the end of a conversation."""
 SHARED: Final = ""
@@ -58,37 +61,38 @@ def head_of(space: str, fields: Mapping[str, Any]) -> int | None:
     return prompt_of(space, fields, 0).head
 
 
-def prompt_of(space: str, fields: Mapping[str, Any], size: int | None, points: Points = ()) -> Prompt:
+def prompt_of(space: str, fields: Mapping[str, Any], size: int, points: Points = (), *, medium: int = 0) -> Prompt:
     """What routing needs to know of a request's prompt. `size`: bytes of the body, of which lengths are estimated;
-    None: it has files in it, and only its texts count. `points`: of the prompt (prefixes.py)."""
+    `medium`: of them, those that each image or sound counts for (core/fields/mediasize.py). `points`: of the prompt
+    (prefixes.py)."""
     messages = fields.get("messages")
-    if size is None:
-        size = _new_characters(cast("list[Any]", messages), of_all=True) if isinstance(messages, list) else 0
     tokens = max(1, size // BYTES_PER_TOKEN)
     if not isinstance(messages, list):
         # A score's query is the beginning of each of its prompts.
         first = fields.get("prompt") or (None if fields.get("item_first") else fields.get("query"))
-        return Prompt(tokens, _hash(space, [_text(first)[:HEAD_CHARACTERS]]), points=points)
+        return Prompt(tokens, _hash(space, [_first(first)[:HEAD_CHARACTERS]]), points=points)
     turns = cast("list[Any]", messages)
     texts: list[str] = []
-    before = 0
+    before, sees = 0, False
     for message in turns[:_MOST_MESSAGES]:
         if not isinstance(message, dict):
             return Prompt(tokens, points=points)
         turn = cast("dict[str, Any]", message)
-        text = _text(turn.get("content"))
-        texts.append(text[:HEAD_CHARACTERS])
+        content = turn.get("content")
+        text, media = _content(content)
+        texts.append(text)
+        sees = sees or bool(media)
         if turn.get("role") == "user":
             break
-        before += len(text)
-    head = _hash(space, texts)
+        before += _length(content, medium)
+    head = _hash(space, texts, least=0 if sees else LEAST_CHARACTERS)
     if head is None:
         return Prompt(tokens, points=points)
     system = _hash(space, texts[:-1]) if len(texts) > 1 else None
     return Prompt(
         tokens,
         head,
-        max(0, tokens - _new_characters(turns) // BYTES_PER_TOKEN) if len(turns) > len(texts) else 0,
+        max(0, tokens - _new_characters(turns, medium) // BYTES_PER_TOKEN) if len(turns) > len(texts) else 0,
         system,
         min(tokens, before // BYTES_PER_TOKEN) if system is not None else 0,
         points,
@@ -122,28 +126,26 @@ def conversation_of(fields: Mapping[str, Any]) -> str | None:
 def _texts(content: Any) -> Iterator[str]:
     """The texts of a message's parts."""
     for part in cast("list[Any]", content) if isinstance(content, list) else ():
-        text = cast("dict[str, Any]", part).get("text") if isinstance(part, dict) else part
-        if isinstance(text, str):
+        if text := _part_text(part):
             yield text
 
 
-def _new_characters(turns: Sequence[Any], *, of_all: bool = False) -> int:
-    """Characters after the last answer in the messages; more than any prompt has, where there is no answer. `of_all`:
-    those of all messages that are looked at."""
+def _new_characters(turns: Sequence[Any], medium: int) -> int:
+    """Characters after the last answer in the messages; more than any prompt has, where there is no answer."""
     new = 0
     for message in reversed(turns[-_MOST_NEW:]):
         if not isinstance(message, dict):
             break
         turn = cast("dict[str, Any]", message)
-        if turn.get("role") == "assistant" and not of_all:
+        if turn.get("role") == "assistant":
             return new
-        new += len(_text(turn.get("content")))
-    return new if of_all else 1 << 40
+        new += _length(turn.get("content"), medium)
+    return 1 << 40
 
 
-def _hash(space: str, texts: Sequence[str]) -> int | None:
+def _hash(space: str, texts: Sequence[str], least: int = LEAST_CHARACTERS) -> int | None:
     """64 bits of the texts; None: they are too short."""
-    if sum(map(len, texts)) < LEAST_CHARACTERS:
+    if sum(map(len, texts)) < least:
         return None
     head = "\0".join((space, *texts)).encode(errors="surrogatepass")
     return int.from_bytes(hashlib.blake2b(head, digest_size=8).digest())
@@ -161,17 +163,55 @@ def favourite(head: int, replicas: Sequence[R], uids: Sequence[str], loads: Sequ
     return replicas[found]
 
 
-def _text(content: Any) -> str:
-    """The text of a message's content or of a prompt; the first of several texts."""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list) and content:
-        first = cast("list[Any]", content)[0]
+def _first(prompt: Any) -> str:
+    """The text of a prompt; the first of several."""
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list) and prompt:
+        first = cast("list[Any]", prompt)[0]
         if isinstance(first, str):
             return first
         if isinstance(first, int):
-            return str(cast("list[Any]", content)[: HEAD_CHARACTERS // 4])  # token ids
-        if isinstance(first, dict):
-            text = cast("dict[str, Any]", first).get("text")
-            return text if isinstance(text, str) else ""
+            return str(cast("list[Any]", prompt)[: HEAD_CHARACTERS // 4])  # token ids
     return ""
+
+
+def _content(content: Any) -> tuple[str, int]:
+    """What a message's content adds to the head, and how many images and sounds are in it. Engines find these in their
+    caches by what they show, so each adds its own checksum."""
+    if isinstance(content, str):
+        return content[:HEAD_CHARACTERS], 0
+    found: list[str] = []
+    length = media = 0
+    for part in cast("list[Any]", content) if isinstance(content, list) else ():
+        if (medium := media_part_of(part)) is not None:
+            media += 1
+            found.append(_checksum(medium[1]))
+        elif length < HEAD_CHARACTERS and (text := _part_text(part)):
+            found.append(text[: HEAD_CHARACTERS - length])
+            length += len(text)
+    return "".join(found), media
+
+
+def _checksum(medium: Mapping[str, Any]) -> str:
+    """Of an image or a sound: its length, and the end of its base64 or of its address. Headers of files are alike."""
+    data = medium.get("url") or medium.get("data")
+    if not isinstance(data, str):
+        return ""
+    end = data[-_CHECKED_CHARACTERS:].encode(errors="surrogatepass")
+    return f"\1{len(data)} {hashlib.blake2b(end, digest_size=8).hexdigest()}"
+
+
+def _part_text(part: Any) -> str:
+    text = cast("dict[str, Any]", part).get("text") if isinstance(part, dict) else part
+    return text if isinstance(text, str) else ""
+
+
+def _length(content: Any, medium: int) -> int:
+    """Characters of a message's content, with `medium` for each image or sound."""
+    if isinstance(content, str):
+        return len(content)
+    return sum(
+        len(_part_text(part)) if media_part_of(part) is None else medium
+        for part in (cast("list[Any]", content) if isinstance(content, list) else ())
+    )

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final, Literal, NamedTuple
 
-from shoal.api.modelroute import Canary, Fallback, ModelRoute, RefKind, RouteLimits, RouteMatch, RouteRule
+from shoal.api.modelroute import Canary, Fallback, LengthMatch, ModelRoute, RefKind, RouteLimits, RouteMatch, RouteRule
 from shoal.api.tenant import TenantSpec
 from shoal.core import quantity
 from shoal.core.hold.capacity import BYTES_PER_TOKEN
@@ -248,6 +248,8 @@ class RequestFacts:
     """Bytes of the body."""
     conversation: Callable[[], str | None] = lambda: None
     """The beginning of the conversation; None: there is none."""
+    text_bytes: Callable[[], int] | None = None
+    """Bytes of text of which an engine would read about as much as of the body; None: `size`."""
 
 
 RouteRole = Literal["target", "canary", "fallback"]
@@ -342,10 +344,11 @@ def _holds(match: RouteMatch, facts: RequestFacts) -> bool:
         return False
     if match.endpoints and facts.endpoint not in match.endpoints:
         return False
-    for length, size in ((match.prompt_bytes, facts.size), (match.prompt_tokens, facts.size // BYTES_PER_TOKEN)):
-        if length is None:
-            continue
-        if size < (length.at_least or 0) or (length.less_than is not None and size >= length.less_than):
+    if match.prompt_bytes is not None and not _within(match.prompt_bytes, facts.size):
+        return False
+    if match.prompt_tokens is not None:
+        read = facts.size if facts.text_bytes is None else facts.text_bytes()
+        if not _within(match.prompt_tokens, read // BYTES_PER_TOKEN):
             return False
     for header in match.headers:
         value = None if header.name in SECRET_HEADERS else facts.headers.get(header.name)
@@ -354,6 +357,10 @@ def _holds(match: RouteMatch, facts: RequestFacts) -> bool:
         if not (value == header.value if header.type == "Exact" else value.startswith(header.value)):
             return False
     return True
+
+
+def _within(length: LengthMatch, size: int) -> bool:
+    return size >= (length.at_least or 0) and (length.less_than is None or size < length.less_than)
 
 
 def session_of(route: DeclaredRoute, rule: DeclaredRule, facts: RequestFacts) -> bytes | None:

@@ -1,0 +1,118 @@
+"""How many tokens the images and sounds of a chat are about.
+
+Their base64 says nothing of it: a photo of 2 MB in the body is about a thousand tokens of the prompt. What an image
+becomes is decided by the model's own processor, which a gateway does not have. `IMAGE_PIXELS_PER_TOKEN` and
+`MOST_IMAGE_TOKENS` are those of Qwen2-VL (squares of 28 x 28 pixels, 12.8 million pixels at most); other models make
+fewer tokens of a large image, and a fixed number of a small one.
+"""
+
+import binascii
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from shoal.core.fields.images import READERS as IMAGES
+from shoal.core.fields.images import image_size
+from shoal.core.fields.sounds import READERS as SOUNDS
+from shoal.core.fields.sounds import sound_seconds
+from shoal.core.hold.capacity import BYTES_PER_TOKEN
+
+IMAGE_PIXELS_PER_TOKEN: Final = 28 * 28
+LEAST_IMAGE_TOKENS: Final = 256
+MOST_IMAGE_TOKENS: Final = 16_384
+AUDIO_TOKENS_PER_SECOND: Final = 50
+"""Whisper reads 1,500 positions for 30 seconds."""
+_HEADER: Final = 1 << 16
+"""Characters of base64 in which the size of nearly every image is found."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSize:
+    """Of all images and sounds of a request."""
+
+    images: int = 0
+    sounds: int = 0
+    characters: int = 0
+    """That they take in the body."""
+    tokens: int = 0
+    """Estimated."""
+
+    @property
+    def each(self) -> int:
+        """Bytes of text of which an engine would read about as much as of one of them, in the mean."""
+        return self.tokens * BYTES_PER_TOKEN // max(1, self.images + self.sounds)
+
+    def text_bytes(self, body_bytes: int) -> int:
+        """Bytes of text of which an engine would read about as much as of a body of this size with the media."""
+        return max(0, body_bytes - self.characters) + self.tokens * BYTES_PER_TOKEN
+
+
+NO_MEDIA: Final = MediaSize()
+
+
+def media_size(fields: Mapping[str, Any]) -> MediaSize:
+    """The media of a chat. What cannot be read, and what is not there yet because it is a URL, counts as the smallest
+    image."""
+    images = sounds = characters = tokens = 0
+    for kind, inside in media_parts(fields.get("messages")):
+        named, data = _named(kind, inside)
+        characters += len(data)
+        if kind == "image_url":
+            images += 1
+            tokens += _image_tokens(named, data)
+        else:
+            sounds += 1
+            tokens += _sound_tokens(named, data)
+    return MediaSize(images, sounds, characters, tokens) if images or sounds else NO_MEDIA
+
+
+def media_parts(messages: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Type and content of each image and sound in a chat's messages, whether or not they have been checked."""
+    for message in cast("list[Any]", messages) if isinstance(messages, list) else ():
+        content = cast("dict[str, Any]", message).get("content") if isinstance(message, dict) else None
+        for part in cast("list[Any]", content) if isinstance(content, list) else ():
+            if (found := media_part_of(part)) is not None:
+                yield found
+
+
+def media_part_of(part: Any) -> tuple[str, dict[str, Any]] | None:
+    """Type and content of a message's part; None: it is no image and no sound."""
+    if not isinstance(part, dict):
+        return None
+    kind = cast("dict[str, Any]", part).get("type")
+    if kind not in ("image_url", "input_audio", "audio_url"):
+        return None
+    inside = cast("dict[str, Any]", part).get(kind)
+    return (kind, cast("dict[str, Any]", inside)) if isinstance(inside, dict) else None
+
+
+def _named(kind: str, inside: Mapping[str, Any]) -> tuple[str, str]:
+    """Content type and base64; "": there is none."""
+    if kind == "input_audio":
+        data = inside.get("data")
+        return f"audio/{inside.get('format')}", data if isinstance(data, str) else ""
+    url = inside.get("url")
+    if not isinstance(url, str) or not url.startswith("data:"):
+        return "", ""
+    head, _, data = url.partition(",")
+    return head[5:].removesuffix(";base64"), data
+
+
+def _image_tokens(kind: str, data: str) -> int:
+    if kind not in IMAGES:
+        return LEAST_IMAGE_TOKENS
+    for read in (data[:_HEADER], data) if len(data) > _HEADER else (data,):
+        try:
+            size = image_size(kind, binascii.a2b_base64(read))
+        except ValueError:
+            continue
+        return min(max(size.width * size.height // IMAGE_PIXELS_PER_TOKEN, LEAST_IMAGE_TOKENS), MOST_IMAGE_TOKENS)
+    return LEAST_IMAGE_TOKENS
+
+
+def _sound_tokens(kind: str, data: str) -> int:
+    try:
+        seconds = sound_seconds(kind, binascii.a2b_base64(data)) if kind in SOUNDS else 0.0
+    except ValueError:
+        seconds = 0.0
+    return int(seconds * AUDIO_TOKENS_PER_SECOND)

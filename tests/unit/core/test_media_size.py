@@ -1,0 +1,88 @@
+"""About how many tokens the images and sounds of a chat are."""
+
+from typing import Any
+
+import pytest
+
+from shoal.core.fields.mediasize import (
+    LEAST_IMAGE_TOKENS,
+    MOST_IMAGE_TOKENS,
+    NO_MEDIA,
+    MediaSize,
+    media_size,
+)
+from tests.support.pictures import data_url, jpeg_segment, made, png, wav
+
+
+def image(url: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def chat(*parts: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [{"type": "text", "text": "what is this?"}, *parts]}]}
+
+
+def tokens(*parts: Any) -> int:
+    return media_size(chat(*parts)).tokens
+
+
+@pytest.mark.parametrize(("width", "height", "engine"), [(1000, 800, 1044), (1400, 1120, 2000)])
+def test_an_image_counts_about_as_an_engine_counts_it(width: int, height: int, engine: int) -> None:
+    """Qwen2-VL on SGLang counted 1,044 tokens for 1,000 x 800 pixels."""
+    assert tokens(image(data_url("image/png", png(width, height)))) == pytest.approx(engine, rel=0.05)
+
+
+def test_the_bytes_of_a_file_do_not_count() -> None:
+    loud = made("JPEG", 800, 700, quality=95)
+    dark = png(800, 700)
+    assert len(loud) > 100 * len(dark)
+    assert tokens(image(data_url("image/jpeg", loud))) == tokens(image(data_url("image/png", dark))) == 714
+
+
+def test_small_and_huge_images_are_bounded_as_processors_bound_them() -> None:
+    assert tokens(image(data_url("image/png", png(8, 6)))) == LEAST_IMAGE_TOKENS
+    assert tokens(image(data_url("image/png", png(8000, 4000)))) == MOST_IMAGE_TOKENS
+
+
+def test_a_size_behind_long_notes_of_a_camera_is_found() -> None:
+    plain = made("JPEG", 800, 700)
+    noted = plain[:2] + jpeg_segment(0xE2, bytes(60_000)) + jpeg_segment(0xE2, bytes(60_000)) + plain[2:]
+    assert tokens(image(data_url("image/jpeg", noted))) == 714
+
+
+def test_frames_that_move_count_as_one_image() -> None:
+    assert tokens(image(data_url("image/gif", made("GIF", 800, 700, frames=3)))) == 714
+
+
+def test_a_second_of_sound_is_fifty_tokens() -> None:
+    data = data_url("audio/wav", wav(3.0))
+    sound = {"type": "input_audio", "input_audio": {"data": data.partition(",")[2], "format": "wav"}}
+    assert tokens(sound, {"type": "audio_url", "audio_url": {"url": data}}) == 300
+
+
+@pytest.mark.parametrize(
+    "url", ["https://example.com/a.png", "data:image/png;base64,AAAA", "data:image/png;base64,&", "data:", "", 7, None]
+)
+def test_what_is_not_there_or_cannot_be_read_counts_as_the_smallest(url: Any) -> None:
+    assert media_size(chat(image(url))).tokens == LEAST_IMAGE_TOKENS
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"messages": None},
+        {"messages": ["a", None, {"content": "text"}, {"content": [3, None, {"type": "image_url"}, {"type": []}]}]},
+        {"prompt": "a fox"},
+    ],
+)
+def test_a_request_without_media_has_none(fields: dict[str, Any]) -> None:
+    assert media_size(fields) is NO_MEDIA
+    assert NO_MEDIA.text_bytes(4000) == 4000
+
+
+def test_of_a_body_the_media_count_by_what_they_are() -> None:
+    size = MediaSize(images=1, sounds=1, characters=1_000_000, tokens=1_000)
+    assert size.text_bytes(1_000_400) == 400 + 4_000
+    assert size.text_bytes(10) == 4_000
+    assert size.each == 2_000
