@@ -1,5 +1,6 @@
 """Fixtures that several folders share."""
 
+import gc
 from collections.abc import Generator
 from typing import Any
 
@@ -16,6 +17,14 @@ __all__ = ["apiserver", "postgres_server"]
 # them may.
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+
+def pytest_collection_finish() -> None:
+    """Modules and collected tests, most of a worker's objects, live until its end. The collector would look at each of
+    them in the midst of tests, for seconds where other processes need the cores."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 @pytest.fixture(autouse=True, scope="session")
