@@ -20,6 +20,7 @@ from tests.support.gateway import API_KEY, MODEL, GatewayUnderTest, gateway, rep
 from tests.support.recordings import TYPE, asked, wav
 from tests.support.requestlog import CANARY, echo, logged, raw_bytes
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
+from tests.support.vllm_engine import NOT_FOUND, says
 from tests.support.waiting import until_async
 from tests.unit.gateway.test_gateway_cancellations import Agent, ends_when_told, serving
 
@@ -252,6 +253,51 @@ async def test_what_no_adapter_can_do_is_refused_by_its_name(tmp_path: Path, pat
         response = await post(it.it, path, model="support")
         assert (response.status, error_of(path, await response.json())["code"]) == (400, "wrong_endpoint")
         assert it.engines[0].requests == []
+
+
+@endpoints
+async def test_an_engine_that_lacks_the_endpoint_in_its_version_is_told_as_that(tmp_path: Path, path: str) -> None:
+    """Another replica of the Model lacks it too, and is not tried."""
+    engines = [ScriptedEngine(says(404, NOT_FOUND)) for _ in range(2)]
+    async with gateway(tmp_path, *engines) as it:
+        response = await post(it, path)
+        wrong = error_of(path, await response.json())
+        assert (response.status, wrong["type"]) == (400, "invalid_request_error")
+        inside = DIALECTS[path].engine_path if path in DIALECTS else path
+        assert wrong["message"] == f"The engine of the model `llama` does not serve {inside}."
+        assert path not in TABLE or wrong["code"] == "wrong_endpoint"
+        assert len([*engines[0].requests, *engines[1].requests]) == 1
+        assert [record.data.count_source for record in await it.records()] in ([], ["none"])
+
+
+@generating
+async def test_an_engine_that_lacks_the_endpoint_is_told_as_that_of_an_adapter_too(tmp_path: Path, path: str) -> None:
+    async with tuned(tmp_path, AdapterAgent(1)) as it:
+        it.engines[0].behave = says(404, NOT_FOUND)
+        response = await post(it.it, path, model="support")
+        assert response.status == 400
+        assert "does not serve" in error_of(path, await response.json())["message"]
+        assert len(it.engines[0].requests) == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # What SGLang 0.5.23 says of a model that it does not know, at its own /v1/responses and /v1/models.
+        {"object": "error", "message": "The model 'x' does not exist", "type": "invalid_request_error", "code": 404},
+        {"error": {"message": "The model 'x' does not exist", "type": "invalid_request_error", "code": 404}},
+        {"object": "error", "message": "Not Found", "type": "404", "code": 404},
+        {"detail": "Not Found", "message": "The model 'x' does not exist"},
+    ],
+)
+async def test_an_engine_that_does_not_know_a_model_is_not_taken_for_one_that_lacks_the_endpoint(
+    tmp_path: Path, body: dict[str, Any]
+) -> None:
+    async with gateway(tmp_path, ScriptedEngine(says(404, json.dumps(body).encode()))) as it:
+        response = await post(it, CHAT)
+        wrong = error_of(CHAT, await response.json())
+        assert (response.status, wrong["code"]) == (404, None)
+        assert "does not serve" not in wrong["message"]
 
 
 @endpoints

@@ -11,9 +11,19 @@ import orjson
 
 from shoal.core.enginedifferences import EngineDifferences
 from shoal.core.fields.table import GENERATING, RERANK, TABLE
-from shoal.engine.wire import AcceptedDrafts, AnswerGarbled, EngineCall, Ranking, ReadAcceptedDrafts, Rewriter
+from shoal.engine.wire import (
+    NO_ENDPOINT,
+    AcceptedDrafts,
+    AnswerGarbled,
+    EngineCall,
+    Ranking,
+    ReadAcceptedDrafts,
+    Rewriter,
+)
 
 _LACKS: Final = re.compile(rb"never been loaded|failed to implicitly load|not loaded|incomplete unload", re.IGNORECASE)
+# FastAPI's answer for a path without a route. SGLang's own errors, also those about a model, have other members.
+_NO_ROUTE: Final = re.compile(rb'\s*\{\s*"detail"\s*:\s*"Not Found"\s*\}\s*')
 _MODEL_FIELD: Final = re.compile(rb'"model":\s*"(?:[^"\\]|\\.)*"')
 _NOTHING: Final[Mapping[str, frozenset[str]]] = MappingProxyType({})
 _EXTENSION: Final = re.compile(rb'"sglext": ?(?=\{)')
@@ -117,6 +127,8 @@ class SGLangWire:
         return partial(_accepted_drafts, answers=call.speculated.prompts * call.speculated.choices)
 
     def elsewhere(self, status: int, error: bytes, adapter: bool) -> str | None:
+        if status == 404 and _NO_ROUTE.fullmatch(error) is not None:
+            return NO_ENDPOINT
         return "adapter" if adapter and _LACKS.search(error) is not None else None
 
     def plain_error(self, error: bytes) -> bytes:
