@@ -277,7 +277,8 @@ LOGS = [{"token_id:7": -0.5, "token_id:300": -2.0, "token_id:301": -3.0}, {"toke
 
 async def tells_labels(request: EngineRequest) -> None:
     choices = [
-        {"index": at, "text": "x", "logprobs": {"tokens": ["token_id:7"], "top_logprobs": [LOGS[at]]}} for at in (1, 0)
+        {"index": at, "text": "x", "logprobs": {"tokens": ["token_id:7"], "top_logprobs": [LOGS[at]]}}
+        for at in reversed(range(len(request.body["prompt"])))
     ]
     usage = {"prompt_tokens": 9, "total_tokens": 11, "completion_tokens": 2, "prompt_tokens_details": None}
     await request.answer(
@@ -393,6 +394,19 @@ async def test_an_answer_without_the_labels_is_an_error_of_the_engine(tmp_path: 
         await request.answer(200, compact({"model": request.model, "choices": choices, "usage": {}}))
 
     async with gateway(tmp_path, ScriptedEngine(forgets)) as it:
+        scores(it)
+        response = await it.post(SCORED, "/v1/score")
+        assert (response.status, (await response.json())["error"]["code"]) == (502, "bad_answer")
+
+
+@pytest.mark.parametrize("indices", [[], [0], [1], [0, 0], [0, 2], [0, 1, 2]])
+async def test_an_answer_without_one_score_for_each_item_is_an_error_of_the_engine(tmp_path: Path, indices: list[int]):
+    async def miscounts(request: EngineRequest) -> None:
+        logprobs = {"top_logprobs": [{"token_id:300": -1.0, "token_id:301": -2.0}]}
+        choices = [{"index": index, "text": "x", "logprobs": logprobs} for index in indices]
+        await request.answer(200, compact({"model": request.model, "choices": choices, "usage": {"prompt_tokens": 9}}))
+
+    async with gateway(tmp_path, ScriptedEngine(miscounts)) as it:
         scores(it)
         response = await it.post(SCORED, "/v1/score")
         assert (response.status, (await response.json())["error"]["code"]) == (502, "bad_answer")
