@@ -392,6 +392,7 @@ def test_without_a_parser_a_model_does_not_decide_whether_it_calls(
         assert problem is not None
         assert (problem.param, problem.code) == ("tools", "unsupported_field")
         assert "`spec.engine.toolCallParser`" in problem.message
+        assert problem.message.endswith(" Its capabilities are embed, generate.")
 
 
 LOOKS_AROUND = {"properties": {"path": {"type": "string", "pattern": r"^(?!\.\.).*$"}}}

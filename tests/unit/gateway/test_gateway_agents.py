@@ -89,6 +89,22 @@ async def test_calls_and_outputs_of_a_response_come_in_the_order_of_a_chat(tmp_p
     assert body["reasoning_effort"] == "medium"
 
 
+async def test_fields_of_reasoning_are_taken_by_a_model_without_a_parser_of_thoughts(tmp_path: Path):
+    """Coding agents send them to every model, and the chat template decides what they do."""
+    _, message = await sent(tmp_path, "messages-first-turn", "SGLang")
+    assert message["reasoning_effort"] == "medium"
+    assert message["chat_template_kwargs"] == {"enable_thinking": True}
+    folder = tmp_path / "other"
+    folder.mkdir()
+    engine = ScriptedEngine(sglang)
+    async with gateway(folder, engine) as it:
+        assert "reasoning" not in it.models["chat/llama"].traits
+        for asked in ({"reasoning_effort": "high"}, {"reasoning_effort": "none"}, {"reasoning": {"effort": "low"}}):
+            answer = await it.post({"model": "llama", "messages": [{"role": "user", "content": "hi"}], **asked})
+            assert answer.status == 200, await answer.text()
+            assert engine.requests[-1].body.items() >= asked.items()
+
+
 async def test_a_tool_that_would_run_at_openai_is_left_out_beside_others(tmp_path: Path):
     _, body = await sent(tmp_path, "responses-first-turn", "vLLM")
     assert [tool["function"]["name"] for tool in body["tools"]] == [

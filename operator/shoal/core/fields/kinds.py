@@ -37,6 +37,11 @@ class Facts:
     differences: EngineDifferences = NONE
     """Where its engine does less than the field table says."""
 
+    @property
+    def able(self) -> str:
+        """What the Model can do, as the last sentence of a message; empty: unknown."""
+        return f" Its capabilities are {', '.join(self.capabilities)}." if self.capabilities else ""
+
 
 @dataclass(frozen=True, slots=True)
 class FieldProblem:

@@ -239,5 +239,4 @@ NOT_READ: Final = "media_not_supported"
 def not_read(at: str, medium: Medium, facts: Facts) -> FieldProblem:
     names: dict[Medium, str] = {"image": "images", "audio": "sound"}
     reads = " and ".join(["text", *(names[each] for each in sorted(facts.media))]) if facts.media else "text only"
-    can = f" Its capabilities are {', '.join(facts.capabilities)}." if facts.capabilities else ""
-    return FieldProblem(at, f"This model does not read {names[medium]}: it reads {reads}.{can}", NOT_READ)
+    return FieldProblem(at, f"This model does not read {names[medium]}: it reads {reads}.{facts.able}", NOT_READ)

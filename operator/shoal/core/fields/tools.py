@@ -110,7 +110,7 @@ def tools_problem(fields: Mapping[str, Any], facts: Facts) -> FieldProblem | Non
         return None
     forced = fields.get("tool_choice") not in (None, "auto")
     if not forced and not facts.parses_calls:
-        return FieldProblem("tools", _NO_PARSER, "unsupported_field")
+        return FieldProblem("tools", _NO_PARSER + facts.able, "unsupported_field")
     tools = cast("list[dict[str, Any]]", fields["tools"])
     if forced or facts.compiles_tools or any(tool["function"].get("strict") for tool in tools) or _other(fields):
         return _SCHEMA.keywords(_schemas(tools), "tools")
