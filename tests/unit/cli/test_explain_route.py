@@ -119,6 +119,21 @@ def test_without_a_usable_target_the_fallback_gets_all(api: CannedApi, kubeconfi
     assert "503 no_route_target" in done.output
 
 
+def test_without_a_usable_target_a_canary_gets_all_only_where_no_fallback_can_answer(
+    api: CannedApi, kubeconfig: Path
+) -> None:
+    canary = {"target": target("new"), "percent": 5}
+    rule = {"targets": [target("a")], "canary": canary, "fallback": {"targets": [target("b")]}}
+    api.answers[f"{SHOAL}/namespaces/chat/modelroutes/front"] = ROUTE | {"spec": {"rules": [rule]}}
+    api.answers[f"{SHOAL}/models"] = listed(model("b"), model("new"))
+    found = shares(explain(kubeconfig, "-o", "json"))
+    assert (found["canary chat/new"], found["fallback chat/b"]) == ((5.0, None), (95.0, None))
+    api.answers[f"{SHOAL}/models"] = listed(model("new"))
+    found = shares(explain(kubeconfig, "-o", "json"))
+    assert found["canary chat/new"] == (100.0, "it gets all: no other target can be used")
+    assert found["fallback chat/b"] == (0.0, "it does not exist")
+
+
 def test_what_is_not_there_is_said(api: CannedApi, kubeconfig: Path) -> None:
     del api.answers[f"{SHOAL}/namespaces/chat/modelroutes/front"]
     done = explain(kubeconfig)

@@ -1,7 +1,9 @@
 """When a canary is halted, and who gets it before."""
 
+import collections
 import dataclasses
 import random
+from collections.abc import Collection
 
 import pytest
 
@@ -192,8 +194,8 @@ def facts(**headers: str) -> RequestFacts:
     return RequestFacts("acme", "/v1/chat/completions", {k.replace("_", "-"): v for k, v in headers.items()}, 10)
 
 
-def where(route: DeclaredRoute, draw: float, **headers: str) -> str:
-    made = decide(route, facts(**headers), lambda _: True, draw)
+def where(route: DeclaredRoute, draw: float, usable: Collection[str] | None = None, **headers: str) -> str:
+    made = decide(route, facts(**headers), lambda ref: usable is None or ref.key in usable, draw)
     assert isinstance(made, RouteDecision)
     assert (made.canary is not None) == (made.target.key == "chat/b")
     return made.target.key
@@ -233,6 +235,32 @@ def test_a_canary_whose_target_is_gone_gets_nothing():
     made = decide(declared(RULE), facts(), lambda ref: ref.key != "chat/b", 0.0)
     assert isinstance(made, RouteDecision)
     assert made.target.key == "chat/a"
+
+
+@pytest.mark.parametrize("gone", ["deleted", "weight 0"])
+def test_without_targets_a_canary_keeps_its_share_and_the_fallback_gets_the_rest(gone: str):
+    rule = {**RULE, "targets": [target("a", 0 if gone == "weight 0" else 1)]}
+    one = declared({**rule, "fallback": {"targets": [target("lost"), target("c")]}})
+    usable = {"chat/b", "chat/c"}
+    found = [decide(one, facts(), lambda ref: ref.key in usable, (at + 0.5) / 100) for at in range(100)]
+    made = [each for each in found if isinstance(each, RouteDecision)]
+    assert collections.Counter((each.target.key, each.role) for each in made) == {
+        ("chat/b", "canary"): 20,
+        ("chat/c", "fallback"): 80,
+    }
+    assert {each.fallback for each in made if each.role == "fallback"} == {()}
+    usable.discard("chat/c")
+    assert where(one, 0.99, usable) == "chat/b", "where nothing else can answer, the canary does"
+    assert decide(one, facts(), lambda _: False, 0.5) == NoTarget("no-target", "default")
+
+
+def test_without_targets_sessions_of_a_canary_stay_there():
+    affinity = {"type": "Header", "header": "x-session"}
+    one = declared({**RULE, "sessionAffinity": affinity, "fallback": {"targets": [target("c")]}})
+    for number in range(100):
+        before = where(one, 0.5, x_session=str(number))
+        after_it = where(one, 0.5, {"chat/b", "chat/c"}, x_session=str(number))
+        assert after_it == ("chat/b" if before == "chat/b" else "chat/c")
 
 
 def test_the_status_halts_it_until_its_specification_changes():

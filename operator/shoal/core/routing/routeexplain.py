@@ -17,10 +17,10 @@ class TargetShare(NamedTuple):
     role: TargetRole
     ref: TargetRef
     percent: float
-    """Of the requests that the rule is for. Of a fallback 0, unless no other target can be used. Of a mirror, those
-    that are copied."""
+    """Of the requests that the rule is for. Of a fallback 0, unless none of the rule's `targets` can be used. Of a
+    mirror, those that are copied."""
     note: str
-    """Why it gets nothing; "": it gets its share."""
+    """Why it gets nothing, or, of a canary, all; "": it gets its share."""
 
 
 class RouteExplanation(NamedTuple):
@@ -82,8 +82,8 @@ def _shares(rule: DeclaredRule, why_not: Callable[[TargetRef], str]) -> tuple[Ta
     if canary is not None:
         note = "halted" if canary.halted else why_not(canary.ref)
         percent = 0.0 if note else float(canary.percent)
-        if percent and not usable:
-            percent = 100.0
+        if percent and not usable and all(why_not(ref) for ref in rule.fallback):
+            percent, note = 100.0, "it gets all: no other target can be used"
         found.append(TargetShare(rule.name, "canary", canary.ref, percent, note))
         rest -= percent
     total = sum(target.weight for target in usable)

@@ -319,19 +319,20 @@ def _chosen(
     shares = tuple(target for target in rule.targets if target.weight > 0 and usable(target.ref))
     session, canary = session_of(route, rule, facts), rule.canary
     has_session, fallback, leave, by_cost = session is not None, rule.fallback, rule.leave_seconds, rule.cost
+    first = None if shares else next((number for number, ref in enumerate(fallback) if usable(ref)), None)
     if canary is not None and not is_halted(canary) and usable(canary.ref):
         # A share that grows keeps the sessions that it has.
         share, at = canary.percent / 100, draw if session is None else _fraction(session)
-        if at < share or (not shares and canary.percent):
+        # An untested revision does not take over what a fallback can answer.
+        if at < share or (canary.percent and not shares and first is None):
             return RouteDecision(rule.name, canary.ref, shares, has_session, canary, fallback, leave, by_cost)
         draw = (draw - share) / (1 - share) if session is None else draw
     if shares:
         target = by_weight(shares, draw) if session is None else by_session(shares, session)
         return RouteDecision(rule.name, target, shares, has_session, None, fallback, leave, by_cost)
-    for number, ref in enumerate(fallback, 1):
-        if usable(ref):
-            return RouteDecision(rule.name, ref, (), False, None, fallback[number:], leave, by_cost)
-    return NoTarget("no-target", rule.name)
+    if first is None:
+        return NoTarget("no-target", rule.name)
+    return RouteDecision(rule.name, fallback[first], (), False, None, fallback[first + 1 :], leave, by_cost)
 
 
 def matches(rule: DeclaredRule, facts: RequestFacts) -> bool:
