@@ -56,12 +56,14 @@ class InFlight(NamedTuple):
 
 
 class FellBack(Exception):
-    """The request leaves its target for another one; `why` as in "it waited 20 s"."""
+    """The request leaves its target for another one; `why` as in "it waited 20 s". `starts`: it has waited for a
+    replica that starts, which says nothing of how the target serves."""
 
-    def __init__(self, prepared: Prepared, why: str) -> None:
+    def __init__(self, prepared: Prepared, why: str, *, starts: bool) -> None:
         super().__init__("the request goes to a fallback")
         self.prepared = prepared
         self.why = why
+        self.starts = starts
 
 
 async def _no_fallback() -> Prepared | None:
@@ -206,6 +208,7 @@ class AcceptedRequest:
             deadline.held_since = began
         held_since = deadline.held_since
         longest = self._longest_wait()
+        started = waiter.starts  # a replica that comes meanwhile first takes those that have waited longer
         deadline.pause()
         try:
             self.abort.hold(waiter)
@@ -225,7 +228,7 @@ class AcceptedRequest:
                     if self.abort.aborted:
                         raise ClientGone
                     if following is not None:
-                        raise FellBack(following, why)
+                        raise FellBack(following, why, starts=started or waiter.starts)
                     self._look_at = now + _LOOK_AGAIN_SECONDS
                     continue
                 going = await waiter.wait(min(held_since + longest, next_comment, began + seconds, leave_at) - now)

@@ -103,6 +103,11 @@ class AdapterWaits:
         """Unknown: how long an adapter takes to load is not measured here."""
         return None
 
+    @property
+    def starts(self) -> bool:
+        """Replicas are there."""
+        return False
+
     def cluster_changed(self) -> None:
         """Wakes the waits that may not continue after a change of the cluster."""
         for wait in list(self._waits):

@@ -72,6 +72,11 @@ class HoldQueue:
         ages = (None if pod.created is None else (now - pod.created).total_seconds() for pod in starting)
         return expected_wait(self.model.cold_start_seconds, ages)
 
+    @property
+    def starts(self) -> bool:
+        """The Model has no replica, and one may come."""
+        return self._holds.fleet.starting(self._holds.directory.snapshot, self.model) is not None
+
     def enter(self, ticket: Ticket) -> None:
         """
         Raises:

@@ -537,13 +537,14 @@ class GatewayRequest:
         if self._hops >= MOST_HOPS and self._kept is not None and any(r.kind == "External" for r in self._kept.targets):
             raise errors.route_loop() from None
 
-    def _left(self, prepared: Prepared, reason: str) -> None:
-        """The request leaves its target for a fallback. `reason`: label of the metric."""
+    def _left(self, prepared: Prepared, reason: str, *, starts: bool) -> None:
+        """The request leaves its target for a fallback. `reason`: label of the metric; `starts`: the target has no
+        replica yet, which is no failure of a canary."""
         app, meter = self._app, self._meter
-        if self._canary is not None:
+        if self._canary is not None and not starts:
             meter.outcome = "refused"
             app.canaries.ended(self._canary, meter, doubtful=self._doubtful)
-            self._canary = None
+        self._canary = None
         app.metrics.fallbacks_taken.labels(reason).inc()
         meter.reroute(prepared.model)
         if self._spans is not None:
@@ -976,6 +977,7 @@ class GatewayRequest:
                         break
                     except FellBack as left:
                         former, prepared, why, reason = prepared.model, left.prepared, left.why, "wait"
+                        starts = left.starts
                     except ApiError as error:
                         self._doubtful = error.outcome in DOUBTFUL
                         if error.code not in _REFUSED_BY_TARGET or meter.first_byte is not None:
@@ -986,13 +988,13 @@ class GatewayRequest:
                         if following is None:
                             self._refuse_loop()
                             raise
-                        former, prepared, reason = prepared.model, following, "refused"
+                        former, prepared, reason, starts = prepared.model, following, "refused", False
                         why = f"it refused the request ({error.code})"
                     # All targets together have the time of the first one.
                     if deadline.shorten(app.deadlines_of(prepared.model).seconds):
                         bounding = prepared.model
                     app.choices.leave(self._id, former.address, prepared.model.address, why)
-                    self._left(prepared, reason)
+                    self._left(prepared, reason, starts=starts)
         except ClientGone:
             meter.outcome = "cancelled"
             app.choices.client_left(

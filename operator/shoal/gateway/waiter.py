@@ -34,6 +34,11 @@ class WaitQueue(Protocol[W_contra]):
         """Seconds until a replica comes; None: unknown."""
         ...
 
+    @property
+    def starts(self) -> bool:
+        """The Model has no replica, and one may come."""
+        ...
+
     def leave(self, waiter: W_contra, /) -> None:
         """Frees the waiter's place. A second call changes nothing."""
         ...
@@ -79,6 +84,11 @@ class Waiter:
     def expected_seconds(self) -> float | None:
         """Seconds until a replica comes; None: unknown."""
         return self._queue.expected_seconds
+
+    @property
+    def starts(self) -> bool:
+        """The request waits for a replica that starts, and not for one that is busy."""
+        return self._queue.starts
 
     async def wait(self, seconds: float) -> bool:
         """Waits. Returns True when the request may continue, False after `seconds`.

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shoal.core.hold.capacity import Allowance
 from shoal.core.hold.limits import Limits
 from shoal.core.routing.canary import CanaryHalt
 from shoal.core.routing.resolve import DeadEnd
@@ -19,7 +20,7 @@ from shoal.gateway.request import GatewayRequest
 from shoal.gateway.waiter import Waiter
 from tests.support.adapter_agents import AdapterAgent, name_of, tuned
 from tests.support.gateway import GatewayUnderTest, replica, tenant
-from tests.support.routes import declared, put, served, target, two_models
+from tests.support.routes import OTHER, declared, put, served, target, two_models
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 
 CHAT = {"model": "front", "messages": [{"role": "user", "content": "hi"}]}
@@ -768,6 +769,44 @@ async def test_a_canary_that_no_replica_serves_counts_as_failed_and_its_requests
             await ask(it)
         assert len(llama.requests) == 4
         assert [halt.reason for halt in it.app.canaries.halts.values()] == ["Errors"]
+
+
+@pytest.mark.parametrize("cold_start", [200.0, None])
+async def test_a_canary_that_only_starts_is_not_halted(tmp_path: Path, cold_start: float | None):
+    """By the expected wait, or, where no start was measured yet, after the wait."""
+    llama, other = ScriptedEngine(), ScriptedEngine(breaks)
+    rule = {**CANARY, "fallback": {"targets": [target("llama")], "whenWaitSeconds": 1}}
+    async with two_models(tmp_path, llama, other, rule) as it:
+        limits = Limits(max_requests=9, timeout_seconds=60.0, max_tenant_percent=100)
+        it.models["chat/other"] = dataclasses.replace(OTHER, limits=limits, cold_start_seconds=cold_start)
+        del it.pods["chat/llama-2"]
+        it.changed()
+        await asyncio.gather(*(ask(it) for _ in range(4)))
+        (revision,) = (rule.canary.revision for rule in it.routes["chat/front"].rules if rule.canary)
+        assert len(llama.requests) == 4
+        assert it.metric("shoal_gateway_route_fallbacks_total", reason="wait") == 4
+        assert not it.app.canaries.halts
+        assert revision not in it.app.canaries._windows, "neither good nor bad"  # pyright: ignore[reportPrivateUsage]
+        # Its replica comes, and fails: that counts from the first request on.
+        it.pods["chat/llama-2"] = replica(2, model=OTHER)
+        it.changed()
+        it.hear(2)
+        for _ in range(3):
+            await ask(it, 500)
+        assert [(halt.bad, halt.of) for halt in it.app.canaries.halts.values()] == [(3, 3)]
+
+
+async def test_a_canary_whose_replicas_are_too_busy_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rule = {**CANARY, "fallback": {"targets": [target("llama")], "whenWaitSeconds": 1}}
+    async with two_models(tmp_path, ScriptedEngine(), ScriptedEngine(), rule) as it:
+        it.models["chat/other"] = dataclasses.replace(OTHER, limits=Limits(max_requests=9, max_tenant_percent=100))
+        it.changed()
+        full: Callable[..., Allowance] = lambda *_args, **_more: Allowance(0, None)  # noqa: E731
+        monkeypatch.setattr(it.fleet, "allowance", full)
+        waiting = it.app.holds.enter(it.models["chat/other"], "acme", "other", 1, 1, (), 1, is_retry=False)
+        await asyncio.gather(*(ask(it) for _ in range(3)))
+        assert [(halt.bad, halt.of) for halt in it.app.canaries.halts.values()] == [(3, 3)]
+        waiting.close()
 
 
 async def test_a_target_that_is_gone_leaves_its_requests_to_the_fallback(tmp_path: Path):

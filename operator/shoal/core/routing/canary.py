@@ -16,7 +16,8 @@ from typing import Final, Literal, NamedTuple
 
 FAILED: Final = frozenset({"failed", "refused", "expired"})
 """Outcomes that count against a canary. What the engine rejects (4xx) does not: the client's mistake would halt the
-canary for all. Neither does a request whose client left, and a doubtful one only where none is answered."""
+canary for all. Neither does a request whose client left, or one that left for a fallback because the first replica
+still starts, and a doubtful one only where none is answered."""
 
 MOST_PEERS: Final = 256
 """Processes of other gateways whose counts are remembered: several restarts of as many gateways as can listen to each
