@@ -426,6 +426,8 @@ class GatewayRequest:
         routed = self._routed
         if routed is not None and routed.mirror is not None:
             self._copy = self._copied(identity, raw, fetched, routed.route, routed.mirror)
+            if self._copy is None:
+                self._app.metrics.mirrored.labels("dropped").inc()
         if routed is None or not routed.fallback:
             return
         # A form for an engine is a view of the body, which was counted when it was read.

@@ -917,3 +917,12 @@ async def test_a_mirror_that_cannot_do_the_request_gets_no_copy(tmp_path: Path):
         await ask(it)
         assert not other.requests
         assert not it.app.copies.in_progress
+        assert it.metric("shoal_gateway_mirrored_total", result="dropped") == 1
+
+
+async def test_a_body_that_is_too_large_to_copy_counts_as_dropped(tmp_path: Path):
+    other = ScriptedEngine()
+    async with two_models(tmp_path, ScriptedEngine(), other, MIRRORED) as it:
+        await ask(it, messages=[{"role": "user", "content": "x" * BIG}])
+        assert not other.requests
+        assert it.metric("shoal_gateway_mirrored_total", result="dropped") == 1
