@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from shoal.core.access import KeyIdentity
 from shoal.core.hold.capacity import estimated_tokens
 from shoal.core.hold.limits import longest_wait, retry_after
+from shoal.core.routing.basis import AdapterStep, Basis, UnscoredChoice, basis_of
 from shoal.core.routing.choice import NoReplica
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.score import Pick
@@ -53,6 +54,8 @@ class InFlight(NamedTuple):
     """The attempt is a retry, charged to the Model's retry budget."""
     pick: Pick | None = None
     """Why this replica, if it was chosen by its score."""
+    basis: Basis | None = None
+    """Why, if it was not, or if an adapter was loaded there for the request."""
 
 
 class FellBack(Exception):
@@ -189,7 +192,8 @@ class AcceptedRequest:
         app.metrics.hold_began(model.key, prepared.path)
         try:
             await self.wait_with(ticket, recheck)
-            return InFlight(ticket.take(), tokens, ticket.paid, ticket.pick)
+            basis = self.basis(ticket.pick, ticket.among)
+            return InFlight(ticket.take(), tokens, ticket.paid, ticket.pick, basis)
         finally:
             ticket.close()
 
@@ -269,6 +273,21 @@ class AcceptedRequest:
             why = f"{left:.0f} s of its measured cold start are left, more than the {limit:g} s of whenWaitSeconds"
             return max(now, self._look_at), why
         return max(held_since + limit, self._look_at), f"the request waited {now - held_since:.0f} s"
+
+    def basis(self, pick: Pick | None, among: int, step: AdapterStep = "ready") -> Basis | None:
+        """Why a replica was chosen `among` so many; None: by its score."""
+        if pick is not None and step == "ready":
+            return None
+        return basis_of(
+            UnscoredChoice(
+                among,
+                step,
+                scores=self.app.fleet.scores is not None,
+                sent_again=self.meter.deaths > 0,
+                computes=not self.meter.free,
+                prompt=self.prepared.prompt is not None,
+            )
+        )
 
     def weight(self) -> tuple[int, int]:
         """Size of a waiting request in bytes, and its estimated tokens."""

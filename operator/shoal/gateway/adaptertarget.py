@@ -9,6 +9,7 @@ from shoal.api import reasons
 from shoal.core.lora.placement import rendezvous
 from shoal.core.lora.placement.rendezvous import digest
 from shoal.core.routing.adapterchoice import AdapterCandidate, AdapterChoice, choose_for_adapter
+from shoal.core.routing.basis import AdapterStep
 from shoal.core.routing.choice import NoReplica
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.resolve import ServedAdapter
@@ -31,6 +32,7 @@ class AdapterTarget:
         "_adapter",
         "_app",
         "_has_waited",
+        "_lease_step",
         "_lease_target",
         "_lease_waits",
         "_model",
@@ -38,12 +40,14 @@ class AdapterTarget:
         "_refusals",
         "_request",
         "_tokens",
+        "_usable",
     )
 
     def __init__(self, request: AcceptedRequest, adapter: ServedAdapter) -> None:
         self._request = request
         self._adapter = adapter
         self._lease_target: Replica | None = None
+        self._lease_step: AdapterStep = "ready"
         self._lease_waits: dict[str, str] = {}
         """The adapter's engine name, by uid of each pod at which the request waited for a lease."""
         self._has_waited = False
@@ -53,6 +57,8 @@ class AdapterTarget:
         self._tokens = 0
         """Estimated tokens of the request, if it waited in the hold queue."""
         self._refusals: list[LeaseRefused] = []
+        self._usable = 0
+        """Replicas at the last choice."""
         self._app = app = request.app
         prepared = request.prepared
         self._model = model = prepared.model
@@ -72,7 +78,7 @@ class AdapterTarget:
         if isinstance(choice, NoReplica):
             return choice
         if not choice.leased:
-            self._lease_target = choice.replica
+            self._lease_target, self._lease_step = choice.replica, choice.step
             return NoReplica("no-lease")
         budget = app.holds.budget(model.uid)
         paid = self._paid_for
@@ -84,7 +90,11 @@ class AdapterTarget:
             return NoReplica("tried")
         self._paid_for = False
         app.fleet.enter(choice.replica, self._tokens, choice.pick)
-        return InFlight(choice.replica, self._tokens, bool(attempts), choice.pick)
+        step = choice.step
+        if (wanted := self._lease_target) is not None and wanted.uid == choice.replica.uid:
+            step = self._lease_step  # a score among those that have the adapter by now explains nothing
+        basis = self._request.basis(choice.pick, self._usable, step)
+        return InFlight(choice.replica, self._tokens, bool(attempts), choice.pick, basis)
 
     def started(self, replica: Replica) -> None:
         app, adapter = self._app, self._adapter
@@ -104,6 +114,7 @@ class AdapterTarget:
         if isinstance(usable, NoReplica):
             return usable
         self._refusals = []
+        self._usable = len(usable)
         have = [
             self._home(usable[uid], loaded=True)
             for uid in fleet.residency.pods(name)

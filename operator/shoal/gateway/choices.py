@@ -15,6 +15,7 @@ from starlette.responses import Response
 from shoal.api import names
 from shoal.api.choices import ChoiceRecord, FallbackRecord, RefusalRecord, ReplicaCost, RequestChoices, StayRecord
 from shoal.api.rights import ALL_REQUEST_LOGS
+from shoal.core.routing.basis import Basis, describe_basis
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.score import Pick, Terms
 from shoal.kube.callers import Callers
@@ -38,6 +39,8 @@ class _Choice(NamedTuple):
     """Seconds since 1970."""
     replica: Replica
     pick: Pick | None
+    basis: Basis | None
+    """Why, where no score decided."""
     failure: str | None = None
 
 
@@ -80,13 +83,14 @@ class ChoiceMemory:
         self._stayed: OrderedDict[str, _Stayed] = OrderedDict()
         self._refused: OrderedDict[str, _Refusal] = OrderedDict()
 
-    def add(self, request: str, replica: Replica, pick: Pick | None) -> None:
-        """A request goes to a replica. Every request comes through here."""
+    def add(self, request: str, replica: Replica, pick: Pick | None, basis: Basis | None = None) -> None:
+        """A request goes to a replica, which was chosen by its score, or for another reason. Every request comes
+        through here."""
         before = self._known.get(request, ())
         if not before and len(self._known) >= self._most:
             self._known.popitem(last=False)
         if len(before) < MOST_ATTEMPTS:
-            self._known[request] = (*before, _Choice(time.time(), replica, pick))
+            self._known[request] = (*before, _Choice(time.time(), replica, pick, basis))
 
     def fail(self, request: str, replica: Replica, failure: str) -> None:
         """The request's attempt at the replica failed, and another one may be tried."""
@@ -247,14 +251,14 @@ class ChoicesApi:
 
 
 def _record(choice: _Choice, gateway: str, attempt: int) -> ChoiceRecord:
-    at, replica, pick, failure = choice
+    at, replica, pick, basis, failure = choice
     record = ChoiceRecord(
         time=datetime.fromtimestamp(at, UTC),
         gateway=gateway,
         model=replica.model,
         attempt=attempt,
         replica=replica.key,
-        message=f"{replica.name}: not chosen by predicted seconds (one replica could take it, or no load was known)",
+        message=f"{replica.name}: {describe_basis(basis)}",
         failure=failure,
     )
     if pick is None:
@@ -262,7 +266,7 @@ def _record(choice: _Choice, gateway: str, attempt: int) -> ChoiceRecord:
     runner_up = pick.runner_up_terms
     return record.model_copy(
         update={
-            "message": pick.message,
+            "message": pick.message if basis is None else record.message,
             "chosen": _cost(replica.key, pick.terms),
             "runner_up": None if runner_up is None else _cost(f"{replica.namespace}/{pick.runner_up}", runner_up),
             "prompt_tokens": pick.prompt.tokens,

@@ -110,7 +110,7 @@ class Dispatch:
                 if request.carrier is not None and not request.carrier.takes(app.target(replica)):
                     raise request.refusal(NoReplica("none"))
                 self._pick = place.pick
-                app.choices.add(self._id, replica, place.pick)
+                app.choices.add(self._id, replica, place.pick, place.basis)
                 self._paid = app.holds.budget(request.prepared.model.uid) if place.paid else None
                 tried.add(replica.uid)
                 in_a_row += 1

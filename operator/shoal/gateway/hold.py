@@ -175,7 +175,7 @@ class HoldQueue:
             self._holds.metrics.releases.inc()
             if not ticket.is_retry:
                 self._holds.budget(self.model.uid).sent()
-            ticket.release(replica, pick)
+            ticket.release(replica, pick, len(among))
             left = allowed[replica.uid][1]
             tokens = None if left.tokens is None else left.tokens - ticket.tokens
             if left.requests <= 1 or (tokens is not None and tokens <= 0):

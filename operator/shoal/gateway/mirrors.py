@@ -57,7 +57,8 @@ class MirrorTarget(BaseTarget):
         if app.fleet.allowance(choice.replica, kv_percent=model.kv_percent, share=1.0).requests <= 0:
             return NoReplica("turned-away")
         app.fleet.enter(choice.replica, pick=choice.pick)
-        return InFlight(choice.replica, 0, False, choice.pick)
+        basis = request.basis(choice.pick, choice.among)
+        return InFlight(choice.replica, 0, False, choice.pick, basis)
 
     async def wait_for(self, why: NoReplica, tried: set[str]) -> InFlight:
         raise self._request.refusal(why)

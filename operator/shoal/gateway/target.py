@@ -70,7 +70,8 @@ class BaseTarget:
         else:
             budget.sent()
         app.fleet.enter(choice.replica, pick=choice.pick)
-        return InFlight(choice.replica, 0, bool(attempts), choice.pick)
+        basis = request.basis(choice.pick, choice.among)
+        return InFlight(choice.replica, 0, bool(attempts), choice.pick, basis)
 
     async def wait_for(self, why: NoReplica, tried: set[str]) -> InFlight:
         return await self._request.wait_in_queue(why, tried, self._recheck)

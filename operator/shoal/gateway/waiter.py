@@ -143,7 +143,19 @@ class Waiter:
 class Ticket(Waiter):
     """One request in a Model's hold queue. It continues when it is released to a replica."""
 
-    __slots__ = ("_taken", "check", "is_retry", "model_name", "paid", "pick", "priority", "prompt", "replica", "tried")
+    __slots__ = (
+        "_taken",
+        "among",
+        "check",
+        "is_retry",
+        "model_name",
+        "paid",
+        "pick",
+        "priority",
+        "prompt",
+        "replica",
+        "tried",
+    )
 
     def __init__(
         self,
@@ -169,14 +181,16 @@ class Ticket(Waiter):
         """What the choice of the replica goes by; None: the request chooses again, or there is no prompt."""
         self.pick: Pick | None = None
         """Why the replica, if it was chosen by its score."""
+        self.among = 1
+        """Replicas among which it was chosen."""
         self.replica: Replica | None = None
         """The replica that the request was released to. The request counts as in flight there from then on."""
         self.check: Callable[[], None] | None = None
         """Raises ApiError if the client may no longer use the Model."""
         self._taken = False
 
-    def release(self, replica: Replica, pick: Pick | None = None) -> None:
-        self.replica, self.pick = replica, pick
+    def release(self, replica: Replica, pick: Pick | None = None, among: int = 1) -> None:
+        self.replica, self.pick, self.among = replica, pick, among
         self.wake()
 
     def take(self) -> Replica:

@@ -16,6 +16,7 @@ from shoal.api import keys, names, rights
 from shoal.api.choices import RequestChoices
 from shoal.cli.main import main
 from shoal.core import facts
+from shoal.core.routing.basis import Basis, describe_basis
 from shoal.core.routing.resolve import DeadEnd
 from shoal.core.routing.reuse import NOTHING, Prompt
 from shoal.core.routing.score import Costs, Pick
@@ -27,10 +28,11 @@ from shoal.kube.client import KubeClient
 from shoal.net import errors
 from shoal.net.errors import ApiError
 from shoal.net.server import make_server
+from tests.support.adapter_agents import AdapterAgent, tuned
 from tests.support.cannedapi import CannedApi
 from tests.support.gateway import API_KEY, INSTALL_KEY, MODEL, GatewayUnderTest, gateway, replica
 from tests.support.rolereviews import RoleReviews
-from tests.support.scripted_engine import EngineRequest, ScriptedEngine
+from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 from tests.support.waiting import until_async
 
 ADMIN = {"x-shoal-key": keys.derive(INSTALL_KEY, "logs", keys.DEMAND)}
@@ -204,6 +206,76 @@ async def test_a_replica_that_failed_is_told_with_why_and_the_one_that_answered_
             ("chat/llama-1", "unavailable"),
             ("chat/llama-2", None),
         ]
+
+
+def sentences(it: GatewayUnderTest, response: Any) -> list[str]:
+    """Why each attempt went to its replica, without the replica's name."""
+    found = it.app.choices.records(response.headers["x-shoal-request-id"], "gateway-1")
+    return [each.message.partition(": ")[2] for each in found]
+
+
+@pytest.mark.parametrize(
+    ("engines", "routing", "path", "live", "basis"),
+    [
+        (1, "Seconds", "/v1/chat/completions", True, "only-one"),
+        (2, "PrefixHeads", "/v1/chat/completions", True, "prefix-heads"),
+        (2, "Seconds", "/v1/chat/completions", False, "no-reports"),
+        (2, "Seconds", "/v1/tokenize", True, "computes-nothing"),
+    ],
+)
+async def test_a_choice_without_seconds_has_its_own_reason(
+    tmp_path: Path, engines: int, routing: str, path: str, live: bool, basis: Basis
+) -> None:
+    async def counts(request: EngineRequest) -> None:
+        await request.answer(200, b'{"tokens": [5], "count": 1, "max_model_len": 4096}')
+
+    behave = counts if path == "/v1/tokenize" else serve_normally
+    some = [ScriptedEngine(behave) for _ in range(engines)]
+    async with gateway(tmp_path, *some, routing=routing, live=live) as it:
+        if routing == "PrefixHeads":
+            it.hear(1, **IDLE)
+            it.hear(2, **IDLE)
+        body = {"model": "llama", "prompt": "hi"} if path == "/v1/tokenize" else CHAT
+        response = await it.post(body, path)
+        assert response.status == 200
+        assert sentences(it, response) == [describe_basis(basis)]
+
+
+async def test_the_retry_after_a_lost_replica_says_so(tmp_path: Path) -> None:
+    async def dies(request: EngineRequest) -> None:
+        dying.die()
+
+    dying = ScriptedEngine(dies)
+    async with gateway(tmp_path, dying, ScriptedEngine(), ScriptedEngine(), routing="Seconds") as it:
+        it.hear(1, **IDLE)
+        for number in (2, 3):
+            it.hear(number, **{**IDLE, "waiting": 9, "waiting_tokens": 50_000})
+        response = await it.post(CHAT)
+        assert response.status == 200
+        first, second = sentences(it, response)
+        assert "next llama-" in first
+        assert second == describe_basis("sent-again")
+
+
+async def test_a_request_whose_prompt_was_not_looked_at_says_so(tmp_path: Path) -> None:
+    async with gateway(tmp_path, ScriptedEngine(), ScriptedEngine(), routing="Seconds") as it:
+        second = it.pods.pop("chat/llama-2")
+        it.pods["chat/llama-1"] = replica(1, ready=False)
+        it.changed()
+        asking = asyncio.create_task(it.post(CHAT))
+        await until_async(lambda: it.app.holds.waiting == 1)
+        it.pods["chat/llama-1"], it.pods["chat/llama-2"] = replica(1), second
+        it.changed()
+        it.hear(1, **IDLE)
+        it.hear(2, **IDLE)
+        assert sentences(it, await asking) == [describe_basis("no-prompt")]
+
+
+async def test_the_first_request_of_an_adapter_says_that_it_was_loaded_for_it(tmp_path: Path) -> None:
+    async with tuned(tmp_path, *(AdapterAgent(number) for number in (1, 2, 3)), routing="Seconds") as it:
+        response = await it.ask()
+        assert response.status == 200
+        assert sentences(it.it, response) == [describe_basis("adapter-load")]
 
 
 async def test_a_request_that_its_model_refuses_is_told_with_the_model(tmp_path: Path) -> None:

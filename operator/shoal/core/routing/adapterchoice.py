@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from shoal.core.routing.affinity import favourite
+from shoal.core.routing.basis import AdapterStep
 from shoal.core.routing.choice import NoReplica
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.score import Pick
@@ -68,6 +69,8 @@ class AdapterChoice(NamedTuple):
     """Whether the request can go now; else the gateway needs a lease first."""
     pick: Pick | None = None
     """Why, if the replica was chosen by its score."""
+    step: AdapterStep = "ready"
+    """Else: how far down the groups it was found."""
 
 
 def choose_for_adapter(
@@ -110,7 +113,8 @@ def choose_for_adapter(
         (rest, False),
     ):
         if found:
-            return _least_busy(found, rotation) if loaded else _to_load(found, prefer)
+            choice = _least_busy(found, rotation) if loaded else _to_load(found, prefer)
+            return choice._replace(step="adapter-full" if loaded else "adapter-load")
     return NoReplica("no-adapters")
 
 

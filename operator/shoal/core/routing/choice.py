@@ -26,6 +26,8 @@ class Choice(NamedTuple):
     """Chosen without a live stream, because all streams of the Model are down."""
     pick: Pick | None = None
     """Why, if the replica was chosen by its score (score.py)."""
+    among: int = 1
+    """Replicas that could take the request."""
 
 
 class Usable(NamedTuple):
@@ -107,9 +109,10 @@ def pick(
     if not left:
         return NoReplica("tried")
     if head is None or len(left) == 1:
-        return Choice(least_busy(left, in_flight, rotation), found.fallback)
+        return Choice(least_busy(left, in_flight, rotation), found.fallback, among=len(left))
     uids = [r.uid for r in left]
-    return Choice(favourite(head, left, uids, [in_flight.get(uid, 0) for uid in uids]), found.fallback)
+    home = favourite(head, left, uids, [in_flight.get(uid, 0) for uid in uids])
+    return Choice(home, found.fallback, among=len(left))
 
 
 def least_busy(replicas: Sequence[Replica], in_flight: Mapping[str, int], rotation: int) -> Replica:
