@@ -288,7 +288,7 @@ ADAPTER_REASONS: Final = STAGE_REASONS | {
 
 # --- ModelRoute -----------------------------------------------------------------------------------------------------
 WEIGHTS_SUM_TO_ZERO: Final = "WeightsSumToZero"
-"""All targets of a rule have the weight 0, so its requests go nowhere."""
+"""All targets of a rule have the weight 0, and it has no fallback, so its requests go nowhere."""
 TARGET_NOT_FOUND: Final = "TargetNotFound"
 CIRCULAR_ROUTE: Final = "CircularRoute"
 """A target is a ModelRoute: only Models and adapters can be targets."""

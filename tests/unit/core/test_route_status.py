@@ -77,6 +77,21 @@ def test_what_is_not_permitted_tells_nothing_of_what_there_is():
     assert told(AB, b=SeenTarget(exists=False, permitted=False)) == told(AB, b=SeenTarget(permitted=False))
 
 
+def test_a_rule_without_weights_is_ready_where_its_fallback_serves():
+    rule = {"name": "off", "targets": [target("a", 0)], "fallback": {"targets": [target("b")]}}
+    says = "All weights are 0 in rule off: its fallback serves in place of its targets"
+    found = told(rule)
+    assert found["Accepted"] == ("True", "Valid", f"1 rule, 2 targets. {says}")
+    assert found["Ready"] == ("True", "TargetsReady", f"every target can serve. {says}")
+    assert set(found) == {"Accepted", "Ready"}
+    assert told(rule, a=SeenTarget(not_ready="NoFit: x"))["Ready"][:2] == ("True", "TargetsReady")
+    found = told(rule, b=SeenTarget(not_ready="NoFit: no class"))
+    assert found["Accepted"][0] == "True"
+    assert found["Ready"] == ("False", "TargetsNotReady", "no target of rule off: Model chat/b: NoFit: no class")
+    found = told(rule, b=SeenTarget(exists=False))
+    assert found["Ready"][:2] == ("False", "TargetNotFound")
+
+
 def test_weights_that_sum_to_zero_name_their_rule():
     found = told(AB, {"name": "off", "targets": [target("a", 0)]})
     assert found["Accepted"] == (

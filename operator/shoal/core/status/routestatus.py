@@ -11,7 +11,7 @@ from shoal.core.routing import servednames
 from shoal.core.routing.canary import CanaryHalt
 from shoal.core.routing.consent import some
 from shoal.core.routing.external import ExternalProblem
-from shoal.core.routing.routes import DeclaredRoute, TargetRef, declared_route
+from shoal.core.routing.routes import DeclaredRoute, DeclaredRule, TargetRef, declared_route
 from shoal.core.status.conditions import ConditionUpdate, merge
 from shoal.core.status.observed import ModelProblem, ServedNames
 
@@ -91,7 +91,8 @@ def _findings(seen: SeenRoute) -> list[ConditionUpdate]:
     problem = _problem(seen, declared)
     if problem is not None:
         return [ConditionUpdate(kind, status, problem.reason, problem.message) for kind, status in _REFUSED]
-    accepted = ConditionUpdate(reasons.ACCEPTED, "True", reasons.VALID, _described(declared))
+    described = _described(declared) + _without_weight(declared)
+    accepted = ConditionUpdate(reasons.ACCEPTED, "True", reasons.VALID, described)
     if seen.served.lost:
         text = servednames.describe_lost(seen.route.key, seen.served)
         accepted = ConditionUpdate(reasons.ACCEPTED, "True", reasons.NAME_CLAIMED, text)
@@ -126,7 +127,7 @@ def _problem(seen: SeenRoute, declared: DeclaredRoute) -> ModelProblem | None:
     for ref in refs:
         if (wrong := seen.targets[ref].problem) is not None:
             return ModelProblem(wrong.reason, f"{wrong.message}. The other targets are used")
-    if empty := [rule.name for rule in declared.rules if not any(target.weight for target in rule.targets)]:
+    if empty := [rule.name for rule in declared.rules if not _weighted(rule) and not rule.fallback]:
         text = f"all weights are 0 in rule {', '.join(empty)}: its requests have no target"
         return ModelProblem(reasons.WEIGHTS_SUM_TO_ZERO, text)
     names = {name for name, _ in seen.served.lost}
@@ -138,7 +139,7 @@ def _problem(seen: SeenRoute, declared: DeclaredRoute) -> ModelProblem | None:
 def _ready(seen: SeenRoute, declared: DeclaredRoute) -> ConditionUpdate:
     kind = reasons.READY
     for rule in declared.rules:
-        used = [target.ref for target in rule.targets if target.weight]
+        used = _weighted(rule) or rule.fallback
         if all(seen.targets[ref].not_ready for ref in used):
             why = "; ".join(f"{ref}: {seen.targets[ref].not_ready}" for ref in used)
             return ConditionUpdate(kind, "False", reasons.TARGETS_NOT_READY, f"no target of rule {rule.name}: {why}")
@@ -147,7 +148,18 @@ def _ready(seen: SeenRoute, declared: DeclaredRoute) -> ConditionUpdate:
         return ConditionUpdate(kind, "True", reasons.CANARY_HALTED, f"{text}. A change of `canary` ends the halt")
     waiting = [f"{ref}: {seen.targets[ref].not_ready}" for ref in declared.references() if seen.targets[ref].not_ready]
     text = f"each rule has a target that can serve; not yet {some(waiting)}" if waiting else "every target can serve"
-    return ConditionUpdate(kind, "True", reasons.TARGETS_READY, text)
+    return ConditionUpdate(kind, "True", reasons.TARGETS_READY, text + _without_weight(declared))
+
+
+def _weighted(rule: DeclaredRule) -> list[TargetRef]:
+    """The targets among which a rule's requests are drawn."""
+    return [target.ref for target in rule.targets if target.weight]
+
+
+def _without_weight(declared: DeclaredRoute) -> str:
+    """What a route's messages end with, if it has rules of which only the fallbacks serve."""
+    names = ", ".join(rule.name for rule in declared.rules if not _weighted(rule))
+    return f". All weights are 0 in rule {names}: its fallback serves in place of its targets" if names else ""
 
 
 def _described(declared: DeclaredRoute) -> str:
