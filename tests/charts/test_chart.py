@@ -53,6 +53,15 @@ def test_rendering_is_what_was_reviewed(name: str) -> None:
     assert path.read_text() == text
 
 
+@pytest.mark.parametrize(("timeout", "timeouts"), [(None, "0s"), ("30m", "30m"), ("", None)])
+def test_a_route_of_the_gateway_api_ends_no_long_request(timeout: str | None, timeouts: str | None) -> None:
+    route: dict[str, Any] = {"enabled": True, "parentRefs": [{"name": "public"}]}
+    if timeout is not None:
+        route["requestTimeout"] = timeout
+    (rule,) = one(rendered({"gateway": {"httpRoute": route}}), "HTTPRoute", "shoal-gateway")["spec"]["rules"]
+    assert rule.get("timeouts") == (None if timeouts is None else {"request": timeouts})
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_two_renderings_are_the_same_text(name: str) -> None:
     """Otherwise GitOps tools report a change for ever."""
@@ -420,6 +429,7 @@ def test_cache_and_operator_agree_on_what_is_cached_where(name: str) -> None:
         ({"engines": {"versions": {"0.5.23": {"img": "x"}}}}, "additional properties 'img' not allowed"),
         ({"engines": {"versions": {"0.6.0": {"args": []}}}}, "missing property 'image'"),
         ({"engines": {"defaultVersion": "9.9.9"}}, 'engines.defaultVersion "9.9.9" is not a row of engines.versions'),
+        ({"gateway": {"httpRoute": {"requestTimeout": "15"}}}, "does not match pattern"),
         ({"gateway": {"httpRoute": {"enabled": True}}}, "gateway.httpRoute.parentRefs must name the Gateway"),
     ],
     ids=lambda v: v if isinstance(v, str) else json.dumps(v)[:40],

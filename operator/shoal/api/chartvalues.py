@@ -142,6 +142,9 @@ class HTTPRoute(Section):
     """Gateways that the route attaches to."""
     hostnames: tuple[str, ...] = ()
     """Host names; empty: all hosts."""
+    request_timeout: str = Field(default="0s", pattern=r"^(([0-9]{1,5}(h|m|s|ms)){1,4})?$")
+    """Time after which the proxy ends a request; 0s: none, since gateways have limits of their own. Empty: the field
+    `timeouts` is left out, for implementations that refuse it; their own default then cuts long answers."""
 
 
 class LogPersistence(Section):
