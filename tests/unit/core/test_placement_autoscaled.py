@@ -206,6 +206,20 @@ def test_a_node_that_does_not_come_within_twice_its_time_is_a_backoff_of_the_cla
     )
 
 
+def test_a_replica_that_lacks_cpu_gets_the_same_time_for_its_node() -> None:
+    """A node there has a free GPU and no CPU left. The autoscaler brings another one, as for a lack of GPUs."""
+
+    def seen(age: float, provision: float, event: str | None = None) -> dict[str, Any]:
+        pod = replace(pending(age, "0/1 nodes are available: 1 Insufficient cpu."), autoscaler_event=event)
+        return dict(observe({}, [pod], now=NOW, timeout=lambda _: 1.0, provision=lambda _: provision))
+
+    assert seen(1199, 600.0) == {}
+    why = "for 20 min no node there had room for a replica: Insufficient cpu on 1 node(s)"
+    assert seen(1200, 600.0)["l4-24gb"].why == why
+    assert seen(1200, 600.0, "karpenter: no stock")["l4-24gb"].why == f"{why}; karpenter: no stock"
+    assert list(seen(121, 60.0)) == ["l4-24gb"], "a fast autoscaler has had its time before five minutes"
+
+
 def test_the_backoff_says_why_the_autoscaler_adds_no_node() -> None:
     pod = replace(pending(1201), autoscaler_event="karpenter: all available instance types exceed limits for nodepool")
     found = observe({}, [pod], now=NOW, timeout=lambda _: 1.0, provision=lambda _: 600.0)["l4-24gb"]

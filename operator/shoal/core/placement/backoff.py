@@ -15,7 +15,7 @@ from shoal.api import names
 from shoal.core.facts import Pod
 
 UNSCHEDULABLE_SECONDS: Final = 300.0
-"""Seconds in which an autoscaler may bring a node with more CPU or memory."""
+"""Seconds in which a node with more CPU or memory may come, where the class names no autoscaler."""
 PROVISION_FACTOR: Final = 2
 """Provision times of an autoscaler after which a pending replica is given up."""
 CRASHES: Final = 3
@@ -67,10 +67,13 @@ def observe(
         age = (now - max(pod.created, pod.scheduled or pod.created, admitted.get(pod.uid, pod.created))).total_seconds()
         if pod.node is None:
             lacks = other_than_gpus(pod.unschedulable or "")
-            limit = provision(name)
-            if lacks and age >= UNSCHEDULABLE_SECONDS:
-                found[name] = ClassBackoff(f"for {_minutes(age)} no node there had room for a replica: {lacks}", until)
-            elif not lacks and limit is not None and age >= PROVISION_FACTOR * limit:
+            seconds = provision(name)
+            limit = None if seconds is None else PROVISION_FACTOR * seconds
+            if lacks and age >= (UNSCHEDULABLE_SECONDS if limit is None else limit):
+                event = f"; {pod.autoscaler_event}" if pod.autoscaler_event else ""
+                why = f"for {_minutes(age)} no node there had room for a replica: {lacks}{event}"
+                found[name] = ClassBackoff(why, until)
+            elif not lacks and limit is not None and age >= limit:
                 why = pod.autoscaler_event or (
                     f"there is no event of one at pod {pod.key}; is one installed, with a node pool that has the "
                     "class's labels?"
