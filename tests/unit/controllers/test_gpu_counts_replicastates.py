@@ -121,6 +121,15 @@ def test_pods_stand_where_they_are_bound_and_terminating_ones_hold_their_gpus() 
     assert found == {"l4": ReplicaState(3, 2, on, pods=3, settled=True)}
 
 
+def test_a_pod_that_may_not_be_evicted_is_told_to_the_planner() -> None:
+    def keeps(**state: Any) -> str:
+        found = fleet_state(pod("a", "n1"), pod("b", "n1", keeps="x/y", **state), deployments=(deployment(2),))
+        return found.replica_states("u")["l4"].keeps
+
+    assert keeps() == "x/y"
+    assert keeps(deleting=True) == "", "it goes already"
+
+
 def test_a_pod_with_a_broken_device_is_on_no_node_of_the_class() -> None:
     found = fleet_state(
         pod("a", "n1", devices=(HeldDevice("GPU-7", healthy=False),)), deployments=(deployment(1),)

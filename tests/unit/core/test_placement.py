@@ -160,6 +160,26 @@ def test_moves_are_bounded_for_the_fleet_and_one_at_a_time_for_a_model() -> None
     assert [by_class(p) for p in found.values()] == [{"l4-24gb": 1, "h100-80gb": 2}] * 2 + [{"h100-80gb": 2}] * 2
 
 
+def test_a_replica_that_may_not_be_evicted_is_not_moved_for_its_price() -> None:
+    annotation = "karpenter.sh/do-not-disrupt"
+    here = replace(standing(1, 1, name="h100-80gb"), keeps=annotation)
+    room = [supply("h100-80gb", 7, of=8), supply("l4-24gb", 8)]
+    found = one(demand("chat/a", H100, L4, standing={"h100-80gb": here}), *room, moves=Moves())
+    assert (by_class(found), found.reason) == ({"h100-80gb": 1}, "Placed")
+    assert [(e.gpu_class, e.why) for e in found.excluded] == [
+        ("l4-24gb", f"no room when the replicas were placed; {annotation} forbids to move them")
+    ]
+    begun = {"h100-80gb": here, "l4-24gb": ReplicaState(1, 1, {}, 1)}
+    found = one(demand("chat/a", H100, L4, standing=begun), *room, moves=Moves())
+    assert by_class(found) == {"h100-80gb": 1}, "nor is a move continued that no node has bound yet"
+    # Elsewhere a replica of the Model may be evicted.
+    a100 = candidate("a100", cost="1.50")
+    both = {"h100-80gb": here, "a100": standing(1, 1, name="a100")}
+    room += [supply("a100", 7, of=8)]
+    found = one(demand("chat/a", H100, a100, L4, wanted=2, standing=both), *room, moves=Moves())
+    assert by_class(found) == {"h100-80gb": 1, "a100": 1, "l4-24gb": 1}
+
+
 def test_fewer_replicas_leave_the_dearest_class_first() -> None:
     both = {"h100-80gb": standing(1, 1, name="h100-80gb"), "l4-24gb": standing(1, 1, 1, name="l4-24gb")}
     room = [supply("h100-80gb", 7, of=8), supply("l4-24gb", 7, 7, of=8)]

@@ -123,6 +123,8 @@ class PlacementMessages:
             return LIMITED, limit
         if plan.missing:
             return reasons.NO_CAPACITY, self._capacity_text(candidate)
+        if keeps := next((state.keeps for state in plan.demand.replica_states.values() if state.keeps), ""):
+            return reasons.NO_CAPACITY, f"no room when the replicas were placed; {keeps} forbids to move them"
         if candidate.hourly_cost is None or not self._moves.in_flight:
             return reasons.NO_CAPACITY, "no room when the replicas were placed"
         return (

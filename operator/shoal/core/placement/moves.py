@@ -104,10 +104,13 @@ def _step(
 def _most_expensive(plan: ModelPlan, cheap: Candidate, moves: Moves) -> tuple[Decimal, Candidate] | None:
     """(saving per hour, class) of the most expensive class in use, where a move saves enough; else None.
 
-    A class without a price is left out: the saving is not known.
+    A class without a price is left out: the saving is not known. So is one where a pod may not be evicted: which of the
+    class's pods goes is not this plan's choice.
     """
     for expensive in reversed(plan.order):
         if expensive.hourly_cost is None or cheap.hourly_cost is None or not plan.kept.get(expensive.gpu_class):
+            continue
+        if (state := plan.demand.replica_states.get(expensive.gpu_class)) is not None and state.keeps:
             continue
         saving = expensive.hourly_cost - cheap.hourly_cost
         return (

@@ -1,6 +1,9 @@
 """A rollout of a Model with one replica, on a class without a GPU for its successor: where another class has room, the
 successor starts there, and the replica goes when the successor is ready. Replaced in place, it would go first, and
-every request would wait for a cold start."""
+every request would wait for a cold start.
+
+The pod is replaced anyway, by its owner's change: an annotation that forbids evictions (`ReplicaState.keeps`) does not
+forbid it, as it forbids no rollout of a Deployment."""
 
 from shoal.core.placement.classcapacity import ClassCapacity
 from shoal.core.placement.modelplan import ModelPlan

@@ -78,6 +78,9 @@ class ReplicaState:
     them."""
     settled: bool = True
     """No rollout is under way. A Model with a rollout is not moved."""
+    keeps: str = ""
+    """The annotation of a pod there that forbids autoscalers to evict it: no cheaper class is worth moving it. "": none
+    has one."""
 
     @property
     def bound(self) -> int:
