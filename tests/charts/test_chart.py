@@ -190,6 +190,10 @@ def rights(role: dict[str, Any]) -> set[tuple[str, str, str]]:
 def test_for_some_namespaces_the_cluster_grants_only_what_is_in_none() -> None:
     scoped, everywhere = rendered({"scope": {"namespaces": ["team-a"]}}), rendered({})
     assert config(scoped).scope_namespaces == ("shoal-system", "team-a")
+    events = one(scoped, "Role", "shoal-operator-events")
+    assert (events["metadata"]["namespace"], "list" in events["rules"][0]["verbs"]) == ("default", True), (
+        "of NodeClaims"
+    )
     for component in ("operator", "gateway", "ledger"):
         (whole,) = [
             rights(o) for o in everywhere if (o["kind"], o["metadata"]["name"]) == ("ClusterRole", f"shoal-{component}")

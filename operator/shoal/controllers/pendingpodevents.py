@@ -1,7 +1,9 @@
 """Reads the events of replicas that no scheduler has bound, for the status of their Models: what an autoscaler says of
-those that wait for its nodes, and why the ResourceClaim of others is not made."""
+those that wait for its nodes, at the pod and at Karpenter's NodeClaims, and why the ResourceClaim of others is not
+made."""
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
@@ -11,7 +13,7 @@ from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.state import FleetState
 from shoal.controllers.world import World
 from shoal.core import facts
-from shoal.core.placement.autoscalerevents import PodEvent, last_event
+from shoal.core.placement.autoscalerevents import PodEvent, last_event, node_claims, of_node_claims
 from shoal.core.podquota import CLAIM_SECONDS, claim_refusal
 from shoal.kube import projections
 from shoal.kube.errors import KubeError
@@ -31,12 +33,14 @@ _MOST_EVENTS: Final = 500
 
 class PendingPodEvents:
     """One request to the API server for each pod that waits for a node of an autoscaler, or for its ResourceClaim,
-    every half minute."""
+    every half minute, and one for all NodeClaims that were announced to such pods."""
 
     def __init__(self, world: World, state: FleetState, cold: ColdStarts) -> None:
         self._world, self._state, self._cold = world, state, cold
         self._read_at: dict[str, float] = {}
         """Uid of a pod -> time of the event loop."""
+        self._claim_events: list[PodEvent] | None = None
+        """Of all NodeClaims, read once in a check; None: not read in this one."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -46,7 +50,7 @@ class PendingPodEvents:
 
     async def check(self) -> None:
         """Reads the events of the pods whose events were not read for the longest time."""
-        now = asyncio.get_running_loop().time()
+        now, self._claim_events = asyncio.get_running_loop().time(), None
         waiting = self._waiting()
         self._read_at = {pod.uid: self._read_at[pod.uid] for pod in waiting if pod.uid in self._read_at}
         due = [pod for pod in waiting if now - self._read_at.get(pod.uid, now - AGAIN_SECONDS) >= AGAIN_SECONDS]
@@ -76,14 +80,12 @@ class PendingPodEvents:
         return bool(pod.unschedulable) and self._cold.provision_seconds(pod.gpu_class or "") is not None
 
     async def _read(self, pod: facts.Pod) -> None:
-        # One page only: users who may write events in the namespace must not keep the operator busy.
-        events: list[PodEvent] = []
-        async for page in self._world.client.list_pages(
-            EVENTS, namespace=pod.namespace, field_selector=f"regarding.uid={pod.uid}", page_size=_MOST_EVENTS
-        ):
-            events = [projections.pod_event(each) for each in page.items]
-            break
-        event = last_event(events)
+        events = await self._events(pod.namespace, f"regarding.uid={pod.uid}")
+        event = last_event(
+            [*events, *await self._of_node_claims(node_claims(events))],
+            now=self._world.now(),
+            provision_seconds=self._cold.provision_seconds(pod.gpu_class or ""),
+        )
         if event is not None and event != pod.autoscaler_event:
             self._world.autoscaler_events[pod.uid] = event
             self._world.pods.amend(pod.key, pod.uid, lambda found: replace(found, autoscaler_event=event))
@@ -91,6 +93,26 @@ class PendingPodEvents:
         if refusal is not None and refusal != pod.claim_refusal:
             self._world.claim_refusals[pod.uid] = refusal
             self._world.pods.amend(pod.key, pod.uid, lambda found: _refused(found, refusal))
+
+    async def _events(self, namespace: str, selector: str) -> list[PodEvent]:
+        # One page only: users who may write events in the namespace must not keep the operator busy.
+        async for page in self._world.client.list_pages(
+            EVENTS, namespace=namespace, field_selector=selector, page_size=_MOST_EVENTS
+        ):
+            return [projections.pod_event(each) for each in page.items]
+        return []
+
+    async def _of_node_claims(self, claims: Collection[str]) -> list[PodEvent]:
+        """Why the nodes of these NodeClaims do not come. Karpenter deletes such a NodeClaim at once, so only events say
+        it. Where these cannot be read, the pod's events have to do."""
+        if claims and self._claim_events is None:
+            try:
+                # NodeClaims are in no namespace, so their events are in this one.
+                self._claim_events = await self._events("default", "regarding.kind=NodeClaim,type=Warning")
+            except KubeError as error:
+                self._claim_events = []
+                log.info("events of NodeClaims not read", error=str(error))
+        return of_node_claims(self._claim_events or [], claims)
 
 
 def _refused(pod: facts.Pod, refusal: facts.ClaimRefusal) -> facts.Pod:

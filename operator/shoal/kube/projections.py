@@ -227,16 +227,21 @@ def pod_event(raw: JsonObject) -> PodEvent:
     """An event of `events.k8s.io/v1`. Reporters that use the older API are in the deprecated fields."""
     controller = raw.get("reportingController") or _map(raw, "deprecatedSource").get("component")
     at = _map(raw, "series").get("lastObservedTime") or raw.get("deprecatedLastTimestamp") or raw.get("eventTime")
-    try:
-        seen = _time(at)
-    except ValueError:
-        seen = None  # users write events too, and the API server takes the year 0
     return PodEvent(
         str(controller or ""),
         str(raw.get("note") or "")[:LONGEST_MESSAGE],
-        seen,
+        _seen(at),
         str(raw.get("reason") or "")[:_LONGEST_NAME],
+        _seen(raw.get("deprecatedFirstTimestamp") or raw.get("eventTime")),
+        str(_map(raw, "regarding").get("name") or "")[:_LONGEST_NAME],
     )
+
+
+def _seen(at: Any) -> datetime | None:
+    try:
+        return _time(at)
+    except ValueError:
+        return None  # users write events too, and the API server takes the year 0
 
 
 def workload(raw: JsonObject) -> Workload:

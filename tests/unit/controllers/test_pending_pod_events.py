@@ -24,6 +24,17 @@ FULL = (
     "exceeded quota: devices, requested: a/devices=1, used: a/devices=1, limited: a/devices=1"
 )
 ROOM = "ResourceQuota devices has no room for a replica: requested a/devices=1, used a/devices=1, limited a/devices=1"
+FULL_NODES = {
+    "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "3 Insufficient nvidia.com/gpu.",
+}  # fmt: skip
+NO_STOCK = "NodeClaim spot-abc event: creating instance, insufficient capacity, with fleet error(s)"
+
+
+def karpenter(reason: str, about: str, message: str, seconds: int) -> dict[str, Any]:
+    return {
+        "reason": reason, "note": message, "reportingController": "karpenter", "regarding": {"name": about},
+        "deprecatedLastTimestamp": f"2026-01-01T00:00:{seconds:02}Z",
+    }  # fmt: skip
 
 
 def refused(message: str = FULL) -> dict[str, Any]:
@@ -46,8 +57,16 @@ class Api:
     fails: KubeError | None = None
     asked: list[str] = field(default_factory=list[str])
     """Field selectors."""
+    of_claims: list[dict[str, Any]] | KubeError = field(default_factory=list[dict[str, Any]])
+    """Events of NodeClaims, in the namespace `default`; or why they cannot be read."""
 
-    async def list_pages(self, _: Resource, *, field_selector: str, **__: Any) -> AsyncGenerator[Page]:
+    async def list_pages(self, _: Resource, *, namespace: str, field_selector: str, **__: Any) -> AsyncGenerator[Page]:
+        if namespace == "default":
+            self.asked.append(field_selector)
+            if isinstance(self.of_claims, KubeError):
+                raise self.of_claims
+            yield Page(self.of_claims)
+            return
         for page in self.pages or [[]]:
             self.asked.append(field_selector)
             if self.fails is not None:
@@ -60,10 +79,15 @@ class NotAutoscaled:
         return None
 
 
+class Autoscaled:
+    def provision_seconds(self, _: str) -> float:
+        return 600.0
+
+
 class Cluster:
     """Pods of one Model. Each wants a ResourceClaim from a template."""
 
-    def __init__(self, api: Api, *uids: str, age: int = 60) -> None:
+    def __init__(self, api: Api, *uids: str, age: int = 60, cold: object | None = None) -> None:
         now = START + timedelta(seconds=age)
         none = cast("Any", None)
         self.world = World(cast("Any", api), CONFIG, "s", none, now=lambda: now, ownership=LabelsSuffice())
@@ -71,7 +95,7 @@ class Cluster:
             self.see(uid)
         state = FleetState(self.world)
         state.starting.add("m")
-        self.reader = PendingPodEvents(self.world, state, cast("Any", NotAutoscaled()))
+        self.reader = PendingPodEvents(self.world, state, cast("Any", cold or NotAutoscaled()))
 
     def see(self, uid: str, *, claim: str | None = None, version: int = 1) -> None:
         """What the API server shows of the pod. `claim`: name of the one that was made."""
@@ -81,7 +105,7 @@ class Cluster:
         metadata = {"namespace": "chat", "name": f"p-{uid}", "uid": uid, "resourceVersion": str(version),
                     "labels": labels, "creationTimestamp": "2026-01-01T00:00:00Z"}  # fmt: skip
         spec = {"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "t"}], "containers": []}
-        status = {"phase": "Pending", "resourceClaimStatuses": made}
+        status = {"phase": "Pending", "resourceClaimStatuses": made, "conditions": [FULL_NODES]}
         self.world.pods.upsert({"metadata": metadata, "spec": spec, "status": status})
 
     def pod(self, uid: str) -> Pod:
@@ -143,3 +167,20 @@ async def test_what_cannot_be_read_ends_nothing_and_what_is_known_stays(monkeypa
     api.pages = [[refused("quotas are unreachable")]]
     await cluster.reader.check()
     assert (cluster.said("a"), cluster.pod("a").gated) == ("quotas are unreachable", False)
+
+
+async def test_a_stock_out_is_read_from_the_node_claims_with_one_request_for_all_pods() -> None:
+    nominated = karpenter("Nominated", "p-a", "Pod should schedule on: nodeclaim/spot-abc", 5)
+    failed = karpenter("InsufficientCapacityError", "spot-abc", NO_STOCK, 6)
+    api = Api([[nominated]], of_claims=[failed])
+    cluster = Cluster(api, "a", "b", cold=Autoscaled())
+    await cluster.reader.check()
+    assert {cluster.pod(uid).autoscaler_event for uid in "ab"} == {f"karpenter: {NO_STOCK}"}
+    assert sorted(api.asked) == ["regarding.kind=NodeClaim,type=Warning", "regarding.uid=a", "regarding.uid=b"]
+    api = Api([[nominated]], of_claims=KubeError("events is forbidden"))
+    cluster = Cluster(api, "a", cold=Autoscaled())
+    await cluster.reader.check()
+    assert cluster.pod("a").autoscaler_event == "karpenter: Pod should schedule on: nodeclaim/spot-abc"
+    api = Api([[karpenter("FailedScheduling", "p-a", "Failed to schedule pod, no instance type", 5)]])
+    await Cluster(api, "a", cold=Autoscaled()).reader.check()
+    assert api.asked == ["regarding.uid=a"], "nothing was announced"

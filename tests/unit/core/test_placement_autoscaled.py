@@ -11,7 +11,7 @@ from shoal.core.candidates import members, supplies
 from shoal.core.facts import Node, Pod
 from shoal.core.gpus import Usage
 from shoal.core.placement import ClassSupply, Demand, Held, Moves, NodeSupply, Placement, ReplicaState, plan
-from shoal.core.placement.autoscalerevents import PodEvent, last_event
+from shoal.core.placement.autoscalerevents import PodEvent, last_event, node_claims, of_node_claims
 from shoal.core.placement.backoff import observe
 from shoal.core.sizing import gpu_of
 from shoal.core.status import gpuclassstatus
@@ -252,6 +252,78 @@ def test_the_newest_event_of_an_autoscaler_is_shown_as_one_line() -> None:
     assert last_event([new, scheduler, old]) == "cluster-autoscaler: no stock"
     long = last_event([PodEvent("karpenter", "x" * 5000, None)])
     assert len(long or "") < 400, "an event is written by whoever may write in the namespace"
+
+
+# The words of Karpenter 1.x, of its AWS provider, and of Cluster Autoscaler.
+NO_OFFERING = (
+    'Failed to schedule pod, incompatible with nodepool "l4-spot", daemonset overhead={}, no instance type has the '
+    "required offering"
+)
+NO_STOCK = (
+    "NodeClaim spot-abc event: creating instance, insufficient capacity, with fleet error(s), "
+    "InsufficientInstanceCapacity: We currently do not have sufficient g6.12xlarge capacity in the Availability Zone "
+    "you requested (us-west-2b)."
+)
+
+
+def karpenter(reason: str, seconds: int, message: str = "", **more: Any) -> PodEvent:
+    return PodEvent("karpenter", message or NO_OFFERING, NOW + timedelta(seconds=seconds), reason, **more)
+
+
+def nominated(claim: str, seconds: int, **more: Any) -> PodEvent:
+    return karpenter("Nominated", seconds, f"Pod should schedule on: nodeclaim/{claim}", **more)
+
+
+def after(seconds: int, *events: PodEvent) -> str | None:
+    return last_event(events, now=NOW + timedelta(seconds=seconds), provision_seconds=600.0)
+
+
+def test_a_failure_is_told_beside_the_node_that_is_announced_after_it() -> None:
+    events = (karpenter("FailedScheduling", 0), nominated("spot-abc", 5))
+    coming = "karpenter: Pod should schedule on: nodeclaim/spot-abc"
+    assert after(30, *events) == f"{coming}; before that: karpenter: {NO_OFFERING}"
+    assert after(30, *events[1:]) == coming
+    assert after(30, nominated("spot-abc", 0), karpenter("FailedScheduling", 5)) == f"karpenter: {NO_OFFERING}"
+
+
+def test_a_node_that_was_announced_and_did_not_come_is_no_news() -> None:
+    late = "karpenter: Pod should schedule on: nodeclaim/spot-abc; that node did not come within 600 s"
+    assert after(605, nominated("spot-abc", 5)) == late
+    again = nominated("spot-abc", 590, first=NOW + timedelta(seconds=5))
+    assert after(605, again) == late, "Karpenter repeats it every two minutes"
+    failed = karpenter("FailedScheduling", 0)
+    assert after(605, failed, again) == f"karpenter: {NO_OFFERING}; after that: {late}"
+    anew = (nominated("spot-abc", 5), replace(failed, at=NOW + timedelta(seconds=300)), nominated("spot-def", 310))
+    assert "did not come" not in (after(605, *anew) or ""), "it counts from the failure on"
+    written = PodEvent("karpenter", "x", None, "Nominated")
+    assert after(605, written) == "karpenter: x", "an event without a time has no age"
+
+
+def test_a_stock_out_is_told_by_the_node_claim_and_not_by_the_pod() -> None:
+    """Karpenter deletes the NodeClaim, makes another, and announces that at the pod."""
+    no_stock = karpenter("InsufficientCapacityError", 6, NO_STOCK, about="spot-abc")
+    others = replace(no_stock, about="spot-xyz", message="another pod's")
+    untainted = karpenter("UnregisteredTaintMissing", 7, "Missing karpenter.sh/unregistered taint", about="spot-abc")
+    pod = [nominated("spot-abc", 5)]
+    assert node_claims([*pod, PodEvent("me", "nodeclaim/mine", NOW, "Nominated")]) == {"spot-abc"}
+    of_claims = of_node_claims([no_stock, others, untainted], node_claims(pod))
+    assert of_claims == [no_stock]
+    assert after(30, *pod, *of_claims) == f"karpenter: {NO_STOCK}"
+    pod.append(nominated("spot-def", 125))
+    assert after(130, *pod, *of_claims) == (
+        f"karpenter: Pod should schedule on: nodeclaim/spot-def; before that: karpenter: {NO_STOCK}"
+    )
+
+
+def test_cluster_autoscaler_tells_at_the_pod_that_its_scale_up_failed() -> None:
+    def event(reason: str, seconds: int, message: str) -> PodEvent:
+        return PodEvent("cluster-autoscaler", message, NOW + timedelta(seconds=seconds), reason)
+
+    triggered = event("TriggeredScaleUp", 10, "pod triggered scale-up: [{l4-spot 0->1 (max: 20)}]")
+    refused = event("NotTriggerScaleUp", 900, "pod didn't trigger scale-up: 1 in backoff after failed scale-up")
+    assert after(30, triggered) == f"cluster-autoscaler: {triggered.message}"
+    assert after(700, triggered) == f"cluster-autoscaler: {triggered.message}; that node did not come within 600 s"
+    assert after(905, triggered, refused) == f"cluster-autoscaler: {refused.message}"
 
 
 @pytest.mark.parametrize(
