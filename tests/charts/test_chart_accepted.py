@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.support.apiserver import ApiServer
 from tests.support.charts import CHART, SETS, helm, rendered
@@ -103,6 +104,34 @@ def test_an_install_that_could_not_run_the_node_cache_says_so(apiserver: ApiServ
     assert "cache.enabled=false" in said
     # (Other tests left objects there which no release owns: of those it may complain.)
     assert "pod security standard" not in tried(enabled=False)[1]
+
+
+def test_an_installation_with_autoscaling_begins_with_the_number_of_gateways_and_an_upgrade_keeps_the_clusters(
+    apiserver: ApiServer, namespace: str
+) -> None:
+    values = {"cache": {"enabled": False}, "gateway": {"replicas": 5, "autoscaling": {"enabled": True}}}
+
+    def gateways(name: str, *more: str) -> dict[str, Any]:
+        done = helm("template", "shoal", str(CHART), "--namespace", name, *more, values=values)
+        assert done.returncode == 0, done.stderr
+        return next(
+            o
+            for o in yaml.safe_load_all(done.stdout)
+            if o and (o["kind"], o["metadata"]["name"]) == ("StatefulSet", "shoal-gateway")
+        )
+
+    with_cluster = ("--dry-run=server", "--kubeconfig", str(apiserver.kubeconfig))
+    found = gateways("shoal-scaled", *with_cluster)
+    assert found["spec"]["replicas"] == 5
+    own = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shoal-scaled"}}
+    found["spec"]["replicas"] = 7  # as the autoscaler has it
+    done = apiserver.apply(own, found)
+    assert done.returncode == 0, done.stderr
+    try:
+        assert gateways("shoal-scaled", *with_cluster, "--is-upgrade")["spec"]["replicas"] == 7
+        assert "replicas" not in gateways("shoal-scaled")["spec"], "a sync of Argo CD would write it again and again"
+    finally:
+        apiserver.run("delete", "statefulset", "shoal-gateway", "-n", "shoal-scaled")
 
 
 @pytest.mark.parametrize(

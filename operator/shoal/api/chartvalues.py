@@ -233,7 +233,8 @@ class ExtProcValues(Section):
 
 class GatewayValues(PodValues):
     replicas: int = Field(default=2, ge=1)
-    """Number of pods. With `gateway.autoscaling` only the number at installation."""
+    """Number of pods. With `gateway.autoscaling` only the number at installation by Helm; tools that render the chart
+    without a cluster (Argo CD) start with one, and need a setting when it is turned on (docs/gitops.md)."""
     autoscaling: GatewayAutoscaling = GatewayAutoscaling()
     """Number of gateways by their load."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
