@@ -333,6 +333,24 @@ def test_the_shortest_model_is_stored_as_it_was_written(apiserver: ApiServer) ->
     assert apiserver.json("get", "model", "m")["spec"] == MODEL["spec"]
 
 
+def test_a_scale_is_read_once_the_model_has_its_lower_limit(apiserver: ApiServer) -> None:
+    """As docs/scaling.md says, with the API server's words: no default is stored for it."""
+    apiserver.apply(MODEL)
+    get = ("get", "model", "m", "--subresource=scale", "-o", "jsonpath={.spec.replicas}")
+    compared = ("scale", "model/m", "--replicas=2", "--current-replicas=0")
+    absent = 'the spec replicas field ".spec.scaling.minReplicas" does not exist'
+    assert absent in apiserver.run(*get).stderr
+    assert absent in apiserver.run(*compared).stderr
+    assert absent in " ".join((REPOSITORY / "docs" / "scaling.md").read_text().split())
+
+    apiserver.kubectl("scale", "model/m", "--replicas=0")
+    assert apiserver.json("get", "model", "m")["spec"]["scaling"] == {"minReplicas": 0}
+    apiserver.kubectl(*get)
+    apiserver.kubectl(*compared)
+    assert apiserver.kubectl(*get) == "2"
+    apiserver.kubectl("delete", "model", "m")
+
+
 def test_static_defaults_are_stored(apiserver: ApiServer) -> None:
     apiserver.apply(
         changed(
