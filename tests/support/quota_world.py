@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shoal.api.demand import TenantUse
-from shoal.core.quota.limits import Cost, Limit, Limits
+from shoal.core.quota.limits import Cost, Limit, Limits, Over
 from shoal.core.quota.peerusage import GatewayPeer, GatewayPeers
 from shoal.core.quota.window import WINDOW_SECONDS
 from shoal.gateway.tenantdemand import TenantUsageState
@@ -88,6 +88,8 @@ class World:
         self.cut_off: set[tuple[str, str]] = set()
         """Pods whose stream is down: from, to."""
         self.passed = 0
+        self.over: Over | None = None
+        """Why the last request was refused; None: it passed."""
         self._pods = self._requests = 0
         for _ in range(gates):
             self.join()
@@ -128,7 +130,7 @@ class World:
         own = gate.process.used(self.limit, now)
         cost = Cost(tokens)
         peers = self.peers(gate)
-        over = account.reserve(now, cost, lambda: peers)
+        over = self.over = account.reserve(now, cost, lambda: peers)
         share = account._shares[self.limit]  # pyright: ignore[reportPrivateUsage]
         if share.since == now:
             gate.renewed, gate.heard, gate.own = now, knows, own

@@ -302,23 +302,27 @@ async def test_a_client_that_sends_one_request_after_the_other_gets_all_of_its_l
         assert error["message"].startswith("You have reached your limit on requests per minute: limit 8, used 8.")
 
 
-def elsewhere(it: GatewayUnderTest, reported_at: float) -> list[GatewayPeer]:
+def elsewhere(it: GatewayUnderTest, reported_at: float, **limits: int) -> list[GatewayPeer]:
     """Another gateway that has one request of the tenant, whose limit that is."""
     others = [GatewayPeer("g1", reported_at)]
     it.app.quotas._read_peers = lambda: others  # pyright: ignore[reportPrivateUsage]
-    limit(it, limits={"concurrentRequests": 1})
+    limit(it, limits=limits or {"concurrentRequests": 1})
     it.app.demand.tenants.peer_reported("g1", "g1", {})
-    it.app.demand.tenants.peer_reported("g1", "g1", {"acme": TenantUse(in_flight=1)})
+    it.app.demand.tenants.peer_reported("g1", "g1", {"acme": TenantUse(in_flight=1, reserved_tokens=1000)})
     return others
 
 
-async def test_a_request_waits_until_it_is_known_that_those_at_other_gateways_have_ended(tmp_path: Path):
+@pytest.mark.parametrize("limits", [{"concurrentRequests": 1}, {"tokensPerMinute": 1050}], ids=["places", "tokens"])
+async def test_a_request_waits_until_it_is_known_that_those_at_other_gateways_have_ended(
+    tmp_path: Path, limits: dict[str, int]
+):
     async with gateway(tmp_path, ScriptedEngine()) as it:
-        elsewhere(it, it.app.quotas.clock())
+        others = elsewhere(it, it.app.quotas.clock(), **limits)
         waiting = asyncio.create_task(served(it))
         await asyncio.sleep(0.2)
         assert not waiting.done()
-        it.app.demand.tenants.peer_reported("g1", "g1", {"acme": TenantUse()})
+        it.app.demand.tenants.peer_reported("g1", "g1", {"acme": TenantUse(tokens=100)})
+        others[:] = [GatewayPeer("g1", it.app.quotas.clock() + 1.6)]
         async with asyncio.timeout(2):
             await waiting
         assert it.metric("shoal_gateway_share_waits_total") == 1

@@ -371,13 +371,11 @@ class Account:
         if missing <= 0:
             return self._refuse(limit, "share", now, amount, peers, ROUND_SECONDS)
         if limit == "budget":
-            after = RETRY_AFTER_MAX_SECONDS
-        elif limit == "concurrent":
-            why: Why = "elsewhere" if missing <= self.peer_usage.reported_in_flight(peers) else "over"
-            return self._refuse(limit, why, now, amount, peers, RUNNING_RETRY_SECONDS)
-        else:
-            after = self._frees(limit, now, missing)
-        return self._refuse(limit, "over", now, amount, peers, after)
+            return self._refuse(limit, "over", now, amount, peers, RETRY_AFTER_MAX_SECONDS)
+        ends = limit != "requests" and missing <= self.peer_usage.may_have_ended(limit, peers)
+        why: Why = "elsewhere" if ends else "over"
+        after = RUNNING_RETRY_SECONDS if limit == "concurrent" else self._frees(limit, now, missing)
+        return self._refuse(limit, why, now, amount, peers, after)
 
     def _frees(self, limit: Limit, now: float, missing: int) -> int:
         """Seconds until `missing` has left the window."""
