@@ -13,7 +13,7 @@ from typing import Final
 
 from shoal.core.hold.capacity import Allowance, share_of
 from shoal.core.hold.fair import FairQueue
-from shoal.core.hold.limits import Bound, Held, expected_wait, over, retry_after
+from shoal.core.hold.limits import Bound, Held, expected_wait, may_come, over, retry_after
 from shoal.core.hold.retries import RetryBudget
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.resolve import DeadEnd, ServedModel
@@ -64,18 +64,24 @@ class HoldQueue:
     @property
     def expected_seconds(self) -> float | None:
         """Seconds until the Model's first replica is ready, if it has none; None: unknown."""
+        ages = self._ages
+        return None if ages is None else expected_wait(self.model.cold_start_seconds, ages)
+
+    @property
+    def starts(self) -> bool:
+        """The Model has no replica, and one may soon come."""
+        ages = self._ages
+        return ages is not None and may_come(self.model.cold_start_seconds, ages)
+
+    @property
+    def _ages(self) -> list[float | None] | None:
+        """Of the pods that may become the first replica; None: there is one."""
         holds = self._holds
         starting = holds.fleet.starting(holds.directory.snapshot, self.model)
         if starting is None:
             return None
         now = datetime.now(UTC)
-        ages = (None if pod.created is None else (now - pod.created).total_seconds() for pod in starting)
-        return expected_wait(self.model.cold_start_seconds, ages)
-
-    @property
-    def starts(self) -> bool:
-        """The Model has no replica, and one may come."""
-        return self._holds.fleet.starting(self._holds.directory.snapshot, self.model) is not None
+        return [None if pod.created is None else (now - pod.created).total_seconds() for pod in starting]
 
     def enter(self, ticket: Ticket) -> None:
         """

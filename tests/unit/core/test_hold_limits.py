@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from shoal.api.model import Model
-from shoal.core.hold.limits import Held, Limits, expected_wait, longest_wait, over, retry_after
+from shoal.core.hold.limits import Held, Limits, expected_wait, longest_wait, may_come, over, retry_after
 from shoal.core.routing.resolve import DeadEnd, ServedModel, served_model
 
 
@@ -130,3 +130,20 @@ def test_the_cold_start_is_that_of_the_class_that_wakes(variants: list[dict[str,
 )
 def test_the_conditions_tell_whether_waiting_is_of_use(told: dict[str, str], end: DeadEnd | None):
     assert served({"conditions": [condition("Accepted", "True", "Valid"), told]}).dead_end == end
+
+
+@pytest.mark.parametrize(
+    ("cold_start", "ages", "found"),
+    [
+        (20.0, [], True),
+        (20.0, [None], True),
+        (20.0, [70.0], True),
+        (20.0, [5.0, 71.0], False),
+        (None, [1_800.0], True),
+        (None, [1_801.0], False),
+    ],
+)
+def test_a_pod_that_takes_much_longer_than_measured_does_not_come(
+    cold_start: float | None, ages: list[float | None], found: bool
+) -> None:
+    assert may_come(cold_start, ages) is found

@@ -796,6 +796,19 @@ async def test_a_canary_that_only_starts_is_not_halted(tmp_path: Path, cold_star
         assert [(halt.bad, halt.of) for halt in it.app.canaries.halts.values()] == [(3, 3)]
 
 
+async def test_a_canary_whose_pod_never_becomes_ready_has_failed(tmp_path: Path):
+    """Its image is broken, say: the pod is there, and starts again and again."""
+    rule = {**CANARY, "fallback": {"targets": [target("llama")], "whenWaitSeconds": 1}}
+    async with two_models(tmp_path, ScriptedEngine(), ScriptedEngine(), rule) as it:
+        limits = Limits(max_requests=9, timeout_seconds=60.0, max_tenant_percent=100)
+        it.models["chat/other"] = dataclasses.replace(OTHER, limits=limits, cold_start_seconds=20.0)
+        long_ago = datetime.now(UTC) - timedelta(seconds=71)
+        it.pods["chat/llama-2"] = replica(2, model=OTHER, ready=False, created=long_ago)
+        it.changed()
+        await asyncio.gather(*(ask(it) for _ in range(3)))
+        assert [(halt.bad, halt.of) for halt in it.app.canaries.halts.values()] == [(3, 3)]
+
+
 async def test_a_canary_whose_replicas_are_too_busy_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     rule = {**CANARY, "fallback": {"targets": [target("llama")], "whenWaitSeconds": 1}}
     async with two_models(tmp_path, ScriptedEngine(), ScriptedEngine(), rule) as it:

@@ -7,6 +7,8 @@ from typing import Final, Literal
 COLD_START_FACTOR: Final = 2.0
 COLD_START_EXTRA_SECONDS: Final = 30.0
 """A request waits for at most two measured cold starts and this."""
+UNMEASURED_START_SECONDS: Final = 1800.0
+"""A first start of a large model, with the download of its weights, takes less."""
 RETRY_AFTER_UNKNOWN_SECONDS: Final = 30
 RETRY_AFTER_MAX_SECONDS: Final = 60
 """Clients ignore a longer Retry-After."""
@@ -66,6 +68,16 @@ def retry_after(cold_start_seconds: float | None, waking_seconds: float) -> int:
         return RETRY_AFTER_UNKNOWN_SECONDS
     left = cold_start_seconds - waking_seconds
     return max(1, min(RETRY_AFTER_MAX_SECONDS, int(left) + (left > int(left))))
+
+
+def may_come(cold_start_seconds: float | None, ages: Iterable[float | None]) -> bool:
+    """Whether a Model that has no replica may soon have its first: no pod has had twice the measured cold start and
+    30 s without becoming one. `ages`: as of `expected_wait`."""
+    if cold_start_seconds is None:
+        most = UNMEASURED_START_SECONDS
+    else:
+        most = COLD_START_FACTOR * cold_start_seconds + COLD_START_EXTRA_SECONDS
+    return max((age for age in ages if age is not None), default=0.0) <= most
 
 
 def expected_wait(cold_start_seconds: float | None, ages: Iterable[float | None]) -> float | None:
