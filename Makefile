@@ -118,7 +118,7 @@ storm-tenants: setup models ## Gateways and the ledger are killed under load; fa
 	@$(RUN) python -m tests.storm.tenants --kills $(strip $(KILLS)) --seed $(strip $(SEED))
 
 .PHONY: bench
-bench: setup ## Print the figures: gateway beside Envoy and smg, sizing, packing, cache, fetching, lab, operator
+bench: setup ## Print the figures: gateway beside Envoy and smg, routing, sizing, packing, cache, fetching, lab, operator (SHOAL_TRACES=folder of the traces)
 	@$(UV) sync --frozen --quiet --group bench
 	@$(RUN) --group bench python -m tests.bench
 

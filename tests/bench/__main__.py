@@ -16,7 +16,8 @@ BENCHES = {
     "bench_routing --held-out": "the same over traffic by which no weight was chosen: the table of docs/routing.md",
     "routing_closed": "the same with clients that wait for each answer, behind prompts that no single cache holds",
     "bench_routing --cost": "CPU and memory of what a gateway knows of prefix caches, and a gateway that starts again",
-    "bench_replicas": "rules of routing on four real engines, beside smg; needs images/engine-cpu/install.sh",
+    "bench_replicas --traffic chat prompts unique mooncake adapters adapters-zipf": "rules of routing on four real "
+    "engines, beside smg; needs images/engine-cpu/install.sh",
     "bench_rollouts": "rollouts of the gateways under keep-alive clients: resets",
     "bench_advise": "how near advice comes to the truth of the engine model, and what it costs a request",
     "bench_transport": "what mutual TLS costs the gateway and beside each engine, side by side",

@@ -1,6 +1,6 @@
 """What routing is worth: time to first token, prefix hits and throughput by routing rule, over traffic with and without
-structure. Virtual time; the rules of other routers are models of them. The folder in SHOAL_TRACES has
-engine_params_llama31_8b.json and the traces. Without it nothing is compared.
+structure. Virtual time; the rules of other routers are models of them. The folder in SHOAL_TRACES has the traces. Rows
+of a trace that is not there are left out.
 
 `--held-out`: the same over traffic, seeds and engines by which no weight was chosen, several seeds each
 (routing_heldout.py).
@@ -10,9 +10,10 @@ import argparse
 import math
 import os
 import random
+import statistics
 import time
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from tests.bench.routing_policies import Report, Rule, uid_of
 from tests.bench.scaling_engine import Params, params
 
 TRACES = Path(os.environ.get("SHOAL_TRACES") or "traces")
+CONVERSATION, SYNTHETIC = "mooncake_conversation_trace.jsonl", "mooncake_synthetic_trace.jsonl"
+CODE = "azure_llm_2023_code.csv"
 REPORT_SECONDS = 1.0
 """Between two reports of an agent; a queue that begins or a jump of the KV cache is reported sooner."""
 SOON_SECONDS = 0.5
@@ -125,7 +128,7 @@ def replay(
 
 def _params(fleet: Fleet, number: int) -> Params:
     gpu, _, size = fleet.gpus[number].partition("/")
-    found = params(TRACES, gpu)
+    found = params(gpu)
     if size:
         found = _SIZES[size](found)
     return found.scaled(2.0) if number in fleet.slow else found
@@ -218,7 +221,7 @@ def loads(count: int, gateways: int, seed: int = 3) -> dict[str, tuple[list[Aske
     l40s = ("l40s:bfloat16",) * 8
     h100 = "h100_sxm:bfloat16"
     found: dict[str, tuple[list[Asked], Fleet]] = {}
-    if (TRACES / "mooncake_conversation_trace.jsonl").exists():
+    if (TRACES / CONVERSATION).exists():
         found["Mooncake conversation"] = (mooncake(TRACES, 4 * count, 1.0, gateways, seed=seed + 4), Fleet((h100,) * 6))
     chat = conversations(
         count,
@@ -303,9 +306,9 @@ def held_out(count: int, gateways: int, seed: int) -> dict[str, tuple[list[Asked
         ),
         "40 replicas, chat": (heldout.chat(150.0)(3 * count, gateways, seed), Fleet((l40s,) * 40)),
     }
-    if (TRACES / "azure_llm_2023_code.csv").exists():
+    if (TRACES / CODE).exists():
         found["Azure code, unique"] = (heldout.coding(TRACES, 6.0)(count, gateways, seed), eight)
-    if (TRACES / "mooncake_synthetic_trace.jsonl").exists():
+    if (TRACES / SYNTHETIC).exists():
         found["Mooncake synthetic"] = (heldout.questions(TRACES, 1.0)(4000, gateways, seed), Fleet((h100,) * 6))
     return found
 
@@ -345,18 +348,32 @@ def compare(options: argparse.Namespace, chosen: dict[str, Callable[[int, int], 
 
 
 def _knowledge(gateways: int, rows: dict[str, dict[str, list[Result]]]) -> None:
-    """What the kinds of knowledge of prefix caches are worth: median and hits of Shoal's rules."""
-    names = [rule for rule in RULES if rule.startswith("Shoal") or rule == "ideal"]
+    """What the kinds of knowledge of prefix caches are worth: median and hits of the rules that have some, and what
+    `Shoal` has in the mean and in throughput."""
+    known = ("smg", "Shoal", "ideal")
+    names = [rule for rule in RULES if rule.startswith(known) and all(rule in found for found in rows.values())]
     print(f"\n{gateways} gateways: p50 of the TTFT in seconds, and prompt tokens from the cache")
-    print(f"| traffic | {' | '.join(names)} |")
-    print(f"|---|{'---|' * len(names)}")
+    print(
+        "'tokens/s' is throughput of Shoal to that of smg's least_load, 'mean' its mean TTFT to that of the best other."
+    )
+    print(f"| traffic | {' | '.join(names)} | tokens/s | mean |")
+    print(f"|---|{'---|' * (2 + len(names))}")
     for name, found in rows.items():
         cells = [
-            f"{sum(one.p50 for one in each) / len(each):.3f}, {100 * sum(one.hit for one in each) / len(each):.0f} %"
-            for each in (found.get(rule) for rule in names)
-            if each
+            f"{_mean(one.p50 for one in found[rule]):.3f}, {100 * _mean(one.hit for one in found[rule]):.0f} %"
+            for rule in names
         ]
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        ours, least_load = found.get("Shoal", []), found.get("smg least_load (model)", [])
+        others = [
+            each for rule, each in found.items() if not rule.startswith("Shoal,") and rule not in ("Shoal", "ideal")
+        ]
+        speeds = [a.tokens_per_second / b.tokens_per_second for a, b in zip(ours, least_load, strict=False)]
+        means = [one.mean / min(other[at].mean for other in others) for at, one in enumerate(ours) if others]
+        print(f"| {name} | {' | '.join(cells)} | {_spread(speeds, 2)} | {_spread(means, 2)} |", flush=True)
+
+
+def _mean(values: Iterable[float]) -> float:
+    return statistics.fmean(values)
 
 
 def _spread(values: Sequence[float], digits: int) -> str:
@@ -421,7 +438,7 @@ def _restarted(traffic: str, gateways: int) -> str:
     )
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--gateways", type=int, nargs="+", default=[2, 8])
@@ -430,11 +447,11 @@ def main() -> None:
     parser.add_argument("--held-out", action="store_true", help="traffic by which no weight was chosen")
     parser.add_argument("--seeds", type=int, nargs="+", default=[101, 102, 103], help="of the part --held-out")
     parser.add_argument("--cost", action="store_true", help="CPU, memory, and a gateway that starts again")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     random.seed(1)
-    if not (TRACES / "engine_params_llama31_8b.json").exists():
-        print("routing: engine parameters are not there; name their folder in SHOAL_TRACES")
-        return
+    for trace in (CONVERSATION, CODE, SYNTHETIC) if options.held_out else () if options.cost else (CONVERSATION,):
+        if not (TRACES / trace).exists():
+            print(f"routing: {trace} is not in the folder that SHOAL_TRACES names, so its rows are left out")
     if options.cost:
         costs()
         return

@@ -15,11 +15,11 @@ admitted when its prompt and its whole answer fit into the KV cache, so that not
 """
 
 import heapq
-import json
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from pathlib import Path
+
+from shoal_dev.sim.args import engine_params
 
 H0, HB = 1.0, 0.01
 MAX_RUNNING = 256
@@ -63,9 +63,9 @@ class Params:
         )
 
 
-def params(folder: Path, gpu: str) -> Params:
-    """Of a GPU and a data type, such as `l40s:bfloat16`, from `engine_params_llama31_8b.json` in `folder`."""
-    found = json.loads((folder / "engine_params_llama31_8b.json").read_text())[gpu]
+def params(gpu: str) -> Params:
+    """Of a GPU and a data type, such as `l40s:bfloat16`: those of the simulator."""
+    found = engine_params()[gpu]
     return Params(
         found["t0"],
         found["t1"],

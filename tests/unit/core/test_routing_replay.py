@@ -24,7 +24,7 @@ SIMPLE = ("round robin", "least in flight")
 
 @pytest.fixture(autouse=True)
 def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "params", lambda _folder, _gpu: L40S)
+    monkeypatch.setattr(bench, "params", lambda _gpu: L40S)
     monkeypatch.setattr(bench, "TRACES", Path("no-traces"))
 
 
