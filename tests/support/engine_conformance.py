@@ -339,7 +339,7 @@ class Conformance:
         wire = self._wire()
         for endpoint in wire.reshaped:
             try:
-                wire.reshape(self._call(None, endpoint), "nonsense", Ranking("mine", None, False))
+                wire.reshape(self._call(None, endpoint), "nonsense", Ranking("mine", None, False, 1))
             except (AnswerGarbled, NotHere):
                 continue
             raise AssertionError(f"{endpoint}: nonsense passes for an answer")

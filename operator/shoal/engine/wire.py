@@ -5,7 +5,7 @@ replicas of both. It prepares one body per request, in SGLang's words and with `
 the engine's body of it by a few edits of bytes, without decoding it again. `wires.py` has the wires by type of engine.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from shoal.core.enginedifferences import EngineDifferences
@@ -95,6 +95,16 @@ class Ranking(NamedTuple):
     """None: all."""
     documents: bool
     """With the texts."""
+    pairs: int
+    """Texts that were sent, each with the query."""
+
+    def complete(self, indices: Iterable[object]) -> None:
+        """Raises AnswerGarbled where the indices of an answer's results are not those of all texts, each once: clients
+        pair results with texts by them, and all texts are billed."""
+        found = list(indices)
+        numbers = [index for index in found if type(index) is int]
+        if len(numbers) != len(found) or sorted(numbers) != list(range(self.pairs)):
+            raise AnswerGarbled("The engine's answer does not have one result for each text that was sent.")
 
 
 class Wire(Protocol):

@@ -816,6 +816,7 @@ class GatewayRequest:
             content_type=content_type,
             top_n=fields.get("top_n"),
             documents=fields.get("return_documents") is not False,
+            pairs=len(pairs_of(fields)[1]) if self._engine_path in PAIRS else 0,
             plain=form is not None and fields.get("response_format") == "text",
             added=added_of(self._engine_path, fields),
             salted=salt is not None and needs_salt(self._engine_path, model),

@@ -111,7 +111,7 @@ def _reshaped(prepared: Prepared, wire: Wire, call: EngineCall, body: bytes) -> 
         decoded: object = orjson.loads(body)
     except orjson.JSONDecodeError:
         decoded = None
-    ranking = Ranking(prepared.model_name, prepared.top_n, prepared.documents)
+    ranking = Ranking(prepared.model_name, prepared.top_n, prepared.documents, prepared.pairs)
     try:
         answer, tokens = wire.reshape(call, decoded, ranking)
     except AnswerGarbled as garbled:

@@ -103,6 +103,18 @@ async def test_an_answer_that_is_no_list_does_not_reach_the_client(tmp_path: Pat
         assert (data.outcome, data.status, data.count_source) == ("failed", 502, "estimated")
 
 
+@pytest.mark.parametrize("indices", [[], [2, 0], [0, 0, 1], [0, 1, 3], [0, 1, None], [0, 1, 2, 2], [False, True, 2]])
+async def test_a_list_without_one_result_for_each_document_is_an_engine_error(tmp_path: Path, indices: list[Any]):
+    """All three would be billed. `top_n` does not excuse it: the missing document may be the best."""
+    found = [{"index": index, "score": 0.5, "meta_info": {"prompt_tokens": 5}} for index in indices]
+    async with gateway(tmp_path, Ranker(json.dumps(found).encode())) as it:
+        rerankers(it)
+        response = await it.post({**ASKED, "top_n": 1}, RERANK)
+        assert (response.status, (await response.json())["error"]["code"]) == (502, "bad_answer")
+        data = (await it.records())[0].data
+        assert (data.outcome, data.status, data.count_source) == ("failed", 502, "estimated")
+
+
 async def test_a_replica_that_is_full_leaves_it_to_another(tmp_path: Path):
     full = Ranker(b'{"object":"error","message":"The request queue is full.","code":503}', 503)
     free = Ranker(ranked((0, 0.5, 6), (1, 0.2, 6), (2, 0.1, 6)))
@@ -127,7 +139,7 @@ async def test_the_engines_own_refusal_shows_nothing_of_it(tmp_path: Path):
 
 
 async def test_documents_may_be_objects_with_a_text(tmp_path: Path):
-    engine = Ranker(ranked((0, 0.5, 6)))
+    engine = Ranker(ranked((0, 0.5, 6), (1, 0.2, 6)))
     async with gateway(tmp_path, engine) as it:
         rerankers(it)
         response = await it.post({**ASKED, "documents": [{"text": "one"}, "two"], "max_chunks_per_doc": None}, RERANK)

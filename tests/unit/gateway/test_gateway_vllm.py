@@ -270,6 +270,22 @@ async def test_what_the_engine_would_ignore_is_refused_by_name(tmp_path: Path, p
         assert not engine.requests
 
 
+@pytest.mark.parametrize("indices", [[], [0], [1, 1], [0, 2], [0, None], [0, 1, 2]])
+@pytest.mark.parametrize(("path", "name"), [("/v1/rerank", "results"), ("/v1/score", "data")])
+async def test_a_reranker_that_does_not_answer_for_each_text_is_an_error_of_the_engine(
+    tmp_path: Path, path: str, name: str, indices: list[int | None]
+):
+    async def miscounts(request: EngineRequest) -> None:
+        found = [{"index": index, "score": 0.5, "relevance_score": 0.5} for index in indices]
+        await request.answer(200, compact({"model": request.model, name: found, "usage": {"prompt_tokens": 9}}))
+
+    async with gateway(tmp_path, ScriptedEngine(miscounts)) as it:
+        runs_vllm(it, 1)
+        texts = {"documents" if path == "/v1/rerank" else "items": ["one", "two"]}
+        response = await it.post({"model": "llama", "query": "q", **texts}, path)
+        assert (response.status, (await response.json())["error"]["code"]) == (502, "bad_answer")
+
+
 # --- scores by the tokens of labels -----------------------------------------------------------------------------------
 
 LOGS = [{"token_id:7": -0.5, "token_id:300": -2.0, "token_id:301": -3.0}, {"token_id:300": -1.0, "token_id:301": -4.0}]

@@ -139,9 +139,11 @@ class SGLangWire:
         list has no usage: each document has the prompt tokens of its pair."""
         if not isinstance(answer, list) or not all(isinstance(item, dict) for item in cast(list[object], answer)):
             raise AnswerGarbled("The engine's answer is no ranked list.")
+        items = cast(list[dict[str, Any]], answer)
+        ranking.complete(item.get("index") for item in items)
         results: list[dict[str, Any]] = []
         total: int | None = 0
-        for item in cast(list[dict[str, Any]], answer):
+        for item in items:
             tokens = _tokens(item.get("meta_info"))
             total = None if total is None or tokens is None else total + tokens
             result: dict[str, Any] = {"index": item.get("index"), "relevance_score": item.get("score")}

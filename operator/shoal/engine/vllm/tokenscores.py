@@ -12,15 +12,13 @@ import orjson
 
 from shoal.core.fields.pairs import pairs_of
 from shoal.core.fields.table import SCORE
-from shoal.engine.wire import AnswerGarbled, EngineCall
+from shoal.engine.wire import AnswerGarbled, EngineCall, Ranking
 
 MOST_BYTES: Final = 4 * 2**20
 """Of all prompts of a request, each with the query."""
 MOST_LABELS: Final = 20
 """Its --max-logprobs, where nothing else is said."""
 _OPTIONS: Final = ("apply_softmax", "temperature", "return_token_logprobs")
-_COUNT: Final = "count"
-"""Number of items: the answer must have as many choices."""
 _MARK: Final = b',"label_token_ids":'
 _PLACEHOLDER: Final = "token_id:"
 
@@ -35,8 +33,7 @@ def options(fields: Mapping[str, Any]) -> bytes | None:
     labels = fields["label_token_ids"]
     if not few_labels(labels):
         return None
-    chosen = {name: v for name in _OPTIONS if (v := fields.get(name)) is not None}
-    asked = {"label_token_ids": labels, _COUNT: len(pairs_of(fields)[1]), **chosen}
+    asked = {"label_token_ids": labels, **{name: v for name in _OPTIONS if (v := fields.get(name)) is not None}}
     return b"," + orjson.dumps(asked)[1:-1]
 
 
@@ -70,7 +67,7 @@ def encode(body: bytes, call: EngineCall) -> bytes:
     )
 
 
-def scored(answer: Mapping[str, Any], call: EngineCall, model_name: str) -> dict[str, Any]:
+def scored(answer: Mapping[str, Any], call: EngineCall, ranking: Ranking) -> dict[str, Any]:
     """The answer of /v1/score. Raises AnswerGarbled, also where it does not tell of each item."""
     wanted = _options(call)
     names = [f"{_PLACEHOLDER}{label}" for label in wanted["label_token_ids"]]
@@ -78,16 +75,14 @@ def scored(answer: Mapping[str, Any], call: EngineCall, model_name: str) -> dict
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])
         rows = [choice["logprobs"]["top_logprobs"][0] for choice in choices]
         logs = [[float(row[name]) for name in names] for row in rows]
-        complete = [choice["index"] for choice in choices] == list(range(wanted[_COUNT]))
     except (KeyError, IndexError, TypeError, ValueError):
         raise AnswerGarbled("The engine's answer has no probabilities of the labels.") from None
-    if not complete:
-        raise AnswerGarbled("The engine's answer does not have one score for each item.")
+    ranking.complete(choice["index"] for choice in choices)
     soft, temperature = bool(wanted.get("apply_softmax")), float(wanted.get("temperature") or 1)
     return {
         "scores": [_softmax(row, temperature) if soft else [math.exp(log) for log in row] for row in logs],
         "token_logprobs": logs if wanted.get("return_token_logprobs") else None,
-        "model": model_name,
+        "model": ranking.model_name,
         "object": "scoring",
     }
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Final, cast
 
@@ -357,17 +358,20 @@ class VLLMWire:
             raise NotHere("wrong_model")
         tokens = _prompt_tokens(given.get("usage"))
         if tokenscores.asked(call):
-            return tokenscores.scored(given, call, ranking.model_name), tokens
+            return tokenscores.scored(given, call, ranking), tokens
         if call.endpoint == RERANK:
             return _ranked(given, ranking), tokens
         items = _objects(given.get("data"))
-        scores = [[item.get("score")] for item in sorted(items, key=_index)]
+        ranking.complete(item.get("index") for item in items)
+        scores = [[item.get("score")] for item in sorted(items, key=itemgetter("index"))]
         return {"scores": scores, "model": ranking.model_name, "object": "scoring"}, tokens
 
 
 def _ranked(given: Mapping[str, Any], ranking: Ranking) -> dict[str, Any]:
+    items = _objects(given.get("results"))
+    ranking.complete(item.get("index") for item in items)
     results: list[dict[str, Any]] = []
-    for item in _objects(given.get("results"))[: ranking.top_n]:
+    for item in items[: ranking.top_n]:
         result: dict[str, Any] = {"index": item.get("index"), "relevance_score": item.get("relevance_score")}
         document: object = item.get("document")
         text = cast(dict[str, Any], document).get("text") if isinstance(document, dict) else None
@@ -381,13 +385,6 @@ def _objects(value: object) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in cast(list[object], value)):
         raise AnswerGarbled("The engine's answer is no list of results.")
     return cast(list[dict[str, Any]], value)
-
-
-def _index(item: Mapping[str, Any]) -> int:
-    index: object = item.get("index")
-    if type(index) is not int:
-        raise AnswerGarbled("A result of the engine has no index.")
-    return index
 
 
 def _prompt_tokens(usage: object) -> int | None:
