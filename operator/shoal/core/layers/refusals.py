@@ -71,7 +71,9 @@ REFUSALS: Final[Mapping[str, LayerAdvice]] = {
     "unsupported_dimensions": _UNSUPPORTED,
     "audio_not_supported": _UNSUPPORTED,
     "length_not_known": _client("Send the recording in a format whose length can be measured."),
-    "wrong_endpoint": _client("Use the endpoint that the message names."),
+    "wrong_endpoint": _client(
+        "Use an endpoint that the message offers. If it offers none, use a model or an engine that has this one."
+    ),
     "unknown_path": _client("Correct the URL."),
     "method_not_allowed": _client("Use the method that the message names."),
     "adapter_unusable": _fault(Layer.ARTIFACT, "Correct the adapter: `shoal why adapter/NAME`."),
