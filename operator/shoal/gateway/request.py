@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import structlog
@@ -861,7 +862,8 @@ class GatewayRequest:
             headers,
             size,
             lambda: conversation_of(fields),
-            lambda: media_size(fields).text_bytes(size) if self._engine_path == CHAT else size,
+            # Asked by each rule for lengths; reading media takes long.
+            cache(lambda: media_size(fields).text_bytes(size) if self._engine_path == CHAT else size),
         )
 
         def usable(ref: TargetRef) -> bool:

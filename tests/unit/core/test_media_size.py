@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from shoal.core.fields import mediasize
+from shoal.core.fields.media import MOST_MEDIA
 from shoal.core.fields.mediasize import (
     LEAST_IMAGE_TOKENS,
     MOST_IMAGE_TOKENS,
@@ -58,6 +60,39 @@ def test_a_second_of_sound_is_fifty_tokens() -> None:
     data = data_url("audio/wav", wav(3.0))
     sound = {"type": "input_audio", "input_audio": {"data": data.partition(",")[2], "format": "wav"}}
     assert tokens(sound, {"type": "audio_url", "audio_url": {"url": data}}) == 300
+
+
+def reads_of(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
+    """The types of files that are read from here on."""
+    found: list[str] = []
+    read = getattr(mediasize, name)
+
+    def counted(kind: str, data: bytes) -> Any:
+        found.append(kind)
+        return read(kind, data)
+
+    monkeypatch.setattr(mediasize, name, counted)
+    return found
+
+
+def test_more_images_than_a_check_lets_pass_are_not_read_and_count_as_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A route asks before the check, and native APIs of providers take more."""
+    read = reads_of(monkeypatch, "image_size")
+    size = media_size(chat(*[image(data_url("image/png", png(800, 700)))] * 100))
+    assert (size.images, size.tokens, len(read)) == (100, 71_400, MOST_MEDIA)
+
+
+@pytest.mark.parametrize(("data", "most"), [(b"RIFF", 1), (wav(500.0, rate=8000), 2)])
+def test_no_sound_is_read_after_what_a_check_refuses(monkeypatch: pytest.MonkeyPatch, data: bytes, most: int) -> None:
+    """An MP3 has tens of thousands of frames to walk through."""
+    read = reads_of(monkeypatch, "sound_seconds")
+    url = data_url("audio/wav", data)
+    assert media_size(chat(*[{"type": "audio_url", "audio_url": {"url": url}}] * 8)).sounds == 8
+    assert len(read) == most
+
+
+def test_a_sound_that_is_not_there_yet_counts_as_the_smallest_image() -> None:
+    assert tokens({"type": "audio_url", "audio_url": {"url": "https://example.com/a.wav"}}) == LEAST_IMAGE_TOKENS
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from shoal.api.ledger import Prices, Rate
+from shoal.core.fields.mediasize import MediaSize, media_size
 from shoal.core.rating.price import RateTable
 from tests.support.gateway import GatewayUnderTest, gateway, tenant
 from tests.support.pictures import data_url, made, png
 from tests.support.recordings import TYPE, asked, wav
+from tests.support.routes import target, two_models
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine
 from tests.support.waiting import until_async
 
@@ -173,3 +175,24 @@ async def test_what_a_client_that_leaves_is_counted_for_is_what_the_photo_shows(
         assert record.data.input_tokens is not None
         assert PHOTO_TOKENS <= record.data.input_tokens < PHOTO_TOKENS + 100
         assert it.app.demand.tenants.of("acme").own_use().booked < PHOTO_TOKENS + 100
+
+
+async def test_rules_for_lengths_read_the_media_of_a_request_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[object] = []
+
+    def counted(fields: dict[str, Any]) -> MediaSize:
+        read.append(fields)
+        return media_size(fields)
+
+    monkeypatch.setattr("shoal.gateway.request.media_size", counted)
+    rules = [
+        {"name": f"long-{at}", "matches": [{"promptTokens": {"atLeast": 10_000}}], "targets": [target("other")]}
+        for at in range(8)
+    ]
+    async with two_models(
+        tmp_path, ScriptedEngine(answer), ScriptedEngine(), *rules, {"targets": [target("llama")]}
+    ) as it:
+        assert (await it.post({**chat(PHOTO), "model": "front"})).status == 200
+        assert len(read) == 2, "for the rules, and for the limits"

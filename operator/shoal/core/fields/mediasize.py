@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 
 from shoal.core.fields.images import READERS as IMAGES
 from shoal.core.fields.images import image_size
+from shoal.core.fields.media import MOST_MEDIA, MOST_SECONDS
 from shoal.core.fields.sounds import READERS as SOUNDS
 from shoal.core.fields.sounds import sound_seconds
 from shoal.core.hold.capacity import BYTES_PER_TOKEN
@@ -51,19 +52,25 @@ NO_MEDIA: Final = MediaSize()
 
 
 def media_size(fields: Mapping[str, Any]) -> MediaSize:
-    """The media of a chat. What cannot be read, and what is not there yet because it is a URL, counts as the smallest
-    image."""
-    images = sounds = characters = tokens = 0
+    """The media of a chat, also of one that has not been checked. What cannot be read, and what is not there yet
+    because it is a URL, counts as the smallest image. No more is read than a check would read: the rest counts as the
+    mean."""
+    images = sounds = characters = tokens = heard = read = 0
+    reads = True
     for kind, inside in media_parts(fields.get("messages")):
         named, data = _named(kind, inside)
         characters += len(data)
-        if kind == "image_url":
+        if is_image := kind == "image_url":
             images += 1
-            tokens += _image_tokens(named, data)
         else:
             sounds += 1
-            tokens += _sound_tokens(named, data)
-    return MediaSize(images, sounds, characters, tokens) if images or sounds else NO_MEDIA
+        if reads:
+            found = _image_tokens(named, data) if is_image else _sound_tokens(named, data)
+            tokens += LEAST_IMAGE_TOKENS if found is None else found
+            heard += 0 if found is None or is_image else found
+            read += 1
+            reads = found is not None and read < MOST_MEDIA and heard <= MOST_SECONDS * AUDIO_TOKENS_PER_SECOND
+    return MediaSize(images, sounds, characters, tokens * (images + sounds) // read) if read else NO_MEDIA
 
 
 def media_parts(messages: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -98,7 +105,8 @@ def _named(kind: str, inside: Mapping[str, Any]) -> tuple[str, str]:
     return head[5:].removesuffix(";base64"), data
 
 
-def _image_tokens(kind: str, data: str) -> int:
+def _image_tokens(kind: str, data: str) -> int | None:
+    """None: it is not of the type that it has."""
     if kind not in IMAGES:
         return LEAST_IMAGE_TOKENS
     for read in (data[:_HEADER], data) if len(data) > _HEADER else (data,):
@@ -107,12 +115,14 @@ def _image_tokens(kind: str, data: str) -> int:
         except ValueError:
             continue
         return min(max(size.width * size.height // IMAGE_PIXELS_PER_TOKEN, LEAST_IMAGE_TOKENS), MOST_IMAGE_TOKENS)
-    return LEAST_IMAGE_TOKENS
+    return None
 
 
-def _sound_tokens(kind: str, data: str) -> int:
+def _sound_tokens(kind: str, data: str) -> int | None:
+    """None: it is not of the type that it has."""
+    if kind not in SOUNDS:
+        return LEAST_IMAGE_TOKENS
     try:
-        seconds = sound_seconds(kind, binascii.a2b_base64(data)) if kind in SOUNDS else 0.0
+        return int(sound_seconds(kind, binascii.a2b_base64(data)) * AUDIO_TOKENS_PER_SECOND)
     except ValueError:
-        seconds = 0.0
-    return int(seconds * AUDIO_TOKENS_PER_SECOND)
+        return None
