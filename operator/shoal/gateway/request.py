@@ -468,7 +468,8 @@ class GatewayRequest:
                 route=route,
                 mirror_of=kept[0],
             )
-            meter.free = self._meter.free
+            meter.free, meter.media = self._meter.free, self._meter.media
+            meter.repeated_bytes = self._meter.repeated_bytes
             return Copy(identity, prepared, self._raw, meter)
         except ApiError:
             return None

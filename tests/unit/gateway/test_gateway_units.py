@@ -177,6 +177,20 @@ async def test_what_a_client_that_leaves_is_counted_for_is_what_the_photo_shows(
         assert it.app.demand.tenants.of("acme").own_use().booked < PHOTO_TOKENS + 100
 
 
+async def test_a_mirror_without_counts_is_estimated_by_what_the_photo_shows(tmp_path: Path) -> None:
+    async def count_nothing(request: EngineRequest) -> None:
+        choices = [{"index": 0, "message": {"role": "assistant", "content": "a fox"}, "finish_reason": "stop"}]
+        await request.answer(200, json.dumps({"model": request.model, "choices": choices}).encode())
+
+    rule = {"targets": [target("llama")], "mirror": {**target("other"), "percent": 100}}
+    async with two_models(tmp_path, ScriptedEngine(answer), ScriptedEngine(count_nothing), rule) as it:
+        assert (await it.post({**chat(PHOTO), "model": "front"})).status == 200
+        (copied,) = await it.records("attempt")
+        assert copied.data.count_source == "estimated"
+        assert copied.data.input_tokens is not None
+        assert PHOTO_TOKENS <= copied.data.input_tokens < PHOTO_TOKENS + 100
+
+
 async def test_rules_for_lengths_read_the_media_of_a_request_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
