@@ -70,6 +70,17 @@ def test_two_renderings_are_the_same_text(name: str) -> None:
     assert first == second
 
 
+def test_the_notes_say_before_an_uninstall_that_models_keep_their_pods() -> None:
+    done = helm("install", "shoal", str(CHART), "--namespace", "shoal-system", "--dry-run=client", values={})
+    assert done.returncode == 0, done.stderr
+    notes = done.stdout.partition("NOTES:")[2]
+    (line,) = [line.strip() for line in notes.splitlines() if "kubectl delete" in line]
+    install = (ROOT / "docs" / "install.md").read_text()
+    assert line in install
+    assert "docs/install.md#removing" in notes
+    assert "\n## Removing\n" in install
+
+
 def test_gateways_scale_by_their_load() -> None:
     values = {"gateway": {"autoscaling": {"enabled": True, "maxReplicas": 8, "inFlight": 300}}}
     objects = rendered(values)
