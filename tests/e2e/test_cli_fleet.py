@@ -79,9 +79,9 @@ def test_the_operator_and_the_offline_command_decide_alike(act: Fleet, files: di
         said = offline[f"{fleetact.NAMESPACE}/{model['metadata']['name']}"]
         status = model["status"]["variants"]
         live = {v["class"]: (v["gpusPerReplica"], v["desired"]) for v in status if v.get("desired")}
-        assert {c["class"]: (c["gpusPerReplica"], c["replicas"]) for c in said["classes"] if c["replicas"]} == live
+        assert {c["gpuClass"]: (c["gpusPerReplica"], c["replicas"]) for c in said["classes"] if c["replicas"]} == live
         predicted = {v["class"]: v["kvTokensPerReplica"]["predicted"] for v in status if v.get("desired")}
-        assert {c["class"]: c["kvTokensPerReplica"] for c in said["classes"] if c["replicas"]} == predicted
+        assert {c["gpuClass"]: c["kvTokensPerReplica"] for c in said["classes"] if c["replicas"]} == predicted
         placed = next(c for c in model["status"]["conditions"] if c["type"] == "Placed")
         assert said["placed"] == (placed["status"] == "True")
 

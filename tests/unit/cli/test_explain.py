@@ -119,7 +119,7 @@ def shell(tmp_path: Path) -> Shell:
 
 
 def classes(report: dict[str, Any], number: int = 0) -> dict[str, dict[str, Any]]:
-    return {c["class"]: c for c in report["models"][number]["classes"]}
+    return {c["gpuClass"]: c for c in report["models"][number]["classes"]}
 
 
 def test_the_cheapest_class_that_holds_the_context_is_chosen_and_the_others_say_why_not(shell: Shell) -> None:
@@ -129,7 +129,7 @@ def test_the_cheapest_class_that_holds_the_context_is_chosen_and_the_others_say_
     assert report["models"][0]["placed"]
     chosen = [c for c in found.values() if c["replicas"]]
     # Two L4 hold it, and two L4 cost less than one L40S.
-    assert [(c["class"], c["gpusPerReplica"], c["hourlyCostPerReplica"]) for c in chosen] == [("l4-24gb", 2, "0.86")]
+    assert [(c["gpuClass"], c["gpusPerReplica"], c["hourlyCostPerReplica"]) for c in chosen] == [("l4-24gb", 2, "0.86")]
     assert found["l40s-48gb"]["gpusPerReplica"] == 1
     assert found["h100-80gb"]["kvTokensPerReplica"] > found["l40s-48gb"]["kvTokensPerReplica"] > 8192
     assert all(found[name]["why"] for name in ("l40s-48gb", "h100-80gb"))
@@ -226,7 +226,7 @@ def test_many_models_share_one_fleet_and_the_more_important_gets_the_gpus(shell:
     assert report["fleet"]["notPlaced"] == ["chat/batch"]
     assert report["fleet"]["hourlyCost"] == {"USD": "2.49"}
     (left,) = report["fleet"]["gpus"]
-    assert left == {"class": "h100-80gb", "gpus": 1, "allocated": 1, "largestFreeOnOneNode": 0}
+    assert left == {"gpuClass": "h100-80gb", "gpus": 1, "allocated": 1, "largestFreeOnOneNode": 0}
     text = shell.run("--fleet", fleet, models=both).output
     assert "GPUs allocated: 100.0 % (h100-80gb 1/1)" in text
     assert "Not placed: chat/batch" in text

@@ -53,7 +53,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_other_engine_is_sized_with_its_own_defaults(tmp_path: Path) -> None:
     found = other(tmp_path, {"extraArgs": ["--mem-fraction-static=0.5"]}, configs.LLAMA_8B)
     assert found["engine"] == "vLLM"
-    fits = {c["class"]: c for c in found["classes"]}
+    fits = {c["gpuClass"]: c for c in found["classes"]}
     assert fits["h100"]["kvTokensPerReplica"] > 400_000, "SGLang's own arguments do not bind it"
     assert fits["h100"]["estimates"] == ["overhead", "activations", "graphs"]
     assert "vLLM holds more; besides weights, adapters and KV cache vLLM takes" in found["summary"]

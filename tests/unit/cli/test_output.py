@@ -133,3 +133,17 @@ def test_without_a_terminal_no_line_is_wrapped(length: int) -> None:
 
 def test_fields_have_the_names_of_the_api() -> None:
     assert output.camel({"gpu_class": "l4", "cold_start_seconds": 3}) == {"gpuClass": "l4", "coldStartSeconds": 3}
+
+
+def test_explain_names_a_class_as_status_and_cordon_do() -> None:
+    manifest = Path(__file__).parents[3] / "examples" / "catalogue" / "qwen3-8b.yaml"
+
+    def printed(form: str) -> str:
+        return CliRunner(catch_exceptions=False).invoke(main, ["explain", "-f", str(manifest), "-o", form]).stdout
+
+    document = printed("json")
+    assert '"gpuClass"' in document
+    assert '"class"' not in document
+    header = printed("csv").splitlines()[0].split(",")
+    assert "gpuClass" in header
+    assert "class" not in header

@@ -10,7 +10,7 @@ from shoal.cli.explain.inputs import ExplainedFleet
 from shoal.core import quantity
 
 COLUMNS: Final = (
-    "model", "placed", "class", "fits", "replicas", "waiting", "gpusPerReplica", "kvTokensPerReplica",
+    "model", "placed", "gpuClass", "fits", "replicas", "waiting", "gpusPerReplica", "kvTokensPerReplica",
     "concurrentRequests", "hourlyCostPerReplica", "currency", "reason", "why",
 )  # fmt: skip
 """Columns of the CSV."""
@@ -23,7 +23,7 @@ def as_object(report: Report, fleet: ExplainedFleet) -> JsonObject:
             "classes": "builtIn" if fleet.built_in else "file",
             "room": "unlimited" if fleet.nodes is None else "nodes",
             "gpus": [
-                {"class": name, "gpus": u.gpus, "allocated": u.allocated, "largestFreeOnOneNode": u.largest_free}
+                {"gpuClass": name, "gpus": u.gpus, "allocated": u.allocated, "largestFreeOnOneNode": u.largest_free}
                 for name, u in report.use.items()
             ],
             "allocatedPercent": allocated_percent(report),
@@ -58,7 +58,7 @@ def _class_object(row: ClassReport, context: int | None) -> JsonObject:
     sized = row.sized
     sums = sized.breakdown if sized else None
     return {
-        "class": row.gpu_class,
+        "gpuClass": row.gpu_class,
         "fits": sized is not None,
         "replicas": row.replicas,
         "waiting": row.waiting,
@@ -94,7 +94,7 @@ def _other_object(other: OtherEngine) -> JsonObject:
         "summary": other.summary,
         "classes": [
             {
-                "class": name,
+                "gpuClass": name,
                 "fits": sized is not None,
                 "gpusPerReplica": sized.gpus if sized else None,
                 "kvTokensPerReplica": sized.kv_tokens if sized else None,

@@ -157,7 +157,7 @@ def test_no_manifest_is_there_that_the_catalogue_does_not_make() -> None:
 
 def test_explain_sizes_every_manifest_on_every_built_in_class_without_network(offline: None) -> None:
     for name, found in report(*MODELS).items():
-        assert {row["class"] for row in found["classes"]} == built_in().keys(), name
+        assert {row["gpuClass"] for row in found["classes"]} == built_in().keys(), name
         for row in found["classes"]:
             if row["fits"]:
                 if found["contextLength"]:
@@ -183,7 +183,7 @@ def test_the_page_says_what_the_command_says(offline: None) -> None:
     wanted: set[tuple[str, str, str]] = set()
     for model, cells, row in zip(MODELS, fits[1:], models, strict=True):
         found = printed[model.name]
-        rows = {each["class"]: each for each in found["classes"]}
+        rows = {each["gpuClass"]: each for each in found["classes"]}
         shown = [
             f"{r['gpusPerReplica']} ({r['concurrentRequests'] or '?'})" if r["fits"] else "-"
             for r in map(rows.get, built_in())
@@ -191,7 +191,7 @@ def test_the_page_says_what_the_command_says(offline: None) -> None:
         ]
         assert cells == [model.title, *shown]
         assert row[6] == (f"{found['contextLength']:,}" if found["contextLength"] else "unknown")
-        wanted |= {(model.title, r["class"], f"`{r['reason']}`: {r['why']}") for r in rows.values() if not r["fits"]}
+        wanted |= {(model.title, r["gpuClass"], f"`{r['reason']}`: {r['why']}") for r in rows.values() if not r["fits"]}
     listed = {
         (title, name, text)
         for title, names, text in why
