@@ -19,6 +19,7 @@ STEPS = st.lists(
         st.tuples(st.just("checkpoint"), st.integers(0, 2)),
         st.tuples(st.just("attempt"), st.integers(0, 2)),
         st.tuples(st.just("final"), st.integers(0, 2)),
+        st.tuples(st.just("mirror"), st.just(0)),
         st.tuples(st.just("send"), st.integers(1, 5)),
         st.tuples(st.just("answer"), st.just(0)),
         st.tuples(st.just("tidy"), st.integers(0, 1)),
@@ -37,7 +38,7 @@ class World:
         self.ledger: dict[str, bytes] = {}
         self.written: dict[str, bytes] = {}
         self.live: dict[int, Meter] = {}
-        self.made = 0
+        self.made = self.copies = 0
         self.start()
 
     def start(self) -> None:
@@ -76,6 +77,13 @@ class World:
                 it.outcome = "answered"
                 self.write(it.final_row())
                 del self.live[n]
+            case "mirror":
+                # A copy of a request has this one row.
+                self.copies += 1
+                copy = meter(f"m{self.copies}")
+                copy.attempts = 1
+                copy.sent(100)
+                self.write(copy.attempt_row())
             case "send":
                 # The ledger commits; its answer is another step, and a crash may come before it.
                 if (batch := self.batches.after(self.shipped, rows=n, size=1200)) is not None:

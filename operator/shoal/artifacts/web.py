@@ -79,10 +79,10 @@ class Web:
             validator = f"etag:{etag}" if strong else f"modified:{modified}" if modified else ""
             if response.status == 206:
                 total = response.headers.get("Content-Range", "").rpartition("/")[2]
-                return Probed(int(total) if total.isdigit() else None, validator)
+                return Probed(_size(total), validator)
             if response.status == 416:
-                total = re.fullmatch(r"bytes \*/(\d+)", response.headers.get("Content-Range", ""))
-                return Probed(int(total[1]) if total else None, validator)
+                before, _, total = response.headers.get("Content-Range", "").rpartition("/")
+                return Probed(_size(total) if before == "bytes *" else None, validator)
             return Probed(response.content_length, validator)
 
     async def text(self, url: str, limit: int) -> bytes:
@@ -198,6 +198,11 @@ class Web:
             headers["Authorization"] = f"Bearer {token}"
         # Redirects are followed here: the library would follow any of them.
         return await self._session.get(url, headers=headers, allow_redirects=False)
+
+
+def _size(text: str) -> int | None:
+    """A number of bytes in a header; None: it is none, or longer than any file's."""
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
 def _check_range(url: str, response: aiohttp.ClientResponse, start: int, condition: str) -> None:

@@ -99,6 +99,12 @@ class Fetcher:
         except OSError as error:
             FETCHES.labels("failed").inc()
             raise of_os_error(error, f"keeping {shown(request.uri)} in the node cache", ADVICE) from error
+        except Exception as error:
+            # Without an answer, the pod repeats its request without end, and its status has no reason.
+            FETCHES.labels("failed").inc()
+            log.exception("cache.fetch_broke", namespace=namespace)
+            text = f"{shown(request.uri)} cannot be fetched: {type(error).__name__}"
+            raise ArtifactError(reasons.SOURCE_UNREACHABLE, text) from error
         FETCHES.labels("fetched" if done.fetched_bytes else "hit").inc()
         log.info("cache.given", namespace=namespace, model=done.model, fetched_bytes=done.fetched_bytes)
         return done

@@ -266,17 +266,21 @@ class UsageSpool:
                         file = self._open()
                     except (OSError, sqlite3.Error, DamagedSpool, UnicodeError) as error:
                         self._fail(error)
-                        if self._wait_retry():
-                            self._refuse(self._take())
+                        stopping = self._wait_retry()
+                        batch = self._take()
+                        self._keep(batch)
+                        self._refuse(batch)
+                        if stopping:
+                            if lost := self.backlog:
+                                log.error("usage records are lost: the spool was not opened", rows=lost)
                             return
-                        self._refuse(self._take())
                         continue
                     self._notify(self._opened.set)
                 if grouping:
                     time.sleep(GROUP_SECONDS)
                 batch = self._take()
                 grouping = len(batch.waiting) >= GROUP_FROM_ROWS
-                idle = not batch and self._error is None
+                idle = not batch and not self._kept and self._error is None
                 if idle and not self._tidying:
                     if self._stopping:
                         return
@@ -387,7 +391,7 @@ class UsageSpool:
 
     def _keep(self, batch: _Batch) -> None:
         self._kept.extend(batch.rows)
-        if self._serves:
+        if self._serves and self._file is not None:
             self._kept.extend(row for row, _ in batch.waiting)
         self._trim(self._kept)
 

@@ -287,6 +287,7 @@ class Tidy:
         """Runs one transaction; True when there is more to do. With `hurry` shipped final rows are deleted at once.
 
         An open row stays until its request's final row was shipped, so that the next start after a kill can close it.
+        An attempt's row does not wait for one: the copy of a request for a mirror has no other row.
 
         Raises:
             sqlite3.Error: the disk refuses.
@@ -311,7 +312,7 @@ class Tidy:
         if old:
             taken = connection.execute(
                 "DELETE FROM records WHERE seq IN"
-                " (SELECT seq FROM records WHERE seq <= ? AND kind = 'final' ORDER BY seq LIMIT ?)",
+                " (SELECT seq FROM records WHERE seq <= ? AND kind IN ('final', 'attempt') ORDER BY seq LIMIT ?)",
                 (old, _SLICE),
             ).rowcount
         connection.execute("COMMIT")
@@ -328,7 +329,7 @@ class Tidy:
         return taken == _SLICE or to < shipped
 
     def _old(self, shipped: int, *, hurry: bool) -> int:
-        """The last row up to which final rows may be deleted; 0: none."""
+        """The last row up to which rows of ends and of attempts may be deleted; 0: none."""
         if hurry:
             return min(self._tidied, shipped) if self._tidied_at else 0
         before = time.monotonic() - self._keep_seconds

@@ -282,6 +282,15 @@ async def test_files_that_cannot_be_had_are_told_and_disturb_nobody(
     assert pod.engine.calls == [f"load {B.name}"]
 
 
+async def test_a_source_that_nobody_thought_of_ends_no_agent(pod: Pod, sources: Sources) -> None:
+    sources.fails[A.name] = ValueError("invalid literal")
+    async with gateway(pod) as stream:
+        found, refusal = await pod.ensure(stream, A)
+        assert (found, refusal["reason"]) == (503, reasons.SOURCE_UNREACHABLE)
+        assert refusal["message"] == "its files cannot be fetched: ValueError"
+        assert (await pod.ensure(stream, B))[0] == 200
+
+
 async def test_a_source_that_is_there_again_is_tried_again(pod: Pod, sources: Sources) -> None:
     sources.fails[A.name] = ArtifactError(reasons.SOURCE_UNREACHABLE, "nobody answers")
     await pod.floor(A)

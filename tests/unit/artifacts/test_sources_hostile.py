@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp.resolver import ThreadedResolver
+from aiohttp.web import Request, Response, StreamResponse
 
 from shoal.api import reasons
 from shoal.artifacts import ArtifactError, Settings, StoreCredentials, open_source
@@ -527,3 +528,21 @@ async def test_without_the_wall_file_names_any_folder(tmp_path: Path, monkeypatc
     async with open_source(f"file://{tmp_path}", StoreCredentials(), QUICK) as source:
         (file,) = (await source.manifest()).files
         assert await source.read(file, 0, 100) == b"the pod's keys"
+
+
+@pytest.mark.parametrize("total", ["²", "9" * 5000, "-1", "*"])
+@pytest.mark.parametrize("status", [206, 416])
+async def test_a_length_that_is_no_number_is_none(total: str, status: int):
+    """Python takes some for digits that it cannot read, and none of more than 4,300: the error ended the agent."""
+
+    async def answer(_: Request) -> StreamResponse:
+        spanned = "bytes */" if status == 416 else "bytes 0-0/"
+        return Response(status=status, body=b"x", headers={"Content-Range": f"{spanned}{total}"})
+
+    opened = web(replace(QUICK, network=ALLOWED))
+    async with Server(answer).running() as server:
+        await opened.open()
+        try:
+            assert (await opened.probe(server.url())).size is None
+        finally:
+            await opened.close()

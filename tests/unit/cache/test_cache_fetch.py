@@ -338,6 +338,18 @@ async def test_names_that_lead_out_of_the_folder_are_refused(root: Path, shop: S
         assert "leads out" in str(error)
 
 
+async def test_a_source_that_nobody_thought_of_is_told(root: Path, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a reason, whoever asked would ask again for ever."""
+
+    def broken(*_: object, **_more: object) -> None:
+        raise ValueError("invalid literal")
+
+    monkeypatch.setattr(shop, "open", broken)
+    async with running(root, shop, "a") as cache:
+        error = await refused(cache.fetch("a", URI))
+        assert (error.reason, str(error)) == (reasons.SOURCE_UNREACHABLE, f"{URI} cannot be fetched: ValueError")
+
+
 @pytest.mark.parametrize("uri", ["file:///etc", "pvc://claim/x", "oci://r/i"])
 async def test_only_what_comes_over_a_network_is_cached(root: Path, shop: Shop, uri: str) -> None:
     # The daemon's own files are none of a pod's business.

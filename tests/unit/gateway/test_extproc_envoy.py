@@ -17,6 +17,7 @@ from tests.support.gateway import MODEL, gateway, lines, replica, tenant
 from tests.support.gateway_process import serving
 from tests.support.mutual import InstallationPKI, process
 from tests.support.scripted_engine import USAGE, EngineRequest, ScriptedEngine
+from tests.support.waiting import until_async
 
 CHAT = {"model": "chat/llama", "messages": [{"role": "user", "content": "hello"}]}
 STREAM = {**CHAT, "stream": True}
@@ -216,6 +217,26 @@ async def test_a_stream_whose_replica_dies_is_cut_and_recorded_once(tmp_path: Pa
                 await anext(events)
         (record,) = await it.records()
         assert (record.data.input_tokens, record.data.output_tokens) == (7, 1)
+
+
+async def test_a_stream_whose_replica_stalls_ends_when_its_agent_says_so(tmp_path: Path) -> None:
+    """Not when Envoy speaks next, which is when the engine is killed or the client leaves."""
+
+    async def begin(request: EngineRequest) -> None:
+        await request.begin_stream()
+        await request.gone.wait()
+
+    engine = ScriptedEngine(begin)
+    async with gateway(tmp_path, engine) as it, in_front_of(it) as envoy:
+        asked = asyncio.create_task(envoy.post(STREAM))
+        await until_async(lambda: bool(engine.requests))
+        await asyncio.sleep(0.5)  # the head of the answer has come by then, and nothing of its body
+        it.hear(1, phase="stalled")
+        async with asyncio.timeout(20):
+            async with await asked as answer:
+                assert answer.status == 503
+            (record,) = await it.records()
+        assert (record.data.outcome, record.data.output_tokens) == ("failed", None)
 
 
 async def test_a_whole_answer_that_is_left_is_recorded(tmp_path: Path) -> None:

@@ -2,23 +2,27 @@
 goes on. And without the salvage: then it must show."""
 
 import asyncio
+import errno
 import random
 import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any, Literal
 
 import orjson
 import pytest
 from click.testing import CliRunner
 
+from shoal.metering import spool as spoolmodule
 from shoal.metering import spoolfile, spoolsalvage
 from shoal.metering.spool import UsageSpool
 from shoal.metering.spoolfile import DAMAGED_FOLDER, FILE_NAME, DamagedSpool, SpoolFile
 from shoal.metering.spoolreader import Batches
 from shoal.runtime.gateway import command
 from tests.support.fake_ledger import FakeLedger
+from tests.support.waiting import until_async
 from tests.unit.metering.test_shipper import shipping, until
 from tests.unit.metering.test_spool_durability import meter
 
@@ -267,3 +271,41 @@ async def test_damage_that_shows_while_it_is_written_to_is_mended_and_nothing_is
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection:
         ids = {id for (id,) in connection.execute("SELECT id FROM records")}
     assert ids == {f"r{number}:open" for number in range(50)} | {"after:open"}
+
+
+@pytest.mark.parametrize("when_full", ["Refuse", "Serve"])
+async def test_rows_that_come_while_a_damaged_file_cannot_be_opened_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when_full: Literal["Refuse", "Serve"]
+) -> None:
+    """To rescue what is readable takes as much disk again, which may not be there at first."""
+    spool = UsageSpool(tmp_path, when_full=when_full)
+    spool.start()
+    await spool.opened()
+    tries, real = 0, SpoolFile
+
+    def full(*args: Any, **more: Any) -> SpoolFile:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*args, **more)
+
+    monkeypatch.setattr(spoolmodule, "SpoolFile", full)
+    monkeypatch.setattr(spoolmodule, "_RETRY_SECONDS", 0.2)
+    try:
+        await spool.commit(meter("before").open_row())
+        spool.damaged("a test says so")
+        await until_async(lambda: tries > 0)
+        begun = meter("before")
+        begun.outcome = "answered"
+        spool.put(begun.final_row())
+        if when_full == "Serve":
+            await spool.commit(meter("during").open_row())
+        await until_async(lambda: spool.backlog == 0)
+        assert tries == 3
+        assert spool.stats.lost == 0
+    finally:
+        await spool.stop()
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection:
+        ids = {id for (id,) in connection.execute("SELECT id FROM records")}
+    assert ids == {"before:open", "before:final"} | ({"during:open"} if when_full == "Serve" else set[str]())

@@ -208,6 +208,10 @@ class AdapterService:
             failure = ArtifactError(reasons.SOURCE_UNREACHABLE, f"its files did not arrive within {STAGE_SECONDS:g} s")
         except OSError as error:
             failure = ArtifactError(reasons.DISK_FULL, f"its files cannot be written: {error.strerror}")
+        except Exception as error:
+            # A source that nobody thought of: the other adapters' requests must not end with this agent.
+            log.exception("adapter.stage_broke", adapter=name)
+            failure = ArtifactError(reasons.SOURCE_UNREACHABLE, f"its files cannot be fetched: {type(error).__name__}")
         now = self._clock()
         if registry.entries.get(name) is not entry or entry.state != "staging":
             return

@@ -329,6 +329,11 @@ class CarriedRequest:
     async def read(self) -> bytes:
         while True:
             self._check()
+            if not self._parts and not self._over:
+                # Also `abort` ends this wait: a replica that stalls sends nothing more.
+                self._news.clear()
+                await self._news.wait()
+                continue
             data, last = await self._take()
             if data:
                 if last:
