@@ -145,6 +145,11 @@ def test_nobody_has_a_controller_make_pods_that_pass_for_engines(guarded: ApiSer
     for labels in (LABELS, {"shoal.dev/model-uid": "u"}):
         done = send(guarded, PERSON, "create", workload(kind, "sneaky", labels, version))
         assert "belongs to a Model" in done.stderr, done.stderr
+        if kind == "CronJob":  # whose Jobs, too, Shoal would take for its own
+            jobs = workload(kind, "sneaky", {}, version)
+            jobs["spec"]["jobTemplate"]["metadata"] = {"labels": labels}
+            done = send(guarded, PERSON, "create", jobs)
+            assert "belongs to a Model" in done.stderr, done.stderr
     mine = workload(kind, "mine", {}, version)
     done = send(guarded, PERSON, "create", mine)
     assert done.returncode == 0, done.stderr

@@ -23,6 +23,7 @@ def adapter_facts_job(pool: LoRAPool, batch: AdapterBatch, config: OperatorConfi
     There is only one attempt: temporary errors are reported in the answer, and a batch without an answer is read again
     in smaller batches.
     """
+    reads = [one.key for one in batch.adapters]
     labels = {
         names.LABEL_NAME: "shoal-adapter-facts",
         names.LABEL_MANAGED_BY: names.MANAGED_BY,
@@ -34,10 +35,10 @@ def adapter_facts_job(pool: LoRAPool, batch: AdapterBatch, config: OperatorConfi
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {
-            "name": job_name(pool.key, batch),
+            "name": job_name(pool.key, reads),
             "namespace": pool.metadata.namespace,
             "labels": labels,
-            "annotations": {names.ANNOTATION_READS: " ".join(one.key for one in batch.adapters)},
+            "annotations": {names.ANNOTATION_READS: " ".join(reads)},
             "ownerReferences": [
                 {
                     "apiVersion": API_VERSION,

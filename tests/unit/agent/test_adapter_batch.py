@@ -58,10 +58,14 @@ def batch(*uris: str, digest: str | None = None, max_bytes: int = 1 << 20) -> Ad
     return AdapterBatch(adapters=rows, credentials=("hf://private/",), max_bytes=max_bytes)
 
 
+def keys_of(wanted: AdapterBatch) -> list[str]:
+    return [one.key for one in wanted.adapters]
+
+
 async def read(wanted: AdapterBatch, **more: object) -> list[Result]:
     quick = Settings(network=LOCAL, pause_seconds=0.001)
     found = await read_batch(FactsReading(wanted, **{"settings": quick, **more}))  # pyright: ignore[reportArgumentType]
-    assert [k for k, _ in found] == [one.key for one in wanted.adapters]
+    assert [k for k, _ in found] == keys_of(wanted)
     return [result for _, result in found]
 
 
@@ -342,7 +346,7 @@ def test_the_job_is_of_the_pool_and_says_what_it_reads():
     wanted = batch("hf://private/a", "hf://team/b")
     job = adapter_facts_job(pool(), wanted, CONFIG, keep_seconds=60)
     meta, spec = job["metadata"], job["spec"]["template"]["spec"]
-    assert (meta["namespace"], meta["name"]) == ("chat", job_name("chat/llama", wanted))
+    assert (meta["namespace"], meta["name"]) == ("chat", job_name("chat/llama", keys_of(wanted)))
     assert meta["annotations"][names.ANNOTATION_READS].split() == [one.key for one in wanted.adapters]
     assert meta["labels"][names.LABEL_POOL] == "llama"
     assert meta["labels"][names.LABEL_COMPONENT] == names.COMPONENT_ADAPTER_FACTS
@@ -366,9 +370,9 @@ def test_the_job_is_of_the_pool_and_says_what_it_reads():
 
 def test_the_same_batch_has_the_same_job_in_any_order():
     one, two = batch("hf://team/a", "hf://team/b"), batch("hf://team/b", "hf://team/a")
-    assert job_name("chat/llama", one) == job_name("chat/llama", two)
-    assert job_name("chat/llama", one) != job_name("chat/other", one)
-    assert job_name("chat/llama", one) != job_name("chat/llama", batch("hf://team/a"))
+    assert job_name("chat/llama", keys_of(one)) == job_name("chat/llama", keys_of(two))
+    assert job_name("chat/llama", keys_of(one)) != job_name("chat/other", keys_of(one))
+    assert job_name("chat/llama", keys_of(one)) != job_name("chat/llama", keys_of(batch("hf://team/a")))
 
 
 def test_the_job_reaches_what_an_agent_reaches():

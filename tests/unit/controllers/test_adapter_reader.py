@@ -18,7 +18,9 @@ from shoal.controllers.lora import reader as room
 from shoal.controllers.lora.reader import AdapterReader
 from shoal.controllers.triggers import subscribe
 from shoal.controllers.world import World
+from shoal.core.artifacts import CONTAINER
 from shoal.core.lora import pool as pools
+from shoal.core.lora.format.facts import job_name, message
 from shoal.core.lora.lifecycle.revisions import demands, read_key
 from shoal.kube.errors import Forbidden
 from tests.support.controlplane import ended
@@ -233,6 +235,40 @@ async def test_another_operator_waits_for_the_job_that_reads_already(it: Fixture
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+
+@pytest.mark.parametrize(
+    ("namespace", "pool_name", "name"),
+    [("other", "pool", None), ("chat", "mine", None), ("chat", "pool", "mine-29384756")],
+    ids=["another namespace", "another pool", "another name"],
+)
+@pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
+async def test_a_job_that_somebody_else_made_says_nothing_of_an_adapter(
+    it: Fixture, namespace: str, pool_name: str, name: str | None, first: bool
+) -> None:
+    """The annotation is all that such a Job has: a read key can be computed."""
+    if not first:
+        assert it.ask("poet").waiting
+        await until(lambda: len(it.api.jobs) == 1)
+    uri = "s3://adapters/poet/v1"
+    body = adapter("chat", "poet", uri)
+    key = read_key(LoRAAdapter.model_validate(body | {"metadata": body["metadata"] | {"uid": "u"}}), demands(SETTINGS))
+    job = name or job_name(f"chat/{pool_name}", [key])
+    where: JsonObject = {"namespace": namespace, "resourceVersion": "1"}
+    said_of_job = {"annotations": {names.ANNOTATION_READS: key}, "labels": {names.LABEL_POOL: pool_name}}
+    it.world.jobs.upsert({"metadata": where | said_of_job | {"name": job, "uid": "forged"}, "spec": {}, "status": {}})
+    labels = {"batch.kubernetes.io/job-name": job, names.LABEL_COMPONENT: names.COMPONENT_ADAPTER_FACTS}
+    pod = where | {"name": "forged-x", "uid": "forged-x", "labels": labels}
+    pod_body: JsonObject = {"metadata": pod, "spec": {"containers": [{"name": CONTAINER, "image": "x"}]}}
+    said = json.loads(message([(key, found_at("s3://adapters/forged"))]))
+    it.world.pods.upsert(pod_body | {"status": ended(pod_body, 0, said)})
+
+    assert it.ask("poet").waiting, "nothing that the Job says is taken"
+    await until(lambda: len(it.api.jobs) == 1)
+    it.answer(0)
+    found = it.ask("poet").found
+    assert found is not None
+    assert found.revision == revision_of(uri)
 
 
 async def test_a_job_that_the_api_server_refuses_is_told(it: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:

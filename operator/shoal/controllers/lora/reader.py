@@ -21,7 +21,7 @@ from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import JsonObject
 from shoal.controllers.world import World
 from shoal.core import facts
-from shoal.core.lora.format.facts import results
+from shoal.core.lora.format.facts import job_name, results
 from shoal.core.lora.lifecycle.revisions import FINAL
 from shoal.core.status.observed import ModelProblem
 from shoal.kube.errors import KubeError
@@ -105,7 +105,7 @@ class AdapterReader:
         source.adapters.add(name)
         if source.reading is None:
             self._read_jobs(source)
-        if source.reading is None or (not source.reading.final and not self._jobs(key)):
+        if source.reading is None or (not source.reading.final and not self._jobs(source)):
             self._want(source)
         return source.reading or AdapterReading(waiting="its source is being read")
 
@@ -125,7 +125,7 @@ class AdapterReader:
         """What kept sources of a pool from being read is mended, perhaps: those that failed are read at once, as if it
         were their first time. Their Jobs go now and not when their time is over. Raises KubeError."""
         for job in self._world.jobs.by("pool", pool_key):
-            failed = [s for key in job.reads if (s := self._sources.get(key)) is not None and s.problem]
+            failed = [source for source in self._read_by(job) if source.problem]
             if job.active or not failed:
                 continue
             at_once: JsonObject = {"spec": {"ttlSecondsAfterFinished": 0}}
@@ -134,19 +134,26 @@ class AdapterReader:
                 source.tries = 0
 
     def _want(self, source: _Source) -> None:
-        if not self._jobs(source.key):
+        if not self._jobs(source):
             self._pending.setdefault(source.pool_key, OrderedDict())[source.key] = None
             self._some.set()
 
-    def _jobs(self, key: str) -> tuple[facts.MetadataJob, ...]:
+    def _jobs(self, source: _Source) -> list[facts.MetadataJob]:
         """The Jobs that read it, also ended ones that are still there."""
-        return self._world.jobs.by("reads", key)
+        return [job for job in self._world.jobs.by("reads", source.key) if _made_for(job, source.pool_key)]
+
+    def _read_by(self, job: facts.MetadataJob | None) -> list[_Source]:
+        """Sources that this Job reads."""
+        if job is None or job.pool is None or not _made_for(job, job.pool):
+            return []
+        found = (self._sources.get(key) for key in job.reads)
+        return [source for source in found if source is not None and source.pool_key == job.pool]
 
     # --- hearing ----------------------------------------------------------------------------------------------------
 
     def _read_jobs(self, source: _Source) -> None:
         """What Jobs said that are still there, perhaps made by an operator before this one."""
-        for job in self._jobs(source.key):
+        for job in self._jobs(source):
             for pod in self._world.pods.by("job", job.key):
                 said = results(pod).get(source.key)
                 if said is not None:
@@ -156,23 +163,18 @@ class AdapterReader:
     def on_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
         if after is None or after.job is None:
             return
-        job = self._world.jobs.get(f"{after.namespace}/{after.job}")
-        if job is None or not job.reads:
-            return
-        said = results(after)
-        for key in job.reads if said else ():
-            source = self._sources.get(key)
-            if source is None or (source.reading is not None and source.reading.final):
+        sources = self._read_by(self._world.jobs.get(f"{after.namespace}/{after.job}"))
+        said = results(after) if sources else {}
+        for source in sources:
+            if source.reading is not None and source.reading.final:
                 continue
-            found = said.get(key)
+            found = said.get(source.key)
             if found is not None:
                 self._set_reading(source, _reading(found))
 
     def on_job(self, _key: str, before: facts.MetadataJob | None, after: facts.MetadataJob | None) -> None:
-        job = after or before
-        for key in job.reads if job is not None else ():
-            source = self._sources.get(key)
-            if source is None or (source.reading is not None and source.reading.final):
+        for source in self._read_by(after or before):
+            if source.reading is not None and source.reading.final:
                 continue
             if after is None:
                 self._want(source)
@@ -241,7 +243,7 @@ class AdapterReader:
         by_tries: dict[int, list[_Source]] = {}
         for key in list(self._pending[pool_key]):
             source = self._sources.get(key)
-            if source is None or self._jobs(key):
+            if source is None or self._jobs(source):
                 self._pending[pool_key].pop(key)
             else:
                 by_tries.setdefault(source.tries, []).append(source)
@@ -271,6 +273,12 @@ class AdapterReader:
     def _due(self, pool_key: str) -> None:
         self._later.pop(pool_key, None)
         self._some.set()
+
+
+def _made_for(job: facts.MetadataJob, pool_key: str) -> bool:
+    """Whether it has the namespace, the pool and the name with which the operator makes Jobs for this pool. Anybody
+    may write the annotation, and a read key is no secret; a CronJob cannot make a Job of such a name."""
+    return job.pool == pool_key and job.name == job_name(pool_key, job.reads)
 
 
 def _reading(said: AdapterFacts | ModelProblem) -> AdapterReading:

@@ -10,11 +10,11 @@ mostly have the same. Results that do not fit are left out, and another Job read
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, cast
 
 from shoal.api import reasons
-from shoal.api.adapterfacts import AdapterBatch, AdapterFacts
+from shoal.api.adapterfacts import AdapterFacts
 from shoal.core.artifacts import CONTAINER
 from shoal.core.facts import Pod
 from shoal.core.status.observed import ModelProblem
@@ -27,9 +27,9 @@ _MESSAGES: Final = (600, 300, 150, 80)
 Result = AdapterFacts | ModelProblem
 
 
-def job_name(pool: str, batch: AdapterBatch) -> str:
-    """Name of the Job that reads this batch; equal batches have equal names."""
-    said = "\0".join((pool, *sorted(one.key for one in batch.adapters)))
+def job_name(pool: str, reads: Iterable[str]) -> str:
+    """Name of the Job of a pool that reads a batch with these read keys; equal batches have equal names."""
+    said = "\0".join((pool, *sorted(reads)))
     return f"adapter-facts-{hashlib.sha256(said.encode()).hexdigest()[:16]}"
 
 
