@@ -481,6 +481,37 @@ def test_any_pattern_is_judged_without_a_failure(pattern: str):
     pattern_problem(pattern, "regex")
 
 
+def numbered(count: int, form: str = "a{{2}}b{}") -> dict[str, Any]:
+    return {f"p{n}": {"type": "string", "pattern": form.format(n)} for n in range(count)}
+
+
+@pytest.mark.parametrize(
+    ("schema", "bound"),
+    [
+        ({"properties": numbered(64)}, None),
+        ({"properties": numbered(2000, "a{{1000}}b")}, None),  # one pattern
+        ({"properties": numbered(65)}, "64 different ones"),
+        ({"properties": numbered(64), "patternProperties": {"x": {}}}, "64 different ones"),
+        ({"patternProperties": {f"a{n}": {} for n in range(65)}}, "64 different ones"),
+        ({"properties": numbered(9, "a" * 1000 + "{}")}, "8192 characters"),
+        ({"properties": numbered(17, "a{{1000}}b{}")}, "16384 steps"),
+    ],
+)
+def test_the_patterns_of_a_schema_are_bounded_together(schema: dict[str, Any], bound: str | None):
+    """Each takes a millisecond or more of the event loop, and a schema has room for thousands."""
+    path, body = wants(schema)
+    for fields, at in (
+        (body, SCHEMA),
+        (chat(tools=[{"function": {"name": "f", "parameters": schema}}], tool_choice="required")[1], "tools"),
+    ):
+        problem = check(fields, path, FACTS)
+        assert (problem is None) == (bound is None), problem
+        if problem is not None and bound is not None:
+            assert problem.param.startswith(f"{at}...pattern")
+            assert bound in problem.message
+            assert problem.code == "pattern_too_large"
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(-10, 600), min_size=1, max_size=8))
 def test_no_token_outside_the_vocabulary_passes(ids: list[int]):

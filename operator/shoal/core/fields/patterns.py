@@ -14,15 +14,22 @@ For the remaining patterns, the next character alone determines whether a repeti
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from shoal.core.fields.kinds import Facts, FieldProblem, wrong, wrong_type
 from shoal.core.redaction.patterns import PatternInvalid, compiled
 
 LONGEST: Final = 1024
+TOO_LARGE: Final = "pattern_too_large"
 _MOST_INSTRUCTIONS: Final = 8192
 """Size of RE2's program for a pattern: 26 characters can make a million states."""
+MOST_PATTERNS: Final = 64
+"""Different ones of a schema: each is compiled in a gateway's event loop."""
+MOST_CHARACTERS: Final = 8192
+"""Of all different patterns of a schema."""
+MOST_TOGETHER: Final = 2 * _MOST_INSTRUCTIONS
+"""Size of the programs of all different patterns of a schema."""
 _MOST_GROUPS: Final = 32
 """Nesting of groups."""
 _ANY: Final = (1 << 129) - 1
@@ -68,8 +75,43 @@ class Pattern:
         return pattern_problem(value, at) if isinstance(value, str) else wrong_type(at, self.describe)
 
 
+@dataclass(slots=True)
+class Patterns:
+    """The patterns of one schema, which are bounded each and all together."""
+
+    _seen: set[str] = field(default_factory=set[str])
+    _characters: int = 0
+    _instructions: int = 0
+
+    def problem(self, pattern: str, at: str) -> FieldProblem | None:
+        """What is wrong with one, or with all so far; None: nothing."""
+        if pattern in self._seen:
+            return None
+        self._seen.add(pattern)
+        self._characters += len(pattern)
+        if len(self._seen) > MOST_PATTERNS or self._characters > MOST_CHARACTERS:
+            bound = f"at most {MOST_PATTERNS} different ones in a schema, of {MOST_CHARACTERS} characters together"
+            return wrong(at, f"one of fewer or shorter patterns: {bound}", TOO_LARGE)
+        found = _judged(pattern, at)
+        if not isinstance(found, int):
+            return found
+        self._instructions += found
+        if self._instructions > MOST_TOGETHER:
+            what = (
+                f"one of fewer repetitions in all patterns of a schema: they unroll to more than {MOST_TOGETHER} steps"
+            )
+            return wrong(at, what, TOO_LARGE)
+        return None
+
+
 def pattern_problem(pattern: str, at: str) -> FieldProblem | None:
     """What is wrong with a regular expression; None: nothing."""
+    found = _judged(pattern, at)
+    return None if isinstance(found, int) else found
+
+
+def _judged(pattern: str, at: str) -> FieldProblem | int:
+    """What is wrong with a regular expression, else the size of its program."""
     if len(pattern) > LONGEST:
         return wrong(at, f"a regular expression of at most {LONGEST} characters", "string_too_long")
     try:
@@ -78,13 +120,14 @@ def pattern_problem(pattern: str, at: str) -> FieldProblem | None:
         return wrong(at, "text")
     except PatternInvalid as error:
         return wrong(at, f"a regular expression in RE2's syntax, without look-around and references back ({error})")
-    if cast(Any, program).programsize > _MOST_INSTRUCTIONS:
-        return wrong(at, "a smaller regular expression: its repetitions multiply", "pattern_too_large")
+    size = int(cast(Any, program).programsize)
+    if size > _MOST_INSTRUCTIONS:
+        return wrong(at, "a smaller regular expression: its repetitions multiply", TOO_LARGE)
     try:
         _Reader(pattern).whole()
     except _Refused as refused:
         return wrong(at, f"a regular expression without {refused}", "pattern_not_linear")
-    return None
+    return size
 
 
 class _Reader:

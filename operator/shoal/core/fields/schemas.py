@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 from urllib.parse import unquote
 
 from shoal.core.fields.kinds import Facts, FieldProblem, wrong, wrong_type
-from shoal.core.fields.patterns import pattern_problem
+from shoal.core.fields.patterns import MOST_CHARACTERS, MOST_PATTERNS, MOST_TOGETHER, TOO_LARGE, Patterns
 
 _MOST_COUNT: Final = 1_000_000
 """Largest `maxLength` and the like: engines count, they do not unroll."""
@@ -41,7 +41,8 @@ class Schema:
         return (
             f"a JSON schema of at most {self.nodes} values, {self.depth} levels, {self.characters} characters and "
             f"{self.enums} values of `enum`; `$ref` only within it (`#...`), to what is there and not back to itself; "
-            "`pattern` in RE2's syntax"
+            f"`pattern` in RE2's syntax, at most {MOST_PATTERNS} different ones of {MOST_CHARACTERS} characters "
+            f"together, whose repetitions unroll to at most {MOST_TOGETHER} steps"
         )
 
     def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
@@ -82,7 +83,7 @@ class Schema:
     def keywords(self, schemas: Iterable[dict[str, Any]], at: str) -> FieldProblem | None:
         """What is not allowed in schemas of allowed size, apart from references. A value or the name of a property that
         looks like a keyword is none."""
-        enums = 0
+        enums, patterns = 0, Patterns()
         for schema in schemas:
             for holder, names in _schemas(schema):
                 if names or _CHECKED.isdisjoint(holder):
@@ -91,7 +92,7 @@ class Schema:
                 if enums > self.enums:
                     return _too_large(at, self)
                 for key in _CHECKED & holder.keys():
-                    if (found := _keyword(key, holder[key], at)) is not None:
+                    if (found := _keyword(key, holder[key], at, patterns)) is not None:
                         return found
         return None
 
@@ -227,13 +228,14 @@ def _length(value: Any) -> int:
     return len(cast(list[Any], value)) if isinstance(value, list) else 0
 
 
-def _keyword(key: str, value: Any, at: str) -> FieldProblem | None:
+def _keyword(key: str, value: Any, at: str, patterns: Patterns) -> FieldProblem | None:
     if key == "pattern" and isinstance(value, str):
-        return pattern_problem(value, f"{at}...pattern")
+        return patterns.problem(value, f"{at}...pattern")
     if key == "patternProperties" and isinstance(value, dict):
         for pattern in cast(dict[str, Any], value):
-            if pattern_problem(pattern, at) is not None:
-                return wrong(f"{at}...patternProperties", "keyed by regular expressions in RE2's syntax")
+            if (found := patterns.problem(pattern, f"{at}...patternProperties")) is not None:
+                what = "keyed by regular expressions in RE2's syntax"
+                return found if found.code == TOO_LARGE else wrong(found.param, what)
     elif key in _COUNTS and isinstance(value, int | float) and not 0 <= value <= _MOST_COUNT:
         return wrong(f"{at}...{key}", f"a whole number from 0 to {_MOST_COUNT}")
     return None
