@@ -80,8 +80,8 @@ _short_target: Final = lru_cache(maxsize=1024)(_target)
 
 
 class BoundedProtocol(asyncio.Protocol):
-    """A client's connection. Bounds a request's head in bytes and time, the heads of all connections together, the
-    requests that wait on one connection, and the number of connections."""
+    """A client's connection. Bounds a request's head in bytes and time, what stands around its body, the heads of all
+    connections together, the requests that wait on one connection, and the number of connections."""
 
     max_head_bytes = 32 * 1024
     head_seconds = 60.0
@@ -142,6 +142,9 @@ class BoundedProtocol(asyncio.Protocol):
             self._scope[CALLER] = self.credentials.role(transport.get_extra_info)
         self._head_bytes = self._head_held = 0
         self._head_since: float | None = self.loop.time()
+        self._around: int | None = None
+        """Of a request that is not whole yet: bytes since its head, or since the last byte of its body. They are
+        extensions of a chunk, or a trailer."""
         self._stuck_since: float | None = None
         self._stuck_bytes = 0
         self._idle_since: float | None = None
@@ -159,6 +162,12 @@ class BoundedProtocol(asyncio.Protocol):
         self._idle_since = None
         if self._head_since is None:
             self._head_bytes = len(data)  # in case a head begins in this read
+            if (around := self._around) is not None:
+                # Without an end they would be kept here, and the parser copies an unfinished line at each read.
+                if around > self.max_head_bytes:
+                    self._refuse_around()
+                    return
+                self._around = around + len(data)
         else:
             self._head_bytes += len(data)
             # A body may come in the same read as its head, so one read is allowed on top.
@@ -195,6 +204,8 @@ class BoundedProtocol(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._around is not None:
+            return  # a trailer: nobody reads it, and it must not count as the head that was checked
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self._expects_continue = True
@@ -202,6 +213,7 @@ class BoundedProtocol(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._head_since = None
+        self._around = 0
         self._body_since = self.loop.time()
         url, headers, parser = self._url, self._headers, self._parser
         # Only where what was read could hold so much: the sum costs 3 % of a small request.
@@ -242,11 +254,13 @@ class BoundedProtocol(asyncio.Protocol):
         self.tasks.add(cycle.task)
 
     def on_body(self, body: bytes) -> None:
+        self._around = 0
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete and cycle.feed(body) > HIGH_WATER:
             self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
+        self._around = None
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             cycle.end_body()
@@ -370,6 +384,13 @@ class BoundedProtocol(asyncio.Protocol):
             self.transport.abort()
         else:
             self._stuck_since, self._stuck_bytes = now, left
+
+    def _refuse_around(self) -> None:
+        cycle = self.cycle
+        if cycle is self._running and cycle is not None and not cycle.response_started:
+            self._refuse(431, "What stands around the request's body is too large.", "trailer_too_large")
+        else:
+            self.transport.abort()  # these words would come in the middle of an answer
 
     def _refuse(self, status: int, message: str, code: str) -> None:
         if self.transport.is_closing():

@@ -167,6 +167,79 @@ async def _soon(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
+AROUND = {
+    "trailers": (b"1\r\n{\r\n0\r\n", b"a:b\r\n" * 200),
+    "one trailer": (b"1\r\n{\r\n0\r\na:", b"b" * 1000),
+    "a trailer without a body": (b"0\r\n", b"a:b\r\n" * 200),
+    "a chunk's extension": (b"1\r\n{\r\n1;a=", b"b" * 1000),
+}
+
+
+@pytest.mark.parametrize("answered", [False, True])
+@pytest.mark.parametrize("kind", AROUND)
+async def test_what_stands_around_a_body_is_bounded(kind: str, answered: bool):
+    begin, part = AROUND[kind]
+    heads: list[int] = []
+
+    async def app(scope: Mapping[str, Any], receive: Any, send: Any) -> None:
+        if answered:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        heads.append(len(scope["headers"]))
+
+    async with serving(app, max_head_bytes=8000) as server, asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + begin)
+        sent, ended = 0, asyncio.create_task(closed(reader))
+        with contextlib.suppress(ConnectionError):
+            while not ended.done() and sent < 100 * len(part):
+                writer.write(part)
+                await writer.drain()
+                sent += len(part)
+                await asyncio.sleep(0.002)
+        assert sent < 100 * len(part), "the server reads on and on"
+        assert (b" 431 " in await ended) is not answered
+        while not heads:
+            await asyncio.sleep(0.01)
+        assert heads == [2]
+        writer.close()
+
+
+async def test_small_chunks_count_from_the_last_byte_of_a_body_and_a_trailer_changes_no_head():
+    """Each piece comes in a read of its own, so most of the reads bring nothing of the body."""
+    seen: list[tuple[bytes, list[bytes]]] = []
+
+    async def app(scope: Mapping[str, Any], receive: Any, send: Any) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message["more_body"]
+        seen.append((body, [name for name, _ in scope["headers"]]))
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async with serving(app, max_head_bytes=100) as server, asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        (connection,) = await _connected(server)
+        for _ in range(2):
+            connection.data_received(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+            for _ in range(50):
+                for piece in (b"1;a=b", b"\r", b"\n", b"x", b"\r", b"\n"):
+                    connection.data_received(piece)
+            connection.data_received(b"0\r\nauthorization: y\r\n\r\n")
+            await reader.readuntil(b"ok")
+        assert seen == [(b"x" * 50, [b"host", b"transfer-encoding"])] * 2
+        writer.close()
+
+
+async def _connected(server: HTTPServer) -> list[BoundedProtocol]:
+    while not server.server_state.connections:
+        await asyncio.sleep(0.01)
+    return list(server.server_state.connections)  # type: ignore[arg-type]
+
+
 class Wire:
     """A transport whose client takes as much as the test says."""
 
