@@ -73,6 +73,8 @@ class _Connection(asyncio.Protocol):
         self._chunks: deque[bytes] = deque()
         self._buffered = 0
         self._head_bytes = 0
+        self._around = 0
+        """Bytes of the answer since its head, or since the last byte of its body, in reads that had none of it."""
         self._head_done = False
         self._complete = False
         self._until_close = False
@@ -113,7 +115,10 @@ class _Connection(asyncio.Protocol):
                 self.close()  # bytes without a request
                 return
             self.any_byte = True
-            if not self._head_done:
+            if self._head_done:
+                if self._around_is_full(data):
+                    return
+            else:
                 self._head_bytes += len(data)
                 if self._head_bytes > _MAX_HEAD_BYTES + len(data):
                     self._fail(BadAnswer("the head of the engine's answer is too large"))
@@ -124,7 +129,12 @@ class _Connection(asyncio.Protocol):
             self._fail(BadAnswer(f"the engine's answer is not HTTP: {error}"))
         except httptools.HttpParserUpgrade:
             self._fail(BadAnswer("the engine switched protocols"))
-        if (take := self._take) is not None and (chunks := self._chunks):
+        if (take := self._take) is not None:
+            if not (chunks := self._chunks):
+                self._around_is_full(data)
+                return
+            if self._around:
+                self._around = 0
             part = chunks.popleft() if len(chunks) == 1 else self._drain()
             try:
                 if take(part):
@@ -133,6 +143,15 @@ class _Connection(asyncio.Protocol):
                 self._take_error = error
             self._take = None
             self._wake()
+
+    def _around_is_full(self, data: bytes) -> bool:
+        """Counts a read that may have nothing of the body. Extensions of a chunk, and trailers, are kept by the parser
+        until they end, and copied at each read. Where there is too much of them, the answer fails."""
+        if self._around > _MAX_HEAD_BYTES:
+            self._fail(BadAnswer("what stands around the engine's answer is too large"))
+            return True
+        self._around += len(data)
+        return False
 
     def pause_writing(self) -> None:
         self._write_paused = True
@@ -144,6 +163,8 @@ class _Connection(asyncio.Protocol):
     # --- httptools ----------------------------------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_done:
+            return  # a trailer, which nobody reads
         lower = name.lower()
         if lower == b"content-type":
             self.content_type = value
@@ -170,6 +191,7 @@ class _Connection(asyncio.Protocol):
         self._chunks.append(body)
         if self._take is not None:
             return  # `data_received` hands it over
+        self._around = 0
         self._buffered += len(body)
         if self._buffered > _HIGH_WATER and not self._read_paused and self._transport is not None:
             self._read_paused = True
@@ -191,7 +213,7 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._busy = True
         self._head_done = self._complete = self._until_close = self._framed = self._interim = False
-        self._head_bytes = 0
+        self._head_bytes = self._around = 0
         self.any_byte = False
         self.status = 0
         self.content_type = self.sidecar = self.retry_after = self.encoding = b""
@@ -362,8 +384,8 @@ class _Connection(asyncio.Protocol):
 
 
 class _OutsideConnection(_Connection):
-    """One connection to a server that may send anything. What is no body is bounded, also after the head: a trailer
-    that does not end would be kept in memory. What follows a complete answer is for nobody, and ends the connection."""
+    """One connection to a server that may send anything. What is no body is bounded by the body too. What follows a
+    complete answer is for nobody, and ends the connection."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pool: "Pool", target: UpstreamAddress) -> None:
         super().__init__(loop, pool, target)
@@ -389,10 +411,6 @@ class _OutsideConnection(_Connection):
         # Only the end of the connection says whether an answer without a length was cut.
         if not self._until_close or self._lost or self._error is not None:
             super()._check()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._head_done:
-            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self._complete:
