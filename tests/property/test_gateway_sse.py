@@ -1,6 +1,7 @@
 """Server-sent events come out the same however the network cuts them, and editing them as bytes equals editing JSON."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -132,6 +133,39 @@ def test_an_event_without_end_is_refused(piece: bytes):
 @pytest.mark.parametrize("piece", PIECES, ids=["one line", "lines", "carriage returns"])
 def test_without_the_bound_it_is_kept_for_as_long_as_the_engine_sends(piece: bytes):
     assert fed(16 << 20, piece, 1 << 60) == 16 << 20
+
+
+class Searched(bytearray):
+    """An unfinished event, which counts the bytes that are searched in it."""
+
+    searched = 0
+
+    def find(self, sub: Any, start: Any = 0, end: Any = None, /) -> int:
+        self.searched += len(self) - start
+        return super().find(sub, start)
+
+
+@pytest.mark.parametrize("ending", [b"\n\n", b"\r\n\r\n", b"\r\r"])
+def test_a_large_event_in_small_reads_is_neither_copied_nor_searched_at_each(ending: bytes):
+    splitter = sse.Splitter()
+    splitter._rest = rest = Searched()
+    event = b"data: " + b"x" * (1 << 20)
+    assert splitter.feed(event) == []
+    rest.searched = allocated = 0
+    tracemalloc.start()
+    try:
+        for _ in range(1000):
+            before, _ = tracemalloc.get_traced_memory()
+            tracemalloc.reset_peak()
+            assert splitter.feed(b"y") == []
+            allocated += tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert allocated < 8 << 20, "each read copies what is here"
+    assert rest.searched <= 3000, "each read searches what is here"
+    got = [whole for n in range(len(ending)) for whole in splitter.feed(ending[n : n + 1])] + splitter.feed(b"z")
+    assert got == [event + b"y" * 1000]
+    assert splitter.held == 1
 
 
 def test_usage_that_is_null_is_none():

@@ -38,7 +38,8 @@ class Splitter:
     def __init__(self, most: int = MAX_EVENT_BYTES) -> None:
         """`most`: bytes of an event."""
         self._most = most
-        self._rest = b""
+        self._rest = bytearray()
+        """The unfinished event. It grows in place: an event of megabytes that comes in small reads is copied once."""
         self._held_return = False
 
     @property
@@ -58,14 +59,21 @@ class Splitter:
         """
         if self._held_return or _RETURN in data:
             data = self._normal(data)
-        if self._rest:
-            data = self._rest + data
+        if rest := self._rest:
+            searched = len(rest) - 1  # its last byte may be the first half of a blank line
+            rest += data
+            if rest.find(b"\n\n", searched) < 0:
+                if len(rest) > self._most:
+                    raise EventTooLarge
+                return []
+            data = bytes(rest)
+            rest.clear()
         elif data.endswith(b"\n\n") and data.find(b"\n\n") == len(data) - 2:
             # Exactly one whole event, which is what engines usually send: half the cost of the general case.
             return [event] if (event := data.strip(b"\n")) else []
         events = data.split(b"\n\n")
-        self._rest = events.pop()
-        if len(self._rest) > self._most:
+        rest += events.pop()
+        if len(rest) > self._most:
             raise EventTooLarge
         return [event for event in (part.strip(b"\n") for part in events) if event]
 
