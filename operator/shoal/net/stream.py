@@ -213,15 +213,24 @@ class Follower(ABC):
                 if response.status == 401:
                     self._keys = (*self._keys[1:], self._keys[0])
                 raise StreamBroken(f"the {self.what} answered with status {response.status}")
-            rest = b""
+            rest = bytearray()  # grows in place: a long message in small reads is copied once
+            whole_at = time.monotonic()
             async for chunk in response.content.iter_any():
-                *lines, rest = (rest + chunk).split(b"\n") if rest else chunk.split(b"\n")
+                *lines, last = chunk.split(b"\n")
+                if lines:
+                    lines[0] = bytes(rest) + lines[0]
+                    rest.clear()
+                rest += last
                 if len(rest) > self.longest:
                     raise StreamBroken("a message is too long")
                 for line in lines:
                     if line.startswith(b"data:"):
                         self.take(line[5:])
+                        whole_at = time.monotonic()
                         yield
+                # The time for a read begins anew with each byte.
+                if time.monotonic() - whole_at > api.SILENCE_SECONDS:
+                    raise StreamBroken(f"no whole message came in {api.SILENCE_SECONDS:g} s")
 
     def take(self, data: bytes) -> None:
         """One message. Raises StreamBroken when it is not the next one."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import time
+import tracemalloc
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from types import SimpleNamespace
 from typing import Any, cast
@@ -234,6 +235,62 @@ async def test_without_the_bound_it_is_read_for_as_long_as_the_peer_sends(monkey
         assert not reading.done()  # sixteen times what ended the other
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
+
+
+@pytest.mark.parametrize("piece", [b"x", b": nothing\n"], ids=["a message without end", "comments"])
+async def test_a_peer_that_sends_no_whole_message_is_silent(piece: bytes, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(api, "SILENCE_SECONDS", 0.3)
+    left = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + (b"data: " if piece == b"x" else b""))
+            while True:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0.02)
+        writer.close()
+        left.set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    peer = StreamPeer("g", "g", "127.0.0.1", "key", server.sockets[0].getsockname()[1])
+    async with server, aiohttp.ClientSession() as session:
+        follower = DemandStream(peer, session, lambda _uid, _models: None, ListenerIdentity())
+        with pytest.raises(stream.StreamBroken, match="no whole message came"):
+            await asyncio.wait_for(_to_the_end(follower), 10)
+        await asyncio.wait_for(left.wait(), 10)
+
+
+async def test_a_long_message_in_small_reads_is_not_copied_at_each():
+    allocated = 0
+    begin = b'data: {"boot":"b","seq":1,"full":true,"models":{"m":{"arrivals":4}},"padding":"'
+    end = b'"}\n'
+
+    async def pieces() -> AsyncGenerator[bytes]:
+        nonlocal allocated
+        yield begin + b"x" * (1 << 20)
+        for _ in range(1000):
+            before, _ = tracemalloc.get_traced_memory()
+            tracemalloc.reset_peak()
+            yield b"y"
+            allocated += tracemalloc.get_traced_memory()[1] - before
+        for at in range(len(end)):
+            yield end[at : at + 1]
+
+    @contextlib.asynccontextmanager
+    async def get(_url: str, **_: Any) -> AsyncGenerator[Any]:
+        yield SimpleNamespace(status=200, content=SimpleNamespace(iter_any=pieces))
+
+    session = cast(aiohttp.ClientSession, SimpleNamespace(get=get))
+    follower = DemandStream(StreamPeer("g", "g", "h", "k"), session, lambda _uid, _models: None, ListenerIdentity())
+    tracemalloc.start()
+    try:
+        await _to_the_end(follower)
+    finally:
+        tracemalloc.stop()
+    assert follower.demand("m").arrivals == 4
+    assert allocated < 8 << 20
 
 
 @pytest.mark.parametrize("kind", [DemandStream, ReplicaStream])
