@@ -129,7 +129,7 @@ class AnswerRelay:
             self._held = self._size = 0
 
     def holds(self, size: int) -> None:
-        """A translated stream keeps so many bytes of its answer in memory. Raises ApiError: 503, the budget is used
+        """A stream keeps so many bytes of its answer in memory. Raises ApiError: 503, the budget is used
         up."""
         if size > self._size:
             self._grown(size - self._size)
@@ -388,7 +388,9 @@ class _Events:
             elif (span := sse.find_usage(event)) is not None:
                 closing = sse.is_closing_usage(event)
                 if self._multiple and not closing:
-                    meter.count_choice(event[span[0] : span[1]], _choice(event), prepared.choices)
+                    # An answer that nobody asked for counts for none: else each event could add another one to the sum.
+                    if 0 <= (choice := _choice(event)) < prepared.choices * prepared.prompts:
+                        meter.count_choice(event[span[0] : span[1]], choice, prepared.choices)
                 else:
                     meter.count(event[span[0] : span[1]], "final" if closing else "continuous")
                 if self._closes:
@@ -409,7 +411,7 @@ class _Events:
             else:
                 event = relay.rewriter.rewrite(event)
             out.append(relay.own_id(event) if relay.rid else event)
-        if self._outside and self._splitter.held > sse.SMALL_EVENT_BYTES:
+        if self._splitter.held > sse.SMALL_EVENT_BYTES:
             relay.holds(self._splitter.held)
         if not out:
             return b""

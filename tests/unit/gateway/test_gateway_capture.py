@@ -1,6 +1,7 @@
 """What usage records say, from the engine's own counts, wherever a request ends."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -310,8 +311,9 @@ async def test_tool_calls_that_look_like_usage(tmp_path: Path):
         ({**STREAM, "n": 3}, [(0, 5), (1, 4), (2, 6), (1, 7)], (7, None, 18)),
         ({"model": "llama", "prompt": ["a", "b"], "n": 2, "stream": True}, [(0, 5), (1, 4), (2, 6)], (14, None, 15)),
         ({"model": "llama", "prompt": [1, 2, 3], "stream": True}, [(0, 5), (0, 6)], (7, None, 6)),
+        ({**STREAM, "n": 2}, [(0, 5), (1, 4), (2, 900), (-1, 900), (10**6, 900)], (7, None, 9)),
     ],
-    ids=["n=3", "two prompts, n=2", "one prompt of tokens"],
+    ids=["n=3", "two prompts, n=2", "one prompt of tokens", "answers that nobody asked for"],
 )
 async def test_several_answers_at_a_time(tmp_path: Path, body: dict, answers: list[tuple[int, int]], expected: tuple):
     """Engines count each answer for itself until the closing block, which is the sum of all."""
@@ -341,6 +343,25 @@ async def test_several_answers_at_a_time(tmp_path: Path, body: dict, answers: li
         await response.read()
         whole = (await it.records(count=2))[-1]
         assert counts(whole.data) == (7, None, 30, "final")
+
+
+async def test_what_an_engine_leaves_unfinished_counts_towards_the_memory_for_answers(tmp_path: Path):
+    """Some streams of a broken engine would end the gateway of all tenants."""
+
+    async def swell(request: EngineRequest) -> None:
+        await request.begin_stream()
+        await request.chunk(request.delta("x", 1))
+        with contextlib.suppress(ConnectionError):
+            for _ in range(40):
+                await request.chunk(b"data: " + b"x" * 100_000)
+            await request.gone.wait()
+
+    async with gateway(tmp_path, ScriptedEngine(swell), max_held_answer_bytes=1 << 20) as it:
+        async with asyncio.timeout(20):
+            text = await (await it.post(STREAM)).text()
+        assert '"code":"overloaded"' in text
+        (record,) = await it.records()
+        assert (record.data.outcome, record.data.output_tokens) == ("refused", 1)
 
 
 @pytest.mark.parametrize(
