@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal.api import reasons
-from shoal.core.fields import media, schemas
+from shoal.core.fields import media, patterns, schemas
 from shoal.core.health import dcgm
 from shoal.core.health.signals import OF_GPUS
 from shoal.core.layers import faults, texts, xids
@@ -83,7 +83,7 @@ def results(node: ast.expr) -> list[ast.expr]:
 
 
 def test_every_refusal_of_a_gateway_has_a_layer_and_a_next_step() -> None:
-    found = {*codes(), media.NOT_READ, schemas.CIRCULAR, "forbidden", "invalid_token"}
+    found = {*codes(), media.NOT_READ, patterns.TOO_LARGE, schemas.CIRCULAR, "forbidden", "invalid_token"}
     assert {"invalid_api_key", "expired_api_key", "rate_limit_exceeded", "hold_full", "unknown_field"} <= found
     assert set(REFUSALS) == found
 
