@@ -32,7 +32,7 @@ class Sources:
     """Where adapters come from: brings a folder with one file, or fails, or takes its time."""
 
     def __init__(self) -> None:
-        self.fails: dict[str, ArtifactError] = {}
+        self.fails: dict[str, Exception] = {}
         self.gate = asyncio.Event()
         self.gate.set()
         self.brought: list[str] = []
