@@ -129,8 +129,7 @@ class AnswerRelay:
             self._held = self._size = 0
 
     def holds(self, size: int) -> None:
-        """A stream keeps so many bytes of its answer in memory. Raises ApiError: 503, the budget is used
-        up."""
+        """A stream keeps so many bytes of its answer in memory. Raises ApiError: 503, the budget is used up."""
         if size > self._size:
             self._grown(size - self._size)
 

@@ -814,7 +814,10 @@ async def test_a_canary_whose_replicas_are_too_busy_has_failed(tmp_path: Path, m
     async with two_models(tmp_path, ScriptedEngine(), ScriptedEngine(), rule) as it:
         it.models["chat/other"] = dataclasses.replace(OTHER, limits=Limits(max_requests=9, max_tenant_percent=100))
         it.changed()
-        full: Callable[..., Allowance] = lambda *_args, **_more: Allowance(0, None)  # noqa: E731
+
+        def full(*_: object, **_more: object) -> Allowance:
+            return Allowance(0, None)
+
         monkeypatch.setattr(it.fleet, "allowance", full)
         waiting = it.app.holds.enter(it.models["chat/other"], "acme", "other", 1, 1, (), 1, is_retry=False)
         await asyncio.gather(*(ask(it) for _ in range(3)))
