@@ -125,14 +125,15 @@ def keeps_model() -> None:
 
 def keeps_dear() -> None:
     """The record of a request that went to a cheaper fallback names the target that was too dear."""
-    from shoal.gateway.request import GatewayRequest
+    from shoal.gateway.preparation import Preparation
 
-    real = GatewayRequest._prepare
+    real = Preparation._count
 
-    def prepare(self: GatewayRequest, *args: Any, **kwargs: Any) -> Any:
-        return real(self, *args, **{**kwargs, "recorded": True})
+    def count(self: Preparation, identity: Any, asked: Any, model: Any, routed: Any, *, resumed: bool) -> None:
+        if routed is None or routed.role != "fallback":
+            real(self, identity, asked, model, routed, resumed=resumed)
 
-    GatewayRequest._prepare = prepare
+    Preparation._count = count
 
 
 def bills_copies() -> None:

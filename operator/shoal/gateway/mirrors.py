@@ -5,6 +5,7 @@ requests for that Model wait. What engines compute for it is recorded as an atte
 id of the request in `mirrorOf`.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +14,16 @@ import structlog
 
 from shoal.core.access import KeyIdentity
 from shoal.core.routing.choice import Choice, NoReplica
-from shoal.gateway import redact
+from shoal.core.routing.routes import TargetRef
+from shoal.gateway import ids, redact
 from shoal.gateway.accepted import AcceptedRequest, InFlight
+from shoal.gateway.arrival import Arrival
+from shoal.gateway.bigbodies import BIG
 from shoal.gateway.dispatch import Dispatch
+from shoal.gateway.preparation import ClientBody, Preparation
 from shoal.gateway.prepared import Prepared
 from shoal.gateway.reply import Reply
+from shoal.gateway.routechoice import Routed
 from shoal.gateway.shared import Gateway
 from shoal.gateway.target import BaseTarget
 from shoal.gateway.upstream import AbortHandle, RequestBody
@@ -62,6 +68,62 @@ class MirrorTarget(BaseTarget):
 
     async def wait_for(self, why: NoReplica, tried: set[str]) -> InFlight:
         raise self._request.refusal(why)
+
+
+def copied(
+    app: Gateway,
+    arrival: Arrival,
+    preparation: Preparation,
+    identity: KeyIdentity,
+    body: ClientBody,
+    routed: Routed | None,
+) -> Copy | None:
+    """A copy of a request for the mirror of its route's rule; None: the rule has none, or the copy is dropped, because
+    the mirror cannot do the request, or because the body is too large to be decoded again."""
+    if routed is None or routed.mirror is None:
+        return None
+    copy = None
+    with contextlib.suppress(ApiError):
+        copy = _prepared(app, arrival, preparation, identity, body, routed.route, routed.mirror)
+    if copy is None:
+        app.metrics.mirrored.labels("dropped").inc()
+    return copy
+
+
+def _prepared(
+    app: Gateway,
+    arrival: Arrival,
+    preparation: Preparation,
+    identity: KeyIdentity,
+    body: ClientBody,
+    route: str,
+    mirror: TargetRef,
+) -> Copy | None:
+    """Raises ApiError."""
+    index, original = app.directory.snapshot.model_index, preparation.meter
+    declared = index.routes.get(route)
+    model = None if declared is None else index.target(declared, mirror, identity)
+    if model is None or body.size >= BIG:
+        return None
+    id = ids.uuid7()
+    ready = preparation.again(identity, body, model, Routed(route, mirror), id=id)
+    if ready is None:
+        return None
+    prepared = ready.prepared
+    meter = Meter(
+        id,
+        app.settings.installation,
+        identity,
+        model,
+        endpoint=arrival.path,
+        model_name=prepared.model_name,
+        stream=prepared.stream,
+        gateway=app.boot,
+        route=route,
+        mirror_of=original.id,
+    )
+    meter.free, meter.media, meter.repeated_bytes = original.free, original.media, original.repeated_bytes
+    return Copy(identity, prepared, ready.body, meter)
 
 
 def start_copy(app: Gateway, copy: Copy) -> None:

@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 from shoal.api import keys
 from shoal.core.hold.limits import Limits
 from shoal.core.routing.resolve import ServedModel
-from shoal.gateway import request, sse
+from shoal.gateway import preparation, sse
 from shoal.gateway.app import GatewayApp
 from shoal.gateway.upstream import UpstreamAddress
 from tests.support.gateway import API_KEY, INSTALL_KEY, MODEL, gateway, lines, replica, tenant
@@ -881,7 +881,7 @@ async def test_a_mistake_of_our_own_is_logged_without_what_was_asked(
     async with gateway(tmp_path, ScriptedEngine()) as it:
         it.pods["chat/llama-2"] = replica(2)
         it.changed()
-        monkeypatch.setattr(type(it.fleet) if where == "choose" else request, where, fail)
+        monkeypatch.setattr(type(it.fleet) if where == "choose" else preparation, where, fail)
         with structlog.testing.capture_logs() as logs:
             response = await it.post({**CHAT, "messages": [{"role": "user", "content": "canary-prompt"}]})
         assert response.status == 500

@@ -10,7 +10,7 @@ import pytest
 from shoal.core.hold.limits import Limits
 from shoal.core.quota.month import PICO
 from shoal.gateway.canaries import Canaries
-from shoal.gateway.request import GatewayRequest
+from shoal.gateway.preparation import Preparation
 from shoal.metering.meter import Meter
 from shoal.metering.spool import FILE_NAME
 from tests.storm import journals, mutants
@@ -165,7 +165,7 @@ async def test_after_a_fallback_by_cost_the_record_has_the_model_that_answered(t
 async def test_a_record_that_keeps_the_model_that_was_too_dear_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(GatewayRequest, "_prepare", GatewayRequest._prepare)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(Preparation, "_count", Preparation._count)  # pyright: ignore[reportPrivateUsage]
     mutants.keeps_dear()
     findings = await too_dear(tmp_path)
     assert any("has the Model chat/llama and the replica chat/other-2" in text for text in findings.violations)

@@ -67,7 +67,7 @@ async def test_requests_are_shared_by_weight(tmp_path: Path, monkeypatch: pytest
     llama, other = ScriptedEngine(), ScriptedEngine()
     async with two_models(tmp_path, llama, other, {"targets": [target("llama", 3), target("other", 1)]}) as it:
         draws = iter([draw for share in (0.1, 0.3, 0.5, 0.74, 0.76, 0.99) for draw in (share, 0.0)])  # and for a mirror
-        monkeypatch.setattr("shoal.gateway.request.random.random", lambda: next(draws))
+        monkeypatch.setattr("shoal.gateway.routechoice.random.random", lambda: next(draws))
         for _ in range(6):
             await ask(it)
         assert (len(llama.requests), len(other.requests)) == (4, 2)

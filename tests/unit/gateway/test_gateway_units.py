@@ -200,7 +200,8 @@ async def test_rules_for_lengths_read_the_media_of_a_request_once(
         read.append(fields)
         return media_size(fields)
 
-    monkeypatch.setattr("shoal.gateway.request.media_size", counted)
+    monkeypatch.setattr("shoal.gateway.routechoice.media_size", counted)
+    monkeypatch.setattr("shoal.gateway.preparation.media_size", counted)
     rules = [
         {"name": f"long-{at}", "matches": [{"promptTokens": {"atLeast": 10_000}}], "targets": [target("other")]}
         for at in range(8)

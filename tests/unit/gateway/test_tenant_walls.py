@@ -15,7 +15,7 @@ from shoal.core import access
 from shoal.core.access import Denied, KeyIdentity
 from shoal.core.routing.consent import AdapterConsent
 from shoal.core.routing.modelindex import ModelIndex
-from shoal.gateway import directory, request
+from shoal.gateway import directory, requester
 from tests.support.adapter_agents import AdapterAgent, TunedGateway, adapter, pool, tuned
 from tests.support.gateway import API_KEY, tenant
 
@@ -100,7 +100,7 @@ def no_look_whether(reason: str) -> Callable[[pytest.MonkeyPatch], None]:
                 return index.get(sha256) or next(one for one in index.values() if one.tenant == "acme")
             return found
 
-        monkeypatch.setattr(request, "authenticate", authenticate)
+        monkeypatch.setattr(requester, "authenticate", authenticate)
 
     return off
 
