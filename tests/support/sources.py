@@ -11,16 +11,12 @@ import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 
 from aiohttp import web
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from shoal.core.network import EVERYWHERE
+from shoal.net.pki import CertificateAuthority
 
 LOCAL = EVERYWHERE
 """Rules by which a test's own servers on loopback are sources, and its folders."""
@@ -76,37 +72,12 @@ def tar_of(files: Mapping[str, bytes], mode: str = "w:gz") -> bytes:
 
 def localhost_tls(folder: Path) -> tuple[ssl.SSLContext, Path]:
     """A server's context for localhost, and the file with the certificate of the CA that vouches for it."""
-    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
-    authority, server = (
-        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("test CA", "localhost")
-    )
-    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))])
-    now = datetime.now(UTC)
-    pems: list[bytes] = []
-    for subject, key, extension in (
-        (authority, keys[0], x509.BasicConstraints(ca=True, path_length=0)),
-        (server, keys[1], names),
-    ):
-        certificate = (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(authority)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(minutes=1))
-            .not_valid_after(now + timedelta(hours=1))
-            .add_extension(extension, critical=extension is not names)
-            .sign(keys[0], hashes.SHA256())
-        )
-        pems.append(certificate.public_bytes(serialization.Encoding.PEM))
+    now, life = datetime.now(UTC), timedelta(hours=1)
+    authority = CertificateAuthority.make("test CA", now, life)
+    server = authority.issue_for_hosts(["localhost", "127.0.0.1"], now, life)
     ca_file, cert_file, key_file = folder / "ca.crt", folder / "tls.crt", folder / "tls.key"
-    ca_file.write_bytes(pems[0])
-    cert_file.write_bytes(pems[1])
-    key_file.write_bytes(
-        keys[1].private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-    )
+    for file, pem in (ca_file, authority.pair.certificate), (cert_file, server.certificate), (key_file, server.key):
+        file.write_text(pem)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(cert_file, key_file)
     return context, ca_file

@@ -146,7 +146,8 @@ async def test_a_start_reads_what_is_open_and_not_all_that_is_there(tmp_path: Pa
     await spool.stop()
     with contextlib.closing(sqlite3.connect(tmp_path / "spool.sqlite", isolation_level=None)) as connection:
         steps = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {spoolfile.OPEN_ROWS}")]
-        assert [step for step in steps if step.startswith("SCAN")] == ["SCAN o USING INDEX open_rows"]
+        scans = [step.replace("COVERING ", "") for step in steps if step.startswith("SCAN")]  # as newer SQLites say it
+        assert scans == ["SCAN o USING INDEX open_rows"]
         connection.execute("DROP INDEX open_rows")  # a file of an older version has none
     spool = await opened(tmp_path)
     assert spool.stats.closed_as_cut == 1
