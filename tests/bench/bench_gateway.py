@@ -9,12 +9,16 @@ load generator on core 1, which has less for itself then) takes every record mea
 `CPU us/chunk` is that of the most chunks per second, which arrive several at a time; `alone` that of 100 streams, whose
 chunks arrive one by one. Both contain their share of the streams' requests, one for 50 chunks.
 Envoy and smg are plain proxies. Numbers on a busy machine are lower bounds: other processes' CPU is printed.
+The gateway runs on the Python of this command. Which one counts for a third: the distributions' builds and those of the
+official images are optimized with profiles (PGO), those that pyenv compiles are not unless it is told to
+(`UV_PYTHON=/usr/bin/python3 make bench` takes the distribution's).
 """
 
 import argparse
 import contextlib
 import json
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -296,7 +300,8 @@ def _missing(name: str) -> None:
 
 def show(rows: list[dict[str, Any]], foreign: float) -> None:
     base = rows[0]
-    print(f"\nGateway on one core; other processes used {foreign:.2f} cores before the run.\n")
+    print(f"\nGateway on one core, Python {platform.python_version()} of {sys.base_prefix}; ", end="")
+    print(f"other processes used {foreign:.2f} cores before the run.\n")
     head = (
         "proxy",
         "req/s",
