@@ -7,7 +7,7 @@ data, as in chats. What is left of a request is the provider's to check.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast
 
@@ -82,6 +82,9 @@ class NativeApi:
     """From the target's answer, and the client's name of the model."""
     events: Callable[[str], NativeEvents]
     """With the client's name of the model."""
+    turns: Callable[[Mapping[str, Any]], list[Json]]
+    """The texts, images and sounds of a body as messages of a chat, also of one that has no translation and has not
+    been checked. Estimates and sessions go by it; it is not sent."""
 
 
 def counted(block: Mapping[str, object], name: str, default: int | None = None) -> int:
@@ -100,10 +103,16 @@ def inner(block: Mapping[str, object], name: str) -> Json:
     return cast(Json, value) if isinstance(value, dict) else {}
 
 
+def objects_of(value: object) -> Iterator[Json]:
+    """The objects in a list; none where it is no list."""
+    for each in cast(list[object], value) if isinstance(value, list) else ():
+        if isinstance(each, dict):
+            yield cast(Json, each)
+
+
 def texts_of(value: object, text: Callable[[Json], str]) -> str:
     """What the model wrote in a list of blocks; empty where it is none."""
-    blocks = cast(list[object], value) if isinstance(value, list) else []
-    return "".join(text(cast(Json, block)) for block in blocks if isinstance(block, dict))
+    return "".join(map(text, objects_of(value)))
 
 
 def usage_of(read: int, cached: int, written: int, reasoning: int | None = None) -> Json:

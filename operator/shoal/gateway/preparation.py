@@ -103,7 +103,9 @@ class _Asked(NamedTuple):
     original: Parsed
     """In the client's API."""
     translatable: bool
-    form: audioform.AudioForm | None
+    shown: dict[str, Any]
+    """What estimates and sessions go by: messages as a chat has them, where there are some."""
+    form: audioform.AudioForm | None = None
 
 
 class _EngineBody(NamedTuple):
@@ -162,7 +164,7 @@ class Preparation:
     def _for_name(self, identity: KeyIdentity, body: ClientBody, *, leaves: bool) -> Ready | Incomplete | TooCostly:
         asked = self._asked(body.raw)
         name = asked.parsed.model_name
-        model, routed = self._routes.meaning(identity, name, asked.parsed.fields, len(body.raw))
+        model, routed = self._routes.meaning(identity, name, asked.shown, len(body.raw))
         if body.fetched is not None and not self._means_the_same(body.fetched.model, model, routed):
             raise self._routes.unknown(identity, name)
         return self._for_target(identity, body, asked, model, routed, leaves=leaves)
@@ -179,17 +181,20 @@ class Preparation:
         path, dialect = self._arrival.engine_path, self._arrival.dialect
         if path in FORMS:
             form = audioform.read(self._arrival.content_type, raw)
-            return _Asked(form.parsed, form.parsed, True, form)
+            return _Asked(form.parsed, form.parsed, True, form.parsed.fields, form)
         check_size(raw, self._app.json_bounds)
         original = parse(raw, path)
         if path == RERANK:
             write_documents(original.fields)
         if dialect is None:
-            return _Asked(original, original, True, None)
+            return _Asked(original, original, True, original.fields)
         try:
-            return _Asked(translated(original, dialect), original, True, None)
-        except ApiError:
-            return _Asked(original, original, False, None)  # an external target may serve this API itself
+            parsed = translated(original, dialect)
+        except ApiError:  # an external target may serve this API itself
+            native = dialect.native
+            shown = original.fields if native is None else {"messages": native.turns(original.fields)}
+            return _Asked(original, original, False, shown)
+        return _Asked(parsed, original, True, parsed.fields)
 
     def _for_target(
         self,
@@ -343,8 +348,8 @@ class Preparation:
             elif asked.form is not None:
                 recording = asked.form.recording
                 self.meter.hears(recording.most_seconds, recording.milliseconds)
-        if path == CHAT and model.facts.media and asked.translatable:
-            self.meter.sees(media_size(fields))
+        if path == CHAT and model.facts.media:
+            self.meter.sees(media_size(asked.shown))
 
     def _bounds(self, asked: _Asked, native: NativeApi | None, model: ServedModel) -> tuple[int | None, int | None]:
         """Longest answer in tokens that the client wishes, and that the Model allows it. The second is written into

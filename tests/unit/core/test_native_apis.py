@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core.anthropic import native as anthropic
+from shoal.core.fields.mediasize import media_size
 from shoal.core.nativeapi import NativeEvents
 from shoal.core.responses import native as responses
+from shoal.core.routing.affinity import conversation_of
 from shoal.core.translation import Json, NotTranslatable, StreamFailure
 
 NAMES = (
@@ -44,6 +46,58 @@ def test_any_body_is_forwarded_or_refused(request_of: Callable[[Json], Json], bo
     assert "model" not in sent, "the target's own name is put there"
     if request_of is responses.native_request:
         assert sent["store"] is False
+
+
+@settings(max_examples=150, deadline=None)
+@given(OBJECTS)
+@pytest.mark.parametrize("turns_of", [anthropic.native_turns, responses.native_turns])
+def test_any_body_has_turns_that_can_be_counted(turns_of: Callable[[Json], list[Json]], body: Json) -> None:
+    fields = {"messages": turns_of(body)}
+    size = media_size(fields)
+    assert size.text_bytes(1000) >= 0
+    conversation_of(fields)
+
+
+SEEN = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+A_SOUND = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+PICTURE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+RESULT = {"type": "tool_result", "content": [SEEN]}
+DOCUMENT = {"type": "document", "source": {"content": [SEEN]}}
+CALL = {"type": "tool_use", "input": SEEN}
+
+
+@pytest.mark.parametrize(
+    ("turns_of", "body", "counted"),
+    [
+        (anthropic.native_turns, {"messages": [{"role": "user", "content": [SEEN, RESULT]}]}, (2, 0)),
+        (anthropic.native_turns, {"messages": [{"content": [DOCUMENT]}]}, (1, 0)),
+        (anthropic.native_turns, {"messages": [{"role": "assistant", "content": [CALL]}]}, (0, 0)),
+        (responses.native_turns, {"input": [{"role": "user", "content": [PICTURE, A_SOUND]}]}, (1, 1)),
+        (responses.native_turns, {"input": [{"type": "custom_tool_call_output", "output": [PICTURE]}]}, (1, 0)),
+        (responses.native_turns, {"input": "data:image/png;base64,AAAA"}, (0, 0)),
+    ],
+)
+def test_media_are_found_wherever_they_are(
+    turns_of: Callable[[Json], list[Json]], body: Json, counted: tuple[int, int]
+) -> None:
+    size = media_size({"messages": turns_of(body)})
+    assert (size.images, size.sounds) == counted
+
+
+def test_all_turns_of_a_conversation_are_of_one_session() -> None:
+    def session(turns_of: Callable[[Json], list[Json]], body: Json) -> str | None:
+        return conversation_of({"messages": turns_of(body)})
+
+    fox, answer = {"role": "user", "content": "A fox?"}, {"role": "assistant", "content": "Yes."}
+    paid = [{"type": "text", "text": f"x-anthropic-billing-header: {number}\nBe brief."} for number in (1, 2)]
+    first = session(anthropic.native_turns, {"system": paid[:1], "messages": [fox]})
+    assert first == session(anthropic.native_turns, {"system": paid[1:], "messages": [fox, answer, fox]})
+    assert first != session(anthropic.native_turns, {"system": paid[:1], "messages": [answer | {"role": "user"}]})
+    parts = [{"type": "input_text", "text": "A fox?"}]
+    first = session(responses.native_turns, {"instructions": "Be brief.", "input": "A fox?"})
+    again = [{"role": "user", "content": parts}, answer, fox]
+    assert first == session(responses.native_turns, {"instructions": "Be brief.", "input": again})
+    assert first != session(responses.native_turns, {"instructions": "Be long.", "input": again})
 
 
 @settings(max_examples=150, deadline=None)

@@ -1,6 +1,7 @@
 """APIs that an external target serves itself: Anthropic's Messages and OpenAI's Responses, passed on and metered."""
 
 import json
+from base64 import b64encode
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from shoal.core.hold.limits import Limits
 from shoal.core.routing.external import FAILURES
 from shoal.gateway import accepted
 from tests.support.gateway import GatewayUnderTest, gateway, tenant
+from tests.support.pictures import data_url, made
 from tests.support.provider import HOST, TOKEN, Provider, beside, stream, whole
 from tests.support.routes import put, target
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine
@@ -248,6 +250,63 @@ async def test_an_error_before_the_first_event_goes_to_a_fallback_that_translate
         assert sent.path == "/v1/chat/completions"
         data = (await it.records())[0].data
         assert (data.model, data.count_source) == ("chat/llama", "final")
+
+
+PHOTO = made("JPEG", 800, 700, quality=95)
+PHOTO_TOKENS = 800 * 700 // (28 * 28)
+SHOWN = {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg", "data": b64encode(PHOTO).decode()}}
+PICTURE = {"type": "input_image", "image_url": data_url("image/jpeg", PHOTO)}
+CUSTOM = {"type": "custom", "name": "patch"}
+"""A tool that has no translation."""
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (
+            "/v1/messages",
+            {
+                **MESSAGE,
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "document", "source": {"type": "content", "content": [SHOWN]}}],
+                    }
+                ],
+            },
+        ),
+        (
+            "/v1/messages",
+            {
+                **MESSAGE,
+                "messages": [
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [SHOWN]}]}
+                ],
+                "tools": [{"type": "bash_20250124", "name": "bash"}],
+            },
+        ),
+        ("/v1/responses", {**RESPONSE, "input": [{"role": "user", "content": [PICTURE]}], "tools": [CUSTOM]}),
+        (
+            "/v1/responses",
+            {**RESPONSE, "input": [{"type": "custom_tool_call_output", "call_id": "c", "output": [PICTURE]}]},
+        ),
+    ],
+)
+async def test_images_of_what_no_chat_can_say_count_by_what_they_show(
+    tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    """As in chats: in the record, in limits and in routes."""
+    rule = {
+        "targets": [{"external": {"name": "outside"}}],
+        "matches": [{"promptTokens": {"lessThan": PHOTO_TOKENS + 200}}],
+    }
+    uncounted = whole({**A_MESSAGE, "usage": None})
+    async with beside(tmp_path, Provider(uncounted), ScriptedEngine(), rule, changed=BOTH) as it:
+        await ask(it, body, path)
+        data = (await it.records())[0].data
+        assert (data.images, data.count_source) == (1, "estimated")
+        assert data.input_tokens is not None
+        assert PHOTO_TOKENS <= data.input_tokens < PHOTO_TOKENS + 200
 
 
 # --- a Shoal behind a Shoal -------------------------------------------------------------------------------------------

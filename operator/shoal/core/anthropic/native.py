@@ -1,9 +1,10 @@
 """Anthropic's Messages API at an external target that serves it itself."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, cast
 
 from shoal.core.anthropic.answer import error_event
+from shoal.core.anthropic.request import without_attribution
 from shoal.core.nativeapi import (
     MOST_NESTED,
     NativeAnswer,
@@ -12,6 +13,7 @@ from shoal.core.nativeapi import (
     at_provider,
     counted,
     inner,
+    objects_of,
     only_data,
     texts_of,
     usage_of,
@@ -73,6 +75,32 @@ def _check(content: object, at: str, depth: int) -> None:
             _check(cast(Json, source).get("content"), f"{here}.source.content", depth + 1)
         if kind in ("tool_result", "search_result"):
             _check(block.get("content"), f"{here}.content", depth + 1)
+
+
+def native_turns(body: Mapping[str, Any]) -> list[Json]:
+    """See `NativeApi.turns`."""
+    system = {"role": "system", "content": list(_parts(body.get("system"), 0))}
+    messages = objects_of(body.get("messages"))
+    return [system, *({"role": one.get("role"), "content": list(_parts(one.get("content"), 0))} for one in messages)]
+
+
+def _parts(content: object, depth: int) -> Iterator[Json]:
+    """What a chat has of a content, and of the results and documents in it."""
+    if isinstance(content, str):
+        yield {"type": "text", "text": without_attribution(content)}
+    if depth > MOST_NESTED:
+        return
+    for block in objects_of(content):
+        source = inner(block, "source")
+        match block.get("type"):
+            case "text":
+                yield from _parts(block.get("text"), depth)
+            case "image":
+                url = f"data:{source.get('media_type')};base64,{source.get('data')}"
+                yield {"type": "image_url", "image_url": {"url": url}}
+            case _:
+                yield from _parts(block.get("content"), depth + 1)
+                yield from _parts(source.get("content"), depth + 1)
 
 
 def native_answer(answer: Json, model_name: str) -> NativeAnswer:

@@ -93,11 +93,11 @@ def _system(value: object) -> list[Json]:
     if value is None or value == "" or value == []:
         return []
     texts = [value] if isinstance(value, str) else _texts(value, "system")
-    text = "\n".join(text for given in texts if (text := _without_attribution(given)))
+    text = "\n".join(text for given in texts if (text := without_attribution(given)))
     return [{"role": "system", "content": text}] if text else []
 
 
-def _without_attribution(text: str) -> str:
+def without_attribution(text: str) -> str:
     """Without the first line of a coding agent, which says who pays and differs in each request: a prompt that begins
     with it has no prefix in any cache."""
     return text.partition("\n")[2] if text.startswith(_ATTRIBUTION) else text

@@ -12,6 +12,7 @@ from shoal.core.nativeapi import (
     at_provider,
     counted,
     inner,
+    objects_of,
     only_data,
     texts_of,
     usage_of,
@@ -105,6 +106,26 @@ def _tools(value: object) -> list[object] | None:
             raise at_provider(f"tools[{number}]", kind)
         kept.append(tool)
     return kept
+
+
+def native_turns(body: Mapping[str, Any]) -> list[Json]:
+    """See `NativeApi.turns`."""
+    given: object = body.get("input")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else objects_of(given)
+    system: Json = {"role": "system", "content": body.get("instructions")}
+    return [system, *({"role": one.get("role"), "content": _content(one)} for one in items)]
+
+
+def _content(item: Json) -> object:
+    """What a chat has of an item."""
+    content: object = item.get("output") if item.get("content") is None else item["content"]
+    return content if isinstance(content, str) else [_part(part) for part in objects_of(content)]
+
+
+def _part(part: Json) -> Json:
+    if part.get("type") == "input_image":
+        return {"type": "image_url", "image_url": {"url": part.get("image_url")}}
+    return part  # a text, or a sound, which is the same in both
 
 
 def native_answer(answer: Json, model_name: str) -> NativeAnswer:
