@@ -41,6 +41,27 @@ async def test_scores_and_their_record(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
+    "answer",
+    [
+        *({"scores": found, "usage": {"prompt_tokens": 9}} for found in ([], [[0.1]], [[0.1]] * 3, None, {"0": [0.1]})),
+        {"data": []},
+        [[0.1], [0.2]],
+    ],
+)
+async def test_an_answer_without_one_score_for_each_item_is_an_engine_error(tmp_path: Path, answer: Any):
+    """Both would be billed, and clients pair scores with items by their order."""
+
+    async def miscounts(request: EngineRequest) -> None:
+        await request.answer(200, json.dumps(answer).encode())
+
+    async with gateway(tmp_path, ScriptedEngine(miscounts)) as it:
+        response = await it.post(ASKED, SCORE)
+        assert (response.status, (await response.json())["error"]["code"]) == (502, "bad_answer")
+        data = (await it.records())[0].data
+        assert (data.outcome, data.status, data.count_source) == ("failed", 502, "estimated")
+
+
+@pytest.mark.parametrize(
     ("change", "param"),
     [
         ({"items": None}, "items"),

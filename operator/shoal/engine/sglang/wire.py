@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 import orjson
 
 from shoal.core.enginedifferences import EngineDifferences
-from shoal.core.fields.table import GENERATING, RERANK, TABLE
+from shoal.core.fields.table import GENERATING, RERANK, SCORE, TABLE
 from shoal.engine.wire import (
     NO_ENDPOINT,
     AcceptedDrafts,
@@ -93,7 +93,7 @@ class SGLangWire:
     salted: frozenset[str] = GENERATING
     differences: EngineDifferences = _DIFFERENCES
     special: Mapping[str, frozenset[str]] = _NOTHING
-    reshaped: frozenset[str] = frozenset({RERANK})
+    reshaped: frozenset[str] = frozenset({RERANK, SCORE})
 
     def added(self, endpoint: str, fields: Mapping[str, Any]) -> bytes | None:
         return b""
@@ -136,7 +136,9 @@ class SGLangWire:
 
     def reshape(self, call: EngineCall, answer: object, ranking: Ranking) -> tuple[dict[str, Any], int | None]:
         """SGLang's list of documents, the best first, as the object that clients of Cohere, Jina and vLLM read. The
-        list has no usage: each document has the prompt tokens of its pair."""
+        list has no usage: each document has the prompt tokens of its pair. An answer of /v1/score stays what it is."""
+        if call.endpoint == SCORE:
+            return _scored(answer, ranking)
         if not isinstance(answer, list) or not all(isinstance(item, dict) for item in cast(list[object], answer)):
             raise AnswerGarbled("The engine's answer is no ranked list.")
         items = cast(list[dict[str, Any]], answer)
@@ -151,6 +153,15 @@ class SGLangWire:
                 result["document"] = {"text": text}
             results.append(result)
         return {"object": "list", "model": ranking.model_name, "results": results[: ranking.top_n]}, total
+
+
+def _scored(answer: object, ranking: Ranking) -> tuple[dict[str, Any], int | None]:
+    given = cast(dict[str, Any], answer) if isinstance(answer, dict) else {}
+    scores: object = given.get("scores")
+    if not isinstance(scores, list):
+        raise AnswerGarbled("The engine's answer has no scores.")
+    ranking.complete(range(len(cast(list[object], scores))))
+    return given | {"model": ranking.model_name}, _tokens(given.get("usage"))
 
 
 def _tells_drafts(call: EngineCall) -> bool:
@@ -205,8 +216,8 @@ def _correct_drafts(details: object, answers: int) -> int | None:
     return total
 
 
-def _tokens(meta: object) -> int | None:
-    found = cast(dict[str, object], meta).get("prompt_tokens") if isinstance(meta, dict) else None
+def _tokens(counts: object) -> int | None:
+    found = cast(dict[str, object], counts).get("prompt_tokens") if isinstance(counts, dict) else None
     return found if type(found) is int and found >= 0 else None
 
 
