@@ -47,7 +47,8 @@ class LoadConfig(BaseModel):
     sdk_rate: float
     long: float
     attacks: bool = True
-    """Not where gateways answer that are of a version without the check of fields."""
+    """Not where gateways answer that are of a version without the check of fields. Such a version may lack the other
+    APIs too."""
     targets: tuple[Target, ...]
     adapters: dict[str, tuple[Path, ...]] = {}
     """By name, where the files of the revisions are whose words may answer."""
@@ -146,6 +147,7 @@ class Load:
                         "s" if number == 0 else "sdk",
                         long=config.long,
                         attacks=config.attacks,
+                        translated=config.attacks and number == 0,
                     )
                     group.create_task(self._send(group, planned, one))
         finally:

@@ -11,12 +11,19 @@ import orjson
 from shoal_dev.sim.answers import SimulatedAnswer
 from shoal_dev.sim.signatures import signature
 from shoal_dev.sim.tokenizer import ModelFolder
+from tests.storm.apis import TRANSLATED, TranslatedKind, body_of
 
-Kind = Literal["short", "chat", "stream", "long", "leaver", "wrong", "attack"]
-STREAMS: Final = frozenset({"stream", "long", "leaver"})
+Kind = Literal["short", "chat", "stream", "long", "leaver", "wrong", "attack"] | TranslatedKind
+STREAMS: Final = frozenset({"stream", "long", "leaver", "message_stream", "response_stream"})
+CHATS: Final = frozenset({"chat", *TRANSLATED})
+"""Answered with the words of a chat."""
 _SHARES: Final[dict[Kind, float]] = {
-    "short": 0.58,
+    "short": 0.46,
     "chat": 0.08,
+    "message": 0.03,
+    "message_stream": 0.03,
+    "response": 0.03,
+    "response_stream": 0.03,
     "stream": 0.24,
     "long": 0.0,
     "leaver": 0.06,
@@ -80,21 +87,17 @@ class Ask:
 
     @property
     def path(self) -> str:
-        return "/v1/chat/completions" if self.kind == "chat" else "/v1/completions"
+        if self.kind == "chat":
+            return "/v1/chat/completions"
+        return TRANSLATED.get(self.kind, "/v1/completions")
 
     def body(self) -> bytes:
-        fields: dict[str, Any] = {"model": self.model, "max_tokens": self.max_tokens}
-        if self.kind == "chat":
-            fields["messages"] = [{"role": "user", "content": prompt_text(self.prompt)}]
-        else:
-            fields["prompt"] = prompt_text(self.prompt)
-            fields["ignore_eos"] = True
+        fields = {"model": self.model, **body_of(self.kind, prompt_text(self.prompt), self.max_tokens)}
         fields |= attack_of(self)
         if self.kind in STREAMS:
             fields["stream"] = True
-            if (
-                self.prompt % 2
-            ):  # who does not ask for it hears nothing of usage; the engine tells the gateway all the same
+            # Who does not ask for it hears nothing of usage; the engine tells the gateway all the same.
+            if self.kind not in TRANSLATED and self.prompt % 2:
                 fields["stream_options"] = {"include_usage": True}
         return orjson.dumps(fields)
 
@@ -122,10 +125,11 @@ def asks(
     *,
     long: float = LONG,
     attacks: bool = True,
+    translated: bool = True,
 ) -> Iterator[Ask]:
     """`count` requests with exponential gaps of mean 1/rate seconds. A Model that is not asked at that moment passes
     its requests on to the next one that is; at least one Target must always be active. Without `attacks` those are
-    short ones."""
+    short ones, and without `translated` those of other APIs are chats."""
     source = random.Random(seed)  # noqa: S311 - reproducible on purpose
     shares = _SHARES | {"long": long, "short": _SHARES["short"] - long}
     kinds, weights = zip(*shares.items(), strict=True)
@@ -137,6 +141,8 @@ def asks(
         (kind,) = source.choices(kinds, weights)
         if kind == "attack" and not attacks:
             kind = "short"
+        if kind in TRANSLATED and not translated:
+            kind = "chat"
         yield Ask(
             id=f"{prefix}{seed}-{number:07d}",
             at=at,
@@ -151,7 +157,7 @@ def asks(
 def _tokens(kind: Kind, source: random.Random) -> int:
     low, high = {
         "short": (1, 8),
-        "chat": (2, 8),
+        **dict.fromkeys(CHATS, (2, 8)),
         "stream": (8, 24),
         "long": (150, _LONGEST),
         "leaver": (20, 120),
@@ -192,7 +198,7 @@ class Answers:
         )
 
     def _text(self, ask: Ask, sign: str | None) -> str:
-        chat = ask.kind == "chat"
+        chat = ask.kind in CHATS
         key = (chat, ask.prompt, sign)
         if key not in self._pieces:
             self._pieces[key] = self._tokens_of(chat, prompt_text(ask.prompt), 16 if chat else _LONGEST, sign)

@@ -7,13 +7,14 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import h11
 import orjson
 
+from tests.storm import apis
 from tests.storm.plan import STREAMS, Ask, attacked_field
 
 RawOutcome = Literal["answered", "refused", "cancelled", "failed", "broken", "lost"]
@@ -31,6 +32,7 @@ _CHUNK: Final = 65536
 _RETRY_AFTER_MAX: Final = 60
 LOST_TWICE: Final = "replica_lost_twice"
 """What a gateway says of a request under which two replicas died; the judge wants to see both kills."""
+_LOST_TWICE_TEXT: Final = "Two replicas were lost while they had this request"
 
 
 @dataclass(slots=True)
@@ -229,7 +231,7 @@ class Events:
             elif line.startswith(b"data:"):
                 payload = line[5:].strip()
                 self.data.append(payload)
-                content = content or not payload.startswith(b'{"error"')
+                content = content or not payload.startswith((b'{"error"', b'{"type":"error"'))
         return content
 
 
@@ -243,28 +245,26 @@ def judge(end: End, ask: Ask, raw: bytes, events: Events, retry_after: str | Non
         end.outcome = "answered" if status == 400 else "lost"
         end.why = "the engine's own 400" if status == 400 else f"{status} where the engine says 400: {_message(raw)}"
     elif ask.kind == "attack":
-        field, refused = attacked_field(ask), _field_at_fault(raw)
+        field, refused = attacked_field(ask), _error(raw).get("param")
         end.outcome = "answered" if (status, refused) == (400, field) else "lost"
         end.why = f"{status}, which names {refused!r}, where the gateway refuses {field!r} with 400"
-    elif status == 502 and _code(raw) == LOST_TWICE:
+    elif status == 502 and _lost_twice(_error(raw)):
         end.outcome, end.why = "failed", LOST_TWICE
     elif status != 200:
         end.outcome, end.why = "lost", f"{status}: {_message(raw)}"
     elif ask.kind in STREAMS:
-        _judge_stream(end, events)
+        _judge_stream(end, ask, events)
     else:
         try:
-            body = orjson.loads(raw)
-            choice = body["choices"][0]
-            end.usage = _usage(body)
-            end.text = choice["message"]["content"] if ask.kind == "chat" else choice["text"]
+            said = apis.whole(ask.kind, orjson.loads(raw))
+            end.text, end.usage = said.text, said.usage
         except (orjson.JSONDecodeError, LookupError, TypeError):
             end.outcome, end.why = "lost", f"no answer in the body: {raw[:200]!r}"
         else:
             end.outcome, end.why = "answered", ""
 
 
-def _judge_stream(end: End, events: Events) -> None:
+def _judge_stream(end: End, ask: Ask, events: Events) -> None:
     done = False
     for payload in events.data:
         if payload == b"[DONE]":
@@ -275,44 +275,37 @@ def _judge_stream(end: End, events: Events) -> None:
         except orjson.JSONDecodeError:
             end.outcome, end.why = "lost", f"an event that is no JSON: {payload[:200]!r}"
             return
-        if "error" in chunk:
-            wait = chunk["error"].get("retry_after")
+        if (error := apis.error_in(chunk)) is not None:
+            wait = error.get("retry_after")
             if end.first is None and isinstance(wait, int) and 1 <= wait <= _RETRY_AFTER_MAX:
-                end.outcome, end.why = "refused", str(chunk["error"].get("message"))
-            elif end.first is None and chunk["error"].get("code") == LOST_TWICE:
+                end.outcome, end.why = "refused", str(error.get("message"))
+            elif end.first is None and _lost_twice(error):
                 end.outcome, end.why = "failed", LOST_TWICE
             elif end.first is None:
                 end.outcome, end.why = "lost", f"an error event before the answer, retry_after {wait}: {payload!r}"
             else:
-                end.outcome, end.why = "failed", str(chunk["error"].get("message"))
+                end.outcome, end.why = "failed", str(error.get("message"))
             return
-        end.usage = _usage(chunk) or end.usage
-        for choice in chunk.get("choices", ()):
-            end.text += choice.get("text") or choice.get("delta", {}).get("content") or ""
+        said = apis.heard(ask.kind, chunk)
+        end.text += said.text
+        end.usage = said.usage or end.usage
+        done = done or said.done
     if done:
         end.outcome, end.why = "answered", ""
     else:
-        end.outcome, end.why = "broken", "the stream ended in good order, but without [DONE]"
+        end.outcome, end.why = "broken", "the stream ended in good order, but without its last event"
 
 
-def _usage(body: dict[str, Any]) -> tuple[int, int] | None:
-    usage = body.get("usage")
-    return (usage["prompt_tokens"], usage["completion_tokens"]) if usage else None
+def _error(raw: bytes) -> dict[str, Any]:
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        return dict(orjson.loads(raw)["error"])
+    return {}
 
 
-def _code(raw: bytes) -> str | None:
-    with contextlib.suppress(orjson.JSONDecodeError, LookupError, TypeError):
-        return orjson.loads(raw)["error"]["code"]
-    return None
-
-
-def _field_at_fault(raw: bytes) -> str | None:
-    with contextlib.suppress(orjson.JSONDecodeError, LookupError, TypeError):
-        return orjson.loads(raw)["error"]["param"]
-    return None
+def _lost_twice(error: Mapping[str, Any]) -> bool:
+    """Anthropic's errors have no code."""
+    return error.get("code") == LOST_TWICE or str(error.get("message")).startswith(_LOST_TWICE_TEXT)
 
 
 def _message(raw: bytes) -> str:
-    with contextlib.suppress(orjson.JSONDecodeError, LookupError, TypeError):
-        return str(orjson.loads(raw)["error"]["message"])
-    return repr(raw[:200])
+    return str(_error(raw).get("message") or repr(raw[:200]))

@@ -15,6 +15,7 @@ from shoal.api.config import ExternalHost
 from shoal.api.modelroute import ModelRoute
 from shoal_dev.demo import steps
 from tests.storm import routes, swaps
+from tests.storm.apis import TRANSLATED
 from tests.storm.ground import MODEL_PATH, STEADY, STORM
 from tests.storm.journals import read_engines
 from tests.storm.load import check
@@ -90,7 +91,9 @@ async def test_each_kind_of_request_gets_what_a_model_would_answer_and_is_in_its
         clients.close()
         records = await it.records("final", sum(kinds.values()) - kinds["attack"])
     assert not llama.requests
-    assert min(kinds[kind] for kind in ("short", "chat", "stream", "long", "leaver", "wrong", "attack")) > 0
+    assert (
+        min(kinds[kind] for kind in ("short", "chat", "stream", "long", "leaver", "wrong", "attack", *TRANSLATED)) > 0
+    )
     assert {record.data.model for record in records} == {"chat/front/outside"}
     sequences, _ = read_engines(outside.folder)
     gave = Counter[tuple[int | None, int | None]](one.tokens for one in sequences if one.tokens is not None)

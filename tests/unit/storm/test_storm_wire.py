@@ -14,7 +14,11 @@ import pytest
 
 from shoal.core.fields.check import check as check_fields
 from shoal.core.fields.kinds import Facts
+from shoal.core.translation import StreamFailure
+from shoal.gateway.dialects import DIALECTS
+from shoal.net import errors
 from tests.storm import swaps
+from tests.storm.apis import TRANSLATED
 from tests.storm.ground import MODEL_PATH
 from tests.storm.journals import WRONG, read_attempts
 from tests.storm.load import Journal, check
@@ -124,6 +128,59 @@ async def test_what_comes_is_called_what_it_is(ask: Ask, answer: bytes, outcome:
     assert end.outcome == outcome, end.why
 
 
+MESSAGE = replace(STREAM, kind="message")
+MESSAGES = replace(STREAM, kind="message_stream")
+RESPONSE = replace(STREAM, kind="response")
+RESPONSES = replace(STREAM, kind="response_stream")
+COMPLETION = {
+    "model": "m",
+    "choices": [{"index": 0, "message": {"content": "a fox"}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}},
+}
+CHUNKS = (
+    {"choices": [{"index": 0, "delta": {"content": "a "}}]},
+    {"choices": [{"index": 0, "delta": {"content": "fox"}, "finish_reason": "length"}]},
+    {"choices": [], "usage": COMPLETION["usage"]},
+)
+REFUSED = errors.unavailable("Wait.", "hold_full", 5).failure("r1")
+TWICE = errors.lost_twice().failure("r1")
+
+
+def streamed(ask: Ask, *, end: bool = True, failure: StreamFailure | None = None, chunks: int = 3) -> bytes:
+    """What a gateway makes of an engine's stream."""
+    events = DIALECTS[ask.path].events("r1", "m")
+    made = [events.chunk(chunk) for chunk in CHUNKS[:chunks]]
+    if failure is not None:
+        made.append(events.error(failure))
+    elif end:
+        made.append(events.end())
+    return chunked(*filter(None, made))
+
+
+@pytest.mark.parametrize("ask", [MESSAGE, RESPONSE])
+async def test_answers_of_other_apis_are_read(ask: Ask) -> None:
+    dialect = DIALECTS[ask.path]
+    end = await asked(ask, whole(200, orjson.dumps(dialect.answer(COMPLETION, "r1"))))
+    assert (end.outcome, end.text, end.usage) == ("answered", "a fox", (9, 3))
+    assert (await asked(ask, whole(200, orjson.dumps(COMPLETION)))).outcome == "lost"
+    twice = whole(502, dialect.error(errors.lost_twice(), "r1"))
+    assert (await asked(ask, twice)).outcome == "failed"
+
+
+@pytest.mark.parametrize("ask", [MESSAGES, RESPONSES])
+async def test_streams_of_other_apis_are_read(ask: Ask) -> None:
+    end = await asked(ask, streamed(ask))
+    assert (end.outcome, end.text, end.usage) == ("answered", "a fox", (9, 3))
+    for answer, outcome in (
+        (streamed(ask, end=False), "broken"),
+        (streamed(ask, failure=REFUSED), "failed"),
+        (streamed(ask, failure=REFUSED, chunks=0), "refused"),
+        (streamed(ask, failure=TWICE, chunks=0), "failed"),
+        (chunked(event("a"), b"data: {}\n\n"), "broken"),
+    ):
+        assert (await asked(ask, answer)).outcome == outcome
+
+
 async def test_a_client_that_leaves_has_cancelled() -> None:
     end = await asked(replace(STREAM, leave_after=0.05), chunked(event("a"), end=False), hold=True)
     assert (end.outcome, end.text) == ("cancelled", "")
@@ -183,7 +240,9 @@ def test_a_plan_is_the_same_for_the_same_seed_and_follows_the_bursts() -> None:
     assert len({ask.id for ask in plan}) == 2000
     assert abs(plan[-1].at - 20.0) < 2.0
     assert all(ask.at % 10.0 < 5.0 for ask in plan if ask.model == "bursty")
-    assert {ask.kind for ask in plan} == {"short", "chat", "stream", "long", "leaver", "wrong", "attack"}
+    assert {ask.kind for ask in plan} == {"short", "chat", "stream", "long", "leaver", "wrong", "attack", *TRANSLATED}
+    plain = list(asks(7, 2000, 100.0, targets, translated=False))
+    assert {ask.kind for ask in plain} == {ask.kind for ask in plan} - TRANSLATED.keys()
 
 
 @pytest.mark.parametrize("number", range(len(ATTACKS)))
