@@ -7,11 +7,11 @@ data, as in chats. What is left of a request is the provider's to check.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
-from shoal.core.translation import Json, NotTranslatable, StreamFailure, quoted
+from shoal.core.translation import Json, NotTranslatable, StreamFailure, objects_of, quoted
 
 MOST_NESTED: Final = 8
 """Contents in contents, such as a document in the result of a tool."""
@@ -95,19 +95,6 @@ def counted(block: Mapping[str, object], name: str, default: int | None = None) 
     if type(value) is not int or value < 0:  # the exact type: True is no number
         raise NotCounted
     return value
-
-
-def inner(block: Mapping[str, object], name: str) -> Json:
-    """An object in an object; empty where there is none."""
-    value = block.get(name)
-    return cast(Json, value) if isinstance(value, dict) else {}
-
-
-def objects_of(value: object) -> Iterator[Json]:
-    """The objects in a list; none where it is no list."""
-    for each in cast(list[object], value) if isinstance(value, list) else ():
-        if isinstance(each, dict):
-            yield cast(Json, each)
 
 
 def texts_of(value: object, text: Callable[[Json], str]) -> str:

@@ -1,9 +1,12 @@
 """What the translations of other APIs into chat completions share (`anthropic/`, `responses/`)."""
 
 import re
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple, cast
 
 Json = dict[str, Any]
+_MOST_COUNT: Final = 2**53
+"""A larger one counts nothing, and cannot be written everywhere."""
 
 
 class StreamFailure(NamedTuple):
@@ -69,7 +72,44 @@ def quoted(value: object) -> str:
     return f'"{value[:50]}"' if isinstance(value, str) else "unknown"
 
 
-def first_choice(completion: Json) -> Json:
+class UnreadableAnswer(Exception):
+    """What came with status 200 is no answer of the API."""
+
+
+def answered(completion: Mapping[str, Any]) -> tuple[Json, Json]:
+    """The only choice of a whole completion, and its message. Raises UnreadableAnswer."""
+    choice = first_choice(completion)
+    if not isinstance(choice.get("message"), dict):
+        raise UnreadableAnswer
+    return choice, choice["message"]
+
+
+def first_choice(completion: Mapping[str, Any]) -> Json:
     """The only choice of a completion or chunk; empty where there is none."""
-    choices: object = completion.get("choices")
-    return cast(Json, choices[0]) if isinstance(choices, list) and choices else {}
+    empty: Json = {}
+    return next(objects_of(completion.get("choices")), empty)
+
+
+def inner(block: Mapping[str, object], name: str) -> Json:
+    """An object in an object; empty where there is none."""
+    value = block.get(name)
+    return cast(Json, value) if isinstance(value, dict) else {}
+
+
+def objects_of(value: object) -> Iterator[Json]:
+    """The objects in a list; none where it is no list."""
+    for each in cast(list[object], value) if isinstance(value, list) else ():
+        if isinstance(each, dict):
+            yield cast(Json, each)
+
+
+def text_in(block: Mapping[str, object], name: str) -> str:
+    """A text in an object; empty where there is none."""
+    value = block.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def count_in(block: Mapping[str, object], name: str) -> int:
+    """A count in an object; 0 where there is none."""
+    value = block.get(name)
+    return value if type(value) is int and 0 <= value <= _MOST_COUNT else 0

@@ -48,7 +48,7 @@ class Dialect:
     request: Callable[[Mapping[str, Any]], Json]
     """The engine's request. Raises NotTranslatable."""
     answer: Callable[[Mapping[str, Any], str], Json]
-    """The client's answer, from the engine's and the request's id."""
+    """The client's answer, from the engine's and the request's id. Raises UnreadableAnswer."""
     events: Callable[[str, str], AnswerEvents]
     """From the request's id, and the name of the model that the client used."""
     error: Callable[[ApiError, str], bytes]

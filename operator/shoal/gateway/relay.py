@@ -171,6 +171,7 @@ class AnswerRelay:
         out, usage, content_type, logged, estimate = wholeanswer.read(
             prepared, self._wire, self._call, self.rewriter, body, answer.content_type
         )
+        shown = wholeanswer.translated(prepared, out, meter.id) if content_type == _JSON else out
         if estimate is not None:
             meter.estimate_answer(estimate)
         if usage is not None:
@@ -182,13 +183,11 @@ class AnswerRelay:
             self._reply.log.answered(logged)
         if self._reply.spans is not None:
             self._reply.spans.observe_answer(out if prepared.native is None else logged or out)
-        if prepared.dialect is not None and content_type == _JSON:
-            out = orjson.dumps(prepared.dialect.answer(orjson.loads(out), meter.id))
-        del body, logged  # a slow client must not keep both copies in memory
+        del body, out, logged  # a slow client must not keep several copies in memory
         if content_type != _JSON:
-            await self._reply.page(answer.status, out, ((b"content-type", content_type), *headers))
+            await self._reply.page(answer.status, shown, ((b"content-type", content_type), *headers))
         else:
-            await self._reply.json(answer.status, self.own_id(out) if self.rid else out, headers)
+            await self._reply.json(answer.status, self.own_id(shown) if self.rid else shown, headers)
         meter.outcome = "answered"
 
     def _elsewhere(self, status: int, error: bytes) -> None:

@@ -7,6 +7,7 @@ import orjson
 from shoal.core.fields.table import EMBEDDINGS, GENERATING, TOKENIZING, TRANSCRIBE
 from shoal.core.nativeapi import NativeApi
 from shoal.core.transcripts import usage_of
+from shoal.core.translation import UnreadableAnswer
 from shoal.engine.wire import AnswerGarbled, EngineCall, NotHere, Ranking, Rewriter, Wire
 from shoal.gateway import sse
 from shoal.gateway.prepared import Prepared
@@ -65,6 +66,26 @@ def _native(prepared: Prepared, api: NativeApi, body: bytes) -> WholeAnswer:
     logged = {"choices": [{"index": 0, "text": answer.text, "finish_reason": answer.finish}]}
     usage = None if answer.usage is None else orjson.dumps(answer.usage)
     return WholeAnswer(out, usage, logged=orjson.dumps(logged), estimate=estimated_tokens(answer.text))
+
+
+def translated(prepared: Prepared, answer: bytes, id: str) -> bytes:
+    """The answer in the client's API, of one that was read; `id` is the request's.
+
+    Raises:
+        ApiError: 502, the engine's answer is none.
+        NotHere: an external target's is none.
+    """
+    if prepared.dialect is None:
+        return answer
+    try:
+        decoded: object = orjson.loads(answer)
+        if not isinstance(decoded, dict):
+            raise UnreadableAnswer
+        return orjson.dumps(prepared.dialect.answer(cast(dict[str, object], decoded), id))
+    except (UnreadableAnswer, orjson.JSONDecodeError, orjson.JSONEncodeError):
+        if prepared.model.external is not None:
+            raise NotHere("lost") from None
+        raise ApiError(502, "The engine's answer does not have the shape of its API.", "bad_answer") from None
 
 
 _BYTES_PER_TOKEN: Final = 4

@@ -5,7 +5,7 @@ from typing import Any, Final, cast
 
 import orjson
 
-from shoal.core.translation import Json, StreamFailure, first_choice
+from shoal.core.translation import Json, StreamFailure, UnreadableAnswer, answered, count_in, inner, objects_of, text_in
 
 _STOPS: Final = {
     "stop": "end_turn",
@@ -28,21 +28,17 @@ _ERRORS: Final = {
 
 
 def message(completion: Mapping[str, Any], id: str) -> Json:
-    """The whole answer. `id` is the message's."""
-    choice = first_choice(cast(Json, completion))
-    said = cast(Json, choice.get("message") or {})
+    """The whole answer. `id` is the message's. Raises UnreadableAnswer."""
+    choice, said = answered(completion)
     content: list[Json] = []
-    if thought := said.get("reasoning_content"):
+    if thought := text_in(said, "reasoning_content"):
         # The SDKs' types need a signature, and only Anthropic's own thoughts have one.
         content.append({"type": "thinking", "thinking": thought, "signature": ""})
-    if text := said.get("content"):
+    if text := text_in(said, "content"):
         content.append({"type": "text", "text": text})
-    for call in cast(list[Json], said.get("tool_calls") or []):
-        function = cast(Json, call.get("function") or {})
-        content.append(
-            {"type": "tool_use", "id": call.get("id"), "name": function.get("name"), "input": _arguments(function)}
-        )
-    reason, sequence = stop_reason(choice, calls=bool(said.get("tool_calls")))
+    calls = list(objects_of(said.get("tool_calls")))
+    content += [{**tool_use(call), "input": _arguments(inner(call, "function"))} for call in calls]
+    reason, sequence = stop_reason(choice, calls=bool(calls))
     return {
         "id": id,
         "type": "message",
@@ -56,8 +52,21 @@ def message(completion: Mapping[str, Any], id: str) -> Json:
 
 
 def token_count(tokenized: Mapping[str, Any], _id: str) -> Json:
-    """The answer of `/v1/messages/count_tokens`, from that of `/v1/tokenize`."""
-    return {"input_tokens": tokenized.get("count")}
+    """The answer of `/v1/messages/count_tokens`, from that of `/v1/tokenize`. Raises UnreadableAnswer."""
+    count: object = tokenized.get("count")
+    if type(count) is not int:
+        raise UnreadableAnswer
+    return {"input_tokens": count}
+
+
+def tool_use(call: Mapping[str, Any]) -> Json:
+    """The block of a call, without its arguments."""
+    return {
+        "type": "tool_use",
+        "id": text_in(call, "id"),
+        "name": text_in(inner(call, "function"), "name"),
+        "input": {},
+    }
 
 
 def stop_reason(choice: Mapping[str, Any], *, calls: bool) -> tuple[str | None, str | None]:
@@ -78,13 +87,12 @@ def stop_reason(choice: Mapping[str, Any], *, calls: bool) -> tuple[str | None, 
 def usage(given: object) -> Json:
     """Anthropic counts the tokens that were found in the cache beside the others, OpenAI among them."""
     counted = cast(Json, given) if isinstance(given, dict) else {}
-    details: object = counted.get("prompt_tokens_details")
-    cached = int(cast(Json, details).get("cached_tokens") or 0) if isinstance(details, dict) else 0
+    cached = count_in(inner(counted, "prompt_tokens_details"), "cached_tokens")
     return {
-        "input_tokens": max(0, int(counted.get("prompt_tokens") or 0) - cached),
+        "input_tokens": max(0, count_in(counted, "prompt_tokens") - cached),
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
-        "output_tokens": int(counted.get("completion_tokens") or 0),
+        "output_tokens": count_in(counted, "completion_tokens"),
     }
 
 
@@ -102,10 +110,12 @@ def error_event(failure: StreamFailure) -> bytes:
 
 
 def _arguments(function: Mapping[str, Any]) -> Json:
-    """The engine writes them as JSON in a text. Text that is no object is kept, under a name of its own."""
-    text: object = function.get("arguments")
+    """The engine writes them as JSON in a text. Text that is no object, or one too deep to be written again, is kept,
+    under a name of its own."""
+    text = text_in(function, "arguments")
     try:
-        found: object = orjson.loads(text) if isinstance(text, str) and text else {}
-    except orjson.JSONDecodeError:
+        found: object = orjson.loads(text) if text else {}
+        orjson.dumps(found)
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
         found = None
     return cast(Json, found) if isinstance(found, dict) else {"arguments": text}

@@ -12,13 +12,11 @@ from shoal.core.nativeapi import (
     NotCounted,
     at_provider,
     counted,
-    inner,
-    objects_of,
     only_data,
     texts_of,
     usage_of,
 )
-from shoal.core.translation import Json, NotTranslatable, StreamFailure, as_list, as_object
+from shoal.core.translation import Json, NotTranslatable, StreamFailure, as_list, as_object, inner, objects_of
 
 _SENT: Final = (
     "cache_control", "max_tokens", "messages", "output_config", "output_format", "stop_sequences", "stream", "system",

@@ -1,12 +1,12 @@
 """The chunks of a streamed chat completion as the events of a message."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import orjson
 
-from shoal.core.anthropic.answer import error_event, stop_reason, usage
-from shoal.core.translation import Json, StreamFailure, first_choice
+from shoal.core.anthropic.answer import error_event, stop_reason, tool_use, usage
+from shoal.core.translation import Json, StreamFailure, first_choice, inner, objects_of, text_in
 
 Block = Literal["text", "thinking", "tool_use"]
 
@@ -42,20 +42,20 @@ class MessageEvents:
         out: list[bytes] = []
         if isinstance(chunk.get("usage"), dict):
             self._usage = usage(chunk["usage"])
-        choice = first_choice(cast(Json, chunk))
-        delta = cast(Json, choice.get("delta") or {})
+        choice = first_choice(chunk)
+        delta = inner(choice, "delta")
         if not self._started:
             said = any(delta.get(name) for name in ("reasoning_content", "content", "tool_calls"))
             if not said and not isinstance(chunk.get("usage"), dict):
                 return b""  # the first chunk of SGLang has a role only, and the next one says how long the prompt is
             out.append(self._start())
-        if thought := delta.get("reasoning_content"):
+        if thought := text_in(delta, "reasoning_content"):
             self._open(out, "thinking", {"type": "thinking", "thinking": "", "signature": ""})
             out.append(self._delta({"type": "thinking_delta", "thinking": thought}))
-        if text := delta.get("content"):
+        if text := text_in(delta, "content"):
             self._open(out, "text", {"type": "text", "text": ""})
             out.append(self._delta({"type": "text_delta", "text": text}))
-        for call in cast(list[Json], delta.get("tool_calls") or []):
+        for call in objects_of(delta.get("tool_calls")):
             self._tool(out, call)
         reason, sequence = stop_reason(choice, calls=self._called)
         if reason is not None:
@@ -90,13 +90,11 @@ class MessageEvents:
 
     def _tool(self, out: list[bytes], call: Json) -> None:
         self._called = True
-        function = cast(Json, call.get("function") or {})
         if self._block != "tool_use" or call.get("index") != self._call:
             self._close(out)
             self._call = call.get("index")
-            block: Json = {"type": "tool_use", "id": call.get("id"), "name": function.get("name"), "input": {}}
-            self._open(out, "tool_use", block)
-        if arguments := function.get("arguments"):
+            self._open(out, "tool_use", tool_use(call))
+        if arguments := text_in(inner(call, "function"), "arguments"):
             out.append(self._delta({"type": "input_json_delta", "partial_json": arguments}))
 
     def _open(self, out: list[bytes], kind: Block, block: Json) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from shoal.core.translation import Json, StreamFailure, first_choice
+from shoal.core.translation import Json, StreamFailure, answered, count_in, inner, objects_of, text_in
 
 
 def response(
@@ -61,19 +61,19 @@ def after_of(failure: StreamFailure) -> Json:
 
 
 def whole(completion: Mapping[str, Any], id: str) -> Json:
-    """The response of a chat completion."""
-    choice = first_choice(cast(Json, completion))
-    said, status = cast(Json, choice.get("message") or {}), status_of(choice.get("finish_reason"))
+    """The response of a chat completion. Raises UnreadableAnswer."""
+    choice, said = answered(completion)
+    status = status_of(choice.get("finish_reason"))
     output: list[Json] = []
-    if thought := said.get("reasoning_content"):
-        output.append(reasoning(f"rs_{id}", str(thought)))
-    calls = cast(list[Json], said.get("tool_calls") or [])
+    if thought := text_in(said, "reasoning_content"):
+        output.append(reasoning(f"rs_{id}", thought))
+    calls = list(objects_of(said.get("tool_calls")))
     cut_thought = bool(output) and status == "incomplete"
-    if (text := said.get("content")) or not (calls or cut_thought):
-        output.append(message(f"msg_{id}", str(text or "")))
+    if (text := text_in(said, "content")) or not (calls or cut_thought):
+        output.append(message(f"msg_{id}", text))
     output += [call_of(call) for call in calls]
     output[-1]["status"] = status  # a bound on the tokens cuts the last item
-    created, model = int(completion.get("created") or 0), str(completion.get("model"))
+    created, model = count_in(completion, "created"), str(completion.get("model"))
     return response(id, model, created, output, status=status, usage=usage(completion.get("usage")))
 
 
@@ -97,8 +97,8 @@ def reasoning(id: str, text: str, status: str = "completed") -> Json:
 
 def call_of(call: Mapping[str, Any]) -> Json:
     """The item of a call, from a chat's `tool_calls`."""
-    function = cast(Json, call.get("function") or {})
-    return function_call(str(call.get("id")), str(function.get("name")), str(function.get("arguments") or ""))
+    function = inner(call, "function")
+    return function_call(text_in(call, "id"), text_in(function, "name"), text_in(function, "arguments"))
 
 
 def function_call(call_id: str, name: str, arguments: str, status: str = "completed") -> Json:
@@ -114,17 +114,13 @@ def function_call(call_id: str, name: str, arguments: str, status: str = "comple
 
 def usage(given: object) -> Json:
     counted = cast(Json, given) if isinstance(given, dict) else {}
-    read, written = int(counted.get("prompt_tokens") or 0), int(counted.get("completion_tokens") or 0)
+    read, written = count_in(counted, "prompt_tokens"), count_in(counted, "completion_tokens")
     return {
         "input_tokens": read,
-        "input_tokens_details": {"cached_tokens": _detail(counted.get("prompt_tokens_details"), "cached_tokens")},
+        "input_tokens_details": {"cached_tokens": count_in(inner(counted, "prompt_tokens_details"), "cached_tokens")},
         "output_tokens": written,
         "output_tokens_details": {
-            "reasoning_tokens": _detail(counted.get("completion_tokens_details"), "reasoning_tokens")
+            "reasoning_tokens": count_in(inner(counted, "completion_tokens_details"), "reasoning_tokens")
         },
         "total_tokens": read + written,
     }
-
-
-def _detail(details: object, name: str) -> int:
-    return int(cast(Json, details).get(name) or 0) if isinstance(details, dict) else 0

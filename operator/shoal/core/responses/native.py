@@ -11,15 +11,13 @@ from shoal.core.nativeapi import (
     NotCounted,
     at_provider,
     counted,
-    inner,
-    objects_of,
     only_data,
     texts_of,
     usage_of,
 )
 from shoal.core.responses.items import error_members
 from shoal.core.responses.request import NAMESPACE, SEARCHES, STATEFUL
-from shoal.core.translation import Json, NotTranslatable, StreamFailure, as_list, as_object
+from shoal.core.translation import Json, NotTranslatable, StreamFailure, as_list, as_object, inner, objects_of
 
 _SENT: Final = (
     "input", "instructions", "max_output_tokens", "parallel_tool_calls", "reasoning", "stream", "temperature", "text",

@@ -3,12 +3,12 @@
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import orjson
 
 from shoal.core.responses import items
-from shoal.core.translation import Json, StreamFailure, first_choice
+from shoal.core.translation import Json, StreamFailure, count_in, first_choice, inner, objects_of, text_in
 
 _POINTER: Final = 8
 
@@ -64,15 +64,15 @@ class ResponseEvents:
         if isinstance(chunk.get("usage"), dict):
             self._usage = items.usage(chunk["usage"])
         if not self._started:
-            self._created = int(chunk.get("created") or 0)
+            self._created = count_in(chunk, "created")
             self._start(out)
-        choice = first_choice(cast(Json, chunk))
-        delta = cast(Json, choice.get("delta") or {})
-        if thought := delta.get("reasoning_content"):
-            self._text(out, "reasoning", str(thought))
-        if text := delta.get("content"):
-            self._text(out, "message", str(text))
-        for call in cast(list[Json], delta.get("tool_calls") or []):
+        choice = first_choice(chunk)
+        delta = inner(choice, "delta")
+        if thought := text_in(delta, "reasoning_content"):
+            self._text(out, "reasoning", thought)
+        if text := text_in(delta, "content"):
+            self._text(out, "message", text)
+        for call in objects_of(delta.get("tool_calls")):
             self._call(out, call)
         if (reason := choice.get("finish_reason")) is not None:
             self._status = items.status_of(reason)
@@ -132,14 +132,14 @@ class ResponseEvents:
         self._grow(out, f"response.{name}.delta", text)
 
     def _call(self, out: list[bytes], call: Json) -> None:
-        function = cast(Json, call.get("function") or {})
+        function = inner(call, "function")
         if self._open is None or self._open.kind != "function_call" or self._open.call != call.get("index"):
             self._close(out)
-            id, name = str(call.get("id")), str(function.get("name"))
+            id, name = text_in(call, "id"), text_in(function, "name")
             made = partial(items.function_call, id, name)
             self._begin(out, _Item("function_call", f"fc_{id}", made, call.get("index")))
-        if arguments := function.get("arguments"):
-            self._grow(out, "response.function_call_arguments.delta", str(arguments))
+        if arguments := text_in(function, "arguments"):
+            self._grow(out, "response.function_call_arguments.delta", arguments)
 
     def _begin(self, out: list[bytes], item: _Item) -> None:
         self._open = item
