@@ -86,7 +86,9 @@ class NativeStream:
     def _one(self, event: bytes, *, first: bool) -> bytes | None:
         decoded = sse.payload(event)
         if decoded is None:
-            if event == sse.DONE:
+            if b"data:" not in event:
+                return None  # by the format, no event
+            if sse.is_done(event):
                 return None  # some say so after the last event
             raise BrokenStream("lost")
         events, reply = self.events, self._reply

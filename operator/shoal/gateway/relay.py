@@ -325,7 +325,8 @@ class _Events:
         self._usage: bytes | None = None
         """The last event with a usage, for that chunk."""
         self._plain = (
-            not self._multiple
+            dialect is None
+            and not self._multiple
             and not self._closes
             and not prepared.wants_continuous
             and relay.rid is None
@@ -367,9 +368,9 @@ class _Events:
         prepared, meter, relay = self._prepared, self._meter, self._relay
         out: list[bytes] = []
         for event in self._splitter.feed(data):
-            if event == sse.DONE:
-                self.done = True
-                if not relay.answering and not out:
+            if sse.is_done(event):
+                event, self.done = sse.DONE, True
+                if not relay.answering and not out and self.events is None:
                     continue
                 if self._usage is not None:
                     out.append(sse.closing_usage(self._usage, prepared.model_name))

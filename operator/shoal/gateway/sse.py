@@ -179,6 +179,11 @@ def closing_usage(event: bytes, model_name: str) -> bytes:
     return b"data: " + orjson.dumps((payload(event) or {}) | {"choices": [], "model": model_name})
 
 
+def is_done(event: bytes) -> bool:
+    """Whether an event says that the stream is complete. The space is optional in the format, and some write none."""
+    return event in (DONE, b"data:[DONE]")
+
+
 def is_error(event: bytes) -> bool:
     """Whether an event is an error of the engine: `data: {"error": ...}`."""
     return event.startswith((b'data: {"error"', b'data:{"error"'))

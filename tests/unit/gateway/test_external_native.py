@@ -151,6 +151,14 @@ async def test_a_stream_is_passed_on_event_by_event(
         assert (data.count_source, data.outcome, data.stream) == ("final", "answered", True)
 
 
+async def test_an_event_without_data_is_none(tmp_path: Path) -> None:
+    events = (b"retry: 3000\n\n", START, b"event: ping\n\n", DELTA, ENDING, STOP)
+    async with beside(tmp_path, Provider(stream(*events, ends=True)), ScriptedEngine(), ONLY, changed=BOTH) as it:
+        response = await it.post({**MESSAGE, "stream": True}, "/v1/messages")
+        assert parsed(await response.read())[-1]["type"] == "message_stop"
+        assert (await it.records())[0].data.outcome == "answered"
+
+
 async def test_a_stream_that_breaks_off_is_billed_nothing_it_cannot_have(tmp_path: Path) -> None:
     async with beside(tmp_path, Provider(stream(START, DELTA)), ScriptedEngine(), ONLY, changed=BOTH) as it:
         response = await it.post({**MESSAGE, "stream": True}, "/v1/messages")

@@ -92,6 +92,16 @@ async def test_a_chat_goes_out_with_the_routes_key_and_nothing_of_the_clients(tm
         assert data.replica is None
 
 
+async def test_a_stream_needs_no_spaces_after_its_colons(tmp_path: Path) -> None:
+    """Some frameworks write none."""
+    parts = (part.replace(b"data: ", b"data:") for part in (event("Hel"), event("lo"), CLOSING))
+    async with beside(tmp_path, Provider(stream(*parts, b"data:[DONE]\n\n", ends=True)), ScriptedEngine(), ONLY) as it:
+        response = await it.post({**CHAT, "stream": True})
+        assert (await response.read()).endswith(b"data: [DONE]\n\n")
+        data = (await it.records())[0].data
+        assert (data.outcome, data.count_source) == ("answered", "final")
+
+
 async def test_a_stream_has_the_clients_name_of_the_model_and_its_usage_is_counted(tmp_path: Path) -> None:
     provider = Provider(stream(event("Hel"), event("lo"), CLOSING, DONE))
     async with beside(tmp_path, provider, ScriptedEngine(), ONLY) as it:

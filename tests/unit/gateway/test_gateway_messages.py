@@ -1,6 +1,7 @@
 """Anthropic's Messages API at the gateway, with the unmodified SDK."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -153,3 +154,22 @@ async def test_the_key_of_anthropics_sdk_opens_every_endpoint(tmp_path: Path) ->
         both = {"authorization": "Basic eHg6eXk=", "x-api-key": API_KEY}
         async with it.session.get(f"{it.url}/v1/models", headers=both) as answer:
             assert answer.status == 401
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_a_stream_without_text_and_counts_is_an_empty_answer(tmp_path: Path, path: str) -> None:
+    async def says_nothing(request: EngineRequest) -> None:
+        await request.begin_stream()
+        for choice in ({"delta": {"role": "assistant"}}, {"delta": {}, "finish_reason": "stop"}):
+            await request.chunk(b"data: %b\n\n" % json.dumps({"model": request.model, "choices": [choice]}).encode())
+            await asyncio.sleep(0.05)
+        await request.chunk(b"data: [DONE]\n\n")
+        await request.end_stream()
+
+    async with gateway(tmp_path, ScriptedEngine(says_nothing)) as it:
+        body = {"messages": HI, "max_tokens": 9} if path == "/v1/messages" else {"input": "hi"}
+        response = await it.post({"model": "llama", "stream": True, **body}, path)
+        raw = await response.read()
+        events = [json.loads(line[6:])["type"] for line in raw.split(b"\n") if line.startswith(b"data: ")]
+        assert events[0] in ("message_start", "response.created")
+        assert events[-1] in ("message_stop", "response.completed")

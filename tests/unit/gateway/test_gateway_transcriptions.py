@@ -256,6 +256,24 @@ async def test_a_client_that_leaves_before_the_end_has_had_its_audio_read(tmp_pa
         assert (data.outcome, data.count_source, data.audio_ms) == ("cancelled", "continuous", 1000)
 
 
+async def test_a_stream_of_chunks_with_usage_is_translated_too(tmp_path: Path) -> None:
+    async def tells(request: EngineRequest) -> None:
+        request.body["model"] = "chat/llama"
+        request.body["rid"] = "r1"
+        await request.begin_stream()
+        for number, text in enumerate(("a", " fox"), 1):
+            await request.chunk(request.delta(text, number))
+            await asyncio.sleep(0.05)
+        await request.chunk(b"data: [DONE]\n\n")
+        await request.end_stream()
+
+    async with gateway(tmp_path, ScriptedEngine(tells)) as it:
+        listens(it)
+        raw = await (await send(it, asked(stream="true"))).read()
+        assert b"choices" not in raw
+        assert b'"type":"transcript.text.done","text":"a fox"' in raw
+
+
 async def test_a_stream_that_the_engine_breaks_off_is_not_billed(tmp_path: Path) -> None:
     async with gateway(tmp_path, streaming("a", done=False)) as it:
         listens(it)
