@@ -151,6 +151,14 @@ async def test_a_stream_is_passed_on_event_by_event(
         assert (data.count_source, data.outcome, data.stream) == ("final", "answered", True)
 
 
+@pytest.mark.parametrize(("path", "body"), [("/v1/messages", MESSAGE), ("/v1/responses", RESPONSE)])
+async def test_a_field_that_is_null_counts_as_absent(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
+    async with beside(tmp_path, Provider(whole(A_MESSAGE)), ScriptedEngine(), ONLY, changed=BOTH) as it:
+        await ask(it, {**body, "new_field": None}, path)
+        answer = await ask(it, {**body, "new_field": 1}, path, 400)
+        assert "`new_field` is not forwarded" in answer["error"]["message"]
+
+
 async def test_an_event_without_data_is_none(tmp_path: Path) -> None:
     events = (b"retry: 3000\n\n", START, b"event: ping\n\n", DELTA, ENDING, STOP)
     async with beside(tmp_path, Provider(stream(*events, ends=True)), ScriptedEngine(), ONLY, changed=BOTH) as it:

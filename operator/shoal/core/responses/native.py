@@ -52,7 +52,8 @@ def native_request(body: Mapping[str, Any]) -> Json:
             raise NotTranslatable(name, f"`{name}` is not supported: {why}.")
     if body.get("background") not in (None, False):
         raise NotTranslatable("background", "`background` is not supported: answers are not stored.")
-    if unknown := sorted(body.keys() - _DROPPED - STATEFUL.keys() - set(_SENT)):
+    others = body.keys() - _DROPPED - STATEFUL.keys() - set(_SENT)
+    if unknown := sorted(name for name in others if body[name] is not None):
         raise NotTranslatable(unknown[0], f"`{unknown[0][:100]}` is not forwarded.")
     given = body.get("input")
     if not isinstance(given, str):
