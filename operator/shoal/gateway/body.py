@@ -233,13 +233,18 @@ def bound_answer(fields: dict[str, Any], endpoint: str, cap: int | None) -> int 
 
 
 def bound_native(fields: dict[str, Any], name: str, endpoint: str, cap: int | None) -> int | None:
-    """The same for a body of another API, whose bound is the field `name`. `endpoint`: what engines have for it."""
+    """The same for a body of another API, whose bound is the field `name`. `endpoint`: what engines have for it.
+
+    Raises:
+        ApiError: 400, the bound is no positive whole number, also where there is no cap: limits reserve for it, and
+        nothing else has checked it.
+    """
     bound = fields.get(name)
+    if bound is not None and (type(bound) is not int or bound < 1):
+        raise _invalid(name, "a whole number of at least 1")
     if cap is not None and endpoint in GENERATING:
-        if bound is not None and (type(bound) is not int or bound < 1):
-            raise _invalid(name, "a whole number of at least 1")
         fields[name] = bound = cap if bound is None else min(bound, cap)
-    return bound if type(bound) is int else None
+    return bound
 
 
 def lowered(bound: int | None, endpoint: str, cap: int | None) -> int | None:

@@ -159,6 +159,22 @@ async def test_a_field_that_is_null_counts_as_absent(tmp_path: Path, path: str, 
         assert "`new_field` is not forwarded" in answer["error"]["message"]
 
 
+@pytest.mark.parametrize("bound", [-1_000_000, 0, 10.5, "50", True])
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [("/v1/messages", MESSAGE, "max_tokens"), ("/v1/responses", RESPONSE, "max_output_tokens")],
+)
+async def test_a_bound_that_is_none_is_refused(
+    tmp_path: Path, path: str, body: dict[str, Any], name: str, bound: Any
+) -> None:
+    """Limits reserve for it: a negative one would make room for other requests while this one runs."""
+    provider = Provider(whole(A_MESSAGE))
+    async with beside(tmp_path, provider, ScriptedEngine(), ONLY, changed=BOTH) as it:
+        answer = await ask(it, {**body, name: bound}, path, 400)
+        assert answer["error"]["message"] == f"`{name}` must be a whole number of at least 1."
+        assert not provider.heads
+
+
 async def test_an_event_without_data_is_none(tmp_path: Path) -> None:
     events = (b"retry: 3000\n\n", START, b"event: ping\n\n", DELTA, ENDING, STOP)
     async with beside(tmp_path, Provider(stream(*events, ends=True)), ScriptedEngine(), ONLY, changed=BOTH) as it:
