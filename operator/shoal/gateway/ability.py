@@ -32,14 +32,15 @@ def needs_salt(path: str, model: ServedModel) -> bool:
     return path == SCORE and model.facts.differences.salts_scores
 
 
-def refuse_incapable(model: ServedModel, path: str, name: str) -> None:
-    """
+def refuse_incapable(model: ServedModel, path: str, name: str, asked: str) -> None:
+    """`path`: of the engine; `asked`: the client's, which is another one where its API is translated.
+
     Raises:
         ApiError: 400, the Model cannot do it; the message names what it can do.
     """
     if model.external is not None and path not in model.external.endpoints:
         paths = ", ".join(sorted(model.external.endpoints))
-        text = f"The model `{name}` does not serve {path} where this request goes: use {paths}."
+        text = f"The model `{name}` does not serve {asked} where this request goes: use {paths}."
         raise ApiError(400, text, "wrong_endpoint", param="model")
     need = NEEDS.get(path)
     if need is None or need in (able := abilities(model)):
@@ -47,7 +48,7 @@ def refuse_incapable(model: ServedModel, path: str, name: str) -> None:
     paths = ", ".join(path for path, needed in NEEDS.items() if needed in able)
     what = f"it can {' and '.join(able)}: use {paths}" if paths else "no endpoint here is for it"
     kind = "model" if model.adapter is None else "adapter"
-    raise ApiError(400, f"The {kind} `{name}` does not serve {path}; {what}.", "wrong_endpoint", param="model")
+    raise ApiError(400, f"The {kind} `{name}` does not serve {asked}; {what}.", "wrong_endpoint", param="model")
 
 
 def refuse_begun_answer(model: ServedModel, fields: Mapping[str, Any]) -> None:

@@ -295,7 +295,7 @@ class Preparation:
         path, dialect = arrival.engine_path, arrival.dialect
         if dialect is not None and not asked.translatable:
             translated(asked.original, dialect)  # raises again
-        refuse_incapable(model, path, asked.parsed.model_name)
+        refuse_incapable(model, path, asked.parsed.model_name, arrival.path)
         if dialect is not None:
             refuse_begun_answer(model, fields)
         facts, size = model.facts, len(body.raw)

@@ -159,6 +159,19 @@ async def test_a_field_that_is_null_counts_as_absent(tmp_path: Path, path: str, 
         assert "`new_field` is not forwarded" in answer["error"]["message"]
 
 
+async def test_what_a_target_lacks_has_the_name_that_the_client_uses(tmp_path: Path) -> None:
+    only = {"endpoints": ["/v1/embeddings"]}
+    async with beside(tmp_path, Provider(), ScriptedEngine(), ONLY, changed=only) as it:
+        for path, body in (
+            ("/v1/messages", MESSAGE),
+            ("/v1/responses", RESPONSE),
+            ("/v1/messages/count_tokens", {"model": "front", "messages": HI}),
+        ):
+            answer = await ask(it, body, path, 400)
+            expected = f"The model `front` does not serve {path} where this request goes: use /v1/embeddings."
+            assert answer["error"]["message"] == expected
+
+
 @pytest.mark.parametrize("bound", [-1_000_000, 0, 10.5, "50", True])
 @pytest.mark.parametrize(
     ("path", "body", "name"),
