@@ -232,11 +232,13 @@ class AnswerRelay:
                 raise
             # The client has the whole answer and left before the engine's connection ended.
         except (UpstreamError, sse.EventTooLarge, BrokenStream) as error:
-            if self.answering:
+            if not self.answering:
+                if isinstance(error, BrokenStream):
+                    raise Retry(error.reason) from None
+                raise Retry("stalled" if isinstance(error, GivenUp) else "lost") from None
+            # What comes after the last event is nothing to the client, which has the whole answer, or its error.
+            if not events.done and not events.failed:
                 raise _engine_lost() from None
-            if isinstance(error, BrokenStream):
-                raise Retry(error.reason) from None
-            raise Retry("stalled" if isinstance(error, GivenUp) else "lost") from None
         if not events.done and not events.failed:
             if self.answering:
                 raise _engine_lost()
