@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from shoal.api.demand import TenantUse
 from shoal.core.quota.limits import Cost, Limit, Limits, Over
+from shoal.core.quota.month import MonthlyQuota
 from shoal.core.quota.peerusage import GatewayPeer, GatewayPeers
 from shoal.core.quota.window import WINDOW_SECONDS
 from shoal.gateway.tenantdemand import TenantUsageState
@@ -36,9 +37,10 @@ class Process:
             return report.running if self.died is None else 0
         if limit == "requests":
             return sum(_inside(at, now) for at in self.admitted[report.since[0] : report.admitted])
-        if self.died is not None and not _inside(self.died, now):
+        month = limit == "budget"
+        if self.died is not None and not month and not _inside(self.died, now):
             return 0
-        used = sum(tokens for at, tokens in self.ended[report.since[1] : report.ended] if _inside(at, now))
+        used = sum(tokens for at, tokens in self.ended[report.since[1] : report.ended] if month or _inside(at, now))
         return used + report.reserved
 
 
@@ -79,7 +81,8 @@ class World:
         self.limit: Limit = limit
         self.most = most
         each: dict[Limit, int] = {limit: most}
-        self.limits = Limits(each.get("requests"), each.get("tokens"), each.get("concurrent"))
+        budget = MonthlyQuota("tokens", most) if limit == "budget" else None
+        self.limits = Limits(each.get("requests"), each.get("tokens"), each.get("concurrent"), budget)
         self.now = 1000.0
         self.processes: list[Process] = []
         self.gates: list[Gate] = []
@@ -130,7 +133,7 @@ class World:
         own = gate.process.used(self.limit, now)
         cost = Cost(tokens)
         peers = self.peers(gate)
-        over = self.over = account.reserve(now, cost, lambda: peers)
+        over = self.over = account.reserve(now, cost, lambda: peers, month="2026-11")
         share = account._shares[self.limit]  # pyright: ignore[reportPrivateUsage]
         if share.since == now:
             gate.renewed, gate.heard, gate.own = now, knows, own
@@ -152,7 +155,7 @@ class World:
             cost = gate.process.running.pop(next(iter(gate.process.running)))
             used = min(tokens, cost.tokens)
             gate.process.ended.append((self.now, used))
-            gate.book.of(TENANT).settle(self.now, cost, used)
+            gate.book.of(TENANT).settle(self.now, cost, used, used)
 
     def tell(self, gate: Gate, delays: Sequence[float | None]) -> None:
         """To each other gateway, after a delay; None: it is lost."""

@@ -1,5 +1,7 @@
 """One tenant at one gateway: what fits, when to come back, and what the month has used."""
 
+from typing import Literal
+
 import pytest
 
 from shoal.api.demand import TenantUse
@@ -346,6 +348,20 @@ def test_alone_with_silent_others_and_no_ledger_it_has_its_share_and_no_more():
     assert taken == 10
     it.apply_total(MonthTotal(NOVEMBER))
     assert ask(it, 50.0, 5, silent, ledger=True) is None  # the ledger says what they used
+
+
+@pytest.mark.parametrize("unit", ["tokens", "money"])
+def test_a_budget_that_requests_of_a_silent_gateway_fill_is_used_up_and_of_another_one_perhaps_not(
+    unit: Literal["tokens", "money"],
+):
+    it = account(budget=MonthlyQuota(unit, 100))
+    use = TenantUse(reserved_tokens=90) if unit == "tokens" else TenantUse(reserved_spend=90)
+    it.peer_usage.update("g1", use, 1.0)
+    said: list[str] = []
+    for reported_at in (1.0, None):
+        peers = [GatewayPeer("g1", reported_at)]
+        said.extend(over.why for over in [ask(it, 1.0, 20, peers, spend=20)] if over is not None)
+    assert said == ["elsewhere", "over"]
 
 
 def test_one_that_waited_is_refused_if_others_used_up_the_budget():

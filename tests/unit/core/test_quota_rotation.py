@@ -1,5 +1,5 @@
 """A client that sends one request after the other, each to the next gateway, while these tell each other once a second:
-it gets all of its limit per minute, and no 429 before. In virtual time."""
+it gets all of its limit per minute and of its month's budget, and no 429 before. In virtual time."""
 
 import pytest
 
@@ -52,15 +52,22 @@ class Client:
 @pytest.mark.parametrize("gateways", [2, 3, 4, 6])
 @pytest.mark.parametrize(
     ("limit", "most", "reserved", "used"),
-    [("requests", 8, 1, 1), ("requests", 61, 1, 1), ("tokens", 1050, 100, 100), ("tokens", 1000, 100, 30)],
-    ids=["few requests", "many requests", "tokens", "tokens that are reserved and not used"],
+    [
+        ("requests", 8, 1, 1),
+        ("requests", 61, 1, 1),
+        ("tokens", 1050, 100, 100),
+        ("tokens", 1000, 100, 30),
+        ("budget", 1050, 100, 100),
+        ("budget", 1000, 100, 30),
+    ],
+    ids=["few requests", "many requests", "tokens", "tokens reserved", "budget", "budget reserved"],
 )
 def test_a_client_that_goes_from_gateway_to_gateway_gets_all_of_its_limit(
     limit: Limit, most: int, reserved: int, used: int, gateways: int, lasts: float, late: float
 ) -> None:
     client = Client(limit, most, gateways, late)
     world, turn, began = client.world, 0, client.world.now
-    amount = reserved if limit == "tokens" else 1
+    amount = 1 if limit == "requests" else reserved
     while world.now - began < 61.0 and client.ask(gate := world.gates[turn % gateways], reserved):
         client.pass_time(lasts)
         world.end(gate, used)

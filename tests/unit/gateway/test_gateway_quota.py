@@ -302,26 +302,30 @@ async def test_a_client_that_sends_one_request_after_the_other_gets_all_of_its_l
         assert error["message"].startswith("You have reached your limit on requests per minute: limit 8, used 8.")
 
 
-def elsewhere(it: GatewayUnderTest, reported_at: float, **limits: int) -> list[GatewayPeer]:
+def elsewhere(it: GatewayUnderTest, reported_at: float, **spec: dict[str, Any]) -> list[GatewayPeer]:
     """Another gateway that has one request of the tenant, whose limit that is."""
     others = [GatewayPeer("g1", reported_at)]
     it.app.quotas._read_peers = lambda: others  # pyright: ignore[reportPrivateUsage]
-    limit(it, limits=limits or {"concurrentRequests": 1})
+    limit(it, **(spec or {"limits": {"concurrentRequests": 1}}))
     it.app.demand.tenants.peer_reported("g1", "g1", {})
     it.app.demand.tenants.peer_reported("g1", "g1", {"acme": TenantUse(in_flight=1, reserved_tokens=1000)})
     return others
 
 
-@pytest.mark.parametrize("limits", [{"concurrentRequests": 1}, {"tokensPerMinute": 1050}], ids=["places", "tokens"])
+@pytest.mark.parametrize(
+    "spec",
+    [{"limits": {"concurrentRequests": 1}}, {"limits": {"tokensPerMinute": 1050}}, {"budget": {"tokens": 1050}}],
+    ids=["places", "tokens", "budget"],
+)
 async def test_a_request_waits_until_it_is_known_that_those_at_other_gateways_have_ended(
-    tmp_path: Path, limits: dict[str, int]
+    tmp_path: Path, spec: dict[str, Any]
 ):
     async with gateway(tmp_path, ScriptedEngine()) as it:
-        others = elsewhere(it, it.app.quotas.clock(), **limits)
+        others = elsewhere(it, it.app.quotas.clock(), **spec)
         waiting = asyncio.create_task(served(it))
         await asyncio.sleep(0.2)
         assert not waiting.done()
-        it.app.demand.tenants.peer_reported("g1", "g1", {"acme": TenantUse(tokens=100)})
+        it.app.demand.tenants.peer_reported("g1", "g1", {"acme": TenantUse(tokens=100, booked=100)})
         others[:] = [GatewayPeer("g1", it.app.quotas.clock() + 1.6)]
         async with asyncio.timeout(2):
             await waiting
@@ -340,6 +344,20 @@ async def test_a_limit_that_is_used_up_elsewhere_indeed_is_said_to_be_used_up(tm
         said = "You have reached your limit on requests at a time: limit 1, used 1. Try again in 1 s."
         assert error["message"] == said
         assert headers["retry-after"] == "1"
+
+
+async def test_a_budget_that_is_used_up_elsewhere_indeed_is_said_to_be_used_up(tmp_path: Path):
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        others = elsewhere(it, it.app.quotas.clock(), budget={"tokens": 1050})
+        waiting = asyncio.create_task(refused(it))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        others[:] = [GatewayPeer("g1", it.app.quotas.clock() + 1.5)]  # it still runs there
+        async with asyncio.timeout(2):
+            error, headers = await waiting
+        assert error["message"].startswith("You have used up your monthly budget: 1000 of 1050 tokens.")
+        assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
+        assert (headers["retry-after"], headers["x-should-retry"]) == ("60", "false")
 
 
 async def test_where_no_further_report_comes_the_wait_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

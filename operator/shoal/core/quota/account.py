@@ -370,11 +370,13 @@ class Account:
         missing = amount - self._left(limit, now, others)
         if missing <= 0:
             return self._refuse(limit, "share", now, amount, peers, ROUND_SECONDS)
+        budget = self.limits.budget
+        unit = budget.unit if limit == "budget" and budget is not None else limit
+        why: Why = "elsewhere" if missing <= self.peer_usage.may_have_ended(unit, peers) else "over"
         if limit == "budget":
-            return self._refuse(limit, "over", now, amount, peers, RETRY_AFTER_MAX_SECONDS)
-        ends = limit != "requests" and missing <= self.peer_usage.may_have_ended(limit, peers)
-        why: Why = "elsewhere" if ends else "over"
-        after = RUNNING_RETRY_SECONDS if limit == "concurrent" else self._frees(limit, now, missing)
+            after = RETRY_AFTER_MAX_SECONDS
+        else:
+            after = RUNNING_RETRY_SECONDS if limit == "concurrent" else self._frees(limit, now, missing)
         return self._refuse(limit, why, now, amount, peers, after)
 
     def _frees(self, limit: Limit, now: float, missing: int) -> int:

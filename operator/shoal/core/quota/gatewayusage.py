@@ -67,7 +67,13 @@ class GatewayUsage:
 
     def open(self, unit: Unit) -> int:
         """Use of the budget that is not in the ledger's total."""
-        return self.booked.open(unit) + (self.reserved_tokens if unit == "tokens" else self.reserved_spend)
+        return self.booked.open(unit) + self.running(unit)
+
+    def running(self, of: Limit | Unit) -> int:
+        """Use by requests that run there. Of requests per minute none: a request counts although it has ended."""
+        if of == "concurrent":
+            return self.in_flight
+        return self.reserved_tokens if of == "tokens" else self.reserved_spend if of == "money" else 0
 
     def window_unknown(self, now: float) -> bool:
         """Whether its use in the window from before its first report is unknown."""

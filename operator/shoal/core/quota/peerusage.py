@@ -108,11 +108,10 @@ class PeerUsage:
                 used += max(0, equal - (gateway.used(limit, now) if gateway is not None else 0))
         return used, 1 + live
 
-    def may_have_ended(self, limit: Limit, peers: GatewayPeers) -> int:
-        """Use of concurrent requests or tokens by requests that run at live gateways by their last reports."""
+    def may_have_ended(self, of: Limit | Unit, peers: GatewayPeers) -> int:
+        """Use by requests that run at live gateways by their last reports."""
         live = (self._gateways.get(peer.boot) for peer in peers if peer.boot and peer.reported_at is not None)
-        concurrent = limit == "concurrent"
-        return sum(each.in_flight if concurrent else each.reserved_tokens for each in live if each is not None)
+        return sum(gateway.running(of) for gateway in live if gateway is not None)
 
     def booked(self, unit: Unit) -> int:
         """Known use of the month's budget by others: the ledger's total, and what gateways have beyond it."""
