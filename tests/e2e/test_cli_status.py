@@ -39,7 +39,7 @@ def test_a_serving_model_shows_where_it_runs_and_how_long_its_start_took(fleet: 
     # What other tests did to its node is over.
     until(lambda: all(word in line() for word in ("True", "l40s-48gb", "1/1", "Ready", "0.93")), 120, line)
     rows = json.loads(kubectl_shoal(fleet, "status", "-n", steps.DEMO_NAMESPACE, "-o", "json").stdout)["models"]
-    (row,) = [row for row in rows if row["name"] == "tiny-chat"]
+    (row,) = [row for row in rows if row["model"].endswith("/tiny-chat")]
     assert row["variants"][0]["gpus"] == 1
     assert row["variants"][0]["coldStartSeconds"] is not None
 

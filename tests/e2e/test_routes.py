@@ -212,7 +212,7 @@ def test_a_canary_that_fails_halts_itself_and_the_status_says_why(fleet: Fleet, 
         ready = condition(fleet, line.name)
         assert (ready["status"], ready["reason"]) == ("True", "CanaryHalted")
         assert told["message"] in ready["message"]
-        (shown,) = [row for row in kubectl_status(fleet)["routes"] if row["name"] == line.name]
+        (shown,) = [row for row in kubectl_status(fleet)["routes"] if row["route"] == f"{SPACE}/{line.name}"]
         assert (shown["reason"], shown["canaries"][0]["state"]) == ("CanaryHalted", "Halted")
         # The Model that works gets everything, at the other gateway as soon as it has heard.
         until(lambda: all(whole(line, anew=True) for _ in range(8)), 30)

@@ -143,7 +143,7 @@ def test_the_amount_a_day_is_the_ledgers(api: CannedApi, tmp_path: Path) -> None
     assert found["shares"]["delivered"] == 0.692308
     assert found["currency"] == "EUR"
     (each,) = found["classes"]
-    assert (each["gpuClass"], each["kvTokens"], round(each["prefillRate"])) == ("l40s-48gb", 8_500, 2000)
+    assert (each["gpuClass"], each["kvTokensPerReplica"], round(each["prefillRate"])) == ("l40s-48gb", 8_500, 2000)
     # Without affinity no replica has the document that is asked for next: 900 tokens of each prompt of 1,300.
     saved = found["saved"]
     assert saved["share"] == pytest.approx(900 / 1300, abs=0.02)

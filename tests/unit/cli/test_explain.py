@@ -132,7 +132,7 @@ def test_the_cheapest_class_that_holds_the_context_is_chosen_and_the_others_say_
     assert [(c["gpuClass"], c["gpusPerReplica"], c["hourlyCostPerReplica"]) for c in chosen] == [("l4-24gb", 2, "0.86")]
     assert found["l40s-48gb"]["gpusPerReplica"] == 1
     assert found["h100-80gb"]["kvTokensPerReplica"] > found["l40s-48gb"]["kvTokensPerReplica"] > 8192
-    assert all(found[name]["why"] for name in ("l40s-48gb", "h100-80gb"))
+    assert all(found[name]["message"] for name in ("l40s-48gb", "h100-80gb"))
 
 
 def test_requests_at_once_are_counted_for_the_context_that_was_asked_for(shell: Shell) -> None:
@@ -351,7 +351,7 @@ def test_refused_arguments_and_missing_classes_are_told_as_the_operator_tells_th
 def test_a_listed_class_that_does_not_exist_is_told_beside_those_that_do(shell: Shell) -> None:
     asked = model(variants=[{"class": "b300"}, {"class": LARGE["name"]}])
     found = classes(shell.report("--fleet", shell.fleet(gpu_class(LARGE)), models=(asked,)))
-    assert (found["b300"]["replicas"], found["b300"]["why"]) == (0, "there is no GPUClass of this name")
+    assert (found["b300"]["replicas"], found["b300"]["message"]) == (0, "there is no GPUClass of this name")
     assert found[LARGE["name"]]["replicas"] == 1
 
 
@@ -479,5 +479,5 @@ def test_a_number_of_gpus_that_no_node_has_and_a_quantization_that_the_gpu_lacks
     where = shell.fleet(gpu_class(LARGE), node("n1", LARGE, 4), gpu_class(t4), node("n2", t4, 8))
     asked = model(variants=[{"class": "h100-80gb", "tensor": 8}, {"class": "t4-16gb", "quantization": "FP8"}])
     found = classes(shell.report("--fleet", where, models=(asked,)))
-    assert "`tensor` is 8, and the largest node has 4 GPUs" in found["h100-80gb"]["why"]
-    assert "7.5" in found["t4-16gb"]["why"]
+    assert "`tensor` is 8, and the largest node has 4 GPUs" in found["h100-80gb"]["message"]
+    assert "7.5" in found["t4-16gb"]["message"]

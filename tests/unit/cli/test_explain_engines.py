@@ -78,7 +78,7 @@ def test_what_only_one_engine_reads_fits_on_it_alone(tmp_path: Path) -> None:
     config = configs.LLAMA_8B | {"quantization_config": {"quant_method": "bitsandbytes"}}
     found = other(tmp_path, {}, config, gib=6)
     assert "only SGLang fits on" in found["summary"]
-    assert {c["why"] for c in found["classes"]} == {"vLLM does not read bitsandbytes weights"}
+    assert {c["message"] for c in found["classes"]} == {"vLLM does not read bitsandbytes weights"}
 
 
 def test_what_fits_nowhere_says_why(tmp_path: Path) -> None:

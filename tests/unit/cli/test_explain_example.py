@@ -80,7 +80,7 @@ def test_three_find_a_class_one_fits_nowhere_and_one_waits(config: Path, fleet_f
     assert used(found["fleet/medium-24b"]) == [("l40s-48gb", 2, 0)]
     assert used(found["fleet/large-104b"]) == [("h100-80gb", 4, 0)]
     assert found["fleet/giant-405b"]["reason"] == "NoFit"
-    sums = {c["gpuClass"]: c["why"] for c in found["fleet/giant-405b"]["classes"]}
+    sums = {c["gpuClass"]: c["message"] for c in found["fleet/giant-405b"]["classes"]}
     assert "on 4 GPUs with 79.65 GiB each, weights need 189 GiB" in sums["h100-80gb"]
     assert "on 2 GPUs with 22.49 GiB each, weights need 378 GiB" in sums["l4-24gb"]
     assert not found["fleet/nightly-8b"]["placed"]

@@ -71,7 +71,7 @@ def explain(kubeconfig: Path, *args: str) -> Result:
 
 def shares(done: Result) -> dict[str, tuple[float, str | None]]:
     found = json.loads(done.output)
-    return {f"{row['role']} {row['target']}": (row["percent"], row["note"]) for row in found["targets"]}
+    return {f"{row['role']} {row['target']}": (row["sharePercent"], row["note"]) for row in found["targets"]}
 
 
 def test_each_target_with_its_share_and_why_it_has_none(kubeconfig: Path) -> None:

@@ -92,15 +92,15 @@ def test_create_can_be_read_by_a_program(file: Path) -> None:
     said = json.loads(keys("create", "-f", file, "--name", "ci", "-o", "json").stdout)
 
     assert said["patch"][0]["value"] == {"name": "ci", "sha256": hash_api_key(said["key"])}
-    assert (said["tenant"], said["name"], said["expires"]) == ("acme", "ci", None)
+    assert (said["tenant"], said["keyName"], said["expires"]) == ("acme", "ci", None)
     made = keys("create", "-f", file, "--name", "ci", "-o", "csv")
     assert "do not commit it" in made.stderr
     (row,) = csv.DictReader(io.StringIO(made.stdout))
-    assert (row["name"], bool(KEY.fullmatch(row["key"]))) == ("ci", True)
+    assert (row["keyName"], bool(KEY.fullmatch(row["key"]))) == ("ci", True)
     disabled = yaml.safe_load(keys("disable", "prod", "-f", file, "-o", "yaml").stdout)
-    assert (disabled["name"], disabled["patch"][-1]["value"]) == ("prod", True)
+    assert (disabled["keyName"], disabled["patch"][-1]["value"]) == ("prod", True)
     (row,) = csv.DictReader(io.StringIO(keys("expire", "prod", "2999-01-01", "-f", file, "-o", "csv").stdout))
-    assert row == {"tenant": "acme", "name": "prod", "expires": "2999-01-01T00:00:00Z", "key": ""}
+    assert row == {"tenant": "acme", "keyName": "prod", "expires": "2999-01-01T00:00:00Z", "key": ""}
 
 
 def test_a_key_can_go_into_a_file_that_only_its_owner_reads(file: Path, tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_what_is_wrong_is_told(file: Path, args: list[str], words: str) -> None:
 
 def test_the_list_says_which_work(file: Path) -> None:
     rows = json.loads(keys("list", "-f", file, "-o", "json").stdout)
-    assert [(r["name"], r["state"], r["expires"]) for r in rows] == [
+    assert [(r["keyName"], r["state"], r["expires"]) for r in rows] == [
         ("prod", "active", None),
         ("old", "active", "2999-06-01T00:00:00Z"),
     ]

@@ -1,12 +1,14 @@
 """What programs read from any command: the same formats, the same field names, and no cell that wraps."""
 
 import csv
+import importlib
 import io
 import json
+import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 import pytest
@@ -14,12 +16,14 @@ import yaml
 from click.testing import CliRunner
 from rich.table import Table
 
+from shoal import cli
 from shoal.cli import output
 from shoal.cli.main import main
 from shoal.core import cells
 
 RUNTIME = {"operator", "gateway", "ledger", "agent", "cache", "sim", "lab", "demo", "generate"}
 """Commands of processes and of developers."""
+CAMEL = re.compile("[a-z]+([A-Z0-9][a-z0-9]*)*")
 PATCHES = {f"keys {verb}" for verb in ("create", "rotate", "disable", "expire", "remove")}
 """Commands whose output is a patch for Git, and not a table, unless another format is asked for."""
 OWN = {"render": "prints objects, as YAML", "export focus": "prints the CSV that FOCUS defines"}
@@ -133,6 +137,36 @@ def test_without_a_terminal_no_line_is_wrapped(length: int) -> None:
 
 def test_fields_have_the_names_of_the_api() -> None:
     assert output.camel({"gpu_class": "l4", "cold_start_seconds": 3}) == {"gpuClass": "l4", "coldStartSeconds": 3}
+
+
+OTHER_NAMES = {
+    "namespace": "the kind, such as `model`, with namespace/name",
+    "class": "gpuClass",
+    "kvTokens": "kvTokensPerReplica",
+    "percent": "sharePercent, or of what it is a percentage",
+    "why": "message",
+}
+"""Names that a thing had in one command, and the one that it has in all."""
+SECRET = "shoal.cli.keys.carry"
+"""Where `key` is a key itself, and not its name."""
+
+
+def test_a_thing_has_one_name_in_all_commands() -> None:
+    """The columns of all commands. `name` alone stands only beside the kind that it is a name of."""
+    wrong: list[str] = []
+    seen = 0
+    for module in pkgutil.walk_packages(cli.__path__, f"{cli.__name__}."):
+        for constant, columns in vars(importlib.import_module(module.name)).items():
+            if not constant.endswith(("COLUMNS", "_FIELDS")) or not isinstance(columns, tuple):
+                continue
+            seen += 1
+            names = cast("tuple[str, ...]", columns)
+            others = {**OTHER_NAMES, **({} if "kind" in names else {"name": "its kind"})}
+            others |= {} if module.name == SECRET else {"key": "keyName"}
+            wrong += [f"{module.name}: {each} is {others[each]}" for each in names if each in others]
+            wrong += [f"{module.name}: {each} is not camelCase" for each in names if not CAMEL.fullmatch(each)]
+    assert wrong == []
+    assert seen >= 20
 
 
 def test_explain_names_a_class_as_status_and_cordon_do() -> None:

@@ -472,8 +472,7 @@ def test_wake_can_wait_until_a_replica_serves(kubeconfig: Path, api: CannedApi) 
 def test_what_wake_did_can_be_read_by_a_program(kubeconfig: Path, api: CannedApi) -> None:
     done = shoal(kubeconfig, "wake", "llama", "-o", "json")
     assert json.loads(done.stdout) == {
-        "namespace": "chat",
-        "name": "llama",
+        "model": "chat/llama",
         "readySeconds": None,
         "message": (
             "wakes on the cheapest class that fits and is free, and goes back to zero 600 s after the last request"
@@ -482,7 +481,7 @@ def test_what_wake_did_can_be_read_by_a_program(kubeconfig: Path, api: CannedApi
     api.answers[MODEL] |= {"status": {"replicas": {"desired": 1, "ready": 1}}}
     waited = shoal(kubeconfig, "wake", "llama", "--wait", "-o", "csv")
     (row,) = csv.DictReader(io.StringIO(waited.stdout))
-    assert (row["name"], float(row["readySeconds"]) < 60) == ("llama", True)
+    assert (row["model"], float(row["readySeconds"]) < 60) == ("chat/llama", True)
     assert "a replica serves after" in waited.stderr, "people see the progress meanwhile"
 
 

@@ -199,9 +199,9 @@ def test_routes_follow_the_models_with_what_is_to_be_known_of_them(kubeconfig: P
     assert rows["front"].startswith("front True front Halted CanaryHalted: canary of rule default halted: Model")
     assert rows["two"] == "two True - a: Running, b: Halted"
     assert rows["late"] == "late True - - NameClaimed: front is another's"
-    found = {one["name"]: one for one in json.loads(status(kubeconfig, "-o", "json").output)["routes"]}
-    assert (found["front"]["reason"], found["front"]["servedNames"]) == ("CanaryHalted", ["front"])
-    assert found["front"]["canaries"] == [{"rule": "default", "state": "Halted", "message": HALTED}]
+    found = {one["route"]: one for one in json.loads(status(kubeconfig, "-o", "json").output)["routes"]}
+    assert (found["chat/front"]["reason"], found["chat/front"]["servedNames"]) == ("CanaryHalted", ["front"])
+    assert found["chat/front"]["canaries"] == [{"rule": "default", "state": "Halted", "message": HALTED}]
 
 
 def test_one_route_can_be_named(kubeconfig: Path, api: CannedApi) -> None:
@@ -265,7 +265,7 @@ def test_as_json_the_numbers_are_numbers(kubeconfig: Path) -> None:
 def test_as_csv_there_is_a_line_per_model_and_class(kubeconfig: Path) -> None:
     head, line = status(kubeconfig, "-o", "csv").output.splitlines()
     found = dict(zip(head.split(","), line.split(","), strict=True))
-    assert (found["namespace"], found["name"], found["ready"]) == ("chat", "llama", "False")
+    assert (found["model"], found["ready"]) == ("chat/llama", "False")
     assert (found["gpuClass"], found["desired"], found["readyReplicas"], found["gpus"]) == ("l40s-48gb", "1", "0", "2")
 
 
@@ -275,8 +275,7 @@ def test_as_csv_a_route_has_its_own_columns(kubeconfig: Path, api: CannedApi) ->
     )
     head, line = csv.reader(status(kubeconfig, "route/front", "-o", "csv").output.splitlines())
     assert dict(zip(head, line, strict=True)) == {
-        "namespace": "chat",
-        "name": "front",
+        "route": "chat/front",
         "ready": "True",
         "servedNames": "front door",
         "canaries": "r:Halted",

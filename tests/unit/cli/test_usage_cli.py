@@ -210,7 +210,7 @@ async def test_margin_as_a_table(world: World) -> None:
         "42 tokens have no price: they are not in the revenue.",
     ]
     told = await world.shoal("margin", "-o", "csv")
-    assert told.stdout.splitlines()[0].startswith("class,tokens,unpricedTokens,revenue,gpuHours")
+    assert told.stdout.splitlines()[0].startswith("gpuClass,tokens,unpricedTokens,revenue,gpuHours")
     assert "no GPU was held" in (await world.shoal("margin", "--from", "2026-01", "--to", "2026-02")).stderr
 
 
@@ -273,6 +273,7 @@ async def test_what_engines_counted_for_programs(world: World) -> None:
     found = json.loads((await world.shoal("unattributed", "-o", "json")).stdout)
     assert (found["by"], found["rows"][0]["billedInput"]) == (["model"], 2_000_037)
     told = await world.shoal("unattributed", "--by", "class", "-o", "csv")
-    assert told.stdout.splitlines()[0].startswith("class,engineInput,engineOutput,billedInput")
+    assert told.stdout.splitlines()[0].startswith("gpuClass,engineInput,engineOutput,billedInput")
+    assert (await world.shoal("unattributed", "--by", "gpuClass", "-o", "csv")).stdout == told.stdout
     refused = await world.shoal("unattributed", "--by", "engine,day")
     assert "by=engine is over the whole life of an engine" in refused.stderr

@@ -61,8 +61,9 @@ def _table(report: AdviceReport) -> Table:
 
 def _classes(report: AdviceReport) -> Iterator[tuple[str, str, str]]:
     for each in report.classes:
+        kv = each.kv_tokens_per_replica
         rate = _UNKNOWN if each.prefill_rate is None else number(each.prefill_rate)
-        yield each.gpu_class or _UNKNOWN, rate, _UNKNOWN if each.kv_tokens is None else f"{each.kv_tokens:,}"
+        yield each.gpu_class or _UNKNOWN, rate, _UNKNOWN if kv is None else f"{kv:,}"
 
 
 def document(model: str, report: AdviceReport) -> dict[str, Any]:

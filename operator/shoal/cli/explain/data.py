@@ -11,7 +11,7 @@ from shoal.core import quantity
 
 COLUMNS: Final = (
     "model", "placed", "gpuClass", "fits", "replicas", "waiting", "gpusPerReplica", "kvTokensPerReplica",
-    "concurrentRequests", "hourlyCostPerReplica", "currency", "reason", "why",
+    "concurrentRequests", "hourlyCostPerReplica", "currency", "reason", "message",
 )  # fmt: skip
 """Columns of the CSV."""
 
@@ -83,7 +83,7 @@ def _class_object(row: ClassReport, context: int | None) -> JsonObject:
         },
         "estimates": list(sized.estimates) if sized else None,
         "reason": row.reason or None,
-        "why": row.why or None,
+        "message": row.why or None,
     }
 
 
@@ -99,7 +99,7 @@ def _other_object(other: OtherEngine) -> JsonObject:
                 "gpusPerReplica": sized.gpus if sized else None,
                 "kvTokensPerReplica": sized.kv_tokens if sized else None,
                 "estimates": list(sized.estimates) if sized else None,
-                "why": why.get(name),
+                "message": why.get(name),
             }
             for name in [*other.considered.sized, *why]
             for sized in (other.considered.sized.get(name),)

@@ -41,7 +41,7 @@ COLUMNS: Final = (
     "role",
     "kind",
     "target",
-    "percent",
+    "sharePercent",
     "maxOutputTokens",
     "maxOutputTokensOf",
     "requestSeconds",
@@ -95,7 +95,7 @@ def run(question: RouteQuestion, output: str, *, kubeconfig: str | None, context
             "role": share.role,
             "kind": share.ref.kind,
             "target": share.ref.key,
-            "percent": round(share.percent, 3),
+            "sharePercent": round(share.percent, 3),
             **_limit_columns(_limits(cluster, share.ref)),
             "note": share.note or None,
         }

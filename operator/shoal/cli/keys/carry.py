@@ -21,7 +21,7 @@ from shoal.cli.output import emit
 from shoal.kube.client import KubeClient
 
 Decide = Callable[[JsonObject, datetime], "Change"]
-_COLUMNS: Final = ("tenant", "name", "expires", "key")
+_COLUMNS: Final = ("tenant", "keyName", "expires", "key")
 _PATCH_COMMAND: Final = "kubectl patch tenant {} --type=json --patch-file FILE"
 
 
@@ -119,7 +119,7 @@ def _report(target: ChangeTarget, tenant: JsonObject, change: Change, key_file: 
     if target.output != "patch":
         result: JsonObject = {
             "tenant": name,
-            "name": change.name,
+            "keyName": change.name,
             "expires": edit.stamp(change.expires) if change.expires else None,
             "patch": list(change.operations),
         }

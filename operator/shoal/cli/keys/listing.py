@@ -1,10 +1,10 @@
 """`shoal keys list`: names, states and expiry dates of keys."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import click
 from pydantic import ValidationError
@@ -18,11 +18,12 @@ from shoal.api.tenant import Tenant
 from shoal.cli.client import run_command
 from shoal.cli.keys import edit, source, when
 from shoal.cli.options import Installation, ledger_options
-from shoal.cli.output import console, emit, output_option
+from shoal.cli.output import camel, console, emit, output_option
 from shoal.cli.services import open_ledger
 from shoal.core.claimants import age
 from shoal.kube.resources import TENANTS
 
+_COLUMNS: Final = ("tenant", "keyName", "state", "expires", "note", "used")
 USED_DAYS = 31
 """Period of the query for the last use of keys, in days."""
 
@@ -30,7 +31,7 @@ USED_DAYS = 31
 @dataclass(frozen=True, slots=True)
 class KeyRow:
     tenant: str
-    name: str
+    key_name: str
     state: Literal["active", "expired", "disabled", "suspended", "claimed"]
     expires: str | None
     note: str = ""
@@ -57,9 +58,10 @@ def listing(tenant: str | None, file: Path | None, used: bool, output: str, inst
                 if tenant is not None:
                     await source.in_cluster(client, tenant)  # raises an error if it does not exist
                 found = [o async for o in client.list(TENANTS)]
-        rows = [replace(r, used=last.get((r.tenant, r.name))) for r in states(found, now) if tenant in (None, r.tenant)]
-        data = [asdict(row) for row in rows]
-        if not emit(output, data, data, [field.name for field in fields(KeyRow)]):
+        own = [row for row in states(found, now) if tenant in (None, row.tenant)]
+        rows = [replace(row, used=last.get((row.tenant, row.key_name))) for row in own]
+        data = [camel(asdict(row)) for row in rows]
+        if not emit(output, data, data, _COLUMNS):
             console().print(render(rows, used=used) if rows else "there is no key")
 
     try:
@@ -130,7 +132,7 @@ def render(rows: Iterable[KeyRow], *, used: bool) -> Table:
         table.add_column(heading, no_wrap=bool(heading))
     for row in rows:
         color = "green" if row.state == "active" else "yellow"
-        cells = [escape(row.tenant), escape(row.name), f"[{color}]{row.state}[/]", row.expires or "never"]
+        cells = [escape(row.tenant), escape(row.key_name), f"[{color}]{row.state}[/]", row.expires or "never"]
         if used:
             cells.append(row.used or "-")
         table.add_row(*cells, escape(row.note))

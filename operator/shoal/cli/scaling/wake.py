@@ -20,7 +20,7 @@ from shoal.kube.resources import MODELS
 
 MANAGER: Final = "kubectl-shoal"
 POLL_SECONDS: Final = 0.5
-_COLUMNS: Final = ("namespace", "name", "readySeconds", "message")
+_COLUMNS: Final = ("model", "readySeconds", "message")
 
 
 @click.command()
@@ -58,7 +58,7 @@ def command(
             await client.merge_patch(MODELS, name, where, patch, manager=MANAGER)
             message = effect(model_read)
             click.echo(f"{where}/{name}: {message}", err=programs)
-            row: dict[str, Any] = {"namespace": where, "name": name, "readySeconds": None, "message": message}
+            row: dict[str, Any] = {"model": f"{where}/{name}", "readySeconds": None, "message": message}
             try:
                 if wait:
                     row["readySeconds"] = await _wait(client, name, where, timeout, err=programs)

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -26,10 +26,10 @@ from shoal.kube.errors import APIServerUnavailable, KubeError, NotFound
 
 INTERVAL_SECONDS: Final = 2.0
 _COLUMNS: Final = (
-    "namespace", "name", "ready", "gpuClass", "desired", "readyReplicas", "waiting", "gpus", "step",
-    "coldStartSeconds", "kvTokens", "hourlyCost", "reason", "message", "capabilities",
+    "model", "ready", "gpuClass", "desired", "readyReplicas", "waiting", "gpus", "step", "coldStartSeconds",
+    "kvTokensPerReplica", "hourlyCost", "reason", "message", "capabilities",
 )  # fmt: skip
-_ROUTE_COLUMNS: Final = ("namespace", "name", "ready", "servedNames", "canaries", "reason", "message")
+_ROUTE_COLUMNS: Final = ("route", "ready", "servedNames", "canaries", "reason", "message")
 BESIDE: Final = 130
 """Width from which messages are a column; below it, they follow the table."""
 LISTED: Final = 160
@@ -125,8 +125,7 @@ def _print(console: Console, found: StatusSnapshot, output: str, namespace: str 
             console.print(render(found, wide=namespace is None, width=console.width))
         return
     models = [
-        camel(dataclasses.asdict(row)) | {"variants": [camel(dataclasses.asdict(v)) for v in row.variants]}
-        for row in found.rows
+        _fields("model", row) | {"variants": [camel(dataclasses.asdict(v)) for v in row.variants]} for row in found.rows
     ]
     lines = (
         {**variant, **model, "capabilities": " ".join(row.capabilities)}
@@ -134,7 +133,7 @@ def _print(console: Console, found: StatusSnapshot, output: str, namespace: str 
         for variant in model["variants"] or [{}]
     )
     routes = [
-        camel(dataclasses.asdict(row)) | {"canaries": [camel(dataclasses.asdict(one)) for one in row.canaries]}
+        _fields("route", row) | {"canaries": [camel(dataclasses.asdict(one)) for one in row.canaries]}
         for row in found.routes
     ]
     if output == "csv" and routes and not models:
@@ -144,6 +143,12 @@ def _print(console: Console, found: StatusSnapshot, output: str, namespace: str 
         emit(output, {}, lines, _ROUTE_COLUMNS)
         return
     emit(output, {"models": models, "routes": routes, "notes": list(found.notes)}, lines, _COLUMNS)
+
+
+def _fields(kind: str, row: ModelRow | RouteRow) -> dict[str, Any]:
+    """A row for programs; as every command, it names an object by its kind: `model` is namespace/name."""
+    found = camel(dataclasses.asdict(row))
+    return {kind: f"{found.pop('namespace')}/{found.pop('name')}", **found}
 
 
 def render(found: StatusSnapshot, *, wide: bool, width: int) -> RenderableType:
@@ -231,7 +236,7 @@ def _cells(variant: VariantRow) -> tuple[str, ...]:
         f"{variant.ready_replicas}/{variant.desired}{waiting}",
         "-" if variant.gpus is None else str(variant.gpus),
         variant.step,
-        "-" if variant.kv_tokens is None else f"{variant.kv_tokens:,}",
+        "-" if variant.kv_tokens_per_replica is None else f"{variant.kv_tokens_per_replica:,}",
         "-" if variant.cold_start_seconds is None else f"{variant.cold_start_seconds} s",
         variant.hourly_cost or "-",
     )

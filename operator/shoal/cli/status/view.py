@@ -31,7 +31,7 @@ class VariantRow:
     step: str
     """Step of the least advanced replica, with the percentage of the fetch if known."""
     cold_start_seconds: int | None
-    kv_tokens: int | None
+    kv_tokens_per_replica: int | None
     """KV cache tokens of one replica: reported by the engine, or else predicted."""
     hourly_cost: str | None
 
@@ -165,7 +165,7 @@ def _variant(
         gpus=None if variant.gpus_per_replica is None else variant.gpus_per_replica * variant.desired,
         step=_step(variant, pods, progress),
         cold_start_seconds=variant.cold_start_seconds,
-        kv_tokens=(tokens.predicted if tokens.engine is None else tokens.engine) if tokens else None,
+        kv_tokens_per_replica=(tokens.predicted if tokens.engine is None else tokens.engine) if tokens else None,
         hourly_cost=variant.hourly_cost,
     )
 

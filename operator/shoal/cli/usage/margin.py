@@ -10,7 +10,7 @@ from shoal.api.billing import Margin, MarginRow
 from shoal.cli.options import Installation, ledger_options
 from shoal.cli.output import emit, output_option
 from shoal.cli.services import call_ledger
-from shoal.cli.usage.show import NONE, console, count, seconds, table, warn_of_refused
+from shoal.cli.usage.show import NONE, console, count, dimensions, fields, seconds, table, warn_of_refused
 
 _UNKNOWN: Final = "?"
 _FIELDS: Final = (
@@ -31,11 +31,12 @@ def margin(by: str, start: str | None, end: str | None, output: str, installatio
     Revenue is billed usage at the tenants' prices, before credits. Cost is the time for which engines held GPUs, at the
     hourlyCost of their GPUClass at that time. An unknown value is `?`.
     """
-    query = {"by": by, "from": start, "to": end}
+    query = {"by": dimensions(by), "from": start, "to": end}
     found = call_ledger(installation, lambda ledger: ledger.get(names.MARGIN_PATH, query, Margin))
     warn_of_refused(found.refused)
-    rows = [row.model_dump(mode="json", by_alias=True) for row in found.rows]
-    if emit(output, found.model_dump(mode="json", by_alias=True), rows, [*found.by, *_FIELDS]):
+    page = found.model_dump(mode="json", by_alias=True)
+    shown, rows = fields(page), page["rows"]
+    if emit(output, shown, shown["rows"], [*shown["by"], *_FIELDS]):
         return
     if not rows:
         click.echo(f"Nothing was used and no GPU was held from {found.start} to {found.end}.", err=True)

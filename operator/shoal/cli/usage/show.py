@@ -1,7 +1,7 @@
 """Tables of counts and amounts."""
 
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import click
 from rich.console import Console
@@ -10,11 +10,30 @@ from rich.table import Table
 from shoal.cli import output
 
 NONE: Final = "-"
+_FIELDS: Final = {"class": "gpuClass", "key": "keyName"}
+"""What `--by` and the ledger's API call a dimension, and its field in the output, as in every other command."""
+_DIMENSIONS: Final = {field: dimension for dimension, field in _FIELDS.items()}
 
 
 def console() -> Console:
     """Console for tables. It prints texts literally: a note such as "[ticket 7]" is not markup."""
     return output.console(markup=False)
+
+
+def dimensions(by: str) -> str:
+    """The value of `--by` for the ledger. It may have the names of the output too."""
+    return ",".join(_DIMENSIONS.get(name, name) for name in by.split(","))
+
+
+def fields(page: Mapping[str, Any]) -> dict[str, Any]:
+    """The ledger's answer for programs: with the field names of every other command."""
+    rows = [_renamed(row) for row in page["rows"]]
+    total = {"total": _renamed(page["total"])} if "total" in page else {}
+    return {**page, "by": [_FIELDS.get(name, name) for name in page["by"]], "rows": rows, **total}
+
+
+def _renamed(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {_FIELDS.get(name, name): value for name, value in row.items()}
 
 
 def warn_of_refused(mistakes: Sequence[str]) -> None:

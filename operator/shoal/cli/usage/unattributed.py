@@ -9,7 +9,7 @@ from shoal.api.reconciliation import UNATTRIBUTED_BY, UnattributedPage, Unattrib
 from shoal.cli.options import Installation, ledger_options
 from shoal.cli.output import emit, output_option
 from shoal.cli.services import call_ledger
-from shoal.cli.usage.show import NONE, console, count, table
+from shoal.cli.usage.show import NONE, console, count, dimensions, fields, table
 
 _UNKNOWN: Final = "?"
 _FIELDS: Final = (
@@ -43,12 +43,14 @@ def unattributed(
     kubectl shoal unattributed --by model,day
     kubectl shoal unattributed --by engine --model chat/llama
     """
-    query = {"by": by, "from": start, "to": end, "model": model}
+    query = {"by": dimensions(by), "from": start, "to": end, "model": model}
     found = call_ledger(installation, lambda ledger: ledger.get(names.UNATTRIBUTED_PATH, query, UnattributedPage))
-    words = [*found.by, *(["replica", "lastReport"] if "engine" in found.by else [])]
-    rows = [row.model_dump(mode="json", by_alias=True) for row in found.rows]
-    if emit(output, found.model_dump(mode="json", by_alias=True), rows, [*words, *_FIELDS]):
+    page = found.model_dump(mode="json", by_alias=True)
+    shown, rows = fields(page), page["rows"]
+    more = ["replica", "lastReport"] if "engine" in found.by else []
+    if emit(output, shown, shown["rows"], [*shown["by"], *more, *_FIELDS]):
         return
+    words = [*found.by, *more]
     if not rows:
         click.echo(f"Nothing was billed and no engine reported from {found.start} to {found.end}.", err=True)
     else:

@@ -9,7 +9,7 @@ from shoal.api.billing import UsagePage
 from shoal.cli.options import Installation, ledger_options
 from shoal.cli.output import emit, output_option
 from shoal.cli.services import LedgerClient, call_ledger
-from shoal.cli.usage.show import NONE, console, count, seconds, table
+from shoal.cli.usage.show import NONE, console, count, dimensions, fields, seconds, table
 
 BY: Final = ("tenant", "key", "externalID", "model", "adapter", "class", "plan", "route", "hour", "day", "month")
 _COUNTS: Final = {
@@ -82,7 +82,7 @@ def usage(
     query: dict[str, Any] = {
         "namespace": namespace,
         "tenant": tenant,
-        "by": by if by is not None else "tenant,model,adapter",
+        "by": dimensions(by) if by is not None else "tenant,model,adapter",
         "from": start,
         "to": end,
         "model": model,
@@ -98,8 +98,8 @@ def usage(
     head, rows = call_ledger(installation, lambda ledger: _pages(ledger, query))
     if tenant and set(head.unseen) == set(tenant):
         raise click.ClickException(_unseen(tenant, namespace))
-    shown = {"from": head.start, "to": head.end, "by": list(head.by), "rows": rows}
-    if emit(output, shown, rows, [*head.by, *_COUNTS, *_MORE]):
+    shown = fields({"from": head.start, "to": head.end, "by": head.by, "rows": rows})
+    if emit(output, shown, shown["rows"], [*shown["by"], *_COUNTS, *_MORE]):
         return
     if not rows:
         whose = f" of {', '.join(tenant)}" if tenant else ""

@@ -49,8 +49,7 @@ class ClassAdvice:
     requests: int
     prefill_rate: float | None
     """Prompt tokens per second and replica, measured."""
-    kv_tokens: int | None
-    """Of a replica."""
+    kv_tokens_per_replica: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,7 @@ def test_explain_sizes_every_manifest_on_every_built_in_class_without_network(of
                 assert row["bytesPerGPU"]["kv"] > 0
             else:
                 assert row["reason"] in (reasons.NO_FIT, reasons.SIZE_UNKNOWN)
-                assert row["why"]
+                assert row["message"]
 
 
 def _tables() -> list[list[list[str]]]:
@@ -191,7 +191,9 @@ def test_the_page_says_what_the_command_says(offline: None) -> None:
         ]
         assert cells == [model.title, *shown]
         assert row[6] == (f"{found['contextLength']:,}" if found["contextLength"] else "unknown")
-        wanted |= {(model.title, r["gpuClass"], f"`{r['reason']}`: {r['why']}") for r in rows.values() if not r["fits"]}
+        wanted |= {
+            (model.title, r["gpuClass"], f"`{r['reason']}`: {r['message']}") for r in rows.values() if not r["fits"]
+        }
     listed = {
         (title, name, text)
         for title, names, text in why
