@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
+_SHELL: Final = re.compile(r"\s(?:\||&&|\|\||>|2>)\s|;\s|\s&$|^until |^\$ ")
+"""What stands between the commands of a line."""
 
 
 def commands(page: str, heading: str) -> list[str]:
@@ -19,6 +21,19 @@ def commands(page: str, heading: str) -> list[str]:
     if not blocks:
         raise LookupError(f"{page} has no commands below {heading!r}")
     return blocks
+
+
+def pages() -> list[str]:
+    """The pages with commands for users."""
+    docs = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "charts").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    return ["README.md", *sorted(str(path.relative_to(ROOT)) for path in docs)]
+
+
+def entered(page: str, program: str) -> list[str]:
+    """The commands of all `sh` blocks of a page that call a program, without what a shell does with their output."""
+    blocks = re.findall(r"^ *```sh\n(.*?)^ *```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    found = (part.strip() for block in blocks for line in lines(block) for part in re.split(_SHELL, line))
+    return [part for part in found if part.startswith(f"{program} ")]
 
 
 def lines(script: str) -> list[str]:

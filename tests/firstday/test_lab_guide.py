@@ -1,9 +1,12 @@
-"""docs/lab.md and README.md, step by step, as they are written there: from nothing to an answer and a bill."""
+"""docs/lab.md and README.md, step by step, as they are written there: from nothing to an answer and a bill. After it, a
+customer with a limit."""
 
 import os
+import re
 import subprocess
 import time
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,31 @@ trap 'kill $(jobs -p) 2> /dev/null || true' EXIT
 AFTER_THE_ANSWER = "kill %1"
 AFTER_THE_BILL = "kubectl shoal -n demo why"
 """The lines that follow them on the page."""
+LIMITED = """
+kubectl apply -f - <<'YAML'
+apiVersion: shoal.dev/v1alpha1
+kind: Tenant
+metadata: {name: limited}
+spec:
+  keys: [{name: first, sha256: HASH}]
+  models: [{namespace: chat, name: qwen-0-5b}]
+  limits: {requestsPerMinute: LIMIT}
+YAML
+for pod in 0 1; do
+  kubectl -n shoal-system port-forward "pod/shoal-gateway-$pod" "$((8090 + pod)):8080" > /dev/null &
+done
+for port in 8090 8091; do
+  listed="http://127.0.0.1:$port/v1/models"
+  until curl -sf -H "Authorization: Bearer KEY" "$listed" | grep qwen-0-5b > /dev/null; do sleep 0.2; done
+done
+for i in $(seq 0 LIMIT); do
+  curl -s -o /dev/null -w 'limited %{http_code}\\n' "http://127.0.0.1:$((8090 + i % 2))/v1/chat/completions" \\
+    -H "Authorization: Bearer KEY" \\
+    -d '{"model": "qwen-0-5b", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}'
+done
+"""
+"""One request after the other, in turns at both gateways: as many as the limit, and one more."""
+LIMIT, KEY = 8, "sk-limited"
 PROGRAMS = 'export PATH="$PWD/.venv/bin:$PATH"\n'
 
 
@@ -58,13 +86,19 @@ def of_the_readme(folder: Path) -> str:
     return script + written + plan
 
 
+def limited() -> str:
+    script = LIMITED.replace("HASH", sha256(KEY.encode()).hexdigest())
+    return script.replace("LIMIT", str(LIMIT)).replace("KEY", KEY)
+
+
 def test_the_guide_leads_from_nothing_to_a_bill(tmp_path: Path) -> None:
     api.require_root()
     install, ask, end = commands("docs/lab.md", "## Shoal in the lab, step by step")
     # What `make` makes is there already: it made the environment of these tests.
     steps = marked(ask, ("answered", AFTER_THE_ANSWER), ("billed", AFTER_THE_BILL))
     install_here = install.replace("make setup models", "true")
-    script = "\n".join((BEGIN, install_here, "echo == installed", steps, "echo == readme", of_the_readme(tmp_path)))
+    guide = (BEGIN, install_here, "echo == installed", steps, "echo == readme", of_the_readme(tmp_path))
+    script = "\n".join((*guide, "echo == limited", limited()))
     for name in ("lab.env", "forward.log"):
         script = script.replace(name, str(tmp_path / name))
     began = time.time()
@@ -78,7 +112,10 @@ def test_the_guide_leads_from_nothing_to_a_bill(tmp_path: Path) -> None:
         count = next(i for i, line in enumerate(entered) if line.startswith(after))
         print(f"from nothing to {what}: {count} commands, {times(done.stdout)[mark] - began:.0f} s")
     _, _, after = done.stdout.partition("== installed\n")
-    answered, _, readme = after.partition("== readme\n")
+    answered, _, then = after.partition("== readme\n")
+    readme, _, statuses = then.partition("== limited\n")
+    codes = re.findall(r"^limited (\d+)$", statuses, re.MULTILINE)
+    print(f"429s of a sequential client at its limit: {codes[:LIMIT].count('429')}")
     assert answered.startswith("ok\n")
     assert '"choices"' in answered
     assert "acme" in answered
@@ -90,5 +127,6 @@ def test_the_guide_leads_from_nothing_to_a_bill(tmp_path: Path) -> None:
     assert "tiny-chat" in readme, "what the customer used"
     assert "Total: 0." in readme
     assert "kind: Deployment" in readme
+    assert codes == [*["200"] * LIMIT, "429"]
     assert down.returncode == 0, down.stderr
     assert not list((tmp_path / "state").glob("shoal/lab/default/state.json"))

@@ -2,14 +2,13 @@
 
 import ast
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
-from shoal.cli.main import main
+from tests.support.commandline import parse
 
 ROOT = Path(__file__).parents[3] / "operator" / "shoal"
 ROOMS = ("core/layers", "core/doctor")
@@ -30,21 +29,6 @@ def texts(path: Path) -> Iterator[str]:
 def quoted() -> set[str]:
     files = [path for room in ROOMS for path in (ROOT / room).glob("*.py")]
     return {command for path in files for text in texts(path) for command in QUOTED.findall(text)}
-
-
-def parse(line: str) -> None:
-    """Parses a command line and runs nothing. One that only names a command needs no arguments. Raises UsageError."""
-    command: click.Command = main
-    context = click.Context(main, info_name="shoal")
-    args = shlex.split(line)
-    while isinstance(command, click.Group) and args:
-        name, *args = args
-        found = command.get_command(context, name)
-        if found is None:
-            raise click.UsageError(f"there is no command {name}")
-        command, context = found, click.Context(found, context, info_name=name)
-    if args:
-        command.make_context(command.name, args, parent=context.parent)
 
 
 def test_there_are_some() -> None:
