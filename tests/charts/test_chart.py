@@ -70,6 +70,15 @@ def test_two_renderings_are_the_same_text(name: str) -> None:
     assert first == second
 
 
+@pytest.mark.parametrize("name", SETS)
+def test_claim_templates_are_as_the_api_server_stores_them(name: str) -> None:
+    """It adds the kind, and a list is compared as a whole: Argo CD with ServerSideApply reports a change for ever."""
+    sets = [o for o in rendered(SETS[name]) if o["kind"] == "StatefulSet"]
+    claims = [claim for one in sets for claim in one["spec"].get("volumeClaimTemplates", [])]
+    assert {(claim.get("apiVersion"), claim.get("kind")) for claim in claims} <= {("v1", "PersistentVolumeClaim")}
+    assert bool(claims) == (name != "small")
+
+
 def test_the_notes_say_before_an_uninstall_that_models_keep_their_pods() -> None:
     done = helm("install", "shoal", str(CHART), "--namespace", "shoal-system", "--dry-run=client", values={})
     assert done.returncode == 0, done.stderr
