@@ -7,7 +7,7 @@ from shoal.api import reasons
 from shoal.api.meta import CustomResource, JsonObject
 from shoal.api.meta import Object as ApiObject
 from shoal.controllers.world import World
-from shoal.kube.errors import NotFound
+from shoal.kube.errors import NotFound, UnknownField
 from shoal.kube.events import Event
 from shoal.kube.projections import Custom
 from shoal.kube.resources import Resource
@@ -72,7 +72,8 @@ async def write_status(
 ) -> bool:
     """Applies the whole status if it differs from what is stored. Returns whether it wrote. `quiet`: further reasons
     that are no events of this kind."""
-    wanted: JsonObject = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    whole: JsonObject = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    wanted = world.installed_status.known(resource, whole)
     if wanted == custom.status:
         return False
     metadata = custom.metadata
@@ -87,7 +88,11 @@ async def write_status(
         body["metadata"]["namespace"] = metadata.namespace
     since = table.mark()
     try:
-        answer = await world.client.apply_status(resource, body, manager=manager)
+        try:
+            answer = await world.client.apply_status(resource, body, manager=manager)
+        except UnknownField as error:
+            wanted = await world.installed_status.refused(resource, wanted, error)
+            answer = await world.client.apply_status(resource, {**body, "status": wanted}, manager=manager)
     except NotFound:
         return False  # deleted meanwhile
     table.upsert(answer, since=since)

@@ -22,6 +22,7 @@ from shoal.core.ownership import Link
 from shoal.kube import cacheshares, deviceviews, kedaviews, projections
 from shoal.kube.cacheshares import CacheClaim, CacheVolume
 from shoal.kube.client import KubeClient
+from shoal.kube.definitions import InstalledStatus
 from shoal.kube.events import Recorder
 from shoal.kube.ownership import Ownership
 from shoal.kube.projections import Child, Custom
@@ -227,7 +228,10 @@ class World:
     claim_templates: Table[Child] = field(default_factory=lambda: _children(projections.child))
     """ResourceClaimTemplates of Models."""
 
+    installed_status: InstalledStatus = field(init=False)
+
     def __post_init__(self) -> None:
+        self.installed_status = InstalledStatus(self.client)
         self.pods = Table(
             self._pod,
             indexes={

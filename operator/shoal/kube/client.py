@@ -158,6 +158,12 @@ class KubeClient:
             raise
         return frozenset(r["name"] for r in found.get("resources", []))
 
+    async def schemas(self, group: str, version: str) -> list[JsonObject]:
+        """The OpenAPI schemas that the server publishes of a group version."""
+        resource = Resource(group, version, "", "", namespaced=False)
+        found = await self._call("get", resource, "GET", f"/openapi/v3/apis/{group}/{version}", idempotent=True)
+        return list(found.get("components", {}).get("schemas", {}).values())
+
     async def server_time(self) -> datetime | None:
         """The API server's clock, in whole seconds, by the Date header of an answer; None: the answer has none. Raises
         Unavailable."""
