@@ -25,6 +25,7 @@ from shoal.api.rights import Right, roles_with
 from shoal.cli.roletokens import RoleTokens, binding_name, subject, user_name
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import APIServerUnavailable, Forbidden, KubeError, NotFound, Unauthorized, from_status
+from shoal.kube.projections import problems_of
 from shoal.kube.resources import PODS, SECRETS, SERVICES
 
 R = TypeVar("R")
@@ -352,7 +353,8 @@ class ServiceClient(ABC):
             return kind.model_validate_json(raw)
         except ValidationError as error:
             raise Unreachable(
-                f"the {self.service} sent an answer that this command does not understand: {error}"
+                f"the {self.service} sent an answer that this command does not understand ({problems_of(error)}): is "
+                "this command of the same version? `kubectl shoal --version` and `kubectl shoal doctor` show both"
             ) from None
 
 

@@ -469,6 +469,16 @@ def test_wake_can_wait_until_a_replica_serves(kubeconfig: Path, api: CannedApi) 
     assert "a replica serves after" in shoal(kubeconfig, "wake", "llama", "--wait").output
 
 
+def test_an_operator_of_another_version_is_told_of_in_one_line(kubeconfig: Path, api: CannedApi) -> None:
+    (model,) = answer(LLAMA)["models"]
+    del model["readyReplicas"]
+    api.answers[POD] = answer() | {"models": [model | {"ready": 2}]}
+    done = shoal(kubeconfig, "top", "-A", "--once")
+    assert done.exit_code == 1
+    (line,) = done.stderr.splitlines()
+    assert "does not understand (models.0.readyReplicas: Field required): is this command of the same version?" in line
+
+
 def test_what_wake_did_can_be_read_by_a_program(kubeconfig: Path, api: CannedApi) -> None:
     done = shoal(kubeconfig, "wake", "llama", "-o", "json")
     assert json.loads(done.stdout) == {
