@@ -388,7 +388,7 @@ CALLBACKS: Final = {
     "shoal.gateway.leases: fleet.changed",
     "shoal.gateway.demand: demand.due", "shoal.gateway.quota: usage.opened",
     # Of one attempt of a request:
-    "shoal.gateway.dispatch: abort.cancel",
+    "shoal.gateway.dispatch: abort.cancel", "shoal.gateway.externaldispatch: abort.cancel",
 }  # fmt: skip
 """Callbacks that an object still puts on another from outside."""
 

@@ -313,6 +313,7 @@ class Dispatch:
     def _began(self) -> None:
         """Called before the first part of the engine's answer is sent to the client."""
         self._request.abort.answering = True
+        self._request.abort.cancel = None  # the whole answer is here
         self._meter.answer_began()
         if self._first is not None:
             self._first.answers(shows=self._request.prepared.stream or self._is_short())

@@ -18,6 +18,7 @@ from shoal.gateway.accepted import AcceptedRequest
 from shoal.gateway.externals import ExternalUnusable
 from shoal.gateway.externalwire import DECLINED, ExternalRewriter, ExternalWire
 from shoal.gateway.relay import AnswerRelay, Retry
+from shoal.gateway.remainders import Remainder
 from shoal.gateway.upstream import (
     Aborted,
     AbortHandle,
@@ -118,13 +119,22 @@ class ExternalDispatch:
             raise
         except ApiError as error:
             failure = error.code
+            if timer.remainder is not None:
+                raise ClientGone from None  # nobody reads the error
             raise
         finally:
             timer.stop()
             abort.given_up = False
+            abort.cancel = None
             self._complete_counts()
+            if timer.remainder is not None:
+                timer.remainder.end()
+                exact = "exact" if meter.count_source == "final" else "estimated"
+                request.app.metrics.cancellations.labels(exact).inc()
             if spans is not None:
                 spans.attempt_over(failure)
+        if timer.remainder is not None:
+            raise ClientGone
 
     async def _send(self, timer: "_Timer") -> None:
         """Raises ExternalUnusable, ClientGone and ApiError."""
@@ -198,9 +208,19 @@ class ExternalDispatch:
         app.metrics.external.labels(outcome).inc()
 
     def _began(self, timer: "_Timer") -> None:
+        abort = self._request.abort
         timer.began()
-        self._request.abort.answering = True
+        abort.answering = True
+        if self._request.prepared.stream:
+            abort.cancel = lambda: self._read_on(timer)
         self._meter.answer_began()
+
+    def _read_on(self, timer: "_Timer") -> bool:
+        """Called when the client leaves in the middle of a stream. Returns whether its rest is read, for the usage."""
+        meter = self._meter
+        if meter.count_source == "estimated":
+            timer.remainder = self._app.remainders.begin(meter.tenant, self._request.abort)
+        return timer.remainder is not None
 
     def _complete_counts(self) -> None:
         """Estimates what the target did not count, and what it cannot have counted."""
@@ -242,7 +262,7 @@ class ExternalDispatch:
 class _Timer:
     """Ends an attempt whose next part does not come in time."""
 
-    __slots__ = ("_abort", "_at", "_external", "_first", "_handle", "_loop")
+    __slots__ = ("_abort", "_at", "_external", "_first", "_handle", "_loop", "remainder")
 
     def __init__(self, abort: AbortHandle, external: ServedExternal) -> None:
         self._abort, self._external = abort, external
@@ -250,14 +270,18 @@ class _Timer:
         self._first = True
         self._at = self._loop.time() + external.first_byte_seconds
         self._handle: asyncio.TimerHandle | None = self._loop.call_at(self._at, self._check)
+        self.remainder: Remainder | None = None
+        """The client has left, and the rest is read for the usage."""
 
     def began(self) -> None:
         """The answer has begun: from now on pauses count."""
         self._first = False
         self.touch()
 
-    def touch(self) -> None:
-        """A part has arrived."""
+    def touch(self, size: int = 0) -> None:
+        """A part of so many bytes has arrived."""
+        if self.remainder is not None:
+            self.remainder.took(size)
         if not self._first:
             self._at = self._loop.time() + self._external.idle_seconds
             if self._handle is not None and self._handle.when() > self._at:
@@ -310,14 +334,14 @@ class _TimedAnswer:
 
     async def read(self) -> bytes:
         data = await self._answer.read()
-        self._timer.touch()
+        self._timer.touch(len(data))
         return data
 
     async def relay(self, take: Callable[[bytes], bool], drained: Callable[[], Awaitable[None]]) -> None:
         timer = self._timer
 
         def taken(data: bytes) -> bool:
-            timer.touch()
+            timer.touch(len(data))
             return take(data)
 
         async def waited() -> None:

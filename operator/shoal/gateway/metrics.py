@@ -231,8 +231,9 @@ class GatewayMetrics:
         )
         self.cancellations = Counter(
             "shoal_gateway_cancellations",
-            "Requests without streaming whose client disconnected, by source of their token counts: exact (the engine"
-            " reported them when it ended the request), estimated (it did not).",
+            "Requests whose client disconnected, without streaming or in the middle of an external target's stream, by"
+            " source of their token counts: exact (they came when the engine ended the request, or at the end of the"
+            " stream), estimated (they did not).",
             ["counts"],
             registry=registry,
         )

@@ -26,6 +26,7 @@ from shoal.gateway.mediafetch import MediaFetcher
 from shoal.gateway.memory import container_limit, json_bounds, memory_bounds
 from shoal.gateway.metrics import GatewayMetrics
 from shoal.gateway.quota import Quotas
+from shoal.gateway.remainders import Remainders
 from shoal.gateway.replicapool import ReplicaPool
 from shoal.gateway.settings import GatewaySettings
 from shoal.gateway.traffic import TrafficSample
@@ -88,6 +89,7 @@ class Gateway:
         self.holds = Holds(directory, fleet, fleet.demand, metrics, held_by_peers)
         self.leases = LeaseClient(fleet, identity, agents or upstream, metrics)
         self.cancellations = Cancellations(fleet, agents or upstream)
+        self.remainders = Remainders()
         self.memory = memory_bounds(settings, container_limit())
         self.json_bounds = json_bounds(settings)
         self.body_budget = BodyBudget(self.memory.bodies, self.memory.bodies_of_tenant)

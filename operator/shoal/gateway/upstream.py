@@ -151,8 +151,8 @@ class AbortHandle:
         self.sent = False
         """Part of the request may have reached the replica of this attempt."""
         self.cancel: Callable[[], bool] | None = None
-        """Starts a task that asks the engine to end the request; the engine then ends its answer. False: the engine
-        cannot be asked."""
+        """Called when the client leaves once the request was sent. True: the answer is read for its counts, for a
+        while. False: the connection is closed."""
         self._at: Abortable | None = None
 
     def hold(self, at: Abortable) -> None:
@@ -163,9 +163,9 @@ class AbortHandle:
         self._at = None
 
     def abort(self) -> None:
-        """The client left. If the engine can be asked to end the request, it then reports what it computed. Otherwise,
-        or at a second call, the connection is closed."""
-        ask = self.cancel if self.sent and not self.answering and not self.aborted else None
+        """The client left. If the engine can be asked to end the request, it then reports what it computed; an external
+        target does at the end of its stream. Otherwise, or at a second call, the connection is closed."""
+        ask = self.cancel if self.sent and not self.aborted else None
         self.aborted = True
         if ask is None or not ask():
             self.cut()
