@@ -165,7 +165,8 @@ class BoundedProtocol(asyncio.Protocol):
             if (around := self._around) is not None:
                 # Without an end they would be kept here, and the parser copies an unfinished line at each read.
                 if around > self.max_head_bytes:
-                    self._refuse_around()
+                    text = "What stands around the request's body is too large."
+                    self._refuse(431, text, "trailer_too_large")
                     return
                 self._around = around + len(data)
         else:
@@ -213,8 +214,6 @@ class BoundedProtocol(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._head_since = None
-        self._around = 0
-        self._body_since = self.loop.time()
         url, headers, parser = self._url, self._headers, self._parser
         # Only where what was read could hold so much: the sum costs 3 % of a small request.
         if (
@@ -223,6 +222,7 @@ class BoundedProtocol(asyncio.Protocol):
         ):
             self._refuse(431, "The head of the request is too large.", "head_too_large")
             return
+        self._around = 0
         if len(self.pipeline) >= _MOST_PIPELINED:
             # An answer now would come before those that are due first.
             self.transport.abort()
@@ -250,6 +250,7 @@ class BoundedProtocol(asyncio.Protocol):
 
     def _start(self, cycle: HTTPExchange) -> None:
         self._running = cycle
+        self._body_since = self.loop.time()  # before its turn the body was not read
         cycle.task = self.loop.create_task(cycle.run())
         self.tasks.add(cycle.task)
 
@@ -360,10 +361,18 @@ class BoundedProtocol(asyncio.Protocol):
         what was written, or next to nothing: such a one keeps a place at its replica."""
         if self._idle_since is not None and now - self._idle_since > self.timeout_keep_alive:
             self.transport.close()
-        if self._head_since is not None and now - self._head_since > self.head_seconds:
-            self.transport.abort()
         cycle = self.cycle
-        if cycle is not None and cycle.more_body and now - self._body_since > self.head_seconds:
+        if self._head_since is not None and now - self._head_since > self.head_seconds:
+            if cycle is None or cycle.response_complete:
+                self.transport.abort()
+            else:
+                cycle.keep_alive = False
+        if (
+            cycle is not None
+            and cycle is self._running
+            and cycle.more_body
+            and now - self._body_since > self.head_seconds
+        ):
             if not cycle.response_started:
                 self._refuse(408, f"The body did not arrive within {self.head_seconds:g} s.", "request_timeout")
             elif cycle.response_complete and self._head_since is None:
@@ -385,15 +394,14 @@ class BoundedProtocol(asyncio.Protocol):
         else:
             self._stuck_since, self._stuck_bytes = now, left
 
-    def _refuse_around(self) -> None:
-        cycle = self.cycle
-        if cycle is self._running and cycle is not None and not cycle.response_started:
-            self._refuse(431, "What stands around the request's body is too large.", "trailer_too_large")
-        else:
-            self.transport.abort()  # these words would come in the middle of an answer
-
     def _refuse(self, status: int, message: str, code: str) -> None:
         if self.transport.is_closing():
+            return
+        cycle = self.cycle
+        if cycle is None or (cycle.response_complete and self._around is None):
+            pass  # it is about a head, and no answer is due before
+        elif cycle is not self._running or cycle.response_started:
+            self.transport.abort()  # these words would be taken for another answer, or for a part of one
             return
         error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
         body = orjson.dumps({"error": error})
