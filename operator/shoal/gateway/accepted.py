@@ -59,14 +59,12 @@ class InFlight(NamedTuple):
 
 
 class FellBack(Exception):
-    """The request leaves its target for another one; `why` as in "it waited 20 s". `starts`: it has waited for a
-    replica that starts, which says nothing of how the target serves."""
+    """The request leaves its target for another one; `why` as in "it waited 20 s"."""
 
-    def __init__(self, prepared: Prepared, why: str, *, starts: bool) -> None:
+    def __init__(self, prepared: Prepared, why: str) -> None:
         super().__init__("the request goes to a fallback")
         self.prepared = prepared
         self.why = why
-        self.starts = starts
 
 
 async def _no_fallback() -> Prepared | None:
@@ -186,6 +184,7 @@ class AcceptedRequest:
                 prompt=None if chooses_again else prepared.prompt,
             )
         except ApiError as error:
+            meter.cold = meter.cold or app.holds.starts(model)
             meter.outcome = "refused" if error.status >= 500 else "rejected"
             raise
         ticket.check = recheck
@@ -212,7 +211,8 @@ class AcceptedRequest:
             deadline.held_since = began
         held_since = deadline.held_since
         longest = self._longest_wait()
-        started = waiter.starts  # a replica that comes meanwhile first takes those that have waited longer
+        # A replica that comes meanwhile first takes those that have waited longer.
+        meter.cold = meter.cold or waiter.starts
         deadline.pause()
         try:
             self.abort.hold(waiter)
@@ -232,7 +232,8 @@ class AcceptedRequest:
                     if self.abort.aborted:
                         raise ClientGone
                     if following is not None:
-                        raise FellBack(following, why, starts=started or waiter.starts)
+                        meter.cold = meter.cold or waiter.starts
+                        raise FellBack(following, why)
                     self._look_at = now + _LOOK_AGAIN_SECONDS
                     continue
                 going = await waiter.wait(min(held_since + longest, next_comment, began + seconds, leave_at) - now)

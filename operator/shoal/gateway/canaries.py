@@ -47,7 +47,8 @@ class Canaries:
         if self.is_halted(canary) or canary.revision not in self._canaries:
             return
         window = self._window(canary)
-        ttft = meter.seconds_to_first_byte if meter.fields["stream"] else None
+        # The wait for the first replica says nothing of how fast the canary is.
+        ttft = meter.seconds_to_first_byte if meter.fields["stream"] and not meter.cold else None
         halt = window.note(meter.outcome, ttft, doubtful=doubtful)
         self._counts.put(canary.revision, window.counts)
         self._judged(canary, halt)

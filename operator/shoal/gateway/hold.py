@@ -64,24 +64,13 @@ class HoldQueue:
     @property
     def expected_seconds(self) -> float | None:
         """Seconds until the Model's first replica is ready, if it has none; None: unknown."""
-        ages = self._ages
+        ages = self._holds.start_ages(self.model)
         return None if ages is None else expected_wait(self.model.cold_start_seconds, ages)
 
     @property
     def starts(self) -> bool:
         """The Model has no replica, and one may soon come."""
-        ages = self._ages
-        return ages is not None and may_come(self.model.cold_start_seconds, ages)
-
-    @property
-    def _ages(self) -> list[float | None] | None:
-        """Of the pods that may become the first replica; None: there is one."""
-        holds = self._holds
-        starting = holds.fleet.starting(holds.directory.snapshot, self.model)
-        if starting is None:
-            return None
-        now = datetime.now(UTC)
-        return [None if pod.created is None else (now - pod.created).total_seconds() for pod in starting]
+        return self._holds.starts(self.model)
 
     def enter(self, ticket: Ticket) -> None:
         """
@@ -273,6 +262,19 @@ class Holds:
         queue.enter(ticket)
         self.queues[model.uid] = queue
         return ticket
+
+    def starts(self, model: ServedModel) -> bool:
+        """Whether a Model has no replica, and one may soon come."""
+        ages = self.start_ages(model)
+        return ages is not None and may_come(model.cold_start_seconds, ages)
+
+    def start_ages(self, model: ServedModel) -> list[float | None] | None:
+        """Seconds for which the pods have existed that may become a Model's first replica; None: there is one."""
+        starting = self.fleet.starting(self.directory.snapshot, model)
+        if starting is None:
+            return None
+        now = datetime.now(UTC)
+        return [None if pod.created is None else (now - pod.created).total_seconds() for pod in starting]
 
     def full_error(self, model_name: str, bound: Bound, after: int) -> ApiError:
         """The error for a request that a hold limit rejects."""

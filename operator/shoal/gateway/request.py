@@ -67,6 +67,8 @@ _REFUSED_BY_TARGET: Final = frozenset(
 )
 """Codes of errors that say that no replica of a target takes the request. An engine's own errors are none of them: what
 ends the replicas of one Model must not go on to another."""
+_NOT_HELD: Final = frozenset({"hold_expired", "hold_full"})
+"""Of these, those that say that the request may not wait, or not for longer."""
 _MODELS: Final = "/v1/models"
 
 
@@ -359,9 +361,11 @@ class GatewayRequest:
                         break
                     except FellBack as left:
                         former, prepared, why, reason = prepared.model, left.prepared, left.why, "wait"
-                        starts = left.starts
+                        self._spare_canary()
                     except ApiError as error:
                         self._doubtful = error.outcome in DOUBTFUL
+                        if error.code in _NOT_HELD:
+                            self._spare_canary()
                         if error.code not in _REFUSED_BY_TARGET or meter.first_byte is not None:
                             raise
                         following = await self._fall_back(needs_replica=False)
@@ -370,13 +374,13 @@ class GatewayRequest:
                         if following is None:
                             self._fallbacks.refuse_loop()
                             raise
-                        former, prepared, reason, starts = prepared.model, following, "refused", False
+                        former, prepared, reason = prepared.model, following, "refused"
                         why = f"it refused the request ({error.code})"
                     # All targets together have the time of the first one.
                     if deadline.shorten(app.deadlines_of(prepared.model).seconds):
                         bounding = prepared.model
                     app.choices.leave(self._arrival.id, former.address, prepared.model.address, why)
-                    self._left(prepared, reason, starts=starts)
+                    self._left(prepared, reason)
         except ClientGone:
             meter.outcome = "cancelled"
             app.choices.client_left(
@@ -422,11 +426,16 @@ class GatewayRequest:
         ready = await self._fallbacks.next(needs_replica=needs_replica)
         return None if ready is None else self._take(ready)
 
-    def _left(self, prepared: Prepared, reason: str, *, starts: bool) -> None:
-        """The request leaves its target for a fallback. `reason`: label of the metric; `starts`: the target has no
-        replica yet, which is no failure of a canary."""
+    def _spare_canary(self) -> None:
+        """The request did not get a place at its target. While that has no replica yet, this says nothing of how it
+        serves."""
+        if self._preparation.meter.cold:
+            self._canary = None
+
+    def _left(self, prepared: Prepared, reason: str) -> None:
+        """The request leaves its target for a fallback. `reason`: label of the metric."""
         app, meter = self._app, self._preparation.meter
-        if self._canary is not None and not starts:
+        if self._canary is not None:
             meter.outcome = "refused"
             app.canaries.ended(self._canary, meter, doubtful=self._doubtful)
         self._canary = None

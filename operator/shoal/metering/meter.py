@@ -62,6 +62,7 @@ class Meter:
         "_written",
         "adapter_missed",
         "attempts",
+        "cold",
         "count_source",
         "deaths",
         "engine_boot",
@@ -146,6 +147,8 @@ class Meter:
             self.use(model.adapter)
         self.adapter_missed: bool | None = None
         """No replica had the adapter loaded when the request came; None: it is for none, or that is unknown."""
+        self.cold = False
+        """The request came while its target had no replica yet, and one could come."""
         self.outcome: Outcome | None = None
         self.status: int | None = None
         self.attempts = 0
@@ -192,6 +195,7 @@ class Meter:
         if model.adapter is not None:
             self.use(model.adapter)
         self.outcome = self.status = self.adapter_missed = None
+        self.cold = False
 
     def sees(self, media: MediaSize) -> None:
         """Sets the images and sounds in the request's messages."""

@@ -13,7 +13,7 @@ import pytest
 
 from shoal.core.hold.capacity import Allowance
 from shoal.core.hold.limits import Limits
-from shoal.core.routing.canary import CanaryHalt
+from shoal.core.routing.canary import CanaryCounts, CanaryHalt
 from shoal.core.routing.resolve import DeadEnd
 from shoal.gateway.bigbodies import BIG
 from shoal.gateway.request import GatewayRequest
@@ -794,6 +794,72 @@ async def test_a_canary_that_only_starts_is_not_halted(tmp_path: Path, cold_star
         for _ in range(3):
             await ask(it, 500)
         assert [(halt.bad, halt.of) for halt in it.app.canaries.halts.values()] == [(3, 3)]
+
+
+def starting(it: GatewayUnderTest, seconds_ago: float = 0.0, **limits: Any) -> str:
+    """The canary's first pod starts, whose start takes 20 s as measured. Returns the canary's revision."""
+    held = dataclasses.replace(Limits(9, max_tenant_percent=100, timeout_seconds=0.2), **limits)
+    it.models["chat/other"] = dataclasses.replace(OTHER, limits=held, cold_start_seconds=20.0)
+    created = datetime.now(UTC) - timedelta(seconds=seconds_ago)
+    it.pods["chat/llama-2"] = replica(2, model=OTHER, ready=False, created=created)
+    it.changed()
+    (revision,) = (rule.canary.revision for rule in it.routes["chat/front"].rules if rule.canary)
+    return revision
+
+
+@pytest.mark.parametrize("fallback", [True, False])
+@pytest.mark.parametrize("full", [True, False])
+async def test_what_a_canary_that_starts_cannot_hold_is_no_failure_of_it(tmp_path: Path, full: bool, fallback: bool):
+    """Its queue is full, or its requests wait for as long as they may."""
+    llama = ScriptedEngine()
+    rule = {**CANARY, **({"fallback": {"targets": [target("llama")]}} if fallback else {})}
+    async with two_models(tmp_path, llama, ScriptedEngine(), rule) as it:
+        revision = starting(it, **({"max_requests": 1, "timeout_seconds": 60.0} if full else {}))
+        first = it.app.holds.enter(it.models["chat/other"], "acme", "other", 1, 1, (), 1, is_retry=False)
+        for _ in range(4):
+            answer = await ask(it, 200 if fallback else 503)
+            assert fallback or answer["error"]["code"] == ("hold_full" if full else "hold_expired")
+        first.close()
+        assert len(llama.requests) == 4 * fallback
+        assert revision not in it.app.canaries._windows, "neither good nor bad"  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize("full", [True, False])
+async def test_what_a_canary_cannot_hold_that_should_have_started_is_a_failure(tmp_path: Path, full: bool):
+    async with two_models(tmp_path, ScriptedEngine(), ScriptedEngine(), CANARY) as it:
+        starting(it, 71, **({"max_requests": 1, "timeout_seconds": 60.0} if full else {}))
+        first = it.app.holds.enter(it.models["chat/other"], "acme", "other", 1, 1, (), 1, is_retry=False)
+        for _ in range(3):
+            await ask(it, 503)
+        first.close()
+        assert [(halt.bad, halt.of) for halt in it.app.canaries.halts.values()] == [(3, 3)]
+
+
+async def test_the_wait_for_a_canarys_first_replica_is_not_its_time_to_the_first_byte(tmp_path: Path):
+    """The answers count, but are neither early nor late."""
+    limits = {"haltOn": {"ttftSeconds": 1, "minRequests": 2}}
+    rule = {**CANARY, "canary": {**CANARY["canary"], **limits}}
+    async with two_models(tmp_path, ScriptedEngine(), ScriptedEngine(), rule) as it:
+        revision = starting(it, timeout_seconds=60.0)
+
+        async def streamed() -> bytes:
+            return await (await it.post({**CHAT, "stream": True})).read()
+
+        asked = [asyncio.create_task(streamed()) for _ in range(3)]
+        await until(lambda: it.app.holds.waiting == 3)
+        await asyncio.sleep(1.1)
+        it.pods["chat/llama-2"] = replica(2, model=OTHER)
+        it.changed()
+        it.hear(2)
+        assert all(b"[DONE]" in answer for answer in await asyncio.gather(*asked))
+        await until(lambda: it.app.in_flight == 0)
+        assert not it.app.canaries.halts
+        counts = it.app.canaries._windows[revision].counts  # pyright: ignore[reportPrivateUsage]
+        assert counts == CanaryCounts(requests=3)
+        await streamed()
+        await until(lambda: it.app.in_flight == 0)
+        counts = it.app.canaries._windows[revision].counts  # pyright: ignore[reportPrivateUsage]
+        assert counts == CanaryCounts(requests=4, streams=1), "its next one did not wait"
 
 
 async def test_a_canary_whose_pod_never_becomes_ready_has_failed(tmp_path: Path):

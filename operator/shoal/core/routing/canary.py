@@ -16,8 +16,8 @@ from typing import Final, Literal, NamedTuple
 
 FAILED: Final = frozenset({"failed", "refused", "expired"})
 """Outcomes that count against a canary. What the engine rejects (4xx) does not: the client's mistake would halt the
-canary for all. Neither does a request whose client left, or one that left for a fallback because the first replica
-still starts, and a doubtful one only where none is answered."""
+canary for all. Neither does a request whose client left, or one that found no place to wait, or left for a fallback,
+because the first replica still starts; and a doubtful one only where none is answered."""
 
 MOST_PEERS: Final = 256
 """Processes of other gateways whose counts are remembered: several restarts of as many gateways as can listen to each
@@ -120,7 +120,7 @@ class CanaryWindow:
     def note(self, outcome: str | None, ttft_seconds: float | None, *, doubtful: bool = False) -> CanaryHalt | None:
         """Notes an ended request, and returns why the canary is halted now; None: it is not. `outcome`: as in usage
         records (metering/record.py); `ttft_seconds`: of a stream, from acceptance to the first byte; None: the answer
-        is no stream, or never began.
+        is no stream, or never began, or the request waited for the canary's first replica.
 
         `doubtful`: the request may be the reason that it failed. So one tenant's prompts could halt the canary for all.
         Such failures count only when there are `min_requests` of them and none was answered meanwhile."""
