@@ -76,10 +76,10 @@ class Elector:
     async def run(self, lead: Callable[[], Awaitable[None]]) -> None:
         """Raises what `lead` raises, and StuckLeader. When cancelled, the workers stop before the Lease is freed."""
         while True:
-            await self._acquire()
+            # Others count from when the Lease was written, and its answer may have come late.
+            self._renewed = await self._acquire()
             log.info("leading", identity=self._identity)
             self.leading = True
-            self._renewed = self._clock()
             LEADING.set(1)
             task = asyncio.ensure_future(lead())
             try:
@@ -93,11 +93,13 @@ class Elector:
                 raise error
             log.warning("lost the lease, contending for it again", identity=self._identity)
 
-    async def _acquire(self) -> None:
+    async def _acquire(self) -> float:
+        """Returns when the call began that got the Lease."""
         while True:
+            begin = self._clock()
             try:
                 if await self._try():
-                    return
+                    return begin
             except KubeError as error:
                 log.warning("lease cannot be read or written", error=error.message)
             except TimeoutError:
@@ -135,14 +137,15 @@ class Elector:
 
     async def _hold(self, task: asyncio.Future[None]) -> None:
         """Renews until it fails for DEADLINE seconds, another process has the Lease, or the task ends."""
-        renewed = self._renewed = self._clock()
+        renewed = self._renewed
         while not task.done():
             await asyncio.wait([task], timeout=self._period)
             if task.done():
                 return
             begin = self._clock()
             try:
-                async with asyncio.timeout(max(0.1, renewed + self._deadline - begin)):
+                # One that is never answered leaves time for another, on another connection.
+                async with asyncio.timeout(max(0.1, min(self._deadline / 2, renewed + self._deadline - begin))):
                     if not await self._renew():
                         return
                 renewed = self._renewed = begin

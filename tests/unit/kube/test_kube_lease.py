@@ -200,3 +200,49 @@ async def test_a_leader_that_was_stopped_is_not_certain_before_anything_of_it_ha
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
+
+
+async def test_one_renewal_that_is_never_answered_costs_no_lease(api: LeaseApi) -> None:
+    """Its connection leads to an API server that is gone, say. The next one gets another."""
+    one, view, calls = Worker(), View(api), 0
+
+    async def replace(*args: Any, **kw: Any) -> dict[str, Any]:
+        nonlocal calls
+        answer = await api.replace(*args, **kw)
+        calls += 1
+        if calls == 3:
+            await asyncio.Event().wait()  # it was carried out, as it happens
+        return answer
+
+    view.replace = replace  # type: ignore[attr-defined]
+    task = asyncio.create_task(elector(view, "one").run(one.lead))
+    await until(lambda: calls > 8)
+    assert (one.running, one.terms) == (True, 1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_the_term_begins_when_the_lease_was_asked_for_and_not_when_the_answer_came(api: LeaseApi) -> None:
+    """Another process counts from the moment in which the Lease was written."""
+    now, certain = 0.0, True
+    view = View(api)
+
+    async def create(*args: Any) -> dict[str, Any]:
+        nonlocal now
+        answer = await api.create(*args)
+        now += 0.4
+        return answer
+
+    async def lead() -> None:
+        nonlocal now, certain
+        now = 1.6
+        certain = one.certain
+        await asyncio.Event().wait()
+
+    view.create = create  # type: ignore[attr-defined]
+    one = Elector(view, "ns", "lease", "one", duration=1.5, deadline=1.0, period=0.05, clock=lambda: now)  # type: ignore[arg-type]
+    task = asyncio.create_task(one.run(lead))
+    await until(lambda: now == 1.6)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert not certain
