@@ -26,7 +26,7 @@ from shoal.kube import auth
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import KubeError
 from shoal.kube.resources import Resource
-from shoal.kube.resync import EndlessBackoff, list_all, object_key
+from shoal.kube.resync import Backoff, EndlessBackoff, list_all, object_key
 from shoal.kube.store import AnyTable
 
 log = structlog.get_logger()
@@ -113,15 +113,25 @@ class Watcher:
 
     async def _resync(self) -> None:
         while True:
-            failed = [w for w in self._watched if not await self._list(w)]
-            if not failed:
-                self.health.last_event = time.monotonic()
-                self.synced.set()
-                for listener in self.resynced:
-                    listener()
-                await self._until_next()
-            else:
-                await asyncio.sleep(RETRY_SECONDS * random.uniform(0.5, 1.0))  # noqa: S311
+            await self._list_all()
+            self.health.last_event = time.monotonic()
+            self.synced.set()
+            for listener in self.resynced:
+                listener()
+            await self._until_next()
+
+    async def _list_all(self) -> None:
+        """Returns when every kind was listed. One that cannot be listed is tried again alone, for a right may be
+        missing for long; the others are listed again when their time has come."""
+        clock, backoff = asyncio.get_running_loop().time, Backoff()
+        left, until = self._watched, clock() + self._resync_seconds
+        while left := [w for w in left if not await self._list(w)]:
+            await asyncio.sleep(backoff.delay())
+            if self._begun.is_set():
+                self._begun.clear()
+                until = min(until, clock() + BEGIN_SECONDS)
+            if clock() >= until:
+                left, until = self._watched, clock() + self._resync_seconds
 
     async def _until_next(self) -> None:
         seconds = self._resync_seconds * random.uniform(0.9, 1.1)  # noqa: S311
