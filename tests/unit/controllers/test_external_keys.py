@@ -14,7 +14,7 @@ from shoal.controllers.route import RouteController
 from shoal.controllers.route.externalkeys import MOST_READ
 from shoal.controllers.world import World
 from shoal.core.routing.external import MOST_CREDENTIALS, SECRET_TYPE, credential_id
-from shoal.kube.errors import KubeError, NotFound
+from shoal.kube.errors import KubeError, NotFound, from_status
 from shoal.kube.queue import WorkQueue
 from tests.support import operators
 from tests.unit.controllers.test_route_controller import Events, Writes, a_route
@@ -43,11 +43,15 @@ class Cluster(Writes):
         self.read: list[str] = []
         self.written: list[JsonObject] = []
         self.down = False
+        self.unreadable: dict[str, KubeError] = {}
+        """By `namespace/name`."""
 
     async def get(self, _resource: Any, name: str, namespace: str) -> JsonObject:
         self.read.append(f"{namespace}/{name}")
         if self.down:
             raise KubeError("the API server does not answer")
+        if (error := self.unreadable.get(f"{namespace}/{name}")) is not None:
+            raise error
         if (namespace, name) not in self.secrets:
             raise NotFound(name)
         return self.secrets[namespace, name]
@@ -211,3 +215,49 @@ def test_a_target_that_is_not_declared_is_named(rig: Rig) -> None:
     status, reason, message = rig.told()["Accepted"]
     assert (status, reason) == ("False", "TargetNotFound")
     assert "External chat/front/outside" in message
+
+
+UNREADABLE = [
+    from_status(403, {"message": "a policy refuses it", "reason": "Forbidden"}),
+    from_status(500, {"message": "unable to transform key: no decryption key", "reason": "InternalError"}),
+]
+
+
+@pytest.mark.parametrize("error", UNREADABLE, ids=["forbidden", "not decrypted"])
+def test_a_secret_that_cannot_be_read_keeps_no_other_routes_from_their_keys(rig: Rig, error: KubeError) -> None:
+    rig.cluster.unreadable["broken/provider"] = error
+    rig.put("other", namespace="broken")
+    rig.cluster.secrets["chat", "provider"] = secret()
+    rig.put()
+    rig.refresh()
+    assert set(rig.delivered()) == {ID}
+    assert rig.told()["Accepted"][0] == "True"
+    status, reason, message = rig.told("broken/other")["Accepted"]
+    assert (status, reason) == ("False", "SecretRefused")
+    assert "Secret broken/provider cannot be read" in message
+    assert error.message in message
+
+
+@pytest.mark.parametrize("error", UNREADABLE, ids=["forbidden", "not decrypted"])
+def test_a_key_that_gateways_have_stays_where_a_new_leader_cannot_read_it(rig: Rig, error: KubeError) -> None:
+    rig.cluster.secrets["chat", "provider"] = secret()
+    rig.put()
+    rig.refresh()
+    other = Rig("api.example.com")
+    other.cluster.secrets = rig.cluster.secrets
+    other.cluster.unreadable["chat/provider"] = error
+    other.cluster.secrets["east", "provider"] = secret(token="sk-2")
+    other.put()
+    other.put(namespace="east")
+    other.refresh()
+    delivered = {id: found["token"] for id, found in other.delivered().items()}
+    assert delivered == {ID: TOKEN, credential_id("east", "provider", "token"): "sk-2"}
+
+
+def test_an_api_server_that_does_not_answer_takes_no_key_away(rig: Rig) -> None:
+    """A leader that has read nothing yet delivers nothing."""
+    rig.cluster.unreadable["chat/provider"] = from_status(503, {"message": "apiserver not ready"})
+    rig.put()
+    with pytest.raises(KubeError):
+        rig.refresh()
+    assert not rig.cluster.written

@@ -25,6 +25,7 @@ from shoal.core.routing.external import (
     credential_id,
     credential_of,
     host_problem,
+    read_credential,
 )
 from shoal.kube.errors import KubeError, NotFound
 from shoal.kube.projections import Custom
@@ -36,6 +37,9 @@ log = structlog.get_logger()
 READ_SECONDS: Final = 30.0
 MOST_READ: Final = 4 * MOST_CREDENTIALS
 """Secrets of one reading: one after the other, so that others' keys are not read late."""
+_NO_ANSWER: Final = (None, 429, 502, 503, 504)
+"""Statuses that say nothing of one Secret: the API server cannot answer now. Others stay with that Secret, such as a
+403, or a 500 where it cannot be decrypted."""
 _SETTLE_SECONDS: Final = 0.5
 """After a change of a route: several that come together are one reading."""
 
@@ -139,12 +143,24 @@ class ExternalKeys:
                 read[at] = _content(await self._world.client.get(SECRETS, asked.name, namespace))
             except NotFound:
                 read[at] = (None, None)
-            except KubeError:
-                if (last := self._found.get(id)) is not None:
-                    return id, last  # a target does not lose its key because the API server does not answer
-                raise
+            except KubeError as error:
+                # A target does not lose its key because the API server does not answer.
+                if (last := self._found.get(id) or (await self._delivered()).get(id)) is not None:
+                    return id, last
+                if error.status in _NO_ANSWER:
+                    raise
+                text = f"external target {target.name}: Secret {namespace}/{asked.name} cannot be read: {error.message}"
+                return ExternalProblem(reasons.SECRET_REFUSED, text)
         got = credential_of(*read[at], namespace, target)
         return got if isinstance(got, ExternalProblem) else (id, got)
+
+    async def _delivered(self) -> Mapping[str, Credential]:
+        """What gateways have, perhaps from a leader before this one."""
+        try:
+            _, data = _content(await self._world.client.get(SECRETS, names.EXTERNAL_KEYS_SECRET, self._world.namespace))
+        except NotFound:
+            return {}
+        return {id: found for id, raw in data.items() if (found := read_credential(raw)) is not None}
 
     async def _publish(self, found: Mapping[str, Credential]) -> None:
         wanted = own_secret(
