@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import OrderedDict
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
@@ -11,9 +11,9 @@ from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.controllers.world import World
 from shoal.kube.drift import covers
-from shoal.kube.errors import NotFound
+from shoal.kube.errors import Conflict, NotFound
 from shoal.kube.projections import Child
-from shoal.kube.resources import Resource
+from shoal.kube.resources import MODELS, Resource
 from shoal.kube.store import Table
 from shoal.manifests.shape import Named
 
@@ -34,10 +34,11 @@ class Children:
         store something in another way than it was sent, it is sent once, not for ever."""
 
     async def ensure(self, resource: Resource, table: Table[Child], model: Model, wanted: JsonObject) -> None:
+        """Raises NameTaken, KubeError."""
         metadata = wanted["metadata"]
         live = table.get(f"{metadata['namespace']}/{metadata['name']}")
         if live is not None and live.model_uid != model.metadata.uid:
-            raise NameTaken(_taken(resource, metadata["name"], model))
+            check_owner(resource, model, live.decode())
         compared = _without_version(wanted)
         if live is None:
             await self.is_free(resource, model, wanted)
@@ -53,7 +54,8 @@ class Children:
                 self._applied.popitem(last=False)
 
     async def is_free(self, resource: Resource, model: Model, wanted: JsonObject) -> bool:
-        """True when no object has the name; False when this Model's own does. Raises NameTaken."""
+        """True when no object has the name; False when this Model's own does. Raises NameTaken, and Conflict where it
+        is a former Model's."""
         metadata = wanted["metadata"]
         try:
             found = await self._world.client.get_metadata(resource, metadata["name"], metadata["namespace"])
@@ -68,21 +70,25 @@ class Children:
 
 
 def check_owner(resource: Resource, model: Named, found: JsonObject) -> None:
-    """Raises NameTaken where an object is not this Model's."""
-    if owner(found) != model.metadata.uid:
-        raise NameTaken(_taken(resource, found["metadata"]["name"], model))
+    """Raises NameTaken where an object is not this Model's, and Conflict where it is that of a former Model of the same
+    name: such a one is deleted with its owner, in a moment."""
+    reference = _owner(found)
+    if reference.get("uid") == model.metadata.uid:
+        return
+    what = f"{resource.kind} {model.metadata.namespace}/{found['metadata']['name']}"
+    if (reference.get("kind"), reference.get("name")) == (MODELS.kind, model.metadata.name):
+        raise Conflict(f"{what} is still there of a former Model of this name")
+    raise NameTaken(f"{what} exists and does not belong to this Model: rename or delete one of them")
 
 
 def owner(found: JsonObject) -> str | None:
-    owners: list[dict[str, Any]] = found["metadata"].get("ownerReferences") or []
-    return next((o["uid"] for o in owners if o.get("controller")), None)
+    return _owner(found).get("uid")
 
 
-def _taken(resource: Resource, name: str, model: Named) -> str:
-    return (
-        f"{resource.kind} {model.metadata.namespace}/{name} exists and does not belong to this Model: "
-        "rename or delete one of them"
-    )
+def _owner(found: JsonObject) -> JsonObject:
+    """The reference to its controller; empty if it has none."""
+    owners: list[JsonObject] = found["metadata"].get("ownerReferences") or []
+    return next((each for each in owners if each.get("controller")), {})
 
 
 def _without_version(wanted: JsonObject) -> JsonObject:
