@@ -15,7 +15,7 @@ _NAMES: Final[dict[Limit, str]] = {
     "budget": "monthly budget",
 }
 _TYPES: Final[dict[Limit, str]] = {"requests": "requests", "tokens": "tokens", "concurrent": "requests"}
-_EXHAUSTED: Final = "insufficient_quota"
+EXHAUSTED: Final = "insufficient_quota"
 _HEADER_LINES: Final[dict[Limit, bytes]] = {
     name: (
         f"x-ratelimit-limit-{name}: %d\r\nx-ratelimit-remaining-{name}: %d\r\nx-ratelimit-reset-{name}: %b\r\n".encode()
@@ -30,7 +30,7 @@ class MayFitSoon(ApiError):
     reserve."""
 
     def __init__(self, over: Over, text: str, code: str = "rate_limit_exceeded", headers: Headers = ()) -> None:
-        kind = code if code == _EXHAUSTED else _TYPES.get(over.limit, "tokens")
+        kind = code if code == EXHAUSTED else _TYPES.get(over.limit, "tokens")
         super().__init__(429, text, code, type=kind, retry_after=over.retry_after, headers=tuple(headers))
         self.over = over
 
@@ -67,7 +67,7 @@ def _budget_refusal(over: Over, limits: Limits) -> ApiError:
         return MayFitSoon(over, text)
     if over.why == "unknown":
         text = "What you have used of your monthly budget is not known right now, so nothing is served. Try again."
-        return ApiError(429, text, _EXHAUSTED, type=_EXHAUSTED, retry_after=over.retry_after)
+        return ApiError(429, text, EXHAUSTED, type=EXHAUSTED, retry_after=over.retry_after)
     if over.why == "currency":
         text = "Your monthly budget is in another currency than the prices, so nothing is served."
     elif over.why == "never":
@@ -80,8 +80,8 @@ def _budget_refusal(over: Over, limits: Limits) -> ApiError:
             f"You have used up your monthly budget: {used} of {most} {unit}. It begins anew with the next month (UTC)."
         )
         if over.why == "elsewhere":
-            return MayFitSoon(over, text, _EXHAUSTED, DO_NOT_RETRY)
-    return ApiError(429, text, _EXHAUSTED, type=_EXHAUSTED, retry_after=over.retry_after, headers=DO_NOT_RETRY)
+            return MayFitSoon(over, text, EXHAUSTED, DO_NOT_RETRY)
+    return ApiError(429, text, EXHAUSTED, type=EXHAUSTED, retry_after=over.retry_after, headers=DO_NOT_RETRY)
 
 
 def _money(pico: int) -> str:

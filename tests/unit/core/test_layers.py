@@ -20,7 +20,7 @@ from shoal.core.layers.faults import FAULTS
 from shoal.core.layers.layer import Layer
 from shoal.core.layers.refusals import OF_MODELS, REFUSALS
 from shoal.engine.wire import NO_ENDPOINT
-from shoal.gateway import dispatch, relay
+from shoal.gateway import dispatch, quotamessages, relay
 
 SOURCES = Path(__file__).parents[3] / "operator" / "shoal"
 CONDITION_TYPES = {
@@ -83,7 +83,8 @@ def results(node: ast.expr) -> list[ast.expr]:
 
 
 def test_every_refusal_of_a_gateway_has_a_layer_and_a_next_step() -> None:
-    found = {*codes(), media.NOT_READ, patterns.TOO_LARGE, schemas.CIRCULAR, "forbidden", "invalid_token"}
+    named = (media.NOT_READ, patterns.TOO_LARGE, quotamessages.EXHAUSTED, schemas.CIRCULAR)
+    found = {*codes(), *named, "forbidden", "invalid_token"}
     assert {"invalid_api_key", "expired_api_key", "rate_limit_exceeded", "hold_full", "unknown_field"} <= found
     assert set(REFUSALS) == found
 

@@ -110,6 +110,28 @@ def candidates(
         seen = Evidence("there is no such node", f"node {node.name}", None)
         yield Candidate(faults.NODE_GONE, f"node {node.name} does not exist any more", Level.NODE, (seen,), pods)
         return
+    yield from _conditions(node, now, pods, everywhere=everywhere, unready=unready)
+    yield from _devices(node, pods, resource, everywhere)
+    for event in events:
+        seconds = age(now, event.at)
+        if event.kind == "Node" and event.name == node.name and seconds is not None and seconds <= EVENT_SECONDS:
+            yield from _event(node, event, seconds, pods, killed, everywhere=everywhere, unready=unready)
+    if node.cordoned:
+        yield Candidate(
+            faults.NODE_CORDONED,
+            f"node {node.name} takes no new pods: it is cordoned",
+            Level.NODE,
+            (Evidence("spec.unschedulable", f"node {node.name}", None),),
+            reached="fault" if everywhere else None,
+            everywhere=everywhere,
+        )
+    if tolerations is not None:
+        yield from _taints(node, tolerations, everywhere=everywhere)
+
+
+def _conditions(
+    node: WhyNode, now: datetime, pods: frozenset[str], *, everywhere: bool, unready: bool
+) -> Iterator[Candidate]:
     for condition in node.conditions:
         if (reason := reason_of(condition)) is not None:
             text = texts.shorten(condition.message or condition.reason)
@@ -129,69 +151,71 @@ def candidates(
                 if reason == faults.NODE_LEAVES or (reason == faults.NODE_PROBLEM and not unready)
                 else None,  # a maintenance is announced before it begins
             )  # fmt: skip
-    yield from _devices(node, pods, resource, everywhere)
-    for event in events:
-        seconds = age(now, event.at)
-        if event.kind != "Node" or event.name != node.name or seconds is None or seconds > EVENT_SECONDS:
-            continue
-        if event.reason in _KILLS and killed and seconds <= _KILL_SECONDS:
-            said = texts.shorten(event.message)
-            yield Candidate(
-                faults.MEMORY_PRESSURE,
-                f"node {node.name} ran out of memory, and its kernel ended a process: {said}",
-                Level.NODE,
-                (Evidence(said, f"event {event.reason} of node {node.name}", seconds),),
-                killed,
-            )
-        if _AWAY.search(event.reason):
-            said = texts.shorten(event.message)
-            yield Candidate(
-                faults.NODE_LEAVES,
-                f"node {node.name} is being taken away: {said}",
-                Level.NODE,
-                (Evidence(said, f"event {event.reason} of node {node.name}", seconds),),
-                killed,
-                reached=None if killed else "note",  # it is announced before it happens
-                aside=not killed,
-            )
-        if (noted := _NOTED.get(event.reason)) is not None:
-            said = texts.shorten(event.message)
-            short = texts.evicted(event.message) if noted == faults.DISK_PRESSURE else None
-            yield Candidate(
-                short.reason if short is not None else noted,
-                f"node {node.name}: {said}",
-                Level.NODE,
-                (Evidence(said, f"event {event.reason} of node {node.name}", seconds),),
-                pods,
-                reached="note",  # it may be over; where it is not, a condition or the end of a pod says so
-                aside=True,
-            )
-        text = f"{event.reason}: {event.message}"
-        known = texts.gpu(text) or texts.node(text)
-        told = known is not None or event.type != "Warning" or event.reason in _NOTED or _AWAY.search(event.reason)
-        if (phrase := known if told else texts.of_machine(text)) is not None:
-            yield Candidate(
-                phrase.reason,
-                f"node {node.name}: {phrase.explained}",
-                # An engine's own fault shows on its GPU too: what the engine says of it is more precise.
-                Level.OBJECT if phrase.reason == faults.CUDA_ERROR else Level.NODE,
-                (Evidence(phrase.quote, f"event {event.reason} of node {node.name}", seconds),),
-                pods,
-                everywhere=everywhere,
-                reached=None if told or unready else "note",
-            )
-    if node.cordoned:
+
+
+def _event(
+    node: WhyNode,
+    event: EventView,
+    seconds: int,
+    pods: frozenset[str],
+    killed: frozenset[str],
+    *,
+    everywhere: bool,
+    unready: bool,
+) -> Iterator[Candidate]:
+    """`seconds`: how long ago it was."""
+    if event.reason in _KILLS and killed and seconds <= _KILL_SECONDS:
+        said = texts.shorten(event.message)
         yield Candidate(
-            faults.NODE_CORDONED,
-            f"node {node.name} takes no new pods: it is cordoned",
+            faults.MEMORY_PRESSURE,
+            f"node {node.name} ran out of memory, and its kernel ended a process: {said}",
             Level.NODE,
-            (Evidence("spec.unschedulable", f"node {node.name}", None),),
-            reached="fault" if everywhere else None,
-            everywhere=everywhere,
+            (Evidence(said, f"event {event.reason} of node {node.name}", seconds),),
+            killed,
         )
+    if _AWAY.search(event.reason):
+        said = texts.shorten(event.message)
+        yield Candidate(
+            faults.NODE_LEAVES,
+            f"node {node.name} is being taken away: {said}",
+            Level.NODE,
+            (Evidence(said, f"event {event.reason} of node {node.name}", seconds),),
+            killed,
+            reached=None if killed else "note",  # it is announced before it happens
+            aside=not killed,
+        )
+    if (noted := _NOTED.get(event.reason)) is not None:
+        said = texts.shorten(event.message)
+        short = texts.evicted(event.message) if noted == faults.DISK_PRESSURE else None
+        yield Candidate(
+            short.reason if short is not None else noted,
+            f"node {node.name}: {said}",
+            Level.NODE,
+            (Evidence(said, f"event {event.reason} of node {node.name}", seconds),),
+            pods,
+            reached="note",  # it may be over; where it is not, a condition or the end of a pod says so
+            aside=True,
+        )
+    text = f"{event.reason}: {event.message}"
+    known = texts.gpu(text) or texts.node(text)
+    told = known is not None or event.type != "Warning" or event.reason in _NOTED or _AWAY.search(event.reason)
+    if (phrase := known if told else texts.of_machine(text)) is not None:
+        yield Candidate(
+            phrase.reason,
+            f"node {node.name}: {phrase.explained}",
+            # An engine's own fault shows on its GPU too: what the engine says of it is more precise.
+            Level.OBJECT if phrase.reason == faults.CUDA_ERROR else Level.NODE,
+            (Evidence(phrase.quote, f"event {event.reason} of node {node.name}", seconds),),
+            pods,
+            everywhere=everywhere,
+            reached=None if told or unready else "note",
+        )
+
+
+def _taints(node: WhyNode, tolerations: Sequence[Toleration], *, everywhere: bool) -> Iterator[Candidate]:
     for taint in node.taints:
         # Those of Kubernetes follow from a condition or the cordon, which come before them.
-        if tolerations is None or taint.key.startswith(_KUBERNETES) or any(tolerates(t, taint) for t in tolerations):
+        if taint.key.startswith(_KUBERNETES) or any(tolerates(t, taint) for t in tolerations):
             continue
         shown = f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"
         said = texts.gpu(f"{taint.key}: {taint.value}")
