@@ -130,7 +130,9 @@ async def test_what_is_scored_or_tokenized_is_redacted_and_its_answer_is_not_kep
     async def repeat(request: EngineRequest) -> None:
         documents = request.body.get("documents", [])
         results: Any = [{"score": 0.5, "index": n, "document": text} for n, text in enumerate(documents)]
-        await request.answer(200, json.dumps(results or {"text": CANARY, "usage": {"prompt_tokens": 1}}).encode())
+        scores = [[0.5]] * len(request.body.get("items", []))
+        told = {"text": CANARY, "scores": scores, "usage": {"prompt_tokens": 1}}
+        await request.answer(200, json.dumps(results or told).encode())
 
     async with logged(tmp_path, ScriptedEngine(repeat)) as it:
         it.tenant(mode="Full", redact=[{"name": "mail", "builtin": "Email"}])
