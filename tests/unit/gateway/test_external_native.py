@@ -1,5 +1,6 @@
 """APIs that an external target serves itself: Anthropic's Messages and OpenAI's Responses, passed on and metered."""
 
+import asyncio
 import json
 from base64 import b64encode
 from collections.abc import AsyncGenerator
@@ -14,7 +15,7 @@ from shoal.api.config import ExternalHost
 from shoal.core.hold.limits import Limits
 from shoal.core.routing.external import FAILURES
 from shoal.gateway import accepted
-from tests.support.gateway import GatewayUnderTest, gateway, tenant
+from tests.support.gateway import API_KEY, GatewayUnderTest, gateway, tenant
 from tests.support.pictures import data_url, made
 from tests.support.provider import HOST, TOKEN, Provider, beside, stream, whole
 from tests.support.routes import put, target
@@ -352,6 +353,57 @@ async def test_images_of_what_no_chat_can_say_count_by_what_they_show(
         assert (data.images, data.count_source) == (1, "estimated")
         assert data.input_tokens is not None
         assert PHOTO_TOKENS <= data.input_tokens < PHOTO_TOKENS + 200
+
+
+SECRET = "sk-proj-abcdefghijklmnopqrstuvwxyz0123456789ABCD"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (
+            "/v1/messages",
+            {
+                "max_tokens": 50,
+                "system": f"Be brief. {SECRET}",
+                "messages": [{"role": "user", "content": [{"type": "search_result", "content": [SHOWN]}]}],
+            },
+        ),
+        (
+            "/v1/responses",
+            {
+                "max_output_tokens": 50,
+                "instructions": f"Be brief. {SECRET}",
+                "input": [{"role": "user", "content": [PICTURE]}],
+                "tools": [CUSTOM],
+            },
+        ),
+    ],
+)  # fmt: skip
+async def test_the_request_log_has_what_goes_out_untranslated_and_no_image(
+    tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    async with beside(
+        tmp_path, Provider(whole(A_MESSAGE)), ScriptedEngine(), ONLY, changed=BOTH, log_dir=tmp_path / "logs"
+    ) as it:
+        full = {"mode": "Full", "retentionDays": 1}
+        it.tenants["acme"] = tenant(logging=full, routes=[{"namespace": "chat"}])
+        it.changed()
+        await ask(it, {"model": "front", **body}, path)
+
+        entries: list[dict[str, Any]] = []
+        async with asyncio.timeout(20):
+            while not entries:
+                page = await it.session.get(it.url + "/v1/logs", headers={"authorization": f"Bearer {API_KEY}"})
+                entries = (await page.json())["data"]
+                await asyncio.sleep(0.05)
+        (entry,) = entries
+        assert entry["request"].keys() == body.keys()
+        told = json.dumps(entry)
+        assert "Be brief." in told
+        assert "abcdefghijklmnop" not in told
+        assert "bytes, not logged" in told
+        assert b64encode(PHOTO[:300]).decode() not in told
 
 
 # --- a Shoal behind a Shoal -------------------------------------------------------------------------------------------

@@ -31,10 +31,15 @@ TEXTS: Final = (
     "ebnf",
     "stop_regex",
     "chat_template_kwargs",
+    # Of APIs that are not translated.
+    "system",
+    "instructions",
+    "stop_sequences",
 )
 PARAMETERS: Final = (
     "max_tokens",
     "max_completion_tokens",
+    "max_output_tokens",
     "n",
     "temperature",
     "top_p",
