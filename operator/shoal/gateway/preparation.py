@@ -219,14 +219,14 @@ class Preparation:
             asked = asked._replace(original=untranslated(asked.original, native))
         if first:
             self._count(identity, asked, model, routed, resumed=body.fetched is not None)
-        wished, bound = self._bounds(asked, native, model)
+        allowed, bound = self._bounds(asked, native, model)
         choices, prompt_count = fields.get("n"), prompts(fields)
         choices = choices if type(choices) is int else 1
         answers = max(1, choices) * prompt_count if path in GENERATING else 0
         meter, note = self.meter, None
         read = 0 if meter.free else meter.read_bytes(size)
         if leaves and routed is not None and routed.cost is not None and not wanted and not meter.free:
-            note = self._costs.decide(identity, model, routed, RequestSize(path, read, answers, wished, meter.units()))
+            note = self._costs.decide(identity, model, routed, RequestSize(path, read, answers, allowed, meter.units()))
             if isinstance(note, TooCostly):
                 return note
         if first and self._requester.quota is not None:
@@ -352,7 +352,7 @@ class Preparation:
             self.meter.sees(media_size(asked.shown))
 
     def _bounds(self, asked: _Asked, native: NativeApi | None, model: ServedModel) -> tuple[int | None, int | None]:
-        """Longest answer in tokens that the client wishes, and that the Model allows it. The second is written into
+        """Longest answer in tokens that the client allows, and that the Model allows too. The second is written into
         the body. None: not bounded."""
         path, cap = self._arrival.engine_path, model.max_output_tokens
         if native is None:
