@@ -8,9 +8,9 @@ one source.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, StringConstraints, ValidationError
 from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema
 
@@ -85,6 +85,12 @@ class Column:
     json_path: str
     type: Literal["string", "integer", "date", "boolean", "number"] = "string"
     priority: int = 0
+
+
+JsonObject = dict[str, Any]
+"""A decoded JSON object from the API server or an engine."""
+_IN_STATUS: Final = 2
+"""Parts of the place of a field in a status, at least: `status` and its name."""
 
 
 class Object(BaseModel):
@@ -206,11 +212,22 @@ class CustomResource(Object):
     def crd_name(cls) -> str:
         return f"{cls.plural}.{GROUP}"
 
+    @classmethod
+    def read(cls, raw: JsonObject) -> Self:
+        """An object of the API server. Fields of its status that this version does not understand are left out:
+        another version wrote them, before an upgrade is complete or after a rollback, and the object serves on. Raises
+        ValidationError for anything else."""
+        try:
+            return cls.model_validate(raw)
+        except ValidationError as error:
+            places = [each["loc"] for each in error.errors(include_url=False, include_context=False)]
+            if any(len(place) < _IN_STATUS or place[0] != "status" for place in places):
+                raise
+            strange = {place[1] for place in places}
+            known = {name: value for name, value in raw["status"].items() if name not in strange}
+            return cls.model_validate({**raw, "status": known})
+
     @property
     def key(self) -> str:
         """`namespace/name`, or `name` for a cluster-scoped kind."""
         return f"{self.metadata.namespace}/{self.metadata.name}" if self.metadata.namespace else self.metadata.name
-
-
-JsonObject = dict[str, Any]
-"""A decoded JSON object from the API server or an engine."""

@@ -132,7 +132,7 @@ class Directory:
 def project_model(obj: JsonObject, invalid: Callable[[str], None]) -> ServedModel | None:
     """A Model as the reflector keeps it. If it does not validate: None, and `invalid` is called."""
     try:
-        model = Model.model_validate(obj)
+        model = Model.read(obj)
         return served_model(model, differences_of(model.spec.engine.type))
     except pydantic.ValidationError as error:
         _skipped("Model", obj, error, invalid)
@@ -142,7 +142,7 @@ def project_model(obj: JsonObject, invalid: Callable[[str], None]) -> ServedMode
 def project_pool(obj: JsonObject, invalid: Callable[[str], None]) -> DeclaredPool | None:
     """A LoRAPool as the reflector keeps it; None while it is being deleted."""
     try:
-        pool = LoRAPool.model_validate(obj)
+        pool = LoRAPool.read(obj)
     except pydantic.ValidationError as error:
         _skipped("LoRAPool", obj, error, invalid)
         return None
@@ -152,7 +152,7 @@ def project_pool(obj: JsonObject, invalid: Callable[[str], None]) -> DeclaredPoo
 def project_adapter(obj: JsonObject, invalid: Callable[[str], None]) -> DeclaredAdapter | None:
     """A LoRAAdapter as the reflector keeps it; None while it is being deleted."""
     try:
-        adapter = LoRAAdapter.model_validate(obj)
+        adapter = LoRAAdapter.read(obj)
     except pydantic.ValidationError as error:
         _skipped("LoRAAdapter", obj, error, invalid)
         return None
@@ -162,7 +162,7 @@ def project_adapter(obj: JsonObject, invalid: Callable[[str], None]) -> Declared
 def project_route(obj: JsonObject, invalid: Callable[[str], None]) -> DeclaredRoute | None:
     """A ModelRoute as the reflector keeps it; None while it is being deleted."""
     try:
-        route = ModelRoute.model_validate(obj)
+        route = ModelRoute.read(obj)
     except pydantic.ValidationError as error:
         _skipped("ModelRoute", obj, error, invalid)
         return None

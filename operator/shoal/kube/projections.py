@@ -92,7 +92,7 @@ def custom(kind: type[K], raw: JsonObject) -> Custom[K]:
     metadata = ObjectMeta.model_validate(raw["metadata"])
     status: JsonObject = _map(raw, "status")
     try:
-        return Custom(metadata, kind.model_validate(raw), "", status)
+        return Custom(metadata, kind.read(raw), "", status)
     except ValidationError as error:
         return Custom(metadata, None, problems_of(error), status)
 
