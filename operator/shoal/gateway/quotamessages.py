@@ -14,7 +14,12 @@ _NAMES: Final[dict[Limit, str]] = {
     "concurrent": "requests at a time",
     "budget": "monthly budget",
 }
-_TYPES: Final[dict[Limit, str]] = {"requests": "requests", "tokens": "tokens", "concurrent": "requests"}
+_TYPES: Final[dict[Limit, str]] = {
+    "requests": "requests",
+    "tokens": "tokens",
+    "concurrent": "requests",
+    "budget": "tokens",
+}
 EXHAUSTED: Final = "insufficient_quota"
 _HEADER_LINES: Final[dict[Limit, bytes]] = {
     name: (
@@ -29,9 +34,8 @@ class MayFitSoon(ApiError):
     gateway's share; or the limit is used up, but by requests at other gateways that may have ended, or by what they
     reserve."""
 
-    def __init__(self, over: Over, text: str, code: str = "rate_limit_exceeded", headers: Headers = ()) -> None:
-        kind = code if code == EXHAUSTED else _TYPES.get(over.limit, "tokens")
-        super().__init__(429, text, code, type=kind, retry_after=over.retry_after, headers=tuple(headers))
+    def __init__(self, over: Over, text: str) -> None:
+        super().__init__(429, text, "rate_limit_exceeded", type=_TYPES[over.limit], retry_after=over.retry_after)
         self.over = over
 
 
@@ -76,11 +80,15 @@ def _budget_refusal(over: Over, limits: Limits) -> ApiError:
         money = budget is not None and budget.unit == "money"
         unit = f"{budget.currency}" if money and budget is not None else "tokens"
         most, used = (_money(over.most), _money(over.used)) if money else (str(over.most), str(over.used))
+        if over.why in ("elsewhere", "reserved"):
+            text = (
+                f"What is left of your monthly budget is reserved for requests that run: {used} of {most} {unit} are "
+                f"used or reserved. Try again in {over.retry_after} s, or lower `max_tokens`."
+            )
+            return MayFitSoon(over, text) if over.why == "elsewhere" else _limited(over, text)
         text = (
             f"You have used up your monthly budget: {used} of {most} {unit}. It begins anew with the next month (UTC)."
         )
-        if over.why == "elsewhere":
-            return MayFitSoon(over, text, EXHAUSTED, DO_NOT_RETRY)
     return ApiError(429, text, EXHAUSTED, type=EXHAUSTED, retry_after=over.retry_after, headers=DO_NOT_RETRY)
 
 

@@ -364,6 +364,15 @@ def test_a_budget_that_requests_of_a_silent_gateway_fill_is_used_up_and_of_anoth
     assert said == ["elsewhere", "over"]
 
 
+@pytest.mark.parametrize("unit", ["tokens", "money"])
+def test_a_budget_that_running_requests_have_reserved_is_not_used_up(unit: Literal["tokens", "money"]):
+    it = account(budget=MonthlyQuota(unit, 100))
+    booked(it, 1.0, 30, 30)
+    assert ask(it, 2.0, 60, spend=60) is None
+    assert ask(it, 3.0, 20, spend=20) == Over("budget", "reserved", 100, 90, 20, 5)
+    assert ask(it, 3.0, 71, spend=71) == Over("budget", "over", 100, 90, 71, 60), "too much even if nothing ran"
+
+
 def test_one_that_waited_is_refused_if_others_used_up_the_budget():
     it = account(budget=MonthlyQuota("tokens", 100))
     cost = Cost(40)

@@ -346,7 +346,7 @@ async def test_a_limit_that_is_used_up_elsewhere_indeed_is_said_to_be_used_up(tm
         assert headers["retry-after"] == "1"
 
 
-async def test_a_budget_that_is_used_up_elsewhere_indeed_is_said_to_be_used_up(tmp_path: Path):
+async def test_what_is_left_of_a_budget_may_be_reserved_elsewhere_indeed(tmp_path: Path):
     async with gateway(tmp_path, ScriptedEngine()) as it:
         others = elsewhere(it, it.app.quotas.clock(), budget={"tokens": 1050})
         waiting = asyncio.create_task(refused(it))
@@ -355,9 +355,12 @@ async def test_a_budget_that_is_used_up_elsewhere_indeed_is_said_to_be_used_up(t
         others[:] = [GatewayPeer("g1", it.app.quotas.clock() + 1.5)]  # it still runs there
         async with asyncio.timeout(2):
             error, headers = await waiting
-        assert error["message"].startswith("You have used up your monthly budget: 1000 of 1050 tokens.")
-        assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
-        assert (headers["retry-after"], headers["x-should-retry"]) == ("60", "false")
+        assert error["message"] == (
+            "What is left of your monthly budget is reserved for requests that run: 1000 of 1050 tokens are used or "
+            "reserved. Try again in 5 s, or lower `max_tokens`."
+        )
+        assert (error["type"], error["code"]) == ("tokens", "rate_limit_exceeded")
+        assert (headers["retry-after"], headers.get("x-should-retry")) == ("5", None)
 
 
 async def test_where_no_further_report_comes_the_wait_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -7,7 +7,7 @@ from typing import Final
 
 from shoal.api.demand import TenantUse
 from shoal.core.quota.limits import RETRY_AFTER_MAX_SECONDS, Cost, Limit, Limits, LimitState, Over, Why
-from shoal.core.quota.month import Booked, MonthlyQuota, MonthTotal
+from shoal.core.quota.month import Booked, MonthlyQuota, MonthTotal, Unit
 from shoal.core.quota.peerusage import GatewayPeers, PeerUsage
 from shoal.core.quota.share import PUBLISH_SECONDS, ROUND_SECONDS, WIRE_SECONDS, Share
 from shoal.core.quota.window import Window
@@ -15,7 +15,7 @@ from shoal.core.quota.window import Window
 RUNNING_RETRY_SECONDS: Final = 1
 """Retry-After at the limit of concurrent requests: a slot is free when a request ends, which may be at any time."""
 RESERVED_RETRY_SECONDS: Final = 5
-"""Retry-After where reservations of running requests fill the tokens per minute."""
+"""Retry-After where reservations of running requests fill the tokens per minute, or the rest of the budget."""
 PER_MINUTE: Final[tuple[Limit, ...]] = ("requests", "tokens")
 BEGUN: Final[tuple[Limit, ...]] = ("requests", "concurrent")
 """Limits that apply to a request as soon as it arrives, whatever its size."""
@@ -344,8 +344,11 @@ class Account:
 
     def _open(self, budget: MonthlyQuota) -> int:
         """Use of the budget that only this gateway has counted."""
-        reserved = self._reserved_tokens if budget.unit == "tokens" else self._reserved_spend
-        return self._booked.open(budget.unit) + reserved
+        return self._booked.open(budget.unit) + self._reserved(budget.unit)
+
+    def _reserved(self, unit: Limit | Unit) -> int:
+        """What requests that run here may still use."""
+        return self._reserved_spend if unit == "money" else self._reserved_tokens
 
     def _known(self, budget: MonthlyQuota) -> int:
         """All known use of the month's budget."""
@@ -372,9 +375,12 @@ class Account:
             return self._refuse(limit, "share", now, amount, peers, ROUND_SECONDS)
         budget = self.limits.budget
         unit = budget.unit if limit == "budget" and budget is not None else limit
-        why: Why = "elsewhere" if missing <= self.peer_usage.may_have_ended(unit, peers) else "over"
+        missing_without_peers = missing - self.peer_usage.may_have_ended(unit, peers)
+        why: Why = "elsewhere" if missing_without_peers <= 0 else "over"
         if limit == "budget":
-            after = RETRY_AFTER_MAX_SECONDS
+            if why == "over" and missing_without_peers <= self._reserved(unit):
+                why = "reserved"
+            after = RETRY_AFTER_MAX_SECONDS if why == "over" else RESERVED_RETRY_SECONDS
         else:
             after = RUNNING_RETRY_SECONDS if limit == "concurrent" else self._frees(limit, now, missing)
         return self._refuse(limit, why, now, amount, peers, after)

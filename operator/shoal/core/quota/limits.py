@@ -8,11 +8,12 @@ from shoal.core import quantity
 from shoal.core.quota.month import PICO, MonthlyQuota
 
 Limit = Literal["requests", "tokens", "concurrent", "budget"]
-Why = Literal["over", "elsewhere", "share", "never", "unknown", "currency"]
+Why = Literal["over", "elsewhere", "reserved", "share", "never", "unknown", "currency"]
 """over: the limit. elsewhere: the limit on concurrent requests or tokens, or the budget, but the request would fit
-without those that other gateways reported as running, which may have ended, with less use than they reserved. share:
-this gateway's share of it, until the other gateways have reported. never: the request is larger than the limit.
-unknown: the ledger's total, while the budget says Refuse. currency: the price list has another one."""
+without those that other gateways reported as running, which may have ended, with less use than they reserved.
+reserved: the budget, but the request would fit if running requests used nothing of what they reserve. share: this
+gateway's share of it, until the other gateways have reported. never: the request is larger than the limit. unknown: the
+ledger's total, while the budget says Refuse. currency: the price list has another one."""
 
 RETRY_AFTER_MAX_SECONDS: Final = 60
 """Clients ignore a longer Retry-After."""
