@@ -244,6 +244,10 @@ class CertificateIssuer:
                 await self.model(custom)
             except NameTaken as error:
                 log.warning("certificates", error=str(error))
+            except KubeError as error:
+                if error.unanswered:
+                    raise
+                log.warning("certificate of a Model", model_uid=uid, error=error.message)
 
     def _wants(self, identity_: CertificateIdentity, *, strict: bool, spread: float = 0.0) -> Wanted:
         current = self._kept.current

@@ -18,6 +18,12 @@ class KubeError(Exception):
         self.retry_after = retry_after
         """Seconds, if the server said so."""
 
+    @property
+    def unanswered(self) -> bool:
+        """The API server cannot answer now, whatever it is asked. Another error is about this one object, such as a
+        403, or a 500 where it cannot be decrypted."""
+        return self.status in (None, 429, 502, 503, 504)
+
 
 class NotFound(KubeError):
     """404: no such object, or no such kind (its CRD is not installed; see `kind_missing`)."""

@@ -88,7 +88,10 @@ def owner(found: JsonObject) -> str | None:
 def _owner(found: JsonObject) -> JsonObject:
     """The reference to its controller; empty if it has none."""
     owners: list[JsonObject] = found["metadata"].get("ownerReferences") or []
-    return next((each for each in owners if each.get("controller")), {})
+    for each in owners:
+        if each.get("controller"):
+            return each
+    return {}
 
 
 def _without_version(wanted: JsonObject) -> JsonObject:

@@ -37,9 +37,6 @@ log = structlog.get_logger()
 READ_SECONDS: Final = 30.0
 MOST_READ: Final = 4 * MOST_CREDENTIALS
 """Secrets of one reading: one after the other, so that others' keys are not read late."""
-_NO_ANSWER: Final = (None, 429, 502, 503, 504)
-"""Statuses that say nothing of one Secret: the API server cannot answer now. Others stay with that Secret, such as a
-403, or a 500 where it cannot be decrypted."""
 _SETTLE_SECONDS: Final = 0.5
 """After a change of a route: several that come together are one reading."""
 
@@ -147,7 +144,7 @@ class ExternalKeys:
                 # A target does not lose its key because the API server does not answer.
                 if (last := self._found.get(id) or (await self._delivered()).get(id)) is not None:
                     return id, last
-                if error.status in _NO_ANSWER:
+                if error.unanswered:
                     raise
                 text = f"external target {target.name}: Secret {namespace}/{asked.name} cannot be read: {error.message}"
                 return ExternalProblem(reasons.SECRET_REFUSED, text)
