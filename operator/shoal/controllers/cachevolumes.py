@@ -1,6 +1,7 @@
 """The namespaces' shares in the node cache: a PersistentVolume and a claim each, as long as they are used."""
 
 import contextlib
+from collections.abc import Awaitable, Iterator
 from typing import Final
 
 import structlog
@@ -72,26 +73,39 @@ class CacheVolumesController:
     async def _carry_out(
         self, found: CacheVolumes, volumes: dict[Share, CacheVolume], claims: dict[Share, CacheClaim]
     ) -> None:
-        client, config = self._world.client, self._world.config.cache
-        for share in found.remove_claim:
-            await self._delete(PERSISTENTVOLUMECLAIMS, share.claim, share.namespace, claims[share].seen.uid)
-        for share in found.remove_volume:
-            await self._delete(PERSISTENTVOLUMES, volumes[share].name, None, volumes[share].uid)
-        for share in found.release:
-            await client.merge_patch(
-                PERSISTENTVOLUMES, volumes[share].name, None, cache.RELEASE, manager=names.MANAGER_MODEL
-            )
+        """Raises Forbidden and ObjectInvalid once all is done that is not refused."""
         refused: Forbidden | ObjectInvalid | None = None
-        for share in found.keep:
+        for step in self._steps(found, volumes, claims):
             try:
-                if share not in volumes:
-                    await self._apply(PERSISTENTVOLUMES, cache.volume(share.namespace, config))
-                if share not in claims:
-                    await self._apply(PERSISTENTVOLUMECLAIMS, cache.claim(share.namespace, config))
+                await step
             except (Forbidden, ObjectInvalid) as error:
                 refused = error
         if refused is not None:
             raise refused
+
+    def _steps(
+        self, found: CacheVolumes, volumes: dict[Share, CacheVolume], claims: dict[Share, CacheClaim]
+    ) -> Iterator[Awaitable[object]]:
+        """One after the other, each of one share."""
+        client = self._world.client
+        for share in found.remove_claim:
+            yield self._delete(PERSISTENTVOLUMECLAIMS, share.claim, share.namespace, claims[share].seen.uid)
+        for share in found.remove_volume:
+            yield self._delete(PERSISTENTVOLUMES, volumes[share].name, None, volumes[share].uid)
+        for share in found.release:
+            yield client.merge_patch(
+                PERSISTENTVOLUMES, volumes[share].name, None, cache.RELEASE, manager=names.MANAGER_MODEL
+            )
+        for share in found.keep:
+            yield self._keep(share, volume=share not in volumes, claim=share not in claims)
+
+    async def _keep(self, share: Share, *, volume: bool, claim: bool) -> None:
+        """Applies what is missing of a share."""
+        config = self._world.config.cache
+        if volume:
+            await self._apply(PERSISTENTVOLUMES, cache.volume(share.namespace, config))
+        if claim:
+            await self._apply(PERSISTENTVOLUMECLAIMS, cache.claim(share.namespace, config))
 
     async def _apply(self, resource: Resource, body: JsonObject) -> None:
         table = self._table(resource)
