@@ -26,8 +26,8 @@ COMPRESSED_LIMIT = 512 << 20
 _AHEAD = (64 << 10, 8 << 20)
 """Bytes per request: initially, and at most for sequential reads."""
 _READ_SECONDS = 900.0
-
-
+_READ_BYTES = 512 << 20
+"""Limit of one read: the libraries trust a file's own size fields."""
 _DIRECTORY_BYTES = 8 << 20
 """Size limit of a zip's directory."""
 
@@ -141,7 +141,7 @@ def _read_zip(file: "Ranged | ForwardReader", found: _Findings) -> None:
     file.most = _DIRECTORY_BYTES
     content: Any = file
     with zipfile.ZipFile(content) as packed:
-        file.most = COMPRESSED_LIMIT
+        file.most = _READ_BYTES
         for member in packed.infolist():
             if not member.is_dir():
                 found.add(member.filename, member.file_size, lambda member=member: packed.open(member))
@@ -156,8 +156,8 @@ class Ranged(io.RawIOBase):
         self._at, self._start, self._buffer = 0, 0, b""
         self._ahead, self._budget = _AHEAD[0], COMPRESSED_LIMIT
         self.first = first
-        self.most = COMPRESSED_LIMIT
-        """Limit of one read in bytes: the library trusts a file's own size fields."""
+        self.most = _READ_BYTES
+        """Limit of one read in bytes."""
 
     def readable(self) -> bool:
         return True
@@ -179,16 +179,18 @@ class Ranged(io.RawIOBase):
         return super().read(size)
 
     def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if self._at >= self._file.size:
-            return 0
-        inside = self._at - self._start
-        if not 0 <= inside < len(self._buffer):
-            self._fetch()
-            inside = 0
-        piece = self._buffer[inside : inside + len(buffer)]
-        buffer[: len(piece)] = piece
-        self._at += len(piece)
-        return len(piece)
+        """Fills the buffer, up to the file's end: `tarfile` takes less than it asked for as the end of the archive."""
+        filled = 0
+        while filled < len(buffer) and self._at < self._file.size:
+            inside = self._at - self._start
+            if not 0 <= inside < len(self._buffer):
+                self._fetch()
+                inside = 0
+            piece = self._buffer[inside : inside + len(buffer) - filled]
+            buffer[filled : filled + len(piece)] = piece
+            filled += len(piece)
+            self._at += len(piece)
+        return filled
 
     def _fetch(self) -> None:
         if self._budget <= 0:
@@ -208,7 +210,7 @@ class ForwardReader(io.RawIOBase):
         self._loop, self._pieces = loop, pieces
         self._rest, self._budget = b"", COMPRESSED_LIMIT
         self.first = b""
-        self.most = COMPRESSED_LIMIT
+        self.most = _READ_BYTES
 
     def readable(self) -> bool:
         return True

@@ -371,6 +371,16 @@ async def test_the_weights_in_a_plain_tar_are_skipped(archives: Serve, secret: P
         assert counter.carried < len(body) / 4
 
 
+async def test_a_plain_tar_is_read_wherever_its_ranges_end(
+    archives: Serve, secret: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Also where one ends in the midst of a member's header."""
+    monkeypatch.setattr(inside, "_AHEAD", (1000, 1000))
+    port = await archives(ArchiveServer(tar_of(MODEL, "w")))
+    facts = await read_facts(FactsRequest(f"https://localhost:{port}/x.tar", secret=secret, settings=HERE))
+    assert facts.architecture == "LlamaForCausalLM"
+
+
 async def test_a_compressed_archive_is_read_to_a_limit(archives: Serve, secret: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(inside, "COMPRESSED_LIMIT", 100_000)
     noise = weights(head=("U8", (400_000,)))[:-400_000] + random.Random(1).randbytes(400_000)  # noqa: S311
