@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from types import MappingProxyType
-from typing import Any, Final, Literal, Self, cast
+from typing import Final, Literal, Self, cast
 
 import aiohttp
 import orjson
@@ -47,6 +47,7 @@ ATTEMPTS: Final = 5
 IDLE_SECONDS: Final = 75.0
 """A connection is kept that long for the next request: a TLS handshake is milliseconds of the loop, and work comes in
 bursts that need several. The API server closes them itself after 90 s."""
+_NOT_ITS_ANSWER: Final = "the answer is not the API server's"
 WATCH_SECONDS: Final = 300
 """A watch is renewed by the server after this time, so that load spreads again after a restart of API servers."""
 IDLE_WATCH_SECONDS: Final = 90.0
@@ -246,8 +247,11 @@ class KubeClient:
         while True:
             accept = LIST_METADATA_ONLY if metadata_only else "application/json"
             body = await self._call("list", resource, "GET", path, params=params, idempotent=True, accept=accept)
-            metadata = body.get("metadata", {})
-            items: list[JsonObject] = body.get("items") or []
+            if "items" not in body:
+                # Read as a list without objects, it would say that all are deleted.
+                raise APIServerUnavailable(f"list {path}: {_NOT_ITS_ANSWER}")
+            metadata: JsonObject = body.get("metadata") or {}
+            items: list[JsonObject] = body["items"] or []
             for item in items:  # a list's items come without their type
                 item.setdefault("apiVersion", resource.api_version)
                 item.setdefault("kind", resource.kind)
@@ -318,7 +322,7 @@ class KubeClient:
                 buffer = bytearray(rest)
                 for line in lines:
                     if line:
-                        yield _watch_event(orjson.loads(line))
+                        yield _watch_event(line)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise APIServerUnavailable(f"watch of {resource.plural} broke: {_why(error)}") from error
         finally:
@@ -501,7 +505,10 @@ class KubeClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             REQUESTS.labels(verb, resource.plural, "none").inc()
             raise APIServerUnavailable(f"{verb} {path}: {_why(error)}") from error
-        return orjson.loads(raw)
+        found = _parsed(raw)
+        if not isinstance(found, dict):
+            raise APIServerUnavailable(f"{verb} {path}: {_NOT_ITS_ANSWER}")
+        return cast("JsonObject", found)
 
     async def _open(
         self,
@@ -574,25 +581,33 @@ def _retry_after(response: aiohttp.ClientResponse) -> float | None:
 
 async def _error(response: aiohttp.ClientResponse) -> KubeError:
     raw = await response.read()
-    body: Any
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        body = None
+    body = _parsed(raw)
     if not isinstance(body, dict):
         body = {"message": raw[:512].decode(errors="replace").strip()}
     return from_status(response.status, cast("JsonObject", body), retry_after=_retry_after(response))
 
 
-def _watch_event(event: JsonObject) -> WatchEvent:
-    kind, obj = event.get("type"), event.get("object")
+def _parsed(raw: bytes) -> object:
+    """JSON; None: it is none, but the page of something in front of the API server, perhaps."""
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _watch_event(line: bytes) -> WatchEvent:
+    event = _parsed(line)
+    members = cast("JsonObject", event) if isinstance(event, dict) else {}
+    kind, obj = members.get("type"), members.get("object")
     if not isinstance(obj, dict):
-        raise ObjectInvalid(f"not a watch event: {str(event)[:200]}")
+        raise ObjectInvalid(f"not a watch event: {line[:200]!r}")
     found = cast("JsonObject", obj)
     if kind in ("ADDED", "MODIFIED", "DELETED", "BOOKMARK"):
+        if not isinstance(found.get("metadata"), dict):
+            raise ObjectInvalid(f"a watch event without an object: {line[:200]!r}")
         return WatchEvent(kind, found)
     if kind != "ERROR":
-        raise ObjectInvalid(f"not a watch event: {str(event)[:200]}")
+        raise ObjectInvalid(f"not a watch event: {line[:200]!r}")
     # "too old resource version" also comes as 500; the reason is what counts
     if found.get("reason") in ("Expired", "Gone"):
         raise Gone(str(found.get("message")), status=410, reason="Expired")

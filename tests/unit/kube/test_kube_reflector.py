@@ -24,6 +24,8 @@ class Server:
         self.objects: dict[str, str] = {}
         self.version = 1
         self.status = 200
+        self.answer: bytes | None = None
+        """What stands in front of the API server answers this, with status 200."""
         self.lists = self.watches = 0
         self.streams: list[asyncio.Queue[dict[str, Any] | None]] = []
         self.port = 0
@@ -57,6 +59,8 @@ class Server:
             if self.status == 404:
                 return web.Response(status=404, text="404 page not found")
             return web.json_response({"message": "no", "reason": ""}, status=self.status)
+        if self.answer is not None:
+            return web.Response(body=self.answer, content_type="text/html")
         if "watch" not in request.query:
             self.lists += 1
             names = sorted(self.objects)
@@ -199,3 +203,25 @@ async def test_an_object_of_no_interest_reads_as_absent(server: Server) -> None:
         server.tell("MODIFIED", "a", "broken")
         await until(lambda: ("delete", "a") in heard)
         assert reflector.objects == {}
+
+
+NO_ANSWERS = [b"<html>maintenance</html>\n", b"null\n", b'{"type": "ADDED", "object": {}}\n', b'{"ok": 1}\n']
+
+
+@pytest.mark.parametrize("answer", NO_ANSWERS)
+async def test_an_answer_that_is_no_api_servers_is_waited_out(server: Server, answer: bytes) -> None:
+    """A load balancer's page, say: to a list, and to a watch."""
+    server.answer = answer
+    async with reflecting(server) as (reflector, _):
+        await asyncio.sleep(0.3)
+        server.answer, server.objects = None, {"a": "1"}
+        await until(reflector.synced.is_set)
+        await until(lambda: server.streams)
+        server.answer = answer
+        server.streams[0].put_nowait(None)
+        await asyncio.sleep(0.3)
+        assert sorted(reflector.objects) == ["ns/a"], "the last state stays"
+        server.answer = None
+        await until(lambda: server.streams)
+        server.tell("ADDED", "b", "2")
+        await until(lambda: "ns/b" in reflector.objects)
