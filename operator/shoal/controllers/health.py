@@ -257,6 +257,12 @@ class FleetHealth:
         """Keeps what is remembered of the classes with these uids."""
         self._memory = {uid: memory for uid, memory in self._memory.items() if uid in live}
 
+    def labelled(self) -> set[str]:
+        """Names of the classes whose engine pods avoid some node."""
+        prefix = names.QUARANTINE_PREFIX
+        labels = (label for node in self._world.nodes.values() for label in node.labels)
+        return {label.removeprefix(prefix) for label in labels if label.startswith(prefix)}
+
     def is_labelled(self, name: str, node: str) -> bool:
         """Whether engine pods of the class avoid the node."""
         found = self._world.nodes.get(node)

@@ -597,7 +597,7 @@ def _parsed(raw: bytes) -> object:
 
 def _watch_event(line: bytes) -> WatchEvent:
     event = _parsed(line)
-    members = cast("JsonObject", event) if isinstance(event, dict) else {}
+    members: JsonObject = cast("JsonObject", event) if isinstance(event, dict) else {}
     kind, obj = members.get("type"), members.get("object")
     if not isinstance(obj, dict):
         raise ObjectInvalid(f"not a watch event: {line[:200]!r}")

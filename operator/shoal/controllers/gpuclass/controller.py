@@ -88,7 +88,8 @@ class GPUClassController:
             self.queue.add_after(key, SETTLE_SECONDS)
 
     def enqueue_all(self) -> None:
-        for key in self._world.classes.known_keys():
+        # A class may have been deleted while no operator ran: its labels on nodes go.
+        for key in {*self._world.classes.known_keys(), *self.health.labelled()}:
             self.queue.add(key)
 
     async def reconcile(self, key: str) -> float | None:
