@@ -9,9 +9,7 @@ load generator on core 1, which has less for itself then) takes every record mea
 `CPU us/chunk` is that of the most chunks per second, which arrive several at a time; `alone` that of 100 streams, whose
 chunks arrive one by one. Both contain their share of the streams' requests, one for 50 chunks.
 Envoy and smg are plain proxies. Numbers on a busy machine are lower bounds: other processes' CPU is printed.
-The gateway runs on the Python of this command. Which one counts for a third: the distributions' builds and those of the
-official images are optimized with profiles (PGO), those that pyenv compiles are not unless it is told to
-(`UV_PYTHON=/usr/bin/python3 make bench` takes the distribution's).
+The gateway runs on the Python of this command.
 """
 
 import argparse
