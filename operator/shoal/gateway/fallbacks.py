@@ -25,7 +25,7 @@ class _Kept(NamedTuple):
 
 
 class Fallbacks:
-    """Those of one request. A request without a route has none."""
+    """Those of one request."""
 
     __slots__ = ("_app", "_arrival", "_kept", "_preparation", "_requester", "_routes")
 

@@ -76,11 +76,11 @@ def copied(
     preparation: Preparation,
     identity: KeyIdentity,
     body: ClientBody,
-    routed: Routed | None,
+    routed: Routed,
 ) -> Copy | None:
     """A copy of a request for the mirror of its route's rule; None: the rule has none, or the copy is dropped, because
     the mirror cannot do the request, or because the body is too large to be decoded again."""
-    if routed is None or routed.mirror is None:
+    if routed.mirror is None:
         return None
     copy = None
     with contextlib.suppress(ApiError):

@@ -119,14 +119,13 @@ class _EngineBody(NamedTuple):
 class Preparation:
     """Prepares one request. Has its meter from the first time on."""
 
-    __slots__ = ("_app", "_arrival", "_costs", "_requester", "_routes", "meter")
+    __slots__ = ("_app", "_arrival", "_requester", "_routes", "meter")
 
     def __init__(self, app: Gateway, arrival: Arrival, requester: Requester, routes: RouteChoice) -> None:
         self._app = app
         self._arrival = arrival
         self._requester = requester
         self._routes = routes
-        self._costs = CostChoice(app, arrival, requester, routes)
         self.meter: Meter
 
     def admit(self, identity: KeyIdentity, body: ClientBody) -> Ready | Incomplete:
@@ -226,7 +225,8 @@ class Preparation:
         meter, note = self.meter, None
         read = 0 if meter.free else meter.read_bytes(size)
         if leaves and routed is not None and routed.cost is not None and not wanted and not meter.free:
-            note = self._costs.decide(identity, model, routed, RequestSize(path, read, answers, allowed, meter.units()))
+            costs = CostChoice(self._app, self._arrival, self._requester, self._routes)
+            note = costs.decide(identity, model, routed, RequestSize(path, read, answers, allowed, meter.units()))
             if isinstance(note, TooCostly):
                 return note
         if first and self._requester.quota is not None:

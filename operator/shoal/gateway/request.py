@@ -103,8 +103,8 @@ class GatewayRequest:
         self._reply = Reply(self._direct, send, arrival.id, arrival.client_id, app, dialect=arrival.dialect)
         self._requester = requester = Requester(app)
         self._routes = routes = RouteChoice(app, arrival)
-        self._preparation = preparation = Preparation(app, arrival, requester, routes)
-        self._fallbacks = Fallbacks(app, arrival, requester, routes, preparation)
+        self._preparation = Preparation(app, arrival, requester, routes)
+        self._fallbacks: Fallbacks | None = None
         self._trace = ""
         """Trace header lines of the request to the engine."""
         self._spans: RequestSpans | None = None
@@ -219,9 +219,12 @@ class GatewayRequest:
             if isinstance(ready, Incomplete):
                 raise RuntimeError("a request without remote media is incomplete")
         prepared, note, self._reply.log = self._take(ready), ready.note, ready.entry
-        copy = copied(app, arrival, self._preparation, identity, body, ready.routed)
-        self._body_bytes += self._fallbacks.keep(identity, body, ready)
-        self._canary = None if ready.routed is None else ready.routed.canary
+        copy = None
+        if (routed := ready.routed) is not None:
+            self._canary = routed.canary
+            copy = copied(app, arrival, self._preparation, identity, body, routed)
+            self._fallbacks = Fallbacks(app, arrival, self._requester, self._routes, self._preparation)
+            self._body_bytes += self._fallbacks.keep(identity, body, ready)
         del body, ready
         arrival.forget_headers()
         await self._record()
@@ -372,7 +375,8 @@ class GatewayRequest:
                         if abort.aborted:
                             raise ClientGone from None
                         if following is None:
-                            self._fallbacks.refuse_loop()
+                            if self._fallbacks is not None:
+                                self._fallbacks.refuse_loop()
                             raise
                         former, prepared, reason = prepared.model, following, "refused"
                         why = f"it refused the request ({error.code})"
@@ -423,6 +427,8 @@ class GatewayRequest:
 
     async def _fall_back(self, *, needs_replica: bool) -> Prepared | None:
         """The request for its next fallback (`Fallbacks.next`)."""
+        if self._fallbacks is None:
+            return None
         ready = await self._fallbacks.next(needs_replica=needs_replica)
         return None if ready is None else self._take(ready)
 
