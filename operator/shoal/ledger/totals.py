@@ -121,17 +121,22 @@ class TenantTotals:
         self._published_prices = self.prices.current()
         self._rated = Rated(self.prices)
         now = self._clock()
-        await self._store.write(lambda connection: read(connection, self.prices, now), self._install)
+        await self._store.write(
+            lambda connection: read(connection, self.prices, now), lambda known: self._install(known, month_of(now))
+        )
 
     def publish(self) -> None:
-        """Publishes changes since the last call; everything when a new month has begun."""
+        """Publishes changes since the last call; everything when a new month has begun. When the clock was set back
+        into an earlier month, the tables are read again: its totals were dropped when it ended."""
         if self._known is None:
             return
         if (refused := self._refused()) != self._published_refused:
             self._published_refused = refused
             self.hub.restate()
         month = month_of(self._clock())
-        if month != self._month:
+        if month < self._month:
+            self.reload()
+        elif month != self._month:
             log.info("a new month begins", month=month)
             for old in [each for each in self._known.months if each < month]:
                 del self._known.months[old]
@@ -151,9 +156,9 @@ class TenantTotals:
         """Total of the current month; None: the tables were not read yet."""
         return None if self._known is None else TenantTotal.model_validate(self._total(tenant))
 
-    def _install(self, known: Known) -> None:
+    def _install(self, known: Known, month: str) -> None:
         self._known = known
-        self._month = month_of(self._clock())
+        self._month = month
         self._dirty.clear()
         self.hub.restate()
 

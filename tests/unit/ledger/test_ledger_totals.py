@@ -1,5 +1,6 @@
 """What `GET /v1/totals` tells."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,27 @@ async def test_a_months_turn_under_load(url: str) -> None:
         assert again is not None
         assert (again.requests, again.tokens) == (2, 220)
         await rig.balanced()
+
+
+async def test_a_clock_that_went_into_the_next_month_and_back_leaves_the_month_as_it_was(url: str) -> None:
+    turn = datetime(2026, 12, 1, tzinfo=UTC)
+    clock = _Clock(turn - timedelta(hours=1))
+    async with store(url) as rig:
+        totals = await _totals(rig, clock)
+        running = asyncio.create_task(totals.run())
+        with totals.hub.reader() as reader:
+            await rig.take(record("r1", at=clock.at))
+            await until(lambda: (t := totals.total("acme")) is not None and t.requests == 1)
+            clock.at = turn + timedelta(hours=1)
+            await until(lambda: totals._month == "2026-12")
+            clock.at = turn - timedelta(hours=1)
+            await until(lambda: totals._month == "2026-11")
+            full = await _last(reader)
+            assert (full["full"], full["month"]) == (True, "2026-11")
+            assert full["tenants"]["acme"]["requests"] == 1, "budgets of November count it as before"
+            await rig.take(record("r2", at=clock.at))
+            await until(lambda: totals.total("acme").requests == 2)  # type: ignore[union-attr]
+        running.cancel()
 
 
 async def test_a_cut_that_is_put_right_moves_the_totals_by_the_difference(url: str) -> None:
