@@ -1,5 +1,6 @@
 """`GET /v1/usage`: what was counted, by anything, for anybody who may ask."""
 
+import base64
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,10 @@ async def books(url: str, tmp_path: Path) -> AsyncGenerator[Ledger]:
     async with ledger(url, tmp_path) as found:
         await found.fill(*ROWS)
         yield found
+
+
+def _after(text: str) -> str:
+    return base64.urlsafe_b64encode(text.encode()).decode()
 
 
 async def rows(books: Ledger, **query: Any) -> list[dict[str, Any]]:
@@ -208,6 +213,10 @@ async def test_what_the_fleet_is_made_of_is_not_for_tenants(books: Ledger, query
         ({"by": "tenant", "after": "x"}, "after is not a `next` of the same query"),
         ({"by": "tenant", "after": "WzVd"}, "after is not a `next` of the same query"),
         ({"after": "W10="}, "after is not a `next` of the same query"),
+        ({"by": "tenant", "after": _after(r'["acme\u0000"]')}, "after is not a `next` of the same query"),
+        ({"by": "hour", "after": _after(f"[{1 << 63}]")}, "after is not a `next` of the same query"),
+        ({"from": "9998-01", "to": "9999-12-31T23:00:00-05:00"}, "to is after 9998, the last year"),
+        ({"from": "9999-12", "to": "9999-12-31", "by": "month"}, "from is after 9998, the last year"),
     ],
 )
 async def test_a_question_that_is_wrong_is_told_what_is(tmp_path: Path, query: dict[str, Any], message: str) -> None:

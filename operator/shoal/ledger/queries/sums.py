@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, Connection, FromClause, and_, func, litera
 
 from shoal.api.billing import By, UsagePage, UsageRow
 from shoal.core.rating.bill import BilledCounts
+from shoal.ledger.bulk import MOST
 from shoal.ledger.queries import aggregation, dimensions, times
 from shoal.ledger.queries.requests import ROUTE, as_hours
 from shoal.ledger.queries.times import Span
@@ -204,4 +205,8 @@ def _after(given: str | None, by: Sequence[str]) -> tuple[str | int, ...] | None
     kinds = [int if name in dimensions.TIMES else str for name in by]
     if not isinstance(values, list) or [type(value) for value in cast("list[object]", values)] != kinds or not kinds:
         raise Problem(400, "after is not a `next` of the same query")
-    return tuple(cast("list[str | int]", values))
+    found = tuple(cast("list[str | int]", values))
+    # A database takes neither as a parameter.
+    if any("\0" in value if isinstance(value, str) else abs(value) > MOST for value in found):
+        raise Problem(400, "after is not a `next` of the same query")
+    return found

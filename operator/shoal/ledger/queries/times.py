@@ -12,6 +12,9 @@ from shoal.net.shell import ShellRequest
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
 LONGEST_DAYS: Final = 3_700
+_LAST_YEAR: Final = 9998
+_LAST_MS: Final = int(datetime(_LAST_YEAR + 1, 1, 1, tzinfo=UTC).timestamp()) * 1000
+"""The latest end: the month after it is in Python's last year too."""
 _MONTH: Final = re.compile(r"^\d{4}-(0[1-9]|1[0-2])$", re.ASCII)
 
 
@@ -45,10 +48,12 @@ def span(request: ShellRequest, now: int, *, longest_days: int = LONGEST_DAYS) -
         month_span(month_of(now)).start if start is None else moment("from", start),
         month_span(month_of(now)).end if end is None else moment("to", end),
     )
-    if found.end <= found.start:
-        raise Problem(400, f"to ({text(found.end)}) is not after from ({text(found.start)})")
     if found.end - found.start > longest_days * DAY_MS:
         raise Problem(400, f"from and to are more than {longest_days} days apart: ask in parts")
+    if max(found.start, found.end) > _LAST_MS:
+        raise Problem(400, f"{'from' if found.start > _LAST_MS else 'to'} is after {_LAST_YEAR}, the last year")
+    if found.end <= found.start:
+        raise Problem(400, f"to ({text(found.end)}) is not after from ({text(found.start)})")
     return found
 
 
