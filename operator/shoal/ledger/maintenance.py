@@ -34,7 +34,7 @@ _GATEWAYS_DAYS: Final = 62
 
 class GatewayLiveness:
     """Time of the last message of each gateway, by boot id, on the monotonic clock: silence counts only while this
-    ledger runs, and changes of the system clock have no effect."""
+    ledger accepts records, and changes of the system clock have no effect."""
 
     def __init__(self, silence_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._timeout = silence_seconds
@@ -48,10 +48,14 @@ class GatewayLiveness:
         for boot in boots:
             self._last_report[boot] = now
 
+    def begin(self) -> None:
+        """Silence counts from now on: before, no gateway could send anything."""
+        self._began = self._clock()
+
     def dead(self, boots: Iterable[str]) -> list[str]:
         """The gateways of `boots` that have been silent for too long."""
-        now = self._clock()
-        return [boot for boot in boots if now - self._last_report.get(boot, self._began) >= self._timeout]
+        oldest = self._clock() - self._timeout
+        return [boot for boot in boots if max(self._began, self._last_report.get(boot, self._began)) <= oldest]
 
     def keep(self, boots: Iterable[str]) -> None:
         """Forgets gateways that were silent for a day and are not in `boots`."""
@@ -69,6 +73,9 @@ async def close_once(
     Raises:
         DatabaseUnavailable: the database is unavailable.
     """
+    if store.error is not None:
+        liveness.begin()
+        raise DatabaseUnavailable(store.error)
     still = await store.read(_open_rows)
     liveness.keep(still)
     closed = 0

@@ -246,7 +246,8 @@ class LedgerProcess:
 
     async def _closing(self) -> None:
         with contextlib.suppress(DatabaseUnavailable):
-            while self.store.error is not None:  # noqa: ASYNC110 - a thread opens it
+            while self.store.error is not None:
+                self.liveness.begin()
                 await asyncio.sleep(1.0)
             await maintenance.retry_quarantined_once(self.store, self.settings.retention_days, self._committed)
         while True:

@@ -16,8 +16,8 @@ from sqlalchemy import func, select
 
 from shoal.api import keys
 from shoal.ledger import database as ledger_database
-from shoal.ledger import schema
-from shoal.ledger.database import Database
+from shoal.ledger import maintenance, schema
+from shoal.ledger.database import Database, lock_file
 from shoal.ledger.store import DatabaseUnavailable
 from tests.support.controlplane import free_ports
 from tests.support.ledger import INSTALL_KEY, NOON, check_balance, chunks, record, served, server, store, until, url
@@ -143,6 +143,33 @@ async def test_a_database_server_that_goes_away_and_comes_back(tmp_path: Path) -
             status, answer = await ledger.send(record("r1"), record("r2"))
             assert (status, answer["new"], answer["known"]) == (200, 1, 1)
     assert not own.folder.exists()
+
+
+async def test_silence_does_not_count_while_gateways_can_send_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "CLOSE_SECONDS", 0.05)
+    url, now = f"sqlite:///{tmp_path}/ledger.sqlite", 0.0
+    async with store(url) as rig:
+        await rig.take(record("r1", "open"))
+    active = lock_file(tmp_path / "ledger.sqlite")
+    async with served(url, tmp_path, ready=False) as ledger:
+        process = ledger.process
+        process.liveness = maintenance.GatewayLiveness(60.0, lambda: now)
+        await until(lambda: "another ledger" in (process.store.error or ""))
+        now = 3_600.0  # for an hour the other ledger heard the gateways, and this one stood by
+        await asyncio.sleep(1.2)
+        os.close(active)
+        await until(lambda: process.metrics.open_rows is not None)
+        assert (process.metrics.open_rows, process.metrics.closed_rows) == (1, 0)
+        process.store._error = "the disk is full"
+        now = 7_200.0
+        await asyncio.sleep(0.2)
+        process.store._error = process.metrics.open_rows = None
+        await until(lambda: process.metrics.open_rows is not None)
+        assert (process.metrics.open_rows, process.metrics.closed_rows) == (1, 0)
+        now += 60
+        await until(lambda: process.metrics.closed_rows == 1)
 
 
 async def test_one_session_that_the_server_ends_costs_one_refusal(server: Postgres) -> None:
