@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import structlog
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InterfaceError, InternalError, OperationalError
 
 from shoal.api.ledger import BatchAnswer
 from shoal.ledger import ingest
@@ -165,7 +165,7 @@ class LedgerWriter:
                 else:
                     self._take(connection, [job for job in jobs if isinstance(job, Take)])
             except Exception as error:
-                if not _is_away(error):
+                if _may_be_a_record(error):
                     log.exception("the ledger's writer failed")
                 self._failed(error)
                 self._refuse(jobs)
@@ -213,11 +213,11 @@ class LedgerWriter:
             with connection.begin():
                 taken, changes = ingest.write(connection, batches, now, self._keep_ms, self.cost)
         except Exception as error:
-            if _is_away(error):
+            if not _may_be_a_record(error):
                 raise
             # An unforeseen bad record must not block all others for ever.
             log.error("the database rejected records: they are quarantined", error=reason(error))
-            batches = ingest.one_by_one(connection, batches, now, _is_away)
+            batches = ingest.one_by_one(connection, batches, now, lambda error: not _may_be_a_record(error))
             with connection.begin():
                 taken, changes = ingest.write(connection, batches, now, self._keep_ms, self.cost)
         for each in taken:
@@ -264,6 +264,12 @@ def _is_away(error: BaseException) -> bool:
     if isinstance(error, DBAPIError):
         return error.connection_invalidated or isinstance(error, (OperationalError, InterfaceError, InternalError))
     return isinstance(error, OSError)
+
+
+def _may_be_a_record(error: BaseException) -> bool:
+    """Whether a record can have caused it. Otherwise the connection or the disk failed, the file is damaged, or tables
+    or rights are missing, as while a backup is restored: then gateways keep their records and send them again."""
+    return isinstance(error, (DataError, IntegrityError)) or not isinstance(error, (DBAPIError, OSError))
 
 
 def _resolve(future: asyncio.Future[Any], result: object) -> None:

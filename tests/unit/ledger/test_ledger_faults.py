@@ -1,9 +1,11 @@
 """A ledger that is killed, and databases that are away, full or slow: nothing acknowledged is lost, nothing double."""
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +19,7 @@ from sqlalchemy import func, select
 from shoal.api import keys
 from shoal.ledger import database as ledger_database
 from shoal.ledger import maintenance, schema
+from shoal.ledger.bulk import COPY_FROM
 from shoal.ledger.database import Database, lock_file
 from shoal.ledger.store import DatabaseUnavailable
 from tests.support.controlplane import free_ports
@@ -231,6 +234,40 @@ async def test_a_full_disk_is_told_nothing_is_acknowledged_and_nothing_is_lost(
                 except DatabaseUnavailable:
                     await asyncio.sleep(0.2)
             assert (new, known) == ((20, 0) if number == kept else (0, 20))
+        await rig.balanced()
+
+
+async def test_a_damaged_file_is_no_fault_of_the_records(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    async with store(f"sqlite:///{path}") as rig:
+        await rig.take(record("before"))
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'hours'").fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+    async with store(f"sqlite:///{path}") as rig:
+        with pytest.raises(DatabaseUnavailable, match="the database: database disk image is malformed"):
+            await rig.take(record("r1"))
+        await until(lambda: rig.store.error is None)
+        assert await rig.count(schema.aside) == 0, "gateways keep it for the ledger that a backup restores"
+
+
+async def test_a_missing_table_is_no_fault_of_the_records(url: str) -> None:
+    def rename(old: str, new: str) -> Any:
+        return lambda c: c.exec_driver_sql(f"ALTER TABLE {old} RENAME TO {new}").rowcount
+
+    many = [record(f"r{n}") for n in range(COPY_FROM)]
+    async with store(url) as rig:
+        await rig.store.write(rename("hours", "elsewhere"))
+        for batch in (many[:1], many):
+            with pytest.raises(DatabaseUnavailable, match="hours"):
+                await rig.take(*batch)
+            await until(lambda: rig.store.error is None)
+        assert await rig.count(schema.aside) == 0
+        await rig.store.write(rename("elsewhere", "hours"))  # the restore of a backup has come so far
+        assert await rig.take(*many) == (len(many), 0, 0)
         await rig.balanced()
 
 
