@@ -10,7 +10,7 @@ from typing import Final
 from shoal.api import reasons
 from shoal.artifacts import unpacker
 from shoal.artifacts.errors import ArtifactError, gib, require_space
-from shoal.artifacts.unpacker import BROKEN, ZSTD
+from shoal.artifacts.unpacker import UNREADABLE, ZSTD
 
 RATIO: Final = 4
 """Factor to which an archive may unpack: weights hardly compress."""
@@ -102,7 +102,7 @@ def _too_large(source: str, what: str) -> ArtifactError:
 
 
 def broken(error: Exception, first: bytes, source: str) -> ArtifactError:
-    """The ArtifactError for an exception of `BROKEN`, for an archive that begins with the bytes `first`."""
+    """The ArtifactError for an exception of `UNREADABLE`, for an archive that begins with the bytes `first`."""
     return ArtifactError(reasons.SOURCE_INVALID, f"{source} {unpacker.describe(error, first)}")
 
 
@@ -115,4 +115,4 @@ def _memory() -> int:
     return max(least, min(most, int(text) // 4)) if text.isdigit() else most
 
 
-__all__ = ["BROKEN", "ZSTD", "broken", "content_limit", "unpack"]
+__all__ = ["UNREADABLE", "ZSTD", "broken", "content_limit", "unpack"]

@@ -19,7 +19,7 @@ from shoal.artifacts.manifest import File, Manifest, require_count, wanted_files
 from shoal.artifacts.modelmetadata import TEXTS, Metadata, require_text
 from shoal.artifacts.safetensors import Tensors
 from shoal.artifacts.source import ArtifactSource
-from shoal.artifacts.unpacker import BoundedHeader, members
+from shoal.artifacts.unpacker import ENCRYPTED, BoundedHeader, members
 
 COMPRESSED_LIMIT = 512 << 20
 """Bytes read of a compressed archive at most."""
@@ -63,7 +63,7 @@ def _read_archive(file: "Ranged | ForwardReader", manifest: Manifest, *, forward
         found.whole = True
     except _LimitReached:
         pass
-    except archive.BROKEN as error:
+    except archive.UNREADABLE as error:
         raise archive.broken(error, file.first, manifest.source) from None
     return found.metadata()
 
@@ -143,6 +143,8 @@ def _read_zip(file: "Ranged | ForwardReader", found: _Findings) -> None:
     with zipfile.ZipFile(content) as packed:
         file.most = _READ_BYTES
         for member in packed.infolist():
+            if member.flag_bits & ENCRYPTED:
+                raise ArtifactError(reasons.SOURCE_INVALID, f"{found.source}: {member.filename!r} is encrypted")
             if not member.is_dir():
                 found.add(member.filename, member.file_size, lambda member=member: packed.open(member))
 

@@ -12,6 +12,7 @@ import os
 import resource
 import shutil
 import stat
+import struct
 import sys
 import tarfile
 import zipfile
@@ -23,7 +24,11 @@ from typing import IO, Any, Final, cast
 ZSTD: Final = b"\x28\xb5\x2f\xfd"
 BROKEN: Final = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
 """Exceptions of the archive libraries for invalid content."""
+UNREADABLE: Final = (*BROKEN, ValueError, ArithmeticError, LookupError, RuntimeError, struct.error)
+"""The libraries are not hardened: whatever they fail on counts as an invalid archive."""
 PROBLEMS: Final = ("invalid", "too-large", "too-many", "memory", "full", "io")
+ENCRYPTED: Final = 1
+"""Flag of a zip's member."""
 ENTRIES: Final = 20_000
 """Limit of files and folders per archive: each takes an inode."""
 BLOCK: Final = 4096
@@ -102,7 +107,7 @@ class Unpacker:
                     self._folder(path)
                 elif kind not in (0, stat.S_IFREG):
                     raise _unwanted(member.filename)
-                elif member.flag_bits & 1:
+                elif member.flag_bits & ENCRYPTED:
                     raise ArchiveRefused("invalid", f"{member.filename} is encrypted")
                 elif self._take(path, member.file_size):
                     with file.open(member) as content:
@@ -180,9 +185,13 @@ def _unwanted(name: str) -> ArchiveRefused:
 
 
 def describe(error: Exception, first: bytes) -> str:
-    """Describes an exception of `BROKEN`, for an archive that begins with the bytes `first`."""
+    """Describes an exception of `UNREADABLE`, for an archive that begins with the bytes `first`."""
     if first == ZSTD:
         return "is compressed with zstd: use .tar, .tar.gz or .zip"
+    if isinstance(error, NotImplementedError):  # Windows packs large files so
+        return f"is a zip that cannot be read here ({str(error)[:100]}): pack it as a plain .tar"
+    if not isinstance(error, BROKEN):  # its text is about the library
+        error = tarfile.TarError(type(error).__name__)
     detail = next(iter(str(error).splitlines()), "").rstrip(":") or "it ends too early"
     return f"is not a whole tar or zip archive: {detail}"
 
@@ -214,14 +223,11 @@ def unpack(task: dict[str, Any]) -> dict[str, str]:
         return {"problem": error.problem, "detail": error.detail}
     except MemoryError:
         return {"problem": "memory", "detail": ""}
-    except BROKEN as error:
+    except UNREADABLE as error:
         return {"problem": "invalid", "detail": describe(error, first), "whole": "no"}
     except OSError as error:
         full = error.errno in (28, 122)  # ENOSPC, EDQUOT
         return {"problem": "full" if full else "io", "detail": error.strerror or type(error).__name__}
-    except (ValueError, ArithmeticError, LookupError, RuntimeError) as error:
-        # The libraries are not hardened: whatever they fail on counts as an invalid archive.
-        return {"problem": "invalid", "detail": describe(tarfile.TarError(type(error).__name__), first), "whole": "no"}
     return {}
 
 

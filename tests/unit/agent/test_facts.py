@@ -345,6 +345,14 @@ def zip_of(files: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
+def zip_with(flags: int = 0, method: int = zipfile.ZIP_DEFLATED) -> bytes:
+    """A zip of a model whose first file has these flags and this method, in its header and in the directory."""
+    content = bytearray(zip_of(MODEL))
+    for at in (content.find(b"PK\x03\x04") + 6, content.find(b"PK\x01\x02") + 8):
+        content[at], content[at + 2] = flags, method
+    return bytes(content)
+
+
 @pytest.mark.parametrize("ranges", [True, False])
 @pytest.mark.parametrize("wrapped", [True, False])
 @pytest.mark.parametrize("kind", ["tar", "tar.gz", "tar.xz"])
@@ -403,8 +411,11 @@ async def test_a_compressed_archive_is_read_to_a_limit(archives: Serve, secret: 
         (b"\x28\xb5\x2f\xfd" + bytes(600), "is compressed with zstd: use .tar, .tar.gz or .zip"),
         (tar_of({"readme.txt": b"x"}), "is not a model: it has no config.json (found: readme.txt)"),
         (tar_of(LARGE)[:-40], "is not a whole tar or zip archive"),
+        (zip_with(flags=1), ": 'config.json' is encrypted"),
+        (zip_with(flags=0x20), "cannot be read here (compressed patched data (flag bit 5)): pack it as a plain .tar"),
+        (zip_with(method=9), "cannot be read here (That compression method is not supported): pack it as a plain .tar"),
     ],
-    ids=["noise", "zstd", "no model", "cut off"],
+    ids=["noise", "zstd", "no model", "cut off", "encrypted", "patched", "deflate64"],
 )
 async def test_an_archive_that_holds_no_model_is_told_so(archives: Serve, secret: Path, body: bytes, message: str):
     port = await archives(ArchiveServer(body))
