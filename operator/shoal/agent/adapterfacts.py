@@ -95,6 +95,11 @@ async def _read(wanted: AdapterToRead, reading: FactsReading) -> answers.Result:
     except OSError as error:
         translated = of_os_error(error, f"reading {shown(wanted.uri)}")
         problem = ModelProblem(translated.reason, str(translated))
+    except Exception as error:
+        # A source that nobody thought of: the others of the batch are read whatever it is.
+        log.exception("adapter.read_broke", uri=shown(wanted.uri))
+        what = f"{shown(wanted.uri)} cannot be read: {type(error).__name__}"
+        problem = ModelProblem(reasons.SOURCE_UNREACHABLE, what)
     else:
         log.info("adapter.read", uri=shown(wanted.uri), revision=found.revision, rank=found.rank)
         return found

@@ -110,7 +110,7 @@ def _web(uri: str) -> SourceUri:
         raise ValueError(f"{shown(uri)!r} is not a URL: {error}") from None
     if not host or "@" in parts.netloc or port == 0:
         raise ValueError("an https:// source names a host and carries no user or password: use `secretRef` for a token")
-    if not _HOST.fullmatch(host):
+    if not _HOST.fullmatch(host) or not _is_decodable(host):
         raise ValueError(f"{shown(uri)!r} has a host that is no name of DNS: write it in ASCII (xn--...)")
     # A server could resolve such a path to another path, and credential prefixes would then match the wrong one.
     if _has_dot_segments(parts.path) or _CODED.search(parts.path):
@@ -119,6 +119,15 @@ def _web(uri: str) -> SourceUri:
             "the path that is meant"
         )
     return SourceUri("https", uri)
+
+
+def _is_decodable(host: str) -> bool:
+    """Whether libraries that show hosts in Unicode can read this one."""
+    try:
+        host.encode("ascii").decode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def _has_dot_segments(path: str) -> bool:

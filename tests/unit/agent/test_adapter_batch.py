@@ -187,6 +187,21 @@ async def test_one_bad_source_does_not_keep_the_others_from_being_read(tmp_path:
     assert (absent.reason, "/nowhere does not exist" in absent.message) == (reasons.SOURCE_NOT_FOUND, True)
 
 
+async def test_an_error_that_nobody_thought_of_is_its_sources_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    make_adapter(tmp_path / "good")
+    read_one = adapterfacts.read_one
+
+    async def broken(wanted: AdapterToRead, reading: FactsReading) -> AdapterFacts:
+        if wanted.uri.endswith("/bad"):
+            raise UnicodeError("a library broke")
+        return await read_one(wanted, reading)
+
+    monkeypatch.setattr(adapterfacts, "read_one", broken)
+    bad, good = await read(batch("file:///nowhere/bad", f"file://{tmp_path}/good"))
+    assert bad == ModelProblem(reasons.SOURCE_UNREACHABLE, "file:///nowhere/bad cannot be read: UnicodeError")
+    assert isinstance(good, AdapterFacts)
+
+
 async def test_a_source_that_hangs_has_its_own_time(tmp_path: Path):
     good = make_adapter(tmp_path / "good")
     files = {path.name: path.read_bytes() for path in good.iterdir()}

@@ -30,6 +30,8 @@ from tests.support.hostile import Server, listening, telling
         ),
         ("pvc://weights/./a/", SourceUri("pvc", "pvc://weights/./a/", claim="weights", path="a")),
         ("file:///models//a/", SourceUri("file", "file:///models//a/", path="/models/a")),
+        ("https://xn--bcher-kva.example/x", SourceUri("https", "https://xn--bcher-kva.example/x")),
+        ("https://[fd00::1]/x", SourceUri("https", "https://[fd00::1]/x")),
     ],
 )
 def test_a_source_is_taken_apart(uri: str, expected: SourceUri):
@@ -54,6 +56,7 @@ def test_a_source_is_taken_apart(uri: str, expected: SourceUri):
         ("https://host/a\nb", "which no source has"),
         ("https://h\u00f6st/x", "has a host that is no name of DNS"),
         ("https://\uff11\uff12\uff17.0.0.1/x", "has a host that is no name of DNS"),
+        ("https://xn--0.com/x", "has a host that is no name of DNS"),
         ("https://host/team-a/../team-b/x", "has a path that does not stand for itself"),
         ("https://host/team-a/%2e%2e/team-b/x", "has a path that does not stand for itself"),
         ("https://host/team-a/..%2fteam-b/x", "has a path that does not stand for itself"),
