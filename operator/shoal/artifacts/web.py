@@ -25,6 +25,8 @@ _REDIRECTS = 5
 _LONGEST = 5
 """Limit for fetching a list of files, as a multiple of the stall timeout."""
 _MOVED = (301, 302, 303, 307, 308)
+_VALIDATORS = {"etag": "ETag", "modified": "Last-Modified"}
+"""Header of a validator by its kind. The value does not tell them apart: some servers send an ETag without quotes."""
 _RETRYABLE = (aiohttp.ClientError, TimeoutError, ConnectionError)
 
 
@@ -104,7 +106,8 @@ class Web:
         `same_as` is the validator that the file must still have. Raises Interrupted, NoRanges and ArtifactError.
         """
         headers: dict[str, str] = {}
-        condition = same_as.partition(":")[2] if same_as else ""
+        kind, _, condition = (same_as or "").partition(":")
+        named = _VALIDATORS.get(kind, "")
         if (start, end) != (0, size):
             headers["Range"] = f"bytes={start}-{end - 1}"
             if condition:
@@ -115,8 +118,8 @@ class Web:
         async with _explained(url):
             async with await self._get(url, headers) as response:
                 if headers:
-                    _check_range(url, response, start, condition)
-                elif response.content_length not in (None, size) or _other_version(response, condition):
+                    _check_range(url, response, start, named, condition)
+                elif response.content_length not in (None, size) or _other_version(response, named, condition):
                     raise _changed(url)
                 try:
                     async for chunk in response.content.iter_any():
@@ -205,9 +208,9 @@ def _size(text: str) -> int | None:
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
-def _check_range(url: str, response: aiohttp.ClientResponse, start: int, condition: str) -> None:
+def _check_range(url: str, response: aiohttp.ClientResponse, start: int, named: str, condition: str) -> None:
     """Raises ArtifactError unless the response is the requested range of the same version."""
-    if response.status == 416 or _other_version(response, condition):
+    if response.status == 416 or _other_version(response, named, condition):
         raise _changed(url)
     if response.status != 206:
         raise NoRanges(shown(url))
@@ -215,12 +218,9 @@ def _check_range(url: str, response: aiohttp.ClientResponse, start: int, conditi
         raise Interrupted(f"{shown(url)} sent another range than it was asked for")
 
 
-def _other_version(response: aiohttp.ClientResponse, condition: str) -> bool:
-    """Whether the response has another validator. A response without validators is accepted."""
-    if not condition:
-        return False
-    named = response.headers.get("ETag" if condition.startswith('"') else "Last-Modified")
-    return named is not None and named != condition
+def _other_version(response: aiohttp.ClientResponse, named: str, condition: str) -> bool:
+    """Whether the header `named` says another validator than `condition`. A response without it is accepted."""
+    return response.headers.get(named, condition) != condition
 
 
 def _changed(url: str) -> ArtifactError:

@@ -398,6 +398,23 @@ async def test_without_the_bound_it_is_read_on_and_on():
         await waits_without_end(fetching, enough)
 
 
+async def test_an_etag_without_quotes_is_no_date():
+    dated = {"ETag": "5f3a91", "Last-Modified": "Wed, 21 Oct 2026 07:28:00 GMT"}
+    opened = web(replace(QUICK, network=ALLOWED))
+    await opened.open()
+    async with Server(telling(b"x" * 1000, **dated)).running() as server:
+        url, validator = server.url(), (await opened.probe(server.url())).validator
+        assert validator == "etag:5f3a91"
+        for start, end in ((10, 30), (0, 1000)):
+            pieces = [piece async for piece in opened.stream(url, start, end, 1000, same_as=validator)]
+            assert b"".join(pieces) == b"x" * (end - start)
+        server.answer = telling(b"y" * 1000, **dated | {"ETag": "5f3a92"})
+        for start, end in ((10, 30), (0, 1000)):
+            with pytest.raises(ArtifactError, match="changed while it was being fetched"):
+                await anext(opened.stream(url, start, end, 1000, same_as=validator))
+    await opened.close()
+
+
 async def test_a_body_longer_than_it_says_is_cut_off_where_it_should_end(tmp_path: Path):
     async with Server(endless(bytes(1 << 16), claims=1 << 20)).running() as server:
         source = open_source("https://host.example/x.tar", StoreCredentials(), replace(QUICK, network=ALLOWED))
