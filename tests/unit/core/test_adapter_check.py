@@ -1,6 +1,7 @@
 """What an adapter is, and whether it goes with a pool and a base: every reason, as a person reads it."""
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -162,6 +163,18 @@ def test_ranks_by_module_are_checked_against_the_tensors():
     assert problem(mixed, rank_pattern={"proj": 4}).reason == reasons.CORRUPT, "a key is a whole part of a path"
     # The largest one counts.
     assert usable(mixed, r=4, rank_pattern={module: 8 for module in MODULES if module != "q_proj"}).rank == 8
+
+
+def test_of_two_entries_that_a_path_ends_with_the_first_counts():
+    for first, second in (("q_proj", "self_attn.q_proj"), ("self_attn.q_proj", "q_proj")):
+        assert problem(rank_pattern={first: 4, second: 2}).message.endswith("adapter_config.json says r = 4")
+
+
+def test_a_pattern_of_very_many_ranks_is_read_at_once():
+    many = {f"module{number}": 4 for number in range(50_000)}
+    began = time.process_time()
+    assert usable(matrices(layers=40), rank_pattern=many).rank == 8
+    assert time.process_time() - began < 3, "seconds in which one adapter holds up all others of its replica"
 
 
 def test_a_pattern_of_modules_means_those_that_have_tensors():

@@ -138,13 +138,16 @@ class _Config:
     targets: tuple[str, ...]
     """Empty: a pattern."""
     base: str | None
-    ranks: Mapping[str, int]
-    """rank_pattern: module or the end of its path -> rank."""
+    ranks: Mapping[str, tuple[int, int]]
+    """rank_pattern: module or the end of its path -> place in the pattern, rank."""
     needs: Mapping[Need, str]
 
     def rank_of(self, path: str) -> int:
-        """The rank of a module, as PEFT finds it."""
-        return next((rank for end, rank in self.ranks.items() if f".{path}".endswith(f".{end}")), self.rank)
+        """The rank of a module, as PEFT finds it: the first entry that the path ends with, at a dot. It looks up the
+        path's ends, because a stranger's pattern may have 100,000 entries."""
+        parts = path.split(".")
+        found = (self.ranks.get(".".join(parts[at:])) for at in range(len(parts)))
+        return min((entry for entry in found if entry is not None), default=(0, self.rank))[1]
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "_Config | ModelProblem":
@@ -194,11 +197,11 @@ def _unserved(config: Mapping[str, Any]) -> ModelProblem | None:
     return None
 
 
-def _ranks(pattern: object, rank: int) -> "dict[str, int] | ModelProblem":
+def _ranks(pattern: object, rank: int) -> "dict[str, tuple[int, int]] | ModelProblem":
     """rank_pattern, as far as it says another rank than the config's own."""
     entries = cast("dict[object, object]", pattern) if isinstance(pattern, dict) else {}
-    found: dict[str, int] = {}
-    for key, value in entries.items():
+    found: dict[str, tuple[int, int]] = {}
+    for place, (key, value) in enumerate(entries.items()):
         if value == rank:
             continue
         if not isinstance(key, str) or not _PLAIN.match(key):
@@ -207,7 +210,7 @@ def _ranks(pattern: object, rank: int) -> "dict[str, int] | ModelProblem":
         given = _number(value)
         if given is None or given != int(given) or given < 1:
             return _corrupt(f"rank_pattern of adapter_config.json says {_short(repr(value))}, which is no rank")
-        found[key] = int(given)
+        found[key] = place, int(given)
     return found
 
 
