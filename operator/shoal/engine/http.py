@@ -98,7 +98,7 @@ def json_object(body: bytes, path: str) -> dict[str, Any]:
     """The JSON object in `body`. Raises EngineGarbled."""
     try:
         answer = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise EngineGarbled(f"{path}: not JSON") from None
     if not isinstance(answer, dict):
         raise EngineGarbled(f"{path}: not a JSON object")

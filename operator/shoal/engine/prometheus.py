@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from shoal.api.meta import MOST_COUNT
+
 
 class MetricLine(NamedTuple):
     """One line of a metrics page."""
@@ -41,5 +43,5 @@ def label(labels: str, name: str) -> str | None:
 
 
 def whole(value: float | None) -> int | None:
-    """A count; None: there is none, or it is no number that a count can be."""
-    return int(value) if value is not None and 0 <= value < 2**63 else None
+    """A count; None: there is none, or it is no number that a count can be, and that the replica's stream takes."""
+    return int(value) if value is not None and 0 <= value <= MOST_COUNT else None

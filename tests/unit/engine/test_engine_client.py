@@ -91,7 +91,9 @@ async def test_an_endless_answer_is_not_read_to_its_end(monkeypatch: pytest.Monk
         await client.loads()
 
 
-@pytest.mark.parametrize("body", [b"", b"nonsense", b"[]", b"{}", b'{"loads": []}', b'{"loads": 3}', b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "body", [b"", b"nonsense", b"[]", b"{}", b'{"loads": []}', b'{"loads": 3}', b"\xff\xfe", b"[" * 100_000]
+)
 def test_garbage_for_loads_is_an_error_and_never_zero(body: bytes):
     with pytest.raises(EngineGarbled):
         parse_loads(body)
@@ -101,6 +103,15 @@ def test_a_count_that_is_missing_or_senseless_is_unknown():
     body = b'{"loads": [{"num_running_reqs": 2, "num_waiting_reqs": -1, "num_used_tokens": "x"}, {}]}'
     assert parse_loads(body) == Loads(None, None, None, None, None)
     assert parse_loads(b'{"loads": [{"num_running_reqs": 2}]}').running == 2
+
+
+def test_a_number_that_the_replicas_stream_does_not_take_is_unknown():
+    for many in (2**53, 10**400):
+        row = {"num_running_reqs": many, "timestamp": many, "max_total_num_tokens": 2**53 - 1}
+        loads = parse_loads(json.dumps({"loads": [row]}).encode())
+        assert (loads.running, loads.published, loads.kv_tokens_total) == (None, None, 2**53 - 1)
+        assert parse_loads(json.dumps({"loads": [row, row]}).encode()).kv_tokens_total is None
+    assert parse_counters(b"sglang:prompt_tokens_total 9007199254740992.0").prompt_tokens is None
 
 
 def test_counters_are_summed_over_their_label_sets():

@@ -118,6 +118,7 @@ def test_without_speculation_nothing_is_known_of_it() -> None:
     [
         "",
         PAGE.replace('kv_cache_size_tokens="1664"', 'kv_cache_size_tokens="many"'),
+        PAGE.replace('kv_cache_size_tokens="1664"', f'kv_cache_size_tokens="{10**17}"'),
         PAGE.replace('tiny"} 0.25', 'tiny"} NaN'),
         PAGE.replace('tiny"} 0.25', 'tiny"} 17'),
         PAGE.replace('block_size="128",', ""),

@@ -8,6 +8,7 @@ from typing import Final, cast
 
 import aiohttp
 
+from shoal.api.meta import MOST_COUNT
 from shoal.engine.http import EngineHTTP, json_object
 from shoal.engine.port import LONGEST_STEP, STARTUP_SECONDS, Counters, EngineGarbled, EngineRefused, Loads
 from shoal.engine.prometheus import samples, whole
@@ -102,7 +103,9 @@ def _computed(row: dict[str, object]) -> int | None:
 
 
 def _earliest(values: Iterable[object]) -> float | None:
-    times = [float(v) for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    times = [
+        float(v) for v in values if isinstance(v, (int, float)) and not isinstance(v, bool) and 0 <= v <= MOST_COUNT
+    ]
     return min(times) if times else None
 
 
@@ -143,4 +146,4 @@ def _sum(values: Iterable[int | None]) -> int | None:
         if value is None:
             return None
         total += value
-    return total
+    return whole(total)

@@ -89,7 +89,7 @@ def _message(body: bytes) -> str | None:
     """The text of an error; None: the answer has none, as one of a path that is not there."""
     try:
         answer: object = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     error = cast("dict[str, Any]", answer).get("error") if isinstance(answer, dict) else None
     message = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else None

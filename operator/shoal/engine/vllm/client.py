@@ -102,8 +102,8 @@ def parse_loads(page: bytes, *, active: int, max_running: int | None) -> Loads:
         running=whole(sums.get(_RUNNING)),
         waiting=whole(sums.get(_WAITING)),
         waiting_tokens=None,
-        kv_tokens_used=used if known else None,
-        kv_tokens_total=total if known else None,
+        kv_tokens_used=whole(used) if known else None,
+        kv_tokens_total=whole(total) if known else None,
         max_running=max_running,
         # Floating-point operations soon outgrow 64 bits; what counts is that they grow.
         computed=int(sum(steps)) if steps and 0 <= sum(steps) < float("inf") else None,
