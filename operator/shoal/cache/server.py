@@ -60,6 +60,10 @@ class CacheServer:
         await asyncio.to_thread(self._disk.remove_namespace, namespace)
         log.info("cache.namespace_removed", namespace=namespace)
 
+    def lost(self) -> list[str]:
+        """The namespaces whose sockets are no longer in their folders. Blocks."""
+        return [each for each in tuple(self._servers) if not (self._disk.namespace(each) / names.CACHE_SOCKET).exists()]
+
     async def close(self) -> None:
         """Ends every connection. The folders stay: running pods read from them."""
         await asyncio.gather(*(server.aclose() for server in self._servers.values()))

@@ -63,7 +63,7 @@ class NamespaceVolumes:
         self._changed.set()
 
     async def run(self) -> None:
-        """Runs until cancelled."""
+        """Runs until cancelled. Raises FileNotFoundError when the cache's folder was emptied."""
         for namespace in await asyncio.to_thread(self._disk.namespaces):
             await self._serve(namespace)
         async with asyncio.TaskGroup() as tasks:
@@ -79,6 +79,10 @@ class NamespaceVolumes:
                     continue
 
     async def _settle(self, wanted: set[str]) -> None:
+        if lost := await asyncio.to_thread(self._server.lost):
+            # Only a new process is sure to know what is there: of the models, the free space and the sockets.
+            log.error("cache.folder_emptied", namespaces=lost, consequence="the daemon restarts with what is there")
+            raise FileNotFoundError(f"the cache's folder was emptied: the sockets of {', '.join(lost)} are gone")
         for namespace in sorted(wanted - self._server.namespaces):
             await self._serve(namespace)
         now = time.monotonic()

@@ -3,9 +3,12 @@
 import asyncio
 import json
 import os
+import shutil
 import sys
 from collections.abc import Generator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 import pytest
@@ -18,6 +21,7 @@ from shoal.api import names, reasons
 from shoal.api.cache import FetchLine, FetchRequest
 from shoal.api.replica import StageProgress
 from shoal.artifacts import ArtifactError, Settings
+from shoal.cache.volumes import NamespaceVolumes
 from tests.support.cache import Cache, Shop, running, shop_with, short_folder
 from tests.support.sources import LOCAL, HubServer, model_files, write_files
 from tests.support.waiting import until_async
@@ -125,6 +129,22 @@ async def test_a_cache_that_is_killed_while_it_fetches_goes_on_after_its_restart
         result = await staging
         assert 0 < arrived < shop.arrived == result.bytes, "it went on where it was"
         assert paths.target.is_dir()
+
+
+@pytest.mark.parametrize("emptied", ["namespaces", "namespaces/a", f"namespaces/a/{names.CACHE_SOCKET}"])
+async def test_a_daemon_whose_folder_was_emptied_ends_and_its_successor_serves(
+    root: Path, shop: Shop, tmp_path: Path, emptied: str
+) -> None:
+    async with running(root, shop, "a") as cache:
+        await stage(StageRequest(URI), pod(tmp_path / "1", cache))
+        client: Any = SimpleNamespace(spaces=lambda *_: (None,))
+        volumes = NamespaceVolumes(client, cache.disk, cache.index, cache.server, 0)
+        await volumes._settle({"a"})  # pyright: ignore[reportPrivateUsage]
+        (shutil.rmtree if (root / emptied).is_dir() else os.unlink)(root / emptied)
+        with pytest.raises(FileNotFoundError, match="the cache's folder was emptied: the sockets of a are gone"):
+            await volumes._settle({"a"})  # pyright: ignore[reportPrivateUsage]
+    async with running(root, shop, "a") as cache:
+        await stage(StageRequest(URI), pod(tmp_path / "2", cache))
 
 
 async def test_a_cache_that_does_not_come_is_named(tmp_path: Path) -> None:
