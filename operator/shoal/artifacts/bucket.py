@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _PIECE = 1 << 20
 _LONGEST = 10
 """Limit for listing a bucket, as a multiple of the stall timeout: a page of one object per minute would never end."""
+_EXPIRED, _BAD_TOKEN = "<Code>ExpiredToken</Code>", "<Code>InvalidToken</Code>"
+"""What S3 says with status 400 of session tokens."""
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 
 
@@ -188,9 +190,15 @@ class BucketSource(RangedSource):
             return ArtifactError(
                 reasons.GATED, f"{uri} is in another region: put its region into key AWS_REGION of the Secret"
             )
+        if "RequestTimeTooSkewed" in text:
+            return ArtifactError(
+                reasons.GATED,
+                f"{uri} refuses requests of another time than its own: let a time service (NTP) set the node's clock",
+            )
+        expired = _EXPIRED in text
         denied = isinstance(error, PermissionDeniedError | UnauthenticatedError) or status in (401, 403)
-        if denied or "invalid_grant" in text:
-            return ArtifactError(reasons.GATED, self._denied())
+        if denied or expired or "invalid_grant" in text or _BAD_TOKEN in text:
+            return ArtifactError(reasons.GATED, self._denied(expired=expired))
         if "InvalidCertificate" in text:
             return ArtifactError(
                 reasons.SOURCE_UNREACHABLE,
@@ -198,12 +206,17 @@ class BucketSource(RangedSource):
             )
         return Interrupted(f"{uri} cannot be reached ({_network(error, text, status)}): {_ADVICE}")
 
-    def _denied(self) -> str:
+    def _denied(self, *, expired: bool = False) -> str:
         uri, scheme = self._source.uri, self._source.scheme
         if (who := self._credentials.identity) and "skip_signature" not in self._config:
             return (
                 f"{uri} refuses {who}: let it list the bucket and read its objects (its keys end by themselves, "
                 "mostly after an hour: a fetch that takes longer goes on with new ones at the next try)"
+            )
+        if expired and "skip_signature" not in self._config:
+            return (
+                f"{uri} says that the credentials of source.secretRef have expired: put new ones into its keys "
+                f"{', '.join(self._named())}, or lasting ones without a session token"
             )
         if "skip_signature" not in self._config:
             return (

@@ -17,6 +17,7 @@ from shoal.api import reasons
 from shoal.artifacts import ArtifactError, Manifest, Settings, StoreCredentials, folders, open_source
 from shoal.artifacts.connect import with_public_roots
 from tests.support.flaky import Flaky
+from tests.support.hostile import Server
 from tests.support.s3 import S3, s3_server
 from tests.support.sources import LOCAL, localhost_tls, model_files, safetensors, tar_of, write_files
 
@@ -107,6 +108,38 @@ async def test_a_wrong_key_is_told_with_the_names_of_the_keys(s3: S3):
         "s3://models/llama refuses the credentials of source.secretRef: check its keys AWS_ACCESS_KEY_ID, "
         "AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL, and that they may list the bucket and read its objects"
     )
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "message"),
+    [
+        (
+            400,
+            "ExpiredToken",
+            "says that the credentials of source.secretRef have expired: put new ones into its",
+        ),
+        (
+            400,
+            "InvalidToken",
+            "refuses the credentials of source.secretRef: check its keys AWS_ACCESS_KEY_ID, AWS_SECRET",
+        ),
+        (
+            403,
+            "RequestTimeTooSkewed",
+            "refuses requests of another time than its own: let a time service (NTP) set",
+        ),
+    ],
+)
+async def test_what_a_bucket_says_of_a_token_or_a_clock_is_told(status: int, code: str, message: str):
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(status=status, text=f"<?xml version='1.0'?><Error><Code>{code}</Code></Error>")
+
+    async with Server(answer).running() as server:
+        keys = {"AWS_ACCESS_KEY_ID": b"a", "AWS_SECRET_ACCESS_KEY": b"b", "AWS_SESSION_TOKEN": b"c"}
+        with pytest.raises(ArtifactError) as caught:
+            await manifest_of("s3://bucket/llama", {**keys, "AWS_ENDPOINT_URL": server.url("").encode()})
+    assert caught.value.reason == reasons.GATED
+    assert message in str(caught.value)
 
 
 async def test_a_secret_without_the_keys_is_told_what_it_has():
