@@ -28,6 +28,8 @@ _AHEAD = (64 << 10, 8 << 20)
 _READ_SECONDS = 900.0
 _READ_BYTES = 512 << 20
 """Limit of one read: the libraries trust a file's own size fields."""
+_BOUNDED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""Methods of which zipfile unpacks no more than it is asked for. A few hundred bytes of bzip2 may be a gigabyte."""
 _DIRECTORY_BYTES = 8 << 20
 """Size limit of a zip's directory."""
 
@@ -92,7 +94,7 @@ class _Findings:
             return
         with file:
             if last in TEXTS:
-                self.texts[name] = file.read()
+                self.texts[name] = file.read(size)  # a number: without one, zipfile unpacks all that there is at once
                 return
             length = safetensors.header_bytes(file.read(safetensors.PREFIX_BYTES), size, what)
             self.tensors[name] = safetensors.tensors(file.read(length), size, what)
@@ -145,6 +147,8 @@ def _read_zip(file: "Ranged | ForwardReader", found: _Findings) -> None:
         for member in packed.infolist():
             if member.flag_bits & ENCRYPTED:
                 raise ArtifactError(reasons.SOURCE_INVALID, f"{found.source}: {member.filename!r} is encrypted")
+            if member.compress_type not in _BOUNDED:
+                raise NotImplementedError("That compression method is not supported")  # as zipfile says of others
             if not member.is_dir():
                 found.add(member.filename, member.file_size, lambda member=member: packed.open(member))
 

@@ -5,6 +5,7 @@ import json
 import random
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
@@ -414,8 +415,9 @@ async def test_a_compressed_archive_is_read_to_a_limit(archives: Serve, secret: 
         (zip_with(flags=1), ": 'config.json' is encrypted"),
         (zip_with(flags=0x20), "cannot be read here (compressed patched data (flag bit 5)): pack it as a plain .tar"),
         (zip_with(method=9), "cannot be read here (That compression method is not supported): pack it as a plain .tar"),
+        (zip_with(method=zipfile.ZIP_BZIP2), "cannot be read here (That compression method is not supported)"),
     ],
-    ids=["noise", "zstd", "no model", "cut off", "encrypted", "patched", "deflate64"],
+    ids=["noise", "zstd", "no model", "cut off", "encrypted", "patched", "deflate64", "bzip2"],
 )
 async def test_an_archive_that_holds_no_model_is_told_so(archives: Serve, secret: Path, body: bytes, message: str):
     port = await archives(ArchiveServer(body))
@@ -423,6 +425,23 @@ async def test_an_archive_that_holds_no_model_is_told_so(archives: Serve, secret
     assert error.reason == reasons.SOURCE_INVALID
     assert message in str(error)
     assert "s3cret" not in str(error)
+
+
+async def test_a_text_that_unpacks_to_more_than_its_zip_says_takes_no_memory(archives: Serve, secret: Path):
+    said, real = 1000, 200_000_000
+    content = bytearray(zip_of({"config.json": b" " * real}))
+    for at in (content.find(b"PK\x03\x04") + 22, content.find(b"PK\x01\x02") + 24):
+        assert int.from_bytes(content[at : at + 4], "little") == real
+        content[at : at + 4] = said.to_bytes(4, "little")
+    port = await archives(ArchiveServer(bytes(content)))
+    tracemalloc.start()
+    try:
+        error = await refusal(FactsRequest(f"https://localhost:{port}/x.zip", secret=secret, settings=HERE))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert error.reason == reasons.SOURCE_INVALID
+    assert peak < real / 10
 
 
 # --- the container --------------------------------------------------------------------------------------------------
