@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -11,19 +12,21 @@ import pytest
 from shoal.api import names
 from shoal.api.adapters import DesiredAdapter
 from shoal.api.demand import AdapterDemand
+from shoal.api.keys import InstallKey
 from shoal.api.loraadapter import AdapterRevision, LoRAAdapter, engine_name
 from shoal.api.meta import JsonObject
 from shoal.api.replica import AdapterState, ReplicaKeys
+from shoal.controllers.installkey import InstallKeys
 from shoal.controllers.lora import placer as room
 from shoal.controllers.lora.choices import Choices
-from shoal.controllers.lora.desired import DesiredAdapterWriter
+from shoal.controllers.lora.desired import DesiredAdaptersRefused, DesiredAdapterWriter
 from shoal.controllers.lora.placer import Placer
 from shoal.controllers.triggers import subscribe
 from shoal.controllers.world import World
 from shoal.core import artifacts
 from shoal.core.lora.lifecycle.revisions import Revisions
 from shoal.kube.queue import WorkQueue
-from shoal.net.stream import ListenerIdentity
+from shoal.net.stream import ListenerIdentity, StreamPeer
 from tests.support.lora_fleet import POOLED_FACTS, adapter, pool, revision_of
 from tests.support.operators import CONFIG, model
 from tests.support.owners import LabelsSuffice
@@ -64,6 +67,21 @@ class Told(DesiredAdapterWriter):
 
     def names(self, pod: str) -> list[str]:
         return [a.name for a in self.floors.get(pod, ())]
+
+
+class LostAnswers(DesiredAdapterWriter):
+    """One agent that takes what it is sent, while its answer may be lost."""
+
+    def __init__(self, world: World, signals: FakeAdapterSignals) -> None:
+        install: Any = SimpleNamespace(keys=InstallKeys(InstallKey(b"k" * 32)))
+        super().__init__(world, install, signals, WorkQueue("t"), ListenerIdentity("op", "b"))
+        self.has: tuple[DesiredAdapter, ...] = ()
+        self.answers = True
+
+    async def _put(self, peer: StreamPeer, floor: tuple[DesiredAdapter, ...]) -> None:
+        self.has = floor
+        if not self.answers:
+            raise DesiredAdaptersRefused("TimeoutError: ")
 
 
 class Fixture:
@@ -112,7 +130,7 @@ def _pod(name: str) -> JsonObject:
     return {
         "metadata": {"name": name, "namespace": "chat", "uid": name, "labels": labels, "resourceVersion": "1"},
         "spec": {},
-        "status": {"phase": "Running", "conditions": [ready]},
+        "status": {"phase": "Running", "podIP": "10.0.0.1", "conditions": [ready]},
     }
 
 
@@ -206,3 +224,25 @@ async def test_a_deleted_adapter_leaves_the_floors(it: Fixture) -> None:
     await until(lambda: it.told.names("r") == [POET1])
     it.placer.leave("poet")
     await until(lambda: it.told.names("r") == [])
+
+
+async def test_an_agent_whose_answer_was_lost_is_told_again_even_what_it_was_told_before() -> None:
+    """What it took then is not known. Else it would go on without the adapters that belong there."""
+    it = Fixture()
+    it.replica("r", adapters={})
+    it.signals.boots["r"] = "agent"
+    pod = it.world.pods.get("chat/r")
+    assert pod is not None
+    pinned = (DesiredAdapter(name=POET1, revision=V1.revision, uri=V1.uri, pinned=True),)
+    agent = LostAnswers(it.world, it.signals)
+    agent.set(pod, pinned)
+    await agent.write("r")
+    agent.set(pod, ())
+    agent.answers = False
+    with pytest.raises(DesiredAdaptersRefused):
+        await agent.write("r")
+    assert agent.has == (), "the agent took it all the same"
+    agent.set(pod, pinned)
+    agent.answers = True
+    await agent.write("r")
+    assert agent.has == pinned

@@ -116,6 +116,7 @@ class DesiredAdapterWriter:
         if (known.boot, known.sent_digest) == (boot, known.digest):
             return None
         floor, digest = known.desired, known.digest
+        known.sent_digest = ""  # an answer that is lost does not tell whether the agent took them
         try:
             await self._put(peers.agent(pod, install, pod.model_uid, self._credentials), floor)
         except DesiredAdaptersRefused as error:
