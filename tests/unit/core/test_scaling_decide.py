@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from shoal.api import reasons
 from shoal.core.scaling import Policy, decide
 from tests.support.scaling import CLASS, Term, load, pending, replica, snapshot, source, variant
@@ -163,3 +165,27 @@ def test_of_two_that_are_overdue_the_one_given_up_counts_last_in_whatever_order_
     )
 
     assert (one.wanted, one.reason, one.message) == (other.wanted, other.reason, other.message)
+
+
+# --- gateways that are stale for a while ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stale", [{"a"}, {"a", "b"}])
+@pytest.mark.parametrize("away", [20, 600])
+def test_requests_that_came_while_a_gateway_was_stale_are_no_burst(stale: set[str], away: int) -> None:
+    term, tokens, arrivals = Term(), 0, 0
+    for second in range(300 + away + 1):
+        full = 30 <= second < 90
+        tokens, arrivals = tokens + (2000 if full else 1000), arrivals + (20 if full else 10)
+        busy = load(running=8, waiting=3 if full else 0, prompt_tokens_total=tokens)
+        gone = stale if 300 <= second < 300 + away else set[str]()
+        gateways = [source(name, arrivals=arrivals, in_flight=8, dark=name in gone) for name in "ab"]
+        seen = snapshot(*(replica(i, busy) for i in range(3)), sources=gateways, policy=Policy(maximum=50))
+        term.at(float(second), seen)
+
+    assert term.memory is not None
+    assert term.decision is not None
+    assert term.memory.speeds[CLASS].learned, "the rule `rate` has all that it reads"
+    assert term.memory.arrival_rate == pytest.approx(20, rel=0.02)
+    assert term.memory.arrival_rate_now == pytest.approx(20, rel=0.02)
+    assert term.decision.wanted == 3

@@ -53,7 +53,7 @@ def begin(snapshot: ModelSnapshot, load: FleetLoad, now: float) -> ScalingMemory
         served=_serves(snapshot),
         settled=now,
         fresh_since=now,
-        source_marks=_marks(snapshot, {}),
+        source_marks=_marks(snapshot, {}, now),
         meters=_meters(snapshot, {}, {}, now)[0],
         progress=_progress(snapshot, load),
     )
@@ -107,7 +107,7 @@ def _advance(snapshot: ModelSnapshot, memory: ScalingMemory, load: FleetLoad, no
         served=snapshot.wanted > 0 and (memory.served or serves),
         settled=now + SETTLE_SECONDS if first else memory.settled,
         last_request=now if arrived else memory.last_request,
-        source_marks=_marks(snapshot, memory.source_marks),
+        source_marks=_marks(snapshot, memory.source_marks, now),
         meters=meters,
         speeds=speeds,
         arrival_rate=_rate(snapshot, memory, memory.arrival_rate, ARRIVALS_SECONDS, now),
@@ -156,7 +156,7 @@ def _uncertain(snapshot: ModelSnapshot, memory: ScalingMemory) -> bool:
     return False
 
 
-def _marks(snapshot: ModelSnapshot, former: Mapping[str, SourceMark]) -> dict[str, SourceMark]:
+def _marks(snapshot: ModelSnapshot, former: Mapping[str, SourceMark], now: float) -> dict[str, SourceMark]:
     if snapshot.sources is None:
         return {name: replace(mark, live=False) for name, mark in former.items()}
     marks: dict[str, SourceMark] = {}
@@ -164,13 +164,13 @@ def _marks(snapshot: ModelSnapshot, former: Mapping[str, SourceMark]) -> dict[st
         demand, mark = source.demand, former.get(source.name)
         if demand is not None:
             marks[source.name] = SourceMark(
-                source.boot, demand.arrivals, demand.in_flight > 0 or demand.held > 0, live=True
+                source.boot, demand.arrivals, demand.in_flight > 0 or demand.held > 0, live=True, at=now
             )
         elif mark is not None:
             marks[source.name] = replace(mark, live=False)
         else:
             # No report in this term yet: whatever the first report counts is new.
-            marks[source.name] = SourceMark(None, 0, busy=True, live=False)
+            marks[source.name] = SourceMark(None, 0, busy=True, live=False, at=None)
     return marks
 
 
@@ -184,19 +184,25 @@ def _same_sources(snapshot: ModelSnapshot, memory: ScalingMemory) -> bool:
 def _rate(
     snapshot: ModelSnapshot, memory: ScalingMemory, before: float | None, seconds: float, now: float
 ) -> float | None:
-    """Requests per second, exponentially smoothed; unchanged while no gateway reports."""
+    """Requests per second, exponentially smoothed; unchanged while no gateway reports. Requests that came while a
+    gateway was stale are spread over that time: they are no burst."""
     known = [v for v in snapshot.sources or () if v.demand is not None]
     if not known:
         return before
+    last = max((mark.at for mark in memory.source_marks.values() if mark.at is not None), default=memory.now)
+    rate = (before or 0.0) * math.exp(-_passed(last, now) / seconds)
+    for source in known:
+        mark = memory.source_marks.get(source.name)
+        if source.demand is not None and mark is not None and mark.at is not None and mark.boot == source.boot:
+            passed = _passed(mark.at, now)
+            came = max(0, source.demand.arrivals - mark.arrivals)
+            rate += came / passed * (1 - math.exp(-passed / seconds))
+    return rate
+
+
+def _passed(since: float, now: float) -> float:
     # Two decisions at the same instant: arrivals between them are counted as if a moment had passed.
-    elapsed = max(1e-3, now - memory.now)
-    keep = math.exp(-elapsed / seconds)
-    came = sum(
-        max(0, v.demand.arrivals - mark.arrivals)
-        for v in known
-        if v.demand is not None and (mark := memory.source_marks.get(v.name)) is not None and mark.boot == v.boot
-    )
-    return (before or 0.0) * keep + came / elapsed * (1 - keep)
+    return max(1e-3, now - since)
 
 
 def _queue_since(snapshot: ModelSnapshot, memory: ScalingMemory, load: FleetLoad, now: float) -> float | None:

@@ -137,6 +137,8 @@ class SourceMark:
     """It had requests in flight or held."""
     live: bool
     """Its stream was live at the last decision."""
+    at: float | None
+    """Time of that report; None: there was none in this term."""
 
 
 @dataclass(frozen=True, slots=True)
