@@ -143,3 +143,15 @@ def test_an_engine_that_ends_again_and_again_puts_the_class_in_backoff_long_befo
         "the engine of a replica there ended 3 times with exit code 1: "
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
     )
+
+
+def test_a_class_in_backoff_is_the_last_choice_for_preemption_too() -> None:
+    """Even where less would go for it: a replica does not start there, so its GPUs would be taken for nothing."""
+    high = demand("ns/high", candidate("a"), candidate("b"), priority=10, backoffs={"a": "its engine crashes there"})
+    spare = demand("ns/spare", candidate("a"), minimum=0, standing={"a": standing(1, 1, name="a")})
+    needed = demand("ns/needed", candidate("b"), minimum=1, standing={"b": standing(1, 1, name="b")})
+
+    placed = plan([high, spare, needed], [supply("a", 0, of=1), supply("b", 0, of=1)])
+
+    assert {v.gpu_class: v.waiting for v in placed["ns/high"].variants if v.replicas} == {"b": 1}
+    assert placed["ns/spare"].missing == 0

@@ -65,7 +65,7 @@ class Preemptor:
         """The least harmful eviction that makes room for one more replica; None: no eviction helps."""
         if self._holders is None:
             self._holders = self._collect_holders()
-        found: tuple[tuple[_Rank, int, int, int], Eviction] | None = None
+        found: tuple[tuple[bool, _Rank, int, int, int], Eviction] | None = None
         for position, candidate in enumerate(plan.order):
             if not plan.may_have_more(candidate):
                 continue
@@ -73,7 +73,8 @@ class Preemptor:
             if better is None:
                 continue
             (worst, gpus, node), eviction = better
-            score = (worst, gpus, position, node)
+            # On a class in backoff the GPUs would be taken for a replica that does not start.
+            score = (candidate.gpu_class in plan.demand.backoffs, worst, gpus, position, node)
             if found is None or score < found[0]:
                 found = (score, eviction)
         return found[1] if found else None
