@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -80,10 +80,9 @@ class Refusing(Server):
         yield SimpleNamespace(items=[], resource_version="1")
 
 
-async def test_while_one_kind_cannot_be_listed_the_others_are_not_listed_again_and_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Of a large cluster that would be all pods, every two seconds, for as long as a right is missing."""
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> tuple[Refusing, Callable[[float], Watcher]]:
+    """A server that refuses to list nodes, and what makes a watcher of it that tries again at once."""
     monkeypatch.setattr(resync, "FIRST_BACKOFF", 0.01)
     monkeypatch.setattr(resync, "LONGEST_BACKOFF", 0.01)
     monkeypatch.setattr(Watcher, "_thread", silent)
@@ -93,7 +92,18 @@ async def test_while_one_kind_cannot_be_listed_the_others_are_not_listed_again_a
     async def credentials() -> Any:
         return None
 
-    watcher = Watcher(server, watched, credentials=credentials, resync_seconds=600)  # type: ignore[arg-type]
+    def watching(resync_seconds: float) -> Watcher:
+        return Watcher(server, watched, credentials=credentials, resync_seconds=resync_seconds)  # type: ignore[arg-type]
+
+    return server, watching
+
+
+async def test_while_one_kind_cannot_be_listed_the_others_are_not_listed_again_and_again(
+    refusing: tuple[Refusing, Callable[[float], Watcher]],
+) -> None:
+    """Of a large cluster that would be all pods, every two seconds, for as long as a right is missing."""
+    server, watching = refusing
+    watcher = watching(600)
     rounds: list[None] = []
     watcher.resynced.append(lambda: rounds.append(None))
     task = asyncio.create_task(watcher.run())
@@ -111,19 +121,11 @@ async def test_while_one_kind_cannot_be_listed_the_others_are_not_listed_again_a
 
 
 async def test_while_one_kind_cannot_be_listed_the_others_are_still_compared_in_their_time(
-    monkeypatch: pytest.MonkeyPatch,
+    refusing: tuple[Refusing, Callable[[float], Watcher]],
 ) -> None:
     """A deletion that no watch told is found, though a right is missing for another kind."""
-    monkeypatch.setattr(resync, "FIRST_BACKOFF", 0.01)
-    monkeypatch.setattr(resync, "LONGEST_BACKOFF", 0.01)
-    monkeypatch.setattr(Watcher, "_thread", silent)
-    server = Refusing()
-    watched = [Watched(PODS, Table[Any](lambda raw: raw)), Watched(NODES, Table[Any](lambda raw: raw))]
-
-    async def credentials() -> Any:
-        return None
-
-    watcher = Watcher(server, watched, credentials=credentials, resync_seconds=0.2)  # type: ignore[arg-type]
+    server, watching = refusing
+    watcher = watching(0.2)
     task = asyncio.create_task(watcher.run())
     try:
         await until_async(lambda: server.lists_of["pods"] >= 3)
