@@ -44,6 +44,8 @@ class Scripted(RangedSource):
     asked: list[tuple[int, int]] = field(default_factory=list)
     pause: asyncio.Event | None = None
     """Streams wait for it after their first piece."""
+    waiting: int = 0
+    """Streams that wait, their first piece written."""
 
     def __post_init__(self) -> None:
         super().__init__(self.settings)
@@ -66,6 +68,7 @@ class Scripted(RangedSource):
             yield bytes([piece[0] ^ 1]) + piece[1:] if wrong else piece
             start += len(piece)
             if self.pause is not None:
+                self.waiting += 1
                 await self.pause.wait()
 
 
@@ -104,9 +107,7 @@ async def test_a_break_costs_no_byte_twice(tmp_path: Path):
 async def test_a_killed_download_goes_on_with_what_is_missing(tmp_path: Path):
     killed = Scripted(pause=asyncio.Event())
     task = asyncio.create_task(fetch(killed, tmp_path / "x"))
-    while len(killed.asked) < 4:
-        await asyncio.sleep(0.001)
-    await asyncio.sleep(0.01)
+    await until_async(lambda: killed.waiting == 4)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert not (tmp_path / "x").exists()
