@@ -23,8 +23,8 @@ LEAST_IMAGE_TOKENS: Final = 256
 MOST_IMAGE_TOKENS: Final = 16_384
 AUDIO_TOKENS_PER_SECOND: Final = 50
 """Whisper reads 1,500 positions for 30 seconds."""
-_HEADER: Final = 1 << 16
-"""Characters of base64 in which the size of nearly every image is found."""
+_HEADERS: Final = (1 << 12, 1 << 16)
+"""Characters of base64 in which the size of most images is found, and of those that begin with a camera's notes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +109,9 @@ def _image_tokens(kind: str, data: str) -> int | None:
     """None: it is not of the type that it has."""
     if kind not in IMAGES:
         return LEAST_IMAGE_TOKENS
-    for read in (data[:_HEADER], data) if len(data) > _HEADER else (data,):
+    for characters in (*(most for most in _HEADERS if most < len(data)), len(data)):
         try:
-            size = image_size(kind, binascii.a2b_base64(read))
+            size = image_size(kind, binascii.a2b_base64(data[:characters]))
         except ValueError:
             continue
         return min(max(size.width * size.height // IMAGE_PIXELS_PER_TOKEN, LEAST_IMAGE_TOKENS), MOST_IMAGE_TOKENS)
