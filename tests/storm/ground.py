@@ -288,8 +288,23 @@ class Ground(LabCluster):
 
     def pods(self, component: str) -> list[str]:
         """Names of Shoal's own pods that run."""
+        return [pod["metadata"]["name"] for pod in self._running(component)]
+
+    def _running(self, component: str) -> list[dict[str, Any]]:
         found = self.get("pods", "-n", NAMESPACE, "-l", f"{names.LABEL_COMPONENT}={component}")
-        return [p["metadata"]["name"] for p in found if _ready(p)]
+        return [pod for pod in found if _ready(pod)]
+
+    def serving(self, component: str) -> list[str]:
+        """Names of those pods to which their Service sends. After an outage of the API server the cluster's controllers
+        may take two minutes to see who is ready and who is gone."""
+        slices = self.get("endpointslices", "-n", NAMESPACE, "-l", f"kubernetes.io/service-name=shoal-{component}")
+        addressed = {
+            endpoint["targetRef"]["uid"]
+            for one in slices
+            for endpoint in one.get("endpoints") or ()
+            if endpoint["conditions"].get("ready")
+        }
+        return [pod["metadata"]["name"] for pod in self._running(component) if pod["metadata"]["uid"] in addressed]
 
     def address(self) -> tuple[str, int]:
         """The gateways' Service, inside the lab."""

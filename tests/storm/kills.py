@@ -27,7 +27,7 @@ _GONE_SECONDS: Final = 3.0
 
 @contextlib.contextmanager
 def killing(ground: Ground, count: int, seconds: float, say: Say) -> Generator[None]:
-    """Kills `count` times within `seconds`, while the block runs; none while a former victim is not back, so
+    """Kills `count` times within `seconds`, while the block runs; none while the Service does not send to all again, so
     that somebody always serves. What could not be done meanwhile is not made up for by kills in quick succession:
     clients that find a new gateway killed three times in a row give up, and prove nothing."""
     stop = threading.Event()
@@ -53,7 +53,7 @@ def _kill(ground: Ground, count: int, seconds: float, say: Say, stop: threading.
             break
         # The API server may be away, and gateways may be restarting: that is part of the storm.
         with contextlib.suppress(LabError, click.ClickException):
-            pods = sorted(ground.pods(component))
+            pods = sorted(ground.serving(component))
             if not pods or len(pods) < ground.wanted(component):
                 continue
             pod = pods[turn % len(pods)]

@@ -1,6 +1,7 @@
 """What a storm does about its own lab, so that its verdict is about Shoal."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,3 +54,28 @@ def test_a_scheduler_that_ends_in_the_last_seconds_is_started_for_the_verdict(
     GroundOfOneGateway(lab, tmp_path).settle(said.append)
     assert lab.scheduler_runs
     assert said == ["kube-scheduler ended by itself, and is started again"]
+
+
+class GroundAfterAnOutage(Ground):
+    """Its second gateway is new and ready; the cluster's controllers have not seen that yet."""
+
+    def __init__(self) -> None:
+        self.addressed = {"gateway-0", "killed"}
+
+    def get(self, *args: str) -> list[dict[str, Any]]:
+        if args[0] == "endpointslices":
+            ends = [{"targetRef": {"uid": uid}, "conditions": {"ready": True}} for uid in sorted(self.addressed)]
+            return [{"endpoints": ends}]
+        ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+        return [
+            {"metadata": {"name": f"shoal-{uid}", "uid": uid}, "status": ready} for uid in ("gateway-0", "gateway-1")
+        ]
+
+
+def test_a_gateway_that_gets_no_requests_yet_does_not_count_as_back() -> None:
+    # Else the only one that serves is killed, and nobody can be reached for minutes.
+    ground = GroundAfterAnOutage()
+    assert len(ground.pods(names.COMPONENT_GATEWAY)) == 2
+    assert ground.serving(names.COMPONENT_GATEWAY) == ["shoal-gateway-0"]
+    ground.addressed.add("gateway-1")
+    assert ground.serving(names.COMPONENT_GATEWAY) == ["shoal-gateway-0", "shoal-gateway-1"]
