@@ -298,13 +298,14 @@ class Ground(LabCluster):
         """Names of those pods to which their Service sends. After an outage of the API server the cluster's controllers
         may take two minutes to see who is ready and who is gone."""
         slices = self.get("endpointslices", "-n", NAMESPACE, "-l", f"kubernetes.io/service-name=shoal-{component}")
-        addressed = {
-            endpoint["targetRef"]["uid"]
+        reached = {
+            address
             for one in slices
             for endpoint in one.get("endpoints") or ()
             if endpoint["conditions"].get("ready")
+            for address in endpoint["addresses"]
         }
-        return [pod["metadata"]["name"] for pod in self._running(component) if pod["metadata"]["uid"] in addressed]
+        return [pod["metadata"]["name"] for pod in self._running(component) if pod["status"].get("podIP") in reached]
 
     def address(self) -> tuple[str, int]:
         """The gateways' Service, inside the lab."""

@@ -60,15 +60,15 @@ class GroundAfterAnOutage(Ground):
     """Its second gateway is new and ready; the cluster's controllers have not seen that yet."""
 
     def __init__(self) -> None:
-        self.addressed = {"gateway-0", "killed"}
+        self.reached = {"10.244.1.2", "10.244.2.2"}
 
     def get(self, *args: str) -> list[dict[str, Any]]:
         if args[0] == "endpointslices":
-            ends = [{"targetRef": {"uid": uid}, "conditions": {"ready": True}} for uid in sorted(self.addressed)]
-            return [{"endpoints": ends}]
-        ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+            return [{"endpoints": [{"addresses": [ip], "conditions": {"ready": True}} for ip in sorted(self.reached)]}]
+        ready = [{"type": "Ready", "status": "True"}]
         return [
-            {"metadata": {"name": f"shoal-{uid}", "uid": uid}, "status": ready} for uid in ("gateway-0", "gateway-1")
+            {"metadata": {"name": name}, "status": {"conditions": ready, "podIP": ip}}
+            for name, ip in (("shoal-gateway-0", "10.244.1.2"), ("shoal-gateway-1", "10.244.2.3"))
         ]
 
 
@@ -77,5 +77,5 @@ def test_a_gateway_that_gets_no_requests_yet_does_not_count_as_back() -> None:
     ground = GroundAfterAnOutage()
     assert len(ground.pods(names.COMPONENT_GATEWAY)) == 2
     assert ground.serving(names.COMPONENT_GATEWAY) == ["shoal-gateway-0"]
-    ground.addressed.add("gateway-1")
+    ground.reached.add("10.244.2.3")
     assert ground.serving(names.COMPONENT_GATEWAY) == ["shoal-gateway-0", "shoal-gateway-1"]
