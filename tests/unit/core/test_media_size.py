@@ -46,9 +46,11 @@ def test_small_and_huge_images_are_bounded_as_processors_bound_them() -> None:
     assert tokens(image(data_url("image/png", png(8000, 4000)))) == MOST_IMAGE_TOKENS
 
 
-def test_a_size_behind_long_notes_of_a_camera_is_found() -> None:
+@pytest.mark.parametrize("lengths", [(3_000,), (20_000,), (60_000, 60_000)])
+def test_a_size_behind_long_notes_of_a_camera_is_found(lengths: tuple[int, ...]) -> None:
+    """The first kilobytes end within the notes, or within what follows them."""
     plain = made("JPEG", 800, 700)
-    noted = plain[:2] + jpeg_segment(0xE2, bytes(60_000)) + jpeg_segment(0xE2, bytes(60_000)) + plain[2:]
+    noted = plain[:2] + b"".join(jpeg_segment(0xE2, bytes(length)) for length in lengths) + plain[2:]
     assert tokens(image(data_url("image/jpeg", noted))) == 714
 
 
