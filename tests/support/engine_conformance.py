@@ -6,7 +6,7 @@ It needs no engine: what an engine itself answers is asked in `tests/contract/`.
 import inspect
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final, get_args
 
 import aiohttp
@@ -23,6 +23,7 @@ from shoal.core.lora.format.rules import AdapterRules
 from shoal.core.sizing import Tuning
 from shoal.engine.kinds import KINDS
 from shoal.engine.port import AgentSide, EngineAdapters, EngineClient, EngineLaunch, EngineUnreachable, PodSide
+from shoal.engine.unserved import ALL_ROLES, NO_SLEEP
 from shoal.engine.wire import AnswerGarbled, EngineCall, NotHere, Ranking, SpeculatedAnswers, Wire
 from shoal.engine.wires import wire_of
 
@@ -187,6 +188,17 @@ class Conformance:
             assert problems or again == [given], f"{argument}, which Shoal sets, may be set again"
             assert not problems or "owned by Shoal" in problems[0], problems[0]
         assert pod.extra_args_problems(version, ["--api-key=x"]), "a Model may set the engine's key"
+
+    def pod__sleep_args(self) -> None:
+        self._refused(self.kind.pod.sleep_args, NO_SLEEP)
+
+    def pod__role_args(self) -> None:
+        self._refused(self.kind.pod.role_args, ALL_ROLES)
+
+    def _refused(self, arguments: Sequence[str], why: str) -> None:
+        for argument in arguments:
+            problems = self.kind.pod.extra_args_problems(self.kind.pod.versions[-1], [f"--{argument}=1"])
+            assert any(why in problem for problem in problems), f"--{argument}: {problems or 'passes'}"
 
     def pod__given(self) -> None:
         assert self.kind.pod.given(["--some=1", "--some=2", "--flag"]) == {"some": "2", "flag": ""}

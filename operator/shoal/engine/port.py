@@ -323,6 +323,18 @@ class PodSide(Protocol):
         to Models of this kind (`self` is `spec.engine`). `problems` and `extra_args_problems` refuse the same."""
         ...
 
+    @property
+    def sleep_args(self) -> tuple[str, ...]:
+        """Arguments with which the engine can free its GPU's memory while its process stays, without dashes.
+        `extra_args_problems` refuses each with `unserved.NO_SLEEP`. Empty: the engine cannot."""
+        ...
+
+    @property
+    def role_args(self) -> tuple[str, ...]:
+        """Arguments that make the engine do a part of the work alone (prefill, decode, the encoding of images), without
+        dashes. `extra_args_problems` refuses each with `unserved.ALL_ROLES`. Empty: the engine cannot."""
+        ...
+
     def problems(self, model: Model, version: str, facts: ArtifactFacts | None) -> list[str]:
         """What this version of the engine cannot do of what the Model's other fields ask for, and what `extraArgs` may
         not say because of them: one sentence each for the person who wrote them; empty when it can all. `facts` are

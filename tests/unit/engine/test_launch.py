@@ -153,6 +153,11 @@ def test_arguments_that_are_the_models_own_business_pass(arg: str):
             )
             for name in ("--enable-memory-saver", "--enable-weights-cpu-backup", "--enable-draft-weights-cpu-backup")
         ),
+        (
+            '--kv-events-config={"publisher":"zmq"}',
+            "--kv-events-config is owned by Shoal: it publishes the tokens of all tenants' prompts on a port without a "
+            "key; leave it out: gateways tell each other which prefixes replicas hold",
+        ),
         ("--lora-paths=x", "--lora-paths is owned by Shoal: a LoRAPool gives the Model its adapters"),
         ("--chunked-prefill=2", "--chunked-prefill is an abbreviation of --chunked-prefill-size: write it out"),
         (

@@ -49,6 +49,18 @@ async def test_a_skeleton_is_told_by_name_what_it_lacks() -> None:
     assert "client.greedy" in failures
 
 
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+async def test_an_adapter_that_lets_engines_sleep_or_do_a_part_of_the_work_is_told_so(
+    kind: EngineKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert kind.pod.sleep_args
+    assert kind.pod.role_args
+    monkeypatch.setattr(type(kind.pod), "extra_args_problems", lambda *_: [])
+    failures = await Conformance(kind).failures()
+    assert failures["pod.sleep_args"] == f"AssertionError: --{kind.pod.sleep_args[0]}: passes"
+    assert failures["pod.role_args"] == f"AssertionError: --{kind.pod.role_args[0]}: passes"
+
+
 class IdleWire:
     """A wire with all members, which do nothing."""
 

@@ -7,6 +7,8 @@ fit the engine, or when it would change what the engine serves without Shoal kno
 from collections.abc import Mapping
 from typing import Final
 
+from shoal.engine.unserved import ALL_ROLES, NO_EVENTS, NO_SLEEP
+
 _SOURCE = "use spec.source"
 _FIXED = "Shoal sets it the same for every engine"
 _KEYS = "Shoal gives every engine its keys through a file"
@@ -14,11 +16,6 @@ _ONE_POD = "a replica is one pod; use spec.engine.parallelism.tensor for its GPU
 _GPUS = "it changes how many GPUs a replica needs; use spec.engine.parallelism.tensor"
 _REPLICAS = "use spec.scaling for more replicas; spec.engine.parallelism.attentionData splits attention inside one"
 _ADAPTERS = "a LoRAPool gives the Model its adapters"
-_ROLES = (
-    "Shoal does not separate prefill, decode and encoders; leave it out, and use spec.engine.parallelism or "
-    "spec.scaling for more GPUs"
-)
-_SLEEP = "Shoal does not let engines sleep; leave it out, and use spec.scaling.minReplicas: 0 to free the GPUs"
 _PLAIN = "gateways and probes reach the engine by plain HTTP/1.1 inside the cluster"
 _NO_GRPC = "SGLang's gRPC server does not check the engine's keys"
 _PRIORITY = "the order of requests is decided at the gateway"
@@ -63,14 +60,15 @@ OWNED: Final[dict[str, str]] = {
     "sidecar-args": _NO_GRPC,
     "enable-http2": _PLAIN,
     "enable-ssl-refresh": _PLAIN,
-    "encoder-only": _ROLES,
-    "language-only": _ROLES,
-    "encoder-urls": _ROLES,
-    "encoder-register-urls": _ROLES,
-    "enable-pd-role-switch": _ROLES,
-    "enable-memory-saver": _SLEEP,
-    "enable-weights-cpu-backup": _SLEEP,
-    "enable-draft-weights-cpu-backup": _SLEEP,
+    "encoder-only": ALL_ROLES,
+    "language-only": ALL_ROLES,
+    "encoder-urls": ALL_ROLES,
+    "encoder-register-urls": ALL_ROLES,
+    "enable-pd-role-switch": ALL_ROLES,
+    "kv-events-config": NO_EVENTS,
+    "enable-memory-saver": NO_SLEEP,
+    "enable-weights-cpu-backup": NO_SLEEP,
+    "enable-draft-weights-cpu-backup": NO_SLEEP,
     "enable-priority-scheduling": _PRIORITY,
     "default-priority-value": _PRIORITY,
     "schedule-low-priority-values-first": _PRIORITY,
@@ -90,8 +88,8 @@ FAMILIES: Final[tuple[tuple[str, str], ...]] = (
     ("lora-", _ADAPTERS),
     ("ssl-", _PLAIN),
     ("http2-", _PLAIN),
-    ("disaggregation-", _ROLES),
-    ("decoupled-spec-", _ROLES),
+    ("disaggregation-", ALL_ROLES),
+    ("decoupled-spec-", ALL_ROLES),
 )
 """Beginnings of names."""
 

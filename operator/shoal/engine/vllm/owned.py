@@ -7,6 +7,8 @@ fit the engine, or when it would change what the engine serves without Shoal kno
 from collections.abc import Mapping
 from typing import Final
 
+from shoal.engine.unserved import ALL_ROLES, NO_EVENTS, NO_SLEEP
+
 _SOURCE = "use spec.source"
 _FIXED = "Shoal sets it the same for every engine"
 _KEYS = "Shoal gives every engine its keys through a file"
@@ -15,11 +17,6 @@ _GPUS = "it changes how many GPUs a replica needs; use spec.engine.parallelism.t
 _REPLICAS = "use spec.scaling for more replicas; spec.engine.parallelism.attentionData makes groups inside one"
 _POD_GPUS = "the GPUs of a pod are chosen by Kubernetes"
 _ADAPTERS = "a LoRAPool gives the Model its adapters"
-_ROLES = (
-    "Shoal does not separate prefill, decode and encoders; leave it out, and use spec.engine.parallelism or "
-    "spec.scaling for more GPUs"
-)
-_SLEEP = "Shoal does not let engines sleep; leave it out, and use spec.scaling.minReplicas: 0 to free the GPUs"
 _PLAIN = "gateways and probes reach the engine by plain HTTP/1.1 inside the pod"
 _NO_GRPC = "vLLM's gRPC server does not check the engine's keys"
 _PRIORITY = "the order of requests is decided at the gateway"
@@ -74,7 +71,7 @@ OWNED: Final[dict[str, str]] = {
     "enable-mfu-metrics": _OBSERVED,
     "shutdown-timeout": _STOP,
     "scheduling-policy": _PRIORITY,
-    "enable-sleep-mode": _SLEEP,
+    "enable-sleep-mode": NO_SLEEP,
     "runner": _TASK,
     "convert": _TASK,
     "allowed-local-media-path": _SENDERS,
@@ -82,12 +79,12 @@ OWNED: Final[dict[str, str]] = {
     "trust-request-mm-kwargs": _SENDERS,
     "enable-prompt-embeds": _SENDERS,
     "enable-mm-embeds": _SENDERS,
-    "tokens-only": _ROLES,
-    "mm-encoder-only": _ROLES,
-    "kv-transfer-config": _ROLES,
-    "kv-events-config": _ROLES,
-    "ec-transfer-config": _ROLES,
-    "ec-manager-config": _ROLES,
+    "tokens-only": ALL_ROLES,
+    "mm-encoder-only": ALL_ROLES,
+    "kv-transfer-config": ALL_ROLES,
+    "kv-events-config": NO_EVENTS,
+    "ec-transfer-config": ALL_ROLES,
+    "ec-manager-config": ALL_ROLES,
     "weight-transfer-config": "a restarted engine loads the same files again",
     "enable-lora": _ADAPTERS,
     "enable-tower-connector-lora": _ADAPTERS,
@@ -107,7 +104,7 @@ FAMILIES: Final[tuple[tuple[str, str], ...]] = (
     ("data-parallel-", _REPLICAS),
     ("dp-supervisor-", _REPLICAS),
     ("ssl-", _PLAIN),
-    ("sleep-", _SLEEP),
+    ("sleep-", NO_SLEEP),
     ("grpc", _NO_GRPC),
 )
 """Beginnings of names."""

@@ -1,0 +1,21 @@
+"""What engines can do and Shoal does not: the reasons.
+
+An adapter names the arguments (`PodSide.sleep_args`, `PodSide.role_args`); a Model that gives one is not accepted. If
+such an argument passed, a replica would answer its probe and serve nothing.
+"""
+
+from typing import Final
+
+NO_SLEEP: Final = "Shoal does not let engines sleep; leave it out, and use spec.scaling.minReplicas: 0 to free the GPUs"
+"""A sleeping engine frees its GPU's memory while its process stays. Kubernetes gives the GPU to nobody else then, and a
+wrong call ends the engine."""
+ALL_ROLES: Final = (
+    "Shoal does not separate prefill, decode and encoders; leave it out, and use spec.engine.parallelism or "
+    "spec.scaling for more GPUs"
+)
+"""A request would have two engines then: placement, routing, drain, retries and meters know one."""
+NO_EVENTS: Final = (
+    "it publishes the tokens of all tenants' prompts on a port without a key; leave it out: gateways tell each other "
+    "which prefixes replicas hold"
+)
+"""Events of the KV cache."""
