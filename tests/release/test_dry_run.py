@@ -5,14 +5,13 @@ import os
 import re
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from shoal_dev.lab import binaries
+from shoal_dev.lab import binaries, gobuild
 from shoal_dev.release import charts, checksums, krew, plugin, project, python
 from tests.support.ociregistry import OciRegistry, serving
 
@@ -66,16 +65,35 @@ def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def extracted(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The plugin as krew installs it: extracted, and linked from a folder on PATH."""
-    store, links = tmp_path_factory.mktemp("store"), tmp_path_factory.mktemp("bin")
-    with tarfile.open(dist / plugin.archive_name(VERSION, project.this_platform())) as archive:
-        # krew refuses an archive with anything else.
-        assert all(entry.isfile() or entry.isdir() for entry in archive)
-        archive.extractall(store, filter="data")
-    assert (store / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
-    (links / "kubectl-shoal").symlink_to(store / plugin.PROGRAM)
-    return links / "kubectl-shoal"
+def krew_root(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the real krew, into which it installed the plugin.
+
+    From the archive here: without `--archive` krew fetches what the manifest names, which is published by a tag alone.
+    The checksum is compared in both cases.
+    """
+    root = tmp_path_factory.mktemp("krew")
+    archive = dist / plugin.archive_name(VERSION, project.this_platform())
+    krews("install", f"--manifest={dist / krew.FILE}", f"--archive={archive}", root=root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def extracted(krew_root: Path) -> Path:
+    """The plugin where krew links it."""
+    return krew_root / "bin" / "kubectl-shoal"
+
+
+def krews(*arguments: str, root: Path, succeeds: bool = True) -> str:
+    """What the real krew prints, with `root` for its folder."""
+    sources = gobuild.needed_sources()
+    gobuild.build(sources, (binaries.KREW,), print)
+    done = subprocess.run(
+        [gobuild.cached(sources, binaries.KREW) / "krew", *arguments], stdin=subprocess.DEVNULL,
+        env={"KREW_ROOT": str(root), "HOME": str(root), "PATH": os.defpath} | NO_NETWORK,
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode == 0) == succeeds, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -172,13 +190,30 @@ def test_the_plugin_decides_as_the_wheel_does(extracted: Path, installed: Path, 
     assert answer == output(installed / "shoal", *question)
 
 
-def test_krew_finds_the_archive_by_its_checksum(dist: Path) -> None:
-    manifest = yaml.safe_load((dist / krew.FILE).read_text())
-    (row,) = manifest["spec"]["platforms"]
-    archive = dist / row["uri"].rpartition("/")[2]
-    assert row["sha256"] == checksums.sha256(archive)
-    with tarfile.open(archive) as opened:
-        assert opened.getmember(row["bin"]).mode & 0o111
+def test_kubectl_runs_what_krew_installed(krew_root: Path) -> None:
+    found = binaries.find()
+    assert found is not None
+    path = f"{krew_root / 'bin'}:{found.components}"
+    assert output(found.path("kubectl"), "shoal", "--version", PATH=path) == f"kubectl shoal, version {VERSION}\n"
+    listed = output(found.path("kubectl"), "plugin", "list", PATH=path)
+    assert listed.splitlines()[1:] == ["", f"{krew_root / 'bin' / 'kubectl-shoal'}"]
+    store = krew_root / "store" / "shoal" / f"v{VERSION}"
+    assert (store / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+
+
+def test_krew_refuses_another_archive(dist: Path, tmp_path: Path) -> None:
+    archive = dist / plugin.archive_name(VERSION, project.this_platform())
+    forged = tmp_path / archive.name
+    forged.write_bytes(archive.read_bytes() + b"\0")
+    said = krews("install", f"--manifest={dist / krew.FILE}", f"--archive={forged}", root=tmp_path, succeeds=False)
+    assert "checksum does not match" in said
+    assert not (tmp_path / "bin" / "kubectl-shoal").exists()
+
+
+def test_the_manifest_names_the_archive_of_the_releases_page(dist: Path) -> None:
+    (row,) = yaml.safe_load((dist / krew.FILE).read_text())["spec"]["platforms"]
+    name = plugin.archive_name(VERSION, project.this_platform())
+    assert row["uri"] == f"{project.REPOSITORY}/releases/download/v{VERSION}/{name}"
 
 
 def test_the_sbom_lists_what_an_installation_has(dist: Path, installed: Path) -> None:

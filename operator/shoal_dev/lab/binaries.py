@@ -57,6 +57,15 @@ HELM: Final = gobuild.Module(
     2,
     program="helm",
 )
+KREW: Final = gobuild.Module(
+    "krew",
+    ("sigs.k8s.io/krew/cmd/krew",),
+    "sigs.k8s.io/krew",
+    "-s -w -X sigs.k8s.io/krew/internal/version.gitTag={version}",
+    1,
+    program="krew",
+)
+"""kubectl's plugin manager, with which the test of a release installs the plugin."""
 KUBELET: Final = gobuild.Module(
     "kubelet", (".",), "k8s.io/kubernetes", _KUBERNETES, 4, program="kubelet", folder="hyperkube", tags="node"
 )
