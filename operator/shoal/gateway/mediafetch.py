@@ -7,7 +7,6 @@ keys. Size, time and the number of concurrent fetches are bounded.
 """
 
 import asyncio
-import binascii
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -18,6 +17,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 import aiohttp
+import pybase64
 from aiohttp.abc import AbstractResolver, ResolveResult
 from prometheus_client import Counter
 from yarl import URL
@@ -163,11 +163,11 @@ class MediaFetcher:
             piece = rest + piece
             whole = len(piece) - len(piece) % 3
             take(whole // 3 * 4)
-            text += binascii.b2a_base64(piece[:whole], newline=False)
+            text += pybase64.b64encode(piece[:whole])
             rest = piece[whole:]
         if rest:
             take(4)
-            text += binascii.b2a_base64(rest, newline=False)
+            text += pybase64.b64encode(rest)
         return text.decode("ascii")
 
     def _too_large(self) -> _Failed:

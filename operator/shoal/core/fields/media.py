@@ -5,12 +5,13 @@ Video is refused: no decoder is bound by what a container states about frames an
 of frames of any size from a few MiB. Clients can send frames as images.
 """
 
-import binascii
 import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
+
+import pybase64
 
 from shoal.core.fields.images import MOST_RATIO, MOST_SIDE, UnreadableError, image_size
 from shoal.core.fields.images import READERS as IMAGES
@@ -206,7 +207,7 @@ def _load(kind: str, data: str, at: str, inside: dict[str, Any]) -> FieldProblem
     if len(data) > _MOST_BASE64:
         return wrong(at, f"base64 of at most {_MOST_BASE64 >> 20} MiB")
     try:
-        raw = binascii.a2b_base64(data, strict_mode=True)
+        raw = pybase64.b64decode(data, validate=True)
     except ValueError:
         return wrong(at, "base64")
     try:
