@@ -34,7 +34,7 @@ class TokenCounts(Message):
     """Documents that were read together with a query."""
     images: int = 0
     audio_ms: int = 0
-    """Length of transcribed audio in milliseconds."""
+    """Length of transcribed audio and of sounds in chats, in milliseconds."""
     image_tokens: int = 0
     """Part of the input tokens, as the following. Only engines that tell them count."""
     audio_tokens: int = 0

@@ -101,7 +101,8 @@ class PriceRow(_Part):
     images: UnitPrice | None = None
     """Price of images, in addition to their tokens; absent: only their tokens have a price."""
     audio_seconds: SecondsPrice | None = None
-    """Price of audio that was transcribed; absent: it has no price and is on no bill's total."""
+    """Price of audio that was transcribed, and of sounds in chats, in addition to their tokens; absent: only the tokens
+    of chats have a price, and transcriptions, which have none, are on no bill's total."""
 
     def rate(self) -> Rate:
         return Rate(

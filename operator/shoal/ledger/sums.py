@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from shoal.core.fields.table import TRANSCRIBE
 from shoal.metering.record import StoredRow
 
 HOUR_MS: Final = 3_600_000
@@ -104,10 +105,11 @@ class Changes:
 
 
 def sums_of(row: StoredRow) -> HourlySums:
-    """Sums of one row. Unknown counts add nothing to the tokens, and are counted as unknown. Units that no engine read
+    """Sums of one row. Unknown counts add nothing to the tokens, and are counted as unknown, except of transcriptions,
+    which have seconds in their place. Units that no engine read
     add nothing: they are in the row of a refused request too."""
     given, cached = row.input_tokens, row.cached_tokens
-    unknown = given is None and row.audio_ms is None
+    unknown = given is None and (row.audio_ms is None or row.endpoint != TRANSCRIBE)
     read = row.count_source != "none"
     return HourlySums(
         requests=1 if row.attempt == 0 else 0,

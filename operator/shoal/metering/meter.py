@@ -202,18 +202,22 @@ class Meter:
         self.media = media
         if media.images:
             self._base["images"] = media.images
+        if media.sounds and media.sound_ms is not None:
+            self._base["audioMs"], self._base["audioSource"] = media.sound_ms, "measured"
 
     def hears(self, most_seconds: float, milliseconds: int | None) -> None:
-        """The request is audio. `most_seconds`: what a decoder makes of it at most; `milliseconds`: its length as
-        measured, None where only the engine knows it. Tokens are not estimated."""
+        """The request is audio to be transcribed. `most_seconds`: what a decoder makes of it at most; `milliseconds`:
+        its length as measured, None where only the engine knows it. Tokens are not estimated."""
         self._heard_ms = math.ceil(most_seconds * 1000)
         if milliseconds is not None:
             self._base["audioMs"], self._base["audioSource"] = milliseconds, "measured"
 
     @property
     def heard_tokens(self) -> int:
-        """What audio counts for in limits: engines read it as tokens of which they report none."""
-        return self._tokens_of(self._base.get("audioMs", self._heard_ms) or 0)
+        """What audio to be transcribed counts for in limits: engines read it as tokens of which they report none."""
+        if self._heard_ms is None:
+            return 0
+        return self._tokens_of(self._base.get("audioMs", self._heard_ms))
 
     def read_bytes(self, body_bytes: int) -> int:
         """Bytes of text of which an engine would read about as much as of the request."""

@@ -110,7 +110,8 @@ class UsageData(BaseModel):
     images: int | None = None
     """Images in the request. None: no image."""
     audio_ms: int | None = None
-    """Length of the audio, in milliseconds."""
+    """Length of the audio to be transcribed, or of all sounds in a chat, in milliseconds. None: there is none, or the
+    length of one is not known."""
     audio_source: AudioSource | None = None
     count_source: CountSource = "none"
     attempts: int = 0

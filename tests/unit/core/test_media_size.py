@@ -13,7 +13,9 @@ from shoal.core.fields.mediasize import (
     MediaSize,
     media_size,
 )
-from tests.support.pictures import data_url, jpeg_segment, made, png, wav
+from shoal.core.fields.recordings import recording
+from tests.support import recordings
+from tests.support.pictures import data_url, jpeg_segment, made, mp3, png, wav
 
 
 def image(url: Any) -> dict[str, Any]:
@@ -64,6 +66,38 @@ def test_a_second_of_sound_is_fifty_tokens() -> None:
     assert tokens(sound, {"type": "audio_url", "audio_url": {"url": data}}) == 300
 
 
+def sound(data: bytes, kind: str = "audio/wav") -> dict[str, Any]:
+    return {"type": "audio_url", "audio_url": {"url": data_url(kind, data)}}
+
+
+@pytest.mark.parametrize(
+    ("parts", "milliseconds"),
+    [
+        ([], 0),
+        ([image(data_url("image/png", png(8, 6)))], 0),
+        ([sound(wav(0.0005))], 1),
+        ([sound(wav(1.25)), image(data_url("image/png", png(8, 6))), sound(mp3(10), "audio/mpeg")], 1_490),
+        ([sound(recordings.wav(2.0, stated=32_000))], 1_000),
+        ([sound(wav(1.0) + b"LIST\x04\0\0\0note")], 1_000),
+        ([sound(mp3(10) + b"TAG" + bytes(125), "audio/mp3")], 240),
+        # Of one of them it is not known how long it is.
+        ([sound(wav(1.0)), {"type": "audio_url", "audio_url": {"url": "https://example.com/a.wav"}}], None),
+        ([sound(b"RIFF"), sound(wav(1.0))], None),
+        ([sound(wav(1.0)), sound(b"OggS", "audio/ogg")], None),
+        ([sound(wav(1.0), "audio/mpeg")], None),
+        ([*[image(data_url("image/png", png(8, 6)))] * MOST_MEDIA, sound(wav(1.0))], None),
+    ],
+)
+def test_sounds_are_as_long_as_what_they_play(parts: list[Any], milliseconds: int | None) -> None:
+    assert media_size(chat(*parts)).sound_ms == milliseconds
+
+
+@pytest.mark.parametrize("data", [recordings.wav(2.0, stated=32_000), recordings.wav(0.3331), mp3(7)])
+def test_a_sound_of_a_chat_is_as_long_as_the_same_to_be_transcribed(data: bytes) -> None:
+    kind = "audio/wav" if data.startswith(b"RIFF") else "audio/mpeg"
+    assert media_size(chat(sound(data, kind))).sound_ms == recording(data).milliseconds
+
+
 def reads_of(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
     """The types of files that are read from here on."""
     found: list[str] = []
@@ -87,7 +121,7 @@ def test_more_images_than_a_check_lets_pass_are_not_read_and_count_as_the_mean(m
 @pytest.mark.parametrize(("data", "most"), [(b"RIFF", 1), (wav(500.0, rate=8000), 2)])
 def test_no_sound_is_read_after_what_a_check_refuses(monkeypatch: pytest.MonkeyPatch, data: bytes, most: int) -> None:
     """An MP3 has tens of thousands of frames to walk through."""
-    read = reads_of(monkeypatch, "sound_seconds")
+    read = reads_of(monkeypatch, "sound_length")
     url = data_url("audio/wav", data)
     assert media_size(chat(*[{"type": "audio_url", "audio_url": {"url": url}}] * 8)).sounds == 8
     assert len(read) == most

@@ -16,7 +16,7 @@ from shoal.core.hold.limits import Limits
 from shoal.core.routing.external import FAILURES
 from shoal.gateway import accepted
 from tests.support.gateway import API_KEY, GatewayUnderTest, gateway, tenant
-from tests.support.pictures import data_url, made
+from tests.support.pictures import data_url, made, wav
 from tests.support.provider import HOST, TOKEN, Provider, beside, stream, whole
 from tests.support.routes import put, target
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine
@@ -304,6 +304,22 @@ SHOWN = {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg
 PICTURE = {"type": "input_image", "image_url": data_url("image/jpeg", PHOTO)}
 CUSTOM = {"type": "custom", "name": "patch"}
 """A tool that has no translation."""
+
+
+HEARD = {"type": "input_audio", "input_audio": {"data": b64encode(wav(1.5)).decode(), "format": "wav"}}
+UNREAD = {"type": "input_audio", "input_audio": {"data": b64encode(b"fLaC").decode(), "format": "flac"}}
+
+
+@pytest.mark.parametrize(("parts", "milliseconds"), [([HEARD], 1_500), ([HEARD, UNREAD], None)])
+async def test_sounds_of_a_response_have_seconds_where_all_of_them_can_be_read(
+    tmp_path: Path, parts: list[Any], milliseconds: int | None
+) -> None:
+    """Nobody checks here what a sound is: the provider may know what the gateway does not. Unknown is not 0."""
+    async with beside(tmp_path, Provider(whole(A_RESPONSE)), ScriptedEngine(), ONLY, changed=BOTH) as it:
+        await ask(it, {**RESPONSE, "input": [{"role": "user", "content": parts}]}, "/v1/responses")
+        data = (await it.records())[0].data
+        assert (data.audio_ms, data.audio_source) == (milliseconds, "measured" if milliseconds else None)
+        assert (data.input_tokens, data.count_source) == (28, "final")
 
 
 @pytest.mark.parametrize(

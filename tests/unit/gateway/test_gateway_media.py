@@ -110,6 +110,17 @@ async def test_an_engine_gets_what_it_would_of_a_data_url(tmp_path: Path, stream
         await w.idle()
 
 
+async def test_a_sound_that_is_fetched_has_its_seconds_in_the_record(tmp_path: Path) -> None:
+    async with world(tmp_path, telling(pictures.wav(1.5), "audio/wav")) as w:
+        body = chat()
+        body["messages"][0]["content"].append({"type": "audio_url", "audio_url": {"url": f"https://{HOST}/a.wav"}})
+        assert (await w.it.post(body)).status == 200
+        (record,) = await w.it.records()
+        assert (record.data.audio_ms, record.data.audio_source) == (1_500, "measured")
+        (opened,) = await w.it.records("open")
+        assert opened.data.audio_ms == 1_500, "the record is opened when the sound is there"
+
+
 async def test_a_request_with_fetched_images_goes_to_a_cheaper_fallback_of_its_route(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         it, cent = w.it, PICO // 100

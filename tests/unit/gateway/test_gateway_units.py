@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from shoal.api.ledger import Prices, Rate
 from shoal.core.fields.mediasize import MediaSize, media_size
+from shoal.core.hold.limits import Limits
 from shoal.core.rating.price import RateTable
 from tests.support.gateway import GatewayUnderTest, gateway, tenant
 from tests.support.pictures import data_url, made, png
@@ -20,6 +22,8 @@ from tests.support.waiting import until_async
 
 CENT = 10**10
 """In 10^-12 of the currency."""
+RAW_SOUND = wav(1.5)
+SOUND = {"type": "input_audio", "input_audio": {"data": b64encode(RAW_SOUND).decode(), "format": "wav"}}
 PICTURE = {"type": "image_url", "image_url": {"url": data_url("image/png", png(8, 6))}}
 
 
@@ -75,6 +79,58 @@ async def test_images_and_the_parts_of_tokens_that_the_engine_tells(tmp_path: Pa
         assert (pictured.input_tokens, pictured.reasoning_tokens) == (9, 1)
 
 
+async def test_the_seconds_of_all_sounds_of_a_chat_as_of_a_transcription(tmp_path: Path) -> None:
+    of_url = {"type": "audio_url", "audio_url": {"url": data_url("audio/wav", wav(0.25))}}
+    async with gateway(tmp_path, ScriptedEngine(answer)) as it:
+        assert (await it.post(chat(SOUND, of_url, PICTURE))).status == 200
+        (heard,) = await it.records()
+        assert (heard.data.audio_ms, heard.data.audio_source, heard.data.images) == (1_750, "measured", 1)
+        assert (heard.data.input_tokens, heard.data.count_source) == (9, "final"), "its tokens are counted as before"
+        assert (await it.post(chat(PICTURE))).status == 200
+        silent = next(one.data for one in await it.records(count=2) if one.id != heard.id)
+        assert (silent.audio_ms, silent.audio_source) == (None, None)
+
+
+async def test_sounds_of_attempts_and_refused_requests_count_as_images_do(tmp_path: Path) -> None:
+    """Of what is tried again the seconds are billed once, and of what no engine took never."""
+    sent: list[EngineRequest] = []
+
+    async def lose_the_first(request: EngineRequest) -> None:
+        sent.append(request)
+        if len(sent) == 1:
+            request.writer.transport.abort()
+        else:
+            await answer(request)
+
+    async with gateway(tmp_path, ScriptedEngine(lose_the_first), ScriptedEngine(lose_the_first)) as it:
+        it.tenants["acme"] = tenant()
+        it.model(limits=Limits(max_requests=0))
+        assert (await it.post(chat(SOUND, PICTURE))).status == 200
+        (final,), (attempt,) = await it.records(), await it.records("attempt")
+        assert [(one.data.audio_ms, one.data.images) for one in (final, attempt)] == [(1_500, 1)] * 2
+        assert [one.data.count_source for one in (final, attempt)] == ["final", "estimated"]
+        it.pods.clear()
+        it.changed()
+        assert (await it.post(chat(SOUND, PICTURE))).status == 503
+        refused = next(one.data for one in await it.records(count=2) if one.id != final.id)
+        assert (refused.count_source, refused.audio_ms, refused.images) == ("none", 1_500, 1)
+        units = "shoal_tenant_units_total"
+        assert [it.metric(units, tenant="acme", unit=unit) for unit in ("images", "audio_seconds")] == [1, 1.5]
+
+
+async def test_limits_count_a_sound_of_a_chat_once(tmp_path: Path) -> None:
+    """By the tokens that the engine tells, unlike a transcription."""
+    long = {"type": "audio_url", "audio_url": {"url": data_url("audio/wav", wav(40, rate=8_000))}}
+    async with gateway(tmp_path, ScriptedEngine(answer)) as it:
+        it.tenants["acme"] = tenant(limits={"tokensPerMinute": 4_000})
+        it.changed()
+        assert (await it.post({**chat(long), "max_tokens": 10})).status == 200
+        await it.records()
+        reply = await it.post({**chat(), "max_tokens": 10})
+        left = int(reply.headers["x-ratelimit-remaining-tokens"])
+        assert left > 4_000 - 12 - 10 - 100, "12 of the first one, and what is reserved for this one"
+
+
 def spent(it: GatewayUnderTest) -> int:
     return it.app.demand.tenants.of("acme").own_use().spent
 
@@ -84,6 +140,7 @@ def spent(it: GatewayUnderTest) -> int:
     [
         ("/v1/rerank", {"model": "llama", "query": "a fox", "documents": ["x", "y", "z"]}, 3 * CENT),
         ("/v1/chat/completions", chat(PICTURE, PICTURE), 2 * CENT),
+        ("/v1/chat/completions", chat(SOUND, PICTURE), 16 * CENT),
         ("/v1/audio/transcriptions", asked(wav(1.5)), 15 * CENT),
     ],
 )
@@ -109,6 +166,7 @@ async def test_a_budget_in_money_counts_units(tmp_path: Path, path: str, body: A
         ("/v1/rerank", "rerank", {"model": "llama", "query": "a fox", "documents": ["x", "y", "z"]}, (3, 0, 0)),
         ("/v1/chat/completions", "chat", chat(PICTURE, PICTURE), (0, 2, 0)),
         ("/v1/audio/transcriptions", "transcription", asked(wav(1.5)), (0, 0, 1.5)),
+        ("/v1/chat/completions", "chat", chat(SOUND, PICTURE), (0, 1, 1.5)),
         ("/v1/chat/completions", "chat", chat(), (0, 0, 0)),
     ],
 )

@@ -23,7 +23,9 @@ NO_TOKENS: dict[str, Any] = dict.fromkeys(("inputTokens", "cachedTokens", "outpu
 
 async def test_what_engines_read_is_billed_and_the_rest_is_not(url: str, tmp_path: Path) -> None:
     prices = price_folder(tmp_path, october=UNITS)
-    clip: dict[str, Any] = {"model": "chat/whisper", "audioMs": 3_200, **NO_TOKENS}
+    clip: dict[str, Any] = {
+        "endpoint": "/v1/audio/transcriptions", "model": "chat/whisper", "audioMs": 3_200, **NO_TOKENS
+    }  # fmt: skip
     async with store(url) as rig:
         await rig.take(
             record(
@@ -49,6 +51,32 @@ async def test_what_engines_read_is_billed_and_the_rest_is_not(url: str, tmp_pat
     assert (heard.audio_ms, heard.exact, heard.rate.audio_seconds) == (7_200, "0.00072", "100.00")
     assert (heard.unknown_requests, heard.requests) == (0, 3), "its usage is known, though it has no tokens"
     assert (ranked.unpriced_units, heard.unpriced_units, found.unpriced) == ((), (), ())
+
+
+async def test_sounds_of_chats_cost_in_addition_to_their_tokens(url: str, tmp_path: Path) -> None:
+    """The price of a second is the same as of a transcription. A chat without tokens is unknown, whatever it hears."""
+    prices = price_folder(
+        tmp_path, october=UNITS + '  - {model: chat/omni, input: "1", cached: "1", output: "1", audioSeconds: "100"}\n'
+    )
+    heard: dict[str, Any] = {"adapter": None, "audioMs": 1_500, "audioSource": "measured"}
+    async with store(url) as rig:
+        await rig.take(
+            record("a", model="chat/omni", **heard, inputTokens=1000, cachedTokens=0, outputTokens=0),
+            record("b", "attempt:1", model="chat/omni", **heard),
+            record("c", model="chat/omni", **heard, countSource="estimated"),
+            record("d", model="chat/omni", **heard, countSource="none", outcome="refused", attempts=0, **NO_TOKENS),
+            record("e", model="chat/deaf", **heard, countSource="none", outcome="failed", attempts=1, **NO_TOKENS),
+            record("f", model="chat/whisper", **heard, inputTokens=0, cachedTokens=0, outputTokens=0),
+        )
+        await rig.balanced()
+        found = await rig.store.read(
+            lambda c: bills.statement(c, "acme", "2026-11", prices.schedule, ms("2026-12-05T00:00"))
+        )
+    priced = {line.model: line for line in found.lines}
+    assert (priced["chat/omni"].audio_ms, priced["chat/omni"].exact) == (1_500, "0.00115")
+    assert (priced["chat/whisper"].audio_ms, priced["chat/whisper"].exact) == (1_500, "0.00015")
+    unknown = [(one.model, one.unknown_requests, one.audio_ms) for one in (*found.lines, *found.unpriced)]
+    assert [one for one in unknown if one[1]] == [("chat/deaf", 1, 0)]
 
 
 async def test_records_of_before_have_no_units(url: str) -> None:
@@ -100,12 +128,14 @@ async def test_margin_without_a_price_of_audio_is_unknown(tmp_path: Path) -> Non
             hour("2026-11-01T00:00", audio_ms=3_200, gpu_class="a"),
             hour("2026-11-01T00:00", model="chat/whisper", audio_ms=3_200, gpu_class="b"),
             hour("2026-11-01T00:00", input_tokens=10, images=2, gpu_class="c"),
+            hour("2026-11-01T00:00", input_tokens=10, audio_ms=3_200, gpu_class="d"),
         )
         rows = (await books.get("/v1/margin", from_="2026-11")).json["rows"]
     assert [(row["class"], row["revenue"], row["unpricedAudioMs"]) for row in rows] == [
         ("a", "0", 3_200),
         ("b", "0.00032", 0),
         ("c", "0.00003", 0),
+        ("d", "0.00003", 0),  # a chat with sounds is billed by its tokens
     ]
 
 
@@ -113,6 +143,7 @@ async def test_units_in_tables(world: World) -> None:
     await world.books.fill(
         hour("2026-11-04T00:00", "units", documents=300, input_tokens=1000),
         hour("2026-11-04T00:00", "units", model="chat/whisper", audio_ms=3_200),
+        hour("2026-11-04T00:00", "units", adapter="chat/sql", audio_ms=800, input_tokens=1000),
     )
     usage = (
         await world.shoal("usage", "--tenant", "units", "--by", "model", "--from", "2026-11", "--to", "2026-12")
@@ -125,4 +156,8 @@ async def test_units_in_tables(world: World) -> None:
         "Not priced: 300 documents of chat/llama: the price list has no `documents` for it; only tokens are billed."
         in bill
     )
+    heard = (
+        "Not priced: 0.8 seconds of audio of chat/llama, adapter chat/sql: the price list has no `audioSeconds` for it;"
+    )
+    assert f"{heard} only tokens are billed." in bill
     assert "Not priced: 0 tokens, 3.2 seconds of audio of chat/whisper: no price list has a price for it" in bill

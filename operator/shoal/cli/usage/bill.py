@@ -171,7 +171,7 @@ def _units(line: BillLine, currency: str) -> Iterator[str]:
     for name, used in _used(line):
         if name not in line.unpriced_units:
             yield f"Included: {used} of {_what(line)} at {prices[name]} {currency} per million."
-        elif name == "audioSeconds":
+        elif name == "audioSeconds" and not (line.input_tokens or line.output_tokens):
             yield f"Not priced: {used} of {_what(line)}: the price list has no `{name}` for it; it is in no total."
         else:
             yield f"Not priced: {used} of {_what(line)}: the price list has no `{name}` for it; only tokens are billed."

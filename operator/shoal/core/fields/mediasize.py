@@ -1,7 +1,7 @@
-"""How many tokens the images and sounds of a chat are about.
+"""How many images and sounds a chat has, how long the sounds are, and how many tokens they all are about.
 
-Their base64 says nothing of it: a photo of 2 MB in the body is about a thousand tokens of the prompt. What an image
-becomes is decided by the model's own processor, which a gateway does not have. `IMAGE_PIXELS_PER_TOKEN` and
+Their base64 says nothing of the tokens: a photo of 2 MB in the body is about a thousand tokens of the prompt. What an
+image becomes is decided by the model's own processor, which a gateway does not have. `IMAGE_PIXELS_PER_TOKEN` and
 `MOST_IMAGE_TOKENS` are those of Qwen2-VL (squares of 28 x 28 pixels, 12.8 million pixels at most); other models make
 fewer tokens of a large image, and a fixed number of a small one.
 """
@@ -15,7 +15,7 @@ from shoal.core.fields.images import READERS as IMAGES
 from shoal.core.fields.images import image_size
 from shoal.core.fields.media import MOST_MEDIA, MOST_SECONDS
 from shoal.core.fields.sounds import READERS as SOUNDS
-from shoal.core.fields.sounds import sound_seconds
+from shoal.core.fields.sounds import sound_length
 from shoal.core.hold.capacity import BYTES_PER_TOKEN
 
 IMAGE_PIXELS_PER_TOKEN: Final = 28 * 28
@@ -37,6 +37,8 @@ class MediaSize:
     """That they take in the body."""
     tokens: int = 0
     """Estimated."""
+    sound_ms: int | None = 0
+    """Length of all sounds in milliseconds; None: that of one of them is not known."""
 
     @property
     def each(self) -> int:
@@ -53,24 +55,30 @@ NO_MEDIA: Final = MediaSize()
 
 def media_size(fields: Mapping[str, Any]) -> MediaSize:
     """The media of a chat, also of one that has not been checked. What cannot be read, and what is not there yet
-    because it is a URL, counts as the smallest image. No more is read than a check would read: the rest counts as the
-    mean."""
+    because it is a URL, counts as the smallest image, and a sound has no known length then. No more is read than a
+    check would read: the rest counts as the mean."""
     images = sounds = characters = tokens = heard = read = 0
+    milliseconds: int | None = 0
     reads = True
     for kind, inside in media_parts(fields.get("messages")):
         named, data = _named(kind, inside)
         characters += len(data)
-        if is_image := kind == "image_url":
+        found = length = None
+        if kind == "image_url":
             images += 1
+            found = _image_tokens(named, data) if reads else None
         else:
             sounds += 1
+            found, length = _sound_size(named, data) if reads else (None, None)
+            heard += found or 0
+            milliseconds = None if milliseconds is None or length is None else milliseconds + length
         if reads:
-            found = _image_tokens(named, data) if is_image else _sound_tokens(named, data)
             tokens += LEAST_IMAGE_TOKENS if found is None else found
-            heard += 0 if found is None or is_image else found
             read += 1
             reads = found is not None and read < MOST_MEDIA and heard <= MOST_SECONDS * AUDIO_TOKENS_PER_SECOND
-    return MediaSize(images, sounds, characters, tokens * (images + sounds) // read) if read else NO_MEDIA
+    if not read:
+        return NO_MEDIA
+    return MediaSize(images, sounds, characters, tokens * (images + sounds) // read, milliseconds)
 
 
 def media_parts(messages: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -118,11 +126,12 @@ def _image_tokens(kind: str, data: str) -> int | None:
     return None
 
 
-def _sound_tokens(kind: str, data: str) -> int | None:
-    """None: it is not of the type that it has."""
+def _sound_size(kind: str, data: str) -> tuple[int | None, int | None]:
+    """(tokens, milliseconds); None: it is not of the type that it has, or its length is not known."""
     if kind not in SOUNDS:
-        return LEAST_IMAGE_TOKENS
+        return LEAST_IMAGE_TOKENS, None
     try:
-        return int(sound_seconds(kind, binascii.a2b_base64(data)) * AUDIO_TOKENS_PER_SECOND)
+        length = sound_length(kind, binascii.a2b_base64(data))
     except ValueError:
-        return None
+        return None, None
+    return int(length.most_seconds * AUDIO_TOKENS_PER_SECOND), length.milliseconds

@@ -14,7 +14,16 @@ from typing import Any, Final
 from shoal.core.fields.images import UnreadableError
 from shoal.core.fields.kinds import Facts, FieldProblem, wrong
 from shoal.core.fields.matroska import OpusFile
-from shoal.core.fields.sounds import CHANNELS, LEAST_RATE, MOST_RATE, Data, mp3_frames, mp3_spare, wav_header
+from shoal.core.fields.sounds import (
+    CHANNELS,
+    LEAST_RATE,
+    MOST_RATE,
+    Data,
+    milliseconds_of,
+    mp3_frames,
+    mp3_milliseconds,
+    wav_header,
+)
 
 MOST_SECONDS: Final = 3_600
 MOST_SAMPLES: Final = 1 << 27
@@ -126,24 +135,23 @@ def _container(data: Data) -> str | None:
 
 def _made(kind: str, data: Data, most: float, rate: int, channels: int, exact: int | None) -> Recording:
     """`most` and `exact`: samples of one channel."""
-    milliseconds = None if exact is None else (exact * 1000 + rate // 2) // rate
+    milliseconds = None if exact is None else milliseconds_of(exact, rate)
     return Recording(kind, len(data), most / rate, most * channels, milliseconds)
 
 
 def _wav(data: Data) -> Recording:
     header = wav_header(data)
-    there = len(data) - header.start
-    stated = header.stated if 0 < header.stated < there else there
     # Some readers go on to the end of the file, whatever length its header states.
-    return _made("wav", data, there / header.block, header.rate, header.channels, stated // header.block)
+    most = (len(data) - header.start) / header.block
+    return _made("wav", data, most, header.rate, header.channels, header.samples(len(data)))
 
 
 def _mp3(data: Data) -> Recording:
     frames = mp3_frames(data, _MOST_FRAMES)
-    rest, spare = data[frames.end :], mp3_spare(data, frames.first)
+    rest = data[frames.end :]
     # A decoder would search for further frames in what is no tag. The slowest have 8,000 bits a second.
     tagged = not rest or (len(rest) == _ID3V1 and rest[:3] == b"TAG")
-    milliseconds = max(0, round(frames.seconds * 1000 - spare * 1000 / frames.rate)) if tagged else None
+    milliseconds = mp3_milliseconds(data, frames) if tagged else None
     most = frames.seconds + len(rest) / 1000
     return Recording("mp3", len(data), most, most * frames.rate * frames.channels, milliseconds)
 

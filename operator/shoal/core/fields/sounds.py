@@ -21,13 +21,32 @@ _REST: Final = 4_096
 """Bytes after the last frame of an MP3, for tags."""
 
 
-def sound_seconds(kind: str, data: Data) -> float:
-    """Length of a sound in seconds; `kind` is a type of `READERS`.
+class SoundLength(NamedTuple):
+    """How long a sound is."""
+
+    most_seconds: float
+    """No decoder makes more of it."""
+    milliseconds: int
+    """What it plays, as usage records count it."""
+
+
+def sound_length(kind: str, data: Data) -> SoundLength:
+    """The length of a sound; `kind` is a type of `READERS`.
 
     Raises:
         UnreadableError: the file is not of that kind, or its length is not determined.
     """
     return READERS[kind](data)
+
+
+def sound_seconds(kind: str, data: Data) -> float:
+    """The most seconds that a decoder makes of a sound. Raises UnreadableError, as `sound_length`."""
+    return sound_length(kind, data).most_seconds
+
+
+def milliseconds_of(samples: int, rate: int) -> int:
+    """Length of samples of one channel, rounded."""
+    return (samples * 1000 + rate // 2) // rate
 
 
 class WavHeader(NamedTuple):
@@ -42,6 +61,11 @@ class WavHeader(NamedTuple):
     """First byte of the samples."""
     stated: int
     """Bytes of samples, as the file states."""
+
+    def samples(self, size: int) -> int:
+        """Samples of one channel in a file of `size` bytes: those that are there, or fewer if it states fewer."""
+        there = size - self.start
+        return (self.stated if 0 < self.stated < there else there) // self.block
 
 
 def wav_header(data: Data) -> WavHeader:
@@ -70,10 +94,11 @@ def wav_header(data: Data) -> WavHeader:
     raise UnreadableError(f"WAV of at most {_PIECES} chunks with one of data")
 
 
-def _wav(data: Data) -> float:
+def _wav(data: Data) -> SoundLength:
     header = wav_header(data)
     # Whatever length the header states, there are no more bytes than these.
-    return (len(data) - header.start) / (header.rate * header.block)
+    most = (len(data) - header.start) / (header.rate * header.block)
+    return SoundLength(most, milliseconds_of(header.samples(len(data)), header.rate))
 
 
 def _format(header: Data) -> tuple[int, int, int]:
@@ -95,8 +120,9 @@ _HALF_RATES: Final = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 1
 _SAMPLE_RATES: Final = (44_100, 48_000, 32_000, 0)
 
 
-def _mp3(data: Data) -> float:
-    return mp3_frames(data, _FRAMES)[0]
+def _mp3(data: Data) -> SoundLength:
+    frames = mp3_frames(data, _FRAMES)
+    return SoundLength(frames.seconds, mp3_milliseconds(data, frames))
 
 
 class Mp3Frames(NamedTuple):
@@ -145,7 +171,12 @@ _SIDE: Final = {(3, False): 32, (3, True): 17, (2, False): 17, (2, True): 9, (0,
 """Bytes between the header of a frame and its content, by version and whether it has one channel."""
 
 
-def mp3_spare(data: Data, first: int) -> int:
+def mp3_milliseconds(data: Data, frames: Mp3Frames) -> int:
+    """What the frames play: without what the encoder added."""
+    return max(0, round(frames.seconds * 1000 - _spare(data, frames.first) * 1000 / frames.rate))
+
+
+def _spare(data: Data, first: int) -> int:
     """Samples that a decoder leaves out, as the tag in the first frame says: that frame itself, and what the encoder
     added at both ends. 0: there is no such tag."""
     head = data[first : first + 4]
@@ -172,7 +203,7 @@ def _frame(header: Data) -> tuple[int, float, int] | None:
     return samples // 8 * bitrate // rate + (header[2] >> 1 & 1), samples / rate, rate
 
 
-READERS: Final[Mapping[str, Callable[[Data], float]]] = {
+READERS: Final[Mapping[str, Callable[[Data], SoundLength]]] = {
     "audio/wav": _wav,
     "audio/x-wav": _wav,
     "audio/mpeg": _mp3,

@@ -29,7 +29,8 @@ class Result:
     unpriced_tokens: int = 0
     audio_ms: int = 0
     unpriced_audio_ms: int = 0
-    """Audio is billed by its length alone. Documents and images without a price are billed by their tokens."""
+    """Of audio without a price, that of usage without tokens, such as transcriptions. Sounds in chats, documents and
+    images without a price are billed by their tokens."""
     revenue: int | None = None
     """10^-12 of the price lists' currency; None: none of the usage has a price."""
     gpu_seconds: float | None = None
@@ -66,7 +67,7 @@ def margins(
         total.tokens += one.counts.tokens
         total.audio_ms += one.counts.audio_ms
         found = rated(one, schedule)
-        if found is None or found[1].audio_ms is None:
+        if found is None or (found[1].audio_ms is None and not one.counts.tokens):
             total.unpriced_audio_ms += one.counts.audio_ms
         if found is None:
             total.unpriced_tokens += one.counts.tokens

@@ -19,14 +19,12 @@ class Unit:
     """Its name in FOCUS."""
     per: int
     """How many counts one of them has."""
-    with_tokens: bool
-    """Its requests have priced tokens as well. Otherwise a missing price leaves them unbilled."""
 
 
 UNITS: Final = (
-    Unit("documents", "documents", "Documents", 1, with_tokens=True),
-    Unit("images", "images", "Images", 1, with_tokens=True),
-    Unit("audio_ms", "audioSeconds", "Audio Seconds", 1000, with_tokens=False),
+    Unit("documents", "documents", "Documents", 1),
+    Unit("images", "images", "Images", 1),
+    Unit("audio_ms", "audioSeconds", "Audio Seconds", 1000),
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Subquery, and_, case, func, literal_column, or_, select
 
+from shoal.core.fields.table import TRANSCRIBE
 from shoal.ledger.queries.times import Span
 from shoal.ledger.schema import usage
 from shoal.ledger.sums import HOUR_MS
@@ -26,7 +27,7 @@ def as_hours(span: Span) -> Subquery:
     read = columns.count_source != "none"
     unknown = and_(
         columns.input_tokens.is_(None),
-        columns.audio_ms.is_(None),
+        or_(columns.audio_ms.is_(None), columns.endpoint != TRANSCRIBE),
         columns.attempts > 0,
         or_(columns.outcome.is_(None), columns.outcome != "rejected"),
     )

@@ -113,7 +113,7 @@ _USE: Final = PanelRow(
         ),
         Panel(
             "Other units by kind",
-            "Documents of `/v1/rerank` and `/v1/score`, images of chats, and seconds of transcribed audio, per second.",
+            "Documents of `/v1/rerank` and `/v1/score`, images of chats, seconds of sound of chats and transcriptions.",
             (PanelQuery(rate(_UNITS, _MATCH, "unit"), "{{unit}}"),),
             unit="ops",
             width=12,
