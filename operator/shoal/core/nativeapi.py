@@ -83,8 +83,8 @@ class NativeApi:
     events: Callable[[str], NativeEvents]
     """With the client's name of the model."""
     turns: Callable[[Mapping[str, Any]], list[Json]]
-    """The texts, images and sounds of a body as messages of a chat, also of one that has no translation and has not
-    been checked. Estimates and sessions go by it; it is not sent."""
+    """The texts, images, sounds and files of a body as messages of a chat, also of one that has no translation and has
+    not been checked. Estimates and sessions go by it; it is not sent."""
 
 
 def counted(block: Mapping[str, object], name: str, default: int | None = None) -> int:

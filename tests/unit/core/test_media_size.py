@@ -1,5 +1,6 @@
 """About how many tokens the images and sounds of a chat are."""
 
+from base64 import b64encode
 from typing import Any
 
 import pytest
@@ -7,9 +8,12 @@ import pytest
 from shoal.core.fields import mediasize
 from shoal.core.fields.media import MOST_MEDIA
 from shoal.core.fields.mediasize import (
+    BYTES_PER_PAGE,
     LEAST_IMAGE_TOKENS,
     MOST_IMAGE_TOKENS,
+    MOST_PAGES,
     NO_MEDIA,
+    PAGE_TOKENS,
     MediaSize,
     media_size,
 )
@@ -96,6 +100,40 @@ def test_sounds_are_as_long_as_what_they_play(parts: list[Any], milliseconds: in
 def test_a_sound_of_a_chat_is_as_long_as_the_same_to_be_transcribed(data: bytes) -> None:
     kind = "audio/wav" if data.startswith(b"RIFF") else "audio/mpeg"
     assert media_size(chat(sound(data, kind))).sound_ms == recording(data).milliseconds
+
+
+def file(data: str) -> dict[str, Any]:
+    return {"type": "file", "file": {"file_data": data}}
+
+
+def pdf(pages: int, size: int = 0) -> bytes:
+    page = b"%d 0 obj\n<< /Type /Page /Parent 2 0 R >>\nendobj\n"
+    return (
+        b"%PDF-1.4\n2 0 obj\n<</Type/Pages/Count 1>>\nendobj\n" + page * pages % (*range(3, 3 + pages),) + bytes(size)
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (data_url("application/pdf", pdf(3)), 3 * PAGE_TOKENS),
+        # A page that was scanned, and a book.
+        (data_url("application/pdf", pdf(1, 5_000_000)), PAGE_TOKENS),
+        (data_url("application/pdf", pdf(700)), MOST_PAGES * PAGE_TOKENS),
+        (b64encode(pdf(2)).decode(), 2 * PAGE_TOKENS),
+        # Pages that are compressed with others, and other files.
+        (data_url("application/pdf", pdf(0, BYTES_PER_PAGE * 8)), 8 * PAGE_TOKENS),
+        (data_url("application/pdf", pdf(0, BYTES_PER_PAGE * 500)), MOST_PAGES * PAGE_TOKENS),
+        (data_url("application/zip", bytes(BYTES_PER_PAGE * 2)), 2 * PAGE_TOKENS),
+        ("data:application/pdf;base64,JVBERi&", PAGE_TOKENS),
+        ("", PAGE_TOKENS),
+        (data_url("text/csv", b"1,2,3,4\n" * 1_000), 2_000),
+    ],
+)
+def test_a_file_counts_by_its_pages_and_not_by_its_base64(data: str, found: int) -> None:
+    size = media_size(chat(file(data)))
+    assert (size.tokens, size.files, size.images, size.sounds) == (found, 1, 0, 0)
+    assert size.characters == len(data.rpartition(",")[2])
 
 
 def reads_of(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:

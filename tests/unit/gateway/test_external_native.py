@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from shoal.api.config import ExternalHost
+from shoal.core.fields.mediasize import PAGE_TOKENS
 from shoal.core.hold.limits import Limits
 from shoal.core.routing.external import FAILURES
 from shoal.gateway import accepted
@@ -369,6 +370,80 @@ async def test_images_of_what_no_chat_can_say_count_by_what_they_show(
         assert (data.images, data.count_source) == (1, "estimated")
         assert data.input_tokens is not None
         assert PHOTO_TOKENS <= data.input_tokens < PHOTO_TOKENS + 200
+
+
+PDF = b"%PDF-1.4\n" + b"1 0 obj\n<</Type /Page>>\nendobj\n" * 2 + bytes(600_000)
+PDF_URL = data_url("application/pdf", PDF)
+WITH_PDF: list[tuple[str, dict[str, Any]]] = [
+    (
+        "/v1/messages",
+        {
+            **MESSAGE,
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "document",
+                            "source": {
+                                "type": "base64",
+                                "media_type": "application/pdf",
+                                "data": b64encode(PDF).decode(),
+                            },
+                        }
+                    ],
+                }
+            ],
+        },
+    ),
+    (
+        "/v1/responses",
+        {**RESPONSE, "input": [{"role": "user", "content": [{"type": "input_file", "file_data": PDF_URL}]}]},
+    ),
+]
+AS_CHAT = {"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_data": PDF_URL}}]}]}
+
+
+@pytest.mark.parametrize(("path", "body"), WITH_PDF, ids=["messages", "responses"])
+async def test_a_pdf_fits_limits_by_its_pages_and_not_by_its_base64(
+    tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    """It was 429 for good: a quarter of its base64 is some 200,000 tokens."""
+    uncounted = whole({**A_MESSAGE, "usage": None})
+    async with beside(tmp_path, Provider(uncounted), ScriptedEngine(), ONLY, changed=BOTH) as it:
+        it.tenants["acme"] = tenant(limits={"tokensPerMinute": 10_000}, routes=[{"namespace": "chat"}])
+        it.changed()
+        await ask(it, body, path)
+        data = (await it.records())[0].data
+        assert data.count_source == "estimated"
+        assert data.input_tokens is not None
+        assert 2 * PAGE_TOKENS <= data.input_tokens < 2 * PAGE_TOKENS + 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        (*WITH_PDF[0], 'messages[0].content[0].type`: blocks of type "document" are not supported'),
+        (*WITH_PDF[1], 'input[0].content[0].type`: parts of type "input_file" are not supported'),
+        (CHATS, AS_CHAT, "messages[0].content[0].type` must be one of"),
+    ],
+    ids=["messages", "responses", "chat"],
+)
+async def test_a_pdf_for_an_engine_is_refused_before_anything_is_counted(
+    tmp_path: Path, path: str, body: dict[str, Any], named: str
+) -> None:
+    engine = ScriptedEngine()
+    async with gateway(tmp_path, engine) as it:
+        it.tenants["acme"] = tenant(limits={"tokensPerMinute": 3_000})
+        it.changed()
+        answer = await ask(it, {**body, "model": "llama"}, path, 400)
+        assert answer["error"]["type"] == "invalid_request_error"
+        assert named in answer["error"]["message"]
+        assert answer.get("type") == ("error" if path == "/v1/messages" else None)
+        reply = await it.post({"model": "llama", "messages": HI, "max_tokens": 10})
+        assert int(reply.headers["x-ratelimit-remaining-tokens"]) > 3_000 - 100
+        assert (reply.status, len(engine.requests)) == (200, 1)
+        assert len(await it.records()) == 1
 
 
 SECRET = "sk-proj-abcdefghijklmnopqrstuvwxyz0123456789ABCD"

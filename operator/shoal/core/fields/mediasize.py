@@ -1,14 +1,18 @@
-"""How many images and sounds a chat has, how long the sounds are, and how many tokens they all are about.
+"""How many images, sounds and files a chat has, how long the sounds are, and how many tokens they all are about.
 
 Their base64 says nothing of the tokens: a photo of 2 MB in the body is about a thousand tokens of the prompt. What an
 image becomes is decided by the model's own processor, which a gateway does not have. `IMAGE_PIXELS_PER_TOKEN` and
 `MOST_IMAGE_TOKENS` are those of Qwen2-VL (squares of 28 x 28 pixels, 12.8 million pixels at most); other models make
-fewer tokens of a large image, and a fixed number of a small one.
+fewer tokens of a large image, and a fixed number of a small one. Files, such as PDFs, are read by external targets
+only.
 """
 
 import binascii
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, cast
 
 from shoal.core.fields.images import READERS as IMAGES
@@ -23,13 +27,23 @@ LEAST_IMAGE_TOKENS: Final = 256
 MOST_IMAGE_TOKENS: Final = 16_384
 AUDIO_TOKENS_PER_SECOND: Final = 50
 """Whisper reads 1,500 positions for 30 seconds."""
+PAGE_TOKENS: Final = 2_500
+"""Providers read a page of a PDF as its text and an image of it."""
+MOST_PAGES: Final = 100
+"""Of one file, for the estimate."""
+BYTES_PER_PAGE: Final = 1 << 17
+"""Of a file that does not show its pages: between a page of text and one that was scanned."""
+_PDF: Final = "JVBERi"
+"""How the base64 of a PDF begins."""
+_PAGE: Final = re.compile(rb"/Type\s{0,4}/Page(?![A-Za-z])")
+"""A page in a PDF, unless it is compressed with others."""
 _HEADERS: Final = (1 << 12, 1 << 16)
 """Characters of base64 in which the size of most images is found, and of those that begin with a camera's notes."""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaSize:
-    """Of all images and sounds of a request."""
+    """Of all images, sounds and files of a request."""
 
     images: int = 0
     sounds: int = 0
@@ -39,11 +53,12 @@ class MediaSize:
     """Estimated."""
     sound_ms: int | None = 0
     """Length of all sounds in milliseconds; None: that of one of them is not known."""
+    files: int = 0
 
     @property
     def each(self) -> int:
         """Bytes of text of which an engine would read about as much as of one of them, in the mean."""
-        return self.tokens * BYTES_PER_TOKEN // max(1, self.images + self.sounds)
+        return self.tokens * BYTES_PER_TOKEN // max(1, self.images + self.sounds + self.files)
 
     def text_bytes(self, body_bytes: int) -> int:
         """Bytes of text of which an engine would read about as much as of a body of this size with the media."""
@@ -57,7 +72,7 @@ def media_size(fields: Mapping[str, Any]) -> MediaSize:
     """The media of a chat, also of one that has not been checked. What cannot be read, and what is not there yet
     because it is a URL, counts as the smallest image, and a sound has no known length then. No more is read than a
     check would read: the rest counts as the mean."""
-    images = sounds = characters = tokens = heard = read = 0
+    images = sounds = files = characters = tokens = heard = read = 0
     milliseconds: int | None = 0
     reads = True
     for kind, inside in media_parts(fields.get("messages")):
@@ -67,6 +82,9 @@ def media_size(fields: Mapping[str, Any]) -> MediaSize:
         if kind == "image_url":
             images += 1
             found = _image_tokens(named, data) if reads else None
+        elif kind == "file":
+            files += 1
+            found = _file_tokens(named, data) if reads else None
         else:
             sounds += 1
             found, length = _sound_size(named, data) if reads else (None, None)
@@ -78,11 +96,12 @@ def media_size(fields: Mapping[str, Any]) -> MediaSize:
             reads = found is not None and read < MOST_MEDIA and heard <= MOST_SECONDS * AUDIO_TOKENS_PER_SECOND
     if not read:
         return NO_MEDIA
-    return MediaSize(images, sounds, characters, tokens * (images + sounds) // read, milliseconds)
+    of_all = tokens * (images + sounds + files) // read
+    return MediaSize(images, sounds, characters, of_all, milliseconds, files)
 
 
 def media_parts(messages: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Type and content of each image and sound in a chat's messages, whether or not they have been checked."""
+    """Type and content of each image, sound and file in a chat's messages, whether or not they have been checked."""
     for message in cast("list[Any]", messages) if isinstance(messages, list) else ():
         content = cast("dict[str, Any]", message).get("content") if isinstance(message, dict) else None
         for part in cast("list[Any]", content) if isinstance(content, list) else ():
@@ -91,11 +110,11 @@ def media_parts(messages: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def media_part_of(part: Any) -> tuple[str, dict[str, Any]] | None:
-    """Type and content of a message's part; None: it is no image and no sound."""
+    """Type and content of a message's part; None: it is no image, no sound and no file."""
     if not isinstance(part, dict):
         return None
     kind = cast("dict[str, Any]", part).get("type")
-    if kind not in ("image_url", "input_audio", "audio_url"):
+    if kind not in ("image_url", "input_audio", "audio_url", "file"):
         return None
     inside = cast("dict[str, Any]", part).get(kind)
     return (kind, cast("dict[str, Any]", inside)) if isinstance(inside, dict) else None
@@ -106,9 +125,9 @@ def _named(kind: str, inside: Mapping[str, Any]) -> tuple[str, str]:
     if kind == "input_audio":
         data = inside.get("data")
         return f"audio/{inside.get('format')}", data if isinstance(data, str) else ""
-    url = inside.get("url")
+    url = inside.get("file_data" if kind == "file" else "url")
     if not isinstance(url, str) or not url.startswith("data:"):
-        return "", ""
+        return "", url if kind == "file" and isinstance(url, str) else ""
     head, _, data = url.partition(",")
     return head[5:].removesuffix(";base64"), data
 
@@ -124,6 +143,19 @@ def _image_tokens(kind: str, data: str) -> int | None:
             continue
         return min(max(size.width * size.height // IMAGE_PIXELS_PER_TOKEN, LEAST_IMAGE_TOKENS), MOST_IMAGE_TOKENS)
     return None
+
+
+def _file_tokens(kind: str, data: str) -> int:
+    """Of a text, those of its letters. Of a PDF, those of its pages; of others, and where pages do not show, as many as
+    a file of that size may have."""
+    size = len(data) * 3 // 4
+    if kind.startswith("text/"):
+        return size // BYTES_PER_TOKEN
+    pages = 0
+    if data.startswith(_PDF):
+        with suppress(ValueError):
+            pages = sum(1 for _ in islice(_PAGE.finditer(binascii.a2b_base64(data)), MOST_PAGES))
+    return PAGE_TOKENS * min(pages or size // BYTES_PER_PAGE or 1, MOST_PAGES)
 
 
 def _sound_size(kind: str, data: str) -> tuple[int | None, int | None]:

@@ -124,6 +124,8 @@ def _content(item: Json) -> object:
 def _part(part: Json) -> Json:
     if part.get("type") == "input_image":
         return {"type": "image_url", "image_url": {"url": part.get("image_url")}}
+    if part.get("type") == "input_file":
+        return {"type": "file", "file": {"file_data": part.get("file_data")}}
     return part  # a text, or a sound, which is the same in both
 
 
