@@ -7,13 +7,14 @@ fewer tokens of a large image, and a fixed number of a small one. Files, such as
 only.
 """
 
-import binascii
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, cast
+
+import pybase64
 
 from shoal.core.fields.images import READERS as IMAGES
 from shoal.core.fields.images import image_size
@@ -138,7 +139,7 @@ def _image_tokens(kind: str, data: str) -> int | None:
         return LEAST_IMAGE_TOKENS
     for characters in (*(most for most in _HEADERS if most < len(data)), len(data)):
         try:
-            size = image_size(kind, binascii.a2b_base64(data[:characters]))
+            size = image_size(kind, pybase64.b64decode(data[:characters]))
         except ValueError:
             continue
         return min(max(size.width * size.height // IMAGE_PIXELS_PER_TOKEN, LEAST_IMAGE_TOKENS), MOST_IMAGE_TOKENS)
@@ -154,7 +155,7 @@ def _file_tokens(kind: str, data: str) -> int:
     pages = 0
     if data.startswith(_PDF):
         with suppress(ValueError):
-            pages = sum(1 for _ in islice(_PAGE.finditer(binascii.a2b_base64(data)), MOST_PAGES))
+            pages = sum(1 for _ in islice(_PAGE.finditer(pybase64.b64decode(data)), MOST_PAGES))
     return PAGE_TOKENS * min(pages or size // BYTES_PER_PAGE or 1, MOST_PAGES)
 
 
@@ -163,7 +164,7 @@ def _sound_size(kind: str, data: str) -> tuple[int | None, int | None]:
     if kind not in SOUNDS:
         return LEAST_IMAGE_TOKENS, None
     try:
-        length = sound_length(kind, binascii.a2b_base64(data))
+        length = sound_length(kind, pybase64.b64decode(data))
     except ValueError:
         return None, None
     return int(length.most_seconds * AUDIO_TOKENS_PER_SECOND), length.milliseconds
