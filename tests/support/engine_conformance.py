@@ -316,6 +316,24 @@ class Conformance:
         assert "a.1" in adapted.values(), "the adapter is not named"
         assert "a.1" not in base.values()
 
+    def wire__salted(self) -> None:
+        """Without the salt an engine's cache shows each tenant what the others ask."""
+        wire = self._wire()
+        raw = b'{"model":"ns/chat","messages":[],"cache_salt":"salt-1","rid":"req-1"}'
+        for endpoint in wire.salted:
+            assert endpoint in wire.paths, f"{endpoint} is not served"
+            for adapter in (None, "a.1"):
+                sent = json.loads(wire.encode(raw, self._call(adapter, endpoint)))
+                assert "salt-1" in sent.values(), f"{endpoint}: the tenant's salt is lost"
+
+    def wire__sent_id(self) -> None:
+        wire = self._wire()
+        raw = b'{"model":"ns/chat","messages":[],"rid":"req-1"}'
+        for number in (1, 2):
+            call = self._call()._replace(number=number)
+            if (sent := wire.sent_id(call)) is not None:
+                assert sent in wire.encode(raw, call), f"attempt {number}: the engine does not get the id {sent!r}"
+
     def wire__rewriter(self) -> None:
         rewriter = self._wire().rewriter(self._call(), "mine")
         answer = b'{"id":"req-1","model":"ns/chat","choices":[{"text":"\\"model\\":\\"ns/chat\\""}]}'

@@ -97,6 +97,18 @@ def test_weights_that_embed_are_pooled_and_their_prompts_not_kept_for_others() -
     assert args(shared, facts=EMBEDS)[-1] == "--runner=pooling"
 
 
+@pytest.mark.parametrize("facts", [EMBEDS, ArtifactFacts(source="x", architecture="WhisperForConditionalGeneration")])
+def test_a_prefix_cache_without_salts_needs_the_tenants_consent(facts: ArtifactFacts) -> None:
+    def found(**spec: Any) -> list[str]:
+        asked = model(extraArgs=["--enable-prefix-caching"], spec=spec)
+        return VLLM.pod.problems(asked, VERSION, facts)
+
+    (problem,) = found()
+    assert "set spec.prefixCache.isolation to Shared" in problem
+    assert found(prefixCache={"isolation": "Shared"}) == []
+    assert VLLM.pod.problems(model(extraArgs=["--enable-prefix-caching"]), VERSION, None) == [], "it may generate"
+
+
 def test_a_pool_takes_a_rank_of_vllms_list_and_no_slot_for_the_base() -> None:
     found = args(model(), pool=pool(maxRank=100, slotsPerReplica=4, cachedPerReplica=20))
     assert found[-4:] == ["--enable-lora", "--max-lora-rank=128", "--max-loras=3", "--max-cpu-loras=23"]

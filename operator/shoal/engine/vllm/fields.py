@@ -6,7 +6,7 @@ from typing import Final
 
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Engine, Model, Speculation
-from shoal.core.capabilities import only_embeds
+from shoal.core.capabilities import only_embeds, takes_no_salt
 from shoal.engine import rules
 from shoal.engine.fields import FieldArgument, no_experts, refused
 from shoal.engine.vllm.arguments import ARGUMENTS
@@ -34,6 +34,12 @@ _FIELDS: Final = (
     FieldArgument("enable-expert-parallel", "parallelism.expert", None),
     FieldArgument("quantization", "quantization.weights", frozenset({"fp8", "fp8_per_tensor"})),
     FieldArgument("kv-cache-dtype", "quantization.kvCache", frozenset({"fp8", "fp8_e4m3"})),
+)
+
+
+_NO_SALT: Final = (
+    "--enable-prefix-caching: nothing separates the prompts of tenants in the cache of a model that does not generate; "
+    "leave it out, or set spec.prefixCache.isolation to Shared"
 )
 
 
@@ -78,6 +84,12 @@ def problems(model: Model, facts: ArtifactFacts | None) -> list[str]:
     if (why := no_experts(engine, facts)) is not None:
         found.append(why)
     found += _in_parallel(engine, given, facts)
+    if (
+        "enable-prefix-caching" in given
+        and model.spec.prefix_cache.isolation != "Shared"
+        and takes_no_salt(facts, (), WIRE.differences)
+    ):
+        found.append(_NO_SALT)
     asked = engine.speculation
     if asked is None:
         return found
