@@ -84,7 +84,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("more than a budget", fallback(whenBudgetPercent=101), "less than or equal to 100"),
     ("a cost without fallbacks", fallback(targets=[], **COST), "should have at least 1 items"),
     ("a limit of nothing", changed(ROUTE, "spec.limits", {"maxOutputTokens": 0}), "greater than or equal to 1"),
-    ("a limit of requests", changed(ROUTE, "spec.limits", {"requestsPerMinute": 5}), "unknown field"),
+    ("no requests", changed(ROUTE, "spec.limits", {"requestsPerMinute": 0}), "greater than or equal to 1"),
+    ("a budget", changed(ROUTE, "spec.limits", {"budget": 5}), "unknown field"),
     ("a name with a slash", changed(ROUTE, "spec.servedNames", ["a/b"]), "have a meaning of their own"),
 ]
 
@@ -99,7 +100,13 @@ def test_bad_route_is_refused_with_words_that_help(apiserver: ApiServer, bad: di
 def test_a_route_with_everything_is_stored_as_it_was_written(apiserver: ApiServer) -> None:
     spec = {
         "servedNames": ["front"],
-        "limits": {"maxOutputTokens": 1000, "requestSeconds": 60},
+        "limits": {
+            "maxOutputTokens": 1000,
+            "requestSeconds": 60,
+            "requestsPerMinute": 60,
+            "tokensPerMinute": 20000,
+            "concurrentRequests": 4,
+        },
         "rules": [
             {
                 "name": "long",

@@ -143,7 +143,7 @@ _KINDS: Any = {
          "sessionAffinity": {"type": "Header", "header": "x-session"},
          "fallback": {"targets": [{"model": {"name": "b"}}], "whenWaitSeconds": 9, "whenBudgetPercent": 80,
                       "whenCostAbove": {"amount": "0.05", "currency": "USD"}}}],
-        "limits": {"maxOutputTokens": 9, "requestSeconds": 60}}},
+        "limits": {"maxOutputTokens": 9, "requestSeconds": 60, "requestsPerMinute": 5}}},
 }  # fmt: skip
 
 

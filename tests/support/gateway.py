@@ -150,6 +150,7 @@ class GatewayUnderTest:
         self.directory.rebuild()
         self.app.canaries.follow(self.directory.snapshot.model_index.routes.values())
         self.app.externals.follow(self.directory.snapshot.model_index.routes.values())
+        self.app.quotas.retain_routes({route.uid for route in self.directory.snapshot.model_index.routes.values()})
 
     def model(self, **changes: Any) -> None:
         """Changes what is known of the Model."""

@@ -66,7 +66,7 @@ class AdapterDemand(Message):
 
 
 class TenantUse(Message):
-    """Usage of one tenant with limits or a budget at one gateway."""
+    """Usage of one tenant with limits or a budget at one gateway, or of one tenant under a ModelRoute with limits."""
 
     requests: Tally = 0
     """Accepted requests, monotonic per boot of the gateway."""
@@ -127,7 +127,8 @@ class DemandMessage(Message):
     """By uid of the LoRAAdapter, in the same way: the adapters that changed; in a full message, every adapter that was
     ever requested."""
     tenants: dict[str, TenantUse | None] | None = None
-    """By name of the Tenant, in the same way: tenants with limits or a budget."""
+    """By name of the Tenant, in the same way: tenants with limits or a budget. `TENANT@UID`: what a tenant sent under
+    the ModelRoute of this uid, which has limits of each tenant."""
     currency: str | None = None
     """Currency of the price list in force, in full messages; None: the gateway has no price list. A change of currency
     causes a full message."""

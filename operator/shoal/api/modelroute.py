@@ -15,6 +15,7 @@ from shoal.api.meta import (
     Object,
 )
 from shoal.api.model import OutputTokens, RequestSeconds, ServedName
+from shoal.api.tenant import ConcurrentRequests, RequestsPerMinute, TenantLimits, TokensPerMinute
 
 HeaderName = Annotated[
     # No pattern messages in this file: as CEL rules inside of nested lists they would exceed the API server's limit.
@@ -303,7 +304,8 @@ class ExternalTarget(Object):
 
 
 class RouteLimits(Object):
-    """Limits of a single request that names the route. Those of its target hold too: the smaller one counts."""
+    """Limits of a single request that names the route, and limits of each tenant for all of its requests that name the
+    route. Those of the target and of the Tenant hold too."""
 
     max_output_tokens: OutputTokens | None = None
     """Longest output in tokens. It applies to requests that set no limit or a higher one. Default: the target's
@@ -311,6 +313,25 @@ class RouteLimits(Object):
     request_seconds: RequestSeconds | None = None
     """Longest time that a request may take at all of its targets together, to the last byte. The gateway's own limit
     applies too. Default: the target's limit."""
+    requests_per_minute: RequestsPerMinute | None = None
+    """Accepted requests of each tenant that name the route, in any 60 seconds, over all gateways. Approximate, as a
+    Tenant's limits are: docs/quota.md states the error bound. Default: only the Tenant's own limit."""
+    tokens_per_minute: TokensPerMinute | None = None
+    """Input and output tokens of these requests of each tenant in any 60 seconds. Default: only the Tenant's own
+    limit."""
+    concurrent_requests: ConcurrentRequests | None = None
+    """Concurrent requests of each tenant that name the route, including held requests. Default: only the Tenant's own
+    limit."""
+
+    @property
+    def of_each_tenant(self) -> TenantLimits | None:
+        """What bounds all requests of one tenant; None: nothing does."""
+        limits = TenantLimits(
+            requests_per_minute=self.requests_per_minute,
+            tokens_per_minute=self.tokens_per_minute,
+            concurrent_requests=self.concurrent_requests,
+        )
+        return limits if limits != TenantLimits() else None
 
 
 class ModelRouteSpec(Object):
@@ -327,8 +348,8 @@ class ModelRouteSpec(Object):
     ] = ()
     """APIs outside of this cluster that rules may name as targets."""
     limits: RouteLimits = RouteLimits()
-    """Limits of a single request that names the route, for all tenants and rules. Requests that name a target itself
-    have the target's limits only."""
+    """Limits of a single request that names the route, for all tenants and rules, and of each tenant's use of the
+    route. Requests that name a target itself have the target's limits only, and do not count here."""
 
 
 class CanaryStatus(Object):

@@ -72,14 +72,19 @@ class TenantRoutes(Object):
     """Names of the routes. Default: all routes of the namespace, including future ones."""
 
 
+RequestsPerMinute = Annotated[int, Field(ge=1, le=10_000_000)]
+TokensPerMinute = Annotated[int, Field(ge=1, le=1_000_000_000_000)]
+ConcurrentRequests = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
 class TenantLimits(Object):
     """Rate limits of a tenant over all gateways. They are approximate: docs/quota.md states the error bound."""
 
-    requests_per_minute: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    requests_per_minute: RequestsPerMinute | None = None
     """Accepted requests in any 60 seconds. Default: no limit."""
-    tokens_per_minute: Annotated[int, Field(ge=1, le=1_000_000_000_000)] | None = None
+    tokens_per_minute: TokensPerMinute | None = None
     """Input and output tokens in any 60 seconds. Default: no limit."""
-    concurrent_requests: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    concurrent_requests: ConcurrentRequests | None = None
     """Concurrent requests, including held requests. Default: no limit."""
 
 

@@ -110,8 +110,7 @@ class CostChoice:
         return app.holds.dead_end(model) is None and bool(app.fleet.usable(app.directory.snapshot, model))
 
     def _fits(self, identity: KeyIdentity, request: PricedRequest) -> bool:
-        """Whether the Tenant's limits and budget have room for the request now."""
+        """Whether the Tenant's limits and budget, and its limits by the route, have room for the request now."""
         requester = self._requester
-        return requester.quota is None or requester.quota.fits(
-            request, identity.plan, begun=requester.reserved is not None
-        )
+        quotas = (each for each in (requester.quota, requester.route_quota) if each is not None)
+        return all(each.fits(request, identity.plan, begun=requester.reserved is not None) for each in quotas)

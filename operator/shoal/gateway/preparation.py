@@ -164,6 +164,12 @@ class Preparation:
         asked = self._asked(body.raw)
         name = asked.parsed.model_name
         model, routed = self._routes.meaning(identity, name, asked.shown, len(body.raw))
+        if self._requester.reserved is None:  # else both quotas have counted the request
+            self._requester.route_quota = (
+                None
+                if routed is None or routed.limited is None
+                else self._app.quotas.of_route(identity.tenant, routed.limited)
+            )
         if body.fetched is not None and not self._means_the_same(body.fetched.model, model, routed):
             raise self._routes.unknown(identity, name)
         return self._for_target(identity, body, asked, model, routed, leaves=leaves)
@@ -229,8 +235,11 @@ class Preparation:
             note = costs.decide(identity, model, routed, RequestSize(path, read, answers, allowed, meter.units()))
             if isinstance(note, TooCostly):
                 return note
-        if first and self._requester.quota is not None:
-            self._requester.reserved = self._requester.quota.reserve(
+        quota, beside = self._requester.quota, self._requester.route_quota
+        if quota is None:  # the tenant has no limits of its own
+            quota, beside = beside, None
+        if first and quota is not None:
+            self._requester.reserved = quota.reserve(
                 model,
                 identity.plan,
                 read,
@@ -239,6 +248,7 @@ class Preparation:
                 units=meter.units(),
                 grows=bool(wanted),
                 begun=self._requester.reserved,
+                beside=beside,
             )
         if wanted:
             return Incomplete(model, wanted)

@@ -518,6 +518,8 @@ class GatewayProcess:
         for boot, counts in self.peers.canary_counts():
             self._canaries_counted(boot, counts)  # of routes that came after the counts
         self.gateway.externals.follow(snapshot.model_index.routes.values())
+        if self.directory.complete:
+            self.quotas.retain_routes({route.uid for route in snapshot.model_index.routes.values()})
 
     def _canaries_changed(self) -> None:
         self.demand_publisher.set_canaries(self.gateway.canaries.halts)

@@ -1,12 +1,13 @@
-"""A tenant's limits and budget at this gateway: reservations for requests, and the answers that clients get about them.
+"""A tenant's limits and budget at this gateway, and what ModelRoutes let it send: reservations for requests, and the
+answers that clients get about them.
 
-Tenants without limits and budget are not handled here. `core/quota` decides; this module supplies clocks and prices,
-and `quotamessages.py` the messages.
+Tenants without limits and budget, and routes without limits, are not handled here. `core/quota` decides; this module
+supplies clocks and prices, and `quotamessages.py` the messages.
 """
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
@@ -16,15 +17,16 @@ from shoal.core.access import KeyIdentity
 from shoal.core.hold.capacity import BYTES_PER_TOKEN
 from shoal.core.quota.abandoned import abandoned_tokens
 from shoal.core.quota.account import Account, reports_cover
-from shoal.core.quota.limits import Cost, Limits, Over, limits_of
+from shoal.core.quota.limits import Cost, Limits, Over, limits_of, route_limits
 from shoal.core.quota.month import MonthTotal
 from shoal.core.quota.peerusage import GatewayPeers
 from shoal.core.quota.share import ROUND_SECONDS
 from shoal.core.rating.price import Rate, RateTable, cost
 from shoal.core.routing.cost import PricedRequest
 from shoal.core.routing.resolve import ServedModel
+from shoal.core.routing.routes import DeclaredRoute
 from shoal.gateway.quotamessages import MayFitSoon, header_lines_of, refusal
-from shoal.gateway.tenantdemand import TenantUsageState
+from shoal.gateway.tenantdemand import TenantUsageState, route_account
 from shoal.metering.meter import NO_UNITS, Meter, Units
 from shoal.net.asgi import HeaderLines
 
@@ -126,9 +128,23 @@ class Quotas:
             return None
         found = self._quotas.get(identity.tenant)
         if found is None:
-            found = self._quotas[identity.tenant] = Quota(self, identity.tenant)
+            found = self._quotas[identity.tenant] = Quota(self, identity.tenant, identity.tenant)
         found.follow(identity)
         return found
+
+    def of_route(self, tenant: str, route: DeclaredRoute) -> "Quota":
+        """What a route with limits of each tenant lets the tenant send under its names."""
+        name = route_account(tenant, route.uid)
+        found = self._quotas.get(name)
+        if found is None:
+            found = self._quotas[name] = Quota(self, tenant, name)
+        found.follow_route(route)
+        return found
+
+    def retain_routes(self, uids: Collection[str]) -> None:
+        """Drops what is counted of routes that are gone, but for those that requests still use."""
+        for name in self.usage.retain_routes(uids):
+            self._quotas.pop(name, None)
 
     def totals_changed(self, tenant: str | None) -> None:
         """The ledger sent new totals of a tenant; None: of all tenants."""
@@ -148,7 +164,7 @@ class Quotas:
 
 
 class Quota:
-    """One tenant's quota."""
+    """One tenant's quota, or what one route lets it send. `name`: of its account."""
 
     __slots__ = (
         "_budget",
@@ -159,12 +175,14 @@ class Quota:
         "_share_waiters",
         "account",
         "limits",
+        "name",
         "tenant",
     )
 
-    def __init__(self, quotas: Quotas, tenant: str) -> None:
+    def __init__(self, quotas: Quotas, tenant: str, name: str) -> None:
         self.tenant = tenant
-        self.account = quotas.usage.of(tenant)
+        self.name = name
+        self.account = quotas.usage.of(name)
         self.limits = Limits()
         self._quotas = quotas
         self._limits: object = None
@@ -192,6 +210,13 @@ class Quota:
                 if not priced:
                     log.warning("budget in another currency than the price list", tenant=self.tenant)
 
+    def follow_route(self, route: DeclaredRoute) -> None:
+        """Applies the route's current limits."""
+        if route.tenant_limits is not self._limits and route.tenant_limits is not None:
+            self._limits = route.tenant_limits
+            self.limits = route_limits(route.key, route.tenant_limits)
+            self.account.change(self.limits)
+
     def reserve(
         self,
         model: ServedModel,
@@ -203,10 +228,12 @@ class Quota:
         units: Units = NO_UNITS,
         grows: bool = False,
         begun: "Reserved | None" = None,
+        beside: "Quota | None" = None,
     ) -> "Reserved":
         """Reserves for a request with a body of `size` bytes and `answers` answers of at most `bound` tokens each
         (None: not bounded). `units`: what it has besides tokens. `grows`: the body is not complete yet, so the request
-        is only counted; the caller reserves again later and passes the first result as `begun`.
+        is only counted; the caller reserves again later and passes the first result as `begun`. `beside`: the quota of
+        the request's route, which reserves too; if either refuses, neither counts the request.
 
         Raises:
             ApiError: 429, a limit would be exceeded.
@@ -223,15 +250,20 @@ class Quota:
         if not self._priced and budget is not None and budget.refuse_unknown:
             raise refusal(Over("budget", "currency", budget.most, 0, 0, 60), self.limits)
         now, account = quotas.clock(), self.account
+        also = None if beside is None else beside.account
         if grows:
-            over = account.begin(now, asked, quotas.peers, month=month, ledger=live)
+            over = account.begin(now, asked, quotas.peers, month=month, ledger=live, beside=also)
             asked = Cost(0)
         else:
-            over = account.reserve(now, asked, quotas.peers, month=month, ledger=live, begun=begun is not None)
+            over = account.reserve(
+                now, asked, quotas.peers, month=month, ledger=live, begun=begun is not None, beside=also
+            )
         if over is not None:
             raise refusal(over, self.limits)
-        quotas.usage.note(self.tenant)
-        return Reserved(self, asked, rate, answers, bound)
+        quotas.usage.note(self.name)
+        if beside is not None:
+            quotas.usage.note(beside.name)
+        return Reserved(self, asked, rate, answers, bound, beside)
 
     def fits(self, request: PricedRequest, plan: str | None, *, begun: bool) -> bool:
         """Whether the limits and the budget have room for a request now. `begun`: it is counted already."""
@@ -310,7 +342,9 @@ class Quota:
         if over is not None:
             raise refusal(over, self.limits)
 
-    def settle(self, asked: Cost, rate: Rate | None, meter: Meter, answers: int, bound: int) -> None:
+    def settle(
+        self, asked: Cost, rate: Rate | None, meter: Meter, answers: int, bound: int, beside: "Quota | None"
+    ) -> None:
         """Settles a request that has ended. The engine's counts apply, even above the reservation. If an engine took
         the request and reported nothing, its estimated prompt counts; if no engine took it, nothing does. If the client
         left before the engine reported anything, the estimate also counts towards the budget, including the answer as
@@ -329,8 +363,14 @@ class Quota:
             units = meter.units()._asdict()
             spent = cost(rate, prompt, cached or 0, answer, unknown, **units, unknown_cached=rates.unknown_cached)
         heard = meter.heard_tokens if counted else 0
-        self.account.settle(self._quotas.clock(), asked, prompt + answer + heard, booked, spent)
-        self._quotas.usage.ended(self.tenant)
+        used = prompt + answer + heard
+        if self.limits.route is not None:
+            booked = 0  # the ledger knows no routes
+        self.account.settle(self._quotas.clock(), asked, used, booked, spent)
+        self._quotas.usage.ended(self.name)
+        if beside is not None:
+            beside.account.settle(self._quotas.clock(), Cost(asked.tokens), used)
+            self._quotas.usage.ended(beside.name)
 
     def header_lines(self) -> HeaderLines:
         """OpenAI's rate limit headers."""
@@ -342,10 +382,13 @@ class Quota:
 class Reserved:
     """The reservation of one request, until it is settled."""
 
-    __slots__ = ("_answers", "_asked", "_bound", "_quota", "_rate")
+    __slots__ = ("_answers", "_asked", "_beside", "_bound", "_quota", "_rate")
 
-    def __init__(self, quota: Quota, asked: Cost, rate: Rate | None, answers: int, bound: int) -> None:
+    def __init__(
+        self, quota: Quota, asked: Cost, rate: Rate | None, answers: int, bound: int, beside: Quota | None
+    ) -> None:
         self._answers = answers
+        self._beside = beside
         self._bound = bound
         self._quota = quota
         self._asked = asked
@@ -359,4 +402,4 @@ class Reserved:
         self._rate = self._quota.rate(model, plan)
 
     def settle(self, meter: Meter) -> None:
-        self._quota.settle(self._asked, self._rate, meter, self._answers, self._bound)
+        self._quota.settle(self._asked, self._rate, meter, self._answers, self._bound, self._beside)

@@ -20,6 +20,13 @@ _TYPES: Final[dict[Limit, str]] = {
     "concurrent": "requests",
     "budget": "tokens",
 }
+_FIELDS: Final[dict[Limit, str]] = {
+    "requests": "requestsPerMinute",
+    "tokens": "tokensPerMinute",
+    "concurrent": "concurrentRequests",
+    "budget": "budget",
+}
+"""Of a spec."""
 EXHAUSTED: Final = "insufficient_quota"
 _HEADER_LINES: Final[dict[Limit, bytes]] = {
     name: (
@@ -35,13 +42,23 @@ class MayFitSoon(ApiError):
     reserve."""
 
     def __init__(self, over: Over, text: str) -> None:
-        super().__init__(429, text, "rate_limit_exceeded", type=_TYPES[over.limit], retry_after=over.retry_after)
+        super().__init__(
+            429,
+            text,
+            "rate_limit_exceeded",
+            type=_TYPES[over.limit],
+            retry_after=over.retry_after,
+            limit=_limit_of_route(over),
+        )
         self.over = over
 
 
 def refusal(over: Over, limits: Limits) -> ApiError:
     """The error for a client that is over a limit."""
     name, when = _NAMES[over.limit], f"Try again in {over.retry_after} s."
+    if over.route is not None:
+        name = f"{name} of ModelRoute {over.route}"
+        when = f"Try again in {over.retry_after} s, or name another model: such requests do not count here."
     if over.limit == "budget":
         return _budget_refusal(over, limits)
     if over.why == "never":
@@ -60,8 +77,21 @@ def refusal(over: Over, limits: Limits) -> ApiError:
 
 def _limited(over: Over, text: str, headers: Headers = ()) -> ApiError:
     return ApiError(
-        429, text, "rate_limit_exceeded", type=_TYPES[over.limit], retry_after=over.retry_after, headers=tuple(headers)
+        429,
+        text,
+        "rate_limit_exceeded",
+        type=_TYPES[over.limit],
+        retry_after=over.retry_after,
+        headers=tuple(headers),
+        limit=_limit_of_route(over),
     )
+
+
+def _limit_of_route(over: Over) -> str | None:
+    """Whose limit it is, for the installation's own people; None: the Tenant's own."""
+    if over.route is None:
+        return None
+    return f"{_FIELDS[over.limit]} of ModelRoute {over.route}, {over.most} for each tenant"
 
 
 def _budget_refusal(over: Over, limits: Limits) -> ApiError:

@@ -125,7 +125,8 @@ class GatewayRequest:
             await self._route()
         except ApiError as error:
             self._app.metrics.rejected.labels(*_labels(error)).inc()
-            if error.status == 429 and (quota := self._requester.quota) is not None:
+            requester = self._requester
+            if error.status == 429 and (quota := requester.quota or requester.route_quota) is not None:
                 self._app.metrics.tenants.refused(quota.tenant, error.code or "429")
             self._app.choices.refuse(self._arrival.id, error)
             await self._reply.error(error)
@@ -285,7 +286,8 @@ class GatewayRequest:
                         raise Disconnected
                     return self._preparation.admit(identity, body)
             except MayFitSoon as refused:
-                quota = self._requester.quota
+                requester = self._requester
+                quota = requester.quota if refused.over.route is None else requester.route_quota
                 if quota is None:
                     raise
                 if until is None:

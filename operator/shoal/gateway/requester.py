@@ -21,13 +21,15 @@ _API_KEY: Final = b"x-api-key"
 
 
 class Requester:
-    __slots__ = ("_app", "key_hash", "quota", "reserved")
+    __slots__ = ("_app", "key_hash", "quota", "reserved", "route_quota")
 
     def __init__(self, app: Gateway) -> None:
         self._app = app
         self.key_hash = ""
         self.quota: Quota | None = None
         """The tenant's limits and budget; None: it has none."""
+        self.route_quota: Quota | None = None
+        """What the route that the request names lets the tenant send; None: it names none, or one without limits."""
         self.reserved: Reserved | None = None
 
     def identify(self, headers: Mapping[bytes, bytes]) -> KeyIdentity:

@@ -39,6 +39,8 @@ class Routed(NamedTuple):
     cost: CostConditions | None = None
     canary: DeclaredCanary | None = None
     """The request goes to this canary."""
+    limited: DeclaredRoute | None = None
+    """The route, if it has limits of each tenant."""
 
     def moved_to(self, ref: TargetRef) -> "Routed":
         """The same for a request that goes to a cheaper fallback. If that refuses it, the request goes to its first
@@ -118,6 +120,7 @@ class RouteChoice:
             chosen.role,
             chosen.cost,
             chosen.canary,
+            None if route.tenant_limits is None else route,
         )
 
     def reaches(self, model: ServedModel) -> bool:

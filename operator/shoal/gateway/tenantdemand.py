@@ -1,5 +1,5 @@
-"""Usage per tenant with limits, at this gateway and at its peers: a part of the demand stream's messages
-(`api/demand.py`, TenantUse)."""
+"""Usage per tenant with limits, and per tenant and ModelRoute with limits, at this gateway and at its peers: a part of
+the demand stream's messages (`api/demand.py`, TenantUse)."""
 
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -11,11 +11,20 @@ from shoal.api.demand import TenantUse
 from shoal.core.quota.account import Account
 
 MAX_COUNT: Final = (1 << 63) - 1
+_OF_ROUTE: Final = "@"
+"""No name of a Tenant has it."""
+
+
+def route_account(tenant: str, route_uid: str) -> str:
+    """Name of the account of what a tenant sends under a route. By the route's uid: the counters of a route that is
+    deleted and created again begin anew at each gateway, at another time."""
+    return f"{tenant}{_OF_ROUTE}{route_uid}"
 
 
 class TenantUsageState:
-    """Accounts by name of the Tenant. `due` is called when there is something for the next message, `freed` when there
-    is something for `take_freed`. An account lives as long as the process: its counters must never decrease."""
+    """Accounts by name of the Tenant, or by `route_account`. `due` is called when there is something for the next
+    message, `freed` when there is something for `take_freed`. An account lives as long as the process, or as its route:
+    its counters must never decrease."""
 
     def __init__(
         self,
@@ -72,12 +81,32 @@ class TenantUsageState:
                 self._gone(before, now)
             self._boots[pod] = boot
         for tenant, use in uses.items():
+            if use is None and tenant not in self.accounts:
+                continue  # of a route that is gone here too
             self.of(tenant).peer_usage.update(boot, use, now, unknown_before=new_boot)
 
     def retain(self, pods: Collection[str]) -> None:
         """Drops peers whose pods (by uid) are gone."""
         for pod in [pod for pod in self._boots if pod not in pods]:
             self._gone(self._boots.pop(pod), self._clock())
+
+    def retain_routes(self, uids: Collection[str]) -> Collection[str]:
+        """Drops the accounts of routes that are gone, whose uids are not among these, and returns their names. One with
+        running requests stays."""
+        gone = [
+            name
+            for name, account in self.accounts.items()
+            if _OF_ROUTE in name and name.partition(_OF_ROUTE)[2] not in uids and not account.busy
+        ]
+        for name in gone:
+            del self.accounts[name]
+            self._freed.discard(name)
+            if name in self._published:
+                self._published.discard(name)
+                self.note(name)
+            else:
+                self._changed.discard(name)
+        return gone
 
     def boot_of(self, pod: str) -> str | None:
         """The boot id of a peer's process, as last reported."""
@@ -108,12 +137,18 @@ class TenantUsageState:
 
     def full(self) -> bytes:
         """Everything, as JSON."""
-        return orjson.dumps({t: _row(self.accounts[t].own_use()) for t in self._published | self._changed})
+        known = (self._published | self._changed) & self.accounts.keys()
+        return orjson.dumps({name: _row(self.accounts[name].own_use()) for name in known})
 
-    def _report(self, tenants: Collection[str]) -> bytes:
-        self._published.update(tenants)
-        now = self._clock()
-        return orjson.dumps({tenant: _row(self.accounts[tenant].report(now)) for tenant in tenants})
+    def _report(self, names: Collection[str]) -> bytes:
+        """Of an account that was dropped: null."""
+        now, rows = self._clock(), dict[str, Mapping[str, object] | None]()
+        for name in names:
+            account = self.accounts.get(name)
+            rows[name] = None if account is None else _row(account.report(now))
+            if account is not None:
+                self._published.add(name)
+        return orjson.dumps(rows)
 
 
 def _row(use: TenantUse) -> Mapping[str, object]:

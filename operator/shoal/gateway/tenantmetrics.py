@@ -99,7 +99,7 @@ class TenantMetrics(Collector):
         )
         refused = CounterMetricFamily(
             "shoal_tenant_refused",
-            "Requests of a tenant that its limits or budget refused, by error code.",
+            "Requests of a tenant that its limits or budget, or the limits of a route, refused, by error code.",
             labels=["tenant", "reason"],
         )
         for name, tenant in self._tenants.items():

@@ -246,6 +246,17 @@ def test_whose_limit_of_a_request_holds_at_each_target(kubeconfig: Path, api: Ca
     assert "LIMITS" not in explain(kubeconfig).output
 
 
+def test_limits_of_each_tenant_are_shown(kubeconfig: Path, api: CannedApi) -> None:
+    assert "eachTenant" not in json.loads(explain(kubeconfig, "-o", "json").output)
+    limits = {"requestsPerMinute": 60, "concurrentRequests": 5, "requestSeconds": 60}
+    spec = {"rules": [{"name": "default", "targets": [target("a")]}], "limits": limits}
+    api.answers[f"{SHOAL}/namespaces/chat/modelroutes/front"] = ROUTE | {"spec": spec}
+    found = json.loads(explain(kubeconfig, "-o", "json").output)
+    assert found["eachTenant"] == {"requestsPerMinute": 60, "concurrentRequests": 5}
+    shown = " ".join(explain(kubeconfig).output.split())
+    assert "Each tenant may send by this route: 60 requests per minute, 5 requests at a time." in shown
+
+
 def test_a_rule_with_conditions_on_costs_says_where_they_have_no_effect(kubeconfig: Path, api: CannedApi) -> None:
     fallback = {
         "targets": [target("b")],

@@ -7,7 +7,7 @@ import pytest
 from shoal.api.demand import TenantUse
 from shoal.api.tenant import TenantBudget, TenantLimits
 from shoal.core.quota.account import Account, reports_cover
-from shoal.core.quota.limits import Cost, Limits, Over, limits_of
+from shoal.core.quota.limits import Cost, Limits, Over, limits_of, route_limits
 from shoal.core.quota.month import PICO, MonthlyQuota, MonthTotal
 from shoal.core.quota.peerusage import FORGET_SECONDS, UNKNOWN_PEERS, GatewayPeer, GatewayPeers
 from shoal.core.quota.window import Window
@@ -439,3 +439,51 @@ def test_what_grows_may_take_as_much_of_a_share_as_what_comes_whole():
         if grows:
             assert it.begin(100.0, Cost(1), lambda: peers) is None
         assert it.reserve(100.0, Cost(90), lambda: peers, begun=grows) is None
+
+
+# --- a route's limits beside the tenant's ----------------------------------------------------------------------------
+
+
+def of_route(**limits: int) -> Account:
+    it = Account("me")
+    it.change(route_limits("chat/front", TenantLimits(**limits)))  # pyright: ignore[reportArgumentType]
+    return it
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_request_that_the_tenant_or_the_route_refuses_counts_for_neither(grows: bool):
+    def ask_both(tenant: Account, route: Account, tokens: int = 10) -> Over | None:
+        if grows:
+            return tenant.begin(0.0, Cost(tokens, 7), lambda: (), month=NOVEMBER, beside=route)
+        return tenant.reserve(0.0, Cost(tokens, 7), lambda: (), month=NOVEMBER, beside=route)
+
+    for tenant, route, limit, whose in (
+        (account(requests=9), of_route(requests_per_minute=1), "requests", "chat/front"),
+        (account(requests=1), of_route(requests_per_minute=9), "requests", None),
+        (account(requests=9), of_route(concurrent_requests=1), "concurrent", "chat/front"),
+        (account(concurrent=1), of_route(tokens_per_minute=99), "concurrent", None),
+    ):
+        assert ask_both(tenant, route) is None
+        before = tenant.own_use(), route.own_use()
+        assert [use.requests for use in before] == [1, 1]
+        over = ask_both(tenant, route)
+        assert over is not None
+        assert (over.limit, over.why, over.route) == (limit, "over", whose)
+        assert (tenant.own_use(), route.own_use()) == before
+    tenant, route = account(tokens=99), of_route(tokens_per_minute=20)
+    over = ask_both(tenant, route, 30)
+    assert over is not None
+    assert (over.why, over.most, over.route) == ("never", 20, "chat/front")
+    assert not tenant.own_use().requests + route.own_use().requests
+
+
+def test_a_request_that_grows_is_reserved_for_at_both_when_it_is_whole():
+    tenant, route = account(tokens=100), of_route(tokens_per_minute=50)
+    assert tenant.begin(0.0, Cost(10), lambda: (), beside=route) is None
+    assert tenant.reserve(1.0, Cost(40, 7), lambda: (), begun=True, beside=route) is None
+    for it, spend in ((tenant, 7), (route, 0)):
+        assert it.own_use() == TenantUse(requests=1, reserved_tokens=40, in_flight=1, reserved_spend=spend)
+    assert not tenant.fits(2.0, Cost(61), lambda: ())
+    assert not route.fits(2.0, Cost(11), lambda: ())
+    route.settle(3.0, Cost(40), 5)
+    assert route.fits(4.0, Cost(45), lambda: ())

@@ -221,6 +221,48 @@ async def test_who_is_over_the_rate_makes_the_gateway_fetch_nothing(tmp_path: Pa
         assert w.it.metric("shoal_gateway_rejected_total", reason="media_not_fetched") == 3
 
 
+@pytest.mark.parametrize("limits", [{}, {"requestsPerMinute": 100}], ids=["the route's", "both"])
+async def test_under_a_route_with_limits_it_counts_once_and_is_settled(tmp_path: Path, limits: dict[str, int]) -> None:
+    async with world(tmp_path) as w:
+        of_route = {"requestsPerMinute": 1, "concurrentRequests": 1, "tokensPerMinute": 100_000}
+        w.it.tenants["acme"] = tenant(limits=limits)
+        put(w.it, {"targets": [target("llama")]}, limits=of_route)
+        assert (await w.it.post(chat(URL, model="front"))).status == 200
+        await w.idle()
+        accounts = w.it.app.quotas.usage.accounts
+        assert accounts.keys() == ({"acme"} if limits else set()) | {"acme@uid-chat-front"}
+        for account in accounts.values():
+            own = account.own_use()
+            assert (own.requests, own.tokens, own.in_flight, own.reserved_tokens) == (1, 10, 0, 0)
+        status, error = await w.refused(chat(URL, model="front"))
+        assert (status, error["code"]) == (429, "rate_limit_exceeded")
+        assert "ModelRoute chat/front" in error["message"]
+        assert len(w.host.asked) == 1
+
+
+@pytest.mark.parametrize("limits", [{}, {"requestsPerMinute": 100}], ids=["the route's", "both"])
+@pytest.mark.parametrize("gets", [True, False], ids=["gets limits", "loses them"])
+async def test_where_a_route_gets_or_loses_limits_meanwhile_what_was_counted_is_settled(
+    tmp_path: Path, limits: dict[str, int], gets: bool
+) -> None:
+    before, after = ({}, {"concurrentRequests": 1}) if gets else ({"concurrentRequests": 1}, {})
+    rule = {"targets": [target("llama")]}
+
+    async def image(writer: asyncio.StreamWriter) -> None:
+        put(w.it, rule, limits=after)
+        await telling()(writer)
+
+    async with world(tmp_path, image) as w:
+        w.it.tenants["acme"] = tenant(limits=limits)
+        put(w.it, rule, limits=before)
+        assert (await w.it.post(chat(URL, model="front"))).status == 200
+        await w.idle()
+        uses = {name: account.own_use() for name, account in w.it.app.quotas.usage.accounts.items()}
+        # Where the request was not counted at all before, its route counts it when it is whole.
+        assert ("acme@uid-chat-front" in uses) is (not gets or not limits)
+        assert all((use.requests, use.in_flight, use.reserved_tokens) == (1, 0, 0) for use in uses.values())
+
+
 async def test_nothing_is_fetched_unless_key_fields_model_and_installation_allow_it(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         assert (await w.refused(chat(URL), key="sk-of-nobody"))[0] == 401

@@ -8,9 +8,22 @@ import aiohttp
 
 from shoal.api import keys, names
 from tests.support.gateway import API_KEY, INSTALL_KEY, tenant
-from tests.support.gateway_process import MODEL, POD, POD_IP, FakeApiServer, agent, ask, readyz, running, until_ready
+from tests.support.gateway_process import (
+    MODEL,
+    POD,
+    POD_IP,
+    FakeApiServer,
+    agent,
+    ask,
+    readyz,
+    running,
+    serving,
+    until_ready,
+)
 from tests.support.rolekeys import give
+from tests.support.routes import a_route, target
 from tests.support.scripted_engine import ScriptedEngine
+from tests.support.streams import until
 
 
 async def test_from_nothing_to_an_answer_and_on_without_the_api_server(tmp_path: Path):
@@ -129,3 +142,26 @@ async def test_nothing_is_answered_before_every_list_was_read(tmp_path: Path):
         process.directory.listed = lambda: True
         async with ask(session, process, key="sk-of-nobody") as refused:
             assert refused.status == 401
+
+
+async def test_limits_of_a_route_come_change_and_go_with_the_object(tmp_path: Path):
+    server = FakeApiServer()
+    async with serving(tmp_path, ScriptedEngine(), server) as process, aiohttp.ClientSession() as session:
+        accounts = process.demand.tenants.accounts
+        for most in (1, 2):
+            route = a_route({"targets": [target("llama")]}, limits={"requestsPerMinute": most})
+            await server.change("modelroutes", route.model_dump(mode="json", by_alias=True, exclude_none=True))
+            await until(
+                lambda most=most: any(
+                    (limits := each.tenant_limits) is not None and limits.requests_per_minute == most
+                    for each in process.directory.snapshot.model_index.routes.values()
+                )
+            )
+            for status in (200, 429):
+                async with ask(session, process, model="front") as answer:
+                    assert answer.status == status, await answer.text()
+        assert list(accounts) == ["acme@uid-chat-front"]
+        await server.remove("modelroutes", "front")
+        await until(lambda: not accounts)
+        async with ask(session, process, model="front") as answer:
+            assert answer.status == 404

@@ -9,7 +9,7 @@ from shoal.api.demand import TenantUse
 from shoal.core.quota.limits import Cost, Limits
 from shoal.core.quota.peerusage import UNKNOWN_PEERS, GatewayPeer
 from shoal.gateway.demand import DemandState
-from shoal.gateway.tenantdemand import TenantUsageState
+from shoal.gateway.tenantdemand import TenantUsageState, route_account
 from shoal.net.stream import ListenerIdentity
 from shoal.net.stream import StreamPeer as At
 from shoal.signals.demand import DemandStream
@@ -95,6 +95,32 @@ def test_a_gateway_that_is_no_more_counts_with_what_it_used():
     book.retain([])
     assert book.boot_of("pod") is None
     assert requests_left(book, 20) == 15
+
+
+def test_what_was_counted_of_a_route_goes_with_it_and_the_others_are_told():
+    book, other = TenantUsageState(), TenantUsageState()
+    gone, there = route_account("acme", "uid-gone"), route_account("acme", "uid-there")
+    for name in ("acme", gone, there):
+        asked(book, name)
+    other.peer_reported(
+        "pod", "a", {n: TenantUse.model_validate(r) for n, r in orjson.loads(book.take() or b"").items()}
+    )
+    assert not book.retain_routes({"uid-there"}), "a request of it still runs"
+    book.accounts[gone].settle(2.0, COST, 30)
+    book.ended(gone)
+    assert book.retain_routes({"uid-there"}) == [gone]
+    assert book.accounts.keys() == orjson.loads(book.full()).keys() == {"acme", there}
+    told = orjson.loads(book.take() or b"")
+    assert told == {gone: None}
+    assert book.take() is None
+    assert other.retain_routes({"uid-there"}) == [gone]
+    other.peer_reported("pod", "a", told)
+    assert other.accounts.keys() == {"acme", there}
+    # Of one that nobody was told of nobody is told that it is gone.
+    asked(book, gone)
+    book.accounts[gone].settle(3.0, COST, 0)
+    assert book.retain_routes({"uid-there"}) == [gone]
+    assert book.take() is None
 
 
 def test_an_older_gateway_does_not_say_what_its_tenants_use():

@@ -16,7 +16,7 @@ from shoal.api.meta import CustomResource
 from shoal.api.model import Model
 from shoal.api.modelroute import ExternalTargetStatus, ModelRoute
 from shoal.api.routestats import RoutePrices, RouteStatsPage
-from shoal.api.tenant import Tenant
+from shoal.api.tenant import Tenant, TenantLimits
 from shoal.cli.client import ServiceError, not_found
 from shoal.cli.output import console, emit
 from shoal.cli.scaling.toproutes import RouteStatsClient
@@ -102,6 +102,8 @@ def run(question: RouteQuestion, output: str, *, kubeconfig: str | None, context
         for share in found.shares
     ]
     shown: dict[str, Any] = {"route": cluster.route.key, "rule": found.rule, "targets": rows}
+    if cluster.route.tenant_limits is not None:
+        shown["eachTenant"] = cluster.route.tenant_limits.model_dump(exclude_none=True)
     if cluster.gateways is not None:
         shown["externalTargets"] = [
             one.model_dump(mode="json", by_alias=True)
@@ -211,6 +213,15 @@ def _limit_columns(limits: EffectiveLimits) -> dict[str, Any]:
     }
 
 
+def _of_each_tenant(limits: TenantLimits) -> str:
+    amounts = (
+        (limits.requests_per_minute, "requests per minute"),
+        (limits.tokens_per_minute, "tokens per minute"),
+        (limits.concurrent_requests, "requests at a time"),
+    )
+    return ", ".join(f"{amount} {of}" for amount, of in amounts if amount is not None)
+
+
 def _unused(route: ModelRoute) -> tuple[ExternalTargetStatus, ...] | None:
     """The external targets that gateways do not use; None: the operator has not looked at this version of the route."""
     status = route.status
@@ -291,6 +302,8 @@ def _print(cluster: _Cluster, question: RouteQuestion, found: RouteExplanation) 
         table.add_row(share.role, str(share.ref), f"{share.percent:.4g} %", *told, escape(share.note))
     out.print(f"Rule {found.rule} of {route.key}, for a request to {escape(question.endpoint)}:")
     out.print(table)
+    if cluster.route.tenant_limits is not None:
+        out.print(f"Each tenant may send by this route: {_of_each_tenant(cluster.route.tenant_limits)}.")
     if found.shares and cluster.gateways is not None:
         _print_costs(cluster, found, cluster.gateways, out)
         _print_externals(cluster.route, cluster.gateways, out)

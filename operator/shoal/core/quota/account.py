@@ -1,4 +1,5 @@
-"""One tenant at one gateway: its own use, the known use of other gateways, and whether one more request fits."""
+"""One tenant at one gateway, or what it sends under one ModelRoute with limits: its own use, the known use of other
+gateways, and whether one more request fits."""
 
 from collections.abc import Callable, Iterable
 from heapq import merge
@@ -66,16 +67,21 @@ class Account:
         month: str = "",
         ledger: bool = False,
         begun: bool = False,
+        beside: "Account | None" = None,
     ) -> Over | None:
         """Reserves what a request may use; or returns why it is refused, and reserves nothing.
 
         `ledger`: the ledger's totals are fresh. `peers` is called only where a share must be renewed. `begun`: `begin`
-        counted the request already.
+        counted the request already. `beside`: the account of a ModelRoute with limits, whose tokens are reserved too;
+        if either refuses the request, neither counts it.
         """
         asked = self._amounts(cost)
         if begun:
             asked = [each for each in asked if each[0] not in BEGUN]
-        if (over := self._refused(now, asked, peers, month, ledger=ledger)) is not None:
+        over = self._refused(now, asked, peers, month, ledger=ledger)
+        if over is None and beside is not None:
+            over = beside.reserve(now, Cost(cost.tokens), peers, begun=begun)
+        if over is not None:
             return over
         for limit, _ in asked:
             self._shares[limit].taken = True
@@ -104,12 +110,22 @@ class Account:
         return self._lacking(now, asked, peers, ledger=ledger) is None
 
     def begin(
-        self, now: float, cost: Cost, peers: Callable[[], GatewayPeers], *, month: str = "", ledger: bool = False
+        self,
+        now: float,
+        cost: Cost,
+        peers: Callable[[], GatewayPeers],
+        *,
+        month: str = "",
+        ledger: bool = False,
+        beside: "Account | None" = None,
     ) -> Over | None:
         """Counts a request whose full cost is not known yet; `cost` is a lower bound. It must fit, but is reserved only
         by `reserve`. It is settled like any request, with a cost of zero until then."""
         asked = self._amounts(cost)
-        if (over := self._refused(now, asked, peers, month, ledger=ledger)) is not None:
+        over = self._refused(now, asked, peers, month, ledger=ledger)
+        if over is None and beside is not None:
+            over = beside.begin(now, Cost(cost.tokens), peers)
+        if over is not None:
             return over
         for limit, _ in asked:
             if limit in BEGUN:
@@ -209,6 +225,11 @@ class Account:
             spent=self._booked.spent,
             reserved_spend=self._reserved_spend,
         )
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests run here."""
+        return self._in_flight > 0
 
     def change(self, limits: Limits) -> None:
         """Applies new limits."""
@@ -396,4 +417,4 @@ class Account:
     def _refuse(self, limit: Limit, why: Why, now: float, amount: int, peers: GatewayPeers, after: int) -> Over:
         others, _ = self._peer_use(limit, now, peers)
         most = self._most(limit)
-        return Over(limit, why, most, most - self._left(limit, now, others), amount, after)
+        return Over(limit, why, most, most - self._left(limit, now, others), amount, after, self.limits.route)

@@ -1,4 +1,5 @@
-"""A Tenant's `limits` and `budget` as numbers, and the refusal that names the limit and when to retry."""
+"""A Tenant's `limits` and `budget`, and a ModelRoute's limits of each tenant, as numbers; and the refusal that names
+the limit and when to retry."""
 
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
@@ -29,6 +30,8 @@ class Limits:
     """In any 60 s, reservations included."""
     concurrent: int | None = None
     budget: MonthlyQuota | None = None
+    route: str | None = None
+    """`namespace/name` of the ModelRoute that has these limits of each tenant; None: they are the Tenant's own."""
 
 
 class Cost(NamedTuple):
@@ -52,6 +55,8 @@ class Over:
     requested: int
     retry_after: int
     """Seconds, 1 to 60."""
+    route: str | None = None
+    """The ModelRoute whose limit it is; None: it is the Tenant's own."""
 
 
 class LimitState(NamedTuple):
@@ -69,6 +74,11 @@ def limits_of(limits: TenantLimits | None, budget: TenantBudget | None) -> Limit
     """Raises ValueError where the amount of the budget is no quantity."""
     spec = limits or TenantLimits()
     return Limits(spec.requests_per_minute, spec.tokens_per_minute, spec.concurrent_requests, _budget(budget))
+
+
+def route_limits(route: str, limits: TenantLimits) -> Limits:
+    """The limits that a ModelRoute sets for each tenant."""
+    return Limits(limits.requests_per_minute, limits.tokens_per_minute, limits.concurrent_requests, route=route)
 
 
 def _budget(budget: TenantBudget | None) -> MonthlyQuota | None:

@@ -22,7 +22,7 @@ from datetime import datetime
 from typing import Final, Literal, NamedTuple
 
 from shoal.api.modelroute import Canary, Fallback, LengthMatch, ModelRoute, RefKind, RouteLimits, RouteMatch, RouteRule
-from shoal.api.tenant import TenantSpec
+from shoal.api.tenant import TenantLimits, TenantSpec
 from shoal.core import quantity
 from shoal.core.hold.capacity import BYTES_PER_TOKEN
 from shoal.core.quota.month import PICO
@@ -125,6 +125,8 @@ class DeclaredRoute:
     """External targets by key."""
     limits: RouteLimits = field(default_factory=RouteLimits)
     """Of a single request that names the route."""
+    tenant_limits: TenantLimits | None = None
+    """Of each tenant, for all of its requests that name the route; None: there are none."""
 
     @property
     def limits_requests(self) -> bool:
@@ -188,6 +190,7 @@ def declared_route(route: ModelRoute) -> DeclaredRoute:
         tuple(_declared_rule(route, rule) for rule in route.spec.rules),
         {route.external_key(one.name): served_external(route, one) for one in route.spec.external_targets},
         route.spec.limits,
+        route.spec.limits.of_each_tenant,
     )
 
 
