@@ -6,14 +6,25 @@ when it was not part of the query, and null when the value is "none": an `adapte
 adapter.
 """
 
-from typing import Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from shoal.api.ledger import UnknownCached
 from shoal.api.replica import Message
 
 By = Literal["tenant", "key", "externalID", "model", "adapter", "class", "plan", "route", "hour", "day", "month"]
+
+
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise PydanticCustomError("nul", "it has a NUL in it, which the database cannot hold: leave it out")
+    return text
+
+
+_WITHOUT_NUL: Final = AfterValidator(_without_nul)
+"""PostgreSQL's texts cannot have the character 0, neither as a value nor as what is searched for."""
 
 
 class TokenCounts(Message):
@@ -133,14 +144,14 @@ class Credits(Message):
 class NewCredit(Message):
     """Body of `POST /v1/credits`. Repeating a request with the same id and the same content has no effect."""
 
-    id: str = Field(min_length=1, max_length=128)
-    tenant: str = Field(min_length=1, max_length=253)
+    id: Annotated[str, _WITHOUT_NUL] = Field(min_length=1, max_length=128)
+    tenant: Annotated[str, _WITHOUT_NUL] = Field(min_length=1, max_length=253)
     month: str
     amount: str
     currency: str | None = None
     """Default: the currency of the price lists."""
-    note: str = Field("", max_length=1000)
-    made_by: str = Field("", max_length=253)
+    note: Annotated[str, _WITHOUT_NUL] = Field("", max_length=1000)
+    made_by: Annotated[str, _WITHOUT_NUL] = Field("", max_length=253)
 
 
 class BillStatement(Message):
@@ -182,7 +193,7 @@ class PriceText(Message):
 class RepriceRequest(Message):
     """Body of `POST /v1/bill`: computes the bill of a month with other price lists."""
 
-    tenant: str = Field(min_length=1, max_length=253)
+    tenant: Annotated[str, _WITHOUT_NUL] = Field(min_length=1, max_length=253)
     month: str
     prices: tuple[PriceText, ...] = Field(min_length=1, max_length=64)
     """A single price list applies to the whole month. Several price lists apply from their effective dates on."""

@@ -107,6 +107,16 @@ async def test_a_wrong_question_for_a_bill(empty: Ledger, query: dict[str, str],
     assert (answer.status, message in answer.message) == (400, True), answer.message
 
 
+async def test_a_tenant_with_a_nul_has_no_bill_at_other_prices(empty: Ledger) -> None:
+    lists = [{"file": "a.yaml", "text": OCTOBER}]
+    answer = await empty.post("/v1/bill", {"tenant": "a\0", "month": "2026-11", "prices": lists})
+    expected = "the body: tenant: it has a NUL in it, which the database cannot hold: leave it out"
+    assert (answer.status, answer.message) == (400, expected)
+    lists = [{"file": "a.yaml", "text": f"{OCTOBER}\0"}]
+    answer = await empty.post("/v1/bill", {"tenant": "acme", "month": "2026-11", "prices": lists})
+    assert answer.status == 422  # YAML has no such character, so no price list can have it
+
+
 # --- the same month at other prices ---------------------------------------------------------------------------------
 
 
@@ -180,6 +190,13 @@ async def test_the_same_credit_twice_is_one(books: Ledger) -> None:
     assert (await bill(books))["credit"] == "1.50"
 
 
+async def test_a_credit_with_a_nul_is_refused_by_both_databases_alike(books: Ledger) -> None:
+    answer = await books.post("/v1/credits", credit(note="out\0age"))
+    expected = "the body: note: it has a NUL in it, which the database cannot hold: leave it out"
+    assert (answer.status, answer.message) == (400, expected)
+    assert (await books.post("/v1/credits", credit(note="outage"))).status == 201
+
+
 async def test_credits_are_listed(books: Ledger) -> None:
     for number, tenant, month in ((1, "acme", "2026-11"), (2, "acme", "2026-10"), (3, "globex", "2026-11")):
         await books.post("/v1/credits", credit(id=f"c{number}", tenant=tenant, month=month))
@@ -203,6 +220,10 @@ async def test_credits_are_listed(books: Ledger) -> None:
         ({"month": "2026"}, "month=2026: write one such as 2026-11"),
         ({"tenant": ""}, "the body: tenant: String should have at least 1 character"),
         ({"note": "x" * 1001}, "the body: note: String should have at most 1000 characters"),
+        *(
+            ({field: "a\0b"}, f"the body: {field}: it has a NUL in it, which the database cannot hold: leave it out")
+            for field in ("id", "tenant", "note", "madeBy")
+        ),
     ],
 )
 async def test_a_credit_that_is_wrong_is_refused(empty: Ledger, changes: dict[str, str], message: str) -> None:
