@@ -20,6 +20,7 @@ from pathlib import Path
 from shoal.core.routing.prefixes import MOST_OF_ALL, PrefixIndex
 from tests.bench import routing_heldout as heldout
 from tests.bench import routing_policies as rules
+from tests.bench.routing_decision import decisions
 from tests.bench.routing_engine import Asked, Replica, Running
 from tests.bench.routing_engine import engine as new_engine
 from tests.bench.routing_exact import Exact, Told
@@ -410,6 +411,7 @@ def costs() -> None:
                 call(n)
             best = min(best, (time.process_time() - began) * 1e3)
         print(f"  {name}: {best:.1f} us")
+    decisions()
     for traffic in ("multi-turn, as ShareGPT", "agent loops"):
         for gateways in (2, 8):
             print(f"{traffic}, {gateways} gateways, one starts again: {_restarted(traffic, gateways)}")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import bench_replicas, bench_routing
+from tests.bench import bench_replicas, bench_routing, routing_decision
 from tests.bench.__main__ import BENCHES
 
 
@@ -42,6 +42,26 @@ def test_the_rules_of_one_router_alone_keep_their_columns(capsys: pytest.Capture
     said = told(capsys, "--held-out", "--seeds", "1", "--rules", "heads only,ideal")
     p50 = said.splitlines()[-3]
     assert p50 == "| traffic | Shoal, heads only | ideal | tokens/s | mean |"
+
+
+def test_the_cost_of_a_choice_is_beside_that_of_one_by_requests_in_flight(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routing_decision, "ROUNDS", 1)
+    monkeypatch.setattr(routing_decision, "CALLS", 200)
+    routing_decision.decisions((8,))
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| 8 | ")]
+    kinds = [routing_decision.PLAIN, "`PrefixHeads`", *(case.name for case in routing_decision.CASES)]
+    assert [row.split(" | ")[1] for row in rows] == kinds
+
+
+@pytest.mark.parametrize("case", [case for case in routing_decision.CASES if not case.new], ids=lambda case: case.name)
+def test_prompts_of_that_bench_are_found_where_they_were_sent(case: routing_decision.Case) -> None:
+    gateway = routing_decision.Gateway(8, case)
+    prompts = range(routing_decision.PROMPTS)
+    found = [gateway.choose(number) for number in prompts]
+    assert [one.replica for one in found] == [gateway.replicas[number % 8] for number in prompts]
+    assert all(one.pick is not None and one.pick.expected.tokens > 0.8 * one.pick.prompt.tokens for one in found)
 
 
 def test_all_benchmarks_together_ask_the_real_engines_with_every_kind_of_traffic(
