@@ -26,6 +26,7 @@ from shoal.gateway.bigbodies import BIG
 from shoal.gateway.body import Disconnected, admit_body, read_body
 from shoal.gateway.costchoice import CostNote
 from shoal.gateway.deadlines import Deadline
+from shoal.gateway.dialects import dialect_of_errors
 from shoal.gateway.dispatch import Dispatch
 from shoal.gateway.externaldispatch import ExternalDispatch
 from shoal.gateway.fallbacks import Fallbacks
@@ -100,7 +101,8 @@ class GatewayRequest:
         self._arrival = arrival = Arrival(scope)
         # Removed from the scope: there it would be a cycle, and work for the garbage collector.
         self._direct: DirectExchange | None = scope.pop(DIRECT, None)
-        self._reply = Reply(self._direct, send, arrival.id, arrival.client_id, app, dialect=arrival.dialect)
+        dialect = dialect_of_errors(arrival.path)
+        self._reply = Reply(self._direct, send, arrival.id, arrival.client_id, app, dialect=dialect)
         self._requester = requester = Requester(app)
         self._routes = routes = RouteChoice(app, arrival)
         self._preparation = Preparation(app, arrival, requester, routes)

@@ -173,3 +173,24 @@ async def test_a_stream_without_text_and_counts_is_an_empty_answer(tmp_path: Pat
         events = [json.loads(line[6:])["type"] for line in raw.split(b"\n") if line.startswith(b"data: ")]
         assert events[0] in ("message_start", "response.created")
         assert events[-1] in ("message_stop", "response.completed")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind", "message"),
+    [
+        ("GET", "/v1/messages", 405, "invalid_request_error", "POST"),
+        ("PUT", "/v1/messages/count_tokens", 405, "invalid_request_error", "POST"),
+        ("POST", "/v1/messages/nothing", 404, "not_found_error", "Unknown path: /v1/messages/nothing"),
+        ("GET", "/v1/messages/batches/1", 404, "not_found_error", "Unknown path: /v1/messages/batches/1"),
+    ],
+)
+async def test_a_path_or_method_that_is_not_served_is_an_error_of_this_api(
+    tmp_path: Path, method: str, path: str, status: int, kind: str, message: str
+) -> None:
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        response = await it.session.request(method, f"{it.url}{path}", headers={"authorization": f"Bearer {API_KEY}"})
+        answer = await response.json()
+        assert (response.status, answer["type"], answer["error"]["type"]) == (status, "error", kind)
+        assert message in answer["error"]["message"]
+        other = await it.session.request(method, f"{it.url}/v1/messagesother")
+        assert (await other.json())["error"]["code"] == "unknown_path"
