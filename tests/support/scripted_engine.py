@@ -73,8 +73,10 @@ Behaviour = Callable[[EngineRequest], Awaitable[None]]
 async def serve_normally(request: EngineRequest) -> None:
     """Three tokens: a, b, c."""
     if request.path == "/v1/embeddings":
+        given = request.body["input"]
+        several = len(given) if isinstance(given, list) and not isinstance(given[0], int) else 1
         body = {
-            "data": [{"embedding": [0.1, 0.2], "index": 0, "object": "embedding"}],
+            "data": [{"embedding": [0.1, 0.2], "index": index, "object": "embedding"} for index in range(several)],
             "model": "/shoal/models/model",  # SGLang tells its path here
             "object": "list",
             "usage": {"prompt_tokens": 5, "total_tokens": 5, "completion_tokens": 0},

@@ -99,12 +99,17 @@ class Ranking(NamedTuple):
     """Texts that were sent, each with the query."""
 
     def complete(self, indices: Iterable[object]) -> None:
-        """Raises AnswerGarbled where the indices of an answer's results are not those of all texts, each once: clients
-        pair results with texts by them, and all texts are billed."""
-        found = list(indices)
-        numbers = [index for index in found if type(index) is int]
-        if len(numbers) != len(found) or sorted(numbers) != list(range(self.pairs)):
-            raise AnswerGarbled("The engine's answer does not have one result for each text that was sent.")
+        """Raises AnswerGarbled where the answer does not have one result for each pair."""
+        check_results(indices, self.pairs)
+
+
+def check_results(indices: Iterable[object], texts: int) -> None:
+    """Raises AnswerGarbled where the indices of an answer's results are not those of all texts, each once: clients
+    pair results with texts by them, and all texts are billed."""
+    found = list(indices)
+    numbers = [index for index in found if type(index) is int]
+    if len(numbers) != len(found) or sorted(numbers) != list(range(texts)):
+        raise AnswerGarbled("The engine's answer does not have one result for each text that was sent.")
 
 
 class Wire(Protocol):

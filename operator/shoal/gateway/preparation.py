@@ -16,7 +16,8 @@ from shoal.core.fields.chat import write_turns
 from shoal.core.fields.kinds import Facts
 from shoal.core.fields.mediasize import media_size
 from shoal.core.fields.pairs import pairs_of, repeated, write_documents
-from shoal.core.fields.table import CHAT, FORMS, GENERATING, PAIRS, RERANK, TOKENIZING
+from shoal.core.fields.prompts import prompts_of
+from shoal.core.fields.table import CHAT, CLASSIFY, EMBEDDINGS, FORMS, GENERATING, PAIRS, RERANK, TOKENIZING
 from shoal.core.nativeapi import NativeApi
 from shoal.core.routing.affinity import SHARED, prefix_space, prompt_of
 from shoal.core.routing.prefixes import points_of
@@ -275,7 +276,7 @@ class Preparation:
             content_type=encoded.content_type,
             top_n=fields.get("top_n"),
             documents=fields.get("return_documents") is not False,
-            pairs=len(pairs_of(fields)[1]) if path in PAIRS else 0,
+            texts=_texts(path, fields),
             plain=asked.form is not None and fields.get("response_format") == "text",
             added=added_of(path, fields),
             salted=encoded.salted,
@@ -417,3 +418,10 @@ class Preparation:
 
 def _without_hosts(facts: Facts) -> Facts:
     return replace(facts, media_hosts=_NO_HOSTS) if facts.media_hosts else facts
+
+
+def _texts(path: str, fields: Mapping[str, Any]) -> int:
+    """Texts of a checked body that each have a result in the answer."""
+    if path in PAIRS:
+        return len(pairs_of(fields)[1])
+    return len(prompts_of(fields)) if path in (EMBEDDINGS, CLASSIFY) else 0

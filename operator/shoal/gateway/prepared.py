@@ -47,8 +47,8 @@ class Prepared(NamedTuple):
     """Documents that the client wants of a ranked list; None: all."""
     documents: bool = True
     """The ranked list has the texts."""
-    pairs: int = 0
-    """Texts to be read together with a query: documents or items."""
+    texts: int = 0
+    """Texts that each have a result in the answer: documents, items, inputs of an embedding or a classification."""
     plain: bool = False
     """A transcript is wanted as a text alone."""
     added: Mapping[str, bytes | None] = _NOTHING

@@ -1,14 +1,15 @@
 """A whole answer of an engine: where its token counts are, and what the client gets of it."""
 
+import re
 from typing import Final, NamedTuple, cast
 
 import orjson
 
-from shoal.core.fields.table import EMBEDDINGS, GENERATING, TOKENIZING, TRANSCRIBE
+from shoal.core.fields.table import CLASSIFY, EMBEDDINGS, GENERATING, TOKENIZING, TRANSCRIBE
 from shoal.core.nativeapi import NativeApi
 from shoal.core.transcripts import usage_of
 from shoal.core.translation import UnreadableAnswer
-from shoal.engine.wire import AnswerGarbled, EngineCall, NotHere, Ranking, Rewriter, Wire
+from shoal.engine.wire import AnswerGarbled, EngineCall, NotHere, Ranking, Rewriter, Wire, check_results
 from shoal.gateway import sse
 from shoal.gateway.prepared import Prepared
 from shoal.net.errors import ApiError
@@ -26,6 +27,10 @@ class WholeAnswer(NamedTuple):
     """Tokens of the answer by its length, if its usage may be none that can be believed."""
 
 
+_A_RESULT_EACH: Final = frozenset({EMBEDDINGS, CLASSIFY})
+"""Each text of the request has a result, with its index."""
+_INDEX: Final = re.compile(rb'"index": ?(-?\d{1,9})')
+"""Within a string each quote is escaped, so this can only be a field."""
 _NOTHING: Final = b'{"prompt_tokens":0,"completion_tokens":0}'
 
 
@@ -46,11 +51,22 @@ def read(
         return WholeAnswer(body, _NOTHING)
     if prepared.path == TRANSCRIBE:
         return _transcribed(body, content_type, plain=prepared.plain)
+    if prepared.path in _A_RESULT_EACH and prepared.model.external is None:
+        _check_results(body, prepared.texts)
     rewrite = rewriter.rewrite_any if prepared.path == EMBEDDINGS else rewriter.rewrite
     span = sse.find_usage(body)
     out = rewrite(body)
     logged = out if prepared.path in GENERATING else None
     return WholeAnswer(out, None if span is None else body[span[0] : span[1]], logged=logged)
+
+
+def _check_results(body: bytes, texts: int) -> None:
+    """Raises ApiError where an answer does not have one result for each text. It is not decoded: embeddings have
+    megabytes of numbers."""
+    try:
+        check_results((int(index) for index in _INDEX.findall(body)), texts)
+    except AnswerGarbled as garbled:
+        raise ApiError(502, str(garbled), "bad_answer") from None
 
 
 def _native(prepared: Prepared, api: NativeApi, body: bytes) -> WholeAnswer:
@@ -132,7 +148,7 @@ def _reshaped(prepared: Prepared, wire: Wire, call: EngineCall, body: bytes) -> 
         decoded: object = orjson.loads(body)
     except orjson.JSONDecodeError:
         decoded = None
-    ranking = Ranking(prepared.model_name, prepared.top_n, prepared.documents, prepared.pairs)
+    ranking = Ranking(prepared.model_name, prepared.top_n, prepared.documents, prepared.texts)
     try:
         answer, tokens = wire.reshape(call, decoded, ranking)
     except AnswerGarbled as garbled:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import gateway
+from tests.support.gateway import gateway, replica
 from tests.support.provider import DONE, Provider, beside, event, stream, whole
 from tests.support.routes import target
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine
@@ -100,3 +100,25 @@ async def test_arguments_that_are_nested_too_deeply_are_kept_as_a_text(tmp_path:
         answer = await response.json()
         assert response.status == 200, answer
         assert answer["content"] == [{"type": "tool_use", "id": "t", "name": "f", "input": {"arguments": deep}}]
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/classify"])
+@pytest.mark.parametrize("engine", ["SGLang", "vLLM"])
+@pytest.mark.parametrize("indices", [[], [0], [0, 0], [1, 2], [0, 1, 2]])
+async def test_an_answer_without_one_result_for_each_text_is_an_error(
+    tmp_path: Path, path: str, engine: str, indices: list[int]
+) -> None:
+    async def garble(request: EngineRequest) -> None:
+        data = [{"object": "embedding", "embedding": [0.5], "index": index} for index in indices]
+        answer = {"object": "list", "data": data, "model": request.model, "usage": USAGE}
+        await request.answer(200, json.dumps(answer, separators=(",", ":")).encode())
+
+    async with gateway(tmp_path, ScriptedEngine(garble)) as it:
+        it.pods["chat/llama-1"] = replica(1, engine=engine)
+        it.changed()
+        response = await it.post({"model": "llama", "input": ["a", "b"]}, path)
+        answer = await response.json()
+        assert (response.status, answer["error"]["code"]) == (502, "bad_answer")
+        assert answer["error"]["message"] == "The engine's answer does not have one result for each text that was sent."
+        data = (await it.records())[0].data
+        assert (data.outcome, data.status) == ("failed", 502)

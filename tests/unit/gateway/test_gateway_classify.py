@@ -13,13 +13,17 @@ CLASSIFY = "/v1/classify"
 
 
 async def labels(request: EngineRequest) -> None:
+    given = request.body["input"]
     body = {
         "id": "classify-1",
         "object": "list",
         "created": 1,
         "model": request.model,
         # A label is the model's own text, which must not pass for a field.
-        "data": [{"index": 0, "label": 'x"usage":{"prompt_tokens":9}', "probs": [0.9, 0.1], "num_classes": 2}],
+        "data": [
+            {"index": index, "label": 'x"usage":{"prompt_tokens":9},"index":7', "probs": [0.9, 0.1], "num_classes": 2}
+            for index in range(len(given) if isinstance(given[0], str) and isinstance(given, list) else 1)
+        ],
         "usage": {"prompt_tokens": 4, "total_tokens": 4, "completion_tokens": 0, "prompt_tokens_details": None},
     }
     await request.answer(200, json.dumps(body, separators=(",", ":")).encode())

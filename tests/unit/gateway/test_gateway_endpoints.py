@@ -72,6 +72,8 @@ async def answer(request: EngineRequest) -> None:
         found = [{"score": 0.5, "index": 0, "meta_info": usage}]
     elif request.path == "/v1/score":
         found |= {"scores": [[0.5]]}
+    elif request.path in ("/v1/embeddings", "/v1/classify"):
+        found |= {"data": [{"index": 0}]}
     elif request.path == "/v1/tokenize":
         found = {"tokens": [5, 6], "count": 2, "max_model_len": 8192}
     elif request.path in FORMS:

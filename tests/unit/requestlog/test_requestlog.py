@@ -131,7 +131,8 @@ async def test_what_is_scored_or_tokenized_is_redacted_and_its_answer_is_not_kep
         documents = request.body.get("documents", [])
         results: Any = [{"score": 0.5, "index": n, "document": text} for n, text in enumerate(documents)]
         scores = [[0.5]] * len(request.body.get("items", []))
-        told = {"text": CANARY, "scores": scores, "usage": {"prompt_tokens": 1}}
+        data = [{"index": 0}] * len(request.body.get("input", []))
+        told = {"text": CANARY, "scores": scores, "data": data, "usage": {"prompt_tokens": 1}}
         await request.answer(200, json.dumps(results or told).encode())
 
     async with logged(tmp_path, ScriptedEngine(repeat)) as it:
