@@ -123,7 +123,8 @@ class ArtifactFacts(Object):
     """Number of labels of an architecture that classifies sequences. With one label it is a reranker. Absent for every
     other architecture."""
     multimodal: bool = False
-    """Whether the model also takes images, audio or video."""
+    """Whether the model also takes images, audio or video, in SGLang and without arguments. What the Model's own engine
+    does is in `status.capabilities`."""
     vision_layers: Count | None = None
     """Layers of the vision encoder."""
     vision_width: Count | None = None

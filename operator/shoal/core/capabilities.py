@@ -78,7 +78,8 @@ def _abilities(
         return _UNKNOWN
     if not (shares_prefixes or differences.no_prefix_cache_arg in extra_args):
         return frozenset({"generate"})
-    return frozenset({"generate", "score", "transcribe"} if name in names.TRANSCRIBES else {"generate", "score"})
+    hears = name in names.TRANSCRIBES and differences.reads_media(facts, extra_args)
+    return frozenset({"generate", "score", "transcribe"} if hears else {"generate", "score"})
 
 
 def _with_labels(labels: int | None, *, encoder: bool) -> frozenset[Capability]:

@@ -1,15 +1,21 @@
-"""Where an engine does less than the field table (`fields/`) and the capabilities say, both of which follow SGLang; and
-which of its arguments decide what a Model can do."""
+"""Where an engine differs from the field table (`fields/`), the capabilities and the facts of weights, all of which
+follow SGLang; and which of its arguments decide what a Model can do."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
+from shoal.api.artifact import ArtifactFacts
+
+
+def _no_switch(args: Sequence[str]) -> bool | None:
+    return None
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineDifferences:
-    """What requests for a Model may not ask of its engine."""
+    """What an engine does otherwise than the tables say."""
 
     fields: Mapping[str, Mapping[str, Callable[[Any], bool]]] = field(default_factory=lambda: MappingProxyType({}))
     """By endpoint and field: whether the engine does what a value asks for. It would ignore any other value, and the
@@ -25,6 +31,10 @@ class EngineDifferences:
     None: the engine does that itself."""
     not_transcribed: frozenset[str] = frozenset()
     """Architectures with which it does not transcribe, though SGLang does."""
+    reads_images: frozenset[str] = frozenset()
+    """Architectures with which it reads images by itself, though SGLang does so only with an argument."""
+    media_switch: Callable[[Sequence[str]], bool | None] = _no_switch
+    """Whether arguments switch images, sound and video on or off; None: they do neither."""
     embeds_arg: str | None = None
     """Argument of a Model that makes the engine embed instead of generate; None: a Model can give none."""
     no_prefix_cache_arg: str | None = None
@@ -42,6 +52,17 @@ class EngineDifferences:
         `settings`: its arguments, and the names of its environment variables."""
         strict = any(setting.startswith(self.strict_settings) for setting in settings)
         return strict or parser not in self.free_parsers
+
+    def reads_media(self, facts: ArtifactFacts | None, args: Sequence[str]) -> bool | None:
+        """Whether it reads images, sound or video with such weights and arguments. Capabilities and sizing both follow
+        this. None: the weights are unknown, and the arguments switch nothing."""
+        switched = self.media_switch(args)
+        if facts is None:
+            return switched
+        if switched is None:
+            return facts.multimodal or facts.architecture in self.reads_images
+        # `multimodal` is False where SGLang reads images only if asked to. The encoder shows that it can.
+        return switched and (facts.multimodal or facts.vision_layers is not None)
 
     @property
     def salts_scores(self) -> bool:

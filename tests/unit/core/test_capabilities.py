@@ -10,7 +10,10 @@ from shoal.core.architectures import facts_of
 from shoal.core.capabilities import capabilities
 from shoal.core.enginedifferences import EngineDifferences
 from shoal.core.routing.resolve import served_model
+from shoal.engine.kinds import KINDS
 from shoal.engine.sglang.wire import EMBEDS_ARG, NO_PREFIX_CACHE, WIRE
+from shoal.engine.wires import differences_of
+from tests.support import model_configs as configs
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 300}
 ONE = {"id2label": {"0": "LABEL_0"}}
@@ -135,3 +138,53 @@ def test_clients_are_told_what_a_model_does_with_a_chat(architecture: str, engin
     facts = facts_of(config, source="hf://a/b").model_dump(by_alias=True)
     declared = {"metadata": {"name": "m", "namespace": "n", "uid": "u"}, "spec": spec, "status": {"artifact": facts}}
     assert served_model(Model.model_validate(declared)).traits == set(told.split())
+
+
+STEP3 = {"architectures": ["Step3VLForConditionalGeneration"], "model_type": "step3_vl", "vision_config": {}, **SIZES}
+QWEN3_VL = {"architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "x", "vision_config": {}, **SIZES}
+ON, OFF, DEFAULT = "--enable-multimodal", "--language-model-only", "--no-language-model-only"
+
+
+@pytest.mark.parametrize(
+    ("engine", "config", "args", "reads"),
+    [
+        ("SGLang", configs.GEMMA3_4B, (), False),
+        ("SGLang", configs.GEMMA3_4B, (ON,), True),
+        ("SGLang", configs.LLAMA4_SCOUT, (), False),
+        ("SGLang", configs.LLAMA4_SCOUT, (ON,), True),
+        ("SGLang", STEP3, (), False),
+        ("SGLang", STEP3, (ON,), True),
+        ("SGLang", QWEN3_VL, (), True),
+        ("SGLang", QWEN3_VL, (ON,), True),
+        ("SGLang", QWEN3_VL, (OFF,), False),
+        # With both it refuses images.
+        ("SGLang", QWEN3_VL, (OFF, ON), False),
+        ("SGLang", configs.LLAMA_8B, (ON,), False),
+        ("vLLM", configs.GEMMA3_4B, (), True),
+        ("vLLM", configs.GEMMA3_4B, (OFF,), False),
+        ("vLLM", configs.GEMMA3_4B, (OFF, DEFAULT), True),
+        ("vLLM", configs.GEMMA3_4B, (DEFAULT, OFF), False),
+        ("vLLM", configs.LLAMA4_SCOUT, (), True),
+        ("vLLM", STEP3, (), True),
+        ("vLLM", QWEN3_VL, (), True),
+        ("vLLM", QWEN3_VL, (OFF,), False),
+        ("vLLM", configs.LLAMA_8B, (), False),
+    ],
+)
+def test_engine_and_arguments_say_whether_images_are_read_and_sized(
+    engine: str, config: dict[str, Any], args: Sequence[str], reads: bool
+) -> None:
+    facts = facts_of(config, source="hf://a/b")
+    spec = {"source": {"uri": "hf://a/b"}, "engine": {"type": engine, "extraArgs": args}}
+    status = {"artifact": facts.model_dump(by_alias=True)}
+    declared = {"metadata": {"name": "m", "namespace": "n", "uid": "u"}, "spec": spec, "status": status}
+    served = served_model(Model.model_validate(declared), differences_of(engine))
+    assert served.facts.media == ({"image"} if reads else set())
+    assert served.traits == ({"vision"} if reads else set())
+    assert KINDS[engine].pod.tuning(args, facts=facts).reads_media(facts) == reads
+
+
+def test_a_model_that_reads_text_only_transcribes_nothing() -> None:
+    facts = facts_of({"architectures": ["GlmAsrForConditionalGeneration"], "model_type": "x", **SIZES}, source="x")
+    for args, able in (((), {"generate", "score", "transcribe"}), ((OFF,), {"generate", "score"})):
+        assert capabilities(facts, args, shares_prefixes=True, differences=differences_of("vLLM")) == able

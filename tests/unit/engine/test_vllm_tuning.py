@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from shoal.api.model import Sizing
 from shoal.core.architectures import facts_of
-from shoal.core.sizing import AdapterSlots, VLLMTuning
+from shoal.core.sizing import GPU, AdapterSlots, Sized, VLLMTuning, size
 from shoal.engine.vllm.launch import MAX_RUNNING, quantization_args
 from shoal.engine.vllm.tuning import tuning_of
 from tests.support.model_configs import ALL
@@ -82,3 +83,20 @@ def test_a_variants_quantization() -> None:
     assert quantization_args("FP8", stored) == ("--quantization=fp8",), "vLLM refuses another name than the weights'"
     assert tuning_of([], quantization="FP8", facts=stored).quantization == "fp8"
     assert tuning_of([]).quantization is None
+
+
+@pytest.mark.parametrize("name", ["gemma3-4b", "llama4-scout", "qwen2.5-vl-7b"])
+def test_room_for_images_is_kept_for_each_model_that_reads_them(name: str) -> None:
+    facts = facts_of(ALL[name], source="x", parameters=4 * 10**9, weight_bytes=8 * GI)
+    held: list[int | None] = []
+    for args in ([], ["--language-model-only"]):
+        found = size(
+            facts, GPU("a", 80 * GI), tensor=1, context_length=4096, overrides=Sizing(),
+            tuning=tuning_of(args, facts=facts),
+        )  # fmt: skip
+        assert isinstance(found, Sized), found
+        assert (found.breakdown.images > GI) == (not args)
+        held.append(found.kv_tokens)
+    assert held[0] is not None
+    assert held[1] is not None
+    assert held[0] < held[1]

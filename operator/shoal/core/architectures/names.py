@@ -88,6 +88,11 @@ ENCODERS: Final = _names("""
 """Of these, the ones whose attention looks both ways: a prompt cannot be read in parts, and no part of it can be
 reused."""
 
+IMAGES_IF_ASKED: Final = _names("""
+    Gemma3ForConditionalGeneration Llama4ForConditionalGeneration Step3VLForConditionalGeneration
+""")
+"""With these SGLang reads images only with --enable-multimodal."""
+
 MULTIMODAL: Final = _names("""
     CLIPModel Cohere2VisionForConditionalGeneration Cosmos3EdgeForConditionalGeneration DeepseekOCRForCausalLM
     DeepseekVL2ForCausalLM DotsOCRForCausalLM DotsVLMForCausalLM Ernie4_5_VLMoeForConditionalGeneration
@@ -105,7 +110,7 @@ MULTIMODAL: Final = _names("""
     Qwen3_5MoeForConditionalGeneration Qwen4ExpForConditionalGeneration Step3p7ForConditionalGeneration
     StepVLForConditionalGeneration VoxtralForConditionalGeneration WhisperForConditionalGeneration
 """)
-"""These read images, sound or video by default. Gemma 3, Llama 4 and Step 3 do so only with --enable-multimodal."""
+"""With these SGLang reads images, sound or video by itself."""
 
 HEARS_ONLY: Final = _names("""
     GlmAsrForConditionalGeneration Qwen2AudioForConditionalGeneration Qwen3ASRForConditionalGeneration

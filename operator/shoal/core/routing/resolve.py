@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Final, Literal
 
 from shoal.api import reasons
-from shoal.api.artifact import ArtifactFacts
 from shoal.api.meta import Condition
 from shoal.api.model import Model, ModelStatus
 from shoal.core import quantity
@@ -164,7 +163,8 @@ def served_model(model: Model, differences: EngineDifferences = NONE) -> ServedM
     )
     if differences.generating is not None and generates_only(able):
         differences = differences.generating
-    traits = _traits(model) if "generate" in able else frozenset[Trait]()
+    media = _media(model, differences)
+    traits = _traits(model, media) if "generate" in able else frozenset[Trait]()
     return ServedModel(
         key=model.key,
         uid=model.metadata.uid,
@@ -173,7 +173,7 @@ def served_model(model: Model, differences: EngineDifferences = NONE) -> ServedM
         created=model.metadata.creation_timestamp,
         capabilities=able,
         traits=traits,
-        facts=_facts(model, differences, tuple(sorted({*able, *traits}))),
+        facts=_facts(model, differences, media, tuple(sorted({*able, *traits}))),
         limits=Limits(
             max_requests=model.spec.hold.max_requests,
             max_bytes=quantity.count(model.spec.hold.max_bytes),
@@ -191,13 +191,13 @@ def served_model(model: Model, differences: EngineDifferences = NONE) -> ServedM
     )
 
 
-def _facts(model: Model, differences: EngineDifferences, able: tuple[str, ...]) -> Facts:
+def _facts(model: Model, differences: EngineDifferences, media: frozenset[Medium], able: tuple[str, ...]) -> Facts:
     artifact = None if model.status is None else model.status.artifact
     return Facts(
         vocabulary=None if artifact is None else artifact.vocabulary,
         context_length=model.spec.engine.context_length or (None if artifact is None else artifact.context_length),
         max_output_tokens=model.spec.limits.max_output_tokens,
-        media=_media(artifact) if artifact is not None and artifact.multimodal else frozenset(),
+        media=media,
         piped=artifact is not None and artifact.architecture in names.PIPED,
         media_hosts=frozenset(model.spec.media.allowed_hosts),
         differences=differences,
@@ -211,10 +211,8 @@ def _facts(model: Model, differences: EngineDifferences, able: tuple[str, ...]) 
     )
 
 
-def _traits(model: Model) -> frozenset[Trait]:
-    artifact = None if model.status is None else model.status.artifact
+def _traits(model: Model, media: frozenset[Medium]) -> frozenset[Trait]:
     engine = model.spec.engine
-    media = _media(artifact) if artifact is not None and artifact.multimodal else frozenset[Medium]()
     told: dict[Trait, bool] = {
         "vision": "image" in media,
         "audio": "audio" in media,
@@ -224,7 +222,10 @@ def _traits(model: Model) -> frozenset[Trait]:
     return frozenset(trait for trait, does in told.items() if does)
 
 
-def _media(artifact: ArtifactFacts) -> frozenset[Medium]:
+def _media(model: Model, differences: EngineDifferences) -> frozenset[Medium]:
+    artifact = None if model.status is None else model.status.artifact
+    if artifact is None or not differences.reads_media(artifact, model.spec.engine.extra_args):
+        return frozenset()
     name = artifact.architecture or ""
     reads: dict[Medium, bool] = {"image": name not in names.HEARS_ONLY, "audio": name in names.HEARS}
     return frozenset(medium for medium, does in reads.items() if does)

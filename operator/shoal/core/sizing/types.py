@@ -147,7 +147,7 @@ class Tuning(ABC):
     spread_experts: bool = False
     """Each GPU of a replica holds whole experts."""
     multimodal: bool | None = None
-    """Whether images are read, where the arguments say it."""
+    """Whether the engine reads images, sound or video with the weights; None: as their facts say."""
     cpu_offload_bytes: int = 0
     """Weight bytes of each GPU that are kept in host memory."""
     quantization: str | None = None
@@ -185,6 +185,10 @@ class Tuning(ABC):
     @abstractmethod
     def expert_groups(self, gpus: int) -> int:
         """Parts into which the experts are dealt out whole; the GPUs of one part cut them."""
+
+    def reads_media(self, facts: ArtifactFacts) -> bool:
+        """Whether memory is needed for images, sound or video."""
+        return facts.multimodal if self.multimodal is None else self.multimodal
 
     def dense_parts(self, gpus: int) -> int:
         """Parts into which `gpus` GPUs of a stage cut the layers that are neither attention nor experts."""

@@ -10,6 +10,7 @@ from shoal.core import quantity
 from shoal.core.sizing import AdapterSlots, SGLangTuning
 from shoal.engine.arguments import LONGEST, json_object, unless
 from shoal.engine.sglang.arguments import ARGUMENTS, parsed
+from shoal.engine.sglang.wire import WIRE
 
 _LONGER: Final = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 _NO_DRAFT: Final = ("NGRAM",)
@@ -47,7 +48,6 @@ def tuning_of(
     algorithm = (given.get("speculative-algorithm") or "").upper()
     layers = facts.mtp_layers if facts is not None and algorithm == _OWN_LAYERS else None
     longer = env.get(_LONGER, "").lower() in ("1", "true", "yes", "y", "t") or "json-model-override-args" in given
-    multimodal = True if "enable-multimodal" in given else False if "language-model-only" in given else None
     return SGLangTuning(
         device="cpu" if given.get("device") == "cpu" else "cuda",
         dtype=unless(given.get("dtype"), "auto"),
@@ -67,7 +67,7 @@ def tuning_of(
         windows="disable-hybrid-swa-memory" not in given,
         mamba_full_memory_ratio=number("mamba-full-memory-ratio", float),
         radix_cache="disable-radix-cache" not in given,
-        multimodal=multimodal,
+        multimodal=WIRE.differences.reads_media(facts, [*platform_args, *extra_args]),
         cpu_offload_bytes=_GB * (number("cpu-offload-gb", int) or 0),
         quantization=unless(given.get("quantization"), "unquant"),
         longer_context=longer,

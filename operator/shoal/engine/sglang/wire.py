@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, Final, cast
@@ -38,7 +38,15 @@ _FREE_PARSERS: Final = frozenset({
     "kimi_k2", "lfm2", "ling3", "llama3", "mimo", "minicpm5", "minimax-m2", "minimax-m3", "mistral", "muse", "nanbeige",
     "poolside_v1", "pythonic", "qwen", "qwen25", "qwen3_coder", "spark25", "step3", "step3p5", "trinity",
 })  # fmt: skip
+
+
+def _media_switch(args: Sequence[str]) -> bool | None:
+    # With both arguments it refuses images.
+    return False if "--language-model-only" in args else True if "--enable-multimodal" in args else None
+
+
 _DIFFERENCES: Final = EngineDifferences(
+    media_switch=_media_switch,
     embeds_arg=EMBEDS_ARG,
     no_prefix_cache_arg=NO_PREFIX_CACHE,
     deterministic_args=("--enable-deterministic-inference", "--rl-on-policy-target"),

@@ -10,6 +10,7 @@ from shoal.core.sizing import AdapterSlots, VLLMTuning
 from shoal.engine.arguments import LONGEST, json_object, unless
 from shoal.engine.vllm.arguments import ARGUMENTS
 from shoal.engine.vllm.launch import MAX_RUNNING, quantization_args
+from shoal.engine.vllm.wire import WIRE
 
 _LONGER: Final = VLLMTuning.longer_context_by
 _GRAPHS_COUNTED: Final = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
@@ -56,7 +57,7 @@ def tuning_of(
         max_running_requests=number("max-num-seqs", count) or MAX_RUNNING,
         pipeline=max(1, number("pipeline-parallel-size", int) or 1),
         attention_dp=max(1, number("data-parallel-size", int) or 1),
-        multimodal=False if "language-model-only" in given else None,
+        multimodal=WIRE.differences.reads_media(facts, [*platform_args, *extra_args]),
         cpu_offload_bytes=int(_GB * (offload or 0.0)),
         quantization=given.get("quantization"),
         longer_context=env.get(_LONGER, "").lower() in ("1", "true") or _names(given, "hf-overrides"),

@@ -1,13 +1,14 @@
 """vLLM's side of a request, as of 0.32.0: what changes on the way there, and what its answers and errors mean."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Final, cast
 
 import orjson
 
+from shoal.core.architectures.names import IMAGES_IF_ASKED
 from shoal.core.enginedifferences import EngineDifferences
 from shoal.core.fields.table import (
     CHAT,
@@ -235,9 +236,19 @@ _FREE_PARSERS: Final = frozenset({
     "xlam",
 })  # fmt: skip
 _STRICT_SETTINGS: Final = ("--tool-strict-level",)
+
+
+def _media_switch(args: Sequence[str]) -> bool | None:
+    """The later argument wins."""
+    given = [arg for arg in args if arg in ("--language-model-only", "--no-language-model-only")]
+    return False if given[-1:] == ["--language-model-only"] else None
+
+
 _GENERATING: Final = EngineDifferences(
     {**_FIELDS, SCORE: {"label_token_ids": tokenscores.few_labels}},
     not_transcribed=_NOT_TRANSCRIBED,
+    reads_images=IMAGES_IF_ASKED,
+    media_switch=_media_switch,
     no_prefix_cache_arg=NO_PREFIX_CACHE,
     free_parsers=_FREE_PARSERS,
     strict_settings=_STRICT_SETTINGS,
@@ -248,6 +259,8 @@ _DIFFERENCES: Final = EngineDifferences(
     pairs_score=True,
     generating=_GENERATING,
     not_transcribed=_NOT_TRANSCRIBED,
+    reads_images=IMAGES_IF_ASKED,
+    media_switch=_media_switch,
     no_prefix_cache_arg=NO_PREFIX_CACHE,
     free_parsers=_FREE_PARSERS,
     strict_settings=_STRICT_SETTINGS,

@@ -54,13 +54,6 @@ def prefill_graphs(max_tokens: int) -> int:
     return sum(max(0, (min(last, max_tokens) - first) // step + 1) for first, last, step in spans)
 
 
-def is_multimodal(facts: ArtifactFacts, tuning: SGLangArguments) -> bool:
-    """Whether the engine reads images."""
-    if tuning.multimodal is None:
-        return facts.multimodal
-    return tuning.multimodal and (facts.multimodal or facts.vision_layers is not None)
-
-
 def reserve_mib(facts: ArtifactFacts, total_mib: float, tensor: int, tuning: SGLangArguments) -> float:
     """MiB of one GPU that SGLang keeps free for activations and graphs."""
     chosen = defaults(total_mib, tensor)
@@ -86,7 +79,7 @@ def _captures_prefill(facts: ArtifactFacts, tuning: SGLangArguments) -> bool:
     name = facts.architecture
     if not tuning.prefill_graphs or tuning.pipeline > 1 or name in NO_PREFILL_GRAPHS:
         return False
-    return not is_multimodal(facts, tuning) or name in MULTIMODAL_PREFILL_GRAPHS
+    return not tuning.reads_media(facts) or name in MULTIMODAL_PREFILL_GRAPHS
 
 
 def static_fraction(facts: ArtifactFacts, total_mib: float, tensor: int, tuning: SGLangArguments) -> float:
@@ -94,7 +87,7 @@ def static_fraction(facts: ArtifactFacts, total_mib: float, tensor: int, tuning:
     if tuning.mem_fraction_static is not None:
         return min(1.0, max(0.0, tuning.mem_fraction_static))
     fraction = round((total_mib - reserve_mib(facts, total_mib, tensor, tuning)) / total_mib, 3)
-    if is_multimodal(facts, tuning) and facts.vision_layers is not None and facts.vision_width is not None:
+    if tuning.reads_media(facts) and facts.vision_layers is not None and facts.vision_width is not None:
         # A larger image encoder needs more memory for activations; 24 layers of width 1024 are the reference.
         scale = facts.vision_layers * facts.vision_width**2 / (24 * 1024**2)
         fraction *= 0.95 * max(0.8, min(1.05, 1 - 0.1 * (scale - 1)))

@@ -8,7 +8,7 @@ from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Sizing
 from shoal.core.sizing.cell import SWA_FULL_TOKENS_RATIO, bytes_per_token
 from shoal.core.sizing.sglang.arguments import SGLangArguments
-from shoal.core.sizing.sglang.fraction import is_multimodal, static_fraction
+from shoal.core.sizing.sglang.fraction import static_fraction
 from shoal.core.sizing.sglang.slots import slot_bytes
 from shoal.core.sizing.types import GPU, MemoryBreakdown
 from shoal.core.sizing.units import MI, before
@@ -58,7 +58,7 @@ def breakdown(
     fraction = static_fraction(facts, gpu.memory_bytes / MI, gpus, tuning)
     pre = gpu.memory_bytes - overhead
     static = int(pre * fraction)
-    images = _IMAGE_CACHE if is_multimodal(facts, tuning) else 0
+    images = _IMAGE_CACHE if tuning.reads_media(facts) else 0
     adapters = slot_bytes(facts, gpus, tuning) or 0
     state, slots = _state(facts, static - weights - images - adapters, gpus, tuning)
     return MemoryBreakdown(

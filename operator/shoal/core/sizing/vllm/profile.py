@@ -100,8 +100,7 @@ def _hidden(facts: ArtifactFacts) -> int:
 
 def images(facts: ArtifactFacts, largest: Batch, tuning: VLLMArguments) -> int:
     """Bytes on each GPU for images: the encoder's batch and its embeddings; 0 for an engine that reads none."""
-    reads = facts.multimodal if tuning.multimodal is None else tuning.multimodal and facts.multimodal
-    return _IMAGES + 2 * 2 * largest.tokens * _hidden(facts) if reads else 0
+    return _IMAGES + 2 * 2 * largest.tokens * _hidden(facts) if tuning.reads_media(facts) else 0
 
 
 def graphs(facts: ArtifactFacts, largest: Batch, tuning: VLLMArguments) -> int:
