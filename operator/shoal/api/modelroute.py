@@ -123,7 +123,8 @@ class RouteMatch(Object):
     prompt_bytes: LengthMatch | None = None
     """Length of the request's body in bytes."""
     prompt_tokens: LengthMatch | None = None
-    """Length of the request's body in estimated tokens: a quarter of its bytes."""
+    """Length of the request in estimated tokens: a quarter of the bytes of its text, and for images, sounds and files
+    what they show."""
 
 
 class SessionAffinity(Object):
