@@ -57,6 +57,8 @@ class Dialect:
     """How external targets are asked that serve it themselves; None: it is none that they may serve."""
     names: Names = ()
     """What the client calls the fields of the engine's request."""
+    id_header: bytes = b""
+    """The header in which its SDKs look for the request's id; empty: they read `x-request-id`."""
 
 
 def _anthropic_error(error: ApiError, id: str) -> bytes:
@@ -84,6 +86,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
             anthropic_native.native_turns,
         ),
         anthropic.NAMES,
+        b"request-id",
     ),
     COUNT_TOKENS: Dialect(
         TOKENIZE,
@@ -101,6 +104,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
             anthropic_native.native_turns,
         ),
         anthropic.NAMES,
+        b"request-id",
     ),
     RESPONSES: Dialect(
         CHAT,

@@ -179,4 +179,6 @@ class Reply:
         own = self._id.encode()
         client = own if self._client_id is None else self._client_id.encode()
         ids = b"x-request-id: %b\r\nx-shoal-request-id: %b\r\n" % (client, own)
+        if self._dialect is not None and self._dialect.id_header:
+            ids += b"%b: %b\r\n" % (self._dialect.id_header, own)
         return ids if self.quota is None else ids + self.quota.header_lines()

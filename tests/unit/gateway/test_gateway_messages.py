@@ -42,7 +42,7 @@ async def test_a_message_is_answered_and_metered(tmp_path: Path) -> None:
         assert sent.path == "/v1/chat/completions"
         assert [m["role"] for m in sent.body["messages"]] == ["system", "user"]
         (record,) = await it.records()
-        assert got.id == record.data.request_id
+        assert got.id == got._request_id == record.data.request_id
         # The series are those of a chat.
         [counted] = [
             sample
@@ -61,6 +61,7 @@ async def test_a_message_is_streamed_and_metered(tmp_path: Path) -> None:
         async with client.messages.stream(model="llama", max_tokens=32, messages=HI) as stream:
             text = [piece async for piece in stream.text_stream]
             whole = await stream.get_final_message()
+            assert stream.request_id == whole.id
         assert text == ["a", "b", "c"]
         assert (whole.stop_reason, whole.usage.input_tokens, whole.usage.output_tokens) == ("end_turn", 3, 3)
         assert whole.usage.cache_read_input_tokens == 4
@@ -79,6 +80,7 @@ async def test_tokens_of_a_prompt_are_counted_and_cost_nothing(tmp_path: Path) -
         tool: anthropic.types.ToolParam = {"name": "read", "input_schema": {"type": "object"}}
         got = await client.messages.count_tokens(model="llama", system="Be brief.", messages=HI, tools=[tool])
         assert got.input_tokens == 3
+        assert got._request_id
         [sent] = engine.requests
         assert [m["role"] for m in sent.body["messages"]] == ["system", "user"]
         assert sent.body["tools"][0]["function"]["name"] == "read"
@@ -94,6 +96,7 @@ async def test_errors_reach_the_sdk_as_its_own(tmp_path: Path) -> None:
             await client.messages.create(model="nobody", max_tokens=3, messages=HI)
         assert isinstance(missing.value.body, dict)
         assert missing.value.body["error"]["type"] == "not_found_error"
+        assert missing.value.request_id == missing.value.body["request_id"]
         document: anthropic.types.MessageParam = {
             "role": "user",
             "content": [{"type": "document", "source": {"type": "url", "url": "https://example.com/x.pdf"}}],
