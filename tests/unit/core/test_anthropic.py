@@ -145,6 +145,11 @@ def test_which_tool_must_be_called(choice: dict[str, Any], expected: object) -> 
             "tools[0].type",
             'tools of type "web_search_20250305" run at Anthropic, not here',
         ),
+        (
+            {"system": [{"type": "text", "text": "x", "citations": {"enabled": True}}]},
+            "system[0].citations",
+            "answers here have no citations",
+        ),
         ({"tool_choice": {"type": "x"}, "tools": [TOOL]}, "tool_choice.type", "must be"),
         ({"messages": [{"role": "user", "content": [7]}]}, "messages[0].content[0]", "must be an object"),
     ],
@@ -316,6 +321,28 @@ def test_what_the_assistant_said_before_is_not_continued() -> None:
     call = {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "read", "input": {}}]}
     for messages in ([BEGUN, {"role": "user", "content": "x"}], [call]):
         assert "continue_final_message" not in chat_request(ASKED | {"messages": messages})
+
+
+def test_members_that_say_nothing_here_are_passed_over() -> None:
+    """Coding agents send them: without an effect they work on, with a 400 they would not."""
+    tool = {"input_examples": [{"path": "a"}], "defer_loading": True, "eager_input_streaming": True}
+    said = [{"type": "text", "text": "Hm.", "citations": [{"type": "page_location"}]}]
+    plain = {"role": "assistant", "content": "Hm."}
+    body = ASKED | {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}, plain, BEGUN]}
+    more = {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "x", "citations": {"enabled": False}}]},
+            {"role": "assistant", "content": said},
+            BEGUN,
+        ],
+        "output_config": {"task_budget": {"type": "tokens", "total": 9}},
+        "metadata": {"team": "a"},
+    }
+    assert chat_request(body | {"tools": [TOOL | tool]} | more) == chat_request(body | {"tools": [TOOL]})
+    thinking = {"type": "adaptive"}
+    assert chat_request(body | {"thinking": thinking | {"display": "omitted"}}) == chat_request(
+        body | {"thinking": thinking}
+    )
 
 
 def test_fields_that_say_nothing_here_are_taken() -> None:

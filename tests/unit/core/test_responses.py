@@ -119,6 +119,7 @@ def test_what_a_coding_agent_sends_is_a_valid_chat_completion() -> None:
         ({"tools": [{"type": "namespace", "tools": [TOOL]}, {"type": "web_search"}]}, "tools[0].type", '"namespace"'),
         ({"tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice.type", 'must be "function"'),
         ({"logit_bias": {}}, "logit_bias", "`logit_bias` is not supported."),
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode", 'must be "standard"'),
     ],
 )
 def test_what_cannot_be_translated_is_named(more: dict[str, Any], param: str, text: str) -> None:
@@ -126,6 +127,18 @@ def test_what_cannot_be_translated_is_named(more: dict[str, Any], param: str, te
         chat_request({"model": "llama", "input": "hi"} | more)
     assert refused.value.param == param
     assert text in str(refused.value)
+
+
+def test_members_that_say_nothing_here_are_passed_over() -> None:
+    """Coding agents send them: without an effect they work on, with a 400 they would not."""
+    body: dict[str, Any] = {"model": "llama", "input": [{"role": "user", "content": "hi"}], "tools": [TOOL]}
+    more: dict[str, Any] = {
+        "input": [{"role": "user", "content": "hi", "id": "msg_1", "status": "completed", "phase": "commentary"}],
+        "tools": [TOOL | {"defer_loading": True, "output_schema": {"type": "object"}}],
+        "reasoning": {"summary": "auto", "context": "all_turns", "mode": "standard"},
+        "text": {"verbosity": "low"},
+    }
+    assert chat_request(body | more) == chat_request(body)
 
 
 USAGE = {

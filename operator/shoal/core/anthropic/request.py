@@ -1,12 +1,13 @@
 """The body of Anthropic's `POST /v1/messages` as the body of a chat completion, and of `/v1/messages/count_tokens` as
 that of `/v1/tokenize`.
 
-What comes out is checked like any chat completion (`core/fields`): bounds stand there, and not here.
+What comes out is checked like any chat completion (`core/fields`): bounds stand there, and not here. Members of blocks,
+tools and settings that nothing here reads are passed over: coding agents send new ones with each release.
 """
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import orjson
 
@@ -207,6 +208,9 @@ def _text(block: Json, at: str) -> str:
     text = block.get("text")
     if not isinstance(text, str):
         raise NotTranslatable(f"{at}.text", f"`{at}.text` must be a string.")
+    cited: object = block.get("citations")  # those of an earlier answer are a list
+    if isinstance(cited, dict) and cast(Json, cited).get("enabled") not in (None, False):
+        raise NotTranslatable(f"{at}.citations", f"`{at}.citations` is not supported: answers here have no citations.")
     return text
 
 

@@ -1,6 +1,7 @@
 """The body of OpenAI's `POST /v1/responses` as the body of a chat completion.
 
-What comes out is checked like any chat completion (`core/fields`): bounds stand there, and not here.
+What comes out is checked like any chat completion (`core/fields`): bounds stand there, and not here. Members of items,
+tools and settings that nothing here reads are passed over: coding agents send new ones with each release.
 """
 
 import re
@@ -64,8 +65,10 @@ def chat_request(body: Mapping[str, Any]) -> Json:
             out["tool_choice"] = choice
     else:
         out.pop("parallel_tool_calls", None)
-    effort = as_object(body.get("reasoning"), "reasoning").get("effort")
-    if effort is not None:
+    reasoning = as_object(body.get("reasoning"), "reasoning")
+    if reasoning.get("mode") not in (None, "standard"):
+        raise NotTranslatable("reasoning.mode", '`reasoning.mode` must be "standard": there is one mode here.')
+    if (effort := reasoning.get("effort")) is not None:
         out["reasoning_effort"] = effort
     if (wanted := _format(as_object(body.get("text"), "text").get("format"))) is not None:
         out["response_format"] = wanted
