@@ -122,6 +122,26 @@ async def test_focus_has_a_row_per_unit(tmp_path: Path) -> None:
     assert (images["x_ConsumedTokens"], images["ChargeDescription"]) == ("", "Images of chat/llama")
 
 
+async def test_focus_tells_the_kinds_of_tokens_once(tmp_path: Path) -> None:
+    """They are in the input or the output, whose prices they have."""
+    names = ("SkuMeter", "x_ImageTokens", "x_AudioTokens", "x_ReasoningTokens", "x_AcceptedTokens")
+    told: dict[str, Any] = {"image_tokens": 7, "audio_tokens": 5, "reasoning_tokens": 3, "accepted_tokens": 2}
+    async with ledger(f"sqlite:///{tmp_path}/ledger.sqlite", tmp_path, october=UNITS) as books:
+        await books.fill(
+            hour("2026-11-01T00:00", input_tokens=30, cached_tokens=10, output_tokens=9, images=1, **told),
+            hour("2026-11-01T00:00", model="chat/seen", input_tokens=10, cached_tokens=10, image_tokens=7),
+        )
+        answer = await books.get("/v1/focus", from_="2026-11-01", to="2026-11-02")
+        rows = list(csv.DictReader(io.StringIO(answer.body.decode())))
+    assert [tuple(row[name] for name in names) for row in rows] == [
+        ("Input Tokens", "7", "5", "", ""),
+        ("Cached Input Tokens", "", "", "", ""),
+        ("Output Tokens", "", "", "3", "2"),
+        ("Images", "", "", "", ""),
+        ("Cached Input Tokens", "7", "", "", ""),
+    ]
+
+
 async def test_margin_without_a_price_of_audio_is_unknown(tmp_path: Path) -> None:
     async with ledger(f"sqlite:///{tmp_path}/ledger.sqlite", tmp_path, october=UNITS) as books:
         await books.fill(

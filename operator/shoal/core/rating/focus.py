@@ -8,8 +8,8 @@ number.
 """
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
@@ -28,9 +28,9 @@ COLUMNS: Final = (
     "ContractedUnitPrice", "EffectiveCost", "InvoiceId", "InvoiceIssuerName", "ListCost", "ListUnitPrice",
     "PricingCategory", "PricingQuantity", "PricingUnit", "ProviderName", "PublisherName", "ResourceId",
     "ResourceName", "ResourceType", "ServiceCategory", "ServiceName", "ServiceSubcategory", "SkuId", "SkuMeter",
-    "SkuPriceDetails", "SkuPriceId", "SubAccountId", "SubAccountName", "SubAccountType", "Tags", "x_Adapter",
-    "x_ConsumedQuantity", "x_ConsumedTokens", "x_ConsumedUnit", "x_ExternalId", "x_GpuClass",
-    "x_Model", "x_Plan", "x_PriceList",
+    "SkuPriceDetails", "SkuPriceId", "SubAccountId", "SubAccountName", "SubAccountType", "Tags", "x_AcceptedTokens",
+    "x_Adapter", "x_AudioTokens", "x_ConsumedQuantity", "x_ConsumedTokens", "x_ConsumedUnit", "x_ExternalId",
+    "x_GpuClass", "x_ImageTokens", "x_Model", "x_Plan", "x_PriceList", "x_ReasoningTokens",
 )  # fmt: skip
 _TOKENS: Final = "Tokens"
 _ZERO: Final = "0.0"
@@ -74,6 +74,8 @@ class _Meter:
     """The price without a plan."""
     cost: int
     published_cost: int
+    kinds: Mapping[str, int] = field(default_factory=dict[str, int])
+    """By column: kinds of tokens without a price of their own."""
 
     @property
     def title(self) -> str:
@@ -99,16 +101,20 @@ def _meters(usage: Usage, found: tuple[InForce, Rate] | None) -> Iterator[_Meter
     rate = None if found is None else found[1]
     # The list price is the price without a plan; if there is none, the plan's own price.
     listed = None if found is None else found[0].book.find(None, usage.model, usage.adapter) or found[1]
-    for name, field, tokens in (
-        ("Input", "input", counts.input - cached),
-        ("Cached Input", "cached", cached),
-        ("Output", "output", counts.output),
+    fresh = counts.input - cached
+    # How many of them were cached is unknown: they stand in one row of the input.
+    of_input = {"x_AudioTokens": counts.audio_tokens, "x_ImageTokens": counts.image_tokens}
+    of_output = {"x_AcceptedTokens": counts.accepted, "x_ReasoningTokens": counts.reasoning}
+    for name, of_rate, tokens, kinds in (
+        ("Input", "input", fresh, of_input),
+        ("Cached Input", "cached", cached, {} if fresh else of_input),
+        ("Output", "output", counts.output, of_output),
     ):
         if tokens:
-            price: int | None = None if rate is None else getattr(rate, field)
-            published: int | None = None if listed is None else getattr(listed, field)
+            price: int | None = None if rate is None else getattr(rate, of_rate)
+            published: int | None = None if listed is None else getattr(listed, of_rate)
             costs = (price or 0) * tokens, (published or 0) * tokens
-            yield _Meter(name, _TOKENS, _decimal(tokens * money.UNIT), tokens, price, published, *costs)
+            yield _Meter(name, _TOKENS, _decimal(tokens * money.UNIT), tokens, price, published, *costs, kinds)
     for unit in UNITS:
         if count := getattr(counts, unit.count):
             price = None if rate is None else price_of(rate, unit)
@@ -178,6 +184,7 @@ def _usage_row(
         "x_GpuClass": usage.gpu_class or "",
         "x_Model": usage.model,
         "x_Plan": usage.plan or "",
+        **{column: str(tokens) for column, tokens in meter.kinds.items() if tokens},
     }
     if found is None or meter.price is None or meter.published is None:
         return row
