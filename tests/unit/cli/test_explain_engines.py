@@ -14,7 +14,10 @@ from tests.support import model_configs as configs
 GI = 2**30
 
 
-def run(folder: Path, engine: dict[str, Any], config: dict[str, Any], *more: str, gib: int = 15) -> str:
+def run(
+    folder: Path, engine: dict[str, Any], config: dict[str, Any], *more: str, gib: int = 15, rank: int | None = None
+) -> str:
+    """`rank`: that of the Model's LoRAPool; None: it has none."""
     model = {
         "apiVersion": "shoal.dev/v1alpha1", "kind": "Model", "metadata": {"name": "m", "namespace": "a"},
         "spec": {
@@ -29,7 +32,11 @@ def run(folder: Path, engine: dict[str, Any], config: dict[str, Any], *more: str
         }
         for name, memory in (("h100", "80Gi"), ("l4", "24Gi"))
     ]  # fmt: skip
-    (folder / "model.yaml").write_text(yaml.safe_dump(model))
+    pool = {
+        "apiVersion": "shoal.dev/v1alpha1", "kind": "LoRAPool", "metadata": {"name": "pool", "namespace": "a"},
+        "spec": {"modelRef": {"name": "m"}, "maxRank": rank, "slotsPerReplica": 8},
+    }  # fmt: skip
+    (folder / "model.yaml").write_text(yaml.safe_dump_all([model] if rank is None else [model, pool]))
     (folder / "fleet.yaml").write_text(yaml.safe_dump_all(classes))
     (folder / "config.json").write_text(json.dumps(config))
     files = ["-f", str(folder / "model.yaml"), "--fleet", str(folder / "fleet.yaml")]
@@ -39,8 +46,10 @@ def run(folder: Path, engine: dict[str, Any], config: dict[str, Any], *more: str
     return done.output
 
 
-def other(folder: Path, engine: dict[str, Any], config: dict[str, Any], gib: int = 15) -> dict[str, Any]:
-    report = json.loads(run(folder, engine, config, "-o", "json", gib=gib))
+def other(
+    folder: Path, engine: dict[str, Any], config: dict[str, Any], gib: int = 15, rank: int | None = None
+) -> dict[str, Any]:
+    report = json.loads(run(folder, engine, config, "-o", "json", gib=gib, rank=rank))
     (found,) = report["models"][0]["otherEngines"]
     return found
 
@@ -101,3 +110,34 @@ def test_an_engine_that_would_refuse_the_model_is_no_alternative(tmp_path: Path)
     assert summary == f"vLLM instead: would be refused (spec.engine.type: {said})"
     guessing = {"type": "vLLM", "contextLength": 8192, "speculation": {"method": "NGram"}}
     assert "guesses from the answers to all tenants" in other(tmp_path, guessing, configs.LLAMA_8B)["summary"]
+
+
+def test_an_engine_that_would_refuse_the_pool_is_not_sized(tmp_path: Path) -> None:
+    found = other(tmp_path, {}, configs.LLAMA_8B, rank=1024)
+    said = "Model a/m: vLLM serves adapters up to rank 512, and the pool's spec.maxRank is 1024"
+    assert found["summary"] == f"vLLM instead: would not serve LoRAPool a/pool ({said})"
+    assert found["classes"] == []
+
+
+def test_a_pool_that_only_the_other_engine_serves_counts_there(tmp_path: Path) -> None:
+    found = other(tmp_path, {"type": "vLLM"}, configs.LLAMA_8B, rank=1024)
+    without = other(tmp_path, {"type": "vLLM"}, configs.LLAMA_8B)["classes"][0]["kvTokensPerReplica"]
+    (tokens,) = (c["kvTokensPerReplica"] for c in found["classes"] if c["fits"])
+    assert tokens < 100_000 < 400_000 < without
+    assert "SGLang instead: fits on 1 classes with LoRAPool a/pool, vLLM on 2 without; " in found["summary"]
+    assert ": only SGLang serves the pool; " in found["summary"]
+    assert "holds more" not in found["summary"]
+
+
+def test_a_pool_that_both_serve_counts_on_both(tmp_path: Path) -> None:
+    for engine in ({}, {"type": "vLLM"}):
+        without = other(tmp_path, engine, configs.LLAMA_8B)["classes"][0]["kvTokensPerReplica"]
+        found = other(tmp_path, engine, configs.LLAMA_8B, rank=64)
+        assert found["classes"][0]["kvTokensPerReplica"] < without
+        assert "LoRAPool" not in found["summary"]
+
+
+def test_a_pool_that_fits_no_engine_counts_on_none(tmp_path: Path) -> None:
+    found = other(tmp_path, {}, configs.GEMMA2_9B, rank=64)
+    assert found["classes"], "it is compared without the pool, as it is run"
+    assert "LoRAPool" not in found["summary"]

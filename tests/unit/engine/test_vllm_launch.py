@@ -138,6 +138,7 @@ def test_what_does_not_go_with_adapters(given: dict[str, str], why: str | None) 
     assert found is None if why is None else why in (found or "")
     assert "up to rank 512" in (VLLM.pod.pool_problem(pool(maxRank=513), {}, {}) or "")
     assert VLLM.pod.pool_problem(pool(maxRank=512), {}, {}) is None
+    assert not [arg for arg in args(model(), pool=pool(maxRank=513)) if "lora" in arg], "no rank of None"
 
 
 @pytest.mark.parametrize(

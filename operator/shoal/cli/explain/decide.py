@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Final, Literal
+from typing import Final
 
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.config import OperatorConfig
@@ -13,18 +13,16 @@ from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
 from shoal.cli.explain.engines import OtherEngine, others
 from shoal.cli.explain.inputs import Declared, ExplainedFleet
+from shoal.cli.explain.onengine import OnEngine, PlacementInputs, on_engine
 from shoal.core import candidates
-from shoal.core.candidates import Considered, Tune
+from shoal.core.candidates import Considered
 from shoal.core.devices import DeviceFacts, current, facts_of, match, offered
 from shoal.core.facts import Node
 from shoal.core.fleet import FleetModel, FleetSnapshot, decide
 from shoal.core.gpus import held_by_node
 from shoal.core.placement import ClassSupply, ClassUse, Moves, NodeSupply, Placement
-from shoal.core.sizing import GPU, Sized, Tuning
+from shoal.core.sizing import Sized
 from shoal.core.status import modelstatus
-from shoal.engine.kinds import kind_of
-from shoal.manifests.pool import applied, pool_problem
-from shoal.manifests.shape import engine_problems, engine_row, engine_table, engine_version
 
 NODE_GPUS: Final = 8
 """GPUs per node when no file contains Nodes: those of the usual server."""
@@ -115,15 +113,12 @@ def explain(
     members = candidates.members(fleet.classes.values(), fleet.nodes or (), offers)
     gpus = candidates.gpus_of(fleet.classes.values(), members, devices)
     models_given = declared.models
-    problems = {m.key: _problem(m, fleet, facts[m.key], config) for m in models_given}
-    pools = {m.key: _pool(m, facts[m.key], config, declared) for m in models_given if not problems[m.key]}
-    considered = {
-        m.key: _consider(m, facts[m.key], fleet, gpus, config, pools[m.key][0])
-        for m in models_given
-        if not problems[m.key]
-    }
+    inputs = PlacementInputs(declared, fleet, gpus, config)
+    found = {m.key: on_engine(m, facts[m.key], inputs) for m in models_given}
     models = [
-        _fleet_model(m, considered[m.key], position) for position, m in enumerate(models_given) if m.key in considered
+        _fleet_model(m, found[m.key].considered, position)
+        for position, m in enumerate(models_given)
+        if not found[m.key].problems
     ]
     supplies = _supplies(fleet, members, models, {m.key for m in models_given})
     plan = decide(FleetSnapshot(() if fleet.built_in else models, supplies, Moves(in_flight=0)), now=0.0)
@@ -132,12 +127,8 @@ def explain(
     by_key = {decision.demand.key: decision.placement for decision in plan.models.values()}
     reports = tuple(
         replace(
-            _model(m, facts[m.key], problems[m.key], considered.get(m.key), by_key.get(m.key), fleet, context),
-            pool=pools[m.key][0] if m.key in pools else None,
-            pool_note=pools[m.key][1] if m.key in pools else "",
-            others=_others(m, facts[m.key], fleet, gpus, pools[m.key][0], considered[m.key], by_key.get(m.key))
-            if m.key in pools
-            else (),
+            _model(found[m.key], facts[m.key], by_key.get(m.key), fleet, context),
+            others=_others(found[m.key], facts[m.key], inputs, by_key.get(m.key)),
         )
         for m in models_given
     )
@@ -149,92 +140,13 @@ def explain(
     )
 
 
-def _problem(model: Model, fleet: ExplainedFleet, facts: ArtifactFacts | str, config: OperatorConfig) -> str:
-    version = engine_version(model, config)
-    found = [
-        p.message
-        for p in modelstatus.problems(
-            model,
-            classes=fleet.classes,
-            versions=tuple(engine_table(model, config).versions),
-            version=version,
-            argument_problems=kind_of(model).pod.extra_args_problems(version, model.spec.engine.extra_args),
-            engine_problems=engine_problems(model, config, None if isinstance(facts, str) else facts),
-            secret_missing=None,
-        )
-    ]
-    sizing = model.spec.sizing
-    enough = sizing.weight_bytes is not None and sizing.kv_bytes_per_token is not None
-    return "; ".join([*found, *([facts] if isinstance(facts, str) and not enough else [])])
-
-
-def _consider(
-    model: Model,
-    facts: ArtifactFacts | str,
-    fleet: ExplainedFleet,
-    gpus: Mapping[str, GPU],
-    config: OperatorConfig,
-    pool: LoRAPool | None,
-) -> Considered:
-    known = None if isinstance(facts, str) else facts
-    return candidates.consider(model, known, fleet.classes, gpus, tune_for(model, config, known, pool))
-
-
 def _others(
-    model: Model,
-    facts: ArtifactFacts | str,
-    fleet: ExplainedFleet,
-    gpus: Mapping[str, GPU],
-    pool: LoRAPool | None,
-    own: Considered,
-    placement: Placement | None,
+    own: OnEngine, facts: ArtifactFacts | str, inputs: PlacementInputs, placement: Placement | None
 ) -> tuple[OtherEngine, ...]:
+    if own.problems:
+        return ()
     used = [v.gpu_class for v in placement.variants if v.replicas] if placement else []
-    known = None if isinstance(facts, str) else facts
-    return others(model, known, fleet.classes, gpus, pool, own, used)
-
-
-def _pool(
-    model: Model, facts: ArtifactFacts | str, config: OperatorConfig, declared: Declared
-) -> tuple[LoRAPool | None, str]:
-    """The pool of the Model's engines, and its description."""
-    pool = declared.pool_of(model)
-    if pool is None:
-        return None, ""
-    name = f"LoRAPool {pool.metadata.namespace}/{pool.metadata.name}"
-    known = None if isinstance(facts, str) else facts
-    if (problem := pool_problem(pool, model, known, config)) is not None:
-        return None, f"{name} is left out: {problem.message}"
-    used = applied(pool, model, known, config)
-    if used is None:
-        return None, f"{name} is left out: what its adapters need is not known without the facts of the weights"
-    spec, others = pool.spec, [p for p in declared.pools if p.model_key == model.key and p is not pool]
-    lost = "".join(
-        f"; LoRAPool {p.metadata.namespace}/{p.metadata.name} comes too late: one pool per Model" for p in others
-    )
-    return used, (
-        f"{name}: {spec.slots_per_replica} places for adapters of rank {spec.max_rank} on each replica, {spec.cached} "
-        f"in its host memory; adapters in these files: {declared.adapters_of(pool)}{lost}"
-    )
-
-
-def tune_for(model: Model, config: OperatorConfig, facts: ArtifactFacts | None, pool: LoRAPool | None = None) -> Tune:
-    """Memory-related tuning that follows from the engine's arguments."""
-    row = engine_row(model, config)
-
-    def tune(quantization: Literal["FP8"] | None) -> Tuning:
-        env = {e.name: e.value for e in (*row.env, *model.spec.pod.env)}
-        return kind_of(model).pod.tuning(
-            model.spec.engine.extra_args,
-            platform_args=row.args,
-            quantization=quantization,
-            env=env,
-            pool=pool,
-            facts=facts,
-            engine=model.spec.engine,
-        )
-
-    return tune
+    return others(own, facts, inputs, used)
 
 
 def _fleet_model(model: Model, considered: Considered, position: int) -> FleetModel:
@@ -284,18 +196,17 @@ def _supplies(
 
 
 def _model(
-    model: Model,
+    found: OnEngine,
     facts: ArtifactFacts | str,
-    problem: str,
-    considered: Considered | None,
     placement: Placement | None,
     fleet: ExplainedFleet,
     context: int | None,
 ) -> ModelReport:
+    model, considered = found.model, found.considered
     known = None if isinstance(facts, str) else facts
     longest = context or model.spec.engine.context_length or (known.context_length if known else None)
-    if considered is None:
-        return ModelReport(model, known, (), None, problem, longest)
+    if found.problems:
+        return ModelReport(model, known, (), None, "; ".join(found.problems), longest)
     used = {v.gpu_class: v for v in placement.variants if v.replicas} if placement else {}
     excluded = {e.gpu_class: e for e in placement.excluded} if placement else {}
     rejected = {r.gpu_class: r for r in considered.rejected}
@@ -316,7 +227,7 @@ def _model(
     by_cost = sorted(considered.candidates, key=lambda c: (c.hourly_cost is None, c.hourly_cost or 0, c.gpu_class))
     rows = [report(c.gpu_class, c.hourly_cost) for c in by_cost] + [report(name, None) for name in rejected]
     note = f"sized without the facts of the weights: {facts}" if isinstance(facts, str) else ""
-    return ModelReport(model, known, tuple(rows), placement, "", longest, note)
+    return ModelReport(model, known, tuple(rows), placement, "", longest, note, found.pool.used, found.pool.note)
 
 
 def currency(gpu_class: GPUClass) -> str | None:

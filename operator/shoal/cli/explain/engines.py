@@ -1,16 +1,14 @@
 """The same Model on the other engines: what fits where, which engine fits better, and why."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.api.artifact import ArtifactFacts
-from shoal.api.gpuclass import GPUClass
-from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
-from shoal.core import candidates
-from shoal.core.candidates import Considered, Tune
-from shoal.core.sizing import GPU, Sized
-from shoal.engine.kinds import KINDS, kind_of
+from shoal.cli.explain.onengine import NOWHERE, OnEngine, PlacementInputs, on_engine
+from shoal.core.candidates import Considered
+from shoal.core.sizing import Sized
+from shoal.engine.kinds import KINDS
 from shoal.engine.port import EngineKind
 
 _GI = 2**30
@@ -18,65 +16,53 @@ _GI = 2**30
 
 @dataclass(frozen=True, slots=True)
 class OtherEngine:
-    """A Model as another engine would serve it, with that engine's default arguments."""
+    """A Model as another engine would serve it, without the arguments that are its own engine's."""
 
     engine: str
     considered: Considered
+    """Nowhere, if the engine would refuse the Model or its pool."""
     summary: str
     """Which of the two engines fits better and why, for a person."""
 
 
 def others(
-    model: Model,
-    facts: ArtifactFacts | None,
-    classes: Mapping[str, GPUClass],
-    gpus: Mapping[str, GPU],
-    pool: LoRAPool | None,
-    own: Considered,
-    used: Sequence[str],
+    own: OnEngine, facts: ArtifactFacts | str, inputs: PlacementInputs, used: Sequence[str]
 ) -> tuple[OtherEngine, ...]:
-    """The Model on every engine but its own. Its `extraArgs` are its own engine's, so they are left out. `used`: the
-    classes that have its replicas, by which the engines are compared first."""
+    """The Model on every engine but its own. `used`: the classes that have its replicas, by which the engines are
+    compared first."""
     return tuple(
-        _other(kind, model, facts, classes, gpus, pool, own, used)
+        _other(own, on_engine(_moved(own.model, kind), facts, inputs), used)
         for kind in KINDS.values()
-        if kind.type != model.spec.engine.type
+        if kind.type != own.model.spec.engine.type
     )
 
 
-def _other(
-    kind: EngineKind,
-    model: Model,
-    facts: ArtifactFacts | None,
-    classes: Mapping[str, GPUClass],
-    gpus: Mapping[str, GPU],
-    pool: LoRAPool | None,
-    own: Considered,
-    used: Sequence[str],
-) -> OtherEngine:
-    found = candidates.consider(model, facts, classes, gpus, _tune(kind, model, facts, pool))
-    refused = kind.pod.problems(_moved(model, kind), "", facts)
-    if refused:
-        return OtherEngine(kind.type, found, f"{kind.type} instead: would be refused ({refused[0]})")
-    return OtherEngine(kind.type, found, _summary(kind_of(model).type, own, kind.type, found, used))
-
-
 def _moved(model: Model, kind: EngineKind) -> Model:
-    """The Model with this type of engine, and without names and arguments that are its own engine's."""
-    own: dict[str, object] = {"extra_args": (), "tool_call_parser": None, "reasoning_parser": None}
-    engine = model.spec.engine.model_copy(update={"type": kind.type, **own})
+    """The Model with this type of engine, and without what is its own engine's: version, image, names, arguments."""
+    without: dict[str, object] = {"version": None, "image": None, "extra_args": ()}
+    without |= {"tool_call_parser": None, "reasoning_parser": None}
+    engine = model.spec.engine.model_copy(update={"type": kind.type, **without})
     return model.model_copy(update={"spec": model.spec.model_copy(update={"engine": engine})})
 
 
-def _tune(kind: EngineKind, model: Model, facts: ArtifactFacts | None, pool: LoRAPool | None) -> Tune:
-    engine = model.spec.engine
-    return lambda quantization: kind.pod.tuning((), quantization=quantization, pool=pool, facts=facts, engine=engine)
+def _other(own: OnEngine, other: OnEngine, used: Sequence[str]) -> OtherEngine:
+    name, pool = other.model.spec.engine.type, other.pool
+    if other.problems:
+        return OtherEngine(name, NOWHERE, f"{name} instead: would be refused ({other.problems[0]})")
+    if own.pool.used and pool.refused:
+        return OtherEngine(name, NOWHERE, f"{name} instead: would not serve {pool.name} ({pool.refused})")
+    return OtherEngine(name, other.considered, _summary(own, other, used))
 
 
-def _summary(own_name: str, own: Considered, other_name: str, other: Considered, used: Sequence[str]) -> str:
+def _summary(of_own: OnEngine, of_other: OnEngine, used: Sequence[str]) -> str:
+    own_name, own = of_own.model.spec.engine.type, of_own.considered
+    other_name, other = of_other.model.spec.engine.type, of_other.considered
     first = [name for name in used if name in own.sized]
     names = [*first, *own.sized, *(name for name in other.sized if name not in own.sized)]
-    counts = f"{other_name} instead: fits on {len(other.sized)} classes, {own_name} on {len(own.sized)}"
+    more = of_other.pool.used is not None and of_own.pool.used is None
+    pool, without = (f" with {of_other.pool.name}", " without") if more else ("", "")
+    fits = f"fits on {len(other.sized)} classes{pool}, {own_name} on {len(own.sized)}{without}"
+    counts = f"{other_name} instead: {fits}"
     if not names:
         reasons = sorted({r.why for r in other.rejected})
         return counts + (f" ({reasons[0]})" if reasons else "")
@@ -86,8 +72,9 @@ def _summary(own_name: str, own: Considered, other_name: str, other: Considered,
         better = own_name if its is None else other_name
         return f"{counts}; only {better} fits on {name}"
     shown = f"{_tokens(its)} KV tokens on {name}, {own_name} {_tokens(mine)}"
+    verdict = f"only {other_name} serves the pool" if more else _verdict(own_name, mine, other_name, its)
     rest = f"besides weights, adapters and KV cache {other_name} takes {_rest(its)} of a GPU, {own_name} {_rest(mine)}"
-    return f"{counts}; {shown}: {_verdict(own_name, mine, other_name, its)}; {rest}"
+    return f"{counts}; {shown}: {verdict}; {rest}"
 
 
 def _verdict(own_name: str, mine: Sized, other_name: str, its: Sized) -> str:

@@ -119,13 +119,13 @@ def prefix_args(model: Model, facts: ArtifactFacts | None) -> tuple[str, ...]:
 
 
 def pool_args(pool: LoRAPool | None) -> tuple[str, ...]:
-    """Arguments that make room for a pool's adapters; none without a pool. Without --lora-target-modules: vLLM would
-    pass over the other modules of an adapter without a word."""
-    if pool is None:
+    """Arguments that make room for a pool's adapters; none without a pool, and for one whose rank vLLM does not serve.
+    Without --lora-target-modules: vLLM would pass over the other modules of an adapter without a word."""
+    if pool is None or (rank := rank_of(pool.spec.max_rank)) is None:
         return ()
     return (
         "--enable-lora",
-        f"--max-lora-rank={rank_of(pool.spec.max_rank)}",
+        f"--max-lora-rank={rank}",
         f"--max-loras={slots(pool)}",
         f"--max-cpu-loras={in_memory(pool)}",
     )
