@@ -1,6 +1,7 @@
 """`shoal explain` on both engines: which one fits, which holds more, and what of it is an estimate."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,20 @@ GI = 2**30
 
 
 def run(
-    folder: Path, engine: dict[str, Any], config: dict[str, Any], *more: str, gib: int = 15, rank: int | None = None
+    folder: Path,
+    engine: dict[str, Any],
+    config: dict[str, Any],
+    *more: str,
+    gib: int = 15,
+    rank: int | None = None,
+    variants: Sequence[dict[str, Any]] = (),
 ) -> str:
     """`rank`: that of the Model's LoRAPool; None: it has none."""
     model = {
         "apiVersion": "shoal.dev/v1alpha1", "kind": "Model", "metadata": {"name": "m", "namespace": "a"},
         "spec": {
             "source": {"uri": "hf://a/b"}, "engine": {"contextLength": 8192} | engine,
-            "sizing": {"weightBytes": f"{gib}Gi"},
+            "sizing": {"weightBytes": f"{gib}Gi"}, "variants": list(variants),
         },
     }  # fmt: skip
     classes = [
@@ -141,3 +148,44 @@ def test_a_pool_that_fits_no_engine_counts_on_none(tmp_path: Path) -> None:
     found = other(tmp_path, {}, configs.GEMMA2_9B, rank=64)
     assert found["classes"], "it is compared without the pool, as it is run"
     assert "LoRAPool" not in found["summary"]
+
+
+def test_a_model_that_its_own_engine_refuses_is_sized_for_the_other(tmp_path: Path) -> None:
+    guessing = {"speculation": {"method": "NGram"}}
+    found, taken = other(tmp_path, guessing, configs.LLAMA_8B), other(tmp_path, {}, configs.LLAMA_8B)
+    assert [c["fits"] for c in found["classes"]] == [True, True]
+    held = found["classes"][0]["kvTokensPerReplica"]
+    assert held == pytest.approx(taken["classes"][0]["kvTokensPerReplica"], rel=0.01)
+    said = f"vLLM instead: would take it, fits on 2 classes; at least {held:,} KV tokens on h100; besides weights"
+    assert found["summary"].startswith(said)
+    assert "SGLang" not in found["summary"]
+    shown = run(tmp_path, guessing, configs.LLAMA_8B)
+    assert "not looked at" in shown
+    assert said in shown
+
+
+def test_a_model_that_both_engines_refuse_says_why_of_both(tmp_path: Path) -> None:
+    config = configs.LLAMA_8B | {"architectures": ["Qwen3ForRewardModel"]}
+    found = other(tmp_path, {"speculation": {"method": "NGram"}}, config)
+    assert (
+        "vLLM instead: would be refused (spec.engine.type: no endpoint is for Qwen3ForRewardModel" in found["summary"]
+    )
+
+
+def test_what_no_engine_could_mend_is_said_once(tmp_path: Path) -> None:
+    report = json.loads(run(tmp_path, {}, configs.LLAMA_8B, "-o", "json", variants=[{"class": "gone"}]))
+    assert "there is no GPUClass 'gone'" in report["models"][0]["message"]
+    assert report["models"][0]["otherEngines"] == []
+
+
+def test_a_refused_model_says_what_becomes_of_its_pool(tmp_path: Path) -> None:
+    guessing = {"speculation": {"method": "NGram"}}
+    served = other(tmp_path, guessing, configs.LLAMA_8B, rank=64)["summary"]
+    assert "would take it with LoRAPool a/pool, fits on 2 classes; " in served
+    left_out = other(tmp_path, guessing, configs.LLAMA_8B, rank=1024)["summary"]
+    assert "would take it without LoRAPool a/pool (Model a/m: vLLM serves adapters up to rank 512" in left_out
+
+
+def test_a_refused_model_that_fits_nowhere_says_why(tmp_path: Path) -> None:
+    found = other(tmp_path, {"speculation": {"method": "NGram"}}, configs.LLAMA_8B, gib=5000)
+    assert found["summary"].startswith("vLLM instead: would take it, fits on 0 classes (on 8 GPUs with")

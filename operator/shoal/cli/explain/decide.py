@@ -128,7 +128,7 @@ def explain(
     reports = tuple(
         replace(
             _model(found[m.key], facts[m.key], by_key.get(m.key), fleet, context),
-            others=_others(found[m.key], facts[m.key], inputs, by_key.get(m.key)),
+            others=others(found[m.key], facts[m.key], inputs, _used(by_key.get(m.key))),
         )
         for m in models_given
     )
@@ -140,13 +140,8 @@ def explain(
     )
 
 
-def _others(
-    own: OnEngine, facts: ArtifactFacts | str, inputs: PlacementInputs, placement: Placement | None
-) -> tuple[OtherEngine, ...]:
-    if own.problems:
-        return ()
-    used = [v.gpu_class for v in placement.variants if v.replicas] if placement else []
-    return others(own, facts, inputs, used)
+def _used(placement: Placement | None) -> list[str]:
+    return [v.gpu_class for v in placement.variants if v.replicas] if placement else []
 
 
 def _fleet_model(model: Model, considered: Considered, position: int) -> FleetModel:

@@ -28,13 +28,14 @@ class OtherEngine:
 def others(
     own: OnEngine, facts: ArtifactFacts | str, inputs: PlacementInputs, used: Sequence[str]
 ) -> tuple[OtherEngine, ...]:
-    """The Model on every engine but its own. `used`: the classes that have its replicas, by which the engines are
-    compared first."""
-    return tuple(
-        _other(own, on_engine(_moved(own.model, kind), facts, inputs), used)
+    """The Model on every engine but its own, also where its own engine refuses it. `used`: the classes that have its
+    replicas, by which the engines are compared first."""
+    moved = (
+        on_engine(_moved(own.model, kind), facts, inputs)
         for kind in KINDS.values()
         if kind.type != own.model.spec.engine.type
     )
+    return tuple(found for other in moved if (found := _other(own, other, used)) is not None)
 
 
 def _moved(model: Model, kind: EngineKind) -> Model:
@@ -45,13 +46,35 @@ def _moved(model: Model, kind: EngineKind) -> Model:
     return model.model_copy(update={"spec": model.spec.model_copy(update={"engine": engine})})
 
 
-def _other(own: OnEngine, other: OnEngine, used: Sequence[str]) -> OtherEngine:
+def _other(own: OnEngine, other: OnEngine, used: Sequence[str]) -> OtherEngine | None:
+    """None: the other engine refuses the Model for no other reason than its own."""
     name, pool = other.model.spec.engine.type, other.pool
     if other.problems:
-        return OtherEngine(name, NOWHERE, f"{name} instead: would be refused ({other.problems[0]})")
+        more = [problem for problem in other.problems if problem not in own.problems]
+        return OtherEngine(name, NOWHERE, f"{name} instead: would be refused ({more[0]})") if more else None
+    if own.problems:
+        return OtherEngine(name, other.considered, f"{name} instead: would take it{_taken(other)}")
     if own.pool.used and pool.refused:
         return OtherEngine(name, NOWHERE, f"{name} instead: would not serve {pool.name} ({pool.refused})")
     return OtherEngine(name, other.considered, _summary(own, other, used))
+
+
+def _taken(other: OnEngine) -> str:
+    """What the other engine holds of a Model that its own engine refuses."""
+    pool, sized = other.pool, other.considered.sized
+    left_out = f" without {pool.name}" + (f" ({pool.refused})" if pool.refused else "")
+    with_pool = "" if not pool.name else f" with {pool.name}" if pool.used else left_out
+    fits = f"{with_pool}, fits on {len(sized)} classes"
+    if not sized:
+        return fits + _nowhere(other.considered)
+    name, first = next(iter(sized.items()))
+    held, rest = f"{_tokens(first)} KV tokens on {name}", f"{_rest(first)} of a GPU"
+    return f"{fits}; {held}; besides weights, adapters and KV cache it takes {rest}"
+
+
+def _nowhere(considered: Considered) -> str:
+    reasons = sorted({r.why for r in considered.rejected})
+    return f" ({reasons[0]})" if reasons else ""
 
 
 def _summary(of_own: OnEngine, of_other: OnEngine, used: Sequence[str]) -> str:
@@ -64,8 +87,7 @@ def _summary(of_own: OnEngine, of_other: OnEngine, used: Sequence[str]) -> str:
     fits = f"fits on {len(other.sized)} classes{pool}, {own_name} on {len(own.sized)}{without}"
     counts = f"{other_name} instead: {fits}"
     if not names:
-        reasons = sorted({r.why for r in other.rejected})
-        return counts + (f" ({reasons[0]})" if reasons else "")
+        return counts + _nowhere(other)
     name = next((n for n in names if n in own.sized and n in other.sized), names[0])
     mine, its = own.sized.get(name), other.sized.get(name)
     if mine is None or its is None:

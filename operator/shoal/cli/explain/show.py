@@ -69,7 +69,13 @@ def _model_table(report: ModelReport, console: Console, *, sums: bool) -> None:
         console.print(f"  [{color}]{escape(report.pool_note)}[/]", soft_wrap=True)
     if report.problem:
         console.print(f"  [red]not looked at[/]: {escape(report.problem)}", soft_wrap=True)
-        return
+    else:
+        _classes(report, console, sums=sums)
+    for other in report.others:
+        console.print(f"  [dim]{escape(other.summary)}[/]", soft_wrap=True)
+
+
+def _classes(report: ModelReport, console: Console, *, sums: bool) -> None:
     table = Table(show_edge=False, box=None, pad_edge=False, title_justify="left")
     requests = f"requests of {report.context:,}" if report.context else "requests"
     table.add_column("  class", no_wrap=True)
@@ -91,8 +97,6 @@ def _model_table(report: ModelReport, console: Console, *, sums: bool) -> None:
         console.print(f"  [{color}]{report.placement.reason}[/]: no class is large enough", soft_wrap=True)
     else:
         console.print(f"  [{color}]{report.placement.reason}[/]: {escape(report.placement.message)}", soft_wrap=True)
-    for other in report.others:
-        console.print(f"  [dim]{escape(other.summary)}[/]", soft_wrap=True)
 
 
 def _facts(report: ModelReport) -> Iterator[str]:
