@@ -1,7 +1,6 @@
 """`shoal explain` on both engines: which one fits, which holds more, and what of it is an estimate."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from shoal.cli.explain.settings import chart_defaults
 from shoal.cli.main import main
 from tests.support import model_configs as configs
 
@@ -22,15 +22,15 @@ def run(
     *more: str,
     gib: int = 15,
     rank: int | None = None,
-    variants: Sequence[dict[str, Any]] = (),
+    **spec: Any,
 ) -> str:
-    """`rank`: that of the Model's LoRAPool; None: it has none."""
+    """`rank`: that of the Model's LoRAPool; None: it has none. `spec`: further fields of the Model."""
     model = {
         "apiVersion": "shoal.dev/v1alpha1", "kind": "Model", "metadata": {"name": "m", "namespace": "a"},
         "spec": {
             "source": {"uri": "hf://a/b"}, "engine": {"contextLength": 8192} | engine,
-            "sizing": {"weightBytes": f"{gib}Gi"}, "variants": list(variants),
-        },
+            "sizing": {"weightBytes": f"{gib}Gi"},
+        } | spec,
     }  # fmt: skip
     classes = [
         {
@@ -53,10 +53,8 @@ def run(
     return done.output
 
 
-def other(
-    folder: Path, engine: dict[str, Any], config: dict[str, Any], gib: int = 15, rank: int | None = None
-) -> dict[str, Any]:
-    report = json.loads(run(folder, engine, config, "-o", "json", gib=gib, rank=rank))
+def other(folder: Path, engine: dict[str, Any], config: dict[str, Any], *more: str, **given: Any) -> dict[str, Any]:
+    report = json.loads(run(folder, engine, config, "-o", "json", *more, **given))
     (found,) = report["models"][0]["otherEngines"]
     return found
 
@@ -74,6 +72,42 @@ def test_the_other_engine_is_sized_with_its_own_defaults(tmp_path: Path) -> None
     assert fits["h100"]["estimates"] == ["overhead", "activations", "graphs"]
     assert "vLLM holds more; besides weights, adapters and KV cache vLLM takes" in found["summary"]
     assert "(of it estimated: overhead, activations, graphs)" in found["summary"]
+    assert found["summary"].startswith("vLLM instead, without the Model's extraArgs: fits on 2 classes, SGLang on ")
+    assert "extraArgs" not in other(tmp_path, {}, configs.LLAMA_8B)["summary"]
+
+
+def test_the_other_engine_is_sized_with_the_arguments_of_its_platform(tmp_path: Path) -> None:
+    settings = chart_defaults().model_dump(mode="json", by_alias=True)
+    table = settings["engines"]["vllm"]
+    table["versions"][table["defaultVersion"]]["args"] = ["--gpu-memory-utilization=0.5"]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+    found = other(tmp_path, {}, configs.LLAMA_8B, "--config", str(tmp_path / "config.yaml"))
+    assert found["classes"][0]["kvTokensPerReplica"] < 300_000
+
+
+def test_an_engine_that_needs_mutual_tls_says_so(tmp_path: Path) -> None:
+    assert "; vLLM needs mutual TLS" in other(tmp_path, {}, configs.LLAMA_8B)["summary"]
+    assert "mutual TLS" not in other(tmp_path, {"type": "vLLM"}, configs.LLAMA_8B)["summary"]
+    settings = chart_defaults().model_dump(mode="json", by_alias=True)
+    settings["transport"]["mtls"]["enabled"] = False
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+    shown = run(tmp_path, {}, configs.LLAMA_8B, "--config", str(tmp_path / "config.yaml"))
+    assert "vLLM instead: would be refused (spec.engine.type: vLLM needs mutual TLS, which is off" in shown
+
+
+def test_what_the_model_would_do_there_and_not_here_is_told(tmp_path: Path) -> None:
+    assert "; there the Model would also score" in other(tmp_path, {}, configs.LLAMA_8B)["summary"]
+    assert "; there the Model would not score" in other(tmp_path, {"type": "vLLM"}, configs.LLAMA_8B)["summary"]
+    embeds = other(tmp_path, {"extraArgs": ["--is-embedding"]}, configs.LLAMA_8B)["summary"]
+    assert "; there the Model would also generate and score, and not embed" in embeds
+    shared = other(tmp_path, {}, configs.LLAMA_8B, prefixCache={"isolation": "Shared"})["summary"]
+    assert "there the Model would" not in shared
+
+
+def test_a_refused_model_is_sized_without_its_arguments_and_says_so(tmp_path: Path) -> None:
+    found = other(tmp_path, {"extraArgs": ["--max-num-seqs=64"]}, configs.LLAMA_8B)["summary"]
+    assert found.startswith("vLLM instead, without the Model's extraArgs: would take it, fits on 2 classes; ")
+    assert "; vLLM needs mutual TLS" in found
 
 
 def test_a_model_of_vllm_says_that_its_tokens_are_the_least(tmp_path: Path) -> None:

@@ -1,15 +1,17 @@
 """The same Model on the other engines: what fits where, which engine fits better, and why."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Model
 from shoal.cli.explain.onengine import NOWHERE, OnEngine, PlacementInputs, on_engine
 from shoal.core.candidates import Considered
+from shoal.core.capabilities import Capability, capabilities
 from shoal.core.sizing import Sized
-from shoal.engine.kinds import KINDS
+from shoal.engine.kinds import KINDS, kind_of
 from shoal.engine.port import EngineKind
+from shoal.engine.wires import differences_of
 
 _GI = 2**30
 
@@ -35,7 +37,8 @@ def others(
         for kind in KINDS.values()
         if kind.type != own.model.spec.engine.type
     )
-    return tuple(found for other in moved if (found := _other(own, other, used)) is not None)
+    known = None if isinstance(facts, str) else facts
+    return tuple(found for other in moved if (found := _other(own, other, known, used)) is not None)
 
 
 def _moved(model: Model, kind: EngineKind) -> Model:
@@ -46,17 +49,34 @@ def _moved(model: Model, kind: EngineKind) -> Model:
     return model.model_copy(update={"spec": model.spec.model_copy(update={"engine": engine})})
 
 
-def _other(own: OnEngine, other: OnEngine, used: Sequence[str]) -> OtherEngine | None:
+def _other(own: OnEngine, other: OnEngine, facts: ArtifactFacts | None, used: Sequence[str]) -> OtherEngine | None:
     """None: the other engine refuses the Model for no other reason than its own."""
-    name, pool = other.model.spec.engine.type, other.pool
+    name, pool, found = other.model.spec.engine.type, other.pool, other.considered
     if other.problems:
         more = [problem for problem in other.problems if problem not in own.problems]
         return OtherEngine(name, NOWHERE, f"{name} instead: would be refused ({more[0]})") if more else None
-    if own.problems:
-        return OtherEngine(name, other.considered, f"{name} instead: would take it{_taken(other)}")
     if own.pool.used and pool.refused:
         return OtherEngine(name, NOWHERE, f"{name} instead: would not serve {pool.name} ({pool.refused})")
-    return OtherEngine(name, other.considered, _summary(own, other, used))
+    without = ", without the Model's extraArgs" if own.model.spec.engine.extra_args else ""
+    said = _taken(other) if own.problems else _summary(own, other, used)
+    notes = _notes(own.model, other.model, facts) if found.sized else ()
+    return OtherEngine(name, found, "; ".join([f"{name} instead{without}: {said}", *notes]))
+
+
+def _notes(own: Model, other: Model, facts: ArtifactFacts | None) -> Iterator[str]:
+    """What else differs on the other engine."""
+    before, after = _abilities(own, facts), _abilities(other, facts)
+    more, less = " and ".join(sorted(after - before)), " and ".join(sorted(before - after))
+    changes = [*([f"also {more}"] if more else []), *([f"not {less}"] if less else [])]
+    if changes:
+        yield f"there the Model would {', and '.join(changes)}"
+    if kind_of(other).pod.needs_mtls and not kind_of(own).pod.needs_mtls:
+        yield f"{other.spec.engine.type} needs mutual TLS"
+
+
+def _abilities(model: Model, facts: ArtifactFacts | None) -> frozenset[Capability]:
+    engine, shares = model.spec.engine, model.spec.prefix_cache.isolation == "Shared"
+    return capabilities(facts, engine.extra_args, shares_prefixes=shares, differences=differences_of(engine.type))
 
 
 def _taken(other: OnEngine) -> str:
@@ -64,7 +84,7 @@ def _taken(other: OnEngine) -> str:
     pool, sized = other.pool, other.considered.sized
     left_out = f" without {pool.name}" + (f" ({pool.refused})" if pool.refused else "")
     with_pool = "" if not pool.name else f" with {pool.name}" if pool.used else left_out
-    fits = f"{with_pool}, fits on {len(sized)} classes"
+    fits = f"would take it{with_pool}, fits on {len(sized)} classes"
     if not sized:
         return fits + _nowhere(other.considered)
     name, first = next(iter(sized.items()))
@@ -84,8 +104,7 @@ def _summary(of_own: OnEngine, of_other: OnEngine, used: Sequence[str]) -> str:
     names = [*first, *own.sized, *(name for name in other.sized if name not in own.sized)]
     more = of_other.pool.used is not None and of_own.pool.used is None
     pool, without = (f" with {of_other.pool.name}", " without") if more else ("", "")
-    fits = f"fits on {len(other.sized)} classes{pool}, {own_name} on {len(own.sized)}{without}"
-    counts = f"{other_name} instead: {fits}"
+    counts = f"fits on {len(other.sized)} classes{pool}, {own_name} on {len(own.sized)}{without}"
     if not names:
         return counts + _nowhere(other)
     name = next((n for n in names if n in own.sized and n in other.sized), names[0])
