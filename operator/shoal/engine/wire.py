@@ -10,11 +10,12 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from shoal.core.enginedifferences import EngineDifferences
 
-Elsewhere = Literal["adapter", "unavailable", "lost", "unsupported", "wrong_model"]
+Elsewhere = Literal["adapter", "unavailable", "lost", "unsupported", "wrong_model", "endpoint"]
 """Why a request should be sent to another replica: this one does not have the adapter; does not take requests; died
-under it; does not know a field or an endpoint of it; answered with another model than the one asked for."""
+under it; does not know a field of it; answered with another model than the one asked for; does not serve the
+endpoint."""
 NO_ENDPOINT: Final = "endpoint"
-"""The engine does not serve the endpoint, and neither does another one that runs the same model."""
+"""The engine does not serve the endpoint, and neither does another one of its type and version."""
 
 
 class SpeculatedAnswers(NamedTuple):
@@ -186,8 +187,8 @@ class Wire(Protocol):
         ...
 
     def elsewhere(self, status: int, error: bytes, adapter: bool) -> str | None:
-        """What an error of the engine says besides being one: a reason of `Elsewhere`, NO_ENDPOINT, or None: it is
-        the client's. `adapter`: the request is for one."""
+        """What an error of the engine says besides being one: a reason of `Elsewhere`, or None: it is the client's.
+        `adapter`: the request is for one."""
         ...
 
     def plain_error(self, error: bytes) -> bytes:

@@ -203,6 +203,7 @@ def project_pod(obj: JsonObject) -> Replica | None:
         node=spec.get("nodeName"),
         mtls=annotations.get(names.ANNOTATION_TRANSPORT) == names.TRANSPORT_MTLS,
         engine=annotations.get(names.ANNOTATION_ENGINE, DEFAULT),
+        engine_version=annotations.get(names.ANNOTATION_ENGINE_VERSION),
         compiles_tools=annotations.get(names.ANNOTATION_TOOLS) == names.TOOLS_COMPILED,
         created=_time(metadata.get("creationTimestamp")),
     )

@@ -12,7 +12,7 @@ from shoal.core.hold.retries import RetryBudget
 from shoal.core.routing.choice import NoReplica
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.score import Pick
-from shoal.engine.wire import EngineCall, SpeculatedAnswers, Wire
+from shoal.engine.wire import NO_ENDPOINT, EngineCall, SpeculatedAnswers, Wire
 from shoal.engine.wires import wire_of
 from shoal.gateway.accepted import AcceptedRequest
 from shoal.gateway.firsttokens import FirstRequest
@@ -56,6 +56,7 @@ class Dispatch:
         "_cancelling",
         "_first",
         "_id",
+        "_lacking",
         "_meter",
         "_paid",
         "_pick",
@@ -76,6 +77,8 @@ class Dispatch:
         self._id = meter.id
         self._relay = AnswerRelay(request.prepared, meter, request.reply, app.memory.answer, app.answer_budget)
         self._sent = 0
+        self._lacking: frozenset[tuple[str, str | None]] = frozenset()
+        """Types and versions of engines that do not serve the endpoint (`Replica.runs`)."""
         self._paid: RetryBudget | None = None
         self._pick: Pick | None = None
         """Why the replica of this attempt was chosen."""
@@ -132,6 +135,8 @@ class Dispatch:
                 if self._cancelling is not None:
                     raise ClientGone from None
                 boot, how = meter.engine_boot, retry.reason
+                if how == NO_ENDPOINT:
+                    self._pass_over_alike(replica, tried)
                 if how == "lost" and app.fleet.was_dead(replica.uid, boot, meter.seconds_at_replica):
                     how = "unavailable"  # an engine that has died may go on to answer, with errors
                 if request.spans is not None:
@@ -180,9 +185,8 @@ class Dispatch:
         if wire is None:
             log.warning("a pod runs an engine that this gateway does not know", pod=replica.key, engine=replica.engine)
             raise Retry(UNKNOWN_ENGINE)
-        lacks = prepared.path not in wire.paths or prepared.added.get(wire.type, b"") is None
-        if lacks or (prepared.salted and prepared.path not in wire.salted):
-            # A rollout from one engine to the other, and the request needs the other one.
+        if not self._suits(replica, wire):
+            # A rollout from one engine or version to the other, and the request needs the other one.
             raise Retry(UNSUPPORTED)
         signal = app.fleet.live.get(replica.uid)
         if signal is None:
@@ -238,6 +242,33 @@ class Dispatch:
             if self._cancelling is not None:
                 app.metrics.cancellations.labels("exact" if meter.count_source == "final" else "estimated").inc()
                 await app.cancellations.end(self._cancelling)
+
+    def _suits(self, replica: Replica, wire: Wire) -> bool:
+        """Whether the replica's engine does what the request asks for, as far as is known."""
+        prepared = self._request.prepared
+        if prepared.path not in wire.paths or prepared.added.get(wire.type, b"") is None:
+            return False
+        if prepared.salted and prepared.path not in wire.salted:
+            return False
+        return replica.runs not in self._lacking
+
+    def _pass_over_alike(self, replica: Replica, tried: set[str]) -> None:
+        """The replica's engine does not serve the endpoint: adds all that run the same to `tried`. Raises ApiError: no
+        replica that takes requests may serve it."""
+        app, request = self._app, self._request
+        self._lacking |= {replica.runs}
+        left = False
+        for other in app.fleet.usable(app.directory.snapshot, request.prepared.model):
+            if other.runs in self._lacking:
+                tried.add(other.uid)
+            elif (wire := wire_of(other.engine)) is not None and self._suits(other, wire):
+                left = left or request.carrier is None or request.carrier.takes(app.target(other))
+        if not left:
+            self._meter.not_taken()
+            self._began_well()  # the engine is alive
+            name, path = request.prepared.model_name, request.prepared.path
+            text = f"The engine of the model `{name}` does not serve {path}."
+            raise ApiError(400, text, "wrong_endpoint", param="model") from None
 
     def _cancel(self) -> bool:
         """Called when the client leaves while the engine has the request. Returns whether the engine is asked to end

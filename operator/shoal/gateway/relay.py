@@ -7,7 +7,7 @@ import orjson
 
 from shoal.core.fields.table import GENERATING
 from shoal.core.routing.external import Cause, cause_of, status_of_event
-from shoal.engine.wire import NO_ENDPOINT, EngineCall, NotHere, ReadAcceptedDrafts, Rewriter, Wire
+from shoal.engine.wire import EngineCall, NotHere, ReadAcceptedDrafts, Rewriter, Wire
 from shoal.gateway import sse, wholeanswer
 from shoal.gateway.body import BodyBudget
 from shoal.gateway.dialects import AnswerEvents
@@ -191,14 +191,8 @@ class AnswerRelay:
         meter.outcome = "answered"
 
     def _elsewhere(self, status: int, error: bytes) -> None:
-        """Raises Retry where an error of the engine says that another replica may answer, ApiError where it says that
-        the engine does not serve the endpoint."""
+        """Raises Retry where an error of the engine says that another replica may answer."""
         why = self._wire.elsewhere(status, error, self._call.adapter is not None)
-        if why == NO_ENDPOINT:
-            self._meter.not_taken()
-            name, path = self._prepared.model_name, self._prepared.path
-            text = f"The engine of the model `{name}` does not serve {path}."
-            raise ApiError(400, text, "wrong_endpoint", param="model")
         if why is not None:
             raise Retry(why)
 

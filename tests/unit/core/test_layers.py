@@ -19,7 +19,6 @@ from shoal.core.layers.causes import explains
 from shoal.core.layers.faults import FAULTS
 from shoal.core.layers.layer import Layer
 from shoal.core.layers.refusals import OF_MODELS, REFUSALS
-from shoal.engine.wire import NO_ENDPOINT
 from shoal.gateway import dispatch, quotamessages, relay
 
 SOURCES = Path(__file__).parents[3] / "operator" / "shoal"
@@ -102,13 +101,13 @@ def failures() -> Iterator[str]:
                     given = [each.value for each in ast.walk(node) if isinstance(each, ast.Return) and each.value]
                 for found in (each for argument in given for each in results(argument)):
                     value = found.value if isinstance(found, ast.Constant) else named.get(getattr(found, "id", ""))
-                    if isinstance(value, str) and value != NO_ENDPOINT:
+                    if isinstance(value, str):
                         yield value
 
 
 def test_every_failure_of_an_attempt_has_a_layer_and_words() -> None:
     found = set(failures())
-    assert {"lost", "connect", "wrong_model", "unknown_engine"} <= found
+    assert {"lost", "connect", "wrong_model", "endpoint", "unknown_engine"} <= found
     assert set(FAILURES) == found
 
 

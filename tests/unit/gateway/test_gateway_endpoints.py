@@ -4,6 +4,7 @@ adapters, cache salts, the request log and its redaction, and clients that leave
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, Final
@@ -282,6 +283,117 @@ async def test_an_engine_that_lacks_the_endpoint_is_told_as_that_of_an_adapter_t
         assert response.status == 400
         assert "does not serve" in error_of(path, await response.json())["message"]
         assert len(it.engines[0].requests) == 1
+
+
+def versions(it: GatewayUnderTest, *given: str | None) -> None:
+    """The versions of the engines, of replica 1 and on."""
+    for number, version in enumerate(given, 1):
+        it.pods[f"chat/llama-{number}"] = replica(number, engine_version=version)
+    it.changed()
+
+
+def first_asked_lacks_it() -> list[ScriptedEngine]:
+    """Two engines, of which the one that is asked first lacks the endpoint."""
+    lacking: list[int] = []
+
+    def engine(number: int) -> ScriptedEngine:
+        async def behave(request: EngineRequest) -> None:
+            lacking.append(number)
+            await (says(404, NOT_FOUND) if number == lacking[0] else answer)(request)
+
+        return ScriptedEngine(behave)
+
+    return [engine(1), engine(2)]
+
+
+@endpoints
+async def test_during_an_upgrade_a_replica_of_the_other_version_is_tried(tmp_path: Path, path: str) -> None:
+    """Those that run the same version as one that lacks the endpoint are not."""
+    old, new = [ScriptedEngine(says(404, NOT_FOUND)) for _ in range(4)], ScriptedEngine(answer)
+    async with gateway(tmp_path, *old, new) as it:
+        versions(it, "0.5.22", "0.5.22", "0.5.22", "0.5.22", "0.5.23")
+        for sent in range(1, 7):
+            response = await post(it, path)
+            assert response.status == 200, await response.text()
+            assert sum(len(engine.requests) for engine in old) <= sent
+        failed = sum(len(engine.requests) for engine in old)
+        assert failed
+        assert len(new.requests) == 6
+        assert it.metric("shoal_gateway_retries_total") == failed
+        assert it.metric("shoal_gateway_retries_total", reason="endpoint") == failed
+        records = await it.records(count=6)
+        assert {record.data.input_tokens for record in records} == {read(path)}
+        assert sorted({record.data.attempts for record in records})[-1] == 2
+        assert len(await it.records("", count=12)) == 12  # an attempt that was refused has no row
+
+
+@endpoints
+async def test_an_endpoint_that_both_versions_lack_is_told_as_that(tmp_path: Path, path: str) -> None:
+    engines = [ScriptedEngine(says(404, NOT_FOUND)) for _ in range(4)]
+    async with gateway(tmp_path, *engines) as it:
+        versions(it, "0.5.22", "0.5.22", "0.5.23", None)
+        response = await post(it, path)
+        wrong = error_of(path, await response.json())
+        assert (response.status, wrong["type"]) == (400, "invalid_request_error")
+        assert "does not serve" in wrong["message"]
+        assert [len(engine.requests) for engine in engines[2:]] == [1, 1]
+        assert len([*engines[0].requests, *engines[1].requests]) == 1
+        assert [record.data.count_source for record in await it.records()] == ["none"]
+
+
+async def test_where_the_other_version_fails_the_client_is_told_to_come_again(tmp_path: Path) -> None:
+    async def hang_up(request: EngineRequest) -> None:
+        request.writer.close()
+
+    old, new = ScriptedEngine(says(404, NOT_FOUND)), ScriptedEngine(hang_up)
+    async with gateway(tmp_path, old, new) as it:
+        versions(it, "0.5.22", "0.5.23")
+        it.model(limits=Limits(max_requests=0))
+        for _ in range(3):
+            response = await post(it, CHAT)
+            assert (response.status, error_of(CHAT, await response.json())["code"]) == (503, "no_replica")
+        assert old.requests
+
+
+async def test_a_request_that_waits_after_that_is_not_sent_to_the_same_version_again(tmp_path: Path) -> None:
+    """The hold queue gives it any replica with capacity."""
+    engines = first_asked_lacks_it()
+    async with gateway(tmp_path, *engines) as it:
+        versions(it, "0.5.22", "0.5.23")
+        budget = it.app.holds.budget(MODEL.uid)
+        while budget.take(time.monotonic()):
+            pass
+        asking = asyncio.create_task(post(it, CHAT))
+        await until_async(lambda: it.app.holds.waiting == 1)
+        (other,) = [number for number, engine in enumerate(engines, 1) if not engine.requests]
+        it.hear(other, phase="draining")
+        response = await asking
+        assert (response.status, error_of(CHAT, await response.json())["code"]) == (503, "no_replica")
+        assert [len(engine.requests) for engine in engines].count(1) == 1
+        it.hear(other)
+        assert (await post(it, CHAT)).status == 200
+
+
+async def test_a_replica_that_takes_no_requests_now_is_none_that_may_serve_the_endpoint(tmp_path: Path) -> None:
+    old, new = ScriptedEngine(says(404, NOT_FOUND)), ScriptedEngine(answer)
+    async with gateway(tmp_path, old, new) as it:
+        versions(it, "0.5.22", "0.5.23")
+        it.hear(2, phase="draining")
+        response = await post(it, CHAT)
+        assert (response.status, error_of(CHAT, await response.json())["code"]) == (400, "wrong_endpoint")
+        assert not new.requests
+
+
+@generating
+async def test_an_adapters_request_goes_to_the_other_version_too(tmp_path: Path, path: str) -> None:
+    async with tuned(tmp_path, AdapterAgent(1), AdapterAgent(2)) as it:
+        versions(it.it, "0.5.22", "0.5.23")
+        for engine, lacking in zip(it.engines, first_asked_lacks_it(), strict=True):
+            engine.behave = lacking.behave
+        response = await post(it.it, path, model="support")
+        assert response.status == 200, await response.text()
+        assert (await response.json())["model"] == "support"
+        assert [len(engine.requests) for engine in it.engines] == [1, 1]
 
 
 @pytest.mark.parametrize(

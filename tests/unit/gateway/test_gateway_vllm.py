@@ -819,6 +819,31 @@ async def test_what_no_replica_can_do_is_refused_at_once_and_not_tried_in_a_loop
         assert (data.outcome, data.attempts, data.count_source) == ("refused", 0, "none")
 
 
+@pytest.mark.parametrize("lacks", ["SGLang", "vLLM"])
+async def test_an_endpoint_that_one_engine_lacks_is_asked_of_the_other(tmp_path: Path, lacks: str):
+    old, new = ScriptedEngine(serve_normally), vllm_engine()
+    one, other = (old, new) if lacks == "SGLang" else (new, old)
+    one.behave = says(404, NOT_FOUND)
+    async with gateway(tmp_path, old, new) as it:
+        runs_vllm(it, 2, declared=False)
+        for stream in (False, True, False, True):
+            response = await it.post({**CHAT, "stream": stream})
+            assert response.status == 200
+            await response.read()
+        assert one.requests
+        assert len(other.requests) == 4
+
+
+async def test_an_endpoint_that_one_engine_lacks_is_not_asked_of_another_that_lacks_a_field(tmp_path: Path):
+    old, new = ScriptedEngine(says(404, NOT_FOUND)), vllm_engine()
+    async with gateway(tmp_path, old, new) as it:
+        runs_vllm(it, 2, declared=False)
+        for _ in range(3):
+            response = await it.post({**CHAT, "task": "query"})
+            assert (response.status, (await response.json())["error"]["code"]) == (400, "wrong_endpoint")
+        assert not new.requests
+
+
 async def test_a_lost_replica_of_one_engine_is_replaced_by_one_of_the_other(tmp_path: Path):
     async def breaks(request: EngineRequest) -> None:
         request.writer.transport.abort()
@@ -846,16 +871,17 @@ async def test_an_engine_that_this_gateway_does_not_know_gets_nothing(tmp_path: 
 def test_a_pod_says_which_engine_runs_in_it():
     labels = {names.LABEL_MODEL: "llama", names.LABEL_MODEL_UID: "uid-llama"}
 
-    def engine(**annotations: str) -> tuple[str, bool]:
+    def engine(**annotations: str) -> tuple[str, str | None, bool]:
         pod = project_pod(
             {"metadata": {"name": "a", "namespace": "chat", "labels": labels, "annotations": annotations}}
         )
         assert pod is not None
-        return pod.engine, pod.compiles_tools
+        return pod.engine, pod.engine_version, pod.compiles_tools
 
-    assert engine() == ("SGLang", False)
+    assert engine() == ("SGLang", None, False)
     compiled = {names.ANNOTATION_TOOLS: names.TOOLS_COMPILED}
-    assert engine(**{names.ANNOTATION_ENGINE: "vLLM", **compiled}) == ("vLLM", True)
+    version = {names.ANNOTATION_ENGINE_VERSION: "0.32.0"}
+    assert engine(**{names.ANNOTATION_ENGINE: "vLLM", **version, **compiled}) == ("vLLM", "0.32.0", True)
 
 
 async def test_tenants_do_not_share_a_prefix(tmp_path: Path):

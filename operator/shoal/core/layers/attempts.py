@@ -14,6 +14,7 @@ FAILURES: Final[Mapping[str, tuple[Layer, str]]] = {
     "adapter": (Layer.ENGINE, "its engine did not have the adapter"),
     "wrong_model": (Layer.ENGINE, "its engine served another model"),
     "unsupported": (Layer.ENGINE, "its engine does not do what the request asks for"),
+    "endpoint": (Layer.ENGINE, "its engine does not serve the endpoint"),
     "unknown_engine": (Layer.CONTROL, "this gateway does not know its engine"),
     "unauthorized": (Layer.CONTROL, "its engine did not accept the gateway's key"),
     "no_key": (Layer.CONTROL, "the gateway had no key for its engine"),

@@ -25,6 +25,8 @@ class Replica:
     """Engine and agent use mutual TLS."""
     engine: str = "SGLang"
     """Type of its engine, which during a rollout may differ from the Model's."""
+    engine_version: str | None = None
+    """Version of its engine; None: its pod does not say it."""
     compiles_tools: bool = False
     """Its engine may make a grammar of the schemas of all tools, whatever the Model says now."""
     created: datetime | None = None
@@ -32,3 +34,8 @@ class Replica:
     @property
     def key(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def runs(self) -> tuple[str, str | None]:
+        """Type and version of its engine. Replicas of one Model that run the same serve the same endpoints."""
+        return self.engine, self.engine_version
