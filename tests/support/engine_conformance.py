@@ -15,7 +15,7 @@ from aiohttp.test_utils import unused_port
 from shoal.api import names
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.chartvalues import Values
-from shoal.api.config import Engines
+from shoal.api.config import Engines, EngineTable
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Engine, Model
 from shoal.core.fields.table import CHAT
@@ -137,9 +137,12 @@ class Conformance:
         assert isinstance(rules, AdapterRules)
         assert rules.engine == self.kind.type, "refusals name another engine"
 
-    def pod__table(self) -> None:
+    def chart_table(self) -> EngineTable:
         chart = Values().engines.model_dump(by_alias=True, exclude={"simulator"})
-        table = self.kind.pod.table(Engines.model_validate(chart))
+        return self.kind.pod.table(Engines.model_validate(chart))
+
+    def pod__table(self) -> None:
+        table = self.chart_table()
         assert table.default_version in table.versions, "the chart has no default version"
         assert table.default_version in self.kind.pod.versions, "the default version's arguments are not known"
 
@@ -150,6 +153,8 @@ class Conformance:
     def pod__tracing(self) -> None:
         more = self.kind.pod.tracing("http://otel:4318")
         assert any("http://otel:4318" in word for word in (*more.args, *more.env.values())), "no collector is named"
+        problems = self.kind.pod.extra_args_problems(self.chart_table().default_version, more.args)
+        assert not problems, f"the default version does not take them, or a Model may not say them: {problems}"
 
     def pod__args(self) -> None:
         found = self.args()

@@ -310,8 +310,8 @@ class TracingConfig(_Section):
     per_second: float = Field(default=100.0, gt=0, json_schema_extra=_decimal(r"[0-9]+(\.[0-9]+)?"))
     """Limit of traces per second and pod, whatever clients request."""
     engines: bool = False
-    """Engines send spans that join the trace of the gateway's request. SGLang's images support it. Changing this
-    setting rolls the engine pods. A custom image without OpenTelemetry does not start with it."""
+    """Engines, SGLang and vLLM, send spans that join the trace of the gateway's request. Changing this setting rolls
+    the engine pods. A custom image without OpenTelemetry does not start with it. vLLM's spans are not tested."""
 
     @model_validator(mode="after")
     def _has_an_endpoint(self) -> Self:

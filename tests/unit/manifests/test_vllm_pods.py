@@ -177,4 +177,7 @@ def test_spans_are_sent_where_engines_trace(tracing: bool) -> None:
     found = CONFIG.tracing.model_copy(update={"endpoint": "http://otel:4318", "engines": tracing})
     engine = containers(shape(CONFIG.model_copy(update={"tracing": found})))["engine"]
     assert ("--otlp-traces-endpoint=http://otel:4318/v1/traces" in engine["args"]) is tracing
+    sent = {each["name"]: each.get("value") for each in engine["env"] if each["name"].startswith("OTEL_")}
+    http, sampled = "http/protobuf", "parentbased_always_off"
+    assert sent == ({"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": http, "OTEL_TRACES_SAMPLER": sampled} if tracing else {})
     assert "--enable-trace" not in engine["args"]
