@@ -8,7 +8,7 @@ from shoal.core.architectures import facts_of, names
 from shoal.core.sizing import SGLangTuning, stages
 from shoal.core.sizing.cell import bytes_per_token
 from shoal.core.sizing.sglang.fraction import MULTIMODAL_PREFILL_GRAPHS, static_fraction
-from shoal.engine.sglang.stages import STAGED
+from shoal.engine.sglang.architectures import STAGED
 from tests.support.model_configs import ALL
 from tests.support.sizing import ask_sglang
 

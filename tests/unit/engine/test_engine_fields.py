@@ -173,6 +173,40 @@ def test_what_no_field_can_say_stays_an_argument_unless_the_field_is_set(engine:
     assert bool(engine.problems(model(arg, **asked), facts(mtpLayers=1))) == (name in fields)
 
 
+HEAD = {"method": "EAGLE3", "draftPath": "head"}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "of_sglang", "of_vllm"),
+    [
+        ("LlamaForCausalLM", False, False),
+        ("MixtralForCausalLM", True, True),
+        ("Gemma3ForCausalLM", False, True),
+        ("GraniteForCausalLM", True, False),
+        # vLLM runs it on its Transformers backend.
+        ("OlmoForCausalLM", True, False),
+    ],
+)
+def test_eagle3_is_for_architectures_whose_hidden_states_the_engine_gives_it(
+    architecture: str, of_sglang: bool, of_vllm: bool
+) -> None:
+    read = facts(kv={"kind": "Full"}, architecture=architecture)
+    for engine, name, refused in ((sglang, "SGLang", of_sglang), (vllm, "vLLM", of_vllm)):
+        why = (
+            f"spec.engine.speculation: EAGLE3 is not there for {architecture} in {name}: use another method, "
+            "or leave it out"
+        )
+        assert engine.problems(model(speculation=HEAD), read) == ([why] if refused else [])
+        assert engine.problems(model(speculation=HEAD), None) == []
+        assert engine.problems(model(speculation=HEAD | {"method": "EAGLE"}), read) == []
+        assert engine.problems(model(speculation=HEAD), facts(architecture="NobodyKnowsForCausalLM")) == []
+
+
+def test_eagle3_is_there_for_what_vllm_runs_on_its_transformers_backend() -> None:
+    read = facts(kv={"kind": "Full"}, architecture="MixtralForCausalLM")
+    assert vllm.problems(model("--model-impl=transformers", speculation=HEAD), read) == []
+
+
 # --- parsers ----------------------------------------------------------------------------------------------------------
 
 PARSERS = [

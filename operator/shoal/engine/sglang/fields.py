@@ -9,14 +9,21 @@ from shoal.api.model import Engine, Model, Speculation
 from shoal.core.capabilities import only_embeds
 from shoal.engine import rules
 from shoal.engine.fields import FieldArgument, no_experts, refused
+from shoal.engine.sglang.architectures import EAGLE3, STAGED
 from shoal.engine.sglang.arguments import ARGUMENTS, parsed
-from shoal.engine.sglang.stages import NOT_IN_STAGES, STAGED
 from shoal.engine.sglang.wire import WIRE
 
 _ALGORITHMS: Final = {
     "NGram": "NGRAM", "MTP": "NEXTN", "EAGLE": "EAGLE", "EAGLE3": "EAGLE3", "DraftModel": "STANDALONE",
 }  # fmt: skip
 """Speculation method -> --speculative-algorithm."""
+_NOT_IN_STAGES: Final[Mapping[str, str]] = {
+    "min-free-slots-delay": "each stage has a part of the places",
+    "enable-return-aux-hidden-states": "only the last stage sees them",
+    "enable-pdmux": "it divides one stage between prefill and decode",
+    "dllm-algorithm": "diffusion runs in one stage, and the GPUs of the others would stay idle",
+}
+"""Argument -> why it does not go with stages."""
 _FIELDS: Final = (
     FieldArgument(
         "speculative-algorithm", "speculation.method", frozenset(name.lower() for name in _ALGORITHMS.values())
@@ -83,6 +90,9 @@ def problems(model: Model, facts: ArtifactFacts | None) -> list[str]:
         found.append("spec.engine.speculation: this model generates nothing that could be guessed: leave it out")
     if asked.method == "MTP" and facts is not None and facts.mtp_layers == 0:
         found.append(f"{where} needs layers for multi-token prediction, and this checkpoint has none")
+    known = facts.architecture if facts is not None and facts.kv.kind != "Unknown" else None
+    if asked.method == "EAGLE3" and known is not None and known not in EAGLE3:
+        found.append(f"{where} is not there for {known} in SGLang: use another method, or leave it out")
     split = engine.parallelism.attention_data > 1 or given.get("attn-dp-size", "1") != "1"
     if asked.method in ("NGram", "DraftModel") and split:
         by = "parallelism.attentionData" if engine.parallelism.attention_data > 1 else "--attn-dp-size"
@@ -99,14 +109,16 @@ def _in_stages(engine: Engine, given: Mapping[str, str], facts: ArtifactFacts | 
         found.append(
             f"{where}: SGLang guesses no tokens in stages, except in engines that only do prefill: leave it out"
         )
-    found += [f"{where} does not go with --{name}, since {why}" for name, why in NOT_IN_STAGES.items() if name in given]
+    found += [
+        f"{where} does not go with --{name}, since {why}" for name, why in _NOT_IN_STAGES.items() if name in given
+    ]
     return found
 
 
 CEL: Final = (
     *rules.owned(ARGUMENTS),
     *rules.said_by_fields(ARGUMENTS, _FIELDS),
-    *rules.not_in_stages(ARGUMENTS, NOT_IN_STAGES),
+    *rules.not_in_stages(ARGUMENTS, _NOT_IN_STAGES),
     CELRule(
         f"!({rules.SPECULATES} && self.speculation.method == 'NGram') "
         "|| (has(self.speculation.isolation) && self.speculation.isolation == 'Shared')",

@@ -9,6 +9,7 @@ from shoal.api.model import Engine, Model, Speculation
 from shoal.core.capabilities import only_embeds, takes_no_salt
 from shoal.engine import rules
 from shoal.engine.fields import FieldArgument, no_experts, refused
+from shoal.engine.vllm.architectures import NO_EAGLE3, NOT_STAGED
 from shoal.engine.vllm.arguments import ARGUMENTS
 from shoal.engine.vllm.wire import WIRE
 
@@ -18,12 +19,6 @@ _METHODS: Final = {
 """Speculation method -> `method` of --speculative-config."""
 DRAFT_TOKENS: Final = 4
 """Guessed tokens per step; vLLM has no default of its own for most methods."""
-_NOT_STAGED: Final = frozenset({
-    "BertForSequenceClassification", "BertModel", "CLIPModel", "EmbeddingGemma2Model", "Gemma3nForCausalLM",
-    "Gemma3nForConditionalGeneration", "PaddleOCRVLForConditionalGeneration", "Phi4MMForCausalLM",
-    "WhisperForConditionalGeneration", "XLMRobertaForSequenceClassification", "XLMRobertaModel",
-})  # fmt: skip
-"""Architectures that Shoal knows and vLLM 0.32 does not divide into pipeline stages (no `SupportsPP`)."""
 _NOT_IN_STAGES: Final = ("enable-return-routed-experts", "enable-hc-sp", "enable-dbo")
 _FIELDS: Final = (
     # Its other methods are for experiments, and one of them (suffix) guesses from the answers to all tenants.
@@ -99,14 +94,24 @@ def problems(model: Model, facts: ArtifactFacts | None) -> list[str]:
         found.append(
             "spec.engine.speculation: MTP needs layers for multi-token prediction, and this checkpoint has none"
         )
+    if asked.method == "EAGLE3" and facts is not None:
+        found += _eagle3(given, facts)
     return found
+
+
+def _eagle3(given: Mapping[str, str], facts: ArtifactFacts) -> list[str]:
+    """Why vLLM guesses nothing by EAGLE3 for this model."""
+    where = "spec.engine.speculation: EAGLE3"
+    if facts.architecture in NO_EAGLE3 and given.get("model-impl") != "transformers":
+        return [f"{where} is not there for {facts.architecture} in vLLM: use another method, or leave it out"]
+    return []
 
 
 def _in_parallel(engine: Engine, given: Mapping[str, str], facts: ArtifactFacts | None) -> list[str]:
     """What vLLM does not do in pipeline stages or groups."""
     asked, found = engine.parallelism, list[str]()
     where = "spec.engine.parallelism.pipeline"
-    if asked.pipeline > 1 and facts is not None and facts.architecture in _NOT_STAGED:
+    if asked.pipeline > 1 and facts is not None and facts.architecture in NOT_STAGED:
         found.append(f"{where}: vLLM does not divide {facts.architecture} into stages: leave it out")
     if asked.pipeline > 1:
         found += [
