@@ -202,6 +202,34 @@ def test_eagle3_is_for_architectures_whose_hidden_states_the_engine_gives_it(
         assert engine.problems(model(speculation=HEAD), facts(architecture="NobodyKnowsForCausalLM")) == []
 
 
+@pytest.mark.parametrize(
+    ("architecture", "refused"),
+    [
+        ("LlamaForCausalLM", False),
+        ("Qwen3VLForConditionalGeneration", False),
+        ("Mistral3ForConditionalGeneration", False),
+        ("Qwen3MoeForCausalLM", True),
+        ("DeepseekV3ForCausalLM", True),
+        # It inherits from Qwen 2, and takes it back.
+        ("MiMoForCausalLM", True),
+        # On the Transformers backend.
+        ("OlmoForCausalLM", True),
+    ],
+)
+def test_eagle3_in_stages_of_vllm_is_for_decoders_that_pass_hidden_states_on(architecture: str, refused: bool) -> None:
+    staged = model(speculation=HEAD, parallelism={"pipeline": 2})
+    why = (
+        f"spec.engine.speculation: EAGLE3 is not there for {architecture} in stages of vLLM: use another method, "
+        "or leave out parallelism.pipeline"
+    )
+    read = facts(kv={"kind": "Full"}, architecture=architecture)
+    assert vllm.problems(staged, read) == ([why] if refused else [])
+    assert vllm.problems(model(speculation=HEAD), read) == vllm.problems(staged, None) == []
+    assert vllm.problems(model(speculation={"method": "NGram"}, parallelism={"pipeline": 2}), read) == []
+    backend = model("--model-impl=transformers", speculation=HEAD, parallelism={"pipeline": 2})
+    assert "does not go with parallelism.pipeline and --model-impl" in vllm.problems(backend, read)[0]
+
+
 def test_eagle3_is_there_for_what_vllm_runs_on_its_transformers_backend() -> None:
     read = facts(kv={"kind": "Full"}, architecture="MixtralForCausalLM")
     assert vllm.problems(model("--model-impl=transformers", speculation=HEAD), read) == []

@@ -32,3 +32,15 @@ NO_EAGLE3: Final = frozenset({
 """Architectures whose class gives an EAGLE3 head no hidden states (no `SupportsEagle3`): after the weights were loaded,
 the start ends with `Model does not support EAGLE3 interface`. The Transformers backend, on which vLLM runs
 architectures that it has no class for, gives them."""
+
+EAGLE3_IN_STAGES: Final = frozenset({
+    "IQuestCoderForCausalLM", "InternLM3ForCausalLM", "KimiLinearForCausalLM", "LightOnOCRForConditionalGeneration",
+    "Llama4ForCausalLM", "Llama4ForConditionalGeneration", "LlamaForCausalLM", "LlavaForConditionalGeneration",
+    "MiniMaxM3SparseForConditionalGeneration", "Ministral3ForCausalLM", "Mistral3ForConditionalGeneration",
+    "MistralForCausalLM", "Phi3ForCausalLM", "PixtralForConditionalGeneration", "Qwen2ForCausalLM",
+    "Qwen2_5_VLForConditionalGeneration", "Qwen3ASRForConditionalGeneration", "Qwen3ForCausalLM",
+    "Qwen3VLForConditionalGeneration", "SarvamMLAForCausalLM", "TeleFLMForCausalLM",
+})  # fmt: skip
+"""Architectures whose EAGLE3 head vLLM also feeds in pipeline stages (`supports_aux_hidden_states_over_pp` of the
+decoder). The decoder of the four LightOnOCR, Llava, Mistral3 and Pixtral is the checkpoint's to choose, and most choose
+one that does."""

@@ -9,7 +9,7 @@ from shoal.api.model import Engine, Model, Speculation
 from shoal.core.capabilities import only_embeds, takes_no_salt
 from shoal.engine import rules
 from shoal.engine.fields import FieldArgument, no_experts, refused
-from shoal.engine.vllm.architectures import NO_EAGLE3, NOT_STAGED
+from shoal.engine.vllm.architectures import EAGLE3_IN_STAGES, NO_EAGLE3, NOT_STAGED
 from shoal.engine.vllm.arguments import ARGUMENTS
 from shoal.engine.vllm.wire import WIRE
 
@@ -95,15 +95,25 @@ def problems(model: Model, facts: ArtifactFacts | None) -> list[str]:
             "spec.engine.speculation: MTP needs layers for multi-token prediction, and this checkpoint has none"
         )
     if asked.method == "EAGLE3" and facts is not None:
-        found += _eagle3(given, facts)
+        found += _eagle3(engine, given, facts)
     return found
 
 
-def _eagle3(given: Mapping[str, str], facts: ArtifactFacts) -> list[str]:
+def _eagle3(engine: Engine, given: Mapping[str, str], facts: ArtifactFacts) -> list[str]:
     """Why vLLM guesses nothing by EAGLE3 for this model."""
     where = "spec.engine.speculation: EAGLE3"
-    if facts.architecture in NO_EAGLE3 and given.get("model-impl") != "transformers":
+    # The Transformers backend has EAGLE3 for every architecture, and for none in stages.
+    backend = given.get("model-impl") == "transformers"
+    if facts.architecture in NO_EAGLE3 and not backend:
         return [f"{where} is not there for {facts.architecture} in vLLM: use another method, or leave it out"]
+    if engine.parallelism.pipeline > 1 and facts.kv.kind != "Unknown":
+        if backend:
+            return [f"{where} does not go with parallelism.pipeline and --model-impl: leave one of them out"]
+        if facts.architecture not in EAGLE3_IN_STAGES:
+            return [
+                f"{where} is not there for {facts.architecture} in stages of vLLM: use another method, or leave out "
+                "parallelism.pipeline"
+            ]
     return []
 
 
