@@ -25,6 +25,8 @@ KINDS = [pytest.param("sim", id="sim"), pytest.param("sglang", id="sglang", mark
 VLLM_KINDS = [pytest.param("sim-vllm", id="sim-vllm"), pytest.param("vllm", id="vllm", marks=[*REAL, pytest.mark.vllm])]
 """vLLM and the simulator as vLLM."""
 ALL_KINDS = [*KINDS, *VLLM_KINDS]
+REAL_KINDS = [KINDS[-1], VLLM_KINDS[-1]]
+"""For what the simulator does not do."""
 
 
 @dataclass(slots=True)

@@ -17,11 +17,9 @@ from shoal.core.fields.kinds import Facts
 from shoal.core.fields.table import CHAT, COMPLETIONS
 from shoal.engine.sglang.launch import ENVIRONMENT
 from tests.contract.test_fields_fuzz import GRAMMARS, ROOMY
-from tests.support import pictures
 from tests.support.asgateway import facts_for, sent
 from tests.support.behaviour import WORDS
 from tests.support.engines import API_KEY, CONTEXT, SERVED, EngineProcess, Kind, running_engine
-from tests.support.vision_engine import running_vision_engine
 
 FACTS = Facts(vocabulary=512, context_length=CONTEXT)
 CANARY = {"model": SERVED, "prompt": "a canary", "max_tokens": 4, "ignore_eos": True}
@@ -142,24 +140,3 @@ async def test_without_the_check_one_request_stalls_the_engine_for_others(
         assert await send(engine, COMPLETIONS, CANARY, 10) is None
         assert not attacked.done()
         attacked.cancel()
-
-
-PICTURE = {"type": "image_url", "image_url": {"url": pictures.data_url("image/png", pictures.png(64, 64))}}
-PLACE = {"messages": [{"role": "user", "content": [PICTURE, {"type": "text", "text": "<|image_pad|>"}]}]}
-
-
-def test_the_gateway_refuses_a_place_without_a_medium() -> None:
-    facts = Facts(vocabulary=512, context_length=CONTEXT, media=frozenset({"image"}))
-    problem = check({**ANSWER, **PLACE}, CHAT, facts)
-    assert problem is not None
-    assert problem.code == "token_not_allowed"
-
-
-@pytest.mark.engine
-@pytest.mark.timeout(600)
-async def test_without_the_check_a_place_without_a_medium_is_never_answered(tmp_path: Path) -> None:
-    with running_vision_engine(tmp_path) as engine:
-        seen = {"messages": [{"role": "user", "content": [PICTURE]}]}
-        assert await send(engine, CHAT, {**ANSWER, **seen, "max_tokens": 2}, 60) == 200
-        assert await send(engine, CHAT, {**ANSWER, **PLACE, "max_tokens": 2}, 20) is None
-        assert await send(engine, CHAT, {**ANSWER, **seen, "max_tokens": 2}, 60) == 200

@@ -40,6 +40,9 @@ ROOMY: Final[dict[str, tuple[str, ...]]] = {
 }
 GRAMMARS: Final[dict[Kind, tuple[str, ...]]] = {"sglang": ("--grammar-backend", "xgrammar")}
 """What a kind needs to compile grammars; vLLM's own choice is xgrammar."""
+IMAGE_OPTIONS: Final[dict[Kind, tuple[str, ...]]] = {
+    "sglang": ("max_dynamic_patch", "min_dynamic_patch", "max_long_side_pixel")
+}
 REAL: Final = ("sglang", "vllm")
 AT_ONCE: Final = 8
 CANARY: Final = {"model": "fuzz", "prompt": "a canary", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
@@ -262,8 +265,10 @@ class Mutator:
 class Seeing(Mutator):
     """Chats with images: of each format, true ones, damaged ones, at the bounds, and with any field."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, options: tuple[str, ...]) -> None:
+        """`options` are those of an image that the engine has."""
         super().__init__(seed, (CHAT,))
+        self.options = options
 
     def request(self) -> tuple[str, dict[str, Any]]:
         path, body = super().request()
@@ -300,9 +305,7 @@ class Seeing(Mutator):
             data = self._damaged(data)
         url = pictures.data_url(f"image/{form.lower()}", data)
         options: dict[str, Any] = {
-            name: pick.choice((1, 2, 12, 64, 16_384))
-            for name in ("max_dynamic_patch", "min_dynamic_patch", "max_long_side_pixel")
-            if pick.random() < 0.1
+            name: pick.choice((1, 2, 12, 64, 16_384)) for name in self.options if pick.random() < 0.1
         }
         if pick.random() < 0.2:
             options["detail"] = pick.choice(("auto", "low", "high", "default"))
@@ -437,19 +440,20 @@ async def test_what_passes_leaves_an_embedding_engine_alive_and_quick(
     assert counts["passed"] > counts["refused"] / 4
 
 
-@pytest.mark.engine
-@pytest.mark.timeout(600 + REQUESTS)
+@pytest.mark.parametrize("kind", [kind for kind in kinds(600 + REQUESTS) if kind.id in REAL])
 async def test_what_passes_leaves_an_engine_that_sees_alive_and_quick(
-    tmp_path: Path, record_property: Any, capsys: pytest.CaptureFixture[str]
+    kind: Kind, tmp_path: Path, record_property: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with running_vision_engine(tmp_path, *ROOMY["SGLang"], *GRAMMARS["sglang"]) as engine, capsys.disabled():
+    more = (*ROOMY[WORDS[kind].name], *GRAMMARS.get(kind, ()))
+    with running_vision_engine(kind, tmp_path, *more) as engine, capsys.disabled():
         config = json.loads((tmp_path / "vision-model" / "config.json").read_text())
         vocabulary: int = config["text_config"]["vocab_size"]
         facts = Facts(vocabulary=vocabulary, context_length=CONTEXT, media=frozenset({"image"}))
         counts = await fuzz(
-            engine, REQUESTS, SEED, FROM, mutator=Seeing(SEED), alive=(CHAT, SEEN_CANARY), facts=facts
+            engine, REQUESTS, SEED, FROM, mutator=Seeing(SEED, IMAGE_OPTIONS.get(kind, ())),
+            alive=(CHAT, SEEN_CANARY), facts=facts,
         )  # fmt: skip
     record_property("fuzz", dict(counts))
     with capsys.disabled():
-        print(f"\nvision: {json.dumps(counts.most_common(40), indent=1)}")
+        print(f"\n{kind}, vision: {json.dumps(counts.most_common(40), indent=1)}")
     assert counts["passed"] > counts["refused"] / 4

@@ -10,7 +10,7 @@ import cohere
 import pytest
 
 from shoal.core.capabilities import Capability
-from shoal.core.fields.kinds import Facts
+from shoal.core.fields.kinds import Facts, Medium
 from shoal.core.routing.resolve import ServedModel
 from shoal.engine.wires import differences_of
 from shoal.net.installkey import KeyRing
@@ -34,12 +34,14 @@ class OneKey(KeyRing):
 
 
 @asynccontextmanager
-async def in_front(engine: EngineProcess, folder: Path, *able: Capability) -> AsyncGenerator[GatewayUnderTest]:
+async def in_front(
+    engine: EngineProcess, folder: Path, *able: Capability, media: frozenset[Medium] = frozenset()
+) -> AsyncGenerator[GatewayUnderTest]:
     runs = WORDS[engine.kind].name
     differences = differences_of(runs)
     if "generate" in able:
         differences = differences.generating or differences
-    facts = Facts(vocabulary=361, context_length=CONTEXT, differences=differences)
+    facts = Facts(vocabulary=361, context_length=CONTEXT, media=media, differences=differences)
     model = ServedModel(SERVED, "uid-tiny", SERVED, ("tiny",), None, frozenset(able), facts)
     async with gateway(folder) as it:
         it.models[SERVED] = model

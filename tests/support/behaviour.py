@@ -80,6 +80,9 @@ class Differences:
     text_transcript: str = row("Content type of a transcript as `text`")
     verbose_usage: bool = row("`verbose_json` of a transcript has its usage")
     clip_tokens: int = row("Prompt tokens that a clip of a transcript counts")
+    image_tokens: str = row("Where `prompt_tokens_details` has the tokens of images")
+    large_image: int = row("Tokens of an image of 1000 x 800 pixels, of a Qwen2-VL whose files allow 64")
+    lone_place: str = row("A chat with more places for images than images")
     unchecked_fields: str = row("Values of fields that Shoal refuses, such as a token outside the vocabulary")
 
 
@@ -95,6 +98,7 @@ SGLANG: Final = Differences(
     other_endpoint=400, load_without_adapters=400, old_prefixes=False, blank_texts=400, token_lists=400,
     detokenized_as="`text`", no_token=500,
     text_transcript="text/plain", verbose_usage=True, clip_tokens=1504, unchecked_fields="end it",
+    image_tokens="`image_tokens`", large_image=1044, lone_place="is never answered",
 )  # fmt: skip
 VLLM: Final = Differences(
     ready_path="/health", starting=("refused", "200"), sigterm_while_loading="is swallowed; a second one ends it",
@@ -108,6 +112,7 @@ VLLM: Final = Differences(
     other_endpoint=404, load_without_adapters=500, old_prefixes=True, blank_texts=200, token_lists=200,
     detokenized_as="`prompt`", no_token=400,
     text_transcript="application/json", verbose_usage=False, clip_tokens=4,
+    image_tokens="`multimodal_tokens.image`", large_image=56, lone_place="200",
     unchecked_fields="400, or a 500 of that request",
 )  # fmt: skip
 

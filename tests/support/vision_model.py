@@ -1,4 +1,4 @@
-"""Makes a tiny Qwen2-VL with random weights: vision_model.py TINY_CHAT FOLDER. Runs with the engine's Python."""
+"""Makes a tiny Qwen2-VL with random weights: vision_model.py TINY_CHAT FOLDER HEADS. Runs with the engine's Python."""
 
 # pyright: basic, reportMissingImports=false
 import json
@@ -17,16 +17,18 @@ TEMPLATE = (
 SPECIAL = ("vision_start", "vision_end", "vision_pad", "image_pad", "video_pad", "im_start", "im_end")
 
 
-def main(chat: Path, out: Path) -> None:
+def main(chat: Path, out: Path, heads: int) -> None:
     torch.manual_seed(0)
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(chat)
     tokenizer.add_special_tokens({"additional_special_tokens": [f"<|{name}|>" for name in SPECIAL]})
     tokenizer.chat_template = TEMPLATE
     ids = {name: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in SPECIAL}
+    eighth = 64 // heads // 2 // 8
     text = {
         "vocab_size": len(tokenizer), "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096, "rope_theta": 10000.0,
-        "tie_word_embeddings": False, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+        "num_attention_heads": heads, "num_key_value_heads": heads // 2, "max_position_embeddings": 4096,
+        "rope_theta": 10000.0, "tie_word_embeddings": False,
+        "rope_scaling": {"type": "mrope", "mrope_section": [2 * eighth, 3 * eighth, 3 * eighth]},
         "bos_token_id": 0, "eos_token_id": 1,
     }  # fmt: skip
     vision = {
@@ -51,4 +53,4 @@ def main(chat: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
