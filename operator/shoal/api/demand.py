@@ -90,7 +90,7 @@ class HaltedCanary(Message):
 
     reason: Literal["Errors", "Slow"]
     bad: Tally
-    """Requests that failed, or began to be answered too late."""
+    """Requests that failed, or waited too long for the first byte."""
     of: Tally
     """Requests that were judged."""
 
@@ -100,16 +100,18 @@ class CanaryCount(Message):
     the gateway knows the canary. Other gateways use the differences to the message before."""
 
     requests: Tally = 0
-    """Requests that were answered or failed."""
+    """Requests that were answered or failed, and streams of which `left` counts."""
     failed: Tally = 0
     streams: Tally = 0
-    """Answered streams of a canary that has a limit for their time to the first byte."""
+    """Streams of a canary that has a limit for their time to the first byte, answered or left."""
     slow: Tally = 0
     """Streams that took longer."""
+    left: Tally = 0
+    """Streams whose clients left, after the first byte or after more than the limit."""
 
     @model_validator(mode="after")
     def _parts(self) -> Self:
-        if self.failed + self.streams > self.requests or self.slow > self.streams:
+        if self.failed + self.streams > self.requests or max(self.slow, self.left) > self.streams:
             raise ValueError("a part is more than the whole")
         return self
 

@@ -48,8 +48,10 @@ class Canaries:
             return
         window = self._window(canary)
         # The wait for the first replica says nothing of how fast the canary is.
-        ttft = meter.seconds_to_first_byte if meter.fields["stream"] and not meter.cold else None
-        halt = window.note(meter.outcome, ttft, doubtful=doubtful)
+        timed = meter.fields["stream"] and not meter.cold
+        ttft = meter.seconds_to_first_byte if timed else None
+        waited = meter.seconds if timed and ttft is None else None
+        halt = window.note(meter.outcome, ttft, waited_seconds=waited, doubtful=doubtful)
         self._counts.put(canary.revision, window.counts)
         self._judged(canary, halt)
 

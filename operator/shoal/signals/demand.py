@@ -130,7 +130,7 @@ class DemandStream(Follower):
                 self.canary_counts.pop(revision, None)
             else:
                 one = api.CanaryCount.model_validate(row)
-                told[revision] = CanaryCounts(one.requests, one.failed, one.streams, one.slow)
+                told[revision] = CanaryCounts(one.requests, one.failed, one.streams, one.slow, one.left)
         self.canary_counts |= told
         _require_few(self.canary_counts)
         if told:

@@ -50,6 +50,42 @@ def test_late_answers_halt_it_when_they_are_more_than_half():
         assert window.note("answered", 9.0 if number % 2 else 0.1) is None
 
 
+@pytest.mark.parametrize(("ttft", "waited"), [(None, 2.5), (2.5, None)], ids=["before", "after"])
+def test_streams_that_clients_leave_before_or_after_a_late_first_byte_halt_it(ttft: float | None, waited: float | None):
+    def halts(limits: HaltLimits) -> list[CanaryHalt | None]:
+        window = CanaryWindow(limits)
+        return [window.note("cancelled", ttft, waited_seconds=waited) for _ in range(11)]
+
+    assert halts(LIMITS) == [None] * 10 + [CanaryHalt("Slow", 11, 11)]
+    assert halts(LIMITS._replace(ttft_seconds=3)) == halts(LIMITS._replace(ttft_seconds=None)) == [None] * 11
+
+
+def test_a_client_that_leaves_before_the_limit_says_nothing_of_a_canary():
+    window = CanaryWindow(LIMITS)
+    assert {window.note("cancelled", None, waited_seconds=seconds) for seconds in (0.0, 1.9, 2.0) * 200} == {None}
+    assert window.counts == CanaryCounts()
+    assert window.note("cancelled", 0.1) is None
+    assert window.counts == CanaryCounts(1, 0, 1, 0, 1), "its answer began in time"
+
+
+@pytest.mark.parametrize("gateways", [1, 2])
+def test_streams_that_clients_leave_do_not_hide_failures(gateways: int):
+    fleet = Fleet(gateways)
+    halts = [fleet.note(*one) for _ in range(3) for one in (("failed", None), *[("cancelled", 0.1)] * 20)]
+    assert halts[:42] == [None] * 42
+    assert halts[42] == CanaryHalt("Errors", 3, 3)
+
+
+def test_a_stream_that_its_client_left_is_no_answer_to_doubtful_requests():
+    window = CanaryWindow(LIMITS)
+    halts = list[CanaryHalt | None]()
+    for number in range(1, 21):
+        window.note("cancelled", 0.1)
+        window.heard("peer", CanaryCounts(number, 0, number, 0, number))
+        halts.append(window.note("refused", None, doubtful=True))
+    assert halts == [None] * 19 + [CanaryHalt("Errors", 20, 20)]
+
+
 def test_failures_that_the_requests_may_have_caused_count_only_where_none_is_answered():
     window = CanaryWindow(LIMITS)
     for _ in range(5):

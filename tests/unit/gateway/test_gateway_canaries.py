@@ -160,7 +160,9 @@ def test_another_canary_begins_with_nothing():
     failed = meter()
     failed.outcome = "failed"
     canaries.ended(CANARY, failed)
-    assert orjson.loads(counts.take() or b"") == {REVISION: {"requests": 1, "failed": 1, "streams": 0, "slow": 0}}
+    assert orjson.loads(counts.take() or b"") == {
+        REVISION: {"requests": 1, "failed": 1, "streams": 0, "slow": 0, "left": 0}
+    }
     other = route(minRequests=30)
     canaries.follow([other])
     assert orjson.loads(counts.take() or b"") == {REVISION: None}
@@ -173,13 +175,13 @@ def test_another_canary_begins_with_nothing():
 
 def test_what_is_told_is_what_the_message_says_it_is():
     book = DemandState()
-    book.canary_counts.put("r1", CanaryCounts(7, 2, 4, 1))
+    book.canary_counts.put("r1", CanaryCounts(7, 2, 4, 1, 3))
     for content in (book.full(), book.take() or b""):
         message = DemandMessage.model_validate_json(b'{"boot":"b","seq":1,"models":' + content + b"}")
         assert message.canary_counts is not None
         told = message.canary_counts["r1"]
         assert told is not None
-        assert (told.requests, told.failed, told.streams, told.slow) == (7, 2, 4, 1)
+        assert tuple(told.model_dump().values()) == (7, 2, 4, 1, 3)
     assert book.take() is None
 
 
@@ -193,6 +195,7 @@ def test_what_is_told_is_what_the_message_says_it_is():
         {"requests": -1},
         {"requests": 2**53},
         {"requests": 5, "streams": 4, "slow": 5},
+        {"requests": 5, "streams": 4, "left": 5},
         {"requests": 5, "failed": 3, "streams": 3},
         {"requests": "many"},
         [],

@@ -862,6 +862,35 @@ async def test_the_wait_for_a_canarys_first_replica_is_not_its_time_to_the_first
         assert counts == CanaryCounts(requests=4, streams=1), "its next one did not wait"
 
 
+@pytest.mark.parametrize("starts", [False, True])
+async def test_streams_whose_clients_give_up_halt_a_canary_that_does_not_only_start(tmp_path: Path, starts: bool):
+    async def hangs(request: EngineRequest) -> None:
+        await request.gone.wait()
+
+    limits = {"haltOn": {"ttftSeconds": 1, "minRequests": 2}}
+    rule = {**CANARY, "canary": {**CANARY["canary"], **limits}}
+    async with two_models(tmp_path, ScriptedEngine(), other := ScriptedEngine(hangs), rule) as it:
+        if starts:
+            starting(it, timeout_seconds=60.0)
+
+        async def give_up(clients: int, seconds: float) -> None:
+            asked = [asyncio.create_task(it.post({**CHAT, "stream": True})) for _ in range(clients)]
+            await until(lambda: it.app.in_flight == clients)
+            await asyncio.sleep(seconds)
+            for one in asked:
+                one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+            await until(lambda: it.app.in_flight == 0)
+
+        for _ in range(3):
+            await give_up(1, 0.0)
+        assert not it.app.canaries.halts, "clients that leave at once halt nothing for the others"
+        await give_up(2, 1.1)
+        expected = [] if starts else [CanaryHalt("Slow", 2, 2)]
+        assert list(it.app.canaries.halts.values()) == expected
+        assert bool(other.requests) is not starts
+
+
 async def test_a_canary_whose_pod_never_becomes_ready_has_failed(tmp_path: Path):
     """Its image is broken, say: the pod is there, and starts again and again."""
     rule = {**CANARY, "fallback": {"targets": [target("llama")], "whenWaitSeconds": 1}}

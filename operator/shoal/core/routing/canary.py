@@ -43,7 +43,7 @@ class CanaryHalt(NamedTuple):
 
     def describe(self) -> str:
         """For people."""
-        what = "failed" if self.reason == "Errors" else "began to be answered too late"
+        what = "failed" if self.reason == "Errors" else "waited too long for the first byte"
         return f"{self.bad} of its last {self.of} requests {what}"
 
 
@@ -53,9 +53,16 @@ class CanaryCounts(NamedTuple):
     requests: int = 0
     failed: int = 0
     streams: int = 0
-    """Answered streams, where the canary has a limit for them."""
+    """Streams that were answered or left, where the canary has a limit for them."""
     slow: int = 0
-    """Streams that began too late."""
+    """Streams that began too late, or that were left after waiting for too long."""
+    left: int = 0
+    """Streams whose clients left. They say when an answer began, and not how it would have ended."""
+
+    @property
+    def ended(self) -> int:
+        """Requests that were answered or failed."""
+        return self.requests - self.left
 
     def since(self, before: "CanaryCounts") -> "CanaryCounts":
         """What was counted since the message with `before`. Counters that went down began anew: the gateway
@@ -117,10 +124,21 @@ class CanaryWindow:
         self._peers: dict[str, CanaryCounts] = {}
         """The last counts of other gateways, by boot id of the process: the latest ones are at the end."""
 
-    def note(self, outcome: str | None, ttft_seconds: float | None, *, doubtful: bool = False) -> CanaryHalt | None:
+    def note(
+        self,
+        outcome: str | None,
+        ttft_seconds: float | None,
+        *,
+        waited_seconds: float | None = None,
+        doubtful: bool = False,
+    ) -> CanaryHalt | None:
         """Notes an ended request, and returns why the canary is halted now; None: it is not. `outcome`: as in usage
         records (metering/record.py); `ttft_seconds`: of a stream, from acceptance to the first byte; None: the answer
-        is no stream, or never began, or the request waited for the canary's first replica.
+        is no stream, or never began, or the request waited for the canary's first replica. `waited_seconds`: the same
+        to the end of a stream that never began.
+
+        A stream whose client left is judged by its first byte alone. Without one it is late if it waited for longer
+        than the limit, and else says nothing: so a client that leaves at once halts no canary.
 
         `doubtful`: the request may be the reason that it failed. So one tenant's prompts could halt the canary for all.
         Such failures count only when there are `min_requests` of them and none was answered meanwhile."""
@@ -138,6 +156,11 @@ class CanaryWindow:
                 one = CanaryCounts(1)
             else:
                 one = CanaryCounts(1, 0, 1, int(ttft_seconds > limit))
+        elif outcome == "cancelled" and (limit := self._limits.ttft_seconds) is not None:
+            waited = waited_seconds if ttft_seconds is None else ttft_seconds
+            if waited is None or (ttft_seconds is None and waited <= limit):
+                return None
+            one = CanaryCounts(1, 0, 1, int(waited > limit), 1)
         else:
             return None
         self.counts = CanaryCounts(*map(add, self.counts, one))
@@ -154,13 +177,13 @@ class CanaryWindow:
         if len(self._peers) > MOST_PEERS:
             del self._peers[next(iter(self._peers))]
         more = counts.since(before)
-        if more.requests > more.failed:
+        if more.ended > more.failed:
             self._doubtful = 0
         return self._add(more)
 
     def _add(self, more: CanaryCounts) -> CanaryHalt | None:
         failed, slow = self._requests, self._streams
-        failed.add(more.failed, more.requests)
+        failed.add(more.failed, more.ended)
         slow.add(more.slow, more.streams)
         return judge(failed.bad, failed.of, slow.bad, slow.of, self._limits)
 
