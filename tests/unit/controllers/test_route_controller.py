@@ -6,6 +6,9 @@ from typing import Any, cast
 from shoal.api.meta import JsonObject
 from shoal.controllers.route import RouteController
 from shoal.controllers.world import World
+from shoal.core.routing.canary import CanaryHalt
+from shoal.core.routing.routes import declared_route
+from shoal.kube.events import Event
 from shoal.kube.queue import WorkQueue
 from tests.support import operators
 from tests.support.routes import target
@@ -25,9 +28,11 @@ class Writes:
         return stored | {"metadata": metadata, "status": body["status"]}
 
 
-class Events:
-    def emit(self, event: Any) -> None:
-        pass
+class Events(list[Event]):
+    """A recorder that keeps what it gets."""
+
+    def emit(self, event: Event) -> None:
+        self.append(event)
 
 
 OBJECTS: list[JsonObject] = []
@@ -46,8 +51,9 @@ def a_route(name: str, *targets: dict[str, Any], namespace: str = "chat", age: i
 class Rig:
     def __init__(self) -> None:
         OBJECTS.clear()
-        self.world = World(cast("Any", Writes()), operators.CONFIG, "shoal-system", cast("Any", Events()))
-        self.controller = RouteController(self.world, WorkQueue("modelroute", workers=1))
+        self.events, self.halts = Events(), dict[str, CanaryHalt]()
+        self.world = World(cast("Any", Writes()), operators.CONFIG, "shoal-system", cast("Any", self.events))
+        self.controller = RouteController(self.world, WorkQueue("modelroute", workers=1), lambda: self.halts)
         self.world.routes.listeners.append(self.controller.on_route)
         self.world.models.listeners.append(self.controller.on_model)
         self.world.tenants.listeners.append(self.controller.on_tenant)
@@ -156,3 +162,37 @@ def test_a_route_of_another_namespace_is_no_contender_unless_a_tenant_may_use_bo
     rig.put(rig.world.tenants, dated(tenant, 1))
     assert set(rig.woken) == {"chat/front", "evil/thief"}
     assert rig.told("chat/front")["Accepted"] == ("True", "NameClaimed")
+
+
+def test_each_halt_is_one_event_beside_another_problem_and_after_another_halt():
+    rig = Rig()
+    canary = {"target": target("a"), "percent": 5}
+    rules = [{"name": name, "targets": [target("a")], "canary": canary} for name in ("one", "two", "three")]
+    rig.put(rig.world.routes, a_route("front", rules=rules))
+    rig.told("chat/front")
+    custom = rig.world.routes.get("chat/front")
+    assert custom is not None
+    assert custom.object is not None
+    revisions = [rule.canary.revision for rule in declared_route(custom.object).rules if rule.canary]
+
+    def halted(number: int) -> list[tuple[str, str, str]]:
+        """The events of one more halt, and of a second look."""
+        rig.events.clear()
+        rig.halts[revisions[number]] = CanaryHalt("Errors", 3, 5 + number)
+        for _ in range(2):
+            rig.told("chat/front")
+        return [(event.type, event.reason, event.note) for event in rig.events]
+
+    def says(rule: str, of: int) -> list[tuple[str, str, str]]:
+        note = f"canary of rule {rule} halted: Model chat/a: 3 of its last {of} requests failed."
+        return [("Warning", "CanaryHalted", f"{note} A change of `canary` ends the halt")]
+
+    assert rig.told("chat/front")["Ready"] == ("False", "TargetNotFound")
+    assert halted(0) == says("one", 5), "Ready says that there is no such Model"
+    rig.put(rig.world.models, model("a"))
+    rig.events.clear()
+    assert rig.told("chat/front")["Ready"] == ("True", "CanaryHalted")
+    assert [event.reason for event in rig.events] == ["CanaryHalted"], "the route is ready again, and not as declared"
+    assert halted(1) == says("two", 6), "Ready says already that one is halted"
+    rig.halts.clear()
+    assert halted(2) == says("three", 7)

@@ -10,7 +10,7 @@ from shoal.core.routing.canary import CanaryHalt
 from shoal.core.routing.external import ExternalProblem
 from shoal.core.routing.routes import TargetRef, declared_route
 from shoal.core.status.observed import ServedNames
-from shoal.core.status.routestatus import SeenRoute, SeenTarget, status
+from shoal.core.status.routestatus import SeenRoute, SeenTarget, new_halts, status
 from tests.support.routes import a_route, target
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
@@ -151,6 +151,25 @@ def test_a_halted_canary_is_told_and_stays_halted_when_no_gateway_tells_it_any_m
     changed = a_route({**CANARY, "canary": {"target": target("b"), "percent": 4}})
     changed = changed.model_copy(update={"status": halted})
     assert [one.state for one in status(SeenRoute(changed, OWNED, targets, halts), NOW).canaries] == ["Running"]
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason"),
+    [(SeenTarget(exists=False), reasons.TARGET_NOT_FOUND), (SeenTarget(not_ready="NoFit"), reasons.TARGETS_NOT_READY)],
+)
+def test_another_problem_does_not_hide_that_a_canary_is_halted(seen: SeenTarget, reason: str):
+    route = a_route(CANARY)
+    (rule,) = declared_route(route).rules
+    assert rule.canary is not None
+    halts = {rule.canary.revision: CanaryHalt("Errors", 3, 5)}
+    found = status(SeenRoute(route, OWNED, {A: seen, B: READY}, halts), NOW)
+    told = {c.type: c for c in found.conditions}
+    assert (told["Ready"].status, told["Ready"].reason) == ("False", reason)
+    says = "canary of rule default halted: Model chat/b: 3 of its last 5 requests failed. A change of `canary` ends"
+    assert f". {says}" in told["Ready"].message
+    assert "halted" not in told["Accepted"].message
+    assert [says in one for one in new_halts(route, found)] == [True]
+    assert new_halts(route.model_copy(update={"status": found}), found) == []
 
 
 def test_external_targets_that_gateways_do_not_use_are_listed_with_what_they_lack():

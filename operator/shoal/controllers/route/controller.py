@@ -19,6 +19,7 @@ from shoal.core.routing.servednames import served_names
 from shoal.core.status import routestatus
 from shoal.core.status.conditions import ConditionUpdate, find, merge
 from shoal.core.status.routestatus import SeenRoute, SeenTarget
+from shoal.kube.events import Event
 from shoal.kube.projections import Custom
 from shoal.kube.queue import WorkQueue
 from shoal.kube.resources import MODEL_ROUTES
@@ -88,6 +89,7 @@ class RouteController:
         custom = world.routes.get(key)
         if custom is None or custom.metadata.deletion_timestamp is not None:
             return None
+        halted: list[str] = []
         if custom.object is None:
             status = _invalid(custom, world)
         else:
@@ -96,7 +98,14 @@ class RouteController:
             halts = self._halts() if self._halts is not None else dict[str, CanaryHalt]()
             seen = SeenRoute(route, served_names(route, claimants(world, route)), targets, halts)
             status = routestatus.status(seen, world.now())
-        await write_status(world, MODEL_ROUTES, world.routes, custom, status, manager=names.MANAGER_MODELROUTE)
+            halted = routestatus.new_halts(route, status)
+        # A halt has its own event: another problem may be the reason of Ready, and another halt may have been it.
+        quiet = (reasons.CANARY_HALTED,) if halted else ()
+        manager = names.MANAGER_MODELROUTE
+        if await write_status(world, MODEL_ROUTES, world.routes, custom, status, manager=manager, quiet=quiet):
+            for note in halted:
+                event = Event(MODEL_ROUTES, custom.metadata, "Warning", reasons.CANARY_HALTED, note, "Reconcile")
+                world.recorder.emit(event)
         return None
 
     def _target(self, ref: TargetRef, route: ModelRoute) -> SeenTarget:

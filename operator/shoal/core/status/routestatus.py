@@ -1,6 +1,6 @@
 """The status of a ModelRoute, computed from observations."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -78,6 +78,17 @@ def canaries(seen: SeenRoute) -> tuple[CanaryStatus, ...]:
     return tuple(found)
 
 
+def new_halts(route: ModelRoute, now: ModelRouteStatus) -> list[str]:
+    """What to tell of each canary that is halted `now` and was not before."""
+    before = {one.revision for one in (route.status.canaries if route.status else ()) if one.state == "Halted"}
+    return [_describe_halts([one]) for one in now.canaries if one.state == "Halted" and one.revision not in before]
+
+
+def _describe_halts(halted: Sequence[CanaryStatus]) -> str:
+    text = "; ".join(f"canary of rule {one.rule} halted: {one.message}" for one in halted)
+    return f"{text}. A change of `canary` ends the halt"
+
+
 def _unused(seen: SeenRoute) -> Iterator[ExternalTargetStatus]:
     """The external targets that gateways do not use."""
     for target in seen.route.spec.external_targets:
@@ -90,7 +101,11 @@ def _findings(seen: SeenRoute) -> list[ConditionUpdate]:
     declared = declared_route(seen.route)
     problem = _problem(seen, declared)
     if problem is not None:
-        return [ConditionUpdate(kind, status, problem.reason, problem.message) for kind, status in _REFUSED]
+        text, halts = problem.message, _with_halts(seen)
+        return [
+            ConditionUpdate(kind, status, problem.reason, text + halts if kind == reasons.READY else text)
+            for kind, status in _REFUSED
+        ]
     described = _described(declared) + _without_weight(declared)
     accepted = ConditionUpdate(reasons.ACCEPTED, "True", reasons.VALID, described)
     if seen.served.lost:
@@ -142,13 +157,23 @@ def _ready(seen: SeenRoute, declared: DeclaredRoute) -> ConditionUpdate:
         used = _weighted(rule) or rule.fallback
         if all(seen.targets[ref].not_ready for ref in used):
             why = "; ".join(f"{ref}: {seen.targets[ref].not_ready}" for ref in used)
-            return ConditionUpdate(kind, "False", reasons.TARGETS_NOT_READY, f"no target of rule {rule.name}: {why}")
-    if halted := [one for one in canaries(seen) if one.state == "Halted"]:
-        text = "; ".join(f"canary of rule {one.rule} halted: {one.message}" for one in halted)
-        return ConditionUpdate(kind, "True", reasons.CANARY_HALTED, f"{text}. A change of `canary` ends the halt")
+            text = f"no target of rule {rule.name}: {why}{_with_halts(seen)}"
+            return ConditionUpdate(kind, "False", reasons.TARGETS_NOT_READY, text)
+    if halted := _halted(seen):
+        return ConditionUpdate(kind, "True", reasons.CANARY_HALTED, _describe_halts(halted))
     waiting = [f"{ref}: {seen.targets[ref].not_ready}" for ref in declared.references() if seen.targets[ref].not_ready]
     text = f"each rule has a target that can serve; not yet {some(waiting)}" if waiting else "every target can serve"
     return ConditionUpdate(kind, "True", reasons.TARGETS_READY, text + _without_weight(declared))
+
+
+def _halted(seen: SeenRoute) -> list[CanaryStatus]:
+    return [one for one in canaries(seen) if one.state == "Halted"]
+
+
+def _with_halts(seen: SeenRoute) -> str:
+    """What the message of another problem ends with, if canaries are halted."""
+    halted = _halted(seen)
+    return f". {_describe_halts(halted)}" if halted else ""
 
 
 def _weighted(rule: DeclaredRule) -> list[TargetRef]:
