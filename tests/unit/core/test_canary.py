@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import pytest
 
-from shoal.api.modelroute import CanaryStatus, ModelRouteStatus
+from shoal.api.modelroute import Canary, CanaryStatus, HaltOn, ModelRouteStatus
 from shoal.core.routing.canary import MOST_PEERS, CanaryCounts, CanaryHalt, CanaryWindow, HaltLimits
 from shoal.core.routing.routes import DeclaredRoute, NoTarget, RequestFacts, RouteDecision, decide, declared_route
 from tests.support.routes import a_route, declared, target
@@ -315,3 +315,29 @@ def test_the_status_halts_it_until_its_specification_changes():
     assert [r.canary.halted for r in declared_route(unrelated).rules if r.canary] == [True]
     renamed = dataclasses.replace(declared_route(route), key="chat/other")
     assert renamed.rules[0].canary == declared_route(route).rules[0].canary
+
+
+def test_a_release_that_adds_fields_with_defaults_ends_no_halt():
+    class NewHaltOn(HaltOn):
+        new_limit: int | None = None
+        new_percent: int = 50
+
+    class NewCanary(Canary):
+        halt_on: NewHaltOn = NewHaltOn()  # pyright: ignore[reportIncompatibleVariableOverride]
+        new_field: str = "Default"
+
+    def revision(**halt_on: int) -> tuple[str, str]:
+        spec = {"target": target("b"), "percent": 20, **({"haltOn": halt_on} if halt_on else {})}
+        now = a_route({**RULE, "canary": spec})
+        (rule,) = now.spec.rules
+        rules = (rule.model_copy(update={"canary": NewCanary.model_validate(spec)}),)
+        later = now.model_copy(update={"spec": now.spec.model_copy(update={"rules": rules})})
+        one, other = (declared_route(route).rules[0].canary for route in (now, later))
+        assert one is not None
+        assert other is not None
+        return one.revision, other.revision
+
+    (before, after_it), (other, other_later) = revision(), revision(minRequests=7)
+    assert before == after_it
+    assert other == other_later != before
+    assert revision(minRequests=20) == (before, before), "what it is by default anyway"

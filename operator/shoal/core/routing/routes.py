@@ -230,7 +230,8 @@ def _cost_conditions(fallback: Fallback) -> CostConditions | None:
 
 
 def _declared_canary(route: ModelRoute, rule: str, canary: Canary) -> DeclaredCanary:
-    told = "\0".join((route.metadata.uid, rule, canary.model_dump_json()))
+    # Without defaults: a release that adds a field ends no halt.
+    told = "\0".join((route.metadata.uid, rule, canary.model_dump_json(exclude_defaults=True)))
     revision = hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
     known = route.status.canaries if route.status is not None else ()
     limits = HaltLimits(canary.halt_on.error_percent, canary.halt_on.ttft_seconds, canary.halt_on.min_requests)
