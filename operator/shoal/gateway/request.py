@@ -63,6 +63,7 @@ _REFUSED_BY_TARGET: Final = frozenset(
         "hold_full",
         "model_unavailable",
         "adapter_unavailable",
+        "adapter_unusable",
         "model_not_found",
     }
 )
@@ -371,6 +372,8 @@ class GatewayRequest:
                         self._spare_canary()
                     except ApiError as error:
                         self._doubtful = error.outcome in DOUBTFUL
+                        if error.code == "adapter_unusable" and self._routed is not None:
+                            meter.outcome = "refused"  # the route named the adapter, not the client
                         if error.code in _NOT_HELD:
                             self._spare_canary()
                         if error.code not in _REFUSED_BY_TARGET or meter.first_byte is not None:

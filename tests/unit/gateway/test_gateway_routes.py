@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shoal.api.adapters import Ensure
 from shoal.core.hold.capacity import Allowance
 from shoal.core.hold.limits import Limits
 from shoal.core.routing.canary import CanaryCounts, CanaryHalt
@@ -769,6 +770,30 @@ async def test_a_canary_that_no_replica_serves_counts_as_failed_and_its_requests
             await ask(it)
         assert len(llama.requests) == 4
         assert [halt.reason for halt in it.app.canaries.halts.values()] == ["Errors"]
+
+
+@pytest.mark.parametrize("fallback", [True, False])
+async def test_a_canary_that_is_an_adapter_that_no_replica_can_load_has_failed(tmp_path: Path, fallback: bool):
+    async def refuse(_: Ensure) -> tuple[int, dict[str, Any]]:
+        return 422, {"reason": "SourceChanged", "message": "secret s3://other/path"}
+
+    rule = {**CANARY, "canary": {**CANARY["canary"], "target": target("support", kind="adapter")}}
+    if fallback:
+        rule["fallback"] = {"targets": [target("llama")]}
+    async with tuned(tmp_path, AdapterAgent(1, answer=refuse)) as it:
+        put(it.it, rule)
+        for _ in range(3):
+            await ask(it.it, 200 if fallback else 422)
+        assert [(halt.reason, halt.bad) for halt in it.it.app.canaries.halts.values()] == [("Errors", 3)]
+        assert it.it.metric("shoal_gateway_route_fallbacks_total", reason="refused") == (3 if fallback else 0)
+        assert (await ask(it.it))["model"] == "front"
+        assert it.asked() == [None] * (4 if fallback else 1)
+        records = [(r.data.outcome, r.data.status) for r in await it.it.records(count=4)]
+        assert records == [("answered", 200) if fallback else ("refused", 422)] * 3 + [("answered", 200)]
+        answer = await (await it.ask()).json()
+        assert answer["error"]["code"] == "adapter_unusable", "who names the adapter has no fallback"
+        *_, record = await it.it.records(count=5)
+        assert record.data.outcome == "rejected"
 
 
 @pytest.mark.parametrize("cold_start", [200.0, None])
