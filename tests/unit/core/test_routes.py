@@ -188,6 +188,29 @@ def test_all_turns_of_a_conversation_have_one_beginning():
     assert conversation_of({"messages": ["no object"]}) is None
 
 
+def with_medium(kind: str, medium: dict[str, Any], *texts: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [{"type": kind, kind: medium}, *in_parts(*texts)]}]}
+
+
+@pytest.mark.parametrize("texts", [(), ("What is this?",)])
+@pytest.mark.parametrize(
+    ("kind", "one", "other"),
+    [
+        ("image_url", {"url": "data:image/png;base64,AAAA"}, {"url": "data:image/png;base64,AAAB"}),
+        ("image_url", {"url": "https://example.com/1"}, {"url": "https://example.com/2"}),
+        ("input_audio", {"data": "AAAA", "format": "wav"}, {"data": "AAAB", "format": "wav"}),
+        ("file", {"file_data": "JVBERiAA"}, {"file_data": "JVBERiAB"}),
+    ],
+)
+def test_conversations_about_two_images_sounds_or_files_are_two(
+    kind: str, one: dict[str, Any], other: dict[str, Any], texts: tuple[str, ...]
+):
+    first = with_medium(kind, one, *texts)
+    later = [*first["messages"], {"role": "assistant", "content": "a fox"}, {"role": "user", "content": "and?"}]
+    assert conversation_of(first) == conversation_of({"messages": later})
+    assert conversation_of(first) != conversation_of(with_medium(kind, other, *texts))
+
+
 def in_parts(*texts: str) -> list[dict[str, Any]]:
     return [{"type": "text", "text": text} for text in texts]
 

@@ -100,9 +100,9 @@ def prompt_of(space: str, fields: Mapping[str, Any], size: int, points: Points =
 
 
 def conversation_of(fields: Mapping[str, Any]) -> str | None:
-    """The beginning of a conversation: a hash of all texts up to the user's first message, however long they are, since
-    conversations under one system prompt, or about one document, may differ at its end only. All turns of a
-    conversation have the same. None: the request has no messages.
+    """The beginning of a conversation: a hash of all texts, images, sounds and files up to the user's first message.
+    Texts are hashed whole, since conversations under one system prompt, or about one document, may differ at its end
+    only. All turns of a conversation have the same. None: the request has no messages.
 
     `fields`: decoded fields of the request's body."""
     messages = fields.get("messages")
@@ -116,17 +116,19 @@ def conversation_of(fields: Mapping[str, Any]) -> str | None:
         if number:
             hashed.update(b"\0")
         content = turn.get("content")
-        for text in (content,) if isinstance(content, str) else _texts(content):
-            hashed.update(text.encode(errors="surrogatepass"))
+        for shown in (content,) if isinstance(content, str) else _shown(content):
+            hashed.update(shown.encode(errors="surrogatepass"))
         if turn.get("role") == "user":
             break
     return hashed.hexdigest()[:32]
 
 
-def _texts(content: Any) -> Iterator[str]:
-    """The texts of a message's parts."""
+def _shown(content: Any) -> Iterator[str]:
+    """The texts of a message's parts, and the checksums of its images, sounds and files."""
     for part in cast("list[Any]", content) if isinstance(content, list) else ():
-        if text := _part_text(part):
+        if (medium := media_part_of(part)) is not None:
+            yield _checksum(medium[1])
+        elif text := _part_text(part):
             yield text
 
 
@@ -194,8 +196,8 @@ def _content(content: Any) -> tuple[str, int]:
 
 
 def _checksum(medium: Mapping[str, Any]) -> str:
-    """Of an image or a sound: its length, and the end of its base64 or of its address. Headers of files are alike."""
-    data = medium.get("url") or medium.get("data")
+    """Of an image, a sound or a file: its length, and the end of its base64 or of its address. Headers are alike."""
+    data = medium.get("url") or medium.get("data") or medium.get("file_data")
     if not isinstance(data, str):
         return ""
     end = data[-_CHECKED_CHARACTERS:].encode(errors="surrogatepass")
