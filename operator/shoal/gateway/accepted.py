@@ -81,6 +81,7 @@ class AcceptedRequest:
         "_look_at",
         "abort",
         "app",
+        "beyond_reach",
         "carrier",
         "check_key",
         "deadline",
@@ -126,6 +127,8 @@ class AcceptedRequest:
         self.fall_back = fall_back
         self.carrier = carrier
         """The proxy that carries the request; None: the gateway does it itself."""
+        self.beyond_reach = False
+        """The proxy cannot send it to a replica of its target."""
         self.hops = hops
         """Gateways of Shoal that have sent the request on, without this one."""
         self._attempts_before = meter.attempts
@@ -141,7 +144,7 @@ class AcceptedRequest:
         """The uids of replicas that the request's carrier cannot send it to.
 
         Raises:
-            ApiError: there are replicas, and it can send to none.
+            ApiError: it can send only to some endpoints, and none of them is a replica.
         """
         app, carrier = self.app, self.carrier
         if carrier is None or not carrier.limited:
@@ -149,8 +152,13 @@ class AcceptedRequest:
         found = app.directory.snapshot.replicas_of(self.prepared.model)
         beyond = {replica.uid for replica in found if not carrier.takes(app.target(replica))}
         if len(beyond) == len(found):
-            raise self.refusal(NoReplica("none"))
+            raise self.not_reached()
         return beyond
+
+    def not_reached(self) -> ApiError:
+        """The error for a request that its carrier can send to no replica."""
+        self.beyond_reach = True
+        return self.refusal(NoReplica("none"))
 
     async def wait_in_queue(
         self, why: NoReplica, tried: set[str], recheck: Callable[[], None], *, chooses_again: bool = False

@@ -111,7 +111,7 @@ class Dispatch:
             replica = place.replica
             try:
                 if request.carrier is not None and not request.carrier.takes(app.target(replica)):
-                    raise request.refusal(NoReplica("none"))
+                    raise request.not_reached()
                 self._pick = place.pick
                 app.choices.add(self._id, replica, place.pick, place.basis)
                 self._paid = app.holds.budget(request.prepared.model.uid) if place.paid else None

@@ -504,6 +504,10 @@ class GatewayRequest:
         app.checkpoints.add(meter)
         try:
             await dispatch.run()
+        except ApiError:
+            if request.beyond_reach:
+                self._canary = None  # a proxy's endpoints say nothing of how the canary serves
+            raise
         finally:
             app.checkpoints.discard(meter)
 

@@ -22,7 +22,7 @@ from tests.support.gateway import API_KEY, GatewayUnderTest, gateway, tenant
 from tests.support.mutual import InstallationPKI, process
 from tests.support.provider import Provider, beside
 from tests.support.recordings import TYPE, asked, read_form, wav
-from tests.support.routes import target
+from tests.support.routes import target, two_models
 from tests.support.scripted_engine import ScriptedEngine
 
 CHAT = json.dumps({"model": "chat/llama", "messages": [{"role": "user", "content": "hello"}]}).encode()
@@ -163,6 +163,28 @@ async def test_a_subset_without_a_replica_is_503(tmp_path: Path, subset: list[st
         caller = Caller(it.channel)
         await caller.ask(subset=subset)
         assert await caller.refused() == (503, "no_replica")
+
+
+@pytest.mark.parametrize("fallback", [True, False])
+async def test_a_canary_whose_replicas_a_proxy_does_not_reach_has_not_failed(tmp_path: Path, fallback: bool) -> None:
+    limits = {"errorPercent": 20, "minRequests": 10}
+    canary = {"target": target("other"), "percent": 100, "haltOn": limits}
+    rule: dict[str, Any] = {"targets": [target("llama")], "canary": canary}
+    if fallback:
+        rule["fallback"] = {"targets": [target("llama")]}
+    front = json.dumps({"model": "front", "messages": [{"role": "user", "content": "hi"}]}).encode()
+    async with two_models(tmp_path, ScriptedEngine(), ScriptedEngine(), rule) as it, asked_by_proxies(it) as picking:
+        for _ in range(4):
+            caller = Caller(picking.channel)
+            await caller.ask(front, subset=[picking.endpoint(1)])
+            if fallback:
+                assert (await caller.picked())[0] == picking.endpoint(1)
+            else:
+                assert await caller.refused() == (503, "no_replica")
+        assert not it.app.canaries.halts
+        caller = Caller(picking.channel)
+        await caller.ask(front, subset=[picking.endpoint(1), picking.endpoint(2)])
+        assert (await caller.picked())[0] == picking.endpoint(2)
 
 
 @pytest.mark.parametrize(
