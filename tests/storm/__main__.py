@@ -9,6 +9,7 @@ import click
 
 from shoal.api.model import Driver
 from tests.storm import faults, versions
+from tests.storm.ground import MODEL_PATH
 from tests.storm.run import StormConfig, judge_folder, run
 
 _KILL_SECONDS = 20.0
@@ -86,6 +87,8 @@ def main(
         return
     if judged is not None:
         sys.exit(0 if judge_folder(judged).good else 1)
+    if not MODEL_PATH.exists():
+        raise click.UsageError(f"{MODEL_PATH.name}, which the engines serve, is not there: run `make models` first")
     if since == "release" and (since := versions.last_release()) is None:
         raise click.UsageError("nothing was released yet: name a commit")
     if routes and since is not None:
