@@ -131,6 +131,16 @@ class Client:
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name + "{"))
 
 
+@pytest.fixture(autouse=True)
+def patient_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real engine that streams on a busy machine may take longer to tell its load than an agent waits. An agent asks
+    again later; a test asks in the time that its requests run."""
+    monkeypatch.setattr("shoal.engine.sglang.client.LOADS_SECONDS", 30.0)
+    monkeypatch.setattr("shoal.engine.vllm.client.LOAD_SECONDS", 30.0)
+    for name in ("sglang", "vllm"):
+        monkeypatch.setattr(f"shoal.engine.{name}.client.METRICS_SECONDS", 30.0)
+
+
 @pytest.fixture(scope="session", params=KINDS)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
     """One engine for all tests that leave it as they found it."""

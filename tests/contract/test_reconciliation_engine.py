@@ -19,7 +19,7 @@ import pytest
 
 from shoal.api import keys, names
 from shoal.core.routing.resolve import ServedModel
-from shoal.engine.port import EngineClient, EngineTimeout, Loads
+from shoal.engine.port import EngineClient, Loads
 from shoal.engine.wires import wire_of
 from shoal.kube.client import KubeClient
 from shoal.ledger.parse import parse
@@ -116,13 +116,8 @@ class Fleet:
         await until_async(lambda: bool(self.front.fleet.streams.keys()))
 
     async def loads(self) -> Loads:
-        """The engine's load now. On a busy machine an answer may take longer than the client waits for it; then it is
-        asked again, as an agent does. For callers with a time limit."""
-        while True:
-            try:
-                return await self.asking.loads()
-            except EngineTimeout:
-                continue
+        """The engine's load now."""
+        return await self.asking.loads()
 
     async def idle(self) -> None:
         async with asyncio.timeout(60):
@@ -306,7 +301,7 @@ async def test_clients_that_leave_while_a_whole_answer_is_made(fleet: Fleet, bod
 
     async def while_it_is_answered() -> None:
         task = asyncio.create_task(fleet.front.post({**body, "max_tokens": 3000}, path))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (await fleet.loads()).running != several:
                 await asyncio.sleep(0.01)
         task.cancel()
@@ -365,7 +360,7 @@ async def test_clients_that_leave_a_proxy(fleet: Fleet):
 async def test_clients_that_leave_where_the_agent_is_away(fleet: Fleet):
     async def while_it_is_answered() -> None:
         task = asyncio.create_task(fleet.front.post({**CHAT, "max_tokens": 400}))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not (await fleet.loads()).running:
                 await asyncio.sleep(0.01)
         task.cancel()
@@ -414,16 +409,16 @@ async def test_a_client_that_leaves_while_it_waits_in_the_engine(fleet: Fleet, a
         streams = [await front.post({**CHAT, "stream": True, "max_tokens": 3000}) for _ in range(MAX_RUNNING)]
         for stream in streams:
             await stream.content.readline()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (await fleet.loads()).running != MAX_RUNNING:
                 await asyncio.sleep(0.01)
         last = asyncio.create_task(front.post({**CHAT, "max_tokens": 3000}))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (await fleet.loads()).waiting != 1:
                 await asyncio.sleep(0.01)
         last.cancel()
         await asyncio.gather(last, return_exceptions=True)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (await fleet.loads()).waiting:
                 await asyncio.sleep(0.05)
         if fleet.tells_at_abort:
@@ -462,7 +457,7 @@ async def test_a_fresh_engine_has_counted_its_warm_up(any_kind: Kind, tmp_path: 
     with running_engine(any_kind, tmp_path) as engine:
         async with aiohttp.ClientSession() as session:
             asking = words.kind.agent.connect(session, engine.url, api_key=ENGINE_KEY, admin_key=ADMIN_KEY).client
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while (counters := await asking.counters()).prompt_tokens is None:
                     await asyncio.sleep(0.05)
     prompt, generated = counters.prompt_tokens, counters.generation_tokens
