@@ -46,6 +46,10 @@ async def test_each_is_answered(tmp_path: Path, name: str, engine: str):
     path = REQUESTS[name]["path"].partition("?")[0]
     if path == "/v1/messages/count_tokens":
         assert json.loads(text) == {"input_tokens": 2}
+    elif path == "/v1/chat/completions" and REQUESTS[name]["body"].get("stream"):
+        events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+        assert events.pop() == "[DONE]"
+        assert all("error" not in json.loads(event) for event in events)
     elif REQUESTS[name]["body"].get("stream"):
         kinds = [line.removeprefix("event: ") for line in text.splitlines() if line.startswith("event: ")]
         begins, ends = {
@@ -132,6 +136,48 @@ async def test_a_call_and_its_result_with_marks_for_a_cache_are_those_of_a_chat(
     assert (call["id"], call["function"]["name"]) == (body["messages"][3]["tool_call_id"], "read")
     assert len(body["tools"]) == 10
     assert "cache_control" not in json.dumps(body)
+
+
+async def test_thoughts_of_an_earlier_message_reach_the_engine(tmp_path: Path):
+    """pi sends them back with the call that followed; `budget_tokens` and `eager_input_streaming` have no effect."""
+    _, body = await sent(tmp_path, "messages-pi", "SGLang")
+    assert [turn["role"] for turn in body["messages"]] == ["system", "user", "assistant", "tool"]
+    assert body["messages"][2]["reasoning_content"] == "I look at the folder."
+    assert body["chat_template_kwargs"] == {"enable_thinking": True}
+    assert {name for tool in body["tools"] for name in tool["function"]} == {"name", "description", "parameters"}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ["chat-pi", "chat-qwen"])
+async def test_thoughts_of_a_chat_have_the_name_that_each_engine_reads(tmp_path: Path, name: str, engine: str):
+    """Both agents send them back as they came from the gateway."""
+    given = REQUESTS[name]["body"]["messages"]
+    (place,) = (place for place, turn in enumerate(given) if "reasoning_content" in turn)
+    _, body = await sent(tmp_path, name, engine)
+    thought = given[place]["reasoning_content"]
+    assert body["messages"][place].items() >= {"reasoning_content": thought, "reasoning": thought}.items()
+
+
+async def test_functions_without_parameters_and_results_in_parts_are_those_of_a_chat(tmp_path: Path):
+    _, body = await sent(tmp_path, "chat-qwen", "SGLang")
+    assert body["tools"] == REQUESTS["chat-qwen"]["body"]["tools"]
+    bare = [tool["function"]["name"] for tool in body["tools"] if "parameters" not in tool["function"]]
+    assert bare == ["get_goal", "list_agents"]
+    assert body["messages"][-1]["content"] == [{"type": "text", "text": "hello\n"}]
+
+
+async def test_a_message_of_calls_alone_needs_no_content(tmp_path: Path):
+    _, body = await sent(tmp_path, "chat-mini-swe-agent", "SGLang")
+    assert [turn["role"] for turn in body["messages"]] == ["system", "user", "assistant", "tool"]
+    assert "content" not in body["messages"][2]
+
+
+async def test_a_thought_of_an_earlier_response_stands_with_the_call_that_followed(tmp_path: Path):
+    _, body = await sent(tmp_path, "responses-openai-agents", "SGLang")
+    assert [turn["role"] for turn in body["messages"]] == ["system", "user", "assistant", "tool"]
+    said = body["messages"][2]
+    assert (said["reasoning_content"], said["tool_calls"][0]["id"]) == ("I look at the folder.", "call_1")
+    assert [tool["function"]["strict"] for tool in body["tools"]] == [True, True, True]
 
 
 async def test_the_line_that_differs_in_each_request_does_not_reach_the_prompt(tmp_path: Path):
