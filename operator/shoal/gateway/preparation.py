@@ -12,12 +12,12 @@ from typing import Any, Final, NamedTuple
 from shoal.core.access import KeyIdentity
 from shoal.core.advice.marks import Marks, prompt_marks
 from shoal.core.fields import remote
-from shoal.core.fields.chat import write_turns
 from shoal.core.fields.kinds import Facts
 from shoal.core.fields.mediasize import media_size
 from shoal.core.fields.pairs import pairs_of, repeated, write_documents
 from shoal.core.fields.prompts import prompts_of
 from shoal.core.fields.table import CHAT, CLASSIFY, EMBEDDINGS, FORMS, GENERATING, PAIRS, RERANK, TOKENIZING
+from shoal.core.fields.turns import write_turns
 from shoal.core.nativeapi import NativeApi
 from shoal.core.routing.affinity import SHARED, prefix_space, prompt_of
 from shoal.core.routing.prefixes import points_of

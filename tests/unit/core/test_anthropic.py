@@ -146,6 +146,14 @@ def test_which_tool_must_be_called(choice: dict[str, Any], expected: object) -> 
             'tools of type "web_search_20250305" run at Anthropic, not here',
         ),
         (
+            {
+                "tools": [{"type": "web_search_20250305", "name": "web_search"}, TOOL],
+                "tool_choice": {"type": "tool", "name": "web_search"},
+            },
+            "tools[0].type",
+            'tools of type "web_search_20250305" run at Anthropic, not here',
+        ),
+        (
             {"system": [{"type": "text", "text": "x", "citations": {"enabled": True}}]},
             "system[0].citations",
             "answers here have no citations",

@@ -165,3 +165,27 @@ def test_arguments_of_a_call_may_have_any_name() -> None:
     call = {"type": "tool_use", "id": "t", "name": "read", "input": {"file_id": "of the client's own"}}
     body = {"messages": [{"role": "assistant", "content": [call]}]}
     assert anthropic.native_request(body) == body
+
+
+SEARCH = {"type": "web_search_20250305", "name": "web_search"}
+FUNCTION = {"name": "read", "input_schema": {"type": "object"}}
+IMAGES = {"type": "image_generation"}
+
+
+def test_a_tool_that_runs_at_the_provider_is_left_out_beside_others() -> None:
+    """Agents offer them to each model."""
+    asked = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}
+    assert anthropic.native_request({**asked, "tools": [SEARCH, FUNCTION]})["tools"] == [FUNCTION]
+    for body in (
+        {"tools": [SEARCH]},
+        {"tools": [SEARCH, FUNCTION], "tool_choice": {"type": "tool", "name": "web_search"}},
+    ):
+        with pytest.raises(NotTranslatable):
+            anthropic.native_request({**asked, **body})
+    function = {"type": "function", "name": "read"}
+    response = {"model": "m", "input": "hi"}
+    assert responses.native_request({**response, "tools": [{"type": "web_search"}, IMAGES, function]})["tools"] == [
+        function
+    ]
+    with pytest.raises(NotTranslatable):
+        responses.native_request({**response, "tools": [{"type": "web_search"}, IMAGES]})

@@ -180,6 +180,25 @@ async def test_a_thought_of_an_earlier_response_stands_with_the_call_that_follow
     assert [tool["function"]["strict"] for tool in body["tools"]] == [True, True, True]
 
 
+@pytest.mark.parametrize(("name", "left_out"), [("messages-cline", 1), ("responses-cline", 2)])
+async def test_tools_that_would_run_at_a_provider_are_left_out_beside_functions(
+    tmp_path: Path, name: str, left_out: int
+):
+    """Cline offers them to each model, and ends where they are refused."""
+    _, body = await sent(tmp_path, name, "SGLang")
+    assert len(body["tools"]) == len(REQUESTS[name]["body"]["tools"]) - left_out
+    assert {tool["type"] for tool in body["tools"]} == {"function"}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_what_a_developer_says_is_the_systems(tmp_path: Path, engine: str):
+    """So pi sends its system prompt. Many chat templates do not know the role: the model would not see the prompt."""
+    given = REQUESTS["chat-pi"]["body"]["messages"]
+    _, body = await sent(tmp_path, "chat-pi", engine)
+    assert given[0]["role"] == "developer"
+    assert body["messages"][0] == {"role": "system", "content": given[0]["content"]}
+
+
 async def test_the_line_that_differs_in_each_request_does_not_reach_the_prompt(tmp_path: Path):
     """It would be the first of the prompt: no request would find the one before it in the prefix cache, and each would
     go to another replica."""

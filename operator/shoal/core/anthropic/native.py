@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, cast
 
 from shoal.core.anthropic.answer import error_event
-from shoal.core.anthropic.request import without_attribution
+from shoal.core.anthropic.request import needless, without_attribution
 from shoal.core.nativeapi import (
     MOST_NESTED,
     NativeAnswer,
@@ -44,16 +44,28 @@ def native_request(body: Mapping[str, Any]) -> Json:
         at = f"messages[{number}].content"
         _check(as_object(message, f"messages[{number}]").get("content"), at, 0)
     _check(body.get("system"), "system", 0)
-    for number, tool in enumerate([] if body.get("tools") is None else as_list(body["tools"], "tools")):
-        kind: object = as_object(tool, f"tools[{number}]").get("type")
-        if kind not in (None, "custom") and not (isinstance(kind, str) and kind.startswith(_RUN_BY_CLIENTS)):
-            raise at_provider(f"tools[{number}]", kind)
-    return {name: body[name] for name in _SENT if body.get(name) is not None}
+    out: Json = {name: body[name] for name in _SENT if body.get(name) is not None}
+    if body.get("tools") is not None:
+        out["tools"] = _tools(body["tools"], body.get("tool_choice"))
+    return out
 
 
 def native_count_request(body: Mapping[str, Any]) -> Json:
     """The same, for the number of tokens of a prompt. Raises NotTranslatable."""
     return {name: value for name, value in native_request(body).items() if name in _OF_A_PROMPT}
+
+
+def _tools(value: object, choice: object) -> list[Json]:
+    tools = [as_object(tool, f"tools[{number}]") for number, tool in enumerate(as_list(value, "tools"))]
+    kept: list[Json] = []
+    for number, (tool, left_out) in enumerate(zip(tools, needless(tools, choice), strict=True)):
+        kind: object = tool.get("type")
+        if left_out:
+            continue
+        if kind not in (None, "custom") and not (isinstance(kind, str) and kind.startswith(_RUN_BY_CLIENTS)):
+            raise at_provider(f"tools[{number}]", kind)
+        kept.append(tool)
+    return kept
 
 
 def _check(content: object, at: str, depth: int) -> None:

@@ -6,7 +6,7 @@ tools and settings that nothing here reads are passed over: coding agents send n
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 import orjson
@@ -14,6 +14,7 @@ import orjson
 from shoal.core.translation import Json, NotTranslatable, as_list, as_object, as_text, quoted
 
 _SAME: Final = ("model", "stream", "temperature", "top_p", "top_k")
+_AT_ANTHROPIC: Final = ("web_search_", "web_fetch_")
 _ATTRIBUTION: Final = "x-anthropic-billing-header:"
 _OF_THE_PROMPT: Final = ("model", "messages", "tools", "chat_template_kwargs", "continue_final_message")
 _DROPPED: Final = frozenset(
@@ -51,7 +52,7 @@ def chat_request(body: Mapping[str, Any]) -> Json:
     out["messages"] = [*_system(body.get("system")), *_messages(body.get("messages"))]
     if (stops := body.get("stop_sequences")) is not None:
         out["stop"] = stops
-    tools = _tools(body.get("tools"))
+    tools = _tools(body.get("tools"), body.get("tool_choice"))
     if tools:
         out["tools"] = tools
         out |= _tool_choice(body.get("tool_choice"))
@@ -214,11 +215,30 @@ def _text(block: Json, at: str) -> str:
     return text
 
 
-def _tools(value: object) -> list[Json]:
+def needless(tools: Sequence[Json], choice: object) -> list[bool]:
+    """For each tool, whether the model can do without it: it would run at Anthropic, agents offer it unasked, and there
+    are other tools, of which the request may take any."""
+    at_anthropic = [_runs_at_anthropic(tool.get("type")) for tool in tools]
+    if all(at_anthropic):
+        return [False] * len(tools)
+    forced: object = as_object(choice, "tool_choice").get("name")
+    return [
+        there and (forced is None or tool.get("name") != forced)
+        for tool, there in zip(tools, at_anthropic, strict=True)
+    ]
+
+
+def _runs_at_anthropic(kind: object) -> bool:
+    return isinstance(kind, str) and kind.startswith(_AT_ANTHROPIC)
+
+
+def _tools(value: object, choice: object) -> list[Json]:
     out: list[Json] = []
-    for number, tool in enumerate([] if value is None else as_list(value, "tools")):
+    tools = [as_object(tool, f"tools[{n}]") for n, tool in enumerate([] if value is None else as_list(value, "tools"))]
+    for number, (given, left_out) in enumerate(zip(tools, needless(tools, choice), strict=True)):
         at = f"tools[{number}]"
-        given = as_object(tool, at)
+        if left_out:
+            continue
         if given.get("type") not in (None, "custom"):
             raise NotTranslatable(
                 f"{at}.type", f"`{at}.type`: tools of type {quoted(given.get('type'))} run at Anthropic, not here."

@@ -4,8 +4,6 @@
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-import orjson
-
 from shoal.core.fields.kinds import (
     Choice,
     Facts,
@@ -155,21 +153,6 @@ def _content(content: Any, whole: str, at: str, facts: Facts, load: Load) -> Fie
         if found is not None:
             return found
     return load
-
-
-def write_turns(messages: list[dict[str, Any]], *, engine: bool) -> None:
-    """Writes earlier turns so that each API reads them, in place. The messages have been checked.
-
-    Arguments of calls become JSON in a text: vLLM and OpenAI take no object, and SGLang no empty text. For an `engine`,
-    what a model thought gets both of its names: SGLang reads one, vLLM the other.
-    """
-    for message in messages:
-        if engine and (thought := message.get("reasoning_content") or message.get("reasoning")):
-            message |= {"reasoning_content": thought, "reasoning": thought}
-        for call in message.get("tool_calls") or ():
-            arguments = call["function"].get("arguments")
-            if isinstance(arguments, dict) or arguments == "":
-                call["function"]["arguments"] = orjson.dumps(arguments or {}).decode()
 
 
 def _deep_text(text: str) -> bool:

@@ -16,7 +16,7 @@ from shoal.core.nativeapi import (
     usage_of,
 )
 from shoal.core.responses.items import error_members
-from shoal.core.responses.request import NAMESPACE, SEARCHES, STATEFUL
+from shoal.core.responses.request import AT_OPENAI, NAMESPACE, STATEFUL
 from shoal.core.translation import Json, NotTranslatable, StreamFailure, as_list, as_object, inner, objects_of
 
 _SENT: Final = (
@@ -86,15 +86,15 @@ def _check(item: Json, at: str) -> None:
 
 
 def _tools(value: object) -> list[object] | None:
-    """The tools, without a search that stands beside others: it would run at the provider."""
+    """The tools, without those that would run at the provider and stand beside others."""
     if value is None:
         return None
-    tools = as_list(value, "tools")
+    tools = [as_object(tool, f"tools[{number}]") for number, tool in enumerate(as_list(value, "tools"))]
+    others = any(tool.get("type") not in AT_OPENAI for tool in tools)
     kept: list[object] = []
-    for number, tool in enumerate(tools):
-        given = as_object(tool, f"tools[{number}]")
+    for number, given in enumerate(tools):
         kind: object = given.get("type")
-        if kind in SEARCHES and len(tools) > 1:
+        if kind in AT_OPENAI and others:
             continue
         if kind == NAMESPACE:
             at = f"tools[{number}].tools"
@@ -103,7 +103,7 @@ def _tools(value: object) -> list[object] | None:
                     raise at_provider(f"{at}[{place}]", inside)
         elif kind not in _TOOLS:
             raise at_provider(f"tools[{number}]", kind)
-        kept.append(tool)
+        kept.append(given)
     return kept
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
+from shoal.core.fields.turns import one_system
 from shoal.core.translation import Json, NotTranslatable, as_list, as_object, as_text, quoted
 
 _SAME: Final = ("model", "stream", "temperature", "top_p", "user", "parallel_tool_calls")
@@ -23,10 +24,11 @@ STATEFUL: Final = {
     "conversation": "conversations are not stored: send the whole conversation in `input`",
     "prompt": "prompts are not stored: send the text",
 }
-SEARCHES: Final = ("web_search", "web_search_preview")
+AT_OPENAI: Final = ("web_search", "web_search_preview", "image_generation")
+"""Tools that run at OpenAI, and that agents offer unasked."""
 NAMESPACE: Final = "namespace"
 """A group of functions, whose calls name the group: a chat has no field for it."""
-_LEFT_OUT: Final = (*SEARCHES, NAMESPACE)
+_LEFT_OUT: Final = (*AT_OPENAI, NAMESPACE)
 """Agents offer them beside their functions. A model that does not know of them uses the functions; one that has nothing
 else could not do what it is asked for."""
 _KNOWN: Final = (
@@ -96,7 +98,7 @@ def _messages(body: Mapping[str, Any]) -> list[Json]:
             before = out[-1].get("reasoning_content")
             out[-1]["reasoning_content"] = "\n".join([before, *thoughts] if before else thoughts)
         thoughts = []
-    return _one_system(out)
+    return one_system(out)
 
 
 def _thoughts(item: Json) -> list[str]:
@@ -105,16 +107,6 @@ def _thoughts(item: Json) -> list[str]:
     found = cast("list[object]", parts) if isinstance(parts, list) else []
     texts = [cast(Json, part).get("text") for part in found if isinstance(part, dict)]
     return [text for text in texts if isinstance(text, str) and text]
-
-
-def _one_system(messages: list[Json]) -> list[Json]:
-    """The instructions and what a developer says before anybody else, as one message: many templates know one system
-    message, at the beginning."""
-    count = next((n for n, message in enumerate(messages) if message["role"] != "system"), len(messages))
-    texts = [message["content"] for message in messages[:count]]
-    if count < 2 or not all(isinstance(text, str) for text in texts):
-        return messages
-    return [{"role": "system", "content": "\n\n".join(texts)}, *messages[count:]]
 
 
 def _add(out: list[Json], item: Json, at: str) -> None:
