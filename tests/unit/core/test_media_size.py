@@ -89,6 +89,7 @@ def sound(data: bytes, kind: str = "audio/wav") -> dict[str, Any]:
         ([sound(b"RIFF"), sound(wav(1.0))], None),
         ([sound(wav(1.0)), sound(b"OggS", "audio/ogg")], None),
         ([sound(wav(1.0), "audio/mpeg")], None),
+        ([sound(wav(1.0) + b"data\x02\0\0\0ab")], None),
         ([*[image(data_url("image/png", png(8, 6)))] * MOST_MEDIA, sound(wav(1.0))], None),
     ],
 )

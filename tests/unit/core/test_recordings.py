@@ -26,6 +26,13 @@ PACKET = b"\x08\0\0"
 """Of Opus: 20 ms."""
 
 
+def two_of_samples(first: bytes, stated: int | None = None) -> bytes:
+    """A WAV with two chunks of samples, which FFmpeg plays one after the other. `stated`: the length of the first, if
+    other bytes follow it."""
+    whole = wav(5)
+    return whole[:36] + b"data" + (stated or len(first)).to_bytes(4, "little") + first + whole[36:]
+
+
 def refused(found: Recording) -> str | None:
     problem = RecordingField().check(found, "file", Facts())
     return None if problem is None else problem.code
@@ -40,6 +47,9 @@ def refused(found: Recording) -> str | None:
         (wav(2, stated=32_000), "wav", 1_000),
         (wav(1, stated=0xFFFFFFFF), "wav", 1_000),
         (wav(1, stated=0), "wav", 1_000),
+        # After the samples: a note that speaks of data, and bytes that are no chunks.
+        (wav(1) + b"LIST\x05\0\0\0data!\0", "wav", 1_000),
+        (wav(1) + b"note" + bytes(9_000) + b"LISTnote", "wav", 1_000),
         (flac(10, block=4096), "flac", 5_120),
         (flac(200, block=4096, total=0), "flac", 102_400),
         (flac(10, block=4096, total=5), "flac", None),
@@ -138,6 +148,12 @@ def test_many_channels_count() -> None:
         matroska(element(0x1F43B675, element(0x1F43B675, element(0xE7, b"")))),
         b"RIFF\0\0\0\0AVI " + bytes(100),
         wav()[:40],
+        two_of_samples(b"ab"),
+        two_of_samples(b"abc\0", 3),
+        two_of_samples(b"abc"),
+        two_of_samples(b"abLIST\x05\0\0\0note!\0", 2),
+        # Another after more chunks than are walked.
+        two_of_samples(b"ab" + b"LIST\0\0\0\0" * 300, 2),
         wav(rate=1),
         wav(channels=9),
         b"fLaC",
@@ -174,6 +190,7 @@ def test_what_is_no_sound_file_is_refused(data: bytes) -> None:
         ogg([b"OpusHead\x01\x01" + bytes(9)], [0])
         + (b"OggS\0\0" + bytes(8) + b"\x07\0\0\0" + bytes(8) + b"\0") * 600_000,
         b"RIFF\0\0\0\0WAVE" + b"LIST\0\0\0\0" * 2_000_000,
+        two_of_samples(b"ab" + b"LIST\0\0\0\0" * 2_000_000, 2),
         b"\xff" * 16_000_000,
         webm(3) + b"\xec\x80" * 8_000_000,
         matroska(cluster(0, b"\xec\x80" * 4_000_000)),

@@ -71,8 +71,8 @@ WORDS: Final = (
     "fragment. The gateway fetches each into a `data:` URL, which is then judged like any; engines get no other.",
     f"Images have at most {MOST_PIXELS} pixels in all, each frame of one that moves counted; at most {MOST_SIDE} a "
     f"side and {MOST_RATIO} times longer than wide. Images times `max_dynamic_patch` is at most {MOST_PIECES}.",
-    f"Sounds are WAV (plain samples, {LEAST_RATE} to {MOST_RATE} a second) or MP3, of at most {MOST_SECONDS} seconds "
-    "in all. FLAC and Ogg are not taken: a few KiB of them unpack to hours.",
+    f"Sounds are WAV (plain samples in one chunk, {LEAST_RATE} to {MOST_RATE} a second) or MP3, of at most "
+    f"{MOST_SECONDS} seconds in all. FLAC and Ogg are not taken: a few KiB of them unpack to hours.",
     "Beside images and sound, texts hold none of the models' own tokens: nothing like `<|...|>`, `<image>` or `[IMG]`; "
     "with Qwen-VL, whose tokens all look like the first, the others are text.",
     "Video is not taken: nothing outside of a decoder bounds what it unpacks to. Send frames as images.",

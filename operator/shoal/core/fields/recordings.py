@@ -35,9 +35,10 @@ _ID3V1: Final = 128
 _MOST_BLOCKS: Final = 128
 """Blocks before the first frame of a FLAC file."""
 WORDS: Final = (
-    "The file is WAV (plain samples), MP3, FLAC, Ogg with Opus or Vorbis, or WebM or Matroska with one track, of Opus. "
-    "Its first bytes tell; the name and the type that the client gives are not used. MP4 and M4A are not taken: "
-    "nothing outside of a decoder bounds what they unpack to. Engines whose image has no FFmpeg refuse WebM.",
+    "The file is WAV (plain samples in one chunk), MP3, FLAC, Ogg with Opus or Vorbis, or WebM or Matroska with one "
+    "track, of Opus. Its first bytes tell; the name and the type that the client gives are not used. MP4 and M4A are "
+    "not taken: nothing outside of a decoder bounds what they unpack to. Engines whose image has no FFmpeg refuse "
+    "WebM.",
     f"It has at most {MOST_SECONDS} seconds, and {MOST_SAMPLES} samples over all channels.",
     "The length of Ogg Vorbis, of FLAC or Opus whose header or time stamps contradict its frames, and of MP3 with "
     "something after its last frame is only known to the engine: for these `response_format` is `json` or "

@@ -87,11 +87,29 @@ def wav_header(data: Data) -> WavHeader:
                 raise UnreadableError("WAV whose header comes first")
             if at + 8 > len(data):
                 break
+            end = at + 8 + length
+            # FFmpeg plays all chunks of samples, one after another. Where the first has an odd length, it looks for the
+            # next one with and without the byte that fills it up.
+            if length and any(_has_samples(data, start) for start in {end, end + (end & 1)}):
+                break
             return WavHeader(*found, at + 8, length)
         elif len(name) < 4:
             break
         at += 8 + length + (length & 1)
     raise UnreadableError(f"WAV of at most {_PIECES} chunks with one of data")
+
+
+def _has_samples(data: Data, at: int) -> bool:
+    """Whether there is a chunk of samples from `at` on. What is there need not be chunks at all."""
+    for _ in range(_PIECES):
+        name = data[at : at + 4]
+        if name == b"data":
+            return True
+        if len(name) < 4:
+            return False
+        length = int.from_bytes(data[at + 4 : at + 8], "little")
+        at += 8 + length + (length & 1)
+    return b"data" in bytes(data[at:])
 
 
 def _wav(data: Data) -> SoundLength:
