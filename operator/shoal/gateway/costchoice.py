@@ -47,13 +47,15 @@ class RequestSize(NamedTuple):
     bound: int | None
     """Longest answer that the client allows; None: not bounded."""
     units: Units
+    audio_known: bool
+    """The length of all its sounds is known."""
 
     def at(self, model: ServedModel) -> PricedRequest:
         """What it may use at one target."""
         bound = lowered(self.bound, self.path, model.max_output_tokens)
         tokens = reserved_tokens(self.read, self.answers, bound, model.max_output_tokens)
         adapter = None if model.adapter is None else model.adapter.key
-        return PricedRequest(model.key, adapter, *tokens, **self.units._asdict())
+        return PricedRequest(model.key, adapter, *tokens, **self.units._asdict(), audio_known=self.audio_known)
 
 
 class CostChoice:

@@ -233,7 +233,8 @@ class Preparation:
         read = 0 if meter.free else meter.read_bytes(size)
         if leaves and routed is not None and routed.cost is not None and not wanted and not meter.free:
             costs = CostChoice(self._app, self._arrival, self._requester, self._routes)
-            note = costs.decide(identity, model, routed, RequestSize(path, read, answers, allowed, meter.units()))
+            use = RequestSize(path, read, answers, allowed, meter.units(), meter.media.sound_ms is not None)
+            note = costs.decide(identity, model, routed, use)
             if isinstance(note, TooCostly):
                 return note
         quota, beside = self._requester.quota, self._requester.route_quota

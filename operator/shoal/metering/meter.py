@@ -309,7 +309,8 @@ class Meter:
             self.count_source = "continuous"
 
     def units(self) -> Units:
-        """What the request has besides tokens; of audio with an unknown length, the most that it can be."""
+        """What the request has besides tokens. Of audio to be transcribed whose length is not known, the most that it
+        can be; of sounds of a chat whose length is not known, none, as on bills."""
         base = self._base
         if self._heard_ms is None and base.keys().isdisjoint(_UNITS):
             return NO_UNITS

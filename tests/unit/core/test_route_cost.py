@@ -6,7 +6,7 @@ import pytest
 
 from shoal.api.ledger import Prices, Rate
 from shoal.core.rating.price import RateTable
-from shoal.core.routing.cost import CostConditions, PricedRequest, decide_by_cost, without_price
+from shoal.core.routing.cost import CostConditions, PricedRequest, decide_by_cost, may_cost, without_price
 
 MILLION = 1_000_000
 LARGE, SMALL, TINY, NEW = "chat/large", "chat/small", "chat/tiny", "chat/new"
@@ -27,8 +27,8 @@ LIST = RateTable.of(
 FIVE_CENTS = CostConditions(above=5 * 10**10, currency="USD")
 
 
-def request(model: str, prompt: int = 1000, answer: int = 2000, **units: int) -> PricedRequest:
-    return PricedRequest(model, None, prompt, answer, **units)
+def request(model: str, prompt: int = 1000, answer: int = 2000, images: int = 0) -> PricedRequest:
+    return PricedRequest(model, None, prompt, answer, images=images)
 
 
 def test_a_request_that_may_cost_more_goes_to_the_fallbacks_that_are_cheaper_in_their_order():
@@ -90,6 +90,32 @@ def test_a_fallback_without_a_price_costs_something_unknown_and_not_nothing():
 def test_a_unit_without_a_price_makes_the_cost_unknown():
     found = decide_by_cost(FIVE_CENTS, LIST, None, request(LARGE, images=2), [request(TINY)], None)
     assert found.why == "whenCostAbove has no effect: chat/large has no price for images"
+
+
+@pytest.mark.parametrize(
+    ("audio", "why"),
+    [
+        (1, "whenCostAbove has no effect: the length of a sound for chat/large is not known"),
+        (None, "whenCostAbove has no effect: the length of a sound for chat/large is not known"),
+        (0, ""),
+    ],
+)
+def test_a_sound_of_unknown_length_makes_the_cost_unknown_unless_sound_is_free(audio: int | None, why: str):
+    heard = Rate(model=LARGE, input=MILLION, cached=MILLION, output=MILLION, audio_ms=audio)
+    prices = dataclasses.replace(LIST, rates={**LIST.rates, (None, LARGE, None): heard})
+    asked = request(LARGE)._replace(audio_known=False)
+    assert decide_by_cost(FIVE_CENTS, prices, None, asked, [request(TINY)], None).why == why
+    assert may_cost(prices, None, asked) == (3_000 * MILLION if audio == 0 else why.partition(": ")[2])
+
+
+def test_no_request_goes_to_a_fallback_where_the_length_of_its_sound_makes_the_cost_unknown():
+    heard = Rate(model=SMALL, input=MILLION, cached=MILLION, output=3 * MILLION, audio_ms=1)
+    free = Rate(model=LARGE, input=10 * MILLION, cached=MILLION, output=30 * MILLION, audio_ms=0)
+    prices = dataclasses.replace(LIST, rates={**LIST.rates, (None, SMALL, None): heard, (None, LARGE, None): free})
+    at, instead = (request(model)._replace(audio_known=False) for model in (LARGE, SMALL))
+    found = decide_by_cost(FIVE_CENTS, prices, None, at, [instead], None)
+    assert (found.cheaper, found.trigger) == ((), "cost")
+    assert found.why.endswith("no fallback is known to be cheaper; the length of a sound for chat/small is not known")
 
 
 @pytest.mark.parametrize(("used", "goes"), [(None, False), (0, False), (79, False), (80, True), (250, True)])

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from shoal.api.config import ExternalHost
+from shoal.api.ledger import Rate
 from shoal.core.fields.mediasize import PAGE_TOKENS
 from shoal.core.hold.limits import Limits
 from shoal.core.routing.external import FAILURES
 from shoal.gateway import accepted
 from tests.support.gateway import API_KEY, GatewayUnderTest, gateway, tenant
 from tests.support.pictures import data_url, made, wav
+from tests.support.pricelist import PriceList
 from tests.support.provider import HOST, TOKEN, Provider, beside, stream, whole
 from tests.support.routes import put, target
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine
@@ -321,6 +323,24 @@ async def test_sounds_of_a_response_have_seconds_where_all_of_them_can_be_read(
         data = (await it.records())[0].data
         assert (data.audio_ms, data.audio_source) == (milliseconds, "measured" if milliseconds else None)
         assert (data.input_tokens, data.count_source) == (28, "final")
+
+
+async def test_a_sound_of_unknown_length_is_not_cheap_to_a_route_with_a_bound_on_costs(tmp_path: Path) -> None:
+    costs = {**WITH_FALLBACK["fallback"], "whenCostAbove": {"amount": "900", "currency": "USD"}}
+    body = {**RESPONSE, "max_output_tokens": 10}
+    async with beside(
+        tmp_path, Provider(whole(A_RESPONSE)), ScriptedEngine(), {**ONLY, "fallback": costs}, changed=BOTH
+    ) as it:
+        it.app.quotas.ledger = PriceList(Rate(model="*", input=1, cached=1, output=1, audio_ms=1))
+        whys: list[list[str]] = []
+        for parts in ([HEARD], [HEARD, UNREAD]):
+            response = await it.post({**body, "input": [{"role": "user", "content": parts}]}, "/v1/responses")
+            assert response.status == 200, await response.text()
+            stays = it.app.choices.stays(response.headers["x-shoal-request-id"], "gateway-1")
+            whys.append([each.message for each in stays])
+        assert whys[0] == []
+        assert len(whys[1]) == 1
+        assert "whenCostAbove has no effect: the length of a sound for chat/front/" in whys[1][0]
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,8 @@ class PricedRequest(NamedTuple):
     documents: int = 0
     images: int = 0
     audio_ms: int = 0
+    audio_known: bool = True
+    """The length of all its sounds is known; otherwise `audio_ms` is 0."""
 
     @property
     def target(self) -> str:
@@ -105,6 +107,8 @@ def may_cost(prices: RateTable | None, plan: str | None, request: PricedRequest)
         return f"{request.target} has no price"
     if missing := unpriced(rate, request):
         return f"{request.target} has no price for {', '.join(unit.price for unit in missing)}"
+    if not request.audio_known and rate.audio_ms != 0:
+        return f"the length of a sound for {request.target} is not known"
     return cost(
         rate,
         request.prompt,
