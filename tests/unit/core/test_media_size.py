@@ -137,6 +137,35 @@ def test_a_file_counts_by_its_pages_and_not_by_its_base64(data: str, found: int)
     assert size.characters == len(data.rpartition(",")[2])
 
 
+PAGE = b"9 0 obj\n<</Type/Page/Parent 2 0 R>>\nendobj\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "least", "most"),
+    [
+        # An image of 4 MiB, and then its page.
+        (pdf(0, 1 << 22) + PAGE, 1, 1),
+        # A page for each 64 KiB, and all of them at one end.
+        (pdf(0) + (PAGE + bytes(1 << 16)) * 90, 80, 95),
+        (pdf(0, 1 << 22) + PAGE * 24, 24, 24),
+        # What is far from both ends is not read: the size counts.
+        (pdf(0, 1 << 22) + PAGE * 2 + bytes(1 << 22), (1 << 23) // BYTES_PER_PAGE, (1 << 23) // BYTES_PER_PAGE),
+        (b"%PDF-" + b"/Type   /Pagf " * 300_000, 32, 32),
+    ],
+)
+def test_of_a_large_pdf_the_beginning_and_the_end_are_read(data: bytes, least: int, most: int) -> None:
+    assert least <= tokens(file(data_url("application/pdf", data))) / PAGE_TOKENS <= most
+
+
+def test_the_pdfs_of_a_request_share_what_is_read() -> None:
+    """Otherwise many of them would take the time that a large one does not."""
+    inside = file(data_url("application/pdf", pdf(0, 400_000) + PAGE * 5 + bytes(600_000)))
+    assert tokens(inside) == 5 * PAGE_TOKENS
+    assert tokens(*[inside] * 4) == 4 * (1_000_000 // BYTES_PER_PAGE) * PAGE_TOKENS
+    bill = file(data_url("application/pdf", pdf(0, 1_000_000) + PAGE))
+    assert tokens(*[bill] * 16) == 16 * PAGE_TOKENS
+
+
 def reads_of(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
     """The types of files that are read from here on."""
     found: list[str] = []

@@ -38,6 +38,9 @@ _PDF: Final = "JVBERi"
 """How the base64 of a PDF begins."""
 _PAGE: Final = re.compile(rb"/Type\s{0,4}/Page(?![A-Za-z])")
 """A page in a PDF, unless it is compressed with others."""
+_LOOKED: Final = 1 << 21
+"""Characters of base64 in which pages are looked for, of all files of a request: bytes can be made such that each MiB
+of them takes 6 ms."""
 _HEADERS: Final = (1 << 12, 1 << 16)
 """Characters of base64 in which the size of most images is found, and of those that begin with a camera's notes."""
 
@@ -76,7 +79,9 @@ def media_size(fields: Mapping[str, Any]) -> MediaSize:
     images = sounds = files = characters = tokens = heard = read = 0
     milliseconds: int | None = 0
     reads = True
-    for kind, inside in media_parts(fields.get("messages")):
+    parts = list(media_parts(fields.get("messages")))
+    looked = _LOOKED // min(max(1, sum(kind == "file" for kind, _ in parts)), MOST_MEDIA)
+    for kind, inside in parts:
         named, data = _named(kind, inside)
         characters += len(data)
         found = length = None
@@ -85,7 +90,7 @@ def media_size(fields: Mapping[str, Any]) -> MediaSize:
             found = _image_tokens(named, data) if reads else None
         elif kind == "file":
             files += 1
-            found = _file_tokens(named, data) if reads else None
+            found = _file_tokens(named, data, looked) if reads else None
         else:
             sounds += 1
             found, length = _sound_size(named, data) if reads else (None, None)
@@ -146,17 +151,31 @@ def _image_tokens(kind: str, data: str) -> int | None:
     return None
 
 
-def _file_tokens(kind: str, data: str) -> int:
+def _file_tokens(kind: str, data: str, looked: int) -> int:
     """Of a text, those of its letters. Of a PDF, those of its pages; of others, and where pages do not show, as many as
     a file of that size may have."""
     size = len(data) * 3 // 4
     if kind.startswith("text/"):
         return size // BYTES_PER_TOKEN
-    pages = 0
-    if data.startswith(_PDF):
-        with suppress(ValueError):
-            pages = sum(1 for _ in islice(_PAGE.finditer(pybase64.b64decode(data)), MOST_PAGES))
+    pages = _pages(data, looked) if data.startswith(_PDF) else 0
     return PAGE_TOKENS * min(pages or size // BYTES_PER_PAGE or 1, MOST_PAGES)
+
+
+def _pages(data: str, looked: int) -> int:
+    """Pages of a PDF; 0: none shows. Of one that is longer than `looked` characters, the beginning and the end are
+    read. Between them, pages are taken to be as frequent as in the one that shows fewer: some programs write all pages
+    at one end."""
+    if len(data) <= looked:
+        return _shown(data)
+    half = looked // 8 * 4
+    first, last = _shown(data[:half]), _shown(data[(len(data) - half) // 4 * 4 :])
+    return first + last + min(first, last) * (len(data) - looked) // half
+
+
+def _shown(data: str) -> int:
+    with suppress(ValueError):
+        return sum(1 for _ in islice(_PAGE.finditer(pybase64.b64decode(data)), MOST_PAGES))
+    return 0
 
 
 def _sound_size(kind: str, data: str) -> tuple[int | None, int | None]:
