@@ -49,6 +49,12 @@ def capabilities(
     return found | _SCORE if "rerank" in found else found - _SCORE
 
 
+def may_read_media(facts: ArtifactFacts) -> bool:
+    """Whether some engine reads images, sound or video with such weights, by itself or by an argument."""
+    encodes = facts.multimodal or facts.vision_layers is not None
+    return encodes or facts.architecture in names.IMAGES_IF_ASKED
+
+
 def generates_only(found: frozenset[Capability]) -> bool:
     """Whether the Model is known to generate; of one without facts the engine judges whether it embeds."""
     return "generate" in found and "embed" not in found

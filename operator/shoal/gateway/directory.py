@@ -205,6 +205,7 @@ def project_pod(obj: JsonObject) -> Replica | None:
         engine=annotations.get(names.ANNOTATION_ENGINE, DEFAULT),
         engine_version=annotations.get(names.ANNOTATION_ENGINE_VERSION),
         compiles_tools=annotations.get(names.ANNOTATION_TOOLS) == names.TOOLS_COMPILED,
+        reads_media=annotations.get(names.ANNOTATION_MEDIA) != names.MEDIA_NONE,
         created=_time(metadata.get("creationTimestamp")),
     )
 

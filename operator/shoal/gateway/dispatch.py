@@ -186,7 +186,7 @@ class Dispatch:
             log.warning("a pod runs an engine that this gateway does not know", pod=replica.key, engine=replica.engine)
             raise Retry(UNKNOWN_ENGINE)
         if not self._suits(replica, wire):
-            # A rollout from one engine or version to the other, and the request needs the other one.
+            # A rollout from one engine, version or argument to the other, and the request needs the other one.
             raise Retry(UNSUPPORTED)
         signal = app.fleet.live.get(replica.uid)
         if signal is None:
@@ -249,6 +249,8 @@ class Dispatch:
         if prepared.path not in wire.paths or prepared.added.get(wire.type, b"") is None:
             return False
         if prepared.salted and prepared.path not in wire.salted:
+            return False
+        if prepared.media and not replica.reads_media:
             return False
         return replica.runs not in self._lacking
 

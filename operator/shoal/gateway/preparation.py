@@ -13,7 +13,7 @@ from shoal.core.access import KeyIdentity
 from shoal.core.advice.marks import Marks, prompt_marks
 from shoal.core.fields import remote
 from shoal.core.fields.kinds import Facts
-from shoal.core.fields.mediasize import media_size
+from shoal.core.fields.mediasize import has_media, media_size
 from shoal.core.fields.pairs import pairs_of, repeated, write_documents
 from shoal.core.fields.prompts import prompts_of
 from shoal.core.fields.table import CHAT, CLASSIFY, EMBEDDINGS, FORMS, GENERATING, PAIRS, RERANK, TOKENIZING
@@ -281,6 +281,7 @@ class Preparation:
             plain=asked.form is not None and fields.get("response_format") == "text",
             added=added_of(path, fields),
             salted=encoded.salted,
+            media=path in FORMS or (path == CHAT and bool(model.facts.media) and has_media(fields)),
             target=None if routed is None else routed.target,
             marks=marks if self._app.traffic.most else None,
         )

@@ -55,6 +55,8 @@ class Prepared(NamedTuple):
     """What the body has in addition for engines of a type (`Wire.added`)."""
     salted: bool = False
     """Only engines that read the body's `cache_salt` get it (`Wire.salted`)."""
+    media: bool = False
+    """It has images or sounds: only engines that read them get it (`Replica.reads_media`)."""
     target: TargetRef | None = None
     """The target that a route chose; None: the body names the model or adapter itself."""
     marks: Marks | None = None

@@ -10,6 +10,7 @@ from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.api.sources import engine_model_path
 from shoal.core import children
+from shoal.core.capabilities import may_read_media
 from shoal.core.placement.steering import steering
 from shoal.core.podquota import queue_labels
 from shoal.core.sharing import STRATEGIES, strategy_label
@@ -127,6 +128,7 @@ def template(shape: VariantShape) -> JsonObject:
                 names.ANNOTATION_ENGINE_VERSION: shape.version,
                 "kubectl.kubernetes.io/default-container": names.CONTAINER_ENGINE,
                 **({names.ANNOTATION_TOOLS: names.TOOLS_COMPILED} if _compiles_tools(shape) else {}),
+                **({names.ANNOTATION_MEDIA: names.MEDIA_NONE} if _reads_text_only(shape) else {}),
                 **({names.ANNOTATION_TRANSPORT: names.TRANSPORT_MTLS} if shape.mtls else {}),
                 **devices.annotations(shape),
             },
@@ -361,6 +363,16 @@ def _compiles_tools(shape: VariantShape) -> bool:
     variables = (variable.name for variable in (*row.env, *spec.pod.env))
     settings = [*row.args, *spec.engine.extra_args, *variables]
     return parser is not None and differences_of(spec.engine.type).compiles_tools(parser, settings)
+
+
+def _reads_text_only(shape: VariantShape) -> bool:
+    """Whether the engine reads no images and sounds, though one does with such weights, by its type or its arguments.
+    Pods of other weights say nothing, so that none of them is replaced for it."""
+    spec, facts = shape.model.spec, shape.facts
+    if facts is None or not may_read_media(facts):
+        return False
+    args = [*engine_row(shape.model, shape.config).args, *spec.engine.extra_args]
+    return not differences_of(spec.engine.type).reads_media(facts, args)
 
 
 def _engine_args(shape: VariantShape) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import math
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from shoal.engine.wires import SPECIAL, differences_of, wire_of
 from shoal.gateway.directory import project_pod
 from tests.support.adapter_agents import V1, AdapterAgent, name_of, tuned
 from tests.support.gateway import FACTS, GatewayUnderTest, gateway, lines, replica, tenant
+from tests.support.pictures import data_url, png
+from tests.support.recordings import TYPE, asked, wav
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 from tests.support.vllm_engine import (
     BUSY,
@@ -819,6 +822,46 @@ async def test_what_no_replica_can_do_is_refused_at_once_and_not_tried_in_a_loop
         assert (data.outcome, data.attempts, data.count_source) == ("refused", 0, "none")
 
 
+def with_part(kind: str, inside: dict[str, str]) -> dict[str, Any]:
+    return {"model": "llama", "messages": [{"role": "user", "content": [{"type": kind, kind: inside}]}]}
+
+
+LOOK = with_part("image_url", {"url": data_url("image/png", png(8, 6))})
+HEAR = with_part("input_audio", {"data": b64encode(wav()).decode(), "format": "wav"})
+
+
+@pytest.mark.parametrize("body", [LOOK, HEAR])
+async def test_images_and_sounds_go_to_the_replicas_that_read_them(tmp_path: Path, body: dict[str, Any]):
+    """A rollout of Gemma 3 from SGLang, which reads no images with it, to vLLM, which does."""
+    old, new = ScriptedEngine(serve_normally), vllm_engine()
+    async with gateway(tmp_path, old, new) as it:
+        it.pods["chat/llama-1"] = replica(1, reads_media=False)
+        runs_vllm(it, 2, declared=False)
+        for _ in range(4):
+            assert (await it.post(body)).status == 200
+        assert (len(old.requests), len(new.requests)) == (0, 4)
+        it.pods.pop("chat/llama-2")
+        it.changed()
+        response = await it.post(body)
+        assert (response.status, (await response.json())["error"]["code"]) == (503, "no_replica")
+        assert (await it.post(CHAT)).status == 200
+        assert len(old.requests) == 1
+
+
+async def test_recordings_go_to_the_replicas_that_read_sounds(tmp_path: Path):
+    async def transcribes(request: EngineRequest) -> None:
+        await request.answer(200, b'{"text":"a fox","usage":{"type":"duration","seconds":1}}')
+
+    old, new = ScriptedEngine(transcribes), ScriptedEngine(transcribes)
+    async with gateway(tmp_path, old, new) as it:
+        it.pods["chat/llama-1"] = replica(1, reads_media=False)
+        it.changed()
+        for _ in range(4):
+            form = {"content-type": TYPE.decode()}
+            assert (await it.post(asked(wav()), "/v1/audio/transcriptions", headers=form)).status == 200
+        assert (len(old.requests), len(new.requests)) == (0, 4)
+
+
 @pytest.mark.parametrize("lacks", ["SGLang", "vLLM"])
 async def test_an_endpoint_that_one_engine_lacks_is_asked_of_the_other(tmp_path: Path, lacks: str):
     old, new = ScriptedEngine(serve_normally), vllm_engine()
@@ -871,17 +914,18 @@ async def test_an_engine_that_this_gateway_does_not_know_gets_nothing(tmp_path: 
 def test_a_pod_says_which_engine_runs_in_it():
     labels = {names.LABEL_MODEL: "llama", names.LABEL_MODEL_UID: "uid-llama"}
 
-    def engine(**annotations: str) -> tuple[str, str | None, bool]:
+    def engine(**annotations: str) -> tuple[str, str | None, bool, bool]:
         pod = project_pod(
             {"metadata": {"name": "a", "namespace": "chat", "labels": labels, "annotations": annotations}}
         )
         assert pod is not None
-        return pod.engine, pod.engine_version, pod.compiles_tools
+        return pod.engine, pod.engine_version, pod.compiles_tools, pod.reads_media
 
-    assert engine() == ("SGLang", None, False)
+    assert engine() == ("SGLang", None, False, True)
+    assert engine(**{names.ANNOTATION_MEDIA: names.MEDIA_NONE}) == ("SGLang", None, False, False)
     compiled = {names.ANNOTATION_TOOLS: names.TOOLS_COMPILED}
     version = {names.ANNOTATION_ENGINE_VERSION: "0.32.0"}
-    assert engine(**{names.ANNOTATION_ENGINE: "vLLM", **version, **compiled}) == ("vLLM", "0.32.0", True)
+    assert engine(**{names.ANNOTATION_ENGINE: "vLLM", **version, **compiled}) == ("vLLM", "0.32.0", True, True)
 
 
 async def test_tenants_do_not_share_a_prefix(tmp_path: Path):

@@ -2,6 +2,8 @@
 
 import base64
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from shoal.manifests import model as manifests
 from shoal.manifests import pod, sidecar
 from shoal.manifests.pod import hand_on
 from shoal.manifests.shape import VariantShape, engine_problems, engine_version
+from tests.support import model_configs as configs
 from tests.support.operators import CONFIG as SGLANG_ONLY
 from tests.unit.manifests.test_manifests import CLASS, containers, pod_spec
 
@@ -79,6 +82,38 @@ def test_a_pod_says_whether_its_engine_makes_grammars_of_tools(
     config = CONFIG.model_copy(update={"engines": engines.model_copy(update=tables)})
     annotations = pod.template(shape(config, **engine))["metadata"]["annotations"]
     assert (annotations.get("shoal.dev/tools") == "compiled") == compiled
+
+
+@pytest.mark.parametrize(
+    ("engine", "config", "args", "row", "told"),
+    [
+        ("SGLang", configs.GEMMA3_4B, (), (), "none"),
+        ("SGLang", configs.LLAMA4_SCOUT, (), (), "none"),
+        ("SGLang", configs.GEMMA3_4B, ("--enable-multimodal",), (), None),
+        ("SGLang", configs.GEMMA3_4B, (), ("--enable-multimodal",), None),
+        ("SGLang", configs.QWEN25_VL_7B, (), (), None),
+        ("SGLang", configs.QWEN25_VL_7B, ("--language-model-only",), (), "none"),
+        ("vLLM", configs.GEMMA3_4B, (), (), None),
+        ("vLLM", configs.GEMMA3_4B, ("--language-model-only",), (), "none"),
+        ("vLLM", configs.GEMMA3_4B, (), ("--language-model-only",), "none"),
+        ("vLLM", configs.GEMMA3_4B, ("--no-language-model-only",), ("--language-model-only",), None),
+        # Text with any engine and arguments: nothing is written, so that no pod is replaced for it.
+        ("SGLang", configs.LLAMA_8B, ("--language-model-only",), (), None),
+        ("vLLM", configs.LLAMA_8B, (), (), None),
+        ("SGLang", None, ("--language-model-only",), (), None),
+    ],
+)
+def test_a_pod_says_that_its_engine_reads_no_images(
+    engine: str, config: dict[str, Any] | None, args: Sequence[str], row: tuple[str, ...], told: str | None
+) -> None:
+    engines = CONFIG.engines
+    sglang = {version: known.model_copy(update={"args": row}) for version, known in engines.versions.items()}
+    vllm = {version: known.model_copy(update={"args": row}) for version, known in engines.vllm.versions.items()}
+    tables = {"versions": sglang, "vllm": engines.vllm.model_copy(update={"versions": vllm})}
+    rows = CONFIG.model_copy(update={"engines": engines.model_copy(update=tables)})
+    facts = None if config is None else facts_of(config, source="x")
+    made = replace(shape(rows, type=engine, extraArgs=args), facts=facts)
+    assert pod.template(made)["metadata"]["annotations"].get("shoal.dev/media") == told
 
 
 def test_the_engine_container_is_vllms() -> None:

@@ -106,6 +106,11 @@ def media_size(fields: Mapping[str, Any]) -> MediaSize:
     return MediaSize(images, sounds, characters, of_all, milliseconds, files)
 
 
+def has_media(fields: Mapping[str, Any]) -> bool:
+    """Whether a chat has an image, a sound or a file."""
+    return next(media_parts(fields.get("messages")), None) is not None
+
+
 def media_parts(messages: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """Type and content of each image, sound and file in a chat's messages, whether or not they have been checked."""
     for message in cast("list[Any]", messages) if isinstance(messages, list) else ():

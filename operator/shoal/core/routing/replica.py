@@ -29,6 +29,9 @@ class Replica:
     """Version of its engine; None: its pod does not say it."""
     compiles_tools: bool = False
     """Its engine may make a grammar of the schemas of all tools, whatever the Model says now."""
+    reads_media: bool = True
+    """Its engine reads the images and sounds that the Model's weights can read; False: its pod says that it reads text
+    only, whatever the Model says now."""
     created: datetime | None = None
 
     @property
