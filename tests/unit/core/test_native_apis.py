@@ -18,11 +18,12 @@ from shoal.core.translation import Json, NotTranslatable, StreamFailure
 NAMES = (
     "type", "content", "source", "file_id", "url", "input", "messages", "tools", "system", "output", "usage", "model",
     "input_tokens", "output_tokens", "sequence_number", "message", "response", "delta", "text", "include", "image_url",
-    "status",
+    "status", "data",
 )  # fmt: skip
 WORDS = (
     "text", "image", "tool_result", "message", "custom", "web_search", "message_start", "message_delta", "message_stop",
     "content_block_delta", "response.completed", "response.output_text.delta", "error", "search_result", "base64",
+    "document",
 )  # fmt: skip
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.sampled_from(WORDS) | st.text()
 ANYTHING = st.recursive(
@@ -98,6 +99,21 @@ def test_all_turns_of_a_conversation_are_of_one_session() -> None:
     again = [{"role": "user", "content": parts}, answer, fox]
     assert first == session(responses.native_turns, {"instructions": "Be brief.", "input": again})
     assert first != session(responses.native_turns, {"instructions": "Be long.", "input": again})
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_conversations_about_two_texts_are_two(nested: bool) -> None:
+    def session(text: object) -> str | None:
+        document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": text}}
+        about = {"type": "tool_result", "content": [document]} if nested else document
+        content = [about, {"type": "text", "text": "Summarise this."}]
+        return conversation_of(
+            {"messages": anthropic.native_turns({"messages": [{"role": "user", "content": content}]})}
+        )
+
+    assert session("Of foxes.") == session("Of foxes.")
+    assert session("Of foxes.") != session("Of hens.")
+    assert session(["no text"]) == session(None)
 
 
 @settings(max_examples=150, deadline=None)

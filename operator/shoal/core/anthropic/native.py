@@ -111,6 +111,8 @@ def _parts(content: object, depth: int) -> Iterator[Json]:
             case "document" if source.get("type") == "base64":
                 url = f"data:{source.get('media_type')};base64,{source.get('data')}"
                 yield {"type": "file", "file": {"file_data": url}}
+            case "document" if source.get("type") == "text":
+                yield {"type": "text", "text": source.get("data")}
             case _:
                 yield from _parts(block.get("content"), depth + 1)
                 yield from _parts(source.get("content"), depth + 1)
