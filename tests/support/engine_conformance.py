@@ -6,7 +6,7 @@ It needs no engine: what an engine itself answers is asked in `tests/contract/`.
 import inspect
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
 
 import aiohttp
@@ -41,6 +41,21 @@ NOT_LOADED: Final[dict[str, tuple[int, bytes]]] = {
     ),
 }
 """By type: what the engine answers to a request for an adapter that it does not have. A new kind adds its own."""
+SLEEPS: Final[dict[str, tuple[str, ...]]] = {
+    "SGLang": ("enable-memory-saver", "enable-weights-cpu-backup", "enable-draft-weights-cpu-backup"),
+    "vLLM": ("enable-sleep-mode", "sleep-mode-offload-cudagraph", "sleep-preserve-parameter-names"),
+}
+"""By type: arguments with which the engine frees its GPU's memory while its process stays. A new kind adds its own;
+none: the engine cannot."""
+ROLES: Final[dict[str, tuple[str, ...]]] = {
+    "SGLang": (
+        "disaggregation-mode", "enable-pd-role-switch", "decoupled-spec-role", "encoder-only", "language-only",
+        "encoder-urls", "encoder-register-urls",
+    ),
+    "vLLM": ("kv-transfer-config", "ec-transfer-config", "ec-manager-config", "tokens-only", "mm-encoder-only"),
+}  # fmt: skip
+"""By type: arguments that make the engine do a part of the work alone (prefill, decode, the encoding of images). A new
+kind adds its own; none: the engine cannot."""
 
 
 def members(protocol: type[Any]) -> Iterator[str]:
@@ -194,14 +209,15 @@ class Conformance:
             assert not problems or "owned by Shoal" in problems[0], problems[0]
         assert pod.extra_args_problems(version, ["--api-key=x"]), "a Model may set the engine's key"
 
-    def pod__sleep_args(self) -> None:
-        self._refused(self.kind.pod.sleep_args, NO_SLEEP)
+    def pod__sleep(self) -> None:
+        self._refused(SLEEPS, NO_SLEEP)
 
-    def pod__role_args(self) -> None:
-        self._refused(self.kind.pod.role_args, ALL_ROLES)
+    def pod__roles(self) -> None:
+        self._refused(ROLES, ALL_ROLES)
 
-    def _refused(self, arguments: Sequence[str], why: str) -> None:
-        for argument in arguments:
+    def _refused(self, arguments: Mapping[str, Sequence[str]], why: str) -> None:
+        assert self.kind.type in arguments, "nothing says which arguments these are"
+        for argument in arguments[self.kind.type]:
             problems = self.kind.pod.extra_args_problems(self.kind.pod.versions[-1], [f"--{argument}=1"])
             assert any(why in problem for problem in problems), f"--{argument}: {problems or 'passes'}"
 

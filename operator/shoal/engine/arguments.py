@@ -103,11 +103,6 @@ class EngineArguments:
             return self.owned[name]
         return next((why for prefix, why in self.families if name.startswith(prefix)), None)
 
-    def refused_for(self, why: str) -> tuple[str, ...]:
-        """The arguments of the default version that a Model may not set for this reason, by canonical name."""
-        names = {argument.name for argument in self.tables()[self.versions[-1]].values()}
-        return tuple(sorted(name for name in names if self.owner(name) == why))
-
     def limits(self, name: str, *, whole: bool) -> Bounds:
         """The least and the most that this argument may be."""
         return self.bounds.get(name) or ((-MOST_INT, MOST_INT) if whole else (-MOST_FLOAT, MOST_FLOAT))

@@ -309,7 +309,7 @@ class PodSide(Protocol):
 
     def extra_args_problems(self, version: str, extra_args: Sequence[str]) -> list[str]:
         """What is wrong with these extraArgs, one sentence each for the person who wrote them; empty when all is
-        well."""
+        well. Refuses those of `unserved.py` with the reasons there."""
         ...
 
     def field_args(self, engine: Engine) -> tuple[str, ...]:
@@ -321,18 +321,6 @@ class PodSide(Protocol):
     def rules(self) -> tuple[CELRule, ...]:
         """What it cannot do of `spec.engine` alone, whatever the version and the weights: the API server applies them
         to Models of this kind (`self` is `spec.engine`). `problems` and `extra_args_problems` refuse the same."""
-        ...
-
-    @property
-    def sleep_args(self) -> tuple[str, ...]:
-        """Arguments with which the engine can free its GPU's memory while its process stays, without dashes.
-        `extra_args_problems` refuses each with `unserved.NO_SLEEP`. Empty: the engine cannot."""
-        ...
-
-    @property
-    def role_args(self) -> tuple[str, ...]:
-        """Arguments that make the engine do a part of the work alone (prefill, decode, the encoding of images), without
-        dashes. `extra_args_problems` refuses each with `unserved.ALL_ROLES`. Empty: the engine cannot."""
         ...
 
     def problems(self, model: Model, version: str, facts: ArtifactFacts | None) -> list[str]:

@@ -1,7 +1,7 @@
 """What engines can do and Shoal does not: the reasons.
 
-An adapter names the arguments (`PodSide.sleep_args`, `PodSide.role_args`); a Model that gives one is not accepted. If
-such an argument passed, a replica would answer its probe and serve nothing.
+An adapter refuses the arguments that switch it on (`PodSide.extra_args_problems`): a Model that gives one is not
+accepted. If such an argument passed, a replica would answer its probe and serve nothing.
 """
 
 from typing import Final

@@ -1,15 +1,30 @@
 """Every engine kind has and does what the port asks for; an adapter that does not is told by name what it lacks."""
 
+import re
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from shoal.engine.kinds import KINDS
 from shoal.engine.port import AgentSide, EngineKind, PodSide
+from shoal.engine.sglang.arguments import ARGUMENTS as SGLANG_ARGUMENTS
+from shoal.engine.unserved import ALL_ROLES, NO_SLEEP
+from shoal.engine.vllm.arguments import ARGUMENTS as VLLM_ARGUMENTS
 from shoal.engine.wire import EngineCall, Ranking, Wire
 from shoal.engine.wires import wire_of
-from tests.support.engine_conformance import Conformance, members
+from tests.support.engine_conformance import ROLES, SLEEPS, Conformance, members
+
+ARGUMENTS: Final[dict[str, Any]] = {"SGLang": SGLANG_ARGUMENTS, "vLLM": VLLM_ARGUMENTS}
+SUSPECT: Final = re.compile(
+    r"sleep|memory-saver|cpu-backup|disaggregation|decoupled|transfer-config|manager-config|role-switch|^encoder-|-only$"
+)
+HARMLESS: Final = {
+    # An idle process sleeps for moments; a Model reads texts only; how encoders are reached, if there were any.
+    "SGLang": {"sleep-on-idle", "language-model-only", "encoder-bootstrap-port", "encoder-transfer-backend"},
+    # The first one is refused for another reason.
+    "vLLM": {"weight-transfer-config", "language-model-only"},
+}
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -54,12 +69,29 @@ async def test_a_skeleton_is_told_by_name_what_it_lacks() -> None:
 async def test_an_adapter_that_lets_engines_sleep_or_do_a_part_of_the_work_is_told_so(
     kind: EngineKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert kind.pod.sleep_args
-    assert kind.pod.role_args
+    assert SLEEPS[kind.type]
+    assert ROLES[kind.type]
     monkeypatch.setattr(type(kind.pod), "extra_args_problems", lambda *_: [])
     failures = await Conformance(kind).failures()
-    assert failures["pod.sleep_args"] == f"AssertionError: --{kind.pod.sleep_args[0]}: passes"
-    assert failures["pod.role_args"] == f"AssertionError: --{kind.pod.role_args[0]}: passes"
+    assert failures["pod.sleep"] == f"AssertionError: --{SLEEPS[kind.type][0]}: passes"
+    assert failures["pod.roles"] == f"AssertionError: --{ROLES[kind.type][0]}: passes"
+
+
+@pytest.mark.parametrize(("kind", "argument"), [("SGLang", "enable-memory-saver"), ("vLLM", "enable-sleep-mode")])
+async def test_an_argument_that_an_adapter_forgets_is_told(
+    kind: str, argument: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(ARGUMENTS[kind].owned, argument)
+    assert (await Conformance(KINDS[kind]).failures()).keys() == {"pod.sleep"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arguments_that_sound_like_sleep_or_a_part_of_the_work_are_refused(kind: str) -> None:
+    """The tables are those of the engines' own parsers: a new version's arguments are found here."""
+    arguments = ARGUMENTS[kind]
+    names = {argument.name for argument in arguments.tables()[arguments.versions[-1]].values()}
+    passed = {name for name in names if SUSPECT.search(name) and arguments.owner(name) not in (NO_SLEEP, ALL_ROLES)}
+    assert passed == HARMLESS[kind]
 
 
 class IdleWire:

@@ -25,7 +25,6 @@ from shoal.engine.sglang.launch import ENVIRONMENT, engine_args, pool_args, task
 from shoal.engine.sglang.pool import RULES, pool_problem
 from shoal.engine.sglang.tuning import tuning_of
 from shoal.engine.sglang.wire import WIRE
-from shoal.engine.unserved import ALL_ROLES, NO_SLEEP
 
 
 class SGLangPod:
@@ -72,14 +71,6 @@ class SGLangPod:
 
     def problems(self, model: Model, version: str, facts: ArtifactFacts | None) -> list[str]:
         return [*parser_problems(ARGUMENTS, version, model.spec.engine), *problems(model, facts)]
-
-    @property
-    def sleep_args(self) -> tuple[str, ...]:
-        return ARGUMENTS.refused_for(NO_SLEEP)
-
-    @property
-    def role_args(self) -> tuple[str, ...]:
-        return ARGUMENTS.refused_for(ALL_ROLES)
 
     def given(self, args: Sequence[str]) -> Mapping[str, str]:
         return ARGUMENTS.parsed(args)

@@ -16,7 +16,6 @@ from shoal.core.lora.format.rules import AdapterRules
 from shoal.core.sizing import Tuning
 from shoal.engine.fields import parser_problems
 from shoal.engine.port import NO_FIELDS, EngineConnection, EngineKind, EngineLaunch, EngineTracing
-from shoal.engine.unserved import ALL_ROLES, NO_SLEEP
 from shoal.engine.vllm.adapters import VLLMAdapters
 from shoal.engine.vllm.arguments import ARGUMENTS
 from shoal.engine.vllm.client import VLLMClient
@@ -84,14 +83,6 @@ class VLLMPod:
 
     def extra_args_problems(self, version: str, extra_args: Sequence[str]) -> list[str]:
         return ARGUMENTS.problems(version, extra_args)
-
-    @property
-    def sleep_args(self) -> tuple[str, ...]:
-        return ARGUMENTS.refused_for(NO_SLEEP)
-
-    @property
-    def role_args(self) -> tuple[str, ...]:
-        return ARGUMENTS.refused_for(ALL_ROLES)
 
     def given(self, args: Sequence[str]) -> Mapping[str, str]:
         return ARGUMENTS.parsed(args)
