@@ -104,6 +104,17 @@ def test_what_the_model_would_do_there_and_not_here_is_told(tmp_path: Path) -> N
     assert "there the Model would" not in shared
 
 
+def test_images_that_one_engine_alone_reads_are_told(tmp_path: Path) -> None:
+    there = other(tmp_path, {}, configs.GEMMA3_4B)["summary"]
+    assert "; there the Model would also read images and score;" in there
+    asked = other(tmp_path, {"extraArgs": ["--enable-multimodal"]}, configs.GEMMA3_4B)["summary"]
+    assert "; there the Model would also score;" in asked
+    back = other(tmp_path, {"type": "vLLM"}, configs.GEMMA3_4B)["summary"]
+    assert back.endswith("; there the Model would not read images and score")
+    parsers = {"toolCallParser": "llama3", "reasoningParser": "qwen3"}
+    assert "; there the Model would also score;" in other(tmp_path, parsers, configs.LLAMA_8B)["summary"]
+
+
 def test_a_refused_model_is_sized_without_its_arguments_and_says_so(tmp_path: Path) -> None:
     found = other(tmp_path, {"extraArgs": ["--max-num-seqs=64"]}, configs.LLAMA_8B)["summary"]
     assert found.startswith("vLLM instead, without the Model's extraArgs: would take it, fits on 2 classes; ")

@@ -1,19 +1,22 @@
 """The same Model on the other engines: what fits where, which engine fits better, and why."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from shoal.api.artifact import ArtifactFacts
-from shoal.api.model import Model
+from shoal.api.model import Model, ModelStatus
 from shoal.cli.explain.onengine import NOWHERE, OnEngine, PlacementInputs, on_engine
 from shoal.core.candidates import Considered
-from shoal.core.capabilities import Capability, capabilities
+from shoal.core.routing.resolve import Trait, served_model
 from shoal.core.sizing import Sized
 from shoal.engine.kinds import KINDS, kind_of
 from shoal.engine.port import EngineKind
 from shoal.engine.wires import differences_of
 
 _GI = 2**30
+_READS: Final[Mapping[Trait, str]] = {"vision": "read images", "audio": "read sound"}
+"""The other traits follow from parsers, which are named for one engine: none is moved to another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +77,12 @@ def _notes(own: Model, other: Model, facts: ArtifactFacts | None) -> Iterator[st
         yield f"{other.spec.engine.type} needs mutual TLS"
 
 
-def _abilities(model: Model, facts: ArtifactFacts | None) -> frozenset[Capability]:
-    engine, shares = model.spec.engine, model.spec.prefix_cache.isolation == "Shared"
-    return capabilities(facts, engine.extra_args, shares_prefixes=shares, differences=differences_of(engine.type))
+def _abilities(model: Model, facts: ArtifactFacts | None) -> frozenset[str]:
+    """What gateways would let it do, with such facts."""
+    status = (model.status or ModelStatus()).model_copy(update={"artifact": facts})
+    known = model.model_copy(update={"status": status})
+    served = served_model(known, differences_of(model.spec.engine.type))
+    return frozenset({*served.capabilities, *(does for trait, does in _READS.items() if trait in served.traits)})
 
 
 def _taken(other: OnEngine) -> str:
