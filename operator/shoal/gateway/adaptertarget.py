@@ -273,6 +273,8 @@ class AdapterTarget:
             ApiError: no replica will come, or the hold limits are reached.
         """
         app, prepared, meter = self._app, self._request.prepared, self._request.meter
+        if at is not None and meter.adapter_missed:
+            meter.cold = True  # the first load says nothing of how the adapter is served
         refusal = app.holds.wait_refusal(self._model, prepared.model_name)
         if refusal is None:
             size, tokens = self._request.weight()

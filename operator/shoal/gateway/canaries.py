@@ -47,7 +47,7 @@ class Canaries:
         if self.is_halted(canary) or canary.revision not in self._canaries:
             return
         window = self._window(canary)
-        # The wait for the first replica says nothing of how fast the canary is.
+        # The wait for the first replica, or for an adapter's load, says nothing of how fast the canary is.
         timed = meter.fields["stream"] and not meter.cold
         ttft = meter.seconds_to_first_byte if timed else None
         waited = meter.seconds if timed and ttft is None else None

@@ -440,8 +440,8 @@ class GatewayRequest:
         return None if ready is None else self._take(ready)
 
     def _spare_canary(self) -> None:
-        """The request did not get a place at its target. While that has no replica yet, this says nothing of how it
-        serves."""
+        """The request did not get a place at its target. While that has no replica yet, or has not loaded its adapter,
+        this says nothing of how it serves."""
         if self._preparation.meter.cold:
             self._canary = None
 

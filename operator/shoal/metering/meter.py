@@ -148,7 +148,8 @@ class Meter:
         self.adapter_missed: bool | None = None
         """No replica had the adapter loaded when the request came; None: it is for none, or that is unknown."""
         self.cold = False
-        """The request came while its target had no replica yet, and one could come."""
+        """The request came while its target had no replica yet, and one could come; or it is for an adapter that no
+        replica had loaded, and waited for that."""
         self.outcome: Outcome | None = None
         self.status: int | None = None
         self.attempts = 0

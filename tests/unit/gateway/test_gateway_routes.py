@@ -796,6 +796,39 @@ async def test_a_canary_that_is_an_adapter_that_no_replica_can_load_has_failed(t
         assert record.data.outcome == "rejected"
 
 
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_the_first_load_of_an_adapter_halts_no_canary(tmp_path: Path, leaves: bool):
+    """Its requests leave for the fallback, or wait, and their streams begin late."""
+    gate = asyncio.Event()
+
+    async def slowly(_: Ensure) -> tuple[int, dict[str, Any]]:
+        await gate.wait()
+        return 200, {}
+
+    limits = {"errorPercent": 20, "minRequests": 2, "ttftSeconds": 1}
+    rule = {**CANARY, "canary": {"target": target("support", kind="adapter"), "percent": 100, "haltOn": limits}}
+    if leaves:
+        rule["fallback"] = {"targets": [target("llama")], "whenWaitSeconds": 1}
+    async with tuned(tmp_path, AdapterAgent(1, answer=slowly)) as it:
+        put(it.it, rule)
+        (revision,) = (rule.canary.revision for rule in it.it.routes["chat/front"].rules if rule.canary)
+
+        async def streamed() -> None:
+            assert b"[DONE]" in await (await it.it.post({**CHAT, "stream": True})).read()
+
+        asked = [asyncio.create_task(streamed()) for _ in range(3)]
+        await until(lambda: it.it.app.holds.waiting == 3)
+        await asyncio.sleep(1.1)
+        if not leaves:
+            gate.set()
+        await asyncio.gather(*asked)
+        await until(lambda: it.it.app.in_flight == 0)
+        assert it.asked() == [None if leaves else name_of()] * 3
+        assert not it.it.app.canaries.halts
+        window = it.it.app.canaries._windows.get(revision)  # pyright: ignore[reportPrivateUsage]
+        assert (None if window is None else window.counts) == (None if leaves else CanaryCounts(requests=3))
+
+
 @pytest.mark.parametrize("cold_start", [200.0, None])
 async def test_a_canary_that_only_starts_is_not_halted(tmp_path: Path, cold_start: float | None):
     """By the expected wait, or, where no start was measured yet, after the wait."""

@@ -17,7 +17,8 @@ from typing import Final, Literal, NamedTuple
 FAILED: Final = frozenset({"failed", "refused", "expired"})
 """Outcomes that count against a canary. What the engine rejects (4xx) does not: the client's mistake would halt the
 canary for all. Neither does a request whose client left, or one that found no place to wait, or left for a fallback,
-because the first replica still starts; and a doubtful one only where none is answered."""
+because the first replica still starts or the adapter is not loaded yet; and a doubtful one only where none is
+answered."""
 
 MOST_PEERS: Final = 256
 """Processes of other gateways whose counts are remembered: several restarts of as many gateways as can listen to each
@@ -134,8 +135,8 @@ class CanaryWindow:
     ) -> CanaryHalt | None:
         """Notes an ended request, and returns why the canary is halted now; None: it is not. `outcome`: as in usage
         records (metering/record.py); `ttft_seconds`: of a stream, from acceptance to the first byte; None: the answer
-        is no stream, or never began, or the request waited for the canary's first replica. `waited_seconds`: the same
-        to the end of a stream that never began.
+        is no stream, or never began, or the request waited for the canary's first replica or for its adapter's load.
+        `waited_seconds`: the same to the end of a stream that never began.
 
         A stream whose client left is judged by its first byte alone. Without one it is late if it waited for longer
         than the limit, and else says nothing: so a client that leaves at once halts no canary.
