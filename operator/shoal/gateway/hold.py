@@ -221,6 +221,8 @@ class Holds:
         self.queues: dict[str, HoldQueue] = {}
         """By uid of the Model; only Models with held requests."""
         self._budgets: dict[str, RetryBudget] = {}
+        self.first_seen: dict[str, float] = {}
+        """By pod uid: when this gateway first saw the pod (time.monotonic)."""
         self._keys = directory.snapshot.keys
         self.adapter_waits = AdapterWaits(self.queues, directory, fleet, demand)
         directory.changed.append(self.cluster_changed)
@@ -264,9 +266,19 @@ class Holds:
         return ticket
 
     def starts(self, model: ServedModel) -> bool:
-        """Whether a Model has no replica, and one may soon come."""
-        ages = self.start_ages(model)
-        return ages is not None and may_come(model.cold_start_seconds, ages)
+        """Whether a Model has no replica, and one may soon come. A gateway's clock may be ahead of the API server's: no
+        pod counts as older than this gateway has seen it."""
+        starting = self.fleet.starting(self.directory.snapshot, model)
+        if starting is None:
+            return False
+        now, clock = time.monotonic(), datetime.now(UTC)
+        ages = (
+            None
+            if pod.created is None
+            else min((clock - pod.created).total_seconds(), now - self.first_seen.get(pod.uid, now))
+            for pod in starting
+        )
+        return may_come(model.cold_start_seconds, ages)
 
     def start_ages(self, model: ServedModel) -> list[float | None] | None:
         """Seconds for which the pods have existed that may become a Model's first replica; None: there is one."""
@@ -319,7 +331,10 @@ class Holds:
 
     def cluster_changed(self) -> None:
         """Called when Models, pods or API keys changed: rechecks the waiting requests and schedules rounds."""
-        models = self.directory.snapshot.models
+        models, owners = self.directory.snapshot.models, self.directory.snapshot.owners
+        if owners.keys() != self.first_seen.keys():
+            now = time.monotonic()
+            self.first_seen = {uid: self.first_seen.get(uid, now) for uid in owners}
         keys, self._keys = self._keys, self.directory.snapshot.keys
         if keys is not self._keys:
             for queue in list(self.queues.values()):

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import itertools
 import json
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
@@ -358,6 +359,7 @@ async def test_a_clock_that_jumps_halts_no_canary_and_ends_no_halt(tmp_path: Pat
     rule = {**CANARY, "canary": {**CANARY["canary"], **limits}}
     async with two_models(tmp_path, llama, other, rule) as it:
         monkeypatch.setattr("shoal.metering.meter.datetime", JumpingClock)
+        monkeypatch.setattr("shoal.gateway.hold.datetime", JumpingClock)
         monkeypatch.setattr("time.time", lambda: JumpingClock.now(UTC).timestamp())
         for _ in range(6):
             response = await it.post({**CHAT, "stream": True})
@@ -855,12 +857,14 @@ async def test_a_canary_that_only_starts_is_not_halted(tmp_path: Path, cold_star
 
 
 def starting(it: GatewayUnderTest, seconds_ago: float = 0.0, **limits: Any) -> str:
-    """The canary's first pod starts, whose start takes 20 s as measured. Returns the canary's revision."""
+    """The canary's first pod starts, whose start takes 20 s as measured. Returns the canary's revision. `seconds_ago`:
+    when it was created, and seen by the gateway."""
     held = dataclasses.replace(Limits(9, max_tenant_percent=100, timeout_seconds=0.2), **limits)
     it.models["chat/other"] = dataclasses.replace(OTHER, limits=held, cold_start_seconds=20.0)
     created = datetime.now(UTC) - timedelta(seconds=seconds_ago)
     it.pods["chat/llama-2"] = replica(2, model=OTHER, ready=False, created=created)
     it.changed()
+    it.app.holds.first_seen["pod-2"] = time.monotonic() - seconds_ago
     (revision,) = (rule.canary.revision for rule in it.routes["chat/front"].rules if rule.canary)
     return revision
 
@@ -891,6 +895,24 @@ async def test_what_a_canary_cannot_hold_that_should_have_started_is_a_failure(t
             await ask(it, 503)
         first.close()
         assert [(halt.bad, halt.of) for halt in it.app.canaries.halts.values()] == [(3, 3)]
+
+
+async def test_a_gateways_clock_that_is_ahead_halts_no_canary_that_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """By this gateway's clock the pod is older than a start may take. But the gateway saw it only now."""
+
+    class FastClock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            return datetime.now(tz) + timedelta(seconds=80)
+
+    async with two_models(tmp_path, ScriptedEngine(), ScriptedEngine(), CANARY) as it:
+        monkeypatch.setattr("shoal.gateway.hold.datetime", FastClock)
+        revision = starting(it)
+        for _ in range(4):
+            await ask(it, 503)
+        assert revision not in it.app.canaries._windows, "neither good nor bad"  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_the_wait_for_a_canarys_first_replica_is_not_its_time_to_the_first_byte(tmp_path: Path):
@@ -958,6 +980,7 @@ async def test_a_canary_whose_pod_never_becomes_ready_has_failed(tmp_path: Path)
         long_ago = datetime.now(UTC) - timedelta(seconds=71)
         it.pods["chat/llama-2"] = replica(2, model=OTHER, ready=False, created=long_ago)
         it.changed()
+        it.app.holds.first_seen["pod-2"] = time.monotonic() - 71
         await asyncio.gather(*(ask(it) for _ in range(3)))
         assert [(halt.bad, halt.of) for halt in it.app.canaries.halts.values()] == [(3, 3)]
 
