@@ -52,9 +52,11 @@ class BodyBudget:
         """
         own = self._tenants.get(tenant, 0) + size
         if self.held + size > self.limit:
-            raise unavailable(f"The gateway holds too many {self._what}. Try again.", "overloaded", 2)
+            text = f"The gateway holds too many {self._what}. Try again."
+            raise unavailable(text, "overloaded", 2, about_target=False)
         if own > self._per_tenant:
-            raise unavailable(f"The gateway holds too many of your {self._what}. Try again.", "overloaded", 2)
+            text = f"The gateway holds too many of your {self._what}. Try again."
+            raise unavailable(text, "overloaded", 2, about_target=False)
         self.held += size
         self._tenants[tenant] = own
 

@@ -372,6 +372,8 @@ class GatewayRequest:
                         self._spare_canary()
                     except ApiError as error:
                         self._doubtful = error.outcome in DOUBTFUL
+                        if not error.about_target:
+                            self._canary = None
                         if error.code == "adapter_unusable" and self._routed is not None:
                             meter.outcome = "refused"  # the route named the adapter, not the client
                         if error.code in _NOT_HELD:

@@ -65,11 +65,14 @@ class ApiError(Exception):
         limit: str | None = None,
         outcome: str | None = None,
         subject: str | None = None,
+        about_target: bool = True,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.code = code
+        self.about_target = about_target
+        """False: a limit of the gateway refused it, which says nothing of the request's target."""
         self.limit = limit
         """Whose limit it is, for the installation's own people: not a part of the answer."""
         self.outcome = outcome
@@ -213,10 +216,18 @@ def unavailable(
     outcome: str | None = None,
     subject: str | None = None,
     headers: tuple[tuple[bytes, bytes], ...] = (),
+    about_target: bool = True,
 ) -> ApiError:
-    kind = "server_error"
     return ApiError(
-        503, message, code, type=kind, retry_after=retry_after, outcome=outcome, subject=subject, headers=headers
+        503,
+        message,
+        code,
+        type="server_error",
+        retry_after=retry_after,
+        outcome=outcome,
+        subject=subject,
+        headers=headers,
+        about_target=about_target,
     )
 
 

@@ -432,6 +432,19 @@ async def test_answers_that_take_longer_than_the_limit_halt_a_canary_only_where_
         assert len(it.app.canaries.halts) == 1, "ten in a row: it answers nobody"
 
 
+async def test_answers_that_the_gateway_has_no_memory_for_halt_no_canary(tmp_path: Path):
+    """Its engine answered. A tenant whose clients do not read holds its share of the memory for answers."""
+
+    async def much(request: EngineRequest) -> None:
+        await request.answer(200, b'{"model":"chat/other","x":"%b"}' % (b"x" * 100_000))
+
+    async with two_models(tmp_path, ScriptedEngine(), other := ScriptedEngine(much), CANARY) as it:
+        it.app.answer_budget.take("acme", it.app.memory.answer)
+        for _ in range(4):
+            assert (await ask(it, 503))["error"]["code"] == "overloaded"
+        assert (len(other.requests), len(it.app.canaries.halts)) == (4, 0)
+
+
 async def test_streams_that_do_not_begin_halt_a_canary_at_once(tmp_path: Path):
     async def hangs(request: EngineRequest) -> None:
         await request.gone.wait()
