@@ -291,9 +291,9 @@ class Holds:
     def full_error(self, model_name: str, bound: Bound, after: int) -> ApiError:
         """The error for a request that a hold limit rejects."""
         self.metrics.hold_refused.labels(bound).inc()
-        return errors.unavailable(
-            f"The model `{model_name}` has no free replica, and {_FULL[bound]}. Try again.", "hold_full", after
-        )
+        text = f"The model `{model_name}` has no free replica, and {_FULL[bound]}. Try again."
+        # The share of one tenant is full by the tenant's own requests.
+        return errors.unavailable(text, "hold_full", after, about_target=bound != "tenant")
 
     def wait_refusal(self, model: ServedModel, model_name: str) -> ApiError | None:
         """The error for a request that should not wait for a replica of this Model; None: a replica may come.

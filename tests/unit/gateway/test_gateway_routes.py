@@ -1014,6 +1014,27 @@ async def test_a_canary_whose_replicas_are_too_busy_has_failed(tmp_path: Path, m
         waiting.close()
 
 
+@pytest.mark.parametrize("own", [True, False])
+async def test_a_tenant_that_fills_its_own_share_of_the_queue_halts_no_canary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+):
+    """What no tenant may add to the queue any more is a failure."""
+    async with two_models(tmp_path, ScriptedEngine(), ScriptedEngine(), CANARY) as it:
+        limits = Limits(max_requests=4, max_tenant_percent=50)
+        it.models["chat/other"] = dataclasses.replace(OTHER, limits=limits)
+        it.changed()
+        monkeypatch.setattr(it.fleet, "allowance", lambda *_, **_more: Allowance(0, None))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        waiting = [
+            it.app.holds.enter(it.models["chat/other"], name, "other", 1, 1, (), 1, is_retry=False)
+            for name in ("acme", "acme", *(() if own else ("zeta", "zeta")))
+        ]
+        for _ in range(3):
+            assert (await ask(it, 503))["error"]["code"] == "hold_full"
+        assert len(it.app.canaries.halts) == (0 if own else 1)
+        for one in waiting:
+            one.close()
+
+
 async def test_a_target_that_is_gone_leaves_its_requests_to_the_fallback(tmp_path: Path):
     other = ScriptedEngine()
     async with two_models(tmp_path, ScriptedEngine(), other, with_fallback("other")) as it:
