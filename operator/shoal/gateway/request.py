@@ -71,6 +71,8 @@ _REFUSED_BY_TARGET: Final = frozenset(
 ends the replicas of one Model must not go on to another."""
 _NOT_HELD: Final = frozenset({"hold_expired", "hold_full"})
 """Of these, those that say that the request may not wait, or not for longer."""
+_OF_PROXIES: Final = frozenset({502, 503, 504})
+"""What proxies answer where they get no answer."""
 _MODELS: Final = "/v1/models"
 
 
@@ -371,7 +373,7 @@ class GatewayRequest:
                         former, prepared, why, reason = prepared.model, left.prepared, left.why, "wait"
                         self._spare_canary()
                     except ApiError as error:
-                        self._doubtful = error.outcome in DOUBTFUL
+                        self._doubtful = error.outcome in DOUBTFUL or self._may_be_proxys(error)
                         if not error.about_target:
                             self._canary = None
                         if error.code == "adapter_unusable" and self._routed is not None:
@@ -440,6 +442,12 @@ class GatewayRequest:
             return None
         ready = await self._fallbacks.next(needs_replica=needs_replica)
         return None if ready is None else self._take(ready)
+
+    def _may_be_proxys(self, error: ApiError) -> bool:
+        """Whether the proxy that carries the request may have made the error itself: its own time is over, or it does
+        not reach the replica."""
+        carrier = self._arrival.carrier
+        return carrier is not None and carrier.sent and error.status in _OF_PROXIES
 
     def _spare_canary(self) -> None:
         """The request did not get a place at its target. While that has no replica yet, or has not loaded its adapter,

@@ -187,6 +187,32 @@ async def test_a_canary_whose_replicas_a_proxy_does_not_reach_has_not_failed(tmp
         assert (await caller.picked())[0] == picking.endpoint(2)
 
 
+@pytest.mark.parametrize(("status", "most"), [(502, 9), (503, 9), (504, 9), (500, 2)])
+async def test_errors_that_may_be_a_proxys_own_halt_a_canary_only_where_nothing_is_answered(
+    tmp_path: Path, status: int, most: int
+) -> None:
+    """A proxy whose route is too short, or that does not reach the replica's port. `most`: as many halt nothing."""
+    canary = {"target": target("other"), "percent": 100, "haltOn": {"errorPercent": 20, "minRequests": 10}}
+    front = json.dumps({"model": "front", "messages": [{"role": "user", "content": "hi"}]}).encode()
+    rule = {"targets": [target("llama")], "canary": canary}
+    async with two_models(tmp_path, ScriptedEngine(), ScriptedEngine(), rule) as it, asked_by_proxies(it) as picking:
+        for number in range(most + 1):
+            assert not it.app.canaries.halts, number
+            caller = Caller(picking.channel)
+            await caller.ask(front)
+            assert (await caller.picked())[0] == picking.endpoint(2)
+            await caller.hear()
+            head = pb.ProcessingRequest()
+            head.response_headers.headers.headers.add(key=":status", raw_value=str(status).encode())
+            await caller.call.write(head)
+            body = pb.HttpBody(body=b"upstream request timeout", end_of_stream=True)
+            await caller.call.write(pb.ProcessingRequest(response_body=body))
+            assert (await caller.refused())[0] == status
+            while it.app.in_flight:
+                await asyncio.sleep(0.01)
+        assert len(it.app.canaries.halts) == 1
+
+
 @pytest.mark.parametrize(
     ("rule", "code"),
     [
