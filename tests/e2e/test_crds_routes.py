@@ -68,6 +68,16 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("a negative weight", rule(targets=[{"model": {"name": "a"}, "weight": -1}]), "greater than or equal to 0"),
     ("a header with a key", header(name="authorization"), "a header with a key or a cookie cannot be matched"),
     ("a header in upper case", header(name="X-Beta"), "should match"),
+    (
+        "lengths that no request has",
+        rule(matches=[{"promptTokens": {"atLeast": 10, "lessThan": 5}}]),
+        "`atLeast` has to be below `lessThan`",
+    ),
+    (
+        "a range of no length",
+        rule(matches=[{"promptBytes": {"atLeast": 5, "lessThan": 5}}]),
+        "`atLeast` has to be below `lessThan`",
+    ),
     ("a session by key", rule(sessionAffinity=AFFINITY | {"header": "cookie"}), "cannot identify a session"),
     ("a session without its header", rule(sessionAffinity={"type": "Header"}), "`header` belongs to the type Header"),
     ("two rules without a name", changed(ROUTE, "spec.rules", ROUTE["spec"]["rules"] * 2), "Duplicate value"),

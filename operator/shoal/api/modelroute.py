@@ -108,7 +108,15 @@ class LengthMatch(Object):
     at_least: Annotated[int, Field(ge=0, le=2**40)] | None = None
     """Smallest length. Default: 0."""
     less_than: Annotated[int, Field(ge=1, le=2**40)] | None = None
-    """Length that is too long. Default: no bound."""
+    """Length that is too long. It must be above `atLeast`. Default: no bound."""
+
+    # No validator: one rule that no request reaches is no reason to serve nothing of a route from before the CEL rule.
+    cel: ClassVar = (
+        CELRule(
+            "!has(self.atLeast) || !has(self.lessThan) || self.atLeast < self.lessThan",
+            "`atLeast` has to be below `lessThan`: otherwise no request has such a length",
+        ),
+    )
 
 
 class RouteMatch(Object):

@@ -92,6 +92,42 @@ def test_a_rule_without_weights_is_ready_where_its_fallback_serves():
     assert found["Ready"][:2] == ("False", "TargetNotFound")
 
 
+ALL = {"name": "all", "targets": [target("a")]}
+LATE = {"name": "late", "matches": [{"tenants": ["acme"]}], "targets": [target("b")]}
+LATER = {"name": "later", "targets": [target("b")]}
+EMPTY = {"name": "empty", "matches": [{"promptTokens": {"atLeast": 10, "lessThan": 5}}], "targets": [target("b")]}
+
+
+@pytest.mark.parametrize(
+    ("rules", "says"),
+    [
+        ((ALL, LATE, LATER), "No request reaches rule late, later: rule all, which is for every request, comes first"),
+        ((LATE, ALL), ""),
+        (({**ALL, "matches": [{}]}, LATE), "No request reaches rule late: rule all, "),
+        (({**ALL, "matches": [{"promptBytes": {"atLeast": 0}}]}, LATE), "No request reaches rule late: rule all, "),
+        (({**ALL, "matches": [{"promptBytes": {"lessThan": 9}}]}, LATE), ""),
+        (({**ALL, "matches": [{"headers": [{"name": "x-a", "value": "1"}]}]}, LATE), ""),
+        (({**ALL, "matches": [{"endpoints": ["/v1/embeddings"]}]}, LATE), ""),
+        ((EMPTY, ALL), "No request reaches rule empty: `atLeast` of a length has to be below `lessThan`"),
+        (({**EMPTY, "matches": [{"promptBytes": {"atLeast": 5, "lessThan": 5}}]}, ALL), "reaches rule empty:"),
+        (({**EMPTY, "matches": [*EMPTY["matches"], {"tenants": ["acme"]}]}, ALL), ""),
+        ((EMPTY, ALL, LATE), "comes first. No request reaches rule empty: "),
+    ],
+)
+def test_rules_that_no_request_reaches_are_named(rules: tuple[dict[str, Any], ...], says: str):
+    found = told(*rules)
+    assert found["Accepted"][:2] == ("True", "Valid")
+    assert says in found["Accepted"][2]
+    assert ("No request reaches" in found["Accepted"][2]) == bool(says)
+    assert found["Ready"] == ("True", "TargetsReady", "every target can serve")
+
+
+def test_a_route_that_lost_a_name_is_told_of_its_rules_too():
+    found = told(ALL, LATE, served=ServedNames((), (("front", "Model chat/front"),)))
+    assert found["Accepted"][:2] == ("True", "NameClaimed")
+    assert "'chat/front' always means this one. No request reaches rule late" in found["Accepted"][2]
+
+
 def test_weights_that_sum_to_zero_name_their_rule():
     found = told(AB, {"name": "off", "targets": [target("a", 0)]})
     assert found["Accepted"] == (

@@ -1,8 +1,10 @@
-"""Why a request for a route goes where it goes: the rule that is for it, and the share of each target."""
+"""Why a request for a route goes where it goes: the rule that is for it, and the share of each target; and which rules
+are for none."""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+from shoal.api.modelroute import LengthMatch, RouteMatch
 from shoal.core.routing.cost import CostConditions
 from shoal.core.routing.resolve import ServedModel
 from shoal.core.routing.routes import DeclaredRoute, DeclaredRule, RequestFacts, TargetRef, matches
@@ -73,6 +75,36 @@ def explain_route(route: DeclaredRoute, facts: RequestFacts, why_not: Callable[[
         return RouteExplanation(None, ())
     targets = frozenset(ref.key for ref in rule.destinations())
     return RouteExplanation(rule.name, _shares(rule, why_not), rule.cost, targets)
+
+
+def unreached(route: DeclaredRoute) -> str:
+    """The sentences about rules that no request reaches, each after a full stop; "": there are none."""
+    rules = route.rules
+    catches_all = (number for number, rule in enumerate(rules) if not rule.matches or any(map(_is_all, rule.matches)))
+    last = next(catches_all, len(rules))
+    text = ""
+    if behind := ", ".join(rule.name for rule in rules[last + 1 :]):
+        text += f". No request reaches rule {behind}: rule {rules[last].name}, which is for every request, comes first"
+    if empty := ", ".join(rule.name for rule in rules[:last] if all(map(_is_none, rule.matches))):
+        text += f". No request reaches rule {empty}: `atLeast` of a length has to be below `lessThan`"
+    return text
+
+
+def _is_all(match: RouteMatch) -> bool:
+    """Every request fulfils it."""
+    bounded = any(length.at_least or length.less_than is not None for length in _lengths(match))
+    return not (match.headers or match.tenants or match.endpoints or bounded)
+
+
+def _is_none(match: RouteMatch) -> bool:
+    """No request fulfils it: the API server refuses it, but not in objects from before that rule."""
+    return any(
+        length.less_than is not None and (length.at_least or 0) >= length.less_than for length in _lengths(match)
+    )
+
+
+def _lengths(match: RouteMatch) -> tuple[LengthMatch, ...]:
+    return tuple(length for length in (match.prompt_bytes, match.prompt_tokens) if length is not None)
 
 
 def _shares(rule: DeclaredRule, why_not: Callable[[TargetRef], str]) -> tuple[TargetShare, ...]:

@@ -11,6 +11,7 @@ from shoal.core.routing import servednames
 from shoal.core.routing.canary import CanaryHalt
 from shoal.core.routing.consent import some
 from shoal.core.routing.external import ExternalProblem
+from shoal.core.routing.routeexplain import unreached
 from shoal.core.routing.routes import DeclaredRoute, DeclaredRule, TargetRef, declared_route
 from shoal.core.status.conditions import ConditionUpdate, merge
 from shoal.core.status.observed import ModelProblem, ServedNames
@@ -106,10 +107,10 @@ def _findings(seen: SeenRoute) -> list[ConditionUpdate]:
             ConditionUpdate(kind, status, problem.reason, text + halts if kind == reasons.READY else text)
             for kind, status in _REFUSED
         ]
-    described = _described(declared) + _without_weight(declared)
+    described = _described(declared) + _without_weight(declared) + unreached(declared)
     accepted = ConditionUpdate(reasons.ACCEPTED, "True", reasons.VALID, described)
     if seen.served.lost:
-        text = servednames.describe_lost(seen.route.key, seen.served)
+        text = servednames.describe_lost(seen.route.key, seen.served) + unreached(declared)
         accepted = ConditionUpdate(reasons.ACCEPTED, "True", reasons.NAME_CLAIMED, text)
     ready = _ready(seen, declared)
     if ready.status == "True":
