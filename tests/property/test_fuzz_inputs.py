@@ -163,7 +163,7 @@ def custom_objects(mutants: Mutants, number: int) -> None:
                 return  # a reflector leaves it out
         if isinstance(custom.object, ModelRoute):
             one = declared_route(custom.object)
-            sent = RequestFacts("acme", "/v1/chat/completions", {"x-a": "1", "x-session": "s"}, 100)
+            sent = RequestFacts("acme", "/v1/chat/completions", {b"x-a": b"1", b"x-session": b"s"}, 100)
             decide(one, sent, lambda _: True, mutants.random.random())
         if isinstance(custom.object, GPUClass):
             try:

@@ -80,11 +80,10 @@ class RouteChoice:
         app, arrival, index = self._app, self._arrival, self._app.directory.snapshot.model_index
         if self._draw is None:
             self._draw, self._mirror_draw = random.random(), random.random()  # noqa: S311 - shares, no secrets
-        headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in arrival.headers.items()}
         facts = RequestFacts(
             identity.tenant,
             arrival.path,
-            headers,
+            arrival.headers,
             size,
             lambda: conversation_of(fields),
             # Asked by each rule for lengths; reading media takes long.

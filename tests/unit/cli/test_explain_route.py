@@ -106,6 +106,14 @@ def test_the_request_decides_the_rule(kubeconfig: Path) -> None:
     assert "it gets 404 no_route_rule" in done.output
 
 
+def test_a_header_beyond_ascii_is_matched_as_a_gateway_does(api: CannedApi, kubeconfig: Path) -> None:
+    match = {"headers": [{"name": "x-team", "value": "Zürich"}]}
+    spec = {"rules": [{"name": "team", "matches": [match], "targets": [target("b")]}]}
+    api.answers[f"{SHOAL}/namespaces/chat/modelroutes/front"] = ROUTE | {"spec": spec}
+    assert shares(explain(kubeconfig, "--header", "X-Team: Zürich", "-o", "json")) == {"target chat/b": (100.0, None)}
+    assert explain(kubeconfig, "--header", "X-Team: ZÜRICH").exit_code == 1
+
+
 def test_without_a_usable_target_the_fallback_gets_all(api: CannedApi, kubeconfig: Path) -> None:
     api.answers[f"{SHOAL}/models"] = listed(model("b"))
     spec = {"rules": [{"targets": [target("a")], "fallback": {"targets": [target("lost"), target("b")]}}]}

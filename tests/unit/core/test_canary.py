@@ -227,7 +227,9 @@ RULE = {
 
 
 def facts(**headers: str) -> RequestFacts:
-    return RequestFacts("acme", "/v1/chat/completions", {k.replace("_", "-"): v for k, v in headers.items()}, 10)
+    return RequestFacts(
+        "acme", "/v1/chat/completions", {k.replace("_", "-").encode(): v.encode() for k, v in headers.items()}, 10
+    )
 
 
 def where(route: DeclaredRoute, draw: float, usable: Collection[str] | None = None, **headers: str) -> str:

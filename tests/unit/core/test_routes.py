@@ -21,6 +21,7 @@ from shoal.core.routing.routes import (
     TargetRef,
     decide,
     limited,
+    session_of,
 )
 from tests.support.adapter_agents import adapter, pool
 from tests.support.routes import declared, served, target
@@ -34,7 +35,7 @@ def route(*rules: dict[str, Any], age: int = 0, **more: Any) -> DeclaredRoute:
 
 
 def facts(size: int = 100, tenant: str = "acme", endpoint: str = "/v1/chat/completions", **headers: str):
-    return RequestFacts(tenant, endpoint, {k.replace("_", "-"): v for k, v in headers.items()}, size)
+    return RequestFacts(tenant, endpoint, {k.replace("_", "-").encode(): v.encode() for k, v in headers.items()}, size)
 
 
 def everything(_ref: TargetRef) -> bool:
@@ -98,6 +99,22 @@ def test_the_first_rule_that_matches_is_for_the_request(match: dict[str, Any], r
     assert (made.rule, made.target) == (("some", A) if holds else ("default", B))
 
 
+@pytest.mark.parametrize("kind", ["Exact", "Prefix"])
+@pytest.mark.parametrize(("encoding", "holds"), [("utf-8", True), ("latin-1", True), ("utf-16", False)])
+def test_a_value_beyond_ascii_is_matched_as_clients_send_it(kind: str, encoding: str, holds: bool):
+    header = {"name": "x-team", "type": kind, "value": "Zürich"}
+    one = route({"matches": [{"headers": [header]}], "targets": [target("a")]})
+    sent = RequestFacts("acme", "/v1/chat/completions", {b"x-team": "Zürich".encode(encoding)}, 1)
+    assert isinstance(decide(one, sent, everything, 0.5), RouteDecision) == holds
+
+
+def test_a_value_that_latin_1_lacks_is_matched_in_utf_8():
+    one = route({"matches": [{"headers": [{"name": "x-team", "value": "東京"}]}], "targets": [target("a")]})
+    for value, holds in (("東京".encode(), True), (b"Tokyo", False), (b"\xe6", False)):
+        sent = RequestFacts("acme", "/v1/chat/completions", {b"x-team": value}, 1)
+        assert isinstance(decide(one, sent, everything, 0.5), RouteDecision) == holds
+
+
 def test_alternatives_and_no_rule():
     one = route({"matches": [{"tenants": ["x"]}, {"tenants": ["acme"]}], "targets": [target("a")]})
     assert isinstance(decide(one, facts(), everything, 0.5), RouteDecision)
@@ -112,7 +129,7 @@ def test_no_rule_sees_a_key(name: str):
     header = rule.matches[0].headers[0].model_copy(update={"name": name, "type": "Prefix", "value": "Bearer s"})
     leaky = rule.matches[0].model_copy(update={"headers": (header,)})
     object.__setattr__(rule, "matches", (leaky,))
-    sent = RequestFacts("acme", "/v1/chat/completions", {name: "Bearer secret"}, 1)
+    sent = RequestFacts("acme", "/v1/chat/completions", {name.encode(): b"Bearer secret"}, 1)
     assert decide(one, sent, everything, 0.5) == NoTarget("no-rule")
 
 
@@ -153,6 +170,18 @@ def test_a_session_keeps_its_target_whatever_the_random_number():
     made = {decide(one, facts(x_session="s"), everything, draw / 10) for draw in range(10)}
     assert len(made) == 1
     assert decide(one, facts(), everything, 0.1) != decide(one, facts(), everything, 0.9), "without one it is drawn"
+
+
+@pytest.mark.parametrize(
+    ("value", "session"),
+    [("s", "c8537638ef1397e31d9ab4ada97aa6e7"), ("Zürich", "d74495aef1d7bbb6e93bcf46fd1fee2b"), ("", None)],
+)
+def test_all_versions_agree_on_a_session(value: str, session: str | None):
+    """Otherwise sessions would change their targets with an upgrade, and between gateways while it goes on."""
+    one = sticky(target("a"))
+    found = session_of(one, one.rules[0], facts(x_session=value))
+    assert (found and found.hex()) == session
+    assert session_of(one, one.rules[0], facts()) is None
 
 
 def test_sessions_are_shared_by_weight():

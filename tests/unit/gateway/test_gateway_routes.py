@@ -92,6 +92,15 @@ async def test_rules_by_header_endpoint_and_length(tmp_path: Path):
         assert (response.status, (await response.json())["error"]["code"]) == (404, "no_route_rule")
 
 
+async def test_a_header_beyond_ascii_in_utf_8_is_matched(tmp_path: Path):
+    llama, other = ScriptedEngine(), ScriptedEngine()
+    match = {"headers": [{"name": "x-team", "value": "Zürich"}]}
+    rules = [{"name": "team", "matches": [match], "targets": [target("other")]}, {"targets": [target("llama")]}]
+    async with two_models(tmp_path, llama, other, *rules) as it:
+        await ask(it, headers={"X-Team": "Zürich"})
+        assert (len(llama.requests), len(other.requests)) == (0, 1)
+
+
 async def test_a_session_keeps_its_target(tmp_path: Path):
     llama, other = ScriptedEngine(), ScriptedEngine()
     rule = {**BOTH, "sessionAffinity": {"type": "Conversation"}}

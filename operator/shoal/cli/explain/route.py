@@ -272,11 +272,12 @@ def _print_costs(cluster: _Cluster, found: RouteExplanation, page: RouteStatsPag
             out.print(f"At {escape(one.gateway)}: all of these targets have a price in {one.currency}.")
 
 
-def _header(text: str) -> tuple[str, str]:
+def _header(text: str) -> tuple[bytes, bytes]:
     name, colon, value = text.partition(":")
     if not colon or not name.strip():
         raise click.UsageError(f"--header {text!r}: write 'name: value'")
-    return name.strip().lower(), value.strip()
+    # The bytes as the terminal gave them, also where they are no UTF-8.
+    return name.strip().lower().encode(errors="surrogateescape"), value.strip().encode(errors="surrogateescape")
 
 
 def _served(found: RouteExplanation) -> bool:

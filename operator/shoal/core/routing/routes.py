@@ -21,7 +21,17 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final, Literal, NamedTuple
 
-from shoal.api.modelroute import Canary, Fallback, LengthMatch, ModelRoute, RefKind, RouteLimits, RouteMatch, RouteRule
+from shoal.api.modelroute import (
+    Canary,
+    Fallback,
+    HeaderMatch,
+    LengthMatch,
+    ModelRoute,
+    RefKind,
+    RouteLimits,
+    RouteMatch,
+    RouteRule,
+)
 from shoal.api.tenant import TenantLimits, TenantSpec
 from shoal.core import quantity
 from shoal.core.hold.capacity import BYTES_PER_TOKEN
@@ -246,8 +256,8 @@ class RequestFacts:
     tenant: str
     endpoint: str
     """Path that the client called."""
-    headers: Mapping[str, str]
-    """By name in lower case; without those of `SECRET_HEADERS`."""
+    headers: Mapping[bytes, bytes]
+    """As they came, by name in lower case. No rule looks at those of `SECRET_HEADERS`."""
     size: int
     """Bytes of the body."""
     conversation: Callable[[], str | None] = lambda: None
@@ -355,13 +365,18 @@ def _holds(match: RouteMatch, facts: RequestFacts) -> bool:
         read = facts.size if facts.text_bytes is None else facts.text_bytes()
         if not _within(match.prompt_tokens, read // BYTES_PER_TOKEN):
             return False
-    for header in match.headers:
-        value = None if header.name in SECRET_HEADERS else facts.headers.get(header.name)
-        if value is None:
-            return False
-        if not (value == header.value if header.type == "Exact" else value.startswith(header.value)):
-            return False
-    return True
+    return all(_has(header, facts.headers) for header in match.headers)
+
+
+def _has(match: HeaderMatch, headers: Mapping[bytes, bytes]) -> bool:
+    value = None if match.name in SECRET_HEADERS else headers.get(match.name.encode())
+    if value is None:
+        return False
+    wanted = (match.value.encode(),)
+    if not match.value.isascii() and max(match.value) <= "\xff":
+        # HTTP leaves the encoding open: most clients send UTF-8, some Latin-1, where it has the characters.
+        wanted = (*wanted, match.value.encode("latin-1"))
+    return value in wanted if match.type == "Exact" else value.startswith(wanted)
 
 
 def _within(length: LengthMatch, size: int) -> bool:
@@ -373,7 +388,8 @@ def session_of(route: DeclaredRoute, rule: DeclaredRule, facts: RequestFacts) ->
     if rule.by_conversation:
         value = facts.conversation()
     elif rule.session_header is not None and rule.session_header not in SECRET_HEADERS:
-        value = facts.headers.get(rule.session_header)
+        # One character for each byte, whatever the encoding.
+        value = facts.headers.get(rule.session_header.encode(), b"").decode("latin-1")
     else:
         return None
     if not value:
