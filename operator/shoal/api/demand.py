@@ -130,7 +130,8 @@ class DemandMessage(Message):
     ever requested."""
     tenants: dict[str, TenantUse | None] | None = None
     """By name of the Tenant, in the same way: tenants with limits or a budget. `TENANT@UID`: what a tenant sent under
-    the ModelRoute of this uid, which has limits of each tenant."""
+    the ModelRoute of this uid, which has limits of each tenant; null: nothing that a limit needs any more, and its
+    counters begin at zero again."""
     currency: str | None = None
     """Currency of the price list in force, in full messages; None: the gateway has no price list. A change of currency
     causes a full message."""

@@ -450,6 +450,7 @@ class GatewayProcess:
             self.pool.sweep()
             self.agents.sweep()
             self.gateway.externals.sweep()
+            self.quotas.sweep()
             self.server.sweep()
             self.ops.sweep()
             if self.peer_ops is not None:

@@ -146,6 +146,12 @@ class Quotas:
         for name in self.usage.retain_routes(uids):
             self._quotas.pop(name, None)
 
+    def sweep(self) -> None:
+        """Drops what is counted of routes that tenants use no more. Called every second. A request that waits for
+        reports may still hold such a quota, and asks for a new one before it reserves."""
+        for name in self.usage.sweep():
+            self._quotas.pop(name, None)
+
     def totals_changed(self, tenant: str | None) -> None:
         """The ledger sent new totals of a tenant; None: of all tenants."""
         for name in self.usage.accounts if tenant is None else (tenant,):

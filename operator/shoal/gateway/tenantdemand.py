@@ -3,14 +3,25 @@ the demand stream's messages (`api/demand.py`, TenantUse)."""
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from itertools import islice
 from typing import Final
 
 import orjson
+import structlog
 
-from shoal.api.demand import TenantUse
+from shoal.api.demand import MOST_NAMED, TenantUse
 from shoal.core.quota.account import Account
+from shoal.net.stream import LONGEST_MESSAGE
+
+log = structlog.get_logger()
 
 MAX_COUNT: Final = (1 << 63) - 1
+MOST_BYTES = LONGEST_MESSAGE // 2
+"""Of a full message, for accounts: the other half is for Models and adapters."""
+MOST_CHANGED = 5_000
+"""Accounts that one message of changes may name, each with 600 bytes at most."""
+SWEPT: Final = 2000
+"""Accounts of routes that one sweep looks at: it must not delay requests."""
 _OF_ROUTE: Final = "@"
 """No name of a Tenant has it."""
 
@@ -23,8 +34,8 @@ def route_account(tenant: str, route_uid: str) -> str:
 
 class TenantUsageState:
     """Accounts by name of the Tenant, or by `route_account`. `due` is called when there is something for the next
-    message, `freed` when there is something for `take_freed`. An account lives as long as the process, or as its route:
-    its counters must never decrease."""
+    message, `freed` when there is something for `take_freed`. The account of a Tenant lives
+    as long as the process. That of a route lives until no limit needs it (`sweep`), or as long as its route."""
 
     def __init__(
         self,
@@ -48,6 +59,7 @@ class TenantUsageState:
         """Tenants with fewer requests here than was reported, where that matters."""
         self._boots: dict[str, str] = {}
         """Boot id of each peer by uid of its pod, as last reported."""
+        self._to_sweep: list[str] = []
 
     def of(self, tenant: str) -> Account:
         found = self.accounts.get(tenant)
@@ -71,8 +83,9 @@ class TenantUsageState:
 
     # --- peers --------------------------------------------------------------------------------------------------------
 
-    def peer_reported(self, pod: str, boot: str, uses: Mapping[str, TenantUse | None]) -> None:
-        """Stores the usage that the gateway in a pod (by uid) published."""
+    def peer_reported(self, pod: str, boot: str, uses: Mapping[str, TenantUse | None], full: bool = False) -> None:
+        """Stores the usage that the gateway in a pod (by uid) published. `full`: it has nothing of routes that it does
+        not name."""
         now = self._clock()
         before = self._boots.get(pod)
         new_boot = boot != before
@@ -84,6 +97,10 @@ class TenantUsageState:
             if use is None and tenant not in self.accounts:
                 continue  # of a route that is gone here too
             self.of(tenant).peer_usage.update(boot, use, now, unknown_before=new_boot)
+        if full:
+            for name, account in self.accounts.items():
+                if _OF_ROUTE in name and name not in uses:
+                    account.peer_usage.update(boot, None, now)
 
     def retain(self, pods: Collection[str]) -> None:
         """Drops peers whose pods (by uid) are gone."""
@@ -99,14 +116,39 @@ class TenantUsageState:
             if _OF_ROUTE in name and name.partition(_OF_ROUTE)[2] not in uids and not account.busy
         ]
         for name in gone:
-            del self.accounts[name]
-            self._freed.discard(name)
-            if name in self._published:
-                self._published.discard(name)
-                self.note(name)
-            else:
-                self._changed.discard(name)
+            self._drop(name)
         return gone
+
+    def sweep(self) -> Collection[str]:
+        """Drops accounts of routes that no limit needs any more, and returns their names. Called every second; looks at
+        some of them each time.
+
+        First each gateway tells the others that its own counters begin at zero again (`_report`), as soon as nothing
+        runs and its windows are empty. An account is dropped when this is so for all gateways. Thus the first
+        counters that a new account gets from a peer began at zero, and are not taken for older use."""
+        if not self._to_sweep:
+            self._to_sweep = [name for name in self.accounts if _OF_ROUTE in name]
+        now, unused = self._clock(), list[str]()
+        for name in self._to_sweep[-SWEPT:]:
+            if (account := self.accounts.get(name)) is None:
+                continue
+            if account.unused(now):
+                unused.append(name)
+            elif account.counted and account.idle(now):
+                self.note(name)
+        del self._to_sweep[-SWEPT:]
+        for name in unused:
+            self._drop(name)
+        return unused
+
+    def _drop(self, name: str) -> None:
+        del self.accounts[name]
+        self._freed.discard(name)
+        if name in self._published:
+            self._published.discard(name)
+            self.note(name)
+        else:
+            self._changed.discard(name)
 
     def boot_of(self, pod: str) -> str | None:
         """The boot id of a peer's process, as last reported."""
@@ -120,10 +162,16 @@ class TenantUsageState:
     # --- publishing ---------------------------------------------------------------------------------------------------
 
     def take(self) -> bytes | None:
-        """What changed since the last call, as JSON; None when nothing did."""
+        """What changed since the last call, as JSON; None when nothing did. Of very many a part: `due` is called for
+        the others."""
         if not self._changed:
             return None
-        changed, self._changed = self._changed, set()
+        if len(self._changed) <= MOST_CHANGED:
+            changed, self._changed = self._changed, set()
+        else:
+            changed = set(islice(self._changed, MOST_CHANGED))
+            self._changed -= changed
+            self._due()
         return self._report(changed)
 
     def take_freed(self) -> bytes | None:
@@ -136,17 +184,40 @@ class TenantUsageState:
         return self._report(freed) if freed else None
 
     def full(self) -> bytes:
-        """Everything, as JSON."""
+        """Everything, as JSON. More than a reader takes would end its stream, and with it all that it learns of this
+        gateway: then routes are left out, first those without requests in progress."""
         known = (self._published | self._changed) & self.accounts.keys()
-        return orjson.dumps({name: _row(self.accounts[name].own_use()) for name in known})
+        uses = {name: _row(self.accounts[name].own_use()) for name in known}
+        content = orjson.dumps(uses)
+        if len(known) <= MOST_NAMED and len(content) <= MOST_BYTES:
+            return content
+        rows, size = list[bytes](), 1
+        for name in sorted(known, key=lambda name: (_OF_ROUTE in name, not self.accounts[name].busy)):
+            row = orjson.dumps({name: uses[name]})[1:-1]
+            size += len(row) + 1
+            if size > MOST_BYTES or len(rows) >= MOST_NAMED:
+                break
+            rows.append(row)
+        log.warning(
+            "more tenants use limits of routes than a message may name; gateways that connect now do not learn of all",
+            left_out=len(known) - len(rows),
+        )
+        return b"{" + b",".join(rows) + b"}"
 
     def _report(self, names: Collection[str]) -> bytes:
-        """Of an account that was dropped: null."""
+        """Of an account that was dropped, or of a route that no limit needs here: null."""
         now, rows = self._clock(), dict[str, Mapping[str, object] | None]()
         for name in names:
             account = self.accounts.get(name)
             rows[name] = None if account is None else _row(account.report(now))
-            if account is not None:
+            if account is None:
+                continue
+            if _OF_ROUTE in name and account.idle(now):
+                # Here, and not in `sweep`: a request that comes between would be lost in the others' difference.
+                account.restart()
+                rows[name] = None
+                self._published.discard(name)
+            else:
                 self._published.add(name)
         return orjson.dumps(rows)
 

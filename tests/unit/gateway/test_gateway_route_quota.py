@@ -1,11 +1,13 @@
 """Limits of each tenant by a route: what clients see under the route's names, beside their Tenant's own limits."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from shoal.core.hold.limits import Limits as HoldLimits
@@ -17,7 +19,7 @@ from tests.support.gateway import GatewayUnderTest, tenant
 from tests.support.pricelist import PriceList, flat
 from tests.support.quota_gateways import crew
 from tests.support.routes import a_route, declared, put, target, two_models
-from tests.support.scripted_engine import EngineRequest, ScriptedEngine
+from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 from tests.support.streams import until
 
 CHAT: dict[str, Any] = {"model": "front", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 50}
@@ -219,6 +221,44 @@ async def test_a_route_that_goes_takes_its_counts_away(tmp_path: Path) -> None:
         await settled(it)
         it.changed()
         assert it.app.demand.tenants.accounts.keys() == {"acme"}
+
+
+async def test_what_is_counted_is_dropped_when_no_limit_needs_it_but_not_under_a_running_request(
+    tmp_path: Path,
+) -> None:
+    free, over = asyncio.Event(), 0.0
+
+    async def slow(request: EngineRequest) -> None:
+        await free.wait()
+        await serve_normally(request)
+
+    engine = ScriptedEngine(slow)
+    async with front(tmp_path, engine, requestsPerMinute=2) as it:
+        quotas, accounts = it.app.quotas, it.app.demand.tenants.accounts
+        quotas.clock = quotas.usage._clock = lambda: time.monotonic() + over
+        before = quotas.of_route("acme", it.directory.snapshot.model_index.routes["chat/front"])
+        quotas.sweep()
+        assert not accounts, "nothing has used it"
+        running = asyncio.create_task(served(it))
+        await until(lambda: len(engine.requests) == 1)
+        assert before.account is not accounts[COUNT]
+        assert before.header_lines(), "a request that waited meanwhile may still read it"
+        over += 300
+        quotas.sweep()
+        assert accounts[COUNT].busy
+        free.set()
+        await running
+        await settled(it)
+        assert use(it) == {"requests": 1, "tokens": USED}
+        over += 62
+        quotas.sweep()
+        assert orjson.loads(it.app.demand.tenants.take() or b"") == {COUNT: None}
+        quotas.sweep()
+        assert not accounts
+        assert not quotas._quotas
+        for _ in range(2):
+            await served(it)
+        await refused(it)
 
 
 async def test_a_fallback_counts_once_and_a_copy_does_not(tmp_path: Path) -> None:

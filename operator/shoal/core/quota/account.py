@@ -231,6 +231,31 @@ class Account:
         """Whether requests run here."""
         return self._in_flight > 0
 
+    @property
+    def counted(self) -> bool:
+        """Whether anything was counted here since the start, or since `restart`."""
+        return self._n_requests > 0 or self._in_flight > 0
+
+    def idle(self, now: float) -> bool:
+        """Whether no limit but the budget needs what was counted here."""
+        return not (
+            self._in_flight
+            or self._reserved_tokens
+            or self._reserved_spend
+            or self._requests.sum(now)
+            or self._tokens.sum(now)
+        )
+
+    def restart(self) -> None:
+        """Its counters begin at zero again, which the message of that moment says to the other gateways. For idle
+        accounts without a budget."""
+        self._n_requests = self._n_tokens = 0
+
+    def unused(self, now: float) -> bool:
+        """Whether it is as a new one, also in what is known of the other gateways."""
+        self.peer_usage.tidy(now)
+        return not self.counted and not self.peer_usage
+
     def change(self, limits: Limits) -> None:
         """Applies new limits."""
         if limits != self.limits:

@@ -42,7 +42,7 @@ class GatewayUsage:
     def update(self, use: TenantUse, now: float) -> None:
         requests, tokens = self._last
         self._last = (use.requests, use.tokens)
-        # A smaller counter: a Tenant of the same name was created again, with new counters.
+        # A smaller counter: the gateway has dropped what it counted, and counts from zero.
         self._add(self.requests, now, use.requests - requests if use.requests >= requests else use.requests)
         self._add(self.tokens, now, use.tokens - tokens if use.tokens >= tokens else use.tokens)
         self.in_flight, self.reserved_tokens = use.in_flight, use.reserved_tokens
@@ -78,6 +78,21 @@ class GatewayUsage:
     def window_unknown(self, now: float) -> bool:
         """Whether its use in the window from before its first report is unknown."""
         return now < self._unknown_until
+
+    def unused(self, now: float) -> bool:
+        """Whether it counts nothing, and its next report counts from zero."""
+        booked = self.booked
+        return not (
+            any(self._last)
+            or self.in_flight
+            or self.reserved_tokens
+            or self.reserved_spend
+            or booked.tokens
+            or booked.spent
+            or self.requests.sum(now)
+            or self.tokens.sum(now)
+            or self.window_unknown(now)
+        )
 
     @staticmethod
     def _add(window: Window, now: float, amount: int) -> None:

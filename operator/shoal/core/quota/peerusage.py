@@ -62,9 +62,13 @@ class PeerUsage:
             found.mark_gone(now)
 
     def tidy(self, now: float) -> None:
-        """Drops gateways that are gone and no longer count."""
-        for boot in [b for b, gateway in self._gateways.items() if gateway.gone_at is not None]:
-            gateway = self._gateways[boot]
+        """Drops gateways that no longer count: those that have nothing any more, and those that are gone."""
+        for boot, gateway in list(self._gateways.items()):
+            if gateway.unused(now):
+                del self._gateways[boot]
+                continue
+            if gateway.gone_at is None:
+                continue
             counts = gateway.requests.sum(now) or gateway.tokens.sum(now)
             if not counts and (not gateway.booked.open("tokens") or now - (gateway.gone_at or now) > FORGET_SECONDS):
                 del self._gateways[boot]

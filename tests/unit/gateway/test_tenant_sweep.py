@@ -1,0 +1,218 @@
+"""What is counted of tenants under routes with limits: it is dropped when no limit needs it, a tenant that comes again
+has its right share, and no message has more than another gateway takes."""
+
+import orjson
+import pytest
+from structlog.testing import capture_logs
+
+from shoal.api.demand import TenantUse
+from shoal.core.quota.limits import Cost, Limits
+from shoal.core.quota.peerusage import GatewayPeer
+from shoal.gateway import tenantdemand
+from shoal.gateway.tenantdemand import TenantUsageState, route_account
+from shoal.net.stream import LONGEST_MESSAGE, ListenerIdentity, StreamPeer
+from shoal.signals.demand import DemandStream
+
+NAME = route_account("acme", "uid-front")
+COST = Cost(40)
+
+
+class Two:
+    """Two gateways, of which each hears what the other publishes."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.books = [TenantUsageState(boot=boot, clock=lambda: self.now) for boot in "ab"]
+        self.tell_all()  # both run for long, and know each other
+        self.wait(70)
+
+    def wait(self, seconds: float) -> None:
+        """Both publish and drop as every second."""
+        for _ in range(int(seconds)):
+            self.now += 1
+            self.tell()
+            for book in self.books:
+                book.sweep()
+
+    def tell(self) -> None:
+        for which, book in enumerate(self.books):
+            if (said := book.take()) is not None:
+                self._hear(which, said, full=False)
+
+    def tell_all(self) -> None:
+        """As after a stream that broke."""
+        for which, book in enumerate(self.books):
+            self._hear(which, book.full(), full=True)
+
+    def _hear(self, which: int, said: bytes, *, full: bool) -> None:
+        uses = {n: None if row is None else TenantUse.model_validate(row) for n, row in orjson.loads(said).items()}
+        self.books[1 - which].peer_reported("ab"[which], "ab"[which], uses, full)
+
+    def ask(self, which: int, times: int = 1) -> None:
+        for _ in range(times):
+            assert self.books[which].of(NAME).reserve(self.now, COST, lambda: ()) is None
+            self.books[which].note(NAME)
+
+    def end(self, which: int, tokens: int = 30) -> None:
+        self.books[which].accounts[NAME].settle(self.now, COST, tokens)
+        self.books[which].ended(NAME)
+
+    def left(self, which: int, most: int) -> int:
+        """Of a limit on requests per minute, at a gateway that hears the other."""
+        account = self.books[which].of(NAME)
+        others, _ = account.peer_usage.used("requests", most, self.now, [GatewayPeer("ba"[which], self.now)])
+        return most - account._requests.sum(self.now) - others
+
+    def takes(self, which: int, most: int) -> int:
+        """How many further requests of a limit on requests per minute a gateway lets pass at once."""
+        account = self.books[which].of(NAME)
+        account.change(Limits(requests=most))
+        peers = [GatewayPeer("ba"[which], self.now)]
+        return sum(account.reserve(self.now, Cost(1), lambda: peers) is None for _ in range(most))
+
+
+def test_what_no_limit_needs_is_dropped_at_all_gateways_and_tenants_stay():
+    two = Two()
+    two.ask(0, 7)
+    two.books[0].of("acme")
+    for _ in range(7):
+        two.end(0)
+    two.wait(50)
+    assert all(NAME in book.accounts for book in two.books)
+    assert two.left(1, 20) == 13
+    two.wait(20)
+    assert [list(book.accounts) for book in two.books] == [["acme"], []]
+    assert [orjson.loads(book.full()) for book in two.books] == [{}, {}]
+
+
+def test_what_runs_stays_and_is_told_as_ended_in_the_end():
+    two = Two()
+    two.ask(0)
+    two.wait(200)
+    assert two.books[1].accounts[NAME].peer_usage.used("concurrent", 0, two.now, ())[0] == 1
+    two.end(0, tokens=0)
+    two.wait(5)
+    assert not any(book.accounts for book in two.books)
+
+
+@pytest.mark.parametrize("also", [0, 1])
+def test_a_tenant_that_comes_again_has_its_right_share_everywhere(also: int):
+    """Also where the other gateway has counted something meanwhile."""
+    two = Two()
+    two.ask(0, 7)
+    for _ in range(7):
+        two.end(0)
+    two.wait(58)
+    two.ask(1, also)
+    two.wait(40)
+    assert NAME not in two.books[0].accounts or also
+    two.ask(0, 9)
+    two.tell()
+    assert (two.left(0, 20), two.left(1, 20)) == (20 - 9 - also, 20 - 9 - also)
+    two.ask(1, 2)
+    two.tell()
+    assert (two.left(0, 20), two.left(1, 20)) == (20 - 11 - also, 20 - 11 - also)
+    assert two.takes(1, 20) == (9 - also) // 2
+
+
+def test_a_request_just_before_others_are_told_that_there_is_nothing_counts_once():
+    two = Two()
+    two.ask(0, 2)
+    two.end(0)
+    two.end(0)
+    two.tell()
+    two.now += 62
+    two.books[0].sweep()
+    two.ask(0, 5)  # the sweep's message is not out yet
+    two.tell()
+    assert two.left(1, 20) == 15
+
+
+def test_a_gateway_that_missed_the_end_learns_of_it_from_the_full_state():
+    two = Two()
+    two.ask(0, 3)
+    two.tell()
+    for _ in range(3):
+        two.end(0)
+    two.now += 62
+    for _ in range(3):
+        two.books[0].sweep()
+        two.books[0].take()  # the stream is broken
+    assert NAME not in two.books[0].accounts
+    two.tell_all()
+    two.ask(0, 5)
+    two.tell()
+    assert two.left(1, 20) == 15
+    account = two.books[1].accounts[NAME]
+    assert account.peer_usage.used("concurrent", 0, two.now, ())[0] == 5
+
+
+def test_use_of_unknown_time_is_not_dropped_before_it_counts_no_more():
+    book = TenantUsageState(clock=lambda: 1000.0)
+    book.peer_reported("b", "b", {NAME: TenantUse(requests=9)}, True)
+    book.peer_reported("b", "b", {NAME: None})
+    book.sweep()
+    assert NAME in book.accounts
+
+
+def test_a_sweep_takes_a_part_of_very_many():
+    now = 1000.0
+    book = TenantUsageState(clock=lambda: now)
+    for number in range(3 * tenantdemand.SWEPT):
+        book.of(route_account(f"tenant-{number}", "uid-front"))
+    for left in (2, 1, 0):
+        book.sweep()
+        assert len(book.accounts) == left * tenantdemand.SWEPT
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def many(book: TenantUsageState, count: int) -> None:
+    for number in range(count):
+        name = route_account(f"tenant-{number}", "00000000-0000-0000-0000-000000000000")
+        assert book.of(name).reserve(book._clock(), COST, lambda: ()) is None
+        book.note(name)
+
+
+def test_a_full_message_leaves_out_routes_rather_than_to_break_the_stream(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tenantdemand, "MOST_BYTES", 10_000)
+    book = TenantUsageState()
+    many(book, 200)
+    book.of("acme").reserve(1.0, COST, lambda: ())
+    book.note("acme")
+    with capture_logs() as logs:
+        said = book.full()
+    assert len(said) <= 10_000
+    assert "acme" in orjson.loads(said)
+    assert [line["log_level"] for line in logs] == ["warning"]
+    assert logs[0]["left_out"] == 201 - len(orjson.loads(said))
+    monkeypatch.setattr(tenantdemand, "MOST_NAMED", 10)
+    monkeypatch.setattr(tenantdemand, "MOST_BYTES", LONGEST_MESSAGE)
+    assert len(orjson.loads(book.full())) == 10
+
+
+def test_very_many_changes_are_told_in_several_messages(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tenantdemand, "MOST_CHANGED", 50)
+    due: list[None] = []
+    book = TenantUsageState(lambda: due.append(None))
+    many(book, 120)
+    due.clear()
+    told = [orjson.loads(said) for said in iter(book.take, None)]
+    assert [len(each) for each in told] == [50, 50, 20]
+    assert len({name for each in told for name in each}) == 120
+    assert len(due) == 2
+
+
+def test_a_stream_says_which_message_is_the_full_one():
+    said: list[tuple[object, ...]] = []
+    stream = DemandStream(
+        StreamPeer("g", "g", "h", "k"),
+        None,  # pyright: ignore[reportArgumentType]
+        lambda *_: None,
+        ListenerIdentity(),
+        lambda *uses: said.append(uses),
+    )
+    stream.take(b'{"boot":"b","seq":0,"full":true,"models":{},"tenants":{}}')
+    stream.take(orjson.dumps({"boot": "b", "seq": 1, "models": {}, "tenants": {NAME: None}}))
+    assert said == [("g", "b", {}, True), ("g", "b", {NAME: None}, False)]
