@@ -86,6 +86,7 @@ class AcceptedRequest:
         "check_key",
         "deadline",
         "fall_back",
+        "has_fallback",
         "hops",
         "leave_seconds",
         "meter",
@@ -107,6 +108,7 @@ class AcceptedRequest:
         spans: "RequestSpans | None",
         check_key: Callable[[], KeyIdentity],
         *,
+        has_fallback: bool = False,
         leave_seconds: float = math.inf,
         fall_back: Callable[[], Awaitable[Prepared | None]] = _no_fallback,
         carrier: Carrier | None = None,
@@ -122,6 +124,8 @@ class AcceptedRequest:
         self.deadline = deadline
         self.spans = spans
         self.check_key = check_key
+        self.has_fallback = has_fallback
+        """Its route has a fallback that was not tried yet."""
         self.leave_seconds = leave_seconds
         """Waiting time, past or expected, after which the request goes to a fallback."""
         self.fall_back = fall_back

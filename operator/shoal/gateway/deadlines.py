@@ -78,6 +78,10 @@ class Deadline:
         self._at = self._deadlines.enter(self)
         return self
 
+    def left(self) -> float:
+        """Seconds that are left, while the clock runs."""
+        return max(0.0, self._at - self._deadlines.loop.time())
+
     def pause(self) -> None:
         """Stops the clock, for a part that has its own bound."""
         self._left = self._at - self._deadlines.loop.time()

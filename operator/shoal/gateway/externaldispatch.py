@@ -11,7 +11,7 @@ import structlog
 
 from shoal.api.names import HEADER_HOPS
 from shoal.core.fields.table import EMBEDDINGS
-from shoal.core.routing.external import Cause, cause_of, retry_after_of
+from shoal.core.routing.external import Cause, begins_within, cause_of, cause_of_silence, retry_after_of
 from shoal.core.routing.resolve import ServedExternal
 from shoal.engine.wire import EngineCall
 from shoal.gateway.accepted import AcceptedRequest
@@ -21,7 +21,6 @@ from shoal.gateway.relay import AnswerRelay, Retry
 from shoal.gateway.remainders import Remainder
 from shoal.gateway.upstream import (
     Aborted,
-    AbortHandle,
     AnswerTooLarge,
     ConnectFailed,
     GivenUp,
@@ -105,7 +104,7 @@ class ExternalDispatch:
         abort.given_up = abort.sent = False
         wire = ExternalWire(stream=prepared.stream, token=request.app.externals.token(external))
         self._relay.attempt(wire, EngineCall(prepared.path, external.model, None, meter.id, 1))
-        timer = _Timer(abort, external)
+        timer = _Timer(request, external)
         spans = request.spans
         if spans is not None:
             spans.attempt_outside(
@@ -121,6 +120,9 @@ class ExternalDispatch:
             failure = error.code
             if timer.remainder is not None:
                 raise ClientGone from None  # nobody reads the error
+            raise
+        except (asyncio.CancelledError, ClientGone) as end:
+            failure = self._cut_off(timer, client_left=isinstance(end, ClientGone))
             raise
         finally:
             timer.stop()
@@ -207,6 +209,21 @@ class ExternalDispatch:
             app.externals.failed(key, self._external, self._meter.tenant, outcome)
         app.metrics.external.labels(outcome).inc()
 
+    def _cut_off(self, timer: "_Timer", *, client_left: bool) -> str | None:
+        """The request has ended before the target answered: its client left, or its time is over. Returns the outcome,
+        if that says something of the target."""
+        app, request = self._app, self._request
+        if timer.waited is None or not (client_left or request.deadline.passed):
+            return None
+        whole, stream = request.deadline.seconds, request.prepared.stream
+        cause = cause_of_silence(timer.waited, timer.left, whole, stream=stream, client_left=client_left)
+        if cause is None:
+            return None
+        outcome, key = "too_slow", request.prepared.model.key
+        app.externals.failed(key, self._external, self._meter.tenant, outcome, doubtful=cause == "either")
+        app.metrics.external.labels(outcome).inc()
+        return outcome
+
     def _began(self, timer: "_Timer") -> None:
         abort = self._request.abort
         timer.began()
@@ -262,16 +279,25 @@ class ExternalDispatch:
 class _Timer:
     """Ends an attempt whose next part does not come in time."""
 
-    __slots__ = ("_abort", "_at", "_external", "_first", "_handle", "_loop", "remainder")
+    __slots__ = ("_abort", "_at", "_external", "_first", "_handle", "_loop", "_since", "left", "remainder")
 
-    def __init__(self, abort: AbortHandle, external: ServedExternal) -> None:
-        self._abort, self._external = abort, external
+    def __init__(self, request: AcceptedRequest, external: ServedExternal) -> None:
+        self._abort, self._external = request.abort, external
         self._loop = asyncio.get_running_loop()
         self._first = True
-        self._at = self._loop.time() + external.first_byte_seconds
+        self.left = request.deadline.left()
+        """Seconds of the request that were left when it was sent."""
+        leaves, whole = request.has_fallback and request.prepared.stream, request.deadline.seconds
+        self._since = self._loop.time()
+        self._at = self._since + begins_within(external.first_byte_seconds, self.left, whole, leaves=leaves)
         self._handle: asyncio.TimerHandle | None = self._loop.call_at(self._at, self._check)
         self.remainder: Remainder | None = None
         """The client has left, and the rest is read for the usage."""
+
+    @property
+    def waited(self) -> float | None:
+        """Seconds without an answer; None: it has begun."""
+        return self._loop.time() - self._since if self._first else None
 
     def began(self) -> None:
         """The answer has begun: from now on pauses count."""

@@ -212,7 +212,7 @@ class Externals:
             text = "its external target failed repeatedly, or asked for a pause"
             raise ExternalUnusable("resting", text, retry_after=rest, failure=False)
         if own is not None and (rest := own.take(now)):
-            text = "its external target declined your last requests"
+            text = "its external target declined your last requests, or did not answer them in time"
             raise ExternalUnusable("resting_for_tenant", text, retry_after=rest, failure=False)
         state.health.take(now)
         state.running += 1
@@ -235,16 +235,24 @@ class Externals:
             log.info("an external target answers again", target=key)
 
     def failed(
-        self, key: str, external: ServedExternal, tenant: str, outcome: str, retry_after: float | None = None
+        self,
+        key: str,
+        external: ServedExternal,
+        tenant: str,
+        outcome: str,
+        retry_after: float | None = None,
+        *,
+        doubtful: bool = False,
     ) -> None:
-        """A request of the tenant failed at the target, or its answer did after it had begun."""
+        """A request of the tenant failed at the target, or its answer did after it had begun. `doubtful`: the request
+        or its client may be the reason, as for the outcomes of `DOUBTFUL`."""
         if (state := self._states.get((key, external))) is None:
             return
         now = self._loop.time()
         state.note(now, outcome)
-        if outcome in DOUBTFUL:
+        if doubtful or outcome in DOUBTFUL:
             if state.declined.setdefault(tenant, TargetHealth()).failed(now):
-                log.warning("an external target declines a tenant's requests", target=key, tenant=tenant)
+                log.warning("an external target fails for a tenant", target=key, tenant=tenant, reason=outcome)
         elif state.health.failed(now, retry_after):
             log.warning("an external target fails repeatedly", target=key, reason=outcome)
 

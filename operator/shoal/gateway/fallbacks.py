@@ -40,7 +40,7 @@ class Fallbacks:
         self._kept: _Kept | None = None
 
     def __bool__(self) -> bool:
-        return self._kept is not None
+        return self._kept is not None and bool(self._kept.targets)
 
     def keep(self, identity: KeyIdentity, body: ClientBody, ready: Ready) -> int:
         """Keeps the body, if the route has fallbacks and the budget for bodies has room. Returns the bytes that it

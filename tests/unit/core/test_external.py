@@ -16,7 +16,9 @@ from shoal.core.routing.external import (
     Credential,
     ExternalProblem,
     TargetHealth,
+    begins_within,
     cause_of,
+    cause_of_silence,
     connectable,
     credential_id,
     credential_of,
@@ -192,6 +194,30 @@ def test_a_rest_is_bounded_whatever_the_target_asks_for() -> None:
     for _ in range(50):
         again.failed(0.0)
     assert again.take(0.0) == LONGEST_REST_SECONDS
+
+
+def test_a_stream_leaves_for_its_fallback_before_its_time_is_over() -> None:
+    assert begins_within(60.0, 30.0, 30.0, leaves=True) == 22.5
+    assert begins_within(60.0, 30.0, 30.0, leaves=False) == 60.0, "a whole answer, or no fallback"
+    assert begins_within(60.0, 600.0, 600.0, leaves=True) == 60.0
+    assert begins_within(60.0, 7.5, 30.0, leaves=True) == 60.0, "it is a fallback itself"
+
+
+@pytest.mark.parametrize(
+    ("waited", "left", "stream", "client_left", "cause"),
+    [
+        (30.0, 30.0, True, False, "target"),
+        (30.0, 30.0, False, False, "either"),
+        (7.5, 7.5, True, False, None),
+        (12.0, 30.0, True, True, "either"),
+        (12.0, 30.0, False, True, None),
+        (1.0, 30.0, True, True, None),
+    ],
+)
+def test_what_a_silence_is_about(
+    waited: float, left: float, stream: bool, client_left: bool, cause: str | None
+) -> None:
+    assert cause_of_silence(waited, left, 30.0, stream=stream, client_left=client_left) == cause
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ OUTCOMES: Final[Mapping[str, tuple[str, str]]] = {
         faults.EXTERNAL_ERRORS,
         "it declined the request (402, 403, 404, 408, 409 or 425, or an error in its stream)",
     ),
-    "resting_for_tenant": (faults.EXTERNAL_ERRORS, "it declined this tenant's last requests"),
+    "resting_for_tenant": (faults.EXTERNAL_ERRORS, "it declined this tenant's last requests, or did not answer them"),
     "failed": (faults.EXTERNAL_ERRORS, "it answers with errors"),
     "broken": (faults.EXTERNAL_ERRORS, "its answer broke off"),
     "redirect": (faults.EXTERNAL_ERRORS, "it redirects, and redirects are not followed"),

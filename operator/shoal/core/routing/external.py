@@ -36,6 +36,10 @@ FAILURES: Final = 3
 """So many failures in a row, and a target rests."""
 FIRST_REST_SECONDS: Final = 5.0
 LONGEST_REST_SECONDS: Final = 60.0
+BEGIN_SHARE: Final = 0.75
+"""Of the time of a stream's request: if it has not begun by then, it goes to a fallback, which has the rest."""
+LEFT_SECONDS: Final = 10.0
+"""A client that leaves a stream earlier says nothing of a target that has not answered yet."""
 MOST_HOPS: Final = 2
 """Gateways of Shoal that may send one request on to external targets: one before a gateway that asks a provider. A
 third would do so only where routes of several clusters form a circle."""
@@ -288,6 +292,24 @@ def status_of_event(event: Mapping[str, object]) -> int:
         if isinstance(value, int) and 400 <= value <= 599:
             return value
     return _UNKNOWN_STATUS
+
+
+def begins_within(first_byte_seconds: float, left: float, whole: float, *, leaves: bool) -> float:
+    """Seconds within which the answer of a target has to begin. `left`: seconds of the request's `whole` time that are
+    left. `leaves`: it is a stream that can go to a fallback; it does so before the end of its time, where the target
+    had most of it. A whole answer may come at the end."""
+    return min(first_byte_seconds, left * BEGIN_SHARE) if leaves and left >= whole / 2 else first_byte_seconds
+
+
+def cause_of_silence(waited: float, left: float, whole: float, *, stream: bool, client_left: bool) -> Cause | None:
+    """What it is about that a target had not begun to answer after `waited` seconds, when the client left or the time
+    of the request was over; None: it says nothing. `left`: seconds of the request's `whole` time that were left when
+    it was sent. A whole answer may be a long one, and a client leaves when it likes."""
+    if client_left:
+        return "either" if stream and waited >= LEFT_SECONDS else None
+    if left < whole / 2:
+        return None  # targets before it took most of the time
+    return "target" if stream else "either"
 
 
 class TargetHealth:
