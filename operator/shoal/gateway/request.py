@@ -14,7 +14,7 @@ from shoal.core.access import KeyIdentity
 from shoal.core.fields import remote
 from shoal.core.fields.table import FORMS, TABLE
 from shoal.core.layers import refusals
-from shoal.core.routing.external import DOUBTFUL
+from shoal.core.routing.external import DOUBTFUL, NOT_SENT
 from shoal.core.routing.resolve import ServedModel
 from shoal.core.routing.routes import DeclaredCanary
 from shoal.core.routing.routestats import TargetKey
@@ -378,6 +378,8 @@ class GatewayRequest:
                             self._canary = None
                         if error.code == "adapter_unusable" and self._routed is not None:
                             meter.outcome = "refused"  # the route named the adapter, not the client
+                        if error.outcome in NOT_SENT:
+                            self._canary = None
                         if error.code in _NOT_HELD:
                             self._spare_canary()
                         if error.code not in _REFUSED_BY_TARGET or meter.first_byte is not None:

@@ -459,6 +459,40 @@ async def test_a_canary_outside_halts_itself(tmp_path: Path) -> None:
         assert len(engine.requests) == 4
 
 
+async def test_a_canary_that_rests_is_not_judged_by_what_it_was_not_sent(tmp_path: Path) -> None:
+    """One 429 that asks for a pause is one failure, however many requests are drawn meanwhile."""
+    provider, engine = Provider(whole(b"{}", "429 Too Many Requests", retry_after="20")), ScriptedEngine()
+    canary = {"target": {"external": {"name": "outside"}}, "percent": 100}
+    rule = {"targets": [target("llama")], "canary": canary, "fallback": {"targets": [target("llama")]}}
+    async with beside(tmp_path, provider, engine, rule) as it:
+        for _ in range(6):
+            await ask(it)
+        assert (len(provider.heads), len(engine.requests)) == (1, 6)
+        assert not it.app.canaries.halts
+        for _ in range(2):
+            (state,) = it.app.externals._states.values()  # pyright: ignore[reportPrivateUsage]
+            state.health._until = 0.0  # pyright: ignore[reportPrivateUsage] - its rest is over
+            await ask(it)
+        assert len(it.app.canaries.halts) == 1, "the third failure"
+
+
+async def test_a_canary_with_as_many_requests_as_it_may_get_has_not_failed(tmp_path: Path) -> None:
+    provider, engine = Provider(hanging), ScriptedEngine()
+    canary = {"target": {"external": {"name": "outside"}}, "percent": 100}
+    rule = {"targets": [target("llama")], "canary": canary, "fallback": {"targets": [target("llama")]}}
+    async with beside(tmp_path, provider, engine, rule, changed={"maxConcurrentRequests": 1}) as it:
+        first = asyncio.create_task(it.post(CHAT))
+        async with asyncio.timeout(30):
+            while not provider.heads:
+                await asyncio.sleep(0.01)
+        for _ in range(4):
+            await ask(it)
+        assert not it.app.canaries.halts
+        first.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await first
+
+
 @pytest.mark.parametrize("others", [True, False])
 async def test_prompts_that_a_provider_declines_halt_its_canary_only_where_nobody_is_answered(
     tmp_path: Path, others: bool

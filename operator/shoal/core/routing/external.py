@@ -45,6 +45,8 @@ MOST_HOPS: Final = 2
 third would do so only where routes of several clusters form a circle."""
 DOUBTFUL: Final = frozenset({"declined", "resting_for_tenant"})
 """Outcomes of requests that may themselves be the reason, and not the target."""
+NOT_SENT: Final = frozenset({"resting", "full"})
+"""Outcomes of requests that a target did not get, because of others. Those that it rests for have counted."""
 _OF_TARGET: Final = frozenset({401, 405, 407, 429})
 _OF_EITHER: Final = frozenset({402, 403, 404, 408, 409, 425})
 _UNKNOWN_STATUS: Final = 403
