@@ -83,8 +83,9 @@ class Rig:
 
         targets = [{"external": {"name": "outside"}}]
         body = a_route(name, *targets, externalTargets=list(entries or [ENTRY]), **more)
-        body = body | {"metadata": body["metadata"] | {"resourceVersion": "2"}}
-        OBJECTS.append(body)
+        self.cluster.version += 1
+        body = body | {"metadata": body["metadata"] | {"resourceVersion": str(self.cluster.version)}}
+        OBJECTS.insert(0, body)
         self.world.routes.upsert(body)
 
     def refresh(self) -> None:
@@ -261,3 +262,39 @@ def test_an_api_server_that_does_not_answer_takes_no_key_away(rig: Rig) -> None:
     with pytest.raises(KubeError):
         rig.refresh()
     assert not rig.cluster.written
+
+
+def test_a_target_that_is_edited_has_no_verdict_until_its_secret_is_read(rig: Rig) -> None:
+    rig.cluster.secrets["chat", "provider"] = secret()
+    rig.put("front", ENTRY | {"credentials": {"name": "provdier"}})
+    rig.refresh()
+    assert rig.told()["Stalled"][:2] == ("True", "SecretNotFound")
+    rig.put("front", ENTRY)
+    found = rig.told()
+    assert "Stalled" not in found, "nothing is known of the new Secret"
+    assert found["Ready"][:2] == ("False", "TargetsNotReady")
+    rig.woken.clear()
+    rig.refresh()
+    assert "chat/front" in rig.woken
+    assert rig.told()["Ready"][:2] == ("True", "TargetsReady")
+
+
+def test_a_key_that_is_not_read_yet_makes_no_route_ready(rig: Rig) -> None:
+    """The Secret of an edited target is there too: its status waits for the reading, and then changes."""
+    rig.cluster.secrets["chat", "provider"] = rig.cluster.secrets["chat", "next"] = secret()
+    rig.put()
+    rig.refresh()
+    for changed, reason in (
+        ({"credentials": {"name": "next"}}, "TargetsNotReady"),
+        ({"credentials": {"name": "next"}, "timeouts": {"firstByteSeconds": 20}}, "TargetsReady"),
+    ):
+        rig.put("front", ENTRY | changed)
+        assert rig.told()["Ready"][1] == reason
+        rig.woken.clear()
+        rig.refresh()
+        assert ("chat/front" in rig.woken) == (reason == "TargetsNotReady")
+        assert rig.told()["Ready"][1] == "TargetsReady"
+    rig.put("front", ENTRY | {"credentials": {"name": "missing"}})
+    assert rig.told()["Ready"][0] == "False"
+    rig.refresh()
+    assert rig.told()["Stalled"][:2] == ("True", "SecretNotFound")

@@ -9,13 +9,13 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 
 from shoal.api import names, reasons
 from shoal.api.meta import JsonObject
-from shoal.api.modelroute import ExternalTarget, ModelRoute
+from shoal.api.modelroute import ExternalCredentials, ExternalTarget, ModelRoute
 from shoal.controllers.world import World
 from shoal.core.claimants import age
 from shoal.core.routing.external import (
@@ -41,14 +41,22 @@ _SETTLE_SECONDS: Final = 0.5
 """After a change of a route: several that come together are one reading."""
 
 
+class _Declared(NamedTuple):
+    """What the verdict on a target's Secret depends on. A target that is edited has none until it is read again."""
+
+    name: str
+    url: str
+    credentials: ExternalCredentials | None
+
+
 class ExternalKeys:
     """`changed` is called with the key of a route whose external targets have other problems than before."""
 
     def __init__(self, world: World, changed: Callable[[str], None]) -> None:
         self._world, self._changed = world, changed
         self._problems: dict[str, dict[str, ExternalProblem]] = {}
-        self._known: frozenset[str] = frozenset()
-        """Routes that were read."""
+        self._known: dict[str, frozenset[_Declared]] = {}
+        """For which targets of each route Secrets were read."""
         self._found: dict[str, Credential] = {}
         self._published: JsonObject | None = None
         self._wake = asyncio.Event()
@@ -62,7 +70,7 @@ class ExternalKeys:
         found = host_problem(target, self._world.config.external.allowed_hosts)
         if found is not None or target.credentials is None:
             return found
-        if route.key not in self._known:
+        if _declared(target) not in self._known.get(route.key, ()):
             return ExternalProblem(reasons.PENDING, f"external target {target.name}: its Secret is not read yet")
         return self._problems.get(route.key, {}).get(target.name)
 
@@ -88,18 +96,15 @@ class ExternalKeys:
         problems: dict[str, dict[str, ExternalProblem]] = {}
         found: dict[str, Credential] = {}
         read: dict[tuple[str, str], tuple[str | None, Mapping[str, bytes] | None]] = {}
-        known: set[str] = set()
-        waiting: set[str] = set()
-        """Routes whose status says that their Secrets are not read yet, if this is the first time."""
+        known: dict[str, frozenset[_Declared]] = {}
         routes: list[ModelRoute] = []
         for key in self._world.routes.known_keys():
             custom = self._world.routes.get(key)
             if custom is None or custom.object is None:
                 continue
             routes.append(custom.object)
-            known.add(key)
-            if any(target.credentials is not None for target in custom.object.spec.external_targets):
-                waiting.add(key)
+            targets = custom.object.spec.external_targets
+            known[key] = frozenset(_declared(target) for target in targets if target.credentials is not None)
         for route, target in _in_turn(routes):
             got = await self._read(route, target, read)
             if isinstance(got, ExternalProblem):
@@ -114,10 +119,10 @@ class ExternalKeys:
         await self._publish(found)
         self._found = found
         before, self._problems = self._problems, problems
-        new = known - self._known
-        self._known = frozenset(known)
-        for key in known:
-            if (key in new and key in waiting) or before.get(key) != problems.get(key):
+        former, self._known = self._known, known
+        for key, targets in known.items():
+            # The status says of a target that was not among the former ones that its Secret is not read yet.
+            if not targets <= former.get(key, frozenset()) or before.get(key) != problems.get(key):
                 self._changed(key)
 
     async def _read(
@@ -194,6 +199,10 @@ def _in_turn(routes: Iterable[ModelRoute]) -> list[tuple[ModelRoute, ExternalTar
                 found.append((turn, route, target))
     found.sort(key=lambda each: each[0])
     return [(route, target) for _, route, target in found]
+
+
+def _declared(target: ExternalTarget) -> _Declared:
+    return _Declared(target.name, target.url, target.credentials)
 
 
 def _targets(custom: Custom[ModelRoute] | None) -> object:
