@@ -113,6 +113,16 @@ def test_a_route_that_names_a_route_is_circular():
         assert rig.told(f"chat/{name}")["Accepted"] == ("False", "CircularRoute")
 
 
+def test_a_route_with_the_name_of_its_model_is_not_circular():
+    rig = Rig()
+    rig.put(rig.world.routes, a_route("llama", target("llama"), servedNames=["front"]))
+    assert rig.told("chat/llama")["Accepted"] == ("False", "TargetNotFound"), "it came before its Model"
+    rig.put(rig.world.models, model("llama"))
+    assert rig.told("chat/llama")["Accepted"] == ("True", "NameClaimed")
+    rig.world.models.remove("chat/llama")
+    assert rig.told("chat/llama")["Accepted"] == ("False", "TargetNotFound")
+
+
 def test_a_target_elsewhere_has_to_agree():
     rig = Rig()
     rig.put(rig.world.routes, a_route("front", target("a", namespace="chat"), namespace="door"))

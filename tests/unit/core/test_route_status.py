@@ -60,7 +60,11 @@ def test_the_limits_of_a_request_are_told(limits: dict[str, int], says: str):
     ("seen", "reason", "says"),
     [
         (SeenTarget(exists=False), reasons.TARGET_NOT_FOUND, "there is no Model chat/b; the other targets are used"),
-        (SeenTarget(exists=False, is_route=True), reasons.CIRCULAR_ROUTE, "a target is a ModelRoute: Model chat/b"),
+        (
+            SeenTarget(exists=False, is_route=True),
+            reasons.CIRCULAR_ROUTE,
+            "there is no Model chat/b, only a ModelRoute",
+        ),
         (SeenTarget(exists=False, permitted=False), reasons.NOT_PERMITTED, "list the namespace chat in"),
         (SeenTarget(permitted=False), reasons.NOT_PERMITTED, "list the namespace chat in spec.routeNamespaces"),
     ],

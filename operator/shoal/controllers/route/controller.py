@@ -116,7 +116,9 @@ class RouteController:
         if custom is None or custom.metadata.deletion_timestamp is not None:
             if ref.namespace != here:
                 return SeenTarget(exists=False, permitted=False)
-            return SeenTarget(exists=False, is_route=world.routes.get(ref.key) is not None)
+            # A route may have the name of the Model that it is in front of.
+            is_route = ref.key != route.key and world.routes.get(ref.key) is not None
+            return SeenTarget(exists=False, is_route=is_route)
         if custom.object is None:
             return SeenTarget(permitted=ref.namespace == here, not_ready=reasons.INVALID)
         listed = frozenset(custom.object.spec.route_namespaces)

@@ -26,7 +26,7 @@ class SeenTarget:
     """Its namespace lets the route name it. What does not exist in another namespace is not permitted: otherwise a
     person who writes routes could find out what exists there."""
     is_route: bool = False
-    """There is a ModelRoute of this name, and no Model or adapter."""
+    """There is another ModelRoute of this name, and no Model or adapter."""
     not_ready: str = ""
     """Why it cannot serve; "": it can, perhaps after waking."""
     problem: ExternalProblem | None = None
@@ -129,7 +129,8 @@ def _problem(seen: SeenRoute, declared: DeclaredRoute) -> ModelProblem | None:
     """Why the route is not accepted; None: it is. Gateways serve what can be served of it all the same."""
     refs = list(declared.references())
     if circular := [ref for ref in refs if seen.targets[ref].is_route]:
-        text = f"a target is a ModelRoute: {_named(circular)}. Only Models and LoRAAdapters can be targets"
+        named = _named(circular)
+        text = f"there is no {named}, only a ModelRoute of that name. Only Models and LoRAAdapters can be targets"
         return ModelProblem(reasons.CIRCULAR_ROUTE, text)
     if foreign := [ref for ref in refs if not seen.targets[ref].permitted]:
         # Whether it exists is not for those of another namespace to learn.
