@@ -374,12 +374,10 @@ class GatewayRequest:
                         self._spare_canary()
                     except ApiError as error:
                         self._doubtful = error.outcome in DOUBTFUL or self._may_be_proxys(error)
-                        if not error.about_target:
+                        if not error.about_target or error.outcome in NOT_SENT:
                             self._canary = None
                         if error.code == "adapter_unusable" and self._routed is not None:
                             meter.outcome = "refused"  # the route named the adapter, not the client
-                        if error.outcome in NOT_SENT:
-                            self._canary = None
                         if error.code in _NOT_HELD:
                             self._spare_canary()
                         if error.code not in _REFUSED_BY_TARGET or meter.first_byte is not None:
