@@ -26,7 +26,7 @@ from tests.support.scripted_engine import EngineRequest, ScriptedEngine
 from tests.support.traces import collecting, traced
 
 ONLY = {"targets": [{"external": {"name": "outside"}}]}
-WITH_FALLBACK = {**ONLY, "fallback": {"targets": [target("llama")]}}
+WITH_FALLBACK: dict[str, Any] = {**ONLY, "fallback": {"targets": [target("llama")]}}
 BOTH: dict[str, Any] = {"endpoints": ["/v1/messages", "/v1/responses"]}
 CHATS = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
