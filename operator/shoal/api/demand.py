@@ -132,6 +132,9 @@ class DemandMessage(Message):
     """By name of the Tenant, in the same way: tenants with limits or a budget. `TENANT@UID`: what a tenant sent under
     the ModelRoute of this uid, which has limits of each tenant; null: nothing that a limit needs any more, and its
     counters begin at zero again."""
+    tenants_partial: bool = False
+    """In a full message: it leaves out some of `TENANT@UID`, since all would be too long. What the reader knows of an
+    absent one stays; otherwise an absent one has nothing."""
     currency: str | None = None
     """Currency of the price list in force, in full messages; None: the gateway has no price list. A change of currency
     causes a full message."""

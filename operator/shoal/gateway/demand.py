@@ -222,6 +222,8 @@ class DemandState:
         """Content of a full message."""
         models = orjson.dumps({uid: self._row(uid, count) for uid, count in self._counts.items()})
         content = _with(_with(models, b"adapters", self.adapters.full()), b"tenants", self.tenants.full())
+        if self.tenants.left_out:
+            content = _with(content, b"tenantsPartial", b"true")
         if (counts := self.canary_counts.full()) is not None:
             content = _with(content, b"canaryCounts", counts)
         if self.canaries:

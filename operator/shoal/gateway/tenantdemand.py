@@ -60,6 +60,8 @@ class TenantUsageState:
         self._boots: dict[str, str] = {}
         """Boot id of each peer by uid of its pod, as last reported."""
         self._to_sweep: list[str] = []
+        self.left_out = 0
+        """Accounts that the last `full` did not name."""
 
     def of(self, tenant: str) -> Account:
         found = self.accounts.get(tenant)
@@ -185,11 +187,12 @@ class TenantUsageState:
 
     def full(self) -> bytes:
         """Everything, as JSON. More than a reader takes would end its stream, and with it all that it learns of this
-        gateway: then routes are left out, first those without requests in progress."""
+        gateway: then routes are left out, first those without requests in progress (`left_out`)."""
         known = (self._published | self._changed) & self.accounts.keys()
         uses = {name: _row(self.accounts[name].own_use()) for name in known}
         content = orjson.dumps(uses)
         if len(known) <= MOST_NAMED and len(content) <= MOST_BYTES:
+            self.left_out = 0
             return content
         rows, size = list[bytes](), 1
         for name in sorted(known, key=lambda name: (_OF_ROUTE in name, not self.accounts[name].busy)):
@@ -198,9 +201,11 @@ class TenantUsageState:
             if size > MOST_BYTES or len(rows) >= MOST_NAMED:
                 break
             rows.append(row)
+        self.left_out = len(known) - len(rows)
         log.warning(
-            "more tenants use limits of routes than a message may name; gateways that connect now do not learn of all",
-            left_out=len(known) - len(rows),
+            "more tenants use limits of routes than a full message may name: of those left out, other gateways know "
+            "what they knew before, and learn the rest with the next request",
+            left_out=self.left_out,
         )
         return b"{" + b",".join(rows) + b"}"
 

@@ -6,12 +6,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from shoal.api.demand import TenantUse
-from shoal.core.quota.limits import Cost, Limits
+from shoal.core.quota.limits import Cost, Limit, Limits
 from shoal.core.quota.peerusage import GatewayPeer
 from shoal.gateway import tenantdemand
+from shoal.gateway.demand import DemandState
 from shoal.gateway.tenantdemand import TenantUsageState, route_account
 from shoal.net.stream import LONGEST_MESSAGE, ListenerIdentity, StreamPeer
-from shoal.signals.demand import DemandStream
+from shoal.signals.demand import DemandStream, Uses
 
 NAME = route_account("acme", "uid-front")
 COST = Cost(40)
@@ -175,6 +176,11 @@ def many(book: TenantUsageState, count: int) -> None:
         book.note(name)
 
 
+def heard_by(uses: Uses) -> DemandStream:
+    nobody = StreamPeer("g", "g", "h", "k")
+    return DemandStream(nobody, None, lambda *_: None, ListenerIdentity(), uses)  # pyright: ignore[reportArgumentType]
+
+
 def test_a_full_message_leaves_out_routes_rather_than_to_break_the_stream(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tenantdemand, "MOST_BYTES", 10_000)
     book = TenantUsageState()
@@ -192,6 +198,34 @@ def test_a_full_message_leaves_out_routes_rather_than_to_break_the_stream(monkey
     assert len(orjson.loads(book.full())) == 10
 
 
+def test_what_a_full_message_leaves_out_stays_known(monkeypatch: pytest.MonkeyPatch):
+    """A halted canary causes a full message at all other gateways."""
+    sender, reader = DemandState(), TenantUsageState(clock=lambda: 1000.0)
+    stream = heard_by(reader.peer_reported)
+
+    def restate() -> None:
+        stream.take(b'{"boot":"b","seq":0,"full":true,"models":' + sender.full() + b"}")
+
+    def known(limit: Limit) -> set[int]:
+        return {account.peer_usage.used(limit, 0, 1000.0, ())[0] for account in reader.accounts.values()}
+
+    restate()
+    for _ in range(5):
+        many(sender.tenants, 200)
+    restate()
+    assert known("requests") == known("concurrent") == {5}
+    monkeypatch.setattr(tenantdemand, "MOST_BYTES", 10_000)
+    restate()
+    assert known("concurrent") == {5}
+    monkeypatch.setattr(tenantdemand, "MOST_BYTES", LONGEST_MESSAGE)
+    many(sender.tenants, 200)
+    restate()
+    assert known("requests") == known("concurrent") == {6}
+    sender.tenants.accounts.clear()
+    restate()
+    assert known("concurrent") == {0}, "a whole message names all"
+
+
 def test_very_many_changes_are_told_in_several_messages(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tenantdemand, "MOST_CHANGED", 50)
     due: list[None] = []
@@ -206,13 +240,7 @@ def test_very_many_changes_are_told_in_several_messages(monkeypatch: pytest.Monk
 
 def test_a_stream_says_which_message_is_the_full_one():
     said: list[tuple[object, ...]] = []
-    stream = DemandStream(
-        StreamPeer("g", "g", "h", "k"),
-        None,  # pyright: ignore[reportArgumentType]
-        lambda *_: None,
-        ListenerIdentity(),
-        lambda *uses: said.append(uses),
-    )
+    stream = heard_by(lambda *uses: said.append(uses))
     stream.take(b'{"boot":"b","seq":0,"full":true,"models":{},"tenants":{}}')
     stream.take(orjson.dumps({"boot": "b", "seq": 1, "models": {}, "tenants": {NAME: None}}))
     assert said == [("g", "b", {}, True), ("g", "b", {NAME: None}, False)]
