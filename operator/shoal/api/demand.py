@@ -68,10 +68,13 @@ class AdapterDemand(Message):
 class TenantUse(Message):
     """Usage of one tenant with limits or a budget at one gateway, or of one tenant under a ModelRoute with limits."""
 
+    epoch: Tally = 0
+    """Another number than before: `requests` and `tokens` have begun at zero again. For one name no number comes twice
+    in a boot of the gateway."""
     requests: Tally = 0
-    """Accepted requests, monotonic per boot of the gateway."""
+    """Accepted requests, monotonic per boot of the gateway and epoch."""
     tokens: Tally = 0
-    """Input and output tokens of ended requests, monotonic per boot of the gateway."""
+    """Input and output tokens of ended requests, monotonic in the same way."""
     booked: Tally = 0
     """Part of `tokens` that engines counted. These tokens are, or will be, in the ledger's total. Monotonic per
     boot."""

@@ -60,13 +60,16 @@ class TenantUsageState:
         self._boots: dict[str, str] = {}
         """Boot id of each peer by uid of its pod, as last reported."""
         self._to_sweep: list[str] = []
+        self._epoch = 0
+        """Of new accounts. It grows with each account that is dropped or restarted with counts: a gateway that missed
+        the end of the former counters must not take the difference to them."""
         self.left_out = 0
         """Accounts that the last `full` did not name."""
 
     def of(self, tenant: str) -> Account:
         found = self.accounts.get(tenant)
         if found is None:
-            found = self.accounts[tenant] = Account(self.boot)
+            found = self.accounts[tenant] = Account(self.boot, self._epoch)
             self.opened(tenant, found)
         return found
 
@@ -144,7 +147,7 @@ class TenantUsageState:
         return unused
 
     def _drop(self, name: str) -> None:
-        del self.accounts[name]
+        self._epoch += self.accounts.pop(name).counted
         self._freed.discard(name)
         if name in self._published:
             self._published.discard(name)
@@ -219,7 +222,8 @@ class TenantUsageState:
                 continue
             if _OF_ROUTE in name and account.idle(now):
                 # Here, and not in `sweep`: a request that comes between would be lost in the others' difference.
-                account.restart()
+                self._epoch += 1
+                account.restart(self._epoch)
                 rows[name] = None
                 self._published.discard(name)
             else:

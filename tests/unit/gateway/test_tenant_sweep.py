@@ -148,6 +148,44 @@ def test_a_gateway_that_missed_the_end_learns_of_it_from_the_full_state():
     assert account.peer_usage.used("concurrent", 0, two.now, ())[0] == 5
 
 
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize(("before", "after"), [((40, 30), (50, 30)), ((40, 10), (3, 300)), ((3, 300), (40, 10))])
+def test_all_counts_that_came_after_an_end_that_was_missed(
+    before: tuple[int, int], after: tuple[int, int], *, dropped: bool
+):
+    """The counters began at zero again, and both or one of them are larger than before when they are heard again."""
+    two = Two()
+
+    def use(requests: int, tokens: int) -> None:
+        two.ask(0, requests)
+        for _ in range(requests):
+            two.end(0, tokens)
+
+    use(*before)
+    two.tell()
+    two.now += 65
+    for _ in range(3 if dropped else 1):
+        two.books[0].sweep()
+        two.books[0].take()  # the stream is broken
+    assert (NAME in two.books[0].accounts) is not dropped
+    use(*after)
+    two.tell_all()
+    of_others = two.books[1].accounts[NAME].peer_usage
+    used = of_others.used("requests", 0, two.now, ())[0], of_others.used("tokens", 0, two.now, ())[0]
+    assert used == (after[0], after[0] * after[1])
+    two.tell_all()
+    assert two.left(1, 100) == 100 - after[0], "said again, it counts once"
+
+
+def test_a_gateway_of_an_older_version_is_noticed_by_smaller_counters():
+    two = Two()
+    for use in (TenantUse(requests=40, tokens=400), TenantUse(requests=3, tokens=900)):
+        two.now += 65
+        two.books[1].peer_reported("a", "a", {NAME: use})
+    of_others = two.books[1].accounts[NAME].peer_usage
+    assert [of_others.used(limit, 0, two.now, ())[0] for limit in ("requests", "tokens")] == [3, 900]
+
+
 def test_use_of_unknown_time_is_not_dropped_before_it_counts_no_more():
     book = TenantUsageState(clock=lambda: 1000.0)
     book.peer_reported("b", "b", {NAME: TenantUse(requests=9)}, True)

@@ -29,10 +29,12 @@ def reports_cover(moment: float, peers: GatewayPeers) -> bool:
 
 
 class Account:
-    """Times are monotonic seconds; months such as 2026-11; `boot` is this gateway's boot id."""
+    """Times are monotonic seconds; months such as 2026-11; `boot` is this gateway's boot id, `epoch` as in
+    `TenantUse`."""
 
     __slots__ = (
         "_booked",
+        "_epoch",
         "_in_flight",
         "_n_requests",
         "_n_tokens",
@@ -46,8 +48,9 @@ class Account:
         "peer_usage",
     )
 
-    def __init__(self, boot: str = "") -> None:
+    def __init__(self, boot: str = "", epoch: int = 0) -> None:
         self.limits = Limits()
+        self._epoch = epoch
         self._n_requests = self._n_tokens = self._in_flight = self._reserved_tokens = self._reserved_spend = 0
         self._reported = 0
         """Concurrent requests, as last reported to the other gateways."""
@@ -217,6 +220,7 @@ class Account:
     def own_use(self) -> TenantUse:
         """This gateway's use, as published to the other gateways."""
         return TenantUse(
+            epoch=self._epoch,
             requests=self._n_requests,
             tokens=self._n_tokens,
             reserved_tokens=self._reserved_tokens,
@@ -246,9 +250,10 @@ class Account:
             or self._tokens.sum(now)
         )
 
-    def restart(self) -> None:
-        """Its counters begin at zero again, which the message of that moment says to the other gateways. For idle
-        accounts without a budget."""
+    def restart(self, epoch: int) -> None:
+        """Its counters begin at zero again, which the message of that moment says to the other gateways, and `epoch` to
+        those that miss it. For idle accounts without a budget."""
+        self._epoch = epoch
         self._n_requests = self._n_tokens = 0
 
     def unused(self, now: float) -> bool:

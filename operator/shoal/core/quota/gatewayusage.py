@@ -1,5 +1,5 @@
-"""The use of one tenant that another gateway reported. Reports are monotonic counters, so a message may be lost, late
-or repeated."""
+"""The use of one tenant that another gateway reported. Reports are counters that grow within an epoch, so a message may
+be lost or repeated. One of an earlier epoch must not come after one of a later: it would count again."""
 
 from shoal.api.demand import TenantUse
 from shoal.core.quota.limits import Limit
@@ -11,6 +11,7 @@ class GatewayUsage:
     """Use of one boot of a gateway. It counts from when the report came."""
 
     __slots__ = (
+        "_epoch",
         "_last",
         "_unknown_until",
         "booked",
@@ -28,12 +29,12 @@ class GatewayUsage:
         self.in_flight = self.reserved_tokens = self.reserved_spend = 0
         self.gone_at: float | None = None
         """Since when its process is gone; None: it is not."""
-        self._last = (0, 0)
+        self._epoch, self._last = 0, (0, 0)
         self._unknown_until = float("-inf")
 
     def begin(self, use: TenantUse, now: float) -> None:
         """The first report of a process that may have run before: the time of its use is unknown."""
-        self._last = (use.requests, use.tokens)
+        self._epoch, self._last = use.epoch, (use.requests, use.tokens)
         if use.requests or use.tokens:
             self._unknown_until = now + WINDOW_SECONDS + 1
         self.update(use, now)
@@ -41,10 +42,12 @@ class GatewayUsage:
 
     def update(self, use: TenantUse, now: float) -> None:
         requests, tokens = self._last
-        self._last = (use.requests, use.tokens)
-        # A smaller counter: the gateway has dropped what it counted, and counts from zero.
-        self._add(self.requests, now, use.requests - requests if use.requests >= requests else use.requests)
-        self._add(self.tokens, now, use.tokens - tokens if use.tokens >= tokens else use.tokens)
+        # A smaller counter: null, which names no epoch, or a gateway of an older version.
+        if use.epoch != self._epoch or use.requests < requests or use.tokens < tokens:
+            requests = tokens = 0
+        self._epoch, self._last = use.epoch, (use.requests, use.tokens)
+        self._add(self.requests, now, use.requests - requests)
+        self._add(self.tokens, now, use.tokens - tokens)
         self.in_flight, self.reserved_tokens = use.in_flight, use.reserved_tokens
         self.reserved_spend = use.reserved_spend
         self.booked.tokens, self.booked.spent = use.booked, use.spent
