@@ -136,8 +136,9 @@ class DemandMessage(Message):
     the ModelRoute of this uid, which has limits of each tenant; null: nothing that a limit needs any more, and its
     counters begin at zero again."""
     tenants_partial: bool = False
-    """In a full message: it leaves out some of `TENANT@UID`, since all would be too long. What the reader knows of an
-    absent one stays; otherwise an absent one has nothing."""
+    """In a full message: it leaves out some of `TENANT@UID`, since all would be too long, and one with running requests
+    only if it names none without. The counters that the reader knows of an absent one stay; in another full message an
+    absent one has nothing."""
     currency: str | None = None
     """Currency of the price list in force, in full messages; None: the gateway has no price list. A change of currency
     causes a full message."""

@@ -88,9 +88,11 @@ class TenantUsageState:
 
     # --- peers --------------------------------------------------------------------------------------------------------
 
-    def peer_reported(self, pod: str, boot: str, uses: Mapping[str, TenantUse | None], full: bool = False) -> None:
+    def peer_reported(
+        self, pod: str, boot: str, uses: Mapping[str, TenantUse | None], full: bool = False, partial: bool = False
+    ) -> None:
         """Stores the usage that the gateway in a pod (by uid) published. `full`: it has nothing of routes that it does
-        not name."""
+        not name. `partial`: it has left out some routes, those with running requests last."""
         now = self._clock()
         before = self._boots.get(pod)
         new_boot = boot != before
@@ -106,6 +108,11 @@ class TenantUsageState:
             for name, account in self.accounts.items():
                 if _OF_ROUTE in name and name not in uses:
                     account.peer_usage.update(boot, None, now)
+        elif partial and any(_OF_ROUTE in name and use and not use.in_flight for name, use in uses.items()):
+            # Then all with running requests are named. The message that those of another have ended may be lost.
+            for name, account in self.accounts.items():
+                if _OF_ROUTE in name and name not in uses:
+                    account.peer_usage.end_all(boot, now)
 
     def retain(self, pods: Collection[str]) -> None:
         """Drops peers whose pods (by uid) are gone."""

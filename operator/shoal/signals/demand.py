@@ -16,9 +16,9 @@ Changed = Callable[[str, Collection[str] | None], None]
 """Called with the uid of a gateway's pod, and the uids of the Models whose demand changed there; None: all of them,
 since its stream began or ended."""
 
-Uses = Callable[[str, str, Mapping[str, api.TenantUse | None], bool], None]
-"""Called with the uid of a gateway's pod, the boot id of its process, its use by tenants with limits, by name, and
-whether these are all of them: a full message that leaves none out."""
+Uses = Callable[[str, str, Mapping[str, api.TenantUse | None], bool, bool], None]
+"""Called with the uid of a gateway's pod, the boot id of its process, its use by tenants with limits, by name, whether
+these are all of them (a full message), and whether they are a part of all (a full message with `tenantsPartial`)."""
 
 CanariesCounted = Callable[[str, Mapping[str, CanaryCounts]], None]
 """Called with the boot id of a gateway's process, and what it has counted of canaries since its start, by revision:
@@ -117,7 +117,8 @@ class DemandStream(Follower):
         if tenants is not None and self._uses is not None:
             _require_few(tenants)
             uses = {name: None if row is None else api.TenantUse.model_validate(row) for name, row in tenants.items()}
-            self._uses(self.peer.uid, str(message["boot"]), uses, full and not message.get("tenantsPartial"))
+            partial = full and bool(message.get("tenantsPartial"))
+            self._uses(self.peer.uid, str(message["boot"]), uses, full and not partial, partial)
         if self._counted is not None:
             self._keep_canaries(message.get("canaryCounts") or {}, str(message["boot"]), self._counted, full=full)
 

@@ -264,6 +264,33 @@ def test_what_a_full_message_leaves_out_stays_known(monkeypatch: pytest.MonkeyPa
     assert known("concurrent") == {0}, "a whole message names all"
 
 
+def test_what_ended_while_the_stream_was_broken_does_not_run_for_ever(monkeypatch: pytest.MonkeyPatch):
+    """Its end was not heard, and its counts are left out of the full message, or dropped."""
+    now = 1000.0
+    sender, reader = DemandState(), TenantUsageState(clock=lambda: now)
+    sender.tenants._clock = lambda: now
+    stream = heard_by(reader.peer_reported)
+
+    def restate() -> None:
+        stream.take(b'{"boot":"b","seq":0,"full":true,"models":' + sender.full() + b"}")
+
+    restate()
+    many(sender.tenants, 200)
+    restate()
+    ended = list(sender.tenants.accounts)[50:]
+    for name in ended:
+        sender.tenants.accounts[name].settle(now, COST, 0)
+        sender.tenants.ended(name)
+    monkeypatch.setattr(tenantdemand, "MOST_BYTES", 10_000)
+    restate()
+    assert 0 < sender.tenants.left_out < len(ended)
+    use = {name: account.peer_usage for name, account in reader.accounts.items()}
+    assert {name for name in use if not use[name].used("concurrent", 0, now, ())[0]} == set(ended)
+    assert {use[name].used("requests", 0, now, ())[0] for name in use} == {1}
+    now += 62
+    assert not any(use[name].used("tokens", 0, now, ())[0] for name in ended)
+
+
 def test_very_many_changes_are_told_in_several_messages(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tenantdemand, "MOST_CHANGED", 50)
     due: list[None] = []
@@ -281,4 +308,4 @@ def test_a_stream_says_which_message_is_the_full_one():
     stream = heard_by(lambda *uses: said.append(uses))
     stream.take(b'{"boot":"b","seq":0,"full":true,"models":{},"tenants":{}}')
     stream.take(orjson.dumps({"boot": "b", "seq": 1, "models": {}, "tenants": {NAME: None}}))
-    assert said == [("g", "b", {}, True), ("g", "b", {NAME: None}, False)]
+    assert said == [("g", "b", {}, True, False), ("g", "b", {NAME: None}, False, False)]

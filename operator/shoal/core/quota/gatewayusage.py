@@ -54,11 +54,15 @@ class GatewayUsage:
         self.gone_at = None
 
     def mark_gone(self, now: float) -> None:
-        """Its process is gone: what was running there counts as used."""
+        """Its process is gone."""
         if self.gone_at is None:
             self.gone_at = now
-            self._add(self.tokens, now, self.reserved_tokens)
-            self.in_flight = self.reserved_tokens = self.reserved_spend = 0
+            self.end_all(now)
+
+    def end_all(self, now: float) -> None:
+        """What was running there has ended. How much it used is unknown: what was reserved counts as used."""
+        self._add(self.tokens, now, self.reserved_tokens)
+        self.in_flight = self.reserved_tokens = self.reserved_spend = 0
 
     def used(self, limit: Limit, now: float) -> int:
         """Use of a limit other than the budget."""

@@ -56,6 +56,11 @@ class PeerUsage:
             found.begin(use, now) if unknown_before else found.update(use, now)
             self._list(boot, found.booked)
 
+    def end_all(self, boot: str, now: float) -> None:
+        """Nothing runs at another gateway any more."""
+        if (found := self._gateways.get(boot)) is not None:
+            found.end_all(now)
+
     def mark_gone(self, boot: str, now: float) -> None:
         """Another gateway's process is gone."""
         if (found := self._gateways.get(boot)) is not None:
