@@ -82,11 +82,11 @@ class AcceptedRequest:
         "abort",
         "app",
         "beyond_reach",
+        "can_fall_back",
         "carrier",
         "check_key",
         "deadline",
         "fall_back",
-        "has_fallback",
         "hops",
         "leave_seconds",
         "meter",
@@ -108,7 +108,7 @@ class AcceptedRequest:
         spans: "RequestSpans | None",
         check_key: Callable[[], KeyIdentity],
         *,
-        has_fallback: bool = False,
+        can_fall_back: Callable[[], Awaitable[bool]] | None = None,
         leave_seconds: float = math.inf,
         fall_back: Callable[[], Awaitable[Prepared | None]] = _no_fallback,
         carrier: Carrier | None = None,
@@ -124,8 +124,8 @@ class AcceptedRequest:
         self.deadline = deadline
         self.spans = spans
         self.check_key = check_key
-        self.has_fallback = has_fallback
-        """Its route has a fallback that was not tried yet."""
+        self.can_fall_back = can_fall_back
+        """Whether a fallback of its route could take it now; None: none is left that was not tried yet."""
         self.leave_seconds = leave_seconds
         """Waiting time, past or expected, after which the request goes to a fallback."""
         self.fall_back = fall_back

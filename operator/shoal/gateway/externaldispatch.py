@@ -279,7 +279,7 @@ class ExternalDispatch:
 class _Timer:
     """Ends an attempt whose next part does not come in time."""
 
-    __slots__ = ("_abort", "_at", "_external", "_first", "_handle", "_loop", "_since", "left", "remainder")
+    __slots__ = ("_abort", "_at", "_external", "_first", "_handle", "_leaving", "_loop", "_since", "left", "remainder")
 
     def __init__(self, request: AcceptedRequest, external: ServedExternal) -> None:
         self._abort, self._external = request.abort, external
@@ -287,10 +287,14 @@ class _Timer:
         self._first = True
         self.left = request.deadline.left()
         """Seconds of the request that were left when it was sent."""
-        leaves, whole = request.has_fallback and request.prepared.stream, request.deadline.seconds
         self._since = self._loop.time()
-        self._at = self._since + begins_within(external.first_byte_seconds, self.left, whole, leaves=leaves)
+        self._at = self._since + external.first_byte_seconds
         self._handle: asyncio.TimerHandle | None = self._loop.call_at(self._at, self._check)
+        can, whole = request.can_fall_back if request.prepared.stream else None, request.deadline.seconds
+        within = begins_within(external.first_byte_seconds, self.left, whole, leaves=can is not None)
+        self._leaving: asyncio.Task[None] | None = None
+        if can is not None and within < external.first_byte_seconds:
+            self._leaving = asyncio.create_task(self._leave(within, can), name="leaves for a fallback")
         self.remainder: Remainder | None = None
         """The client has left, and the rest is read for the usage."""
 
@@ -323,6 +327,16 @@ class _Timer:
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = None
+
+    async def _leave(self, within: float, can_fall_back: Callable[[], Awaitable[bool]]) -> None:
+        """Ends an attempt whose answer has not begun after `within` seconds, if a fallback can take the request.
+        Otherwise the target keeps its time: without it, the request would only fail earlier."""
+        await asyncio.sleep(within)
+        if self._first and await can_fall_back() and self._first:
+            self._abort.expire()
 
     def _check(self) -> None:
         if self._handle is None:

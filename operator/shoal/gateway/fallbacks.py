@@ -57,13 +57,23 @@ class Fallbacks:
         self._kept = _Kept(body, routed.route, list(routed.fallback))
         return size
 
+    async def can_take(self) -> bool:
+        """Whether `next` would find one now. All of them stay untried: the request may not need one."""
+        if self._kept is None:
+            return False
+        return await self._ready(self._kept._replace(targets=[*self._kept.targets]), needs_replica=False) is not None
+
     async def next(self, *, needs_replica: bool) -> Ready | None:
         """The request for the next fallback that the tenant may use and that can do it; None: there is none.
         `needs_replica`: only for one that has a replica now. A large body first waits for the decoding slot: where a
         Model loses its replicas, all that wait for it leave at once. A request under which a replica died goes to no
         other target: what ends the replicas of one Model would end those of the next."""
-        kept, meter = self._kept, self._preparation.meter
-        if kept is None or meter.deaths:
+        return None if self._kept is None else await self._ready(self._kept, needs_replica=needs_replica)
+
+    async def _ready(self, kept: _Kept, *, needs_replica: bool) -> Ready | None:
+        """The same for `kept`, whose targets that were tried are removed."""
+        meter = self._preparation.meter
+        if meter.deaths:
             return None
         if kept.body.size < BIG:
             return self._next(kept, needs_replica=needs_replica)

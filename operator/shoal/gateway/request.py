@@ -498,7 +498,7 @@ class GatewayRequest:
             deadline,
             self._spans,
             self._requester.check_key,
-            has_fallback=bool(self._fallbacks),
+            can_fall_back=self._fallbacks.can_take if self._fallbacks else None,
             leave_seconds=leave_seconds if leave_seconds is not None and self._fallbacks else math.inf,
             fall_back=lambda: self._fall_back(needs_replica=True),
             carrier=self._arrival.carrier,

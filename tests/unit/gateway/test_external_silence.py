@@ -1,14 +1,17 @@
 """External targets that take requests and never answer: noticed also where requests end before `firstByteSeconds`."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shoal.core.routing import external
-from tests.support.gateway import GatewayUnderTest, tenant
-from tests.support.provider import Provider, beside, hanging, whole
+from shoal.gateway import fallbacks
+from tests.support.gateway import MODEL, GatewayUnderTest, tenant
+from tests.support.pictures import data_url, png
+from tests.support.provider import CLOSING, DONE, Provider, beside, event, hanging, stream, whole
 from tests.support.routes import put, target
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.waiting import until_async
@@ -20,10 +23,10 @@ WITH_FALLBACK = {**ONLY, "fallback": {"targets": [target("llama")]}}
 OTHER = "sk-test-globex"
 
 
-def limited(it: GatewayUnderTest, provider: Provider, rule: dict[str, Any], seconds: int = 1) -> None:
+def limited(it: GatewayUnderTest, provider: Provider, rule: dict[str, Any], seconds: int = 1, **more: Any) -> None:
     """Requests of the route may take less time than the provider's first byte."""
     it.tenants["globex"] = tenant("globex", OTHER, routes=[{"namespace": "chat"}])
-    put(it, rule, externalTargets=[provider.target()], limits={"requestSeconds": seconds})
+    put(it, rule, externalTargets=[provider.target(**more)], limits={"requestSeconds": seconds})
 
 
 def counted(it: GatewayUnderTest, outcome: str) -> float:
@@ -49,6 +52,57 @@ async def test_streams_of_a_target_that_never_answers_go_to_the_fallback_before_
         assert await statuses(it, STREAM, 5) == [200] * 5
         assert (len(provider.heads), len(engine.requests)) == (3, 5), "after three it rests"
         assert (counted(it, "too_slow"), counted(it, "resting")) == (3, 2)
+
+
+SHOWN = {"type": "image_url", "image_url": {"url": data_url("image/png", png(32, 32))}}
+BLIND = replace(MODEL.facts, media=frozenset())
+SEES = {**STREAM, "messages": [{"role": "user", "content": [SHOWN]}]}
+
+
+async def late(writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(1.0)
+    await stream(event("Hello"), CLOSING, DONE)(writer)
+
+
+@pytest.mark.parametrize(
+    ("body", "models"), [(SEES, ["chat/llama"]), (STREAM, [])], ids=["it sees nothing", "it is not the tenant's"]
+)
+async def test_a_stream_that_no_fallback_can_take_has_all_the_time_of_its_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any], models: list[str]
+) -> None:
+    monkeypatch.setattr(external, "BEGIN_SHARE", 0.05)
+    engine, provider = ScriptedEngine(), Provider(late)
+    async with beside(tmp_path, provider, engine, WITH_FALLBACK) as it:
+        it.tenants["acme"] = tenant(models=models, routes=[{"namespace": "chat"}])
+        limited(it, provider, WITH_FALLBACK, 10)
+        it.model(facts=BLIND)
+        assert await statuses(it, body, 1) == [200]
+        assert (len(provider.heads), len(engine.requests)) == (1, 0)
+        assert (counted(it, "answered"), counted(it, "too_slow")) == (1, 0)
+
+
+async def test_a_stream_that_no_fallback_can_take_ends_after_first_byte_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(external, "BEGIN_SHARE", 0.05)
+    engine, provider = ScriptedEngine(), Provider(hanging)
+    async with beside(tmp_path, provider, engine, WITH_FALLBACK) as it:
+        limited(it, provider, WITH_FALLBACK, 10, timeouts={"firstByteSeconds": 1})
+        it.model(facts=BLIND)
+        began = asyncio.get_running_loop().time()
+        assert await statuses(it, SEES, 1) == [503]
+        assert asyncio.get_running_loop().time() - began >= 1.0
+        assert (counted(it, "too_slow"), len(engine.requests)) == (1, 0)
+
+
+async def test_a_large_stream_leaves_for_its_fallback_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(external, "BEGIN_SHARE", 0.05)
+    monkeypatch.setattr(fallbacks, "BIG", 0)
+    engine, provider = ScriptedEngine(), Provider(hanging)
+    async with beside(tmp_path, provider, engine, WITH_FALLBACK) as it:
+        limited(it, provider, WITH_FALLBACK, 10)
+        assert await statuses(it, STREAM, 1) == [200]
+        assert (counted(it, "too_slow"), len(engine.requests)) == (1, 1)
 
 
 async def test_a_target_rests_for_all_whose_streams_have_not_begun_when_their_time_is_over(tmp_path: Path) -> None:
