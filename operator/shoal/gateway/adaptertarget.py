@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from shoal.api import reasons
+from shoal.core.hold.limits import FIRST_LOAD_SECONDS
 from shoal.core.lora.placement import rendezvous
 from shoal.core.lora.placement.rendezvous import digest
 from shoal.core.routing.adapterchoice import AdapterCandidate, AdapterChoice, choose_for_adapter
@@ -274,7 +275,11 @@ class AdapterTarget:
         """
         app, prepared, meter = self._app, self._request.prepared, self._request.meter
         if at is not None and meter.adapter_missed:
-            meter.cold = True  # the first load says nothing of how the adapter is served
+            adapter = self._adapter
+            waited = app.fleet.residency.waited_for(adapter.uid, adapter.engine_name, time.monotonic())
+            # The first load says nothing of how the adapter is served. One that does not come about has failed, even if
+            # no agent says so: the engine may die of each.
+            meter.cold = meter.cold or waited <= FIRST_LOAD_SECONDS
         refusal = app.holds.wait_refusal(self._model, prepared.model_name)
         if refusal is None:
             size, tokens = self._request.weight()

@@ -514,6 +514,7 @@ class GatewayProcess:
         snapshot = self.directory.snapshot
         self.demand.retain({model.uid for model in snapshot.models.values()})
         self.demand.adapters.retain(snapshot.model_index.adapter_uids)
+        self.fleet.residency.retain(snapshot.model_index.adapter_uids)
         self.gateway.canaries.follow(snapshot.model_index.routes.values())
         self.gateway.canaries.heard(self.peers.halted_canaries())
         for boot, counts in self.peers.canary_counts():

@@ -1,4 +1,5 @@
-"""The adapters that each replica has, as its agent reports them, and this gateway's requests for each."""
+"""The adapters that each replica has, as its agent reports them, this gateway's requests for each, and since when
+requests have waited for those that no replica has."""
 
 from collections.abc import Callable, Collection, Mapping
 
@@ -20,6 +21,9 @@ class Residency:
         """Loaded adapters by pod."""
         self._retiring: dict[str, frozenset[str]] = {}
         self._running: dict[str, dict[str, int]] = {}
+        self._first_waits: dict[str, tuple[str, float]] = {}
+        """By uid of a LoRAAdapter: its engine name, and when a request first waited for it (time.monotonic()), while no
+        pod has had it since."""
 
     def update(self, uid: str, adapters: Mapping[str, AdapterState] | None) -> None:
         """Stores an agent's report; None: unknown."""
@@ -36,12 +40,28 @@ class Residency:
                     del self._loaded[name]
             for name in loaded - before:
                 self._loaded.setdefault(name, set()).add(uid)
+            if self._first_waits:
+                self._first_waits = {at: wait for at, wait in self._first_waits.items() if wait[0] not in loaded}
         _keep(self._at, uid, loaded)
         _keep(self._retiring, uid, retiring)
 
     def pods(self, name: str) -> Collection[str]:
         """The pods that have an adapter loaded."""
         return self._loaded.get(name, _NONE)
+
+    def waited_for(self, adapter_uid: str, name: str, now: float) -> float:
+        """A request waits for an adapter. Returns the seconds since the first one did that no pod has had it since; 0:
+        a pod has it."""
+        if name in self._loaded:
+            return 0.0
+        known = self._first_waits.get(adapter_uid)
+        if known is None or known[0] != name:
+            known = self._first_waits[adapter_uid] = (name, now)
+        return now - known[1]
+
+    def retain(self, adapter_uids: Collection[str]) -> None:
+        """Drops the waits for deleted adapters."""
+        self._first_waits = {at: wait for at, wait in self._first_waits.items() if at in adapter_uids}
 
     def loaded(self, uid: str) -> Collection[str]:
         return self._at.get(uid, _NONE)

@@ -853,6 +853,29 @@ async def test_the_first_load_of_an_adapter_halts_no_canary(tmp_path: Path, leav
         assert (None if window is None else window.counts) == (None if leaves else CanaryCounts(requests=3))
 
 
+@pytest.mark.parametrize("answers", [True, False])
+async def test_an_adapter_that_is_never_loaded_halts_its_canary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
+):
+    """Its load ends the engine each time, or its agent never answers: no refusal says that the load failed."""
+    monkeypatch.setattr("shoal.gateway.adaptertarget.FIRST_LOAD_SECONDS", 0.5)
+
+    async def never(_: Ensure) -> tuple[int, dict[str, Any]]:
+        if not answers:
+            await asyncio.Event().wait()
+        return 503, {"reason": "LoadingAdapter", "message": "it is staged still", "retryAfter": 1}
+
+    canary = {**CANARY["canary"], "target": target("support", kind="adapter"), "percent": 100}
+    rule = {**CANARY, "canary": canary, "fallback": {"targets": [target("llama")], "whenWaitSeconds": 1}}
+    async with tuned(tmp_path, AdapterAgent(1, answer=never, cancels=True)) as it:
+        put(it.it, rule)
+        await asyncio.gather(*(ask(it.it) for _ in range(3)))
+        assert not it.it.app.canaries.halts, "they came at the beginning of what may be a load"
+        await asyncio.gather(*(ask(it.it) for _ in range(3)))
+        assert [(halt.reason, halt.bad) for halt in it.it.app.canaries.halts.values()] == [("Errors", 3)]
+        assert it.asked() == [None] * 6
+
+
 @pytest.mark.parametrize("cold_start", [200.0, None])
 async def test_a_canary_that_only_starts_is_not_halted(tmp_path: Path, cold_start: float | None):
     """By the expected wait, or, where no start was measured yet, after the wait."""

@@ -9,6 +9,8 @@ COLD_START_EXTRA_SECONDS: Final = 30.0
 """A request waits for at most two measured cold starts and this."""
 UNMEASURED_START_SECONDS: Final = 1800.0
 """A first start of a large model, with the download of its weights, takes less."""
+FIRST_LOAD_SECONDS: Final = 360.0
+"""The first load of an adapter takes less: agents end the fetch of its files after 300 s, and its load after 30 s."""
 RETRY_AFTER_UNKNOWN_SECONDS: Final = 30
 RETRY_AFTER_MAX_SECONDS: Final = 60
 """Clients ignore a longer Retry-After."""
