@@ -205,3 +205,7 @@ def test_a_tool_that_runs_at_the_provider_is_left_out_beside_others() -> None:
     ]
     with pytest.raises(NotTranslatable):
         responses.native_request({**response, "tools": [{"type": "web_search"}, IMAGES]})
+    for choice in (IMAGES, {"type": "allowed_tools", "mode": "required", "tools": [IMAGES, function]}):
+        with pytest.raises(NotTranslatable) as refused:
+            responses.native_request({**response, "tools": [function, IMAGES], "tool_choice": choice})
+        assert refused.value.param == "tools[1].type"

@@ -60,7 +60,7 @@ def native_request(body: Mapping[str, Any]) -> Json:
         for number, item in enumerate(as_list(given, "input")):
             _check(as_object(item, f"input[{number}]"), f"input[{number}]")
     out: Json = {name: body[name] for name in _SENT if body.get(name) is not None}
-    if (tools := _tools(body.get("tools"))) is not None:
+    if (tools := _tools(body.get("tools"), body.get("tool_choice"))) is not None:
         out["tools"] = tools
     asked = body.get("include")
     if include := [one for one in _INCLUDED if isinstance(asked, list) and one in asked]:
@@ -85,16 +85,17 @@ def _check(item: Json, at: str) -> None:
                     raise only_data(f"{here}.{field}")
 
 
-def _tools(value: object) -> list[object] | None:
-    """The tools, without those that would run at the provider and stand beside others."""
+def _tools(value: object, choice: object) -> list[object] | None:
+    """The tools, without those that would run at the provider, stand beside others and are not named by the choice."""
     if value is None:
         return None
     tools = [as_object(tool, f"tools[{number}]") for number, tool in enumerate(as_list(value, "tools"))]
     others = any(tool.get("type") not in AT_OPENAI for tool in tools)
+    named = _chosen(choice)
     kept: list[object] = []
     for number, given in enumerate(tools):
         kind: object = given.get("type")
-        if kind in AT_OPENAI and others:
+        if kind in AT_OPENAI and others and kind not in named:
             continue
         if kind == NAMESPACE:
             at = f"tools[{number}].tools"
@@ -105,6 +106,14 @@ def _tools(value: object) -> list[object] | None:
             raise at_provider(f"tools[{number}]", kind)
         kept.append(given)
     return kept
+
+
+def _chosen(choice: object) -> list[object]:
+    """The types that the choice of a tool names."""
+    if not isinstance(choice, dict):
+        return []
+    given = cast(Json, choice)
+    return [given.get("type"), *(tool.get("type") for tool in objects_of(given.get("tools")))]
 
 
 def native_turns(body: Mapping[str, Any]) -> list[Json]:
