@@ -38,6 +38,28 @@ def test_nothing_is_lost_and_each_tenants_own_order_stays(pushes: list[tuple[str
 
 
 @settings(deadline=None)
+@given(st.lists(st.tuples(TENANTS, COSTS, st.booleans()), max_size=60))
+def test_what_does_not_fit_keeps_its_place_and_stops_nobody(pushes: list[tuple[str, int, bool]]):
+    queue: FairQueue[int] = FairQueue()
+    for number, (tenant, cost, _) in enumerate(pushes):
+        queue.push(tenant, number, cost)
+    came: list[int] = []
+    while (item := queue.pop(lambda number: pushes[number][2])) is not None:
+        came.append(item)
+    own = {tenant: [n for n, push in enumerate(pushes) if push[0] == tenant and push[2]] for tenant in "abcde"}
+    assert sorted(came) == sorted(n for each in own.values() for n in each)
+    for tenant, numbers in own.items():
+        assert [n for n in came if pushes[n][0] == tenant] == numbers
+    rest: list[int] = []
+    while (item := queue.pop()) is not None:
+        rest.append(item)
+    assert sorted([*came, *rest]) == list(range(len(pushes)))
+    for tenant in "abcde":
+        later = [n for n in rest if pushes[n][0] == tenant]
+        assert later == sorted(later)
+
+
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), COSTS), min_size=1, max_size=300),
     st.integers(0, 300),

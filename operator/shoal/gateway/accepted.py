@@ -88,6 +88,7 @@ class AcceptedRequest:
         "deadline",
         "fall_back",
         "hops",
+        "lacking",
         "leave_seconds",
         "meter",
         "prepared",
@@ -131,6 +132,8 @@ class AcceptedRequest:
         self.fall_back = fall_back
         self.carrier = carrier
         """The proxy that carries the request; None: the gateway does it itself."""
+        self.lacking: frozenset[tuple[str, str | None]] = frozenset()
+        """Types and versions of engines that do not serve the endpoint (`Replica.runs`)."""
         self.beyond_reach = False
         """The proxy cannot send it to a replica of its target."""
         self.hops = hops
@@ -158,6 +161,10 @@ class AcceptedRequest:
         if len(beyond) == len(found):
             raise self.not_reached()
         return beyond
+
+    def suits(self, replica: Replica) -> bool:
+        """Whether the replica's engine does what the request asks for, as far as is known."""
+        return replica.runs not in self.lacking and self.prepared.suits(replica)
 
     def not_reached(self) -> ApiError:
         """The error for a request that its carrier can send to no replica."""
@@ -194,6 +201,7 @@ class AcceptedRequest:
                 is_retry=again,
                 reason=why.reason,
                 prompt=None if chooses_again else prepared.prompt,
+                suits=self.suits,
             )
         except ApiError as error:
             meter.cold = meter.cold or app.holds.starts(model)

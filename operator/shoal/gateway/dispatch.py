@@ -56,7 +56,6 @@ class Dispatch:
         "_cancelling",
         "_first",
         "_id",
-        "_lacking",
         "_meter",
         "_paid",
         "_pick",
@@ -77,8 +76,6 @@ class Dispatch:
         self._id = meter.id
         self._relay = AnswerRelay(request.prepared, meter, request.reply, app.memory.answer, app.answer_budget)
         self._sent = 0
-        self._lacking: frozenset[tuple[str, str | None]] = frozenset()
-        """Types and versions of engines that do not serve the endpoint (`Replica.runs`)."""
         self._paid: RetryBudget | None = None
         self._pick: Pick | None = None
         """Why the replica of this attempt was chosen."""
@@ -185,7 +182,7 @@ class Dispatch:
         if wire is None:
             log.warning("a pod runs an engine that this gateway does not know", pod=replica.key, engine=replica.engine)
             raise Retry(UNKNOWN_ENGINE)
-        if not self._suits(replica, wire):
+        if not request.suits(replica):
             # A rollout from one engine, version or argument to the other, and the request needs the other one.
             raise Retry(UNSUPPORTED)
         signal = app.fleet.live.get(replica.uid)
@@ -243,27 +240,16 @@ class Dispatch:
                 app.metrics.cancellations.labels("exact" if meter.count_source == "final" else "estimated").inc()
                 await app.cancellations.end(self._cancelling)
 
-    def _suits(self, replica: Replica, wire: Wire) -> bool:
-        """Whether the replica's engine does what the request asks for, as far as is known."""
-        prepared = self._request.prepared
-        if prepared.path not in wire.paths or prepared.added.get(wire.type, b"") is None:
-            return False
-        if prepared.salted and prepared.path not in wire.salted:
-            return False
-        if prepared.media and not replica.reads_media:
-            return False
-        return replica.runs not in self._lacking
-
     def _pass_over_alike(self, replica: Replica, tried: set[str]) -> None:
         """The replica's engine does not serve the endpoint: adds all that run the same to `tried`. Raises ApiError: no
         replica that takes requests may serve it."""
         app, request = self._app, self._request
-        self._lacking |= {replica.runs}
+        request.lacking |= {replica.runs}
         left = False
         for other in app.fleet.usable(app.directory.snapshot, request.prepared.model):
-            if other.runs in self._lacking:
+            if other.runs in request.lacking:
                 tried.add(other.uid)
-            elif (wire := wire_of(other.engine)) is not None and self._suits(other, wire):
+            elif request.suits(other):
                 left = left or request.carrier is None or request.carrier.takes(app.target(other))
         if not left:
             self._meter.not_taken()

@@ -7,7 +7,7 @@ too busy for all held requests.
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -23,7 +23,7 @@ from shoal.gateway.demand import DemandState
 from shoal.gateway.directory import Directory
 from shoal.gateway.metrics import GatewayMetrics
 from shoal.gateway.replicapool import ReplicaPool
-from shoal.gateway.waiter import Ticket
+from shoal.gateway.waiter import Ticket, any_replica
 from shoal.net import errors
 from shoal.net.errors import ApiError
 
@@ -149,19 +149,34 @@ class HoldQueue:
         share = share_of(self.held.requests, holds.held_by_peers(self.model.uid))
         kv = self.model.kv_percent
         allowed = {r.uid: (r, holds.fleet.allowance(r, kv_percent=kv, share=share)) for r in usable}
-        self._release({uid: pair for uid, pair in allowed.items() if pair[1].requests > 0})
+        self._release({uid: pair for uid, pair in allowed.items() if pair[1].requests > 0}, usable)
         if self.held.requests:
             self._arm()
 
-    def _release(self, allowed: dict[str, tuple[Replica, Allowance]]) -> None:
+    def _release(self, allowed: dict[str, tuple[Replica, Allowance]], usable: Iterable[Replica]) -> None:
+        """Releases requests to the replicas of `allowed`. In a rollout from one engine, version or argument to another
+        not every replica does what each request asks for: a request waits for one that does, if there is any."""
         fleet = self._holds.fleet
+        kinds = _kinds(usable)
+        mixed = len(kinds) > 1
         replicas: list[Replica] = []
-        while allowed and (ticket := self._queue.pop()) is not None:
+        free: Collection[Replica] = ()
+
+        def fits(ticket: Ticket) -> bool:
+            return any(map(ticket.suits, free)) or not any(map(ticket.suits, kinds))
+
+        while allowed:
             if len(replicas) != len(allowed):
                 replicas = [replica for replica, _ in allowed.values()]
+                free = _kinds(replicas) if mixed else ()
+            ticket = self._queue.pop(fits if mixed else None)
+            if ticket is None:
+                break
             among = replicas
+            if mixed:
+                among = [replica for replica in replicas if ticket.suits(replica)] or replicas
             if ticket.tried:
-                among = [replica for replica in replicas if replica.uid not in ticket.tried] or replicas
+                among = [replica for replica in among if replica.uid not in ticket.tried] or among
             fleet.next_turn()
             pick = None if ticket.prompt is None else fleet.cheapest(among, ticket.prompt)
             replica = fleet.least_busy(among) if pick is None else pick.replica
@@ -199,6 +214,11 @@ class HoldQueue:
             self._tenants[ticket.tenant] = after
         else:
             del self._tenants[ticket.tenant]
+
+
+def _kinds(replicas: Iterable[Replica]) -> Collection[Replica]:
+    """One replica of each kind: those of one kind can do the same."""
+    return {(replica.runs, replica.reads_media): replica for replica in replicas}.values()
 
 
 class Holds:
@@ -249,9 +269,11 @@ class Holds:
         is_retry: bool,
         reason: str = "queue",
         prompt: Prompt | None = None,
+        suits: Callable[[Replica], bool] = any_replica,
     ) -> Ticket:
         """Puts a request into its Model's queue. The caller must close the ticket. `reason` is the NoReplica reason;
-        `prompt` is what the choice of the replica goes by.
+        `prompt` is what the choice of the replica goes by; `suits` says of a replica whether its engine does what the
+        request asks for.
 
         Raises:
             ApiError: the request may not wait: 404, the Model was deleted; 503, no replica will come, or the hold
@@ -260,7 +282,7 @@ class Holds:
         if (refusal := self.wait_refusal(model, model_name)) is not None:
             raise refusal
         queue = self.queues.get(model.uid) or HoldQueue(self, model)
-        ticket = Ticket(queue, reason, tenant, model_name, size, tokens, tried, priority, is_retry, prompt)
+        ticket = Ticket(queue, reason, tenant, model_name, size, tokens, tried, priority, is_retry, prompt, suits)
         queue.enter(ticket)
         self.queues[model.uid] = queue
         return ticket

@@ -8,9 +8,11 @@ from shoal.api.replica import MOST_PROMPTS
 from shoal.core.advice.marks import Marks
 from shoal.core.fields.table import GENERATING
 from shoal.core.nativeapi import NativeApi
+from shoal.core.routing.replica import Replica
 from shoal.core.routing.resolve import ServedModel
 from shoal.core.routing.reuse import Prompt
 from shoal.core.routing.routes import TargetRef
+from shoal.engine.wires import wire_of
 from shoal.gateway.dialects import Dialect
 
 COMPLETIONS: Final = "/v1/completions"
@@ -61,6 +63,15 @@ class Prepared(NamedTuple):
     """The target that a route chose; None: the body names the model or adapter itself."""
     marks: Marks | None = None
     """Of the prompt, for advice (core/advice/marks.py); None: the prompt is not understood, or none are kept."""
+
+    def suits(self, replica: Replica) -> bool:
+        """Whether the replica's engine does what the request asks for, as far as is known."""
+        wire = wire_of(replica.engine)
+        if wire is None or self.path not in wire.paths or self.added.get(wire.type, b"") is None:
+            return False
+        if self.salted and self.path not in wire.salted:
+            return False
+        return replica.reads_media or not self.media
 
     @property
     def meaning(self) -> str | TargetRef:

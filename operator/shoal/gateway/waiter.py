@@ -17,6 +17,11 @@ from shoal.net.errors import ApiError
 W_contra = TypeVar("W_contra", contravariant=True)
 
 
+def any_replica(_replica: Replica) -> bool:
+    """Every replica suits."""
+    return True
+
+
 class ClientGone(Exception):
     """The client left."""
 
@@ -154,6 +159,7 @@ class Ticket(Waiter):
         "priority",
         "prompt",
         "replica",
+        "suits",
         "tried",
     )
 
@@ -169,10 +175,13 @@ class Ticket(Waiter):
         priority: int,
         is_retry: bool,
         prompt: Prompt | None = None,
+        suits: Callable[[Replica], bool] = any_replica,
     ) -> None:
         super().__init__(queue, reason, tenant, size, tokens)
         self.model_name = model_name
         self.tried = tried
+        self.suits = suits
+        """Whether a replica's engine does what the request asks for."""
         self.priority = priority
         self.is_retry = is_retry
         """The request was sent before and failed: its next attempt is a retry, charged to the Model's retry budget."""

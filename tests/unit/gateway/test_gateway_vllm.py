@@ -848,6 +848,21 @@ async def test_images_and_sounds_go_to_the_replicas_that_read_them(tmp_path: Pat
         assert len(old.requests) == 1
 
 
+async def test_what_waited_goes_to_a_replica_that_can_do_it(tmp_path: Path):
+    """More images wait than the replica that reads them takes at a time; the other one takes the rest."""
+    old, new = ScriptedEngine(serve_normally), vllm_engine()
+    async with gateway(tmp_path, old, new) as it:
+        it.pods.clear()
+        it.changed()
+        waiting = [asyncio.create_task(it.post(body)) for body in [LOOK] * 7 + [{**CHAT, "task": "query"}] * 3]
+        await until_async(lambda: sum(queue.held.requests for queue in it.app.holds.queues.values()) == 10)
+        it.pods["chat/llama-1"] = replica(1, reads_media=False)
+        runs_vllm(it, 2, declared=False)
+        assert [response.status for response in await asyncio.gather(*waiting)] == [200] * 10
+        assert (len(old.requests), len(new.requests)) == (3, 7)
+        assert not it.metric("shoal_gateway_retries_total", reason="unsupported")
+
+
 async def test_recordings_go_to_the_replicas_that_read_sounds(tmp_path: Path):
     async def transcribes(request: EngineRequest) -> None:
         await request.answer(200, b'{"text":"a fox","usage":{"type":"duration","seconds":1}}')

@@ -9,10 +9,15 @@ Exact within one queue. Each gateway has its own, so over several gateways it is
 """
 
 import heapq
+from collections.abc import Callable
+from itertools import islice
 from typing import Final, Generic, TypeVar
 
 _TIDY_AT: Final = 64
 """Number of flows above which those without a debt are dropped."""
+
+_MOST_ASKED: Final = 64
+"""Items that one search for a fitting item looks at. Those behind them wait until some of these are served."""
 
 T = TypeVar("T")
 
@@ -61,16 +66,37 @@ class FairQueue(Generic[T]):
         if not found.queued:
             self._enter(flow, found)
 
-    def pop(self) -> T | None:
-        """Takes out the next item; None: the queue is empty."""
-        flow = self._first()
-        if flow is None:
-            return None
-        start, _, name = heapq.heappop(self._heap)
-        item = next(iter(flow.items))
+    def pop(self, fits: Callable[[T], bool] | None = None) -> T | None:
+        """Takes out the next item, of those that `fits` accepts; None: there is none. Items that are passed over keep
+        their place and cost nothing."""
+        passed: list[tuple[float, int, str]] = []
+        asked = 0
+        item: T | None = None
+        while asked < _MOST_ASKED and (flow := self._first()) is not None:
+            entry = heapq.heappop(self._heap)
+            candidates = islice(flow.items, _MOST_ASKED - asked)
+            if fits is None:
+                item = next(candidates)
+            else:
+                for each in candidates:
+                    asked += 1
+                    if fits(each):
+                        item = each
+                        break
+            if item is not None:
+                self._serve(entry, flow, item)
+                break
+            passed.append(entry)
+        for entry in passed:
+            heapq.heappush(self._heap, entry)
+        return item
+
+    def _serve(self, entry: tuple[float, int, str], flow: _Flow[T], item: T) -> None:
+        start, _, name = entry
         cost, weight = flow.items.pop(item)
         self._size -= 1
-        self._virtual = start
+        # A flow that was passed over may have begun earlier.
+        self._virtual = max(self._virtual, start)
         flow.finish = start + cost / weight
         flow.queued = False
         if flow.items:
@@ -79,7 +105,6 @@ class FairQueue(Generic[T]):
             self._forget()
         elif len(self._flows) > self._tidy_at:
             self._tidy()
-        return item
 
     def remove(self, flow: str, item: T) -> bool:
         """Takes out an item before its turn, without cost for its flow; False: it is not in the queue."""
