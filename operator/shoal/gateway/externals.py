@@ -185,11 +185,16 @@ class Externals:
         if external is None or not self.permitted(model):
             return False
         state = self._states.get((model.key, external))
-        if state is None:
-            return True
-        now, own = self._loop.time(), state.declined.get(tenant)
-        rests = state.health.rests(now) or (own is not None and own.rests(now))
-        return not rests and state.running < external.most
+        own = None if state is None else state.declined.get(tenant)
+        return not self.rests(model) and (own is None or not own.rests(self._loop.time()))
+
+    def rests(self, model: ServedModel) -> bool:
+        """Whether a request of any tenant would be refused now: the target rests, or has as many as it may get."""
+        external = model.external
+        state = None if external is None else self._states.get((model.key, external))
+        if external is None or state is None:
+            return False
+        return state.health.rests(self._loop.time()) or state.running >= external.most
 
     @asynccontextmanager
     async def place(self, key: str, external: ServedExternal, tenant: str) -> AsyncGenerator[None]:

@@ -98,11 +98,15 @@ class RouteChoice:
             target = index.target(route, ref, identity)
             return target is not None and self.reaches(target) and app.externals.permitted(target)
 
+        def takes(canary: DeclaredCanary) -> bool:
+            target = index.target(route, canary.ref, identity)
+            return target is None or not app.externals.rests(target)
+
         halted = app.canaries.is_halted
-        chosen = decide(route, facts, permitted, self._draw, halted, self._mirror_draw)
+        chosen = decide(route, facts, permitted, self._draw, halted, self._mirror_draw, takes)
         if isinstance(chosen, NoTarget):
             # The error then says what an external target lacks.
-            chosen = decide(route, facts, usable, self._draw, halted, self._mirror_draw)
+            chosen = decide(route, facts, usable, self._draw, halted, self._mirror_draw, takes)
         if isinstance(chosen, NoTarget):
             raise errors.no_rule(name) if chosen.reason == "no-rule" else errors.no_target(name, route.key)
         model = index.target(route, chosen.target, identity)

@@ -269,6 +269,23 @@ def test_a_halted_canary_gets_nothing_and_its_sessions_go_to_the_targets():
     )
 
 
+def test_requests_that_a_canary_does_not_take_now_are_shared_by_the_targets():
+    """An external target that rests. Where nothing else can answer, its error says until when."""
+    three = declared({**RULE, "targets": [target("a"), target("c")]})
+
+    def found(usable: Collection[str], draw: float) -> str:
+        made = decide(three, facts(), lambda ref: ref.key in usable, draw, takes=lambda _: False)
+        assert isinstance(made, RouteDecision)
+        assert made.role == ("canary" if made.target.key == "chat/b" else "target")
+        return made.target.key
+
+    everything = {"chat/a", "chat/b", "chat/c"}
+    assert collections.Counter(found(everything, (at + 0.5) / 100) for at in range(100)) == {"chat/a": 50, "chat/c": 50}
+    assert collections.Counter(found(everything, (at + 0.5) / 100) for at in range(20)) == {"chat/a": 10, "chat/c": 10}
+    assert {found({"chat/b"}, (at + 0.5) / 100) for at in range(100)} == {"chat/b"}
+    assert found({"chat/a", "chat/b"}, 0.0) == "chat/a"
+
+
 def test_a_canary_whose_target_is_gone_gets_nothing():
     made = decide(declared(RULE), facts(), lambda ref: ref.key != "chat/b", 0.0)
     assert isinstance(made, RouteDecision)

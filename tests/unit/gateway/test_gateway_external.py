@@ -476,6 +476,22 @@ async def test_a_canary_that_rests_is_not_judged_by_what_it_was_not_sent(tmp_pat
         assert len(it.app.canaries.halts) == 1, "the third failure"
 
 
+async def test_while_a_canary_rests_its_share_is_answered_by_the_targets(tmp_path: Path) -> None:
+    """No fallback is needed for that. The first request after the rest goes to the canary again."""
+    provider, engine = Provider(whole(b"{}", "429 Too Many Requests", retry_after="20")), ScriptedEngine()
+    canary = {"target": {"external": {"name": "outside"}}, "percent": 100}
+    async with beside(tmp_path, provider, engine, {"targets": [target("llama")], "canary": canary}) as it:
+        assert (await it.post(CHAT)).status == 503
+        for _ in range(5):
+            await ask(it)
+        assert (len(provider.heads), len(engine.requests)) == (1, 5)
+        (state,) = it.app.externals._states.values()  # pyright: ignore[reportPrivateUsage]
+        state.health._until = 0.0  # pyright: ignore[reportPrivateUsage] - its rest is over
+        provider.answer = whole()
+        await ask(it)
+        assert (len(provider.heads), len(engine.requests)) == (2, 5)
+
+
 async def test_a_canary_with_as_many_requests_as_it_may_get_has_not_failed(tmp_path: Path) -> None:
     provider, engine = Provider(hanging), ScriptedEngine()
     canary = {"target": {"external": {"name": "outside"}}, "percent": 100}

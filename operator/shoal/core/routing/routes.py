@@ -309,14 +309,15 @@ def decide(
     draw: float,
     is_halted: Callable[[DeclaredCanary], bool] = lambda canary: canary.halted,
     mirror_draw: float = 1.0,
+    takes: Callable[[DeclaredCanary], bool] = lambda canary: True,
 ) -> RouteDecision | NoTarget:
     """The target of a request. `usable`: whether the request's tenant may use a target and it can answer; `draw`: a
     random number of [0, 1); `is_halted`: whether a canary gets nothing; `mirror_draw`: another random number, for the
-    mirror."""
+    mirror; `takes`: whether a canary would take the request now."""
     rule = next((rule for rule in route.rules if matches(rule, facts)), None)
     if rule is None:
         return NoTarget("no-rule")
-    found = _chosen(route, rule, facts, usable, draw, is_halted)
+    found = _chosen(route, rule, facts, usable, draw, is_halted, takes)
     if isinstance(found, NoTarget) or rule.mirror is None or mirror_draw * 100 >= rule.mirror_percent:
         return found
     return found._replace(mirror=rule.mirror) if usable(rule.mirror) and rule.mirror != found.target else found
@@ -329,6 +330,7 @@ def _chosen(
     usable: Callable[[TargetRef], bool],
     draw: float,
     is_halted: Callable[[DeclaredCanary], bool],
+    takes: Callable[[DeclaredCanary], bool],
 ) -> RouteDecision | NoTarget:
     shares = tuple(target for target in rule.targets if target.weight > 0 and usable(target.ref))
     session, canary = session_of(route, rule, facts), rule.canary
@@ -338,9 +340,11 @@ def _chosen(
         # A share that grows keeps the sessions that it has.
         share, at = canary.percent / 100, draw if session is None else _fraction(session)
         # An untested revision does not take over what a fallback can answer.
-        if at < share or (canary.percent and not shares and first is None):
+        alone = bool(canary.percent) and not shares and first is None
+        if alone or (at < share and takes(canary)):
             return RouteDecision(rule.name, canary.ref, shares, has_session, canary, fallback, leave, by_cost)
-        draw = (draw - share) / (1 - share) if session is None else draw
+        if session is None:
+            draw = draw / share if at < share else (draw - share) / (1 - share)
     if shares:
         target = by_weight(shares, draw) if session is None else by_session(shares, session)
         return RouteDecision(rule.name, target, shares, has_session, None, fallback, leave, by_cost)
