@@ -1,7 +1,7 @@
 """A plugin of vLLM for engines on a CPU: an engine's processes sleep while they wait for each other.
 
-The engine and its worker look for each other's messages in a loop that gives way by sched_yield (vLLM 0.32.0,
-shm_broadcast.py). On a Linux 6.18 that schedules by sessions (kernel.sched_autogroup_enabled), with two cores, that
+The engine and its worker look for each other's messages in a loop that gives way by sched_yield (vLLM 0.32.0, in
+shm_broadcast). On a Linux 6.18 that schedules by sessions (kernel.sched_autogroup_enabled), with two cores, that
 kept other sessions from a core for up to 6 seconds, while nothing else ran: agents and clients stood still. With GPUs
 such loops have cores of their own.
 

@@ -160,8 +160,7 @@ async def fleet(any_client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert wire is not None
     make_quick(monkeypatch)
     for name in ("BUSY_SECONDS", "IDLE_SECONDS", "COUNTERS_SECONDS"):
-        # Questions take the time of vLLM's one HTTP loop: with many a second, on a busy machine, a new request was
-        # taken up only when the streams of others had ended.
+        # Often enough for a test. Each question takes time of the engine's one HTTP loop.
         monkeypatch.setattr(f"shoal.agent.observe.{name}", 0.2)
     monkeypatch.setattr(watch, "ROUND_SECONDS", 0.1)
     server = FakeApiServer()
