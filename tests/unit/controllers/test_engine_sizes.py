@@ -6,6 +6,7 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
+from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
 from shoal.api.replica import ReplicaKeys
 from shoal.controllers import enginesizes as module
@@ -62,7 +63,18 @@ class Asked:
         changed = Model.model_validate(raw | {"spec": raw["spec"] | spec})
         request = self.plane.state.record(UID).request
         assert request is not None
-        self.plane.state.enter(PlacementRequest(changed, request.facts, "placed"))
+        self.plane.state.enter(PlacementRequest(changed, request.facts, "placed", request.pool))
+
+    def pool(self, **spec: object) -> None:
+        """The Model gets this pool of adapters."""
+        raw = {
+            "metadata": {"name": "pool", "namespace": "ns", "uid": "p"},
+            "spec": {"modelRef": {"name": "chat"}} | spec,
+        }
+        request = self.plane.state.record(UID).request
+        assert request is not None
+        pool = LoRAPool.model_validate(raw)
+        self.plane.state.enter(PlacementRequest(request.model, request.facts, "placed", pool))
 
 
 async def test_a_models_status_is_written_again_when_an_engine_says_another_figure(
@@ -88,3 +100,15 @@ async def test_what_an_engine_said_outlives_a_change_of_how_many_there_may_be(mo
     asked.tokens["l4"] = 24_000
     asked.edit({"source": {"uri": "hf://acme/larger"}})
     assert asked.tokens == {}, "another model"
+
+
+async def test_what_an_engine_said_outlives_a_change_of_the_pool_that_rolls_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = Asked(monkeypatch)
+    asked.pool()
+    await asked.start("chat-a")
+    asked.pool(baseNames=["org/base"], allowedNamespaces={"from": "All"})
+    assert asked.tokens == {"l4": 12_000}, "its pods stay, so nobody would say it again"
+    asked.pool(maxRank=128)
+    assert asked.tokens == {}, "slots of a larger rank leave less room"

@@ -210,8 +210,9 @@ def test_a_change_of_the_pool_rolls_the_model(change: dict[str, Any]) -> None:
     assert not pools.same_engines(one, other)
 
 
-def test_who_may_join_rolls_nothing() -> None:
-    one, other = make_pool(), make_pool(allowedNamespaces={"from": "All"})
+@pytest.mark.parametrize("change", [{"allowedNamespaces": {"from": "All"}}, {"baseNames": ["org/base"]}], ids=str)
+def test_who_may_join_and_what_the_base_is_called_roll_nothing(change: dict[str, Any]) -> None:
+    one, other = make_pool(), make_pool(**change)
 
     assert pod(one) == pod(other)
     assert pools.same_engines(one, other)

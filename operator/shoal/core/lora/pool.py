@@ -116,12 +116,13 @@ def _widths(facts: ArtifactFacts) -> LayerWidths:
 
 
 def same_engines(one: LoRAPool | None, other: LoRAPool | None) -> bool:
-    """Whether the engine pods are the same with either pool; who may join the pool does not change them."""
+    """Whether the engine pods are the same with either pool. Who may join the pool does not change them, nor do names
+    of the base, by which adapters' configs are checked."""
     if one is None or other is None:
         return one is other
     if one is other:
         return True
     left, right = one.spec, other.spec
     return one.metadata.name == other.metadata.name and left == right.model_copy(
-        update={"allowed_namespaces": left.allowed_namespaces}
+        update={"allowed_namespaces": left.allowed_namespaces, "base_names": left.base_names}
     )
