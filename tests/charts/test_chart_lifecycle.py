@@ -61,7 +61,7 @@ def test_install_upgrade_uninstall(bare: ApiServer) -> None:
     bare.kubectl("apply", "-f", str(CHART.parents[1] / "examples" / "models.yaml"))
     assert len(policies(bare)) == 10
 
-    # What may be changed on a running release: everything but the size of existing volumes.
+    # What may be changed on a running release: everything but size and StorageClass of existing volumes.
     values: dict[str, Any] = {
         "gateway": {"replicas": 3, "tls": {"secretName": "cert"}, "requestSeconds": 60},
         "hubEndpoint": "https://hub.example.com",
@@ -74,6 +74,12 @@ def test_install_upgrade_uninstall(bare: ApiServer) -> None:
         release(bare, "upgrade", "shoal", CHART, {"gateway": {"persistence": {"size": "4Gi"}}})
     assert "gateway.persistence.size cannot change from 2Gi to 4Gi in place" in str(refused.value)
     assert "kubectl -n shoal-system delete statefulset shoal-gateway --cascade=orphan" in str(refused.value)
+    with pytest.raises(AssertionError) as refused:
+        release(bare, "upgrade", "shoal", CHART, {"gateway": {"persistence": {"storageClassName": "fast"}}})
+    change = "gateway.persistence.storageClassName cannot change from the cluster's default to fast in place"
+    assert change in str(refused.value)
+    assert "kubectl -n shoal-system delete statefulset shoal-gateway --cascade=orphan" in str(refused.value)
+    assert "PersistentVolumeClaims spool-shoal-gateway-* that are Pending" in str(refused.value)
     assert bare.json("get", "statefulset", "shoal-gateway", "-n=shoal-system")["spec"]["replicas"] == 3
     release(
         bare,

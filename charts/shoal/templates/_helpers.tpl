@@ -41,13 +41,19 @@ app.kubernetes.io/part-of: shoal
 {{- define "shoal.sameClaims" -}}
 {{- $old := lookup "apps/v1" "StatefulSet" .root.Release.Namespace .name -}}
 {{- $sizes := dict -}}
+{{- $classes := dict -}}
 {{- range (($old.spec).volumeClaimTemplates | default list) -}}
 {{- $_ := set $sizes .metadata.name .spec.resources.requests.storage -}}
+{{- $_ := set $classes .metadata.name (.spec.storageClassName | default "") -}}
 {{- end -}}
 {{- range $name, $of := .claims -}}
 {{- $before := get $sizes $name -}}
+{{- $class := get $classes $name -}}
 {{- if and $of.enabled $before (ne (include "shoal.bytes" $before) (include "shoal.bytes" $of.size)) -}}
 {{- fail (printf "%s.size cannot change from %s to %s in place: a StatefulSet keeps its claims. Grow the PersistentVolumeClaims %s-%s-* (kubectl edit pvc; the StorageClass must allow it), then kubectl -n %s delete statefulset %s --cascade=orphan, and repeat this command: the pods stay, and a new StatefulSet takes them over" (get $.values $name) $before (toString $of.size) $name $.name $.root.Release.Namespace $.name) -}}
+{{- end -}}
+{{- if and $of.enabled $before (ne $class ($of.storageClassName | default "")) -}}
+{{- fail (printf "%s.storageClassName cannot change from %s to %s in place: a StatefulSet keeps its claims. Run kubectl -n %s delete statefulset %s --cascade=orphan, then delete those of the PersistentVolumeClaims %s-%s-* that are Pending, with their pods (they hold no data), and repeat this command: the other pods stay with the volumes that they have, and a new StatefulSet takes them over" (get $.values $name) ($class | default "the cluster's default") ($of.storageClassName | default "the cluster's default") $.root.Release.Namespace $.name $name $.name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
