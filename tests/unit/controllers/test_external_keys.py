@@ -101,6 +101,12 @@ class Rig:
         assert custom is not None
         return {c["type"]: (c["status"], c["reason"], c["message"]) for c in custom.status["conditions"]}
 
+    def unused(self, key: str = "chat/front") -> list[tuple[str, str]]:
+        """External targets that the status lists."""
+        custom = self.world.routes.get(key)
+        assert custom is not None
+        return [(one["name"], one["reason"]) for one in custom.status.get("externalTargets", [])]
+
 
 @pytest.fixture
 def rig() -> Rig:
@@ -111,6 +117,7 @@ def test_a_key_is_delivered_and_the_route_is_ready(rig: Rig) -> None:
     rig.cluster.secrets["chat", "provider"] = secret()
     rig.put()
     assert rig.told()["Ready"][:2] == ("False", "TargetsNotReady"), "the Secret was not read yet"
+    assert rig.unused() == [("outside", "Pending")]
     rig.refresh()
     assert rig.woken[-1] == "chat/front"
     assert rig.delivered() == {ID: {"host": "api.example.com", "token": TOKEN}}
@@ -118,6 +125,7 @@ def test_a_key_is_delivered_and_the_route_is_ready(rig: Rig) -> None:
     assert (written["metadata"]["name"], written["metadata"]["namespace"]) == ("shoal-external-keys", "shoal-system")
     found = rig.told()
     assert (found["Accepted"][0], found["Ready"][:2]) == ("True", ("True", "TargetsReady"))
+    assert rig.unused() == []
 
 
 def test_nothing_is_written_while_nothing_changes_and_a_rotation_is_followed(rig: Rig) -> None:

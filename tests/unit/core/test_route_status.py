@@ -227,3 +227,16 @@ def test_external_targets_that_gateways_do_not_use_are_listed_with_what_they_lac
     assert [(one.name, one.reason) for one in found] == [("one", "SecretNotFound"), ("three", "ExternalNotAllowed")]
     assert found[0].message == "Secret chat/one does not exist"
     assert len(found[1].message) == 1024
+
+
+def test_an_external_target_whose_secret_was_not_read_yet_is_listed_and_the_route_accepted():
+    outside = {"name": "outside", "url": "https://api.example.com/v1", "model": "m", "credentials": {"name": "key"}}
+    route = a_route({"targets": [{"external": {"name": "outside"}}]}, externalTargets=[outside])
+    says = "external target outside: its Secret is not read yet"
+    (ref,) = declared_route(route).references()
+    seen = SeenTarget(problem=ExternalProblem(reasons.PENDING, says), not_ready=reasons.PENDING)
+    found = status(SeenRoute(route, OWNED, {ref: seen}), NOW)
+    assert [(one.name, one.reason, one.message) for one in found.external_targets] == [("outside", "Pending", says)]
+    conditions = {c.type: (c.status, c.reason) for c in found.conditions}
+    assert conditions["Accepted"] == ("True", "Valid")
+    assert conditions["Ready"] == ("False", "TargetsNotReady")

@@ -130,8 +130,6 @@ class RouteController:
         if (target := declared.get(ref.key)) is None:
             return SeenTarget(exists=False)
         problem = self.keys.problem(route, target)
-        if problem is not None and problem.reason == reasons.PENDING:
-            return SeenTarget(not_ready=problem.reason)
         return SeenTarget(problem=problem, not_ready="" if problem is None else problem.reason)
 
 

@@ -66,7 +66,8 @@ class ExternalKeys:
             self._wake.set()
 
     def problem(self, route: ModelRoute, target: ExternalTarget) -> ExternalProblem | None:
-        """Why gateways do not use a target; None: they do."""
+        """Why gateways do not use a target; None: they do. `Pending`: its Secret was not read yet, and gateways use it
+        if they have its key."""
         found = host_problem(target, self._world.config.external.allowed_hosts)
         if found is not None or target.credentials is None:
             return found

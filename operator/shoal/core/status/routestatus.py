@@ -30,7 +30,7 @@ class SeenTarget:
     not_ready: str = ""
     """Why it cannot serve; "": it can, perhaps after waking."""
     problem: ExternalProblem | None = None
-    """Why gateways do not use an external target."""
+    """Why gateways do not use an external target, or `Pending`: its Secret was not read yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def _describe_halts(halted: Sequence[CanaryStatus]) -> str:
 
 
 def _unused(seen: SeenRoute) -> Iterator[ExternalTargetStatus]:
-    """The external targets that gateways do not use."""
+    """The external targets that gateways do not use, and those whose Secret was not read yet."""
     for target in seen.route.spec.external_targets:
         found = seen.targets.get(TargetRef("External", seen.route.external_key(target.name)))
         if found is not None and (problem := found.problem) is not None:
@@ -142,7 +142,8 @@ def _problem(seen: SeenRoute, declared: DeclaredRoute) -> ModelProblem | None:
     if missing := [ref for ref in refs if not seen.targets[ref].exists]:
         return ModelProblem(reasons.TARGET_NOT_FOUND, f"there is no {_named(missing)}; the other targets are used")
     for ref in refs:
-        if (wrong := seen.targets[ref].problem) is not None:
+        # A Secret that was not read yet is no fault of the route.
+        if (wrong := seen.targets[ref].problem) is not None and wrong.reason != reasons.PENDING:
             return ModelProblem(wrong.reason, f"{wrong.message}. The other targets are used")
     if empty := [rule.name for rule in declared.rules if not _weighted(rule) and not rule.fallback]:
         text = f"all weights are 0 in rule {', '.join(empty)}: its requests have no target"
